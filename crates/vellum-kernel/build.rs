@@ -1,0 +1,9 @@
+//! Hands the linker script to the linker, so that a plain `cargo build` needs no flags from outside.
+
+fn main() {
+    let script = format!("{}/link.ld", std::env::var("CARGO_MANIFEST_DIR").unwrap());
+    println!("cargo::rerun-if-changed={script}");
+    println!("cargo::rustc-link-arg-bins=-T{script}");
+    // The target links position-independent executables; the kernel has one address, and no one to relocate it.
+    println!("cargo::rustc-link-arg-bins=--no-pie");
+}

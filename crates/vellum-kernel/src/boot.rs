@@ -1,0 +1,141 @@
+//! From the machine's first instruction to [`crate::start`].
+//!
+//! QEMU (and Xen, Firecracker, Cloud Hypervisor) start an ELF file that carries an `XEN_ELFNOTE_PHYS32_ENTRY`
+//! note by jumping to the physical address in the note, in 32-bit protected mode with paging off and the
+//! address of the start info in EBX (Xen, `docs/misc/pvh.pandoc`). From there it takes four steps to
+//! 64-bit code at the kernel's own address (Intel SDM, volume 3A, "Initializing IA-32e Mode"):
+//! page tables in CR3, PAE in CR4, long mode in EFER, paging in CR0.
+//!
+//! The tables used here map the first GiB three times: at 0, because the instruction after the one that turns
+//! paging on still has its physical address; at [`paging::KERNEL_BASE`], where the kernel is linked; and at
+//! [`paging::DIRECT_MAP`], so that [`crate::pvh`] reads its structures the same way before and after
+//! [`paging::init`] replaces these tables with the final ones, which have no identity mapping.
+
+use crate::paging::{self, PAGE_SIZE};
+
+/// Bytes of the kernel's stack.
+const STACK_SIZE: usize = 128 * 1024;
+/// Bytes of the stack for exceptions that may find no other.
+const FAULT_STACK_SIZE: usize = 16 * 1024;
+
+/// A stack, below which lies a page that [`paging::init`] leaves out: an overflow faults instead of
+/// writing over what happens to lie there.
+#[repr(C, align(4096))]
+pub struct Stack<const SIZE: usize> {
+    guard: [u8; 4096],
+    room: [u8; SIZE],
+}
+
+impl<const SIZE: usize> Stack<SIZE> {
+    /// An empty stack.
+    pub const fn new() -> Self {
+        Self {
+            guard: [0; 4096],
+            room: [0; SIZE],
+        }
+    }
+}
+
+/// The stack that the boot processor runs on, from its first 64-bit instruction.
+pub static mut STACK: Stack<STACK_SIZE> = Stack::new();
+/// The stack for the exceptions that may find [`STACK`] used up.
+pub static mut FAULT_STACK: Stack<FAULT_STACK_SIZE> = Stack::new();
+
+/// The guard page of each stack.
+pub fn guards() -> [u64; 2] {
+    [&raw const STACK as u64, &raw const FAULT_STACK as u64]
+}
+
+/// Whether a word can be read at `address` because it lies in a stack.
+pub fn is_in_stack(address: u64) -> bool {
+    let room = [
+        size_of::<Stack<STACK_SIZE>>(),
+        size_of::<Stack<FAULT_STACK_SIZE>>(),
+    ];
+    guards().into_iter().zip(room).any(|(guard, size)| {
+        (guard + PAGE_SIZE..=guard + size as u64 - 8).contains(&address) && address.is_multiple_of(8)
+    })
+}
+
+core::arch::global_asm!(
+    r#"
+    .set PRESENT_WRITABLE, 0x003
+    .set PRESENT_WRITABLE_HUGE, 0x083
+
+    // Type 18 is XEN_ELFNOTE_PHYS32_ENTRY. QEMU reads eight bytes of the value, so it is a quad.
+    .section .note.pvh, "a", @note
+    .balign 4
+    .long 4, 8, 18
+    .asciz "Xen"
+    .quad pvh_entry - {base}
+
+    .section .data.boot, "aw", @progbits
+    .balign 4096
+boot_pml4:
+    .quad boot_pdpt - {base} + PRESENT_WRITABLE         // the identity mapping
+    .fill {direct_slot} - 1, 8, 0
+    .quad boot_pdpt - {base} + PRESENT_WRITABLE         // the direct map
+    .fill 511 - {direct_slot} - 1, 8, 0
+    .quad boot_pdpt - {base} + PRESENT_WRITABLE         // the kernel
+boot_pdpt:
+    .quad boot_pd - {base} + PRESENT_WRITABLE           // for the first two
+    .fill 509, 8, 0
+    .quad boot_pd - {base} + PRESENT_WRITABLE           // for the kernel, 2 GiB below the top
+    .quad 0
+boot_pd:
+    .set page, 0
+    .rept 512
+    .quad (page << 21) + PRESENT_WRITABLE_HUGE
+    .set page, page + 1
+    .endr
+
+    // A null descriptor, and 64-bit code: `cpu::init` loads the real table soon after.
+boot_gdt:
+    .quad 0, 0x00209b0000000000
+boot_gdt_pointer:
+    .word 15
+    .long boot_gdt - {base}
+
+    .section .text.boot, "ax", @progbits
+    .code32
+    .globl pvh_entry
+pvh_entry:
+    cld
+    movl %ebx, %edi                                     // the start info: the first argument of `start`
+    movl $(boot_pml4 - {base}), %eax
+    movl %eax, %cr3
+    movl %cr4, %eax
+    orl $0x20, %eax                                     // PAE
+    movl %eax, %cr4
+    movl $0xc0000080, %ecx                              // EFER
+    rdmsr
+    orl $0x100, %eax                                    // LME
+    wrmsr
+    movl %cr0, %eax
+    orl $0x80000000, %eax                               // PG
+    movl %eax, %cr0
+    lgdt boot_gdt_pointer - {base}
+    ljmpl $8, $(1f - {base})
+
+    .code64
+1:  movabsq $2f, %rax
+    jmpq *%rax                                          // from the identity mapping to the kernel's address
+2:  xorl %eax, %eax                                     // 64-bit mode wants no data segments
+    movw %ax, %ds
+    movw %ax, %es
+    movw %ax, %ss
+    movw %ax, %fs
+    movw %ax, %gs
+    leaq {stack} + {stack_size}(%rip), %rsp
+    xorl %ebp, %ebp                                     // the end of the chain of frames
+    movl %edi, %edi                                     // a mode switch leaves the upper halves undefined
+    callq {start}
+    ud2
+    "#,
+    base = const paging::KERNEL_BASE,
+    direct_slot = const paging::DIRECT_MAP_SLOT,
+    stack = sym STACK,
+    stack_size = const size_of::<Stack<STACK_SIZE>>(),
+    start = sym crate::start,
+    options(att_syntax),
+);

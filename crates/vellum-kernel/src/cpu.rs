@@ -1,0 +1,119 @@
+//! The processor: its segments, the protections that are switched on, and the way to user memory.
+//!
+//! With SMAP the kernel faults on its own stray touches of user memory. It runs with the protection on, and lifts
+//! it only inside [`user_access`], the one place from which user addresses are meant to be touched. A processor
+//! without SMAP runs the same code, less guarded.
+
+use crate::boot::FAULT_STACK;
+use core::arch::asm;
+use core::arch::x86_64::__cpuid_count;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use spin::Once;
+use x86_64::VirtAddr;
+use x86_64::instructions::tables::load_tss;
+use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags, Efer, EferFlags};
+use x86_64::registers::segmentation::{CS, SS, Segment};
+use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable, SegmentSelector};
+use x86_64::structures::tss::TaskStateSegment;
+
+/// The slot of the interrupt stack table whose stack serves the exceptions that may find no other stack usable.
+pub const FAULT_STACK_SLOT: u16 = 0;
+
+static TASK: Once<TaskStateSegment> = Once::new();
+static SEGMENTS: Once<(GlobalDescriptorTable, [SegmentSelector; 3])> = Once::new();
+static SMAP: AtomicBool = AtomicBool::new(false);
+
+/// Loads the segments, and switches on the protections that the processor has: no-execute and write protection
+/// always; supervisor-mode execution and access prevention where available.
+///
+/// # Safety
+///
+/// To be called on the boot processor, with interrupts off.
+pub unsafe fn init() {
+    let task = TASK.call_once(|| {
+        let mut task = TaskStateSegment::new();
+        let top = (&raw const FAULT_STACK).wrapping_add(1) as u64;
+        task.interrupt_stack_table[FAULT_STACK_SLOT as usize] = VirtAddr::new(top);
+        task
+    });
+    let (table, [code, data, state]) = SEGMENTS.call_once(|| {
+        let mut table = GlobalDescriptorTable::new();
+        let code = table.append(Descriptor::kernel_code_segment());
+        let data = table.append(Descriptor::kernel_data_segment());
+        let state = table.append(Descriptor::tss_segment(task));
+        (table, [code, data, state])
+    });
+    table.load();
+    // SAFETY: the selectors are those of the table just loaded, which is never changed.
+    unsafe {
+        CS::set_reg(*code);
+        SS::set_reg(*data);
+        load_tss(*state);
+    }
+    assert!(
+        extended_features() & 1 << 20 != 0,
+        "this processor has no no-execute bit"
+    );
+    let (smep, smap) = (
+        structured_features() & 1 << 7 != 0,
+        structured_features() & 1 << 20 != 0,
+    );
+    // SAFETY: no table in use has a bit that these give another meaning to (no-execute is bit 63), maps a user
+    // page, or maps something read-only that is yet written.
+    unsafe {
+        Efer::update(|efer| efer.insert(EferFlags::NO_EXECUTE_ENABLE));
+        Cr0::update(|cr0| cr0.insert(Cr0Flags::WRITE_PROTECT));
+        Cr4::update(|cr4| {
+            cr4.set(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION, smep);
+            cr4.set(Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION, smap);
+        });
+    }
+    SMAP.store(smap, Relaxed);
+}
+
+/// Lets the TLB keep global translations over a change of address space.
+pub fn enable_global_pages() {
+    // SAFETY: the kernel half is the same in every address space, and it alone has global entries.
+    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PAGE_GLOBAL)) };
+}
+
+/// Whether an upper-level entry may map 1 GiB (CPUID 80000001H, EDX bit 26).
+pub fn has_1g_pages() -> bool {
+    extended_features() & 1 << 26 != 0
+}
+
+/// Whether supervisor-mode access prevention is on.
+pub fn has_smap() -> bool {
+    SMAP.load(Relaxed)
+}
+
+/// Runs `body`, which may touch user memory. A touch of a page that is not mapped, or not so, goes to the hook
+/// of [`crate::trap`], and is retried when the hook has resolved it.
+pub fn user_access<T>(body: impl FnOnce() -> T) -> T {
+    if !has_smap() {
+        return body();
+    }
+    // SAFETY: sets EFLAGS.AC and nothing else; it exists, as the processor has SMAP. Without `nomem`, and so a
+    // barrier that the compiler moves no access over.
+    unsafe { asm!("stac", options(nostack)) };
+    let result = body();
+    forbid_user_access();
+    result
+}
+
+/// Forbids touching user memory until the next [`user_access`]: for the entry of an exception handler, which
+/// begins with the permission of the code that it interrupted, and gives it back by returning.
+pub fn forbid_user_access() {
+    if has_smap() {
+        // SAFETY: clears EFLAGS.AC and nothing else, as above.
+        unsafe { asm!("clac", options(nostack)) };
+    }
+}
+
+fn structured_features() -> u32 {
+    __cpuid_count(7, 0).ebx
+}
+
+fn extended_features() -> u32 {
+    __cpuid_count(0x8000_0001, 0).edx
+}

@@ -1,0 +1,210 @@
+//! The kernel half of every address space: the kernel itself, and all physical memory.
+//!
+//! | addresses | what | by |
+//! |---|---|---|
+//! | [`DIRECT_MAP`], up to 512 GiB | physical memory, from 0 on, writable, never executable | pages of 1 GiB |
+//! | [`KERNEL_BASE`] + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
+//!
+//! Both live in one top-level entry each, which is written once here and never again. So an address space gets
+//! the kernel half by [`copy_kernel_half`], and no copy can ever be out of date. The user half belongs to the
+//! engine. After [`init`] nothing is mapped there, the first page included.
+
+use crate::pvh::{Kind, MemoryMap};
+use crate::{boot, cpu};
+use x86_64::PhysAddr;
+use x86_64::instructions::tlb;
+use x86_64::registers::control::{Cr3, Cr3Flags};
+use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
+
+/// Bytes of the smallest page.
+pub const PAGE_SIZE: u64 = 4096;
+/// The kernel's image is linked at its physical address plus this; `link.ld` says the same number.
+pub const KERNEL_BASE: u64 = 0xffff_ffff_8000_0000;
+/// Physical memory is mapped at its physical address plus this.
+pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+/// The entry of the top-level table that the direct map lives in.
+pub const DIRECT_MAP_SLOT: u64 = DIRECT_MAP >> 39 & 511;
+/// Addresses below this belong to user space: 47 bits of them.
+pub const USER_END: u64 = 1 << 47;
+
+const GIB: u64 = 1 << 30;
+const HUGE_2M: u64 = 2 << 20;
+/// How many tables of 2 MiB each map the image, starting at [`KERNEL_BASE`].
+const IMAGE_TABLES: usize = 8;
+/// How many GiB the direct map reaches on a processor without pages of 1 GiB.
+const SMALL_REACH: usize = 4;
+
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+struct Table([u64; 512]);
+
+impl Table {
+    const EMPTY: Self = Self([0; 512]);
+
+    /// The entry for this table in the table above it. Only for tables that lie in the image.
+    fn link(&self) -> u64 {
+        image_to_phys(&raw const *self as u64) | (Flags::PRESENT | Flags::WRITABLE).bits()
+    }
+}
+
+struct Tables {
+    root: Table,
+    direct: Table,
+    direct_small: [Table; SMALL_REACH],
+    high: Table,
+    image_directory: Table,
+    image: [Table; IMAGE_TABLES],
+}
+
+static mut TABLES: Tables = Tables {
+    root: Table::EMPTY,
+    direct: Table::EMPTY,
+    direct_small: [Table::EMPTY; SMALL_REACH],
+    high: Table::EMPTY,
+    image_directory: Table::EMPTY,
+    image: [Table::EMPTY; IMAGE_TABLES],
+};
+
+// The edges of the image's sections, from `link.ld`. Only their addresses mean anything.
+unsafe extern "C" {
+    static __text_start: u8;
+    static __rodata_start: u8;
+    static __data_start: u8;
+    static __kernel_end: u8;
+}
+
+/// The physical addresses of the kernel's image: first byte, and first byte after.
+pub fn image() -> (u64, u64) {
+    (
+        image_to_phys(&raw const __text_start as u64),
+        image_to_phys(&raw const __kernel_end as u64),
+    )
+}
+
+fn image_to_phys(address: u64) -> u64 {
+    address - KERNEL_BASE
+}
+
+/// Where the direct map shows a physical address. Before [`init`] it shows the first GiB only, after it all
+/// that [`MemoryMap`] calls usable, and every device below 4 GiB.
+pub fn phys_to_virt<T>(address: u64) -> *mut T {
+    debug_assert!(address < 512 * GIB);
+    (DIRECT_MAP + address) as *mut T
+}
+
+/// Builds the final tables and switches to them. Memory that the direct map cannot reach is taken from `map`.
+///
+/// # Safety
+///
+/// To be called once, on the boot processor, after [`cpu::init`], before anything keeps an address of the
+/// identity mapping.
+pub unsafe fn init(map: &mut MemoryMap) {
+    let tables = &raw mut TABLES;
+    // SAFETY: called once and with one processor, so this is the only reference there ever is; the processor
+    // reads the tables, and writes accessed bits to them, only after the last use of it.
+    let tables = unsafe { &mut *tables };
+    let reach = map_memory(tables, map.top().max(4 * GIB));
+    map.reserve(reach, u64::MAX, Kind::Unreachable);
+    map_image(tables);
+    tables.root.0[DIRECT_MAP_SLOT as usize] = tables.direct.link();
+    tables.root.0[511] = tables.high.link();
+    // SAFETY: the new tables map the image, which holds this code, its data and its stack, where the old ones
+    // do, with the rights that each section needs.
+    unsafe { load_root(kernel_root()) };
+    // Only now: an entry of the old tables must not stay in the TLB over the switch. They have no global bit,
+    // but this way it does not matter.
+    cpu::enable_global_pages();
+}
+
+/// Fills the direct map up to `top` and returns how far it reaches.
+fn map_memory(tables: &mut Tables, top: u64) -> u64 {
+    let rights = Flags::PRESENT | Flags::WRITABLE | Flags::HUGE_PAGE | Flags::GLOBAL | Flags::NO_EXECUTE;
+    let wanted = top.div_ceil(GIB) as usize;
+    let slots = wanted.min(if cpu::has_1g_pages() { 512 } else { SMALL_REACH });
+    for (slot, base) in (0..slots).zip((0..).step_by(GIB as usize)) {
+        tables.direct.0[slot] = if cpu::has_1g_pages() {
+            base | rights.bits()
+        } else {
+            let directory = &mut tables.direct_small[slot];
+            for (entry, offset) in directory.0.iter_mut().zip((0..).step_by(HUGE_2M as usize)) {
+                *entry = (base + offset) | rights.bits();
+            }
+            directory.link()
+        };
+    }
+    slots as u64 * GIB
+}
+
+/// Maps the image by pages of 4 KiB, each with the rights of its section; guard pages stay unmapped.
+fn map_image(tables: &mut Tables) {
+    let [text, rodata, data] = [
+        &raw const __text_start,
+        &raw const __rodata_start,
+        &raw const __data_start,
+    ]
+    .map(|edge| edge as u64);
+    let guards = boot::guards();
+    for page in (text..&raw const __kernel_end as u64).step_by(PAGE_SIZE as usize) {
+        let rights = match page {
+            page if guards.contains(&page) => continue,
+            page if page >= data => Flags::WRITABLE | Flags::NO_EXECUTE,
+            page if page >= rodata => Flags::NO_EXECUTE,
+            _ => Flags::empty(),
+        };
+        let index = (page - KERNEL_BASE) / PAGE_SIZE;
+        tables.image[index as usize / 512].0[index as usize % 512] =
+            image_to_phys(page) | (rights | Flags::PRESENT | Flags::GLOBAL).bits();
+    }
+    for (entry, table) in tables.image_directory.0.iter_mut().zip(&tables.image) {
+        *entry = table.link();
+    }
+    tables.high.0[510] = tables.image_directory.link();
+}
+
+/// The physical address of the kernel's own root table, whose user half is empty.
+pub fn kernel_root() -> u64 {
+    // SAFETY: only the field's address is taken; nothing is read.
+    image_to_phys(unsafe { &raw const TABLES.root } as u64)
+}
+
+/// Makes the kernel reachable from another root table, by writing the upper half of its entries.
+///
+/// # Safety
+///
+/// `root` is the physical address of a page in usable memory, used as a top-level table, whose upper 256
+/// entries nobody else reads or writes meanwhile. The user half may be in use.
+pub unsafe fn copy_kernel_half(root: u64) {
+    // SAFETY: `init` was the last to write the kernel's root, and the kernel half of it never changes; the
+    // other table is the caller's by contract. Both are pages of 512 entries.
+    unsafe {
+        let from = (&raw const TABLES.root).cast::<u64>().add(256);
+        phys_to_virt::<u64>(root)
+            .add(256)
+            .copy_from_nonoverlapping(from, 256);
+    }
+}
+
+/// Makes this processor translate through the table at physical address `root`, and drops what its TLB holds
+/// of the user half.
+///
+/// # Safety
+///
+/// The table's upper half is the kernel's ([`copy_kernel_half`]), and the table stays one until another is
+/// loaded.
+pub unsafe fn load_root(root: u64) {
+    let frame = PhysFrame::containing_address(PhysAddr::new(root));
+    // SAFETY: the upper half is the same as that of the table in use, so the kernel goes on as it was; what
+    // the user half maps, the kernel touches only under `cpu::user_access`.
+    unsafe { Cr3::write(frame, Cr3Flags::empty()) };
+}
+
+/// Drops this processor's translation of the page at `address`, and all it holds of the tables above it
+/// (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches").
+pub fn flush_page(address: u64) {
+    tlb::flush(x86_64::VirtAddr::new_truncate(address));
+}
+
+/// Drops all this processor's translations of the user half. Those of the kernel half are global, and stay.
+pub fn flush_user() {
+    tlb::flush_all();
+}

@@ -1,0 +1,243 @@
+//! What the loader says about the machine: physical memory, and the command line.
+//!
+//! The structures are those of Xen's `xen/include/public/arch-x86/hvm/start_info.h`, version 1, which QEMU fills
+//! in. They lie in ordinary memory; [`read`] takes what is needed out of them and marks what stays in use.
+
+use crate::paging::{self, PAGE_SIZE, phys_to_virt};
+use core::ffi::CStr;
+use core::fmt;
+
+const MAGIC: u32 = 0x336e_c578;
+const CAPACITY: usize = 64;
+/// Below lie the BIOS data area, option ROMs and the frame buffer, whatever the memory map says.
+const LOW_MEMORY: u64 = 1 << 20;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct StartInfo {
+    magic: u32,
+    version: u32,
+    flags: u32,
+    modules: u32,
+    module_list: u64,
+    command_line: u64,
+    rsdp: u64,
+    memory_map: u64,
+    memory_map_entries: u32,
+    reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MemoryMapEntry {
+    base: u64,
+    size: u64,
+    kind: u32,
+    reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Module {
+    base: u64,
+    size: u64,
+    command_line: u64,
+    reserved: u64,
+}
+
+/// What a region of physical memory is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Free memory: whole pages, inside the direct map, that nobody uses.
+    Usable,
+    /// Not memory, or somebody else's.
+    Reserved,
+    /// ACPI tables: memory that may be used once they have been read.
+    AcpiTables,
+    /// Memory that the firmware keeps.
+    AcpiStorage,
+    /// The first MiB.
+    Low,
+    /// The kernel's image, its stacks and page tables included.
+    Kernel,
+    /// The start info, the command line and the modules.
+    Boot,
+    /// Memory beyond the end of the direct map.
+    Unreachable,
+}
+
+/// A stretch of physical memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    /// The physical address of its first byte.
+    pub base: u64,
+    /// Its length in bytes.
+    pub size: u64,
+    /// What it is good for.
+    pub kind: Kind,
+}
+
+impl Region {
+    /// The physical address of the first byte after it.
+    pub fn end(&self) -> u64 {
+        self.base + self.size
+    }
+}
+
+/// Physical memory: regions in ascending order that do not overlap.
+pub struct MemoryMap {
+    regions: [Region; CAPACITY],
+    len: usize,
+}
+
+impl MemoryMap {
+    const fn new() -> Self {
+        Self {
+            regions: [Region {
+                base: 0,
+                size: 0,
+                kind: Kind::Reserved,
+            }; CAPACITY],
+            len: 0,
+        }
+    }
+
+    /// All regions.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions[..self.len]
+    }
+
+    /// The regions that are free for use.
+    pub fn usable(&self) -> impl Iterator<Item = Region> {
+        self.regions()
+            .iter()
+            .copied()
+            .filter(|region| region.kind == Kind::Usable)
+    }
+
+    /// The physical address of the first byte after the last usable region.
+    pub fn top(&self) -> u64 {
+        self.usable().last().map_or(0, |region| region.end())
+    }
+
+    /// Takes the pages that `start..end` touches from the usable ones.
+    pub fn reserve(&mut self, start: u64, end: u64, kind: Kind) {
+        let (start, end) = (
+            start & !(PAGE_SIZE - 1),
+            end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(u64::MAX),
+        );
+        let before = core::mem::replace(self, Self::new());
+        for &region in before.regions() {
+            let (from, to) = (start.max(region.base), end.min(region.end()));
+            if region.kind != Kind::Usable || from >= to {
+                self.push(region.base, region.end(), region.kind);
+                continue;
+            }
+            self.push(region.base, from, Kind::Usable);
+            self.push(from, to, kind);
+            self.push(to, region.end(), Kind::Usable);
+        }
+    }
+
+    fn push(&mut self, base: u64, end: u64, kind: Kind) {
+        if base >= end {
+            return;
+        }
+        assert!(
+            self.regions().last().is_none_or(|last| last.end() <= base),
+            "memory map out of order"
+        );
+        assert!(self.len < CAPACITY, "memory map of more than {CAPACITY} regions");
+        self.regions[self.len] = Region {
+            base,
+            size: end - base,
+            kind,
+        };
+        self.len += 1;
+    }
+}
+
+impl fmt::Display for MemoryMap {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        for Region { base, size, kind } in self.regions() {
+            writeln!(
+                f,
+                "  {base:#014x}..{:#014x} {:>9} KiB  {kind:?}",
+                base + size,
+                size >> 10
+            )?;
+        }
+        write!(
+            f,
+            "  {} KiB usable",
+            self.usable().map(|region| region.size >> 10).sum::<u64>()
+        )
+    }
+}
+
+/// What the loader handed over.
+pub struct Boot {
+    /// Physical memory.
+    pub map: MemoryMap,
+    /// QEMU's `-append`; empty when absent or not UTF-8.
+    pub command_line: &'static str,
+}
+
+/// Reads the loader's structures, through the direct map.
+///
+/// # Safety
+///
+/// `start_info` is the physical address that the loader passed, and nothing has been written since to memory
+/// outside the image. All of the structures lie in the first GiB, where every loader known puts them.
+pub unsafe fn read(start_info: u64) -> Boot {
+    // SAFETY: by contract, this and all below it: each structure was put there by the loader, and lies in
+    // mapped memory that nobody writes. Nothing promises alignment, so the reads do not ask for it.
+    let info = unsafe { phys_to_virt::<StartInfo>(start_info).read_unaligned() };
+    assert!(
+        info.magic == MAGIC && info.version >= 1,
+        "no PVH start info with a memory map at {start_info:#x}"
+    );
+    let mut map = MemoryMap::new();
+    for index in 0..u64::from(info.memory_map_entries) {
+        let address = info.memory_map + index * size_of::<MemoryMapEntry>() as u64;
+        // SAFETY: as above.
+        let entry = unsafe { phys_to_virt::<MemoryMapEntry>(address).read_unaligned() };
+        let (base, end) = (entry.base, entry.base + entry.size);
+        match entry.kind {
+            1 => map.push(
+                base.next_multiple_of(PAGE_SIZE),
+                end & !(PAGE_SIZE - 1),
+                Kind::Usable,
+            ),
+            3 => map.push(base, end, Kind::AcpiTables),
+            4 => map.push(base, end, Kind::AcpiStorage),
+            _ => map.push(base, end, Kind::Reserved),
+        }
+    }
+    let (image_start, image_end) = paging::image();
+    map.reserve(0, LOW_MEMORY, Kind::Low);
+    map.reserve(image_start, image_end, Kind::Kernel);
+    let mut keep = |start: u64, size: usize| map.reserve(start, start + size as u64, Kind::Boot);
+    keep(start_info, size_of::<StartInfo>());
+    keep(
+        info.memory_map,
+        info.memory_map_entries as usize * size_of::<MemoryMapEntry>(),
+    );
+    keep(info.module_list, info.modules as usize * size_of::<Module>());
+    for index in 0..u64::from(info.modules) {
+        let address = info.module_list + index * size_of::<Module>() as u64;
+        // SAFETY: as above.
+        let module = unsafe { phys_to_virt::<Module>(address).read_unaligned() };
+        keep(module.base, module.size as usize);
+    }
+    let mut command_line = c"";
+    if info.command_line != 0 {
+        // SAFETY: as above; the loader ends it with a zero byte, and it is kept for good.
+        command_line = unsafe { CStr::from_ptr(phys_to_virt(info.command_line)) };
+        keep(info.command_line, command_line.count_bytes() + 1);
+    }
+    Boot {
+        map,
+        command_line: command_line.to_str().unwrap_or(""),
+    }
+}

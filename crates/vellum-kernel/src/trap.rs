@@ -1,0 +1,303 @@
+//! Exceptions. A page fault at a user address goes to the hook, which may resolve it; everything else is a bug of
+//! the kernel, is reported with all that is known of it, and stops the machine.
+
+use crate::exit::{Outcome, exit};
+use crate::paging::{PAGE_SIZE, USER_END};
+use crate::{backtrace, boot, cpu, println, serial};
+use core::fmt;
+use core::mem::transmute;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use x86_64::VirtAddr;
+use x86_64::instructions::tables::lidt;
+use x86_64::registers::control::Cr2;
+use x86_64::registers::rflags::RFlags;
+use x86_64::registers::segmentation::{CS, Segment};
+use x86_64::structures::DescriptorTablePointer;
+use x86_64::structures::idt::PageFaultErrorCode;
+
+/// Resolves a page fault: the address touched, and what the touch was. True when the touch is to be retried.
+pub type Hook = fn(u64, PageFaultErrorCode) -> bool;
+
+const EXCEPTIONS: usize = 32;
+const PAGE_FAULT: u64 = 14;
+/// Non-maskable interrupt, double fault and machine check: they may come when the stack is not to be relied on.
+const ON_FAULT_STACK: [usize; 3] = [2, 8, 18];
+
+const NAMES: [&str; EXCEPTIONS] = [
+    "divide error",
+    "debug",
+    "non-maskable interrupt",
+    "breakpoint",
+    "overflow",
+    "bound range exceeded",
+    "invalid opcode",
+    "device not available",
+    "double fault",
+    "coprocessor segment overrun",
+    "invalid TSS",
+    "segment not present",
+    "stack-segment fault",
+    "general protection fault",
+    "page fault",
+    "reserved exception",
+    "x87 floating-point error",
+    "alignment check",
+    "machine check",
+    "SIMD floating-point error",
+    "virtualization exception",
+    "control protection exception",
+    "reserved exception",
+    "reserved exception",
+    "reserved exception",
+    "reserved exception",
+    "reserved exception",
+    "reserved exception",
+    "hypervisor injection exception",
+    "VMM communication exception",
+    "security exception",
+    "reserved exception",
+];
+
+/// What the stubs leave on the stack: the registers they save, and above them what the processor saved.
+#[repr(C)]
+struct Frame {
+    r15: u64,
+    r14: u64,
+    r13: u64,
+    r12: u64,
+    r11: u64,
+    r10: u64,
+    r9: u64,
+    r8: u64,
+    rdi: u64,
+    rsi: u64,
+    rbp: u64,
+    rbx: u64,
+    rdx: u64,
+    rcx: u64,
+    rax: u64,
+    vector: u64,
+    error: u64,
+    rip: u64,
+    cs: u64,
+    rflags: u64,
+    rsp: u64,
+    ss: u64,
+}
+
+// One stub of 16 bytes an exception. The processor pushes an error code for some of them (Intel SDM, volume 3A,
+// "Error Code"; AMD's manual, volume 2, adds 29 and 30); the stubs of the others push a zero in its place. The
+// target has no vector registers, so the general ones are all there is to save. The processor aligns the stack
+// before it pushes, and the 22 words of `Frame` keep it aligned for the call.
+core::arch::global_asm!(
+    r#"
+    .section .text.trap, "ax", @progbits
+    .balign 16
+trap_stubs:
+    .set vector, 0
+    .rept {exceptions}
+    .balign 16
+    .if ((0x60227d00 >> vector) & 1) == 0
+    pushq $0
+    .endif
+    pushq $vector
+    jmp trap_common
+    .set vector, vector + 1
+    .endr
+trap_common:
+    pushq %rax
+    pushq %rcx
+    pushq %rdx
+    pushq %rbx
+    pushq %rbp
+    pushq %rsi
+    pushq %rdi
+    pushq %r8
+    pushq %r9
+    pushq %r10
+    pushq %r11
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    cld
+    movq %rsp, %rdi
+    callq {handle}
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %r11
+    popq %r10
+    popq %r9
+    popq %r8
+    popq %rdi
+    popq %rsi
+    popq %rbp
+    popq %rbx
+    popq %rdx
+    popq %rcx
+    popq %rax
+    addq $16, %rsp                      // vector and error code
+    iretq
+    "#,
+    exceptions = const EXCEPTIONS,
+    handle = sym handle,
+    options(att_syntax),
+);
+
+unsafe extern "C" {
+    static trap_stubs: u8;
+}
+
+static mut GATES: [[u64; 2]; EXCEPTIONS] = [[0; 2]; EXCEPTIONS];
+static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+/// Fills in and loads the interrupt descriptor table.
+///
+/// # Safety
+///
+/// To be called once, on the boot processor, after [`cpu::init`].
+pub unsafe fn init() {
+    let gates = &raw mut GATES;
+    // SAFETY: called once and with one processor, and the table is not loaded yet: nobody else looks at it.
+    let gates = unsafe { &mut *gates };
+    for (vector, gate) in gates.iter_mut().enumerate() {
+        let stack = if ON_FAULT_STACK.contains(&vector) {
+            cpu::FAULT_STACK_SLOT + 1
+        } else {
+            0
+        };
+        *gate = interrupt_gate(
+            &raw const trap_stubs as u64 + 16 * vector as u64,
+            CS::get_reg().0,
+            stack,
+        );
+    }
+    let pointer = DescriptorTablePointer {
+        limit: size_of_val(gates) as u16 - 1,
+        base: VirtAddr::from_ptr(gates),
+    };
+    // SAFETY: the table lives for ever and is not written again; each of its gates leads to a stub.
+    unsafe { lidt(&pointer) };
+}
+
+/// A gate that turns interrupts off (Intel SDM, volume 3A, "64-Bit Mode IDT"): present, type 14.
+fn interrupt_gate(address: u64, code: u16, stack: u16) -> [u64; 2] {
+    let low = address & 0xffff | u64::from(code) << 16 | u64::from(stack) << 32 | 0x8e << 40;
+    [low | (address >> 16 & 0xffff) << 48, address >> 32]
+}
+
+/// Gives page faults at user addresses to `hook`. It runs on the stack of the code that faulted, with interrupts
+/// off and without access to user memory, unless it asks for it by [`cpu::user_access`].
+pub fn set_page_fault_hook(hook: Hook) {
+    HOOK.store(hook as *mut (), Ordering::Release);
+}
+
+extern "C" fn handle(frame: &Frame) {
+    // First of all, as a fault inside the handler would overwrite it.
+    let address = Cr2::read_raw();
+    cpu::forbid_user_access();
+    if frame.vector == PAGE_FAULT && resolve(frame, address) {
+        return;
+    }
+    report(frame, address)
+}
+
+/// Whether the hook resolved the page fault. It is asked about the faults that a page-table entry can cure: not
+/// about the kernel's own half, and not about user memory touched where that is forbidden.
+fn resolve(frame: &Frame, address: u64) -> bool {
+    if address >= USER_END || is_stray(frame) {
+        return false;
+    }
+    let hook = HOOK.load(Ordering::Acquire);
+    if hook.is_null() {
+        return false;
+    }
+    // SAFETY: `set_page_fault_hook` alone writes it, and writes nothing but a `Hook`.
+    let hook = unsafe { transmute::<*mut (), Hook>(hook) };
+    hook(address, PageFaultErrorCode::from_bits_truncate(frame.error))
+}
+
+/// Whether the kernel ran with access to user memory forbidden.
+fn is_stray(frame: &Frame) -> bool {
+    let from_kernel = frame.cs & 3 == 0;
+    from_kernel && cpu::has_smap() && frame.rflags & RFlags::ALIGNMENT_CHECK.bits() == 0
+}
+
+#[cold]
+fn report(frame: &Frame, address: u64) -> ! {
+    serial::seize();
+    println!(
+        "\nexception {}: {}",
+        frame.vector,
+        NAMES[frame.vector as usize % EXCEPTIONS]
+    );
+    println!("{frame}");
+    if frame.vector == PAGE_FAULT {
+        println!(
+            "cr2 {address:#018x}  {:?}",
+            PageFaultErrorCode::from_bits_truncate(frame.error)
+        );
+        if address < USER_END && is_stray(frame) {
+            println!("the kernel touched a user address outside cpu::user_access");
+        }
+    } else {
+        println!("cr2 {address:#018x}");
+        if boot::guards().contains(&(address & !(PAGE_SIZE - 1))) {
+            println!("the stack overflowed");
+        }
+    }
+    backtrace::print(Some(frame.rip), frame.rbp);
+    exit(Outcome::Failure)
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Frame {
+            rip,
+            cs,
+            rflags,
+            rsp,
+            ss,
+            error,
+            ..
+        } = self;
+        writeln!(
+            f,
+            "rip {rip:#018x}  rsp {rsp:#018x}  rflags {rflags:#x}  cs {cs:#x}  ss {ss:#x}  error {error:#x}"
+        )?;
+        let Frame {
+            rax,
+            rbx,
+            rcx,
+            rdx,
+            rsi,
+            rdi,
+            rbp,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            ..
+        } = self;
+        writeln!(
+            f,
+            "rax {rax:#018x}  rbx {rbx:#018x}  rcx {rcx:#018x}  rdx {rdx:#018x}"
+        )?;
+        writeln!(
+            f,
+            "rsi {rsi:#018x}  rdi {rdi:#018x}  rbp {rbp:#018x}  r8  {r8:#018x}"
+        )?;
+        writeln!(
+            f,
+            "r9  {r9:#018x}  r10 {r10:#018x}  r11 {r11:#018x}  r12 {r12:#018x}"
+        )?;
+        write!(f, "r13 {r13:#018x}  r14 {r14:#018x}  r15 {r15:#018x}")
+    }
+}

@@ -1,0 +1,126 @@
+# Finds or installs what a command needs, and says so. Sourced by `x`, from the repository's root.
+
+# The oldest Rust that the workspace accepts.
+RUST_VERSION=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+BARE_TARGET=x86_64-unknown-none
+
+# need COMMAND REASON PACKAGE...: installs the Debian packages that bring COMMAND, unless it is there.
+APT_UPDATED=
+need() {
+    local command=$1 reason=$2
+    shift 2
+    command -v "$command" >/dev/null && return
+    say "installing $* ($reason)"
+    command -v apt-get >/dev/null || die "'$command' is missing ($reason), and there is no apt-get here to install it"
+    local sudo=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null ||
+            die "'$command' is missing ($reason): run as root 'apt-get install $*', or install sudo"
+        sudo=(sudo)
+    fi
+    # In the foreground, as sudo may ask for a password.
+    [ -n "$APT_UPDATED" ] || "${sudo[@]}" apt-get update -q || die "apt-get update failed"
+    APT_UPDATED=1
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" ||
+        die "apt-get could not install $*"
+}
+
+rust_is_new_enough() {
+    command -v cargo >/dev/null && command -v rustc >/dev/null || return
+    local version
+    version=$(rustc --version | cut -d' ' -f2) || return
+    [ "$(printf '%s\n' "$RUST_VERSION" "$version" | sort -V | head -n 1)" = "$RUST_VERSION" ]
+}
+
+# A Rust that is new enough, and a C linker, which Rust calls to link.
+need_rust() {
+    need cc "the linker that Rust calls" gcc libc6-dev
+    export PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+    rust_is_new_enough && return
+    if command -v rustup >/dev/null; then
+        say "updating Rust by rustup (needed: $RUST_VERSION or newer)"
+        rustup update stable && rustup default stable || die "rustup could not update Rust"
+    else
+        need curl "to download rustup" curl ca-certificates
+        say "installing Rust by rustup, into ${RUSTUP_HOME:-$HOME/.rustup} (needed: $RUST_VERSION or newer)"
+        curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
+            sh -s -- -y --no-modify-path --profile minimal -c rustfmt -c clippy ||
+            die "rustup could not be installed"
+        # Before any older Rust of the distribution.
+        PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    fi
+    rust_is_new_enough || die "Rust $RUST_VERSION or newer is needed, and 'rustc --version' says $(rustc --version)"
+}
+
+# need_component NAME COMMAND: a part of Rust that a minimal installation lacks.
+need_component() {
+    cargo "$2" --version >/dev/null 2>&1 && return
+    say "installing $1 by rustup"
+    rustup component add "$1" || die "$1 is missing, and rustup could not install it"
+}
+
+# The arguments and the environment with which cargo builds for bare metal go to `bare` and `bare_env`. Three ways
+# to get a `core` for it, the best first: the one that Rust ships; one compiled from the sources that Rust ships;
+# one compiled from the sources that Debian ships, for machines that reach nothing but a mirror of it.
+need_bare_metal() {
+    need_rust
+    bare=(--target "$BARE_TARGET" --target-dir target/kernel)
+    # With frame pointers, so that a backtrace is to be had.
+    bare_env=("CARGO_TARGET_X86_64_UNKNOWN_NONE_RUSTFLAGS=-Cforce-frame-pointers=yes")
+    local version library sysroot
+    has_bare_target && return
+    version=$(rustc --version | cut -d' ' -f2)
+    sysroot=$(rustc --print sysroot)
+    library=target/rust-src/$version/library
+    if ! [ -e "$library/Cargo.lock" ]; then
+        if command -v rustup >/dev/null; then
+            say "adding Rust's $BARE_TARGET by rustup (the kernel is built for it)"
+            timeout 60 rustup target add "$BARE_TARGET" && has_bare_target && return
+            say "rustup could not: compiling the core library instead"
+        fi
+        if [ -e "$sysroot/lib/rustlib/src/rust/library/Cargo.lock" ]; then
+            library=$sysroot/lib/rustlib/src/rust/library
+        else
+            fetch_rust_src "$version" "$library"
+        fi
+    fi
+    # What cargo's own tests use to build a standard library from sources that are not part of the installation.
+    # Both are read by a stable cargo; the second allows it the first `-Z`.
+    bare+=(-Zbuild-std=core,alloc,compiler_builtins)
+    bare_env+=("__CARGO_TESTS_ONLY_SRC_ROOT=$(realpath "$library")" RUSTC_BOOTSTRAP=1)
+}
+
+has_bare_target() {
+    compgen -G "$(rustc --print target-libdir --target "$BARE_TARGET")/libcore-*.rlib" >/dev/null
+}
+
+# fetch_rust_src VERSION FOLDER: unpacks Rust's standard library from Debian's package rust-src of that very version,
+# which a newer release of Debian than this one, or its backports, may have. Nothing is installed, and apt keeps
+# its state under target/, so that the machine's own sources stay as they are.
+fetch_rust_src() {
+    local version=$1 library=$2 work=target/rust-src/apt mirror suite options
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
+        die "no $BARE_TARGET for Rust: try 'rustup target add $BARE_TARGET'"
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' |
+        grep -v -- '-security' | head -n 1)
+    [ -n "$mirror" ] || die "no $BARE_TARGET for Rust, and no Debian mirror in apt's sources to take rust-src from"
+    for suite in trixie-backports forky-backports forky sid; do
+        say "looking for rust-src $version in Debian's $suite"
+        rm -rf "$work"
+        mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial"
+        echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$work/sources.list"
+        options=(-q -o "Dir::State=$PWD/$work/state" -o "Dir::Cache=$PWD/$work/cache" -o Dir::State::status=/dev/null
+            -o "Dir::Etc::sourcelist=$PWD/$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
+            -o "APT::Sandbox::User=$(id -un)")
+        apt-get "${options[@]}" update &&
+            (cd "$work" && apt-get "${options[@]}" download "rust-src=$version*") || continue
+        say "unpacking it into ${library%/library}"
+        dpkg-deb --fsys-tarfile "$work"/rust-src_*.deb |
+            tar -x -C "$work" --strip-components=4 --wildcards --exclude='*/library/vendor' './usr/src/*/library'
+        mkdir -p "${library%/library}"
+        mv "$work/library" "$library"
+        rm -rf "$work"
+        return
+    done
+    die "no $BARE_TARGET for Rust: try 'rustup target add $BARE_TARGET', or another version of Rust than $version"
+}
