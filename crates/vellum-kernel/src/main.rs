@@ -12,7 +12,7 @@
 //! | [`trap`] | exceptions, and the hook for page faults |
 //! | [`serial`] | the console |
 //! | [`backtrace`] | who called whom, in a report |
-//! | [`exit`] | how the machine stops |
+//! | [`mod@exit`] | how the machine stops |
 //! | [`demo`] | stands in for the engine |
 
 #![no_std]
@@ -34,6 +34,7 @@ mod trap;
 use core::panic::PanicInfo;
 use exit::{Outcome, exit};
 use pvh::MemoryMap;
+use x86_64::instructions::hlt;
 
 /// The first Rust code, called once by [`boot`] with interrupts off, on [`boot::STACK`].
 extern "C" fn start(start_info: u64) -> ! {
@@ -69,7 +70,10 @@ fn main(map: &MemoryMap, command_line: &str) -> Result<(), &'static str> {
         "panic" => panic!("asked to"),
         "overflow" => Err(if overflow(0) == 0 { "no overflow" } else { "" }),
         "stray" => demo::stray(),
-        _ => Err("unknown command line: none, fail, panic, overflow or stray"),
+        "hang" => loop {
+            hlt();
+        },
+        _ => Err("unknown command line: none, fail, panic, overflow, stray or hang"),
     }
 }
 
