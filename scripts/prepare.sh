@@ -4,25 +4,27 @@
 RUST_VERSION=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 BARE_TARGET=x86_64-unknown-none
 
-# need COMMAND REASON PACKAGE...: installs the Debian packages that bring COMMAND, unless it is there.
+# apt ARGS: apt-get, as root, with fresh lists. In the foreground, as sudo may ask for a password.
 APT_UPDATED=
+apt() {
+    local sudo=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || die "no right to install anything: run as root 'apt-get $*', or install sudo"
+        sudo=(sudo)
+    fi
+    [ -n "$APT_UPDATED" ] || "${sudo[@]}" apt-get update -q || die "apt-get update failed"
+    APT_UPDATED=1
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get "$@" || die "'apt-get $*' failed"
+}
+
+# need COMMAND REASON PACKAGE...: installs the Debian packages that bring COMMAND, unless it is there.
 need() {
     local command=$1 reason=$2
     shift 2
     command -v "$command" >/dev/null && return
-    say "installing $* ($reason)"
     command -v apt-get >/dev/null || die "'$command' is missing ($reason), and there is no apt-get here to install it"
-    local sudo=()
-    if [ "$(id -u)" != 0 ]; then
-        command -v sudo >/dev/null ||
-            die "'$command' is missing ($reason): run as root 'apt-get install $*', or install sudo"
-        sudo=(sudo)
-    fi
-    # In the foreground, as sudo may ask for a password.
-    [ -n "$APT_UPDATED" ] || "${sudo[@]}" apt-get update -q || die "apt-get update failed"
-    APT_UPDATED=1
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" ||
-        die "apt-get could not install $*"
+    say "installing $* ($reason)"
+    apt install -q -y --no-install-recommends "$@"
 }
 
 rust_is_new_enough() {
@@ -35,21 +37,26 @@ rust_is_new_enough() {
 # A Rust that is new enough, and a C linker, which Rust calls to link.
 need_rust() {
     need cc "the linker that Rust calls" gcc libc6-dev
-    export PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+    PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
     rust_is_new_enough && return
+    # Debian from 13 on and Ubuntu from 24.04 on have a package of it, which excludes their own older Rust.
+    if ! command -v cargo >/dev/null && apt-cache show rustup >/dev/null 2>&1; then
+        need rustup "to install Rust, $RUST_VERSION or newer" rustup ca-certificates
+    fi
     if command -v rustup >/dev/null; then
-        say "updating Rust by rustup (needed: $RUST_VERSION or newer)"
-        rustup update stable && rustup default stable || die "rustup could not update Rust"
+        say "installing Rust by rustup, into ${RUSTUP_HOME:-$HOME/.rustup} (needed: $RUST_VERSION or newer)"
+        rustup toolchain install stable --profile minimal -c rustfmt -c clippy && rustup default stable ||
+            die "rustup could not install Rust"
     else
         need curl "to download rustup" curl ca-certificates
-        say "installing Rust by rustup, into ${RUSTUP_HOME:-$HOME/.rustup} (needed: $RUST_VERSION or newer)"
+        say "installing rustup and Rust, into ${CARGO_HOME:-$HOME/.cargo} (needed: $RUST_VERSION or newer)"
         curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
             sh -s -- -y --no-modify-path --profile minimal -c rustfmt -c clippy ||
-            die "rustup could not be installed"
-        # Before any older Rust of the distribution.
-        PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+            die "rustup could not be installed: is https://sh.rustup.rs within reach?"
     fi
-    rust_is_new_enough || die "Rust $RUST_VERSION or newer is needed, and 'rustc --version' says $(rustc --version)"
+    # Before any older Rust of the distribution.
+    PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    rust_is_new_enough || die "Rust $RUST_VERSION or newer is needed, and 'rustc --version' says: $(rustc --version)"
 }
 
 # need_component NAME COMMAND: a part of Rust that a minimal installation lacks.
