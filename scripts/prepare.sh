@@ -101,6 +101,11 @@ has_bare_target() {
     compgen -G "$(rustc --print target-libdir --target "$BARE_TARGET")/libcore-*.rlib" >/dev/null
 }
 
+# The first mirror of Debian among this machine's own sources.
+debian_mirror() {
+    apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' | sed '/-security/d' | head -n 1
+}
+
 # fetch_rust_src VERSION FOLDER: unpacks Rust's standard library from Debian's package rust-src of that very version,
 # which a newer release of Debian than this one, or its backports, may have. Nothing is installed, and apt keeps
 # its state under target/, so that the machine's own sources stay as they are.
@@ -108,8 +113,11 @@ fetch_rust_src() {
     local version=$1 library=$2 work=target/rust-src/apt mirror suite options
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
         die "no $BARE_TARGET for Rust: try 'rustup target add $BARE_TARGET'"
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' |
-        grep -v -- '-security' | head -n 1)
+    mirror=$(debian_mirror)
+    if [ -z "$mirror" ]; then
+        apt check -q # which fetches the lists of packages; without them apt does not know whose they are
+        mirror=$(debian_mirror)
+    fi
     [ -n "$mirror" ] || die "no $BARE_TARGET for Rust, and no Debian mirror in apt's sources to take rust-src from"
     for suite in trixie-backports forky-backports forky sid; do
         say "looking for rust-src $version in Debian's $suite"
