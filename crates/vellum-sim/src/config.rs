@@ -1,0 +1,103 @@
+//! How a machine is described before it is built.
+
+use std::io;
+
+use vellum::addr::PhysAddr;
+use vellum::arch::X86_64;
+use vellum::platform::Region;
+
+use crate::arena::Ram;
+use crate::fast::Fast;
+use crate::hardware::Hardware;
+use crate::schedule::Schedule;
+use crate::tlb::TlbModel;
+use crate::walker::Silicon;
+
+/// Where memory starts unless regions are given: not at 0, so that a forgotten base shows, and at a multiple of 2 MiB.
+const DEFAULT_BASE: u64 = 2 << 20;
+
+/// A description of a machine.
+#[derive(Clone, Debug)]
+pub struct Config<A = X86_64> {
+    pub(crate) arch: A,
+    pub(crate) cpus: usize,
+    pub(crate) ram: Ram,
+    pub(crate) tlb: Option<TlbModel>,
+}
+
+impl Config<X86_64> {
+    /// An x86-64 machine with four levels of tables, one CPU, and `memory` zeroed bytes in one region.
+    pub fn new(memory: u64) -> Self {
+        Config::with_arch(X86_64::four_levels(), memory)
+    }
+}
+
+impl<A: Silicon> Config<A> {
+    /// A machine with one CPU, and `memory` zeroed bytes in one region.
+    pub fn with_arch(arch: A, memory: u64) -> Self {
+        let regions = vec![Region {
+            base: PhysAddr(DEFAULT_BASE),
+            len: memory,
+            zeroed: true,
+        }];
+        let ram = Ram {
+            regions,
+            prefault: false,
+            reserve_swap: false,
+            host_huge_pages: false,
+        };
+        Config {
+            arch,
+            cpus: 1,
+            ram,
+            tlb: None,
+        }
+    }
+
+    /// So many CPUs.
+    pub fn cpus(mut self, cpus: usize) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// These regions of memory and no others. One that isn't zeroed is full of junk.
+    pub fn regions(mut self, regions: impl Into<Vec<Region>>) -> Self {
+        self.ram.regions = regions.into();
+        self
+    }
+
+    /// Have the host supply all memory now, so that no measurement contains the host's own page faults.
+    pub fn prefault(mut self) -> Self {
+        self.ram.prefault = true;
+        self
+    }
+
+    /// Have the host set swap space aside for all memory, so that it can't run out later. By default it need not.
+    pub fn reserve_swap(mut self) -> Self {
+        self.ram.reserve_swap = true;
+        self
+    }
+
+    /// Ask the host to back memory by its own huge pages, which takes the host's TLB out of a measurement.
+    pub fn host_huge_pages(mut self) -> Self {
+        self.ram.host_huge_pages = true;
+        self
+    }
+
+    /// Give the CPUs these TLBs. By default a fast machine has none (each access walks), a strict one
+    /// [`TlbModel::SMALL`].
+    pub fn tlb(mut self, model: TlbModel) -> Self {
+        self.tlb = Some(model);
+        self
+    }
+
+    /// Build a machine for benchmarks.
+    pub fn fast(self) -> io::Result<Fast<A>> {
+        let model = self.tlb.clone().unwrap_or(TlbModel::NONE);
+        Ok(Fast::new(self.hardware(model, Schedule::Host)?))
+    }
+
+    fn hardware(self, model: TlbModel, schedule: Schedule) -> io::Result<Hardware<A>> {
+        Hardware::new(self.arch, self.cpus, &self.ram, model, schedule)
+    }
+}

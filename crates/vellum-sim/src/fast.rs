@@ -1,0 +1,108 @@
+//! The machine for benchmarks: the engine runs at the host's speed, and nothing checks it.
+
+use std::time::Instant;
+
+use vellum::arch::X86_64;
+use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+
+use crate::hardware::{Hardware, Simulated};
+use crate::program::Cpu;
+use crate::stats::Stats;
+use crate::walker::Silicon;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Fast<A = X86_64> {
+    hardware: Hardware<A>,
+    start: Instant,
+}
+
+impl<A: Silicon> Fast<A> {
+    pub(crate) fn new(hardware: Hardware<A>) -> Self {
+        Fast {
+            hardware,
+            start: Instant::now(),
+        }
+    }
+
+    /// Make this thread CPU `cpu` until the answer is dropped.
+    ///
+    /// # Panics
+    /// If another thread is that CPU.
+    pub fn cpu(&self, cpu: usize) -> Cpu<'_, Self> {
+        Cpu::sit(self, cpu)
+    }
+
+    /// Make this thread CPU `cpu` while `f` runs.
+    ///
+    /// # Panics
+    /// If another thread is that CPU.
+    pub fn on_cpu<R>(&self, cpu: usize, f: impl FnOnce() -> R) -> R {
+        let _cpu = self.cpu(cpu);
+        f()
+    }
+
+    /// What the hardware did.
+    pub fn stats(&self) -> Stats {
+        self.hardware.stats()
+    }
+}
+
+impl<A: Silicon> Simulated for Fast<A> {
+    type Arch = A;
+
+    fn hardware(&self) -> &Hardware<A> {
+        &self.hardware
+    }
+}
+
+// SAFETY: the regions are the arena's, which lives as long as the machine, and nobody but the engine writes there, save the
+// machine's own programs through the engine's own tables.
+unsafe impl<A: Silicon> Memory for Fast<A> {
+    fn regions(&self) -> &[Region] {
+        self.hardware.arena().regions()
+    }
+
+    #[inline]
+    fn direct_map(&self) -> *mut u8 {
+        self.hardware.arena().direct_map()
+    }
+}
+
+// SAFETY: a seat is checked against the number of CPUs when it is taken. There are no interrupts; and a CPU is one thread of
+// the host for as long as that holds its seat, so no other task runs there, whether preemption is disabled or not.
+unsafe impl<A: Silicon> Cpus for Fast<A> {
+    #[inline]
+    fn count(&self) -> usize {
+        self.hardware.seats.count()
+    }
+
+    #[inline]
+    fn current(&self) -> usize {
+        self.hardware.seats.current()
+    }
+
+    fn relax(&self) {
+        self.hardware.seats.schedule().relax();
+    }
+}
+
+// SAFETY: `Hardware::invalidate` drops from each CPU's caches what the ranges reach, under the lock that every walk and
+// access of that CPU holds; so what it had read before is gone or used up when this returns.
+unsafe impl<A: Silicon> Tlb for Fast<A> {
+    fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
+        self.hardware.invalidate(what, cpus, || {});
+    }
+}
+
+impl<A: Silicon> Clock for Fast<A> {
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+impl<A: Silicon> Trace for Fast<A> {
+    const ENABLED: bool = false;
+
+    fn event(&self, _event: Event) {}
+}

@@ -1,0 +1,274 @@
+//! What both machines have: memory, seats for CPUs, and a memory-management unit for each CPU.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vellum::addr::{Pfn, PhysAddr};
+use vellum::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
+
+use crate::arena::{Arena, Ram};
+use crate::program::Access;
+use crate::schedule::Schedule;
+use crate::seat::Seats;
+use crate::stats::{Asked, Stats};
+use crate::tlb::{Tag, Tlb, TlbModel};
+use crate::walker::{Leaf, Miss, Silicon, allows, sets, walk};
+
+/// A simulated machine: a platform for the engine, and CPUs for programs.
+pub trait Simulated: Platform + Sized {
+    /// The format of its page tables.
+    type Arch: Silicon;
+
+    /// Its hardware.
+    fn hardware(&self) -> &Hardware<Self::Arch>;
+
+    /// Whether [`Simulated::before_use`] wants to hear of every access.
+    const STRICT: bool = false;
+
+    /// A program is about to reach memory through a translation that it found some time ago. Other CPUs may run meanwhile.
+    fn before_use(&self, _cpu: usize, _space: SpaceId, _va: u64, _pa: PhysAddr, _access: Access) {}
+
+    /// A space was loaded into a CPU, or is about to be dropped there.
+    fn switched(&self, _cpu: usize, _space: SpaceId, _loaded: bool) {}
+}
+
+/// The parts of a machine.
+#[derive(Debug)]
+pub struct Hardware<A> {
+    arch: A,
+    model: TlbModel,
+    arena: Arena,
+    pub(crate) seats: Seats,
+    mmus: Box<[Mmu]>,
+    asked: Box<[Asked]>,
+}
+
+/// One CPU's memory-management unit, alone on its cache lines.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Mmu {
+    /// How many spaces are loaded: an invalidation passes by a CPU that has none.
+    loaded: AtomicUsize,
+    state: Mutex<MmuState>,
+}
+
+/// The lock around this is held during every walk and every access, so whoever takes it afterwards finds none under way;
+/// but it is never held while another simulated CPU gets a turn.
+#[derive(Debug)]
+pub(crate) struct MmuState {
+    pub tlb: Tlb,
+    /// The spaces that this CPU may translate for, each with the number of programs that run in it here.
+    pub spaces: Vec<(SpaceId, Pfn, usize)>,
+    /// A translation that was looked up, but whose access has yet to happen.
+    pub in_flight: Option<(Tag, Leaf)>,
+    stats: Stats,
+}
+
+impl<A: Silicon> Hardware<A> {
+    pub(crate) fn new(
+        arch: A,
+        cpus: usize,
+        ram: &Ram,
+        model: TlbModel,
+        schedule: Schedule,
+    ) -> io::Result<Self> {
+        assert!(
+            (1..=MAX_CPUS).contains(&cpus),
+            "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}"
+        );
+        let mmu = || MmuState {
+            tlb: Tlb::new(&model),
+            spaces: Vec::new(),
+            in_flight: None,
+            stats: Stats::default(),
+        };
+        Ok(Hardware {
+            arch,
+            arena: Arena::new(ram)?,
+            seats: Seats::new(cpus, schedule),
+            mmus: (0..cpus)
+                .map(|_| Mmu {
+                    loaded: AtomicUsize::new(0),
+                    state: Mutex::new(mmu()),
+                })
+                .collect(),
+            asked: (0..cpus).map(|_| Asked::default()).collect(),
+            model,
+        })
+    }
+
+    /// The format of its page tables.
+    pub fn arch(&self) -> &A {
+        &self.arch
+    }
+
+    /// Its memory.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// What its TLBs are like.
+    pub fn tlb_model(&self) -> &TlbModel {
+        &self.model
+    }
+
+    /// What one CPU's hardware did.
+    pub fn cpu_stats(&self, cpu: usize) -> Stats {
+        let mut stats = self.mmu(cpu).stats;
+        stats += self.asked[cpu].stats();
+        stats
+    }
+
+    /// What the hardware did.
+    pub fn stats(&self) -> Stats {
+        let mut sum = Stats::default();
+        (0..self.mmus.len()).for_each(|cpu| sum += self.cpu_stats(cpu));
+        sum
+    }
+
+    /// Count from zero again. No CPU may be at work.
+    pub fn reset_stats(&self) {
+        for (cpu, asked) in self.asked.iter().enumerate() {
+            self.mmu(cpu).stats = Stats::default();
+            asked.reset();
+        }
+    }
+
+    pub(crate) fn mmu(&self, cpu: usize) -> MutexGuard<'_, MmuState> {
+        // A test that failed inside an access leaves the caches as they were, which is as good as any state.
+        self.mmus[cpu]
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Load a space into a CPU: from now on its walker may walk there at any time.
+    pub(crate) fn load(&self, cpu: usize, space: SpaceId, root: Pfn) {
+        self.mmus[cpu].loaded.fetch_add(1, Ordering::SeqCst);
+        // The other half is in `invalidate`: either that one sees that something is loaded here, or the walks of this CPU
+        // see what was written before it looked.
+        fence(Ordering::SeqCst);
+        let mut mmu = self.mmu(cpu);
+        match mmu.spaces.iter_mut().find(|(s, ..)| *s == space) {
+            Some((_, _, programs)) => *programs += 1,
+            None => mmu.spaces.push((space, root, 1)),
+        }
+    }
+
+    /// Undo one `load`. With the last one for this space, the CPU forgets all about it.
+    pub(crate) fn unload(&self, cpu: usize, space: SpaceId) {
+        let mut mmu = self.mmu(cpu);
+        if let Some(at) = mmu.spaces.iter().position(|(s, ..)| *s == space) {
+            mmu.spaces[at].2 -= 1;
+            if mmu.spaces[at].2 == 0 {
+                mmu.spaces.remove(at);
+                mmu.tlb.forget_space(space);
+            }
+        }
+        self.mmus[cpu].loaded.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Whether some CPU other than `cpu` has the space loaded.
+    pub(crate) fn loaded_elsewhere(&self, space: SpaceId, cpu: Option<usize>) -> bool {
+        (0..self.mmus.len()).any(|c| Some(c) != cpu && self.loaded_on(space, c))
+    }
+
+    /// Whether this CPU has the space loaded.
+    pub(crate) fn loaded_on(&self, space: SpaceId, cpu: usize) -> bool {
+        self.mmus[cpu].loaded.load(Ordering::Relaxed) != 0
+            && self.mmu(cpu).spaces.iter().any(|(s, ..)| *s == space)
+    }
+
+    /// What [`vellum::platform::Tlb::invalidate`] promises. `between` runs before each CPU's turn, and whenever this has to
+    /// wait for an access under way there.
+    pub(crate) fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet, between: impl Fn()) {
+        fence(Ordering::SeqCst);
+        let me = self.seats.current();
+        let mut ipis = 0;
+        for (cpu, mmu) in self.mmus.iter().enumerate() {
+            if !cpus.contains(cpu) {
+                continue;
+            }
+            ipis += u64::from(cpu != me);
+            between();
+            if mmu.loaded.load(Ordering::SeqCst) == 0 {
+                continue;
+            }
+            // Taking the lock waits for walks and accesses under way; one that lingers says so.
+            loop {
+                let mut state = self.mmu(cpu);
+                state.tlb.invalidate(what);
+                if state.in_flight.is_none_or(|(tag, _)| !tag.reached_by(what)) {
+                    break;
+                }
+                drop(state);
+                self.seats.schedule().relax();
+            }
+        }
+        let pages = what
+            .ranges
+            .iter()
+            .map(|r| r.len().div_ceil(1 << what.stride_shift))
+            .sum();
+        self.asked[me].count(what.ranges.len().max(1) as u64, pages, ipis);
+    }
+
+    /// A fault was delivered on this CPU.
+    pub(crate) fn count_fault(&self, cpu: usize) {
+        self.mmu(cpu).stats.faults += 1;
+    }
+}
+
+impl MmuState {
+    /// The translation that this CPU uses for an access: a cached one if it will do, however stale, else what a walk finds.
+    pub fn translate<A: Silicon>(
+        &mut self,
+        hardware: &Hardware<A>,
+        (space, root): (SpaceId, Pfn),
+        va: u64,
+        access: Access,
+    ) -> Result<Leaf, Miss> {
+        match self.tlb.lookup(space, va) {
+            Some((leaf, tier)) => {
+                if tier == 1 {
+                    self.stats.hits += 1;
+                } else {
+                    self.stats.later_hits += 1;
+                }
+                if leaf.attrs.contains(access.needs() | sets(access)) {
+                    return Ok(leaf);
+                }
+                // Dirty is yet to be set, in the entry as it is in memory now; or the access is not allowed, and then
+                // the processor forgets the translation and makes sure.
+                if allows(leaf.attrs, access).is_err() {
+                    self.tlb.forget(space, va);
+                }
+            }
+            None => self.stats.misses += 1,
+        }
+        self.walk(hardware, (space, root), va, access)
+    }
+
+    /// Walk, from the deepest table that is known, and cache what is found.
+    pub fn walk<A: Silicon>(
+        &mut self,
+        hardware: &Hardware<A>,
+        (space, root): (SpaceId, Pfn),
+        va: u64,
+        access: Access,
+    ) -> Result<Leaf, Miss> {
+        let arch = &hardware.arch;
+        self.stats.walks += 1;
+        let start = self
+            .tlb
+            .start(space, va, |level| arch.level_shift(level))
+            .unwrap_or((root, arch.levels()));
+        let (tlb, reads) = (&mut self.tlb, &mut self.stats.walk_reads);
+        let leaf = walk(&hardware.arena, arch, start, va, access, reads, |level, table| {
+            tlb.insert_pointer(space, va, level, arch.level_shift(level), table);
+        })?;
+        self.tlb.insert(space, va, leaf);
+        Ok(leaf)
+    }
+}

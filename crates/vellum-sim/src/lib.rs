@@ -1,0 +1,47 @@
+//! A machine in software for [`vellum`]: memory, CPUs, TLBs, and a page walker that reads the very tables that the
+//! engine writes.
+//!
+//! There are two machines, and both are a [`vellum::platform::Platform`]:
+//!
+//! | | [`Fast`] | [`Strict`] |
+//! |---|---|---|
+//! | for | benchmarks | tests |
+//! | the engine's events | compiled away | checked, one by one |
+//! | TLBs | none unless asked for; invalidations are counted, and wait for accesses under way | small and hostile |
+//! | time | the host's | one tick an event |
+//! | CPUs | threads of the host | threads of the host, or coroutines under a deterministic scheduler |
+//!
+//! A thread becomes a CPU by sitting down: `let cpu = machine.cpu(3);`. A program runs on a CPU in an address space:
+//! `let program = cpu.enter(&space); program.store(va, 1)?`. What the program does goes through that CPU's TLB and page
+//! walker, ends in real bytes of the machine's memory, and where nothing is mapped calls the space's [`Handler`].
+//!
+//! ```
+//! use vellum_sim::Config;
+//!
+//! let machine = Config::new(16 << 20).cpus(2).fast().unwrap();
+//! machine.on_cpu(1, || assert_eq!(vellum::platform::Cpus::current(&machine), 1));
+//! ```
+
+#![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
+#![warn(missing_docs)]
+
+mod arena;
+mod config;
+mod fast;
+mod hardware;
+mod program;
+mod schedule;
+mod seat;
+mod stats;
+mod tlb;
+mod walker;
+
+pub use arena::Arena;
+pub use config::Config;
+pub use fast::Fast;
+pub use hardware::{Hardware, Simulated};
+pub use program::{Access, Cpu, Fault, Handler, Program, Touched};
+pub use schedule::Schedule;
+pub use stats::Stats;
+pub use tlb::{Bank, PagingCache, TlbModel};
+pub use walker::Silicon;

@@ -1,0 +1,347 @@
+//! Programs: what runs on a CPU in an address space, and whose loads and stores go through TLB, walker and faults to real
+//! bytes of the machine's memory.
+
+use std::sync::atomic::Ordering;
+
+use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr, VirtRange};
+use vellum::arch::{Arch, Attrs};
+use vellum::platform::SpaceId;
+
+use crate::hardware::Simulated;
+use crate::seat::Seat;
+use crate::tlb::Tag;
+use crate::walker::Leaf;
+
+/// How memory is accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+    /// An instruction fetch.
+    Execute,
+}
+
+impl Access {
+    pub(crate) fn needs(self) -> Attrs {
+        match self {
+            Access::Read => Attrs::READ,
+            Access::Write => Attrs::WRITE,
+            Access::Execute => Attrs::EXEC,
+        }
+    }
+}
+
+/// An address space, as far as hardware and faults are concerned.
+pub trait Handler {
+    /// Why an access can't go on: what a kernel would turn into a signal.
+    type Error;
+
+    /// The root table.
+    fn root(&self) -> Pfn;
+
+    /// Its number.
+    fn space_id(&self) -> SpaceId;
+
+    /// Make the access possible. When this succeeds the access is tried again.
+    fn fault(&self, va: u64, access: Access) -> Result<(), Self::Error>;
+
+    /// A CPU is about to load the root table.
+    fn enter(&self, _cpu: usize) {}
+
+    /// A CPU has dropped the root table and everything that it had cached.
+    fn leave(&self, _cpu: usize) {}
+}
+
+/// Why a program's access failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault<E> {
+    /// The handler said so.
+    Handler(E),
+    /// No program may have this address.
+    Address(u64),
+    /// The handler succeeded again and again, and the access still didn't.
+    Stuck(u64),
+}
+
+/// So many faults for one access, all of them handled, are not bad luck but a bug.
+const PATIENCE: u32 = 10_000;
+
+/// After so many pages a bulk touch lets invalidations in.
+const TOUCH_BATCH: usize = 64;
+
+/// What [`Program::touch`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Accesses.
+    pub accesses: u64,
+    /// Faults on the way.
+    pub faults: u64,
+}
+
+/// A CPU, and the thread's seat there.
+#[derive(Debug)]
+pub struct Cpu<'m, S> {
+    machine: &'m S,
+    seat: Seat<'m>,
+}
+
+impl<'m, S: Simulated> Cpu<'m, S> {
+    pub(crate) fn sit(machine: &'m S, cpu: usize) -> Self {
+        Cpu {
+            machine,
+            seat: machine.hardware().seats.sit(cpu),
+        }
+    }
+
+    /// Which CPU.
+    pub fn number(&self) -> usize {
+        self.seat.cpu()
+    }
+
+    /// Run a program in `space`, until it is dropped. Several may take turns on one CPU.
+    pub fn enter<'c, H: Handler>(&'c self, space: &'c H) -> Program<'c, S, H> {
+        space.enter(self.number());
+        let (root, id) = (space.root(), space.space_id());
+        self.machine.hardware().load(self.number(), id, root);
+        self.machine.switched(self.number(), id, true);
+        Program {
+            cpu: self,
+            space,
+            root,
+            id,
+        }
+    }
+}
+
+/// A program on a CPU.
+#[derive(Debug)]
+pub struct Program<'c, S: Simulated, H: Handler> {
+    cpu: &'c Cpu<'c, S>,
+    space: &'c H,
+    root: Pfn,
+    id: SpaceId,
+}
+
+impl<S: Simulated, H: Handler> Program<'_, S, H> {
+    /// Load a byte.
+    pub fn load(&self, va: u64) -> Result<u8, Fault<H::Error>> {
+        self.access(va, Access::Read, |pa| {
+            self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed)
+        })
+    }
+
+    /// Store a byte.
+    pub fn store(&self, va: u64, value: u8) -> Result<(), Fault<H::Error>> {
+        self.access(va, Access::Write, |pa| {
+            self.machine()
+                .hardware()
+                .arena()
+                .byte(pa)
+                .store(value, Ordering::Relaxed)
+        })
+    }
+
+    /// Load an aligned word.
+    pub fn load_u64(&self, va: u64) -> Result<u64, Fault<H::Error>> {
+        self.access(va, Access::Read, |pa| {
+            self.machine().hardware().arena().word(pa).load(Ordering::Relaxed)
+        })
+    }
+
+    /// Store an aligned word.
+    pub fn store_u64(&self, va: u64, value: u64) -> Result<(), Fault<H::Error>> {
+        self.access(va, Access::Write, |pa| {
+            self.machine()
+                .hardware()
+                .arena()
+                .word(pa)
+                .store(value, Ordering::Relaxed)
+        })
+    }
+
+    /// Add to an aligned word atomically; the answer is what it held.
+    pub fn add_u64(&self, va: u64, more: u64) -> Result<u64, Fault<H::Error>> {
+        self.access(va, Access::Write, |pa| {
+            self.machine()
+                .hardware()
+                .arena()
+                .word(pa)
+                .fetch_add(more, Ordering::Relaxed)
+        })
+    }
+
+    /// Fetch an instruction.
+    pub fn execute(&self, va: u64) -> Result<u8, Fault<H::Error>> {
+        self.access(va, Access::Execute, |pa| {
+            self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed)
+        })
+    }
+
+    /// Load bytes.
+    pub fn read(&self, va: u64, into: &mut [u8]) -> Result<(), Fault<H::Error>> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = va + done as u64;
+            let part = &mut into[done..];
+            let n = part.len().min((FRAME_SIZE - at % FRAME_SIZE) as usize);
+            self.access(at, Access::Read, |pa| {
+                for (i, byte) in part[..n].iter_mut().enumerate() {
+                    let arena = self.machine().hardware().arena();
+                    *byte = arena.byte(PhysAddr(pa.0 + i as u64)).load(Ordering::Relaxed);
+                }
+            })?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Store bytes.
+    pub fn write(&self, va: u64, from: &[u8]) -> Result<(), Fault<H::Error>> {
+        let mut done = 0;
+        while done < from.len() {
+            let at = va + done as u64;
+            let n = (from.len() - done).min((FRAME_SIZE - at % FRAME_SIZE) as usize);
+            self.access(at, Access::Write, |pa| {
+                for (i, byte) in from[done..done + n].iter().enumerate() {
+                    let arena = self.machine().hardware().arena();
+                    arena
+                        .byte(PhysAddr(pa.0 + i as u64))
+                        .store(*byte, Ordering::Relaxed);
+                }
+            })?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Access a byte at every `stride` bytes of a range: reads load it, writes store a 1, fetches load it. Stops at the
+    /// first fault that can't be handled.
+    pub fn touch(&self, range: VirtRange, stride: u64, access: Access) -> Result<Touched, Fault<H::Error>> {
+        assert!(stride > 0, "a stride of 0 goes nowhere");
+        let mut touched = Touched::default();
+        let mut va = range.start;
+        while va < range.end {
+            match self.touch_some(va, range.end, stride, access) {
+                (next, true) => {
+                    touched.accesses += (next - va).div_ceil(stride);
+                    va = next;
+                }
+                (next, false) => {
+                    touched.accesses += (next - va).div_ceil(stride) + 1;
+                    touched.faults += self.touch_one(next, access)?;
+                    va = next.saturating_add(stride);
+                }
+            }
+        }
+        Ok(touched)
+    }
+
+    /// A batch of touches under one hold of the unit's lock: where it ended, and whether for want of anything to do (or of
+    /// patience of others) rather than at a fault.
+    fn touch_some(&self, mut va: u64, end: u64, stride: u64, access: Access) -> (u64, bool) {
+        let hardware = self.machine().hardware();
+        if S::STRICT || end > hardware.arch().user_end() {
+            return (va, false);
+        }
+        let mut mmu = hardware.mmu(self.cpu.number());
+        for _ in 0..TOUCH_BATCH {
+            if va >= end {
+                break;
+            }
+            let Ok(leaf) = mmu.translate(hardware, (self.id, self.root), va, access) else {
+                return (va, false);
+            };
+            let pa = physical(leaf, va);
+            self.poke(pa, access);
+            va = va.saturating_add(stride);
+        }
+        (va, true)
+    }
+
+    #[cold]
+    fn touch_one(&self, va: u64, access: Access) -> Result<u64, Fault<H::Error>> {
+        let mut faults = 0;
+        self.access_counting(va, access, |pa| self.poke(pa, access), &mut faults)?;
+        Ok(faults)
+    }
+
+    fn poke(&self, pa: PhysAddr, access: Access) {
+        let byte = self.machine().hardware().arena().byte(pa);
+        match access {
+            Access::Write => byte.store(1, Ordering::Relaxed),
+            // Volatile in effect: the value is thrown away, and the load must happen all the same.
+            Access::Read | Access::Execute => drop(std::hint::black_box(byte.load(Ordering::Relaxed))),
+        }
+    }
+
+    fn machine(&self) -> &S {
+        self.cpu.machine
+    }
+
+    fn access<R>(
+        &self,
+        va: u64,
+        access: Access,
+        act: impl FnMut(PhysAddr) -> R,
+    ) -> Result<R, Fault<H::Error>> {
+        self.access_counting(va, access, act, &mut 0)
+    }
+
+    fn access_counting<R>(
+        &self,
+        va: u64,
+        access: Access,
+        mut act: impl FnMut(PhysAddr) -> R,
+        faults: &mut u64,
+    ) -> Result<R, Fault<H::Error>> {
+        let (machine, cpu) = (self.machine(), self.cpu.number());
+        let hardware = machine.hardware();
+        if va >= hardware.arch().user_end() {
+            return Err(Fault::Address(va));
+        }
+        for _ in 0..PATIENCE {
+            if let Some(done) = self.attempt(va, access, &mut act) {
+                return Ok(done);
+            }
+            *faults += 1;
+            hardware.count_fault(cpu);
+            // The thread may sit at several CPUs: the fault happens on this one.
+            let _seat = hardware.seats.sit(cpu);
+            self.space.fault(va, access).map_err(Fault::Handler)?;
+        }
+        Err(Fault::Stuck(va))
+    }
+
+    /// One try: `None` if it faults.
+    fn attempt<R>(&self, va: u64, access: Access, act: &mut impl FnMut(PhysAddr) -> R) -> Option<R> {
+        let (machine, cpu) = (self.machine(), self.cpu.number());
+        let hardware = machine.hardware();
+        let mut mmu = hardware.mmu(cpu);
+        let leaf = mmu.translate(hardware, (self.id, self.root), va, access).ok()?;
+        let pa = physical(leaf, va);
+        if !S::STRICT {
+            return Some(act(pa));
+        }
+        // Without the lock, so that others get a turn; an invalidation that reaches this translation waits for it.
+        mmu.in_flight = Some((Tag::new(self.id, va, leaf.shift), leaf));
+        drop(mmu);
+        machine.before_use(cpu, self.id, va, pa, access);
+        let done = act(pa);
+        hardware.mmu(cpu).in_flight = None;
+        Some(done)
+    }
+}
+
+fn physical(leaf: Leaf, va: u64) -> PhysAddr {
+    PhysAddr(leaf.base.0 + (va & ((1 << leaf.shift) - 1)))
+}
+
+impl<S: Simulated, H: Handler> Drop for Program<'_, S, H> {
+    fn drop(&mut self) {
+        self.machine().switched(self.cpu.number(), self.id, false);
+        self.machine().hardware().unload(self.cpu.number(), self.id);
+        self.space.leave(self.cpu.number());
+    }
+}

@@ -1,0 +1,212 @@
+//! Who is which CPU.
+//!
+//! A thread of execution (one of the host's, or a coroutine of a deterministic schedule) is a CPU of a machine for as
+//! long as it holds a [`Seat`] there. It may sit in several machines at once, and at several CPUs of one machine: the
+//! seat taken last says who it is. Two threads never sit at the same CPU, because nothing in a machine would be per CPU
+//! any more.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::schedule::Schedule;
+
+/// Tells machines apart. Not state of any machine: only the next number.
+static NEXT_MACHINE: AtomicU64 = AtomicU64::new(1);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Sitting {
+    machine: u64,
+    task: u64,
+    cpu: usize,
+}
+
+thread_local! {
+    /// The seat of this thread that was taken last, so that the question which CPU this is costs one comparison.
+    static TOP: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
+    /// All of them, in order.
+    static SITTING: RefCell<Vec<Sitting>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The seats of one machine.
+#[derive(Debug)]
+pub(crate) struct Seats {
+    machine: u64,
+    schedule: Schedule,
+    taken: Box<[AtomicBool]>,
+}
+
+impl Seats {
+    pub fn new(cpus: usize, schedule: Schedule) -> Self {
+        let taken = (0..cpus).map(|_| AtomicBool::new(false)).collect();
+        Seats {
+            machine: NEXT_MACHINE.fetch_add(1, Ordering::Relaxed),
+            schedule,
+            taken,
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.taken.len()
+    }
+
+    pub fn schedule(&self) -> Schedule {
+        self.schedule
+    }
+
+    /// Which CPU this thread is.
+    #[inline]
+    pub fn current(&self) -> usize {
+        let (machine, cpu) = TOP.get();
+        if machine == self.machine {
+            cpu
+        } else {
+            self.current_slow()
+        }
+    }
+
+    #[cold]
+    fn current_slow(&self) -> usize {
+        if let Some(cpu) = self.sitting() {
+            return cpu;
+        }
+        // What a failed test still has to drop may ask; its own message is worth more than another panic, which would
+        // end the process.
+        if std::thread::panicking() {
+            return 0;
+        }
+        panic!(
+            "this thread is no CPU of this machine: take a seat first, with `machine.cpu(n)` or `machine.on_cpu(n, || …)`"
+        );
+    }
+
+    /// Which CPU this thread is, if it is one.
+    pub fn sitting(&self) -> Option<usize> {
+        let task = self.schedule.task();
+        SITTING.with_borrow(|all| {
+            all.iter()
+                .rev()
+                .find(|s| s.machine == self.machine && s.task == task)
+                .map(|s| s.cpu)
+        })
+    }
+
+    /// How many CPUs somebody sits at.
+    pub fn occupied(&self) -> usize {
+        self.taken.iter().filter(|t| t.load(Ordering::Relaxed)).count()
+    }
+
+    /// Sit down at `cpu`. Sitting down where this thread sits already is fine.
+    pub fn sit(&self, cpu: usize) -> Seat<'_> {
+        assert!(
+            cpu < self.count(),
+            "this machine has {} CPUs, there is no CPU {cpu}",
+            self.count()
+        );
+        let sitting = Sitting {
+            machine: self.machine,
+            task: self.schedule.task(),
+            cpu,
+        };
+        SITTING.with_borrow_mut(|all| {
+            if !all.contains(&sitting) {
+                let free = !self.taken[cpu].swap(true, Ordering::Acquire);
+                assert!(
+                    free,
+                    "CPU {cpu} of this machine is another thread already: one thread is one CPU"
+                );
+            }
+            all.push(sitting);
+            self.set_top(all);
+        });
+        Seat {
+            seats: self,
+            sitting,
+            stays: PhantomData,
+        }
+    }
+
+    fn set_top(&self, all: &[Sitting]) {
+        // Coroutines share the host's thread, so there the last seat is not the asker's.
+        let top = all.last().filter(|s| s.task == 0);
+        TOP.set(top.map_or((0, 0), |s| (s.machine, s.cpu)));
+    }
+}
+
+/// A thread's seat at a CPU, until dropped. Seats may be left in any order.
+#[derive(Debug)]
+pub(crate) struct Seat<'m> {
+    seats: &'m Seats,
+    sitting: Sitting,
+    /// A seat belongs to the thread that took it.
+    stays: PhantomData<*const ()>,
+}
+
+impl Seat<'_> {
+    pub fn cpu(&self) -> usize {
+        self.sitting.cpu
+    }
+}
+
+impl std::fmt::Debug for Sitting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CPU {} of machine {}", self.cpu, self.machine)
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        SITTING.with_borrow_mut(|all| {
+            if let Some(at) = all.iter().rposition(|s| *s == self.sitting) {
+                all.remove(at);
+            }
+            self.seats.set_top(all);
+            if !all.contains(&self.sitting) {
+                self.seats.taken[self.sitting.cpu].store(false, Ordering::Release);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_seat_counts_and_machines_nest() {
+        let (a, b) = (Seats::new(4, Schedule::Host), Seats::new(2, Schedule::Host));
+        let a3 = a.sit(3);
+        assert_eq!(a.current(), 3);
+        let b1 = b.sit(1);
+        assert_eq!((a.current(), b.current()), (3, 1));
+        let again = a.sit(3);
+        let a0 = a.sit(0);
+        assert_eq!((a.current(), a.occupied()), (0, 2));
+        drop(a3);
+        assert_eq!((a.current(), b.current(), a.occupied()), (0, 1, 2));
+        drop((a0, again));
+        assert_eq!((a.sitting(), b.current()), (None, 1));
+        drop(b1);
+        assert_eq!((a.occupied(), b.occupied()), (0, 0));
+    }
+
+    #[test]
+    fn one_thread_is_one_cpu() {
+        let seats = Seats::new(2, Schedule::Host);
+        let _mine = seats.sit(1);
+        let panic = std::thread::scope(|s| s.spawn(|| drop(seats.sit(1))).join()).unwrap_err();
+        assert!(
+            panic
+                .downcast::<String>()
+                .unwrap()
+                .contains("CPU 1 of this machine is another thread already")
+        );
+        std::thread::scope(|s| s.spawn(|| drop(seats.sit(0))).join()).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "this thread is no CPU of this machine")]
+    fn standing_is_an_error() {
+        Seats::new(1, Schedule::Host).current();
+    }
+}

@@ -1,0 +1,83 @@
+//! What the hardware did, in numbers.
+
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts of one CPU or of a whole machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Accesses answered by a bank of the first tier.
+    pub hits: u64,
+    /// Accesses answered by a bank of a later tier.
+    pub later_hits: u64,
+    /// Accesses that no bank answered.
+    pub misses: u64,
+    /// Walks: one a miss, and one whenever accessed or dirty had to be set for a translation already cached.
+    pub walks: u64,
+    /// Entries that walks read: what a paging-structure cache saves.
+    pub walk_reads: u64,
+    /// Faults delivered to a handler.
+    pub faults: u64,
+    /// Calls of [`vellum::platform::Tlb::invalidate`] by this CPU.
+    pub invalidations: u64,
+    /// Ranges in those; a whole space counts as one.
+    pub ranges: u64,
+    /// Pages in those, at the stride of the call; a whole space counts as none.
+    pub pages: u64,
+    /// Other CPUs that those reached.
+    pub ipis: u64,
+}
+
+impl AddAssign for Stats {
+    fn add_assign(&mut self, more: Stats) {
+        self.hits += more.hits;
+        self.later_hits += more.later_hits;
+        self.misses += more.misses;
+        self.walks += more.walks;
+        self.walk_reads += more.walk_reads;
+        self.faults += more.faults;
+        self.invalidations += more.invalidations;
+        self.ranges += more.ranges;
+        self.pages += more.pages;
+        self.ipis += more.ipis;
+    }
+}
+
+/// The invalidations that one CPU asked for, alone on its cache line. Only that CPU writes, so plain adding will do.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct Asked {
+    invalidations: AtomicU64,
+    ranges: AtomicU64,
+    pages: AtomicU64,
+    ipis: AtomicU64,
+}
+
+impl Asked {
+    pub fn count(&self, ranges: u64, pages: u64, ipis: u64) {
+        let add = |counter: &AtomicU64, n: u64| {
+            counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed)
+        };
+        add(&self.invalidations, 1);
+        add(&self.ranges, ranges);
+        add(&self.pages, pages);
+        add(&self.ipis, ipis);
+    }
+
+    pub fn stats(&self) -> Stats {
+        Stats {
+            invalidations: self.invalidations.load(Ordering::Relaxed),
+            ranges: self.ranges.load(Ordering::Relaxed),
+            pages: self.pages.load(Ordering::Relaxed),
+            ipis: self.ipis.load(Ordering::Relaxed),
+            ..Stats::default()
+        }
+    }
+
+    pub fn reset(&self) {
+        for counter in [&self.invalidations, &self.ranges, &self.pages, &self.ipis] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! One CPU's translation caches: banks of translations, and the paging-structure cache, which remembers pointers to
+//! tables so that a walk need not start at the root.
+//!
+//! Everything is tagged with the address space, as with PCIDs or ASIDs. Nothing is ever dropped for convenience: what the
+//! engine forgets to invalidate stays and is used.
+
+use std::borrow::Cow;
+
+use vellum::addr::{Pfn, VirtRange};
+use vellum::platform::{Invalidation, SpaceId};
+
+use crate::walker::Leaf;
+
+/// Entries of one kind: `sets` × `ways`, least recently used goes first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bank {
+    /// 1 is asked first. Banks of one tier are asked together; a hit in a later tier fills the earlier ones.
+    pub tier: u8,
+    /// log2 of the page sizes that it can hold.
+    pub shifts: Cow<'static, [u32]>,
+    /// Number of sets.
+    pub sets: u32,
+    /// Entries in each.
+    pub ways: u32,
+}
+
+/// Room for pointers to tables that stand at one level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagingCache {
+    /// The level where the pointer stands, 2 or more.
+    pub level: u8,
+    /// How many, in one set.
+    pub entries: u32,
+}
+
+/// The translation caches of a CPU, as data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlbModel {
+    /// What it is called in reports.
+    pub name: Cow<'static, str>,
+    /// The banks.
+    pub banks: Cow<'static, [Bank]>,
+    /// The paging-structure caches.
+    pub paging: Cow<'static, [PagingCache]>,
+}
+
+const fn bank(tier: u8, shifts: &'static [u32], sets: u32, ways: u32) -> Bank {
+    Bank {
+        tier,
+        shifts: Cow::Borrowed(shifts),
+        sets,
+        ways,
+    }
+}
+
+impl TlbModel {
+    /// No cache at all: every access walks from the root.
+    pub const NONE: TlbModel = TlbModel {
+        name: Cow::Borrowed("none"),
+        banks: Cow::Borrowed(&[]),
+        paging: Cow::Borrowed(&[]),
+    };
+
+    /// Sized like a server's CPU of about 2020, and like none in particular.
+    pub const GENERIC: TlbModel = TlbModel {
+        name: Cow::Borrowed("generic"),
+        banks: Cow::Borrowed(
+            const {
+                &[
+                    bank(1, &[12, 14, 16], 16, 4),
+                    bank(1, &[21, 25], 8, 4),
+                    bank(1, &[30, 36], 1, 4),
+                    bank(2, &[12, 14, 16, 21, 25], 128, 12),
+                    bank(2, &[30, 36], 4, 4),
+                ]
+            },
+        ),
+        paging: Cow::Borrowed(
+            const {
+                &[
+                    PagingCache {
+                        level: 2,
+                        entries: 32,
+                    },
+                    PagingCache { level: 3, entries: 8 },
+                    PagingCache { level: 4, entries: 4 },
+                    PagingCache { level: 5, entries: 2 },
+                ]
+            },
+        ),
+    };
+
+    /// For strict machines: few entries, one set, any size; so much happens by design of the adversary that more would
+    /// only cost time.
+    pub const SMALL: TlbModel = TlbModel {
+        name: Cow::Borrowed("small"),
+        banks: Cow::Borrowed(const { &[bank(1, &[12, 14, 16, 21, 25, 29, 30, 36, 39, 42], 1, 24)] }),
+        paging: Cow::Borrowed(
+            const {
+                &[
+                    PagingCache { level: 2, entries: 4 },
+                    PagingCache { level: 3, entries: 3 },
+                    PagingCache { level: 4, entries: 2 },
+                    PagingCache { level: 5, entries: 2 },
+                ]
+            },
+        ),
+    };
+}
+
+/// What an entry is looked up by: a naturally aligned stretch of a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag {
+    pub space: SpaceId,
+    pub page: u64,
+    pub shift: u32,
+}
+
+impl Tag {
+    pub fn new(space: SpaceId, va: u64, shift: u32) -> Tag {
+        Tag {
+            space,
+            page: va >> shift,
+            shift,
+        }
+    }
+
+    pub fn range(self) -> VirtRange {
+        let start = self.page << self.shift;
+        VirtRange {
+            start,
+            end: start + (1 << self.shift),
+        }
+    }
+
+    /// Whether an invalidation reaches this entry: one of the addresses that it steps through must lie inside. A stride
+    /// wider than the entry can step over it, as it does on real processors.
+    pub fn reached_by(self, what: &Invalidation<'_>) -> bool {
+        if self.space != what.space {
+            return false;
+        }
+        let mine = self.range();
+        what.ranges.is_empty()
+            || what.ranges.iter().any(|range| {
+                let short = mine.start.saturating_sub(range.start);
+                let first = range
+                    .start
+                    .saturating_add(short.next_multiple_of(1 << what.stride_shift));
+                first < range.end.min(mine.end)
+            })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot<T> {
+    entry: Option<(Tag, T)>,
+    used: u64,
+}
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Slot { entry: None, used: 0 }
+    }
+}
+
+/// A set-associative cache.
+#[derive(Debug)]
+struct Cache<T> {
+    slots: Box<[Slot<T>]>,
+    ways: usize,
+}
+
+impl<T: Copy> Cache<T> {
+    fn new(sets: u32, ways: u32) -> Self {
+        let slots = (0..sets * ways).map(|_| Slot::default()).collect();
+        Cache {
+            slots,
+            ways: ways as usize,
+        }
+    }
+
+    #[inline]
+    fn set(&mut self, page: u64) -> &mut [Slot<T>] {
+        let sets = (self.slots.len() / self.ways) as u64;
+        let first = (page % sets) as usize * self.ways;
+        &mut self.slots[first..first + self.ways]
+    }
+
+    #[inline]
+    fn get(&mut self, tag: Tag, now: u64) -> Option<T> {
+        let slot = self
+            .set(tag.page)
+            .iter_mut()
+            .find(|s| s.entry.is_some_and(|(t, _)| t == tag))?;
+        slot.used = now;
+        slot.entry.map(|(_, value)| value)
+    }
+
+    fn put(&mut self, tag: Tag, value: T, now: u64) {
+        let set = self.set(tag.page);
+        let same = set.iter().position(|s| s.entry.is_some_and(|(t, _)| t == tag));
+        let oldest = || {
+            (0..set.len()).min_by_key(|i| {
+                if set[*i].entry.is_none() {
+                    0
+                } else {
+                    1 + set[*i].used
+                }
+            })
+        };
+        if let Some(i) = same.or_else(oldest) {
+            set[i] = Slot {
+                entry: Some((tag, value)),
+                used: now,
+            };
+        }
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(Tag) -> bool) {
+        for slot in &mut self.slots {
+            if slot.entry.is_some_and(|(tag, _)| !keep(tag)) {
+                slot.entry = None;
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (Tag, T)> + '_ {
+        self.slots.iter().filter_map(|s| s.entry)
+    }
+}
+
+/// The caches of one CPU.
+#[derive(Debug)]
+pub(crate) struct Tlb {
+    banks: Vec<(Bank, Cache<Leaf>)>,
+    /// From the last level up: the deepest pointer saves the most.
+    paging: Vec<(u8, Cache<Pfn>)>,
+    now: u64,
+}
+
+impl Tlb {
+    pub fn new(model: &TlbModel) -> Self {
+        let mut banks: Vec<_> = model
+            .banks
+            .iter()
+            .map(|b| (b.clone(), Cache::new(b.sets, b.ways)))
+            .collect();
+        banks.sort_by_key(|(bank, _)| bank.tier);
+        let mut paging: Vec<_> = model
+            .paging
+            .iter()
+            .map(|p| (p.level, Cache::new(1, p.entries)))
+            .collect();
+        paging.sort_by_key(|(level, _)| *level);
+        Tlb {
+            banks,
+            paging,
+            now: 0,
+        }
+    }
+
+    /// The translation of `va` if one is cached, and the tier that had it.
+    #[inline]
+    pub fn lookup(&mut self, space: SpaceId, va: u64) -> Option<(Leaf, u8)> {
+        self.now += 1;
+        let now = self.now;
+        let (leaf, tier) = self.banks.iter_mut().find_map(|(bank, cache)| {
+            bank.shifts
+                .iter()
+                .find_map(|shift| cache.get(Tag::new(space, va, *shift), now))
+                .map(|leaf| (leaf, bank.tier))
+        })?;
+        if tier > 1 {
+            self.put_below(space, va, leaf, tier);
+        }
+        Some((leaf, tier))
+    }
+
+    /// Cache a translation in every tier.
+    pub fn insert(&mut self, space: SpaceId, va: u64, leaf: Leaf) {
+        self.put_below(space, va, leaf, u8::MAX);
+    }
+
+    fn put_below(&mut self, space: SpaceId, va: u64, leaf: Leaf, tier: u8) {
+        for (bank, cache) in &mut self.banks {
+            if bank.tier < tier && bank.shifts.contains(&leaf.shift) {
+                cache.put(Tag::new(space, va, leaf.shift), leaf, self.now);
+            }
+        }
+    }
+
+    /// Where the walk for `va` may start: the table that the deepest cached pointer names, and that table's level.
+    pub fn start(&mut self, space: SpaceId, va: u64, level_shift: impl Fn(u8) -> u32) -> Option<(Pfn, u8)> {
+        let now = self.now;
+        self.paging.iter_mut().find_map(|(level, cache)| {
+            cache
+                .get(Tag::new(space, va, level_shift(*level)), now)
+                .map(|table| (table, *level - 1))
+        })
+    }
+
+    /// Remember the pointer at `level` (where an entry spans `1 << shift` bytes) on the way to `va`.
+    pub fn insert_pointer(&mut self, space: SpaceId, va: u64, level: u8, shift: u32, table: Pfn) {
+        if let Some((_, cache)) = self.paging.iter_mut().find(|(l, _)| *l == level) {
+            cache.put(Tag::new(space, va, shift), table, self.now);
+        }
+    }
+
+    /// Drop what an invalidation reaches.
+    pub fn invalidate(&mut self, what: &Invalidation<'_>) {
+        for (_, cache) in &mut self.banks {
+            cache.retain(|tag| !tag.reached_by(what));
+        }
+        if what.tables {
+            for (_, cache) in &mut self.paging {
+                cache.retain(|tag| !tag.reached_by(what));
+            }
+        }
+    }
+
+    /// Drop the translations of one address, as a processor does before it reports a fault there.
+    pub fn forget(&mut self, space: SpaceId, va: u64) {
+        for (_, cache) in &mut self.banks {
+            cache.retain(|tag| tag.space != space || !tag.range().contains(va));
+        }
+    }
+
+    /// Drop everything of a space.
+    pub fn forget_space(&mut self, space: SpaceId) {
+        for (_, cache) in &mut self.banks {
+            cache.retain(|tag| tag.space != space);
+        }
+        for (_, cache) in &mut self.paging {
+            cache.retain(|tag| tag.space != space);
+        }
+    }
+
+    /// All translations. What several banks hold comes several times.
+    pub fn translations(&self) -> impl Iterator<Item = (Tag, Leaf)> + '_ {
+        self.banks.iter().flat_map(|(_, cache)| cache.iter())
+    }
+
+    /// All pointers to tables.
+    pub fn pointers(&self) -> impl Iterator<Item = (Tag, Pfn)> + '_ {
+        self.paging.iter().flat_map(|(_, cache)| cache.iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vellum::addr::PhysAddr;
+    use vellum::arch::Attrs;
+
+    const SPACE: SpaceId = SpaceId(7);
+
+    fn leaf(shift: u32) -> Leaf {
+        Leaf {
+            base: PhysAddr(1 << shift),
+            shift,
+            attrs: Attrs::READ | Attrs::ACCESSED,
+        }
+    }
+
+    fn invalidation(ranges: &[VirtRange], stride_shift: u32, tables: bool) -> Invalidation<'_> {
+        Invalidation {
+            space: SPACE,
+            root: Pfn(0),
+            ranges,
+            stride_shift,
+            tables,
+        }
+    }
+
+    #[test]
+    fn a_later_tier_keeps_what_the_first_lost() {
+        let mut tlb = Tlb::new(&TlbModel::GENERIC);
+        // Five pages of one set of four ways.
+        for page in 0..5 {
+            tlb.insert(SPACE, page << 16, leaf(12));
+        }
+        assert_eq!(tlb.lookup(SPACE, 0).unwrap().1, 2);
+        assert_eq!(tlb.lookup(SPACE, 0).unwrap().1, 1, "refilled");
+        assert_eq!(tlb.lookup(SpaceId(8), 0), None, "tagged");
+    }
+
+    #[test]
+    fn a_stride_too_wide_steps_over_small_pages() {
+        let mut tlb = Tlb::new(&TlbModel::SMALL);
+        let range = [VirtRange {
+            start: 0x20_0000,
+            end: 0x60_0000,
+        }];
+        for va in [0x20_0000, 0x20_1000, 0x40_0000, 0x60_0000] {
+            tlb.insert(SPACE, va, leaf(12));
+        }
+        tlb.insert(SPACE, 0x5f_f000, leaf(21));
+        tlb.invalidate(&invalidation(&range, 21, false));
+        let mut left: Vec<_> = tlb.translations().map(|(tag, _)| tag.range().start).collect();
+        left.sort();
+        assert_eq!(left, [0x20_1000, 0x60_0000]);
+        tlb.invalidate(&invalidation(&range, 12, false));
+        assert_eq!(tlb.translations().count(), 1);
+        tlb.invalidate(&invalidation(&[], 12, false));
+        assert_eq!(tlb.translations().count(), 0);
+    }
+
+    #[test]
+    fn pointers_go_only_when_tables_went() {
+        let mut tlb = Tlb::new(&TlbModel::SMALL);
+        let shift = |level: u8| 12 + 9 * (level as u32 - 1);
+        tlb.insert_pointer(SPACE, 0x4000_0000, 3, shift(3), Pfn(3));
+        tlb.insert_pointer(SPACE, 0x4020_0000, 2, shift(2), Pfn(2));
+        assert_eq!(tlb.start(SPACE, 0x4020_5000, shift), Some((Pfn(2), 1)));
+        assert_eq!(tlb.start(SPACE, 0x4040_0000, shift), Some((Pfn(3), 2)));
+        let range = [VirtRange {
+            start: 0x4020_0000,
+            end: 0x4020_1000,
+        }];
+        tlb.invalidate(&invalidation(&range, 12, false));
+        assert_eq!(tlb.pointers().count(), 2);
+        tlb.invalidate(&invalidation(&range, 12, true));
+        assert_eq!(tlb.pointers().count(), 0, "both are on the way there");
+        assert_eq!(tlb.start(SPACE, 0x4020_5000, shift), None);
+    }
+}
