@@ -1,0 +1,172 @@
+//! Who is measured, and what a contender must supply.
+
+use std::ops::{Index, IndexMut};
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::case::{Case, Op};
+
+/// The columns of every comparison, in the order they are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// The least work the operation can be.
+    Floor,
+    /// The engine, everything on.
+    Vellum,
+    /// The engine with runs capped at one entry.
+    Page,
+    /// The kernel of this machine.
+    Linux,
+}
+
+impl Column {
+    /// All of them, in order.
+    pub const ALL: [Column; 4] = [Column::Floor, Column::Vellum, Column::Page, Column::Linux];
+
+    /// The heading.
+    pub fn name(self) -> &'static str {
+        match self {
+            Column::Floor => "floor",
+            Column::Vellum => "vellum",
+            Column::Page => "page",
+            Column::Linux => "linux",
+        }
+    }
+}
+
+/// One value a column. In JSON, an object with the keys `floor_ns`, `vellum_ns`, `page_ns`, `linux_ns`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Columns<T> {
+    /// Of [`Column::Floor`].
+    #[serde(rename = "floor_ns")]
+    pub floor: T,
+    /// Of [`Column::Vellum`].
+    #[serde(rename = "vellum_ns")]
+    pub vellum: T,
+    /// Of [`Column::Page`].
+    #[serde(rename = "page_ns")]
+    pub page: T,
+    /// Of [`Column::Linux`].
+    #[serde(rename = "linux_ns")]
+    pub linux: T,
+}
+
+impl<T> Columns<T> {
+    /// Each column's value, changed by `f`.
+    pub fn map<U>(&self, f: impl Fn(&T) -> U) -> Columns<U> {
+        Columns {
+            floor: f(&self.floor),
+            vellum: f(&self.vellum),
+            page: f(&self.page),
+            linux: f(&self.linux),
+        }
+    }
+}
+
+impl<T> Index<Column> for Columns<T> {
+    type Output = T;
+
+    fn index(&self, column: Column) -> &T {
+        match column {
+            Column::Floor => &self.floor,
+            Column::Vellum => &self.vellum,
+            Column::Page => &self.page,
+            Column::Linux => &self.linux,
+        }
+    }
+}
+
+impl<T> IndexMut<Column> for Columns<T> {
+    fn index_mut(&mut self, column: Column) -> &mut T {
+        match column {
+            Column::Floor => &mut self.floor,
+            Column::Vellum => &mut self.vellum,
+            Column::Page => &mut self.page,
+            Column::Linux => &mut self.linux,
+        }
+    }
+}
+
+/// What one run found out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// Nanoseconds to touch every page of the fresh region; `None` where that is not this contender's work.
+    pub touch_ns: Option<u64>,
+    /// Nanoseconds of the operation itself. For [`Op::Touch`], any operation may be behind it.
+    pub op_ns: u64,
+    /// Share of the region, 0 to 1, that is not mapped the way the case says. Other than zero only where the contender cannot
+    /// force it: Linux falls back to small folios when it finds no contiguous memory.
+    pub fallback: f64,
+}
+
+/// Somebody who can do the operations.
+///
+/// To add one: implement this, and add it to the list in [`unmap::contenders`](super::unmap::contenders). Its
+/// column then fills in every table, chart and JSON row; nothing else has to know about it.
+pub trait Contender {
+    /// The column it fills.
+    fn column(&self) -> Column;
+
+    /// Called once before the runs of a case, outside of all measurement.
+    fn prepare(&mut self, _case: &Case) -> Result<(), Skip> {
+        Ok(())
+    }
+
+    /// One run: map and touch a fresh region, measure `op` on it, tear everything down.
+    fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip>;
+}
+
+/// Why a contender has no figure for a row. The row says so, and the benchmark goes on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Skip {
+    /// A setting would have to be changed, and this user may not.
+    #[error("needs root, to change the huge-page settings")]
+    Denied,
+    /// A setting could not be read or written for another reason.
+    #[error("cannot use {}: {error}", path.display())]
+    Setting {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        error: String,
+    },
+    /// Somebody else is changing the settings.
+    #[error("another benchmark is using the huge-page settings")]
+    Busy,
+    /// Not built with transparent huge pages.
+    #[error("this kernel has no transparent huge pages")]
+    NoThp,
+    /// Built with them, but not of this size.
+    #[error("this kernel has no anonymous folios of {0} KiB")]
+    NoFolio(u32),
+    /// The machine is too small.
+    #[error("needs {needed} MiB of memory, {available} MiB are available")]
+    Memory {
+        /// MiB that the case takes.
+        needed: u64,
+        /// MiB that could be had.
+        available: u64,
+    },
+    /// A system call failed.
+    #[error("{call}: {error}")]
+    System {
+        /// Which.
+        call: &'static str,
+        /// What the kernel said.
+        error: String,
+    },
+    /// The helper process failed.
+    #[error("the measured child process failed: {0}")]
+    Child(String),
+}
+
+impl Skip {
+    /// A system call failed.
+    pub fn system(call: &'static str, error: impl ToString) -> Skip {
+        Skip::System {
+            call,
+            error: error.to_string(),
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! The floor: the least work the operation can be, as a bare loop on real memory.
+//!
+//! What it does: the x86-64 entries of the region lie in page tables, one 32-byte descriptor a frame in an
+//! array. Unmapping reads each entry, finds the run by comparing its neighbours with what they must be, clears
+//! it, takes the run off the counts in the head frame's descriptor, and puts the folio on a free list if
+//! nothing is left of them; then the table itself goes on the list. Protecting clears the write bit of each entry.
+//!
+//! What it leaves out is everything that makes it a memory manager: locks, atomic operations, TLB
+//! invalidation and the wait for it, reverse map, statistics, groups, LRU, the merging of free blocks, regions,
+//! the walk from the root. No implementation can be faster on the same data; the question is how near it comes.
+//!
+//! `munmap`, `dontneed` and `exit` are the same loop here: what tells them apart is none of the floor's work.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use bytemuck::Zeroable;
+
+use super::case::{Case, Op, TABLE_SPAN};
+use super::contender::{Column, Contender, Sample, Skip};
+use super::memory::Mapped;
+
+/// Entries of one table.
+const ENTRIES: usize = 512;
+/// Frame number of the region's first page: away from zero, so that no address is accidentally null.
+const FIRST_FRAME: u64 = 0x10_0000;
+
+const PRESENT: u64 = 1;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// Leaf bit of an upper-level entry.
+const LARGE: u64 = 1 << 7;
+const NO_EXECUTE: u64 = 1 << 63;
+const FRAME: u64 = 0x000f_ffff_ffff_f000;
+/// What every entry of a touched, writable, anonymous region says.
+const ATTRIBUTES: u64 = PRESENT | WRITE | USER | ACCESSED | DIRTY | NO_EXECUTE;
+
+/// A page table, or one stretch of upper-level entries.
+#[derive(Clone, Copy, Zeroable)]
+#[repr(C, align(4096))]
+struct Table([u64; ENTRIES]);
+
+/// What is known of a frame, in 32 bytes: half a cache line, as in the engine.
+#[derive(Clone, Copy, Zeroable)]
+#[repr(C, align(32))]
+struct Descriptor {
+    references: u32,
+    maps: u32,
+    /// Pages of the folio whose head this is.
+    pages: u32,
+    /// Frames back to the head of the folio: what a tail frame's descriptor is for.
+    to_head: u32,
+    /// Next on the free list: index + 1, zero for the end.
+    next: u64,
+    owner: u64,
+}
+
+const _: () = assert!(size_of::<Descriptor>() == 32);
+
+/// An intrusive list of free folios, linked through their descriptors.
+#[derive(Default)]
+struct FreeList {
+    head: u64,
+    folios: u64,
+}
+
+impl FreeList {
+    #[inline(always)]
+    fn push(&mut self, index: usize, descriptor: &mut Descriptor) {
+        descriptor.next = self.head;
+        self.head = index as u64 + 1;
+        self.folios += 1;
+    }
+}
+
+/// The contender.
+#[derive(Default)]
+pub struct Floor {
+    arena: Option<Arena>,
+}
+
+/// The memory of one case, kept between its runs.
+struct Arena {
+    case: Case,
+    tables: Mapped<Table>,
+    /// A descriptor a frame of the region, then one a table.
+    descriptors: Mapped<Descriptor>,
+}
+
+impl Contender for Floor {
+    fn column(&self) -> Column {
+        Column::Floor
+    }
+
+    fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
+        if self.arena.as_ref().is_none_or(|arena| arena.case != *case) {
+            self.arena = None;
+            self.arena = Some(Arena::new(case).map_err(|error| Skip::system("mmap", error))?);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
+        self.prepare(case)?;
+        let Some(arena) = self.arena.as_mut() else {
+            return Err(Skip::system("mmap", "no memory"));
+        };
+        arena.fill();
+        let start = Instant::now();
+        let freed = arena.perform(op);
+        let op_ns = start.elapsed().as_nanos() as u64;
+        black_box(freed);
+        Ok(Sample {
+            touch_ns: None,
+            op_ns,
+            fallback: 0.0,
+        })
+    }
+}
+
+impl Arena {
+    fn new(case: &Case) -> rustix::io::Result<Arena> {
+        let tables = (case.bytes / TABLE_SPAN) as usize;
+        let tables = if case.huge {
+            tables.div_ceil(ENTRIES)
+        } else {
+            tables
+        };
+        Ok(Arena {
+            case: *case,
+            tables: Mapped::zeroed(tables)?,
+            descriptors: Mapped::zeroed(case.pages() as usize + tables)?,
+        })
+    }
+
+    /// A fresh region: consecutive frames, every folio mapped once in full. Not measured.
+    fn fill(&mut self) {
+        let entries = self.tables.iter_mut().flat_map(|table| table.0.iter_mut());
+        let (count, step, leaf) = if self.case.huge {
+            (self.case.bytes / TABLE_SPAN, TABLE_SPAN >> 12, LARGE)
+        } else {
+            (self.case.pages(), 1, 0)
+        };
+        for (entry, n) in entries.zip(0..count) {
+            *entry = (FIRST_FRAME + n * step) << 12 | ATTRIBUTES | leaf;
+        }
+        let pages = self.case.pages_per_folio() as u32;
+        let mappings = if self.case.huge { 1 } else { pages };
+        for (frame, descriptor) in self.descriptors.iter_mut().enumerate() {
+            *descriptor = match frame as u32 % pages {
+                0 => Descriptor {
+                    pages,
+                    references: mappings,
+                    maps: mappings,
+                    ..Descriptor::zeroed()
+                },
+                to_head => Descriptor {
+                    to_head,
+                    ..Descriptor::zeroed()
+                },
+            };
+        }
+        // Behind the frames of the region lie those of its tables: nothing maps them.
+        self.descriptors[self.case.pages() as usize..].fill(Descriptor::zeroed());
+    }
+
+    /// The measured part. Returns the folios freed, tables among them.
+    fn perform(&mut self, op: Op) -> u64 {
+        match (op, self.case.huge) {
+            (Op::Protect, _) => {
+                write_protect(&mut self.tables);
+                0
+            }
+            (_, true) => unmap_huge(&mut self.tables, &mut self.descriptors),
+            (_, false) => unmap(
+                &mut self.tables,
+                &mut self.descriptors,
+                self.case.pages() as usize,
+            ),
+        }
+    }
+}
+
+/// Unmaps and frees everything the tables map, and the tables.
+#[inline(never)]
+fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) -> u64 {
+    let (frames, of_tables) = descriptors.split_at_mut(frames);
+    let mut free = FreeList::default();
+    for (number, (Table(table), of_table)) in tables.iter_mut().zip(of_tables).enumerate() {
+        let mut rest = &mut table[..];
+        while let Some(&first) = rest.first() {
+            if first & PRESENT == 0 {
+                rest = &mut rest[1..];
+                continue;
+            }
+            let frame = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+            let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
+                break;
+            };
+            let head = frame.wrapping_sub(to_head);
+            let Some(descriptor) = frames.get_mut(head) else {
+                break;
+            };
+            // No run reaches beyond its folio, or beyond its table.
+            let limit = (descriptor.pages as usize)
+                .wrapping_sub(to_head)
+                .clamp(1, rest.len());
+            let run = take_run(&mut rest[..limit], first);
+            rest = &mut rest[run..];
+
+            descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
+            descriptor.references = descriptor.references.wrapping_sub(run as u32);
+            if descriptor.references == 0 {
+                free.push(head, descriptor);
+            }
+        }
+        free.push(frames.len() + number, of_table);
+    }
+    free.folios
+}
+
+/// Clears the entries from the start that map consecutive frames with the same attributes, at least the first,
+/// and returns how many they are. What hardware sets by itself is not compared.
+///
+/// One pass, four entries at a time: compared without a branch in between, which becomes vector instructions.
+#[inline(always)]
+fn take_run(entries: &mut [u64], first: u64) -> usize {
+    const SET_BY_HARDWARE: u64 = ACCESSED | DIRTY;
+    if entries.len() == 1 {
+        entries[0] = 0;
+        return 1;
+    }
+    let mut expected = first | SET_BY_HARDWARE;
+    let mut run = 0;
+    let (fours, _) = entries.as_chunks_mut::<4>();
+    for four in fours {
+        let differs = |n: usize| (four[n] | SET_BY_HARDWARE) ^ (expected + ((n as u64) << 12));
+        if differs(0) | differs(1) | differs(2) | differs(3) != 0 {
+            break;
+        }
+        *four = [0; 4];
+        expected += 4 << 12;
+        run += 4;
+    }
+    // The last few of a run that ends before its folio does.
+    while let Some(entry) = entries.get_mut(run)
+        && *entry | SET_BY_HARDWARE == expected
+    {
+        *entry = 0;
+        expected += 1 << 12;
+        run += 1;
+    }
+    run
+}
+
+/// Unmaps and frees every huge mapping: one entry and one descriptor each.
+#[inline(never)]
+fn unmap_huge(tables: &mut [Table], descriptors: &mut [Descriptor]) -> u64 {
+    let mut free = FreeList::default();
+    for entry in tables.iter_mut().flat_map(|table| table.0.iter_mut()) {
+        if *entry & PRESENT == 0 {
+            continue;
+        }
+        let head = ((*entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+        let Some(descriptor) = descriptors.get_mut(head) else {
+            break;
+        };
+        *entry = 0;
+        descriptor.maps = descriptor.maps.wrapping_sub(1);
+        descriptor.references = descriptor.references.wrapping_sub(1);
+        if descriptor.references == 0 {
+            free.push(head, descriptor);
+        }
+    }
+    free.folios
+}
+
+/// Takes the right to write out of every entry. An empty entry stays empty.
+#[inline(never)]
+fn write_protect(tables: &mut [Table]) {
+    for entry in tables.iter_mut().flat_map(|table| table.0.iter_mut()) {
+        *entry &= !WRITE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: u64 = 8 << 20;
+
+    fn cases() -> impl Iterator<Item = Case> {
+        let small = [4, 16, 64, 512, 2048].map(|folio_kib| Case {
+            bytes: BYTES,
+            folio_kib,
+            huge: false,
+        });
+        small.into_iter().chain([Case {
+            bytes: BYTES,
+            folio_kib: 2048,
+            huge: true,
+        }])
+    }
+
+    fn entries(arena: &Arena) -> impl Iterator<Item = u64> {
+        arena.tables.iter().flat_map(|table| table.0)
+    }
+
+    #[test]
+    fn unmapping_clears_every_entry_and_frees_every_folio_once() {
+        for case in cases() {
+            for op in [Op::Munmap, Op::Dontneed, Op::Exit] {
+                let mut arena = Arena::new(&case).unwrap();
+                arena.fill();
+                assert!(entries(&arena).any(|entry| entry != 0));
+                let tables = if case.huge { 0 } else { case.bytes / TABLE_SPAN };
+                assert_eq!(
+                    arena.perform(op),
+                    case.folios() + tables,
+                    "{} {}",
+                    op.name(),
+                    case.label()
+                );
+                assert!(entries(&arena).all(|entry| entry == 0));
+                assert!(arena.descriptors.iter().all(|d| d.references == 0 && d.maps == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_ends_where_the_frames_or_the_attributes_do() {
+        let entry = |frame: u64, attributes: u64| frame << 12 | attributes;
+        let first = entry(7, ATTRIBUTES);
+        let run = [
+            first,
+            entry(8, ATTRIBUTES & !DIRTY),
+            entry(9, ATTRIBUTES & !ACCESSED),
+            entry(10, ATTRIBUTES),
+            entry(11, ATTRIBUTES),
+            first + (5 << 12),
+        ];
+        let taken = |mut run: [u64; 6]| {
+            let length = take_run(&mut run, first);
+            assert!(
+                run[..length].iter().all(|&entry| entry == 0),
+                "what is in the run is cleared"
+            );
+            (length, run)
+        };
+        assert_eq!(taken(run).0, 6, "accessed and dirty are merged, not compared");
+        for (at, other) in [
+            (1, 0),
+            (2, entry(10, ATTRIBUTES)),
+            (3, entry(10, ATTRIBUTES & !WRITE)),
+            (5, 0),
+        ] {
+            let mut run = run;
+            run[at] = other;
+            let (length, after) = taken(run);
+            assert_eq!(length, at);
+            assert_eq!(after[at..], run[at..], "what is behind the run is left alone");
+        }
+    }
+
+    #[test]
+    fn a_folio_in_several_runs_is_freed_with_the_last() {
+        let case = Case {
+            bytes: TABLE_SPAN,
+            folio_kib: 64,
+            huge: false,
+        };
+        let mut arena = Arena::new(&case).unwrap();
+        arena.fill();
+        arena.tables[0].0[5] &= !WRITE;
+        assert_eq!(
+            arena.perform(Op::Munmap),
+            case.folios() + 1,
+            "three runs, one folio"
+        );
+        assert!(entries(&arena).all(|entry| entry == 0));
+
+        arena.fill();
+        arena.tables[0].0[5] = 0;
+        assert_eq!(
+            arena.perform(Op::Munmap),
+            case.folios(),
+            "one page is still mapped somewhere else"
+        );
+        assert_eq!(arena.descriptors[0].references, 1);
+    }
+
+    #[test]
+    fn protecting_takes_the_write_bit_and_nothing_else() {
+        for case in cases() {
+            let mut arena = Arena::new(&case).unwrap();
+            arena.fill();
+            let before: Vec<u64> = entries(&arena).collect();
+            arena.perform(Op::Protect);
+            assert!(
+                entries(&arena)
+                    .zip(before)
+                    .all(|(after, before)| after == before & !WRITE)
+            );
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Helper processes: this program, started again by the benchmark.
+//!
+//! They are started afresh rather than forked. A fork copies the benchmark's page tables, and then each write of
+//! another contender to its own memory is a fault; a fresh process has nothing but what it maps itself.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+
+use super::{exit, keeper, spans};
+use crate::bench::contender::Skip;
+
+/// What a helper does.
+#[derive(clap::Subcommand)]
+pub enum Role {
+    /// Put settings back when standard input ends.
+    Keeper,
+    /// Map and touch a region, say so, wait for a byte, and exit.
+    Exit(exit::Args),
+    /// Touch and discard a span, and count the page tables.
+    Tables(spans::Args),
+}
+
+/// What a helper says, a line of JSON each.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// The region is touched; the exit can be timed.
+    Touched {
+        /// Nanoseconds of the touch.
+        ns: u64,
+        /// Share of the region that is not mapped as asked, 0 to 1.
+        fallback: f64,
+    },
+    /// Part of the span that is done, 0 to 1.
+    Progress(f64),
+    /// Page tables of the process.
+    Tables(spans::PageTables),
+}
+
+/// Runs a helper. Its errors go to standard error, which the benchmark reads.
+pub fn run(role: Role) -> anyhow::Result<()> {
+    match role {
+        Role::Keeper => keeper::keep(std::io::stdin().lock()),
+        Role::Exit(args) => {
+            die_with_parent()?;
+            exit::exit(&args)
+        }
+        Role::Tables(args) => {
+            die_with_parent()?;
+            spans::count(&args)
+        }
+    }
+}
+
+/// A helper that holds a gigabyte shall not outlive a benchmark that was killed.
+fn die_with_parent() -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have died before it could be asked to take us along.
+    anyhow::ensure!(
+        getppid() != Some(rustix::process::Pid::INIT) || std::process::id() == 1,
+        "started by nobody"
+    );
+    Ok(())
+}
+
+/// Says it to the benchmark.
+pub fn say(message: Message) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, &message)?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}
+
+/// A running helper. Dropping it ends it.
+pub struct Helper {
+    process: std::process::Child,
+    go: Option<ChildStdin>,
+    says: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    /// Starts one.
+    pub fn start(args: &[String]) -> Result<Helper, Skip> {
+        let failed = |error: &dyn ToString| Skip::Child(error.to_string());
+        let mut process = Command::new("/proc/self/exe")
+            .arg("linux-child")
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(&error))?;
+        let go = process.stdin.take();
+        let says = process
+            .stdout
+            .take()
+            .ok_or_else(|| failed(&"no standard output"))?;
+        Ok(Helper {
+            process,
+            go,
+            says: BufReader::new(says),
+        })
+    }
+
+    /// The next thing it says. Its silence is an error, explained by what it wrote to standard error.
+    pub fn hear(&mut self) -> Result<Message, Skip> {
+        let mut line = String::new();
+        match self.says.read_line(&mut line) {
+            Ok(0) => {
+                let mut error = String::new();
+                let _ = self
+                    .process
+                    .stderr
+                    .take()
+                    .map(|mut stderr| stderr.read_to_string(&mut error));
+                let status = self
+                    .process
+                    .wait()
+                    .map(|status| status.to_string())
+                    .unwrap_or_default();
+                Err(Skip::Child(format!("{status} {}", error.trim())))
+            }
+            Ok(_) => serde_json::from_str(&line).map_err(|error| Skip::Child(error.to_string())),
+            Err(error) => Err(Skip::Child(error.to_string())),
+        }
+    }
+
+    /// Tells it to go on, and waits for its end.
+    pub fn go_and_wait(&mut self) -> Result<(), Skip> {
+        let failed = |error: std::io::Error| Skip::Child(error.to_string());
+        self.go
+            .take()
+            .ok_or_else(|| Skip::Child("already gone".into()))?
+            .write_all(b"!")
+            .map_err(failed)?;
+        let status = self.process.wait().map_err(failed)?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(Skip::Child(status.to_string()))
+        }
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // Neither does anything to a process that has been waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A file of ours, under a name by which a helper can open it.
+pub fn path_for_helper(file: &impl std::os::fd::AsRawFd) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+}

@@ -1,0 +1,108 @@
+//! The contender that is the kernel of this machine, through its system calls.
+//!
+//! | module | its story |
+//! |---|---|
+//! | [`knobs`] | settings in files: changed in a scope, restored on every way out |
+//! | [`keeper`] | the process that restores them when this one cannot |
+//! | [`mthp`] | which settings give folios of one size |
+//! | [`region`] | a region of memory: map, touch, take away; each step timed |
+//! | [`child`] | helper processes: one that exits to be measured, one whose page tables are counted |
+//! | [`exit`] | timing the exit of such a child |
+//! | [`spans`] | counting the page tables of such a child |
+//! | [`cpu`] | staying on one CPU, and the clock |
+//!
+//! Linux is given its best: memory is compacted before large folios are asked for, the settings ask for no other size,
+//! each size is checked after the fact, and neither the zeroing of pages nor their faults are in a figure but `touch`.
+
+pub mod child;
+pub mod cpu;
+pub mod exit;
+pub mod keeper;
+pub mod knobs;
+pub mod mthp;
+pub mod region;
+pub mod spans;
+
+use std::path::Path;
+
+use procfs::Current;
+
+use super::case::{Case, Op};
+use super::contender::{Column, Contender, Sample, Skip};
+use exit::ExitTimer;
+use knobs::Knobs;
+use mthp::Mthp;
+use region::Region;
+
+/// Where the kernel's memory compactor is asked to run.
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
+
+/// The contender.
+pub struct Linux {
+    mthp: Mthp,
+    knobs: Knobs,
+    exits: ExitTimer,
+}
+
+impl Linux {
+    /// The kernel below us. `thp_root` is `/sys/kernel/mm/transparent_hugepage` except in tests.
+    pub fn new(thp_root: &Path) -> Linux {
+        Linux {
+            mthp: Mthp::at(thp_root),
+            knobs: Knobs::guarded(thp_root),
+            exits: ExitTimer::default(),
+        }
+    }
+}
+
+impl Contender for Linux {
+    fn column(&self) -> Column {
+        Column::Linux
+    }
+
+    fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
+        self.mthp.plan(case)?;
+        enough_memory(case)?;
+        if case.folio_kib > 4 {
+            // Whoever may not compact gets what memory there is; the check of the folios tells.
+            let _ = std::fs::write(COMPACT, "1");
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
+        let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
+        if op == Op::Exit {
+            return self.exits.measure(case, settings);
+        }
+        let region = Region::map(case.bytes)?;
+        let touched = region.touch(case)?;
+        // The rest of the machine gets its settings back at once: the operations below read none of them.
+        settings.restore()?;
+        let op_ns = match op {
+            Op::Dontneed => region.discard()?,
+            Op::Protect => region.protect()?,
+            Op::Munmap | Op::Touch | Op::Exit => region.unmap()?,
+        };
+        Ok(Sample {
+            touch_ns: Some(touched.ns),
+            op_ns,
+            fallback: touched.fallback,
+        })
+    }
+}
+
+/// An eighth more than the region: its page tables, and room for everybody else.
+fn enough_memory(case: &Case) -> Result<(), Skip> {
+    let available = procfs::Meminfo::current()
+        .ok()
+        .and_then(|info| info.mem_available);
+    let needed = case.bytes + case.bytes / 8;
+    match available {
+        Some(available) if available < needed => Err(Skip::Memory {
+            needed: needed >> 20,
+            available: available >> 20,
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,98 @@
+//! Benchmarks: the same work by several contenders, in turn, and a report of it.
+//!
+//! | module | its story |
+//! |---|---|
+//! | [`case`] | what is measured: a region of folios of one size, and the operations on it |
+//! | [`contender`] | who is measured, and what a contender must supply |
+//! | [`turns`] | taking turns, so that noise falls on everybody |
+//! | [`stats`] | from samples to a figure |
+//! | [`floor`] | the contender that does the least an operation can be |
+//! | [`linux`] | the contender that is the kernel of this machine |
+//! | [`unmap`], [`tables`] | the benchmarks: cases in, rows out |
+//! | [`report`] | rows to a terminal, to JSON lines, to a web page |
+//!
+//! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one report. A new
+//! one needs a module with `section(&Args) -> Section`, and a line in [`Bench`] and in [`run`].
+
+pub mod case;
+pub mod contender;
+pub mod floor;
+pub mod linux;
+pub mod machine;
+pub mod memory;
+pub mod progress;
+pub mod report;
+pub mod stats;
+pub mod tables;
+pub mod turns;
+pub mod unmap;
+
+use clap::Subcommand;
+
+/// The benchmarks there are.
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Take memory away: munmap, MADV_DONTNEED, exit; and change it: mprotect.
+    ///
+    /// A region is mapped, touched page by page, and then measured while it is taken away (or made read-only).
+    /// Its folios are 4 KiB to 2 MiB, each page mapped by a page-table entry of its own; `huge` is 2 MiB folios
+    /// mapped by one upper-level entry each.
+    Unmap {
+        /// What to measure.
+        #[command(flatten)]
+        args: unmap::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Touch and discard a long span of addresses: how many page tables are left behind?
+    ///
+    /// Touches 2 MiB at a time and discards it at once, over the whole span. Nothing is mapped in the end, so
+    /// no page table is needed; what the process still pays for is the figure.
+    Tables {
+        /// What to measure.
+        #[command(flatten)]
+        args: tables::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Run every benchmark, into one report.
+    All {
+        /// What `unmap` measures.
+        #[command(flatten)]
+        unmap: unmap::Args,
+        /// What `tables` measures.
+        #[command(flatten)]
+        tables: tables::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
+}
+
+/// Runs what was asked for and writes the report.
+pub fn run(what: Bench) -> anyhow::Result<()> {
+    // Before anything is measured: the load and the settings of the machine as we found it.
+    let machine = machine::Machine::of_this();
+    // Before the first measurement too: an output that cannot be written should not cost minutes.
+    let (sections, writer) = match what {
+        Bench::Unmap { args, output } => {
+            let writer = output.open()?;
+            (vec![unmap::section(&args)?], writer)
+        }
+        Bench::Tables { args, output } => {
+            let writer = output.open()?;
+            (vec![tables::section(&args)], writer)
+        }
+        Bench::All {
+            unmap,
+            tables,
+            output,
+        } => {
+            let writer = output.open()?;
+            (vec![unmap::section(&unmap)?, tables::section(&tables)], writer)
+        }
+    };
+    writer.write(&report::Report { machine, sections })
+}

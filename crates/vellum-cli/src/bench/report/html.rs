@@ -1,0 +1,134 @@
+//! A report as one web page, complete in itself: no script, no font, nothing to load.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::{Chart, Part, Report, Section, Table, Value, chart};
+
+const STYLE: &str = include_str!("style.css");
+
+/// The page.
+pub fn page(report: &Report) -> anyhow::Result<String> {
+    let sections: anyhow::Result<Vec<Markup>> = report.sections.iter().map(section).collect();
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { "Vellum: memory management by the run" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header {
+                    p.brand { "Vellum" }
+                    h1 { "Memory management by the run" }
+                    p.lead {
+                        "A run is a stretch of consecutive page-table entries that say the same thing. Here is what \
+                         memory operations cost: the least they can be, in the engine that works by runs, and in the kernel \
+                         of the machine below."
+                    }
+                    dl.machine {
+                        @for (name, value) in &report.machine.facts { div { dt { (name) } dd { (value) } } }
+                    }
+                    @if let Some(busy) = &report.machine.busy { p.note { (busy) } }
+                }
+                main { @for section in sections? { (section) } }
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+fn section(section: &Section) -> anyhow::Result<Markup> {
+    let parts: anyhow::Result<Vec<Markup>> = section.parts.iter().map(part).collect();
+    Ok(html! {
+        section id=(section.id) {
+            h2 { (section.title) }
+            @for part in parts? { (part) }
+            @if !section.notes.is_empty() {
+                h3 { "What is missing" }
+                ul.notes { @for note in &section.notes { li { (note) } } }
+            }
+            h3 { "How it was measured" }
+            @for paragraph in &section.method { p { (paragraph) } }
+        }
+    })
+}
+
+fn part(part: &Part) -> anyhow::Result<Markup> {
+    let chart = part.chart.as_ref().map(figure).transpose()?.flatten();
+    Ok(html! {
+        article {
+            h3 { (part.title) }
+            @if !part.text.is_empty() { p { (part.text) } }
+            @if let Some(chart) = chart { (chart) }
+            (table(&part.table))
+        }
+    })
+}
+
+fn figure(chart: &Chart) -> anyhow::Result<Option<Markup>> {
+    Ok(chart::svg(chart)?.map(|svg| {
+        html! {
+            figure {
+                div role="img" aria-label=(chart.label) { (PreEscaped(svg)) }
+                figcaption {
+                    span.legend {
+                        @for series in &chart.series {
+                            span.key style=(format!("--key: var(--{})", series.column.name())) { (series.column.name()) }
+                        }
+                    }
+                    (chart.label)
+                }
+            }
+        }
+    }))
+}
+
+fn table(table: &Table) -> Markup {
+    html! {
+        div.scroll {
+            table {
+                thead { tr { @for name in &table.head { th scope="col" { (name) } } } }
+                tbody {
+                    @for row in &table.rows {
+                        tr { @for (at, value) in row.iter().enumerate() {
+                            @if at == 0 { th scope="row" { (cell(value)) } } @else { td { (cell(value)) } }
+                        } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn cell(value: &Value) -> Markup {
+    html! {
+        @match value {
+            Value::None => span.none { "–" },
+            Value::Text(text) => (text),
+            Value::Figure { main, range } => { (main) " " span.range { (range) } },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_escapes_what_it_is_given_and_loads_nothing() {
+        let page = super::page(&crate::bench::report::tests::example()).unwrap();
+        for expected in [
+            "An &lt;example&gt;",
+            "Measured &amp; told.",
+            "one &lt;fast&gt;",
+            "a &quot;picture&quot;",
+            "<svg",
+        ] {
+            assert!(page.contains(expected), "{expected}");
+        }
+        for loader in ["<script", "<link", "src=", "@import", "url("] {
+            assert!(!page.contains(loader), "{loader}");
+        }
+    }
+}

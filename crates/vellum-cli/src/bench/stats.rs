@@ -1,0 +1,78 @@
+//! From samples to a figure.
+
+/// What is said about a set of samples. The median, since noise only ever adds; the extremes, so that nobody
+/// has to trust the median.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// The middle sample, or the mean of the middle two.
+    pub median: u64,
+    /// The smallest sample.
+    pub min: u64,
+    /// The largest sample.
+    pub max: u64,
+}
+
+impl Summary {
+    /// Summarises; `None` of nothing.
+    pub fn of(samples: &[u64]) -> Option<Summary> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable();
+        let (&min, &max) = (sorted.first()?, sorted.last()?);
+        let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
+        Some(Summary {
+            median: low.midpoint(high),
+            min,
+            max,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_nothing_there_is_no_figure() {
+        assert_eq!(Summary::of(&[]), None);
+    }
+
+    #[test]
+    fn the_median_does_not_depend_on_the_order_or_on_an_outlier() {
+        assert_eq!(
+            Summary::of(&[7]),
+            Some(Summary {
+                median: 7,
+                min: 7,
+                max: 7
+            })
+        );
+        assert_eq!(
+            Summary::of(&[9, 1, 5]),
+            Some(Summary {
+                median: 5,
+                min: 1,
+                max: 9
+            })
+        );
+        assert_eq!(
+            Summary::of(&[5, 1_000_000, 1]),
+            Some(Summary {
+                median: 5,
+                min: 1,
+                max: 1_000_000
+            })
+        );
+        assert_eq!(
+            Summary::of(&[4, 1, 10, 2]),
+            Some(Summary {
+                median: 3,
+                min: 1,
+                max: 10
+            })
+        );
+        assert_eq!(
+            Summary::of(&[u64::MAX, u64::MAX]).map(|s| s.median),
+            Some(u64::MAX)
+        );
+    }
+}

@@ -1,0 +1,107 @@
+//! `bench unmap`: taking memory away, and changing what may be done with it, by folio size.
+
+mod rows;
+mod section;
+
+use std::path::PathBuf;
+
+use super::case::{Case, Op, TABLE_SPAN, parse_folio};
+use super::contender::{Columns, Contender};
+use super::floor::Floor;
+use super::linux::Linux;
+use super::linux::cpu::OnOneCpu;
+use super::progress::Progress;
+use super::report::Section;
+use super::turns::{self, Outcome};
+use rows::Row;
+
+/// What to measure.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Length of the region: a multiple of 2 MiB.
+    #[arg(long, default_value = "1GiB", value_parser = parse_size)]
+    pub size: u64,
+    /// Runs of each contender; the figure is their median.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: u32,
+    /// Folio sizes in KiB whose pages are mapped one entry each.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "4,16,32,64,128,256,512,1024,2048",
+        value_parser = parse_folio
+    )]
+    pub folios: Vec<u32>,
+    /// Operations to measure. `touch`, the page faults, is reported beside the others and not compared.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "munmap,dontneed,exit,protect,touch"
+    )]
+    pub ops: Vec<Op>,
+    /// Leave out the region of 2 MiB folios that are mapped by one upper-level entry each.
+    #[arg(long)]
+    pub no_huge: bool,
+    /// Where the huge-page settings are.
+    #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
+    pub thp_root: PathBuf,
+}
+
+/// Everybody who is measured. A contender listed here appears in every table, chart and JSON row.
+pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
+    vec![Box::new(Floor::default()), Box::new(Linux::new(&args.thp_root))]
+}
+
+/// Measures, and tells of it.
+pub fn section(args: &Args) -> anyhow::Result<Section> {
+    anyhow::ensure!(
+        args.size > 0 && args.size.is_multiple_of(TABLE_SPAN),
+        "--size must be a multiple of 2 MiB"
+    );
+    let _here = OnOneCpu::pin();
+    let rows = measure(args, &mut contenders(args));
+    Ok(section::of(&rows, args.runs))
+}
+
+fn cases(args: &Args) -> impl Iterator<Item = Case> {
+    let small = args.folios.iter().map(|&folio_kib| Case {
+        bytes: args.size,
+        folio_kib,
+        huge: false,
+    });
+    let huge = (!args.no_huge).then_some(Case {
+        bytes: args.size,
+        folio_kib: 2048,
+        huge: true,
+    });
+    small.chain(huge)
+}
+
+/// Runs everything, and returns the rows in the order of the operations asked for.
+fn measure(args: &Args, contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
+    let mut timed: Vec<Op> = args.ops.iter().copied().filter(|&op| op != Op::Touch).collect();
+    if timed.is_empty() {
+        timed.push(Op::Touch);
+    }
+    let steps = cases(args).count() * timed.len() * contenders.len() * args.runs as usize;
+    let progress = Progress::new(steps as u64);
+    let mut rows = Vec::new();
+    for case in cases(args) {
+        let mut all = Columns::<Outcome>::default();
+        for &op in &timed {
+            let outcomes = turns::take(contenders, &case, op, args.runs, &progress);
+            rows::gather_touches(&mut all, &outcomes);
+            rows.push(Row::new(op, case, &outcomes));
+        }
+        rows.retain(|row| row.op != Op::Touch || row.case != case);
+        if args.ops.contains(&Op::Touch) {
+            rows.push(Row::new(Op::Touch, case, &all));
+        }
+    }
+    rows.sort_by_key(|row| args.ops.iter().position(|&op| op == row.op));
+    rows
+}
+
+fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
+    crate::size::parse(text)
+}

@@ -1,0 +1,267 @@
+//! The rows of `bench unmap`, and their shape in JSON.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::bench::case::{Case, Op};
+use crate::bench::contender::{Column, Columns, Skip};
+use crate::bench::stats::Summary;
+use crate::bench::turns::Outcome;
+
+/// From this share on, a row is marked as not being what its name says.
+pub const NOTABLE_FALLBACK: f64 = 0.01;
+
+/// One operation on one case, by everybody.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The operation.
+    pub op: Op,
+    /// The case.
+    pub case: Case,
+    /// What came of it.
+    pub cells: Columns<Cell>,
+}
+
+/// One contender's figure.
+#[derive(Clone, Debug, Default)]
+pub enum Cell {
+    /// There is no such contender, or the operation is none of its work.
+    #[default]
+    Absent,
+    /// It could not, and says why.
+    Skipped(Skip),
+    /// It could.
+    Measured {
+        /// Nanoseconds.
+        summary: Summary,
+        /// The worst share of the region that was not what the case says.
+        fallback: f64,
+    },
+}
+
+impl Cell {
+    fn new(samples: &[u64], outcome: &Outcome) -> Cell {
+        match (&outcome.skip, Summary::of(samples)) {
+            (Some(skip), _) => Cell::Skipped(skip.clone()),
+            (None, Some(summary)) => Cell::Measured {
+                summary,
+                fallback: outcome.fallback,
+            },
+            (None, None) => Cell::Absent,
+        }
+    }
+
+    /// The figure, if there is one.
+    pub fn summary(&self) -> Option<Summary> {
+        match self {
+            Cell::Measured { summary, .. } => Some(*summary),
+            _ => None,
+        }
+    }
+
+    /// The share that fell back, if it is worth a word.
+    pub fn notable_fallback(&self) -> Option<f64> {
+        match self {
+            Cell::Measured { fallback, .. } if *fallback > NOTABLE_FALLBACK => Some(*fallback),
+            _ => None,
+        }
+    }
+}
+
+impl Row {
+    /// The row of `outcomes`. For [`Op::Touch`] their touches count.
+    pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
+        let samples = |outcome: &Outcome| {
+            Cell::new(
+                if op == Op::Touch {
+                    &outcome.touches
+                } else {
+                    &outcome.ops
+                },
+                outcome,
+            )
+        };
+        Row {
+            op,
+            case,
+            cells: outcomes.map(samples),
+        }
+    }
+
+    /// Median of a column in nanoseconds.
+    pub fn median(&self, column: Column) -> Option<u64> {
+        self.cells[column].summary().map(|summary| summary.median)
+    }
+
+    /// One column's median over another's.
+    pub fn ratio(&self, over: Column, under: Column) -> Option<f64> {
+        let (over, under) = (self.median(over)?, self.median(under)?);
+        (under > 0).then(|| over as f64 / under as f64)
+    }
+
+    /// The row as one JSON object.
+    pub fn json(&self) -> Value {
+        let pick = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.summary().map(f));
+        let by_column = |f: &dyn Fn(&Cell) -> Option<Value>| -> Option<Map<String, Value>> {
+            let some = Column::ALL
+                .into_iter()
+                .filter_map(|c| Some((format!("{}_ns", c.name()), f(&self.cells[c])?)));
+            Some(some.collect::<Map<_, _>>()).filter(|map| !map.is_empty())
+        };
+        let json = Json {
+            bench: "unmap",
+            op: self.op.name(),
+            folio_kib: self.case.folio_kib,
+            huge: self.case.huge,
+            bytes: self.case.bytes,
+            medians: pick(|summary| summary.median),
+            min: pick(|summary| summary.min),
+            max: pick(|summary| summary.max),
+            skipped: by_column(&|cell| match cell {
+                Cell::Skipped(skip) => Some(skip.to_string().into()),
+                _ => None,
+            }),
+            fallback: by_column(&|cell| cell.notable_fallback().map(Value::from)),
+        };
+        serde_json::to_value(json).unwrap_or_default()
+    }
+}
+
+/// The keys of a row. `skipped` (why there is no figure) and `fallback` (the share of the region that was not
+/// what the row says) appear only where there is something to say.
+#[derive(Serialize)]
+struct Json {
+    bench: &'static str,
+    op: &'static str,
+    folio_kib: u32,
+    huge: bool,
+    bytes: u64,
+    #[serde(flatten)]
+    medians: Columns<Option<u64>>,
+    min: Columns<Option<u64>>,
+    max: Columns<Option<u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<Map<String, Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fallback: Option<Map<String, Value>>,
+}
+
+/// Adds the touches of one operation's runs to those of all: every run touches, whatever it measures then.
+pub fn gather_touches(all: &mut Columns<Outcome>, outcomes: &Columns<Outcome>) {
+    for column in Column::ALL {
+        let (all, outcome) = (&mut all[column], &outcomes[column]);
+        all.touches.extend(&outcome.touches);
+        all.fallback = all.fallback.max(outcome.fallback);
+        all.skip = all.skip.take().or_else(|| outcome.skip.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(ops: &[u64]) -> Outcome {
+        Outcome {
+            ops: ops.to_vec(),
+            touches: ops.iter().map(|ns| ns * 10).collect(),
+            ..Outcome::default()
+        }
+    }
+
+    const CASE: Case = Case {
+        bytes: 1 << 30,
+        folio_kib: 64,
+        huge: false,
+    };
+
+    #[test]
+    fn the_json_of_a_row_has_these_keys_and_no_others() {
+        let outcomes = Columns {
+            floor: outcome(&[3, 1, 2]),
+            linux: Outcome {
+                skip: Some(Skip::NoThp),
+                ..Outcome::default()
+            },
+            ..Columns::default()
+        };
+        let expected = serde_json::json!({
+            "bench": "unmap", "op": "munmap", "folio_kib": 64, "huge": false, "bytes": 1 << 30,
+            "floor_ns": 2, "vellum_ns": null, "page_ns": null, "linux_ns": null,
+            "min": { "floor_ns": 1, "vellum_ns": null, "page_ns": null, "linux_ns": null },
+            "max": { "floor_ns": 3, "vellum_ns": null, "page_ns": null, "linux_ns": null },
+            "skipped": { "linux_ns": Skip::NoThp.to_string() },
+        });
+        assert_eq!(Row::new(Op::Munmap, CASE, &outcomes).json(), expected);
+    }
+
+    #[test]
+    fn a_fallback_is_told_from_one_percent_on() {
+        let with = |fallback| {
+            let linux = Outcome {
+                fallback,
+                ..outcome(&[5])
+            };
+            Row::new(
+                Op::Munmap,
+                CASE,
+                &Columns {
+                    linux,
+                    ..Columns::default()
+                },
+            )
+        };
+        assert!(with(0.01).json().get("fallback").is_none());
+        assert_eq!(
+            with(0.25).json()["fallback"],
+            serde_json::json!({ "linux_ns": 0.25 })
+        );
+    }
+
+    #[test]
+    fn a_contender_that_skips_halfway_has_no_figure() {
+        let linux = Outcome {
+            skip: Some(Skip::Busy),
+            ..outcome(&[5, 6])
+        };
+        let row = Row::new(
+            Op::Munmap,
+            CASE,
+            &Columns {
+                linux,
+                ..Columns::default()
+            },
+        );
+        assert_eq!(row.median(Column::Linux), None);
+    }
+
+    #[test]
+    fn the_touch_row_has_the_touches_of_every_operation() {
+        let mut all = Columns::default();
+        for ops in [[1, 2], [3, 4]] {
+            gather_touches(
+                &mut all,
+                &Columns {
+                    linux: outcome(&ops),
+                    ..Columns::default()
+                },
+            );
+        }
+        let row = Row::new(Op::Touch, CASE, &all);
+        assert_eq!(row.cells.linux.summary(), Summary::of(&[10, 20, 30, 40]));
+    }
+
+    #[test]
+    fn a_ratio_needs_both_and_no_zero() {
+        let row = |floor: &[u64], linux: &[u64]| {
+            let outcomes = Columns {
+                floor: outcome(floor),
+                linux: outcome(linux),
+                ..Columns::default()
+            };
+            Row::new(Op::Munmap, CASE, &outcomes).ratio(Column::Linux, Column::Floor)
+        };
+        assert_eq!(row(&[2], &[5]), Some(2.5));
+        assert_eq!(row(&[], &[5]), None);
+        assert_eq!(row(&[0], &[5]), None);
+    }
+}

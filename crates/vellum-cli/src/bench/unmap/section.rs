@@ -1,0 +1,289 @@
+//! What `bench unmap` tells: a table and a chart an operation, how it was measured, and what is missing.
+
+use super::rows::{Cell, Row};
+use crate::bench::case::Op;
+use crate::bench::contender::Column;
+use crate::bench::report::{Chart, Part, Section, Series, Table, Value, show};
+
+/// A row is marked with this when its folios are not what it says.
+const MARK: &str = "*";
+
+/// The section of these rows.
+pub fn of(rows: &[Row], runs: u32) -> Section {
+    let bytes = rows.first().map_or(0, |row| row.case.bytes);
+    Section {
+        id: "unmap",
+        title: format!("Taking away {}, by folio size", crate::size::show(bytes)),
+        method: method(runs),
+        parts: rows.chunk_by(|a, b| a.op == b.op).map(part).collect(),
+        notes: notes(rows),
+        json: rows.iter().map(Row::json).collect(),
+    }
+}
+
+fn part(rows: &[Row]) -> Part {
+    let op = rows[0].op;
+    Part {
+        title: op.name().to_owned(),
+        text: what(op).to_owned(),
+        chart: Some(chart(rows)),
+        table: table(rows),
+    }
+}
+
+fn what(op: Op) -> &'static str {
+    match op {
+        Op::Munmap => "The region is unmapped; its folios and page tables are freed.",
+        Op::Dontneed => {
+            "Its memory is discarded and the region stays (MADV_DONTNEED). Linux frees the page tables as well where one \
+             call covers all of a table."
+        }
+        Op::Exit => {
+            "The address space that holds the region ends. For Linux: from a process's last instruction to the return of \
+             its parent's wait, less the same for a process without the region. For the floor this is munmap again."
+        }
+        Op::Protect => {
+            "The region is made read-only (mprotect). Every entry changes and no folio does, so the size of a run is \
+             worth less here."
+        }
+        Op::Touch => {
+            "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. Reported, \
+             not compared: zeroing is most of it, and a simulated machine has no exceptions to take."
+        }
+    }
+}
+
+fn method(runs: u32) -> Vec<String> {
+    vec![
+        format!(
+            "Each figure is the median of {runs} runs, with the smallest and the largest beside it. The contenders take \
+             turns, on one CPU, with a fresh region each time; mapping, touching and tearing down are not in the figure \
+             (touch is the exception, being just that). Only ratios of two columns carry over to another machine."
+        ),
+        "floor is the least the operation can be: a bare loop over the same page-table entries and one 32-byte descriptor \
+         a folio, in memory already there and partly in cache. No locks, no atomic operations, no TLB, no reverse map, no \
+         accounting, no walk from the root."
+            .into(),
+        "vellum is the engine, everything on (statistics, groups, LRU, reverse map), on real memory in a simulated \
+         machine; page is the same engine with runs capped at one entry. Neither enters a kernel or executes a TLB \
+         instruction."
+            .into(),
+        "linux is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only the \
+         folio size in question enabled, the sizes checked after each touch. Its figure includes entering the kernel and \
+         invalidating the TLB."
+            .into(),
+        "The 2 MiB row has each folio mapped by 512 entries (Linux: split by a change of one page's protection and back); \
+         2 MiB huge has it mapped by one."
+            .into(),
+    ]
+}
+
+fn table(rows: &[Row]) -> Table {
+    use Column::{Floor, Linux, Page, Vellum};
+    let compared = rows[0].op != Op::Touch;
+    let ratios = [
+        ("linux / vellum", Linux, Vellum),
+        ("vellum / floor", Vellum, Floor),
+        ("linux / floor", Linux, Floor),
+    ];
+    let mut head = vec!["folio".to_owned()];
+    head.extend(Column::ALL.map(|column| column.name().to_owned()));
+    if compared {
+        head.extend(ratios.map(|(name, ..)| name.to_owned()));
+        head.push("vellum vs page".to_owned());
+    }
+    let line = |row: &Row| {
+        let mut line = vec![Value::Text(row.case.label())];
+        line.extend(Column::ALL.map(|column| figure(&row.cells[column])));
+        if compared {
+            line.extend(ratios.map(|(_, over, under)| {
+                row.ratio(over, under)
+                    .map_or(Value::None, |r| Value::Text(show::ratio(r)))
+            }));
+            line.push(
+                row.ratio(Vellum, Page)
+                    .map_or(Value::None, |r| Value::Text(show::change(r))),
+            );
+        }
+        line
+    };
+    Table {
+        head,
+        rows: rows.iter().map(line).collect(),
+    }
+}
+
+fn figure(cell: &Cell) -> Value {
+    let Some(summary) = cell.summary() else {
+        return Value::None;
+    };
+    let (median, range) = show::nanoseconds(summary);
+    let mark = if cell.notable_fallback().is_some() {
+        MARK
+    } else {
+        ""
+    };
+    Value::Figure {
+        main: format!("{median}{mark}"),
+        range,
+    }
+}
+
+fn chart(rows: &[Row]) -> Chart {
+    // The x axis is log2 of the folio size; what is mapped huge stands one step to the right, by itself.
+    let x = |row: &Row| f64::from(row.case.folio_kib).log2() + if row.case.huge { 1.0 } else { 0.0 };
+    let mut ticks: Vec<(f64, String)> = rows
+        .iter()
+        .map(|row| {
+            (
+                x(row),
+                if row.case.huge {
+                    "huge".to_owned()
+                } else {
+                    row.case.label()
+                },
+            )
+        })
+        .collect();
+    ticks.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let series = Column::ALL.into_iter().filter_map(|column| {
+        let points = |huge: bool| -> Vec<(f64, f64)> {
+            let mut points: Vec<_> = rows
+                .iter()
+                .filter(|row| row.case.huge == huge)
+                .filter_map(|row| Some((x(row), row.median(column)? as f64 / row.case.pages() as f64)))
+                .filter(|&(_, y)| y > 0.0)
+                .collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            points
+        };
+        let series = Series {
+            column,
+            line: points(false),
+            lone: points(true),
+        };
+        (!series.line.is_empty() || !series.lone.is_empty()).then_some(series)
+    });
+    Chart {
+        label: format!(
+            "{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic",
+            rows[0].op.name()
+        ),
+        y_name: "ns a page".to_owned(),
+        ticks,
+        series: series.collect(),
+    }
+}
+
+/// What is missing and why, and what is not as it should be; each reason once, with the rows it holds for.
+fn notes(rows: &[Row]) -> Vec<String> {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    for (row, column) in rows
+        .iter()
+        .flat_map(|row| Column::ALL.map(|column| (row, column)))
+    {
+        let reason = match &row.cells[column] {
+            Cell::Skipped(skip) => format!("{} not measured: {skip}", column.name()),
+            cell => match cell.notable_fallback() {
+                Some(_) => format!(
+                    "{MARK} {}: more than 1 % of the region was not in folios of this size or not mapped this way (memory \
+                     is fragmented)",
+                    column.name()
+                ),
+                None => continue,
+            },
+        };
+        let name = match row.cells[column].notable_fallback() {
+            Some(share) => format!("{} {} ({:.0} %)", row.op.name(), row.case.label(), share * 100.0),
+            None => format!("{} {}", row.op.name(), row.case.label()),
+        };
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    let absent = |column: Column| rows.iter().all(|row| matches!(row.cells[column], Cell::Absent));
+    let missing: Vec<&str> = Column::ALL
+        .into_iter()
+        .filter(|&c| absent(c))
+        .map(Column::name)
+        .collect();
+    let mut notes: Vec<String> = reasons
+        .into_iter()
+        .map(|(reason, names)| format!("{reason}: {}.", names.join(", ")))
+        .collect();
+    if !missing.is_empty() && !rows.is_empty() {
+        notes.push(format!("Not part of this run: {}.", missing.join(", ")));
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::case::Case;
+    use crate::bench::contender::{Columns, Skip};
+    use crate::bench::turns::Outcome;
+
+    fn row(op: Op, folio_kib: u32, linux: Outcome) -> Row {
+        let floor = Outcome {
+            ops: vec![1000],
+            ..Outcome::default()
+        };
+        Row::new(
+            op,
+            Case {
+                bytes: 2 << 20,
+                folio_kib,
+                huge: false,
+            },
+            &Columns {
+                floor,
+                linux,
+                ..Columns::default()
+            },
+        )
+    }
+
+    #[test]
+    fn a_reason_is_given_once_with_every_row_it_holds_for() {
+        let skip = || Outcome {
+            skip: Some(Skip::NoFolio(16)),
+            ..Outcome::default()
+        };
+        let notes = notes(&[row(Op::Munmap, 16, skip()), row(Op::Protect, 16, skip())]);
+        let about: Vec<_> = notes.iter().filter(|note| note.contains("16 KiB")).collect();
+        assert_eq!(about.len(), 1);
+        assert!(about[0].contains("munmap 16 KiB, protect 16 KiB"), "{}", about[0]);
+    }
+
+    #[test]
+    fn a_row_that_fell_back_is_marked() {
+        let linux = Outcome {
+            ops: vec![2000],
+            fallback: 0.2,
+            ..Outcome::default()
+        };
+        let section = of(&[row(Op::Munmap, 64, linux)], 1);
+        let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else {
+            panic!("no figure")
+        };
+        assert!(main.ends_with(MARK), "{main}");
+        assert!(
+            section
+                .notes
+                .iter()
+                .any(|note| note.contains("munmap 64 KiB (20 %)")),
+            "{:?}",
+            section.notes
+        );
+    }
+
+    #[test]
+    fn every_line_of_a_table_is_as_wide_as_its_head() {
+        for op in [Op::Munmap, Op::Touch] {
+            let table = table(&[row(op, 4, Outcome::default())]);
+            assert!(table.rows.iter().all(|row| row.len() == table.head.len()));
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The command line: what can be asked for, in words that teach it.
+
+use clap::{Parser, Subcommand};
+
+use crate::bench::{self, linux};
+
+/// Memory management by the run: measure it, beside the kernel you are running on.
+///
+/// Vellum is the memory manager of an operating-system kernel as a library. It works on runs: stretches of
+/// consecutive page-table entries that say the same thing. This command shows what that is worth.
+#[derive(Parser)]
+#[command(name = "vellum", version, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Measure memory operations: the least they can be, the engine, and the Linux kernel below.
+    ///
+    /// All contenders take turns in one process (A B A B …), so that a noisy machine is noisy for all of them.
+    /// A figure is the median of the runs; the smallest and the largest stand beside it. What compares between
+    /// machines is a ratio of two columns, not a time.
+    #[command(after_help = AFTER_BENCH)]
+    Bench {
+        /// Which benchmark.
+        #[command(subcommand)]
+        what: bench::Bench,
+    },
+    /// Runs as a helper process of a benchmark. Not for people.
+    #[command(hide = true)]
+    LinuxChild {
+        /// What the helper does.
+        #[command(subcommand)]
+        role: linux::child::Role,
+    },
+}
+
+const AFTER_BENCH: &str = "\
+Examples:
+  vellum bench unmap                                    every operation, every folio size, 1 GiB
+  vellum bench unmap --ops munmap --folios 4,64,2048    the short version
+  vellum bench tables --span 2GiB                       who frees empty page tables?
+  vellum bench all --html report.html                   one page to look at and to send
+  vellum bench unmap --json - | jq .linux_ns            one JSON object a row; the table goes to stderr
+
+Linux is compared at a folio size by setting /sys/kernel/mm/transparent_hugepage, which needs root. The settings
+are changed only while a region is being touched and are put back on every way out, kill -9 included.
+Without root the rows that need no change are still compared, and the others say why they are not.";

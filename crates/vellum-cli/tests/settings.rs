@@ -1,0 +1,152 @@
+//! Whatever ends a benchmark, the machine's settings are as they were.
+//!
+//! The settings are files in a directory of the test's own; everything else is the real command.
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const SIZE: &str = "hugepages-64kB/enabled";
+
+/// A directory like `/sys/kernel/mm/transparent_hugepage`.
+struct Settings(tempfile::TempDir);
+
+impl Settings {
+    fn new() -> Settings {
+        let settings = Settings(tempfile::tempdir().unwrap());
+        std::fs::create_dir(settings.path().join("hugepages-64kB")).unwrap();
+        for (file, value) in settings.originals() {
+            std::fs::write(file, value).unwrap();
+        }
+        settings
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn originals(&self) -> [(PathBuf, &'static str); 3] {
+        [("enabled", "madvise"), ("defrag", "defer"), (SIZE, "inherit")]
+            .map(|(f, v)| (self.path().join(f), v))
+    }
+
+    fn are_original(&self) -> bool {
+        self.originals()
+            .iter()
+            .all(|(file, value)| std::fs::read_to_string(file).unwrap() == *value)
+    }
+
+    fn are_changed(&self) -> bool {
+        std::fs::read_to_string(self.path().join(SIZE)).unwrap() == "always"
+    }
+
+    /// A benchmark that would run for a very long time.
+    fn benchmark(&self, ops: &str) -> Child {
+        self.command(&["--runs=1000000", "--folios=64", "--ops", ops])
+            .spawn()
+            .unwrap()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+        command
+            .args(["bench", "unmap", "--no-huge", "--size=64MiB", "--thp-root"])
+            .arg(self.path())
+            .args(args);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+}
+
+/// Waits for something that must come about; how long it takes is no part of the rule.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..6000 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("never happened: {what}");
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: a signal to a process that we started and have not waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+#[test]
+fn a_benchmark_that_ends_by_itself_restores() {
+    let settings = Settings::new();
+    let status = settings
+        .command(&["--runs=2", "--folios=4,64", "--ops=munmap,exit"])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert!(settings.are_original());
+}
+
+#[test]
+fn a_signal_restores_before_the_process_ends_by_it() {
+    for (number, ops) in [
+        (libc::SIGINT, "munmap"),
+        (libc::SIGTERM, "exit"),
+        (libc::SIGHUP, "munmap"),
+    ] {
+        let settings = Settings::new();
+        let mut child = settings.benchmark(ops);
+        until("the settings are changed", || settings.are_changed());
+        signal(&child, number);
+        let status = child.wait().unwrap();
+        assert!(
+            settings.are_original(),
+            "signal {number}: restored by the time the process is gone"
+        );
+        assert_eq!(
+            status.signal(),
+            Some(number),
+            "and the signal still is what ended it"
+        );
+    }
+}
+
+#[test]
+fn even_sigkill_restores() {
+    // Killed at any moment: each round hits another one.
+    for ops in ["munmap", "exit", "protect", "dontneed"] {
+        let settings = Settings::new();
+        let mut child = settings.benchmark(ops);
+        until("the settings are changed", || settings.are_changed());
+        signal(&child, libc::SIGKILL);
+        child.wait().unwrap();
+        until("the keeper has restored them", || settings.are_original());
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(settings.are_original(), "and nobody changes them again");
+    }
+}
+
+#[test]
+fn without_the_right_to_change_them_the_other_rows_are_measured_still() {
+    let settings = Settings::new();
+    // A kernel with folios of this size, whose setting is no file that could be written.
+    std::fs::remove_file(settings.path().join("defrag")).unwrap();
+    let mut command = settings.command(&["--runs=1", "--folios=4,64", "--ops=munmap", "--json=-"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert!(child.wait().unwrap().success());
+    let rows: Vec<serde_json::Value> = out
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(rows.len(), 2);
+    assert!(rows[0]["linux_ns"].is_u64() && rows[0].get("skipped").is_none());
+    assert!(rows[1]["linux_ns"].is_null() && rows[1]["floor_ns"].is_u64());
+    assert!(
+        rows[1]["skipped"]["linux_ns"]
+            .as_str()
+            .unwrap()
+            .contains("defrag")
+    );
+}
