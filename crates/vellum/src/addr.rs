@@ -1,0 +1,156 @@
+//! Addresses: the ground that everything else stands on.
+//!
+//! Physical memory is counted in *frames* of 4 KiB whatever the page size of a table format is; a 16 KiB page is four
+//! frames, a 64 KiB page sixteen. Virtual addresses stay plain `u64`s inside [`VirtRange`], because nearly every use of
+//! one is arithmetic.
+
+use core::fmt;
+
+/// log2 of the size of a frame, in bytes.
+pub const FRAME_SHIFT: u32 = 12;
+/// The size of a frame, in bytes.
+pub const FRAME_SIZE: u64 = 1 << FRAME_SHIFT;
+
+/// A physical address, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PhysAddr(pub u64);
+
+impl PhysAddr {
+    /// The frame that holds this address.
+    #[inline]
+    pub const fn pfn(self) -> Pfn {
+        Pfn((self.0 >> FRAME_SHIFT) as u32)
+    }
+}
+
+impl fmt::Debug for PhysAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pa:{:#x}", self.0)
+    }
+}
+
+/// The number of a frame: its physical address divided by [`FRAME_SIZE`].
+///
+/// 32 bits reach 16 TiB; what that saves in every descriptor and list is why a machine with more is not supported.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pfn(pub u32);
+
+impl Pfn {
+    /// No frame: the end of a list.
+    pub const NONE: Pfn = Pfn(u32::MAX);
+
+    /// The address of the frame's first byte.
+    #[inline]
+    pub const fn addr(self) -> PhysAddr {
+        PhysAddr((self.0 as u64) << FRAME_SHIFT)
+    }
+
+    /// The frame `n` further on.
+    #[inline]
+    pub const fn add(self, n: u32) -> Pfn {
+        Pfn(self.0 + n)
+    }
+
+    /// The first frame of the naturally aligned block of `1 << order` frames that holds this one.
+    #[inline]
+    pub const fn align_down(self, order: u8) -> Pfn {
+        Pfn(self.0 & !((1 << order) - 1))
+    }
+
+    /// Whether a block of `1 << order` frames may start here.
+    #[inline]
+    pub const fn is_aligned(self, order: u8) -> bool {
+        self.0 & ((1 << order) - 1) == 0
+    }
+
+    /// `None` at the end of a list.
+    #[inline]
+    pub fn some(self) -> Option<Pfn> {
+        (self != Pfn::NONE).then_some(self)
+    }
+}
+
+impl fmt::Debug for Pfn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pfn:{:#x}", self.0)
+    }
+}
+
+/// A half-open range of virtual addresses, in bytes. `start <= end` always holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VirtRange {
+    /// The first address.
+    pub start: u64,
+    /// The address after the last.
+    pub end: u64,
+}
+
+impl VirtRange {
+    /// From a start and a length in bytes; `None` if the end is past the last address.
+    #[inline]
+    pub const fn new(start: u64, len: u64) -> Option<VirtRange> {
+        match start.checked_add(len) {
+            Some(end) => Some(VirtRange { start, end }),
+            None => None,
+        }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)]
+    pub const fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether it holds no address.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Whether `addr` lies inside.
+    #[inline]
+    pub const fn contains(&self, addr: u64) -> bool {
+        self.start <= addr && addr < self.end
+    }
+
+    /// Whether all of `other` lies inside.
+    #[inline]
+    pub const fn covers(&self, other: &VirtRange) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+
+    /// Whether the two share an address.
+    #[inline]
+    pub const fn overlaps(&self, other: &VirtRange) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+
+    /// What the two share; empty (at an unspecified place) if nothing.
+    #[inline]
+    pub fn intersect(&self, other: &VirtRange) -> VirtRange {
+        let start = self.start.max(other.start);
+        VirtRange { start, end: self.end.min(other.end).max(start) }
+    }
+}
+
+impl fmt::Debug for VirtRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}..{:#x}", self.start, self.end)
+    }
+}
+
+/// `addr` rounded down to a multiple of `1 << shift`.
+#[inline]
+pub const fn align_down(addr: u64, shift: u32) -> u64 {
+    addr & !((1 << shift) - 1)
+}
+
+/// `addr` rounded up to a multiple of `1 << shift`; `None` if that is past the last address.
+#[inline]
+pub const fn align_up(addr: u64, shift: u32) -> Option<u64> {
+    match addr.checked_add((1 << shift) - 1) {
+        Some(a) => Some(align_down(a, shift)),
+        None => None,
+    }
+}

@@ -1,0 +1,178 @@
+//! Page-table formats.
+//!
+//! An [`Arch`] says how one entry is written and read, and nothing about walking, locking or counting: those are the same
+//! everywhere and live in [`crate::table`]. A format is a value, not a type alone, so that spaces of different depth or
+//! page size live side by side.
+//!
+//! Three rules hold in every format, and the code above relies on them:
+//! - an empty entry is all zero bits;
+//! - levels count from 1 (the last, where pages are) toward the root;
+//! - consecutive entries of a run differ by a constant ([`Arch::step`]), apart from the bits that hardware sets.
+
+mod x86_64;
+
+pub use x86_64::X86_64;
+
+use crate::addr::{PhysAddr, Pfn};
+use bitflags::bitflags;
+
+bitflags! {
+    /// What a leaf says besides the frame, in the engine's own terms.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Attrs: u16 {
+        /// User mode may read. Without it the entry keeps its frame but no access succeeds (`PROT_NONE`).
+        const READ = 1 << 0;
+        /// User mode may write.
+        const WRITE = 1 << 1;
+        /// User mode may execute.
+        const EXEC = 1 << 2;
+        /// Read, written or executed since this was last cleared. Set by hardware.
+        const ACCESSED = 1 << 3;
+        /// Written since this was last cleared. Set by hardware.
+        const DIRTY = 1 << 4;
+        /// The frames belong to this space alone: a write may go ahead in place (Linux: `PageAnonExclusive`).
+        const EXCLUSIVE = 1 << 5;
+        /// Write-protected because somebody watches for writes (Linux: uffd-wp).
+        const WATCHED = 1 << 6;
+        /// Written since tracking began (Linux: soft-dirty).
+        const SOFT_DIRTY = 1 << 7;
+    }
+}
+
+impl Attrs {
+    /// The bits that decide which accesses succeed.
+    pub const PROT: Attrs = Attrs::READ.union(Attrs::WRITE).union(Attrs::EXEC);
+    /// The bits that hardware may set at any instant.
+    pub const HARDWARE: Attrs = Attrs::ACCESSED.union(Attrs::DIRTY);
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing.
+    None,
+    /// A pointer to the table of the next lower level.
+    Table,
+    /// A page, or at an upper level a huge page.
+    Leaf,
+    /// Where the contents went: see [`Swapped`].
+    Swap,
+    /// Not a mapping, but something to remember about this page: see [`Marker`].
+    Marker,
+    /// In transition, by somebody who holds the table's lock: occupied, never to be mistaken for empty (rule 3).
+    Busy,
+}
+
+/// Where a page went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swapped {
+    /// Which swap device, below 32.
+    pub device: u8,
+    /// Which slot there, in pages.
+    pub slot: u64,
+    /// Of [`Attrs::EXCLUSIVE`], [`Attrs::WATCHED`] and [`Attrs::SOFT_DIRTY`], which were set.
+    pub attrs: Attrs,
+}
+
+/// Why an entry without a page is not empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Marker {
+    /// Watched for writes although there is no page (yet).
+    Watched = 1,
+    /// Any access is a fault, as if nothing were mapped (Linux: `MADV_GUARD_INSTALL`).
+    Guard = 2,
+    /// The contents were lost to a hardware error; any access is a bus error.
+    Poison = 3,
+}
+
+/// A page-table format. See the module's text for what every format keeps.
+///
+/// `level` is 1 for the last level. Functions that take a `raw` entry expect one of the kind they name; given another they
+/// return something meaningless, but do not panic.
+pub trait Arch: Copy + Send + Sync + 'static {
+    /// The bits of a leaf that hardware sets in this format: what a comparison of leaves leaves out.
+    const HARDWARE: u64;
+
+    /// How many levels there are, the root's being the highest.
+    fn levels(&self) -> u8;
+
+    /// log2 of the page size in bytes.
+    fn page_shift(&self) -> u32;
+
+    /// First address that user mode can't have.
+    fn user_end(&self) -> u64;
+
+    /// log2 of the number of entries of a table; one of 8 bytes each fills a page.
+    #[inline]
+    fn index_bits(&self) -> u32 {
+        self.page_shift() - 3
+    }
+
+    /// log2 of the bytes that one entry of this level maps.
+    #[inline]
+    fn level_shift(&self, level: u8) -> u32 {
+        self.page_shift() + self.index_bits() * (level as u32 - 1)
+    }
+
+    /// Which entry of a table of this level translates `va`.
+    #[inline]
+    fn index(&self, va: u64, level: u8) -> usize {
+        (va >> self.level_shift(level)) as usize & ((1 << self.index_bits()) - 1)
+    }
+
+    /// log2 of the frames that one page (and one table) takes.
+    #[inline]
+    fn page_order(&self) -> u8 {
+        (self.page_shift() - crate::addr::FRAME_SHIFT) as u8
+    }
+
+    /// Whether a leaf may stand at this level.
+    fn leaf_at(&self, level: u8) -> bool;
+
+    /// What an entry of this level is.
+    fn kind(&self, raw: u64, level: u8) -> Kind;
+
+    /// A leaf. `pa` is aligned to the level's size.
+    fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64;
+
+    /// The address in a leaf.
+    fn leaf_addr(&self, raw: u64, level: u8) -> PhysAddr;
+
+    /// What a leaf says besides.
+    fn attrs(&self, raw: u64, level: u8) -> Attrs;
+
+    /// A pointer to a table.
+    fn table(&self, pa: PhysAddr) -> u64;
+
+    /// The address in a pointer to a table.
+    fn table_addr(&self, raw: u64) -> PhysAddr;
+
+    /// Whether hardware has nothing left to write in this leaf: whatever it may set is set already, or it can't reach the
+    /// entry. Such an entry may be changed by a plain store.
+    fn hardware_idle(&self, raw: u64) -> bool;
+
+    /// What to add (wrapping) to a leaf or swap entry for the next one of its run.
+    fn step(&self, raw: u64, level: u8) -> u64;
+
+    /// A swap entry.
+    fn swap(&self, swapped: Swapped) -> u64;
+
+    /// What a swap entry says.
+    fn swapped(&self, raw: u64) -> Swapped;
+
+    /// A marker.
+    fn marker(&self, marker: Marker) -> u64;
+
+    /// Which marker this is; `None` if it is none that the engine wrote.
+    fn marked(&self, raw: u64) -> Option<Marker>;
+
+    /// The entry of somebody at work.
+    fn busy(&self) -> u64;
+
+    /// The frame in a leaf.
+    #[inline]
+    fn leaf_pfn(&self, raw: u64, level: u8) -> Pfn {
+        self.leaf_addr(raw, level).pfn()
+    }
+}

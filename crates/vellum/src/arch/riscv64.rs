@@ -1,0 +1,291 @@
+//! RISC-V with 64-bit registers: Sv39, Sv48 and Sv57.
+//!
+//! The layout of valid entries is that of the privileged specification, chapter "Supervisor-Level ISA", sections Sv32
+//! (which defines the low bits), Sv39, Sv48 and Sv57 (12.3 to 12.6 in the edition of 2025). A valid leaf:
+//!
+//! | bits | use |
+//! |---|---|
+//! | 0 | V: valid |
+//! | 1–3 | R, W, X |
+//! | 4 | U: user mode; always set |
+//! | 5 | G: global; never set |
+//! | 6, 7 | A, D: accessed, dirty |
+//! | 8, 9 | exclusive, watched: all that the base specification leaves to software |
+//! | 10–53 | number of the 4 KiB frame |
+//! | 59 | soft-dirty, where Svrsw60t59b frees it for software; else 0 |
+//! | 61–62 | memory type (Svpbmt): 0, as the platform says |
+//! | 63 | [`Riscv64::NAPOT`] (Svnapot), not set yet |
+//!
+//! There are three software bits to keep and two to keep them in. Exclusive decides whether a write may go ahead in
+//! place, and watched whether it has to be reported: memory is corrupted or a watcher misses a write if either is lost.
+//! Soft-dirty is the one that a system can do without, and does: [`Riscv64::supported_attrs`] lacks it unless the CPU has
+//! Svrsw60t59b ([`Riscv64::with_rsw60t59b`]). A leaf is then stored without it and read as not having it.
+//!
+//! An entry whose V is clear is free but for that bit; the engine's use of it:
+//!
+//! | bits | swap | marker | busy | no-access leaf |
+//! |---|---|---|---|---|
+//! | 1–3 | 1 | 2 | 3 | 0 |
+//! | 5 | 0 | 0 | 0 | 1 |
+//! | 8–10 | exclusive, watched, soft-dirty | which | | as in a valid leaf |
+//! | 11–15 | device | | | as in a valid leaf |
+//! | 16–63 | slot | | | as in a valid leaf |
+//!
+//! Bits 6 and 7, those of [`Arch::HARDWARE`], are 0 but in leaves. Addresses are not inverted: no RISC-V CPU is known to
+//! speculate on the address of an entry that is not valid.
+//!
+//! A CPU sets A and D by itself (Svadu) or faults where they are clear (Svade). In the latter case the fault handler finds
+//! a leaf that already allows the access, and stores it anew with the bits set.
+//!
+//! Addresses are sign-extended to 64 bits; user mode has the lower half, where the bits above are 0.
+
+use super::{Arch, Attrs, Kind, Marker, Swapped};
+use crate::addr::{FRAME_SHIFT, PhysAddr};
+
+const VALID: u64 = 1 << 0;
+const READ: u64 = 1 << 1;
+const WRITE: u64 = 1 << 2;
+const EXEC: u64 = 1 << 3;
+const USER: u64 = 1 << 4;
+/// In an entry that is not valid: a leaf that nobody may access. Valid leaves use the bit for "global", which user memory
+/// never is.
+const NO_ACCESS: u64 = 1 << 5;
+const ACCESSED: u64 = 1 << 6;
+const DIRTY: u64 = 1 << 7;
+const EXCLUSIVE: u64 = 1 << 8;
+const WATCHED: u64 = 1 << 9;
+const FRAME_AT: u32 = 10;
+const FRAME: u64 = ((1 << 44) - 1) << FRAME_AT;
+const SOFT_DIRTY: u64 = 1 << 59;
+
+const TYPE_SHIFT: u32 = 1;
+const TYPE: u64 = 0b111 << TYPE_SHIFT;
+const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
+const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
+const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
+const SWAP_EXCLUSIVE: u64 = 1 << 8;
+const SWAP_WATCHED: u64 = 1 << 9;
+const SWAP_SOFT_DIRTY: u64 = 1 << 10;
+const MARKER_SHIFT: u32 = 8;
+const DEVICE_SHIFT: u32 = 11;
+const SLOT_SHIFT: u32 = 16;
+
+/// The format. User mode has the lower half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Riscv64 {
+    levels: u8,
+    rsw60t59b: bool,
+}
+
+impl Riscv64 {
+    /// The N bit of a leaf: one of an aligned group of 16 entries that a TLB may hold as one (Svnapot). The engine does
+    /// not set it yet. Once it does, the 16 entries are equal to the last bit: the low bits of the frame's number, 1000,
+    /// say the size, so [`Arch::step`] is 0 inside a group.
+    pub const NAPOT: u64 = 1 << 63;
+
+    /// The last slot that a swap entry can name.
+    pub const MAX_SLOT: u64 = (1 << 48) - 1;
+
+    /// 39-bit addresses, three levels.
+    pub const fn sv39() -> Self {
+        Riscv64 {
+            levels: 3,
+            rsw60t59b: false,
+        }
+    }
+
+    /// 48-bit addresses, four levels.
+    pub const fn sv48() -> Self {
+        Riscv64 {
+            levels: 4,
+            rsw60t59b: false,
+        }
+    }
+
+    /// 57-bit addresses, five levels.
+    pub const fn sv57() -> Self {
+        Riscv64 {
+            levels: 5,
+            rsw60t59b: false,
+        }
+    }
+
+    /// For a CPU with Svrsw60t59b, which leaves bits 59 and 60 to software: soft-dirty works. On any other CPU an entry
+    /// with such a bit set faults.
+    pub const fn with_rsw60t59b(self) -> Self {
+        Riscv64 {
+            rsw60t59b: true,
+            ..self
+        }
+    }
+
+    /// What a leaf can say.
+    pub const fn supported_attrs(&self) -> Attrs {
+        if self.rsw60t59b {
+            Attrs::all()
+        } else {
+            Attrs::all().difference(Attrs::SOFT_DIRTY)
+        }
+    }
+}
+
+/// An address as an entry holds it.
+#[inline]
+fn frame_bits(pa: PhysAddr) -> u64 {
+    pa.0 >> FRAME_SHIFT << FRAME_AT & FRAME
+}
+
+impl Arch for Riscv64 {
+    const HARDWARE: u64 = ACCESSED | DIRTY;
+
+    #[inline]
+    fn levels(&self) -> u8 {
+        self.levels
+    }
+
+    #[inline]
+    fn page_shift(&self) -> u32 {
+        12
+    }
+
+    #[inline]
+    fn user_end(&self) -> u64 {
+        1 << (self.level_shift(self.levels) + self.index_bits() - 1)
+    }
+
+    #[inline]
+    fn leaf_at(&self, level: u8) -> bool {
+        // The specification has leaves at every level; above 1 GiB there is no folio to fill one.
+        level <= 3
+    }
+
+    #[inline]
+    fn kind(&self, raw: u64, _level: u8) -> Kind {
+        if raw & VALID != 0 {
+            return if raw & (READ | WRITE | EXEC) != 0 {
+                Kind::Leaf
+            } else {
+                Kind::Table
+            };
+        }
+        if raw == 0 {
+            return Kind::None;
+        }
+        if raw & NO_ACCESS != 0 {
+            return Kind::Leaf;
+        }
+        match raw & TYPE {
+            TYPE_SWAP => Kind::Swap,
+            TYPE_MARKER => Kind::Marker,
+            _ => Kind::Busy,
+        }
+    }
+
+    #[inline]
+    fn leaf(&self, pa: PhysAddr, attrs: Attrs, _level: u8) -> u64 {
+        let mut raw = frame_bits(pa) | USER;
+        let mut set = |attr: Attrs, bit: u64| {
+            if attrs.contains(attr) {
+                raw |= bit;
+            }
+        };
+        set(Attrs::WRITE, WRITE);
+        set(Attrs::EXEC, EXEC);
+        set(Attrs::ACCESSED, ACCESSED);
+        set(Attrs::DIRTY, DIRTY);
+        set(Attrs::EXCLUSIVE, EXCLUSIVE);
+        set(Attrs::WATCHED, WATCHED);
+        if self.rsw60t59b {
+            set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
+        }
+        if attrs.intersects(Attrs::PROT) {
+            // Write without read is reserved, and execute without read is not offered: no other format has it.
+            raw | READ | VALID
+        } else {
+            raw | NO_ACCESS
+        }
+    }
+
+    #[inline]
+    fn leaf_addr(&self, raw: u64, _level: u8) -> PhysAddr {
+        self.table_addr(raw)
+    }
+
+    #[inline]
+    fn attrs(&self, raw: u64, _level: u8) -> Attrs {
+        let mut attrs = Attrs::empty();
+        attrs.set(Attrs::READ, raw & READ != 0);
+        attrs.set(Attrs::WRITE, raw & WRITE != 0);
+        attrs.set(Attrs::EXEC, raw & EXEC != 0);
+        attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
+        attrs.set(Attrs::DIRTY, raw & DIRTY != 0);
+        attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
+        attrs.set(Attrs::WATCHED, raw & WATCHED != 0);
+        attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
+        attrs
+    }
+
+    #[inline]
+    fn table(&self, pa: PhysAddr) -> u64 {
+        // A pointer is an entry that allows nothing; its U, A and D are reserved and stay 0.
+        frame_bits(pa) | VALID
+    }
+
+    #[inline]
+    fn table_addr(&self, raw: u64) -> PhysAddr {
+        PhysAddr((raw & FRAME) >> FRAME_AT << FRAME_SHIFT)
+    }
+
+    #[inline]
+    fn step(&self, raw: u64, level: u8) -> u64 {
+        if raw & (VALID | NO_ACCESS) != 0 {
+            1 << (self.level_shift(level) - FRAME_SHIFT + FRAME_AT)
+        } else {
+            1 << SLOT_SHIFT
+        }
+    }
+
+    fn swap(&self, swapped: Swapped) -> u64 {
+        debug_assert!(
+            swapped.device < 32 && swapped.slot <= Self::MAX_SLOT,
+            "{swapped:?}"
+        );
+        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | swapped.slot << SLOT_SHIFT;
+        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
+            raw |= SWAP_EXCLUSIVE;
+        }
+        if swapped.attrs.contains(Attrs::WATCHED) {
+            raw |= SWAP_WATCHED;
+        }
+        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
+            raw |= SWAP_SOFT_DIRTY;
+        }
+        raw
+    }
+
+    fn swapped(&self, raw: u64) -> Swapped {
+        let mut attrs = Attrs::empty();
+        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
+        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
+        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
+        Swapped {
+            device: (raw >> DEVICE_SHIFT) as u8 & 31,
+            slot: raw >> SLOT_SHIFT,
+            attrs,
+        }
+    }
+
+    fn marker(&self, marker: Marker) -> u64 {
+        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
+    }
+
+    fn marked(&self, raw: u64) -> Option<Marker> {
+        [Marker::Watched, Marker::Guard, Marker::Poison]
+            .into_iter()
+            .find(|m| self.marker(*m) == raw)
+    }
+
+    fn busy(&self) -> u64 {
+        TYPE_BUSY
+    }
+}

@@ -1,0 +1,222 @@
+//! x86-64, four or five levels.
+//!
+//! The layout of present entries is Intel's and AMD's (Intel SDM vol. 3A §5.5, AMD APM vol. 2 §5.3–5.4). Bits 9–11 are
+//! free for software. An entry whose bit 0 is clear is free but for that bit; the engine's use of it:
+//!
+//! | bits | swap | marker | busy | no-access leaf |
+//! |---|---|---|---|---|
+//! | 1–3 | 1 | 2 | 3 | as in a present leaf |
+//! | 4–6 | exclusive, watched, soft-dirty | which | | as in a present leaf |
+//! | 8 | 0 | 0 | 0 | 1 |
+//! | 9–13 | device | | | as in a present leaf |
+//! | 14–63 | slot, inverted | | | the frame, inverted |
+//!
+//! Addresses in entries that are not present are stored inverted, so that a CPU which speculates on them (L1 Terminal
+//! Fault, CVE-2018-3620) sees an address that no memory answers.
+
+use super::{Arch, Attrs, Kind, Marker, Swapped};
+use crate::addr::PhysAddr;
+
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// In a leaf above level 1. (At level 1 this bit is the PAT's, which the engine leaves 0.)
+const HUGE: u64 = 1 << 7;
+/// In an entry that is not present: a leaf that nobody may access. Present leaves use the bit for "global", which user
+/// memory never is.
+const NO_ACCESS: u64 = 1 << 8;
+const EXCLUSIVE: u64 = 1 << 9;
+const WATCHED: u64 = 1 << 10;
+const SOFT_DIRTY: u64 = 1 << 11;
+const ADDR: u64 = 0x000f_ffff_ffff_f000;
+const NO_EXEC: u64 = 1 << 63;
+
+const TYPE_SHIFT: u32 = 1;
+const TYPE: u64 = 0b111 << TYPE_SHIFT;
+const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
+const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
+const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
+const SWAP_EXCLUSIVE: u64 = 1 << 4;
+const SWAP_WATCHED: u64 = 1 << 5;
+const SWAP_SOFT_DIRTY: u64 = 1 << 6;
+const MARKER_SHIFT: u32 = 4;
+const DEVICE_SHIFT: u32 = 9;
+const SLOT_SHIFT: u32 = 14;
+
+/// The format. User mode has the lower half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct X86_64 {
+    five_levels: bool,
+    no_exec: bool,
+}
+
+impl X86_64 {
+    /// 48-bit addresses, no-execute supported: what every CPU of the last fifteen years offers.
+    pub const fn four_levels() -> Self {
+        X86_64 { five_levels: false, no_exec: true }
+    }
+
+    /// 57-bit addresses (LA57).
+    pub const fn five_levels() -> Self {
+        X86_64 { five_levels: true, no_exec: true }
+    }
+
+    /// For a CPU without `EFER.NXE`: what may be read may be executed.
+    pub const fn without_no_exec(self) -> Self {
+        X86_64 { no_exec: false, ..self }
+    }
+}
+
+impl Arch for X86_64 {
+    const HARDWARE: u64 = ACCESSED | DIRTY;
+
+    #[inline]
+    fn levels(&self) -> u8 {
+        if self.five_levels { 5 } else { 4 }
+    }
+
+    #[inline]
+    fn page_shift(&self) -> u32 {
+        12
+    }
+
+    #[inline]
+    fn user_end(&self) -> u64 {
+        // The last page of the lower half stays out of reach: a SYSCALL in its last bytes would return to a
+        // non-canonical address, on which SYSRET faults in the kernel (Intel SDM, SYSRET; CVE-2012-0217).
+        (1 << (if self.five_levels { 56 } else { 47 })) - 4096
+    }
+
+    #[inline]
+    fn leaf_at(&self, level: u8) -> bool {
+        level <= 3
+    }
+
+    #[inline]
+    fn kind(&self, raw: u64, level: u8) -> Kind {
+        if raw & PRESENT != 0 {
+            return if level == 1 || raw & HUGE != 0 { Kind::Leaf } else { Kind::Table };
+        }
+        if raw == 0 {
+            return Kind::None;
+        }
+        if raw & NO_ACCESS != 0 {
+            return Kind::Leaf;
+        }
+        match raw & TYPE {
+            TYPE_SWAP => Kind::Swap,
+            TYPE_MARKER => Kind::Marker,
+            _ => Kind::Busy,
+        }
+    }
+
+    #[inline]
+    fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
+        let mut raw = pa.0 & ADDR;
+        let mut set = |attr: Attrs, bit: u64| {
+            if attrs.contains(attr) {
+                raw |= bit;
+            }
+        };
+        set(Attrs::WRITE, WRITE);
+        set(Attrs::ACCESSED, ACCESSED);
+        set(Attrs::DIRTY, DIRTY);
+        set(Attrs::EXCLUSIVE, EXCLUSIVE);
+        set(Attrs::WATCHED, WATCHED);
+        set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
+        if level > 1 {
+            raw |= HUGE;
+        }
+        if self.no_exec && !attrs.contains(Attrs::EXEC) {
+            raw |= NO_EXEC;
+        }
+        if attrs.intersects(Attrs::PROT) {
+            raw | USER | PRESENT
+        } else {
+            (raw ^ ADDR) | USER | NO_ACCESS
+        }
+    }
+
+    #[inline]
+    fn leaf_addr(&self, raw: u64, _level: u8) -> PhysAddr {
+        let addr = if raw & PRESENT != 0 { raw } else { !raw };
+        PhysAddr(addr & ADDR)
+    }
+
+    #[inline]
+    fn attrs(&self, raw: u64, _level: u8) -> Attrs {
+        let mut attrs = Attrs::empty();
+        attrs.set(Attrs::READ, raw & PRESENT != 0);
+        attrs.set(Attrs::WRITE, raw & WRITE != 0);
+        attrs.set(Attrs::EXEC, raw & PRESENT != 0 && raw & NO_EXEC == 0);
+        attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
+        attrs.set(Attrs::DIRTY, raw & DIRTY != 0);
+        attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
+        attrs.set(Attrs::WATCHED, raw & WATCHED != 0);
+        attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
+        attrs
+    }
+
+    #[inline]
+    fn table(&self, pa: PhysAddr) -> u64 {
+        // Upper levels allow everything; the leaf alone decides.
+        pa.0 | PRESENT | WRITE | USER
+    }
+
+    #[inline]
+    fn table_addr(&self, raw: u64) -> PhysAddr {
+        PhysAddr(raw & ADDR)
+    }
+
+    #[inline]
+    fn hardware_idle(&self, raw: u64) -> bool {
+        raw & PRESENT == 0 || raw & ACCESSED != 0 && raw & (WRITE | DIRTY) != WRITE
+    }
+
+    #[inline]
+    fn step(&self, raw: u64, level: u8) -> u64 {
+        if raw & PRESENT != 0 {
+            1 << self.level_shift(level)
+        } else if raw & NO_ACCESS != 0 {
+            (1u64 << self.level_shift(level)).wrapping_neg()
+        } else {
+            (1u64 << SLOT_SHIFT).wrapping_neg()
+        }
+    }
+
+    fn swap(&self, swapped: Swapped) -> u64 {
+        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | !swapped.slot << SLOT_SHIFT;
+        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
+            raw |= SWAP_EXCLUSIVE;
+        }
+        if swapped.attrs.contains(Attrs::WATCHED) {
+            raw |= SWAP_WATCHED;
+        }
+        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
+            raw |= SWAP_SOFT_DIRTY;
+        }
+        raw
+    }
+
+    fn swapped(&self, raw: u64) -> Swapped {
+        let mut attrs = Attrs::empty();
+        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
+        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
+        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
+        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: !raw >> SLOT_SHIFT, attrs }
+    }
+
+    fn marker(&self, marker: Marker) -> u64 {
+        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
+    }
+
+    fn marked(&self, raw: u64) -> Option<Marker> {
+        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
+    }
+
+    fn busy(&self) -> u64 {
+        TYPE_BUSY
+    }
+}

@@ -1,0 +1,211 @@
+//! The descriptor of a frame: 32 bytes, two to a cache line.
+//!
+//! What the fields mean depends on what the frame is:
+//!
+//! | field | folio head | table | free block's head | tail of a folio |
+//! |---|---|---|---|---|
+//! | `counts` | references, mappings | | | |
+//! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
+//! | `home` | group, LRU shard, LRU list | group, shard | | |
+//! | `link` | LRU list | lock, live count | free list | first tail only: the deferred-split list |
+//! | `data` | owner, for the reverse map | parent and index there | | |
+//!
+//! A tail carries nothing but the way to its head, so that unmapping a folio touches one descriptor however large it is.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// Not the engine's to give: a hole, or the engine's own boot-time structures. What a zeroed descriptor says.
+    Reserved = 0,
+    /// The first frame of a free block of the buddy allocator.
+    Free = 1,
+    /// The first frame of a free block in some CPU's cache.
+    Cached = 2,
+    /// The first frame of an allocated block that nobody has given a meaning yet, or one of the engine's own nodes.
+    Private = 3,
+    /// The first frame of a folio.
+    Folio = 4,
+    /// Another frame of a folio.
+    Tail = 5,
+    /// A page table.
+    Table = 6,
+}
+
+const KIND: u32 = 0xf;
+const ORDER_SHIFT: u32 = 4;
+const ORDER: u32 = 0x1f << ORDER_SHIFT;
+const LEVEL_SHIFT: u32 = 9;
+const LEVEL: u32 = 0x7 << LEVEL_SHIFT;
+
+/// Flags in a descriptor's state.
+pub mod flag {
+    /// A free block whose every byte is known to be zero.
+    pub const ZERO: u32 = 1 << 16;
+    /// A table that was unhooked.
+    pub const DEAD: u32 = 1 << 17;
+    /// A folio on its shard's deferred-split list, because part of it is not mapped any more.
+    pub const PARTIAL: u32 = 1 << 18;
+    /// The folio of zeros that read faults map: never counted, never freed.
+    pub const ZEROS: u32 = 1 << 19;
+}
+
+/// References and mappings of a folio, read at one instant.
+///
+/// Every mapped page of a folio holds one reference, so `refs >= maps` at every instant (INV-2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// References.
+    pub refs: u32,
+    /// Page-table entries that map a page of the folio, in units of frames.
+    pub maps: u32,
+}
+
+impl Counts {
+    #[inline]
+    const fn pack(self) -> u64 {
+        (self.refs as u64) << 32 | self.maps as u64
+    }
+
+    #[inline]
+    const fn unpack(raw: u64) -> Counts {
+        Counts { refs: (raw >> 32) as u32, maps: raw as u32 }
+    }
+}
+
+/// One frame's descriptor; see the module's text.
+#[derive(Debug, Default)]
+#[repr(C, align(32))]
+pub struct Frame {
+    counts: AtomicU64,
+    state: AtomicU32,
+    home: AtomicU32,
+    link: [AtomicU32; 2],
+    data: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Frame>() == 32);
+
+impl Frame {
+    /// What it is.
+    #[inline]
+    pub fn kind(&self) -> FrameKind {
+        match self.state.load(Ordering::Relaxed) & KIND {
+            1 => FrameKind::Free,
+            2 => FrameKind::Cached,
+            3 => FrameKind::Private,
+            4 => FrameKind::Folio,
+            5 => FrameKind::Tail,
+            6 => FrameKind::Table,
+            _ => FrameKind::Reserved,
+        }
+    }
+
+    /// log2 of the frames of the block or folio that it belongs to.
+    #[inline]
+    pub fn order(&self) -> u8 {
+        ((self.state.load(Ordering::Relaxed) & ORDER) >> ORDER_SHIFT) as u8
+    }
+
+    /// The level of a table.
+    #[inline]
+    pub fn level(&self) -> u8 {
+        ((self.state.load(Ordering::Relaxed) & LEVEL) >> LEVEL_SHIFT) as u8
+    }
+
+    /// Whether a [`flag`] is set.
+    #[inline]
+    pub fn has(&self, flag: u32) -> bool {
+        self.state.load(Ordering::Relaxed) & flag != 0
+    }
+
+    /// Kind and order in one read, for the allocator's merging.
+    #[inline]
+    pub(crate) fn is(&self, kind: FrameKind, order: u8) -> bool {
+        self.state.load(Ordering::Relaxed) & (KIND | ORDER) == kind as u32 | (order as u32) << ORDER_SHIFT
+    }
+
+    /// Become something else. For whoever owns the frame alone.
+    #[inline]
+    pub(crate) fn become_kind(&self, kind: FrameKind, order: u8, flags: u32) {
+        self.state.store(kind as u32 | (order as u32) << ORDER_SHIFT | flags, Ordering::Relaxed);
+    }
+
+    /// Become a table of this level. For whoever owns the frame alone.
+    #[inline]
+    pub(crate) fn become_table(&self, level: u8, order: u8) {
+        let state = FrameKind::Table as u32 | (level as u32) << LEVEL_SHIFT | (order as u32) << ORDER_SHIFT;
+        self.state.store(state, Ordering::Relaxed);
+        self.link[0].store(0, Ordering::Relaxed);
+        self.link[1].store(0, Ordering::Relaxed);
+    }
+
+    /// Set a [`flag`]; whether it was set before.
+    #[inline]
+    pub(crate) fn set_flag(&self, flag: u32) -> bool {
+        self.state.fetch_or(flag, Ordering::Relaxed) & flag != 0
+    }
+
+    /// Clear a [`flag`]; whether it was set before.
+    #[inline]
+    pub(crate) fn clear_flag(&self, flag: u32) -> bool {
+        self.state.fetch_and(!flag, Ordering::Relaxed) & flag != 0
+    }
+
+    /// References and mappings of a folio.
+    #[inline]
+    pub fn counts(&self) -> Counts {
+        Counts::unpack(self.counts.load(Ordering::Acquire))
+    }
+
+    /// For whoever owns the folio alone: start counting.
+    #[inline]
+    pub(crate) fn set_counts(&self, counts: Counts) {
+        self.counts.store(counts.pack(), Ordering::Release);
+    }
+
+    /// Drop `refs` references and `maps` mappings at once: both are in one word, so no instant exists at which the
+    /// references are fewer than the mappings. Answers what is left; at no references the folio is the caller's alone.
+    ///
+    /// Release, so that what the caller did with the folio happens before its reuse; acquire, so that what all others did
+    /// happens before the caller frees it.
+    #[inline]
+    pub(crate) fn put(&self, refs: u32, maps: u32) -> Counts {
+        let delta = Counts { refs, maps }.pack();
+        let before = Counts::unpack(self.counts.fetch_sub(delta, Ordering::AcqRel));
+        debug_assert!(before.refs >= refs && before.maps >= maps, "{before:?} less {refs} references, {maps} mappings");
+        Counts { refs: before.refs - refs, maps: before.maps - maps }
+    }
+
+    /// Group, shard and list; see [`crate::group`].
+    #[inline]
+    pub(crate) fn home(&self) -> u32 {
+        self.home.load(Ordering::Relaxed)
+    }
+
+    /// Set group, shard and list.
+    #[inline]
+    pub(crate) fn set_home(&self, home: u32) {
+        self.home.store(home, Ordering::Relaxed);
+    }
+
+    /// Owner of a folio, parent of a table.
+    #[inline]
+    pub(crate) fn data(&self) -> u64 {
+        self.data.load(Ordering::Relaxed)
+    }
+
+    /// Set owner or parent.
+    #[inline]
+    pub(crate) fn set_data(&self, data: u64) {
+        self.data.store(data, Ordering::Relaxed);
+    }
+
+    /// Previous (0) and next (1) on a list.
+    #[inline]
+    pub(crate) fn link(&self, i: usize) -> &AtomicU32 {
+        &self.link[i]
+    }
+}

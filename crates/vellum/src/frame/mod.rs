@@ -1,0 +1,293 @@
+//! Physical memory: a descriptor for every frame, and who gives frames out.
+//!
+//! [`Frames`] owns the descriptors ([`Frame`]), the buddy allocator and the per-CPU caches. Everything that it needs for
+//! itself it takes from the machine's memory at boot ([`boot`]); afterwards it allocates nothing.
+//!
+//! | file | story |
+//! |---|---|
+//! | `desc` | the 32 bytes that describe a frame |
+//! | `list` | lists threaded through descriptors |
+//! | `buddy` | blocks of 2ⁿ frames |
+//! | `percpu` | what each CPU keeps at hand |
+//! | `boot` | from a memory map to all of the above |
+//! | `policy` | which folio sizes a fault may use |
+//!
+//! Locks: a CPU's cache, then the buddy allocator's. Both with interrupts masked, so that frames may be allocated and freed
+//! anywhere.
+
+mod boot;
+mod buddy;
+mod desc;
+mod list;
+mod percpu;
+pub mod policy;
+
+pub use boot::{BootError, BootOptions};
+pub use desc::{Counts, Frame, FrameKind, flag};
+pub use list::FrameList;
+
+use buddy::Buddy;
+use core::ptr::NonNull;
+use percpu::Cache;
+
+use crate::addr::{FRAME_SIZE, PhysAddr, Pfn};
+use crate::platform::{Event, Platform, trace};
+use crate::sync::SpinLock;
+
+/// The largest block: 1 GiB.
+pub const MAX_ORDER: u8 = 18;
+/// The order of a 2 MiB folio, the largest that is cached per CPU.
+pub const HUGE_ORDER: u8 = 9;
+/// log2 of the frames whose descriptors stand in one piece: 32 MiB of memory, 256 KiB of descriptors.
+const SECTION_SHIFT: u32 = 13;
+
+/// No block of that size is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory;
+
+impl core::fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("out of memory")
+    }
+}
+
+impl core::error::Error for OutOfMemory {}
+
+/// All frames of a machine.
+pub struct Frames<'p, P: Platform> {
+    platform: &'p P,
+    direct: *mut u8,
+    /// Physical address of each section's descriptors; 0 where a section has no memory.
+    sections: &'p [u64],
+    buddy: SpinLock<Buddy>,
+    caches: &'p [CacheLine],
+    total: u64,
+    zero_on_free: bool,
+}
+
+/// A CPU's cache, on cache lines of its own.
+#[repr(align(128))]
+struct CacheLine(SpinLock<Cache>);
+
+// SAFETY: `direct` is only ever the base for addresses of frames, whose use is governed by their owners; everything else
+// is `Sync` by itself.
+unsafe impl<P: Platform> Sync for Frames<'_, P> {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl<P: Platform> Send for Frames<'_, P> {}
+
+impl<'p, P: Platform> Frames<'p, P> {
+    /// The host.
+    #[inline]
+    pub fn platform(&self) -> &'p P {
+        self.platform
+    }
+
+    /// Frames that the engine gives out, its own structures not counted.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Frames that are free now: exact when nothing runs.
+    pub fn free_frames(&self) -> u64 {
+        let cached: u64 = self.caches.iter().map(|c| c.0.lock_irq(self.platform).frames() as u64).sum();
+        cached + self.buddy.lock_irq(self.platform).frames()
+    }
+
+    /// Free blocks of each order in the buddy allocator (`/proc/buddyinfo`); what CPUs have cached is not among them.
+    pub fn free_blocks(&self) -> [u64; MAX_ORDER as usize + 1] {
+        self.buddy.lock_irq(self.platform).blocks()
+    }
+
+    /// A frame's descriptor, if the machine has such a frame or could have (a hole inside a section reads as reserved).
+    #[inline]
+    pub fn get(&self, pfn: Pfn) -> Option<&'p Frame> {
+        let base = *self.sections.get((pfn.0 >> SECTION_SHIFT) as usize)?;
+        // SAFETY: a section with a base has descriptors for each of its frames; boot wrote zeros, a valid `Frame`, into
+        // memory that stays the engine's for `'p`. All fields are atomics, so sharing is fine.
+        (base != 0).then(|| unsafe { &*self.descriptor(base, pfn) })
+    }
+
+    #[inline]
+    fn descriptor(&self, base: u64, pfn: Pfn) -> *const Frame {
+        let index = (pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize;
+        self.direct.wrapping_add(base as usize).cast::<Frame>().wrapping_add(index)
+    }
+
+    /// The descriptor of a frame that came from this allocator.
+    ///
+    /// # Panics
+    /// If there is no such frame: a number that no caller can supply.
+    #[inline]
+    pub fn frame(&self, pfn: Pfn) -> &'p Frame {
+        match self.get(pfn) {
+            Some(frame) => frame,
+            None => no_such_frame(pfn),
+        }
+    }
+
+    /// The first frame of the folio that `pfn` belongs to.
+    #[inline]
+    pub fn head(&self, pfn: Pfn) -> (Pfn, &'p Frame) {
+        let frame = self.frame(pfn);
+        if frame.kind() != FrameKind::Tail {
+            return (pfn, frame);
+        }
+        let head = pfn.align_down(frame.order());
+        (head, self.frame(head))
+    }
+
+    /// Where a physical address appears to the engine. Merely a number until somebody who owns the frame uses it.
+    #[inline]
+    pub fn at(&self, pa: PhysAddr) -> NonNull<u8> {
+        // SAFETY: the direct map never wraps around to the null address (contract of `Memory`).
+        unsafe { NonNull::new_unchecked(self.direct.wrapping_add(pa.0 as usize)) }
+    }
+
+    /// A block of `1 << order` frames, the caller's alone; contents unspecified unless `zero`.
+    #[inline]
+    pub fn alloc(&self, order: u8, zero: bool) -> Result<Pfn, OutOfMemory> {
+        if P::ENABLED && !self.platform.allow_allocation(order) {
+            return Err(OutOfMemory);
+        }
+        let (pfn, is_zero) = self.alloc_any(order, zero).ok_or(OutOfMemory)?;
+        trace(self.platform, || Event::Allocated(pfn, 1 << order));
+        if zero && !is_zero {
+            // SAFETY: the block just left the allocator and is nobody else's.
+            unsafe { self.zero(pfn, 1 << order) };
+        }
+        Ok(pfn)
+    }
+
+    #[inline]
+    fn alloc_any(&self, order: u8, rather_zero: bool) -> Option<(Pfn, bool)> {
+        if order <= HUGE_ORDER {
+            let found = self.cache().lock_irq(self.platform).alloc(self, order, rather_zero);
+            if found.is_some() {
+                return found;
+            }
+        } else if order <= MAX_ORDER {
+            let found = self.buddy.lock_irq(self.platform).alloc(self, order, rather_zero);
+            if found.is_some() {
+                return found;
+            }
+        } else {
+            return None;
+        }
+        self.drain();
+        self.buddy.lock_irq(self.platform).alloc(self, order, rather_zero)
+    }
+
+    /// Give every CPU's cache back to the buddy allocator.
+    #[cold]
+    pub fn drain(&self) {
+        for cache in self.caches {
+            cache.0.lock_irq(self.platform).shrink(self, 0);
+        }
+    }
+
+    #[inline]
+    fn cache(&self) -> &'p SpinLock<Cache> {
+        &self.caches[self.platform.current()].0
+    }
+
+    /// Give back `count` consecutive frames, however they were allocated. A long stretch goes straight to the buddy
+    /// allocator in its largest blocks; a short one stays at hand.
+    ///
+    /// # Safety
+    /// The frames came from this allocator and are the caller's alone: no reference, no translation that a CPU may still
+    /// use, no walker. If `zero`, every byte of them is zero.
+    #[inline]
+    pub(crate) unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool) {
+        trace(self.platform, || Event::Freed(pfn, count));
+        let zero = zero || {
+            if self.zero_on_free {
+                // SAFETY: the caller owns the frames.
+                unsafe { self.zero(pfn, count) };
+            }
+            self.zero_on_free
+        };
+        if count == 1 {
+            self.cache().lock_irq(self.platform).free(self, pfn, 0, zero);
+        } else {
+            self.free_blocks_of(pfn, count, zero);
+        }
+    }
+
+    fn free_blocks_of(&self, pfn: Pfn, count: u32, zero: bool) {
+        /// From here on the buddy's lock is worth its price.
+        const STRAIGHT: u32 = 32;
+        let blocks = Blocks { pfn, count };
+        if count >= STRAIGHT {
+            let mut buddy = self.buddy.lock_irq(self.platform);
+            blocks.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
+        } else {
+            let mut cache = self.cache().lock_irq(self.platform);
+            blocks.for_each(|(pfn, order)| cache.free(self, pfn, order, zero));
+        }
+    }
+
+    /// Drop references and mappings of a folio; what is left.
+    #[inline]
+    pub(crate) fn put(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Counts {
+        trace(self.platform, || {
+            let before = frame.counts();
+            Event::Counts(head, (before.refs, before.maps), (before.refs.wrapping_sub(refs), before.maps.wrapping_sub(maps)))
+        });
+        frame.put(refs, maps)
+    }
+
+    /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head.
+    #[inline]
+    pub(crate) fn make_folio(&self, pfn: Pfn, order: u8, flags: u32, counts: Counts) {
+        for i in 1..1u32 << order {
+            self.frame(pfn.add(i)).become_kind(FrameKind::Tail, order, 0);
+        }
+        let head = self.frame(pfn);
+        head.become_kind(FrameKind::Folio, order, flags);
+        trace(self.platform, || Event::Counts(pfn, (0, 0), (counts.refs, counts.maps)));
+        head.set_counts(counts);
+    }
+
+    /// Whether freed memory is zeroed at once, so that no data outlives its owner (Linux: `init_on_free`).
+    pub fn zero_on_free(&self) -> bool {
+        self.zero_on_free
+    }
+
+    /// Overwrite frames with zeros.
+    ///
+    /// # Safety
+    /// The frames are this machine's and the caller's alone.
+    #[inline]
+    pub(crate) unsafe fn zero(&self, pfn: Pfn, count: u32) {
+        // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody else's (this contract).
+        unsafe { self.at(pfn.addr()).as_ptr().write_bytes(0, count as usize * FRAME_SIZE as usize) }
+    }
+}
+
+#[cold]
+fn no_such_frame(pfn: Pfn) -> ! {
+    panic!("{pfn:?} is not a frame of this machine")
+}
+
+/// A stretch of frames, cut into the largest naturally aligned blocks.
+struct Blocks {
+    pfn: Pfn,
+    count: u32,
+}
+
+impl Iterator for Blocks {
+    type Item = (Pfn, u8);
+
+    #[inline]
+    fn next(&mut self) -> Option<(Pfn, u8)> {
+        if self.count == 0 {
+            return None;
+        }
+        let aligned = self.pfn.0.trailing_zeros().min(MAX_ORDER as u32);
+        let order = aligned.min(self.count.ilog2()) as u8;
+        let block = (self.pfn, order);
+        self.pfn = self.pfn.add(1 << order);
+        self.count -= 1 << order;
+        Some(block)
+    }
+}

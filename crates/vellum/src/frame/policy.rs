@@ -1,0 +1,112 @@
+//! Which folio sizes an anonymous fault may use: Linux's knobs under `/sys/kernel/mm/transparent_hugepage`, by their names.
+
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use super::HUGE_ORDER;
+
+/// One order's knob (`hugepages-<size>kB/enabled`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Knob {
+    /// Not this size.
+    Never = 0,
+    /// As the machine-wide knob says.
+    Inherit = 1,
+    /// Where the program asked for it (`MADV_HUGEPAGE`).
+    Madvise = 2,
+    /// Everywhere, unless the program asked not to (`MADV_NOHUGEPAGE`).
+    Always = 3,
+}
+
+impl Knob {
+    /// The names that Linux uses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Knob::Never => "never",
+            Knob::Inherit => "inherit",
+            Knob::Madvise => "madvise",
+            Knob::Always => "always",
+        }
+    }
+
+    fn load(cell: &AtomicU8) -> Knob {
+        match cell.load(Relaxed) {
+            1 => Knob::Inherit,
+            2 => Knob::Madvise,
+            3 => Knob::Always,
+            _ => Knob::Never,
+        }
+    }
+}
+
+/// What a program said of an area (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Advice {
+    /// Nothing.
+    #[default]
+    None,
+    /// Large folios, please.
+    Huge,
+    /// No large folios.
+    NoHuge,
+}
+
+/// All knobs. Linux's defaults: 2 MiB inherits, the machine says `madvise`, other sizes never.
+#[derive(Debug)]
+pub struct FolioPolicy {
+    global: AtomicU8,
+    orders: [AtomicU8; HUGE_ORDER as usize + 1],
+}
+
+impl Default for FolioPolicy {
+    fn default() -> Self {
+        let policy = FolioPolicy { global: AtomicU8::new(Knob::Madvise as u8), orders: Default::default() };
+        policy.set(HUGE_ORDER, Knob::Inherit);
+        policy
+    }
+}
+
+impl FolioPolicy {
+    /// The machine-wide knob (`enabled`). [`Knob::Inherit`] here means never.
+    pub fn set_global(&self, knob: Knob) {
+        self.global.store(knob as u8, Relaxed);
+    }
+
+    /// The machine-wide knob.
+    pub fn global(&self) -> Knob {
+        Knob::load(&self.global)
+    }
+
+    /// One order's knob; orders 1 to [`HUGE_ORDER`] have one, others ignore it.
+    pub fn set(&self, order: u8, knob: Knob) {
+        if let (1.., Some(cell)) = (order, self.orders.get(order as usize)) {
+            cell.store(knob as u8, Relaxed);
+        }
+    }
+
+    /// One order's knob.
+    pub fn get(&self, order: u8) -> Knob {
+        self.orders.get(order as usize).map_or(Knob::Never, Knob::load)
+    }
+
+    /// The orders, as a bit set, that a fault in an area with this advice may use besides single pages.
+    #[inline]
+    pub fn orders(&self, advice: Advice) -> u32 {
+        if advice == Advice::NoHuge {
+            return 0;
+        }
+        let asked = advice == Advice::Huge;
+        let mut set = 0;
+        for (order, cell) in self.orders.iter().enumerate().skip(1) {
+            let knob = match Knob::load(cell) {
+                Knob::Inherit => self.global(),
+                knob => knob,
+            };
+            if knob == Knob::Always || knob == Knob::Madvise && asked {
+                set |= 1 << order;
+            }
+        }
+        set
+    }
+}

@@ -1,0 +1,91 @@
+//! Leaving a group: folios that go back to the allocator, in batches.
+//!
+//! Folios that are freed together were mostly faulted in together, so they stand in the same shard: its lock is held from
+//! one to the next, and their pages return to its stock with one addition each and to the group once a batch.
+
+use super::shard::{Home, Lists};
+use super::{Groups, STOCK};
+use crate::addr::Pfn;
+use crate::frame::{Frame, Frames, flag};
+use crate::platform::Platform;
+use crate::sync::SpinGuard;
+
+/// Takes folios off their lists and returns their charge. Holds one shard's lock from call to call: drop it, or call
+/// [`Leavers::pause`], before anything that may wait.
+pub(crate) struct Leavers<'a, 'p, P: Platform> {
+    frames: &'a Frames<'p, P>,
+    groups: &'a Groups<'p>,
+    shard: u32,
+    lists: Option<SpinGuard<'a, Lists, P>>,
+}
+
+impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
+    pub(crate) fn new(frames: &'a Frames<'p, P>, groups: &'a Groups<'p>) -> Self {
+        Leavers { frames, groups, shard: 0, lists: None }
+    }
+
+    /// The lists of the shard where a frame with this home is.
+    #[inline]
+    fn lists(&mut self, home: u32) -> &mut Lists {
+        if self.lists.is_none() || self.shard != home & Home::SHARD {
+            self.switch(home & Home::SHARD);
+        }
+        match &mut self.lists {
+            Some(lists) => lists,
+            None => unreachable!("`switch` took the lock"),
+        }
+    }
+
+    #[cold]
+    fn switch(&mut self, shard: u32) {
+        self.pause();
+        let home = Home::unpack(shard);
+        self.shard = shard;
+        self.lists = Some(self.groups.shard(home.group, home.cpu).0.lock(self.frames.platform()));
+    }
+
+    /// A frame that [`Groups::admit`] admitted, and that nobody refers to any more, leaves. The caller frees it.
+    #[inline]
+    pub(crate) fn leave(&mut self, pfn: Pfn, frame: &Frame, order: u8) {
+        let home = frame.home();
+        let frames = self.frames;
+        let lists = self.lists(home);
+        if let Some(list) = Home::unpack(home).list {
+            lists.remove(frames, pfn, order, list);
+        }
+        if frame.has(flag::PARTIAL) {
+            lists.deferred.remove(frames, pfn.add(1));
+        }
+        lists.stock += 1 << order;
+    }
+
+    /// Part of a large folio is not mapped any more: queue it to be split when memory is short. Whether it was not queued
+    /// before.
+    #[cold]
+    pub(crate) fn defer(&mut self, pfn: Pfn, frame: &Frame) -> bool {
+        let frames = self.frames;
+        let lists = self.lists(frame.home());
+        let new = !frame.set_flag(flag::PARTIAL);
+        if new {
+            lists.deferred.push(frames, pfn.add(1));
+        }
+        new
+    }
+
+    /// Let go of the lock; a stock that has grown too large goes back to the group.
+    pub(crate) fn pause(&mut self) {
+        let Some(mut lists) = self.lists.take() else { return };
+        if lists.stock > 2 * STOCK {
+            let back = lists.stock - STOCK;
+            lists.stock = STOCK;
+            drop(lists);
+            self.groups.uncharge_all(Home::unpack(self.shard).group, back);
+        }
+    }
+}
+
+impl<P: Platform> Drop for Leavers<'_, '_, P> {
+    fn drop(&mut self) {
+        self.pause();
+    }
+}

@@ -1,0 +1,325 @@
+//! Groups (memory control groups) and their LRU lists.
+//!
+//! Every folio is charged to a group and stands on one of its LRU lists from its first fault to its last unmap. Both are
+//! done in one step, because both belong to the same *shard*: a group has one shard a CPU, with a lock, lists, and a stock
+//! of pages charged in advance. A fault uses its own CPU's shard, so faults on different CPUs share no line; the group's
+//! counter is touched once a stock ([`STOCK`] pages). A folio stays in the shard where it was faulted in, and says which
+//! that is, so whoever frees a batch takes each shard's lock once for as many folios as stand there in a row.
+//!
+//! | file | story |
+//! |---|---|
+//! | `shard` | one CPU's part: lists and stock |
+//! | `leave` | freeing folios in batches |
+//!
+//! Locks: a shard's lock is taken with page-table locks held or without, never while holding another shard's or the
+//! allocator's; it is not for interrupt handlers.
+
+mod leave;
+mod shard;
+
+pub(crate) use leave::Leavers;
+pub use shard::LruList;
+pub(crate) use shard::{Home, Shard};
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::addr::{FRAME_SIZE, Pfn};
+use crate::frame::{Frames, OutOfMemory};
+use crate::platform::Platform;
+use crate::sync::SpinLock;
+use shard::Lists;
+
+/// Pages that a shard charges at once, to have them at hand.
+pub const STOCK: u32 = 64;
+/// The most groups that a machine can have: one frame of frame numbers.
+pub const MAX_GROUPS: usize = FRAME_SIZE as usize / size_of::<u32>();
+
+/// The name of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupId(pub(crate) u16);
+
+impl GroupId {
+    /// The group that every other descends from. It has no limit.
+    pub const ROOT: GroupId = GroupId(0);
+}
+
+/// Why a group can't be made, changed or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupError {
+    /// No such group.
+    NoSuchGroup(GroupId),
+    /// All [`MAX_GROUPS`] are in use.
+    TooMany,
+    /// No memory for it.
+    OutOfMemory,
+    /// It still has pages charged, or children, or is the root.
+    Busy(GroupId),
+}
+
+impl From<OutOfMemory> for GroupError {
+    fn from(_: OutOfMemory) -> Self {
+        GroupError::OutOfMemory
+    }
+}
+
+/// A charge would exceed a limit: the group whose limit it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimit(pub GroupId);
+
+/// What a group holds, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupUsage {
+    /// Charged here and in all descendants.
+    pub charged: u64,
+    /// The most that ever was, stocks included.
+    pub peak: u64,
+    /// The limit.
+    pub limit: u64,
+    /// On this group's own LRU lists, by list.
+    pub lru: [u64; LruList::COUNT],
+    /// Folios of this group waiting to be split because part of them is not mapped.
+    pub deferred: u64,
+}
+
+/// The head of a group's memory; its shards follow.
+#[repr(C, align(128))]
+struct Group {
+    parent: AtomicU32,
+    /// 1 when in use. A group that was removed can't come back while a folio still names it: `charged` must be 0.
+    live: AtomicU32,
+    charged: AtomicU64,
+    peak: AtomicU64,
+    limit: AtomicU64,
+}
+
+/// All groups of a machine.
+pub struct Groups<'p> {
+    /// Frame number of each group's memory, 0 for none. Memory of removed groups is kept and used again.
+    table: &'p [AtomicU32],
+    direct: *mut u8,
+    cpus: usize,
+    changing: SpinLock<()>,
+}
+
+// SAFETY: `direct` only serves to find the groups' memory, which consists of atomics and locks.
+unsafe impl Sync for Groups<'_> {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for Groups<'_> {}
+
+impl<'p> Groups<'p> {
+    /// With the root group alone.
+    pub(crate) fn boot<P: Platform>(frames: &Frames<'p, P>) -> Result<Self, OutOfMemory> {
+        let pfn = frames.alloc(0, true)?;
+        // SAFETY: a frame of zeros, just allocated and kept for `'p`, is `MAX_GROUPS` atomics.
+        let table = unsafe { core::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>(), MAX_GROUPS) };
+        let groups = Groups {
+            table,
+            direct: frames.platform().direct_map(),
+            cpus: frames.platform().count(),
+            changing: SpinLock::new(()),
+        };
+        groups.set_up(frames, GroupId::ROOT, GroupId::ROOT, u64::MAX)?;
+        Ok(groups)
+    }
+
+    /// A new group below `parent`, limited to `limit` pages (`u64::MAX`: by its ancestors only).
+    pub fn create<P: Platform>(&self, frames: &Frames<'p, P>, parent: GroupId, limit: u64) -> Result<GroupId, GroupError> {
+        let _changing = self.changing.lock(frames.platform());
+        self.find(parent).ok_or(GroupError::NoSuchGroup(parent))?;
+        let free = (0..MAX_GROUPS as u16).map(GroupId).find(|id| self.find(*id).is_none()).ok_or(GroupError::TooMany)?;
+        self.set_up(frames, free, parent, limit)?;
+        Ok(free)
+    }
+
+    fn set_up<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId, parent: GroupId, limit: u64) -> Result<(), OutOfMemory> {
+        let slot = &self.table[id.0 as usize];
+        if slot.load(Relaxed) == 0 {
+            let bytes = size_of::<Group>() + self.cpus * size_of::<Shard>();
+            let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
+            slot.store(frames.alloc(order, true)?.0, Relaxed);
+        }
+        let group = self.memory(Pfn(slot.load(Relaxed)));
+        group.parent.store(parent.0 as u32, Relaxed);
+        group.peak.store(0, Relaxed);
+        group.limit.store(limit, Relaxed);
+        for cpu in 0..self.cpus {
+            let mut lists = self.shard(id, cpu).0.lock(frames.platform());
+            if lists.stock == 0 && lists.is_unused() {
+                *lists = Lists::default();
+            }
+        }
+        group.live.store(1, core::sync::atomic::Ordering::Release);
+        Ok(())
+    }
+
+    /// Remove a group that nothing is charged to.
+    pub fn remove<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<(), GroupError> {
+        let _changing = self.changing.lock(frames.platform());
+        let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
+        let child = |other: GroupId| other != id && self.find(other).is_some_and(|g| g.parent.load(Relaxed) == id.0 as u32);
+        self.drain_stocks(frames, id);
+        let busy = id == GroupId::ROOT || group.charged.load(Relaxed) != 0;
+        if busy || (0..MAX_GROUPS as u16).map(GroupId).any(child) {
+            return Err(GroupError::Busy(id));
+        }
+        group.live.store(0, Relaxed);
+        Ok(())
+    }
+
+    /// Change a group's limit, in pages. What is above it already stays.
+    pub fn set_limit(&self, id: GroupId, limit: u64) -> Result<(), GroupError> {
+        let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
+        group.limit.store(limit, Relaxed);
+        Ok(())
+    }
+
+    /// What it holds now.
+    pub fn usage<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<GroupUsage, GroupError> {
+        let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
+        let mut usage = GroupUsage {
+            charged: group.charged.load(Relaxed),
+            peak: group.peak.load(Relaxed),
+            limit: group.limit.load(Relaxed),
+            ..GroupUsage::default()
+        };
+        for other in (0..MAX_GROUPS as u16).map(GroupId).filter(|g| self.find(*g).is_some()) {
+            if !self.ancestors(other).any(|g| g == id) {
+                continue;
+            }
+            for cpu in 0..self.cpus {
+                let lists = self.shard(other, cpu).0.lock(frames.platform());
+                usage.charged = usage.charged.saturating_sub(lists.stock as u64);
+                if other == id {
+                    usage.lru.iter_mut().zip(lists.pages()).for_each(|(sum, n)| *sum += n);
+                    usage.deferred += lists.deferred.len() as u64;
+                }
+            }
+        }
+        Ok(usage)
+    }
+
+    fn memory(&self, pfn: Pfn) -> &'p Group {
+        // SAFETY: only frames set up by `set_up` get here; they begin with a `Group` (zeros are a valid one) and are never
+        // freed.
+        unsafe { &*self.direct.wrapping_add(pfn.addr().0 as usize).cast::<Group>() }
+    }
+
+    /// A group in use.
+    fn find(&self, id: GroupId) -> Option<&'p Group> {
+        let pfn = self.table.get(id.0 as usize)?.load(Relaxed);
+        let group = (pfn != 0).then(|| self.memory(Pfn(pfn)))?;
+        (group.live.load(core::sync::atomic::Ordering::Acquire) == 1).then_some(group)
+    }
+
+    /// Whether such a group exists.
+    pub fn exists(&self, id: GroupId) -> bool {
+        self.find(id).is_some()
+    }
+
+    /// The group itself, its parent, and so on to the root.
+    fn ancestors(&self, id: GroupId) -> impl Iterator<Item = GroupId> + '_ {
+        let parent = |id: &GroupId| {
+            let group = self.memory(Pfn(self.table[id.0 as usize].load(Relaxed)));
+            (*id != GroupId::ROOT).then(|| GroupId(group.parent.load(Relaxed) as u16))
+        };
+        core::iter::successors(Some(id), parent)
+    }
+
+    /// One CPU's part of a group that exists or existed.
+    #[inline]
+    pub(crate) fn shard(&self, id: GroupId, cpu: usize) -> &'p Shard {
+        debug_assert!(cpu < self.cpus);
+        let pfn = Pfn(self.table[id.0 as usize].load(Relaxed));
+        let first = self.direct.wrapping_add(pfn.addr().0 as usize + size_of::<Group>()).cast::<Shard>();
+        // SAFETY: `set_up` allocated room for a `Shard` a CPU behind the `Group`; zeros are a valid one; never freed.
+        unsafe { &*first.wrapping_add(cpu) }
+    }
+
+    /// Charge to the group and its ancestors, or to none of them.
+    fn charge_all(&self, id: GroupId, pages: u32) -> Result<(), OverLimit> {
+        for at in self.ancestors(id) {
+            let group = self.memory(Pfn(self.table[at.0 as usize].load(Relaxed)));
+            let now = group.charged.fetch_add(pages as u64, Relaxed) + pages as u64;
+            if now > group.limit.load(Relaxed) {
+                group.charged.fetch_sub(pages as u64, Relaxed);
+                for undo in self.ancestors(id).take_while(|g| *g != at) {
+                    self.memory(Pfn(self.table[undo.0 as usize].load(Relaxed))).charged.fetch_sub(pages as u64, Relaxed);
+                }
+                return Err(OverLimit(at));
+            }
+            if now > group.peak.load(Relaxed) {
+                group.peak.fetch_max(now, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn uncharge_all(&self, id: GroupId, pages: u32) {
+        for at in self.ancestors(id) {
+            self.memory(Pfn(self.table[at.0 as usize].load(Relaxed))).charged.fetch_sub(pages as u64, Relaxed);
+        }
+    }
+
+    /// Fill a shard's stock so that it holds at least `pages`.
+    #[cold]
+    fn restock(&self, id: GroupId, lists: &mut Lists, pages: u32) -> Result<(), OverLimit> {
+        let missing = pages - lists.stock;
+        let charged = self.charge_all(id, missing + STOCK).map(|()| missing + STOCK);
+        lists.stock += charged.or_else(|_| self.charge_all(id, missing).map(|()| missing))?;
+        Ok(())
+    }
+
+    /// Return what the group's shards have in stock.
+    #[cold]
+    fn drain_stocks<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) {
+        for cpu in 0..self.cpus {
+            let stock = core::mem::take(&mut self.shard(id, cpu).0.lock(frames.platform()).stock);
+            self.uncharge_all(id, stock);
+        }
+    }
+
+    /// Charge `1 << order` frames starting at `pfn` to a group and, if `list` says so, put the folio on that list of this
+    /// CPU's shard. The frame's descriptor remembers where it is at home.
+    #[inline]
+    pub(crate) fn admit<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        pfn: Pfn,
+        order: u8,
+        list: Option<LruList>,
+    ) -> Result<(), OverLimit> {
+        let cpu = frames.platform().current();
+        let pages = 1u32 << order;
+        loop {
+            let mut lists = self.shard(id, cpu).0.lock(frames.platform());
+            if lists.stock < pages {
+                if let Err(over) = self.restock(id, &mut lists, pages) {
+                    drop(lists);
+                    self.reclaim_stock(frames, id, pages, over)?;
+                    continue;
+                }
+            }
+            lists.stock -= pages;
+            frames.frame(pfn).set_home(Home { group: id, cpu, list }.pack());
+            if let Some(list) = list {
+                lists.add(frames, pfn, order, list);
+            }
+            return Ok(());
+        }
+    }
+
+    /// A charge failed: perhaps other CPUs have in stock what is missing.
+    #[cold]
+    fn reclaim_stock<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId, pages: u32, over: OverLimit) -> Result<(), OverLimit> {
+        for at in (0..MAX_GROUPS as u16).map(GroupId).filter(|g| self.find(*g).is_some()) {
+            if self.ancestors(at).any(|g| g == over.0) {
+                self.drain_stocks(frames, at);
+            }
+        }
+        // What was drained may have been taken by others: only go on if it can still succeed.
+        self.charge_all(id, pages)?;
+        self.uncharge_all(id, pages);
+        Ok(())
+    }
+}

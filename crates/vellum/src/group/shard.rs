@@ -1,0 +1,90 @@
+//! One CPU's part of a group: LRU lists and a stock of charged pages, behind one lock.
+
+use crate::addr::Pfn;
+use crate::frame::{FrameList, Frames};
+use crate::group::GroupId;
+use crate::platform::Platform;
+use crate::sync::SpinLock;
+
+/// The LRU lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LruList {
+    /// Anonymous folios, the youngest first.
+    Anon = 0,
+    /// Folios that may not be reclaimed, because an area that maps them is locked.
+    Unevictable = 1,
+}
+
+impl LruList {
+    /// How many lists there are.
+    pub const COUNT: usize = 2;
+}
+
+/// Where a folio or table is charged and listed: what [`crate::frame::Frame`]'s `home` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Home {
+    pub(crate) group: GroupId,
+    pub(crate) cpu: usize,
+    pub(crate) list: Option<LruList>,
+}
+
+impl Home {
+    /// Which shard: equal for frames that share one.
+    pub(crate) const SHARD: u32 = 0x00ff_ffff;
+
+    #[inline]
+    pub(crate) fn pack(self) -> u32 {
+        let list = self.list.map_or(0, |l| l as u32 + 1);
+        self.group.0 as u32 | (self.cpu as u32) << 16 | list << 24
+    }
+
+    #[inline]
+    pub(crate) fn unpack(raw: u32) -> Home {
+        let list = match raw >> 24 {
+            1 => Some(LruList::Anon),
+            2 => Some(LruList::Unevictable),
+            _ => None,
+        };
+        Home { group: GroupId(raw as u16), cpu: (raw >> 16 & 0xff) as usize, list }
+    }
+}
+
+/// A shard, on cache lines of its own. Zeroed memory becomes a valid one in [`super::Groups::create`].
+#[repr(C, align(128))]
+pub(crate) struct Shard(pub(crate) SpinLock<Lists>);
+
+/// What a shard's lock protects.
+#[derive(Debug, Default)]
+pub(crate) struct Lists {
+    /// Pages charged to the group that no frame uses yet.
+    pub(crate) stock: u32,
+    lru: [FrameList; LruList::COUNT],
+    pages: [u64; LruList::COUNT],
+    /// Folios with a part that is not mapped any more, linked through their first tail.
+    pub(crate) deferred: FrameList,
+}
+
+impl Lists {
+    /// Whether nothing is listed. (A shard of zeros, whose list heads are not yet `NONE`, says so too.)
+    pub(crate) fn is_unused(&self) -> bool {
+        self.lru.iter().all(FrameList::is_empty) && self.deferred.is_empty()
+    }
+
+    /// Pages on each list.
+    pub(crate) fn pages(&self) -> [u64; LruList::COUNT] {
+        self.pages
+    }
+
+    #[inline]
+    pub(crate) fn add<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, list: LruList) {
+        self.lru[list as usize].push(frames, pfn);
+        self.pages[list as usize] += 1 << order;
+    }
+
+    #[inline]
+    pub(crate) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, list: LruList) {
+        self.lru[list as usize].remove(frames, pfn);
+        self.pages[list as usize] -= 1 << order;
+    }
+}

@@ -1,0 +1,165 @@
+//! A machine's memory as a whole: what all its address spaces share.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::addr::{FRAME_SIZE, Pfn};
+use crate::frame::policy::FolioPolicy;
+use crate::frame::{BootError, BootOptions, Counts, Frames, HUGE_ORDER, OutOfMemory, flag};
+use crate::group::{Groups, Leavers};
+use crate::platform::{Platform, SpaceId};
+use crate::stats::{COUNTERS, Counter, CounterSlot};
+use crate::sync::Walkers;
+
+mod scratch;
+
+pub(crate) use scratch::{Scratch, Stretch};
+use scratch::Sheet;
+
+/// The memory of one machine. Any number of them live side by side in one process.
+///
+/// ```
+/// # // A host is needed to run it: see the `vellum-sim` crate for one in software.
+/// fn boot<P: vellum::platform::Platform>(host: &P) -> Result<(), vellum::frame::BootError> {
+///     let machine = vellum::Machine::boot(host, Default::default())?;
+///     assert!(machine.frames().free_frames() <= machine.frames().total());
+///     Ok(())
+/// }
+/// ```
+pub struct Machine<'p, P: Platform> {
+    frames: Frames<'p, P>,
+    groups: Groups<'p>,
+    walkers: Walkers<'p>,
+    policy: FolioPolicy,
+    counters: &'p [CounterSlot],
+    sheets: &'p [Sheet],
+    zeros: Zeros,
+    spaces: AtomicU32,
+}
+
+/// The folio of zeros, which read faults map. Entries that map it are present runs like any other; that they count as
+/// nothing is said by the folio ([`flag::ZEROS`]) and known from the frame's number alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Zeros {
+    pub(crate) pfn: Pfn,
+    pub(crate) order: u8,
+}
+
+impl Zeros {
+    /// Whether a frame is one of its.
+    #[inline]
+    pub(crate) fn contains(&self, pfn: Pfn) -> bool {
+        pfn.0.wrapping_sub(self.pfn.0) < 1 << self.order
+    }
+}
+
+impl<'p, P: Platform> Machine<'p, P> {
+    /// Take over the host's memory and set up what every address space needs.
+    ///
+    /// # Errors
+    /// [`BootError`], before anything outside the host's regions is touched.
+    pub fn boot(platform: &'p P, options: BootOptions) -> Result<Self, BootError> {
+        let frames = Frames::boot(platform, options)?;
+        let too_small = |_: OutOfMemory| BootError::TooSmall(FRAME_SIZE);
+        let cpus = platform.count();
+        let groups = Groups::boot(&frames).map_err(too_small)?;
+        // SAFETY: `kept` gives zeroed memory for good, of the size asked for, aligned to a frame.
+        let walkers = unsafe { Walkers::new(kept(&frames, Walkers::bytes(cpus)).map_err(too_small)?, cpus) };
+        let counters = kept_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
+        let sheets = kept_slice::<Sheet, P>(&frames, cpus).map_err(too_small)?;
+        let zeros = Self::zeros(&frames).map_err(too_small)?;
+        Ok(Machine { frames, groups, walkers, policy: FolioPolicy::default(), counters, sheets, zeros, spaces: AtomicU32::new(1) })
+    }
+
+    /// A huge page of zeros on a machine that can spare it; a smaller one, of at most a thousandth of memory, otherwise.
+    fn zeros(frames: &Frames<'p, P>) -> Result<Zeros, OutOfMemory> {
+        let order = (frames.total() / 1024).max(1).ilog2().min(HUGE_ORDER as u32) as u8;
+        let pfn = frames.alloc(order, true)?;
+        frames.make_folio(pfn, order, flag::ZEROS, Counts { refs: 1, maps: 0 });
+        Ok(Zeros { pfn, order })
+    }
+
+    /// Its frames.
+    #[inline]
+    pub fn frames(&self) -> &Frames<'p, P> {
+        &self.frames
+    }
+
+    /// Its host.
+    #[inline]
+    pub fn platform(&self) -> &'p P {
+        self.frames.platform()
+    }
+
+    /// Its groups.
+    #[inline]
+    pub fn groups(&self) -> &Groups<'p> {
+        &self.groups
+    }
+
+    /// Which folio sizes faults may use.
+    #[inline]
+    pub fn policy(&self) -> &FolioPolicy {
+        &self.policy
+    }
+
+    /// What a counter stands at.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters.iter().map(|c| c.get(counter)).sum()
+    }
+
+    #[inline]
+    pub(crate) fn count(&self, counter: Counter, n: u64) {
+        self.counters[self.platform().current()].add(counter, n);
+    }
+
+    #[inline]
+    pub(crate) fn walkers(&self) -> &Walkers<'p> {
+        &self.walkers
+    }
+
+    #[inline]
+    pub(crate) fn zeros_folio(&self) -> Zeros {
+        self.zeros
+    }
+
+    /// Drop references and mappings of a folio that no page table has; the last one frees it. (What leaves a page table goes
+    /// through a [`crate::tlb::Gather`].)
+    #[cold]
+    pub(crate) fn put_folio(&self, head: Pfn, refs: u32, maps: u32) {
+        let frame = self.frames.frame(head);
+        let order = frame.order();
+        let left = self.frames.put(head, frame, refs, maps);
+        if left.refs == 0 {
+            Leavers::new(&self.frames, &self.groups).leave(head, frame, order);
+            // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
+            unsafe { self.frames.free(head, 1 << order, false) };
+        }
+    }
+
+    pub(crate) fn next_space(&self) -> SpaceId {
+        SpaceId(self.spaces.fetch_add(1, Relaxed))
+    }
+}
+
+const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>());
+
+/// Zeroed memory that is never given back.
+fn kept<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<*mut u8, OutOfMemory> {
+    let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
+    Ok(frames.at(frames.alloc(order, true)?.addr()).as_ptr())
+}
+
+/// What may be made of zeroed memory.
+///
+/// # Safety
+/// All zero bits must be a valid value, and the alignment at most a frame's.
+pub(crate) unsafe trait Zeroable {}
+
+// SAFETY: atomics only; 128-byte alignment.
+unsafe impl Zeroable for CounterSlot {}
+
+fn kept_slice<'p, T: Zeroable, P: Platform>(frames: &Frames<'p, P>, len: usize) -> Result<&'p [T], OutOfMemory> {
+    let at = kept(frames, len * size_of::<T>())?;
+    // SAFETY: zeroed, large enough, aligned to a frame, nobody else's, never given back; zeros are a valid `T`.
+    Ok(unsafe { core::slice::from_raw_parts(at.cast::<T>(), len) })
+}

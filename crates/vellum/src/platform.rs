@@ -1,0 +1,202 @@
+//! What a host supplies. The host supplies, the engine decides.
+//!
+//! Five small traits, all with `&self`, so that several machines live side by side in one process; [`Platform`] is their
+//! sum and is implemented by itself. The engine holds no global state and calls nothing else of its host.
+
+use crate::addr::{PhysAddr, Pfn, VirtRange};
+
+/// The most CPUs that one machine may have.
+pub const MAX_CPUS: usize = 256;
+
+/// A stretch of usable memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First byte.
+    pub base: PhysAddr,
+    /// Length in bytes. Parts of a frame at either end are not used.
+    pub len: u64,
+    /// Whether the host vouches that every byte is zero.
+    pub zeroed: bool,
+}
+
+/// Physical memory.
+///
+/// # Safety
+/// The engine trusts the answers with its life: every byte of each [`Region`] must be readable and writable through the
+/// direct map for as long as the machine lives, and belong to nobody else.
+pub unsafe trait Memory {
+    /// The memory that the engine manages, in ascending order and without overlap. Holes between regions are fine.
+    fn regions(&self) -> &[Region];
+
+    /// Where physical address 0 appears in the engine's own address space: physical address `p` is at `direct_map() + p`.
+    fn direct_map(&self) -> *mut u8;
+}
+
+/// CPUs, and what a lock needs of them.
+///
+/// # Safety
+/// [`Cpus::current`] must be below [`Cpus::count`], which never changes. Between [`Cpus::irq_disable`] and the matching
+/// [`Cpus::irq_restore`] no interrupt handler that calls the engine may run on this CPU; between
+/// [`Cpus::preempt_disable`] and [`Cpus::preempt_enable`] no other task may.
+pub unsafe trait Cpus {
+    /// Number of CPUs, 1 to [`MAX_CPUS`].
+    fn count(&self) -> usize;
+
+    /// The CPU that is running this. The task may move at any moment when preemption is enabled, so the answer is only a
+    /// hint about locality; everything per CPU in the engine has a lock or is atomic.
+    fn current(&self) -> usize;
+
+    /// Called while spinning. A machine without preemption may execute a pause; a simulated one may run another CPU.
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+
+    /// A point where the engine holds no lock and would give way to other work (`cond_resched`).
+    fn resched(&self) {}
+
+    /// Keep this task on this CPU and let nobody else in. Nests.
+    fn preempt_disable(&self) {}
+
+    /// Undo one [`Cpus::preempt_disable`].
+    fn preempt_enable(&self) {}
+
+    /// Mask interrupts; the answer says what to restore.
+    fn irq_disable(&self) -> bool {
+        false
+    }
+
+    /// Restore what [`Cpus::irq_disable`] answered.
+    fn irq_restore(&self, _was_enabled: bool) {}
+}
+
+/// A set of CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuSet {
+    words: [u64; MAX_CPUS / 64],
+}
+
+impl CpuSet {
+    /// The set whose members are the bits of `words`, 64 CPUs a word.
+    pub const fn from_words(words: [u64; MAX_CPUS / 64]) -> Self {
+        CpuSet { words }
+    }
+
+    /// Whether `cpu` is in it.
+    pub fn contains(&self, cpu: usize) -> bool {
+        self.words.get(cpu / 64).is_some_and(|w| w >> (cpu % 64) & 1 == 1)
+    }
+
+    /// Whether nobody is.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|w| *w == 0)
+    }
+
+    /// The members, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..MAX_CPUS).filter(|c| self.contains(*c))
+    }
+}
+
+/// Which address space, as far as the TLB is concerned: the engine's own number of the space, never reused while the
+/// machine lives. The host maps it to PCIDs or ASIDs as it likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SpaceId(pub u32);
+
+/// What to invalidate.
+#[derive(Clone, Copy, Debug)]
+pub struct Invalidation<'a> {
+    /// The space.
+    pub space: SpaceId,
+    /// The root table of the space, as loaded into the CPU's register.
+    pub root: Pfn,
+    /// Ranges whose translations changed, disjoint and ascending; all of the space when empty.
+    pub ranges: &'a [VirtRange],
+    /// log2 of the smallest page among the changed entries, the stride for an invalidation page by page.
+    pub stride_shift: u32,
+    /// Whether tables were unhooked in the ranges, so that paging-structure caches must forget them too.
+    pub tables: bool,
+}
+
+/// Translation caches.
+///
+/// # Safety
+/// When [`Tlb::invalidate`] returns, no CPU in the set may use, or later load, a translation of the ranges that it had
+/// read before the call (nor, if `tables`, walk through a table that it had found there). That is the proof on which
+/// frames are freed.
+pub unsafe trait Tlb {
+    /// Invalidate on each CPU of the set, and wait. Called with no lock held that the other CPUs might need with their
+    /// interrupts masked, except a page table's.
+    fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet);
+}
+
+/// Time.
+pub trait Clock {
+    /// Nanoseconds since some moment.
+    fn now_ns(&self) -> u64;
+}
+
+/// What the engine tells about itself, for a checker or a tracer. With `ENABLED == false` none of the calls exists in the
+/// compiled engine.
+pub trait Trace {
+    /// Whether anybody listens.
+    const ENABLED: bool;
+
+    /// Something is about to happen (for writes: has not happened yet). May run other simulated CPUs meanwhile.
+    fn event(&self, event: Event);
+
+    /// Asked before each allocation of `1 << order` frames; `false` makes it fail. Only asked when `ENABLED`.
+    fn allow_allocation(&self, order: u8) -> bool {
+        let _ = order;
+        true
+    }
+}
+
+/// See [`Trace`]. Frames are first frame and count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// Frames leave the allocator.
+    Allocated(Pfn, u32),
+    /// Frames go back to the allocator.
+    Freed(Pfn, u32),
+    /// The lock of a table is about to be taken.
+    Locking(Pfn),
+    /// The lock of a table was taken.
+    Locked(Pfn),
+    /// The lock of a table is about to be given back.
+    Unlocking(Pfn),
+    /// A frame becomes a table of this level (1 is the last) of a space; nobody else can see it yet.
+    TableBorn(Pfn, u8, SpaceId),
+    /// A table that was unhooked is about to be freed.
+    TableDead(Pfn),
+    /// An entry of a table is about to be written by a plain store: table, index, the value expected there, the new value.
+    Store(Pfn, u16, u64, u64),
+    /// An entry is about to be set to zero by a plain store, its accessed and dirty bits deliberately dropped (anonymous
+    /// memory, whose contents go with it): table, index, the value expected there.
+    Discard(Pfn, u16, u64),
+    /// An entry is about to be exchanged atomically, whatever it holds: table, index, new value.
+    Exchange(Pfn, u16, u64),
+    /// The counts of a folio change: head frame, references and mappings before and after.
+    Counts(Pfn, (u32, u32), (u32, u32)),
+    /// A lockless walker enters.
+    WalkBegin,
+    /// A lockless walker leaves.
+    WalkEnd,
+    /// An entry was read without its lock, on the way down.
+    Descend(Pfn, u16),
+    /// Any other point where a schedule may switch.
+    Step,
+}
+
+/// All that the engine needs of a host.
+pub trait Platform: Memory + Cpus + Tlb + Clock + Trace + Sync {}
+
+impl<T: Memory + Cpus + Tlb + Clock + Trace + Sync> Platform for T {}
+
+/// Tell the host's tracer; compiled away when there is none.
+#[inline(always)]
+pub(crate) fn trace<P: Trace>(platform: &P, event: impl FnOnce() -> Event) {
+    if P::ENABLED {
+        platform.event(event());
+    }
+}

@@ -1,0 +1,222 @@
+//! The areas of a space, and what limits them.
+
+use core::ptr::NonNull;
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::Arch;
+use crate::frame::OutOfMemory;
+use crate::machine::Machine;
+use crate::platform::Platform;
+use crate::sync::WriteGuard;
+use crate::vma::{AreaFlags, AreaTree, NodeMemory, State, Vma};
+
+use super::AddressSpace;
+
+/// What a space may have (Linux: resource limits and `vm.*` settings, by whose names they are described).
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of address space (`RLIMIT_AS`).
+    pub address_space: u64,
+    /// Bytes of locked memory (`RLIMIT_MEMLOCK`).
+    pub locked: u64,
+    /// Bytes that a stack may grow to (`RLIMIT_STACK`).
+    pub stack: u64,
+    /// Areas (`vm.max_map_count`).
+    pub areas: usize,
+    /// Lowest address that may be mapped (`vm.mmap_min_addr`).
+    pub lowest: u64,
+    /// Where the search for free addresses begins, downward; the end of user space if that is lower (`mmap_base`).
+    pub mmap_base: u64,
+}
+
+impl Default for Limits {
+    /// Linux's defaults, with no limit on address space and locked memory.
+    fn default() -> Self {
+        Limits {
+            address_space: u64::MAX,
+            locked: u64::MAX,
+            stack: 8 << 20,
+            areas: 65530,
+            lowest: 0x10000,
+            mmap_base: u64::MAX,
+        }
+    }
+}
+
+/// What the lock of a space protects.
+pub(super) struct Areas {
+    pub(super) tree: AreaTree<Vma>,
+    pub(super) limits: Limits,
+    /// Bytes mapped, dying areas not counted.
+    pub(super) mapped: u64,
+    /// Bytes of locked areas.
+    pub(super) locked: u64,
+}
+
+/// Nodes of the tree are frames.
+struct Nodes<'a, 'p, P: Platform>(&'a Machine<'p, P>);
+
+// SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to whoever allocated it.
+unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
+    fn alloc(&self) -> Option<NonNull<u8>> {
+        let pfn = self.0.frames().alloc(0, false).ok()?;
+        Some(self.0.frames().at(pfn.addr()))
+    }
+
+    unsafe fn free(&self, node: NonNull<u8>) {
+        let offset = (node.as_ptr() as usize).wrapping_sub(self.0.platform().direct_map() as usize);
+        let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
+        // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody else knows of it.
+        unsafe { self.0.frames().free(pfn, 1, false) }
+    }
+}
+
+impl Areas {
+    pub(super) fn new(mut limits: Limits, arch: &impl Arch) -> Self {
+        limits.mmap_base = limits.mmap_base.min(arch.user_end());
+        // SAFETY: the methods below always give it the frames of the machine that the space lives on.
+        let tree = unsafe { AreaTree::new() };
+        Areas { tree, limits, mapped: 0, locked: 0 }
+    }
+
+    pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
+        self.tree.clear(&Nodes(machine));
+    }
+
+    /// Make sure that this many areas can be added.
+    pub(super) fn reserve<P: Platform>(&mut self, machine: &Machine<'_, P>, inserts: usize) -> Result<(), OutOfMemory> {
+        self.tree.reserve(&Nodes(machine), inserts).map_err(|_| OutOfMemory)
+    }
+
+    /// Give back what was reserved for nothing.
+    pub(super) fn trim<P: Platform>(&mut self, machine: &Machine<'_, P>) {
+        self.tree.trim(&Nodes(machine));
+    }
+
+    /// The area at `addr`, unless it is being unmapped.
+    pub(super) fn find(&self, addr: u64) -> Option<&Vma> {
+        self.tree.find(addr).filter(|v| v.state != State::Dying)
+    }
+
+    /// The areas that overlap `range`, those being unmapped included.
+    pub(super) fn overlapping(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+        self.tree.iter_from(range.start).take_while(move |v| v.range.start < range.end)
+    }
+
+    /// The first of them.
+    pub(super) fn first(&self, range: VirtRange) -> Option<Vma> {
+        self.overlapping(range).next().copied()
+    }
+
+    /// Whether every address of `range` is mapped.
+    pub(super) fn covers(&self, range: VirtRange) -> bool {
+        let mut at = range.start;
+        for area in self.overlapping(range) {
+            if area.range.start > at || area.state == State::Dying {
+                return false;
+            }
+            at = area.range.end;
+        }
+        at >= range.end
+    }
+
+    /// Of the ends of `range`, how many lie inside an area: how many areas [`Areas::isolate`] adds.
+    pub(super) fn cuts(&self, range: VirtRange) -> usize {
+        let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
+        inside(range.start) + inside(range.end)
+    }
+
+    /// Split areas so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Areas::cuts`] areas.
+    pub(super) fn isolate(&mut self, range: VirtRange) {
+        self.cut(range.start);
+        self.cut(range.end);
+    }
+
+    fn cut(&mut self, addr: u64) {
+        let Some(area) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
+        self.tree.update(area.range.start, |v| v.range.end = addr);
+        let upper = Vma { range: VirtRange { start: addr, end: area.range.end }, ..area };
+        let inserted = self.tree.insert(upper);
+        debug_assert!(inserted.is_ok(), "an area was added without being reserved");
+    }
+
+    /// Change each area of `range`, which was isolated.
+    pub(super) fn each(&mut self, range: VirtRange, mut change: impl FnMut(&mut Vma)) {
+        let mut at = range.start;
+        while let Some(area) = self.first(VirtRange { start: at, ..range }) {
+            self.tree.update(area.range.start, &mut change);
+            at = area.range.end.min(range.end);
+        }
+    }
+
+    /// Take out every area of `range`, which was isolated.
+    pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
+        while let Some(area) = self.first(range) {
+            self.tree.remove(&Nodes(machine), area.range.start);
+        }
+    }
+
+    /// Join neighbours that say the same, from the area before `range` to the one behind it.
+    pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
+        let first = self.tree.find(range.start.saturating_sub(1)).or_else(|| self.tree.find_from(range.start));
+        let Some(mut before) = first.copied() else { return };
+        while before.range.start <= range.end {
+            let Some(next) = self.tree.find_from(before.range.end).copied() else { return };
+            if next.continues(&before) {
+                self.tree.remove(&Nodes(machine), next.range.start);
+                self.tree.update(before.range.start, |v| v.range.end = next.range.end);
+                before.range.end = next.range.end;
+            } else {
+                before = next;
+            }
+        }
+    }
+
+    /// Bookkeeping for areas that come (`+1`) or go (`-1`).
+    pub(super) fn account(&mut self, area: &Vma, range: VirtRange, sign: i64) {
+        let bytes = area.range.intersect(&range).len().wrapping_mul(sign as u64);
+        self.mapped = self.mapped.wrapping_add(bytes);
+        if area.flags.contains(AreaFlags::LOCKED) {
+            self.locked = self.locked.wrapping_add(bytes);
+        }
+    }
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Enter as the writer, when nobody is at work on an area of `range`.
+    pub(super) fn change(&self, range: VirtRange) -> WriteGuard<'_, Areas, P> {
+        loop {
+            let areas = self.write();
+            if areas.overlapping(range).all(|v| v.state == State::Live) {
+                return areas;
+            }
+            drop(areas);
+            self.tables.platform().resched();
+            self.tables.platform().relax();
+        }
+    }
+
+    /// Enter as the writer.
+    pub(super) fn write(&self) -> WriteGuard<'_, Areas, P> {
+        self.areas.write(self.tables.platform(), self.tables.slots.iter().map(|s| &s.readers))
+    }
+
+    /// Enter as a reader.
+    pub(super) fn read(&self) -> crate::sync::ReadGuard<'_, Areas> {
+        self.areas.read(self.tables.platform(), &self.tables.slot().readers)
+    }
+
+    /// Finish a change: the areas are as they should be, others may go on.
+    pub(super) fn settle(&self, range: VirtRange) {
+        let mut areas = self.write();
+        areas.each(range, |v| v.state = State::Live);
+        areas.merge(self.tables.machine, range);
+        areas.trim(self.tables.machine);
+    }
+
+    /// Split huge mappings at both ends of `range`, so that none reaches across.
+    pub(super) fn split_edges(&self, range: VirtRange) -> Result<(), OutOfMemory> {
+        self.tables.split_at(range.start)?;
+        self.tables.split_at(range.end)
+    }
+}

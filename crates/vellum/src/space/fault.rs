@@ -1,0 +1,305 @@
+//! A page is touched that is not mapped, or not for that.
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::errno::Errno;
+use crate::frame::{Counts, OutOfMemory};
+use crate::group::{GroupId, LruList, OverLimit};
+use crate::platform::Platform;
+use crate::stats::{Counter, SpaceCounter};
+use crate::table::{Found, NotMapped};
+use crate::vma::{AreaFlags, Prot, Vma};
+
+use super::AddressSpace;
+
+/// What user mode tried to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read.
+    Read,
+    /// Write.
+    Write,
+    /// Execute.
+    Exec,
+}
+
+/// Why a fault can't be resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultError {
+    /// Nothing is mapped there (Linux: SIGSEGV, `SEGV_MAPERR`).
+    Unmapped(u64),
+    /// That may not be done there (SIGSEGV, `SEGV_ACCERR`).
+    Denied(u64),
+    /// The contents were lost (SIGBUS).
+    Poisoned(u64),
+    /// The machine has no memory left.
+    OutOfMemory,
+    /// This group may have no more.
+    OverLimit(GroupId),
+}
+
+impl FaultError {
+    /// What a system call answers whose argument points there.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            FaultError::OutOfMemory | FaultError::OverLimit(_) => Errno::ENOMEM,
+            _ => Errno::EFAULT,
+        }
+    }
+}
+
+impl core::fmt::Display for FaultError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            FaultError::Unmapped(addr) => write!(f, "nothing is mapped at {addr:#x}"),
+            FaultError::Denied(addr) => write!(f, "access to {addr:#x} is not allowed"),
+            FaultError::Poisoned(addr) => write!(f, "the contents of {addr:#x} were lost"),
+            FaultError::OutOfMemory => OutOfMemory.fmt(f),
+            FaultError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+        }
+    }
+}
+
+impl core::error::Error for FaultError {}
+
+impl From<OutOfMemory> for FaultError {
+    fn from(_: OutOfMemory) -> Self {
+        FaultError::OutOfMemory
+    }
+}
+
+impl From<OverLimit> for FaultError {
+    fn from(over: OverLimit) -> Self {
+        FaultError::OverLimit(over.0)
+    }
+}
+
+/// How a try at a fault ended.
+enum Outcome {
+    /// These addresses are mapped now.
+    Mapped(VirtRange),
+    /// Something changed meanwhile: look again.
+    Again,
+    /// There is no area, but there may be a stack above.
+    Nothing,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Resolve a page fault: when it returns, the access may be tried again.
+    ///
+    /// # Errors
+    /// See [`FaultError`]; nothing was changed.
+    #[inline]
+    pub fn fault(&self, addr: u64, access: Access) -> Result<(), FaultError> {
+        self.tables.machine.count(Counter::Faults, 1);
+        self.fault_in(addr, access).map(|_| ())
+    }
+
+    /// Fault in every page of `range`, until memory runs out.
+    pub(super) fn populate(&self, range: VirtRange, access: Access) {
+        let mut at = range.start;
+        while at < range.end {
+            match self.fault_in(at, access) {
+                Ok(mapped) => at = mapped.end,
+                Err(_) => return,
+            }
+            self.tables.platform().resched();
+        }
+    }
+
+    fn fault_in(&self, addr: u64, access: Access) -> Result<VirtRange, FaultError> {
+        loop {
+            match self.try_fault(addr, access)? {
+                Outcome::Mapped(range) => return Ok(range),
+                Outcome::Again => self.tables.platform().relax(),
+                Outcome::Nothing => {
+                    if !self.grow_stack(addr)? {
+                        return Err(FaultError::Unmapped(addr));
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn try_fault(&self, addr: u64, access: Access) -> Result<Outcome, FaultError> {
+        let areas = self.read();
+        let Some(area) = areas.find(addr) else { return Ok(Outcome::Nothing) };
+        let allowed = match access {
+            Access::Read => !area.prot.is_empty(),
+            Access::Write => area.prot.contains(Prot::WRITE),
+            Access::Exec => area.prot.contains(Prot::EXEC),
+        };
+        if !allowed {
+            return Err(FaultError::Denied(addr));
+        }
+        let orders = self.tables.machine.policy().orders(area.advice);
+        let (raw, level, order) = self.tables.room(addr, area.range, orders);
+        match self.tables.arch.kind(raw, level) {
+            Kind::None if access == Access::Write => self.map_new(area, addr, order, orders),
+            Kind::None => self.map_zeros(area, addr, order),
+            Kind::Leaf => self.touch_mapped(area, addr, access, raw, level),
+            Kind::Marker => match self.tables.arch.marked(raw) {
+                Some(Marker::Guard) => Err(FaultError::Denied(addr)),
+                _ => Err(FaultError::Poisoned(addr)),
+            },
+            Kind::Swap => Err(FaultError::Poisoned(addr)),
+            Kind::Table | Kind::Busy => Ok(Outcome::Again),
+        }
+    }
+
+    /// A new folio, of `order` if there is memory for it, smaller if not.
+    #[inline]
+    fn map_new(&self, area: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
+        let machine = self.tables.machine;
+        let arch = &self.tables.arch;
+        let (pfn, order) = self.new_folio(area, order, orders)?;
+        let start = align_down(addr, order as u32 + FRAME_SHIFT);
+        let (level, entries) = self.shape(order);
+        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
+        let raw = arch.leaf(pfn.addr(), attrs, level);
+        match self.tables.map_run(start, level, raw, entries) {
+            Ok(()) => {
+                self.tables.slot().add(SpaceCounter::Anon, 1 << order);
+                Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) }))
+            }
+            Err(error) => {
+                machine.put_folio(pfn, 1 << order, 1 << order);
+                match error {
+                    NotMapped::Occupied => Ok(Outcome::Again),
+                    NotMapped::OutOfMemory => Err(FaultError::OutOfMemory),
+                }
+            }
+        }
+    }
+
+    /// How a folio of this order is mapped: the level of its leaves, and how many.
+    fn shape(&self, order: u8) -> (u8, usize) {
+        let arch = &self.tables.arch;
+        let level = if order as u32 + FRAME_SHIFT == arch.level_shift(2) { 2 } else { 1 };
+        (level, 1 << (order as u32 + FRAME_SHIFT - arch.level_shift(level)))
+    }
+
+    /// A zeroed folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it.
+    #[inline]
+    fn new_folio(&self, area: &Vma, order: u8, orders: u32) -> Result<(Pfn, u8), FaultError> {
+        let machine = self.tables.machine;
+        let smallest = self.tables.arch.page_order();
+        let list = if area.flags.contains(AreaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon };
+        let mut order = order;
+        loop {
+            let tried = self.try_folio(order, list);
+            if tried.is_ok() {
+                if order > smallest {
+                    machine.count(Counter::LargeFolios, 1);
+                }
+                return tried.map(|pfn| (pfn, order));
+            }
+            if order == smallest {
+                return tried.map(|pfn| (pfn, order));
+            }
+            machine.count(Counter::LargeFallbacks, 1);
+            // The next smaller one that is allowed; every part of a hole is one.
+            let smaller = orders & ((1 << order) - 1);
+            order = if smaller == 0 { smallest } else { (smaller.ilog2() as u8).max(smallest) };
+        }
+    }
+
+    #[inline]
+    fn try_folio(&self, order: u8, list: LruList) -> Result<Pfn, FaultError> {
+        let machine = self.tables.machine;
+        let frames = machine.frames();
+        let pfn = frames.alloc(order, true)?;
+        let pages = 1u32 << order;
+        frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
+        frames.frame(pfn).set_data(self.tables.tlb.space.0 as u64);
+        if let Err(over) = machine.groups().admit(frames, self.tables.group, pfn, order, Some(list)) {
+            frames.put(pfn, frames.frame(pfn), pages, pages);
+            // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
+            unsafe { frames.free(pfn, pages, true) };
+            return Err(over.into());
+        }
+        Ok(pfn)
+    }
+
+    /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
+    fn map_zeros(&self, area: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
+        let arch = &self.tables.arch;
+        let zeros = self.tables.machine.zeros_folio();
+        let order = order.min(zeros.order).max(arch.page_order());
+        let start = align_down(addr, order as u32 + FRAME_SHIFT);
+        let (level, entries) = self.shape(order);
+        let offset = (start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
+        let attrs = area.prot.attrs() - Attrs::WRITE | Attrs::ACCESSED;
+        let raw = arch.leaf(zeros.pfn.add(offset).addr(), attrs, level);
+        match self.tables.map_run(start, level, raw, entries) {
+            Ok(()) => Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) })),
+            Err(NotMapped::Occupied) => Ok(Outcome::Again),
+            Err(NotMapped::OutOfMemory) => Err(FaultError::OutOfMemory),
+        }
+    }
+
+    /// Something is mapped: perhaps another CPU was quicker, perhaps it is zeros that are to be written, perhaps the area
+    /// allows more than the entry says.
+    fn touch_mapped(&self, area: &Vma, addr: u64, access: Access, raw: u64, level: u8) -> Result<Outcome, FaultError> {
+        let arch = &self.tables.arch;
+        let attrs = arch.attrs(raw, level);
+        let needed = match access {
+            Access::Read => Attrs::READ,
+            Access::Write => Attrs::WRITE,
+            Access::Exec => Attrs::EXEC,
+        };
+        let start = align_down(addr, arch.level_shift(level));
+        let page = VirtRange { start, end: start + (1 << arch.level_shift(level)) };
+        if attrs.contains(needed) {
+            self.tables.machine.count(Counter::SpuriousFaults, 1);
+            return Ok(Outcome::Mapped(page));
+        }
+        if access == Access::Write && self.tables.machine.zeros_folio().contains(arch.leaf_pfn(raw, level)) {
+            self.unmap_zeros(area, page);
+            return Ok(Outcome::Again);
+        }
+        // Only a change of the area that is under way leaves entries behind it: a run at a time follows here.
+        debug_assert!(attrs.contains(Attrs::EXCLUSIVE) || access != Access::Write);
+        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
+        if let Some(run) = table.run(addr, area.range.end)
+            && run.kind == Kind::Leaf
+        {
+            self.permit(&table, &run, area.prot);
+        }
+        table.release();
+        Ok(Outcome::Again)
+    }
+
+    /// Memory that was only read is to be written: away with the zeros, so that the fault finds a hole for a folio of its
+    /// own. Of the area's zeros in this table as much goes as one large folio could take.
+    fn unmap_zeros(&self, area: &Vma, page: VirtRange) {
+        let machine = self.tables.machine;
+        let arch = &self.tables.arch;
+        let orders = machine.policy().orders(area.advice);
+        let block = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block).next().unwrap_or(page);
+        let mut gather = self.gather();
+        let mut at = block.start;
+        while at < block.end {
+            let table = match self.tables.find(at, block.end) {
+                Found::Hole(end) => {
+                    at = end;
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            let end = block.end.min(table.end());
+            while at < end && !gather.is_full() {
+                let Some(run) = table.run(at, end) else { break };
+                if run.kind == Kind::Leaf && machine.zeros_folio().contains(run.pfn(arch)) && block.covers(&run.range(arch)) {
+                    gather.push(table.discard(&run));
+                }
+                at = run.range(arch).end;
+            }
+            table.unlock(&mut gather);
+            if gather.is_full() {
+                gather.flush();
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! New areas: `mmap`.
+
+use bitflags::bitflags;
+
+use crate::addr::{FRAME_SIZE, VirtRange, align_down, align_up};
+use crate::arch::Arch;
+use crate::errno::Errno;
+use crate::frame::OutOfMemory;
+use crate::frame::policy::Advice;
+use crate::platform::Platform;
+use crate::vma::{AreaFlags, Direction, Prot, STACK_GUARD, State, Vma};
+
+use super::areas::Areas;
+use super::{Access, AddressSpace};
+
+bitflags! {
+    /// How to map.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct MapFlags: u8 {
+        /// Exactly at the address given; what is there is unmapped (`MAP_FIXED`).
+        const FIXED = 1;
+        /// Exactly at the address given, or not at all (`MAP_FIXED_NOREPLACE`).
+        const FIXED_NOREPLACE = 2;
+        /// Fault everything in at once (`MAP_POPULATE`). Memory running out meanwhile is no error.
+        const POPULATE = 4;
+        /// Even if the machine could not hold it (`MAP_NORESERVE`).
+        const NORESERVE = 8;
+        /// A stack (`MAP_GROWSDOWN`).
+        const GROWSDOWN = 16;
+        /// Not to be reclaimed, and faulted in at once (`MAP_LOCKED`).
+        const LOCKED = 32;
+    }
+}
+
+/// What to map: private anonymous memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MapRequest {
+    /// Where: exactly, or as a hint, which is tried first if it is not 0.
+    pub addr: u64,
+    /// Bytes; rounded up to whole pages.
+    pub len: u64,
+    /// What may be done with it.
+    pub prot: Prot,
+    /// How.
+    pub flags: MapFlags,
+}
+
+/// Why nothing was mapped. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapError {
+    /// The length is zero.
+    ZeroLength,
+    /// A fixed address is not a multiple of the page size.
+    Unaligned(u64),
+    /// It reaches beyond the addresses that user mode has.
+    OutOfRange,
+    /// Below the lowest address that may be mapped.
+    TooLow(u64),
+    /// Something is mapped in this range, and may not be replaced.
+    Exists(VirtRange),
+    /// No free range of that size.
+    NoRoom,
+    /// The space has as many areas as it may.
+    TooManyAreas,
+    /// More address space than the limit allows.
+    AddressSpaceLimit,
+    /// More locked memory than the limit allows.
+    LockLimit,
+    /// More than the machine has, and not [`MapFlags::NORESERVE`].
+    Overcommit,
+    /// No memory for the engine's own structures.
+    OutOfMemory,
+}
+
+impl MapError {
+    /// What Linux's `mmap` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            MapError::ZeroLength | MapError::Unaligned(_) => Errno::EINVAL,
+            MapError::TooLow(_) => Errno::EPERM,
+            MapError::Exists(_) => Errno::EEXIST,
+            MapError::LockLimit => Errno::EAGAIN,
+            _ => Errno::ENOMEM,
+        }
+    }
+}
+
+impl core::fmt::Display for MapError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            MapError::ZeroLength => f.write_str("the length is zero"),
+            MapError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            MapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
+            MapError::TooLow(addr) => write!(f, "{addr:#x} is below the lowest address that may be mapped"),
+            MapError::Exists(range) => write!(f, "something is mapped in {range:?}"),
+            MapError::NoRoom => f.write_str("no free range of that size"),
+            MapError::TooManyAreas => f.write_str("too many areas"),
+            MapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
+            MapError::LockLimit => f.write_str("over the limit on locked memory"),
+            MapError::Overcommit => f.write_str("more than the machine has"),
+            MapError::OutOfMemory => OutOfMemory.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for MapError {}
+
+impl From<OutOfMemory> for MapError {
+    fn from(_: OutOfMemory) -> Self {
+        MapError::OutOfMemory
+    }
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Map anonymous memory; the answer is where.
+    ///
+    /// # Errors
+    /// See [`MapError`]: nothing was changed.
+    pub fn map(&self, request: MapRequest) -> Result<u64, MapError> {
+        let shift = self.page_shift();
+        if request.len == 0 {
+            return Err(MapError::ZeroLength);
+        }
+        let len = align_up(request.len, shift).ok_or(MapError::OutOfRange)?;
+        if len > self.tables.arch.user_end() {
+            return Err(MapError::OutOfRange);
+        }
+        let range = if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
+            let range = self.fixed(request.addr, len)?;
+            self.map_fixed(range, &request)?;
+            range
+        } else {
+            self.map_anywhere(request.addr, len, &request)?
+        };
+        if request.flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) {
+            self.populate(range, if request.prot.contains(Prot::WRITE) { Access::Write } else { Access::Read });
+        }
+        Ok(range.start)
+    }
+
+    fn fixed(&self, addr: u64, len: u64) -> Result<VirtRange, MapError> {
+        if addr > self.tables.arch.user_end() - len {
+            return Err(MapError::OutOfRange);
+        }
+        if addr & ((1 << self.page_shift()) - 1) != 0 {
+            return Err(MapError::Unaligned(addr));
+        }
+        Ok(VirtRange { start: addr, end: addr + len })
+    }
+
+    fn map_anywhere(&self, hint: u64, len: u64, request: &MapRequest) -> Result<VirtRange, MapError> {
+        let mut areas = self.write();
+        let range = self.find_room(&areas, hint, len)?;
+        self.check(&areas, range, 0, request)?;
+        areas.reserve(self.tables.machine, 1)?;
+        self.add(&mut areas, range, request);
+        Ok(range)
+    }
+
+    /// At the hint, if it is free; else as high as possible, large areas where huge pages fit.
+    fn find_room(&self, areas: &Areas, hint: u64, len: u64) -> Result<VirtRange, MapError> {
+        let shift = self.page_shift();
+        let window = VirtRange { start: areas.limits.lowest, end: self.tables.arch.user_end() };
+        let room = |from: u64, end: u64, align: u32| {
+            let window = VirtRange { start: from, end };
+            areas.tree.find_gap(len, align, window, Direction::TopDown).map(|start| VirtRange { start, end: start + len })
+        };
+        let hint = align_down(hint, shift).max(window.start);
+        if hint > window.start && hint <= window.end - len.min(window.end)
+            && let Some(range) = room(hint, hint + len, shift)
+        {
+            return Ok(range);
+        }
+        let huge = self.tables.arch.level_shift(2);
+        let base = areas.limits.mmap_base;
+        let aligned = if len >> huge != 0 { room(window.start, base, huge) } else { None };
+        aligned.or_else(|| room(window.start, base, shift)).or_else(|| room(window.start, window.end, shift)).ok_or(MapError::NoRoom)
+    }
+
+    fn map_fixed(&self, range: VirtRange, request: &MapRequest) -> Result<(), MapError> {
+        let mut areas = self.change(range);
+        if range.start < areas.limits.lowest {
+            return Err(MapError::TooLow(range.start));
+        }
+        if request.flags.contains(MapFlags::FIXED_NOREPLACE)
+            && let Some(area) = areas.first(range)
+        {
+            return Err(MapError::Exists(area.range.intersect(&range)));
+        }
+        let replaced: u64 = areas.overlapping(range).map(|v| v.range.intersect(&range).len()).sum();
+        self.check(&areas, range, replaced, request)?;
+        if replaced == 0 {
+            areas.reserve(self.tables.machine, 1)?;
+            self.add(&mut areas, range, request);
+            return Ok(());
+        }
+        drop(areas);
+        self.replace(range, request)
+    }
+
+    /// Unmap what is in `range` and map anew, with no moment between the two at which the addresses are free.
+    fn replace(&self, range: VirtRange, request: &MapRequest) -> Result<(), MapError> {
+        if !self.begin_unmap(range).map_err(|_| MapError::OutOfMemory)? {
+            // Somebody was quicker; now it is free.
+            return self.map_fixed(range, request);
+        }
+        self.zap_all(range);
+        let mut areas = self.write();
+        // Dying areas hold the place: the first becomes the new one, so that nothing needs to be allocated here.
+        let first = areas.first(range).map_or(range.start, |v| v.range.start);
+        let rest = VirtRange { start: areas.tree.find(first).map_or(range.end, |v| v.range.end), end: range.end };
+        areas.remove(self.tables.machine, rest);
+        let new = new_area(range, request);
+        areas.tree.update(first, |v| *v = new);
+        areas.account(&new, range, 1);
+        areas.merge(self.tables.machine, range);
+        areas.trim(self.tables.machine);
+        Ok(())
+    }
+
+    fn add(&self, areas: &mut Areas, range: VirtRange, request: &MapRequest) {
+        let area = new_area(range, request);
+        let inserted = areas.tree.insert(area);
+        debug_assert!(inserted.is_ok(), "room was found and a node reserved");
+        areas.account(&area, range, 1);
+        areas.merge(self.tables.machine, range);
+        areas.trim(self.tables.machine);
+    }
+
+    /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
+    fn check(&self, areas: &Areas, range: VirtRange, replaced: u64, request: &MapRequest) -> Result<(), MapError> {
+        let limits = &areas.limits;
+        if areas.tree.len() > limits.areas {
+            return Err(MapError::TooManyAreas);
+        }
+        if request.flags.contains(MapFlags::LOCKED) && areas.locked.saturating_add(range.len()) > limits.locked {
+            return Err(MapError::LockLimit);
+        }
+        if (areas.mapped - replaced).saturating_add(range.len()) > limits.address_space {
+            return Err(MapError::AddressSpaceLimit);
+        }
+        let promised = request.prot.contains(Prot::WRITE) && !request.flags.contains(MapFlags::NORESERVE);
+        if promised && range.len() / FRAME_SIZE > self.tables.machine.frames().total() {
+            return Err(MapError::Overcommit);
+        }
+        Ok(())
+    }
+
+    /// The page at `addr` was touched and is not mapped: let the stack above it grow down to it.
+    ///
+    /// Whether it did, or another CPU was quicker.
+    pub(super) fn grow_stack(&self, addr: u64) -> Result<bool, OutOfMemory> {
+        let start = align_down(addr, self.page_shift());
+        let mut areas = self.write();
+        if areas.find(addr).is_some() {
+            return Ok(true);
+        }
+        let Some(stack) = areas.tree.find_from(addr).copied() else { return Ok(false) };
+        if !stack.flags.contains(AreaFlags::GROWSDOWN) || stack.state != State::Live || start < areas.limits.lowest {
+            return Ok(false);
+        }
+        let grown = VirtRange { start, end: stack.range.start };
+        let below = areas.tree.prev(stack.range.start).copied();
+        let crowded = below.is_some_and(|v| {
+            let guard = if v.flags.contains(AreaFlags::GROWSDOWN) || v.prot.is_empty() { 0 } else { STACK_GUARD };
+            v.range.end.saturating_add(guard) > start
+        });
+        let limits = &areas.limits;
+        if crowded
+            || stack.range.end - start > limits.stack
+            || areas.mapped.saturating_add(grown.len()) > limits.address_space
+            || stack.flags.contains(AreaFlags::LOCKED) && areas.locked.saturating_add(grown.len()) > limits.locked
+        {
+            return Ok(false);
+        }
+        areas.tree.update(stack.range.start, |v| v.range.start = start);
+        areas.account(&Vma { range: grown, ..stack }, grown, 1);
+        areas.merge(self.tables.machine, grown);
+        Ok(true)
+    }
+}
+
+fn new_area(range: VirtRange, request: &MapRequest) -> Vma {
+    let mut flags = AreaFlags::empty();
+    flags.set(AreaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
+    flags.set(AreaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));
+    flags.set(AreaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
+    Vma { range, prot: request.prot, flags, advice: Advice::None, state: State::Live }
+}

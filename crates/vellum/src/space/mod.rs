@@ -1,0 +1,168 @@
+//! An address space: what stands behind `mmap`, a page fault, `munmap`, `mprotect` and `madvise`.
+//!
+//! # Who keeps out of whose way
+//! The areas are behind a lock with a door for each CPU ([`crate::sync::PerCpuLock`]). A fault goes in by its CPU's door
+//! and stays in until it is done, so faults share no line; what two of them might both want is decided under the lock of
+//! the one table where their entries stand.
+//!
+//! Who changes areas comes in as the writer, twice and briefly: first to mark the areas of the range ([`crate::vma`]'s
+//! states), having split them at its ends; then, the page tables done, to finish. Between the two only others that want to
+//! change the same areas wait. `unmap` thus returns to its addresses being free, and two CPUs unmap two ranges side by side.
+//!
+//! # All or nothing
+//! Each operation first finds out whether it can be done, and gets all memory that it will need (nodes of the tree of areas,
+//! tables to split huge mappings at the ends of the range). What follows can't fail.
+//!
+//! | file | story |
+//! |---|---|
+//! | `areas` | the areas and what limits them: split, merge, count |
+//! | `map` | new areas |
+//! | `fault` | a page is touched |
+//! | `zap` | emptying a range of page tables by the run |
+//! | `unmap` | areas go |
+//! | `protect` | areas change |
+//! | `advise` | hints |
+//! | `query` | what is mapped, what is resident |
+
+mod advise;
+mod areas;
+mod fault;
+mod map;
+mod protect;
+mod query;
+mod unmap;
+mod zap;
+
+pub use advise::{Advise, AdviseError};
+pub use areas::Limits;
+pub use fault::{Access, FaultError};
+pub use map::{MapError, MapFlags, MapRequest};
+pub use protect::ProtectError;
+pub use query::{QueryError, SpaceStats, Usage};
+pub use unmap::UnmapError;
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
+use crate::arch::Arch;
+use crate::frame::OutOfMemory;
+use crate::group::GroupId;
+use crate::machine::Machine;
+use crate::platform::{Platform, SpaceId};
+use crate::stats::{SpaceCounter, SpaceSlot, sum};
+use crate::sync::PerCpuLock;
+use crate::table::PageTables;
+use areas::Areas;
+
+/// An address space. All methods take `&self` and may be called from any CPU at any time.
+pub struct AddressSpace<'m, P: Platform, A: Arch> {
+    tables: PageTables<'m, P, A>,
+    areas: PerCpuLock<Areas>,
+    /// The most pages that were ever resident, as far as looked at.
+    peak: AtomicU64,
+    slots_at: Pfn,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// An empty space whose memory is charged to `group`.
+    ///
+    /// # Errors
+    /// No memory for its root table and counters, or the group may not have it (or does not exist).
+    pub fn new(machine: &'m Machine<'m, P>, arch: A, group: GroupId, limits: Limits) -> Result<Self, OutOfMemory> {
+        if !machine.groups().exists(group) {
+            return Err(OutOfMemory);
+        }
+        let cpus = machine.platform().count();
+        let slots_at = machine.frames().alloc(Self::slots_order(cpus), true)?;
+        let first = machine.frames().at(slots_at.addr()).as_ptr().cast::<SpaceSlot>();
+        // SAFETY: zeroed frames of sufficient size, given back only in `drop`, after the last use of the slots; a zeroed
+        // `SpaceSlot` is a valid one, and made of atomics.
+        let slots: &'m [SpaceSlot] = unsafe { core::slice::from_raw_parts(first, cpus) };
+        match PageTables::new(machine, arch, group, slots) {
+            Ok(tables) => Ok(AddressSpace {
+                areas: PerCpuLock::new(Areas::new(limits, &arch)),
+                tables,
+                peak: AtomicU64::new(0),
+                slots_at,
+            }),
+            Err(error) => {
+                // SAFETY: just allocated; the only reference went with the tables that weren't made.
+                unsafe { machine.frames().free(slots_at, 1 << Self::slots_order(cpus), true) };
+                Err(error)
+            }
+        }
+    }
+
+    fn slots_order(cpus: usize) -> u8 {
+        (cpus * size_of::<SpaceSlot>()).div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8
+    }
+
+    /// Cut runs at `entries` entries. One makes the engine work page by page, as kernels without runs do: the benchmarks'
+    /// `page` column. Not to be changed while the space is in use.
+    pub fn cap_runs(&mut self, entries: usize) {
+        self.tables.max_run = entries.max(1);
+    }
+
+    /// Its number on this machine.
+    pub fn id(&self) -> SpaceId {
+        self.tables.tlb.space
+    }
+
+    /// The frame of the root table, for the CPU's register. The part of it that translates addresses from the format's
+    /// [`Arch::user_end`] (rounded up to whole entries) is the host's to fill in.
+    pub fn root(&self) -> Pfn {
+        self.tables.root
+    }
+
+    /// Its page-table format.
+    pub fn arch(&self) -> &A {
+        &self.tables.arch
+    }
+
+    /// The machine it lives on.
+    pub fn machine(&self) -> &'m Machine<'m, P> {
+        self.tables.machine
+    }
+
+    /// A CPU is about to load the root. From now on it takes part in invalidations.
+    pub fn cpu_enter(&self, cpu: usize) {
+        self.tables.tlb.enter(cpu);
+    }
+
+    /// A CPU has loaded another root and holds no translation of this space any more.
+    pub fn cpu_leave(&self, cpu: usize) {
+        self.tables.tlb.leave(cpu);
+    }
+
+    fn page_shift(&self) -> u32 {
+        self.tables.arch.page_shift()
+    }
+
+    /// Pages of 4 KiB now resident.
+    fn resident_pages(&self) -> u64 {
+        [SpaceCounter::Anon, SpaceCounter::File, SpaceCounter::Shmem].iter().map(|c| sum(self.tables.slots, *c)).sum()
+    }
+
+    /// Remember how much was resident, before it becomes less.
+    fn note_peak(&self) -> u64 {
+        let now = self.resident_pages();
+        self.peak.fetch_max(now, Relaxed).max(now)
+    }
+}
+
+impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
+    /// Exit: everything is unmapped and freed. Every CPU must have left the space ([`AddressSpace::cpu_leave`]), or will
+    /// take part in the invalidation.
+    fn drop(&mut self) {
+        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        self.zap_all(all);
+        self.tables.free_root();
+        let machine = self.tables.machine;
+        self.areas.get_mut().clear(machine);
+        let order = Self::slots_order(machine.platform().count());
+        // SAFETY: `&mut self`: nobody else has the space, and this is the last use of the slots, which hold counts and so
+        // are not zero.
+        unsafe { machine.frames().free(self.slots_at, 1 << order, false) };
+    }
+}

@@ -1,0 +1,165 @@
+//! Areas change what may be done with them: `mprotect`.
+
+use crate::addr::{VirtRange, align_up};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::errno::Errno;
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+use crate::table::{Found, LockedTable, Run};
+use crate::tlb::Gather;
+use crate::vma::{Prot, State, Vma};
+
+use super::AddressSpace;
+
+/// Why nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtectError {
+    /// The address is not a multiple of the page size.
+    Unaligned(u64),
+    /// The end is beyond the last address.
+    Overflow,
+    /// Not all of the range is mapped.
+    NotMapped,
+    /// Areas would have to be split, and the space has as many as it may.
+    TooManyAreas,
+    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    OutOfMemory,
+}
+
+impl ProtectError {
+    /// What Linux's `mprotect` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            ProtectError::Unaligned(_) => Errno::EINVAL,
+            _ => Errno::ENOMEM,
+        }
+    }
+}
+
+impl core::fmt::Display for ProtectError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ProtectError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            ProtectError::Overflow => f.write_str("beyond the last address"),
+            ProtectError::NotMapped => f.write_str("not all of the range is mapped"),
+            ProtectError::TooManyAreas => f.write_str("too many areas"),
+            ProtectError::OutOfMemory => OutOfMemory.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ProtectError {}
+
+impl From<OutOfMemory> for ProtectError {
+    fn from(_: OutOfMemory) -> Self {
+        ProtectError::OutOfMemory
+    }
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Change what may be done with mapped memory.
+    ///
+    /// # Errors
+    /// See [`ProtectError`]: nothing was changed. (Linux changes what lies before a hole.)
+    pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
+        let shift = self.page_shift();
+        if addr & ((1 << shift) - 1) != 0 {
+            return Err(ProtectError::Unaligned(addr));
+        }
+        let len = align_up(len, shift).ok_or(ProtectError::Overflow)?;
+        let range = VirtRange::new(addr, len).ok_or(ProtectError::Overflow)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        if self.begin_change(range, |v| v.prot == prot, |v| v.prot = prot)? {
+            self.reprotect(range, prot);
+            self.settle(range);
+        }
+        Ok(())
+    }
+
+    /// Mark the areas of `range` as changing and `change` them, split at its ends, with no huge mapping reaching across.
+    /// `false`: all of them are as they should be (`same`) already.
+    pub(super) fn begin_change(
+        &self,
+        range: VirtRange,
+        same: impl Fn(&Vma) -> bool,
+        change: impl Fn(&mut Vma),
+    ) -> Result<bool, ProtectError> {
+        let mut areas = self.change(range);
+        if !areas.covers(range) {
+            return Err(ProtectError::NotMapped);
+        }
+        if areas.overlapping(range).all(same) {
+            return Ok(false);
+        }
+        let cuts = areas.cuts(range);
+        if cuts > 0 && areas.tree.len() + cuts > areas.limits.areas.saturating_add(1) {
+            return Err(ProtectError::TooManyAreas);
+        }
+        areas.reserve(self.tables.machine, cuts)?;
+        areas.isolate(range);
+        areas.each(range, |v| v.state = State::Changing);
+        drop(areas);
+        // Faults go on meanwhile, but the areas now end at the ends of the range, so no new huge mapping reaches across.
+        if let Err(error) = self.split_edges(range) {
+            self.settle(range);
+            return Err(error.into());
+        }
+        self.write().each(range, change);
+        Ok(true)
+    }
+
+    /// Bring the entries of `range` in line with its areas.
+    fn reprotect(&self, range: VirtRange, prot: Prot) {
+        let mut gather = self.gather();
+        let mut at = range.start;
+        while at < range.end {
+            match self.tables.find(at, range.end) {
+                Found::Hole(end) => at = end,
+                Found::Table(table) => {
+                    at = self.reprotect_table(&table, VirtRange { start: at, ..range }, prot, &mut gather);
+                    table.unlock(&mut gather);
+                    self.tables.platform().resched();
+                }
+            }
+        }
+        gather.flush();
+    }
+
+    fn reprotect_table(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        range: VirtRange,
+        prot: Prot,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> u64 {
+        let arch = &self.tables.arch;
+        let end = range.end.min(table.end());
+        let mut at = range.start;
+        while at < end {
+            let Some(run) = table.run(at, end) else { break };
+            if run.kind == Kind::Leaf && self.permit(table, &run, prot) {
+                gather.note(run.range(arch), table.shift());
+            }
+            at = run.range(arch).end;
+        }
+        at
+    }
+
+    /// Give a run of leaves the rights that its area has, as far as it may have them now: only memory that is the space's
+    /// alone may be written in place. Whether some right was taken away, so that TLBs must be told.
+    pub(super) fn permit(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
+        let arch = &self.tables.arch;
+        let old = run.attrs(arch);
+        let mut new = old - Attrs::PROT | prot.attrs();
+        if !old.contains(Attrs::EXCLUSIVE) {
+            new -= Attrs::WRITE;
+        }
+        if new == old {
+            return false;
+        }
+        table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+        !new.contains(old & Attrs::PROT)
+    }
+}

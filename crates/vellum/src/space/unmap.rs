@@ -1,0 +1,113 @@
+//! Areas go: `munmap`.
+
+use crate::addr::{VirtRange, align_up};
+use crate::arch::Arch;
+use crate::errno::Errno;
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+use crate::vma::State;
+
+use super::AddressSpace;
+
+/// Why nothing was unmapped. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnmapError {
+    /// The address is not a multiple of the page size.
+    Unaligned(u64),
+    /// The length is zero.
+    ZeroLength,
+    /// It reaches beyond the addresses that user mode has.
+    OutOfRange,
+    /// Areas would have to be split, and the space has as many as it may.
+    TooManyAreas,
+    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    OutOfMemory,
+}
+
+impl UnmapError {
+    /// What Linux's `munmap` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            UnmapError::TooManyAreas | UnmapError::OutOfMemory => Errno::ENOMEM,
+            _ => Errno::EINVAL,
+        }
+    }
+}
+
+impl core::fmt::Display for UnmapError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            UnmapError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            UnmapError::ZeroLength => f.write_str("the length is zero"),
+            UnmapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
+            UnmapError::TooManyAreas => f.write_str("too many areas"),
+            UnmapError::OutOfMemory => OutOfMemory.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for UnmapError {}
+
+impl From<OutOfMemory> for UnmapError {
+    fn from(_: OutOfMemory) -> Self {
+        UnmapError::OutOfMemory
+    }
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Unmap whatever is mapped in these addresses. When it returns, no CPU can reach what was there, the memory is free,
+    /// and so are the addresses.
+    ///
+    /// # Errors
+    /// See [`UnmapError`]: nothing was changed.
+    pub fn unmap(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
+        let shift = self.page_shift();
+        let end = self.tables.arch.user_end();
+        if addr & ((1 << shift) - 1) != 0 {
+            return Err(UnmapError::Unaligned(addr));
+        }
+        if addr > end || len > end - addr {
+            return Err(UnmapError::OutOfRange);
+        }
+        let len = align_up(len, shift).ok_or(UnmapError::OutOfRange)?;
+        if len == 0 {
+            return Err(UnmapError::ZeroLength);
+        }
+        let range = VirtRange { start: addr, end: addr + len };
+        if !self.begin_unmap(range)? {
+            return Ok(());
+        }
+        self.zap_all(range);
+        let mut areas = self.write();
+        areas.remove(self.tables.machine, range);
+        areas.trim(self.tables.machine);
+        Ok(())
+    }
+
+    /// Mark all areas of `range` as dying, split at its ends, with no huge mapping reaching across. `false`: there are none.
+    pub(super) fn begin_unmap(&self, range: VirtRange) -> Result<bool, UnmapError> {
+        let mut areas = self.change(range);
+        if areas.first(range).is_none() {
+            return Ok(false);
+        }
+        let cuts = areas.cuts(range);
+        if cuts > 0 && areas.tree.len() + cuts > areas.limits.areas.saturating_add(1) {
+            return Err(UnmapError::TooManyAreas);
+        }
+        areas.reserve(self.tables.machine, cuts)?;
+        areas.isolate(range);
+        areas.each(range, |v| v.state = State::Dying);
+        drop(areas);
+        if let Err(error) = self.split_edges(range) {
+            self.settle(range);
+            return Err(error.into());
+        }
+        let mut areas = self.write();
+        let mut at = range.start;
+        while let Some(area) = areas.first(VirtRange { start: at, ..range }) {
+            areas.account(&area, range, -1);
+            at = area.range.end.min(range.end);
+        }
+        Ok(true)
+    }
+}

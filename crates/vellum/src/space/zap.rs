@@ -1,0 +1,155 @@
+//! Emptying a range of page tables, by the run. `unmap`, `advise(DontNeed)` and exit are this.
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Kind, Marker};
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+use crate::stats::{Counter, SpaceCounter};
+use crate::table::{Found, LockedTable, Run};
+use crate::tlb::Gather;
+
+use super::AddressSpace;
+
+/// What a zap leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Nothing: the addresses themselves go.
+    Nothing,
+    /// Guard markers, which outlive the contents they guard (Linux: `MADV_DONTNEED`).
+    Guards,
+}
+
+/// What one table's worth of zapping came to.
+#[derive(Default)]
+struct Tally {
+    runs: u64,
+    frames: u64,
+    resident: i64,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was there.
+    pub(super) fn zap_all(&self, range: VirtRange) {
+        self.note_peak();
+        let mut gather = self.gather();
+        let mut at = range.start;
+        while at < range.end {
+            // Nothing can map here any more, so no huge mapping reaches across an end again.
+            at = self.zap(VirtRange { start: at, end: range.end }, Keep::Nothing, &mut gather).unwrap_or(range.end);
+        }
+    }
+
+    /// A gather for this space.
+    pub(super) fn gather(&self) -> Gather<'_, 'm, P> {
+        Gather::new(&self.tables.tlb, self.tables.max_run > 1)
+    }
+
+    /// Empty `range` as far as fits between two preemption points, and say how far that was. What was found goes to the
+    /// gather, which the caller flushes; it is flushed here when it is full.
+    ///
+    /// # Errors
+    /// A huge mapping reaches across an end of the range and there is no memory to split it; everything before it is done.
+    pub(super) fn zap(&self, range: VirtRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, OutOfMemory> {
+        /// Tables between preemption points.
+        const TABLES: usize = 32;
+        let mut at = range.start;
+        for _ in 0..TABLES {
+            let table = match self.tables.find(at, range.end) {
+                Found::Hole(end) => {
+                    at = end;
+                    if at >= range.end {
+                        break;
+                    }
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            let (next, tally) = self.zap_table(&table, VirtRange { start: at, end: range.end }, keep, gather);
+            let shift = table.shift();
+            table.unlock(gather);
+            self.count_zapped(&tally);
+            if gather.is_full() {
+                gather.flush();
+            } else if next == at && at < range.end {
+                // Either a huge mapping of which the range has only a part, or a table that was hooked in meanwhile.
+                self.tables.split_at(at)?;
+                let end = (at >> shift << shift).saturating_add(1 << shift);
+                if range.end < end {
+                    self.tables.split_at(range.end)?;
+                }
+            }
+            at = next;
+            if at >= range.end {
+                break;
+            }
+        }
+        self.tables.platform().resched();
+        Ok(at)
+    }
+
+    /// Empty what this table has of `range`, as far as possible, and say how far that was.
+    #[inline]
+    fn zap_table(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        range: VirtRange,
+        keep: Keep,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> (u64, Tally) {
+        let arch = &self.tables.arch;
+        let end = range.end.min(table.end());
+        let mut at = range.start;
+        let mut tally = Tally::default();
+        while at < end && !gather.is_full() {
+            let Some(run) = table.run(at, end) else { break };
+            let run_range = run.range(arch);
+            match run.kind {
+                Kind::Leaf => {
+                    if !range.covers(&run_range) {
+                        // Whole mappings first; what is left of the run is one that the range has a part of.
+                        let Some(whole) = whole_part(&run, arch, range) else { break };
+                        self.zap_run(table, &whole, &mut tally, gather);
+                        at = whole.range(arch).end;
+                        continue;
+                    }
+                    self.zap_run(table, &run, &mut tally, gather);
+                }
+                Kind::Marker if keep == Keep::Guards && arch.marked(run.raw) == Some(Marker::Guard) => {}
+                Kind::Marker | Kind::Swap => table.erase(&run),
+                Kind::None | Kind::Table | Kind::Busy => {}
+            }
+            at = run_range.end;
+        }
+        (at, tally)
+    }
+
+    #[inline]
+    fn zap_run(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, tally: &mut Tally, gather: &mut Gather<'_, 'm, P>) {
+        let removed = table.discard(run);
+        tally.runs += 1;
+        tally.frames += removed.frames as u64;
+        if !self.tables.machine.zeros_folio().contains(removed.pfn) {
+            tally.resident += removed.frames as i64;
+        }
+        gather.push(removed);
+    }
+
+    #[inline]
+    fn count_zapped(&self, tally: &Tally) {
+        if tally.runs != 0 {
+            self.tables.slot().add(SpaceCounter::Anon, -tally.resident);
+            self.tables.machine.count(Counter::RunsCleared, tally.runs);
+            self.tables.machine.count(Counter::PagesCleared, tally.frames);
+        }
+    }
+}
+
+/// The mappings of a run that lie in `range` entirely, if the first one does.
+fn whole_part<A: Arch>(run: &Run, arch: &A, range: VirtRange) -> Option<Run> {
+    let shift = arch.level_shift(run.level);
+    if run.va < range.start {
+        return None;
+    }
+    let len = ((range.end - run.va) >> shift) as usize;
+    (len > 0).then_some(Run { len: len.min(run.len), ..*run })
+}

@@ -1,0 +1,92 @@
+//! Counters: per CPU, written without a line shared, folded when read.
+
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// What the machine counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Counter {
+    /// Page faults handled, whatever came of them (Linux: `pgfault`).
+    Faults,
+    /// Faults that found nothing to do, because another CPU had been quicker.
+    SpuriousFaults,
+    /// Large folios given to a fault (the sum of `anon_fault_alloc` over all sizes).
+    LargeFolios,
+    /// Faults that wanted a large folio and found no memory for it (`anon_fault_fallback`).
+    LargeFallbacks,
+    /// Runs taken out of page tables.
+    RunsCleared,
+    /// Pages in those runs.
+    PagesCleared,
+    /// Folios freed by unmapping.
+    FoliosFreed,
+    /// Calls of the platform's TLB invalidation.
+    Flushes,
+    /// Page tables that came into being.
+    TablesBorn,
+    /// Page tables freed because their last entry went.
+    TablesFreed,
+    /// Huge mappings split into a table of pages (`thp_split_pmd`).
+    HugeSplits,
+    /// Folios queued because part of them is not mapped any more (`split_deferred`).
+    SplitDeferred,
+}
+
+/// How many [`Counter`]s there are.
+pub const COUNTERS: usize = Counter::SplitDeferred as usize + 1;
+
+/// One CPU's counters of a machine. Zeroed memory is a valid one.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+pub(crate) struct CounterSlot([AtomicU64; COUNTERS]);
+
+impl CounterSlot {
+    #[inline]
+    pub(crate) fn add(&self, counter: Counter, n: u64) {
+        self.0[counter as usize].fetch_add(n, Relaxed);
+    }
+
+    pub(crate) fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize].load(Relaxed)
+    }
+}
+
+/// What an address space counts, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum SpaceCounter {
+    /// Resident anonymous memory (`RssAnon`).
+    Anon,
+    /// Resident file memory (`RssFile`).
+    File,
+    /// Resident shared memory (`RssShmem`).
+    Shmem,
+    /// Swapped out (`VmSwap`).
+    Swap,
+    /// Page tables of all levels, the root included (`VmPTE`).
+    Tables,
+}
+
+const SPACE_COUNTERS: usize = SpaceCounter::Tables as usize + 1;
+
+/// One CPU's part of an address space: its door in the lock of the areas, and its share of each count. A line of its own,
+/// so that a fault writes nothing that another CPU's fault writes. Zeroed memory is a valid one.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct SpaceSlot {
+    pub(crate) readers: AtomicU32,
+    counts: [AtomicI64; SPACE_COUNTERS],
+}
+
+impl SpaceSlot {
+    #[inline]
+    pub(crate) fn add(&self, counter: SpaceCounter, n: i64) {
+        self.counts[counter as usize].fetch_add(n, Relaxed);
+    }
+}
+
+/// The sum over all CPUs. A share may be negative (mapped here, unmapped there); the sum is not, once all is quiet.
+pub(crate) fn sum(slots: &[SpaceSlot], counter: SpaceCounter) -> u64 {
+    let total: i64 = slots.iter().map(|s| s.counts[counter as usize].load(Relaxed)).sum();
+    total.max(0) as u64
+}

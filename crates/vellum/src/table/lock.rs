@@ -1,0 +1,303 @@
+//! A locked table: its entries, read and written by the run.
+
+use core::sync::atomic::Ordering::{Relaxed, Release};
+
+use super::{PageTables, Run};
+use crate::addr::{Pfn, VirtRange};
+use crate::arch::{Arch, Kind};
+use crate::frame::{Frame, flag};
+use crate::machine::Machine;
+use crate::platform::{Event, Platform, trace};
+use crate::stats::Counter;
+use crate::sync::{RawSpin, WalkGuard};
+use crate::tlb::{DeadTable, Gather, Removed};
+
+/// A walk under way, told to the tracer.
+pub(super) struct Walk<'m, P: Platform> {
+    machine: &'m Machine<'m, P>,
+    _guard: WalkGuard<'m, P>,
+}
+
+impl<'m, P: Platform> Walk<'m, P> {
+    #[inline]
+    pub(super) fn enter(machine: &'m Machine<'m, P>) -> Self {
+        let walk = Walk { machine, _guard: machine.walkers().enter(machine.platform()) };
+        trace(machine.platform(), || Event::WalkBegin);
+        walk
+    }
+}
+
+impl<P: Platform> Drop for Walk<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        trace(self.machine.platform(), || Event::WalkEnd);
+    }
+}
+
+/// A table whose lock this CPU holds, seen from one address.
+#[must_use = "a locked table must be unlocked"]
+pub(crate) struct LockedTable<'t, 'm, P: Platform, A: Arch> {
+    pub(super) tables: &'t PageTables<'m, P, A>,
+    pub(super) pfn: Pfn,
+    pub(super) desc: &'m Frame,
+    /// Its level.
+    pub(crate) level: u8,
+    /// What its first entry translates.
+    pub(super) base: u64,
+}
+
+impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
+    #[inline]
+    pub(super) fn new(tables: &'t PageTables<'m, P, A>, pfn: Pfn, desc: &'m Frame, level: u8, va: u64) -> Self {
+        let shift = tables.arch.level_shift(level) + tables.arch.index_bits();
+        let base = if shift >= 64 { 0 } else { va >> shift << shift };
+        LockedTable { tables, pfn, desc, level, base }
+    }
+
+    /// The lock in a table's descriptor.
+    #[inline]
+    pub(super) fn raw(desc: &Frame) -> &RawSpin {
+        // SAFETY: `RawSpin` is a transparent `AtomicU32`, zero when free, as `become_table` leaves this word.
+        unsafe { &*core::ptr::from_ref(desc.link(0)).cast::<RawSpin>() }
+    }
+
+    #[inline]
+    fn live(&self) -> u32 {
+        self.desc.link(1).load(Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn set_live(&self, live: u32) {
+        self.desc.link(1).store(live, Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn add_live(&self, n: usize) {
+        self.set_live(self.live() + n as u32);
+    }
+
+    /// The address after the last that this table translates.
+    #[inline]
+    pub(crate) fn end(&self) -> u64 {
+        self.base.saturating_add((1u64 << self.tables.arch.index_bits()) << self.shift())
+    }
+
+    /// log2 of what an entry translates.
+    #[inline]
+    pub(crate) fn shift(&self) -> u32 {
+        self.tables.arch.level_shift(self.level)
+    }
+
+    #[inline]
+    pub(super) fn index(&self, va: u64) -> usize {
+        debug_assert!(va >= self.base && va < self.end());
+        ((va - self.base) >> self.shift()) as usize
+    }
+
+    #[inline]
+    pub(super) fn entry(&self, index: usize) -> &core::sync::atomic::AtomicU64 {
+        // SAFETY: the lock keeps the table hooked. Indices come from `index`, or were bounded by the length of the table.
+        unsafe { self.tables.entry(self.pfn, index) }
+    }
+
+    /// The entry for `va`.
+    #[inline]
+    pub(crate) fn get(&self, va: u64) -> u64 {
+        self.entry(self.index(va)).load(Relaxed)
+    }
+
+    /// The run that begins at `va`, no further than `end`, which is past `va`. `va` is aligned to this level's pages, or
+    /// the run begins at the entry that contains it. A pointer to a table is never part of a run: `None`.
+    #[inline]
+    pub(crate) fn run(&self, va: u64, end: u64) -> Option<Run> {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        let until = self.index(end.min(self.end()) - 1) + 1;
+        let most = (until - index).min(self.tables.max_run);
+        let raw = self.entry(index).load(Relaxed);
+        let kind = arch.kind(raw, self.level);
+        let va = va >> self.shift() << self.shift();
+        let run = |len, raw| Some(Run { va, len, level: self.level, kind, raw });
+        match kind {
+            Kind::Table => None,
+            Kind::None => run(self.extend(index, until - index, 0, 0, !0).0, 0),
+            Kind::Marker => run(self.extend(index, most, raw, 0, !0).0, raw),
+            Kind::Busy => run(1, raw),
+            Kind::Swap => run(self.extend(index, most, raw, arch.step(raw, self.level), !0).0, raw),
+            Kind::Leaf => {
+                let (len, merged) = self.extend(index, most, raw, arch.step(raw, self.level), !A::HARDWARE);
+                run(len, raw | merged & A::HARDWARE)
+            }
+        }
+    }
+
+    /// How many entries from `index`, at most `most`, follow `first` at intervals of `step` in the bits of `mask`; and the
+    /// union of all of them.
+    #[inline]
+    fn extend(&self, index: usize, most: usize, first: u64, step: u64, mask: u64) -> (usize, u64) {
+        let mut expected = first & mask;
+        let mut merged = first;
+        let mut len = 1;
+        while len < most {
+            let raw = self.entry(index + len).load(Relaxed);
+            expected = expected.wrapping_add(step);
+            if raw & mask != expected {
+                break;
+            }
+            merged |= raw;
+            len += 1;
+        }
+        (len, merged)
+    }
+
+    /// Whether `n` entries from `va` are all empty.
+    pub(crate) fn is_empty(&self, va: u64, n: usize) -> bool {
+        let index = self.index(va);
+        (index..index + n).all(|i| self.entry(i).load(Relaxed) == 0)
+    }
+
+    /// Write a run of leaves into entries that are empty.
+    #[inline]
+    pub(crate) fn set(&self, va: u64, raw: u64, n: usize) {
+        let index = self.index(va);
+        let step = self.tables.arch.step(raw, self.level);
+        let mut new = raw;
+        for i in index..index + n {
+            self.store(i, 0, new);
+            new = new.wrapping_add(step);
+        }
+        self.add_live(n);
+    }
+
+    /// A plain store to an entry whose value nobody else can change meanwhile. Release: whoever finds the entry finds the
+    /// contents of what it maps.
+    #[inline]
+    pub(super) fn store(&self, index: usize, expected: u64, new: u64) {
+        trace(self.tables.platform(), || Event::Store(self.pfn, index as u16, expected, new));
+        self.entry(index).store(new, Release);
+    }
+
+    /// Empty a run of leaves, dropping the accessed and dirty bits: for anonymous memory, whose contents go with it.
+    ///
+    /// A plain store is enough: hardware sets those bits by a locked read-modify-write that first looks whether the entry
+    /// is still there, so it comes either before the store, and is dropped, or after it, and finds nothing.
+    #[inline]
+    pub(crate) fn discard(&self, run: &Run) -> Removed {
+        debug_assert_eq!(run.kind, Kind::Leaf);
+        let index = self.index(run.va);
+        for i in index..index + run.len {
+            trace(self.tables.platform(), || Event::Discard(self.pfn, i as u16, self.entry(i).load(Relaxed)));
+            self.entry(i).store(0, Relaxed);
+        }
+        self.set_live(self.live() - run.len as u32);
+        let arch = &self.tables.arch;
+        Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() }
+    }
+
+    /// Empty a run that maps nothing: markers (and, when there is swap, slots that the caller frees).
+    pub(crate) fn erase(&self, run: &Run) {
+        debug_assert!(matches!(run.kind, Kind::Marker | Kind::Swap));
+        let index = self.index(run.va);
+        for i in index..index + run.len {
+            self.store(i, self.entry(i).load(Relaxed), 0);
+        }
+        self.set_live(self.live() - run.len as u32);
+    }
+
+    /// Turn each leaf of a run into `new` (the first one's; the others follow at its step), each keeping its own accessed
+    /// and dirty bits, those included that hardware sets meanwhile.
+    #[inline]
+    pub(crate) fn rewrite(&self, run: &Run, new: u64) {
+        debug_assert_eq!(run.kind, Kind::Leaf);
+        let arch = &self.tables.arch;
+        let index = self.index(run.va);
+        let step = arch.step(new, self.level);
+        let mut new = new & !A::HARDWARE;
+        for i in index..index + run.len {
+            let old = self.entry(i).load(Relaxed);
+            if arch.hardware_idle(old) {
+                self.store(i, old, new | old & A::HARDWARE);
+            } else {
+                self.rewrite_contended(i, new);
+            }
+            new = new.wrapping_add(step);
+        }
+    }
+
+    /// Hardware may still set a bit in this entry: exchange until it didn't.
+    #[cold]
+    fn rewrite_contended(&self, index: usize, new: u64) {
+        let entry = self.entry(index);
+        let mut old = entry.load(Relaxed);
+        loop {
+            let next = new | old & A::HARDWARE;
+            trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, next));
+            match entry.compare_exchange(old, next, Release, Relaxed) {
+                Ok(_) => return,
+                Err(seen) => old = seen,
+            }
+        }
+    }
+
+    /// Give the lock back. If nothing is left in the table it is unhooked, and so are the tables above that held nothing
+    /// else; the gather frees them.
+    #[inline]
+    pub(crate) fn unlock(self, gather: &mut Gather<'_, 'm, P>) {
+        if self.live() != 0 || self.pfn == self.tables.root {
+            self.release();
+        } else {
+            self.unhook(gather);
+        }
+    }
+
+    /// Give the lock back where nothing can have become empty.
+    #[inline]
+    pub(crate) fn release(self) {
+        debug_assert!(self.live() != 0 || self.pfn == self.tables.root, "an empty table would stay hooked");
+        self.abandon();
+    }
+
+    /// Give back the lock of a table that turned out to be dead.
+    #[inline]
+    pub(super) fn abandon(self) {
+        trace(self.tables.platform(), || Event::Unlocking(self.pfn));
+        Self::raw(self.desc).unlock(self.tables.platform());
+    }
+
+    #[cold]
+    fn unhook(self, gather: &mut Gather<'_, 'm, P>) {
+        let mut child = self;
+        loop {
+            let parent = child.lock_parent();
+            let index = parent.index(child.base);
+            debug_assert_eq!(child.tables.arch.table_addr(parent.entry(index).load(Relaxed)).pfn(), child.pfn);
+            parent.store(index, parent.entry(index).load(Relaxed), 0);
+            parent.set_live(parent.live() - 1);
+            child.desc.set_flag(flag::DEAD);
+            child.tables.hooked(-1);
+            child.tables.machine.count(Counter::TablesFreed, 1);
+            gather.push_table(DeadTable { pfn: child.pfn, range: VirtRange { start: child.base, end: child.end() } });
+            child.abandon();
+            child = parent;
+            if child.live() != 0 || child.pfn == child.tables.root {
+                return child.abandon();
+            }
+        }
+    }
+
+    /// The table that points to this one. It can't go away: it holds at least that pointer.
+    fn lock_parent(&self) -> LockedTable<'t, 'm, P, A> {
+        let pfn = Pfn(self.desc.data() as u32);
+        let desc = self.tables.machine.frames().frame(pfn);
+        trace(self.tables.platform(), || Event::Locking(pfn));
+        Self::raw(desc).lock(self.tables.platform());
+        trace(self.tables.platform(), || Event::Locked(pfn));
+        debug_assert!(!desc.has(flag::DEAD));
+        LockedTable::new(self.tables, pfn, desc, self.level + 1, self.base)
+    }
+
+    /// Which table hooked this one in, so that it can be unhooked from there.
+    pub(super) fn set_parent(desc: &Frame, parent: Pfn) {
+        desc.set_data(parent.0 as u64);
+    }
+}

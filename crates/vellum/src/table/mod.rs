@@ -1,0 +1,145 @@
+//! Page tables: one tree of them for each address space.
+//!
+//! # Guarantee
+//! Whoever holds a [`LockedTable`] may read and write its entries, and the table stays part of the tree. A table that is
+//! hooked into the tree and whose lock nobody holds has at least one entry that is not empty (INV-3), apart from the root.
+//! A table that was unhooked goes to the [`crate::tlb::Gather`] as a [`crate::tlb::DeadTable`] and nowhere else.
+//!
+//! # Mechanism
+//! - **Down without locks.** [`PageTables::find`] steps from the root to the table in which an address's entry stands,
+//!   announced as a walker ([`crate::sync::Walkers`]), takes that table's lock, and looks whether the table was unhooked
+//!   meanwhile; if so it starts again. The tables above stay, because none of them is empty while this one is hooked.
+//! - **Born with the first run.** [`PageTables::map_run`] writes the first entries of a new table, and the pointers of any
+//!   tables above it, before it publishes the whole chain with one store under the lock of the table where the chain is
+//!   hooked in. So no table is ever visible and empty, and running out of memory leaves no trace.
+//! - **Live counts.** A table's descriptor counts its entries that are not empty. The count changes once a run, under the
+//!   lock that the run holds anyway. Whoever brings it to zero unhooks the table as it unlocks it, and so on upward: no
+//!   scan, no path that forgets to.
+//! - **Locks from the leaf to the root.** The only nesting there is: a table, then its parent.
+//!
+//! | file | story |
+//! |---|---|
+//! | `run` | what a walk yields |
+//! | `lock` | a locked table: its entries, one run at a time; unhooking |
+//! | `walk` | down to a table |
+//! | `grow` | new tables |
+//! | `split` | a huge mapping becomes a table of pages |
+
+mod grow;
+mod lock;
+mod run;
+mod split;
+mod walk;
+
+pub(crate) use grow::NotMapped;
+pub(crate) use lock::LockedTable;
+pub use run::Run;
+pub(crate) use walk::Found;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::addr::Pfn;
+use crate::arch::Arch;
+use crate::frame::OutOfMemory;
+use crate::group::GroupId;
+use crate::machine::Machine;
+use crate::platform::{Event, Platform, trace};
+use crate::stats::{SpaceCounter, SpaceSlot};
+use crate::tlb::Shootdown;
+
+/// The page tables of one address space.
+pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
+    pub(crate) machine: &'m Machine<'m, P>,
+    pub(crate) arch: A,
+    pub(crate) root: Pfn,
+    pub(crate) tlb: Shootdown<'m, P>,
+    pub(crate) group: GroupId,
+    pub(crate) slots: &'m [SpaceSlot],
+    /// Runs are cut at this many entries: one makes the engine work page by page, to measure what runs are worth.
+    pub(crate) max_run: usize,
+}
+
+impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+    /// An empty tree: a root, whose lower part (user mode's) is the engine's and whose upper part is the host's.
+    pub(crate) fn new(machine: &'m Machine<'m, P>, arch: A, group: GroupId, slots: &'m [SpaceSlot]) -> Result<Self, OutOfMemory> {
+        let space = machine.next_space();
+        let tlb = Shootdown::new(machine, space, Pfn::NONE);
+        let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX };
+        tables.root = tables.alloc_table(arch.levels())?;
+        tables.tlb.root = tables.root;
+        tables.hooked(1);
+        Ok(tables)
+    }
+
+    #[inline]
+    pub(crate) fn platform(&self) -> &'m P {
+        self.machine.platform()
+    }
+
+    /// This CPU's slot of the space's counts.
+    #[inline]
+    pub(crate) fn slot(&self) -> &'m SpaceSlot {
+        &self.slots[self.platform().current()]
+    }
+
+    /// The entries of a table, wherever it is in its life.
+    #[inline]
+    fn entries(&self, table: Pfn) -> *const AtomicU64 {
+        self.machine.frames().at(table.addr()).as_ptr().cast()
+    }
+
+    /// An entry of a table that nobody can free meanwhile.
+    ///
+    /// # Safety
+    /// `table` is a table of this tree, kept from being freed by a walk, a lock on it, or because it was never published;
+    /// `index` is below the number of its entries.
+    #[inline]
+    unsafe fn entry(&self, table: Pfn, index: usize) -> &AtomicU64 {
+        debug_assert!(index < 1 << self.arch.index_bits());
+        // SAFETY: the table's frames are in the direct map and hold nothing but entries of 8 bytes, which the engine
+        // accesses as atomics only (hardware does too); the caller vouches that it is still a table, and for the index.
+        unsafe { &*self.entries(table).add(index) }
+    }
+
+    /// A table of this level, empty, charged to the group, and the caller's alone.
+    fn alloc_table(&self, level: u8) -> Result<Pfn, OutOfMemory> {
+        let frames = self.machine.frames();
+        let order = self.arch.page_order();
+        let pfn = frames.alloc(order, true)?;
+        if self.machine.groups().admit(frames, self.group, pfn, order, None).is_err() {
+            // SAFETY: just allocated, and still all zero.
+            unsafe { frames.free(pfn, 1 << order, true) };
+            return Err(OutOfMemory);
+        }
+        frames.frame(pfn).become_table(level, order);
+        trace(self.platform(), || Event::TableBorn(pfn, level, self.tlb.space));
+        Ok(pfn)
+    }
+
+    /// Free a table that nobody else can find: never published, or the root of a space that is no more. `zero`: it holds
+    /// zeros only.
+    fn free_private(&self, table: Pfn, zero: bool) {
+        let frames = self.machine.frames();
+        let order = self.arch.page_order();
+        crate::group::Leavers::new(frames, self.machine.groups()).leave(table, frames.frame(table), order);
+        // SAFETY: only the caller knows of it, who vouches for the zeros.
+        unsafe { frames.free(table, 1 << order, zero) };
+    }
+
+    /// Count tables that became part of the tree.
+    fn hooked(&self, n: i64) {
+        self.slot().add(SpaceCounter::Tables, n << self.arch.page_order());
+    }
+
+    /// Free the root of a tree that is empty.
+    ///
+    /// # Panics
+    /// In debug builds, if something is still mapped.
+    pub(crate) fn free_root(&mut self) {
+        debug_assert_eq!(self.machine.frames().frame(self.root).link(1).load(Ordering::Relaxed), 0, "the root is not empty");
+        self.hooked(-1);
+        // The host may have written its own half.
+        self.free_private(self.root, false);
+        self.root = Pfn::NONE;
+    }
+}

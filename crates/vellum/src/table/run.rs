@@ -1,0 +1,55 @@
+//! The run: consecutive entries of one table that say the same thing.
+
+use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+
+/// What a walk yields. A page is a run of length one; there is no other path for it.
+///
+/// | kind | what makes it one run |
+/// |---|---|
+/// | [`Kind::None`] | consecutive empty entries |
+/// | [`Kind::Leaf`] | entries that map consecutive frames with the same attributes, accessed and dirty aside, which are merged; at an upper level these are huge mappings |
+/// | [`Kind::Swap`] | consecutive slots of one device with the same attributes |
+/// | [`Kind::Marker`] | equal markers |
+/// | [`Kind::Busy`] | one entry in transition |
+///
+/// Frames that follow each other make one run whether they belong to one folio or to several: who changes entries need not
+/// know, and who counts references finds each folio's part from the descriptors. So even single-page folios, which mostly
+/// are allocated in a row, are unmapped, protected and walked by the run. The run is bounded by its area and its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The address that the first entry translates.
+    pub va: u64,
+    /// How many entries.
+    pub len: usize,
+    /// The level of the table they stand in.
+    pub level: u8,
+    /// What they are.
+    pub kind: Kind,
+    /// The first entry, with the accessed and dirty bits of all of them merged in.
+    pub raw: u64,
+}
+
+impl Run {
+    /// The addresses.
+    pub fn range<A: Arch>(&self, arch: &A) -> VirtRange {
+        VirtRange { start: self.va, end: self.va + ((self.len as u64) << arch.level_shift(self.level)) }
+    }
+
+    /// How many frames (of 4 KiB) the addresses span.
+    #[inline]
+    pub fn frames<A: Arch>(&self, arch: &A) -> u32 {
+        (self.len as u32) << (arch.level_shift(self.level) - FRAME_SHIFT)
+    }
+
+    /// The first frame of a leaf run.
+    #[inline]
+    pub fn pfn<A: Arch>(&self, arch: &A) -> Pfn {
+        arch.leaf_pfn(self.raw, self.level)
+    }
+
+    /// What a leaf run says besides.
+    pub fn attrs<A: Arch>(&self, arch: &A) -> Attrs {
+        arch.attrs(self.raw, self.level)
+    }
+}

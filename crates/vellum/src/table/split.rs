@@ -1,0 +1,76 @@
+//! A huge mapping becomes a table of smaller ones.
+
+use core::sync::atomic::Ordering::AcqRel;
+
+use super::{Found, LockedTable, PageTables};
+use crate::addr::PhysAddr;
+use crate::arch::{Arch, Kind};
+use crate::frame::OutOfMemory;
+use crate::platform::{Event, Platform, trace};
+use crate::stats::Counter;
+
+impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+    /// If a huge mapping spans `va` and does not begin there, replace it by a table of mappings of the next smaller size;
+    /// repeat until none does. The folio stays whole; only how it is mapped changes.
+    ///
+    /// # Errors
+    /// If there is no memory for the table, nothing was changed (but larger mappings may have been split already).
+    pub(crate) fn split_at(&self, va: u64) -> Result<(), OutOfMemory> {
+        let mut spare = Spare { tree: self, table: None };
+        loop {
+            let Found::Table(table) = self.find(va, va + 1) else { return Ok(()) };
+            let inside = va & ((1 << table.shift()) - 1) != 0;
+            if !inside || self.arch.kind(table.get(va), table.level) != Kind::Leaf {
+                table.release();
+                return Ok(());
+            }
+            match spare.table.take_if(|(_, level)| *level + 1 == table.level) {
+                Some((child, _)) => {
+                    self.split(&table, va, child);
+                    table.release();
+                }
+                None => {
+                    let level = table.level - 1;
+                    table.release();
+                    drop(core::mem::replace(&mut spare, Spare { tree: self, table: Some((self.alloc_table(level)?, level)) }));
+                }
+            }
+        }
+    }
+
+    /// Under the table's lock. Nobody finds the entry empty at any time (rule 3), and none of the accessed and dirty bits
+    /// that hardware sets until the flush is lost (rule 6).
+    fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
+        let index = table.index(va);
+        let start = va >> table.shift() << table.shift();
+        trace(self.platform(), || Event::Exchange(table.pfn, index as u16, self.arch.busy()));
+        let old = table.entry(index).swap(self.arch.busy(), AcqRel);
+        // Two sizes of translation for one address must not be cached together (Intel SDM vol. 3A §5.10.2; Arm ARM
+        // D8.16.1 break-before-make): the large one goes before the small ones come.
+        let span = crate::addr::VirtRange { start, end: start + (1 << table.shift()) };
+        let _flushed = self.tlb.invalidate(&[span], table.shift(), false);
+        let level = table.level - 1;
+        let below = LockedTable::new(self, child, self.machine.frames().frame(child), level, start);
+        let first = self.arch.leaf(PhysAddr(self.arch.leaf_addr(old, table.level).0), self.arch.attrs(old, table.level), level);
+        below.set(start, first, 1 << self.arch.index_bits());
+        LockedTable::<P, A>::set_parent(below.desc, table.pfn);
+        table.store(index, self.arch.busy(), self.arch.table(child.addr()));
+        self.hooked(1);
+        self.machine.count(Counter::TablesBorn, 1);
+        self.machine.count(Counter::HugeSplits, 1);
+    }
+}
+
+/// A table at hand, given back if it is not needed.
+struct Spare<'t, 'm, P: Platform, A: Arch> {
+    tree: &'t PageTables<'m, P, A>,
+    table: Option<(crate::addr::Pfn, u8)>,
+}
+
+impl<P: Platform, A: Arch> Drop for Spare<'_, '_, P, A> {
+    fn drop(&mut self) {
+        if let Some((table, _)) = self.table {
+            self.tree.free_private(table, true);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Down from the root to the table in which an address's entry stands.
+
+use core::sync::atomic::Ordering::Acquire;
+
+use super::{LockedTable, PageTables};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::arch::{Arch, Kind};
+use crate::frame::flag;
+use crate::platform::{Event, Platform, trace};
+
+/// What stands at an address.
+pub(crate) enum Found<'t, 'm, P: Platform, A: Arch> {
+    /// Nothing, from there to here (and perhaps further).
+    Hole(u64),
+    /// An entry of this table, which may be empty.
+    Table(LockedTable<'t, 'm, P, A>),
+}
+
+/// Where a lockless descent ended.
+pub(super) struct Landing {
+    pub(super) table: Pfn,
+    pub(super) level: u8,
+    /// What the entry there was.
+    pub(super) raw: u64,
+}
+
+impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
+    /// The entry for `va` no lower than `level`: the first that is not a pointer to a table, on the way down.
+    ///
+    /// # Safety
+    /// The caller is in a walk.
+    #[inline]
+    pub(super) unsafe fn descend(&self, va: u64, lowest: u8) -> Landing {
+        let mut table = self.root;
+        let mut level = self.arch.levels();
+        loop {
+            trace(self.platform(), || Event::Descend(table, self.arch.index(va, level) as u16));
+            // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
+            // walk began, and can't be freed before the walk ends (INV-1). `index` is in range by its definition.
+            let raw = unsafe { self.entry(table, self.arch.index(va, level)) }.load(Acquire);
+            if level <= lowest || self.arch.kind(raw, level) != Kind::Table {
+                return Landing { table, level, raw };
+            }
+            table = self.arch.table_addr(raw).pfn();
+            level -= 1;
+        }
+    }
+
+    /// What stands at `va`: a hole, or a locked table. A hole is reported at most up to `end`.
+    #[inline]
+    pub(crate) fn find<'t>(&'t self, va: u64, end: u64) -> Found<'t, 'm, P, A> {
+        loop {
+            let walk = self.enter();
+            // SAFETY: in a walk.
+            let at = unsafe { self.descend(va, 1) };
+            if at.level > 1 && at.raw == 0 {
+                // SAFETY: in a walk, and the table was reached in it.
+                return Found::Hole(unsafe { self.hole_end(&at, va, end) });
+            }
+            // SAFETY: in a walk, and the table was reached in it.
+            if let Some(locked) = unsafe { self.try_lock(at.table, at.level, va) } {
+                drop(walk);
+                return Found::Table(locked);
+            }
+            drop(walk);
+            self.platform().relax();
+        }
+    }
+
+    /// What stands at `va`, at which level, and, if that is nothing, the largest of `orders` whose block around `va` lies in
+    /// `area` and is as empty. A look without locks: [`PageTables::map_run`] decides.
+    #[inline]
+    pub(crate) fn room(&self, va: u64, area: VirtRange, orders: u32) -> (u64, u8, u8) {
+        let _walk = self.enter();
+        // SAFETY: in a walk.
+        let at = unsafe { self.descend(va, 1) };
+        if at.raw != 0 {
+            return (at.raw, at.level, 0);
+        }
+        let order = self.blocks(va, area, orders).find(|(block, _)| {
+            // SAFETY: in the walk that landed there.
+            at.level > 1 || unsafe { self.is_empty_in(&at, *block) }
+        });
+        (0, at.level, order.map_or(self.arch.page_order(), |(_, order)| order))
+    }
+
+    /// The naturally aligned blocks around `va` that lie in `area` entirely, of these orders and larger than a page, the
+    /// largest first.
+    #[inline]
+    pub(crate) fn blocks(&self, va: u64, area: VirtRange, orders: u32) -> impl Iterator<Item = (VirtRange, u8)> {
+        let mut left = orders & !((2 << self.arch.page_order()) - 1);
+        core::iter::from_fn(move || {
+            while left != 0 {
+                let order = left.ilog2();
+                left &= !(1 << order);
+                let start = align_down(va, order + FRAME_SHIFT);
+                let block = VirtRange { start, end: start.saturating_add(1 << (order + FRAME_SHIFT)) };
+                if area.covers(&block) {
+                    return Some((block, order as u8));
+                }
+            }
+            None
+        })
+    }
+
+    /// Whether all entries of `block`, which the table at `at` has in full, are empty.
+    ///
+    /// # Safety
+    /// The caller is in the walk that landed there.
+    unsafe fn is_empty_in(&self, at: &Landing, block: VirtRange) -> bool {
+        if block.len() >= 1 << (self.arch.level_shift(at.level) + self.arch.index_bits()) {
+            // As large as the table, which would not be there if it were empty.
+            return false;
+        }
+        let first = self.arch.index(block.start, at.level);
+        let len = (block.len() >> self.arch.level_shift(at.level)) as usize;
+        // SAFETY: the walk keeps the table; a block smaller than the table and naturally aligned lies in it entirely.
+        (first..first + len).all(|i| unsafe { self.entry(at.table, i) }.load(Acquire) == 0)
+    }
+
+    /// Begin a walk.
+    #[inline]
+    pub(super) fn enter(&self) -> super::lock::Walk<'m, P> {
+        super::lock::Walk::enter(self.machine)
+    }
+
+    /// Lock a table that a walk has come to. `None`: somebody has it locked, or it was unhooked; begin again. (A walk never
+    /// waits for a lock: whoever holds it may be waiting for the walk.)
+    ///
+    /// # Safety
+    /// The caller is in the walk in which it found the table at this level for `va`.
+    #[inline]
+    pub(super) unsafe fn try_lock<'t>(&'t self, table: Pfn, level: u8, va: u64) -> Option<LockedTable<'t, 'm, P, A>> {
+        let desc = self.machine.frames().frame(table);
+        trace(self.platform(), || Event::Locking(table));
+        if !LockedTable::<P, A>::raw(desc).try_lock(self.platform()) {
+            return None;
+        }
+        trace(self.platform(), || Event::Locked(table));
+        let locked = LockedTable::new(self, table, desc, level, va);
+        if desc.has(flag::DEAD) {
+            locked.abandon();
+            return None;
+        }
+        Some(locked)
+    }
+
+    /// Where the hole at `va` ends, as far as the table that it was found in shows.
+    ///
+    /// # Safety
+    /// The caller is in the walk that landed there.
+    unsafe fn hole_end(&self, at: &Landing, va: u64, end: u64) -> u64 {
+        let shift = self.arch.level_shift(at.level);
+        let mut index = self.arch.index(va, at.level);
+        let mut to = va >> shift << shift;
+        loop {
+            to = to.saturating_add(1 << shift);
+            index += 1;
+            // SAFETY: as in `descend`, and `index` was just compared.
+            if to >= end || index == 1 << self.arch.index_bits() || unsafe { self.entry(at.table, index) }.load(Acquire) != 0 {
+                return to.min(end);
+            }
+        }
+    }
+}

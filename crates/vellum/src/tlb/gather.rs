@@ -1,0 +1,277 @@
+//! Collect what was unmapped, flush once, free it.
+//!
+//! The gather's memory is fixed ([`Scratch`]): frames that follow each other, of one folio or of many, take one place
+//! together, and unhooked tables are chained through their own descriptors. When it is full it flushes and goes on.
+//!
+//! It also does what a kernel's reverse map does at unmap, and always after the flush: each folio's references and mappings
+//! are dropped together, in one operation on one word. Linux delays that only for dirty file memory, whose writers must
+//! not go unnoticed; done for all there is no second path, a folio's descriptor is touched once, and nobody ever sees a
+//! folio unmapped that some CPU can still write to.
+
+use crate::addr::{Pfn, VirtRange};
+use crate::frame::{FrameKind, flag};
+use crate::group::Leavers;
+use crate::machine::{Scratch, Stretch};
+use crate::platform::{Event, Platform, trace};
+use crate::stats::Counter;
+
+use super::{Flushed, Shootdown};
+
+/// Ranges that are kept apart for the flush; more are merged.
+const RANGES: usize = 4;
+/// Folios that are freed between two points where the CPU may do something else (Linux: 512 as well); pages, where freeing
+/// one touches its memory.
+const BATCH: u32 = 512;
+/// Frames that may wait for a flush: 256 MiB.
+const MOST_WAITING: u32 = 1 << 16;
+
+/// Frames that were taken out of a table. Each page among them still holds its reference and its mapping; both go when the
+/// gather that this is pushed to has flushed. There is no other way to get rid of one.
+#[must_use = "removed frames leak unless a gather takes them"]
+#[derive(Debug)]
+pub(crate) struct Removed {
+    pub(crate) pfn: Pfn,
+    pub(crate) frames: u32,
+    pub(crate) range: VirtRange,
+    pub(crate) shift: u32,
+}
+
+/// A table that was unhooked, and what it had translated. Goes to a gather, like [`Removed`].
+#[must_use = "an unhooked table leaks unless a gather takes it"]
+#[derive(Debug)]
+pub(crate) struct DeadTable {
+    pub(crate) pfn: Pfn,
+    pub(crate) range: VirtRange,
+}
+
+/// See the module's text. Flushes and frees what is left when dropped; never while a lock is held.
+pub(crate) struct Gather<'t, 'm, P: Platform> {
+    tlb: &'t Shootdown<'m, P>,
+    scratch: Scratch<'m, P>,
+    used: usize,
+    waiting: u32,
+    /// Whether frames in a row share a place; not when runs are capped at one page.
+    merge: bool,
+    tables: Pfn,
+    ranges: [VirtRange; RANGES],
+    ranges_used: usize,
+    stride_shift: u32,
+}
+
+impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
+    /// Empty. `merge`: see the field.
+    pub(crate) fn new(tlb: &'t Shootdown<'m, P>, merge: bool) -> Self {
+        Gather {
+            tlb,
+            scratch: Scratch::lease(tlb.machine),
+            used: 0,
+            waiting: 0,
+            merge,
+            tables: Pfn::NONE,
+            ranges: [VirtRange { start: 0, end: 0 }; RANGES],
+            ranges_used: 0,
+            stride_shift: u32::MAX,
+        }
+    }
+
+    /// Whether there is no room for another [`Removed`].
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.used == self.scratch.len() || self.waiting >= MOST_WAITING
+    }
+
+    /// Take frames that were removed. There must be room.
+    #[inline]
+    pub(crate) fn push(&mut self, removed: Removed) {
+        self.note(removed.range, removed.shift);
+        self.waiting += removed.frames;
+        if let Some(last) = self.scratch[..self.used].last_mut()
+            && self.merge
+            && last.pfn + last.frames == removed.pfn.0
+        {
+            last.frames += removed.frames;
+            return;
+        }
+        self.scratch[self.used] = Stretch { pfn: removed.pfn.0, frames: removed.frames };
+        self.used += 1;
+    }
+
+    /// Take a table that was unhooked. There always is room.
+    #[cold]
+    pub(crate) fn push_table(&mut self, dead: DeadTable) {
+        let frame = self.tlb.machine.frames().frame(dead.pfn);
+        self.note(dead.range, u32::MAX);
+        frame.set_data(self.tables.0 as u64);
+        self.tables = dead.pfn;
+    }
+
+    /// Translations of `range` were changed; `shift` is the size of the pages there.
+    #[inline]
+    pub(crate) fn note(&mut self, range: VirtRange, shift: u32) {
+        self.stride_shift = self.stride_shift.min(shift);
+        if let Some(last) = self.ranges[..self.ranges_used].last_mut()
+            && range.start <= last.end
+            && last.start <= range.end
+        {
+            *last = VirtRange { start: last.start.min(range.start), end: last.end.max(range.end) };
+            return;
+        }
+        self.note_apart(range);
+    }
+
+    #[cold]
+    fn note_apart(&mut self, range: VirtRange) {
+        if self.ranges_used < RANGES {
+            self.ranges[self.ranges_used] = range;
+            self.ranges_used += 1;
+            return;
+        }
+        // No place left: what lies between is invalidated too, which is never wrong.
+        let last = &mut self.ranges[RANGES - 1];
+        *last = VirtRange { start: last.start.min(range.start), end: last.end.max(range.end) };
+    }
+
+    /// Flush, and free everything. No lock may be held, and no walk be under way.
+    pub(crate) fn flush(&mut self) {
+        if self.ranges_used == 0 {
+            return;
+        }
+        let stride = if self.stride_shift == u32::MAX { crate::addr::FRAME_SHIFT } else { self.stride_shift };
+        let tables = self.tables != Pfn::NONE;
+        // In ascending order and disjoint, as the platform is promised.
+        let ranges = &mut self.ranges[..self.ranges_used];
+        ranges.sort_unstable_by_key(|r| r.start);
+        let mut kept = 0;
+        for i in 1..ranges.len() {
+            if ranges[i].start <= ranges[kept].end {
+                ranges[kept].end = ranges[kept].end.max(ranges[i].end);
+            } else {
+                kept += 1;
+                ranges[kept] = ranges[i];
+            }
+        }
+        let flushed = self.tlb.invalidate(&self.ranges[..=kept], stride, tables);
+        self.ranges_used = 0;
+        self.stride_shift = u32::MAX;
+        self.free_frames(&flushed);
+        self.free_tables(&flushed);
+    }
+
+    /// Drop the references and mappings of everything collected; what nobody refers to any more goes back, frames in a row
+    /// together.
+    fn free_frames(&mut self, _proof: &Flushed) {
+        let machine = self.tlb.machine;
+        let frames = machine.frames();
+        let mut release = Release { machine, leavers: Leavers::new(frames, machine.groups()), start: 0, len: 0, work: 0, folios: 0 };
+        for stretch in &self.scratch[..self.used] {
+            release.stretch(Pfn(stretch.pfn), stretch.frames);
+        }
+        release.give_back();
+        let folios = release.folios;
+        drop(release);
+        machine.count(Counter::FoliosFreed, folios);
+        self.used = 0;
+        self.waiting = 0;
+    }
+
+    fn free_tables(&mut self, _proof: &Flushed) {
+        if self.tables == Pfn::NONE {
+            return;
+        }
+        let machine = self.tlb.machine;
+        machine.walkers().outwait(machine.platform());
+        let frames = machine.frames();
+        while let Some(pfn) = self.tables.some() {
+            let frame = frames.frame(pfn);
+            self.tables = Pfn(frame.data() as u32);
+            let order = frame.order();
+            trace(machine.platform(), || Event::TableDead(pfn));
+            Leavers::new(frames, machine.groups()).leave(pfn, frame, order);
+            // SAFETY: unhooked, so no new walk finds it; flushed, so no CPU walks it; outwaited, so no walker stands in it.
+            // Its live count is zero: every entry is empty, which is all zero bits.
+            unsafe { frames.free(pfn, 1 << order, true) };
+        }
+    }
+}
+
+impl<P: Platform> Drop for Gather<'_, '_, P> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+/// Frees folios, a stretch at a time. Exists only inside [`Gather::free_frames`], behind its proof.
+struct Release<'a, 'm, P: Platform> {
+    machine: &'a crate::machine::Machine<'m, P>,
+    leavers: Leavers<'a, 'm, P>,
+    /// Frames in a row that are free but not given back yet.
+    start: u32,
+    len: u32,
+    work: u32,
+    folios: u64,
+}
+
+impl<P: Platform> Release<'_, '_, P> {
+    #[inline]
+    fn stretch(&mut self, pfn: Pfn, count: u32) {
+        let frames = self.machine.frames();
+        let mut at = pfn;
+        let end = pfn.0 + count;
+        while at.0 < end {
+            let (head, frame) = frames.head(at);
+            let order = frame.order();
+            let pages = (end - at.0).min(head.0 + (1 << order) - at.0);
+            at = at.add(pages);
+            debug_assert_eq!(frame.kind(), FrameKind::Folio);
+            if frame.has(flag::ZEROS) {
+                continue;
+            }
+            let left = frames.put(head, frame, pages, pages);
+            if left.refs == 0 {
+                self.leavers.leave(head, frame, order);
+                self.freed(head, 1 << order);
+            } else if left.maps != 0 && left.maps < 1 << order && !frame.has(flag::PARTIAL) {
+                self.leavers.defer(head, frame);
+                self.machine.count(Counter::SplitDeferred, 1);
+            }
+            self.rest();
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self, pfn: Pfn, pages: u32) {
+        self.folios += 1;
+        if self.start + self.len != pfn.0 {
+            self.give_back();
+            self.start = pfn.0;
+        }
+        self.len += pages;
+        if self.machine.frames().zero_on_free() {
+            // The memory is about to be touched: count it, and don't pile it up.
+            self.work += pages - 1;
+            if self.len >= BATCH {
+                self.give_back();
+            }
+        }
+    }
+
+    fn give_back(&mut self) {
+        if self.len != 0 {
+            // SAFETY: every folio in the row lost its last reference just now, after the flush whose proof
+            // `Gather::free_frames` holds, and left its group.
+            unsafe { self.machine.frames().free(Pfn(self.start), self.len, false) };
+            self.len = 0;
+        }
+    }
+
+    /// Every so often, hold no lock and let others run.
+    #[inline]
+    fn rest(&mut self) {
+        self.work += 1;
+        if self.work >= BATCH {
+            self.work = 0;
+            self.leavers.pause();
+            self.machine.platform().resched();
+        }
+    }
+}

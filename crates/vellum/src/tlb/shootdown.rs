@@ -1,0 +1,55 @@
+//! Which CPUs may hold translations of a space, and making them drop some.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::addr::{Pfn, VirtRange};
+use crate::machine::Machine;
+use crate::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
+use crate::stats::Counter;
+
+/// Proof that translations were invalidated after they had been removed from the tables.
+#[derive(Debug)]
+pub(crate) struct Flushed(());
+
+/// The TLB's view of one address space.
+pub(crate) struct Shootdown<'m, P: Platform> {
+    pub(crate) machine: &'m Machine<'m, P>,
+    pub(crate) space: SpaceId,
+    pub(crate) root: Pfn,
+    users: [AtomicU64; MAX_CPUS / 64],
+}
+
+impl<'m, P: Platform> Shootdown<'m, P> {
+    pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn) -> Self {
+        Shootdown { machine, space, root, users: Default::default() }
+    }
+
+    /// A CPU is about to load the root. The host does so only after this returns, so that whoever clears an entry and does
+    /// not see this CPU yet has cleared it before this CPU's first walk.
+    pub(crate) fn enter(&self, cpu: usize) {
+        self.users[cpu / 64].fetch_or(1 << (cpu % 64), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// A CPU holds no translation of the space any more.
+    pub(crate) fn leave(&self, cpu: usize) {
+        self.users[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
+    }
+
+    pub(crate) fn users(&self) -> CpuSet {
+        CpuSet::from_words(core::array::from_fn(|i| self.users[i].load(Ordering::SeqCst)))
+    }
+
+    /// Make every CPU that uses the space drop what it holds of these ranges (all, if none is given), and of the tables in
+    /// between if `tables`. What was removed from the tables before the call can't be reached through a TLB afterwards.
+    pub(crate) fn invalidate(&self, ranges: &[VirtRange], stride_shift: u32, tables: bool) -> Flushed {
+        fence(Ordering::SeqCst);
+        let cpus = self.users();
+        if !cpus.is_empty() {
+            self.machine.count(Counter::Flushes, 1);
+            let what = Invalidation { space: self.space, root: self.root, ranges, stride_shift, tables };
+            self.machine.platform().invalidate(&what, &cpus);
+        }
+        Flushed(())
+    }
+}

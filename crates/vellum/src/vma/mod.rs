@@ -1,0 +1,107 @@
+//! Virtual memory areas: which addresses a space has given out, and for what.
+//!
+//! | file | story |
+//! |---|---|
+//! | `tree` | areas in order: a B+tree of pages |
+//! | `node`, `inner` | its nodes |
+//! | `gap` | where there is room |
+
+mod gap;
+mod inner;
+mod node;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+pub use gap::Direction;
+pub use tree::{Area, AreaTree, Iter, NodeMemory, OutOfNodes};
+
+use bitflags::bitflags;
+
+use crate::addr::VirtRange;
+use crate::arch::Attrs;
+use crate::frame::policy::Advice;
+
+bitflags! {
+    /// What may be done with memory, as `mmap` and `mprotect` say it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Prot: u8 {
+        /// Read.
+        const READ = 1;
+        /// Write. On every architecture the engine knows, what may be written may be read.
+        const WRITE = 2;
+        /// Execute.
+        const EXEC = 4;
+    }
+
+    /// What else is to know about an area.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct AreaFlags: u8 {
+        /// Grows toward lower addresses when the page below it is touched: a stack.
+        const GROWSDOWN = 1;
+        /// Its memory is not to be reclaimed.
+        const LOCKED = 2;
+        /// Not counted against what the machine can promise.
+        const NORESERVE = 4;
+    }
+}
+
+impl Prot {
+    /// As attributes of an entry.
+    pub(crate) fn attrs(self) -> Attrs {
+        let mut attrs = Attrs::empty();
+        attrs.set(Attrs::READ, !self.is_empty());
+        attrs.set(Attrs::WRITE, self.contains(Prot::WRITE));
+        attrs.set(Attrs::EXEC, self.contains(Prot::EXEC));
+        attrs
+    }
+}
+
+/// What is going on with an area. Whoever changes a range of a space marks its areas, lets go of the lock, does the work on
+/// the page tables, and comes back to finish: faults elsewhere go on meanwhile, and so do changes of other ranges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Nothing.
+    #[default]
+    Live,
+    /// What may be done with it has just been changed, and the entries are being brought in line. Faults go by the new
+    /// state of things; other changes wait.
+    Changing,
+    /// It is being unmapped. For faults and queries it is gone; its addresses are not free yet.
+    Dying,
+}
+
+/// Guard pages below a stack (Linux: `stack_guard_gap`), in bytes.
+pub const STACK_GUARD: u64 = 256 << 12;
+
+/// One area: a range of addresses that are used alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vma {
+    /// The addresses, in whole pages.
+    pub range: VirtRange,
+    /// What may be done with it.
+    pub prot: Prot,
+    /// What else is to know.
+    pub flags: AreaFlags,
+    /// What the program said about large folios.
+    pub advice: Advice,
+    pub(crate) state: State,
+}
+
+impl Vma {
+    /// Whether the two are neighbours that could be one.
+    pub(crate) fn continues(&self, before: &Vma) -> bool {
+        let like = Vma { range: before.range, ..*self };
+        before.range.end == self.range.start && like == *before && self.state == State::Live
+    }
+}
+
+impl Area for Vma {
+    fn range(&self) -> VirtRange {
+        self.range
+    }
+
+    fn reserved_start(&self) -> u64 {
+        if self.flags.contains(AreaFlags::GROWSDOWN) { self.range.start.saturating_sub(STACK_GUARD) } else { self.range.start }
+    }
+}

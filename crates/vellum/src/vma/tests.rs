@@ -1,0 +1,585 @@
+//! The tree against a `BTreeMap`, gap searches against brute force, and the promise of `reserve` against an adversary.
+
+extern crate std;
+
+use core::cell::{Cell, RefCell};
+use core::ptr::NonNull;
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::vec::Vec;
+
+use super::super::gap::Direction;
+use super::super::node::{Extent, NODE_SIZE};
+use super::*;
+
+/// As large as an area may be, so that trees get deep soon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Seg {
+    start: u64,
+    end: u64,
+    guard: u64,
+    tag: [u64; 5],
+}
+
+impl Area for Seg {
+    fn range(&self) -> VirtRange {
+        VirtRange {
+            start: self.start,
+            end: self.end,
+        }
+    }
+
+    fn reserved_start(&self) -> u64 {
+        self.start.saturating_sub(self.guard)
+    }
+}
+
+fn seg(start: u64, len: u64) -> Seg {
+    Seg {
+        start,
+        end: start + len,
+        guard: 0,
+        tag: [start; 5],
+    }
+}
+
+/// Memory that knows what it has given away, and can run out.
+struct Memory {
+    live: RefCell<BTreeSet<usize>>,
+    left: Cell<usize>,
+}
+
+impl Memory {
+    const PAGE: Layout = match Layout::from_size_align(NODE_SIZE, NODE_SIZE) {
+        Ok(layout) => layout,
+        Err(_) => panic!(),
+    };
+
+    fn new() -> Memory {
+        Memory {
+            live: RefCell::default(),
+            left: Cell::new(usize::MAX),
+        }
+    }
+
+    fn live(&self) -> usize {
+        self.live.borrow().len()
+    }
+}
+
+// SAFETY: pages of the global allocator, each given away once (`live`).
+unsafe impl NodeMemory for Memory {
+    fn alloc(&self) -> Option<NonNull<u8>> {
+        self.left.set(self.left.get().checked_sub(1)?);
+        // SAFETY: the size is not zero.
+        let page = NonNull::new(unsafe { alloc(Self::PAGE) })?;
+        // SAFETY: it was just allocated, with that size.
+        unsafe { page.write_bytes(0xa5, NODE_SIZE) };
+        assert!(self.live.borrow_mut().insert(page.as_ptr().addr()));
+        Some(page)
+    }
+
+    unsafe fn free(&self, page: NonNull<u8>) {
+        assert!(self.live.borrow_mut().remove(&page.as_ptr().addr()), "not ours");
+        // SAFETY: it is ours (asserted) and nobody uses it any more (the caller).
+        unsafe {
+            page.write_bytes(0x5a, NODE_SIZE);
+            dealloc(page.as_ptr(), Self::PAGE);
+        }
+    }
+}
+
+/// xorshift64*.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((u128::from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// Fewer rounds where each takes long.
+fn rounds(n: u64) -> u64 {
+    if cfg!(miri) { n / 100 + 1 } else { n }
+}
+
+fn new() -> AreaTree<Seg> {
+    // SAFETY: each test has one `Memory`.
+    unsafe { AreaTree::new() }
+}
+
+fn add(tree: &mut AreaTree<Seg>, mem: &Memory, seg: Seg) {
+    tree.reserve(mem, 1).unwrap();
+    tree.insert(seg).unwrap();
+}
+
+/// Walks the whole structure, compares every summary with what it summarises, and returns the areas.
+fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
+    fn walk(node: &Node<Seg>, level: usize, nodes: &mut usize, out: &mut Vec<Seg>) -> (Extent, u64) {
+        assert!(node.len() > 0 && node.len() <= node.capacity());
+        *nodes += 1;
+        let from = out.len();
+        match node.get() {
+            NodeRef::Leaf(leaf) => {
+                assert_eq!(level, 1, "a leaf on another level");
+                out.extend(leaf.areas());
+                assert!(leaf.starts().iter().eq(leaf.areas().iter().map(|seg| &seg.start)));
+            }
+            NodeRef::Inner(inner) => {
+                for i in 0..inner.len() {
+                    let (extent, gap) = walk(inner.child(i).unwrap(), level - 1, nodes, out);
+                    assert_eq!((inner.starts()[i], inner.ends()[i]), (extent.start, extent.end));
+                    assert_eq!(inner.gaps()[i], gap);
+                }
+                assert!(inner.child(inner.len()).is_none(), "a child too many");
+            }
+        }
+        let areas = &out[from..];
+        let (first, last) = (areas[0], areas[areas.len() - 1]);
+        let extent = Extent {
+            start: first.start,
+            reserved: first.reserved_start(),
+            end: last.end,
+        };
+        assert_eq!(node.extent(), Some(extent));
+        let gap = |w: &[Seg]| w[1].reserved_start().saturating_sub(w[0].end);
+        (extent, areas.windows(2).map(gap).max().unwrap_or(0))
+    }
+    let (mut nodes, mut out) = (0, Vec::new());
+    if let Some(root) = tree.root() {
+        walk(root, tree.depth(), &mut nodes, &mut out);
+    }
+    assert!(out.windows(2).all(|w| w[0].end <= w[1].start));
+    assert_eq!(
+        (out.len(), nodes, nodes + tree.spares()),
+        (tree.len(), tree.nodes(), mem.live())
+    );
+    assert!(tree.spares() >= tree.needed(tree.promised));
+    out
+}
+
+/// The definition of `find_gap`, one stretch after the other.
+fn find_gap_slowly(
+    areas: &[Seg],
+    len: u64,
+    shift: u32,
+    window: VirtRange,
+    direction: Direction,
+) -> Option<u64> {
+    let starts = areas.iter().map(|seg| seg.reserved_start()).chain([u64::MAX]);
+    let ends = [0].into_iter().chain(areas.iter().map(|seg| seg.end));
+    let mut places = ends.zip(starts).filter_map(|(low, high)| {
+        let (low, high, align) = (low.max(window.start), high.min(window.end), 1 << shift);
+        let at = match direction {
+            Direction::TopDown => high.checked_sub(len)? / align * align,
+            Direction::BottomUp => low.checked_next_multiple_of(align)?,
+        };
+        (low <= at && at.checked_add(len)? <= high).then_some(at)
+    });
+    match direction {
+        Direction::TopDown => places.last(),
+        Direction::BottomUp => places.next(),
+    }
+}
+
+fn compare_searches(tree: &AreaTree<Seg>, areas: &[Seg], space: u64, rng: &mut Rng) {
+    for _ in 0..8 {
+        let direction = if rng.below(2) == 0 {
+            Direction::TopDown
+        } else {
+            Direction::BottomUp
+        };
+        let (a, b) = (rng.below(space + 1), rng.below(space + 1));
+        let window = VirtRange {
+            start: a.min(b),
+            end: a.max(b),
+        };
+        let longest = areas
+            .windows(2)
+            .map(|w| w[1].start - w[0].end)
+            .max()
+            .unwrap_or(space);
+        let (len, shift) = (1 + rng.below(longest + 1), rng.below(10) as u32);
+        let expected = find_gap_slowly(areas, len, shift, window, direction);
+        assert_eq!(
+            tree.find_gap(len, shift, window, direction),
+            expected,
+            "{len} {shift} {window:?} {direction:?}"
+        );
+    }
+}
+
+fn compare_lookups(tree: &AreaTree<Seg>, areas: &[Seg], addr: u64) {
+    let next = areas.partition_point(|seg| seg.end <= addr);
+    assert_eq!(tree.find_from(addr), areas.get(next));
+    assert_eq!(tree.find(addr), areas.get(next).filter(|seg| seg.start <= addr));
+    assert_eq!(tree.prev(addr), next.checked_sub(1).map(|i| &areas[i]));
+    assert!(tree.iter_from(addr).take(200).eq(areas[next..].iter().take(200)));
+}
+
+/// What random operations do to a tree and its model.
+struct Duel {
+    mem: Memory,
+    tree: AreaTree<Seg>,
+    model: BTreeMap<u64, Seg>,
+    space: u64,
+    rng: Rng,
+}
+
+impl Duel {
+    fn new(space: u64, seed: u64) -> Duel {
+        Duel {
+            mem: Memory::new(),
+            tree: new(),
+            model: BTreeMap::new(),
+            space,
+            rng: Rng(seed),
+        }
+    }
+
+    /// What bounds an area that starts at `start`: the end of the one before it and the start of the one after it.
+    fn bounds(&self, start: u64) -> (u64, u64) {
+        let floor = self
+            .model
+            .range(..start)
+            .next_back()
+            .map_or(0, |(_, seg)| seg.end);
+        (
+            floor,
+            self.model
+                .range(start + 1..)
+                .next()
+                .map_or(self.space, |(&next, _)| next),
+        )
+    }
+
+    fn pick(&mut self) -> Option<u64> {
+        let addr = self.rng.below(self.space);
+        self.model
+            .range(addr..)
+            .chain(self.model.range(..addr))
+            .next()
+            .map(|(&start, _)| start)
+    }
+
+    fn insert(&mut self) {
+        let start = self.rng.below(self.space);
+        let (floor, ceiling) = self.bounds(start);
+        if floor <= start && start < ceiling && !self.model.contains_key(&start) {
+            let len = 1 + self.rng.below((ceiling - start).min(24));
+            let guard = if self.rng.below(4) == 0 {
+                self.rng.below(40)
+            } else {
+                0
+            };
+            let seg = Seg {
+                guard,
+                ..seg(start, len)
+            };
+            add(&mut self.tree, &self.mem, seg);
+            self.model.insert(start, seg);
+        }
+    }
+
+    fn remove(&mut self) {
+        let Some(start) = self.pick() else { return };
+        assert_eq!(
+            self.tree.remove(&self.mem, start + 1),
+            self.model.remove(&(start + 1))
+        );
+        assert_eq!(self.tree.remove(&self.mem, start), self.model.remove(&start));
+    }
+
+    fn update(&mut self) {
+        let Some(start) = self.pick() else { return };
+        let (floor, ceiling) = self.bounds(start);
+        let mut seg = self.model.remove(&start).unwrap();
+        seg.start = floor + self.rng.below(ceiling - floor);
+        seg.end = seg.start + 1 + self.rng.below(ceiling - seg.start);
+        seg.guard = self.rng.below(20);
+        assert_eq!(
+            self.tree.update(start, |it| core::mem::replace(it, seg).start),
+            Some(start)
+        );
+        self.model.insert(seg.start, seg);
+    }
+
+    fn check(&mut self) {
+        let areas = check(&self.tree, &self.mem);
+        assert!(areas.iter().eq(self.model.values()));
+        compare_searches(&self.tree, &areas, self.space, &mut self.rng);
+        for _ in 0..8 {
+            compare_lookups(&self.tree, &areas, self.rng.below(self.space));
+        }
+    }
+}
+
+#[test]
+fn agrees_with_a_model() {
+    for (seed, space, steps) in [(1, 1 << 12, 40_000), (2, 1 << 17, 80_000), (3, 1 << 24, 160_000)] {
+        let mut duel = Duel::new(space, seed);
+        // Grows, stays as it is, shrinks to nothing: out of ten operations, how many insert and how many remove.
+        for (inserts, removes) in [(8, 1), (4, 4), (1, 8), (0, 10)] {
+            for step in 0..rounds(steps) {
+                match duel.rng.below(10) {
+                    dice if dice < inserts => duel.insert(),
+                    dice if dice < inserts + removes => duel.remove(),
+                    _ => duel.update(),
+                }
+                if step % (1 + duel.model.len() as u64 / 4) == 0 {
+                    duel.check();
+                }
+            }
+            duel.check();
+        }
+        while !duel.model.is_empty() {
+            duel.remove();
+        }
+        assert_eq!((duel.tree.nodes(), duel.tree.depth()), (0, 0));
+        duel.tree.trim(&duel.mem);
+        assert_eq!(duel.mem.live(), 0);
+    }
+}
+
+/// Address by address in a space of 300: what is free by definition, and what can be found.
+#[test]
+fn finds_gaps_by_definition() {
+    const SPACE: u64 = 300;
+    for seed in 1..rounds(500) {
+        let mut duel = Duel::new(SPACE, seed);
+        for _ in 0..duel.rng.below(100) {
+            duel.insert();
+        }
+        let areas: Vec<Seg> = duel.model.values().copied().collect();
+        let free = |addr: u64| {
+            let next = areas.iter().find(|seg| seg.end > addr);
+            next.is_none_or(|seg| addr < seg.start.saturating_sub(seg.guard))
+        };
+        for _ in 0..20 {
+            let (len, align) = (1 + duel.rng.below(12), 1 << duel.rng.below(4));
+            let (start, end) = (duel.rng.below(SPACE), duel.rng.below(SPACE));
+            let mut fits =
+                (start..end).filter(|at| at % align == 0 && at + len <= end && (*at..at + len).all(free));
+            let window = VirtRange {
+                start: start.min(end),
+                end,
+            };
+            let shift = u64::trailing_zeros(align);
+            let found = |direction| duel.tree.find_gap(len, shift, window, direction);
+            assert_eq!(found(Direction::BottomUp), fits.clone().next());
+            assert_eq!(found(Direction::TopDown), fits.next_back());
+        }
+        duel.tree.clear(&duel.mem);
+    }
+}
+
+#[test]
+fn survives_the_ends_of_the_address_space() {
+    let (mem, mut tree) = (Memory::new(), new());
+    let all = VirtRange {
+        start: 0,
+        end: u64::MAX,
+    };
+    assert_eq!(tree.find_gap(u64::MAX, 0, all, Direction::TopDown), Some(0));
+    assert_eq!(tree.find_gap(1, 64, all, Direction::TopDown), None);
+    assert_eq!(tree.find_gap(0, 0, all, Direction::BottomUp), None);
+    assert!(
+        tree.find(0)
+            .or(tree.find_from(0))
+            .or(tree.prev(u64::MAX))
+            .or(tree.iter_from(0).next())
+            .is_none()
+    );
+    add(&mut tree, &mem, seg(u64::MAX - 4096, 4096));
+    add(
+        &mut tree,
+        &mem,
+        Seg {
+            guard: 1 << 20,
+            ..seg(0, 4096)
+        },
+    );
+    assert_eq!(tree.find(0).map(|seg| seg.end), Some(4096));
+    assert_eq!(tree.find(u64::MAX - 1).map(|seg| seg.end), Some(u64::MAX));
+    assert_eq!(tree.find_from(u64::MAX), None);
+    assert_eq!(tree.find_gap(4096, 63, all, Direction::TopDown), Some(1 << 63));
+    assert_eq!(tree.find_gap(4096, 0, all, Direction::BottomUp), Some(4096));
+    assert_eq!(tree.find_gap(u64::MAX - 8191, 0, all, Direction::BottomUp), None);
+    check(&tree, &mem);
+    tree.clear(&mem);
+    assert_eq!(mem.live(), 0);
+}
+
+/// 65,536 areas, in the orders that matter: the leaves of sequential ones are full.
+#[test]
+fn holds_many_areas() {
+    const MANY: u64 = if cfg!(miri) { 512 } else { 65_536 };
+    // Up, down and scattered: (a + b * i) % MANY.
+    for (a, b, per_leaf) in [(0, 1, 50), (MANY - 1, MANY - 1, 50), (0, 40_503, 30)] {
+        let order = |i| (a + b * i) % MANY;
+        let (mem, mut tree) = (Memory::new(), new());
+        for i in 0..MANY {
+            add(&mut tree, &mem, seg(order(i) * 4, 2));
+        }
+        let areas = check(&tree, &mem);
+        assert_eq!((areas.len() as u64, areas[1]), (MANY, seg(4, 2)));
+        assert!(tree.nodes() as u64 <= MANY / per_leaf, "{tree:?}");
+        assert!(tree.depth() <= 3);
+        for i in (0..MANY).filter(|i| i % 64 != 0) {
+            assert_eq!(tree.remove(&mem, order(i) * 4), Some(seg(order(i) * 4, 2)));
+        }
+        check(&tree, &mem);
+        assert!(
+            tree.nodes() as u64 <= MANY / 64 / 10 + 2,
+            "sparse nodes did not merge: {tree:?}"
+        );
+        tree.clear(&mem);
+        assert_eq!((mem.live(), tree.len(), tree.nodes()), (0, 0, 0));
+    }
+}
+
+/// The start of the area whose neighbourhood is the most expensive to insert into: the most full nodes in a row upwards.
+fn most_expensive(node: &Node<Seg>) -> (u32, u64) {
+    match node.get() {
+        NodeRef::Leaf(leaf) => (u32::from(leaf.is_full()), leaf.starts()[leaf.len() / 2]),
+        NodeRef::Inner(inner) => {
+            let children = (0..inner.len()).map(|i| most_expensive(inner.child(i).unwrap()));
+            let (cost, start) = children.max().unwrap();
+            (cost + u32::from(inner.is_full() && cost > 0), start)
+        }
+    }
+}
+
+/// Inserts where it costs the most, with removals in between, and no memory left: all that was promised must fit.
+#[test]
+fn keeps_what_it_promised() {
+    const STEP: u64 = 1 << 32;
+    for round in 0..rounds(1_000) {
+        let (mut rng, mem, mut tree) = (Rng(round + 1), Memory::new(), new());
+        let full = [0, 1, 2, 55, 56, 57, 112, 56 * 101, 56 * 102, 56 * 103, 7_000];
+        let areas = full[(round % 11) as usize] + rng.below(3);
+        let mut starts: BTreeSet<u64> = (1..=areas).map(|i| i * STEP).collect();
+        starts
+            .iter()
+            .for_each(|&start| add(&mut tree, &mem, seg(start, 1)));
+        let inserts = [1, 2, 3, 7, 60, 150][rng.below(6) as usize];
+        tree.reserve(&mem, inserts).unwrap();
+        mem.left.set(0);
+        for _ in 0..inserts {
+            while rng.below(3) == 0 && !starts.is_empty() {
+                // A stretch of areas goes away, and with it leaves and levels.
+                let from = *starts
+                    .range(rng.below(areas * STEP)..)
+                    .next()
+                    .or(starts.first())
+                    .unwrap();
+                let most = [1, 50, 3_000][rng.below(3) as usize];
+                let gone: Vec<u64> = starts
+                    .range(from..)
+                    .take(rng.below(most) as usize + 1)
+                    .copied()
+                    .collect();
+                for start in gone {
+                    assert!(tree.remove(&mem, start).is_some() && starts.remove(&start));
+                }
+                assert!(tree.spares() >= tree.needed(tree.promised));
+            }
+            let near = tree.root().map_or(STEP, |root| most_expensive(root).1);
+            let next = starts.range(near + 1..).next().map_or(near + STEP, |&next| next);
+            let at = near + (next - near) / 2;
+            tree.insert(seg(at, 1)).expect("a promise broken");
+            starts.insert(at);
+        }
+        assert!(check(&tree, &mem).iter().map(|seg| seg.start).eq(starts));
+        tree.clear(&mem);
+        assert_eq!(mem.live(), 0);
+    }
+}
+
+#[test]
+fn reserves_no_more_than_needed() {
+    let (mem, mut tree) = (Memory::new(), new());
+    for i in 0..Leaf::<Seg>::CAPACITY as u64 {
+        add(&mut tree, &mem, seg(i * 8, 4));
+        assert_eq!(mem.live(), 1, "a page for a leaf that has room");
+    }
+    tree.reserve(&mem, 1).unwrap();
+    assert_eq!(mem.live(), 3, "a leaf and a root");
+    tree.reserve(&mem, 1).unwrap();
+    assert_eq!((mem.live(), tree.spares()), (3, 2));
+    tree.trim(&mem);
+    assert_eq!((mem.live(), tree.spares()), (1, 0));
+    tree.clear(&mem);
+}
+
+/// Memory runs out at each allocation in turn: nothing is kept, nothing is changed, and it works afterwards.
+#[test]
+fn fails_without_a_trace() {
+    for areas in [0, 56, 56 * 102] {
+        let (mem, mut tree) = (Memory::new(), new());
+        (0..areas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
+        tree.trim(&mem);
+        let (before, live) = (check(&tree, &mem), mem.live());
+        for left in 0.. {
+            mem.left.set(left);
+            if tree.reserve(&mem, 3).is_ok() {
+                assert_eq!(left, tree.needed(3));
+                break;
+            }
+            assert_eq!((check(&tree, &mem), mem.live()), (before.clone(), live));
+        }
+        tree.insert(seg(4, 4)).unwrap();
+        check(&tree, &mem);
+        tree.clear(&mem);
+        assert_eq!(mem.live(), 0);
+    }
+}
+
+/// With debug assertions a broken contract panics and without it is refused; either way, nothing has changed.
+#[test]
+fn refuses_what_breaks_the_contract() {
+    let (mem, mut tree) = (Memory::new(), new());
+    (0..200).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
+    tree.reserve(&mem, 1).unwrap();
+    let before = check(&tree, &mem);
+    // Two leaves' worth and more: neighbours are in the same leaf, or in the next.
+    for i in 1..199 {
+        let at = i * 8;
+        for (start, end) in [
+            (at, at + 4),
+            (at - 1, at + 1),
+            (at + 3, at + 5),
+            (at - 4, at + 8),
+            (at + 4, at + 9),
+        ] {
+            let broken = Seg {
+                start,
+                end,
+                ..seg(at, 4)
+            };
+            let refused = catch_unwind(AssertUnwindSafe(|| tree.insert(broken)));
+            assert_eq!(refused.unwrap_or(Err(broken)), Err(broken));
+        }
+        for (start, end) in [(at + 1, at + 1), (at + 1, at), (at, at + 9), (at - 5, at + 4)] {
+            let change = |seg: &mut Seg| (seg.start, seg.end) = (start, end);
+            let refused = catch_unwind(AssertUnwindSafe(|| tree.update(at, change)));
+            assert_eq!(refused.unwrap_or(None), None);
+        }
+        assert_eq!(check(&tree, &mem), before);
+    }
+    assert_eq!((tree.update(1, |_| ()), tree.remove(&mem, 1)), (None, None));
+    // Without a promise and without a page, an insert is refused when it would have to split a node.
+    tree.trim(&mem);
+    let refused = (0..199).filter(|i| {
+        let insert = AssertUnwindSafe(|| tree.insert(seg(i * 8 + 4, 1)));
+        !matches!(catch_unwind(insert), Ok(Ok(())))
+    });
+    let refused = refused.count();
+    assert!(refused > 0 && check(&tree, &mem).len() == before.len() + 199 - refused);
+    tree.clear(&mem);
+    assert_eq!(mem.live(), 0);
+}

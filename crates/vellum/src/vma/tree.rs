@@ -1,0 +1,565 @@
+//! The areas of an address space, in order: a B+tree whose nodes are pages.
+//!
+//! Guarantees:
+//!
+//! * Areas never overlap, and are never empty.
+//! * Looking up, inserting, removing and changing an area, and finding a gap, take O(log n): three nodes at 60,000 areas.
+//! * Only [`AreaTree::reserve`] asks for memory. What it promised can be inserted whatever happens in between.
+//! * An operation that is refused has changed nothing.
+//!
+//! The mechanism: all areas are in leaves. Inner nodes know of each child where its first area starts, where its last one
+//! ends, and the largest gap inside of it. Every change is one recursive [`edit`]: down to the leaf, the change there, and
+//! on the way back up the summaries, splits and merges. Nodes own their children ([`Node`]), so there are no parent
+//! pointers, and no `unsafe` on this side of it.
+
+use core::fmt;
+use core::iter::FusedIterator;
+
+use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, Spares, count_up_to};
+use crate::addr::VirtRange;
+
+pub use super::node::{NODE_SIZE, NodeMemory};
+
+/// What the tree needs to know of an area: a small value that stands for a range of addresses.
+///
+/// 64 bytes at most, aligned to 8 at most; more than that does not compile. `range` and `reserved_start` must say the same
+/// whenever they are asked.
+pub trait Area: Copy {
+    /// The addresses it covers; not empty.
+    fn range(&self) -> VirtRange;
+
+    /// The lowest address that must stay free for it, at most its start: where the guard gap of a stack begins. It counts
+    /// as far down as the area before this one and no further.
+    fn reserved_start(&self) -> u64 {
+        self.range().start
+    }
+}
+
+/// There was no memory for a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfNodes;
+
+impl fmt::Display for OutOfNodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no memory for a node of the area tree")
+    }
+}
+
+impl core::error::Error for OutOfNodes {}
+
+/// An ordered set of areas that do not overlap.
+///
+/// It takes its nodes from the [`NodeMemory`] that its methods are given. Dropping it leaks them: [`AreaTree::clear`] it
+/// first.
+pub struct AreaTree<V: Area> {
+    root: Option<Node<V>>,
+    /// Levels, leaves included.
+    height: usize,
+    len: usize,
+    spares: Spares,
+    /// Pages that it owns, spares included.
+    pages: usize,
+    /// Inserts that were promised and have not come yet.
+    promised: usize,
+}
+
+/// So many inserts are needed at least to make the tree higher once more after it was. A new root has room for as many
+/// less one: it is a leaf with one area, or has two children.
+const fn between_growths<V: Area>() -> usize {
+    if Leaf::<V>::CAPACITY < FANOUT - 1 {
+        Leaf::<V>::CAPACITY
+    } else {
+        FANOUT - 1
+    }
+}
+
+impl<V: Area> AreaTree<V> {
+    /// An empty tree, without any memory.
+    ///
+    /// # Safety
+    ///
+    /// Every `mem` that the methods of this tree are given is the same memory: it takes back what any other one gave.
+    pub const unsafe fn new() -> Self {
+        AreaTree {
+            root: None,
+            height: 0,
+            len: 0,
+            spares: Spares::new(),
+            pages: 0,
+            promised: 0,
+        }
+    }
+
+    /// How many areas there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no area.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many nodes a lookup visits.
+    pub fn depth(&self) -> usize {
+        self.height
+    }
+
+    /// How many pages hold areas or nodes.
+    pub fn nodes(&self) -> usize {
+        self.pages - self.spares.len()
+    }
+
+    /// How many pages wait for inserts.
+    pub fn spares(&self) -> usize {
+        self.spares.len()
+    }
+
+    pub(super) fn root(&self) -> Option<&Node<V>> {
+        self.root.as_ref()
+    }
+
+    /// The area that contains `addr`.
+    #[inline]
+    pub fn find(&self, addr: u64) -> Option<&V> {
+        self.find_from(addr).filter(|area| area.range().start <= addr)
+    }
+
+    /// The first area that ends above `addr`: the one that contains it, or else the next.
+    #[inline]
+    pub fn find_from(&self, addr: u64) -> Option<&V> {
+        let (leaf, i) = self.seek(addr)?;
+        leaf.areas().get(i)
+    }
+
+    /// Where the first area that ends above `addr` is, if there is one.
+    #[inline]
+    fn seek(&self, addr: u64) -> Option<(&Leaf<V>, usize)> {
+        let mut node = self.root.as_ref()?;
+        loop {
+            match node.get() {
+                NodeRef::Inner(inner) => node = inner.child(count_up_to(inner.ends(), addr))?,
+                NodeRef::Leaf(leaf) => return Some((leaf, leaf.first_above(addr))),
+            }
+        }
+    }
+
+    /// The last area that ends at or below `addr`.
+    pub fn prev(&self, addr: u64) -> Option<&V> {
+        let mut node = self.root.as_ref()?;
+        // The subtree just before the one that the search is in.
+        let mut before = None;
+        loop {
+            match node.get() {
+                NodeRef::Inner(inner) => {
+                    let i = count_up_to(inner.ends(), addr);
+                    before = i.checked_sub(1).and_then(|i| inner.child(i)).or(before);
+                    let Some(child) = inner.child(i) else { break };
+                    node = child;
+                }
+                NodeRef::Leaf(leaf) => match leaf.first_above(addr).checked_sub(1) {
+                    Some(i) => return leaf.areas().get(i),
+                    None => break,
+                },
+            }
+        }
+        loop {
+            match before?.get() {
+                NodeRef::Inner(inner) => before = inner.child(inner.len().checked_sub(1)?),
+                NodeRef::Leaf(leaf) => return leaf.areas().last(),
+            }
+        }
+    }
+
+    /// The areas that end above `addr`, in order.
+    pub fn iter_from(&self, addr: u64) -> Iter<'_, V> {
+        Iter {
+            tree: self,
+            at: self.seek(addr),
+        }
+    }
+
+    /// Makes sure that the next `inserts` inserts, wherever they go and whatever is removed in between, will not fail. On
+    /// failure nothing was allocated.
+    ///
+    /// Takes no memory for a tree of one leaf that has room for them; otherwise a page for each insert and each level below
+    /// the root, and for what the root may need. Pages that turn out not to be needed serve the next `reserve`.
+    pub fn reserve(&mut self, mem: &(impl NodeMemory + ?Sized), inserts: usize) -> Result<(), OutOfNodes> {
+        let (before, needed) = (self.spares.len(), self.needed(inserts));
+        while self.spares.len() < needed {
+            let Some(page) = Page::alloc(mem) else {
+                self.release(mem, before);
+                return Err(OutOfNodes);
+            };
+            self.spares.push(page);
+            self.pages += 1;
+        }
+        self.promised = self.promised.max(inserts);
+        Ok(())
+    }
+
+    /// How many pages `inserts` inserts take at most.
+    ///
+    /// An insert splits at most one node on each level below the root, unless it makes the tree higher: then it takes a
+    /// page for each level of the higher tree. The first growth comes when the root has no room left, and another one
+    /// [`between_growths`] later. With `g` growths that is `g` pages, and for each insert one on every level but the
+    /// topmost of the final tree.
+    ///
+    /// Removals do not invalidate that. They leave the root with more room, or take the root away: the tree may then grow
+    /// once more than was thought, but no higher than that, and the page of the old root pays for it, because
+    /// [`AreaTree::remove`] keeps what is needed for what was promised.
+    fn needed(&self, inserts: usize) -> usize {
+        let between = between_growths::<V>();
+        let room = self
+            .root
+            .as_ref()
+            .map_or(0, |root| root.capacity() - root.len())
+            .min(between - 1);
+        let growths = inserts.saturating_sub(room).div_ceil(between);
+        match self.height + growths {
+            0 => 0,
+            height => inserts.saturating_mul(height - 1).saturating_add(growths),
+        }
+    }
+
+    /// Adds an area. Cannot fail after [`AreaTree::reserve`].
+    ///
+    /// # Errors
+    ///
+    /// Gives it back if the contract is broken (without debug assertions; with them it panics): the area is empty,
+    /// overlaps another, or there is no page left for it.
+    pub fn insert(&mut self, area: V) -> Result<(), V> {
+        let inserted = self.try_insert(area).is_some();
+        debug_assert!(
+            inserted,
+            "{:?} is empty, overlaps or was not reserved for",
+            area.range()
+        );
+        inserted.then_some(()).ok_or(area)
+    }
+
+    fn try_insert(&mut self, area: V) -> Option<()> {
+        let (range, spares) = (area.range(), &mut self.spares);
+        if range.start >= range.end {
+            return None;
+        }
+        let root = match &mut self.root {
+            Some(root) => root,
+            none => {
+                let leaf = spares.pop()?.into_leaf();
+                self.height = 1;
+                none.insert(leaf)
+            }
+        };
+        let done = edit(root, range.start, Above::ROOT, spares, |leaf, above, spares| {
+            let i = leaf.first_above(range.start);
+            let (floor, ceiling) = leaf.bounds(i, i, &above);
+            if range.start < floor || range.end > ceiling {
+                return None;
+            }
+            if !leaf.is_full() {
+                let before = leaf.stretch(i).map_or(0, |s| s.len());
+                leaf.insert(i, area);
+                let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
+                return Some(Edited {
+                    out: (),
+                    gap,
+                    right: None,
+                    shrunk: false,
+                });
+            }
+            // The pages for all nodes that this splits are there, or nothing is changed.
+            if above.split_cost + 1 > spares.len() {
+                return None;
+            }
+            let right = leaf.insert_full(i, area, spares.pop()?);
+            Some(Edited {
+                out: (),
+                gap: leaf.largest_gap(),
+                right: Some(right),
+                shrunk: false,
+            })
+        })?;
+        self.len += 1;
+        self.promised = self.promised.saturating_sub(1);
+        if let Some(right) = done.right {
+            self.grow(done.gap, right);
+        }
+        Some(())
+    }
+
+    /// Puts a new root above the old one, whose largest gap is `gap`, and `right`.
+    #[cold]
+    fn grow(&mut self, gap: u64, right: Node<V>) {
+        // Both are there: `right` was split off the one, and the other was counted before that.
+        let (Some(left), Some(page)) = (self.root.take(), self.spares.pop()) else {
+            return;
+        };
+        let mut root = page.into_inner();
+        if let NodeMut::Inner(inner) = root.get_mut() {
+            let right_gap = right.largest_gap();
+            inner.push(left, gap);
+            inner.push(right, right_gap);
+        }
+        self.root = Some(root);
+        self.height += 1;
+    }
+
+    /// Removes the area that starts at `start`.
+    pub fn remove(&mut self, mem: &(impl NodeMemory + ?Sized), start: u64) -> Option<V> {
+        let spares_before = self.spares.len();
+        let done = edit(
+            self.root.as_mut()?,
+            start,
+            Above::ROOT,
+            &mut self.spares,
+            |leaf, above, _| {
+                let (i, area) = leaf.starting_at(start)?;
+                let before = leaf.around(i);
+                leaf.remove(i);
+                let gap = follow(above.gap, before, leaf.stretch(i).map_or(0, |s| s.len()), || {
+                    leaf.largest_gap()
+                });
+                Some(Edited {
+                    out: area,
+                    gap,
+                    right: None,
+                    shrunk: true,
+                })
+            },
+        )?;
+        self.len -= 1;
+        self.lower();
+        let keep = self.needed(self.promised);
+        self.release(mem, keep.max(spares_before));
+        Some(done.out)
+    }
+
+    /// Takes the root away as long as it has one child only, or no area.
+    fn lower(&mut self) {
+        while let Some(mut root) = self.root.take() {
+            let only = match root.get_mut() {
+                NodeMut::Inner(inner) if inner.len() == 1 => inner.pop(),
+                _ => None,
+            };
+            if only.is_none() && root.len() > 0 {
+                self.root = Some(root);
+                return;
+            }
+            self.root = only;
+            self.height -= 1;
+            self.spares.push(root.into_page());
+        }
+    }
+
+    /// Changes the area that starts at `start`, and returns what `change` returned; `None` if there is no such area.
+    ///
+    /// The range may change too, as long as the area stays non-empty and between its neighbours. If it does not, the tree
+    /// stays as it was, and the result is `None` (with debug assertions it panics).
+    pub fn update<R>(&mut self, start: u64, change: impl FnOnce(&mut V) -> R) -> Option<R> {
+        let done = edit(
+            self.root.as_mut()?,
+            start,
+            Above::ROOT,
+            &mut self.spares,
+            |leaf, above, _| {
+                let (i, mut area) = leaf.starting_at(start)?;
+                let out = change(&mut area);
+                let range = area.range();
+                let (floor, ceiling) = leaf.bounds(i, i + 1, &above);
+                if range.start < floor || range.start >= range.end || range.end > ceiling {
+                    debug_assert!(false, "{range:?} is empty or not within {floor:#x}..{ceiling:#x}");
+                    return None;
+                }
+                let before = leaf.around(i);
+                leaf.set(i, area);
+                let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
+                Some(Edited {
+                    out,
+                    gap,
+                    right: None,
+                    shrunk: false,
+                })
+            },
+        )?;
+        Some(done.out)
+    }
+
+    /// Gives back all pages that hold nothing. This ends what was promised by [`AreaTree::reserve`].
+    pub fn trim(&mut self, mem: &(impl NodeMemory + ?Sized)) {
+        self.promised = 0;
+        self.release(mem, 0);
+    }
+
+    /// Removes all areas and gives back all pages.
+    pub fn clear(&mut self, mem: &(impl NodeMemory + ?Sized)) {
+        if let Some(root) = self.root.take() {
+            dismantle(root, &mut self.spares);
+        }
+        self.height = 0;
+        self.len = 0;
+        self.trim(mem);
+    }
+
+    /// Gives back spares until `keep` of them are left.
+    fn release(&mut self, mem: &(impl NodeMemory + ?Sized), keep: usize) {
+        while self.spares.len() > keep
+            && let Some(page) = self.spares.pop()
+        {
+            // SAFETY: whoever made this tree promised that all memory it is given is the same (see `new`), and its pages
+            // come from there only.
+            unsafe { page.free(mem) };
+            self.pages -= 1;
+        }
+    }
+}
+
+impl<V: Area> fmt::Debug for AreaTree<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AreaTree")
+            .field("len", &self.len)
+            .field("depth", &self.height)
+            .field("nodes", &self.nodes())
+            .field("spares", &self.spares.len())
+            .finish()
+    }
+}
+
+/// What a node needs to know of the tree around it.
+#[derive(Clone, Copy)]
+pub(super) struct Above {
+    /// Where the last area before it ends.
+    pub(super) floor: u64,
+    /// Where the first area behind it starts.
+    pub(super) ceiling: u64,
+    /// The largest gap inside of it, before the change.
+    pub(super) gap: u64,
+    /// How many pages it takes above it if it splits.
+    pub(super) split_cost: usize,
+}
+
+impl Above {
+    /// Of the root. Nobody asks for its largest gap, and as all gaps are smaller than this one, nobody works it out.
+    const ROOT: Above = Above {
+        floor: 0,
+        ceiling: u64::MAX,
+        gap: u64::MAX,
+        split_cost: 1,
+    };
+}
+
+/// What a change did to a node.
+struct Edited<V, R> {
+    /// The result of the change.
+    out: R,
+    /// The node's largest gap now.
+    gap: u64,
+    /// What was split off it.
+    right: Option<Node<V>>,
+    /// Whether it lost an entry.
+    shrunk: bool,
+}
+
+/// Finds the leaf for `key`, lets `change` change it, and brings the nodes on the way there up to date. `None` means that
+/// nothing was changed.
+fn edit<V: Area, R>(
+    node: &mut Node<V>,
+    key: u64,
+    above: Above,
+    spares: &mut Spares,
+    change: impl FnOnce(&mut Leaf<V>, Above, &mut Spares) -> Option<Edited<V, R>>,
+) -> Option<Edited<V, R>> {
+    let inner = match node.get_mut() {
+        NodeMut::Leaf(leaf) => return change(leaf, above, spares),
+        NodeMut::Inner(inner) => inner,
+    };
+    let i = count_up_to(inner.ends(), key).min(inner.len().checked_sub(1)?);
+    let before = inner.around(i);
+    let below = inner.surroundings(i, &above);
+    let done = edit(inner.child_mut(i)?, key, below, spares, change)?;
+    inner.refresh(i, done.gap);
+    if let Some(child) = done.right {
+        let gap = child.largest_gap();
+        let right = if inner.is_full() {
+            // There is a page: the leaf has counted them (`split_cost`) before it split.
+            Some(inner.insert_full(i + 1, child, gap, spares.pop()?))
+        } else {
+            inner.insert(i + 1, child, gap);
+            None
+        };
+        return Some(Edited {
+            gap: inner.largest_gap(),
+            right,
+            ..done
+        });
+    }
+    if done.shrunk
+        && let Some(page) = inner.settle(i)
+    {
+        spares.push(page);
+        return Some(Edited {
+            gap: inner.largest_gap(),
+            ..done
+        });
+    }
+    let gap = follow(above.gap, before, inner.around(i), || inner.largest_gap());
+    Some(Edited {
+        gap,
+        shrunk: false,
+        ..done
+    })
+}
+
+/// The largest gap of a node where all that changed is that the largest one around an entry was `before` and is `after`.
+/// Only if it was the largest of all, and shrank, must the node be searched.
+fn follow(largest: u64, before: u64, after: u64, search: impl FnOnce() -> u64) -> u64 {
+    if after >= largest {
+        after
+    } else if before >= largest {
+        search()
+    } else {
+        largest
+    }
+}
+
+/// Turns a subtree into spare pages.
+fn dismantle<V: Area>(mut node: Node<V>, spares: &mut Spares) {
+    if let NodeMut::Inner(inner) = node.get_mut() {
+        while let Some(child) = inner.pop() {
+            dismantle(child, spares);
+        }
+    }
+    spares.push(node.into_page());
+}
+
+/// See [`AreaTree::iter_from`].
+#[derive(Clone)]
+pub struct Iter<'a, V: Area> {
+    tree: &'a AreaTree<V>,
+    /// The next area: its leaf and its place there.
+    at: Option<(&'a Leaf<V>, usize)>,
+}
+
+impl<'a, V: Area> Iterator for Iter<'a, V> {
+    type Item = &'a V;
+
+    fn next(&mut self) -> Option<&'a V> {
+        let (leaf, i) = self.at?;
+        let area = leaf.areas().get(i)?;
+        // A leaf does not know the next one; to ask the root once in 56 times is cheaper than to keep it up to date.
+        self.at = if i + 1 < leaf.len() {
+            Some((leaf, i + 1))
+        } else {
+            self.tree.seek(area.range().end)
+        };
+        Some(area)
+    }
+}
+
+impl<V: Area> FusedIterator for Iter<'_, V> {}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
