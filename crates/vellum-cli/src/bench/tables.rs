@@ -194,13 +194,20 @@ fn tell(rows: &[Row]) -> Section {
         id: "tables",
         title: format!("Page tables left after {} of touch and discard", crate::size::show(span)),
         method: vec![
-            "2 MiB of addresses are touched, in folios of 4 KiB, and discarded with MADV_DONTNEED; then the next 2 MiB, to \
-             the end of the span. Discarded by 2 MiB is one call that covers all of a page table; otherwise the calls come \
-             in pieces, in shuffled order, and the last one leaves the table just as empty."
-                .into(),
-            "The figure is the memory in page tables, of every level, when nothing is mapped any more, and the most of \
-             it on the way. For Linux it is VmPTE of a child process, with the tables for the program and its stack in it."
-                .into(),
+            (
+                "",
+                "2 MiB of addresses are touched, in folios of 4 KiB, and discarded with MADV_DONTNEED; then the next \
+                 2 MiB, to the end of the span. Discarded by 2 MiB is one call that covers all of a page table; otherwise \
+                 the calls come in pieces, in shuffled order, and the last one leaves the table just as empty."
+                    .into(),
+            ),
+            (
+                "",
+                "The figure is the memory in page tables, of every level, when nothing is mapped any more, and the most \
+                 of it on the way. For Linux it is VmPTE of a child process, with the tables for the program and its \
+                 stack in it."
+                    .into(),
+            ),
         ],
         parts: vec![Part {
             title: "memory in page tables".into(),

@@ -51,7 +51,7 @@ fn section(section: &Section) -> anyhow::Result<Markup> {
                 ul.notes { @for note in &section.notes { li { (note) } } }
             }
             h3 { "How it was measured" }
-            @for paragraph in &section.method { p { (paragraph) } }
+            @for (term, text) in &section.method { p { @if !term.is_empty() { strong { (term) } " " } (text) } }
         }
     })
 }

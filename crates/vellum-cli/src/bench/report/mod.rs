@@ -43,8 +43,9 @@ pub struct Section {
     pub id: &'static str,
     /// Its headline.
     pub title: String,
-    /// How it was measured: what is in the figures and what is not.
-    pub method: Vec<String>,
+    /// How it was measured: what is in the figures and what is not. Each text with the term it explains, or
+    /// with an empty one.
+    pub method: Vec<(&'static str, String)>,
     /// The findings.
     pub parts: Vec<Part>,
     /// What is missing or not as it should be.
@@ -205,7 +206,7 @@ mod tests {
         let section = Section {
             id: "example",
             title: "An <example>".into(),
-            method: vec!["Measured & told.".into()],
+            method: vec![("linux", "Measured & told.".into())],
             parts: vec![Part {
                 title: "part".into(),
                 text: "What it is.".into(),

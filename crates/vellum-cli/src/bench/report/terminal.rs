@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, TableStyle};
+use comfy_table::{CellAlignment, LineStyle, TableStyle};
 
 use super::{Report, Section, Table, Value};
 
@@ -40,14 +40,28 @@ fn write_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+/// The table on as few lines as its width allows: ranges beside their figures, or under them where the screen is
+/// narrow. Where there is no screen there is no limit.
 fn table(table: &Table) -> comfy_table::Table {
+    let wide = lay_out(table, " ");
+    let narrow = wide
+        .width()
+        .is_some_and(|limit| wide.lines().any(|line| line.chars().count() > limit.into()));
+    if narrow { lay_out(table, "\n") } else { wide }
+}
+
+fn lay_out(table: &Table, before_range: &str) -> comfy_table::Table {
     let mut shown = comfy_table::Table::new();
-    shown
-        .load_style(STYLE)
-        .set_content_arrangement(ContentArrangement::Dynamic);
-    shown.set_header(&table.head);
+    shown.load_style(STYLE);
+    // Names of ratios in two lines: the figures below them are short.
+    shown.set_header(
+        table
+            .head
+            .iter()
+            .map(|name| name.replace(" / ", "\n/ ").replace(" vs ", "\nvs ")),
+    );
     for row in &table.rows {
-        shown.add_row(row.iter().map(cell));
+        shown.add_row(row.iter().map(|value| cell(value, before_range)));
     }
     for column in shown.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -55,11 +69,11 @@ fn table(table: &Table) -> comfy_table::Table {
     shown
 }
 
-fn cell(value: &Value) -> String {
+fn cell(value: &Value, before_range: &str) -> String {
     match value {
         Value::None => "–".to_owned(),
         Value::Text(text) => text.clone(),
-        Value::Figure { main, range } => format!("{main} [{range}]"),
+        Value::Figure { main, range } => format!("{main}{before_range}[{range}]"),
     }
 }
 

@@ -53,28 +53,44 @@ fn what(op: Op) -> &'static str {
     }
 }
 
-fn method(runs: u32) -> Vec<String> {
+fn method(runs: u32) -> Vec<(&'static str, String)> {
     vec![
-        format!(
-            "Each figure is the median of {runs} runs, with the smallest and the largest beside it. The contenders take \
-             turns, on one CPU, with a fresh region each time; mapping, touching and tearing down are not in the figure \
-             (touch is the exception, being just that). Only ratios of two columns carry over to another machine."
+        (
+            "",
+            format!(
+                "Each figure is the median of {runs} runs, with the smallest and the largest beside it. The contenders \
+                 take turns, on one CPU, with a fresh region each time; mapping, touching and tearing down are not in \
+                 the figure (touch is the exception, being just that). Only ratios of two columns carry over to another \
+                 machine."
+            ),
         ),
-        "floor is the least the operation can be: a bare loop over the same page-table entries and one 32-byte descriptor \
-         a folio, in memory already there and partly in cache. No locks, no atomic operations, no TLB, no reverse map, no \
-         accounting, no walk from the root."
-            .into(),
-        "vellum is the engine, everything on (statistics, groups, LRU, reverse map), on real memory in a simulated \
-         machine; page is the same engine with runs capped at one entry. Neither enters a kernel or executes a TLB \
-         instruction."
-            .into(),
-        "linux is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only the \
-         folio size in question enabled, the sizes checked after each touch. Its figure includes entering the kernel and \
-         invalidating the TLB."
-            .into(),
-        "The 2 MiB row has each folio mapped by 512 entries (Linux: split by a change of one page's protection and back); \
-         2 MiB huge has it mapped by one."
-            .into(),
+        (
+            "floor",
+            "is the least the operation can be: a bare loop over the same page-table entries and one 32-byte descriptor \
+             a folio, in memory already there and partly in cache. No locks, no atomic operations, no TLB, no reverse \
+             map, no accounting, no walk from the root."
+                .into(),
+        ),
+        (
+            "vellum",
+            "is the engine, everything on (statistics, groups, LRU, reverse map), on real memory in a simulated machine. \
+             It enters no kernel and executes no TLB instruction."
+                .into(),
+        ),
+        ("page", "is the same engine with runs capped at one entry.".into()),
+        (
+            "linux",
+            "is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only the \
+             folio size in question enabled, the sizes checked after each touch. Its figure includes entering the kernel \
+             and invalidating the TLB."
+                .into(),
+        ),
+        (
+            "2 MiB",
+            "has each folio mapped by 512 entries (Linux: split by a change of one page's protection and back); 2 MiB \
+             huge has it mapped by one."
+                .into(),
+        ),
     ]
 }
 
