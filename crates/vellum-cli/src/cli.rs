@@ -45,8 +45,8 @@ Examples:
   vellum bench unmap --ops munmap --folios 4,64,2048    the short version
   vellum bench tables --span 2GiB                       who frees empty page tables?
   vellum bench all --html report.html                   one page to look at and to send
-  vellum bench unmap --json - | jq .linux_ns            one JSON object a row; the table goes to stderr
+  vellum bench unmap --json - | jq .linux_ns            one object a row; the table goes elsewhere
 
-Linux is compared at a folio size by setting /sys/kernel/mm/transparent_hugepage, which needs root. The settings
-are changed only while a region is being touched and are put back on every way out, kill -9 included.
+Linux is compared at a folio size by setting /sys/kernel/mm/transparent_hugepage, which needs root. The settings \
+are changed only while a region is being touched and are put back on every way out, kill -9 included. \
 Without root the rows that need no change are still compared, and the others say why they are not.";
