@@ -1,6 +1,6 @@
 //! The command `vellum`: what a memory manager that works by the run costs, beside the kernel of this machine.
 //!
-//! One module a subcommand. [`bench`] measures; each further subcommand joins [`cli::Command`] and gets a
+//! One module a subcommand. [`mod@bench`] measures; each further subcommand joins [`cli::Command`] and gets a
 //! module of its own.
 
 mod bench;
