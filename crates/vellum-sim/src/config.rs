@@ -10,6 +10,7 @@ use crate::arena::Ram;
 use crate::fast::Fast;
 use crate::hardware::Hardware;
 use crate::schedule::Schedule;
+use crate::strict::{Strict, Strictness};
 use crate::tlb::TlbModel;
 use crate::walker::Silicon;
 
@@ -95,6 +96,15 @@ impl<A: Silicon> Config<A> {
     pub fn fast(self) -> io::Result<Fast<A>> {
         let model = self.tlb.clone().unwrap_or(TlbModel::NONE);
         Ok(Fast::new(self.hardware(model, Schedule::Host)?))
+    }
+
+    /// Build a machine for tests.
+    pub fn strict(self, strictness: Strictness) -> io::Result<Strict<A>> {
+        let model = self.tlb.clone().unwrap_or(TlbModel::SMALL);
+        Ok(Strict::new(
+            self.hardware(model, strictness.schedule)?,
+            strictness,
+        ))
     }
 
     fn hardware(self, model: TlbModel, schedule: Schedule) -> io::Result<Hardware<A>> {

@@ -169,9 +169,9 @@ impl<A: Silicon> Hardware<A> {
         self.mmus[cpu].loaded.fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether some CPU other than `cpu` has the space loaded.
-    pub(crate) fn loaded_elsewhere(&self, space: SpaceId, cpu: Option<usize>) -> bool {
-        (0..self.mmus.len()).any(|c| Some(c) != cpu && self.loaded_on(space, c))
+    /// Whether some CPU has the space loaded.
+    pub(crate) fn loaded_anywhere(&self, space: SpaceId) -> bool {
+        (0..self.mmus.len()).any(|cpu| self.loaded_on(space, cpu))
     }
 
     /// Whether this CPU has the space loaded.

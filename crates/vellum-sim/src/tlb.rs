@@ -335,6 +335,25 @@ impl Tlb {
         }
     }
 
+    /// Forget one entry, if the n-th slot holds one.
+    pub fn evict(&mut self, n: usize) {
+        let leaves: usize = self.banks.iter().map(|(_, cache)| cache.slots.len()).sum();
+        let pointers: usize = self.paging.iter().map(|(_, cache)| cache.slots.len()).sum();
+        let mut n = n % (leaves + pointers).max(1);
+        for (_, cache) in &mut self.banks {
+            if let Some(slot) = cache.slots.get_mut(n) {
+                return slot.entry = None;
+            }
+            n -= cache.slots.len();
+        }
+        for (_, cache) in &mut self.paging {
+            if let Some(slot) = cache.slots.get_mut(n) {
+                return slot.entry = None;
+            }
+            n -= cache.slots.len();
+        }
+    }
+
     /// All translations. What several banks hold comes several times.
     pub fn translations(&self) -> impl Iterator<Item = (Tag, Leaf)> + '_ {
         self.banks.iter().flat_map(|(_, cache)| cache.iter())

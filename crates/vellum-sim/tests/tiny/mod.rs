@@ -164,6 +164,14 @@ impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
         table
     }
 
+    /// The table of `level` for `va`, which is there, found without locks.
+    pub fn table_unlocked(&self, va: u64, level: u8) -> Pfn {
+        (level + 1..=4).rev().fold(self.root, |table, above| {
+            ARCH.table_addr(self.t.entry(table, ARCH.index(va, above) as u16))
+                .pfn()
+        })
+    }
+
     pub fn slot(&self, va: u64, level: u8) -> (Pfn, u16) {
         (self.table(va, level), ARCH.index(va, level) as u16)
     }

@@ -1,0 +1,232 @@
+//! Locks of tables, lockless walks, and where a CPU may not give way.
+
+use vellum::addr::Pfn;
+use vellum::arch::Kind;
+use vellum::platform::SpaceId;
+
+use super::shadow::{Checker, CpuState, Table, Walk};
+use super::violation::Rule;
+use crate::hardware::Hardware;
+use crate::walker::Silicon;
+
+impl<A: Silicon> Checker<A> {
+    pub fn locking(&mut self, pfn: Pfn) {
+        let cpu = self.cpu;
+        self.cpus[cpu].waiting = Some(pfn);
+        if self.cpus[cpu].held.contains(&pfn) {
+            return self.fail(
+                Rule::Deadlock,
+                format!("CPU {cpu} waits for a lock that it holds"),
+                &[pfn],
+                &[],
+            );
+        }
+        // In a walk a lock is only tried.
+        if self.cpus[cpu].walk.is_none() {
+            self.check_nesting(pfn);
+            self.check_ring(pfn);
+        }
+    }
+
+    pub fn locked(&mut self, pfn: Pfn) {
+        let cpu = self.cpu;
+        if self.cpus[cpu].waiting.take() != Some(pfn) || self.cpus[cpu].walk.is_some() {
+            self.check_nesting(pfn);
+        }
+        let Some(table) = self.table_mut(pfn) else {
+            let text = format!("CPU {cpu} locks {pfn:?}, which is no table");
+            return self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
+        };
+        let (before, space) = (table.owner.replace(cpu), table.space);
+        if let Some(other) = before {
+            let text = format!("CPU {cpu} takes the lock of {pfn:?} that CPU {other} holds");
+            self.fail(Rule::LockOrder, text, &[pfn], &[]);
+        }
+        self.check_alone(pfn, space);
+        self.cpus[cpu].held.push(pfn);
+    }
+
+    pub fn unlocking(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
+        let cpu = self.cpu;
+        if self.table(pfn).and_then(|t| t.owner) != Some(cpu) {
+            let text = format!("CPU {cpu} gives back the lock of {pfn:?}, which it does not hold");
+            self.fail(Rule::LockOrder, text, &[pfn], &[]);
+        }
+        if let Some(table) = self.table_mut(pfn) {
+            table.owner = None;
+        }
+        self.cpus[cpu].held.retain(|held| *held != pfn);
+        self.check_not_empty(pfn, hardware);
+    }
+
+    /// The only nesting there is: a table, then the one above. A table that nobody can see may be locked at any time.
+    fn check_nesting(&mut self, pfn: Pfn) {
+        let Some(last) = self.cpus[self.cpu].held.last().copied() else {
+            return;
+        };
+        let above = self
+            .table(last)
+            .is_some_and(|t| t.hook.is_none_or(|(parent, _)| parent == pfn));
+        let higher = match (self.table(last), self.table(pfn)) {
+            (Some(held), Some(new)) => held.space == new.space && held.level < new.level,
+            _ => false,
+        };
+        if !(above && higher) && self.visible(pfn) {
+            let text = format!(
+                "CPU {} holds the lock of {last:?} and takes that of {pfn:?}, which is not the table above",
+                self.cpu
+            );
+            self.fail(Rule::LockOrder, text, &[last, pfn], &[]);
+        }
+    }
+
+    /// Whether everybody from the owner of this lock on waits for somebody, and the last for this CPU.
+    fn check_ring(&mut self, mut pfn: Pfn) {
+        let mut ring = vec![pfn];
+        for _ in 0..self.cpus.len() {
+            let Some(owner) = self.table(pfn).and_then(|t| t.owner) else {
+                return;
+            };
+            if owner == self.cpu {
+                let text = format!("CPU {owner} waits for itself, through the locks of {ring:?}");
+                return self.fail(Rule::Deadlock, text, &ring, &[]);
+            }
+            match self.cpus[owner] {
+                CpuState {
+                    waiting: Some(next),
+                    walk: None,
+                    ..
+                } => pfn = next,
+                _ => return,
+            }
+            ring.push(pfn);
+        }
+    }
+
+    /// An empty table that can be found and is not locked would stay for ever (INV-3).
+    fn check_not_empty(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
+        let Some(&Table { level, .. }) = self.table(pfn) else {
+            return;
+        };
+        if level == self.arch.levels() || !self.visible(pfn) {
+            return;
+        }
+        let entries = 1u64 << self.arch.index_bits();
+        if (0..entries).all(|i| super::entry(hardware, pfn, i as u16).is_some_and(|e| read(e) == 0)) {
+            let text = format!("{pfn:?} is unlocked, hooked and empty: nobody will ever free it");
+            self.fail(Rule::EmptyTable, text, &[pfn], &[]);
+        }
+    }
+
+    /// Whoever enters a space that another CPU changes without locks finds that one not to be alone.
+    pub fn check_alone(&mut self, pfn: Pfn, space: SpaceId) {
+        match self.alone.get(&space) {
+            Some(claimant) if *claimant == self.cpu => drop(self.alone.remove(&space)),
+            Some(claimant) if self.visible(pfn) => {
+                let text = format!(
+                    "CPU {claimant} changes space {} without locks, and CPU {} is there too",
+                    space.0, self.cpu
+                );
+                self.fail(Rule::Unlocked, text, &[pfn], &[]);
+            }
+            _ => {}
+        }
+    }
+
+    pub fn walk_begin(&mut self) {
+        let (cpu, since) = (self.cpu, self.seq);
+        if self.cpus[cpu]
+            .walk
+            .replace(Walk {
+                since,
+                visited: Vec::new(),
+            })
+            .is_some()
+        {
+            self.fail(
+                Rule::Walk,
+                format!("CPU {cpu} begins a walk inside a walk"),
+                &[],
+                &[],
+            );
+        }
+    }
+
+    pub fn walk_end(&mut self) {
+        let cpu = self.cpu;
+        if self.cpus[cpu].walk.take().is_none() {
+            self.fail(
+                Rule::Walk,
+                format!("CPU {cpu} ends a walk that it has not begun"),
+                &[],
+                &[],
+            );
+        }
+    }
+
+    pub fn descend(&mut self, pfn: Pfn, index: u16, hardware: &Hardware<A>) {
+        let cpu = self.cpu;
+        let Some((level, space)) = self.table(pfn).map(|t| (t.level, t.space)) else {
+            let text = format!("CPU {cpu} reads entry {index} of {pfn:?}, which is no table");
+            return self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
+        };
+        let holds_one = self.cpus[cpu]
+            .held
+            .iter()
+            .any(|h| self.table(*h).is_some_and(|t| t.space == space));
+        let child = super::entry(hardware, pfn, index)
+            .map(read)
+            .filter(|raw| self.arch.kind(*raw, level) == Kind::Table);
+        let child = child.map(|raw| self.arch.table_addr(raw).pfn());
+        match &mut self.cpus[cpu].walk {
+            // Where it stands, and where it goes next.
+            Some(walk) => walk.visited.extend([pfn].into_iter().chain(child)),
+            None if holds_one || self.alone.get(&space) == Some(&cpu) => {}
+            None => {
+                let text = format!("CPU {cpu} reads entry {index} of {pfn:?} with neither a walk nor a lock");
+                self.fail(Rule::Walk, text, &[pfn], &[(pfn, index)]);
+            }
+        }
+        self.check_alone(pfn, space);
+    }
+
+    /// The engine gives way, or waits for other CPUs.
+    pub fn check_free_to(&mut self, what: &str, with_locks: bool) {
+        let state = &self.cpus[self.cpu];
+        let mut hindrances = Vec::new();
+        if !with_locks && !state.held.is_empty() {
+            hindrances.push(format!("holds the locks of {:?}", state.held));
+        }
+        if state.walk.is_some() {
+            hindrances.push("is in a walk".into());
+        }
+        if !with_locks && state.preempt > 0 {
+            hindrances.push(format!("has disabled preemption {} times", state.preempt));
+        }
+        if state.irqs_masked {
+            hindrances.push("has masked interrupts".into());
+        }
+        if !hindrances.is_empty() {
+            let held = state.held.clone();
+            let text = format!("CPU {} {what}, but {}", self.cpu, hindrances.join(" and "));
+            self.fail(Rule::Atomic, text, &held, &[]);
+        }
+    }
+
+    pub fn preempt_enable(&mut self) {
+        let state = &mut self.cpus[self.cpu];
+        match state.preempt.checked_sub(1) {
+            Some(depth) => state.preempt = depth,
+            None => self.fail(
+                Rule::Atomic,
+                format!("CPU {} enables preemption once too often", self.cpu),
+                &[],
+                &[],
+            ),
+        }
+    }
+}
+
+fn read(entry: &std::sync::atomic::AtomicU64) -> u64 {
+    entry.load(std::sync::atomic::Ordering::Acquire)
+}

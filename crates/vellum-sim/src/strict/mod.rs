@@ -1,0 +1,289 @@
+//! The machine for tests: a sanitizer for memory managers.
+//!
+//! The engine says what it is about to do, event by event. At each event, in this order:
+//! 1. another CPU of the machine may go on first;
+//! 2. the hardware does what it may at any moment, and rather now than later ([`Hostility`]): it walks ahead of programs,
+//!    sets accessed and dirty, keeps translations, forgets some;
+//! 3. the event is checked against what the checker knows from earlier ones, from memory and from the CPUs' caches
+//!    ([`Rule`]), and a broken rule is reported with the history of the frames and entries involved.
+//!
+//! Between the check and the engine's own next instruction no other CPU gets a turn under a deterministic scheduler, so
+//! there an event and what it announces are one step.
+//!
+//! | file | story |
+//! |---|---|
+//! | `options` | seed, hostility, panic or collect |
+//! | `violation` | the rules, and reports |
+//! | `history` | the last events of a frame or an entry |
+//! | `shadow` | what the checker knows |
+//! | `frames` | allocation, freeing, counting, leaks |
+//! | `tables` | the tree of tables |
+//! | `writes` | entries |
+//! | `locks` | locks, walks, places to give way |
+//! | `adversary` | the hardware's worst |
+
+mod adversary;
+mod frames;
+mod history;
+mod locks;
+mod options;
+mod platform;
+mod shadow;
+mod tables;
+mod violation;
+mod writes;
+
+pub use options::{Hostility, Strictness};
+pub use violation::{Rule, Violation};
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{mem, thread};
+
+use vellum::addr::{Pfn, PhysAddr};
+use vellum::arch::X86_64;
+use vellum::platform::{Event, SpaceId};
+
+use crate::hardware::{Hardware, Simulated};
+use crate::inject::{Injector, Refusal};
+use crate::program::{Access, Cpu};
+use crate::schedule::Schedule;
+use crate::stats::Stats;
+use crate::walker::Silicon;
+use adversary::Adversary;
+use shadow::Checker;
+use writes::How;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Strict<A = X86_64> {
+    hardware: Hardware<A>,
+    collect: bool,
+    /// Never held while another CPU gets a turn: coroutines share one thread of the host.
+    checker: Mutex<Checker<A>>,
+    adversary: Adversary,
+    injector: Injector,
+    violations: Mutex<Vec<Violation>>,
+    /// A rule was broken, and whoever noticed is panicking: nobody else goes on.
+    stopped: AtomicBool,
+    ticks: AtomicU64,
+    /// How often each CPU has waited in vain since its last event.
+    spins: Box<[AtomicU32]>,
+}
+
+/// Turns of a waiting loop after which nobody believes that anything will come of it.
+const PATIENCE: u32 = 1 << 28;
+
+impl<A: Silicon> Strict<A> {
+    pub(crate) fn new(hardware: Hardware<A>, strictness: Strictness) -> Self {
+        let checker = Checker::new(
+            *hardware.arch(),
+            hardware.arena().frames(),
+            hardware.seats.count(),
+        );
+        Strict {
+            collect: strictness.collect,
+            checker: Mutex::new(checker),
+            adversary: Adversary::new(strictness.seed, strictness.hostility),
+            injector: Injector::new(strictness.seed ^ 0x5eed),
+            violations: Mutex::new(Vec::new()),
+            stopped: AtomicBool::new(false),
+            ticks: AtomicU64::new(0),
+            spins: (0..hardware.seats.count()).map(|_| AtomicU32::new(0)).collect(),
+            hardware,
+        }
+    }
+
+    /// Make this thread CPU `cpu` until the answer is dropped.
+    ///
+    /// # Panics
+    /// If another thread is that CPU.
+    pub fn cpu(&self, cpu: usize) -> Cpu<'_, Self> {
+        Cpu::sit(self, cpu)
+    }
+
+    /// Make this thread CPU `cpu` while `f` runs.
+    ///
+    /// # Panics
+    /// If another thread is that CPU.
+    pub fn on_cpu<R>(&self, cpu: usize, f: impl FnOnce() -> R) -> R {
+        let _cpu = self.cpu(cpu);
+        f()
+    }
+
+    /// What the hardware did.
+    pub fn stats(&self) -> Stats {
+        self.hardware.stats()
+    }
+
+    /// Say what this CPU does next, for reports.
+    pub fn label(&self, what: &str) {
+        let cpu = self.hardware.seats.current();
+        self.checker().cpus[cpu].label = Some(what.into());
+    }
+
+    /// Which allocations fail from now on.
+    pub fn refuse(&self, refusal: Refusal) {
+        self.injector.set(refusal);
+    }
+
+    /// Allocations asked for, and refused, since the last [`Strict::refuse`].
+    pub fn allocations(&self) -> (u64, u64) {
+        self.injector.counts()
+    }
+
+    /// From here on, whatever is allocated has to be freed before [`Strict::finish`]. To be called when the engine has
+    /// booted.
+    pub fn baseline(&self) {
+        self.checker().take_baseline();
+    }
+
+    /// The test is over, and nothing runs any more: whatever was allocated since the baseline must have been freed, no lock
+    /// be held, no walk be under way.
+    pub fn finish(&self) {
+        self.examine(|checker| {
+            checker.event = Event::Step;
+            checker.check_leaks();
+        });
+    }
+
+    /// The rules that were broken, if the machine collects them.
+    pub fn violations(&self) -> Vec<Violation> {
+        self.violations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// The same, and forget them.
+    pub fn take_violations(&self) -> Vec<Violation> {
+        mem::take(&mut self.violations.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn checker(&self) -> MutexGuard<'_, Checker<A>> {
+        self.checker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Look at something with the checker, then report what it found.
+    fn examine(&self, look: impl FnOnce(&mut Checker<A>)) {
+        let found = {
+            let mut checker = self.checker();
+            look(&mut checker);
+            mem::take(&mut checker.found)
+        };
+        let Some(first) = found.first().map(Violation::to_string) else {
+            return;
+        };
+        let more = found.len() - 1;
+        self.violations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(found);
+        if !self.collect && !thread::panicking() {
+            self.stopped.store(true, Ordering::Relaxed);
+            let more = if more > 0 {
+                format!("\n(and {more} more at the same event)")
+            } else {
+                String::new()
+            };
+            panic!("{first}{more}");
+        }
+    }
+
+    /// Let others go on, and the hardware do its worst.
+    fn pause(&self, place: impl FnOnce(&Checker<A>) -> Option<(SpaceId, u64)>) {
+        self.go_on();
+        let schedule = self.hardware.seats.schedule();
+        schedule.switch_point(schedule == Schedule::Host && self.adversary.preempts());
+        self.go_on();
+        let place = place(&self.checker());
+        self.adversary
+            .act(&self.hardware, self.hardware.seats.current(), place);
+    }
+
+    /// Stop here if another CPU has found a rule broken: the machine's state means nothing any more.
+    fn go_on(&self) {
+        if self.stopped.load(Ordering::Relaxed) && !thread::panicking() {
+            panic!("stopped, because another CPU of this machine broke a rule");
+        }
+    }
+
+    fn handle(&self, event: Event) {
+        // The engine's own failure says more than what its unwinding does to the rules.
+        if thread::panicking() {
+            return;
+        }
+        self.pause(|checker| match event {
+            Event::Store(table, index, ..)
+            | Event::Discard(table, index, _)
+            | Event::Exchange(table, index, _) => {
+                checker.locate(table, index).map(|(space, va, _)| (space, va))
+            }
+            _ => None,
+        });
+        let cpu = self.hardware.seats.current();
+        self.spins[cpu].store(0, Ordering::Relaxed);
+        let solo = self.hardware.seats.occupied() <= 1;
+        self.examine(|checker| {
+            checker.seq += 1;
+            (checker.cpu, checker.event) = (cpu, event);
+            if !matches!(event, Event::Locked(_)) {
+                checker.cpus[cpu].waiting = None;
+            }
+            check(checker, event, &self.hardware, solo);
+        });
+    }
+}
+
+fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware<A>, solo: bool) {
+    match event {
+        Event::Allocated(pfn, count) => checker.allocated(pfn, count, hardware),
+        Event::Freed(pfn, count) => checker.freed(pfn, count, hardware),
+        Event::Locking(table) => checker.locking(table),
+        Event::Locked(table) => checker.locked(table),
+        Event::Unlocking(table) => checker.unlocking(table, hardware),
+        Event::TableBorn(table, level, space) => checker.born(table, level, space),
+        Event::TableDead(table) => checker.dead(table),
+        Event::Store(table, index, expected, new) => {
+            checker.write(table, index, How::Store(expected), new, hardware)
+        }
+        Event::Discard(table, index, expected) => {
+            checker.write(table, index, How::Discard(expected), 0, hardware)
+        }
+        Event::Exchange(table, index, new) => checker.write(table, index, How::Exchange, new, hardware),
+        Event::Counts(head, before, after) => checker.counts(head, before, after, solo),
+        Event::WalkBegin => checker.walk_begin(),
+        Event::WalkEnd => checker.walk_end(),
+        Event::Descend(table, index) => checker.descend(table, index, hardware),
+        _ => {}
+    }
+}
+
+/// An entry of a table, if there is memory.
+fn entry<A: Silicon>(hardware: &Hardware<A>, table: Pfn, index: u16) -> Option<&AtomicU64> {
+    let at = PhysAddr(table.addr().0 + 8 * index as u64);
+    let fits = (index as u64) < 1 << hardware.arch().index_bits();
+    (fits && hardware.arena().holds(at, 8)).then(|| hardware.arena().word(at))
+}
+
+impl<A: Silicon> Simulated for Strict<A> {
+    type Arch = A;
+    const STRICT: bool = true;
+
+    fn hardware(&self) -> &Hardware<A> {
+        &self.hardware
+    }
+
+    fn before_use(&self, cpu: usize, space: SpaceId, va: u64, pa: PhysAddr, _access: Access) {
+        self.adversary.notice(space, va);
+        self.pause(|_| Some((space, va)));
+        self.examine(|checker| checker.used(cpu, space, va, pa));
+    }
+
+    fn switched(&self, _cpu: usize, space: SpaceId, loaded: bool) {
+        if loaded {
+            // Who was alone there is not any more.
+            self.checker().alone.remove(&space);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The strict machine as a platform.
+
+use std::sync::atomic::Ordering;
+
+use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+
+use super::violation::Rule;
+use super::{PATIENCE, Strict};
+use crate::walker::Silicon;
+
+// SAFETY: the regions are the arena's, which lives as long as the machine, and nobody but the engine writes there, save the
+// machine's own programs through the engine's own tables.
+unsafe impl<A: Silicon> Memory for Strict<A> {
+    fn regions(&self) -> &[Region] {
+        self.hardware.arena().regions()
+    }
+
+    fn direct_map(&self) -> *mut u8 {
+        self.hardware.arena().direct_map()
+    }
+}
+
+// SAFETY: a seat is checked against the number of CPUs when it is taken. There are no interrupts; and a CPU is one thread of
+// execution for as long as that holds its seat, so no other task runs there, whether preemption is disabled or not.
+unsafe impl<A: Silicon> Cpus for Strict<A> {
+    fn count(&self) -> usize {
+        self.hardware.seats.count()
+    }
+
+    fn current(&self) -> usize {
+        self.hardware.seats.current()
+    }
+
+    fn relax(&self) {
+        self.go_on();
+        let cpu = self.hardware.seats.current();
+        if self.spins[cpu].fetch_add(1, Ordering::Relaxed) == PATIENCE && !std::thread::panicking() {
+            self.examine(|checker| {
+                checker.cpu = cpu;
+                let waiting = checker.cpus[cpu].waiting;
+                let text = format!("CPU {cpu} waits for ever, perhaps for the lock of {waiting:?}");
+                checker.fail(Rule::Deadlock, text, waiting.as_slice(), &[]);
+            });
+        }
+        self.hardware.seats.schedule().relax();
+    }
+
+    fn resched(&self) {
+        self.handle(Event::Step);
+        self.at(|checker| checker.check_free_to("would give way", false));
+    }
+
+    fn preempt_disable(&self) {
+        self.at(|checker| checker.cpus[checker.cpu].preempt += 1);
+    }
+
+    fn preempt_enable(&self) {
+        self.at(|checker| checker.preempt_enable());
+    }
+
+    fn irq_disable(&self) -> bool {
+        let mut enabled = false;
+        self.at(|checker| enabled = !std::mem::replace(&mut checker.cpus[checker.cpu].irqs_masked, true));
+        enabled
+    }
+
+    fn irq_restore(&self, was_enabled: bool) {
+        self.at(|checker| {
+            let masked = &mut checker.cpus[checker.cpu].irqs_masked;
+            if !*masked {
+                let text = format!("CPU {} restores interrupts that are not masked", checker.cpu);
+                return checker.fail(Rule::Atomic, text, &[], &[]);
+            }
+            *masked = !was_enabled;
+        });
+    }
+}
+
+impl<A: Silicon> Strict<A> {
+    /// Look at something of this CPU's.
+    fn at(&self, look: impl FnOnce(&mut super::Checker<A>)) {
+        let cpu = self.hardware.seats.current();
+        self.examine(|checker| {
+            checker.cpu = cpu;
+            look(checker);
+        });
+    }
+
+    fn check_invalidation(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
+        let me = self.hardware.seats.current();
+        self.at(|checker| {
+            let ordered = what.ranges.windows(2).all(|pair| pair[0].end <= pair[1].start);
+            let root = checker.roots.get(&what.space).copied();
+            let exist = cpus.iter().all(|cpu| cpu < checker.cpus.len());
+            if !ordered || what.ranges.iter().any(|r| r.is_empty()) || root != Some(what.root) || !exist {
+                let text = format!(
+                    "{what:?} for {:?}, where the root is {root:?}",
+                    cpus.iter().collect::<Vec<_>>()
+                );
+                checker.fail(Rule::Invalidation, text, &[what.root], &[]);
+            }
+            if cpus.iter().any(|cpu| cpu != me) {
+                // Table locks are allowed: nobody waits for one of those with interrupts masked.
+                checker.check_free_to("would wait for other CPUs", true);
+            }
+        });
+    }
+}
+
+// SAFETY: as for the fast machine: `Hardware::invalidate` drops from each CPU's caches what the ranges reach, under the lock
+// that every walk of that CPU holds, and waits for an access that found its translation before and has yet to happen.
+unsafe impl<A: Silicon> Tlb for Strict<A> {
+    fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
+        if !std::thread::panicking() {
+            self.pause(|_| None);
+            self.check_invalidation(what, cpus);
+        }
+        let between = || {
+            if !std::thread::panicking() {
+                self.pause(|_| what.ranges.first().map(|r| (what.space, r.start)));
+            }
+        };
+        self.hardware.invalidate(what, cpus, between);
+    }
+}
+
+impl<A: Silicon> Clock for Strict<A> {
+    fn now_ns(&self) -> u64 {
+        // Time passes only by looking at it, and so repeats with the schedule.
+        self.ticks.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl<A: Silicon> Trace for Strict<A> {
+    const ENABLED: bool = true;
+
+    fn event(&self, event: Event) {
+        self.handle(event);
+    }
+
+    fn allow_allocation(&self, _order: u8) -> bool {
+        self.handle(Event::Step);
+        self.injector.allow()
+    }
+}

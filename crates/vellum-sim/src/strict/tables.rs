@@ -1,0 +1,197 @@
+//! The tree of tables, as it follows from what was stored where.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use vellum::addr::Pfn;
+use vellum::arch::Kind;
+use vellum::platform::SpaceId;
+
+use super::shadow::{Checker, Table};
+use super::violation::Rule;
+use crate::hardware::Hardware;
+use crate::walker::Silicon;
+
+impl<A: Silicon> Checker<A> {
+    pub fn born(&mut self, pfn: Pfn, level: u8, space: SpaceId) {
+        let root = level == self.arch.levels();
+        let (table, roots) = (self.table(pfn).is_some(), self.roots.get(&space).copied());
+        if table || root && roots.is_some() || level == 0 || level > self.arch.levels() {
+            let text = format!(
+                "{pfn:?} can't become a table of level {level} of space {}",
+                space.0
+            );
+            self.fail(Rule::WrongTarget, text, &[pfn], &[]);
+        }
+        if root {
+            self.roots.insert(space, pfn);
+        }
+        let table = Table {
+            level,
+            space,
+            hook: None,
+            unhooked: 0,
+            dead: false,
+            owner: None,
+            values: None,
+            contended: HashMap::new(),
+            entries: HashMap::new(),
+        };
+        if let Some(frame) = self.frame(pfn) {
+            frame.table = Some(Box::new(table));
+        }
+        self.record_frame(pfn, true);
+    }
+
+    pub fn dead(&mut self, pfn: Pfn) {
+        if self.table(pfn).is_none() {
+            return self.fail(
+                Rule::WrongTarget,
+                format!("{pfn:?} dies, but is no table"),
+                &[pfn],
+                &[],
+            );
+        }
+        self.check_unhooked(pfn, false);
+        if let Some(table) = self.table_mut(pfn) {
+            table.dead = true;
+        }
+        self.record_frame(pfn, true);
+    }
+
+    /// A table that goes back to the allocator must hang nowhere. A root hangs nowhere by nature, if it is not loaded.
+    fn check_unhooked(&mut self, pfn: Pfn, loaded: bool) {
+        let root = self.table(pfn).is_some_and(|t| t.level == self.arch.levels());
+        if self.visible(pfn) && (!root || loaded) {
+            let hook = self.table(pfn).and_then(|t| t.hook);
+            let text = format!("the table {pfn:?} is freed while it can still be found");
+            self.fail(Rule::StillHooked, text, &[pfn], hook.as_slice());
+        }
+    }
+
+    pub fn free_table(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
+        let Some(&Table {
+            level,
+            space,
+            unhooked,
+            owner,
+            ..
+        }) = self.table(pfn)
+        else {
+            return;
+        };
+        self.check_unhooked(pfn, hardware.loaded_anywhere(space));
+        if let Some(owner) = owner {
+            let text = format!("the table {pfn:?} is freed while CPU {owner} holds its lock");
+            self.fail(Rule::LockOrder, text, &[pfn], &[]);
+        }
+        let walking = self.cpus.iter().enumerate().find_map(|(cpu, state)| {
+            let walk = state.walk.as_ref()?;
+            (walk.since < unhooked || walk.visited.contains(&pfn)).then_some((cpu, walk.since))
+        });
+        if let Some((cpu, since)) = walking {
+            let text = format!(
+                "the table {pfn:?} was unhooked at event {unhooked} and is freed while CPU {cpu} still walks, since event {since}"
+            );
+            self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
+        }
+        if self.roots.get(&space) == Some(&pfn) {
+            self.roots.remove(&space);
+            self.alone.remove(&space);
+        }
+        // What hung here hangs nowhere now.
+        for (index, child) in self.children(pfn, level, hardware) {
+            self.unhook(child, pfn, index);
+        }
+        if let Some(frame) = self.frame(pfn) {
+            frame.table = None;
+        }
+        self.emptied.retain(|(table, _), _| *table != pfn);
+    }
+
+    /// The tables that a table's entries point to, as they are in memory.
+    fn children(&self, pfn: Pfn, level: u8, hardware: &Hardware<A>) -> Vec<(u16, Pfn)> {
+        if level == 1 {
+            return Vec::new();
+        }
+        let entries = 1u32 << self.arch.index_bits();
+        let child = |index: u16| {
+            let raw = super::entry(hardware, pfn, index)?.load(Ordering::Acquire);
+            (self.arch.kind(raw, level) == Kind::Table).then(|| (index, self.arch.table_addr(raw).pfn()))
+        };
+        (0..entries).filter_map(|index| child(index as u16)).collect()
+    }
+
+    pub fn unhook(&mut self, child: Pfn, from: Pfn, index: u16) {
+        let seq = self.seq;
+        if let Some(table) = self.table_mut(child).filter(|t| t.hook == Some((from, index))) {
+            table.hook = None;
+            table.unhooked = seq;
+            self.record_frame(child, false);
+        }
+    }
+
+    /// An entry now points to a table.
+    pub fn hook(&mut self, child: Pfn, parent: Pfn, index: u16, hardware: &Hardware<A>) {
+        let Some(&Table { level, space, .. }) = self.table(parent) else {
+            return;
+        };
+        let fits = self.table(child).is_some_and(|t| {
+            t.level + 1 == level && t.space == space && !t.dead && t.hook.is_none_or(|h| h == (parent, index))
+        });
+        if !fits {
+            let text = format!(
+                "an entry of level {level} of space {} points to {child:?}: not its table to hang",
+                space.0
+            );
+            self.fail(Rule::WrongTarget, text, &[child], &[(parent, index)]);
+        }
+        if let Some(table) = self.table_mut(child) {
+            table.hook = Some((parent, index));
+        }
+        self.record_frame(child, false);
+        if self.visible(parent) {
+            self.publish(child, hardware);
+        }
+    }
+
+    /// Others can see this table from now on. Until now it could be written without a word, so what it holds is read from
+    /// memory; from here on, nothing changes there without an event.
+    fn publish(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
+        let Some(level) = self.table(pfn).map(|t| t.level) else {
+            return;
+        };
+        self.learn(pfn, hardware);
+        for (index, child) in self.children(pfn, level, hardware) {
+            self.hook(child, pfn, index, hardware);
+        }
+        for index in 0..1u32 << self.arch.index_bits() {
+            let raw = self
+                .table(pfn)
+                .and_then(|t| t.values.as_ref())
+                .map_or(0, |v| v[index as usize]);
+            if self.arch.kind(raw, level) == Kind::Leaf {
+                self.targeted(self.arch.leaf_pfn(raw, level), pfn, index as u16);
+            }
+        }
+    }
+
+    /// Take a table's entries from memory.
+    pub fn learn(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
+        let values = (0..1u32 << self.arch.index_bits())
+            .map(|index| super::entry(hardware, pfn, index as u16).map_or(0, |e| e.load(Ordering::Acquire)))
+            .collect();
+        if let Some(table) = self.table_mut(pfn) {
+            table.values = Some(values);
+        }
+    }
+
+    /// An entry names this frame from now on.
+    pub fn targeted(&mut self, target: Pfn, table: Pfn, index: u16) {
+        let seq = self.seq;
+        if let Some(frame) = self.frame(target) {
+            frame.target_since = seq;
+            frame.target_of = Some((table, index));
+        }
+    }
+}

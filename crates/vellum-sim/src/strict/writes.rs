@@ -1,0 +1,253 @@
+//! Entries: who may write them, what is lost by it, and what they may say.
+
+use std::sync::atomic::Ordering;
+
+use vellum::addr::Pfn;
+use vellum::arch::{Attrs, Kind};
+
+use super::shadow::{Checker, Emptied, Table, Use};
+use super::violation::Rule;
+use crate::hardware::Hardware;
+use crate::walker::Silicon;
+
+/// How an entry is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Plainly; the engine takes it to hold this.
+    Store(u64),
+    /// Plainly, to nothing, and accessed and dirty don't matter; the engine takes it to hold this otherwise.
+    Discard(u64),
+    /// Atomically, and the engine learns what it held. It may also fail, and change nothing.
+    Exchange,
+}
+
+impl<A: Silicon> Checker<A> {
+    pub fn write(&mut self, pfn: Pfn, index: u16, how: How, new: u64, hardware: &Hardware<A>) {
+        let at = (pfn, index);
+        self.record_entry(pfn, index);
+        let Some(&Table { level, dead, .. }) = self.table(pfn) else {
+            return self.fail(
+                Rule::WrongTarget,
+                format!("an entry of {pfn:?} is written, which is no table"),
+                &[pfn],
+                &[],
+            );
+        };
+        let Some(entry) = super::entry(hardware, pfn, index) else {
+            return self.fail(
+                Rule::WrongTarget,
+                format!("{pfn:?} has no entry {index}"),
+                &[pfn],
+                &[],
+            );
+        };
+        if dead {
+            self.fail(
+                Rule::Unlocked,
+                format!("an entry of the dead table {pfn:?} is written"),
+                &[pfn],
+                &[at],
+            );
+        }
+        let old = entry.load(Ordering::Acquire);
+        let visible = self.visible(pfn);
+        if visible {
+            self.check_may_write(pfn, index, hardware);
+            self.check_announced(pfn, index, old, hardware);
+        }
+        if let How::Store(expected) | How::Discard(expected) = how {
+            self.check_expected(pfn, index, level, (expected, old), new, how);
+        }
+        if visible && level > 1 {
+            self.check_transient(pfn, index, level, old, new);
+        }
+        self.change(pfn, index, level, (old, new), hardware);
+        if let Some(table) = self.table_mut(pfn) {
+            match how {
+                How::Exchange => table.contended.insert(index, old),
+                _ => table.contended.remove(&index),
+            };
+            if let Some(values) = &mut table.values {
+                values[index as usize] = new;
+            }
+        }
+    }
+
+    /// The lock, or being alone in the space.
+    fn check_may_write(&mut self, pfn: Pfn, index: u16, hardware: &Hardware<A>) {
+        let Some(&Table { owner, space, .. }) = self.table(pfn) else {
+            return;
+        };
+        let cpu = self.cpu;
+        if owner == Some(cpu) {
+            return;
+        }
+        match self.alone.get(&space) {
+            Some(claimant) if *claimant == cpu && !hardware.loaded_anywhere(space) => {}
+            None if owner.is_none() && self.may_be_alone(space, hardware) => {
+                drop(self.alone.insert(space, cpu))
+            }
+            _ => {
+                let text = format!(
+                    "CPU {cpu} writes an entry of {pfn:?} without its lock (holder: {owner:?}), and not alone"
+                );
+                self.fail(Rule::Unlocked, text, &[pfn], &[(pfn, index)]);
+            }
+        }
+    }
+
+    /// What others can see changes by events alone.
+    fn check_announced(&mut self, pfn: Pfn, index: u16, old: u64, hardware: &Hardware<A>) {
+        let Some(Table {
+            values,
+            contended,
+            level,
+            ..
+        }) = self.table(pfn)
+        else {
+            return;
+        };
+        let Some(values) = values else {
+            // A root is visible from birth, and its first event comes after it was cleared.
+            return self.learn(pfn, hardware);
+        };
+        let last = values[index as usize];
+        let failed = contended
+            .get(&index)
+            .is_some_and(|before| !self.differ(*before, old, *level));
+        if !failed && self.differ(last, old, *level) {
+            let text = format!(
+                "entry {index} of {pfn:?} was last announced as {last:#x}, but memory holds {old:#x}"
+            );
+            self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
+        }
+    }
+
+    /// Whether two values of an entry differ in what hardware doesn't set.
+    fn differ(&self, a: u64, b: u64, level: u8) -> bool {
+        let mask = match self.arch.kind(a, level) {
+            Kind::Leaf => !A::HARDWARE,
+            Kind::Table => !self.arch.table_accessed(),
+            _ => !0,
+        };
+        (a ^ b) & mask != 0
+    }
+
+    /// A plain store overwrites whatever hardware set since the engine looked.
+    fn check_expected(
+        &mut self,
+        pfn: Pfn,
+        index: u16,
+        level: u8,
+        (expected, old): (u64, u64),
+        new: u64,
+        how: How,
+    ) {
+        let arch = self.arch;
+        if self.differ(expected, old, level) {
+            let text = format!(
+                "the engine takes entry {index} of {pfn:?} to hold {expected:#x}, but memory holds {old:#x}"
+            );
+            return self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
+        }
+        if arch.kind(old, level) != Kind::Leaf || matches!(how, How::Discard(_)) {
+            return;
+        }
+        let unknown = (arch.attrs(old, level) - arch.attrs(expected, level)) & Attrs::HARDWARE;
+        let same =
+            arch.kind(new, level) == Kind::Leaf && arch.leaf_addr(new, level) == arch.leaf_addr(old, level);
+        let kept = if same {
+            arch.attrs(new, level)
+        } else {
+            Attrs::empty()
+        };
+        let lost = unknown - kept;
+        if !lost.is_empty() {
+            let target = arch.leaf_pfn(old, level);
+            let text =
+                format!("a store of {new:#x} over {old:#x} (the engine thinks {expected:#x}) loses {lost:?}");
+            self.fail(Rule::LostBit, text, &[target], &[(pfn, index)]);
+        }
+    }
+
+    /// What an entry maps or points to.
+    fn target(&self, raw: u64, level: u8) -> Option<Pfn> {
+        match self.arch.kind(raw, level) {
+            Kind::Leaf => Some(self.arch.leaf_pfn(raw, level)),
+            Kind::Table => Some(self.arch.table_addr(raw).pfn()),
+            _ => None,
+        }
+    }
+
+    /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, unless it was unmapped in
+    /// earnest, freed, or mapped elsewhere meanwhile.
+    fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, old: u64, new: u64) {
+        let at = (pfn, index);
+        if new == 0 {
+            if let Some(target) = self.target(old, level) {
+                self.emptied.insert(
+                    at,
+                    Emptied {
+                        target,
+                        when: self.seq,
+                    },
+                );
+            }
+            return;
+        }
+        let Some(&Emptied { target, when }) = self.emptied.get(&at) else {
+            return;
+        };
+        // Something that maps nothing, such as a busy entry, may stand there in between.
+        let Some(now) = self.target(new, level) else {
+            return;
+        };
+        self.emptied.remove(&at);
+        if now != target {
+            return;
+        }
+        let head = self.frame(target).map_or(target, |f| f.head.0);
+        let final_since = |pfn: Pfn| {
+            self.frames
+                .get(pfn.0 as usize)
+                .is_none_or(|f| f.since > when || f.fell > when || f.target_since > when)
+        };
+        if !final_since(target) && !final_since(head) {
+            let text = format!(
+                "entry {index} of {pfn:?} was empty from event {when} until {target:?} came back to it"
+            );
+            self.fail(Rule::TransientlyEmpty, text, &[target], &[at]);
+        }
+    }
+
+    /// What follows for the tree and for frames.
+    fn change(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
+        let (before, after) = (self.target(old, level), self.target(new, level));
+        if let Some(child) = before
+            && before != after
+            && self.arch.kind(old, level) == Kind::Table
+        {
+            self.unhook(child, pfn, index);
+        }
+        let Some(target) = after else { return };
+        if self.arch.kind(new, level) == Kind::Table {
+            self.hook(target, pfn, index, hardware);
+        } else {
+            let frames = 1 << (self.arch.level_shift(level) - vellum::addr::FRAME_SHIFT);
+            let wrong = [target, target.add(frames - 1)]
+                .into_iter()
+                .find(|pfn| match self.frame(*pfn) {
+                    Some(frame) => frame.state == Use::Free || frame.table.is_some(),
+                    None => true,
+                });
+            if let Some(wrong) = wrong {
+                let text = format!(
+                    "an entry of level {level} maps {wrong:?}, which is free, a table, or no frame at all"
+                );
+                self.fail(Rule::WrongTarget, text, &[wrong], &[(pfn, index)]);
+            }
+            self.record_frame(target, false);
+        }
+        self.targeted(target, pfn, index);
+    }
+}
