@@ -25,6 +25,7 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 #![warn(missing_docs)]
 
+mod adapter;
 mod arena;
 mod config;
 mod fast;

@@ -85,7 +85,7 @@ impl<A: Silicon> Checker<A> {
         match self.alone.get(&space) {
             Some(claimant) if *claimant == cpu && !hardware.loaded_anywhere(space) => {}
             None if owner.is_none() && self.may_be_alone(space, hardware) => {
-                drop(self.alone.insert(space, cpu))
+                self.alone.insert(space, cpu);
             }
             _ => {
                 let text = format!(

@@ -1,0 +1,38 @@
+//! The engine's address spaces, as the machine's hardware sees them.
+
+use vellum::AddressSpace;
+use vellum::addr::Pfn;
+use vellum::platform::{Platform, SpaceId};
+use vellum::space::{self, FaultError};
+
+use crate::program::{Access, Handler};
+use crate::walker::Silicon;
+
+impl<P: Platform, A: Silicon> Handler for AddressSpace<'_, P, A> {
+    type Error = FaultError;
+
+    fn root(&self) -> Pfn {
+        AddressSpace::root(self)
+    }
+
+    fn space_id(&self) -> SpaceId {
+        self.id()
+    }
+
+    fn fault(&self, va: u64, access: Access) -> Result<(), FaultError> {
+        let access = match access {
+            Access::Read => space::Access::Read,
+            Access::Write => space::Access::Write,
+            Access::Execute => space::Access::Exec,
+        };
+        AddressSpace::fault(self, va, access)
+    }
+
+    fn enter(&self, cpu: usize) {
+        self.cpu_enter(cpu);
+    }
+
+    fn leave(&self, cpu: usize) {
+        self.cpu_leave(cpu);
+    }
+}
