@@ -156,17 +156,20 @@ impl<A: Silicon> Hardware<A> {
         }
     }
 
-    /// Undo one `load`. With the last one for this space, the CPU forgets all about it.
-    pub(crate) fn unload(&self, cpu: usize, space: SpaceId) {
+    /// Undo one `load`. With the last one for this space, the CPU forgets all about it: then the answer is true.
+    pub(crate) fn unload(&self, cpu: usize, space: SpaceId) -> bool {
         let mut mmu = self.mmu(cpu);
+        let mut last = false;
         if let Some(at) = mmu.spaces.iter().position(|(s, ..)| *s == space) {
             mmu.spaces[at].2 -= 1;
-            if mmu.spaces[at].2 == 0 {
+            last = mmu.spaces[at].2 == 0;
+            if last {
                 mmu.spaces.remove(at);
                 mmu.tlb.forget_space(space);
             }
         }
         self.mmus[cpu].loaded.fetch_sub(1, Ordering::Release);
+        last
     }
 
     /// Whether some CPU has the space loaded.

@@ -47,7 +47,7 @@ pub trait Handler {
     /// Make the access possible. When this succeeds the access is tried again.
     fn fault(&self, va: u64, access: Access) -> Result<(), Self::Error>;
 
-    /// A CPU is about to load the root table.
+    /// A CPU is about to load the root table, which it has not loaded yet.
     fn enter(&self, _cpu: usize) {}
 
     /// A CPU has dropped the root table and everything that it had cached.
@@ -102,8 +102,10 @@ impl<'m, S: Simulated> Cpu<'m, S> {
 
     /// Run a program in `space`, until it is dropped. Several may take turns on one CPU.
     pub fn enter<'c, H: Handler>(&'c self, space: &'c H) -> Program<'c, S, H> {
-        space.enter(self.number());
         let (root, id) = (space.root(), space.space_id());
+        if !self.machine.hardware().loaded_on(id, self.number()) {
+            space.enter(self.number());
+        }
         self.machine.hardware().load(self.number(), id, root);
         self.machine.switched(self.number(), id, true);
         Program {
@@ -341,7 +343,8 @@ fn physical(leaf: Leaf, va: u64) -> PhysAddr {
 impl<S: Simulated, H: Handler> Drop for Program<'_, S, H> {
     fn drop(&mut self) {
         self.machine().switched(self.cpu.number(), self.id, false);
-        self.machine().hardware().unload(self.cpu.number(), self.id);
-        self.space.leave(self.cpu.number());
+        if self.machine().hardware().unload(self.cpu.number(), self.id) {
+            self.space.leave(self.cpu.number());
+        }
     }
 }

@@ -229,6 +229,9 @@ impl<A: Silicon> Checker<A> {
         {
             self.unhook(child, pfn, index);
         }
+        if let Some(target) = before {
+            self.record_frame(target, false);
+        }
         let Some(target) = after else { return };
         if self.arch.kind(new, level) == Kind::Table {
             self.hook(target, pfn, index, hardware);
@@ -246,7 +249,9 @@ impl<A: Silicon> Checker<A> {
                 );
                 self.fail(Rule::WrongTarget, text, &[wrong], &[(pfn, index)]);
             }
-            self.record_frame(target, false);
+            if before != after {
+                self.record_frame(target, false);
+            }
         }
         self.targeted(target, pfn, index);
     }

@@ -1,0 +1,241 @@
+//! The engine on the strict machine: programs see what a model of plain arrays says, no rule is broken, nothing leaks.
+//!
+//! This is about the machine, to know that it does not cry wolf; the engine's own properties are tested with the engine.
+
+use vellum::addr::VirtRange;
+use vellum::arch::X86_64;
+use vellum::frame::policy::Knob;
+use vellum::group::GroupId;
+use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Fault, Hostility, Refusal, Strict, Strictness};
+
+const PAGE: u64 = 4096;
+const BASE: u64 = 0x4000_0000_0000;
+/// Three tables' worth, and a bit.
+const PAGES: usize = 3 * 512 + 40;
+
+type Space<'m> = AddressSpace<'m, Strict, X86_64>;
+
+fn space<'m>(machine: &'m Machine<'m, Strict>) -> Space<'m> {
+    AddressSpace::new(machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap()
+}
+
+/// A page: what may be done with it, and its first byte.
+type Model = Vec<Option<(Prot, u8)>>;
+
+struct Dice(oorandom::Rand64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0.rand_range(0..end as u64) as usize
+    }
+
+    /// Mostly short ranges, sometimes of whole tables.
+    fn range(&mut self) -> std::ops::Range<usize> {
+        let longest = [3, 20, 700, PAGES][self.below(4)];
+        let start = self.below(PAGES);
+        let start = if self.below(3) == 0 {
+            start / 512 * 512
+        } else {
+            start
+        };
+        start..(start + 1 + self.below(longest)).min(PAGES)
+    }
+
+    fn prot(&mut self) -> Prot {
+        [
+            Prot::READ | Prot::WRITE,
+            Prot::READ | Prot::WRITE,
+            Prot::READ,
+            Prot::empty(),
+        ][self.below(4)]
+    }
+}
+
+fn bytes(pages: &std::ops::Range<usize>) -> (u64, u64) {
+    (BASE + pages.start as u64 * PAGE, pages.len() as u64 * PAGE)
+}
+
+fn step(dice: &mut Dice, sim: &Strict, space: &Space<'_>, model: &mut Model) {
+    let pages = dice.range();
+    let (addr, len) = bytes(&pages);
+    let all = model[pages.clone()].iter().all(Option::is_some);
+    match dice.below(12) {
+        0 | 1 => {
+            sim.label("map");
+            let prot = dice.prot();
+            let flags = MapFlags::FIXED | MapFlags::NORESERVE;
+            assert_eq!(
+                space.map(MapRequest {
+                    addr,
+                    len,
+                    prot,
+                    flags
+                }),
+                Ok(addr)
+            );
+            model[pages].fill(Some((prot, 0)));
+        }
+        2 => {
+            sim.label("unmap");
+            space.unmap(addr, len).unwrap();
+            model[pages].fill(None);
+        }
+        3 if all => {
+            sim.label("protect");
+            let prot = dice.prot();
+            space.protect(addr, len, prot).unwrap();
+            model[pages].iter_mut().flatten().for_each(|page| page.0 = prot);
+        }
+        4 if all => {
+            sim.label("forget");
+            space.advise(addr, len, Advise::DontNeed).unwrap();
+            model[pages].iter_mut().flatten().for_each(|page| page.1 = 0);
+        }
+        _ => {
+            sim.label("a program");
+            let other = sim.cpu(1 + dice.below(2));
+            let program = other.enter(space);
+            for page in pages.step_by(1 + dice.below(5)) {
+                let va = BASE + page as u64 * PAGE;
+                let value = dice.below(256) as u8;
+                let write = dice.below(2) == 0;
+                let done = if write {
+                    program.store(va, value).map(|()| value)
+                } else {
+                    program.load(va)
+                };
+                let expected = match &mut model[page] {
+                    None => Err(Fault::Handler(FaultError::Unmapped(va))),
+                    Some((prot, _)) if prot.is_empty() || write && !prot.contains(Prot::WRITE) => {
+                        Err(Fault::Handler(FaultError::Denied(va)))
+                    }
+                    Some((_, held)) => {
+                        if write {
+                            *held = value;
+                        }
+                        Ok(*held)
+                    }
+                };
+                assert_eq!(done, expected, "page {page}, write: {write}");
+            }
+        }
+    }
+}
+
+fn run(seed: u64, hostility: Hostility, knob: Knob, steps: usize) {
+    let strictness = Strictness::new(seed).hostility(hostility);
+    let sim = Config::new(48 << 20).cpus(3).strict(strictness).unwrap();
+    let _cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    machine.policy().set_global(knob);
+    sim.baseline();
+    let space = space(&machine);
+    let mut model: Model = vec![None; PAGES];
+    let mut dice = Dice(oorandom::Rand64::new(seed as u128));
+    // Programs that stay: their CPUs' hardware is at work all the time.
+    let resident = sim.cpu(2);
+    let program = resident.enter(&space);
+    {
+        let _me = sim.cpu(0);
+        for _ in 0..steps {
+            step(&mut dice, &sim, &space, &mut model);
+        }
+    }
+    drop(program);
+    {
+        let _me = sim.cpu(0);
+        sim.label("exit");
+        drop(space);
+    }
+    sim.finish();
+}
+
+#[test]
+fn programs_see_what_the_model_says() {
+    for seed in 0..8 {
+        run(seed, Hostility::USUAL, Knob::Never, 60);
+        run(seed, Hostility::WORST, Knob::Always, 60);
+    }
+}
+
+#[test]
+fn an_allocation_that_fails_harms_nothing() {
+    let sim = Config::new(48 << 20).strict(Strictness::new(1)).unwrap();
+    let cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    let space = space(&machine);
+    let range = VirtRange::new(BASE, 8 * PAGE).unwrap();
+    let request = MapRequest {
+        addr: BASE,
+        len: range.len(),
+        prot: Prot::READ | Prot::WRITE,
+        flags: MapFlags::FIXED,
+    };
+    assert_eq!(space.map(request), Ok(BASE));
+    let program = cpu.enter(&space);
+    let mut failures = 0;
+    for n in 1.. {
+        sim.refuse(Refusal::Nth(n));
+        let done = program.store(BASE + PAGE, 9);
+        let (asked, refused) = sim.allocations();
+        if done.is_ok() {
+            assert!(
+                refused == 0 && asked < n,
+                "it succeeds when nothing is refused: {asked} asked"
+            );
+            break;
+        }
+        assert_eq!(done, Err(Fault::Handler(FaultError::OutOfMemory)));
+        failures += 1;
+    }
+    // A folio, and three tables.
+    assert_eq!(failures, 4);
+    sim.refuse(Refusal::Never);
+    assert_eq!(program.load(BASE + PAGE), Ok(9));
+}
+
+#[test]
+#[cfg(feature = "shuttle")]
+fn every_schedule_of_faults_and_unmaps() {
+    use vellum_sim::Schedule;
+    let run = || {
+        let strictness = Strictness::new(3).schedule(Schedule::Shuttle);
+        let sim = Config::new(8 << 20).cpus(3).strict(strictness).unwrap();
+        let boot = sim.cpu(0);
+        let machine = Machine::boot(&sim, Default::default()).unwrap();
+        sim.baseline();
+        let space = space(&machine);
+        let request = MapRequest {
+            addr: BASE,
+            len: 4 * PAGE,
+            prot: Prot::READ | Prot::WRITE,
+            flags: MapFlags::FIXED | MapFlags::NORESERVE,
+        };
+        space.map(request).unwrap();
+        drop(boot);
+        let program = |n: u64| {
+            let cpu = sim.cpu(n as usize);
+            let program = cpu.enter(&space);
+            for page in 0..2 {
+                let va = BASE + page * PAGE + 8 * n;
+                program.store_u64(va, n).unwrap();
+                assert!([0, n].contains(&program.load_u64(va).unwrap()));
+            }
+        };
+        shuttle::thread::scope(|s| {
+            s.spawn(|| program(1));
+            s.spawn(|| program(2));
+            let _cpu = sim.cpu(0);
+            space.advise(BASE, PAGE, Advise::DontNeed).unwrap();
+            space.advise(BASE, 4 * PAGE, Advise::DontNeed).unwrap();
+        });
+        let _cpu = sim.cpu(0);
+        drop(space);
+        sim.finish();
+    };
+    shuttle::check_random(run, 100);
+    shuttle::check_pct(run, 100, 3);
+}
