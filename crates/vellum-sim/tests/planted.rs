@@ -403,6 +403,49 @@ mod entries {
         });
     }
 
+    /// A huge page becomes a table of pages, or the reverse.
+    fn resize(
+        m: &Machine,
+        t: &Tiny<'_, Machine>,
+        s: &TinySpace<'_, '_>,
+        between: u64,
+        flush: bool,
+        split: bool,
+    ) {
+        let pfn = t.huge_frame();
+        s.map(BASE + HUGE, t.frame(), FULL, 1);
+        let (above, index) = s.slot(BASE, 2);
+        let table = t.table(1, s.id);
+        (0..512).for_each(|i| t.store(table, i, ARCH.leaf(pfn.add(i as u32).addr(), FULL, 1)));
+        let (large, small) = (ARCH.leaf(pfn.addr(), FULL, 2), ARCH.table(table.addr()));
+        let (old, new) = if split { (large, small) } else { (small, large) };
+        t.lock(above);
+        t.store(above, index, old);
+        t.unlock(above);
+        beside(m, s, |program| {
+            program.store(BASE + 5 * PAGE, 1).unwrap();
+            t.lock(above);
+            t.exchange(above, index, between);
+            if flush {
+                s.invalidate(&[VirtRange::new(BASE, HUGE).unwrap()], 12, true);
+            }
+            t.store(above, index, new);
+            t.unlock(above);
+            assert_eq!(program.load(BASE + 5 * PAGE), Ok(1));
+        });
+    }
+
+    #[test]
+    fn of_two_sizes() {
+        for split in [true, false] {
+            clean(|m, t, s| resize(m, t, s, ARCH.busy(), true, split));
+            caught(Rule::TwoSizes, |m, t, s| {
+                resize(m, t, s, ARCH.busy(), false, split)
+            });
+            caught(Rule::TransientlyEmpty, |m, t, s| resize(m, t, s, 0, true, split));
+        }
+    }
+
     #[test]
     fn empty_in_earnest() {
         clean(|_, t, s| {

@@ -19,6 +19,7 @@
 //! | `frames` | allocation, freeing, counting, leaks |
 //! | `tables` | the tree of tables |
 //! | `writes` | entries |
+//! | `upper` | entries that stand for much |
 //! | `locks` | locks, walks, places to give way |
 //! | `adversary` | the hardware's worst |
 
@@ -30,6 +31,7 @@ mod options;
 mod platform;
 mod shadow;
 mod tables;
+mod upper;
 mod violation;
 mod writes;
 
@@ -73,6 +75,8 @@ pub struct Strict<A = X86_64> {
 
 /// Turns of a waiting loop after which nobody believes that anything will come of it.
 const PATIENCE: u32 = 1 << 28;
+/// The same, where a panic is unwinding.
+const PATIENCE_WITH_THE_DEAD: u32 = 1 << 20;
 
 impl<A: Silicon> Strict<A> {
     pub(crate) fn new(hardware: Hardware<A>, strictness: Strictness) -> Self {

@@ -1,11 +1,12 @@
 //! The strict machine as a platform.
 
+use std::io::Write;
 use std::sync::atomic::Ordering;
 
 use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
 
 use super::violation::Rule;
-use super::{PATIENCE, Strict};
+use super::{PATIENCE, PATIENCE_WITH_THE_DEAD, Strict};
 use crate::walker::Silicon;
 
 // SAFETY: the regions are the arena's, which lives as long as the machine, and nobody but the engine writes there, save the
@@ -34,7 +35,12 @@ unsafe impl<A: Silicon> Cpus for Strict<A> {
     fn relax(&self) {
         self.go_on();
         let cpu = self.hardware.seats.current();
-        if self.spins[cpu].fetch_add(1, Ordering::Relaxed) == PATIENCE && !std::thread::panicking() {
+        let spins = self.spins[cpu].fetch_add(1, Ordering::Relaxed);
+        if std::thread::panicking() {
+            if spins > PATIENCE_WITH_THE_DEAD {
+                self.give_up();
+            }
+        } else if spins == PATIENCE {
             self.examine(|checker| {
                 checker.cpu = cpu;
                 let waiting = checker.cpus[cpu].waiting;
@@ -77,6 +83,21 @@ unsafe impl<A: Silicon> Cpus for Strict<A> {
 }
 
 impl<A: Silicon> Strict<A> {
+    /// A panic unwinds through the engine, and something that it drops waits for a lock that it left locked. The test
+    /// can't end; but what it found must be told, past whoever captures the output of tests.
+    #[cold]
+    fn give_up(&self) -> ! {
+        let mut err = std::io::stderr();
+        for violation in self.violations() {
+            let _ = writeln!(err, "{violation}");
+        }
+        let _ = writeln!(
+            err,
+            "a panic left a lock locked for which its own unwinding now waits: the process ends here"
+        );
+        std::process::abort();
+    }
+
     /// Look at something of this CPU's.
     fn at(&self, look: impl FnOnce(&mut super::Checker<A>)) {
         let cpu = self.hardware.seats.current();

@@ -99,7 +99,10 @@ pub(crate) struct CpuState {
 /// An upper-level entry that became empty.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Emptied {
+    /// What it mapped or pointed to.
     pub target: Pfn,
+    /// If that was a table, the first frame mapped there.
+    pub first: Option<Pfn>,
     pub when: u64,
 }
 

@@ -26,6 +26,8 @@ pub enum Rule {
     WrongTarget,
     /// An upper-level entry that maps something becomes empty only when its removal is final.
     TransientlyEmpty,
+    /// A mapping changes its size only when no TLB holds a translation of the old size any more.
+    TwoSizes,
     /// An accessed or dirty bit that hardware set is noticed.
     LostBit,
     /// References are never fewer than mappings, and nothing is negative.

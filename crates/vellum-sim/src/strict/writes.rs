@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use vellum::addr::Pfn;
 use vellum::arch::{Attrs, Kind};
 
-use super::shadow::{Checker, Emptied, Table, Use};
+use super::shadow::{Checker, Table, Use};
 use super::violation::Rule;
 use crate::hardware::Hardware;
 use crate::walker::Silicon;
@@ -59,7 +59,8 @@ impl<A: Silicon> Checker<A> {
             self.check_expected(pfn, index, level, (expected, old), new, how);
         }
         if visible && level > 1 {
-            self.check_transient(pfn, index, level, old, new);
+            self.check_transient(pfn, index, level, (old, new), hardware);
+            self.check_sizes(pfn, index, level, new, hardware);
         }
         self.change(pfn, index, level, (old, new), hardware);
         if let Some(table) = self.table_mut(pfn) {
@@ -170,56 +171,6 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// What an entry maps or points to.
-    fn target(&self, raw: u64, level: u8) -> Option<Pfn> {
-        match self.arch.kind(raw, level) {
-            Kind::Leaf => Some(self.arch.leaf_pfn(raw, level)),
-            Kind::Table => Some(self.arch.table_addr(raw).pfn()),
-            _ => None,
-        }
-    }
-
-    /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, unless it was unmapped in
-    /// earnest, freed, or mapped elsewhere meanwhile.
-    fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, old: u64, new: u64) {
-        let at = (pfn, index);
-        if new == 0 {
-            if let Some(target) = self.target(old, level) {
-                self.emptied.insert(
-                    at,
-                    Emptied {
-                        target,
-                        when: self.seq,
-                    },
-                );
-            }
-            return;
-        }
-        let Some(&Emptied { target, when }) = self.emptied.get(&at) else {
-            return;
-        };
-        // Something that maps nothing, such as a busy entry, may stand there in between.
-        let Some(now) = self.target(new, level) else {
-            return;
-        };
-        self.emptied.remove(&at);
-        if now != target {
-            return;
-        }
-        let head = self.frame(target).map_or(target, |f| f.head.0);
-        let final_since = |pfn: Pfn| {
-            self.frames
-                .get(pfn.0 as usize)
-                .is_none_or(|f| f.since > when || f.fell > when || f.target_since > when)
-        };
-        if !final_since(target) && !final_since(head) {
-            let text = format!(
-                "entry {index} of {pfn:?} was empty from event {when} until {target:?} came back to it"
-            );
-            self.fail(Rule::TransientlyEmpty, text, &[target], &[at]);
-        }
-    }
-
     /// What follows for the tree and for frames.
     fn change(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let (before, after) = (self.target(old, level), self.target(new, level));
@@ -253,6 +204,9 @@ impl<A: Silicon> Checker<A> {
                 self.record_frame(target, false);
             }
         }
-        self.targeted(target, pfn, index);
+        // Entries of a table that nobody sees map nothing yet.
+        if self.visible(pfn) {
+            self.targeted(target, pfn, index);
+        }
     }
 }

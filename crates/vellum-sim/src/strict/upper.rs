@@ -1,0 +1,142 @@
+//! Entries of upper levels, which stand for so much that they may not even look empty, and may map it in two sizes.
+
+use std::sync::atomic::Ordering;
+
+use vellum::addr::{Pfn, PhysAddr, VirtRange};
+use vellum::arch::Kind;
+
+use super::shadow::{Checker, Emptied};
+use super::violation::Rule;
+use crate::hardware::Hardware;
+use crate::walker::Silicon;
+
+impl<A: Silicon> Checker<A> {
+    /// What an entry maps or points to.
+    pub fn target(&self, raw: u64, level: u8) -> Option<Pfn> {
+        match self.arch.kind(raw, level) {
+            Kind::Leaf => Some(self.arch.leaf_pfn(raw, level)),
+            Kind::Table => Some(self.arch.table_addr(raw).pfn()),
+            _ => None,
+        }
+    }
+
+    /// The first leaf in a table, and where it stands.
+    fn first_leaf(&self, table: Pfn, level: u8, hardware: &Hardware<A>) -> Option<(u16, u64)> {
+        let entries = 1u32 << self.arch.index_bits();
+        (0..entries).find_map(|index| {
+            let raw = super::entry(hardware, table, index as u16)?.load(Ordering::Acquire);
+            (self.arch.kind(raw, level) == Kind::Leaf).then_some((index as u16, raw))
+        })
+    }
+
+    /// What an entry names, and what is mapped first in the table that it points to, if it does.
+    fn targets(&self, raw: u64, level: u8, hardware: &Hardware<A>) -> Option<(Pfn, Option<Pfn>)> {
+        let target = self.target(raw, level)?;
+        if self.arch.kind(raw, level) == Kind::Leaf {
+            return Some((target, None));
+        }
+        let first = self.first_leaf(target, level - 1, hardware);
+        Some((target, first.map(|(_, raw)| self.arch.leaf_pfn(raw, level - 1))))
+    }
+
+    /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, as it was or in pages of
+    /// another size, unless it was unmapped in earnest, freed, or mapped elsewhere meanwhile.
+    pub fn check_transient(
+        &mut self,
+        pfn: Pfn,
+        index: u16,
+        level: u8,
+        (old, new): (u64, u64),
+        hardware: &Hardware<A>,
+    ) {
+        let at = (pfn, index);
+        if new == 0 {
+            if let Some((target, first)) = self.targets(old, level, hardware) {
+                self.emptied.insert(
+                    at,
+                    Emptied {
+                        target,
+                        first,
+                        when: self.seq,
+                    },
+                );
+            }
+            return;
+        }
+        let Some(&Emptied { target, first, when }) = self.emptied.get(&at) else {
+            return;
+        };
+        // Something that maps nothing, such as a busy entry, may stand there in between.
+        let Some((now, now_first)) = self.targets(new, level, hardware) else {
+            return;
+        };
+        self.emptied.remove(&at);
+        let was = [Some(target), first];
+        let back = [Some(now), now_first]
+            .into_iter()
+            .flatten()
+            .find(|pfn| was.contains(&Some(*pfn)));
+        let Some(back) = back else { return };
+        let head = self.frame(back).map_or(back, |f| f.head.0);
+        let in_earnest = [back, head].into_iter().any(|pfn| {
+            let frame = self.frames.get(pfn.0 as usize);
+            frame.is_none_or(|f| f.since > when || f.fell > when || f.target_since > when)
+        });
+        if !in_earnest {
+            let text = format!(
+                "entry {index} of {pfn:?} was empty from event {when} until {back:?} came back to it"
+            );
+            self.fail(Rule::TransientlyEmpty, text, &[back], &[at]);
+        }
+    }
+
+    /// The same frames are now mapped in pages of another size. A translation of the old size that some CPU still holds
+    /// would be one of two for the same address: which of them an access uses, and which of them an invalidation by page
+    /// finds, is anybody's guess (Intel SDM vol. 3A, "TLB management"; Arm ARM, break-before-make).
+    pub fn check_sizes(&mut self, pfn: Pfn, index: u16, level: u8, new: u64, hardware: &Hardware<A>) {
+        let Some((space, va, _)) = self.locate(pfn, index) else {
+            return;
+        };
+        let span = VirtRange {
+            start: va,
+            end: va + (1 << self.arch.level_shift(level)),
+        };
+        // Where the new mapping begins, which frame is there, and the size of its pages.
+        let (start, base, shift) = match self.arch.kind(new, level) {
+            Kind::Leaf => (va, self.arch.leaf_addr(new, level), self.arch.level_shift(level)),
+            Kind::Table => {
+                let table = self.arch.table_addr(new).pfn();
+                let Some((first, raw)) = self.first_leaf(table, level - 1, hardware) else {
+                    return;
+                };
+                let shift = self.arch.level_shift(level - 1);
+                (
+                    va + ((first as u64) << shift),
+                    self.arch.leaf_addr(raw, level - 1),
+                    shift,
+                )
+            }
+            _ => return,
+        };
+        for cpu in 0..self.cpus.len() {
+            let same =
+                |at: VirtRange, pa: PhysAddr| at.start.wrapping_sub(start) == pa.0.wrapping_sub(base.0);
+            let mmu = hardware.mmu(cpu);
+            let other = mmu.tlb.translations().find(|(tag, leaf)| {
+                tag.space == space
+                    && tag.shift != shift
+                    && tag.range().overlaps(&span)
+                    && same(tag.range(), leaf.base)
+            });
+            drop(mmu);
+            if let Some((tag, _)) = other {
+                let text = format!(
+                    "{span:?} is now mapped in pages of {} bytes, but CPU {cpu} still translates {:?} at once",
+                    1u64 << shift,
+                    tag.range()
+                );
+                self.fail(Rule::TwoSizes, text, &[base.pfn()], &[(pfn, index)]);
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What an operation should answer, from the model and the limits alone.
+
+use std::ops::Range;
+
+use vellum::addr::VirtRange;
+use vellum::space::{Access, AdviseError, Limits, MapError, MapFlags};
+use vellum::vma::{AreaFlags, Prot};
+
+use super::model::{Area, Kind, Model, areas_of};
+use super::op::Place;
+
+/// The guard below a stack, in bytes.
+use vellum::vma::STACK_GUARD;
+
+/// What bounds a space, and a plot in it.
+pub struct Bounds {
+    pub limits: Limits,
+    pub page_shift: u32,
+    /// log2 of the bytes that an entry of the second level maps: areas as large as that begin at such an address.
+    pub huge_shift: u32,
+    pub user_end: u64,
+    /// Frames of 4 KiB that the machine has.
+    pub total_frames: u64,
+    /// Whether the model holds all of the space, so that limits and free addresses can be foretold.
+    pub alone: bool,
+}
+
+impl Bounds {
+    fn pages(&self, bytes: u64) -> u64 {
+        bytes >> self.page_shift
+    }
+
+    pub fn range(&self, pages: &Range<u64>) -> VirtRange {
+        VirtRange { start: pages.start << self.page_shift, end: pages.end << self.page_shift }
+    }
+
+    fn guard(&self) -> u64 {
+        self.pages(STACK_GUARD)
+    }
+}
+
+/// Where a mapping goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// To this page.
+    Page(u64),
+    /// Nobody can tell.
+    Anywhere,
+}
+
+/// The result of `map`: where, or why not.
+pub fn map(
+    model: &Model,
+    bounds: &Bounds,
+    place: Place,
+    pages: u64,
+    prot: Prot,
+    flags: MapFlags,
+) -> Result<Where, MapError> {
+    let fixed = |page: u64| page..page + pages;
+    let (to, replaced) = match place {
+        Place::Fixed(page) | Place::NoReplace(page) => {
+            let range = fixed(page);
+            let there = model.areas(range.clone());
+            if bounds.range(&range).start < bounds.limits.lowest {
+                return Err(MapError::TooLow(bounds.range(&range).start));
+            }
+            if let (Place::NoReplace(_), Some((first, _))) = (place, there.first()) {
+                return Err(MapError::Exists(bounds.range(first)));
+            }
+            (Where::Page(page), there.iter().map(|(area, _)| area.end - area.start).sum())
+        }
+        Place::Hint(page) if is_room(model, bounds, fixed(page)) => (Where::Page(page), 0),
+        Place::Hint(_) | Place::Anywhere if bounds.alone => {
+            (Where::Page(highest_room(model, bounds, pages).ok_or(MapError::NoRoom)?), 0)
+        }
+        _ => (Where::Anywhere, 0),
+    };
+    if bounds.alone {
+        let limits = &bounds.limits;
+        let bytes = |pages: u64| pages << bounds.page_shift;
+        if areas_of(model.all()).len() > limits.areas {
+            return Err(MapError::TooManyAreas);
+        }
+        if flags.contains(MapFlags::LOCKED) && bytes(locked(model) + pages) > limits.locked {
+            return Err(MapError::LockLimit);
+        }
+        if bytes(model.len() - replaced + pages) > limits.address_space {
+            return Err(MapError::AddressSpaceLimit);
+        }
+    }
+    let promised = prot.contains(Prot::WRITE) && !flags.contains(MapFlags::NORESERVE);
+    if promised && (pages << bounds.page_shift) >> 12 > bounds.total_frames {
+        return Err(MapError::Overcommit);
+    }
+    Ok(to)
+}
+
+/// Locked pages.
+pub fn locked(model: &Model) -> u64 {
+    model.all().filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED)).count() as u64
+}
+
+/// Where free addresses end that are followed by an area which starts here.
+fn reserved(bounds: &Bounds, (area, kind): &Area) -> u64 {
+    if kind.flags.contains(AreaFlags::GROWSDOWN) {
+        area.start.saturating_sub(bounds.guard())
+    } else {
+        area.start
+    }
+}
+
+/// Whether these pages are free, and no stack wants them as its guard.
+fn is_room(model: &Model, bounds: &Bounds, pages: Range<u64>) -> bool {
+    let range = bounds.range(&pages);
+    let above = model.next(pages.start).and_then(|page| model.area_at(page));
+    range.start > bounds.limits.lowest
+        && range.end <= bounds.user_end
+        && model.next(pages.start).is_none_or(|next| next >= pages.end)
+        && above.is_none_or(|area| reserved(bounds, &area) >= pages.end)
+}
+
+/// The highest place for so many pages below the base, or else anywhere; for large areas, first where huge pages fit.
+fn highest_room(model: &Model, bounds: &Bounds, pages: u64) -> Option<u64> {
+    let areas = areas_of(model.all());
+    let lowest = bounds.pages(bounds.limits.lowest);
+    // What is free, from the top: below the end of user space, and below each area.
+    let tops = areas.iter().map(|area| reserved(bounds, area)).chain([bounds.pages(bounds.user_end)]);
+    let bottoms = [lowest].into_iter().chain(areas.iter().map(|(area, _)| area.end));
+    let gaps: Vec<Range<u64>> = bottoms.zip(tops).map(|(bottom, top)| bottom..top.max(bottom)).rev().collect();
+    let find = |end: u64, align: u64| {
+        gaps.iter().find_map(|gap| {
+            let (start, end) = (gap.start.max(lowest), gap.end.min(end));
+            let at = end.checked_sub(pages)? / align * align;
+            (at >= start).then_some(at)
+        })
+    };
+    let base = bounds.pages(bounds.limits.mmap_base.min(bounds.user_end));
+    let huge = 1 << (bounds.huge_shift - bounds.page_shift);
+    let aligned = if pages >= huge { find(base, huge) } else { None };
+    aligned.or_else(|| find(base, 1)).or_else(|| find(bounds.pages(bounds.user_end), 1))
+}
+
+/// How many areas there are, and how many more there would be if areas were split at the ends of these pages.
+pub fn cuts(model: &Model, pages: &Range<u64>) -> (usize, usize) {
+    let inside = |page: u64| page > 0 && model.in_one_area(page - 1..page + 1);
+    (areas_of(model.all()).len(), usize::from(inside(pages.start)) + usize::from(inside(pages.end)))
+}
+
+/// What `advise(DontNeed)` answers, and which pages it empties: all that are mapped, up to the first locked area.
+pub fn dont_need(model: &Model, bounds: &Bounds, pages: &Range<u64>) -> (Result<(), AdviseError>, Range<u64>) {
+    let areas = model.areas(pages.clone());
+    if let Some((locked, _)) = areas.iter().find(|(_, kind)| kind.flags.contains(AreaFlags::LOCKED)) {
+        let whole = model.area_at(locked.start).map_or(locked.clone(), |(area, _)| area);
+        return (Err(AdviseError::Locked(bounds.range(&whole))), pages.start..locked.start);
+    }
+    let all = if model.covers(pages.clone()) { Ok(()) } else { Err(AdviseError::NotMapped) };
+    (all, pages.clone())
+}
+
+/// If a touch of this page, which is not mapped, makes a stack grow: the new pages.
+pub fn growth(model: &Model, bounds: &Bounds, page: u64) -> Option<(Range<u64>, Kind)> {
+    let above = model.next(page)?;
+    let kind = model.get(above)?.kind;
+    if !kind.flags.contains(AreaFlags::GROWSDOWN) || bounds.range(&(page..page)).start < bounds.limits.lowest {
+        return None;
+    }
+    let (stack, _) = model.area_at(above)?;
+    if let Some((below, there)) = model.prev(page) {
+        let harmless = there.kind.flags.contains(AreaFlags::GROWSDOWN) || there.kind.prot.is_empty();
+        if !harmless && below + 1 + bounds.guard() > page {
+            return None;
+        }
+    }
+    let bytes = |pages: u64| pages << bounds.page_shift;
+    let (limits, more) = (&bounds.limits, above - page);
+    let too_large = bytes(stack.end - page) > limits.stack;
+    let too_much = bounds.alone
+        && (bytes(model.len() + more) > limits.address_space
+            || kind.flags.contains(AreaFlags::LOCKED) && bytes(locked(model) + more) > limits.locked);
+    (!too_large && !too_much).then_some((page..above, kind))
+}
+
+/// Whether memory with this protection may be accessed so.
+pub fn allowed(prot: Prot, access: Access) -> bool {
+    match access {
+        Access::Read => !prot.is_empty(),
+        Access::Write => prot.contains(Prot::WRITE),
+        Access::Exec => prot.contains(Prot::EXEC),
+    }
+}

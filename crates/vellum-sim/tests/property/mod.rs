@@ -1,0 +1,34 @@
+//! Random operations on the engine, against a model of plain maps.
+//!
+//! An **actor** is a thread that sits at one CPU. In each space it has a **plot**: addresses that are its alone, and a model
+//! of every page there. So whatever the others do meanwhile, the answer to each of its operations is known beforehand,
+//! although plots of different actors lie side by side: in one table, often in one area, sometimes under one large folio.
+//! Now and then all actors stop, and the whole machine is compared with all models at once.
+//!
+//! | file | story |
+//! |---|---|
+//! | `dice` | chance from a seed |
+//! | `model` | pages of a space, and the areas that follow from them |
+//! | `presence` | which pages are resident |
+//! | `expect` | what an operation should answer |
+//! | `op` | operations, and their choice |
+//! | `plot` | an operation on the engine and on the model |
+//! | `walk` | page tables, read from the machine's memory as hardware reads them |
+//! | `census` | the whole machine against all models, when nothing runs |
+//! | `setup` | what machine, spaces and actors a seed stands for |
+//! | `world` | a case: boot, rounds of operations and counting, exit |
+//! | `host` | the fast and the strict machine by one name |
+//! | `watch` | failures: how to replay, the shortest way there, and what hangs |
+
+pub mod census;
+pub mod dice;
+pub mod expect;
+pub mod host;
+pub mod model;
+pub mod op;
+pub mod plot;
+pub mod presence;
+pub mod setup;
+pub mod walk;
+pub mod watch;
+pub mod world;

@@ -1,0 +1,142 @@
+//! The model: a map from page numbers to what a program is promised of each page. No runs, no areas, no tables: areas are
+//! what neighbouring pages that agree make.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use vellum::frame::policy::Advice;
+use vellum::vma::{AreaFlags, Prot};
+
+use super::presence::Presence;
+
+/// Where in a page words are written and looked at: at its ends, and around places where small folios of other page sizes
+/// would begin.
+pub const SLOTS: [u64; 8] = [0, 1, 63, 64, 255, 256, 510, 511];
+
+/// What an area says of its pages. Neighbours that agree in it are one area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    pub prot: Prot,
+    pub flags: AreaFlags,
+    pub advice: Advice,
+}
+
+/// A mapped page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    pub kind: Kind,
+    /// What is in each of [`SLOTS`]. All the rest is zero.
+    pub words: [u64; SLOTS.len()],
+    pub presence: Presence,
+}
+
+/// An area: pages, by number.
+pub type Area = (Range<u64>, Kind);
+
+/// Mapped pages by number.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pages: BTreeMap<u64, Page>,
+}
+
+impl Model {
+    pub fn get(&self, page: u64) -> Option<&Page> {
+        self.pages.get(&page)
+    }
+
+    pub fn get_mut(&mut self, page: u64) -> Option<&mut Page> {
+        self.pages.get_mut(&page)
+    }
+
+    /// How many pages are mapped.
+    pub fn len(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    /// The pages of a range that are mapped.
+    pub fn iter(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Page)> {
+        self.pages.range(range).map(|(at, page)| (*at, page))
+    }
+
+    /// The same, to change.
+    pub fn iter_mut(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, &mut Page)> {
+        self.pages.range_mut(range).map(|(at, page)| (*at, page))
+    }
+
+    /// All pages.
+    pub fn all(&self) -> impl Iterator<Item = (u64, &Page)> {
+        self.iter(0..u64::MAX)
+    }
+
+    /// Map new pages, in place of what is there.
+    pub fn map(&mut self, range: Range<u64>, kind: Kind, presence: Presence) {
+        let page = Page {
+            kind,
+            words: [0; SLOTS.len()],
+            presence,
+        };
+        self.pages.extend(range.map(|at| (at, page)));
+    }
+
+    pub fn unmap(&mut self, range: Range<u64>) {
+        let gone: Vec<u64> = self.iter(range).map(|(at, _)| at).collect();
+        gone.iter().for_each(|at| drop(self.pages.remove(at)));
+    }
+
+    /// Forget what is in the pages of a range.
+    pub fn forget(&mut self, range: Range<u64>, presence: Presence) {
+        for (_, page) in self.iter_mut(range) {
+            page.words = [0; SLOTS.len()];
+            page.presence = presence;
+        }
+    }
+
+    /// Whether every page of the range is mapped.
+    pub fn covers(&self, range: Range<u64>) -> bool {
+        let pages = range.end - range.start;
+        self.pages.range(range).count() as u64 == pages
+    }
+
+    /// Whether `range` lies in one area.
+    pub fn in_one_area(&self, range: Range<u64>) -> bool {
+        let Some(first) = self.get(range.start) else { return false };
+        let alike = self.iter(range.clone()).take_while(|(_, page)| page.kind == first.kind);
+        alike.count() as u64 == range.end - range.start
+    }
+
+    /// The areas of a range, cut at its ends.
+    pub fn areas(&self, range: Range<u64>) -> Vec<Area> {
+        areas_of(self.iter(range))
+    }
+
+    /// The area that holds this mapped page, in full.
+    pub fn area_at(&self, page: u64) -> Option<Area> {
+        let kind = self.get(page)?.kind;
+        let alike = |at: &u64| self.get(*at).is_some_and(|p| p.kind == kind);
+        let start = (0..page).rev().take_while(alike).last().unwrap_or(page);
+        let end = (page..).take_while(alike).last().map_or(page, |last| last + 1);
+        Some((start..end, kind))
+    }
+
+    /// The first mapped page from here on.
+    pub fn next(&self, page: u64) -> Option<u64> {
+        self.pages.range(page..).next().map(|(at, _)| *at)
+    }
+
+    /// The last mapped page before this one.
+    pub fn prev(&self, page: u64) -> Option<(u64, &Page)> {
+        self.pages.range(..page).next_back().map(|(at, page)| (*at, page))
+    }
+}
+
+/// The areas that pages in ascending order make.
+pub fn areas_of<'a>(pages: impl Iterator<Item = (u64, &'a Page)>) -> Vec<Area> {
+    let mut areas: Vec<Area> = Vec::new();
+    for (at, page) in pages {
+        match areas.last_mut() {
+            Some((range, kind)) if range.end == at && *kind == page.kind => range.end += 1,
+            _ => areas.push((at..at + 1, page.kind)),
+        }
+    }
+    areas
+}

@@ -1,0 +1,234 @@
+//! Operations, and how they are chosen. An operation holds all that chance decided about it and nothing that depends on
+//! what came before, so that a failing series can be shortened by leaving some out.
+
+use std::ops::Range;
+
+use vellum::frame::policy::{Advice, Knob};
+use vellum::space::{Access, Advise, MapFlags};
+use vellum::vma::Prot;
+
+use super::dice::Dice;
+use super::model::SLOTS;
+
+/// Where to map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Anywhere,
+    Hint(u64),
+    Fixed(u64),
+    NoReplace(u64),
+}
+
+/// Where an operation goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spot {
+    /// This page.
+    At(u64),
+    /// A page of one of the areas whose place the engine chose: the how-manieth, and how far inside. (Modulo what there is.)
+    Elsewhere(u64, u64),
+}
+
+/// Pages in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub at: Spot,
+    pub pages: u64,
+}
+
+/// One operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    Map { place: Place, pages: u64, prot: Prot, flags: MapFlags },
+    Unmap(Span),
+    Protect(Span, Prot),
+    Advise(Span, Advise),
+    /// A program's load of the word at one of [`SLOTS`].
+    Load(Spot, usize),
+    Store(Spot, usize, u64),
+    /// Every page of a span is stored to, or loaded.
+    Touch(Span, bool),
+    Execute(Spot),
+    /// A fault that no program had: as spurious as faults can be.
+    Fault(Spot, Access),
+    Resident(Span),
+    /// All questions about the whole space.
+    Query,
+    /// The space ends, and a new one takes its place.
+    Exec,
+    /// Another folio size is allowed, or not.
+    Policy(u8, Knob),
+}
+
+/// An operation, and in which of an actor's plots.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    pub plot: usize,
+    pub op: Op,
+}
+
+/// Addresses of a plot, in pages.
+#[derive(Clone, Debug)]
+pub struct Window {
+    pub pages: Range<u64>,
+    /// Whether stacks may be mapped here.
+    pub stacks: bool,
+}
+
+/// What kinds of operations are chosen from.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// For each plot its windows.
+    pub plots: Vec<Vec<Window>>,
+    /// Whether the plot's space is the actor's own to end.
+    pub own: Vec<bool>,
+    /// Whether the sizes of folios change meanwhile.
+    pub policy: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Form {
+    Map,
+    Anywhere,
+    Unmap,
+    Protect,
+    Forget,
+    Advice,
+    Load,
+    Store,
+    Touch,
+    Execute,
+    Fault,
+    Resident,
+    Query,
+    Exec,
+    Policy,
+}
+
+const FORMS: [(u64, Form); 15] = [
+    (120, Form::Map),
+    (20, Form::Anywhere),
+    (70, Form::Unmap),
+    (80, Form::Protect),
+    (60, Form::Forget),
+    (30, Form::Advice),
+    (230, Form::Load),
+    (260, Form::Store),
+    (40, Form::Touch),
+    (20, Form::Execute),
+    (20, Form::Fault),
+    (30, Form::Resident),
+    (15, Form::Query),
+    (2, Form::Exec),
+    (5, Form::Policy),
+];
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const PROTS: [(u64, Prot); 7] = [
+    (55, RW),
+    (15, Prot::READ),
+    (10, Prot::empty()),
+    (5, Prot::READ.union(Prot::EXEC)),
+    (5, Prot::all()),
+    (5, Prot::WRITE),
+    (5, Prot::EXEC),
+];
+
+impl Choice {
+    /// The next operation.
+    pub fn step(&self, dice: &mut Dice) -> Step {
+        let plot = dice.below(self.plots.len() as u64) as usize;
+        Step { plot, op: self.op(dice, plot) }
+    }
+
+    fn op(&self, dice: &mut Dice, plot: usize) -> Op {
+        let windows = &self.plots[plot];
+        let window = &windows[dice.below(windows.len() as u64) as usize];
+        let span = |dice: &mut Dice| span(dice, window);
+        let spot = |dice: &mut Dice| spot(dice, window);
+        match dice.weighted(&FORMS) {
+            Form::Map => map(dice, window),
+            Form::Anywhere => anywhere(dice, window),
+            Form::Unmap => Op::Unmap(span(dice)),
+            Form::Protect => Op::Protect(span(dice), dice.weighted(&PROTS)),
+            Form::Forget => Op::Advise(span(dice), Advise::DontNeed),
+            Form::Advice => Op::Advise(span(dice), dice.one_of(&[Advise::Huge, Advise::NoHuge])),
+            Form::Load => Op::Load(spot(dice), slot(dice)),
+            // Never 0: that would look like a page that nobody wrote to.
+            Form::Store => Op::Store(spot(dice), slot(dice), dice.any() | 1),
+            Form::Touch => Op::Touch(span(dice), dice.percent(60)),
+            Form::Execute => Op::Execute(spot(dice)),
+            Form::Fault => Op::Fault(spot(dice), dice.one_of(&[Access::Read, Access::Write, Access::Exec])),
+            Form::Resident => Op::Resident(span(dice)),
+            Form::Exec if self.own[plot] => Op::Exec,
+            Form::Policy if self.policy => {
+                let knobs = [Knob::Never, Knob::Inherit, Knob::Madvise, Knob::Always];
+                // 0 is the knob for all of them.
+                Op::Policy(dice.below(10) as u8, dice.one_of(&knobs))
+            }
+            Form::Query | Form::Exec | Form::Policy => Op::Query,
+        }
+    }
+}
+
+fn slot(dice: &mut Dice) -> usize {
+    dice.below(SLOTS.len() as u64) as usize
+}
+
+fn map(dice: &mut Dice, window: &Window) -> Op {
+    let Span { at, pages } = span(dice, window);
+    let Spot::At(page) = at else { return anywhere(dice, window) };
+    let place = dice.weighted(&[(60, Place::Fixed(page)), (20, Place::NoReplace(page)), (20, Place::Hint(page))]);
+    Op::Map { place, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
+}
+
+fn anywhere(dice: &mut Dice, window: &Window) -> Op {
+    let pages = dice.weighted(&[(70, 40), (20, 300), (10, 1100)]);
+    let pages = 1 + dice.below(pages);
+    Op::Map { place: Place::Anywhere, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
+}
+
+fn flags(dice: &mut Dice, stacks: bool) -> MapFlags {
+    let mut flags = MapFlags::empty();
+    flags.set(MapFlags::POPULATE, dice.percent(15));
+    flags.set(MapFlags::NORESERVE, dice.percent(15));
+    flags.set(MapFlags::LOCKED, dice.percent(6));
+    flags.set(MapFlags::GROWSDOWN, stacks && dice.percent(10));
+    flags
+}
+
+/// A page, often one of few, so that pages are come back to.
+fn spot(dice: &mut Dice, window: &Window) -> Spot {
+    let pages = &window.pages;
+    let len = pages.end - pages.start;
+    match dice.below(20) {
+        0 => Spot::Elsewhere(dice.below(8), dice.below(512)),
+        1..=6 => Spot::At(pages.start + dice.below(len.min(24)) * (len / len.min(24))),
+        7..=9 => Spot::At(dice.one_of(&[pages.start, pages.end - 1])),
+        _ => Spot::At(dice.within(pages.clone())),
+    }
+}
+
+/// Mostly a few pages, sometimes all; ends that fit tables and large folios more often than chance would have it.
+fn span(dice: &mut Dice, window: &Window) -> Span {
+    let all = &window.pages;
+    let len = all.end - all.start;
+    let most = dice.weighted(&[(30, 1), (35, 16), (17, 128), (8, 520), (6, 1100), (4, u64::MAX)]).min(len);
+    let pages = if most == len && dice.percent(50) { len } else { 1 + dice.below(most) };
+    if dice.percent(4) {
+        return Span { at: Spot::Elsewhere(dice.below(8), dice.below(512)), pages: pages.min(300) };
+    }
+    let start = dice.within(all.start..all.end - pages + 1);
+    let grain = dice.weighted(&[(55, 1), (15, 4), (15, 16), (15, 512)]);
+    let start = (start / grain * grain).max(all.start);
+    let pages = if dice.percent(50) { pages } else { pages.next_multiple_of(grain) };
+    Span { at: Spot::At(start), pages: pages.min(all.end - start) }
+}
+
+/// The attribute of an area that an advice sets, if it sets one.
+pub fn advice_of(advise: Advise) -> Option<Advice> {
+    match advise {
+        Advise::DontNeed => None,
+        Advise::Huge => Some(Advice::Huge),
+        Advise::NoHuge => Some(Advice::NoHuge),
+    }
+}

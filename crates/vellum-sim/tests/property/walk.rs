@@ -1,0 +1,105 @@
+//! Page tables as hardware finds them: read from the machine's memory, from the root down, with nothing of the engine but
+//! the format of an entry.
+
+use std::sync::atomic::Ordering;
+
+use vellum::AddressSpace;
+use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr};
+use vellum::arch::{Arch, Attrs, Kind};
+
+use super::host::Host;
+use super::model::SLOTS;
+
+/// A space on a simulated machine.
+pub type Space<'m, H> = AddressSpace<'m, H, <H as vellum_sim::Simulated>::Arch>;
+
+/// An entry that maps something.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaf {
+    /// The first page that it maps.
+    pub page: u64,
+    /// How many.
+    pub pages: u64,
+    /// Where to.
+    pub pfn: Pfn,
+    pub attrs: Attrs,
+}
+
+/// All of a space's tables.
+#[derive(Debug, Default)]
+pub struct Tree {
+    pub leaves: Vec<Leaf>,
+    /// Tables, the root included, with their levels.
+    pub tables: Vec<(Pfn, u8)>,
+}
+
+/// A word of the machine's memory.
+pub fn word<H: Host>(host: &H, at: PhysAddr) -> u64 {
+    host.hardware().arena().word(at).load(Ordering::Acquire)
+}
+
+/// What is in each of [`SLOTS`] of the page that begins here.
+pub fn words<H: Host>(host: &H, page: PhysAddr) -> [u64; SLOTS.len()] {
+    SLOTS.map(|slot| word(host, PhysAddr(page.0 + 8 * slot)))
+}
+
+/// Read a space's tables. Nothing may run in it.
+///
+/// # Panics
+/// If a table other than the root is empty (INV-3), an entry is in transition, or what hangs there is no table.
+pub fn tree<H: Host>(host: &H, space: &Space<'_, H>) -> Tree {
+    let mut tree = Tree::default();
+    descend(host, space, space.root(), space.arch().levels(), 0, &mut tree);
+    tree
+}
+
+fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base: u64, tree: &mut Tree) {
+    let arch = space.arch();
+    tree.tables.push((table, level));
+    let shift = arch.level_shift(level);
+    let mut used = 0;
+    for index in 0..1u64 << arch.index_bits() {
+        let raw = word(host, PhysAddr(table.addr().0 + 8 * index));
+        let va = base + (index << shift);
+        match arch.kind(raw, level) {
+            Kind::None => continue,
+            Kind::Table => {
+                assert!(level > 1, "{va:#x}: a pointer to a table in a table of pages");
+                descend(host, space, arch.table_addr(raw).pfn(), level - 1, va, tree);
+            }
+            Kind::Leaf => tree.leaves.push(Leaf {
+                page: va >> arch.page_shift(),
+                pages: 1 << (shift - arch.page_shift()),
+                pfn: arch.leaf_pfn(raw, level),
+                attrs: arch.attrs(raw, level),
+            }),
+            kind => panic!("{va:#x}: {kind:?} ({raw:#x}) at rest, at level {level}"),
+        }
+        used += 1;
+    }
+    let root = level == arch.levels();
+    assert!(used > 0 || root, "INV-3: {table:?} for {base:#x}, level {level}, is hooked and empty");
+}
+
+/// Where a page is in memory, if it is resident. The page must stay so meanwhile.
+pub fn find<H: Host>(host: &H, space: &Space<'_, H>, page: u64) -> Option<PhysAddr> {
+    let arch = space.arch();
+    let va = page << arch.page_shift();
+    let (mut table, mut level) = (space.root(), arch.levels());
+    loop {
+        let raw = word(host, PhysAddr(table.addr().0 + 8 * arch.index(va, level) as u64));
+        match arch.kind(raw, level) {
+            Kind::Table => (table, level) = (arch.table_addr(raw).pfn(), level - 1),
+            Kind::Leaf => {
+                let inside = va & ((1 << arch.level_shift(level)) - 1);
+                return Some(PhysAddr(arch.leaf_addr(raw, level).0 + inside));
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Frames that a page takes.
+pub fn frames_per_page(arch: &impl Arch) -> u64 {
+    (1u64 << arch.page_shift()) / FRAME_SIZE
+}
