@@ -5,8 +5,10 @@
 //! | [`case`] | what is measured: a region of folios of one size, and the operations on it |
 //! | [`contender`] | who is measured, and what a contender must supply |
 //! | [`turns`] | taking turns, so that noise falls on everybody |
+//! | [`shuffle`] | an order that nobody chose |
 //! | [`stats`] | from samples to a figure |
 //! | [`floor`] | the contender that does the least an operation can be |
+//! | [`engine`] | the contender that is Vellum, on a simulated machine |
 //! | [`linux`] | the contender that is the kernel of this machine |
 //! | [`unmap`], [`tables`] | the benchmarks: cases in, rows out |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
@@ -16,12 +18,14 @@
 
 pub mod case;
 pub mod contender;
+pub mod engine;
 pub mod floor;
 pub mod linux;
 pub mod machine;
 pub mod memory;
 pub mod progress;
 pub mod report;
+pub mod shuffle;
 pub mod stats;
 pub mod tables;
 pub mod turns;

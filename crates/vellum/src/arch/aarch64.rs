@@ -38,8 +38,7 @@
 //! | 12–54 | slot | | | as in a valid leaf |
 //! | 56–60 | device | | | as in a valid leaf |
 //!
-//! Bits 7, 10 and 55, those of [`Arch::HARDWARE`], are 0 but in leaves. Addresses are not inverted: no Arm CPU is known to
-//! speculate on the address of an entry that is not valid.
+//! Addresses are not inverted: no Arm CPU is known to speculate on the address of an entry that is not valid.
 //!
 //! # Writable and dirty
 //!
@@ -57,10 +56,11 @@
 //! so that an entry that the CPU made dirty is bit for bit the one that [`Arch::leaf`] makes. Bit 55 keeps what a write
 //! protection would lose: with DBM clear, AP\[2\] has to stay set.
 //!
-//! `HARDWARE` is AF, AP\[2\] and bit 55. What decides which accesses succeed is all outside (DBM, UXN, valid), so two
-//! entries equal but for `HARDWARE` allow the same. But these bits are for comparing only. AP\[2\] is dirty when *clear*
-//! ([`Aarch64::HARDWARE_INVERTED`]): ORing entries together loses a dirty bit, and clearing AP\[2\] by hand where DBM is
-//! clear lets user mode write. Entries are merged through [`Arch::attrs`], or with that constant.
+//! [`Arch::HARDWARE`] is AF, AP\[2\] and bit 55. What decides which accesses succeed is all outside (DBM, UXN, valid), so
+//! two leaves equal but for these bits allow the same, and comparing without them is sound. Carrying them about is not:
+//! - AP\[2\] means dirty when *clear* ([`Arch::HARDWARE_INVERTED`]); the OR of two entries forgets that one was dirty.
+//! - Which bits say dirty depends on DBM. Those of a writable dirty leaf, put into one that is not writable, clear AP\[2\]
+//!   there, and user mode may write; those of the latter, put into the former, are not read. [`Aarch64::carry`] translates.
 //!
 //! # Addresses of 52 bits
 //!
@@ -117,12 +117,6 @@ impl Aarch64 {
     /// The index that leaves have into MAIR_EL1. The host must have put 0xff there: normal memory, write-back, allocating
     /// on reads and writes. (Hardware updates of entries need the tables themselves to be write-back as well.)
     pub const NORMAL_MEMORY: u64 = 0;
-
-    /// Of [`Arch::HARDWARE`], the bits that the CPU clears where others are set: these mean dirty when they are 0.
-    pub const HARDWARE_INVERTED: u64 = READ_ONLY;
-
-    /// The last slot that a swap entry can name.
-    pub const MAX_SLOT: u64 = (1 << 43) - 1;
 
     /// Pages of 4 KiB, 48-bit addresses.
     pub const fn granule_4k() -> Self {
@@ -204,8 +198,36 @@ impl Aarch64 {
     }
 }
 
+/// How a leaf says that it is dirty or that it is clean.
+#[inline]
+const fn dirty_bits(writable: bool, dirty: bool) -> u64 {
+    match (writable, dirty) {
+        (true, true) => 0,
+        (false, true) => READ_ONLY | DIRTY_NOT_WRITABLE,
+        (_, false) => READ_ONLY,
+    }
+}
+
+/// Whether a leaf is dirty.
+#[inline]
+const fn is_dirty(raw: u64) -> bool {
+    if raw & WRITE != 0 {
+        raw & READ_ONLY == 0
+    } else {
+        raw & DIRTY_NOT_WRITABLE != 0
+    }
+}
+
 impl Arch for Aarch64 {
     const HARDWARE: u64 = ACCESSED | READ_ONLY | DIRTY_NOT_WRITABLE;
+    const HARDWARE_INVERTED: u64 = READ_ONLY;
+    const MAX_SLOT: u64 = (1 << 43) - 1;
+
+    // Which bits say dirty depends on whether the leaf is writable, and the two need not be alike in that.
+    #[inline]
+    fn carry(&self, new: u64, old: u64) -> u64 {
+        new & !Self::HARDWARE | old & ACCESSED | dirty_bits(new & WRITE != 0, is_dirty(old))
+    }
 
     #[inline]
     fn levels(&self) -> u8 {
@@ -264,12 +286,7 @@ impl Arch for Aarch64 {
         if level == 1 {
             raw |= TABLE_OR_PAGE;
         }
-        raw |= match (attrs.contains(Attrs::WRITE), attrs.contains(Attrs::DIRTY)) {
-            (true, true) => WRITE,
-            (true, false) => WRITE | READ_ONLY,
-            (false, true) => READ_ONLY | DIRTY_NOT_WRITABLE,
-            (false, false) => READ_ONLY,
-        };
+        raw |= dirty_bits(attrs.contains(Attrs::WRITE), attrs.contains(Attrs::DIRTY));
         if !attrs.contains(Attrs::EXEC) {
             raw |= USER_NO_EXEC;
         }
@@ -278,6 +295,7 @@ impl Arch for Aarch64 {
                 raw |= bit;
             }
         };
+        set(Attrs::WRITE, WRITE);
         set(Attrs::ACCESSED, ACCESSED);
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
         set(Attrs::WATCHED, WATCHED);
@@ -297,18 +315,12 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn attrs(&self, raw: u64, _level: u8) -> Attrs {
-        let writable = raw & WRITE != 0;
-        let dirty = if writable {
-            raw & READ_ONLY == 0
-        } else {
-            raw & DIRTY_NOT_WRITABLE != 0
-        };
         let mut attrs = Attrs::empty();
         attrs.set(Attrs::READ, raw & VALID != 0);
-        attrs.set(Attrs::WRITE, writable);
+        attrs.set(Attrs::WRITE, raw & WRITE != 0);
         attrs.set(Attrs::EXEC, raw & USER_NO_EXEC == 0);
         attrs.set(Attrs::ACCESSED, raw & ACCESSED != 0);
-        attrs.set(Attrs::DIRTY, dirty);
+        attrs.set(Attrs::DIRTY, is_dirty(raw));
         attrs.set(Attrs::EXCLUSIVE, raw & EXCLUSIVE != 0);
         attrs.set(Attrs::WATCHED, raw & WATCHED != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SOFT_DIRTY != 0);
@@ -324,6 +336,12 @@ impl Arch for Aarch64 {
     #[inline]
     fn table_addr(&self, raw: u64) -> PhysAddr {
         self.unpack(raw)
+    }
+
+    #[inline]
+    fn hardware_idle(&self, raw: u64) -> bool {
+        let writable_clean = WRITE | READ_ONLY;
+        raw & VALID == 0 || raw & ACCESSED != 0 && raw & writable_clean != writable_clean
     }
 
     #[inline]

@@ -9,8 +9,14 @@
 //! - levels count from 1 (the last, where pages are) toward the root;
 //! - consecutive entries of a run differ by a constant ([`Arch::step`]), apart from the bits that hardware sets.
 
+mod aarch64;
+mod riscv64;
+#[cfg(test)]
+mod tests;
 mod x86_64;
 
+pub use aarch64::Aarch64;
+pub use riscv64::Riscv64;
 pub use x86_64::X86_64;
 
 use crate::addr::{PhysAddr, Pfn};
@@ -94,6 +100,13 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// The bits of a leaf that hardware sets in this format: what a comparison of leaves leaves out.
     const HARDWARE: u64;
 
+    /// Of those, the ones that hardware clears to say that something happened: the union of several leaves' bits is taken
+    /// with these inverted.
+    const HARDWARE_INVERTED: u64 = 0;
+
+    /// The last slot of a swap device that a swap entry can name.
+    const MAX_SLOT: u64;
+
     /// How many levels there are, the root's being the highest.
     fn levels(&self) -> u8;
 
@@ -147,6 +160,17 @@ pub trait Arch: Copy + Send + Sync + 'static {
 
     /// The address in a pointer to a table.
     fn table_addr(&self, raw: u64) -> PhysAddr;
+
+    /// What leaves of this format can remember; the rest is dropped when a leaf is made, and read as absent.
+    fn supported(&self) -> Attrs {
+        Attrs::all()
+    }
+
+    /// `new`, with what hardware has recorded in `old`: a leaf changes, and its accessed and dirty state stays.
+    #[inline]
+    fn carry(&self, new: u64, old: u64) -> u64 {
+        new & !Self::HARDWARE | old & Self::HARDWARE
+    }
 
     /// Whether hardware has nothing left to write in this leaf: whatever it may set is set already, or it can't reach the
     /// entry. Such an entry may be changed by a plain store.

@@ -18,7 +18,7 @@
 //!
 //! There are three software bits to keep and two to keep them in. Exclusive decides whether a write may go ahead in
 //! place, and watched whether it has to be reported: memory is corrupted or a watcher misses a write if either is lost.
-//! Soft-dirty is the one that a system can do without, and does: [`Riscv64::supported_attrs`] lacks it unless the CPU has
+//! Soft-dirty is the one that a system can do without, and does: [`Arch::supported`] lacks it unless the CPU has
 //! Svrsw60t59b ([`Riscv64::with_rsw60t59b`]). A leaf is then stored without it and read as not having it.
 //!
 //! An entry whose V is clear is free but for that bit; the engine's use of it:
@@ -31,8 +31,7 @@
 //! | 11–15 | device | | | as in a valid leaf |
 //! | 16–63 | slot | | | as in a valid leaf |
 //!
-//! Bits 6 and 7, those of [`Arch::HARDWARE`], are 0 but in leaves. Addresses are not inverted: no RISC-V CPU is known to
-//! speculate on the address of an entry that is not valid.
+//! Addresses are not inverted: no RISC-V CPU is known to speculate on the address of an entry that is not valid.
 //!
 //! A CPU sets A and D by itself (Svadu) or faults where they are clear (Svade). In the latter case the fault handler finds
 //! a leaf that already allows the access, and stores it anew with the bits set.
@@ -83,9 +82,6 @@ impl Riscv64 {
     /// say the size, so [`Arch::step`] is 0 inside a group.
     pub const NAPOT: u64 = 1 << 63;
 
-    /// The last slot that a swap entry can name.
-    pub const MAX_SLOT: u64 = (1 << 48) - 1;
-
     /// 39-bit addresses, three levels.
     pub const fn sv39() -> Self {
         Riscv64 {
@@ -118,15 +114,6 @@ impl Riscv64 {
             ..self
         }
     }
-
-    /// What a leaf can say.
-    pub const fn supported_attrs(&self) -> Attrs {
-        if self.rsw60t59b {
-            Attrs::all()
-        } else {
-            Attrs::all().difference(Attrs::SOFT_DIRTY)
-        }
-    }
 }
 
 /// An address as an entry holds it.
@@ -137,6 +124,11 @@ fn frame_bits(pa: PhysAddr) -> u64 {
 
 impl Arch for Riscv64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
+    const MAX_SLOT: u64 = (1 << 48) - 1;
+
+    fn supported(&self) -> Attrs {
+        if self.rsw60t59b { Attrs::all() } else { Attrs::all() - Attrs::SOFT_DIRTY }
+    }
 
     #[inline]
     fn levels(&self) -> u8 {
@@ -234,6 +226,11 @@ impl Arch for Riscv64 {
     #[inline]
     fn table_addr(&self, raw: u64) -> PhysAddr {
         PhysAddr((raw & FRAME) >> FRAME_AT << FRAME_SHIFT)
+    }
+
+    #[inline]
+    fn hardware_idle(&self, raw: u64) -> bool {
+        raw & VALID == 0 || raw & ACCESSED != 0 && raw & (WRITE | DIRTY) != WRITE
     }
 
     #[inline]

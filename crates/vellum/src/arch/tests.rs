@@ -21,8 +21,6 @@ struct Case<A> {
     level_shifts: &'static [u32],
     /// Up to which level there are leaves.
     leaf_levels: u8,
-    /// Of [`Arch::HARDWARE`], what means "dirty" when it is 0.
-    inverted: u64,
     /// What a leaf can hold; what else it is given it forgets.
     supported: Attrs,
     /// What a leaf that allows anything allows besides.
@@ -523,23 +521,6 @@ fn swap_round_trips<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// Entries that are compared without [`Arch::HARDWARE`] must not differ there alone, unless in accessed and dirty.
-fn hardware_bits_mean_nothing_outside_leaves<A: Arch>(case: &Case<A>) {
-    let arch = case.arch;
-    let first = arch.swap(case.swaps()[0]);
-    for swapped in case.swaps() {
-        let raw = arch.swap(swapped);
-        assert_eq!((raw ^ first) & A::HARDWARE, 0, "{swapped:?}");
-    }
-    for marker in MARKERS {
-        assert_eq!(
-            (arch.marker(marker) ^ arch.marker(Marker::Guard)) & A::HARDWARE,
-            0,
-            "{marker:?}"
-        );
-    }
-}
-
 fn hardware_bits_are_accessed_and_dirty<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     for level in case.leaf_levels() {
@@ -584,51 +565,63 @@ fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
             assert!(!same(expected, case.leaf(2 * next, one, level)), "{one:?}");
         }
     }
+    // Slots are compared to the last bit.
     for attrs in SOFTWARE {
-        let raw = arch.swap(Swapped {
-            device: 3,
-            slot: 7,
-            attrs,
-        });
+        let entry = |device, slot, attrs| arch.swap(Swapped { device, slot, attrs });
+        let raw = entry(3, 7, attrs);
         let expected = raw.wrapping_add(arch.step(raw, 1));
         for other in SOFTWARE {
-            let next = arch.swap(Swapped {
-                device: 3,
-                slot: 8,
-                attrs: other,
-            });
-            assert_eq!(same(expected, next), attrs == other, "{attrs:?} {other:?}");
+            assert_eq!(
+                expected == entry(3, 8, other),
+                attrs == other,
+                "{attrs:?} {other:?}"
+            );
         }
-        assert!(!same(
-            expected,
-            arch.swap(Swapped {
-                device: 4,
-                slot: 8,
-                attrs
-            })
-        ));
-        assert!(!same(
-            expected,
-            arch.swap(Swapped {
-                device: 3,
-                slot: 9,
-                attrs
-            })
-        ));
+        assert_ne!(expected, entry(4, 8, attrs));
+        assert_ne!(expected, entry(3, 9, attrs));
     }
 }
 
 /// Accessed and dirty of a run can be collected without decoding: flip the inverted bits, OR, flip back.
 fn hardware_bits_collect<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
-    assert_eq!(case.inverted & !A::HARDWARE, 0);
+    assert_eq!(A::HARDWARE_INVERTED & !A::HARDWARE, 0);
     for one in all_attrs() {
         for two in subsets(Attrs::HARDWARE.bits() as u64).map(|h| Attrs::from_bits_retain(h as u16)) {
             let two = (one - Attrs::HARDWARE) | two;
             let (a, b) = (case.leaf(0, one, 1), case.leaf(0, two, 1));
-            let collected = ((a ^ case.inverted) | (b ^ case.inverted)) ^ case.inverted;
+            let collected = ((a ^ A::HARDWARE_INVERTED) | (b ^ A::HARDWARE_INVERTED)) ^ A::HARDWARE_INVERTED;
             assert_eq!(arch.attrs(collected, 1), case.stored(one | two));
             assert_eq!(collected, case.leaf(0, one | two, 1));
+        }
+    }
+}
+
+/// A leaf takes over accessed and dirty from the one that it replaces, with whatever else changed between the two.
+fn hardware_bits_are_carried<A: Arch>(case: &Case<A>) {
+    for old in all_attrs() {
+        for new in all_attrs() {
+            let got = case.arch.carry(case.leaf(0, new, 1), case.leaf(0, old, 1));
+            let expected = (new - Attrs::HARDWARE) | (old & Attrs::HARDWARE);
+            assert_eq!(got, case.leaf(0, expected, 1), "{old:?} {new:?}");
+        }
+    }
+}
+
+/// "Idle" is what the walker says by not changing the entry, whatever user mode does.
+fn hardware_is_idle_when_it_has_nothing_to_set<A: Arch>(case: &Case<A>) {
+    for level in case.leaf_levels() {
+        let mut memory = Memory::default();
+        let (root, place) = build(case, &mut memory, 0, level);
+        for attrs in all_attrs() {
+            let raw = case.leaf(0, attrs, level);
+            let mut idle = true;
+            for access in [Access::Read, Access::Write, Access::Exec] {
+                *memory.word(place) = raw;
+                case.mmu.access(&mut memory, root, 0, access, true);
+                idle &= *memory.word(place) == raw;
+            }
+            assert_eq!(case.arch.hardware_idle(raw), idle, "{attrs:?} {raw:#x}");
         }
     }
 }
@@ -826,8 +819,8 @@ macro_rules! formats {
 
             formats!(@tests $case;
                 geometry, indices_split_an_address, attributes_round_trip, kinds_exclude_each_other, swap_round_trips,
-                hardware_bits_mean_nothing_outside_leaves, hardware_bits_are_accessed_and_dirty,
-                runs_compare_without_hardware_bits, hardware_bits_collect, steps_walk_a_run, mmu_agrees,
+                hardware_bits_are_accessed_and_dirty, runs_compare_without_hardware_bits, hardware_bits_collect,
+                hardware_bits_are_carried, hardware_is_idle_when_it_has_nothing_to_set, steps_walk_a_run, mmu_agrees,
                 mmu_faults_on_all_else, user_half_ends_where_it_says);
         }
     )* };
@@ -850,7 +843,6 @@ fn x86_64(arch: X86_64, levels: usize, nxe: bool) -> Case<X86_64> {
         pa_bits: 52,
         level_shifts: &X86_LEVELS[..levels],
         leaf_levels: 3,
-        inverted: 0,
         supported: Attrs::all(),
         implied: if nxe {
             Attrs::READ
@@ -870,7 +862,6 @@ fn aarch64(arch: Aarch64, bits: u32, level_shifts: &'static [u32], leaf_levels: 
         pa_bits: bits,
         level_shifts,
         leaf_levels,
-        inverted: Aarch64::HARDWARE_INVERTED,
         supported: Attrs::all(),
         implied: Attrs::READ,
         max_slot: Aarch64::MAX_SLOT,
@@ -886,8 +877,7 @@ fn riscv64(arch: Riscv64, levels: usize, rsw60t59b: bool) -> Case<Riscv64> {
         pa_bits: 56,
         level_shifts: &X86_LEVELS[..levels],
         leaf_levels: 3,
-        inverted: 0,
-        supported: arch.supported_attrs(),
+        supported: arch.supported(),
         implied: Attrs::READ,
         max_slot: Riscv64::MAX_SLOT,
     }
@@ -971,8 +961,8 @@ fn bits_for_contiguous_groups_are_free() {
 #[test]
 fn riscv64_has_soft_dirty_only_with_more_software_bits() {
     assert_eq!(
-        Riscv64::sv39().supported_attrs(),
+        Riscv64::sv39().supported(),
         Attrs::all() - Attrs::SOFT_DIRTY
     );
-    assert_eq!(Riscv64::sv39().with_rsw60t59b().supported_attrs(), Attrs::all());
+    assert_eq!(Riscv64::sv39().with_rsw60t59b().supported(), Attrs::all());
 }

@@ -11,8 +11,9 @@
 //! | 9–13 | device | | | as in a present leaf |
 //! | 14–63 | slot, inverted | | | the frame, inverted |
 //!
-//! Addresses in entries that are not present are stored inverted, so that a CPU which speculates on them (L1 Terminal
-//! Fault, CVE-2018-3620) sees an address that no memory answers.
+//! Frames and slots in entries that are not present are stored inverted, so that a CPU which speculates on them as if on
+//! addresses (L1 Terminal Fault, CVE-2018-3620) sees one that no memory answers. Markers and busy entries hold neither: they
+//! name frame 0, which the engine never gives out.
 
 use super::{Arch, Attrs, Kind, Marker, Swapped};
 use crate::addr::PhysAddr;
@@ -71,6 +72,7 @@ impl X86_64 {
 
 impl Arch for X86_64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
+    const MAX_SLOT: u64 = (1 << (64 - SLOT_SHIFT)) - 1;
 
     #[inline]
     fn levels(&self) -> u8 {

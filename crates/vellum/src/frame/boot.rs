@@ -154,7 +154,7 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     fn caches(platform: &'p P, frames: u64, cpus: usize, early: &mut Early) -> Result<&'p [CacheLine], BootError> {
         // A small part of memory in all, at least something, and never more than a few huge pages a CPU.
-        let limit = (frames / (32 * cpus as u64)).clamp(32, 4096) as u32;
+        let limit = (frames / (32 * cpus as u64)).clamp(32, 2048) as u32;
         let at = early.take(platform, (cpus * size_of::<CacheLine>()) as u64)?;
         let first = platform.direct_map().wrapping_add(at.0 as usize).cast::<CacheLine>();
         for cpu in 0..cpus {

@@ -60,7 +60,7 @@ impl Buddy {
         while order < MAX_ORDER {
             let buddy = Pfn(pfn.0 ^ (1 << order));
             let Some(frame) = frames.get(buddy).filter(|f| f.is(FrameKind::Free, order)) else { break };
-            let buddy_zero = frame.has(flag::ZERO);
+            let buddy_zero = frame.state().has(flag::ZERO);
             self.free[buddy_zero as usize][order as usize].remove(frames, buddy);
             frame.become_kind(FrameKind::Private, 0, 0);
             frames.frame(pfn).become_kind(FrameKind::Private, 0, 0);

@@ -88,11 +88,15 @@ pub struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == 32);
 
-impl Frame {
+/// What a descriptor said of its frame at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameState(u32);
+
+impl FrameState {
     /// What it is.
     #[inline]
-    pub fn kind(&self) -> FrameKind {
-        match self.state.load(Ordering::Relaxed) & KIND {
+    pub fn kind(self) -> FrameKind {
+        match self.0 & KIND {
             1 => FrameKind::Free,
             2 => FrameKind::Cached,
             3 => FrameKind::Private,
@@ -105,20 +109,46 @@ impl Frame {
 
     /// log2 of the frames of the block or folio that it belongs to.
     #[inline]
-    pub fn order(&self) -> u8 {
-        ((self.state.load(Ordering::Relaxed) & ORDER) >> ORDER_SHIFT) as u8
+    pub fn order(self) -> u8 {
+        ((self.0 & ORDER) >> ORDER_SHIFT) as u8
     }
 
     /// The level of a table.
     #[inline]
-    pub fn level(&self) -> u8 {
-        ((self.state.load(Ordering::Relaxed) & LEVEL) >> LEVEL_SHIFT) as u8
+    pub fn level(self) -> u8 {
+        ((self.0 & LEVEL) >> LEVEL_SHIFT) as u8
     }
 
     /// Whether a [`flag`] is set.
     #[inline]
+    pub fn has(self, flag: u32) -> bool {
+        self.0 & flag != 0
+    }
+}
+
+impl Frame {
+    /// What it is now.
+    #[inline]
+    pub fn state(&self) -> FrameState {
+        FrameState(self.state.load(Ordering::Relaxed))
+    }
+
+    /// What it is now, for who asks nothing else.
+    #[inline]
+    pub fn kind(&self) -> FrameKind {
+        self.state().kind()
+    }
+
+    /// log2 of the frames of its block or folio now, for who asks nothing else.
+    #[inline]
+    pub fn order(&self) -> u8 {
+        self.state().order()
+    }
+
+    /// Whether a [`flag`] is set now, for who asks nothing else.
+    #[inline]
     pub fn has(&self, flag: u32) -> bool {
-        self.state.load(Ordering::Relaxed) & flag != 0
+        self.state().has(flag)
     }
 
     /// Kind and order in one read, for the allocator's merging.
@@ -146,12 +176,6 @@ impl Frame {
     #[inline]
     pub(crate) fn set_flag(&self, flag: u32) -> bool {
         self.state.fetch_or(flag, Ordering::Relaxed) & flag != 0
-    }
-
-    /// Clear a [`flag`]; whether it was set before.
-    #[inline]
-    pub(crate) fn clear_flag(&self, flag: u32) -> bool {
-        self.state.fetch_and(!flag, Ordering::Relaxed) & flag != 0
     }
 
     /// References and mappings of a folio.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::Frames;
+use super::{Frame, Frames};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
@@ -61,21 +61,27 @@ impl FrameList {
     /// Take `pfn`, which is on this list, off it.
     #[inline]
     pub fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn) {
-        let frame = frames.frame(pfn);
-        let prev = Pfn(frame.link(0).load(Relaxed));
-        let next = Pfn(frame.link(1).load(Relaxed));
-        match prev.some() {
-            Some(p) => frames.frame(p).link(1).store(next.0, Relaxed),
+        self.cut(frames, &Cut::one(pfn, frames.frame(pfn)));
+    }
+
+    /// Take neighbours off.
+    #[inline]
+    pub(crate) fn cut<P: Platform>(&mut self, frames: &Frames<'_, P>, cut: &Cut) {
+        if cut.len == 0 {
+            return;
+        }
+        match cut.before.some() {
+            Some(p) => frames.frame(p).link(1).store(cut.after.0, Relaxed),
             None => {
-                debug_assert_eq!(self.head, pfn, "removed from a list that it is not on");
-                self.head = next;
+                debug_assert_eq!(self.head, cut.first, "removed from a list that it is not on");
+                self.head = cut.after;
             }
         }
-        match next.some() {
-            Some(n) => frames.frame(n).link(0).store(prev.0, Relaxed),
-            None => self.tail = prev,
+        match cut.after.some() {
+            Some(n) => frames.frame(n).link(0).store(cut.before.0, Relaxed),
+            None => self.tail = cut.before,
         }
-        self.len -= 1;
+        self.len -= cut.len;
     }
 
     /// Take the first one off.
@@ -84,5 +90,48 @@ impl FrameList {
         let pfn = self.head.some()?;
         self.remove(frames, pfn);
         Some(pfn)
+    }
+}
+
+/// Neighbours on a list, to be taken off together: what is left to do are the links at the two ends, and nothing is read
+/// from or written to those in between any more.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cut {
+    first: Pfn,
+    before: Pfn,
+    after: Pfn,
+    len: u32,
+}
+
+impl Default for Cut {
+    fn default() -> Self {
+        Cut { first: Pfn::NONE, before: Pfn::NONE, after: Pfn::NONE, len: 0 }
+    }
+}
+
+impl Cut {
+    /// A frame by itself.
+    #[inline]
+    pub(crate) fn one(pfn: Pfn, frame: &Frame) -> Self {
+        let [before, after] = [0, 1].map(|i| Pfn(frame.link(i).load(Relaxed)));
+        Cut { first: pfn, before, after, len: 1 }
+    }
+
+    /// Take a frame in, if it is the next one in either direction. Whether it was.
+    #[inline]
+    pub(crate) fn extend(&mut self, pfn: Pfn, frame: &Frame) -> bool {
+        if self.len == 0 {
+            return false;
+        }
+        if pfn == self.before {
+            self.first = pfn;
+            self.before = Pfn(frame.link(0).load(Relaxed));
+        } else if pfn == self.after {
+            self.after = Pfn(frame.link(1).load(Relaxed));
+        } else {
+            return false;
+        }
+        self.len += 1;
+        true
     }
 }

@@ -23,7 +23,8 @@ mod percpu;
 pub mod policy;
 
 pub use boot::{BootError, BootOptions};
-pub use desc::{Counts, Frame, FrameKind, flag};
+pub use desc::{Counts, Frame, FrameKind, FrameState, flag};
+pub(crate) use list::Cut;
 pub use list::FrameList;
 
 use buddy::Buddy;
@@ -40,6 +41,17 @@ pub const MAX_ORDER: u8 = 18;
 pub const HUGE_ORDER: u8 = 9;
 /// log2 of the frames whose descriptors stand in one piece: 32 MiB of memory, 256 KiB of descriptors.
 const SECTION_SHIFT: u32 = 13;
+
+/// What frames are for. Those that stay where they are keep together, so that few of them don't keep much memory from
+/// becoming whole again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Use {
+    /// User memory: folios, which can be given back or moved.
+    Folio = 0,
+    /// Page tables and the engine's other structures, which can't.
+    Kernel = 1,
+}
 
 /// No block of that size is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,11 +141,23 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[inline]
     pub fn head(&self, pfn: Pfn) -> (Pfn, &'p Frame) {
         let frame = self.frame(pfn);
-        if frame.kind() != FrameKind::Tail {
+        let state = frame.state();
+        if state.kind() != FrameKind::Tail {
             return (pfn, frame);
         }
-        let head = pfn.align_down(frame.order());
+        let head = pfn.align_down(state.order());
         (head, self.frame(head))
+    }
+
+    /// The descriptors from `pfn` on that stand in one piece, as many as there are but no more than `count`.
+    ///
+    /// # Panics
+    /// If there is no such frame: a number that no caller can supply.
+    #[inline]
+    pub(crate) fn stretch(&self, pfn: Pfn, count: u32) -> &'p [Frame] {
+        let left = (1 << SECTION_SHIFT) - (pfn.0 & ((1 << SECTION_SHIFT) - 1));
+        // SAFETY: as in `get`, for consecutive descriptors of one section.
+        unsafe { core::slice::from_raw_parts(self.frame(pfn), left.min(count) as usize) }
     }
 
     /// Where a physical address appears to the engine. Merely a number until somebody who owns the frame uses it.
@@ -145,11 +169,11 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// A block of `1 << order` frames, the caller's alone; contents unspecified unless `zero`.
     #[inline]
-    pub fn alloc(&self, order: u8, zero: bool) -> Result<Pfn, OutOfMemory> {
+    pub fn alloc(&self, order: u8, zero: bool, usage: Use) -> Result<Pfn, OutOfMemory> {
         if P::ENABLED && !self.platform.allow_allocation(order) {
             return Err(OutOfMemory);
         }
-        let (pfn, is_zero) = self.alloc_any(order, zero).ok_or(OutOfMemory)?;
+        let (pfn, is_zero) = self.alloc_any(order, zero, usage).ok_or(OutOfMemory)?;
         trace(self.platform, || Event::Allocated(pfn, 1 << order));
         if zero && !is_zero {
             // SAFETY: the block just left the allocator and is nobody else's.
@@ -159,9 +183,9 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     #[inline]
-    fn alloc_any(&self, order: u8, rather_zero: bool) -> Option<(Pfn, bool)> {
+    fn alloc_any(&self, order: u8, rather_zero: bool, usage: Use) -> Option<(Pfn, bool)> {
         if order <= HUGE_ORDER {
-            let found = self.cache().lock_irq(self.platform).alloc(self, order, rather_zero);
+            let found = self.cache().lock_irq(self.platform).alloc(self, order, rather_zero, usage);
             if found.is_some() {
                 return found;
             }
@@ -190,14 +214,14 @@ impl<'p, P: Platform> Frames<'p, P> {
         &self.caches[self.platform.current()].0
     }
 
-    /// Give back `count` consecutive frames, however they were allocated. A long stretch goes straight to the buddy
+    /// Give back `count` consecutive frames of one use, however they were allocated. A long stretch goes straight to the buddy
     /// allocator in its largest blocks; a short one stays at hand.
     ///
     /// # Safety
     /// The frames came from this allocator and are the caller's alone: no reference, no translation that a CPU may still
     /// use, no walker. If `zero`, every byte of them is zero.
     #[inline]
-    pub(crate) unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool) {
+    pub(crate) unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         trace(self.platform, || Event::Freed(pfn, count));
         let zero = zero || {
             if self.zero_on_free {
@@ -207,13 +231,13 @@ impl<'p, P: Platform> Frames<'p, P> {
             self.zero_on_free
         };
         if count == 1 {
-            self.cache().lock_irq(self.platform).free(self, pfn, 0, zero);
+            self.cache().lock_irq(self.platform).free(self, pfn, 0, zero, usage);
         } else {
-            self.free_blocks_of(pfn, count, zero);
+            self.free_blocks_of(pfn, count, zero, usage);
         }
     }
 
-    fn free_blocks_of(&self, pfn: Pfn, count: u32, zero: bool) {
+    fn free_blocks_of(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         /// From here on the buddy's lock is worth its price.
         const STRAIGHT: u32 = 32;
         let blocks = Blocks { pfn, count };
@@ -222,7 +246,7 @@ impl<'p, P: Platform> Frames<'p, P> {
             blocks.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
         } else {
             let mut cache = self.cache().lock_irq(self.platform);
-            blocks.for_each(|(pfn, order)| cache.free(self, pfn, order, zero));
+            blocks.for_each(|(pfn, order)| cache.free(self, pfn, order, zero, usage));
         }
     }
 
@@ -262,6 +286,23 @@ impl<'p, P: Platform> Frames<'p, P> {
         // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody else's (this contract).
         unsafe { self.at(pfn.addr()).as_ptr().write_bytes(0, count as usize * FRAME_SIZE as usize) }
     }
+}
+
+/// This descriptor will be needed soon. No more than a hint, and no access: any address will do.
+#[inline(always)]
+pub(crate) fn prefetch(at: *const Frame) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address has no effect that the program could see (Intel SDM vol. 2B, PREFETCHh).
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above (Arm ARM C6.2, PRFM: a hint that never faults).
+    unsafe {
+        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
 }
 
 #[cold]

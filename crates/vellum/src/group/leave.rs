@@ -1,12 +1,13 @@
 //! Leaving a group: folios that go back to the allocator, in batches.
 //!
-//! Folios that are freed together were mostly faulted in together, so they stand in the same shard: its lock is held from
-//! one to the next, and their pages return to its stock with one addition each and to the group once a batch.
+//! Folios that are freed together were mostly faulted in together, so they stand in the same shard and often next to each
+//! other on its list. Its lock is held from one to the next, their pages return to its stock with one addition each and to
+//! the group once a batch, and a stretch of the list is cut out by its two ends.
 
-use super::shard::{Home, Lists};
+use super::shard::{Home, Lists, LruList};
 use super::{Groups, STOCK};
 use crate::addr::Pfn;
-use crate::frame::{Frame, Frames, flag};
+use crate::frame::{Cut, Frame, Frames, flag};
 use crate::platform::Platform;
 use crate::sync::SpinGuard;
 
@@ -17,11 +18,15 @@ pub(crate) struct Leavers<'a, 'p, P: Platform> {
     groups: &'a Groups<'p>,
     shard: u32,
     lists: Option<SpinGuard<'a, Lists, P>>,
+    /// Neighbours on a list of this shard that have left, and are still to be cut out of it.
+    cut: Cut,
+    from: Option<LruList>,
+    pages: u32,
 }
 
 impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
     pub(crate) fn new(frames: &'a Frames<'p, P>, groups: &'a Groups<'p>) -> Self {
-        Leavers { frames, groups, shard: 0, lists: None }
+        Leavers { frames, groups, shard: 0, lists: None, cut: Cut::default(), from: None, pages: 0 }
     }
 
     /// The lists of the shard where a frame with this home is.
@@ -48,15 +53,31 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
     #[inline]
     pub(crate) fn leave(&mut self, pfn: Pfn, frame: &Frame, order: u8) {
         let home = frame.home();
-        let frames = self.frames;
-        let lists = self.lists(home);
-        if let Some(list) = Home::unpack(home).list {
-            lists.remove(frames, pfn, order, list);
+        if self.lists.is_none() || self.shard != home & Home::SHARD {
+            self.switch(home & Home::SHARD);
         }
-        if frame.has(flag::PARTIAL) {
-            lists.deferred.remove(frames, pfn.add(1));
+        let list = Home::unpack(home).list;
+        if list != self.from || !self.cut.extend(pfn, frame) {
+            self.settle();
+            self.from = list;
+            self.cut = Cut::one(pfn, frame);
         }
-        lists.stock += 1 << order;
+        self.pages += 1 << order;
+        if frame.state().has(flag::PARTIAL) {
+            let frames = self.frames;
+            self.lists(home).deferred.remove(frames, pfn.add(1));
+        }
+    }
+
+    /// Cut out whoever has left.
+    #[inline]
+    fn settle(&mut self) {
+        if let Some(lists) = &mut self.lists {
+            lists.leave(self.frames, &self.cut, self.from, self.pages);
+            self.cut = Cut::default();
+            self.from = None;
+            self.pages = 0;
+        }
     }
 
     /// Part of a large folio is not mapped any more: queue it to be split when memory is short. Whether it was not queued
@@ -74,6 +95,7 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
 
     /// Let go of the lock; a stock that has grown too large goes back to the group.
     pub(crate) fn pause(&mut self) {
+        self.settle();
         let Some(mut lists) = self.lists.take() else { return };
         if lists.stock > 2 * STOCK {
             let back = lists.stock - STOCK;

@@ -24,7 +24,7 @@ pub(crate) use shard::{Home, Shard};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
-use crate::frame::{Frames, OutOfMemory};
+use crate::frame::{Frames, OutOfMemory, Use};
 use crate::platform::Platform;
 use crate::sync::SpinLock;
 use shard::Lists;
@@ -109,7 +109,7 @@ unsafe impl Send for Groups<'_> {}
 impl<'p> Groups<'p> {
     /// With the root group alone.
     pub(crate) fn boot<P: Platform>(frames: &Frames<'p, P>) -> Result<Self, OutOfMemory> {
-        let pfn = frames.alloc(0, true)?;
+        let pfn = frames.alloc(0, true, Use::Kernel)?;
         // SAFETY: a frame of zeros, just allocated and kept for `'p`, is `MAX_GROUPS` atomics.
         let table = unsafe { core::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>(), MAX_GROUPS) };
         let groups = Groups {
@@ -136,7 +136,7 @@ impl<'p> Groups<'p> {
         if slot.load(Relaxed) == 0 {
             let bytes = size_of::<Group>() + self.cpus * size_of::<Shard>();
             let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
-            slot.store(frames.alloc(order, true)?.0, Relaxed);
+            slot.store(frames.alloc(order, true, Use::Kernel)?.0, Relaxed);
         }
         let group = self.memory(Pfn(slot.load(Relaxed)));
         group.parent.store(parent.0 as u32, Relaxed);

@@ -1,7 +1,7 @@
 //! One CPU's part of a group: LRU lists and a stock of charged pages, behind one lock.
 
 use crate::addr::Pfn;
-use crate::frame::{FrameList, Frames};
+use crate::frame::{Cut, FrameList, Frames};
 use crate::group::GroupId;
 use crate::platform::Platform;
 use crate::sync::SpinLock;
@@ -82,9 +82,13 @@ impl Lists {
         self.pages[list as usize] += 1 << order;
     }
 
+    /// Neighbours leave a list, or, on none, only the group; their pages return to the stock.
     #[inline]
-    pub(crate) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, list: LruList) {
-        self.lru[list as usize].remove(frames, pfn);
-        self.pages[list as usize] -= 1 << order;
+    pub(crate) fn leave<P: Platform>(&mut self, frames: &Frames<'_, P>, cut: &Cut, list: Option<LruList>, pages: u32) {
+        if let Some(list) = list {
+            self.lru[list as usize].cut(frames, cut);
+            self.pages[list as usize] -= pages as u64;
+        }
+        self.stock += pages;
     }
 }

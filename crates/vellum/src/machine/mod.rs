@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
-use crate::frame::{BootError, BootOptions, Counts, Frames, HUGE_ORDER, OutOfMemory, flag};
+use crate::frame::{BootError, BootOptions, Counts, Frames, HUGE_ORDER, OutOfMemory, Use, flag};
 use crate::group::{Groups, Leavers};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot};
@@ -73,7 +73,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     /// A huge page of zeros on a machine that can spare it; a smaller one, of at most a thousandth of memory, otherwise.
     fn zeros(frames: &Frames<'p, P>) -> Result<Zeros, OutOfMemory> {
         let order = (frames.total() / 1024).max(1).ilog2().min(HUGE_ORDER as u32) as u8;
-        let pfn = frames.alloc(order, true)?;
+        let pfn = frames.alloc(order, true, Use::Folio)?;
         frames.make_folio(pfn, order, flag::ZEROS, Counts { refs: 1, maps: 0 });
         Ok(Zeros { pfn, order })
     }
@@ -127,12 +127,12 @@ impl<'p, P: Platform> Machine<'p, P> {
     #[cold]
     pub(crate) fn put_folio(&self, head: Pfn, refs: u32, maps: u32) {
         let frame = self.frames.frame(head);
-        let order = frame.order();
+        let order = frame.state().order();
         let left = self.frames.put(head, frame, refs, maps);
         if left.refs == 0 {
             Leavers::new(&self.frames, &self.groups).leave(head, frame, order);
             // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
-            unsafe { self.frames.free(head, 1 << order, false) };
+            unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
         }
     }
 
@@ -146,7 +146,7 @@ const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>());
 /// Zeroed memory that is never given back.
 fn kept<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<*mut u8, OutOfMemory> {
     let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
-    Ok(frames.at(frames.alloc(order, true)?.addr()).as_ptr())
+    Ok(frames.at(frames.alloc(order, true, Use::Kernel)?.addr()).as_ptr())
 }
 
 /// What may be made of zeroed memory.

@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::frame::OutOfMemory;
+use crate::frame::{OutOfMemory, Use};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::sync::WriteGuard;
@@ -59,7 +59,7 @@ struct Nodes<'a, 'p, P: Platform>(&'a Machine<'p, P>);
 // SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to whoever allocated it.
 unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
     fn alloc(&self) -> Option<NonNull<u8>> {
-        let pfn = self.0.frames().alloc(0, false).ok()?;
+        let pfn = self.0.frames().alloc(0, false, Use::Kernel).ok()?;
         Some(self.0.frames().at(pfn.addr()))
     }
 
@@ -67,7 +67,7 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
         let offset = (node.as_ptr() as usize).wrapping_sub(self.0.platform().direct_map() as usize);
         let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
         // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody else knows of it.
-        unsafe { self.0.frames().free(pfn, 1, false) }
+        unsafe { self.0.frames().free(pfn, 1, false, Use::Kernel) }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker};
 use crate::errno::Errno;
-use crate::frame::{Counts, OutOfMemory};
+use crate::frame::{Counts, OutOfMemory, Use};
 use crate::group::{GroupId, LruList, OverLimit};
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
@@ -209,14 +209,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn try_folio(&self, order: u8, list: LruList) -> Result<Pfn, FaultError> {
         let machine = self.tables.machine;
         let frames = machine.frames();
-        let pfn = frames.alloc(order, true)?;
+        let pfn = frames.alloc(order, true, Use::Folio)?;
         let pages = 1u32 << order;
         frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         frames.frame(pfn).set_data(self.tables.tlb.space.0 as u64);
         if let Err(over) = machine.groups().admit(frames, self.tables.group, pfn, order, Some(list)) {
             frames.put(pfn, frames.frame(pfn), pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
-            unsafe { frames.free(pfn, pages, true) };
+            unsafe { frames.free(pfn, pages, true, Use::Folio) };
             return Err(over.into());
         }
         Ok(pfn)
@@ -253,6 +253,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let page = VirtRange { start, end: start + (1 << arch.level_shift(level)) };
         if attrs.contains(needed) {
             self.tables.machine.count(Counter::SpuriousFaults, 1);
+            self.record_access(addr, page, access, attrs);
             return Ok(Outcome::Mapped(page));
         }
         if access == Access::Write && self.tables.machine.zeros_folio().contains(arch.leaf_pfn(raw, level)) {
@@ -269,6 +270,29 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         table.release();
         Ok(Outcome::Again)
+    }
+
+    /// The entry allows the access. If it was not for that that the CPU faulted, then because it leaves the accessed and
+    /// dirty bits to software (RISC-V Svade; AArch64 without FEAT_HAFDBS).
+    fn record_access(&self, addr: u64, page: VirtRange, access: Access, attrs: Attrs) {
+        let mut happened = Attrs::ACCESSED;
+        if access == Access::Write {
+            happened |= Attrs::DIRTY;
+        }
+        if attrs.contains(happened) {
+            return;
+        }
+        let Found::Table(table) = self.tables.find(addr, page.end) else { return };
+        let arch = &self.tables.arch;
+        let raw = table.get(addr);
+        if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(attrs & Attrs::PROT) {
+            table.record(addr, happened);
+        }
+        table.release();
+        if access == Access::Write {
+            // A TLB may hold the clean entry, which on AArch64 does not allow writing.
+            self.gather().note(page, arch.page_shift());
+        }
     }
 
     /// Memory that was only read is to be written: away with the zeros, so that the fault finds a hole for a folio of its

@@ -46,7 +46,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::frame::OutOfMemory;
+use crate::frame::{OutOfMemory, Use};
 use crate::group::GroupId;
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
@@ -74,7 +74,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(OutOfMemory);
         }
         let cpus = machine.platform().count();
-        let slots_at = machine.frames().alloc(Self::slots_order(cpus), true)?;
+        let slots_at = machine.frames().alloc(Self::slots_order(cpus), true, Use::Kernel)?;
         let first = machine.frames().at(slots_at.addr()).as_ptr().cast::<SpaceSlot>();
         // SAFETY: zeroed frames of sufficient size, given back only in `drop`, after the last use of the slots; a zeroed
         // `SpaceSlot` is a valid one, and made of atomics.
@@ -88,7 +88,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }),
             Err(error) => {
                 // SAFETY: just allocated; the only reference went with the tables that weren't made.
-                unsafe { machine.frames().free(slots_at, 1 << Self::slots_order(cpus), true) };
+                unsafe { machine.frames().free(slots_at, 1 << Self::slots_order(cpus), true, Use::Kernel) };
                 Err(error)
             }
         }
@@ -163,6 +163,6 @@ impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
         let order = Self::slots_order(machine.platform().count());
         // SAFETY: `&mut self`: nobody else has the space, and this is the last use of the slots, which hold counts and so
         // are not zero.
-        unsafe { machine.frames().free(self.slots_at, 1 << order, false) };
+        unsafe { machine.frames().free(self.slots_at, 1 << order, false, Use::Kernel) };
     }
 }

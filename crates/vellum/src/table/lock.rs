@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::{PageTables, Run};
 use crate::addr::{Pfn, VirtRange};
-use crate::arch::{Arch, Kind};
+use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Frame, flag};
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
@@ -100,6 +100,13 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         unsafe { self.tables.entry(self.pfn, index) }
     }
 
+    /// All entries.
+    #[inline]
+    fn entries(&self) -> &[core::sync::atomic::AtomicU64] {
+        // SAFETY: as in `PageTables::entry`, for as many entries as a table of this format has; the lock keeps it hooked.
+        unsafe { core::slice::from_raw_parts(self.tables.entries(self.pfn), 1 << self.tables.arch.index_bits()) }
+    }
+
     /// The entry for `va`.
     #[inline]
     pub(crate) fn get(&self, va: u64) -> u64 {
@@ -126,25 +133,43 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
             Kind::Swap => run(self.extend(index, most, raw, arch.step(raw, self.level), !0).0, raw),
             Kind::Leaf => {
                 let (len, merged) = self.extend(index, most, raw, arch.step(raw, self.level), !A::HARDWARE);
-                run(len, raw | merged & A::HARDWARE)
+                run(len, raw & !A::HARDWARE | (merged ^ A::HARDWARE_INVERTED) & A::HARDWARE)
             }
         }
     }
 
     /// How many entries from `index`, at most `most`, follow `first` at intervals of `step` in the bits of `mask`; and the
-    /// union of all of them.
+    /// union of all of them ([`Arch::HARDWARE_INVERTED`] bits inverted).
+    ///
+    /// Eight entries at a time without a branch between them: a run costs little more than reading its entries.
     #[inline]
     fn extend(&self, index: usize, most: usize, first: u64, step: u64, mask: u64) -> (usize, u64) {
-        let mut expected = first & mask;
-        let mut merged = first;
-        let mut len = 1;
-        while len < most {
-            let raw = self.entry(index + len).load(Relaxed);
-            expected = expected.wrapping_add(step);
-            if raw & mask != expected {
+        let mut expected = first;
+        let mut merged = 0;
+        let mut len = 0;
+        let entries = &self.entries()[index..index + most];
+        for eight in entries.chunks_exact(8) {
+            let mut differs = 0;
+            let mut all = 0;
+            for (i, entry) in eight.iter().enumerate() {
+                let raw = entry.load(Relaxed);
+                differs |= raw ^ expected.wrapping_add(step.wrapping_mul(i as u64));
+                all |= raw ^ A::HARDWARE_INVERTED;
+            }
+            if differs & mask != 0 {
                 break;
             }
-            merged |= raw;
+            merged |= all;
+            expected = expected.wrapping_add(step.wrapping_mul(8));
+            len += 8;
+        }
+        for entry in &entries[len..] {
+            let raw = entry.load(Relaxed);
+            if (raw ^ expected) & mask != 0 {
+                break;
+            }
+            merged |= raw ^ A::HARDWARE_INVERTED;
+            expected = expected.wrapping_add(step);
             len += 1;
         }
         (len, merged)
@@ -185,9 +210,9 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     pub(crate) fn discard(&self, run: &Run) -> Removed {
         debug_assert_eq!(run.kind, Kind::Leaf);
         let index = self.index(run.va);
-        for i in index..index + run.len {
-            trace(self.tables.platform(), || Event::Discard(self.pfn, i as u16, self.entry(i).load(Relaxed)));
-            self.entry(i).store(0, Relaxed);
+        for (i, entry) in self.entries()[index..index + run.len].iter().enumerate() {
+            trace(self.tables.platform(), || Event::Discard(self.pfn, (index + i) as u16, entry.load(Relaxed)));
+            entry.store(0, Relaxed);
         }
         self.set_live(self.live() - run.len as u32);
         let arch = &self.tables.arch;
@@ -212,15 +237,31 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
         let step = arch.step(new, self.level);
-        let mut new = new & !A::HARDWARE;
+        let mut new = new;
         for i in index..index + run.len {
             let old = self.entry(i).load(Relaxed);
             if arch.hardware_idle(old) {
-                self.store(i, old, new | old & A::HARDWARE);
+                self.store(i, old, arch.carry(new, old));
             } else {
                 self.rewrite_contended(i, new);
             }
             new = new.wrapping_add(step);
+        }
+    }
+
+    /// Record in the entry for `va`, a leaf, that it was accessed, as hardware that can't leaves to software.
+    pub(crate) fn record(&self, va: u64, accessed: Attrs) {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        let mut old = self.entry(index).load(Relaxed);
+        loop {
+            let attrs = arch.attrs(old, self.level) | accessed;
+            let next = arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level);
+            trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, next));
+            match self.entry(index).compare_exchange(old, next, Release, Relaxed) {
+                Ok(_) => return,
+                Err(seen) => old = seen,
+            }
         }
     }
 
@@ -230,7 +271,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let entry = self.entry(index);
         let mut old = entry.load(Relaxed);
         loop {
-            let next = new | old & A::HARDWARE;
+            let next = self.tables.arch.carry(new, old);
             trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, next));
             match entry.compare_exchange(old, next, Release, Relaxed) {
                 Ok(_) => return,
@@ -292,7 +333,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         trace(self.tables.platform(), || Event::Locking(pfn));
         Self::raw(desc).lock(self.tables.platform());
         trace(self.tables.platform(), || Event::Locked(pfn));
-        debug_assert!(!desc.has(flag::DEAD));
+        debug_assert!(!desc.state().has(flag::DEAD));
         LockedTable::new(self.tables, pfn, desc, self.level + 1, self.base)
     }
 

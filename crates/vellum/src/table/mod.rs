@@ -40,7 +40,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::Pfn;
 use crate::arch::Arch;
-use crate::frame::OutOfMemory;
+use crate::frame::{OutOfMemory, Use};
 use crate::group::GroupId;
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
@@ -105,10 +105,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     fn alloc_table(&self, level: u8) -> Result<Pfn, OutOfMemory> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
-        let pfn = frames.alloc(order, true)?;
+        let pfn = frames.alloc(order, true, Use::Kernel)?;
         if self.machine.groups().admit(frames, self.group, pfn, order, None).is_err() {
             // SAFETY: just allocated, and still all zero.
-            unsafe { frames.free(pfn, 1 << order, true) };
+            unsafe { frames.free(pfn, 1 << order, true, Use::Kernel) };
             return Err(OutOfMemory);
         }
         frames.frame(pfn).become_table(level, order);
@@ -123,7 +123,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let order = self.arch.page_order();
         crate::group::Leavers::new(frames, self.machine.groups()).leave(table, frames.frame(table), order);
         // SAFETY: only the caller knows of it, who vouches for the zeros.
-        unsafe { frames.free(table, 1 << order, zero) };
+        unsafe { frames.free(table, 1 << order, zero, Use::Kernel) };
     }
 
     /// Count tables that became part of the tree.

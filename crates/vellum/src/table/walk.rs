@@ -138,7 +138,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
         trace(self.platform(), || Event::Locked(table));
         let locked = LockedTable::new(self, table, desc, level, va);
-        if desc.has(flag::DEAD) {
+        if desc.state().has(flag::DEAD) {
             locked.abandon();
             return None;
         }

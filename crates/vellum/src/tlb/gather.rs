@@ -9,7 +9,7 @@
 //! folio unmapped that some CPU can still write to.
 
 use crate::addr::{Pfn, VirtRange};
-use crate::frame::{FrameKind, flag};
+use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
 use crate::group::Leavers;
 use crate::machine::{Scratch, Stretch};
 use crate::platform::{Event, Platform, trace};
@@ -22,6 +22,8 @@ const RANGES: usize = 4;
 /// Folios that are freed between two points where the CPU may do something else (Linux: 512 as well); pages, where freeing
 /// one touches its memory.
 const BATCH: u32 = 512;
+/// Folios ahead of the one being freed whose descriptors are fetched.
+const AHEAD: usize = 12;
 /// Frames that may wait for a flush: 256 MiB.
 const MOST_WAITING: u32 = 1 << 16;
 
@@ -184,12 +186,12 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         while let Some(pfn) = self.tables.some() {
             let frame = frames.frame(pfn);
             self.tables = Pfn(frame.data() as u32);
-            let order = frame.order();
+            let order = frame.state().order();
             trace(machine.platform(), || Event::TableDead(pfn));
             Leavers::new(frames, machine.groups()).leave(pfn, frame, order);
             // SAFETY: unhooked, so no new walk finds it; flushed, so no CPU walks it; outwaited, so no walker stands in it.
             // Its live count is zero: every entry is empty, which is all zero bits.
-            unsafe { frames.free(pfn, 1 << order, true) };
+            unsafe { frames.free(pfn, 1 << order, true, Use::Kernel) };
         }
     }
 }
@@ -212,30 +214,53 @@ struct Release<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> Release<'_, '_, P> {
+    /// Frames in a row, which may be many folios, or parts of folios at the ends.
     #[inline]
     fn stretch(&mut self, pfn: Pfn, count: u32) {
         let frames = self.machine.frames();
-        let mut at = pfn;
-        let end = pfn.0 + count;
-        while at.0 < end {
-            let (head, frame) = frames.head(at);
-            let order = frame.order();
-            let pages = (end - at.0).min(head.0 + (1 << order) - at.0);
-            at = at.add(pages);
-            debug_assert_eq!(frame.kind(), FrameKind::Folio);
-            if frame.has(flag::ZEROS) {
-                continue;
+        let (mut pfn, mut left) = (pfn, count);
+        while left > 0 {
+            let here = frames.stretch(pfn, left);
+            let mut at = 0;
+            while at < here.len() {
+                let first = &here[at];
+                let state = first.state();
+                let order = state.order();
+                // Most folios of a stretch are of one size, and their descriptors have not been looked at for long.
+                // (Single pages' lie side by side, and hardware sees that.)
+                if order != 0 {
+                    prefetch(core::ptr::from_ref(first).wrapping_add(AHEAD << order));
+                }
+                let skip = pfn.add(at as u32).0 & ((1 << order) - 1);
+                let pages = ((1 << order) - skip).min(left - at as u32);
+                let (head, frame) = if skip == 0 { (pfn.add(at as u32), first) } else { frames.head(pfn.add(at as u32)) };
+                self.unmapped(head, frame, order, pages);
+                at += pages as usize;
             }
-            let left = frames.put(head, frame, pages, pages);
-            if left.refs == 0 {
-                self.leavers.leave(head, frame, order);
-                self.freed(head, 1 << order);
-            } else if left.maps != 0 && left.maps < 1 << order && !frame.has(flag::PARTIAL) {
-                self.leavers.defer(head, frame);
-                self.machine.count(Counter::SplitDeferred, 1);
-            }
-            self.rest();
+            // A folio may be larger than what stands in one piece.
+            let done = (at as u32).min(left);
+            pfn = pfn.add(done);
+            left -= done;
         }
+    }
+
+    /// So many pages of a folio were unmapped.
+    #[inline]
+    fn unmapped(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
+        let state = frame.state();
+        debug_assert_eq!(state.kind(), FrameKind::Folio);
+        if state.has(flag::ZEROS) {
+            return;
+        }
+        let left = self.machine.frames().put(head, frame, pages, pages);
+        if left.refs == 0 {
+            self.leavers.leave(head, frame, order);
+            self.freed(head, 1 << order);
+        } else if left.maps != 0 && left.maps < 1 << order && !state.has(flag::PARTIAL) {
+            self.leavers.defer(head, frame);
+            self.machine.count(Counter::SplitDeferred, 1);
+        }
+        self.rest();
     }
 
     #[inline]
@@ -259,7 +284,7 @@ impl<P: Platform> Release<'_, '_, P> {
         if self.len != 0 {
             // SAFETY: every folio in the row lost its last reference just now, after the flush whose proof
             // `Gather::free_frames` holds, and left its group.
-            unsafe { self.machine.frames().free(Pfn(self.start), self.len, false) };
+            unsafe { self.machine.frames().free(Pfn(self.start), self.len, false, Use::Folio) };
             self.len = 0;
         }
     }

@@ -17,7 +17,7 @@ use super::tree::{Above, Area};
 use crate::addr::VirtRange;
 
 /// The size and the alignment of a node, in bytes.
-pub const NODE_SIZE: usize = 4096;
+pub(super) const NODE_SIZE: usize = 4096;
 /// How many children an inner node holds at most.
 pub(super) const FANOUT: usize = 102;
 /// What follows the head of a leaf, in words.
@@ -29,8 +29,8 @@ const RUN: u16 = 16;
 ///
 /// # Safety
 ///
-/// What [`alloc`](NodeMemory::alloc) returns must be [`NODE_SIZE`] bytes, aligned to as much, writable from every CPU, and
-/// used by nobody else until it is given to [`free`](NodeMemory::free).
+/// What [`alloc`](NodeMemory::alloc) returns must be 4096 bytes, aligned to as much, writable from every CPU, and used by
+/// nobody else until it is given to [`free`](NodeMemory::free).
 pub unsafe trait NodeMemory {
     /// A page with any content, or `None` if there is no memory.
     fn alloc(&self) -> Option<NonNull<u8>>;

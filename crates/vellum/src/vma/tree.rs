@@ -9,16 +9,20 @@
 //!
 //! The mechanism: all areas are in leaves. Inner nodes know of each child where its first area starts, where its last one
 //! ends, and the largest gap inside of it. Every change is one recursive [`edit`]: down to the leaf, the change there, and
-//! on the way back up the summaries, splits and merges. Nodes own their children ([`Node`]), so there are no parent
-//! pointers, and no `unsafe` on this side of it.
+//! on the way back up the summaries, splits and merges. Nodes own their children ([`Node`]): there are no parent pointers,
+//! and of `unsafe` only the return of a page to where it came from.
+
+mod edit;
 
 use core::fmt;
 use core::iter::FusedIterator;
 
 use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, Spares, count_up_to};
 use crate::addr::VirtRange;
+use edit::{Edited, edit, follow};
 
-pub use super::node::{NODE_SIZE, NodeMemory};
+pub use super::node::NodeMemory;
+pub(super) use edit::Above;
 
 /// What the tree needs to know of an area: a small value that stands for a range of addresses.
 ///
@@ -56,11 +60,11 @@ pub struct AreaTree<V: Area> {
     /// Levels, leaves included.
     height: usize,
     len: usize,
-    spares: Spares,
+    pub(super) spares: Spares,
     /// Pages that it owns, spares included.
-    pages: usize,
+    pub(super) pages: usize,
     /// Inserts that were promised and have not come yet.
-    promised: usize,
+    pub(super) promised: usize,
 }
 
 /// So many inserts are needed at least to make the tree higher once more after it was. A new root has room for as many
@@ -210,7 +214,7 @@ impl<V: Area> AreaTree<V> {
     /// Removals do not invalidate that. They leave the root with more room, or take the root away: the tree may then grow
     /// once more than was thought, but no higher than that, and the page of the old root pays for it, because
     /// [`AreaTree::remove`] keeps what is needed for what was promised.
-    fn needed(&self, inserts: usize) -> usize {
+    pub(super) fn needed(&self, inserts: usize) -> usize {
         let between = between_growths::<V>();
         let room = self
             .root
@@ -427,103 +431,6 @@ impl<V: Area> fmt::Debug for AreaTree<V> {
     }
 }
 
-/// What a node needs to know of the tree around it.
-#[derive(Clone, Copy)]
-pub(super) struct Above {
-    /// Where the last area before it ends.
-    pub(super) floor: u64,
-    /// Where the first area behind it starts.
-    pub(super) ceiling: u64,
-    /// The largest gap inside of it, before the change.
-    pub(super) gap: u64,
-    /// How many pages it takes above it if it splits.
-    pub(super) split_cost: usize,
-}
-
-impl Above {
-    /// Of the root. Nobody asks for its largest gap, and as all gaps are smaller than this one, nobody works it out.
-    const ROOT: Above = Above {
-        floor: 0,
-        ceiling: u64::MAX,
-        gap: u64::MAX,
-        split_cost: 1,
-    };
-}
-
-/// What a change did to a node.
-struct Edited<V, R> {
-    /// The result of the change.
-    out: R,
-    /// The node's largest gap now.
-    gap: u64,
-    /// What was split off it.
-    right: Option<Node<V>>,
-    /// Whether it lost an entry.
-    shrunk: bool,
-}
-
-/// Finds the leaf for `key`, lets `change` change it, and brings the nodes on the way there up to date. `None` means that
-/// nothing was changed.
-fn edit<V: Area, R>(
-    node: &mut Node<V>,
-    key: u64,
-    above: Above,
-    spares: &mut Spares,
-    change: impl FnOnce(&mut Leaf<V>, Above, &mut Spares) -> Option<Edited<V, R>>,
-) -> Option<Edited<V, R>> {
-    let inner = match node.get_mut() {
-        NodeMut::Leaf(leaf) => return change(leaf, above, spares),
-        NodeMut::Inner(inner) => inner,
-    };
-    let i = count_up_to(inner.ends(), key).min(inner.len().checked_sub(1)?);
-    let before = inner.around(i);
-    let below = inner.surroundings(i, &above);
-    let done = edit(inner.child_mut(i)?, key, below, spares, change)?;
-    inner.refresh(i, done.gap);
-    if let Some(child) = done.right {
-        let gap = child.largest_gap();
-        let right = if inner.is_full() {
-            // There is a page: the leaf has counted them (`split_cost`) before it split.
-            Some(inner.insert_full(i + 1, child, gap, spares.pop()?))
-        } else {
-            inner.insert(i + 1, child, gap);
-            None
-        };
-        return Some(Edited {
-            gap: inner.largest_gap(),
-            right,
-            ..done
-        });
-    }
-    if done.shrunk
-        && let Some(page) = inner.settle(i)
-    {
-        spares.push(page);
-        return Some(Edited {
-            gap: inner.largest_gap(),
-            ..done
-        });
-    }
-    let gap = follow(above.gap, before, inner.around(i), || inner.largest_gap());
-    Some(Edited {
-        gap,
-        shrunk: false,
-        ..done
-    })
-}
-
-/// The largest gap of a node where all that changed is that the largest one around an entry was `before` and is `after`.
-/// Only if it was the largest of all, and shrank, must the node be searched.
-fn follow(largest: u64, before: u64, after: u64, search: impl FnOnce() -> u64) -> u64 {
-    if after >= largest {
-        after
-    } else if before >= largest {
-        search()
-    } else {
-        largest
-    }
-}
-
 /// Turns a subtree into spare pages.
 fn dismantle<V: Area>(mut node: Node<V>, spares: &mut Spares) {
     if let NodeMut::Inner(inner) = node.get_mut() {
@@ -559,7 +466,3 @@ impl<'a, V: Area> Iterator for Iter<'a, V> {
 }
 
 impl<V: Area> FusedIterator for Iter<'_, V> {}
-
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;

@@ -9,12 +9,10 @@ use super::child::{Helper, Message, say};
 use super::region::Region;
 use crate::bench::case::{PAGE, TABLE_SPAN};
 use crate::bench::contender::Skip;
+use crate::bench::shuffle::{SEED, shuffle};
 
 /// How many times on its way the child looks at its page tables.
 const LOOKS: u64 = 512;
-/// Fixed, so that every run discards in the same order.
-const SEED: u64 = 0x76_656c_6c75_6d00;
-
 /// Page tables of a process in KiB, its own few for program and stack included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageTables {
@@ -93,35 +91,4 @@ fn page_tables_kb() -> anyhow::Result<u64> {
         .status()?
         .vmpte
         .ok_or_else(|| anyhow::anyhow!("no VmPTE in /proc/self/status"))
-}
-
-/// Fisher and Yates's shuffle over a SplitMix64 sequence.
-fn shuffle(items: &mut [u64], state: &mut u64) {
-    for last in (1..items.len()).rev() {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = *state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        items.swap(last, ((z ^ (z >> 31)) % (last as u64 + 1)) as usize);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shuffle_loses_nothing_and_is_the_same_every_time() {
-        let shuffled = || {
-            let (mut items, mut state) = ((0..32).collect::<Vec<u64>>(), SEED);
-            shuffle(&mut items, &mut state);
-            items
-        };
-        let items = shuffled();
-        assert_eq!(items, shuffled());
-        assert_ne!(items, (0..32).collect::<Vec<u64>>());
-        let mut sorted = items;
-        sorted.sort_unstable();
-        assert_eq!(sorted, (0..32).collect::<Vec<u64>>());
-    }
 }

@@ -6,7 +6,8 @@ mod section;
 use std::path::PathBuf;
 
 use super::case::{Case, Op, TABLE_SPAN, parse_folio};
-use super::contender::{Columns, Contender};
+use super::contender::{Column, Columns, Contender};
+use super::engine::Engine;
 use super::floor::Floor;
 use super::linux::Linux;
 use super::linux::cpu::OnOneCpu;
@@ -49,7 +50,13 @@ pub struct Args {
 
 /// Everybody who is measured. A contender listed here appears in every table, chart and JSON row.
 pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
-    vec![Box::new(Floor::default()), Box::new(Linux::new(&args.thp_root))]
+    let engine = Engine::of(args.size);
+    vec![
+        Box::new(Floor::default()),
+        Box::new(engine.contender(Column::Vellum)),
+        Box::new(engine.contender(Column::Page)),
+        Box::new(Linux::new(&args.thp_root)),
+    ]
 }
 
 /// Measures, and tells of it.

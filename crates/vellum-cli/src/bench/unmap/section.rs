@@ -67,7 +67,7 @@ fn method(runs: u32) -> Vec<(&'static str, String)> {
         (
             "floor",
             "is the least the operation can be: a bare loop over the same page-table entries and one 32-byte descriptor \
-             a folio, in memory already there and partly in cache. No locks, no atomic operations, no TLB, no reverse \
+             a folio, in memory already there and as cold as everybody's after a touch of the region. No locks, no atomic operations, no TLB, no reverse \
              map, no accounting, no walk from the root."
                 .into(),
         ),

@@ -1,0 +1,207 @@
+//! The contender that is the engine, on the memory of a simulated machine.
+//!
+//! Everything is on: groups and their limits, LRU lists, statistics, zeroing of new folios. The machine is booted once
+//! and serves all cases of a benchmark, so its memory is as mixed up by what went before as a running machine's is.
+//!
+//! What runs is the code that a kernel would run, on real page tables and descriptors, reached through one offset as in a
+//! kernel's direct map. What a kernel has on top of it is not there: the entry by an exception or a system call, and the
+//! TLB instructions themselves, which are counted instead.
+
+use std::cell::OnceCell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use vellum::addr::VirtRange;
+use vellum::arch::X86_64;
+use vellum::frame::HUGE_ORDER;
+use vellum::frame::policy::Knob;
+use vellum::group::GroupId;
+use vellum::space::{Advise, Limits, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Access, Config, Cpu, Fast};
+
+use super::case::{Case, Op, PAGE, TABLE_SPAN};
+use super::contender::{Column, Contender, Sample, Skip};
+use super::tables::{Tables, Variant, Walker};
+use super::shuffle::{SEED, shuffle};
+
+type Space = AddressSpace<'static, Fast, X86_64>;
+
+const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
+
+/// A simulated machine with the engine on it, booted when it is first needed and kept until the program ends.
+#[derive(Clone)]
+pub struct Engine {
+    /// Bytes of memory that are in use at a time.
+    bytes: u64,
+    booted: Rc<OnceCell<Booted>>,
+}
+
+struct Booted {
+    machine: &'static Machine<'static, Fast>,
+    cpu: Cpu<'static, Fast>,
+}
+
+impl Engine {
+    /// One whose programs use so much memory at a time.
+    pub fn of(bytes: u64) -> Engine {
+        Engine { bytes, booted: Rc::default() }
+    }
+
+    /// A contender that uses it, for the column of the whole engine or that of the engine with runs capped at one page.
+    pub fn contender(&self, column: Column) -> impl Contender + use<> {
+        ByRun { engine: self.clone(), column }
+    }
+
+    fn booted(&self) -> Result<&Booted, Skip> {
+        if let Some(booted) = self.booted.get() {
+            return Ok(booted);
+        }
+        // As much again: a machine is not full of one region, and large folios need room to be found in.
+        let memory = 2 * self.bytes + (128 << 20);
+        // A kernel reaches its memory by huge pages, and no memory of it is missing.
+        let sim = Config::new(memory).prefault().host_huge_pages().fast().map_err(|error| Skip::system("mmap", error))?;
+        let sim: &'static Fast = Box::leak(Box::new(sim));
+        let cpu = sim.cpu(0);
+        let machine = Machine::boot(sim, Default::default()).map_err(|error| Skip::system("boot", error))?;
+        machine.policy().set_global(Knob::Always);
+        let machine = Box::leak(Box::new(machine));
+        Ok(self.booted.get_or_init(|| Booted { machine, cpu }))
+    }
+}
+
+impl Booted {
+    /// An empty space, on a machine whose faults use folios of this size and no other.
+    fn space(&self, folio_kib: u32) -> Result<Space, Skip> {
+        let wanted = (u64::from(folio_kib) << 10).ilog2() - PAGE.ilog2();
+        for order in 1..=HUGE_ORDER {
+            let knob = if u32::from(order) == wanted { Knob::Always } else { Knob::Never };
+            self.machine.policy().set(order, knob);
+        }
+        AddressSpace::new(self.machine, X86_64::four_levels(), GroupId::ROOT, Limits::default())
+            .map_err(|error| Skip::system("new", error))
+    }
+
+    /// Writes a byte in each page of `range`, through the simulated MMU.
+    fn touch(&self, space: &Space, range: VirtRange) -> Result<u64, Skip> {
+        let program = self.cpu.enter(space);
+        let start = Instant::now();
+        program.touch(range, PAGE, Access::Write).map_err(|error| Skip::system("touch", format!("{error:?}")))?;
+        Ok(start.elapsed().as_nanos() as u64)
+    }
+}
+
+fn map(space: &Space, bytes: u64) -> Result<VirtRange, Skip> {
+    let request = MapRequest { addr: 0, len: bytes, prot: READ_WRITE, flags: MapFlags::NORESERVE };
+    let start = space.map(request).map_err(|error| Skip::system("map", error))?;
+    Ok(VirtRange { start, end: start + bytes })
+}
+
+/// The engine as a contender.
+struct ByRun {
+    engine: Engine,
+    column: Column,
+}
+
+impl Contender for ByRun {
+    fn column(&self) -> Column {
+        self.column
+    }
+
+    fn prepare(&mut self, _case: &Case) -> Result<(), Skip> {
+        self.engine.booted().map(|_| ())
+    }
+
+    fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
+        let booted = self.engine.booted()?;
+        let mut space = booted.space(case.folio_kib)?;
+        if self.column == Column::Page {
+            space.cap_runs(1);
+        }
+        let range = map(&space, case.bytes)?;
+        let touch_ns = booted.touch(&space, range)?;
+        if case.folio_kib == 2048 && !case.huge {
+            split(&space, range)?;
+        }
+        let fallback = fallback(&space, range, case);
+        let op_ns = timed(&booted.cpu, space, range, op)?;
+        Ok(Sample { touch_ns: Some(touch_ns), op_ns, fallback })
+    }
+}
+
+/// Has each huge folio of `range` mapped page by page, as Linux is made to: by a change of one page's rights and back.
+fn split(space: &Space, range: VirtRange) -> Result<(), Skip> {
+    for start in (range.start..range.end).step_by(TABLE_SPAN as usize) {
+        for prot in [Prot::READ, READ_WRITE] {
+            space.protect(start + PAGE, PAGE, prot).map_err(|error| Skip::system("protect", error))?;
+        }
+    }
+    Ok(())
+}
+
+/// The share of `range` that is not mapped the way `case` says: entries of another level, or folios that don't begin where
+/// they should.
+fn fallback(space: &Space, range: VirtRange, case: &Case) -> f64 {
+    let level = if case.huge { 2 } else { 1 };
+    let frames = space.machine().frames();
+    let mut right = 0;
+    space.runs(range, |run| {
+        if run.level != level {
+            return;
+        }
+        let first = run.pfn(space.arch());
+        let count = run.frames(space.arch());
+        let order = (u64::from(case.folio_kib) << 10).ilog2() as u8 - PAGE.ilog2() as u8;
+        let folios = (0..count).filter(|i| frames.head(first.add(*i)).1.order() == order);
+        right += folios.count() as u64;
+    });
+    1.0 - right as f64 / case.pages() as f64
+}
+
+/// Nanoseconds of the operation. The CPU is in the space, so that every flush has somebody to reach, except at exit, which
+/// comes after the last CPU has left.
+fn timed(cpu: &Cpu<'static, Fast>, space: Space, range: VirtRange, op: Op) -> Result<u64, Skip> {
+    if op == Op::Exit {
+        let start = Instant::now();
+        drop(space);
+        return Ok(start.elapsed().as_nanos() as u64);
+    }
+    let _program = cpu.enter(&space);
+    let start = Instant::now();
+    let done = match op {
+        Op::Dontneed => space.advise(range.start, range.len(), Advise::DontNeed).map_err(|e| Skip::system("advise", e)),
+        Op::Protect => space.protect(range.start, range.len(), Prot::READ).map_err(|e| Skip::system("protect", e)),
+        Op::Munmap | Op::Touch | Op::Exit => space.unmap(range.start, range.len()).map_err(|e| Skip::system("unmap", e)),
+    };
+    let ns = start.elapsed().as_nanos() as u64;
+    done.map(|()| ns)
+}
+
+impl Walker for Engine {
+    fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip> {
+        let booted = self.booted()?;
+        let space = booted.space(4)?;
+        let range = map(&space, span)?;
+        let start_kb = space.stats().tables >> 10;
+        let (mut peak_kb, steps) = (start_kb, span / TABLE_SPAN);
+        let mut random = SEED;
+        let mut pieces: Vec<u64> = (0..TABLE_SPAN / variant.piece).collect();
+        for step in 0..steps {
+            let at = range.start + step * TABLE_SPAN;
+            booted.touch(&space, VirtRange { start: at, end: at + TABLE_SPAN })?;
+            peak_kb = peak_kb.max(space.stats().tables >> 10);
+            shuffle(&mut pieces, &mut random);
+            for piece in &pieces {
+                space
+                    .advise(at + piece * variant.piece, variant.piece, Advise::DontNeed)
+                    .map_err(|error| Skip::system("advise", error))?;
+            }
+            if step % 64 == 0 {
+                progress(step as f64 / steps as f64);
+            }
+        }
+        let end_kb = space.stats().tables >> 10;
+        Ok(Tables { end_kb, peak_kb, start_kb })
+    }
+}
