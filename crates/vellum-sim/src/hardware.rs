@@ -77,8 +77,12 @@ impl<A: Silicon> Hardware<A> {
             (1..=MAX_CPUS).contains(&cpus),
             "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}"
         );
+        let sizes: Vec<u32> = (1..=arch.levels())
+            .filter(|level| arch.leaf_at(*level))
+            .map(|level| arch.level_shift(level))
+            .collect();
         let mmu = || MmuState {
-            tlb: Tlb::new(&model),
+            tlb: Tlb::new(&model, &sizes, arch.levels()),
             spaces: Vec::new(),
             in_flight: None,
             stats: Stats::default(),

@@ -16,10 +16,32 @@
 //! walker, ends in real bytes of the machine's memory, and where nothing is mapped calls the space's [`Handler`].
 //!
 //! ```
-//! use vellum_sim::Config;
+//! use vellum::space::{Limits, MapFlags, MapRequest};
+//! use vellum::{AddressSpace, Machine, arch::X86_64, group::GroupId, vma::Prot};
+//! use vellum_sim::{Config, Strictness};
 //!
-//! let machine = Config::new(16 << 20).cpus(2).fast().unwrap();
-//! machine.on_cpu(1, || assert_eq!(vellum::platform::Cpus::current(&machine), 1));
+//! // 16 MiB and two CPUs; the seed decides what the hardware does to us.
+//! let host = Config::new(16 << 20).cpus(2).strict(Strictness::new(1)).unwrap();
+//! let cpu = host.cpu(1);
+//! let machine = Machine::boot(&host, Default::default()).unwrap();
+//! host.baseline();
+//! {
+//!     let space =
+//!         AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+//!     let request = MapRequest {
+//!         addr: 0,
+//!         len: 1 << 20,
+//!         prot: Prot::READ | Prot::WRITE,
+//!         flags: MapFlags::default(),
+//!     };
+//!     let at = space.map(request).unwrap();
+//!     let program = cpu.enter(&space);
+//!     program.store(at, 7).unwrap();
+//!     assert_eq!(program.load(at), Ok(7));
+//!     drop(program);
+//! }
+//! // Nothing leaked, and no rule was broken on the way: that would have been a panic.
+//! host.finish();
 //! ```
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]

@@ -7,10 +7,10 @@ use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr, VirtRange};
 use vellum::arch::{Arch, Attrs};
 use vellum::platform::SpaceId;
 
-use crate::hardware::Simulated;
+use crate::hardware::{Hardware, Simulated};
 use crate::seat::Seat;
 use crate::tlb::Tag;
-use crate::walker::Leaf;
+use crate::walker::{Leaf, Silicon};
 
 /// How memory is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -329,10 +329,21 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         // Without the lock, so that others get a turn; an invalidation that reaches this translation waits for it.
         mmu.in_flight = Some((Tag::new(self.id, va, leaf.shift), leaf));
         drop(mmu);
+        let _landed = Landing { hardware, cpu };
         machine.before_use(cpu, self.id, va, pa, access);
-        let done = act(pa);
-        hardware.mmu(cpu).in_flight = None;
-        Some(done)
+        Some(act(pa))
+    }
+}
+
+/// Ends an access that was under way, even if it ends in a panic: whoever waits for it must not wait for ever.
+struct Landing<'h, A: Silicon> {
+    hardware: &'h Hardware<A>,
+    cpu: usize,
+}
+
+impl<A: Silicon> Drop for Landing<'_, A> {
+    fn drop(&mut self) {
+        self.hardware.mmu(self.cpu).in_flight = None;
     }
 }
 

@@ -18,7 +18,7 @@ pub struct Bank {
     pub tier: u8,
     /// log2 of the page sizes that it can hold.
     pub shifts: Cow<'static, [u32]>,
-    /// Number of sets.
+    /// Number of sets, a power of two: low bits of the page number choose among them.
     pub sets: u32,
     /// Entries in each.
     pub ways: u32,
@@ -168,21 +168,27 @@ impl<T> Default for Slot<T> {
 struct Cache<T> {
     slots: Box<[Slot<T>]>,
     ways: usize,
+    /// Number of sets, less one.
+    mask: u64,
 }
 
 impl<T: Copy> Cache<T> {
     fn new(sets: u32, ways: u32) -> Self {
+        assert!(
+            sets.is_power_of_two() && ways > 0,
+            "a cache of {sets} sets of {ways} entries"
+        );
         let slots = (0..sets * ways).map(|_| Slot::default()).collect();
         Cache {
             slots,
             ways: ways as usize,
+            mask: sets as u64 - 1,
         }
     }
 
     #[inline]
     fn set(&mut self, page: u64) -> &mut [Slot<T>] {
-        let sets = (self.slots.len() / self.ways) as u64;
-        let first = (page % sets) as usize * self.ways;
+        let first = (page & self.mask) as usize * self.ways;
         &mut self.slots[first..first + self.ways]
     }
 
@@ -239,16 +245,32 @@ pub(crate) struct Tlb {
 }
 
 impl Tlb {
-    pub fn new(model: &TlbModel) -> Self {
+    /// For a format with these page sizes and so many levels: what the model has for others stays out.
+    pub fn new(model: &TlbModel, sizes: &[u32], levels: u8) -> Self {
+        let fitting = |bank: &Bank| Bank {
+            shifts: bank
+                .shifts
+                .iter()
+                .copied()
+                .filter(|shift| sizes.contains(shift))
+                .collect(),
+            ..bank.clone()
+        };
         let mut banks: Vec<_> = model
             .banks
             .iter()
-            .map(|b| (b.clone(), Cache::new(b.sets, b.ways)))
+            .map(fitting)
+            .filter(|bank| !bank.shifts.is_empty())
+            .map(|bank| {
+                let cache = Cache::new(bank.sets, bank.ways);
+                (bank, cache)
+            })
             .collect();
         banks.sort_by_key(|(bank, _)| bank.tier);
         let mut paging: Vec<_> = model
             .paging
             .iter()
+            .filter(|p| p.level <= levels)
             .map(|p| (p.level, Cache::new(1, p.entries)))
             .collect();
         paging.sort_by_key(|(level, _)| *level);
@@ -393,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_later_tier_keeps_what_the_first_lost() {
-        let mut tlb = Tlb::new(&TlbModel::GENERIC);
+        let mut tlb = Tlb::new(&TlbModel::GENERIC, &[12, 21, 30], 4);
         // Five pages of one set of four ways.
         for page in 0..5 {
             tlb.insert(SPACE, page << 16, leaf(12));
@@ -405,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_stride_too_wide_steps_over_small_pages() {
-        let mut tlb = Tlb::new(&TlbModel::SMALL);
+        let mut tlb = Tlb::new(&TlbModel::SMALL, &[12, 21, 30], 4);
         let range = [VirtRange {
             start: 0x20_0000,
             end: 0x60_0000,
@@ -426,7 +448,7 @@ mod tests {
 
     #[test]
     fn pointers_go_only_when_tables_went() {
-        let mut tlb = Tlb::new(&TlbModel::SMALL);
+        let mut tlb = Tlb::new(&TlbModel::SMALL, &[12, 21, 30], 4);
         let shift = |level: u8| 12 + 9 * (level as u32 - 1);
         tlb.insert_pointer(SPACE, 0x4000_0000, 3, shift(3), Pfn(3));
         tlb.insert_pointer(SPACE, 0x4020_0000, 2, shift(2), Pfn(2));

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use vellum::addr::{Pfn, PhysAddr};
-use vellum::arch::{Arch, Attrs, Kind, X86_64};
+use vellum::arch::{Aarch64, Arch, Attrs, Kind, Riscv64, X86_64};
 
 use crate::arena::Arena;
 use crate::program::Access;
@@ -23,6 +23,12 @@ impl Silicon for X86_64 {
         1 << 5
     }
 }
+
+// A CPU that manages accessed and dirty in leaves (FEAT_HAFDBS) and not in table descriptors (FEAT_HAFT).
+impl Silicon for Aarch64 {}
+
+// A CPU with Svadu. In a pointer to a table the bits are reserved.
+impl Silicon for Riscv64 {}
 
 /// The bits to flip in leaf `raw` for `more` of [`Attrs::HARDWARE`] to be set too. (In some formats dirty is a bit that is
 /// cleared.)
@@ -124,6 +130,31 @@ mod tests {
     use super::*;
     use crate::arena::Ram;
     use vellum::platform::Region;
+
+    #[test]
+    fn marking_a_leaf_makes_the_leaf_that_says_so() {
+        fn check<A: Silicon>(arch: A) {
+            let prots = [Attrs::READ, Attrs::READ | Attrs::WRITE, Attrs::READ | Attrs::EXEC];
+            for (level, prot) in [1, 2]
+                .into_iter()
+                .flat_map(|level| prots.map(|prot| (level, prot)))
+            {
+                let pa = PhysAddr(1 << arch.level_shift(level));
+                let clean = arch.leaf(pa, prot | Attrs::EXCLUSIVE, level);
+                for more in [Attrs::ACCESSED, Attrs::HARDWARE] {
+                    let flip = hardware_bits(&arch, clean, level, more);
+                    assert_eq!(clean ^ flip, arch.leaf(pa, prot | Attrs::EXCLUSIVE | more, level));
+                    assert_eq!(flip & !A::HARDWARE, 0);
+                    assert_eq!(hardware_bits(&arch, clean ^ flip, level, more), 0);
+                }
+            }
+        }
+        check(X86_64::four_levels());
+        check(Aarch64::granule_4k());
+        check(Aarch64::granule_16k());
+        check(Aarch64::granule_64k());
+        check(Riscv64::sv39());
+    }
 
     #[test]
     fn a_walk_sets_what_the_access_sets_and_no_more() {

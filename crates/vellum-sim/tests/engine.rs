@@ -3,24 +3,26 @@
 //! This is about the machine, to know that it does not cry wolf; the engine's own properties are tested with the engine.
 
 use vellum::addr::VirtRange;
-use vellum::arch::X86_64;
+use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Fault, Hostility, Refusal, Strict, Strictness};
+use vellum_sim::{Config, Fault, Hostility, Refusal, Silicon, Strict, Strictness};
 
-const PAGE: u64 = 4096;
-const BASE: u64 = 0x4000_0000_0000;
-/// Three tables' worth, and a bit.
+/// Below the end of the smallest address space there is, Sv39's.
+const BASE: u64 = 0x20_0000_0000;
+/// Three tables' worth, and a bit, in pages of 4 KiB.
 const PAGES: usize = 3 * 512 + 40;
 
-type Space<'m> = AddressSpace<'m, Strict, X86_64>;
+type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
-fn space<'m>(machine: &'m Machine<'m, Strict>) -> Space<'m> {
-    AddressSpace::new(machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap()
+fn space<'m, A: Silicon>(machine: &'m Machine<'m, Strict<A>>, arch: A) -> Space<'m, A> {
+    AddressSpace::new(machine, arch, GroupId::ROOT, Limits::default()).unwrap()
 }
+
+const PAGE: u64 = 4096;
 
 /// A page: what may be done with it, and its first byte.
 type Model = Vec<Option<(Prot, u8)>>;
@@ -54,13 +56,13 @@ impl Dice {
     }
 }
 
-fn bytes(pages: &std::ops::Range<usize>) -> (u64, u64) {
-    (BASE + pages.start as u64 * PAGE, pages.len() as u64 * PAGE)
-}
-
-fn step(dice: &mut Dice, sim: &Strict, space: &Space<'_>, model: &mut Model) {
+fn step<A: Silicon>(dice: &mut Dice, sim: &Strict<A>, space: &Space<'_, A>, model: &mut Model) {
     let pages = dice.range();
-    let (addr, len) = bytes(&pages);
+    let shift = space.arch().page_shift();
+    let (addr, len) = (
+        BASE + ((pages.start as u64) << shift),
+        (pages.len() as u64) << shift,
+    );
     let all = model[pages.clone()].iter().all(Option::is_some);
     match dice.below(12) {
         0 | 1 => {
@@ -99,7 +101,7 @@ fn step(dice: &mut Dice, sim: &Strict, space: &Space<'_>, model: &mut Model) {
             let other = sim.cpu(1 + dice.below(2));
             let program = other.enter(space);
             for page in pages.step_by(1 + dice.below(5)) {
-                let va = BASE + page as u64 * PAGE;
+                let va = BASE + ((page as u64) << shift);
                 let value = dice.below(256) as u8;
                 let write = dice.below(2) == 0;
                 let done = if write {
@@ -125,14 +127,18 @@ fn step(dice: &mut Dice, sim: &Strict, space: &Space<'_>, model: &mut Model) {
     }
 }
 
-fn run(seed: u64, hostility: Hostility, knob: Knob, steps: usize) {
+fn run<A: Silicon>(arch: A, seed: u64, hostility: Hostility, knob: Knob, steps: usize) {
     let strictness = Strictness::new(seed).hostility(hostility);
-    let sim = Config::new(48 << 20).cpus(3).strict(strictness).unwrap();
+    let memory = (48 << 20) << arch.page_order();
+    let sim = Config::with_arch(arch, memory)
+        .cpus(3)
+        .strict(strictness)
+        .unwrap();
     let _cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     machine.policy().set_global(knob);
     sim.baseline();
-    let space = space(&machine);
+    let space = space(&machine, arch);
     let mut model: Model = vec![None; PAGES];
     let mut dice = Dice(oorandom::Rand64::new(seed as u128));
     // Programs that stay: their CPUs' hardware is at work all the time.
@@ -156,8 +162,19 @@ fn run(seed: u64, hostility: Hostility, knob: Knob, steps: usize) {
 #[test]
 fn programs_see_what_the_model_says() {
     for seed in 0..8 {
-        run(seed, Hostility::USUAL, Knob::Never, 60);
-        run(seed, Hostility::WORST, Knob::Always, 60);
+        run(X86_64::four_levels(), seed, Hostility::USUAL, Knob::Never, 60);
+        run(X86_64::five_levels(), seed, Hostility::WORST, Knob::Always, 60);
+    }
+}
+
+#[test]
+fn on_other_architectures_too() {
+    for seed in 0..3 {
+        run(Aarch64::granule_4k(), seed, Hostility::WORST, Knob::Always, 40);
+        run(Aarch64::granule_16k(), seed, Hostility::WORST, Knob::Always, 30);
+        run(Aarch64::granule_64k(), seed, Hostility::WORST, Knob::Always, 20);
+        run(Riscv64::sv39(), seed, Hostility::WORST, Knob::Always, 40);
+        run(Riscv64::sv57(), seed, Hostility::USUAL, Knob::Never, 40);
     }
 }
 
@@ -166,7 +183,7 @@ fn an_allocation_that_fails_harms_nothing() {
     let sim = Config::new(48 << 20).strict(Strictness::new(1)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let space = space(&machine);
+    let space = space(&machine, X86_64::four_levels());
     let range = VirtRange::new(BASE, 8 * PAGE).unwrap();
     let request = MapRequest {
         addr: BASE,
@@ -207,7 +224,7 @@ fn every_schedule_of_faults_and_unmaps() {
         let boot = sim.cpu(0);
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         sim.baseline();
-        let space = space(&machine);
+        let space = space(&machine, X86_64::four_levels());
         let request = MapRequest {
             addr: BASE,
             len: 4 * PAGE,
