@@ -54,6 +54,9 @@ pub mod vma;
 #[cfg(not(loom))]
 pub mod space;
 
+#[cfg(all(test, not(loom)))]
+mod testing;
+
 #[cfg(not(loom))]
 pub use machine::Machine;
 #[cfg(not(loom))]

@@ -65,7 +65,7 @@ pub enum Kind {
     Swap,
     /// Not a mapping, but something to remember about this page: see [`Marker`].
     Marker,
-    /// In transition, by somebody who holds the table's lock: occupied, never to be mistaken for empty (rule 3).
+    /// In transition, by somebody who holds the table's lock: occupied, never to be mistaken for empty (INV-4).
     Busy,
 }
 

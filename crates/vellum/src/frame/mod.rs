@@ -21,6 +21,8 @@ mod desc;
 mod list;
 mod percpu;
 pub mod policy;
+#[cfg(test)]
+mod tests;
 
 pub use boot::{BootError, BootOptions};
 pub use desc::{Counts, Frame, FrameKind, FrameState, flag};

@@ -16,6 +16,8 @@
 
 mod leave;
 mod shard;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use leave::Leavers;
 pub use shard::LruList;

@@ -38,8 +38,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// Under the table's lock. Nobody finds the entry empty at any time (rule 3), and none of the accessed and dirty bits
-    /// that hardware sets until the flush is lost (rule 6).
+    /// Under the table's lock. Nobody finds the entry empty at any time (INV-4), and none of the accessed and dirty bits
+    /// that hardware sets until the flush is lost (INV-6).
     fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
         let index = table.index(va);
         let start = va >> table.shift() << table.shift();

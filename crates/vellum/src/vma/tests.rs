@@ -594,7 +594,7 @@ fn refuses_half_a_split() {
 #[test]
 fn refuses_what_breaks_the_contract() {
     // Three levels: neighbours are in the same leaf, in the next one, or below the next inner node.
-    let areas = if cfg!(miri) { 200 } else { 56 * 110 };
+    let areas = if cfg!(miri) { 60 } else { 56 * 110 };
     let (mem, mut tree) = (Memory::new(), new());
     (0..areas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
     tree.reserve(&mem, 1).unwrap();

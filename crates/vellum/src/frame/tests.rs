@@ -1,0 +1,150 @@
+//! The allocator against what it promises, on memory with holes.
+
+use std::vec::Vec;
+
+use super::policy::{Advice, FolioPolicy, Knob};
+use super::*;
+use crate::testing::{Dice, Host};
+
+/// First frame and count of each region, as far as descriptors tell: everything that is free.
+fn all_free(frames: &Frames<'_, Host>) -> u64 {
+    frames.drain();
+    frames.free_frames()
+}
+
+fn is_zero(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) -> bool {
+    // SAFETY: the test allocated these frames and is alone with them.
+    let bytes = unsafe { std::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize) };
+    bytes.iter().all(|b| *b == 0)
+}
+
+fn dirty(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) {
+    // SAFETY: as above.
+    unsafe { frames.at(pfn.addr()).as_ptr().write_bytes(0x5a, count as usize * FRAME_SIZE as usize) }
+}
+
+/// INV-10, and that no frame is given out twice: random blocks of all sizes, on several CPUs, zero or not.
+#[test]
+fn blocks_are_disjoint_and_zero_blocks_are_zero() {
+    for zero_on_free in [false, true] {
+        let host = Host::new(&[(16, 3000, true), (9000, 5000, false), (30000, 700, true)], 3);
+        let frames = Frames::boot(&host, BootOptions { zero_on_free }).unwrap();
+        let total = all_free(&frames);
+        assert_eq!(total, frames.total());
+        let mut held: Vec<(Pfn, u8, Use, bool)> = Vec::new();
+        let mut dice = Dice(7);
+        for _ in 0..5_000 {
+            host.on_cpu(dice.roll(3) as usize);
+            let order = dice.roll(11) as u8;
+            let usage = if dice.roll(4) == 0 { Use::Kernel } else { Use::Folio };
+            if dice.roll(2) == 0 {
+                let zero = dice.roll(2) == 0;
+                let Ok(pfn) = frames.alloc(order, zero, usage) else {
+                    assert!(!held.is_empty(), "no memory, although nothing is held");
+                    continue;
+                };
+                assert!(pfn.is_aligned(order));
+                let apart = |(other, o, ..): &(Pfn, u8, Use, bool)| other.0 + (1 << o) <= pfn.0 || pfn.0 + (1 << order) <= other.0;
+                assert!(held.iter().all(apart), "{pfn:?} of order {order} was given out twice");
+                assert!(!zero || is_zero(&frames, pfn, 1 << order), "{pfn:?} is not zero");
+                // Some zero blocks stay zero and are freed as such, so that both kinds meet when they merge.
+                let clean = zero && dice.roll(2) == 0;
+                if !clean {
+                    dirty(&frames, pfn, 1 << order);
+                }
+                held.push((pfn, order, usage, clean));
+            } else if !held.is_empty() {
+                let (pfn, order, usage, clean) = held.swap_remove(dice.roll(held.len() as u64) as usize);
+                // SAFETY: held by this test alone, and as zero as it says.
+                unsafe { frames.free(pfn, 1 << order, clean, usage) };
+            }
+        }
+        for (pfn, order, usage, _) in held {
+            // SAFETY: held by this test alone.
+            unsafe { frames.free(pfn, 1 << order, false, usage) };
+        }
+        assert_eq!(all_free(&frames), total, "every frame came back");
+    }
+}
+
+/// Freed memory becomes whole again: after everything is back, the free blocks are those of the beginning.
+#[test]
+fn blocks_merge_until_they_are_whole() {
+    let host = Host::with_frames(20_000, 2);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let before = frames.free_blocks();
+    let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(0, false, Use::Folio).ok()).collect();
+    assert_eq!(held.len() as u64, frames.total(), "single pages use all memory");
+    // Every second one first: nothing can merge until the rest comes.
+    for pfn in held.iter().step_by(2).chain(held.iter().skip(1).step_by(2)) {
+        // SAFETY: held by this test alone.
+        unsafe { frames.free(*pfn, 1, false, Use::Folio) };
+    }
+    frames.drain();
+    assert_eq!(frames.free_blocks(), before);
+}
+
+/// A stretch may be freed at once although it was allocated in pieces.
+#[test]
+fn a_stretch_of_any_length_can_be_freed() {
+    let host = Host::with_frames(5000, 1);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let before = frames.free_blocks();
+    let block = frames.alloc(10, false, Use::Folio).unwrap();
+    let mut at = 0;
+    for count in [1, 2, 3, 31, 32, 33, 100, 7, 815] {
+        // SAFETY: each part of the block once.
+        unsafe { frames.free(block.add(at), count, false, Use::Folio) };
+        at += count;
+    }
+    assert_eq!(at, 1024);
+    frames.drain();
+    assert_eq!(frames.free_blocks(), before);
+}
+
+/// Zeroed memory is not zeroed twice: what was freed as zero comes back without being written. (The frame is made dirty
+/// behind the allocator's back, to see whether it would be.)
+#[test]
+fn what_is_known_to_be_zero_is_left_alone() {
+    let host = Host::with_frames(2000, 1);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let pfn = frames.alloc(0, true, Use::Kernel).unwrap();
+    dirty(&frames, pfn, 1);
+    // SAFETY: the test's alone. (That it is zero is a lie, which only this test could notice.)
+    unsafe { frames.free(pfn, 1, true, Use::Kernel) };
+    let again = frames.alloc(0, true, Use::Kernel).unwrap();
+    assert_eq!(again, pfn, "the last one freed is the first one given out");
+    assert!(!is_zero(&frames, again, 1), "it was zeroed a second time");
+}
+
+/// Bad memory maps and bad machines are errors, each its own.
+#[test]
+fn what_cannot_be_booted_is_refused() {
+    let boot = |regions: &[(u64, u64, bool)], cpus| {
+        let host = Host::new(regions, cpus);
+        Frames::boot(&host, BootOptions::default()).err()
+    };
+    assert!(matches!(boot(&[(16, 60, true)], 1), Some(BootError::TooSmall(_))), "no room for descriptors");
+    assert!(matches!(boot(&[(16, 3000, true)], 0), Some(BootError::BadCpuCount(0))));
+    assert!(matches!(boot(&[(16, 3000, true), (2000, 1100, true)], 1), Some(BootError::BadRegion(_))));
+    assert_eq!(boot(&[(16, 3000, true), (20_000, 0, true), (20_000, 1, false)], 1), None);
+}
+
+/// The knobs mean what Linux's mean.
+#[test]
+fn folio_sizes_follow_the_knobs() {
+    let policy = FolioPolicy::default();
+    assert_eq!(policy.orders(Advice::None), 0, "by default only who asks gets huge pages");
+    assert_eq!(policy.orders(Advice::Huge), 1 << 9);
+    policy.set(4, Knob::Always);
+    policy.set(2, Knob::Madvise);
+    policy.set(3, Knob::Never);
+    assert_eq!(policy.orders(Advice::None), 1 << 4);
+    assert_eq!(policy.orders(Advice::Huge), 1 << 9 | 1 << 4 | 1 << 2);
+    assert_eq!(policy.orders(Advice::NoHuge), 0, "who asks not to gets none, whatever the knobs say");
+    policy.set_global(Knob::Always);
+    assert_eq!(policy.orders(Advice::None), 1 << 9 | 1 << 4);
+    policy.set(0, Knob::Always);
+    policy.set(10, Knob::Always);
+    assert_eq!(policy.orders(Advice::None), 1 << 9 | 1 << 4, "single pages and sizes beyond huge have no knob");
+}

@@ -1,0 +1,104 @@
+//! Charges and lists against what they promise.
+
+use std::vec::Vec;
+
+use super::*;
+use crate::frame::{BootOptions, Counts, Use};
+use crate::testing::{Dice, Host};
+
+fn folio(frames: &Frames<'_, Host>, order: u8) -> Pfn {
+    let pfn = frames.alloc(order, false, Use::Folio).unwrap();
+    frames.make_folio(pfn, order, 0, Counts { refs: 1, maps: 0 });
+    pfn
+}
+
+/// INV-9: what is charged is what was admitted and has not left, in the group and in every ancestor, whichever CPUs did it
+/// and in whatever order; and the lists hold as much.
+#[test]
+fn charges_and_lists_add_up() {
+    let host = Host::with_frames(20_000, 4);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let groups = Groups::boot(&frames).unwrap();
+    let parent = groups.create(&frames, GroupId::ROOT, u64::MAX).unwrap();
+    let child = groups.create(&frames, parent, u64::MAX).unwrap();
+    let mut held: Vec<(Pfn, u8, GroupId, LruList)> = Vec::new();
+    let mut dice = Dice(3);
+    for round in 0..5_000 {
+        host.on_cpu(dice.roll(4) as usize);
+        if dice.roll(5) < 3 {
+            let order = dice.roll(5) as u8;
+            let group = [GroupId::ROOT, parent, child][dice.roll(3) as usize];
+            let list = [LruList::Anon, LruList::Unevictable][dice.roll(2) as usize];
+            let pfn = folio(&frames, order);
+            groups.admit(&frames, group, pfn, order, Some(list)).unwrap();
+            held.push((pfn, order, group, list));
+        } else {
+            let mut leavers = Leavers::new(&frames, &groups);
+            // A stretch of the list, from both ends and from the middle, as unmapping might free them.
+            for _ in 0..dice.roll(6).min(held.len() as u64) {
+                let (pfn, order, ..) = held.swap_remove(dice.roll(held.len() as u64) as usize);
+                leavers.leave(pfn, frames.frame(pfn), order);
+            }
+        }
+        if round % 97 == 0 {
+            for (group, members) in [(GroupId::ROOT, 3), (parent, 2), (child, 1)] {
+                let below = &[child, parent, GroupId::ROOT][..members];
+                let usage = groups.usage(&frames, group).unwrap();
+                let pages = |list: Option<LruList>, only: bool| -> u64 {
+                    held.iter()
+                        .filter(|(_, _, g, l)| if only { *g == group } else { below.contains(g) } && list.is_none_or(|x| x == *l))
+                        .map(|(_, order, ..)| 1 << order)
+                        .sum()
+                };
+                assert_eq!(usage.charged, pages(None, false), "{group:?}");
+                assert_eq!(usage.lru, [LruList::Anon, LruList::Unevictable].map(|l| pages(Some(l), true)), "{group:?}");
+            }
+        }
+    }
+}
+
+/// A limit holds to the page, although CPUs charge in advance; it binds descendants; and a refused charge leaves no trace.
+#[test]
+fn a_limit_is_reached_and_not_passed() {
+    let host = Host::with_frames(20_000, 4);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let groups = Groups::boot(&frames).unwrap();
+    let parent = groups.create(&frames, GroupId::ROOT, 100).unwrap();
+    let child = groups.create(&frames, parent, u64::MAX).unwrap();
+    let mut admitted = 0;
+    let over = loop {
+        host.on_cpu(admitted % 4);
+        let pfn = folio(&frames, 0);
+        match groups.admit(&frames, child, pfn, 0, Some(LruList::Anon)) {
+            Ok(()) => admitted += 1,
+            Err(over) => break over,
+        }
+    };
+    assert_eq!((admitted, over), (100, OverLimit(parent)));
+    assert_eq!(groups.usage(&frames, child).unwrap().charged, 100);
+    assert_eq!(groups.usage(&frames, parent).unwrap().charged, 100);
+    let large = folio(&frames, 3);
+    assert_eq!(groups.admit(&frames, child, large, 3, None), Err(OverLimit(parent)));
+    groups.set_limit(parent, 108).unwrap();
+    assert_eq!(groups.admit(&frames, child, large, 3, None), Ok(()));
+}
+
+/// A group goes only when it is empty, and its name is used again.
+#[test]
+fn groups_come_and_go() {
+    let host = Host::with_frames(20_000, 2);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let groups = Groups::boot(&frames).unwrap();
+    let group = groups.create(&frames, GroupId::ROOT, u64::MAX).unwrap();
+    let child = groups.create(&frames, group, u64::MAX).unwrap();
+    let pfn = folio(&frames, 2);
+    groups.admit(&frames, child, pfn, 2, Some(LruList::Anon)).unwrap();
+    assert_eq!(groups.remove(&frames, group), Err(GroupError::Busy(group)), "it has a child");
+    assert_eq!(groups.remove(&frames, child), Err(GroupError::Busy(child)), "it has pages");
+    Leavers::new(&frames, &groups).leave(pfn, frames.frame(pfn), 2);
+    assert_eq!(groups.remove(&frames, child), Ok(()));
+    assert_eq!(groups.remove(&frames, child), Err(GroupError::NoSuchGroup(child)));
+    assert_eq!(groups.remove(&frames, GroupId::ROOT), Err(GroupError::Busy(GroupId::ROOT)));
+    assert_eq!(groups.create(&frames, group, 5), Ok(child));
+    assert_eq!(groups.usage(&frames, child).unwrap(), GroupUsage { limit: 5, ..GroupUsage::default() });
+}
