@@ -9,9 +9,9 @@ use vellum::platform::Region;
 use crate::arena::Ram;
 use crate::fast::Fast;
 use crate::hardware::Hardware;
+use crate::model::TlbModel;
 use crate::schedule::Schedule;
 use crate::strict::{Strict, Strictness};
-use crate::tlb::TlbModel;
 use crate::walker::Silicon;
 
 /// Where memory starts unless regions are given: not at 0, so that a forgotten base shows, and at a multiple of 2 MiB.

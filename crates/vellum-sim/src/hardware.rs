@@ -8,11 +8,12 @@ use vellum::addr::{Pfn, PhysAddr};
 use vellum::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
 
 use crate::arena::{Arena, Ram};
+use crate::model::TlbModel;
 use crate::program::Access;
 use crate::schedule::Schedule;
 use crate::seat::Seats;
 use crate::stats::{Asked, Stats};
-use crate::tlb::{Tag, Tlb, TlbModel};
+use crate::tlb::{Tag, Tlb};
 use crate::walker::{Leaf, Miss, Silicon, allows, sets, walk};
 
 /// A simulated machine: a platform for the engine, and CPUs for programs.

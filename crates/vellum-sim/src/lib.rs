@@ -53,6 +53,7 @@ mod config;
 mod fast;
 mod hardware;
 mod inject;
+mod model;
 mod program;
 mod rng;
 mod schedule;
@@ -67,9 +68,13 @@ pub use config::Config;
 pub use fast::Fast;
 pub use hardware::{Hardware, Simulated};
 pub use inject::Refusal;
+pub use model::{Bank, PagingCache, TlbModel};
 pub use program::{Access, Cpu, Fault, Handler, Program, Touched};
 pub use schedule::Schedule;
 pub use stats::Stats;
 pub use strict::{Hostility, Rule, Strict, Strictness, Violation};
-pub use tlb::{Bank, PagingCache, TlbModel};
 pub use walker::Silicon;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
