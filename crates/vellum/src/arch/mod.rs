@@ -1,7 +1,7 @@
 //! Page-table formats.
 //!
 //! An [`Arch`] says how one entry is written and read, and nothing about walking, locking or counting: those are the same
-//! everywhere and live in [`crate::table`]. A format is a value, not a type alone, so that spaces of different depth or
+//! everywhere and live in `table`. A format is a value, not a type alone, so that spaces of different depth or
 //! page size live side by side.
 //!
 //! Three rules hold in every format, and the code above relies on them:

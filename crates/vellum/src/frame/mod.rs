@@ -1,7 +1,7 @@
 //! Physical memory: a descriptor for every frame, and who gives frames out.
 //!
 //! [`Frames`] owns the descriptors ([`Frame`]), the buddy allocator and the per-CPU caches. Everything that it needs for
-//! itself it takes from the machine's memory at boot ([`boot`]); afterwards it allocates nothing.
+//! itself it takes from the machine's memory at boot (`boot`); afterwards it allocates nothing.
 //!
 //! | file | story |
 //! |---|---|

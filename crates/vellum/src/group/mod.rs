@@ -295,12 +295,12 @@ impl<'p> Groups<'p> {
         let pages = 1u32 << order;
         loop {
             let mut lists = self.shard(id, cpu).0.lock(frames.platform());
-            if lists.stock < pages {
-                if let Err(over) = self.restock(id, &mut lists, pages) {
-                    drop(lists);
-                    self.reclaim_stock(frames, id, pages, over)?;
-                    continue;
-                }
+            if lists.stock < pages
+                && let Err(over) = self.restock(id, &mut lists, pages)
+            {
+                drop(lists);
+                self.reclaim_stock(frames, id, pages, over)?;
+                continue;
             }
             lists.stock -= pages;
             frames.frame(pfn).set_home(Home { group: id, cpu, list }.pack());

@@ -34,6 +34,7 @@ unsafe impl Zeroable for Sheet {}
 
 /// The sheet of the CPU where the work began, or, if another task is using that, a small one of its own: more flushes, but
 /// never a wait and never an allocation.
+#[allow(clippy::large_enum_variant)] // It lives on the stack of one call and is never moved about.
 pub(crate) enum Scratch<'m, P: Platform> {
     Large(&'m Sheet, &'m P),
     Small([Stretch; SMALL]),

@@ -230,7 +230,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let (level, entries) = self.shape(order);
         let offset = (start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
-        let attrs = area.prot.attrs() - Attrs::WRITE | Attrs::ACCESSED;
+        let attrs = (area.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED;
         let raw = arch.leaf(zeros.pfn.add(offset).addr(), attrs, level);
         match self.tables.map_run(start, level, raw, entries) {
             Ok(()) => Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) })),

@@ -152,7 +152,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn permit(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
         let arch = &self.tables.arch;
         let old = run.attrs(arch);
-        let mut new = old - Attrs::PROT | prot.attrs();
+        let mut new = (old - Attrs::PROT) | prot.attrs();
         if !old.contains(Attrs::EXCLUSIVE) {
             new -= Attrs::WRITE;
         }
