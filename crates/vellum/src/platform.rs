@@ -51,6 +51,12 @@ pub unsafe trait Cpus {
         core::hint::spin_loop();
     }
 
+    /// Called while waiting for another task that may not be running: no spin lock is held and preemption is enabled, so a
+    /// host with a scheduler should let others run.
+    fn wait(&self) {
+        self.relax();
+    }
+
     /// A point where the engine holds no lock and would give way to other work (`cond_resched`).
     fn resched(&self) {}
 

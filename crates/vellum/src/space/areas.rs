@@ -7,7 +7,7 @@ use crate::arch::Arch;
 use crate::frame::{OutOfMemory, Use};
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::sync::WriteGuard;
+use crate::sync::{ReadGuard, WriteGuard};
 use crate::vma::{AreaFlags, AreaTree, NodeMemory, State, Vma};
 
 use super::AddressSpace;
@@ -172,6 +172,15 @@ impl Areas {
         }
     }
 
+    /// The same for each area of `range`.
+    pub(super) fn account_all(&mut self, range: VirtRange, sign: i64) {
+        let mut at = range.start;
+        while let Some(area) = self.first(VirtRange { start: at, ..range }) {
+            self.account(&area, range, sign);
+            at = area.range.end.min(range.end);
+        }
+    }
+
     /// Bookkeeping for areas that come (`+1`) or go (`-1`).
     pub(super) fn account(&mut self, area: &Vma, range: VirtRange, sign: i64) {
         let bytes = area.range.intersect(&range).len().wrapping_mul(sign as u64);
@@ -184,25 +193,24 @@ impl Areas {
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Enter as the writer, when nobody is at work on an area of `range`.
-    pub(super) fn change(&self, range: VirtRange) -> WriteGuard<'_, Areas, P> {
+    pub(super) fn change(&self, range: VirtRange) -> WriteGuard<'_, Areas> {
         loop {
             let areas = self.write();
             if areas.overlapping(range).all(|v| v.state == State::Live) {
                 return areas;
             }
             drop(areas);
-            self.tables.platform().resched();
-            self.tables.platform().relax();
+            self.tables.platform().wait();
         }
     }
 
     /// Enter as the writer.
-    pub(super) fn write(&self) -> WriteGuard<'_, Areas, P> {
+    pub(super) fn write(&self) -> WriteGuard<'_, Areas> {
         self.areas.write(self.tables.platform(), self.tables.slots.iter().map(|s| &s.readers))
     }
 
     /// Enter as a reader.
-    pub(super) fn read(&self) -> crate::sync::ReadGuard<'_, Areas> {
+    pub(super) fn read(&self) -> ReadGuard<'_, Areas> {
         self.areas.read(self.tables.platform(), &self.tables.slot().readers)
     }
 
@@ -212,6 +220,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.each(range, |v| v.state = State::Live);
         areas.merge(self.tables.machine, range);
         areas.trim(self.tables.machine);
+    }
+
+    /// Whether a huge mapping reaches across an end of `range`: not at any later time either, if it doesn't now and the areas
+    /// end there.
+    pub(super) fn has_edges(&self, range: VirtRange) -> bool {
+        self.tables.is_inside_huge(range.start) || self.tables.is_inside_huge(range.end)
     }
 
     /// Split huge mappings at both ends of `range`, so that none reaches across.

@@ -8,7 +8,7 @@ use crate::group::{GroupId, LruList, OverLimit};
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{Found, NotMapped};
-use crate::vma::{AreaFlags, Prot, Vma};
+use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::AddressSpace;
 
@@ -82,6 +82,8 @@ enum Outcome {
     Again,
     /// There is no area, but there may be a stack above.
     Nothing,
+    /// The area is about to be another.
+    Replaced,
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -112,6 +114,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match self.try_fault(addr, access)? {
                 Outcome::Mapped(range) => return Ok(range),
                 Outcome::Again => self.tables.platform().relax(),
+                Outcome::Replaced => self.tables.platform().wait(),
                 Outcome::Nothing => {
                     if !self.grow_stack(addr)? {
                         return Err(FaultError::Unmapped(addr));
@@ -125,6 +128,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn try_fault(&self, addr: u64, access: Access) -> Result<Outcome, FaultError> {
         let areas = self.read();
         let Some(area) = areas.find(addr) else { return Ok(Outcome::Nothing) };
+        if area.state == State::Replaced {
+            return Ok(Outcome::Replaced);
+        }
         let allowed = match access {
             Access::Read => !area.prot.is_empty(),
             Access::Write => area.prot.contains(Prot::WRITE),

@@ -200,7 +200,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Unmap what is in `range` and map anew, with no moment between the two at which the addresses are free.
     fn replace(&self, range: VirtRange, request: &MapRequest) -> Result<(), MapError> {
-        if !self.begin_unmap(range).map_err(|_| MapError::OutOfMemory)? {
+        if !self.begin_unmap(range, State::Replaced).map_err(|_| MapError::OutOfMemory)? {
             // Somebody was quicker; now it is free.
             return self.map_fixed(range, request);
         }

@@ -100,6 +100,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.reserve(self.tables.machine, cuts)?;
         areas.isolate(range);
         areas.each(range, |v| v.state = State::Changing);
+        if !self.has_edges(range) {
+            areas.each(range, change);
+            return Ok(true);
+        }
         drop(areas);
         // Faults go on meanwhile, but the areas now end at the ends of the range, so no new huge mapping reaches across.
         if let Err(error) = self.split_edges(range) {

@@ -74,7 +74,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(UnmapError::ZeroLength);
         }
         let range = VirtRange { start: addr, end: addr + len };
-        if !self.begin_unmap(range)? {
+        if !self.begin_unmap(range, State::Dying)? {
             return Ok(());
         }
         self.zap_all(range);
@@ -84,8 +84,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Mark all areas of `range` as dying, split at its ends, with no huge mapping reaching across. `false`: there are none.
-    pub(super) fn begin_unmap(&self, range: VirtRange) -> Result<bool, UnmapError> {
+    /// Mark all areas of `range` as going (dying or replaced), split at its ends, with no huge mapping reaching across.
+    /// `false`: there are none.
+    pub(super) fn begin_unmap(&self, range: VirtRange, going: State) -> Result<bool, UnmapError> {
         let mut areas = self.change(range);
         if areas.first(range).is_none() {
             return Ok(false);
@@ -96,17 +97,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         areas.reserve(self.tables.machine, cuts)?;
         areas.isolate(range);
-        areas.each(range, |v| v.state = State::Dying);
+        areas.each(range, |v| v.state = going);
+        areas.account_all(range, -1);
+        if !self.has_edges(range) {
+            return Ok(true);
+        }
         drop(areas);
         if let Err(error) = self.split_edges(range) {
+            self.write().account_all(range, 1);
             self.settle(range);
             return Err(error.into());
-        }
-        let mut areas = self.write();
-        let mut at = range.start;
-        while let Some(area) = areas.first(VirtRange { start: at, ..range }) {
-            areas.account(&area, range, -1);
-            at = area.range.end.min(range.end);
         }
         Ok(true)
     }

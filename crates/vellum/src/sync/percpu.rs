@@ -6,19 +6,21 @@
 //! CPU, or sleeps, still leaves through the door by which it came.
 //!
 //! Writers go first: a reader that meets a writer steps back and waits, so that a stream of readers can't starve it.
+//!
+//! Whoever is inside may be preempted, so nobody spins for it: all waiting is by [`Cpus::wait`].
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
 use super::atomic::{AtomicU32, Ordering};
-use super::{RawSpin, after_seqcst_rmw};
+use super::after_seqcst_rmw;
 use crate::platform::Cpus;
 
 /// The lock around `T`; see the module's text. The slots are the caller's, so that each can share a line with whatever
 /// else is that CPU's: every call must pass the same slots.
 #[derive(Debug, Default)]
 pub struct PerCpuLock<T> {
-    writers: RawSpin,
+    /// 1 while there is a writer, or one on its way in.
     writing: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -30,7 +32,7 @@ unsafe impl<T: Send + Sync> Sync for PerCpuLock<T> {}
 impl<T> PerCpuLock<T> {
     /// Around `value`, unlocked.
     pub fn new(value: T) -> Self {
-        PerCpuLock { writers: RawSpin::new(), writing: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        PerCpuLock { writing: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Enter as a reader through `slot`, which must be one of the slots that writers pass.
@@ -50,23 +52,26 @@ impl<T> PerCpuLock<T> {
     fn step_back<C: Cpus>(&self, cpus: &C, slot: &AtomicU32) {
         slot.fetch_sub(1, Ordering::Release);
         while self.writing.load(Ordering::Relaxed) != 0 {
-            cpus.relax();
+            cpus.wait();
         }
     }
 
     /// Enter as the only writer, when every reader of `slots` has left. The caller must not be one of them.
-    pub fn write<'a, C: Cpus>(&'a self, cpus: &'a C, slots: impl Iterator<Item = &'a AtomicU32>) -> WriteGuard<'a, T, C> {
-        self.writers.lock(cpus);
-        self.writing.swap(1, Ordering::SeqCst);
+    pub fn write<'a, C: Cpus>(&'a self, cpus: &C, slots: impl Iterator<Item = &'a AtomicU32>) -> WriteGuard<'a, T> {
+        while self.writing.swap(1, Ordering::SeqCst) != 0 {
+            while self.writing.load(Ordering::Relaxed) != 0 {
+                cpus.wait();
+            }
+        }
         after_seqcst_rmw();
         for slot in slots {
             while slot.load(Ordering::SeqCst) != 0 {
-                cpus.relax();
+                cpus.wait();
             }
         }
         // The last reader left with a release; what it did happens before what the writer does.
         super::atomic::fence(Ordering::Acquire);
-        WriteGuard { lock: self, cpus }
+        WriteGuard { lock: self }
     }
 
     /// The value, when nobody else can have the lock.
@@ -98,30 +103,27 @@ impl<T> Drop for ReadGuard<'_, T> {
 }
 
 /// The writer's access.
-pub struct WriteGuard<'a, T, C: Cpus> {
+pub struct WriteGuard<'a, T> {
     lock: &'a PerCpuLock<T>,
-    cpus: &'a C,
 }
 
-impl<T, C: Cpus> Deref for WriteGuard<'_, T, C> {
+impl<T> Deref for WriteGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: `writers` admits one writer, and it entered only when every slot was empty and `writing` turned
-        // newcomers away.
+        // SAFETY: `writing` admits one writer and turns newcomers away, and it entered only when every slot was empty.
         unsafe { &*self.lock.value.get() }
     }
 }
 
-impl<T, C: Cpus> DerefMut for WriteGuard<'_, T, C> {
+impl<T> DerefMut for WriteGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`, and `&mut self` is the only borrow of the only guard.
         unsafe { &mut *self.lock.value.get() }
     }
 }
 
-impl<T, C: Cpus> Drop for WriteGuard<'_, T, C> {
+impl<T> Drop for WriteGuard<'_, T> {
     fn drop(&mut self) {
         self.lock.writing.store(0, Ordering::Release);
-        self.lock.writers.unlock(self.cpus);
     }
 }

@@ -38,6 +38,16 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
+    /// Whether a huge mapping spans `va` and does not begin there. A look without locks.
+    pub(crate) fn is_inside_huge(&self, va: u64) -> bool {
+        let _walk = self.enter();
+        // SAFETY: in a walk.
+        let at = unsafe { self.descend(va, 1) };
+        let inside = va & ((1 << self.arch.level_shift(at.level)) - 1) != 0;
+        // Busy: somebody splits it just now.
+        inside && at.level > 1 && matches!(self.arch.kind(at.raw, at.level), Kind::Leaf | Kind::Busy)
+    }
+
     /// Under the table's lock. Nobody finds the entry empty at any time (INV-4), and none of the accessed and dirty bits
     /// that hardware sets until the flush is lost (INV-6).
     fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {

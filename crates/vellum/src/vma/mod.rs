@@ -69,6 +69,9 @@ pub(crate) enum State {
     Changing,
     /// It is being unmapped. For faults and queries it is gone; its addresses are not free yet.
     Dying,
+    /// It is being unmapped to make place for another that will take its addresses at once. Faults wait: they find the old
+    /// or the new, never nothing.
+    Replaced,
 }
 
 /// Guard pages below a stack (Linux: `stack_guard_gap`), in bytes.
