@@ -1,6 +1,6 @@
 //! Which folio sizes an anonymous fault may use: Linux's knobs under `/sys/kernel/mm/transparent_hugepage`, by their names.
 
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use super::HUGE_ORDER;
 
@@ -57,11 +57,18 @@ pub enum Advice {
 pub struct FolioPolicy {
     global: AtomicU8,
     orders: [AtomicU8; HUGE_ORDER as usize + 1],
+    /// What follows from the knobs for areas that did not ask for large folios, and for those that did: a fault reads one
+    /// of these and nothing else.
+    allowed: [AtomicU32; 2],
 }
 
 impl Default for FolioPolicy {
     fn default() -> Self {
-        let policy = FolioPolicy { global: AtomicU8::new(Knob::Madvise as u8), orders: Default::default() };
+        let policy = FolioPolicy {
+            global: AtomicU8::new(Knob::Madvise as u8),
+            orders: Default::default(),
+            allowed: Default::default(),
+        };
         policy.set(HUGE_ORDER, Knob::Inherit);
         policy
     }
@@ -71,6 +78,7 @@ impl FolioPolicy {
     /// The machine-wide knob (`enabled`). [`Knob::Inherit`] here means never.
     pub fn set_global(&self, knob: Knob) {
         self.global.store(knob as u8, Relaxed);
+        self.update();
     }
 
     /// The machine-wide knob.
@@ -82,6 +90,7 @@ impl FolioPolicy {
     pub fn set(&self, order: u8, knob: Knob) {
         if let (1.., Some(cell)) = (order, self.orders.get(order as usize)) {
             cell.store(knob as u8, Relaxed);
+            self.update();
         }
     }
 
@@ -90,23 +99,30 @@ impl FolioPolicy {
         self.orders.get(order as usize).map_or(Knob::Never, Knob::load)
     }
 
+    /// Knobs are turned by hand, one at a time; two at once may leave the outcome of either until the next turn.
+    fn update(&self) {
+        for asked in [false, true] {
+            let mut set = 0;
+            for (order, cell) in self.orders.iter().enumerate().skip(1) {
+                let knob = match Knob::load(cell) {
+                    Knob::Inherit => self.global(),
+                    knob => knob,
+                };
+                if knob == Knob::Always || knob == Knob::Madvise && asked {
+                    set |= 1 << order;
+                }
+            }
+            self.allowed[asked as usize].store(set, Relaxed);
+        }
+    }
+
     /// The orders, as a bit set, that a fault in an area with this advice may use besides single pages.
     #[inline]
     pub fn orders(&self, advice: Advice) -> u32 {
-        if advice == Advice::NoHuge {
-            return 0;
+        match advice {
+            Advice::NoHuge => 0,
+            Advice::None => self.allowed[0].load(Relaxed),
+            Advice::Huge => self.allowed[1].load(Relaxed),
         }
-        let asked = advice == Advice::Huge;
-        let mut set = 0;
-        for (order, cell) in self.orders.iter().enumerate().skip(1) {
-            let knob = match Knob::load(cell) {
-                Knob::Inherit => self.global(),
-                knob => knob,
-            };
-            if knob == Knob::Always || knob == Knob::Madvise && asked {
-                set |= 1 << order;
-            }
-        }
-        set
     }
 }
