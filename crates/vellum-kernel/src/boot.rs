@@ -6,6 +6,9 @@
 //! 64-bit code at the kernel's own address (Intel SDM, volume 3A, "Initializing IA-32e Mode"):
 //! page tables in CR3, PAE in CR4, long mode in EFER, paging in CR0.
 //!
+//! Page tables have four levels, or five if the command line begins with `la57` and the processor knows them: that
+//! can be chosen only here, as long as paging is off.
+//!
 //! The tables used here map the first GiB three times: at 0, because the instruction after the one that turns
 //! paging on still has its physical address; at [`paging::KERNEL_BASE`], where the kernel is linked; and at
 //! [`paging::DIRECT_MAP`], so that [`crate::pvh`] reads its structures the same way before and after
@@ -71,6 +74,10 @@ core::arch::global_asm!(
 
     .section .data.boot, "aw", @progbits
     .balign 4096
+boot_pml5:                                              // the lowest and the highest addresses are those of four levels
+    .quad boot_pml4 - {base} + PRESENT_WRITABLE
+    .fill 510, 8, 0
+    .quad boot_pml4 - {base} + PRESENT_WRITABLE
 boot_pml4:
     .quad boot_pdpt - {base} + PRESENT_WRITABLE         // the identity mapping
     .fill {direct_slot} - 1, 8, 0
@@ -102,10 +109,23 @@ boot_gdt_pointer:
 pvh_entry:
     cld
     movl %ebx, %edi                                     // the start info: the first argument of `start`
-    movl $(boot_pml4 - {base}), %eax
-    movl %eax, %cr3
+    movl $(boot_pml4 - {base}), %esi
+    movl $0x20, %ebp                                    // PAE
+    movl {command_line}(%edi), %eax
+    testl %eax, %eax
+    jz 1f
+    cmpl $0x3735616c, (%eax)                            // "la57"
+    jne 1f
+    movl $7, %eax
+    xorl %ecx, %ecx
+    cpuid
+    testl $0x10000, %ecx                                // LA57
+    jz 1f
+    movl $(boot_pml5 - {base}), %esi
+    orl $0x1000, %ebp                                   // LA57
+1:  movl %esi, %cr3
     movl %cr4, %eax
-    orl $0x20, %eax                                     // PAE
+    orl %ebp, %eax
     movl %eax, %cr4
     movl $0xc0000080, %ecx                              // EFER
     rdmsr
@@ -115,12 +135,12 @@ pvh_entry:
     orl $0x80000000, %eax                               // PG
     movl %eax, %cr0
     lgdt boot_gdt_pointer - {base}
-    ljmpl $8, $(1f - {base})
+    ljmpl $8, $(2f - {base})
 
     .code64
-1:  movabsq $2f, %rax
+2:  movabsq $3f, %rax
     jmpq *%rax                                          // from the identity mapping to the kernel's address
-2:  xorl %eax, %eax                                     // 64-bit mode wants no data segments
+3:  xorl %eax, %eax                                     // 64-bit mode wants no data segments
     movw %ax, %ds
     movw %ax, %es
     movw %ax, %ss
@@ -136,6 +156,7 @@ pvh_entry:
     direct_slot = const paging::DIRECT_MAP_SLOT,
     stack = sym STACK,
     stack_size = const size_of::<Stack<STACK_SIZE>>(),
+    command_line = const crate::pvh::COMMAND_LINE,
     start = sym crate::start,
     options(att_syntax),
 );

@@ -82,6 +82,11 @@ pub fn has_1g_pages() -> bool {
     extended_features() & 1 << 26 != 0
 }
 
+/// Whether page tables have five levels, which is settled at boot.
+pub fn has_five_levels() -> bool {
+    Cr4::read().contains(Cr4Flags::L5_PAGING)
+}
+
 /// Whether supervisor-mode access prevention is on.
 pub fn has_smap() -> bool {
     SMAP.load(Relaxed)
@@ -108,6 +113,17 @@ pub fn forbid_user_access() {
         // SAFETY: clears EFLAGS.AC and nothing else, as above.
         unsafe { asm!("clac", options(nostack)) };
     }
+}
+
+/// Runs `body`, in which the kernel may execute user code, with the kernel's own rights.
+pub fn with_user_code<T>(body: impl FnOnce() -> T) -> T {
+    let before = Cr4::read();
+    // SAFETY: takes a protection away, which nothing relies on but to find bugs.
+    unsafe { Cr4::update(|cr4| cr4.remove(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION)) };
+    let result = body();
+    // SAFETY: what it was before.
+    unsafe { Cr4::write(before) };
+    result
 }
 
 fn structured_features() -> u32 {

@@ -1,7 +1,7 @@
 //! The reference kernel: the engine on real page tables, under QEMU (`./x boot`).
 //!
 //! It is a guest that starts, does what its command line asks and stops with a status, so that it can stand in a
-//! test. What is here so far is the ground to stand on: memory, exceptions, a console, a way to stop.
+//! test. What it does so far is to hand its memory to the engine and check it on the processor's own MMU.
 //!
 //! | file | story |
 //! |---|---|
@@ -10,10 +10,13 @@
 //! | [`cpu`] | segments, protections, access to user memory |
 //! | [`paging`] | the kernel half of every address space |
 //! | [`trap`] | exceptions, and the hook for page faults |
+//! | [`clock`] | time |
+//! | [`platform`] | all of this as the engine sees it |
+//! | [`user`] | the address space in use, its page faults, and accesses that may be refused |
+//! | [`checks`] | the engine on trial |
 //! | [`serial`] | the console |
 //! | [`backtrace`] | who called whom, in a report |
 //! | [`mod@exit`] | how the machine stops |
-//! | [`demo`] | stands in for the engine |
 
 #![no_std]
 #![no_main]
@@ -23,18 +26,29 @@ compile_error!("vellum-kernel is built for bare metal: run `./x boot`");
 
 mod backtrace;
 mod boot;
+mod checks;
+mod clock;
 mod cpu;
-mod demo;
 mod exit;
 mod paging;
+mod platform;
 mod pvh;
 mod serial;
 mod trap;
+mod user;
 
+use clock::Clock;
 use core::panic::PanicInfo;
 use exit::{Outcome, exit};
+use platform::Host;
 use pvh::MemoryMap;
+use spin::Once;
+use user::Machine;
+use vellum::frame::BootOptions;
 use x86_64::instructions::hlt;
+
+static HOST: Once<Host> = Once::new();
+static MACHINE: Once<Machine> = Once::new();
 
 /// The first Rust code, called once by [`boot`] with interrupts off, on [`boot::STACK`].
 extern "C" fn start(start_info: u64) -> ! {
@@ -60,21 +74,49 @@ extern "C" fn start(start_info: u64) -> ! {
     }
 }
 
-/// What the kernel does, once there is ground to stand on: here the engine goes.
+/// What the kernel does, once there is ground to stand on.
 fn main(map: &MemoryMap, command_line: &str) -> Result<(), &'static str> {
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
-    match command_line {
-        "" => demo::page_faults(map),
+    let (levels, command_line) = match command_line.strip_prefix("la57") {
+        Some(rest) => (5, rest.trim_start()),
+        None => (4, command_line),
+    };
+    if cpu::has_five_levels() != (levels == 5) {
+        return Err("asked for five levels of page tables, and the processor has four");
+    }
+    println!("page tables of {levels} levels");
+    match command_line.split_once(' ').unwrap_or((command_line, "")) {
+        ("" | "check", story) => checks::run(boot_engine(map)?, story).map_err(|_| "a check failed"),
         // Ways to fail on purpose, to see that a failure is seen.
-        "fail" => Err("asked to"),
-        "panic" => panic!("asked to"),
-        "overflow" => Err(if overflow(0) == 0 { "no overflow" } else { "" }),
-        "stray" => demo::stray(),
-        "hang" => loop {
+        ("fail", _) => Err("asked to"),
+        ("panic", _) => panic!("asked to"),
+        ("overflow", _) => Err(if overflow(0) == 0 { "no overflow" } else { "" }),
+        ("stray", _) => stray(),
+        ("hang", _) => loop {
             hlt();
         },
-        _ => Err("unknown command line: none, fail, panic, overflow, stray or hang"),
+        _ => Err("unknown command line: [la57] [check [STORY] | fail | panic | overflow | stray | hang]"),
     }
+}
+
+/// Hands the machine's memory, and page faults in user memory, to the engine.
+fn boot_engine(map: &MemoryMap) -> Result<&'static Machine, &'static str> {
+    // SAFETY: nobody else knows of the interval timer.
+    let host = HOST.call_once(|| Host::new(map, unsafe { Clock::start() }));
+    let machine = MACHINE.try_call_once(|| Machine::boot(host, BootOptions::default()));
+    trap::set_page_fault_hook(user::resolve);
+    machine.map_err(|error| {
+        println!("{error}");
+        "the engine could not boot"
+    })
+}
+
+/// Touches user memory as only a bug would.
+fn stray() -> Result<(), &'static str> {
+    trap::set_page_fault_hook(|_| panic!("the hook was asked about a stray touch"));
+    // SAFETY: none: this is the bug. Nothing is mapped there, so the touch faults, and a fault stops the machine.
+    unsafe { (0x1234_5678_9000 as *mut u64).write_volatile(1) };
+    Err("a stray touch of user memory went unnoticed")
 }
 
 /// Uses up the stack, to run into its guard page.

@@ -5,16 +5,17 @@
 //! | [`DIRECT_MAP`], up to 512 GiB | physical memory, from 0 on, writable, never executable | pages of 1 GiB |
 //! | [`KERNEL_BASE`] + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
 //!
-//! Both live in one top-level entry each, which is written once here and never again. So an address space gets
-//! the kernel half by [`copy_kernel_half`], and no copy can ever be out of date. The user half belongs to the
-//! engine. After [`init`] nothing is mapped there, the first page included.
+//! Both live in one entry each of a four-level table, or together in the last entry of a five-level one, which is
+//! written once here and never again. So an address space gets the kernel half by [`copy_kernel_half`], and no copy can
+//! ever be out of date. The user half belongs to the engine. After [`init`] nothing is mapped there, the first page
+//! included.
 
 use crate::pvh::{Kind, MemoryMap};
 use crate::{boot, cpu};
-use x86_64::PhysAddr;
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags};
 use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
+use x86_64::{PhysAddr, VirtAddr};
 
 /// Bytes of the smallest page.
 pub const PAGE_SIZE: u64 = 4096;
@@ -24,8 +25,6 @@ pub const KERNEL_BASE: u64 = 0xffff_ffff_8000_0000;
 pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 /// The entry of the top-level table that the direct map lives in.
 pub const DIRECT_MAP_SLOT: u64 = DIRECT_MAP >> 39 & 511;
-/// Addresses below this belong to user space: 47 bits of them.
-pub const USER_END: u64 = 1 << 47;
 
 const GIB: u64 = 1 << 30;
 const HUGE_2M: u64 = 2 << 20;
@@ -48,6 +47,9 @@ impl Table {
 }
 
 struct Tables {
+    /// The root of five levels.
+    top: Table,
+    /// The root of four levels, or what is below the last entry of `top`.
     root: Table,
     direct: Table,
     direct_small: [Table; SMALL_REACH],
@@ -57,6 +59,7 @@ struct Tables {
 }
 
 static mut TABLES: Tables = Tables {
+    top: Table::EMPTY,
     root: Table::EMPTY,
     direct: Table::EMPTY,
     direct_small: [Table::EMPTY; SMALL_REACH],
@@ -108,6 +111,7 @@ pub unsafe fn init(map: &mut MemoryMap) {
     map_image(tables);
     tables.root.0[DIRECT_MAP_SLOT as usize] = tables.direct.link();
     tables.root.0[511] = tables.high.link();
+    tables.top.0[511] = tables.root.link();
     // SAFETY: the new tables map the image, which holds this code, its data and its stack, where the old ones
     // do, with the rights that each section needs.
     unsafe { load_root(kernel_root()) };
@@ -161,10 +165,22 @@ fn map_image(tables: &mut Tables) {
     tables.high.0[510] = tables.image_directory.link();
 }
 
+/// Addresses below this belong to user space: all but one of the bits that the tables translate, 48 or 57 of them.
+pub fn user_end() -> u64 {
+    1 << if cpu::has_five_levels() { 56 } else { 47 }
+}
+
 /// The physical address of the kernel's own root table, whose user half is empty.
 pub fn kernel_root() -> u64 {
     // SAFETY: only the field's address is taken; nothing is read.
-    image_to_phys(unsafe { &raw const TABLES.root } as u64)
+    let root = unsafe {
+        if cpu::has_five_levels() {
+            &raw const TABLES.top
+        } else {
+            &raw const TABLES.root
+        }
+    };
+    image_to_phys(root as u64)
 }
 
 /// Makes the kernel reachable from another root table, by writing the upper half of its entries.
@@ -177,7 +193,7 @@ pub unsafe fn copy_kernel_half(root: u64) {
     // SAFETY: `init` was the last to write the kernel's root, and the kernel half of it never changes; the
     // other table is the caller's by contract. Both are pages of 512 entries.
     unsafe {
-        let from = (&raw const TABLES.root).cast::<u64>().add(256);
+        let from = phys_to_virt::<u64>(kernel_root()).add(256);
         phys_to_virt::<u64>(root)
             .add(256)
             .copy_from_nonoverlapping(from, 256);
@@ -201,7 +217,8 @@ pub unsafe fn load_root(root: u64) {
 /// Drops this processor's translation of the page at `address`, and all it holds of the tables above it
 /// (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches").
 pub fn flush_page(address: u64) {
-    tlb::flush(x86_64::VirtAddr::new_truncate(address));
+    // SAFETY: never a bad address, and the constructors that check know four levels only; INVLPG takes any.
+    tlb::flush(unsafe { VirtAddr::new_unsafe(address) });
 }
 
 /// Drops all this processor's translations of the user half. Those of the kernel half are global, and stay.

@@ -8,7 +8,8 @@ use core::ffi::CStr;
 use core::fmt;
 
 const MAGIC: u32 = 0x336e_c578;
-const CAPACITY: usize = 64;
+/// The most regions that a memory map has.
+pub const CAPACITY: usize = 64;
 /// Below lie the BIOS data area, option ROMs and the frame buffer, whatever the memory map says.
 const LOW_MEMORY: u64 = 1 << 20;
 
@@ -26,6 +27,9 @@ struct StartInfo {
     memory_map_entries: u32,
     reserved: u32,
 }
+
+/// Where in the start info the address of the command line is.
+pub const COMMAND_LINE: usize = core::mem::offset_of!(StartInfo, command_line);
 
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
-//! Exceptions. A page fault at a user address goes to the hook, which may resolve it; everything else is a bug of
-//! the kernel, is reported with all that is known of it, and stops the machine.
+//! Exceptions. A page fault at a user address goes to the hook, which may resolve it, or have the code that faulted go
+//! on elsewhere; everything else is a bug of the kernel, is reported with all that is known of it, and stops the
+//! machine.
 
-use crate::exit::{Outcome, exit};
-use crate::paging::{PAGE_SIZE, USER_END};
+use crate::exit::{self, exit};
+use crate::paging::{PAGE_SIZE, user_end};
 use crate::{backtrace, boot, cpu, println, serial};
 use core::fmt;
 use core::mem::transmute;
@@ -16,8 +17,28 @@ use x86_64::registers::segmentation::{CS, Segment};
 use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::idt::PageFaultErrorCode;
 
-/// Resolves a page fault: the address touched, and what the touch was. True when the touch is to be retried.
-pub type Hook = fn(u64, PageFaultErrorCode) -> bool;
+/// A page fault at a user address.
+pub struct Fault {
+    /// The address touched.
+    pub address: u64,
+    /// What the touch was.
+    pub code: PageFaultErrorCode,
+    /// The instruction that did it.
+    pub rip: u64,
+}
+
+/// How to go on after a page fault.
+pub enum Outcome {
+    /// By the same instruction once more.
+    Retry,
+    /// By this one instead.
+    Resume(u64),
+    /// Not at all: nobody may touch this, or nobody knows about it.
+    Unresolved,
+}
+
+/// Resolves a page fault.
+pub type Hook = fn(&Fault) -> Outcome;
 
 const EXCEPTIONS: usize = 32;
 const PAGE_FAULT: u64 = 14;
@@ -195,29 +216,31 @@ pub fn set_page_fault_hook(hook: Hook) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
-extern "C" fn handle(frame: &Frame) {
+extern "C" fn handle(frame: &mut Frame) {
     // First of all, as a fault inside the handler would overwrite it.
     let address = Cr2::read_raw();
     cpu::forbid_user_access();
-    if frame.vector == PAGE_FAULT && resolve(frame, address) {
-        return;
+    match resolve(frame, address) {
+        Outcome::Retry => {}
+        Outcome::Resume(rip) => frame.rip = rip,
+        Outcome::Unresolved => report(frame, address),
     }
-    report(frame, address)
 }
 
-/// Whether the hook resolved the page fault. It is asked about the faults that a page-table entry can cure: not
-/// about the kernel's own half, and not about user memory touched where that is forbidden.
-fn resolve(frame: &Frame, address: u64) -> bool {
-    if address >= USER_END || is_stray(frame) {
-        return false;
-    }
+/// Asks the hook about the faults that a page-table entry can cure: not about the kernel's own half, and not about
+/// user memory touched where that is forbidden.
+fn resolve(frame: &Frame, address: u64) -> Outcome {
     let hook = HOOK.load(Ordering::Acquire);
-    if hook.is_null() {
-        return false;
+    if frame.vector != PAGE_FAULT || address >= user_end() || is_stray(frame) || hook.is_null() {
+        return Outcome::Unresolved;
     }
     // SAFETY: `set_page_fault_hook` alone writes it, and writes nothing but a `Hook`.
     let hook = unsafe { transmute::<*mut (), Hook>(hook) };
-    hook(address, PageFaultErrorCode::from_bits_truncate(frame.error))
+    hook(&Fault {
+        address,
+        code: PageFaultErrorCode::from_bits_truncate(frame.error),
+        rip: frame.rip,
+    })
 }
 
 /// Whether the kernel ran with access to user memory forbidden.
@@ -240,7 +263,7 @@ fn report(frame: &Frame, address: u64) -> ! {
             "cr2 {address:#018x}  {:?}",
             PageFaultErrorCode::from_bits_truncate(frame.error)
         );
-        if address < USER_END && is_stray(frame) {
+        if address < user_end() && is_stray(frame) {
             println!("the kernel touched a user address outside cpu::user_access");
         }
     } else {
@@ -250,7 +273,7 @@ fn report(frame: &Frame, address: u64) -> ! {
         }
     }
     backtrace::print(Some(frame.rip), frame.rbp);
-    exit(Outcome::Failure)
+    exit(exit::Outcome::Failure)
 }
 
 impl fmt::Display for Frame {

@@ -1,0 +1,131 @@
+//! From the memory map to an allocator: every frame is accounted for, and what is freed is merged.
+
+use super::lab::{Checked, Lab, expect, tables_between};
+use super::memory::{HUGE, RW, expect_written, first, map, pages, write};
+use crate::println;
+use crate::user::{Machine, run_in};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
+use vellum::frame::{FrameKind, MAX_ORDER};
+use vellum::platform::Memory;
+
+pub fn story(lab: &Lab) -> Checked {
+    let frames = lab.machine.frames();
+    let audit = audit(lab.machine)?;
+    println!(
+        "  {} frames: {} of descriptors and caches, {} kept by the engine, {} free in {} blocks",
+        audit.usable, audit.metadata, audit.used, audit.free, audit.blocks
+    );
+    expect(
+        "all but the metadata",
+        audit.usable - audit.metadata,
+        frames.total(),
+    )?;
+    expect(
+        "metadata is less than a hundredth",
+        audit.metadata * 100 < audit.usable,
+        true,
+    )?;
+    expect(
+        "the engine itself is small, but for the zeros",
+        audit.used - zeros(lab.machine) < 16,
+        true,
+    )?;
+    churn(lab)
+}
+
+/// Two spaces take single pages in turn, and one of them goes: what it had lies between what the other has.
+fn churn(lab: &Lab) -> Checked {
+    const BYTES: u64 = 4 << 20;
+    lab.use_folios(0);
+    let spaces = [lab.space()?, lab.space()?];
+    for space in &spaces {
+        map(space, first(BYTES), RW)?;
+    }
+    for page in pages(first(BYTES)) {
+        for space in &spaces {
+            run_in(space, || {
+                write(VirtRange {
+                    start: page,
+                    end: page + FRAME_SIZE,
+                })
+            })?;
+        }
+    }
+    let full = audit(lab.machine)?;
+    let [stays, goes] = spaces;
+    let tables = tables_between(&goes) + 1 + BYTES.div_ceil(HUGE);
+    // Besides pages and tables a space has a page of counts and one for its areas.
+    let freed = (BYTES >> FRAME_SHIFT) + tables + 2;
+    drop(goes);
+    let half = audit(lab.machine)?;
+    expect("frames freed", half.free - full.free, freed)?;
+    run_in(&stays, || expect_written(first(BYTES)))?;
+    println!(
+        "  two spaces in turn: one gone, {freed} frames freed, {} free blocks",
+        half.blocks
+    );
+    drop(stays);
+    expect(
+        "frames freed in all",
+        audit(lab.machine)?.free - full.free,
+        2 * freed,
+    )?;
+    Ok(())
+}
+
+/// Frames of the zeros that read faults map, by the rule that the engine's documentation gives.
+fn zeros(machine: &Machine) -> u64 {
+    1 << super::zeros::order(machine)
+}
+
+/// What the descriptors say about every frame of the memory map.
+#[derive(Default)]
+struct Audit {
+    usable: u64,
+    /// Frames that the engine can't give out.
+    metadata: u64,
+    /// Frames that it gave out.
+    used: u64,
+    free: u64,
+    blocks: u64,
+}
+
+/// Goes through the descriptors, and compares with what the allocator says.
+fn audit(machine: &Machine) -> Checked<Audit> {
+    let frames = machine.frames();
+    frames.drain();
+    let (mut audit, mut blocks) = (Audit::default(), [0; MAX_ORDER as usize + 1]);
+    for region in machine.platform().regions() {
+        let (mut pfn, end) = (
+            region.base.pfn().0,
+            ((region.base.0 + region.len) >> FRAME_SHIFT) as u32,
+        );
+        audit.usable += u64::from(end - pfn);
+        while pfn < end {
+            let frame = frames.frame(Pfn(pfn));
+            let order = frame.order();
+            match frame.kind() {
+                FrameKind::Reserved => audit.metadata += 1,
+                FrameKind::Free => {
+                    blocks[order as usize] += 1;
+                    audit.free += 1 << order;
+                    audit.blocks += 1;
+                    let buddy = frames.get(Pfn(pfn ^ 1 << order));
+                    let merged = order == MAX_ORDER
+                        || buddy
+                            .is_none_or(|buddy| (buddy.kind(), buddy.order()) != (FrameKind::Free, order));
+                    expect(
+                        format_args!("block {pfn:#x} of order {order} is merged"),
+                        merged,
+                        true,
+                    )?;
+                }
+                _ => audit.used += 1 << order,
+            }
+            pfn += 1 << order;
+        }
+    }
+    expect("free blocks", frames.free_blocks(), blocks)?;
+    expect("free frames", frames.free_frames(), audit.free)?;
+    Ok(audit)
+}

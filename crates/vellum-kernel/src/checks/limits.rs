@@ -1,0 +1,93 @@
+//! A group's limit, and a machine without memory left: a fault that can't be served is refused, and costs nothing.
+
+use super::lab::{Checked, Failed, Lab, expect, must, tables_between};
+use super::memory::{BASE, HUGE, RW, expect_written, first, map, map_with, pages, pattern, word_of};
+use crate::println;
+use crate::user::{run_in, store};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
+use vellum::frame::HUGE_ORDER;
+use vellum::space::{FaultError, MapFlags};
+use vellum::stats::Counter::*;
+
+pub fn story(lab: &Lab) -> Checked {
+    limit(lab)?;
+    exhaustion(lab)
+}
+
+/// Touches pages until one is refused: how many were not, and why that one was.
+fn touch_all(bytes: u64) -> Checked<(u64, FaultError)> {
+    for page in pages(first(bytes)) {
+        if let Err(error) = store(page + word_of(page), pattern(page)) {
+            return Ok(((page - BASE) >> FRAME_SHIFT, error));
+        }
+    }
+    expect("a page refused", false, true)?;
+    Err(Failed)
+}
+
+/// A huge folio fits, and a second one would not: single pages take its place.
+fn limit(lab: &Lab) -> Checked {
+    const LIMIT: u64 = 700;
+    const HUGE_PAGES: u64 = HUGE / FRAME_SIZE;
+    let groups = lab.machine.groups();
+    lab.use_folios(HUGE_ORDER);
+    must("set a limit", groups.set_limit(lab.group, LIMIT))?;
+    let space = lab.space()?;
+    map(&space, first(2 * HUGE), RW)?;
+    run_in(&space, || {
+        let mut tally = lab.tally();
+        let (touched, error) = touch_all(2 * HUGE)?;
+        // The root, the tables between, and one for the single pages.
+        let tables = tables_between(&space) + 2;
+        expect("pages within the limit", touched, LIMIT - tables)?;
+        expect("why no more", error, FaultError::OverLimit(lab.group))?;
+        lab.expect_group(LIMIT, touched, 0)?;
+        expect("resident", space.stats().anon, touched << FRAME_SHIFT)?;
+        let faults = 1 + (touched - HUGE_PAGES) + 1;
+        tally.expect(
+            "touched",
+            &[
+                (Faults, faults),
+                (LargeFolios, 1),
+                (LargeFallbacks, 1),
+                (TablesBorn, tables - 1),
+            ],
+        )?;
+        must("lift the limit", groups.set_limit(lab.group, LIMIT + 1))?;
+        let next = BASE + (touched << FRAME_SHIFT);
+        must("one page more", store(next + word_of(next), pattern(next)))?;
+        expect_written(first((touched + 1) << FRAME_SHIFT))?;
+        must("no limit", groups.set_limit(lab.group, u64::MAX))?;
+        println!("  {LIMIT} pages allowed: {touched} touched and {tables} tables, the next one refused");
+        Ok(())
+    })
+}
+
+/// More is touched than there is.
+fn exhaustion(lab: &Lab) -> Checked {
+    let frames = lab.machine.frames();
+    let bytes = (frames.total() << FRAME_SHIFT).next_multiple_of(HUGE);
+    let space = lab.space()?;
+    map_with(&space, first(bytes), RW, MapFlags::NORESERVE)?;
+    run_in(&space, || {
+        let (free, tables) = (frames.free_frames(), space.stats().tables >> FRAME_SHIFT);
+        let tally = lab.tally();
+        let (touched, error) = touch_all(bytes)?;
+        expect("why no more", error, FaultError::OutOfMemory)?;
+        // A single frame may be left, if that was not enough for a page and a table.
+        expect("at most a frame left", frames.free_frames() <= 1, true)?;
+        let tables = (space.stats().tables >> FRAME_SHIFT) - tables;
+        expect("where it all is", touched + tables + frames.free_frames(), free)?;
+        expect(
+            "some huge, some not",
+            tally.since(LargeFolios) * 512 < touched,
+            true,
+        )?;
+        println!(
+            "  all memory: {touched} pages touched, {} huge, {} fallbacks, the next one refused",
+            tally.since(LargeFolios),
+            tally.since(LargeFallbacks)
+        );
+        Ok(())
+    })
+}

@@ -1,0 +1,123 @@
+//! The checks: the engine on a real page table, one story after the other.
+//!
+//! A story gets an empty group and makes its spaces in it. It touches their memory through the processor's MMU, looks
+//! at the same frames through the direct map, and compares every counter with what it must be. A check that fails says
+//! what was expected and what was found, and ends the run. After each story everything must be back where it was: every
+//! frame free, and merged with its neighbours as before.
+//!
+//! | file | story |
+//! |---|---|
+//! | [`boot`] | from the memory map to an allocator |
+//! | [`sizes`] | 64 MiB in folios of each size: mapped, touched, unmapped |
+//! | [`zeros`] | memory that was only read; contents that are not needed any more |
+//! | [`rights`] | read-only, nothing at all, no execution |
+//! | [`bits`] | accessed and dirty, as the processor sets them |
+//! | [`pieces`] | parts of huge mappings |
+//! | [`stack`] | growing downward |
+//! | [`limits`] | a group's limit; no memory left |
+//! | [`edges`] | the first and the last addresses of user mode |
+//! | [`switch`] | two spaces, and the same addresses in both |
+//!
+//! [`lab`] and [`memory`] are what they have in common.
+
+mod bits;
+mod boot;
+mod edges;
+mod lab;
+mod limits;
+mod memory;
+mod pieces;
+mod rights;
+mod sizes;
+mod stack;
+mod switch;
+mod zeros;
+
+use crate::println;
+use crate::user::Machine;
+use lab::{Checked, Lab, expect, must};
+use vellum::frame::MAX_ORDER;
+use vellum::group::GroupId;
+use vellum::stats::Counter;
+
+/// A name, and what is checked.
+type Story = (&'static str, fn(&Lab) -> Checked);
+
+const STORIES: [Story; 10] = [
+    ("boot", boot::story),
+    ("sizes", sizes::story),
+    ("zeros", zeros::story),
+    ("rights", rights::story),
+    ("bits", bits::story),
+    ("pieces", pieces::story),
+    ("stack", stack::story),
+    ("limits", limits::story),
+    ("edges", edges::story),
+    ("switch", switch::story),
+];
+
+/// Checks all stories, or those whose name is given.
+pub fn run(machine: &'static Machine, only: &str) -> Checked {
+    let groups = machine.groups();
+    let stories = || {
+        STORIES
+            .iter()
+            .filter(|(name, _)| only.is_empty() || *name == only)
+    };
+    expect("there is such a story", stories().count() > 0, true)?;
+    // The engine keeps the memory of a group for the next one: have it taken before anything is compared.
+    let group = must(
+        "create a group",
+        groups.create(machine.frames(), GroupId::ROOT, u64::MAX),
+    )?;
+    must("remove it", groups.remove(machine.frames(), group))?;
+    for (name, story) in stories() {
+        let before = Baseline::of(machine);
+        let group = must(
+            "create a group",
+            groups.create(machine.frames(), GroupId::ROOT, u64::MAX),
+        )?;
+        println!("{name}");
+        story(&Lab { machine, group })?;
+        // Refused if anything is still charged to it.
+        must("remove the group", groups.remove(machine.frames(), group))?;
+        expect("memory after the story", Baseline::of(machine), before)?;
+    }
+    let counts = |counter| machine.counter(counter);
+    expect(
+        "tables freed",
+        counts(Counter::TablesFreed),
+        counts(Counter::TablesBorn),
+    )?;
+    println!(
+        "all is back: {} frames free; {} faults, {} pages unmapped in {} runs, {} invalidations, {} tables came and went",
+        machine.frames().free_frames(),
+        counts(Counter::Faults),
+        counts(Counter::PagesCleared),
+        counts(Counter::RunsCleared),
+        counts(Counter::Flushes),
+        counts(Counter::TablesFreed),
+    );
+    Ok(())
+}
+
+/// How free memory lies: with nothing in the processor's cache, and so each block merged as far as it goes.
+#[derive(Debug, PartialEq)]
+struct Baseline {
+    free: u64,
+    blocks: [u64; MAX_ORDER as usize + 1],
+    charged: u64,
+}
+
+impl Baseline {
+    fn of(machine: &Machine) -> Self {
+        let frames = machine.frames();
+        frames.drain();
+        let usage = machine.groups().usage(frames, GroupId::ROOT);
+        Self {
+            free: frames.free_frames(),
+            blocks: frames.free_blocks(),
+            charged: usage.map_or(u64::MAX, |usage| usage.charged),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Parts of huge mappings: unmapped, protected, not needed any more. The mapping is split, through the eyes of an MMU that
+//! has it cached, and the rest of it stays as it is.
+
+use super::lab::{Checked, Lab, expect, must, tables_between};
+use super::memory::{
+    BASE, HUGE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map,
+    protect, stats, unmap, write, written,
+};
+use crate::println;
+use crate::user::{Space, load, run_in, store};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
+use vellum::frame::HUGE_ORDER;
+use vellum::space::{Advise, FaultError, SpaceStats};
+use vellum::stats::Counter::*;
+use vellum::vma::Prot;
+
+/// Three huge pages.
+const BYTES: u64 = 3 * HUGE;
+/// What is unmapped: the middle half of the second.
+const HOLE: VirtRange = VirtRange {
+    start: BASE + HUGE + HUGE / 4,
+    end: BASE + HUGE + HUGE * 3 / 4,
+};
+/// What is made read-only: the second half of the first.
+const FIXED: VirtRange = VirtRange {
+    start: BASE + HUGE / 2,
+    end: BASE + HUGE,
+};
+/// What is not needed: the last page of the third.
+const UNNEEDED: VirtRange = VirtRange {
+    start: BASE + BYTES - FRAME_SIZE,
+    end: BASE + BYTES,
+};
+
+pub fn story(lab: &Lab) -> Checked {
+    lab.use_folios(HUGE_ORDER);
+    let space = lab.space()?;
+    map(&space, first(BYTES), RW)?;
+    run_in(&space, || {
+        write(first(BYTES))?;
+        make_a_hole(lab, &space)?;
+        make_read_only(lab, &space)?;
+        drop_one_page(lab, &space)?;
+        the_rest(lab, &space)
+    })
+}
+
+/// Everything written that the hole has not taken, up to an end.
+fn expect_rest(end: u64) -> Checked {
+    expect_written(VirtRange {
+        start: BASE,
+        end: HOLE.start,
+    })?;
+    expect_written(VirtRange { start: HOLE.end, end })
+}
+
+fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
+    let frames = HOLE.len() >> FRAME_SHIFT;
+    // For the TLB to have it.
+    write(HOLE)?;
+    let (mut tally, free) = (lab.tally(), lab.machine.frames().free_frames());
+    unmap(space, HOLE)?;
+    // One invalidation for the split, one for what was unmapped.
+    tally.expect(
+        "hole made",
+        &[
+            (HugeSplits, 1),
+            (TablesBorn, 1),
+            (Flushes, 2),
+            (RunsCleared, 1),
+            (PagesCleared, frames),
+            (SplitDeferred, 1),
+        ],
+    )?;
+    expect_no_load(HOLE, FaultError::Unmapped)?;
+    expect_no_store(HOLE, FaultError::Unmapped)?;
+    tally.expect("hole not touched", &[(Faults, 2 * frames)])?;
+    expect_rest(first(BYTES).end)?;
+    tally.expect("the rest read", &[])?;
+    let mut levels = [0; 3];
+    each_run(space, first(BYTES), |run| {
+        levels[usize::from(run.level)] += run.len;
+        expect("attributes", run.attrs(space.arch()), written())
+    })?;
+    expect("entries of each level", levels, [0, 256, 2])?;
+    // The folio stays whole until somebody splits it: a table and an area's worth of memory more, and nothing less.
+    expect("frames free", free - lab.machine.frames().free_frames(), 1)?;
+    let tables = tables_between(space) + 2;
+    let stats = SpaceStats {
+        areas: 2,
+        peak: BYTES,
+        ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables)
+    };
+    expect("the space", space.stats(), stats)?;
+    lab.expect_group((BYTES >> FRAME_SHIFT) + tables, BYTES >> FRAME_SHIFT, 1)?;
+    println!(
+        "  {frames} pages out of the middle of a huge one: split once, unmapped in 1 run, 1 folio deferred"
+    );
+    Ok(())
+}
+
+fn make_read_only(lab: &Lab, space: &Space) -> Checked {
+    let frames = FIXED.len() >> FRAME_SHIFT;
+    write(FIXED)?;
+    let mut tally = lab.tally();
+    protect(space, FIXED, Prot::READ)?;
+    tally.expect("protected", &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2)])?;
+    expect_no_store(FIXED, FaultError::Denied)?;
+    write(VirtRange {
+        start: BASE,
+        end: FIXED.start,
+    })?;
+    tally.expect("written beside it", &[(Faults, frames)])?;
+    expect_rest(first(BYTES).end)?;
+    tally.expect("the rest read", &[])?;
+    println!("  {frames} pages at the end of a huge one made read-only: split once");
+    Ok(())
+}
+
+fn drop_one_page(lab: &Lab, space: &Space) -> Checked {
+    let mut tally = lab.tally();
+    must(
+        "DONTNEED",
+        space.advise(UNNEEDED.start, UNNEEDED.len(), Advise::DontNeed),
+    )?;
+    tally.expect(
+        "not needed",
+        &[
+            (HugeSplits, 1),
+            (TablesBorn, 1),
+            (Flushes, 2),
+            (RunsCleared, 1),
+            (PagesCleared, 1),
+            (SplitDeferred, 1),
+        ],
+    )?;
+    expect_zeros(UNNEEDED)?;
+    tally.expect("zeros read", &[(Faults, 1)])?;
+    must("write", store(UNNEEDED.start, 7))?;
+    expect("what was written", load(UNNEEDED.start), Ok(7))?;
+    tally.expect("written anew", &[(Faults, 1), (Flushes, 1)])?;
+    expect_rest(UNNEEDED.start)?;
+    tally.expect("the rest read", &[])?;
+    // Three huge folios, a new page, and the root, the tables between and one for each huge page.
+    let listed = (BYTES >> FRAME_SHIFT) + 1;
+    lab.expect_group(listed + tables_between(space) + 4, listed, 2)?;
+    println!("  the last page of a huge one not needed: split once, zeros, written anew");
+    Ok(())
+}
+
+fn the_rest(lab: &Lab, space: &Space) -> Checked {
+    let runs = each_run(space, first(BYTES), |_| Ok(()))?;
+    let mut tally = lab.tally();
+    unmap(space, first(BYTES))?;
+    tally.expect(
+        "unmapped",
+        &[
+            (RunsCleared, runs),
+            (PagesCleared, (BYTES - HOLE.len()) >> FRAME_SHIFT),
+            (FoliosFreed, 4),
+            (Flushes, 1),
+            (TablesFreed, tables_between(space) + 3),
+        ],
+    )?;
+    lab.expect_group(1, 0, 0)?;
+    println!("  the rest in {runs} runs: 4 folios, none deferred any more");
+    Ok(())
+}

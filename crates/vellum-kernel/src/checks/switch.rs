@@ -1,0 +1,86 @@
+//! Two spaces, and the same addresses in both.
+
+use super::lab::{Checked, Lab, expect, must, tables_between};
+use super::memory::{
+    BASE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map, pages,
+    protect, unmap, write,
+};
+use crate::println;
+use crate::user::{load, run_in, store};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
+use vellum::space::FaultError;
+use vellum::stats::Counter::*;
+use vellum::vma::Prot;
+
+/// Few enough that each translation of the one space would still be there in the other.
+const BYTES: u64 = 32 * FRAME_SIZE;
+const PAGES: u64 = BYTES >> FRAME_SHIFT;
+const ROUNDS: u64 = 10;
+
+pub fn story(lab: &Lab) -> Checked {
+    lab.use_folios(0);
+    let range = first(BYTES);
+    let [one, two] = [lab.space()?, lab.space()?];
+    expect("numbers differ", one.id() != two.id(), true)?;
+    for space in [&one, &two] {
+        map(space, range, RW)?;
+    }
+    let mut tally = lab.tally();
+    run_in(&one, || {
+        write(range)?;
+        run_in(&two, || expect_zeros(range))?;
+        expect_written(range)
+    })?;
+    let tables = tables_between(&one) + 1;
+    tally.expect(
+        "written here, zeros there",
+        &[(Faults, 2 * PAGES), (TablesBorn, 2 * tables)],
+    )?;
+    // The write there needs frames; after that nothing does.
+    run_in(&two, || {
+        pages(range).try_for_each(|page| must("write", store(page, 0)))
+    })?;
+    tally.expect(
+        "written there",
+        &[(Faults, PAGES), (Flushes, PAGES), (TablesFreed, 0)],
+    )?;
+    for round in 1..=ROUNDS {
+        for (space, value) in [(&one, round), (&two, round << 32)] {
+            run_in(space, || {
+                pages(range).try_for_each(|page| must("write", store(page, value)))
+            })?;
+        }
+        for (space, value) in [(&one, round), (&two, round << 32)] {
+            let read = |page| expect("what this space wrote", load(page), Ok(value));
+            run_in(space, || pages(range).try_for_each(read))?;
+        }
+    }
+    tally.expect("to and fro", &[])?;
+    let mut frames = [Pfn::NONE; 2];
+    for (space, frame) in [&one, &two].into_iter().zip(&mut frames) {
+        each_run(space, first(FRAME_SIZE), |run| {
+            *frame = run.pfn(space.arch());
+            Ok(())
+        })?;
+    }
+    expect("frames differ", frames[0] != frames[1], true)?;
+
+    // A space that no processor is in is changed without an invalidation.
+    run_in(&one, || {
+        protect(&two, range, Prot::READ)?;
+        tally.expect("protected from outside", &[])?;
+        run_in(&two, || expect_no_store(range, FaultError::Denied))?;
+        tally.expect("not written", &[(Faults, PAGES)])?;
+        unmap(&two, range)?;
+        expect("invalidations", tally.since(Flushes), 0)?;
+        run_in(&two, || expect_no_load(range, FaultError::Unmapped))?;
+        drop(two);
+        expect("invalidations", tally.since(Flushes), 0)?;
+        expect_written(range)
+    })?;
+    println!(
+        "  {PAGES} pages at {BASE:#x}, {} switches: each space has its own",
+        4 * ROUNDS
+    );
+    Ok(())
+}
