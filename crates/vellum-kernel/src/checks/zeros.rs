@@ -43,10 +43,8 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     let mut tally = lab.tally();
 
     expect_zeros(range)?;
-    // A huge page's worth of addresses begins with a piece of zeros as large as goes. After that it is not empty, and so
-    // takes no folio of the only size there is but single pages.
-    let block = PAGES >> folios;
-    let faults = block * (1 + (1 << folios) - (1 << piece));
+    // Whatever is missing comes by the largest piece.
+    let faults = PAGES >> piece;
     tally.expect("read", &[(Faults, faults), (TablesBorn, between + last_level)])?;
     expect(
         "the space",

@@ -140,7 +140,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(FaultError::Denied(addr));
         }
         let orders = self.tables.machine.policy().orders(area.advice);
-        let (raw, level, order) = self.tables.room(addr, area.range, orders);
+        let wanted = if access == Access::Write { orders } else { self.zeros_orders(orders) };
+        let (raw, level, order) = self.tables.room(addr, area.range, wanted);
         match self.tables.arch.kind(raw, level) {
             Kind::None if access == Access::Write => self.map_new(area, addr, order, orders),
             Kind::None => self.map_zeros(area, addr, order),
@@ -228,11 +229,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(pfn)
     }
 
+    /// Which blocks a read may fill with zeros where faults may use these orders: any up to the largest, because the folio of
+    /// zeros serves for each, and a piece that is missing should not cost a fault for each of its pages.
+    fn zeros_orders(&self, orders: u32) -> u32 {
+        let largest = orders.checked_ilog2().map(|top| top.min(self.tables.machine.zeros_folio().order as u32));
+        largest.map_or(0, |top| (2 << top) - 1)
+    }
+
     /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
     fn map_zeros(&self, area: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let zeros = self.tables.machine.zeros_folio();
-        let order = order.min(zeros.order).max(arch.page_order());
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let (level, entries) = self.shape(order);
         let offset = (start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
