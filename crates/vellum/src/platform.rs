@@ -200,6 +200,7 @@ pub trait Platform: Memory + Cpus + Tlb + Clock + Trace + Sync {}
 impl<T: Memory + Cpus + Tlb + Clock + Trace + Sync> Platform for T {}
 
 /// Tell the host's tracer; compiled away when there is none.
+#[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn trace<P: Trace>(platform: &P, event: impl FnOnce() -> Event) {
     if P::ENABLED {

@@ -58,7 +58,7 @@ impl<T> PerCpuLock<T> {
 
     /// Enter as the only writer, when every reader of `slots` has left. The caller must not be one of them.
     pub fn write<'a, C: Cpus>(&'a self, cpus: &C, slots: impl Iterator<Item = &'a AtomicU32>) -> WriteGuard<'a, T> {
-        while self.writing.swap(1, Ordering::SeqCst) != 0 {
+        while self.writing.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             while self.writing.load(Ordering::Relaxed) != 0 {
                 cpus.wait();
             }

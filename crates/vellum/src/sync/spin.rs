@@ -46,7 +46,8 @@ impl RawSpin {
 
     #[inline]
     fn try_take(&self) -> bool {
-        self.0.swap(1, Ordering::Acquire) == 0
+        // An exchange that fails writes nothing. (A swap would do too, but `loom` lets one read its own 1 for ever.)
+        self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     #[cold]
