@@ -13,22 +13,30 @@
 //! | `expect` | what an operation should answer |
 //! | `op` | operations, and their choice |
 //! | `plot` | an operation on the engine and on the model |
+//! | `look` | what the engine says of a plot |
 //! | `walk` | page tables, read from the machine's memory as hardware reads them |
 //! | `census` | the whole machine against all models, when nothing runs |
+//! | `cases`, `races` | small cases, on one CPU and on two |
 //! | `setup` | what machine, spaces and actors a seed stands for |
 //! | `world` | a case: boot, rounds of operations and counting, exit |
 //! | `host` | the fast and the strict machine by one name |
-//! | `watch` | failures: how to replay, the shortest way there, and what hangs |
+//! | `watch`, `shrink` | failures: how to run them again, what hangs, and the shortest way there |
 
+mod cases;
 pub mod census;
 pub mod dice;
 pub mod expect;
 pub mod host;
+pub mod look;
 pub mod model;
 pub mod op;
 pub mod plot;
 pub mod presence;
 pub mod setup;
+pub mod shrink;
 pub mod walk;
 pub mod watch;
 pub mod world;
+
+#[cfg(feature = "shuttle")]
+mod races;

@@ -80,7 +80,9 @@ impl Model {
 
     pub fn unmap(&mut self, range: Range<u64>) {
         let gone: Vec<u64> = self.iter(range).map(|(at, _)| at).collect();
-        gone.iter().for_each(|at| drop(self.pages.remove(at)));
+        for at in gone {
+            self.pages.remove(&at);
+        }
     }
 
     /// Forget what is in the pages of a range.
@@ -99,8 +101,12 @@ impl Model {
 
     /// Whether `range` lies in one area.
     pub fn in_one_area(&self, range: Range<u64>) -> bool {
-        let Some(first) = self.get(range.start) else { return false };
-        let alike = self.iter(range.clone()).take_while(|(_, page)| page.kind == first.kind);
+        let Some(first) = self.get(range.start) else {
+            return false;
+        };
+        let alike = self
+            .iter(range.clone())
+            .take_while(|(_, page)| page.kind == first.kind);
         alike.count() as u64 == range.end - range.start
     }
 

@@ -2,7 +2,8 @@
 //!
 //! * A write to a page that was never touched brings the largest folio that policy allows for the area, whose naturally
 //!   aligned block lies in the area and is empty.
-//! * A read maps zeros: as large a block, but no larger than the machine's folio of zeros.
+//! * A read maps zeros: the largest such block of any size up to the largest allowed, but no larger than the machine's
+//!   folio of zeros.
 //! * A write where zeros are mapped takes away all zeros of the largest block that policy allows in the area, empty or not,
 //!   and goes on as if the page had never been touched.
 //!
@@ -39,16 +40,29 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The sizes that an area with this advice may use, the largest first, and last of all a page.
-    fn sizes(&self, advice: Advice) -> impl Iterator<Item = u32> + use<> {
-        let set = self.orders[advice as usize] | 1;
-        (0..u32::BITS).rev().filter(move |order| set >> order & 1 == 1)
+    /// The sizes that a write in an area with this advice may bring.
+    fn folios(&self, advice: Advice) -> u32 {
+        self.orders[advice as usize] | 1
+    }
+
+    /// The sizes of blocks of zeros that a read there may map.
+    fn blocks(&self, advice: Advice) -> u32 {
+        (2 << self.folios(advice).ilog2().min(self.zeros)) - 1
     }
 
     /// What a page is when it was just mapped.
     pub fn fresh(&self) -> Presence {
-        if self.exact { Presence::Absent } else { Presence::Unknown }
+        if self.exact {
+            Presence::Absent
+        } else {
+            Presence::Unknown
+        }
     }
+}
+
+/// The sizes of a set, the largest first.
+fn sizes(set: u32) -> impl Iterator<Item = u32> {
+    (0..u32::BITS).rev().filter(move |order| set >> order & 1 == 1)
 }
 
 /// The naturally aligned block of `1 << order` pages around a page.
@@ -60,7 +74,9 @@ fn block(page: u64, order: u32) -> Range<u64> {
 impl Model {
     /// A mapped page was read (or executed) or written, and that was allowed.
     pub fn touch(&mut self, page: u64, write: bool, rules: &Rules) {
-        let Some(&super::model::Page { kind, presence, .. }) = self.get(page) else { return };
+        let Some(&super::model::Page { kind, presence, .. }) = self.get(page) else {
+            return;
+        };
         if !rules.exact {
             if write {
                 self.set(page..page + 1, Presence::Own);
@@ -72,8 +88,8 @@ impl Model {
             Presence::Zeros | Presence::Unknown if !write => return,
             Presence::Absent => {}
             Presence::Zeros | Presence::Unknown => {
-                let sizes = rules.sizes(kind.advice);
-                let largest = sizes.map(|order| block(page, order)).find(|b| self.in_one_area(b.clone()));
+                let all = sizes(rules.folios(kind.advice)).map(|order| block(page, order));
+                let largest = { all }.find(|b| self.in_one_area(b.clone()));
                 for (_, near) in self.iter_mut(largest.unwrap_or(page..page + 1)) {
                     if near.presence == Presence::Zeros {
                         near.presence = Presence::Absent;
@@ -82,25 +98,34 @@ impl Model {
                 self.set(page..page + 1, Presence::Absent);
             }
         }
-        let (order, certain) = self.room(page, kind.advice, rules);
-        let (order, brought) =
-            if write { (order, Presence::Own) } else { (order.min(rules.zeros), Presence::Zeros) };
+        let (sizes, brought) = if write {
+            (rules.folios(kind.advice), Presence::Own)
+        } else {
+            (rules.blocks(kind.advice), Presence::Zeros)
+        };
+        let (order, certain) = self.room(page, sizes);
         if certain {
             self.set(block(page, order), brought);
         } else {
             self.blur(block(page, order));
-            self.set(page..page + 1, if write { Presence::Own } else { Presence::Unknown });
+            self.set(
+                page..page + 1,
+                if write { Presence::Own } else { Presence::Unknown },
+            );
         }
     }
 
-    /// The size of the folio that a fault brings, and whether that is certain: a larger block may be empty or not.
-    fn room(&self, page: u64, advice: Advice, rules: &Rules) -> (u32, bool) {
-        for order in rules.sizes(advice) {
+    /// The size of what a fault brings, and whether that is certain: a larger block may be empty or not.
+    fn room(&self, page: u64, set: u32) -> (u32, bool) {
+        for order in sizes(set) {
             let block = block(page, order);
             if !self.in_one_area(block.clone()) {
                 continue;
             }
-            let has = |wanted: &[Presence]| self.iter(block.clone()).any(|(_, p)| wanted.contains(&p.presence));
+            let has = |wanted: &[Presence]| {
+                self.iter(block.clone())
+                    .any(|(_, p)| wanted.contains(&p.presence))
+            };
             if !has(&[Presence::Own, Presence::Zeros]) {
                 return (order, !has(&[Presence::Unknown]));
             }
@@ -118,6 +143,7 @@ impl Model {
     }
 
     fn set(&mut self, pages: Range<u64>, presence: Presence) {
-        self.iter_mut(pages).for_each(|(_, page)| page.presence = presence);
+        self.iter_mut(pages)
+            .for_each(|(_, page)| page.presence = presence);
     }
 }

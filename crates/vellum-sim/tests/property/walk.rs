@@ -29,8 +29,8 @@ pub struct Leaf {
 #[derive(Debug, Default)]
 pub struct Tree {
     pub leaves: Vec<Leaf>,
-    /// Tables, the root included, with their levels.
-    pub tables: Vec<(Pfn, u8)>,
+    /// Tables, the root included.
+    pub tables: Vec<Pfn>,
 }
 
 /// A word of the machine's memory.
@@ -55,7 +55,7 @@ pub fn tree<H: Host>(host: &H, space: &Space<'_, H>) -> Tree {
 
 fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base: u64, tree: &mut Tree) {
     let arch = space.arch();
-    tree.tables.push((table, level));
+    tree.tables.push(table);
     let shift = arch.level_shift(level);
     let mut used = 0;
     for index in 0..1u64 << arch.index_bits() {
@@ -78,7 +78,10 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
         used += 1;
     }
     let root = level == arch.levels();
-    assert!(used > 0 || root, "INV-3: {table:?} for {base:#x}, level {level}, is hooked and empty");
+    assert!(
+        used > 0 || root,
+        "INV-3: {table:?} for {base:#x}, level {level}, is hooked and empty"
+    );
 }
 
 /// Where a page is in memory, if it is resident. The page must stay so meanwhile.

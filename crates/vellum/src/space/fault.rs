@@ -314,7 +314,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let machine = self.tables.machine;
         let arch = &self.tables.arch;
         let orders = machine.policy().orders(area.advice);
-        let block = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block).next().unwrap_or(page);
+        let mut blocks = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block);
+        // A huge page of zeros goes as a whole, though policy may allow smaller folios only by now.
+        let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
         let mut gather = self.gather();
         let mut at = block.start;
         while at < block.end {

@@ -1,0 +1,104 @@
+//! The engine as a kernel.
+
+use vellum::arch::X86_64;
+use vellum::group::GroupId;
+use vellum::space::{Advise, Limits, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Cpu, Fast};
+
+use super::kernel::{Area, BASE, END, Given, Kernel, PAGE};
+use super::linux::{lowest, most_areas};
+
+struct Engine<'e> {
+    space: &'e AddressSpace<'e, Fast, X86_64>,
+    cpu: &'e Cpu<'e, Fast>,
+}
+
+/// Ask the engine, on a machine of its own whose limits are those of this machine's Linux.
+pub fn ask<R>(given: Given, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
+    let sim = Config::new(64 << 20).fast().expect("memory on the host");
+    let cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).expect("enough memory to boot");
+    let limits = Limits {
+        address_space: given.address_space.unwrap_or(u64::MAX),
+        locked: given.locked.unwrap_or(u64::MAX),
+        lowest: lowest(),
+        areas: most_areas(),
+        ..Limits::default()
+    };
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, limits).expect("memory");
+    calls(&Engine {
+        space: &space,
+        cpu: &cpu,
+    })
+}
+
+fn answer<E>(result: Result<(), E>, errno: impl FnOnce(E) -> vellum::errno::Errno) -> i64 {
+    result.map_or_else(|error| -i64::from(errno(error).number()), |()| 0)
+}
+
+impl Kernel for Engine<'_> {
+    fn map(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> i64 {
+        let mapped = self.space.map(MapRequest {
+            addr,
+            len,
+            prot,
+            flags,
+        });
+        mapped.map_or_else(|error| -i64::from(error.errno().number()), |at| at as i64)
+    }
+
+    fn unmap(&self, addr: u64, len: u64) -> i64 {
+        answer(self.space.unmap(addr, len), |error| error.errno())
+    }
+
+    fn protect(&self, addr: u64, len: u64, prot: Prot) -> i64 {
+        answer(self.space.protect(addr, len, prot), |error| error.errno())
+    }
+
+    fn advise(&self, addr: u64, len: u64, advise: Advise) -> i64 {
+        answer(self.space.advise(addr, len, advise), |error| error.errno())
+    }
+
+    fn resident(&self, addr: u64, len: u64, room: usize) -> i64 {
+        let mut bits = vec![false; room];
+        match self.space.resident(addr, len, &mut bits) {
+            Err(error) => -i64::from(error.errno().number()),
+            Ok(()) => {
+                let pages = len.div_ceil(PAGE).min(62) as usize;
+                bits.iter()
+                    .take(pages)
+                    .enumerate()
+                    .map(|(at, bit)| i64::from(*bit) << at)
+                    .sum()
+            }
+        }
+    }
+
+    fn store(&self, addr: u64) {
+        self.cpu
+            .enter(self.space)
+            .store(addr, 1)
+            .expect("memory that may be written");
+    }
+
+    fn load(&self, addr: u64) -> i64 {
+        self.cpu
+            .enter(self.space)
+            .load(addr)
+            .expect("memory that may be read")
+            .into()
+    }
+
+    fn areas(&self) -> Vec<Area> {
+        let mut areas = Vec::new();
+        self.space.areas(BASE, |area| {
+            if area.range.start < END {
+                areas.push((area.range.start, area.range.end, area.prot.bits()));
+            }
+            area.range.end < END
+        });
+        areas
+    }
+}

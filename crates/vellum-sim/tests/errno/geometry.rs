@@ -1,0 +1,84 @@
+//! Which areas there are after a series of calls: where they were split, and where they merged.
+
+use vellum::space::{Advise, MapFlags};
+use vellum::vma::Prot;
+
+use super::kernel::{Area, BASE, Kernel, PAGE};
+
+/// Pages that the calls are about.
+const PAGES: u64 = 64;
+
+/// A call.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    /// Map, to be read and written; reserved or not. (What was mapped to be read only, and what was mapped to be written but
+    /// may now be read only, are two areas in Linux, which counts the one and not the other against what it may promise.)
+    Map(u64, u64, bool),
+    Unmap(u64, u64),
+    Protect(u64, u64, Prot),
+    Advise(u64, u64, Advise),
+}
+
+/// A series of calls.
+pub fn calls(seed: u64, count: usize) -> Vec<Call> {
+    let mut dice = oorandom::Rand32::new(seed);
+    let mut below = |end: u32| u64::from(dice.rand_range(0..end));
+    let prots = [
+        Prot::empty(),
+        Prot::READ,
+        Prot::READ | Prot::WRITE,
+        Prot::READ | Prot::EXEC,
+        Prot::all(),
+    ];
+    let call = |_| {
+        let start = below(PAGES as u32);
+        let pages = (1 + below(12)).min(PAGES - start);
+        match below(10) {
+            0..=2 => Call::Map(start, pages, below(5) == 0),
+            3 => Call::Unmap(start, pages),
+            4..=7 => Call::Protect(start, pages, prots[below(prots.len() as u32) as usize]),
+            8 => Call::Advise(start, pages, Advise::NoHuge),
+            _ => Call::Advise(start, pages, Advise::Huge),
+        }
+    };
+    let first = Call::Map(0, PAGES, false);
+    [first].into_iter().chain((0..count).map(call)).collect()
+}
+
+/// The areas after this call. One that would fail halfway, where the two differ on purpose (see the table), is made page by
+/// page instead, where something is mapped.
+pub fn areas(kernel: &dyn Kernel, call: Call) -> Vec<Area> {
+    let at = |page: u64| BASE + page * PAGE;
+    let each = |start: u64, pages: u64, call: &dyn Fn(u64, u64) -> i64| {
+        let there: Vec<u64> = (start..start + pages)
+            .filter(|page| kernel.resident(at(*page), PAGE, 1) >= 0)
+            .collect();
+        let all = there.len() as u64 == pages;
+        let parts = if all {
+            vec![(start, pages)]
+        } else {
+            there.iter().map(|page| (*page, 1)).collect()
+        };
+        for (start, pages) in parts {
+            assert_eq!(call(at(start), pages * PAGE), 0);
+        }
+    };
+    match call {
+        Call::Map(start, pages, noreserve) => {
+            let flags = if noreserve {
+                MapFlags::FIXED | MapFlags::NORESERVE
+            } else {
+                MapFlags::FIXED
+            };
+            kernel.map(at(start), pages * PAGE, Prot::READ | Prot::WRITE, flags);
+        }
+        Call::Unmap(start, pages) => {
+            kernel.unmap(at(start), pages * PAGE);
+        }
+        Call::Protect(start, pages, prot) => each(start, pages, &|addr, len| kernel.protect(addr, len, prot)),
+        Call::Advise(start, pages, advise) => {
+            each(start, pages, &|addr, len| kernel.advise(addr, len, advise))
+        }
+    }
+    kernel.areas()
+}

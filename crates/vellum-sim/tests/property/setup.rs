@@ -1,0 +1,257 @@
+//! What a seed stands for: a machine, spaces on it, actors and their plots.
+
+use std::ops::Range;
+
+use vellum::addr::PhysAddr;
+use vellum::arch::{Arch, X86_64};
+use vellum::frame::policy::Knob;
+use vellum::platform::Region;
+use vellum::space::Limits;
+use vellum_sim::{Config, TlbModel};
+
+use super::dice::{Dice, derive};
+use super::op::{Choice, Step, Window};
+
+/// What to draw from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Most actors.
+    pub actors: u64,
+    /// Rounds, between which everything is counted.
+    pub rounds: usize,
+    /// Operations of an actor in a round.
+    pub steps: usize,
+    /// Most pages of a plot's window.
+    pub pages: u64,
+    /// How often, in a hundred, memory is small.
+    pub tight: u64,
+    /// How many allocations in a hundred fail for no reason, if memory is small (and the machine can).
+    pub fail: u8,
+}
+
+/// One case.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub seed: u64,
+    pub plan: Plan,
+    pub config: Config<X86_64>,
+    pub arch: X86_64,
+    pub cpus: usize,
+    pub actors: usize,
+    /// Shared spaces: the number of the group of each, 0 for the root.
+    pub spaces: Vec<usize>,
+    /// Groups: the number of the parent of each, and the limit in pages.
+    pub groups: Vec<(usize, u64)>,
+    /// Whether each actor has a space of its own besides.
+    pub private: bool,
+    pub limits: Limits,
+    pub tight: bool,
+    pub zero_on_free: bool,
+    /// The machine-wide knob, and those of orders 1 to 9.
+    pub knobs: [Knob; 10],
+    /// Whether policy changes meanwhile.
+    pub policy: bool,
+    /// Entries that a run may have.
+    pub cap: usize,
+    /// By actor.
+    pub choices: Vec<Choice>,
+}
+
+impl Setup {
+    pub fn new(seed: u64, plan: Plan) -> Setup {
+        let dice = &mut Dice::new(derive(seed, 0));
+        let actors = 1 + dice.below(plan.actors) as usize;
+        let alone = actors == 1;
+        let tight = dice.percent(plan.tight);
+        let arch = dice.one_of(&[X86_64::four_levels(), X86_64::five_levels()]);
+        let cpus = actors + dice.below(2) as usize;
+        let spaces = 1 + dice.below(if alone { 2 } else { 3 });
+        let memory = memory(dice, tight, plan.pages * actors as u64 * spaces);
+        let groups = groups(dice, tight);
+        let pick = |dice: &mut Dice| dice.below(groups.len() as u64 + 1) as usize;
+        let spaces: Vec<usize> = (0..spaces).map(|_| pick(dice)).collect();
+        let private = !alone && dice.percent(40);
+        let plots: Vec<Vec<Vec<Window>>> = (0..actors).map(|_| Vec::new()).collect();
+        let mut plots = spaces.iter().fold(plots, |mut plots, _| {
+            let windows = windows(dice, &arch, actors, plan.pages);
+            plots
+                .iter_mut()
+                .zip(windows)
+                .for_each(|(plots, windows)| plots.push(windows));
+            plots
+        });
+        if private {
+            plots
+                .iter_mut()
+                .for_each(|plots| plots.push(windows(dice, &arch, 1, plan.pages).remove(0)));
+        }
+        let limits = limits(dice, alone, plan.pages, &plots);
+        let knobs = knobs(dice);
+        let policy = alone && dice.percent(25);
+        let own = |n: usize| (0..n).map(|plot| plot >= spaces.len()).collect();
+        let choices = plots
+            .into_iter()
+            .map(|plots| Choice {
+                own: own(plots.len()),
+                plots,
+                policy,
+            })
+            .collect();
+        let tlb = dice.one_of(&[0, 1, 2]);
+        let config = Config::with_arch(arch, 0).regions(memory).cpus(cpus);
+        Setup {
+            seed,
+            plan,
+            config: config.tlb([TlbModel::SMALL, TlbModel::GENERIC, TlbModel::NONE][tlb].clone()),
+            arch,
+            cpus,
+            actors,
+            spaces,
+            groups,
+            private,
+            limits,
+            tight,
+            zero_on_free: dice.percent(30),
+            knobs,
+            policy,
+            cap: dice.weighted(&[(80, usize::MAX), (8, 1), (6, 3), (6, 16)]),
+            choices,
+        }
+    }
+
+    /// All that each actor does.
+    pub fn steps(&self) -> Vec<Vec<Step>> {
+        let script = |(actor, choice): (usize, &Choice)| {
+            let dice = &mut Dice::new(derive(self.seed, 1000 + actor as u64));
+            (0..self.plan.rounds * self.plan.steps)
+                .map(|_| choice.step(dice))
+                .collect()
+        };
+        self.choices.iter().enumerate().map(script).collect()
+    }
+
+    /// Whether faults never bring more than the page that was touched.
+    pub fn small(&self) -> bool {
+        let none = |knob: &Knob| matches!(knob, Knob::Never | Knob::Inherit);
+        let all = |knob: &Knob| *knob == Knob::Never || *knob == Knob::Inherit && none(&self.knobs[0]);
+        !self.policy && self.knobs[1..].iter().all(all)
+    }
+}
+
+/// Memory for so many pages, or not quite; in one piece or two, zeroed or full of junk.
+fn memory(dice: &mut Dice, tight: bool, pages: u64) -> Vec<Region> {
+    let bytes = if tight {
+        (4 << 20) + dice.below(pages * 2048)
+    } else if dice.percent(4) {
+        // Only a machine as large as this has a huge page of zeros.
+        (2 << 30) + (64 << 20)
+    } else {
+        // Large folios of which one page is left keep all of their memory.
+        (32 << 20) + pages * 4096 * 6
+    };
+    let junk = bytes < 64 << 20 && dice.percent(20);
+    let region = |base: u64, len: u64| Region {
+        base: PhysAddr(base),
+        len,
+        zeroed: !junk,
+    };
+    let base = dice.one_of(&[2 << 20, 1 << 20, 0x1000, (6 << 20) + 0x5000]);
+    if dice.percent(70) {
+        return vec![region(base, bytes)];
+    }
+    let first = bytes / 8 + dice.below(bytes / 4);
+    let hole = dice.one_of(&[0x1000, 1 << 20, 40 << 20]);
+    vec![region(base, first), region((base + first + hole) & !0xfff, bytes)]
+}
+
+/// Up to three groups, below the root or below each other.
+fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
+    let groups = dice.below(4) as usize;
+    let limit = |dice: &mut Dice| {
+        if tight && dice.percent(60) {
+            50 + dice.below(1500)
+        } else {
+            u64::MAX
+        }
+    };
+    (0..groups)
+        .map(|at| (dice.below(at as u64 + 1) as usize, limit(dice)))
+        .collect()
+}
+
+/// For each actor the windows of its plot in one space. Those of several actors are side by side, at pages where no table
+/// begins, around a border of tables of some level; and each has one far from all others for stacks, which would grow into
+/// a neighbour's plot.
+fn windows(dice: &mut Dice, arch: &X86_64, actors: usize, pages: u64) -> Vec<Vec<Window>> {
+    let levels: &[u32] = if arch.levels() == 5 {
+        &[9, 18, 27, 36]
+    } else {
+        &[9, 18, 27]
+    };
+    let lengths: Vec<u64> = (0..actors).map(|_| 40 + dice.below(pages - 39)).collect();
+    let total: u64 = lengths.iter().sum();
+    let border = (1 + dice.below(100)) << dice.one_of(levels);
+    let mut at = border.saturating_sub(dice.below(total)).max(16);
+    let mut windows = Vec::new();
+    for (actor, len) in lengths.into_iter().enumerate() {
+        let far = (110 + 4 * actor as u64) << 27;
+        let mut plot = vec![Window {
+            pages: at..at + len,
+            stacks: actors == 1,
+        }];
+        if actors > 1 || dice.percent(20) {
+            plot.push(Window {
+                pages: far..far + 40 + dice.below(pages / 2),
+                stacks: true,
+            });
+        }
+        windows.push(plot);
+        at += len;
+    }
+    windows
+}
+
+fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>]) -> Limits {
+    let mut limits = Limits::default();
+    if dice.percent(15) {
+        limits.areas = 6 + dice.below(50) as usize;
+    }
+    if dice.percent(30) {
+        limits.stack = (1 + dice.below(600)) << 12;
+    }
+    if alone {
+        let some = |dice: &mut Dice, percent: u64| {
+            if dice.percent(percent) {
+                (dice.below(pages) + 20) << 12
+            } else {
+                u64::MAX
+            }
+        };
+        limits.address_space = some(dice, 10);
+        limits.locked = some(dice, 30);
+        if dice.percent(50) {
+            // So that what may go anywhere goes into the holes of a window.
+            let Range { start, end } = plots[0][0][0].pages.clone();
+            limits.mmap_base = (start + dice.below((end - start) * 2)) << 12;
+        }
+    }
+    limits
+}
+
+fn knobs(dice: &mut Dice) -> [Knob; 10] {
+    let mut knobs = [Knob::Never; 10];
+    match dice.below(10) {
+        0..=2 => {}
+        3 | 4 => knobs[1 + dice.below(9) as usize] = Knob::Always,
+        5..=7 => knobs[1..]
+            .iter_mut()
+            .filter(|_| dice.percent(40))
+            .for_each(|knob| *knob = Knob::Always),
+        8 => (knobs[0], knobs[9]) = (Knob::Madvise, Knob::Inherit),
+        _ => {
+            let all = [Knob::Never, Knob::Inherit, Knob::Madvise, Knob::Always];
+            knobs = std::array::from_fn(|_| dice.one_of(&all));
+        }
+    }
+    knobs
+}

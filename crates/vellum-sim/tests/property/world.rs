@@ -1,0 +1,336 @@
+//! A case: a machine boots, actors work side by side, all is counted, everything ends.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::thread;
+
+use vellum::addr::FRAME_SHIFT;
+use vellum::arch::{Arch, X86_64};
+use vellum::frame::BootOptions;
+use vellum::group::GroupId;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Cpu, Program};
+
+use super::census::{self, Counted};
+use super::dice::{Dice, derive};
+use super::expect::Bounds;
+use super::host::Host;
+use super::model::Model;
+use super::op::{Op, Step};
+use super::plot::{Plot, Scene};
+use super::setup::Setup;
+use super::walk::Space;
+use super::watch::Case;
+
+/// Threads of the host, or of a deterministic schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    Host,
+    #[cfg(feature = "shuttle")]
+    Shuttle,
+}
+
+/// Dropped when that is asked for, and leaked otherwise: a test that fails may leave locks as they are, and the end of a
+/// space would wait for them for ever.
+struct Leaky<T>(ManuallyDrop<T>);
+
+impl<T> Leaky<T> {
+    fn new(value: T) -> Self {
+        Leaky(ManuallyDrop::new(value))
+    }
+
+    fn end(self) {
+        drop(ManuallyDrop::into_inner(self.0));
+    }
+}
+
+impl<T> Deref for Leaky<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// A thread's plots, those in shared spaces first.
+struct Actor<'m, H: Host> {
+    plots: Vec<Plot>,
+    own: Option<Leaky<Space<'m, H>>>,
+}
+
+/// What all actors share.
+struct World<'m, H: Host> {
+    host: &'m H,
+    machine: &'m Machine<'m, H>,
+    setup: &'m Setup,
+    case: &'m Arc<Case>,
+    spaces: Vec<Leaky<Space<'m, H>>>,
+    groups: Vec<(GroupId, GroupId)>,
+}
+
+/// Run these steps, by actor. Panics when something is not as it should be.
+pub fn run<H: Host<Arch = X86_64>>(
+    host: &H,
+    setup: &Setup,
+    steps: &[Vec<Step>],
+    threads: Threads,
+    case: &Arc<Case>,
+) {
+    case.begin();
+    let seat = host.seat(0);
+    let options = BootOptions {
+        zero_on_free: setup.zero_on_free,
+    };
+    let machine = Machine::boot(host, options).expect("enough memory to boot");
+    machine.policy().set_global(setup.knobs[0]);
+    (1..10).for_each(|order| machine.policy().set(order, setup.knobs[usize::from(order)]));
+    let groups = make_groups(&machine, &setup.groups);
+    host.booted();
+    let free = machine.frames().free_frames();
+    let mut world = World {
+        host,
+        machine: &machine,
+        setup,
+        case,
+        spaces: Vec::new(),
+        groups,
+    };
+    for group in &setup.spaces {
+        world
+            .spaces
+            .push(world.new_space(*group).expect("memory for an empty space"));
+    }
+    let mut actors: Vec<Actor<'_, H>> = (0..setup.actors).map(|actor| world.actor(actor)).collect();
+    drop(seat);
+    for round in 0..setup.plan.rounds {
+        host.fail_allocations(if setup.tight { setup.plan.fail } else { 0 });
+        world.round(round, steps, &mut actors, threads);
+        host.fail_allocations(0);
+        let _seat = host.seat(0);
+        world.count(&actors);
+    }
+    let _seat = host.seat(0);
+    actors
+        .into_iter()
+        .filter_map(|actor| actor.own)
+        .for_each(Leaky::end);
+    world.spaces.drain(..).for_each(Leaky::end);
+    census::nothing_left(host, &machine, free, &world.groups);
+    host.over();
+}
+
+/// Groups, each with its parent.
+fn make_groups<H: Host>(machine: &Machine<'_, H>, wanted: &[(usize, u64)]) -> Vec<(GroupId, GroupId)> {
+    let mut groups = Vec::new();
+    for (parent, limit) in wanted {
+        let parent = id(&groups, *parent);
+        groups.push((
+            machine
+                .groups()
+                .create(machine.frames(), parent, *limit)
+                .expect("memory for a group"),
+            parent,
+        ));
+    }
+    groups
+}
+
+fn id(groups: &[(GroupId, GroupId)], number: usize) -> GroupId {
+    number.checked_sub(1).map_or(GroupId::ROOT, |at| groups[at].0)
+}
+
+impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
+    /// None if there is no memory for it.
+    fn new_space(&self, group: usize) -> Option<Leaky<Space<'m, H>>> {
+        let group = id(&self.groups, group);
+        let mut space = AddressSpace::new(self.machine, self.setup.arch, group, self.setup.limits).ok()?;
+        space.cap_runs(self.setup.cap);
+        Some(Leaky::new(space))
+    }
+
+    /// The group of an actor's own space.
+    fn own_group(&self, actor: usize) -> usize {
+        actor % (self.groups.len() + 1)
+    }
+
+    fn actor(&self, actor: usize) -> Actor<'m, H> {
+        let plots = self.setup.choices[actor]
+            .plots
+            .iter()
+            .enumerate()
+            .map(|(at, windows)| {
+                let alone = self.setup.actors == 1 || at >= self.setup.spaces.len();
+                Plot {
+                    model: Model::default(),
+                    windows: windows.clone(),
+                    bounds: self.bounds(alone),
+                    elsewhere: Vec::new(),
+                    exact: self.setup.small() || alone && !self.setup.tight,
+                }
+            });
+        let own = self
+            .setup
+            .private
+            .then(|| self.new_space(self.own_group(actor)))
+            .flatten();
+        Actor {
+            plots: plots.collect(),
+            own,
+        }
+    }
+
+    fn bounds(&self, alone: bool) -> Bounds {
+        let arch = self.setup.arch;
+        Bounds {
+            limits: self.setup.limits,
+            page_shift: arch.page_shift(),
+            huge_shift: arch.level_shift(2),
+            user_end: arch.user_end(),
+            total_frames: self.machine.frames().total(),
+            alone,
+        }
+    }
+
+    /// All actors do their next steps.
+    fn round(&self, round: usize, steps: &[Vec<Step>], actors: &mut [Actor<'m, H>], threads: Threads) {
+        let jobs = actors.iter_mut().enumerate().map(|(at, actor)| {
+            let all = &steps[at];
+            let part = all.chunks(self.setup.plan.steps).nth(round).unwrap_or(&[]);
+            move || self.act(actor, at, round, part)
+        });
+        together(threads, jobs.collect());
+        assert!(!self.case.failed());
+    }
+
+    fn act(&self, actor: &mut Actor<'m, H>, at: usize, round: usize, steps: &[Step]) {
+        let end = catch_unwind(AssertUnwindSafe(|| {
+            // Never the same CPU for long: frames are freed elsewhere than where they were allocated.
+            let cpu = self.host.seat((at + round) % self.setup.cpus);
+            let dice = &mut Dice::new(derive(self.setup.seed, (500 + at * 1000 + round) as u64));
+            let enter = |space| (dice.percent(90), space);
+            let entered = self
+                .spaces
+                .iter()
+                .map(enter)
+                .map(|(enters, space)| enters.then(|| cpu.enter(&**space)));
+            let programs: Vec<_> = entered.collect();
+            for step in steps {
+                if self.case.failed() {
+                    break;
+                }
+                self.case.step();
+                let _doing = Doing(step);
+                self.host.says(&step.op);
+                self.step(actor, at, step, &cpu, &programs);
+            }
+        }));
+        if let Err(failure) = end {
+            let message = failure
+                .downcast_ref::<String>()
+                .cloned()
+                .or(failure.downcast_ref::<&str>().map(|s| s.to_string()));
+            self.case.fail(message.unwrap_or_default());
+            resume_unwind(failure);
+        }
+    }
+
+    fn step<'c>(
+        &'c self,
+        actor: &mut Actor<'m, H>,
+        at: usize,
+        step: &Step,
+        cpu: &'c Cpu<'c, H>,
+        programs: &[Option<Program<'c, H, Space<'m, H>>>],
+    ) {
+        let plot = &mut actor.plots[step.plot];
+        if let Some(space) = self.spaces.get(step.plot) {
+            return plot.apply(&self.scene(space, programs[step.plot].as_ref()), step.op);
+        }
+        if step.op == Op::Exec || actor.own.is_none() {
+            actor.own.take().into_iter().for_each(Leaky::end);
+            (plot.model, plot.elsewhere) = (Model::default(), Vec::new());
+            actor.own = self.new_space(self.own_group(at));
+            assert!(
+                actor.own.is_some() || self.setup.tight,
+                "no memory for an empty space"
+            );
+        }
+        if let Some(space) = &actor.own {
+            let program = cpu.enter(&**space);
+            plot.apply(&self.scene(space, Some(&program)), step.op);
+        }
+    }
+
+    fn scene<'s>(
+        &'s self,
+        space: &'s Space<'m, H>,
+        program: Option<&'s Program<'s, H, Space<'m, H>>>,
+    ) -> Scene<'s, 'm, H> {
+        Scene {
+            host: self.host,
+            machine: self.machine,
+            space,
+            program,
+            tight: self.setup.tight,
+        }
+    }
+
+    /// Compare everything.
+    fn count(&self, actors: &[Actor<'m, H>]) {
+        let pages = |plot: usize| actors.iter().flat_map(move |actor| actor.plots[plot].model.all());
+        let shared = self.spaces.iter().enumerate().map(|(at, space)| Counted {
+            space: &**space,
+            group: id(&self.groups, self.setup.spaces[at]),
+            pages: pages(at).collect::<BTreeMap<_, _>>(),
+        });
+        let own = actors.iter().enumerate().filter_map(|(at, actor)| {
+            let space = &**actor.own.as_ref()?;
+            let pages = actor.plots.last()?.model.all().collect();
+            Some(Counted {
+                space,
+                group: id(&self.groups, self.own_group(at)),
+                pages,
+            })
+        });
+        let all: Vec<Counted<'_, 'm, H>> = shared.chain(own).collect();
+        census::take(self.host, self.machine, &all, &self.groups);
+        let used: u64 = all
+            .iter()
+            .map(|counted| counted.space.stats().tables >> FRAME_SHIFT)
+            .sum();
+        assert!(self.machine.frames().free_frames() + used <= self.machine.frames().total());
+        let actors = self.setup.actors;
+        let faults = self.machine.counter(vellum::stats::Counter::LargeFallbacks);
+        assert!(
+            self.setup.tight || actors > 1 || faults == 0,
+            "{faults} large folios were not to be had in ample memory"
+        );
+    }
+}
+
+/// Run all of these side by side, and wait for all.
+fn together<F: FnOnce() + Send>(threads: Threads, jobs: Vec<F>) {
+    match threads {
+        Threads::Host if jobs.len() == 1 => jobs.into_iter().for_each(|job| job()),
+        Threads::Host => thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
+        #[cfg(feature = "shuttle")]
+        Threads::Shuttle => {
+            shuttle::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job))))
+        }
+    }
+}
+
+/// Says what an actor was doing when it failed.
+struct Doing<T: fmt::Debug>(T);
+
+impl<T: fmt::Debug> Drop for Doing<T> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            super::watch::say(&format!("while: {:x?}", self.0));
+        }
+    }
+}
