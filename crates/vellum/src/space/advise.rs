@@ -44,7 +44,8 @@ impl AdviseError {
     pub const fn errno(&self) -> Errno {
         match self {
             AdviseError::Unaligned(_) | AdviseError::Overflow | AdviseError::Locked(_) => Errno::EINVAL,
-            _ => Errno::ENOMEM,
+            AdviseError::NotMapped => Errno::ENOMEM,
+            AdviseError::TooManyAreas | AdviseError::OutOfMemory => Errno::EAGAIN,
         }
     }
 }
@@ -106,9 +107,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Nothing in the page tables depends on it, so there is nothing to do but to change the areas.
     fn set_advice(&self, range: VirtRange, advice: Advice) -> Result<(), AdviseError> {
-        if self.begin_change(range, |v| v.advice == advice, |v| v.advice = advice)? {
-            self.settle(range);
-        }
+        self.set_areas(&mut self.change(range), range, |v| v.advice == advice, |v| v.advice = advice)?;
         Ok(())
     }
 
@@ -117,7 +116,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // What can fail comes first, so that failing changes nothing.
         self.split_edges(range)?;
         self.note_peak();
-        let mut gather = self.gather();
+        let mut gather = self.gather(range);
         let mut holes = false;
         let mut at = range.start;
         while at < range.end {

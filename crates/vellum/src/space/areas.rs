@@ -43,6 +43,9 @@ impl Default for Limits {
     }
 }
 
+/// Changes of one space that can be under way side by side; more wait.
+const CLAIMS: usize = 32;
+
 /// What the lock of a space protects.
 pub(super) struct Areas {
     pub(super) tree: AreaTree<Vma>,
@@ -51,6 +54,9 @@ pub(super) struct Areas {
     pub(super) mapped: u64,
     /// Bytes of locked areas.
     pub(super) locked: u64,
+    /// Ranges that somebody is at work on, holes included.
+    claims: [VirtRange; CLAIMS],
+    claimed: usize,
 }
 
 /// Nodes of the tree are frames.
@@ -76,7 +82,7 @@ impl Areas {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
         // SAFETY: the methods below always give it the frames of the machine that the space lives on.
         let tree = unsafe { AreaTree::new() };
-        Areas { tree, limits, mapped: 0, locked: 0 }
+        Areas { tree, limits, mapped: 0, locked: 0, claims: [VirtRange { start: 0, end: 0 }; CLAIMS], claimed: 0 }
     }
 
     pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
@@ -156,13 +162,35 @@ impl Areas {
         }
     }
 
-    /// Join neighbours that say the same, from the area before `range` to the one behind it.
+    /// Whether somebody is at work on a part of `range`.
+    pub(super) fn is_claimed(&self, range: VirtRange) -> bool {
+        self.claims[..self.claimed].iter().any(|claim| claim.overlaps(&range))
+    }
+
+    fn claim(&mut self, range: VirtRange) -> bool {
+        let free = self.claimed < CLAIMS && !self.is_claimed(range);
+        if free {
+            self.claims[self.claimed] = range;
+            self.claimed += 1;
+        }
+        free
+    }
+
+    fn disclaim(&mut self, range: VirtRange) {
+        if let Some(i) = self.claims[..self.claimed].iter().position(|claim| *claim == range) {
+            self.claimed -= 1;
+            self.claims.swap(i, self.claimed);
+        }
+    }
+
+    /// Join neighbours that say the same, from the area before `range` to the one behind it; but none that somebody is at
+    /// work on, who counts on where it begins and ends.
     pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
         let first = self.tree.find(range.start.saturating_sub(1)).or_else(|| self.tree.find_from(range.start));
         let Some(mut before) = first.copied() else { return };
         while before.range.start <= range.end {
             let Some(next) = self.tree.find_from(before.range.end).copied() else { return };
-            if next.continues(&before) {
+            if next.continues(&before) && !self.is_claimed(next.range) && !self.is_claimed(before.range) {
                 self.tree.remove(&Nodes(machine), next.range.start);
                 self.tree.update(before.range.start, |v| v.range.end = next.range.end);
                 before.range.end = next.range.end;
@@ -192,12 +220,12 @@ impl Areas {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Enter as the writer, when nobody is at work on an area of `range`.
-    pub(super) fn change(&self, range: VirtRange) -> WriteGuard<'_, Areas> {
+    /// Begin to change `range`, when nobody else is at work on a part of it.
+    pub(super) fn change(&self, range: VirtRange) -> Change<'_, 'm, P, A> {
         loop {
-            let areas = self.write();
-            if areas.overlapping(range).all(|v| v.state == State::Live) {
-                return areas;
+            let mut areas = self.write();
+            if areas.claim(range) {
+                return Change { space: self, range, areas: Some(areas) };
             }
             drop(areas);
             self.tables.platform().wait();
@@ -214,14 +242,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.areas.read(self.tables.platform(), &self.tables.slot().readers)
     }
 
-    /// Finish a change: the areas are as they should be, others may go on.
-    pub(super) fn settle(&self, range: VirtRange) {
-        let mut areas = self.write();
-        areas.each(range, |v| v.state = State::Live);
-        areas.merge(self.tables.machine, range);
-        areas.trim(self.tables.machine);
-    }
-
     /// Whether a huge mapping reaches across an end of `range`: not at any later time either, if it doesn't now and the areas
     /// end there.
     pub(super) fn has_edges(&self, range: VirtRange) -> bool {
@@ -232,5 +252,36 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn split_edges(&self, range: VirtRange) -> Result<(), OutOfMemory> {
         self.tables.split_at(range.start)?;
         self.tables.split_at(range.end)
+    }
+}
+
+/// A change of a range of a space: nobody else changes a part of it, holes included, until this is dropped. The lock of the
+/// areas may be let go in between.
+pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
+    space: &'s AddressSpace<'m, P, A>,
+    range: VirtRange,
+    areas: Option<WriteGuard<'s, Areas>>,
+}
+
+impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
+    /// The areas, as the writer.
+    pub(super) fn areas(&mut self) -> &mut Areas {
+        self.areas.get_or_insert_with(|| self.space.write())
+    }
+
+    /// Let others at the areas, outside of the range.
+    pub(super) fn let_go(&mut self) {
+        self.areas = None;
+    }
+}
+
+impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
+    /// The areas are as they should be, or again as they were: join what says the same, and let others at the range.
+    fn drop(&mut self) {
+        let (range, machine) = (self.range, self.space.tables.machine);
+        let areas = self.areas();
+        areas.disclaim(range);
+        areas.merge(machine, range);
+        areas.trim(machine);
     }
 }

@@ -11,6 +11,7 @@ use crate::table::{Found, NotMapped};
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::AddressSpace;
+use super::map::Growth;
 
 /// What user mode tried to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,11 +116,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Outcome::Mapped(range) => return Ok(range),
                 Outcome::Again => self.tables.platform().relax(),
                 Outcome::Replaced => self.tables.platform().wait(),
-                Outcome::Nothing => {
-                    if !self.grow_stack(addr)? {
-                        return Err(FaultError::Unmapped(addr));
-                    }
-                }
+                Outcome::Nothing => match self.grow_stack(addr)? {
+                    Growth::There => {}
+                    Growth::Wait => self.tables.platform().wait(),
+                    Growth::Nothing => return Err(FaultError::Unmapped(addr)),
+                },
             }
         }
     }
@@ -304,20 +305,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         table.release();
         if access == Access::Write {
             // A TLB may hold the clean entry, which on AArch64 does not allow writing.
-            self.gather().note(page, arch.page_shift());
+            self.gather(page).note(page, arch.page_shift());
         }
     }
 
     /// Memory that was only read is to be written: away with the zeros, so that the fault finds a hole for a folio of its
-    /// own. Of the area's zeros in this table as much goes as one large folio could take.
+    /// own. Of the area's zeros around the page as much goes as one large folio could take.
+    ///
+    /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes to it must not be
+    /// contradicted by zeros in some CPU's TLB.
     fn unmap_zeros(&self, area: &Vma, page: VirtRange) {
-        let machine = self.tables.machine;
         let arch = &self.tables.arch;
-        let orders = machine.policy().orders(area.advice);
+        let zeros = self.tables.machine.zeros_folio();
+        let orders = self.tables.machine.policy().orders(area.advice);
         let mut blocks = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block);
-        // A huge page of zeros goes as a whole, though policy may allow smaller folios only by now.
         let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
-        let mut gather = self.gather();
+        let mut gather = self.gather(block);
         let mut at = block.start;
         while at < block.end {
             let table = match self.tables.find(at, block.end) {
@@ -328,17 +331,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Found::Table(table) => table,
             };
             let end = block.end.min(table.end());
-            while at < end && !gather.is_full() {
-                let Some(run) = table.run(at, end) else { break };
-                if run.kind == Kind::Leaf && machine.zeros_folio().contains(run.pfn(arch)) && block.covers(&run.range(arch)) {
-                    gather.push(table.discard(&run));
+            while at < end
+                && let Some(run) = table.run(at, end)
+            {
+                let range = run.range(arch);
+                if run.kind == Kind::Leaf && zeros.contains(run.pfn(arch)) && block.covers(&range) {
+                    let removed = table.discard(&run);
+                    removed.uncounted(&self.tables.tlb.invalidate(&[range], table.shift(), false));
                 }
-                at = run.range(arch).end;
+                at = range.end;
             }
             table.unlock(&mut gather);
-            if gather.is_full() {
-                gather.flush();
-            }
         }
     }
 }

@@ -149,12 +149,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     fn map_anywhere(&self, hint: u64, len: u64, request: &MapRequest) -> Result<VirtRange, MapError> {
-        let mut areas = self.write();
-        let range = self.find_room(&areas, hint, len)?;
-        self.check(&areas, range, 0, request)?;
-        areas.reserve(self.tables.machine, 1)?;
-        self.add(&mut areas, range, request);
-        Ok(range)
+        loop {
+            let mut areas = self.write();
+            let range = self.find_room(&areas, hint, len)?;
+            self.check(&areas, range, 0, request)?;
+            if !areas.is_claimed(range) {
+                areas.reserve(self.tables.machine, 1)?;
+                self.add(&mut areas, range, request);
+                areas.merge(self.tables.machine, range);
+                areas.trim(self.tables.machine);
+                return Ok(range);
+            }
+            // A hole in a range that is being unmapped: it is free when the rest is.
+            drop(areas);
+            self.tables.platform().wait();
+        }
     }
 
     /// At the hint, if it is free; else as high as possible, large areas where huge pages fit.
@@ -165,11 +174,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let window = VirtRange { start: from, end };
             areas.tree.find_gap(len, align, window, Direction::TopDown).map(|start| VirtRange { start, end: start + len })
         };
-        let hint = align_down(hint, shift).max(window.start);
-        if hint > window.start && hint <= window.end - len.min(window.end)
-            && let Some(range) = room(hint, hint + len, shift)
-        {
-            return Ok(range);
+        let hint = align_down(hint, shift);
+        if hint != 0 {
+            let hint = hint.max(window.start);
+            if let Some(end) = hint.checked_add(len).filter(|end| *end <= window.end)
+                && let Some(range) = room(hint, end, shift)
+            {
+                return Ok(range);
+            }
         }
         let huge = self.tables.arch.level_shift(2);
         let base = areas.limits.mmap_base;
@@ -178,7 +190,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     fn map_fixed(&self, range: VirtRange, request: &MapRequest) -> Result<(), MapError> {
-        let mut areas = self.change(range);
+        let mut change = self.change(range);
+        let areas = change.areas();
         if range.start < areas.limits.lowest {
             return Err(MapError::TooLow(range.start));
         }
@@ -188,33 +201,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(MapError::Exists(area.range.intersect(&range)));
         }
         let replaced: u64 = areas.overlapping(range).map(|v| v.range.intersect(&range).len()).sum();
-        self.check(&areas, range, replaced, request)?;
+        self.check(areas, range, replaced, request)?;
         if replaced == 0 {
             areas.reserve(self.tables.machine, 1)?;
-            self.add(&mut areas, range, request);
+            self.add(areas, range, request);
             return Ok(());
         }
-        drop(areas);
-        self.replace(range, request)
-    }
-
-    /// Unmap what is in `range` and map anew, with no moment between the two at which the addresses are free.
-    fn replace(&self, range: VirtRange, request: &MapRequest) -> Result<(), MapError> {
-        if !self.begin_unmap(range, State::Replaced).map_err(|_| MapError::OutOfMemory)? {
-            // Somebody was quicker; now it is free.
-            return self.map_fixed(range, request);
-        }
+        // What is there goes, and there is no moment at which the addresses are free: its areas hold the place, and the
+        // first becomes the new one, so that nothing needs to be allocated then.
+        self.begin_unmap(&mut change, range, State::Replaced).map_err(|_| MapError::OutOfMemory)?;
         self.zap_all(range);
-        let mut areas = self.write();
-        // Dying areas hold the place: the first becomes the new one, so that nothing needs to be allocated here.
-        let first = areas.first(range).map_or(range.start, |v| v.range.start);
-        let rest = VirtRange { start: areas.tree.find(first).map_or(range.end, |v| v.range.end), end: range.end };
-        areas.remove(self.tables.machine, rest);
+        let areas = change.areas();
+        let first = areas.first(range).map_or(range, |v| v.range);
+        areas.remove(self.tables.machine, VirtRange { start: first.end, end: range.end });
         let new = new_area(range, request);
-        areas.tree.update(first, |v| *v = new);
+        areas.tree.update(first.start, |v| *v = new);
         areas.account(&new, range, 1);
-        areas.merge(self.tables.machine, range);
-        areas.trim(self.tables.machine);
         Ok(())
     }
 
@@ -223,8 +225,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let inserted = areas.tree.insert(area);
         debug_assert!(inserted.is_ok(), "room was found and a node reserved");
         areas.account(&area, range, 1);
-        areas.merge(self.tables.machine, range);
-        areas.trim(self.tables.machine);
     }
 
     /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
@@ -247,17 +247,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// The page at `addr` was touched and is not mapped: let the stack above it grow down to it.
-    ///
-    /// Whether it did, or another CPU was quicker.
-    pub(super) fn grow_stack(&self, addr: u64) -> Result<bool, OutOfMemory> {
+    pub(super) fn grow_stack(&self, addr: u64) -> Result<Growth, OutOfMemory> {
         let start = align_down(addr, self.page_shift());
         let mut areas = self.write();
         if areas.find(addr).is_some() {
-            return Ok(true);
+            return Ok(Growth::There);
         }
-        let Some(stack) = areas.tree.find_from(addr).copied() else { return Ok(false) };
-        if !stack.flags.contains(AreaFlags::GROWSDOWN) || stack.state != State::Live || start < areas.limits.lowest {
-            return Ok(false);
+        let Some(stack) = areas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
+        if areas.is_claimed(VirtRange { start, end: stack.range.end }) {
+            return Ok(Growth::Wait);
+        }
+        if !stack.flags.contains(AreaFlags::GROWSDOWN) || start < areas.limits.lowest {
+            return Ok(Growth::Nothing);
         }
         let grown = VirtRange { start, end: stack.range.start };
         let below = areas.tree.prev(stack.range.start).copied();
@@ -271,13 +272,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             || areas.mapped.saturating_add(grown.len()) > limits.address_space
             || stack.flags.contains(AreaFlags::LOCKED) && areas.locked.saturating_add(grown.len()) > limits.locked
         {
-            return Ok(false);
+            return Ok(Growth::Nothing);
         }
         areas.tree.update(stack.range.start, |v| v.range.start = start);
         areas.account(&Vma { range: grown, ..stack }, grown, 1);
         areas.merge(self.tables.machine, grown);
-        Ok(true)
+        Ok(Growth::There)
     }
+}
+
+/// What became of an address that is not mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Growth {
+    /// It is mapped now: the stack grew, or another CPU was quicker.
+    There,
+    /// It stays unmapped.
+    Nothing,
+    /// Somebody is changing what is there: look again.
+    Wait,
 }
 
 fn new_area(range: VirtRange, request: &MapRequest) -> Vma {

@@ -7,9 +7,10 @@ use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
-use crate::vma::{Prot, State, Vma};
+use crate::vma::{Prot, Vma};
 
 use super::AddressSpace;
+use super::areas::Change;
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,22 +72,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if range.is_empty() {
             return Ok(());
         }
-        if self.begin_change(range, |v| v.prot == prot, |v| v.prot = prot)? {
+        let mut change = self.change(range);
+        if self.set_areas(&mut change, range, |v| v.prot == prot, |v| v.prot = prot)? {
+            change.let_go();
             self.reprotect(range, prot);
-            self.settle(range);
         }
         Ok(())
     }
 
-    /// Mark the areas of `range` as changing and `change` them, split at its ends, with no huge mapping reaching across.
-    /// `false`: all of them are as they should be (`same`) already.
-    pub(super) fn begin_change(
+    /// Change (`set`) the areas of `range`, split at its ends, with no huge mapping reaching across. `false`: all of them are
+    /// as they should be (`same`) already.
+    pub(super) fn set_areas(
         &self,
+        change: &mut Change<'_, 'm, P, A>,
         range: VirtRange,
         same: impl Fn(&Vma) -> bool,
-        change: impl Fn(&mut Vma),
+        set: impl Fn(&mut Vma),
     ) -> Result<bool, ProtectError> {
-        let mut areas = self.change(range);
+        let areas = change.areas();
         if !areas.covers(range) {
             return Err(ProtectError::NotMapped);
         }
@@ -94,29 +97,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(false);
         }
         let cuts = areas.cuts(range);
-        if cuts > 0 && areas.tree.len() + cuts > areas.limits.areas.saturating_add(1) {
+        if cuts > 0 && areas.tree.len() + cuts > areas.limits.areas {
             return Err(ProtectError::TooManyAreas);
         }
         areas.reserve(self.tables.machine, cuts)?;
         areas.isolate(range);
-        areas.each(range, |v| v.state = State::Changing);
-        if !self.has_edges(range) {
-            areas.each(range, change);
-            return Ok(true);
+        if self.has_edges(range) {
+            // Faults go on meanwhile, but the areas end at the ends of the range now, so that no new huge mapping reaches
+            // across.
+            change.let_go();
+            self.split_edges(range)?;
         }
-        drop(areas);
-        // Faults go on meanwhile, but the areas now end at the ends of the range, so no new huge mapping reaches across.
-        if let Err(error) = self.split_edges(range) {
-            self.settle(range);
-            return Err(error.into());
-        }
-        self.write().each(range, change);
+        change.areas().each(range, set);
         Ok(true)
     }
 
     /// Bring the entries of `range` in line with its areas.
     fn reprotect(&self, range: VirtRange, prot: Prot) {
-        let mut gather = self.gather();
+        let mut gather = self.gather(range);
         let mut at = range.start;
         while at < range.end {
             match self.tables.find(at, range.end) {
@@ -128,7 +126,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
             }
         }
-        gather.flush();
     }
 
     fn reprotect_table(

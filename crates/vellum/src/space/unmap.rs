@@ -8,6 +8,7 @@ use crate::platform::Platform;
 use crate::vma::State;
 
 use super::AddressSpace;
+use super::areas::Change;
 
 /// Why nothing was unmapped. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,40 +75,41 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(UnmapError::ZeroLength);
         }
         let range = VirtRange { start: addr, end: addr + len };
-        if !self.begin_unmap(range, State::Dying)? {
+        let mut change = self.change(range);
+        if change.areas().first(range).is_none() {
             return Ok(());
         }
+        self.begin_unmap(&mut change, range, State::Dying)?;
         self.zap_all(range);
-        let mut areas = self.write();
-        areas.remove(self.tables.machine, range);
-        areas.trim(self.tables.machine);
+        change.areas().remove(self.tables.machine, range);
         Ok(())
     }
 
-    /// Mark all areas of `range` as going (dying or replaced), split at its ends, with no huge mapping reaching across.
-    /// `false`: there are none.
-    pub(super) fn begin_unmap(&self, range: VirtRange, going: State) -> Result<bool, UnmapError> {
-        let mut areas = self.change(range);
-        if areas.first(range).is_none() {
-            return Ok(false);
-        }
-        let cuts = areas.cuts(range);
-        if cuts > 0 && areas.tree.len() + cuts > areas.limits.areas.saturating_add(1) {
+    /// Mark all areas of `range` as going (dying or replaced), split at its ends, with no huge mapping reaching across, and
+    /// let go of the areas.
+    pub(super) fn begin_unmap(
+        &self,
+        change: &mut Change<'_, 'm, P, A>,
+        range: VirtRange,
+        going: State,
+    ) -> Result<(), UnmapError> {
+        let areas = change.areas();
+        // Only a hole in the middle of an area leaves more areas than there were.
+        let hole = areas.tree.find(range.start).is_some_and(|v| v.range.start < range.start && range.end < v.range.end);
+        if hole && areas.tree.len() >= areas.limits.areas {
             return Err(UnmapError::TooManyAreas);
         }
-        areas.reserve(self.tables.machine, cuts)?;
+        areas.reserve(self.tables.machine, areas.cuts(range))?;
         areas.isolate(range);
         areas.each(range, |v| v.state = going);
         areas.account_all(range, -1);
-        if !self.has_edges(range) {
-            return Ok(true);
-        }
-        drop(areas);
-        if let Err(error) = self.split_edges(range) {
-            self.write().account_all(range, 1);
-            self.settle(range);
+        let edges = self.has_edges(range);
+        change.let_go();
+        if edges && let Err(error) = self.split_edges(range) {
+            change.areas().each(range, |v| v.state = State::Live);
+            change.areas().account_all(range, 1);
             return Err(error.into());
         }
-        Ok(true)
+        Ok(())
     }
 }

@@ -31,7 +31,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was there.
     pub(super) fn zap_all(&self, range: VirtRange) {
         self.note_peak();
-        let mut gather = self.gather();
+        let mut gather = self.gather(range);
         let mut at = range.start;
         while at < range.end {
             // Nothing can map here any more, so no huge mapping reaches across an end again.
@@ -39,9 +39,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// A gather for this space.
-    pub(super) fn gather(&self) -> Gather<'_, 'm, P> {
-        Gather::new(&self.tables.tlb, self.tables.max_run > 1)
+    /// A gather for an operation on `range`.
+    pub(super) fn gather(&self, range: VirtRange) -> Gather<'_, 'm, P> {
+        Gather::new(&self.tables.tlb, range, self.page_shift(), self.tables.max_run > 1)
     }
 
     /// Empty `range` as far as fits between two preemption points, and say how far that was. What was found goes to the

@@ -7,6 +7,10 @@
 //! are dropped together, in one operation on one word. Linux delays that only for dirty file memory, whose writers must
 //! not go unnoticed; done for all there is no second path, a folio's descriptor is touched once, and nobody ever sees a
 //! folio unmapped that some CPU can still write to.
+//!
+//! An operation may find entries empty that another one's gather has emptied and not flushed yet. It may not say that it is
+//! done before nobody can use them any more; so if another gather is open when one ends, it flushes all of its operation's
+//! range, whatever it found there itself.
 
 use crate::addr::{Pfn, VirtRange};
 use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
@@ -38,6 +42,11 @@ pub(crate) struct Removed {
     pub(crate) shift: u32,
 }
 
+impl Removed {
+    /// The frames are the folio of zeros', which nobody counts: once flushed, nothing is left to do.
+    pub(crate) fn uncounted(self, _proof: &Flushed) {}
+}
+
 /// A table that was unhooked, and what it had translated. Goes to a gather, like [`Removed`].
 #[must_use = "an unhooked table leaks unless a gather takes it"]
 #[derive(Debug)]
@@ -49,6 +58,8 @@ pub(crate) struct DeadTable {
 /// See the module's text. Flushes and frees what is left when dropped; never while a lock is held.
 pub(crate) struct Gather<'t, 'm, P: Platform> {
     tlb: &'t Shootdown<'m, P>,
+    /// What the operation is about, and the smallest pages that may be there.
+    whole: (VirtRange, u32),
     scratch: Scratch<'m, P>,
     used: usize,
     waiting: u32,
@@ -61,10 +72,12 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
 }
 
 impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
-    /// Empty. `merge`: see the field.
-    pub(crate) fn new(tlb: &'t Shootdown<'m, P>, merge: bool) -> Self {
+    /// Empty, for an operation on `range`, where pages are of `1 << shift` bytes or more. `merge`: see the field.
+    pub(crate) fn new(tlb: &'t Shootdown<'m, P>, range: VirtRange, shift: u32, merge: bool) -> Self {
+        tlb.open_gather();
         Gather {
             tlb,
+            whole: (range, shift),
             scratch: Scratch::lease(tlb.machine),
             used: 0,
             waiting: 0,
@@ -198,7 +211,11 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
 
 impl<P: Platform> Drop for Gather<'_, '_, P> {
     fn drop(&mut self) {
+        if self.tlb.others_are_open() {
+            self.note(self.whole.0, self.whole.1);
+        }
         self.flush();
+        self.tlb.close_gather();
     }
 }
 
@@ -252,15 +269,27 @@ impl<P: Platform> Release<'_, '_, P> {
         if state.has(flag::ZEROS) {
             return;
         }
-        let left = self.machine.frames().put(head, frame, pages, pages);
-        if left.refs == 0 {
+        let maps = if pages < 1 << order && !state.has(flag::PARTIAL) {
+            self.unmapped_in_part(head, frame, order, pages);
+            0
+        } else {
+            pages
+        };
+        if self.machine.frames().put(head, frame, pages, maps).refs == 0 {
             self.leavers.leave(head, frame, order);
             self.freed(head, 1 << order);
-        } else if left.maps != 0 && left.maps < 1 << order && !state.has(flag::PARTIAL) {
-            self.leavers.defer(head, frame);
-            self.machine.count(Counter::SplitDeferred, 1);
         }
         self.rest();
+    }
+
+    /// Part of a folio was unmapped: if another part still is mapped, the folio is queued to be split. The references are
+    /// kept meanwhile, so that it can't be freed by whoever unmaps the rest.
+    #[cold]
+    fn unmapped_in_part(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
+        let left = self.machine.frames().put(head, frame, 0, pages);
+        if left.maps != 0 && left.maps < 1 << order && self.leavers.defer(head, frame) {
+            self.machine.count(Counter::SplitDeferred, 1);
+        }
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! Which CPUs may hold translations of a space, and making them drop some.
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::addr::{Pfn, VirtRange};
 use crate::machine::Machine;
@@ -17,11 +17,13 @@ pub(crate) struct Shootdown<'m, P: Platform> {
     pub(crate) space: SpaceId,
     pub(crate) root: Pfn,
     users: [AtomicU64; MAX_CPUS / 64],
+    /// Gathers that may have emptied entries and not flushed.
+    gathers: AtomicU32,
 }
 
 impl<'m, P: Platform> Shootdown<'m, P> {
     pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn) -> Self {
-        Shootdown { machine, space, root, users: Default::default() }
+        Shootdown { machine, space, root, users: Default::default(), gathers: AtomicU32::new(0) }
     }
 
     /// A CPU is about to load the root. The host does so only after this returns, so that whoever clears an entry and does
@@ -34,6 +36,22 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     /// A CPU holds no translation of the space any more.
     pub(crate) fn leave(&self, cpu: usize) {
         self.users[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
+    }
+
+    /// A gather begins: before the first entry that it will empty.
+    pub(super) fn open_gather(&self) {
+        self.gathers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A gather has flushed.
+    pub(super) fn close_gather(&self) {
+        self.gathers.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Asked by an open gather: whether there are others. Whoever emptied an entry that the caller found empty, under the
+    /// lock of its table, is either counted here or has flushed.
+    pub(super) fn others_are_open(&self) -> bool {
+        self.gathers.load(Ordering::Acquire) > 1
     }
 
     pub(crate) fn users(&self) -> CpuSet {

@@ -57,16 +57,12 @@ impl Prot {
     }
 }
 
-/// What is going on with an area. Whoever changes a range of a space marks its areas, lets go of the lock, does the work on
-/// the page tables, and comes back to finish: faults elsewhere go on meanwhile, and so do changes of other ranges.
+/// What faults and queries should make of an area while its range is being changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Nothing.
+    /// It is what it says. (If what may be done with it has just changed, its entries may still be behind.)
     #[default]
     Live,
-    /// What may be done with it has just been changed, and the entries are being brought in line. Faults go by the new
-    /// state of things; other changes wait.
-    Changing,
     /// It is being unmapped. For faults and queries it is gone; its addresses are not free yet.
     Dying,
     /// It is being unmapped to make place for another that will take its addresses at once. Faults wait: they find the old

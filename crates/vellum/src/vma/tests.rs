@@ -105,7 +105,7 @@ impl Rng {
 
 /// Fewer rounds where each takes long.
 fn rounds(n: u64) -> u64 {
-    if cfg!(miri) { n / 500 + 1 } else { n }
+    if cfg!(miri) { n / 2000 + 1 } else { n }
 }
 
 fn new() -> AreaTree<Seg> {
