@@ -80,7 +80,8 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
         &[
             (Faults, 1),
             (LargeFolios, large),
-            (Flushes, 1),
+            // Before anybody may see what is written; and again for the table, once that has gone.
+            (Flushes, 1 + gone),
             (TablesFreed, gone),
         ],
     )?;
@@ -92,7 +93,7 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
         &[
             (Faults, more),
             (LargeFolios, large),
-            (Flushes, more),
+            (Flushes, more + gone),
             (TablesFreed, gone),
         ],
     )?;

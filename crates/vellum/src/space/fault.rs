@@ -331,15 +331,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Found::Table(table) => table,
             };
             let end = block.end.min(table.end());
+            let mut stale: Option<VirtRange> = None;
             while at < end
                 && let Some(run) = table.run(at, end)
             {
-                let range = run.range(arch);
-                if run.kind == Kind::Leaf && zeros.contains(run.pfn(arch)) && block.covers(&range) {
-                    let removed = table.discard(&run);
-                    removed.uncounted(&self.tables.tlb.invalidate(&[range], table.shift(), false));
+                if run.kind == Kind::Leaf && zeros.contains(run.pfn(arch)) && block.covers(&run.range(arch)) {
+                    let range = table.discard(&run).uncounted();
+                    stale = Some(VirtRange { start: stale.map_or(range.start, |s| s.start), end: range.end });
                 }
-                at = range.end;
+                at = run.range(arch).end;
+            }
+            if let Some(range) = stale {
+                self.tables.tlb.invalidate(&[range], table.shift(), false);
             }
             table.unlock(&mut gather);
         }

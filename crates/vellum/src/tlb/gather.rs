@@ -43,8 +43,10 @@ pub(crate) struct Removed {
 }
 
 impl Removed {
-    /// The frames are the folio of zeros', which nobody counts: once flushed, nothing is left to do.
-    pub(crate) fn uncounted(self, _proof: &Flushed) {}
+    /// The frames are the folio of zeros', which nobody counts or frees: what is left to do is to invalidate this range.
+    pub(crate) fn uncounted(self) -> VirtRange {
+        self.range
+    }
 }
 
 /// A table that was unhooked, and what it had translated. Goes to a gather, like [`Removed`].
