@@ -1,7 +1,8 @@
 //! The engine's properties: random operations by several CPUs, against a model of plain maps.
 //!
-//! Each test says which rules it checks. What a case consists of follows from its seed alone; a case that fails says how to
-//! run it again (on one CPU to the letter; on several, the host's scheduler has a say). `./x fuzz` goes on with new seeds.
+//! Each test says which rules it checks; `INV-…` are the invariants of `ARCHITECTURE.md`. What a case consists of follows
+//! from its seed alone; a case that fails says how to run it again (on one CPU, or under a deterministic scheduler, to the
+//! letter; on threads of the host their scheduler has a say). `./x fuzz` goes on with new seeds.
 
 #[path = "property/mod.rs"]
 mod property;
@@ -9,116 +10,276 @@ mod property;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use property::dice::{Dice, derive};
 use property::op::Step;
 use property::setup::{Plan, Setup};
+use property::shared::{self, Load};
 use property::shrink;
 use property::watch::{self, Case, OPERATIONS};
 use property::world::{self, Threads};
-use vellum_sim::{Hostility, Strictness};
+use vellum_sim::{Config, Hostility, Strictness, TlbModel};
 
 const ALONE: Plan = Plan {
-    actors: 1,
+    actors: (1, 1),
     rounds: 6,
-    steps: 250,
+    steps: 300,
     pages: 2500,
     tight: 25,
     fail: 0,
 };
 const TOGETHER: Plan = Plan {
-    actors: 4,
+    actors: (2, 4),
     rounds: 8,
-    steps: 200,
+    steps: 250,
     pages: 1200,
     tight: 30,
     fail: 0,
 };
 const STRICT: Plan = Plan {
-    actors: 1,
+    actors: (1, 1),
     rounds: 3,
-    steps: 60,
+    steps: 80,
     pages: 700,
     tight: 50,
     fail: 5,
 };
 const STRICT_TOGETHER: Plan = Plan {
-    actors: 3,
+    actors: (2, 3),
     rounds: 3,
-    steps: 40,
+    steps: 50,
     pages: 300,
     tight: 40,
     fail: 4,
 };
 
-fn fast(setup: &Setup, steps: &[Vec<Step>], case: &Arc<Case>) {
-    let machine = setup.config.clone().fast().expect("memory on the host");
-    world::run(&machine, setup, steps, Threads::Host, case);
+const SHARED: Load = Load {
+    actors: 4,
+    rounds: 12,
+    steps: 150,
+    pages: 700,
+};
+const STRICT_SHARED: Load = Load {
+    actors: 3,
+    rounds: 4,
+    steps: 40,
+    pages: 60,
+};
+
+/// A case on a fast machine.
+fn fast(seed: u64, plan: Plan, case: &Arc<Case>) {
+    let setup = Setup::new(seed, plan);
+    run(&setup, |steps| {
+        let machine = setup.config.clone().fast().expect("memory on the host");
+        world::run(&machine, &setup, steps, Threads::Host, case);
+    });
 }
 
-fn strict(setup: &Setup, steps: &[Vec<Step>], case: &Arc<Case>) {
-    let hostility = if setup.seed.is_multiple_of(4) {
+/// A case on a strict machine.
+fn strict(seed: u64, plan: Plan, case: &Arc<Case>) {
+    let setup = Setup::new(seed, plan);
+    run(&setup, |steps| {
+        let machine = setup
+            .config
+            .clone()
+            .strict(strictness(seed))
+            .expect("memory on the host");
+        world::run(&machine, &setup, steps, Threads::Host, case);
+    });
+}
+
+fn strictness(seed: u64) -> Strictness {
+    let hostility = if seed.is_multiple_of(4) {
         Hostility::WORST
     } else {
         Hostility::USUAL
     };
-    let strictness = Strictness::new(setup.seed).hostility(hostility);
-    let machine = setup
-        .config
-        .clone()
-        .strict(strictness)
-        .expect("memory on the host");
-    world::run(&machine, setup, steps, Threads::Host, case);
+    Strictness::new(seed).hostility(hostility)
 }
 
-fn fast_case(seed: u64, plan: Plan, case: &Arc<Case>) {
-    let setup = Setup::new(seed, plan);
-    run(&setup, case, fast);
-}
-
-fn strict_case(seed: u64, plan: Plan, case: &Arc<Case>) {
-    let setup = Setup::new(seed, plan);
-    run(&setup, case, strict);
-}
-
-fn run(setup: &Setup, case: &Arc<Case>, run: impl Fn(&Setup, &[Vec<Step>], &Arc<Case>)) {
+/// Run the case; what one actor did alone is made as short as it can be if it fails.
+fn run(setup: &Setup, run: impl Fn(&[Vec<Step>])) {
     let mut steps = setup.steps();
     match &mut steps[..] {
-        [steps] => shrink::or_shrink(std::mem::take(steps), |steps| run(setup, &[steps.to_vec()], case)),
-        _ => run(setup, &steps, case),
+        [steps] => shrink::or_shrink(std::mem::take(steps), |steps| run(&[steps.to_vec()])),
+        _ => run(&steps),
     }
 }
 
+/// Pages that all use, on a fast machine.
+fn fast_shared(seed: u64, case: &Arc<Case>) {
+    let tlb = Dice::new(seed)
+        .one_of(&[TlbModel::SMALL, TlbModel::GENERIC].each_ref())
+        .clone();
+    let machine = Config::new(64 << 20)
+        .cpus(SHARED.actors)
+        .tlb(tlb)
+        .fast()
+        .expect("memory on the host");
+    shared::run(&machine, seed, SHARED, Threads::Host, case);
+}
+
+/// Pages that all use, on a strict machine.
+fn strict_shared(seed: u64, case: &Arc<Case>) {
+    let machine = Config::new(16 << 20)
+        .cpus(STRICT_SHARED.actors)
+        .strict(strictness(seed));
+    shared::run(
+        &machine.expect("memory on the host"),
+        seed,
+        STRICT_SHARED,
+        Threads::Host,
+        case,
+    );
+}
+
+/// Programs find what they stored and zeros elsewhere, may do what their areas allow and no more, and each operation answers
+/// as foretold; one that fails has changed nothing (rule 9). Areas are where the model has them and merge wherever they can;
+/// pages are resident exactly when a fault has brought them. At rest: no table is hooked and empty (INV-3), references are
+/// mappings (INV-2), what is counted and charged is what the tables show, and in the end all memory is free.
 #[test]
 fn one_cpu_against_the_model() {
     watch::each("one_cpu_against_the_model", 60, |seed, case| {
-        fast_case(seed, ALONE, case)
+        fast(seed, ALONE, case)
     });
 }
 
+/// The same while other CPUs are at work in the same tables, areas and folios.
 #[test]
 fn several_cpus_against_the_model() {
     watch::each("several_cpus_against_the_model", 40, |seed, case| {
-        fast_case(seed, TOGETHER, case)
+        fast(seed, TOGETHER, case)
     });
 }
 
+/// The same where hardware is hostile, allocations fail by chance, and every event is checked: frames and tables are freed
+/// only after flush and walkers (INV-1), references are never fewer than mappings (INV-2), nothing is transiently empty,
+/// no accessed or dirty bit is lost, entries are written under their table's lock.
 #[test]
 fn one_strict_cpu_against_the_model() {
-    watch::each("one_strict_cpu_against_the_model", 20, |seed, case| {
-        strict_case(seed, STRICT, case)
+    watch::each("one_strict_cpu_against_the_model", 24, |seed, case| {
+        strict(seed, STRICT, case)
     });
 }
 
+/// All of that together.
 #[test]
 fn several_strict_cpus_against_the_model() {
-    watch::each("several_strict_cpus_against_the_model", 20, |seed, case| {
-        strict_case(seed, STRICT_TOGETHER, case)
+    watch::each("several_strict_cpus_against_the_model", 24, |seed, case| {
+        strict(seed, STRICT_TOGETHER, case)
     });
+}
+
+/// What one CPU stored, others see: no translation outlives a change of what it translates.
+#[test]
+fn several_cpus_share_pages() {
+    watch::each("several_cpus_share_pages", 100, fast_shared);
+}
+
+/// The same on hostile hardware.
+#[test]
+fn several_strict_cpus_share_pages() {
+    watch::each("several_strict_cpus_share_pages", 60, strict_shared);
+}
+
+/// Deterministic schedules, whose every switch between CPUs follows from the seed.
+#[cfg(feature = "shuttle")]
+mod schedules {
+    use shuttle::Runner;
+    use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+    use vellum_sim::Schedule;
+
+    use super::*;
+
+    const PLAN: Plan = Plan {
+        actors: (2, 3),
+        rounds: 2,
+        steps: 8,
+        pages: 60,
+        tight: 40,
+        fail: 4,
+    };
+    const LOAD: Load = Load {
+        actors: 3,
+        rounds: 1,
+        steps: 6,
+        pages: 8,
+    };
+
+    /// So many schedules of each kind a case.
+    const SCHEDULES: usize = 60;
+
+    fn under_schedules(seed: u64, f: impl Fn() + Clone + Send + Sync + 'static) {
+        fn all(scheduler: impl Scheduler + 'static, f: impl Fn() + Send + Sync + 'static) {
+            let mut config = shuttle::Config::default();
+            config.stack_size = 1 << 18;
+            Runner::new(scheduler, config).run(f);
+        }
+        all(RandomScheduler::new_from_seed(seed, SCHEDULES), f.clone());
+        all(PctScheduler::new_from_seed(seed, 3, SCHEDULES), f);
+    }
+
+    pub fn model(seed: u64, case: &Arc<Case>) {
+        let (setup, case) = (Setup::new(seed, PLAN), case.clone());
+        let steps = setup.steps();
+        under_schedules(seed, move || {
+            let strictness = strictness(seed).schedule(Schedule::Shuttle);
+            let machine = setup
+                .config
+                .clone()
+                .strict(strictness)
+                .expect("memory on the host");
+            world::run(&machine, &setup, &steps, Threads::Shuttle, &case);
+        });
+    }
+
+    pub fn pages(seed: u64, case: &Arc<Case>) {
+        let case = case.clone();
+        under_schedules(seed, move || {
+            let strictness = strictness(seed).schedule(Schedule::Shuttle);
+            let machine = Config::new(8 << 20)
+                .cpus(LOAD.actors)
+                .strict(strictness)
+                .expect("memory on the host");
+            shared::run(&machine, seed, LOAD, Threads::Shuttle, &case);
+        });
+    }
+
+    /// As [`several_strict_cpus_against_the_model`].
+    #[test]
+    fn schedules_against_the_model() {
+        watch::each("schedules::schedules_against_the_model", 20, model);
+    }
+
+    /// As [`several_cpus_share_pages`].
+    #[test]
+    fn schedules_share_pages() {
+        watch::each("schedules::schedules_share_pages", 20, pages);
+    }
 }
 
 /// New seeds, for as long as the environment says.
 #[test]
 #[ignore = "runs for as long as VELLUM_FUZZ_SECONDS says (60): ./x fuzz"]
 fn fuzz_for_seconds() {
+    type Fuzz = (&'static str, fn(u64, &Arc<Case>));
+    let kinds: &[Fuzz] = &[
+        ("one_cpu_against_the_model", |seed, case| fast(seed, ALONE, case)),
+        ("several_cpus_against_the_model", |seed, case| {
+            fast(seed, TOGETHER, case)
+        }),
+        ("several_cpus_share_pages", fast_shared),
+        ("one_strict_cpu_against_the_model", |seed, case| {
+            strict(seed, STRICT, case)
+        }),
+        ("several_strict_cpus_against_the_model", |seed, case| {
+            strict(seed, STRICT_TOGETHER, case)
+        }),
+        ("several_strict_cpus_share_pages", strict_shared),
+        #[cfg(feature = "shuttle")]
+        ("schedules::schedules_against_the_model", schedules::model),
+        #[cfg(feature = "shuttle")]
+        ("schedules::schedules_share_pages", schedules::pages),
+    ];
     let limit = Duration::from_secs(watch::env_number("VELLUM_FUZZ_SECONDS").unwrap_or(60));
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -127,27 +288,15 @@ fn fuzz_for_seconds() {
     let (start, mut said) = (Instant::now(), Duration::ZERO);
     println!("seeds from {first:#x} on, for {limit:?}");
     for n in 0.. {
-        let seed = property::dice::derive(first, n);
-        match n % 8 {
-            0..=2 => watch::one("one_cpu_against_the_model", seed, &|seed, case| {
-                fast_case(seed, ALONE, case)
-            }),
-            3..=5 => watch::one("several_cpus_against_the_model", seed, &|seed, case| {
-                fast_case(seed, TOGETHER, case)
-            }),
-            6 => watch::one("one_strict_cpu_against_the_model", seed, &|seed, case| {
-                strict_case(seed, STRICT, case)
-            }),
-            _ => watch::one("several_strict_cpus_against_the_model", seed, &|seed, case| {
-                strict_case(seed, STRICT_TOGETHER, case);
-            }),
-        }
+        let (name, case) = kinds[n as usize % kinds.len()];
+        let seed = derive(first, n);
+        watch::one(name, seed, &case);
         let passed = start.elapsed();
         if passed > said + Duration::from_secs(5) || passed > limit {
             said = passed;
             let done = OPERATIONS.load(std::sync::atomic::Ordering::Relaxed);
             println!(
-                "{:4} s, {} cases, {done} operations, last seed {seed:#x}",
+                "{:5} s, {:6} cases, {done:9} operations, last seed {seed:#x}",
                 passed.as_secs(),
                 n + 1
             );

@@ -19,6 +19,7 @@
 //! | `cases`, `races` | small cases, on one CPU and on two |
 //! | `setup` | what machine, spaces and actors a seed stands for |
 //! | `world` | a case: boot, rounds of operations and counting, exit |
+//! | `shared` | pages that all actors use |
 //! | `host` | the fast and the strict machine by one name |
 //! | `watch`, `shrink` | failures: how to run them again, what hangs, and the shortest way there |
 
@@ -33,6 +34,7 @@ pub mod op;
 pub mod plot;
 pub mod presence;
 pub mod setup;
+pub mod shared;
 pub mod shrink;
 pub mod walk;
 pub mod watch;

@@ -15,8 +15,8 @@ use super::op::{Choice, Step, Window};
 /// What to draw from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Most actors.
-    pub actors: u64,
+    /// How many actors, at least and at most.
+    pub actors: (u64, u64),
     /// Rounds, between which everything is counted.
     pub rounds: usize,
     /// Operations of an actor in a round.
@@ -60,13 +60,13 @@ pub struct Setup {
 impl Setup {
     pub fn new(seed: u64, plan: Plan) -> Setup {
         let dice = &mut Dice::new(derive(seed, 0));
-        let actors = 1 + dice.below(plan.actors) as usize;
+        let actors = dice.within(plan.actors.0..plan.actors.1 + 1) as usize;
         let alone = actors == 1;
         let tight = dice.percent(plan.tight);
         let arch = dice.one_of(&[X86_64::four_levels(), X86_64::five_levels()]);
         let cpus = actors + dice.below(2) as usize;
         let spaces = 1 + dice.below(if alone { 2 } else { 3 });
-        let memory = memory(dice, tight, plan.pages * actors as u64 * spaces);
+        let memory = memory(dice, tight, plan.pages, plan.pages * actors as u64 * spaces);
         let groups = groups(dice, tight);
         let pick = |dice: &mut Dice| dice.below(groups.len() as u64 + 1) as usize;
         let spaces: Vec<usize> = (0..spaces).map(|_| pick(dice)).collect();
@@ -138,16 +138,16 @@ impl Setup {
     }
 }
 
-/// Memory for so many pages, or not quite; in one piece or two, zeroed or full of junk.
-fn memory(dice: &mut Dice, tight: bool, pages: u64) -> Vec<Region> {
+/// Memory for so many pages in windows of that size, or not quite; in one piece or two, zeroed or full of junk.
+fn memory(dice: &mut Dice, tight: bool, window: u64, pages: u64) -> Vec<Region> {
     let bytes = if tight {
         (4 << 20) + dice.below(pages * 2048)
-    } else if dice.percent(4) {
+    } else if window >= 1000 && dice.percent(4) {
         // Only a machine as large as this has a huge page of zeros.
         (2 << 30) + (64 << 20)
     } else {
         // Large folios of which one page is left keep all of their memory.
-        (32 << 20) + pages * 4096 * 6
+        (if window < 512 { 6 << 20 } else { 32 << 20 }) + pages * 4096 * 6
     };
     let junk = bytes < 64 << 20 && dice.percent(20);
     let region = |base: u64, len: u64| Region {

@@ -36,14 +36,15 @@ pub enum Threads {
 
 /// Dropped when that is asked for, and leaked otherwise: a test that fails may leave locks as they are, and the end of a
 /// space would wait for them for ever.
-struct Leaky<T>(ManuallyDrop<T>);
+pub struct Leaky<T>(ManuallyDrop<T>);
 
 impl<T> Leaky<T> {
-    fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Leaky(ManuallyDrop::new(value))
     }
 
-    fn end(self) {
+    /// Drop it.
+    pub fn end(self) {
         drop(ManuallyDrop::into_inner(self.0));
     }
 }
@@ -313,7 +314,7 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
 }
 
 /// Run all of these side by side, and wait for all.
-fn together<F: FnOnce() + Send>(threads: Threads, jobs: Vec<F>) {
+pub fn together<F: FnOnce() + Send>(threads: Threads, jobs: Vec<F>) {
     match threads {
         Threads::Host if jobs.len() == 1 => jobs.into_iter().for_each(|job| job()),
         Threads::Host => thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
