@@ -15,8 +15,9 @@ use property::op::Step;
 use property::setup::{Plan, Setup};
 use property::shared::{self, Load};
 use property::shrink;
+use property::threads::Threads;
 use property::watch::{self, Case, OPERATIONS};
-use property::world::{self, Threads};
+use property::world;
 use vellum_sim::{Config, Hostility, Strictness, TlbModel};
 
 const ALONE: Plan = Plan {

@@ -60,12 +60,8 @@ pub fn ask(given: Given, calls: impl FnOnce(&dyn Kernel) -> Answers) -> Answers 
 pub fn in_child(f: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
     let mut ends = [0; 2];
     // SAFETY: room for two descriptors.
-    assert_eq!(
-        unsafe { libc::pipe(ends.as_mut_ptr()) },
-        0,
-        "{}",
-        io::Error::last_os_error()
-    );
+    let piped = unsafe { libc::pipe(ends.as_mut_ptr()) };
+    assert_eq!(piped, 0, "{}", io::Error::last_os_error());
     // SAFETY: both descriptors are new, and each gets one owner in each process.
     let [mut reader, mut writer] = ends.map(|end| unsafe { fs::File::from_raw_fd(end) });
     // SAFETY: the child is alone with copies of everything. It calls the allocator, whose locks glibc puts in order, takes
@@ -98,12 +94,8 @@ fn limit(given: Given) {
             rlim_max: bytes,
         };
         // SAFETY: reads a limit from the stack.
-        assert_eq!(
-            unsafe { libc::setrlimit(what, &limit) },
-            0,
-            "{}",
-            io::Error::last_os_error()
-        );
+        let set = unsafe { libc::setrlimit(what, &limit) };
+        assert_eq!(set, 0, "{}", io::Error::last_os_error());
     };
     if let Some(bytes) = given.locked {
         set(libc::RLIMIT_MEMLOCK, bytes);

@@ -12,19 +12,22 @@
 //! | `presence` | which pages are resident |
 //! | `expect` | what an operation should answer |
 //! | `op` | operations, and their choice |
-//! | `plot` | an operation on the engine and on the model |
+//! | `plot`, `change`, `access` | an operation on the engine and on the model |
 //! | `look` | what the engine says of a plot |
 //! | `walk` | page tables, read from the machine's memory as hardware reads them |
 //! | `census` | the whole machine against all models, when nothing runs |
 //! | `cases`, `races` | small cases, on one CPU and on two |
 //! | `setup` | what machine, spaces and actors a seed stands for |
+//! | `threads` | actors as threads of the host, or of a deterministic schedule |
 //! | `world` | a case: boot, rounds of operations and counting, exit |
 //! | `shared` | pages that all actors use |
 //! | `host` | the fast and the strict machine by one name |
 //! | `watch`, `shrink` | failures: how to run them again, what hangs, and the shortest way there |
 
+pub mod access;
 mod cases;
 pub mod census;
+pub mod change;
 pub mod dice;
 pub mod expect;
 pub mod host;
@@ -36,6 +39,7 @@ pub mod presence;
 pub mod setup;
 pub mod shared;
 pub mod shrink;
+pub mod threads;
 pub mod walk;
 pub mod watch;
 pub mod world;

@@ -18,9 +18,9 @@ use vellum_sim::{Fault, Program};
 
 use super::dice::{Dice, derive};
 use super::host::Host;
+use super::threads::{Leaky, Threads, together};
 use super::walk::Space;
 use super::watch::Case;
-use super::world::{Leaky, Threads, together};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 

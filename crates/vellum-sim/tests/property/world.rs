@@ -1,12 +1,8 @@
 //! A case: a machine boots, actors work side by side, all is counted, everything ends.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::mem::ManuallyDrop;
-use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::thread;
 
 use vellum::addr::FRAME_SHIFT;
 use vellum::arch::{Arch, X86_64};
@@ -23,39 +19,9 @@ use super::model::Model;
 use super::op::{Op, Step};
 use super::plot::{Plot, Scene};
 use super::setup::Setup;
+use super::threads::{Doing, Leaky, Threads, together};
 use super::walk::Space;
 use super::watch::Case;
-
-/// Threads of the host, or of a deterministic schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Threads {
-    Host,
-    #[cfg(feature = "shuttle")]
-    Shuttle,
-}
-
-/// Dropped when that is asked for, and leaked otherwise: a test that fails may leave locks as they are, and the end of a
-/// space would wait for them for ever.
-pub struct Leaky<T>(ManuallyDrop<T>);
-
-impl<T> Leaky<T> {
-    pub fn new(value: T) -> Self {
-        Leaky(ManuallyDrop::new(value))
-    }
-
-    /// Drop it.
-    pub fn end(self) {
-        drop(ManuallyDrop::into_inner(self.0));
-    }
-}
-
-impl<T> Deref for Leaky<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
 
 /// A thread's plots, those in shared spaces first.
 struct Actor<'m, H: Host> {
@@ -310,28 +276,5 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
             self.setup.tight || actors > 1 || faults == 0,
             "{faults} large folios were not to be had in ample memory"
         );
-    }
-}
-
-/// Run all of these side by side, and wait for all.
-pub fn together<F: FnOnce() + Send>(threads: Threads, jobs: Vec<F>) {
-    match threads {
-        Threads::Host if jobs.len() == 1 => jobs.into_iter().for_each(|job| job()),
-        Threads::Host => thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
-        #[cfg(feature = "shuttle")]
-        Threads::Shuttle => {
-            shuttle::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job))))
-        }
-    }
-}
-
-/// Says what an actor was doing when it failed.
-struct Doing<T: fmt::Debug>(T);
-
-impl<T: fmt::Debug> Drop for Doing<T> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            super::watch::say(&format!("while: {:x?}", self.0));
-        }
     }
 }

@@ -1,0 +1,98 @@
+//! The table.
+//!
+//! | file | calls |
+//! |---|---|
+//! | `map` | `mmap` |
+//! | `change` | `munmap`, `mprotect` |
+//! | `advise` | `madvise`, `mincore` |
+//! | `many` | all of them, where there are as many areas as there may be |
+
+mod advise;
+mod change;
+mod many;
+mod map;
+
+pub use advise::{ADVISE, RESIDENT};
+pub use change::{PROTECT, UNMAP};
+pub use many::MANY;
+pub use map::MAP;
+
+use vellum::space::{Advise, MapFlags};
+use vellum::vma::Prot;
+
+use super::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
+
+const R: Prot = Prot::READ;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const NONE: Prot = Prot::empty();
+const ANYWHERE: MapFlags = MapFlags::empty();
+const FIXED: MapFlags = MapFlags::FIXED;
+const NOREPLACE: MapFlags = MapFlags::FIXED_NOREPLACE;
+/// More than any machine has, and less than the address space.
+const VAST: u64 = 1 << 46;
+
+const ENOMEM: i64 = -12;
+const EPERM: i64 = -1;
+const EAGAIN: i64 = -11;
+const EFAULT: i64 = -14;
+
+const fn row(name: &'static str, calls: fn(&dyn Kernel) -> Answers) -> Row {
+    Row {
+        name,
+        given: Given {
+            address_space: None,
+            locked: None,
+        },
+        calls,
+        expect: Expect::Same,
+    }
+}
+
+const fn locked(name: &'static str, pages: u64, calls: fn(&dyn Kernel) -> Answers) -> Row {
+    Row {
+        given: Given {
+            address_space: None,
+            locked: Some(pages * PAGE),
+        },
+        ..row(name, calls)
+    }
+}
+
+const fn room(name: &'static str, pages: u64, calls: fn(&dyn Kernel) -> Answers) -> Row {
+    Row {
+        given: Given {
+            address_space: Some(pages * PAGE),
+            locked: None,
+        },
+        ..row(name, calls)
+    }
+}
+
+impl Row {
+    const fn differs(self, engine: &'static [i64], linux: &'static [i64], why: &'static str) -> Row {
+        Row {
+            expect: Expect::Differ { engine, linux, why },
+            ..self
+        }
+    }
+}
+
+/// So many pages at `BASE`.
+fn some(k: &dyn Kernel, pages: u64) {
+    assert_eq!(k.map(BASE, pages * PAGE, RW, FIXED), BASE as i64);
+    // Pages one by one, whatever the machine is set to.
+    k.advise(BASE, pages * PAGE, Advise::NoHuge);
+}
+
+/// Two pages, a hole of one, two pages.
+fn holed(k: &dyn Kernel) {
+    some(k, 5);
+    assert_eq!(k.unmap(BASE + 2 * PAGE, PAGE), 0);
+}
+
+/// The protections of the areas, as digits of a number.
+fn protections(k: &dyn Kernel) -> i64 {
+    k.areas()
+        .iter()
+        .fold(0, |all, (.., prot)| all * 10 + i64::from(*prot) + 1)
+}

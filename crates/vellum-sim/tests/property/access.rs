@@ -1,0 +1,145 @@
+//! Programs use memory, and faults happen.
+
+use std::ops::Range;
+
+use vellum::space::{Access, FaultError};
+use vellum_sim::Fault;
+
+use super::expect;
+use super::host::Host;
+use super::model::SLOTS;
+use super::op::Spot;
+use super::plot::{Plot, Scene};
+
+impl Plot {
+    /// What an access to this page should answer. If a stack grows for it, it has grown.
+    fn foresee(&mut self, on: &Scene<'_, '_, impl Host>, va: u64, access: Access) -> Result<(), FaultError> {
+        let page = va >> self.bounds.page_shift;
+        if self.model.get(page).is_none() {
+            let (new, kind) =
+                expect::growth(&self.model, &self.bounds, page).ok_or(FaultError::Unmapped(va))?;
+            self.model.map(new, kind, on.rules(self.exact).fresh());
+        }
+        let kind = self.model.get(page).map(|page| page.kind);
+        if kind.is_some_and(|k| expect::allowed(k.prot, access)) {
+            Ok(())
+        } else {
+            Err(FaultError::Denied(va))
+        }
+    }
+
+    /// Compare an access with what was foreseen; whether it took place.
+    fn judge<H: Host>(
+        &mut self,
+        on: &Scene<'_, '_, H>,
+        page: u64,
+        access: Access,
+        expected: Result<(), FaultError>,
+        got: Result<(), FaultError>,
+    ) -> bool {
+        match (got, expected) {
+            (Ok(()), Ok(())) => self
+                .model
+                .touch(page, access == Access::Write, &on.rules(self.exact)),
+            (Err(got), Err(expected)) if got == expected => {}
+            // Zeros that were to make place for memory that there was none of are gone.
+            (Err(FaultError::OutOfMemory | FaultError::OverLimit(_)), Ok(())) if on.tight => {
+                self.model.blur(page..page + 1);
+            }
+            _ => panic!("{access:?} of page {page:#x} answers {got:x?}, not {expected:x?}"),
+        }
+        got.is_ok()
+    }
+
+    /// A program loads, stores or executes one of the words.
+    pub fn program<H: Host>(
+        &mut self,
+        on: &Scene<'_, '_, H>,
+        spot: Spot,
+        slot: usize,
+        access: Access,
+        value: u64,
+    ) {
+        let (Some(page), Some(program)) = (self.page(spot), on.program) else {
+            return;
+        };
+        let va = (page << self.bounds.page_shift) + 8 * SLOTS[slot];
+        let expected = self.foresee(on, va, access);
+        let got = match access {
+            Access::Read => program.load_u64(va),
+            Access::Write => program.store_u64(va, value).map(|()| value),
+            Access::Exec => program.execute(va).map(u64::from),
+        };
+        let held = self.model.get(page).map(|p| p.words[slot]);
+        let took_place = self.judge(on, page, access, expected, got.map(|_| ()).map_err(cause));
+        if !took_place {
+            return self.check(on, &(page..page + 1));
+        }
+        match (access, self.model.get_mut(page)) {
+            (Access::Write, Some(page)) => page.words[slot] = value,
+            (Access::Read, _) => assert_eq!(got.ok(), held, "page {page:#x}, word {}", SLOTS[slot]),
+            _ => assert_eq!(got.ok(), held.map(|word| word & 0xff), "page {page:#x}, executed"),
+        }
+        let near = if self.bounds.alone {
+            page.saturating_sub(4)..page + 12
+        } else {
+            page..page + 1
+        };
+        self.check(on, &near);
+    }
+
+    /// A program touches each page.
+    pub fn touch<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, write: bool) {
+        let Some(program) = on.program else { return };
+        let access = if write { Access::Write } else { Access::Read };
+        if on.tight {
+            // Where memory ends has to be known.
+            for page in pages {
+                let value = (0x0101 * page) | 1;
+                self.program(on, Spot::At(page), 0, access, value);
+            }
+            return;
+        }
+        let range = self.bounds.range(&pages);
+        let hardware = if write {
+            vellum_sim::Access::Write
+        } else {
+            vellum_sim::Access::Read
+        };
+        let got = program.touch(range, 1 << self.bounds.page_shift, hardware);
+        let rules = on.rules(self.exact);
+        let mut expected = Ok(());
+        for page in pages.clone() {
+            expected = self.foresee(on, page << self.bounds.page_shift, access);
+            if expected.is_err() {
+                break;
+            }
+            self.model.touch(page, write, &rules);
+            if let (true, Some(page)) = (write, self.model.get_mut(page)) {
+                page.words[0] = page.words[0] & !0xff | 1;
+            }
+        }
+        assert_eq!(
+            got.map(|_| ()).map_err(cause),
+            expected,
+            "a touch of {range:?}, write: {write}"
+        );
+        self.check(on, &pages);
+    }
+
+    /// A fault that no program had.
+    pub fn fault<H: Host>(&mut self, on: &Scene<'_, '_, H>, spot: Spot, access: Access) {
+        let Some(page) = self.page(spot) else { return };
+        let va = (page << self.bounds.page_shift) + 123;
+        let expected = self.foresee(on, va, access);
+        self.judge(on, page, access, expected, on.space.fault(va, access));
+        self.check(on, &(page..page + 1));
+    }
+}
+
+fn cause(fault: Fault<FaultError>) -> FaultError {
+    match fault {
+        Fault::Handler(error) => error,
+        other => panic!("{other:x?}"),
+    }
+}

@@ -1,0 +1,217 @@
+//! Operations that change areas, or what is in them.
+
+use std::ops::Range;
+
+use vellum::frame::policy::Advice;
+use vellum::space::{Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
+use vellum::vma::{AreaFlags, Prot};
+
+use super::expect::{self, Where};
+use super::host::Host;
+use super::model::{Kind, SLOTS};
+use super::op::{Place, Span, Spot, advice_of};
+use super::plot::{Plot, Scene};
+use super::presence::Presence;
+use super::walk;
+
+/// So many areas of the engine's own choosing are kept.
+const ELSEWHERE: usize = 6;
+
+impl Plot {
+    /// `map`.
+    pub fn map<H: Host>(
+        &mut self,
+        on: &Scene<'_, '_, H>,
+        place: Place,
+        pages: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) {
+        if matches!(place, Place::Anywhere | Place::Hint(_)) && self.elsewhere.len() >= ELSEWHERE {
+            self.unmap_whole(on, 0);
+        }
+        let expected = expect::map(&self.model, &self.bounds, place, pages, prot, flags);
+        let (page, how) = match place {
+            Place::Anywhere => (0, MapFlags::empty()),
+            Place::Hint(page) => (page, MapFlags::empty()),
+            Place::Fixed(page) => (page, MapFlags::FIXED),
+            Place::NoReplace(page) => (page, MapFlags::FIXED_NOREPLACE),
+        };
+        let (addr, len) = self.bytes(&(page..page + pages));
+        let got = on.space.map(MapRequest {
+            addr,
+            len,
+            prot,
+            flags: flags | how,
+        });
+        let page = page..page + pages;
+        match (got, expected) {
+            (Ok(addr), Ok(to)) => {
+                let start = addr >> self.bounds.page_shift;
+                if let Where::Page(wanted) = to {
+                    assert_eq!(start, wanted, "mapped at page {start:#x} and not at {wanted:#x}");
+                }
+                self.mapped(on, start..start + pages, prot, flags);
+            }
+            (Err(error), Err(wanted)) if error == wanted => self.check(on, &page),
+            (Err(MapError::OutOfMemory), Ok(_)) if self.may_fail(on, &page) => self.check(on, &page),
+            // How many areas the others have is not known here.
+            (Err(MapError::TooManyAreas), Ok(_)) if !self.bounds.alone && self.few() => self.check(on, &page),
+            (got, expected) => panic!("map answers {got:x?}, not {expected:x?}"),
+        }
+    }
+
+    fn mapped<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, prot: Prot, flags: MapFlags) {
+        let range = self.bounds.range(&pages);
+        assert!(
+            range.start >= self.bounds.limits.lowest && range.end <= self.bounds.user_end,
+            "mapped at {range:?}"
+        );
+        if !self.is_mine(&pages) {
+            assert!(
+                self.model.areas(pages.clone()).is_empty(),
+                "the engine chose {range:?}, where something is"
+            );
+            self.elsewhere.push(pages.clone());
+        }
+        let rules = on.rules(self.exact);
+        let mut kind = Kind {
+            prot,
+            flags: AreaFlags::empty(),
+            advice: Advice::None,
+        };
+        kind.flags
+            .set(AreaFlags::GROWSDOWN, flags.contains(MapFlags::GROWSDOWN));
+        kind.flags
+            .set(AreaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
+        kind.flags
+            .set(AreaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
+        self.model.map(pages.clone(), kind, rules.fresh());
+        let write = prot.contains(Prot::WRITE);
+        if flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) && !prot.is_empty() {
+            if on.tight {
+                // It ends silently where memory does. Neighbours of the area's ends may have come with it.
+                self.model.blur(pages.start.saturating_sub(512)..pages.end + 512);
+            } else {
+                pages
+                    .clone()
+                    .for_each(|page| self.model.touch(page, write, &rules));
+            }
+        }
+        self.check(on, &pages);
+    }
+
+    /// `unmap`.
+    pub fn unmap<H: Host>(&mut self, on: &Scene<'_, '_, H>, span: Span) {
+        match span.at {
+            // In part it could be taken by another actor, and then this one would not know what belongs to whom.
+            Spot::Elsewhere(nth, _) if !self.elsewhere.is_empty() => {
+                self.unmap_whole(on, nth as usize % self.elsewhere.len());
+            }
+            Spot::Elsewhere(..) => {}
+            Spot::At(start) => drop(self.unmap_pages(on, start..start + span.pages)),
+        }
+    }
+
+    fn unmap_whole<H: Host>(&mut self, on: &Scene<'_, '_, H>, nth: usize) {
+        if self.unmap_pages(on, self.elsewhere[nth].clone()) {
+            self.elsewhere.swap_remove(nth);
+        }
+    }
+
+    fn unmap_pages<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) -> bool {
+        let (addr, len) = self.bytes(&pages);
+        let got = on.space.unmap(addr, len);
+        match got {
+            Ok(()) => self.model.unmap(pages.clone()),
+            Err(UnmapError::TooManyAreas | UnmapError::OutOfMemory) if self.may_fail(on, &pages) => {}
+            Err(_) => panic!("unmap answers {got:x?}"),
+        }
+        // Addresses outside of the windows are anybody's as soon as they are free.
+        if got.is_err() || self.bounds.alone || self.is_mine(&pages) {
+            self.check(on, &pages);
+        }
+        got.is_ok()
+    }
+
+    /// Whether these pages lie in one of the plot's windows.
+    fn is_mine(&self, pages: &Range<u64>) -> bool {
+        self.windows
+            .iter()
+            .any(|w| w.pages.start <= pages.start && pages.end <= w.pages.end)
+    }
+
+    /// `protect`.
+    pub fn protect<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, prot: Prot) {
+        let (addr, len) = self.bytes(&pages);
+        match (
+            on.space.protect(addr, len, prot),
+            self.model.covers(pages.clone()),
+        ) {
+            (Ok(()), true) => self
+                .model
+                .iter_mut(pages.clone())
+                .for_each(|(_, page)| page.kind.prot = prot),
+            (Err(ProtectError::NotMapped), false) => {}
+            (Err(ProtectError::TooManyAreas | ProtectError::OutOfMemory), true)
+                if self.may_fail(on, &pages) => {}
+            (got, all) => panic!("protect answers {got:x?}; is all of it mapped: {all}"),
+        }
+        self.check(on, &pages);
+    }
+
+    /// `advise`.
+    pub fn advise<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, advise: Advise) {
+        let (addr, len) = self.bytes(&pages);
+        let got = on.space.advise(addr, len, advise);
+        let Some(advice) = advice_of(advise) else {
+            return self.forgotten(on, pages, got);
+        };
+        match (got, self.model.covers(pages.clone())) {
+            (Ok(()), true) => self
+                .model
+                .iter_mut(pages.clone())
+                .for_each(|(_, page)| page.kind.advice = advice),
+            (Err(AdviseError::NotMapped), false) => {}
+            (Err(AdviseError::TooManyAreas | AdviseError::OutOfMemory), true)
+                if self.may_fail(on, &pages) => {}
+            (got, all) => panic!("advise answers {got:x?}; is all of it mapped: {all}"),
+        }
+        self.check(on, &pages);
+    }
+
+    fn forgotten<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, got: Result<(), AdviseError>) {
+        let (expected, emptied) = expect::dont_need(&self.model, &self.bounds, &pages);
+        let same = match (got, expected) {
+            // Another actor's pages may be part of the same area.
+            (Err(AdviseError::Locked(_)), Err(AdviseError::Locked(_))) if !self.bounds.alone => true,
+            _ => got == expected,
+        };
+        if same {
+            let fresh = on.rules(self.exact).fresh();
+            self.model.forget(emptied, fresh);
+        } else if got == Err(AdviseError::OutOfMemory) && on.tight {
+            if !self.bounds.alone {
+                // Another actor's fault may have put a huge mapping across an end again, in the middle of it all.
+                self.look_again(on, pages.clone());
+            }
+        } else {
+            panic!("advise answers {got:x?}, not {expected:x?}");
+        }
+        self.check(on, &pages);
+    }
+
+    /// Each page holds either what it held or nothing: find out which.
+    fn look_again<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
+        for (at, page) in self.model.iter_mut(pages) {
+            let found = walk::find(on.host, on.space, at)
+                .map(|pa| walk::words(on.host, pa))
+                .unwrap_or_default();
+            assert!(
+                found == page.words || found == [0; SLOTS.len()],
+                "page {at:#x} holds {found:x?}"
+            );
+            (page.words, page.presence) = (found, Presence::Unknown);
+        }
+    }
+}

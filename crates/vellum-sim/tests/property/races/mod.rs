@@ -1,0 +1,90 @@
+//! Two CPUs that want the same: small cases under a deterministic scheduler, one for each way in which they may meet that
+//! plots keep apart. Each was found once.
+//!
+//! | file | story |
+//! |---|---|
+//! | `areas` | areas and folios that two change |
+//! | `seen` | what a third CPU sees through its TLB |
+
+mod areas;
+mod seen;
+
+use shuttle::Runner;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use vellum::addr::VirtRange;
+use vellum::arch::{Kind, X86_64};
+use vellum::group::GroupId;
+use vellum::space::{Limits, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Hostility, Schedule, Strict, Strictness};
+
+pub(super) const PAGE: u64 = 4096;
+const BASE: u64 = 0x4000_0000_0000;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+
+/// A space on a strict machine.
+pub(super) type Space<'m> = AddressSpace<'m, Strict, X86_64>;
+
+/// A small machine under a deterministic scheduler, whose hardware does only what it is asked for.
+pub(super) fn strict() -> Strict {
+    let strictness = Strictness::new(1)
+        .schedule(Schedule::Shuttle)
+        .hostility(Hostility::NONE);
+    Config::new(4 << 20).cpus(3).strict(strictness).unwrap()
+}
+
+/// An empty space.
+pub(super) fn space<'m>(machine: &'m Machine<'m, Strict>) -> Space<'m> {
+    AddressSpace::new(machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap()
+}
+
+/// Many schedules, always the same: ones that switch whenever they can, and ones that switch seldom and so leave a CPU in
+/// the middle of something for long.
+pub(super) fn every(run: impl Fn() + Clone + Send + Sync + 'static) {
+    Runner::new(RandomScheduler::new_from_seed(1, 1500), Default::default()).run(run.clone());
+    Runner::new(PctScheduler::new_from_seed(1, 3, 1500), Default::default()).run(run);
+}
+
+/// The address of a page.
+pub(super) fn at(page: u64) -> u64 {
+    BASE + page * PAGE
+}
+
+/// Map these pages.
+pub(super) fn fixed(page: u64, pages: u64, flags: MapFlags) -> MapRequest {
+    MapRequest {
+        addr: at(page),
+        len: pages * PAGE,
+        prot: RW,
+        flags: MapFlags::FIXED | flags,
+    }
+}
+
+/// What is mapped is what areas say, and nothing is resident outside of them (of the first pages).
+pub(super) fn check(space: &Space<'_>) {
+    let mut areas = Vec::new();
+    space.areas(0, |area| {
+        areas.push(area.range);
+        true
+    });
+    let stats = space.stats();
+    assert_eq!(
+        stats.mapped,
+        areas.iter().map(|area| area.len()).sum::<u64>(),
+        "bytes mapped, and areas {areas:?}"
+    );
+    // Nothing may fail while runs are shown: a table is locked then.
+    let mut resident = Vec::new();
+    space.runs(VirtRange::new(BASE, 4 << 20).unwrap(), |run| {
+        if run.kind != Kind::None {
+            resident.push(run.range(space.arch()));
+        }
+    });
+    for range in resident {
+        assert!(
+            areas.iter().any(|area| area.covers(&range)),
+            "{range:?} is resident, and mapped is {areas:?}"
+        );
+    }
+}

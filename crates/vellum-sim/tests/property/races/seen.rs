@@ -1,0 +1,100 @@
+//! What a third CPU sees, whose TLB still has what two others change.
+
+use shuttle::sync::atomic::{AtomicBool, Ordering};
+use shuttle::thread;
+use vellum::Machine;
+use vellum::frame::policy::Knob;
+use vellum::space::{Access, Advise, FaultError, MapFlags};
+use vellum_sim::{Cpu, Fault, Strict};
+
+use super::{PAGE, Space, at, check, every, fixed, space, strict};
+
+/// A CPU that has a translation of page 1 cached, and uses it when another one says that it is done: `first` and `then` run on
+/// two more CPUs, and whatever `first` is in the middle of, after `then` this CPU must see what `see` expects.
+fn seen_by_a_third(
+    access: Access,
+    first: impl Fn(&Space<'_>, &Ran<'_>) + Clone + Send + Sync + 'static,
+    then: impl Fn(&Space<'_>, &Ran<'_>) + Clone + Send + Sync + 'static,
+    see: impl Fn(Result<u64, Fault<FaultError>>) -> bool + Clone + Send + Sync + 'static,
+) {
+    let run = move || {
+        let sim = strict();
+        let boot = sim.cpu(0);
+        let machine = Machine::boot(&sim, Default::default()).unwrap();
+        machine.policy().set(2, Knob::Always);
+        let space = space(&machine);
+        space.map(fixed(0, 4, MapFlags::empty())).unwrap();
+        // So that the table stays whatever happens to the others.
+        space.map(fixed(40, 1, MapFlags::POPULATE)).unwrap();
+        let (ready, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        let wait = |flag: &AtomicBool| {
+            while !flag.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|s| {
+            s.spawn(|| {
+                let cpu = sim.cpu(2);
+                let program = cpu.enter(&space);
+                if access == Access::Write {
+                    program.store_u64(at(1), 1).unwrap();
+                } else {
+                    // Two pages of zeros that one fault will take away together.
+                    assert_eq!((program.load_u64(at(1)), program.load_u64(at(2))), (Ok(0), Ok(0)));
+                }
+                ready.store(true, Ordering::SeqCst);
+                wait(&done);
+                let seen = program.load_u64(at(1));
+                assert!(see(seen), "CPU 2 sees {seen:?}");
+            });
+            s.spawn(|| {
+                let cpu = sim.cpu(1);
+                wait(&ready);
+                then(&space, &Ran(&cpu));
+                done.store(true, Ordering::SeqCst);
+            });
+            wait(&ready);
+            first(&space, &Ran(&boot));
+        });
+        check(&space);
+        drop(space);
+        drop(boot);
+    };
+    every(run);
+}
+
+/// The CPU that something runs on.
+struct Ran<'c>(&'c Cpu<'c, Strict>);
+
+/// When memory was forgotten, nobody sees what was in it: not even if another CPU was about to forget the same, and had
+/// taken it out of the page table before.
+#[test]
+fn forgetting_what_another_cpu_forgets() {
+    let forget = |space: &Space<'_>, _: &Ran<'_>| space.advise(at(1), PAGE, Advise::DontNeed).unwrap();
+    seen_by_a_third(Access::Write, forget, forget, |seen| seen == Ok(0));
+}
+
+/// When memory was unmapped, nobody reaches it.
+#[test]
+fn unmapping_what_another_cpu_forgets() {
+    seen_by_a_third(
+        Access::Write,
+        |space, _| {
+            // The page may be unmapped already.
+            let _ = space.advise(at(1), PAGE, Advise::DontNeed);
+        },
+        |space, _| space.unmap(at(1), PAGE).unwrap(),
+        |seen| seen == Err(Fault::Handler(FaultError::Unmapped(at(1)))),
+    );
+}
+
+/// A store is seen by all that hear of it, though they had zeros there that another CPU is about to take away.
+#[test]
+fn writing_to_zeros_that_another_cpu_replaces() {
+    seen_by_a_third(
+        Access::Read,
+        |space, cpu| cpu.0.enter(space).store_u64(at(2), 5).unwrap(),
+        |space, cpu| cpu.0.enter(space).store_u64(at(1), 7).unwrap(),
+        |seen| seen == Ok(7),
+    );
+}
