@@ -277,12 +277,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // Only a change of the area that is under way leaves entries behind it: a run at a time follows here.
         debug_assert!(attrs.contains(Attrs::EXCLUSIVE) || access != Access::Write);
         let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
+        let mut stale = None;
         if let Some(run) = table.run(addr, area.range.end)
             && run.kind == Kind::Leaf
+            && self.permit(&table, &run, area.prot)
         {
-            self.permit(&table, &run, area.prot);
+            stale = Some((run.range(arch), table.shift()));
         }
         table.release();
+        if let Some((range, shift)) = stale {
+            // The change took a right away too, and finds these entries as they should be. It ends when faults have left the
+            // areas, so not before this.
+            self.tables.tlb.invalidate(&[range], shift, false);
+        }
         Ok(Outcome::Again)
     }
 

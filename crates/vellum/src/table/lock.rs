@@ -210,9 +210,12 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     pub(crate) fn discard(&self, run: &Run) -> Removed {
         debug_assert_eq!(run.kind, Kind::Leaf);
         let index = self.index(run.va);
+        // Upper entries are read on the way down, without the lock: who finds one empty also finds the gather open that it
+        // went to, and does not take it for flushed.
+        let order = if self.level > 1 { Release } else { Relaxed };
         for (i, entry) in self.entries()[index..index + run.len].iter().enumerate() {
             trace(self.tables.platform(), || Event::Discard(self.pfn, (index + i) as u16, entry.load(Relaxed)));
-            entry.store(0, Relaxed);
+            entry.store(0, order);
         }
         self.set_live(self.live() - run.len as u32);
         let arch = &self.tables.arch;
