@@ -43,6 +43,7 @@ const AFTER_BENCH: &str = "\
 Examples:
   vellum bench unmap                                    every operation, every folio size, 1 GiB
   vellum bench unmap --ops munmap --folios 4,64,2048    the short version
+  vellum bench threads                                  do threads that unmap wait for each other?
   vellum bench tables --span 2GiB                       who frees empty page tables?
   vellum bench all --html report.html                   one page to look at and to send
   vellum bench unmap --json - | jq .linux_ns            one object a row; the table goes elsewhere

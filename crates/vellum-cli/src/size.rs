@@ -37,11 +37,7 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
 /// Writes a size with the largest unit that leaves a whole number.
 pub fn show(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let power = if bytes == 0 {
-        0
-    } else {
-        (bytes.trailing_zeros() as usize / 10).min(UNITS.len() - 1)
-    };
+    let power = if bytes == 0 { 0 } else { (bytes.trailing_zeros() as usize / 10).min(UNITS.len() - 1) };
     format!("{} {}", bytes >> (10 * power), UNITS[power])
 }
 
@@ -51,13 +47,8 @@ mod tests {
 
     #[test]
     fn every_unit_is_a_power_of_1024() {
-        for (text, bytes) in [
-            ("4096", 4096),
-            ("64KiB", 65536),
-            ("64k", 65536),
-            (" 1 GiB ", 1 << 30),
-            ("2TB", 2 << 40),
-        ] {
+        for (text, bytes) in [("4096", 4096), ("64KiB", 65536), ("64k", 65536), (" 1 GiB ", 1 << 30), ("2TB", 2 << 40)]
+        {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
     }

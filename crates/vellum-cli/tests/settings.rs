@@ -28,14 +28,11 @@ impl Settings {
     }
 
     fn originals(&self) -> [(PathBuf, &'static str); 3] {
-        [("enabled", "madvise"), ("defrag", "defer"), (SIZE, "inherit")]
-            .map(|(f, v)| (self.path().join(f), v))
+        [("enabled", "madvise"), ("defrag", "defer"), (SIZE, "inherit")].map(|(f, v)| (self.path().join(f), v))
     }
 
     fn are_original(&self) -> bool {
-        self.originals()
-            .iter()
-            .all(|(file, value)| std::fs::read_to_string(file).unwrap() == *value)
+        self.originals().iter().all(|(file, value)| std::fs::read_to_string(file).unwrap() == *value)
     }
 
     fn are_changed(&self) -> bool {
@@ -44,17 +41,12 @@ impl Settings {
 
     /// A benchmark that would run for a very long time.
     fn benchmark(&self, ops: &str) -> Child {
-        self.command(&["--runs=1000000", "--folios=64", "--ops", ops])
-            .spawn()
-            .unwrap()
+        self.command(&["--runs=1000000", "--folios=64", "--ops", ops]).spawn().unwrap()
     }
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-        command
-            .args(["bench", "unmap", "--no-huge", "--size=64MiB", "--thp-root"])
-            .arg(self.path())
-            .args(args);
+        command.args(["bench", "unmap", "--no-huge", "--size=64MiB", "--thp-root"]).arg(self.path()).args(args);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
@@ -79,35 +71,21 @@ fn signal(child: &Child, signal: i32) {
 #[test]
 fn a_benchmark_that_ends_by_itself_restores() {
     let settings = Settings::new();
-    let status = settings
-        .command(&["--runs=2", "--folios=4,64", "--ops=munmap,exit"])
-        .status()
-        .unwrap();
+    let status = settings.command(&["--runs=2", "--folios=4,64", "--ops=munmap,exit"]).status().unwrap();
     assert!(status.success());
     assert!(settings.are_original());
 }
 
 #[test]
 fn a_signal_restores_before_the_process_ends_by_it() {
-    for (number, ops) in [
-        (libc::SIGINT, "munmap"),
-        (libc::SIGTERM, "exit"),
-        (libc::SIGHUP, "munmap"),
-    ] {
+    for (number, ops) in [(libc::SIGINT, "munmap"), (libc::SIGTERM, "exit"), (libc::SIGHUP, "munmap")] {
         let settings = Settings::new();
         let mut child = settings.benchmark(ops);
         until("the settings are changed", || settings.are_changed());
         signal(&child, number);
         let status = child.wait().unwrap();
-        assert!(
-            settings.are_original(),
-            "signal {number}: restored by the time the process is gone"
-        );
-        assert_eq!(
-            status.signal(),
-            Some(number),
-            "and the signal still is what ended it"
-        );
+        assert!(settings.are_original(), "signal {number}: restored by the time the process is gone");
+        assert_eq!(status.signal(), Some(number), "and the signal still is what ended it");
     }
 }
 
@@ -136,17 +114,9 @@ fn without_the_right_to_change_them_the_other_rows_are_measured_still() {
     let mut out = String::new();
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     assert!(child.wait().unwrap().success());
-    let rows: Vec<serde_json::Value> = out
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.len(), 2);
     assert!(rows[0]["linux_ns"].is_u64() && rows[0].get("skipped").is_none());
     assert!(rows[1]["linux_ns"].is_null() && rows[1]["floor_ns"].is_u64());
-    assert!(
-        rows[1]["skipped"]["linux_ns"]
-            .as_str()
-            .unwrap()
-            .contains("defrag")
-    );
+    assert!(rows[1]["skipped"]["linux_ns"].as_str().unwrap().contains("defrag"));
 }

@@ -32,10 +32,7 @@ pub struct Stack<const SIZE: usize> {
 impl<const SIZE: usize> Stack<SIZE> {
     /// An empty stack.
     pub const fn new() -> Self {
-        Self {
-            guard: [0; 4096],
-            room: [0; SIZE],
-        }
+        Self { guard: [0; 4096], room: [0; SIZE] }
     }
 }
 
@@ -51,10 +48,7 @@ pub fn guards() -> [u64; 2] {
 
 /// Whether a word can be read at `address` because it lies in a stack.
 pub fn is_in_stack(address: u64) -> bool {
-    let room = [
-        size_of::<Stack<STACK_SIZE>>(),
-        size_of::<Stack<FAULT_STACK_SIZE>>(),
-    ];
+    let room = [size_of::<Stack<STACK_SIZE>>(), size_of::<Stack<FAULT_STACK_SIZE>>()];
     guards().into_iter().zip(room).any(|(guard, size)| {
         (guard + PAGE_SIZE..=guard + size as u64 - 8).contains(&address) && address.is_multiple_of(8)
     })

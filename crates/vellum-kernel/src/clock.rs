@@ -34,13 +34,8 @@ impl Clock {
         // SAFETY: by contract.
         let ticks = unsafe { ticks_of_timer() };
         // A counter that nothing can be said about is taken to count nanoseconds.
-        let scale = ticks.map_or(1 << 32, |ticks| {
-            ((u64::from(TIMER_TICKS) * 1_000_000_000 / TIMER_HZ) << 32) / ticks
-        });
-        Self {
-            start: self::ticks(),
-            scale,
-        }
+        let scale = ticks.map_or(1 << 32, |ticks| ((u64::from(TIMER_TICKS) * 1_000_000_000 / TIMER_HZ) << 32) / ticks);
+        Self { start: self::ticks(), scale }
     }
 
     /// Nanoseconds since it was started.
@@ -55,11 +50,7 @@ impl Clock {
 ///
 /// Nobody else uses the timer meanwhile.
 unsafe fn ticks_of_timer() -> Option<u64> {
-    let (mut control, mut command, mut count) = (
-        Port::<u8>::new(0x61),
-        Port::<u8>::new(0x43),
-        Port::<u8>::new(0x42),
-    );
+    let (mut control, mut command, mut count) = (Port::<u8>::new(0x61), Port::<u8>::new(0x43), Port::<u8>::new(0x42));
     // SAFETY: the ports of the interval timer's third channel, the only one without an interrupt, and of its gate;
     // or of nothing. The loudspeaker, which hangs on it too, is kept silent.
     unsafe {

@@ -50,14 +50,8 @@ pub unsafe fn init() {
         SS::set_reg(*data);
         load_tss(*state);
     }
-    assert!(
-        extended_features() & 1 << 20 != 0,
-        "this processor has no no-execute bit"
-    );
-    let (smep, smap) = (
-        structured_features() & 1 << 7 != 0,
-        structured_features() & 1 << 20 != 0,
-    );
+    assert!(extended_features() & 1 << 20 != 0, "this processor has no no-execute bit");
+    let (smep, smap) = (structured_features() & 1 << 7 != 0, structured_features() & 1 << 20 != 0);
     // SAFETY: no table in use has a bit that these give another meaning to (no-execute is bit 63), maps a user
     // page, or maps something read-only that is yet written.
     unsafe {

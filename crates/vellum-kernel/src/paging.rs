@@ -78,10 +78,7 @@ unsafe extern "C" {
 
 /// The physical addresses of the kernel's image: first byte, and first byte after.
 pub fn image() -> (u64, u64) {
-    (
-        image_to_phys(&raw const __text_start as u64),
-        image_to_phys(&raw const __kernel_end as u64),
-    )
+    (image_to_phys(&raw const __text_start as u64), image_to_phys(&raw const __kernel_end as u64))
 }
 
 fn image_to_phys(address: u64) -> u64 {
@@ -141,12 +138,8 @@ fn map_memory(tables: &mut Tables, top: u64) -> u64 {
 
 /// Maps the image by pages of 4 KiB, each with the rights of its section; guard pages stay unmapped.
 fn map_image(tables: &mut Tables) {
-    let [text, rodata, data] = [
-        &raw const __text_start,
-        &raw const __rodata_start,
-        &raw const __data_start,
-    ]
-    .map(|edge| edge as u64);
+    let [text, rodata, data] =
+        [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);
     let guards = boot::guards();
     for page in (text..&raw const __kernel_end as u64).step_by(PAGE_SIZE as usize) {
         let rights = match page {
@@ -173,13 +166,7 @@ pub fn user_end() -> u64 {
 /// The physical address of the kernel's own root table, whose user half is empty.
 pub fn kernel_root() -> u64 {
     // SAFETY: only the field's address is taken; nothing is read.
-    let root = unsafe {
-        if cpu::has_five_levels() {
-            &raw const TABLES.top
-        } else {
-            &raw const TABLES.root
-        }
-    };
+    let root = unsafe { if cpu::has_five_levels() { &raw const TABLES.top } else { &raw const TABLES.root } };
     image_to_phys(root as u64)
 }
 
@@ -194,9 +181,7 @@ pub unsafe fn copy_kernel_half(root: u64) {
     // other table is the caller's by contract. Both are pages of 512 entries.
     unsafe {
         let from = phys_to_virt::<u64>(kernel_root()).add(256);
-        phys_to_virt::<u64>(root)
-            .add(256)
-            .copy_from_nonoverlapping(from, 256);
+        phys_to_virt::<u64>(root).add(256).copy_from_nonoverlapping(from, 256);
     }
 }
 

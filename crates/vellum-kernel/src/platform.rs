@@ -26,11 +26,7 @@ pub struct Host {
 impl Host {
     /// A machine with this memory.
     pub fn new(map: &MemoryMap, clock: Clock) -> Self {
-        let nothing = Region {
-            base: PhysAddr(0),
-            len: 0,
-            zeroed: false,
-        };
+        let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false };
         let (mut regions, mut len) = ([nothing; pvh::CAPACITY], 0);
         for (region, usable) in regions.iter_mut().zip(map.usable()) {
             *region = Region {
@@ -97,9 +93,7 @@ unsafe impl Tlb for Host {
             return flush_user();
         }
         for range in what.ranges {
-            (range.start..range.end)
-                .step_by(stride as usize)
-                .for_each(flush_page);
+            (range.start..range.end).step_by(stride as usize).for_each(flush_page);
         }
     }
 }

@@ -96,14 +96,7 @@ pub struct MemoryMap {
 
 impl MemoryMap {
     const fn new() -> Self {
-        Self {
-            regions: [Region {
-                base: 0,
-                size: 0,
-                kind: Kind::Reserved,
-            }; CAPACITY],
-            len: 0,
-        }
+        Self { regions: [Region { base: 0, size: 0, kind: Kind::Reserved }; CAPACITY], len: 0 }
     }
 
     /// All regions.
@@ -113,10 +106,7 @@ impl MemoryMap {
 
     /// The regions that are free for use.
     pub fn usable(&self) -> impl Iterator<Item = Region> {
-        self.regions()
-            .iter()
-            .copied()
-            .filter(|region| region.kind == Kind::Usable)
+        self.regions().iter().copied().filter(|region| region.kind == Kind::Usable)
     }
 
     /// The physical address of the first byte after the last usable region.
@@ -126,10 +116,7 @@ impl MemoryMap {
 
     /// Takes the pages that `start..end` touches from the usable ones.
     pub fn reserve(&mut self, start: u64, end: u64, kind: Kind) {
-        let (start, end) = (
-            start & !(PAGE_SIZE - 1),
-            end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(u64::MAX),
-        );
+        let (start, end) = (start & !(PAGE_SIZE - 1), end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(u64::MAX));
         let before = core::mem::replace(self, Self::new());
         for &region in before.regions() {
             let (from, to) = (start.max(region.base), end.min(region.end()));
@@ -147,16 +134,9 @@ impl MemoryMap {
         if base >= end {
             return;
         }
-        assert!(
-            self.regions().last().is_none_or(|last| last.end() <= base),
-            "memory map out of order"
-        );
+        assert!(self.regions().last().is_none_or(|last| last.end() <= base), "memory map out of order");
         assert!(self.len < CAPACITY, "memory map of more than {CAPACITY} regions");
-        self.regions[self.len] = Region {
-            base,
-            size: end - base,
-            kind,
-        };
+        self.regions[self.len] = Region { base, size: end - base, kind };
         self.len += 1;
     }
 }
@@ -164,18 +144,9 @@ impl MemoryMap {
 impl fmt::Display for MemoryMap {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         for Region { base, size, kind } in self.regions() {
-            writeln!(
-                f,
-                "  {base:#014x}..{:#014x} {:>9} KiB  {kind:?}",
-                base + size,
-                size >> 10
-            )?;
+            writeln!(f, "  {base:#014x}..{:#014x} {:>9} KiB  {kind:?}", base + size, size >> 10)?;
         }
-        write!(
-            f,
-            "  {} KiB usable",
-            self.usable().map(|region| region.size >> 10).sum::<u64>()
-        )
+        write!(f, "  {} KiB usable", self.usable().map(|region| region.size >> 10).sum::<u64>())
     }
 }
 
@@ -197,10 +168,7 @@ pub unsafe fn read(start_info: u64) -> Boot {
     // SAFETY: by contract, this and all below it: each structure was put there by the loader, and lies in
     // mapped memory that nobody writes. Nothing promises alignment, so the reads do not ask for it.
     let info = unsafe { phys_to_virt::<StartInfo>(start_info).read_unaligned() };
-    assert!(
-        info.magic == MAGIC && info.version >= 1,
-        "no PVH start info with a memory map at {start_info:#x}"
-    );
+    assert!(info.magic == MAGIC && info.version >= 1, "no PVH start info with a memory map at {start_info:#x}");
     let mut map = MemoryMap::new();
     for index in 0..u64::from(info.memory_map_entries) {
         let address = info.memory_map + index * size_of::<MemoryMapEntry>() as u64;
@@ -208,11 +176,7 @@ pub unsafe fn read(start_info: u64) -> Boot {
         let entry = unsafe { phys_to_virt::<MemoryMapEntry>(address).read_unaligned() };
         let (base, end) = (entry.base, entry.base + entry.size);
         match entry.kind {
-            1 => map.push(
-                base.next_multiple_of(PAGE_SIZE),
-                end & !(PAGE_SIZE - 1),
-                Kind::Usable,
-            ),
+            1 => map.push(base.next_multiple_of(PAGE_SIZE), end & !(PAGE_SIZE - 1), Kind::Usable),
             3 => map.push(base, end, Kind::AcpiTables),
             4 => map.push(base, end, Kind::AcpiStorage),
             _ => map.push(base, end, Kind::Reserved),
@@ -223,10 +187,7 @@ pub unsafe fn read(start_info: u64) -> Boot {
     map.reserve(image_start, image_end, Kind::Kernel);
     let mut keep = |start: u64, size: usize| map.reserve(start, start + size as u64, Kind::Boot);
     keep(start_info, size_of::<StartInfo>());
-    keep(
-        info.memory_map,
-        info.memory_map_entries as usize * size_of::<MemoryMapEntry>(),
-    );
+    keep(info.memory_map, info.memory_map_entries as usize * size_of::<MemoryMapEntry>());
     keep(info.module_list, info.modules as usize * size_of::<Module>());
     for index in 0..u64::from(info.modules) {
         let address = info.module_list + index * size_of::<Module>() as u64;
@@ -240,8 +201,5 @@ pub unsafe fn read(start_info: u64) -> Boot {
         command_line = unsafe { CStr::from_ptr(phys_to_virt(info.command_line)) };
         keep(info.command_line, command_line.count_bytes() + 1);
     }
-    Boot {
-        map,
-        command_line: command_line.to_str().unwrap_or(""),
-    }
+    Boot { map, command_line: command_line.to_str().unwrap_or("") }
 }

@@ -185,21 +185,10 @@ pub unsafe fn init() {
     // SAFETY: called once and with one processor, and the table is not loaded yet: nobody else looks at it.
     let gates = unsafe { &mut *gates };
     for (vector, gate) in gates.iter_mut().enumerate() {
-        let stack = if ON_FAULT_STACK.contains(&vector) {
-            cpu::FAULT_STACK_SLOT + 1
-        } else {
-            0
-        };
-        *gate = interrupt_gate(
-            &raw const trap_stubs as u64 + 16 * vector as u64,
-            CS::get_reg().0,
-            stack,
-        );
+        let stack = if ON_FAULT_STACK.contains(&vector) { cpu::FAULT_STACK_SLOT + 1 } else { 0 };
+        *gate = interrupt_gate(&raw const trap_stubs as u64 + 16 * vector as u64, CS::get_reg().0, stack);
     }
-    let pointer = DescriptorTablePointer {
-        limit: size_of_val(gates) as u16 - 1,
-        base: VirtAddr::from_ptr(gates),
-    };
+    let pointer = DescriptorTablePointer { limit: size_of_val(gates) as u16 - 1, base: VirtAddr::from_ptr(gates) };
     // SAFETY: the table lives for ever and is not written again; each of its gates leads to a stub.
     unsafe { lidt(&pointer) };
 }
@@ -236,11 +225,7 @@ fn resolve(frame: &Frame, address: u64) -> Outcome {
     }
     // SAFETY: `set_page_fault_hook` alone writes it, and writes nothing but a `Hook`.
     let hook = unsafe { transmute::<*mut (), Hook>(hook) };
-    hook(&Fault {
-        address,
-        code: PageFaultErrorCode::from_bits_truncate(frame.error),
-        rip: frame.rip,
-    })
+    hook(&Fault { address, code: PageFaultErrorCode::from_bits_truncate(frame.error), rip: frame.rip })
 }
 
 /// Whether the kernel ran with access to user memory forbidden.
@@ -252,17 +237,10 @@ fn is_stray(frame: &Frame) -> bool {
 #[cold]
 fn report(frame: &Frame, address: u64) -> ! {
     serial::seize();
-    println!(
-        "\nexception {}: {}",
-        frame.vector,
-        NAMES[frame.vector as usize % EXCEPTIONS]
-    );
+    println!("\nexception {}: {}", frame.vector, NAMES[frame.vector as usize % EXCEPTIONS]);
     println!("{frame}");
     if frame.vector == PAGE_FAULT {
-        println!(
-            "cr2 {address:#018x}  {:?}",
-            PageFaultErrorCode::from_bits_truncate(frame.error)
-        );
+        println!("cr2 {address:#018x}  {:?}", PageFaultErrorCode::from_bits_truncate(frame.error));
         if address < user_end() && is_stray(frame) {
             println!("the kernel touched a user address outside cpu::user_access");
         }
@@ -278,49 +256,12 @@ fn report(frame: &Frame, address: u64) -> ! {
 
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Frame {
-            rip,
-            cs,
-            rflags,
-            rsp,
-            ss,
-            error,
-            ..
-        } = self;
-        writeln!(
-            f,
-            "rip {rip:#018x}  rsp {rsp:#018x}  rflags {rflags:#x}  cs {cs:#x}  ss {ss:#x}  error {error:#x}"
-        )?;
-        let Frame {
-            rax,
-            rbx,
-            rcx,
-            rdx,
-            rsi,
-            rdi,
-            rbp,
-            r8,
-            r9,
-            r10,
-            r11,
-            r12,
-            r13,
-            r14,
-            r15,
-            ..
-        } = self;
-        writeln!(
-            f,
-            "rax {rax:#018x}  rbx {rbx:#018x}  rcx {rcx:#018x}  rdx {rdx:#018x}"
-        )?;
-        writeln!(
-            f,
-            "rsi {rsi:#018x}  rdi {rdi:#018x}  rbp {rbp:#018x}  r8  {r8:#018x}"
-        )?;
-        writeln!(
-            f,
-            "r9  {r9:#018x}  r10 {r10:#018x}  r11 {r11:#018x}  r12 {r12:#018x}"
-        )?;
+        let Frame { rip, cs, rflags, rsp, ss, error, .. } = self;
+        writeln!(f, "rip {rip:#018x}  rsp {rsp:#018x}  rflags {rflags:#x}  cs {cs:#x}  ss {ss:#x}  error {error:#x}")?;
+        let Frame { rax, rbx, rcx, rdx, rsi, rdi, rbp, r8, r9, r10, r11, r12, r13, r14, r15, .. } = self;
+        writeln!(f, "rax {rax:#018x}  rbx {rbx:#018x}  rcx {rcx:#018x}  rdx {rdx:#018x}")?;
+        writeln!(f, "rsi {rsi:#018x}  rdi {rdi:#018x}  rbp {rbp:#018x}  r8  {r8:#018x}")?;
+        writeln!(f, "r9  {r9:#018x}  r10 {r10:#018x}  r11 {r11:#018x}  r12 {r12:#018x}")?;
         write!(f, "r13 {r13:#018x}  r14 {r14:#018x}  r15 {r15:#018x}")
     }
 }

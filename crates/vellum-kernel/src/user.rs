@@ -35,11 +35,7 @@ const PATIENCE: u32 = 100;
 
 /// An empty space, with the kernel in its upper half.
 pub fn new_space(machine: &'static Machine, group: GroupId) -> Result<Space, OutOfMemory> {
-    let format = if has_five_levels() {
-        X86_64::five_levels()
-    } else {
-        X86_64::four_levels()
-    };
+    let format = if has_five_levels() { X86_64::five_levels() } else { X86_64::four_levels() };
     let space = Space::new(machine, format, group, Limits::default())?;
     // SAFETY: a root table, and the engine leaves the upper half of it to the host (`AddressSpace::root`).
     unsafe { copy_kernel_half(space.root().addr().0) };
@@ -164,10 +160,7 @@ pub fn resolve(fault: &Fault) -> Outcome {
     let Some(space) = (unsafe { CURRENT.load(Relaxed).as_ref() }) else {
         return Outcome::Unresolved;
     };
-    assert!(
-        !fault.code.contains(Code::MALFORMED_TABLE),
-        "an entry has a bit set that must be 0"
-    );
+    assert!(!fault.code.contains(Code::MALFORMED_TABLE), "an entry has a bit set that must be 0");
     assert!(
         TRIES.fetch_add(1, Relaxed) < PATIENCE,
         "the fault at {:#x} was resolved {PATIENCE} times, and is still there: {:?}",

@@ -43,10 +43,7 @@ unsafe impl Sync for Arena {}
 impl Arena {
     pub(crate) fn new(ram: &Ram) -> io::Result<Arena> {
         for pair in ram.regions.windows(2) {
-            assert!(
-                pair[0].base.0 + pair[0].len <= pair[1].base.0,
-                "regions overlap or are out of order: {pair:?}"
-            );
+            assert!(pair[0].base.0 + pair[0].len <= pair[1].base.0, "regions overlap or are out of order: {pair:?}");
         }
         let end = ram.regions.last().map_or(0, |r| r.base.0 + r.len);
         let mapped_len = usize::try_from(end).expect("memory beyond the host's addresses") + 2 * HOST_ALIGN;
@@ -61,12 +58,7 @@ impl Arena {
         // SAFETY: the mapping is at least `HOST_ALIGN` longer than the machine's memory, so this stays inside.
         let zero = unsafe { mapped.add(skip) };
         // From here on dropping the arena unmaps it, whichever step fails.
-        let arena = Arena {
-            mapped,
-            mapped_len,
-            zero,
-            regions: ram.regions.clone(),
-        };
+        let arena = Arena { mapped, mapped_len, zero, regions: ram.regions.clone() };
         for region in &ram.regions {
             arena.populate(region, ram)?;
         }
@@ -121,17 +113,13 @@ impl Arena {
 
     /// Number of frames from physical address 0 to the end of the last region.
     pub fn frames(&self) -> usize {
-        self.regions
-            .last()
-            .map_or(0, |r| (r.base.0 + r.len).div_ceil(FRAME_SIZE) as usize)
+        self.regions.last().map_or(0, |r| (r.base.0 + r.len).div_ceil(FRAME_SIZE) as usize)
     }
 
     /// Whether all of `len` bytes at `pa` are memory.
     #[inline]
     pub fn holds(&self, pa: PhysAddr, len: u64) -> bool {
-        self.regions
-            .iter()
-            .any(|r| r.base.0 <= pa.0 && pa.0.saturating_add(len) <= r.base.0 + r.len)
+        self.regions.iter().any(|r| r.base.0 <= pa.0 && pa.0.saturating_add(len) <= r.base.0 + r.len)
     }
 
     /// The aligned word at `pa`, as the machine's own hardware reaches it.
@@ -140,10 +128,7 @@ impl Arena {
     /// If there is no memory: a bus error.
     #[inline]
     pub fn word(&self, pa: PhysAddr) -> &AtomicU64 {
-        assert!(
-            pa.0.is_multiple_of(8) && self.holds(pa, 8),
-            "bus error: no aligned word of memory at {pa:?}"
-        );
+        assert!(pa.0.is_multiple_of(8) && self.holds(pa, 8), "bus error: no aligned word of memory at {pa:?}");
         // SAFETY: aligned, inside a region, which stays mapped for as long as `self`. Hardware reads and writes atomically.
         // So does the engine in tables; other frames it writes plainly only while it knows that no CPU has a translation,
         // and if that is wrong then the strict machine exists to say so.
@@ -176,22 +161,13 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     fn region(base: u64, len: u64, zeroed: bool) -> Region {
-        Region {
-            base: PhysAddr(base),
-            len,
-            zeroed,
-        }
+        Region { base: PhysAddr(base), len, zeroed }
     }
 
     #[test]
     fn regions_are_memory_and_holes_are_not() {
         let regions = vec![region(0x1000, 0x3000, true), region(0x8000, 0x1000, false)];
-        let ram = Ram {
-            regions,
-            prefault: true,
-            reserve_swap: false,
-            host_huge_pages: false,
-        };
+        let ram = Ram { regions, prefault: true, reserve_swap: false, host_huge_pages: false };
         let arena = Arena::new(&ram).unwrap();
         assert_eq!(arena.frames(), 9);
         assert!(arena.holds(PhysAddr(0x1000), 0x3000));
@@ -207,12 +183,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "bus error")]
     fn a_hole_is_a_bus_error() {
-        let ram = Ram {
-            regions: vec![region(0, 0x1000, true)],
-            prefault: false,
-            reserve_swap: true,
-            host_huge_pages: true,
-        };
+        let ram =
+            Ram { regions: vec![region(0, 0x1000, true)], prefault: false, reserve_swap: true, host_huge_pages: true };
         Arena::new(&ram).unwrap().byte(PhysAddr(0x1000));
     }
 }

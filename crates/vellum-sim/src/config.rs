@@ -36,23 +36,9 @@ impl Config<X86_64> {
 impl<A: Silicon> Config<A> {
     /// A machine with one CPU, and `memory` zeroed bytes in one region.
     pub fn with_arch(arch: A, memory: u64) -> Self {
-        let regions = vec![Region {
-            base: PhysAddr(DEFAULT_BASE),
-            len: memory,
-            zeroed: true,
-        }];
-        let ram = Ram {
-            regions,
-            prefault: false,
-            reserve_swap: false,
-            host_huge_pages: false,
-        };
-        Config {
-            arch,
-            cpus: 1,
-            ram,
-            tlb: None,
-        }
+        let regions = vec![Region { base: PhysAddr(DEFAULT_BASE), len: memory, zeroed: true }];
+        let ram = Ram { regions, prefault: false, reserve_swap: false, host_huge_pages: false };
+        Config { arch, cpus: 1, ram, tlb: None }
     }
 
     /// So many CPUs.
@@ -101,10 +87,7 @@ impl<A: Silicon> Config<A> {
     /// Build a machine for tests.
     pub fn strict(self, strictness: Strictness) -> io::Result<Strict<A>> {
         let model = self.tlb.clone().unwrap_or(TlbModel::SMALL);
-        Ok(Strict::new(
-            self.hardware(model, strictness.schedule)?,
-            strictness,
-        ))
+        Ok(Strict::new(self.hardware(model, strictness.schedule)?, strictness))
     }
 
     fn hardware(self, model: TlbModel, schedule: Schedule) -> io::Result<Hardware<A>> {

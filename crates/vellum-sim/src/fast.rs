@@ -19,10 +19,7 @@ pub struct Fast<A = X86_64> {
 
 impl<A: Silicon> Fast<A> {
     pub(crate) fn new(hardware: Hardware<A>) -> Self {
-        Fast {
-            hardware,
-            start: Instant::now(),
-        }
+        Fast { hardware, start: Instant::now() }
     }
 
     /// Make this thread CPU `cpu` until the answer is dropped.

@@ -67,21 +67,10 @@ pub(crate) struct MmuState {
 }
 
 impl<A: Silicon> Hardware<A> {
-    pub(crate) fn new(
-        arch: A,
-        cpus: usize,
-        ram: &Ram,
-        model: TlbModel,
-        schedule: Schedule,
-    ) -> io::Result<Self> {
-        assert!(
-            (1..=MAX_CPUS).contains(&cpus),
-            "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}"
-        );
-        let sizes: Vec<u32> = (1..=arch.levels())
-            .filter(|level| arch.leaf_at(*level))
-            .map(|level| arch.level_shift(level))
-            .collect();
+    pub(crate) fn new(arch: A, cpus: usize, ram: &Ram, model: TlbModel, schedule: Schedule) -> io::Result<Self> {
+        assert!((1..=MAX_CPUS).contains(&cpus), "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}");
+        let sizes: Vec<u32> =
+            (1..=arch.levels()).filter(|level| arch.leaf_at(*level)).map(|level| arch.level_shift(level)).collect();
         let mmu = || MmuState {
             tlb: Tlb::new(&model, &sizes, arch.levels()),
             spaces: Vec::new(),
@@ -92,12 +81,7 @@ impl<A: Silicon> Hardware<A> {
             arch,
             arena: Arena::new(ram)?,
             seats: Seats::new(cpus, schedule),
-            mmus: (0..cpus)
-                .map(|_| Mmu {
-                    loaded: AtomicUsize::new(0),
-                    state: Mutex::new(mmu()),
-                })
-                .collect(),
+            mmus: (0..cpus).map(|_| Mmu { loaded: AtomicUsize::new(0), state: Mutex::new(mmu()) }).collect(),
             asked: (0..cpus).map(|_| Asked::default()).collect(),
             model,
         })
@@ -142,10 +126,7 @@ impl<A: Silicon> Hardware<A> {
 
     pub(crate) fn mmu(&self, cpu: usize) -> MutexGuard<'_, MmuState> {
         // A test that failed inside an access leaves the caches as they were, which is as good as any state.
-        self.mmus[cpu]
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.mmus[cpu].state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Load a space into a CPU: from now on its walker may walk there at any time.
@@ -184,8 +165,7 @@ impl<A: Silicon> Hardware<A> {
 
     /// Whether this CPU has the space loaded.
     pub(crate) fn loaded_on(&self, space: SpaceId, cpu: usize) -> bool {
-        self.mmus[cpu].loaded.load(Ordering::Relaxed) != 0
-            && self.mmu(cpu).spaces.iter().any(|(s, ..)| *s == space)
+        self.mmus[cpu].loaded.load(Ordering::Relaxed) != 0 && self.mmu(cpu).spaces.iter().any(|(s, ..)| *s == space)
     }
 
     /// What [`vellum::platform::Tlb::invalidate`] promises. `between` runs before each CPU's turn, and whenever this has to
@@ -214,11 +194,7 @@ impl<A: Silicon> Hardware<A> {
                 self.seats.schedule().relax();
             }
         }
-        let pages = what
-            .ranges
-            .iter()
-            .map(|r| r.len().div_ceil(1 << what.stride_shift))
-            .sum();
+        let pages = what.ranges.iter().map(|r| r.len().div_ceil(1 << what.stride_shift)).sum();
         self.asked[me].count(what.ranges.len().max(1) as u64, pages, ipis);
     }
 
@@ -268,10 +244,7 @@ impl MmuState {
     ) -> Result<Leaf, Miss> {
         let arch = &hardware.arch;
         self.stats.walks += 1;
-        let start = self
-            .tlb
-            .start(space, va, |level| arch.level_shift(level))
-            .unwrap_or((root, arch.levels()));
+        let start = self.tlb.start(space, va, |level| arch.level_shift(level)).unwrap_or((root, arch.levels()));
         let (tlb, reads) = (&mut self.tlb, &mut self.stats.walk_reads);
         let leaf = walk(&hardware.arena, arch, start, va, access, reads, |level, table| {
             tlb.insert_pointer(space, va, level, arch.level_shift(level), table);

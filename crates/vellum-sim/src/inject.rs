@@ -32,12 +32,7 @@ pub(crate) struct Injector(Mutex<State>);
 
 impl Injector {
     pub fn new(seed: u64) -> Self {
-        Injector(Mutex::new(State {
-            refusal: Refusal::Never,
-            asked: 0,
-            refused: 0,
-            rng: Rng::new(seed),
-        }))
+        Injector(Mutex::new(State { refusal: Refusal::Never, asked: 0, refused: 0, rng: Rng::new(seed) }))
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {

@@ -36,21 +36,13 @@ pub struct TlbModel {
 }
 
 const fn bank(tier: u8, shifts: &'static [u32], sets: u32, ways: u32) -> Bank {
-    Bank {
-        tier,
-        shifts: Cow::Borrowed(shifts),
-        sets,
-        ways,
-    }
+    Bank { tier, shifts: Cow::Borrowed(shifts), sets, ways }
 }
 
 impl TlbModel {
     /// No cache at all: every access walks from the root.
-    pub const NONE: TlbModel = TlbModel {
-        name: Cow::Borrowed("none"),
-        banks: Cow::Borrowed(&[]),
-        paging: Cow::Borrowed(&[]),
-    };
+    pub const NONE: TlbModel =
+        TlbModel { name: Cow::Borrowed("none"), banks: Cow::Borrowed(&[]), paging: Cow::Borrowed(&[]) };
 
     /// Sized like a server's CPU of about 2020, and like none in particular.
     pub const GENERIC: TlbModel = TlbModel {
@@ -69,10 +61,7 @@ impl TlbModel {
         paging: Cow::Borrowed(
             const {
                 &[
-                    PagingCache {
-                        level: 2,
-                        entries: 32,
-                    },
+                    PagingCache { level: 2, entries: 32 },
                     PagingCache { level: 3, entries: 8 },
                     PagingCache { level: 4, entries: 4 },
                     PagingCache { level: 5, entries: 2 },

@@ -89,10 +89,7 @@ pub struct Cpu<'m, S> {
 
 impl<'m, S: Simulated> Cpu<'m, S> {
     pub(crate) fn sit(machine: &'m S, cpu: usize) -> Self {
-        Cpu {
-            machine,
-            seat: machine.hardware().seats.sit(cpu),
-        }
+        Cpu { machine, seat: machine.hardware().seats.sit(cpu) }
     }
 
     /// Which CPU.
@@ -108,12 +105,7 @@ impl<'m, S: Simulated> Cpu<'m, S> {
         }
         self.machine.hardware().load(self.number(), id, root);
         self.machine.switched(self.number(), id, true);
-        Program {
-            cpu: self,
-            space,
-            root,
-            id,
-        }
+        Program { cpu: self, space, root, id }
     }
 }
 
@@ -129,56 +121,34 @@ pub struct Program<'c, S: Simulated, H: Handler> {
 impl<S: Simulated, H: Handler> Program<'_, S, H> {
     /// Load a byte.
     pub fn load(&self, va: u64) -> Result<u8, Fault<H::Error>> {
-        self.access(va, Access::Read, |pa| {
-            self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed)
-        })
+        self.access(va, Access::Read, |pa| self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed))
     }
 
     /// Store a byte.
     pub fn store(&self, va: u64, value: u8) -> Result<(), Fault<H::Error>> {
-        self.access(va, Access::Write, |pa| {
-            self.machine()
-                .hardware()
-                .arena()
-                .byte(pa)
-                .store(value, Ordering::Relaxed)
-        })
+        self.access(va, Access::Write, |pa| self.machine().hardware().arena().byte(pa).store(value, Ordering::Relaxed))
     }
 
     /// Load an aligned word.
     pub fn load_u64(&self, va: u64) -> Result<u64, Fault<H::Error>> {
-        self.access(va, Access::Read, |pa| {
-            self.machine().hardware().arena().word(pa).load(Ordering::Relaxed)
-        })
+        self.access(va, Access::Read, |pa| self.machine().hardware().arena().word(pa).load(Ordering::Relaxed))
     }
 
     /// Store an aligned word.
     pub fn store_u64(&self, va: u64, value: u64) -> Result<(), Fault<H::Error>> {
-        self.access(va, Access::Write, |pa| {
-            self.machine()
-                .hardware()
-                .arena()
-                .word(pa)
-                .store(value, Ordering::Relaxed)
-        })
+        self.access(va, Access::Write, |pa| self.machine().hardware().arena().word(pa).store(value, Ordering::Relaxed))
     }
 
     /// Add to an aligned word atomically; the answer is what it held.
     pub fn add_u64(&self, va: u64, more: u64) -> Result<u64, Fault<H::Error>> {
         self.access(va, Access::Write, |pa| {
-            self.machine()
-                .hardware()
-                .arena()
-                .word(pa)
-                .fetch_add(more, Ordering::Relaxed)
+            self.machine().hardware().arena().word(pa).fetch_add(more, Ordering::Relaxed)
         })
     }
 
     /// Fetch an instruction.
     pub fn execute(&self, va: u64) -> Result<u8, Fault<H::Error>> {
-        self.access(va, Access::Execute, |pa| {
-            self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed)
-        })
+        self.access(va, Access::Execute, |pa| self.machine().hardware().arena().byte(pa).load(Ordering::Relaxed))
     }
 
     /// Load bytes.
@@ -208,9 +178,7 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
             self.access(at, Access::Write, |pa| {
                 for (i, byte) in from[done..done + n].iter().enumerate() {
                     let arena = self.machine().hardware().arena();
-                    arena
-                        .byte(PhysAddr(pa.0 + i as u64))
-                        .store(*byte, Ordering::Relaxed);
+                    arena.byte(PhysAddr(pa.0 + i as u64)).store(*byte, Ordering::Relaxed);
                 }
             })?;
             done += n;
@@ -282,12 +250,7 @@ impl<S: Simulated, H: Handler> Program<'_, S, H> {
         self.cpu.machine
     }
 
-    fn access<R>(
-        &self,
-        va: u64,
-        access: Access,
-        act: impl FnMut(PhysAddr) -> R,
-    ) -> Result<R, Fault<H::Error>> {
+    fn access<R>(&self, va: u64, access: Access, act: impl FnMut(PhysAddr) -> R) -> Result<R, Fault<H::Error>> {
         self.access_counting(va, access, act, &mut 0)
     }
 

@@ -16,10 +16,6 @@ impl Rng {
 
     /// A number below `end`; 0 if there is none.
     pub fn below(&mut self, end: usize) -> usize {
-        if end == 0 {
-            0
-        } else {
-            self.0.rand_range(0..end as u64) as usize
-        }
+        if end == 0 { 0 } else { self.0.rand_range(0..end as u64) as usize }
     }
 }

@@ -39,11 +39,7 @@ pub(crate) struct Seats {
 impl Seats {
     pub fn new(cpus: usize, schedule: Schedule) -> Self {
         let taken = (0..cpus).map(|_| AtomicBool::new(false)).collect();
-        Seats {
-            machine: NEXT_MACHINE.fetch_add(1, Ordering::Relaxed),
-            schedule,
-            taken,
-        }
+        Seats { machine: NEXT_MACHINE.fetch_add(1, Ordering::Relaxed), schedule, taken }
     }
 
     pub fn count(&self) -> usize {
@@ -58,11 +54,7 @@ impl Seats {
     #[inline]
     pub fn current(&self) -> usize {
         let (machine, cpu) = TOP.get();
-        if machine == self.machine {
-            cpu
-        } else {
-            self.current_slow()
-        }
+        if machine == self.machine { cpu } else { self.current_slow() }
     }
 
     #[cold]
@@ -83,12 +75,7 @@ impl Seats {
     /// Which CPU this thread is, if it is one.
     pub fn sitting(&self) -> Option<usize> {
         let task = self.schedule.task();
-        SITTING.with_borrow(|all| {
-            all.iter()
-                .rev()
-                .find(|s| s.machine == self.machine && s.task == task)
-                .map(|s| s.cpu)
-        })
+        SITTING.with_borrow(|all| all.iter().rev().find(|s| s.machine == self.machine && s.task == task).map(|s| s.cpu))
     }
 
     /// How many CPUs somebody sits at.
@@ -98,32 +85,17 @@ impl Seats {
 
     /// Sit down at `cpu`. Sitting down where this thread sits already is fine.
     pub fn sit(&self, cpu: usize) -> Seat<'_> {
-        assert!(
-            cpu < self.count(),
-            "this machine has {} CPUs, there is no CPU {cpu}",
-            self.count()
-        );
-        let sitting = Sitting {
-            machine: self.machine,
-            task: self.schedule.task(),
-            cpu,
-        };
+        assert!(cpu < self.count(), "this machine has {} CPUs, there is no CPU {cpu}", self.count());
+        let sitting = Sitting { machine: self.machine, task: self.schedule.task(), cpu };
         SITTING.with_borrow_mut(|all| {
             if !all.contains(&sitting) {
                 let free = !self.taken[cpu].swap(true, Ordering::Acquire);
-                assert!(
-                    free,
-                    "CPU {cpu} of this machine is another thread already: one thread is one CPU"
-                );
+                assert!(free, "CPU {cpu} of this machine is another thread already: one thread is one CPU");
             }
             all.push(sitting);
             self.set_top(all);
         });
-        Seat {
-            seats: self,
-            sitting,
-            stays: PhantomData,
-        }
+        Seat { seats: self, sitting, stays: PhantomData }
     }
 
     fn set_top(&self, all: &[Sitting]) {
@@ -195,12 +167,7 @@ mod tests {
         let seats = Seats::new(2, Schedule::Host);
         let _mine = seats.sit(1);
         let panic = std::thread::scope(|s| s.spawn(|| drop(seats.sit(1))).join()).unwrap_err();
-        assert!(
-            panic
-                .downcast::<String>()
-                .unwrap()
-                .contains("CPU 1 of this machine is another thread already")
-        );
+        assert!(panic.downcast::<String>().unwrap().contains("CPU 1 of this machine is another thread already"));
         std::thread::scope(|s| s.spawn(|| drop(seats.sit(0))).join()).unwrap();
     }
 

@@ -56,9 +56,7 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub fn count(&self, ranges: u64, pages: u64, ipis: u64) {
-        let add = |counter: &AtomicU64, n: u64| {
-            counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed)
-        };
+        let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
         add(&self.invalidations, 1);
         add(&self.ranges, ranges);
         add(&self.pages, pages);

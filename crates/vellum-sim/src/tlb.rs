@@ -20,19 +20,12 @@ pub(crate) struct Tag {
 
 impl Tag {
     pub fn new(space: SpaceId, va: u64, shift: u32) -> Tag {
-        Tag {
-            space,
-            page: va >> shift,
-            shift,
-        }
+        Tag { space, page: va >> shift, shift }
     }
 
     pub fn range(self) -> VirtRange {
         let start = self.page << self.shift;
-        VirtRange {
-            start,
-            end: start + (1 << self.shift),
-        }
+        VirtRange { start, end: start + (1 << self.shift) }
     }
 
     /// Whether an invalidation reaches this entry: one of the addresses that it steps through must lie inside. A stride
@@ -45,9 +38,7 @@ impl Tag {
         what.ranges.is_empty()
             || what.ranges.iter().any(|range| {
                 let short = mine.start.saturating_sub(range.start);
-                let first = range
-                    .start
-                    .saturating_add(short.next_multiple_of(1 << what.stride_shift));
+                let first = range.start.saturating_add(short.next_multiple_of(1 << what.stride_shift));
                 first < range.end.min(mine.end)
             })
     }
@@ -76,16 +67,9 @@ struct Cache<T> {
 
 impl<T: Copy> Cache<T> {
     fn new(sets: u32, ways: u32) -> Self {
-        assert!(
-            sets.is_power_of_two() && ways > 0,
-            "a cache of {sets} sets of {ways} entries"
-        );
+        assert!(sets.is_power_of_two() && ways > 0, "a cache of {sets} sets of {ways} entries");
         let slots = (0..sets * ways).map(|_| Slot::default()).collect();
-        Cache {
-            slots,
-            ways: ways as usize,
-            mask: sets as u64 - 1,
-        }
+        Cache { slots, ways: ways as usize, mask: sets as u64 - 1 }
     }
 
     #[inline]
@@ -96,10 +80,7 @@ impl<T: Copy> Cache<T> {
 
     #[inline]
     fn get(&mut self, tag: Tag, now: u64) -> Option<T> {
-        let slot = self
-            .set(tag.page)
-            .iter_mut()
-            .find(|s| s.entry.is_some_and(|(t, _)| t == tag))?;
+        let slot = self.set(tag.page).iter_mut().find(|s| s.entry.is_some_and(|(t, _)| t == tag))?;
         slot.used = now;
         slot.entry.map(|(_, value)| value)
     }
@@ -107,20 +88,9 @@ impl<T: Copy> Cache<T> {
     fn put(&mut self, tag: Tag, value: T, now: u64) {
         let set = self.set(tag.page);
         let same = set.iter().position(|s| s.entry.is_some_and(|(t, _)| t == tag));
-        let oldest = || {
-            (0..set.len()).min_by_key(|i| {
-                if set[*i].entry.is_none() {
-                    0
-                } else {
-                    1 + set[*i].used
-                }
-            })
-        };
+        let oldest = || (0..set.len()).min_by_key(|i| if set[*i].entry.is_none() { 0 } else { 1 + set[*i].used });
         if let Some(i) = same.or_else(oldest) {
-            set[i] = Slot {
-                entry: Some((tag, value)),
-                used: now,
-            };
+            set[i] = Slot { entry: Some((tag, value)), used: now };
         }
     }
 
@@ -150,12 +120,7 @@ impl Tlb {
     /// For a format with these page sizes and so many levels: what the model has for others stays out.
     pub fn new(model: &TlbModel, sizes: &[u32], levels: u8) -> Self {
         let fitting = |bank: &Bank| Bank {
-            shifts: bank
-                .shifts
-                .iter()
-                .copied()
-                .filter(|shift| sizes.contains(shift))
-                .collect(),
+            shifts: bank.shifts.iter().copied().filter(|shift| sizes.contains(shift)).collect(),
             ..bank.clone()
         };
         let mut banks: Vec<_> = model
@@ -169,18 +134,10 @@ impl Tlb {
             })
             .collect();
         banks.sort_by_key(|(bank, _)| bank.tier);
-        let mut paging: Vec<_> = model
-            .paging
-            .iter()
-            .filter(|p| p.level <= levels)
-            .map(|p| (p.level, Cache::new(1, p.entries)))
-            .collect();
+        let mut paging: Vec<_> =
+            model.paging.iter().filter(|p| p.level <= levels).map(|p| (p.level, Cache::new(1, p.entries))).collect();
         paging.sort_by_key(|(level, _)| *level);
-        Tlb {
-            banks,
-            paging,
-            now: 0,
-        }
+        Tlb { banks, paging, now: 0 }
     }
 
     /// The translation of `va` if one is cached, and the tier that had it.
@@ -217,9 +174,7 @@ impl Tlb {
     pub fn start(&mut self, space: SpaceId, va: u64, level_shift: impl Fn(u8) -> u32) -> Option<(Pfn, u8)> {
         let now = self.now;
         self.paging.iter_mut().find_map(|(level, cache)| {
-            cache
-                .get(Tag::new(space, va, level_shift(*level)), now)
-                .map(|table| (table, *level - 1))
+            cache.get(Tag::new(space, va, level_shift(*level)), now).map(|table| (table, *level - 1))
         })
     }
 
@@ -298,21 +253,11 @@ mod tests {
     const SPACE: SpaceId = SpaceId(7);
 
     fn leaf(shift: u32) -> Leaf {
-        Leaf {
-            base: PhysAddr(1 << shift),
-            shift,
-            attrs: Attrs::READ | Attrs::ACCESSED,
-        }
+        Leaf { base: PhysAddr(1 << shift), shift, attrs: Attrs::READ | Attrs::ACCESSED }
     }
 
     fn invalidation(ranges: &[VirtRange], stride_shift: u32, tables: bool) -> Invalidation<'_> {
-        Invalidation {
-            space: SPACE,
-            root: Pfn(0),
-            ranges,
-            stride_shift,
-            tables,
-        }
+        Invalidation { space: SPACE, root: Pfn(0), ranges, stride_shift, tables }
     }
 
     #[test]
@@ -330,10 +275,7 @@ mod tests {
     #[test]
     fn a_stride_too_wide_steps_over_small_pages() {
         let mut tlb = Tlb::new(&TlbModel::SMALL, &[12, 21, 30], 4);
-        let range = [VirtRange {
-            start: 0x20_0000,
-            end: 0x60_0000,
-        }];
+        let range = [VirtRange { start: 0x20_0000, end: 0x60_0000 }];
         for va in [0x20_0000, 0x20_1000, 0x40_0000, 0x60_0000] {
             tlb.insert(SPACE, va, leaf(12));
         }
@@ -356,10 +298,7 @@ mod tests {
         tlb.insert_pointer(SPACE, 0x4020_0000, 2, shift(2), Pfn(2));
         assert_eq!(tlb.start(SPACE, 0x4020_5000, shift), Some((Pfn(2), 1)));
         assert_eq!(tlb.start(SPACE, 0x4040_0000, shift), Some((Pfn(3), 2)));
-        let range = [VirtRange {
-            start: 0x4020_0000,
-            end: 0x4020_1000,
-        }];
+        let range = [VirtRange { start: 0x4020_0000, end: 0x4020_1000 }];
         tlb.invalidate(&invalidation(&range, 12, false));
         assert_eq!(tlb.pointers().count(), 2);
         tlb.invalidate(&invalidation(&range, 12, true));

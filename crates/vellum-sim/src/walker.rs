@@ -103,21 +103,13 @@ pub(crate) fn walk<A: Silicon>(
                 _ => return Err(Miss::Absent),
             };
             let set = raw ^ flip;
-            if flip == 0
-                || entry
-                    .compare_exchange(raw, set, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-            {
+            if flip == 0 || entry.compare_exchange(raw, set, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 break (raw, set);
             }
         };
         if arch.kind(raw, level) == Kind::Leaf {
             let attrs = arch.attrs(set, level);
-            return Ok(Leaf {
-                base: arch.leaf_addr(set, level),
-                shift: arch.level_shift(level),
-                attrs,
-            });
+            return Ok(Leaf { base: arch.leaf_addr(set, level), shift: arch.level_shift(level), attrs });
         }
         table = arch.table_addr(raw).pfn();
         level -= 1;
@@ -135,10 +127,7 @@ mod tests {
     fn marking_a_leaf_makes_the_leaf_that_says_so() {
         fn check<A: Silicon>(arch: A) {
             let prots = [Attrs::READ, Attrs::READ | Attrs::WRITE, Attrs::READ | Attrs::EXEC];
-            for (level, prot) in [1, 2]
-                .into_iter()
-                .flat_map(|level| prots.map(|prot| (level, prot)))
-            {
+            for (level, prot) in [1, 2].into_iter().flat_map(|level| prots.map(|prot| (level, prot))) {
                 let pa = PhysAddr(1 << arch.level_shift(level));
                 let clean = arch.leaf(pa, prot | Attrs::EXCLUSIVE, level);
                 for more in [Attrs::ACCESSED, Attrs::HARDWARE] {
@@ -159,27 +148,13 @@ mod tests {
     #[test]
     fn a_walk_sets_what_the_access_sets_and_no_more() {
         let arch = X86_64::four_levels();
-        let regions = vec![Region {
-            base: PhysAddr(0),
-            len: 16 << 20,
-            zeroed: true,
-        }];
-        let arena = Arena::new(&Ram {
-            regions,
-            prefault: false,
-            reserve_swap: false,
-            host_huge_pages: false,
-        })
-        .unwrap();
+        let regions = vec![Region { base: PhysAddr(0), len: 16 << 20, zeroed: true }];
+        let arena = Arena::new(&Ram { regions, prefault: false, reserve_swap: false, host_huge_pages: false }).unwrap();
         let put = |table: u32, index: usize, raw: u64| {
-            arena
-                .word(PhysAddr(Pfn(table).addr().0 + 8 * index as u64))
-                .store(raw, Ordering::Relaxed);
+            arena.word(PhysAddr(Pfn(table).addr().0 + 8 * index as u64)).store(raw, Ordering::Relaxed);
         };
         let get = |table: u32, index: usize| {
-            arena
-                .word(PhysAddr(Pfn(table).addr().0 + 8 * index as u64))
-                .load(Ordering::Relaxed)
+            arena.word(PhysAddr(Pfn(table).addr().0 + 8 * index as u64)).load(Ordering::Relaxed)
         };
         put(1, 0, arch.table(Pfn(2).addr()));
         put(2, 0, arch.table(Pfn(3).addr()));
@@ -190,51 +165,24 @@ mod tests {
         put(4, 7, arch.busy());
         let go = |va: u64, access: Access| {
             let (mut reads, mut path) = (0, Vec::new());
-            let leaf = walk(&arena, &arch, (Pfn(1), 4), va, access, &mut reads, |l, t| {
-                path.push((l, t.0))
-            });
+            let leaf = walk(&arena, &arch, (Pfn(1), 4), va, access, &mut reads, |l, t| path.push((l, t.0)));
             (leaf, reads, path)
         };
 
         let (leaf, reads, path) = go(0x5123, Access::Read);
-        assert_eq!(
-            leaf.unwrap(),
-            Leaf {
-                base: Pfn(9).addr(),
-                shift: 12,
-                attrs: Attrs::READ | Attrs::ACCESSED
-            }
-        );
+        assert_eq!(leaf.unwrap(), Leaf { base: Pfn(9).addr(), shift: 12, attrs: Attrs::READ | Attrs::ACCESSED });
         assert_eq!((reads, path), (4, vec![(4, 2), (3, 3), (2, 4)]));
-        assert_eq!(
-            get(4, 5),
-            arch.leaf(Pfn(9).addr(), Attrs::READ | Attrs::ACCESSED, 1)
-        );
-        assert_eq!(
-            get(1, 0),
-            arch.table(Pfn(2).addr()) | 1 << 5,
-            "x86 marks table pointers too"
-        );
+        assert_eq!(get(4, 5), arch.leaf(Pfn(9).addr(), Attrs::READ | Attrs::ACCESSED, 1));
+        assert_eq!(get(1, 0), arch.table(Pfn(2).addr()) | 1 << 5, "x86 marks table pointers too");
 
         assert_eq!(go(0x5123, Access::Write).0, Err(Miss::Denied));
-        assert_eq!(
-            go(0x6000, Access::Read).0,
-            Err(Miss::Absent),
-            "PROT_NONE is not there"
-        );
+        assert_eq!(go(0x6000, Access::Read).0, Err(Miss::Absent), "PROT_NONE is not there");
         assert_eq!(go(0x7000, Access::Read).0, Err(Miss::Absent), "busy is not there");
         assert_eq!(go(0x8000, Access::Read).0, Err(Miss::Absent));
-        assert_eq!(
-            get(4, 6),
-            arch.leaf(Pfn(9).addr(), Attrs::empty(), 1),
-            "a refused access leaves no mark"
-        );
+        assert_eq!(get(4, 6), arch.leaf(Pfn(9).addr(), Attrs::empty(), 1), "a refused access leaves no mark");
 
         let (leaf, reads, _) = go(0x20_0000 + 0x1234, Access::Write);
         assert_eq!((leaf.unwrap().shift, reads), (21, 3));
-        assert_eq!(
-            arch.attrs(get(3, 1), 2),
-            Attrs::READ | Attrs::WRITE | Attrs::HARDWARE
-        );
+        assert_eq!(arch.attrs(get(3, 1), 2), Attrs::READ | Attrs::WRITE | Attrs::HARDWARE);
     }
 }

@@ -38,46 +38,26 @@ impl Dice {
     fn range(&mut self) -> std::ops::Range<usize> {
         let longest = [3, 20, 700, PAGES][self.below(4)];
         let start = self.below(PAGES);
-        let start = if self.below(3) == 0 {
-            start / 512 * 512
-        } else {
-            start
-        };
+        let start = if self.below(3) == 0 { start / 512 * 512 } else { start };
         start..(start + 1 + self.below(longest)).min(PAGES)
     }
 
     fn prot(&mut self) -> Prot {
-        [
-            Prot::READ | Prot::WRITE,
-            Prot::READ | Prot::WRITE,
-            Prot::READ,
-            Prot::empty(),
-        ][self.below(4)]
+        [Prot::READ | Prot::WRITE, Prot::READ | Prot::WRITE, Prot::READ, Prot::empty()][self.below(4)]
     }
 }
 
 fn step<A: Silicon>(dice: &mut Dice, sim: &Strict<A>, space: &Space<'_, A>, model: &mut Model) {
     let pages = dice.range();
     let shift = space.arch().page_shift();
-    let (addr, len) = (
-        BASE + ((pages.start as u64) << shift),
-        (pages.len() as u64) << shift,
-    );
+    let (addr, len) = (BASE + ((pages.start as u64) << shift), (pages.len() as u64) << shift);
     let all = model[pages.clone()].iter().all(Option::is_some);
     match dice.below(12) {
         0 | 1 => {
             sim.label("map");
             let prot = dice.prot();
             let flags = MapFlags::FIXED | MapFlags::NORESERVE;
-            assert_eq!(
-                space.map(MapRequest {
-                    addr,
-                    len,
-                    prot,
-                    flags
-                }),
-                Ok(addr)
-            );
+            assert_eq!(space.map(MapRequest { addr, len, prot, flags }), Ok(addr));
             model[pages].fill(Some((prot, 0)));
         }
         2 => {
@@ -104,11 +84,7 @@ fn step<A: Silicon>(dice: &mut Dice, sim: &Strict<A>, space: &Space<'_, A>, mode
                 let va = BASE + ((page as u64) << shift);
                 let value = dice.below(256) as u8;
                 let write = dice.below(2) == 0;
-                let done = if write {
-                    program.store(va, value).map(|()| value)
-                } else {
-                    program.load(va)
-                };
+                let done = if write { program.store(va, value).map(|()| value) } else { program.load(va) };
                 let expected = match &mut model[page] {
                     None => Err(Fault::Handler(FaultError::Unmapped(va))),
                     Some((prot, _)) if prot.is_empty() || write && !prot.contains(Prot::WRITE) => {
@@ -130,10 +106,7 @@ fn step<A: Silicon>(dice: &mut Dice, sim: &Strict<A>, space: &Space<'_, A>, mode
 fn run<A: Silicon>(arch: A, seed: u64, hostility: Hostility, knob: Knob, steps: usize) {
     let strictness = Strictness::new(seed).hostility(hostility);
     let memory = (48 << 20) << arch.page_order();
-    let sim = Config::with_arch(arch, memory)
-        .cpus(3)
-        .strict(strictness)
-        .unwrap();
+    let sim = Config::with_arch(arch, memory).cpus(3).strict(strictness).unwrap();
     let _cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     machine.policy().set_global(knob);
@@ -185,12 +158,7 @@ fn an_allocation_that_fails_harms_nothing() {
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     let space = space(&machine, X86_64::four_levels());
     let range = VirtRange::new(BASE, 8 * PAGE).unwrap();
-    let request = MapRequest {
-        addr: BASE,
-        len: range.len(),
-        prot: Prot::READ | Prot::WRITE,
-        flags: MapFlags::FIXED,
-    };
+    let request = MapRequest { addr: BASE, len: range.len(), prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
     assert_eq!(space.map(request), Ok(BASE));
     let program = cpu.enter(&space);
     let mut failures = 0;
@@ -199,10 +167,7 @@ fn an_allocation_that_fails_harms_nothing() {
         let done = program.store(BASE + PAGE, 9);
         let (asked, refused) = sim.allocations();
         if done.is_ok() {
-            assert!(
-                refused == 0 && asked < n,
-                "it succeeds when nothing is refused: {asked} asked"
-            );
+            assert!(refused == 0 && asked < n, "it succeeds when nothing is refused: {asked} asked");
             break;
         }
         assert_eq!(done, Err(Fault::Handler(FaultError::OutOfMemory)));

@@ -26,9 +26,7 @@ fn compare(rows: &[Row]) {
         let linux = linux::ask(row.given, |kernel| (row.calls)(kernel));
         let right = match &row.expect {
             Expect::Same => engine == linux,
-            Expect::Differ {
-                engine: e, linux: l, ..
-            } => engine == *e && linux == *l,
+            Expect::Differ { engine: e, linux: l, .. } => engine == *e && linux == *l,
         };
         if !right {
             wrong.push(format!(
@@ -69,24 +67,13 @@ fn reason(row: &Row) -> String {
     match &row.expect {
         Expect::Same => String::new(),
         Expect::Differ { engine, linux, why } => {
-            format!(
-                "\n    expected of the engine: {}, of Linux: {}\n    because {why}",
-                told(engine),
-                told(linux)
-            )
+            format!("\n    expected of the engine: {}, of Linux: {}\n    because {why}", told(engine), told(linux))
         }
     }
 }
 
 fn told(answers: &[i64]) -> String {
-    let names = [
-        (1i32, "EPERM"),
-        (11, "EAGAIN"),
-        (12, "ENOMEM"),
-        (14, "EFAULT"),
-        (17, "EEXIST"),
-        (22, "EINVAL"),
-    ];
+    let names = [(1i32, "EPERM"), (11, "EAGAIN"), (12, "ENOMEM"), (14, "EFAULT"), (17, "EEXIST"), (22, "EINVAL")];
     let one = |answer: &i64| match names.iter().find(|(number, _)| -i64::from(*number) == *answer) {
         Some((_, name)) => (*name).to_string(),
         None => format!("{answer:#x}"),
@@ -128,15 +115,11 @@ fn as_many_areas_as_linux_allows() {
 fn areas_split_and_merge_as_in_linux() {
     for seed in 0..40 {
         let calls = geometry::calls(seed, 120);
-        let engine: Vec<Vec<Area>> = engine::ask(Default::default(), |kernel| {
-            calls.iter().map(|call| geometry::areas(kernel, *call)).collect()
-        });
+        let engine: Vec<Vec<Area>> =
+            engine::ask(Default::default(), |kernel| calls.iter().map(|call| geometry::areas(kernel, *call)).collect());
         // Answers are numbers: how many areas, and three for each.
         let linux = linux::ask(Default::default(), |kernel| {
-            calls
-                .iter()
-                .flat_map(|call| numbers(&geometry::areas(kernel, *call)))
-                .collect()
+            calls.iter().flat_map(|call| numbers(&geometry::areas(kernel, *call))).collect()
         });
         let mut rest = &linux[..];
         for (nth, (call, expected)) in calls.iter().zip(&engine).enumerate() {
@@ -152,8 +135,6 @@ fn areas_split_and_merge_as_in_linux() {
 }
 
 fn numbers(areas: &[Area]) -> Answers {
-    let three = areas
-        .iter()
-        .flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]);
+    let three = areas.iter().flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]);
     [areas.len() as i64].into_iter().chain(three).collect()
 }

@@ -54,24 +54,12 @@ fn touching_counts_hits_misses_and_walks() {
     let space = Space::new(&tiny, 1, range(256));
     let program = cpu.enter(&space);
     let touched = program.touch(range(256), PAGE, Access::Write).unwrap();
-    assert_eq!(
-        touched,
-        Touched {
-            accesses: 256,
-            faults: 256
-        }
-    );
+    assert_eq!(touched, Touched { accesses: 256, faults: 256 });
 
     let before = machine.stats();
     assert_eq!(before.faults, 256);
     // 256 pages are more than the first tier holds, and fewer than the second.
-    assert_eq!(
-        program.touch(range(256), PAGE, Access::Read).unwrap(),
-        Touched {
-            accesses: 256,
-            faults: 0
-        }
-    );
+    assert_eq!(program.touch(range(256), PAGE, Access::Read).unwrap(), Touched { accesses: 256, faults: 0 });
     let after = machine.stats();
     assert_eq!(after.later_hits - before.later_hits, 256);
     assert_eq!((after.walks, after.misses), (before.walks, before.misses));
@@ -97,23 +85,13 @@ fn an_unaligned_stride_ends_where_it_should() {
     assert_eq!(touched.faults, touched.accesses, "no two on one page");
     let all = program.touch(range(200), 64, Access::Read).unwrap();
     assert_eq!((all.accesses, all.faults), (200 * 64, 200 - touched.accesses));
-    let past = VirtRange {
-        start: BASE,
-        end: BASE + 201 * PAGE,
-    };
-    assert_eq!(
-        program.touch(past, PAGE, Access::Read),
-        Err(Fault::Handler("segmentation fault"))
-    );
+    let past = VirtRange { start: BASE, end: BASE + 201 * PAGE };
+    assert_eq!(program.touch(past, PAGE, Access::Read), Err(Fault::Handler("segmentation fault")));
 }
 
 #[test]
 fn an_unmapped_page_faults_again() {
-    let machine = Config::new(16 << 20)
-        .cpus(2)
-        .tlb(TlbModel::GENERIC)
-        .fast()
-        .unwrap();
+    let machine = Config::new(16 << 20).cpus(2).tlb(TlbModel::GENERIC).fast().unwrap();
     let tiny = Tiny::new(&machine);
     let (one, two) = (machine.cpu(0), machine.cpu(1));
     let space = Space::new(&tiny, 1, range(16));
@@ -124,10 +102,7 @@ fn an_unmapped_page_faults_again() {
     tiny.give_back(pfn, 1);
     assert_eq!((a.load(BASE), b.load(BASE)), (Ok(0), Ok(0)));
     let stats = machine.stats();
-    assert_eq!(
-        (stats.invalidations, stats.ranges, stats.pages, stats.ipis),
-        (1, 1, 1, 1)
-    );
+    assert_eq!((stats.invalidations, stats.ranges, stats.pages, stats.ipis), (1, 1, 1, 1));
     machine.hardware().reset_stats();
     assert_eq!(machine.stats(), Stats::default());
 }
@@ -135,11 +110,7 @@ fn an_unmapped_page_faults_again() {
 /// After an invalidation nobody writes to the page any more: programs on other threads are between two accesses.
 #[test]
 fn an_invalidation_waits_for_accesses_under_way() {
-    let machine = Config::new(16 << 20)
-        .cpus(3)
-        .tlb(TlbModel::GENERIC)
-        .fast()
-        .unwrap();
+    let machine = Config::new(16 << 20).cpus(3).tlb(TlbModel::GENERIC).fast().unwrap();
     let tiny = machine.on_cpu(0, || Tiny::new(&machine));
     let space = machine.on_cpu(0, || Space::new(&tiny, 1, range(4)));
     let stop = AtomicBool::new(false);
@@ -180,13 +151,7 @@ fn machines_and_holes() {
         len,
         zeroed,
     });
-    let a = Config::new(0)
-        .regions(regions)
-        .cpus(256)
-        .prefault()
-        .host_huge_pages()
-        .fast()
-        .unwrap();
+    let a = Config::new(0).regions(regions).cpus(256).prefault().host_huge_pages().fast().unwrap();
     let b = Config::new(1 << 20).fast().unwrap();
     assert_eq!(a.regions(), regions);
     let (_a, _b) = (a.cpu(255), b.cpu(0));

@@ -41,11 +41,7 @@ fn caught(rule: Rule, test: impl Fn(&Machine, &Tiny<'_, Machine>, &TinySpace<'_,
 
 /// The fault must be found if the hardware is hostile enough, and soon.
 fn caught_by_hostility(rule: Rule, test: impl Fn(&Machine, &Tiny<'_, Machine>, &TinySpace<'_, '_>)) {
-    let found = (0..20).find_map(|seed| {
-        run(Strictness::new(seed).hostility(Hostility::WORST), &test)
-            .first()
-            .copied()
-    });
+    let found = (0..20).find_map(|seed| run(Strictness::new(seed).hostility(Hostility::WORST), &test).first().copied());
     assert_eq!(found, Some(rule));
 }
 
@@ -60,11 +56,7 @@ fn clean(test: impl Fn(&Machine, &Tiny<'_, Machine>, &TinySpace<'_, '_>)) {
 }
 
 /// Run `act` while a program runs in the space on CPU 1, with that CPU already told.
-fn beside(
-    m: &Machine,
-    space: &TinySpace<'_, '_>,
-    act: impl FnOnce(&Program<'_, Machine, TinySpace<'_, '_>>),
-) {
+fn beside(m: &Machine, space: &TinySpace<'_, '_>, act: impl FnOnce(&Program<'_, Machine, TinySpace<'_, '_>>)) {
     let other = m.cpu(1);
     let program = other.enter(space);
     m.on_cpu(0, || act(&program));
@@ -176,9 +168,7 @@ mod unhook_invalidate_free {
             s.map(BASE, pfn, RW, 1);
             t.event(Event::TableDead(s.table(BASE, 1)));
         });
-        caught(Rule::StillHooked, |m, t, s| {
-            beside(m, s, |_| t.give_back(s.root, 1))
-        });
+        caught(Rule::StillHooked, |m, t, s| beside(m, s, |_| t.give_back(s.root, 1)));
         clean(|_, t, s| t.give_back(s.root, 1));
     }
 
@@ -251,11 +241,7 @@ mod unhook_invalidate_free {
         tiny.unlock(table);
         tiny.give_back(pfn, 1);
         program.store(BASE, 7).unwrap();
-        assert_eq!(
-            tiny.word(pfn, 0).load(Ordering::Relaxed),
-            7,
-            "the store went to a frame that is free"
-        );
+        assert_eq!(tiny.word(pfn, 0).load(Ordering::Relaxed), 7, "the store went to a frame that is free");
         let rules: Vec<_> = machine.violations().iter().map(|v| v.rule).collect();
         assert_eq!(rules, [Rule::StaleTranslation, Rule::UseAfterFree]);
     }
@@ -316,8 +302,7 @@ mod entries {
                     t.store(table, i, ARCH.leaf(t.frame().addr(), RW, 1));
                 }
                 // Not even an event.
-                t.word(table, 3)
-                    .store(ARCH.leaf(t.frame().addr(), RW, 1), Ordering::Relaxed);
+                t.word(table, 3).store(ARCH.leaf(t.frame().addr(), RW, 1), Ordering::Relaxed);
                 let (above, index) = s.slot(BASE, 2);
                 t.lock(above);
                 t.store(above, index, ARCH.table(table.addr()));
@@ -359,19 +344,13 @@ mod entries {
             t.lock(above);
             t.store(above, index, ARCH.table(Pfn::addr(table)));
         };
-        caught(Rule::WrongTarget, move |_, t, s| {
-            hang(t, s, BASE, t.table(2, s.id))
-        });
-        caught(Rule::WrongTarget, move |_, t, s| {
-            hang(t, s, BASE, t.table(1, SpaceId(2)))
-        });
+        caught(Rule::WrongTarget, move |_, t, s| hang(t, s, BASE, t.table(2, s.id)));
+        caught(Rule::WrongTarget, move |_, t, s| hang(t, s, BASE, t.table(1, SpaceId(2))));
         caught(Rule::WrongTarget, move |_, t, s| {
             s.map(BASE, t.frame(), RW, 1);
             hang(t, s, BASE + HUGE, s.table(BASE, 1));
         });
-        caught(Rule::WrongTarget, |_, t, _| {
-            t.event(Event::Store(t.frame(), 0, 0, 0))
-        });
+        caught(Rule::WrongTarget, |_, t, _| t.event(Event::Store(t.frame(), 0, 0, 0)));
     }
 
     #[test]
@@ -404,14 +383,7 @@ mod entries {
     }
 
     /// A huge page becomes a table of pages, or the reverse.
-    fn resize(
-        m: &Machine,
-        t: &Tiny<'_, Machine>,
-        s: &TinySpace<'_, '_>,
-        between: u64,
-        flush: bool,
-        split: bool,
-    ) {
+    fn resize(m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>, between: u64, flush: bool, split: bool) {
         let pfn = t.huge_frame();
         s.map(BASE + HUGE, t.frame(), FULL, 1);
         let (above, index) = s.slot(BASE, 2);
@@ -439,9 +411,7 @@ mod entries {
     fn of_two_sizes() {
         for split in [true, false] {
             clean(|m, t, s| resize(m, t, s, ARCH.busy(), true, split));
-            caught(Rule::TwoSizes, |m, t, s| {
-                resize(m, t, s, ARCH.busy(), false, split)
-            });
+            caught(Rule::TwoSizes, |m, t, s| resize(m, t, s, ARCH.busy(), false, split));
             caught(Rule::TransientlyEmpty, |m, t, s| resize(m, t, s, 0, true, split));
         }
     }
@@ -491,8 +461,7 @@ mod bits {
                 t.store(table, index, read_only(seen));
             } else {
                 t.event(Event::Store(table, index, old, read_only(old)));
-                t.word(table, index as u64)
-                    .store(read_only(old), Ordering::Release);
+                t.word(table, index as u64).store(read_only(old), Ordering::Release);
             }
             t.unlock(table);
             s.flush(BASE, 1, false);
@@ -506,16 +475,8 @@ mod bits {
 
     #[test]
     fn dirty_kept_by_an_exchange() {
-        for hostility in [
-            Hostility::NONE,
-            Hostility {
-                mark: 50,
-                ..Hostility::NONE
-            },
-        ] {
-            let rules = run(Strictness::new(3).hostility(hostility), |m, t, s| {
-                protect(m, t, s, true)
-            });
+        for hostility in [Hostility::NONE, Hostility { mark: 50, ..Hostility::NONE }] {
+            let rules = run(Strictness::new(3).hostility(hostility), |m, t, s| protect(m, t, s, true));
             assert_eq!(rules, [], "{hostility:?}");
         }
     }
@@ -536,9 +497,7 @@ mod bits {
             }
         };
         caught_by_hostility(Rule::LostBit, clear(|t, table, index| t.store(table, index, 0)));
-        clean(clear(|t, table, index| {
-            assert_ne!(t.exchange(table, index, 0), 0)
-        }));
+        clean(clear(|t, table, index| assert_ne!(t.exchange(table, index, 0), 0)));
         clean(clear(|t, table, index| assert_ne!(t.discard(table, index), 0)));
         // Hardware has nothing to add to an entry that says all, and none can write to one that is read-only.
         clean(|m, t, s| {
@@ -561,9 +520,7 @@ mod counts {
 
     #[test]
     fn below_mappings() {
-        caught(Rule::References, |_, t, _| {
-            t.event(Event::Counts(t.frame(), (0, 0), (0, 1)))
-        });
+        caught(Rule::References, |_, t, _| t.event(Event::Counts(t.frame(), (0, 0), (0, 1))));
         caught(Rule::References, |_, t, _| {
             let pfn = t.frame();
             t.event(Event::Counts(pfn, (0, 0), (1, 0)));
@@ -788,13 +745,7 @@ mod walks {
 #[test]
 fn an_invalidation_of_another_root() {
     caught(Rule::Invalidation, |m, _, s| {
-        let what = Invalidation {
-            space: s.id,
-            root: Pfn(1),
-            ranges: &[],
-            stride_shift: 12,
-            tables: false,
-        };
+        let what = Invalidation { space: s.id, root: Pfn(1), ranges: &[], stride_shift: 12, tables: false };
         m.invalidate(&what, &Default::default());
     });
 }
@@ -831,16 +782,8 @@ fn a_report_tells_the_history() {
     }
     assert!(report.contains("(and 1 more at the same event)"), "{report}");
     // Nobody else goes on with what is broken now.
-    let stopped = catch_unwind(AssertUnwindSafe(|| {
-        machine.on_cpu(2, || machine.event(Event::Step))
-    }));
-    assert!(
-        stopped
-            .unwrap_err()
-            .downcast::<&str>()
-            .unwrap()
-            .contains("stopped")
-    );
+    let stopped = catch_unwind(AssertUnwindSafe(|| machine.on_cpu(2, || machine.event(Event::Step))));
+    assert!(stopped.unwrap_err().downcast::<&str>().unwrap().contains("stopped"));
 }
 
 #[test]

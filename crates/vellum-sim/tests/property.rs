@@ -20,51 +20,13 @@ use property::watch::{self, Case, OPERATIONS};
 use property::world;
 use vellum_sim::{Config, Hostility, Strictness, TlbModel};
 
-const ALONE: Plan = Plan {
-    actors: (1, 1),
-    rounds: 6,
-    steps: 300,
-    pages: 2500,
-    tight: 25,
-    fail: 0,
-};
-const TOGETHER: Plan = Plan {
-    actors: (2, 4),
-    rounds: 8,
-    steps: 250,
-    pages: 1200,
-    tight: 30,
-    fail: 0,
-};
-const STRICT: Plan = Plan {
-    actors: (1, 1),
-    rounds: 3,
-    steps: 80,
-    pages: 700,
-    tight: 50,
-    fail: 5,
-};
-const STRICT_TOGETHER: Plan = Plan {
-    actors: (2, 3),
-    rounds: 3,
-    steps: 50,
-    pages: 300,
-    tight: 40,
-    fail: 4,
-};
+const ALONE: Plan = Plan { actors: (1, 1), rounds: 6, steps: 300, pages: 2500, tight: 25, fail: 0 };
+const TOGETHER: Plan = Plan { actors: (2, 4), rounds: 8, steps: 250, pages: 1200, tight: 30, fail: 0 };
+const STRICT: Plan = Plan { actors: (1, 1), rounds: 3, steps: 80, pages: 700, tight: 50, fail: 5 };
+const STRICT_TOGETHER: Plan = Plan { actors: (2, 3), rounds: 3, steps: 50, pages: 300, tight: 40, fail: 4 };
 
-const SHARED: Load = Load {
-    actors: 4,
-    rounds: 12,
-    steps: 150,
-    pages: 700,
-};
-const STRICT_SHARED: Load = Load {
-    actors: 3,
-    rounds: 4,
-    steps: 40,
-    pages: 60,
-};
+const SHARED: Load = Load { actors: 4, rounds: 12, steps: 150, pages: 700 };
+const STRICT_SHARED: Load = Load { actors: 3, rounds: 4, steps: 40, pages: 60 };
 
 /// A case on a fast machine.
 fn fast(seed: u64, plan: Plan, case: &Arc<Case>) {
@@ -79,21 +41,13 @@ fn fast(seed: u64, plan: Plan, case: &Arc<Case>) {
 fn strict(seed: u64, plan: Plan, case: &Arc<Case>) {
     let setup = Setup::new(seed, plan);
     run(&setup, |steps| {
-        let machine = setup
-            .config
-            .clone()
-            .strict(strictness(seed))
-            .expect("memory on the host");
+        let machine = setup.config.clone().strict(strictness(seed)).expect("memory on the host");
         world::run(&machine, &setup, steps, Threads::Host, case);
     });
 }
 
 fn strictness(seed: u64) -> Strictness {
-    let hostility = if seed.is_multiple_of(4) {
-        Hostility::WORST
-    } else {
-        Hostility::USUAL
-    };
+    let hostility = if seed.is_multiple_of(4) { Hostility::WORST } else { Hostility::USUAL };
     Strictness::new(seed).hostility(hostility)
 }
 
@@ -108,29 +62,15 @@ fn run(setup: &Setup, run: impl Fn(&[Vec<Step>])) {
 
 /// Pages that all use, on a fast machine.
 fn fast_shared(seed: u64, case: &Arc<Case>) {
-    let tlb = Dice::new(seed)
-        .one_of(&[TlbModel::SMALL, TlbModel::GENERIC].each_ref())
-        .clone();
-    let machine = Config::new(64 << 20)
-        .cpus(SHARED.actors)
-        .tlb(tlb)
-        .fast()
-        .expect("memory on the host");
+    let tlb = Dice::new(seed).one_of(&[TlbModel::SMALL, TlbModel::GENERIC].each_ref()).clone();
+    let machine = Config::new(64 << 20).cpus(SHARED.actors).tlb(tlb).fast().expect("memory on the host");
     shared::run(&machine, seed, SHARED, Threads::Host, case);
 }
 
 /// Pages that all use, on a strict machine.
 fn strict_shared(seed: u64, case: &Arc<Case>) {
-    let machine = Config::new(16 << 20)
-        .cpus(STRICT_SHARED.actors)
-        .strict(strictness(seed));
-    shared::run(
-        &machine.expect("memory on the host"),
-        seed,
-        STRICT_SHARED,
-        Threads::Host,
-        case,
-    );
+    let machine = Config::new(16 << 20).cpus(STRICT_SHARED.actors).strict(strictness(seed));
+    shared::run(&machine.expect("memory on the host"), seed, STRICT_SHARED, Threads::Host, case);
 }
 
 /// Programs find what they stored and zeros elsewhere, may do what their areas allow and no more, and each operation answers
@@ -139,17 +79,13 @@ fn strict_shared(seed: u64, case: &Arc<Case>) {
 /// mappings (INV-2), what is counted and charged is what the tables show, and in the end all memory is free.
 #[test]
 fn one_cpu_against_the_model() {
-    watch::each("one_cpu_against_the_model", 60, |seed, case| {
-        fast(seed, ALONE, case)
-    });
+    watch::each("one_cpu_against_the_model", 60, |seed, case| fast(seed, ALONE, case));
 }
 
 /// The same while other CPUs are at work in the same tables, areas and folios.
 #[test]
 fn several_cpus_against_the_model() {
-    watch::each("several_cpus_against_the_model", 40, |seed, case| {
-        fast(seed, TOGETHER, case)
-    });
+    watch::each("several_cpus_against_the_model", 40, |seed, case| fast(seed, TOGETHER, case));
 }
 
 /// The same where hardware is hostile, allocations fail by chance, and every event is checked: frames and tables are freed
@@ -157,17 +93,13 @@ fn several_cpus_against_the_model() {
 /// no accessed or dirty bit is lost, entries are written under their table's lock.
 #[test]
 fn one_strict_cpu_against_the_model() {
-    watch::each("one_strict_cpu_against_the_model", 24, |seed, case| {
-        strict(seed, STRICT, case)
-    });
+    watch::each("one_strict_cpu_against_the_model", 24, |seed, case| strict(seed, STRICT, case));
 }
 
 /// All of that together.
 #[test]
 fn several_strict_cpus_against_the_model() {
-    watch::each("several_strict_cpus_against_the_model", 24, |seed, case| {
-        strict(seed, STRICT_TOGETHER, case)
-    });
+    watch::each("several_strict_cpus_against_the_model", 24, |seed, case| strict(seed, STRICT_TOGETHER, case));
 }
 
 /// What one CPU stored, others see: no translation outlives a change of what it translates.
@@ -191,20 +123,8 @@ mod schedules {
 
     use super::*;
 
-    const PLAN: Plan = Plan {
-        actors: (2, 3),
-        rounds: 2,
-        steps: 8,
-        pages: 60,
-        tight: 40,
-        fail: 4,
-    };
-    const LOAD: Load = Load {
-        actors: 3,
-        rounds: 1,
-        steps: 6,
-        pages: 8,
-    };
+    const PLAN: Plan = Plan { actors: (2, 3), rounds: 2, steps: 8, pages: 60, tight: 40, fail: 4 };
+    const LOAD: Load = Load { actors: 3, rounds: 1, steps: 6, pages: 8 };
 
     /// So many schedules of each kind a case.
     const SCHEDULES: usize = 60;
@@ -224,11 +144,7 @@ mod schedules {
         let steps = setup.steps();
         under_schedules(seed, move || {
             let strictness = strictness(seed).schedule(Schedule::Shuttle);
-            let machine = setup
-                .config
-                .clone()
-                .strict(strictness)
-                .expect("memory on the host");
+            let machine = setup.config.clone().strict(strictness).expect("memory on the host");
             world::run(&machine, &setup, &steps, Threads::Shuttle, &case);
         });
     }
@@ -237,10 +153,7 @@ mod schedules {
         let case = case.clone();
         under_schedules(seed, move || {
             let strictness = strictness(seed).schedule(Schedule::Shuttle);
-            let machine = Config::new(8 << 20)
-                .cpus(LOAD.actors)
-                .strict(strictness)
-                .expect("memory on the host");
+            let machine = Config::new(8 << 20).cpus(LOAD.actors).strict(strictness).expect("memory on the host");
             shared::run(&machine, seed, LOAD, Threads::Shuttle, &case);
         });
     }
@@ -265,16 +178,10 @@ fn fuzz_for_seconds() {
     type Fuzz = (&'static str, fn(u64, &Arc<Case>));
     let kinds: &[Fuzz] = &[
         ("one_cpu_against_the_model", |seed, case| fast(seed, ALONE, case)),
-        ("several_cpus_against_the_model", |seed, case| {
-            fast(seed, TOGETHER, case)
-        }),
+        ("several_cpus_against_the_model", |seed, case| fast(seed, TOGETHER, case)),
         ("several_cpus_share_pages", fast_shared),
-        ("one_strict_cpu_against_the_model", |seed, case| {
-            strict(seed, STRICT, case)
-        }),
-        ("several_strict_cpus_against_the_model", |seed, case| {
-            strict(seed, STRICT_TOGETHER, case)
-        }),
+        ("one_strict_cpu_against_the_model", |seed, case| strict(seed, STRICT, case)),
+        ("several_strict_cpus_against_the_model", |seed, case| strict(seed, STRICT_TOGETHER, case)),
         ("several_strict_cpus_share_pages", strict_shared),
         #[cfg(feature = "shuttle")]
         ("schedules::schedules_against_the_model", schedules::model),
@@ -282,9 +189,7 @@ fn fuzz_for_seconds() {
         ("schedules::schedules_share_pages", schedules::pages),
     ];
     let limit = Duration::from_secs(watch::env_number("VELLUM_FUZZ_SECONDS").unwrap_or(60));
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos() as u64);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let first = watch::env_number("VELLUM_SEED").unwrap_or(now);
     let (start, mut said) = (Instant::now(), Duration::ZERO);
     println!("seeds from {first:#x} on, for {limit:?}");
@@ -296,11 +201,7 @@ fn fuzz_for_seconds() {
         if passed > said + Duration::from_secs(5) || passed > limit {
             said = passed;
             let done = OPERATIONS.load(std::sync::atomic::Ordering::Relaxed);
-            println!(
-                "{:5} s, {:6} cases, {done:9} operations, last seed {seed:#x}",
-                passed.as_secs(),
-                n + 1
-            );
+            println!("{:5} s, {:6} cases, {done:9} operations, last seed {seed:#x}", passed.as_secs(), n + 1);
         }
         if passed > limit {
             break;

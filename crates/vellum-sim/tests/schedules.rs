@@ -93,21 +93,14 @@ fn a_right_manager_passes_every_schedule() {
 fn failure(f: impl Fn() + Send + Sync + 'static) -> String {
     let scheduler = PctScheduler::new_from_seed(7, 2, 300);
     let run = AssertUnwindSafe(|| Runner::new(scheduler, Default::default()).run(f));
-    *catch_unwind(run)
-        .unwrap_err()
-        .downcast::<String>()
-        .expect("a report")
+    *catch_unwind(run).unwrap_err().downcast::<String>().expect("a report")
 }
 
 #[test]
 fn a_missing_flush_is_found_and_found_again() {
     let first = failure(|| on_coroutines(Hostility::NONE, false));
     assert!(first.contains("StaleTranslation"), "{first}");
-    assert_eq!(
-        first,
-        failure(|| on_coroutines(Hostility::NONE, false)),
-        "the same seed, the same schedule"
-    );
+    assert_eq!(first, failure(|| on_coroutines(Hostility::NONE, false)), "the same seed, the same schedule");
 }
 
 #[test]

@@ -38,21 +38,21 @@ pub mod sync;
 #[cfg(not(loom))]
 pub mod arch;
 #[cfg(not(loom))]
-pub mod stats;
-#[cfg(not(loom))]
 pub mod frame;
 #[cfg(not(loom))]
 pub mod group;
 #[cfg(not(loom))]
 mod machine;
 #[cfg(not(loom))]
-mod tlb;
+pub mod space;
+#[cfg(not(loom))]
+pub mod stats;
 #[cfg(not(loom))]
 mod table;
 #[cfg(not(loom))]
-pub mod vma;
+mod tlb;
 #[cfg(not(loom))]
-pub mod space;
+pub mod vma;
 
 #[cfg(all(test, not(loom)))]
 mod testing;

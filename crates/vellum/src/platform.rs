@@ -3,7 +3,7 @@
 //! Five small traits, all with `&self`, so that several machines live side by side in one process; [`Platform`] is their
 //! sum and is implemented by itself. The engine holds no global state and calls nothing else of its host.
 
-use crate::addr::{PhysAddr, Pfn, VirtRange};
+use crate::addr::{Pfn, PhysAddr, VirtRange};
 
 /// The most CPUs that one machine may have.
 pub const MAX_CPUS: usize = 256;

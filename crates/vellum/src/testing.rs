@@ -33,7 +33,11 @@ impl Host {
         assert!(!arena.is_null());
         let regions: Vec<Region> = regions
             .iter()
-            .map(|(first, count, zeroed)| Region { base: PhysAddr(first * FRAME_SIZE), len: count * FRAME_SIZE, zeroed: *zeroed })
+            .map(|(first, count, zeroed)| Region {
+                base: PhysAddr(first * FRAME_SIZE),
+                len: count * FRAME_SIZE,
+                zeroed: *zeroed,
+            })
             .collect();
         for region in regions.iter().filter(|r| !r.zeroed) {
             // SAFETY: inside the arena just allocated.

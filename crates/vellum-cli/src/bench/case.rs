@@ -71,10 +71,7 @@ impl Op {
 
 /// Reads a folio size in KiB: a power of two from one page to one table's span.
 pub fn parse_folio(text: &str) -> Result<u32, String> {
-    let kib: u32 = text
-        .trim()
-        .parse()
-        .map_err(|_| "a folio size is a whole number of KiB".to_owned())?;
+    let kib: u32 = text.trim().parse().map_err(|_| "a folio size is a whole number of KiB".to_owned())?;
     if kib.is_power_of_two() && (4..=2048).contains(&kib) {
         Ok(kib)
     } else {
@@ -89,11 +86,7 @@ mod tests {
     #[test]
     fn a_region_is_its_folios_times_their_pages() {
         for folio_kib in [4, 16, 64, 2048] {
-            let case = Case {
-                bytes: 64 << 20,
-                folio_kib,
-                huge: false,
-            };
+            let case = Case { bytes: 64 << 20, folio_kib, huge: false };
             assert_eq!(case.folios() * case.pages_per_folio(), case.pages());
             assert_eq!(case.pages() * PAGE, case.bytes);
         }

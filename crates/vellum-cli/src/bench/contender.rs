@@ -55,12 +55,7 @@ pub struct Columns<T> {
 impl<T> Columns<T> {
     /// Each column's value, changed by `f`.
     pub fn map<U>(&self, f: impl Fn(&T) -> U) -> Columns<U> {
-        Columns {
-            floor: f(&self.floor),
-            vellum: f(&self.vellum),
-            page: f(&self.page),
-            linux: f(&self.linux),
-        }
+        Columns { floor: f(&self.floor), vellum: f(&self.vellum), page: f(&self.page), linux: f(&self.linux) }
     }
 }
 
@@ -98,6 +93,17 @@ pub struct Sample {
     /// Share of the region, 0 to 1, that is not mapped the way the case says. Other than zero only where the contender cannot
     /// force it: Linux falls back to small folios when it finds no contiguous memory.
     pub fallback: f64,
+    /// What was counted of the operation; `None` where nobody counts.
+    pub work: Option<Work>,
+}
+
+/// What an operation did that costs something once a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Calls of the TLB's invalidation.
+    pub flushes: u64,
+    /// Runs taken out of page tables.
+    pub runs: u64,
 }
 
 /// Somebody who can do the operations.
@@ -164,9 +170,6 @@ pub enum Skip {
 impl Skip {
     /// A system call failed.
     pub fn system(call: &'static str, error: impl ToString) -> Skip {
-        Skip::System {
-            call,
-            error: error.to_string(),
-        }
+        Skip::System { call, error: error.to_string() }
     }
 }

@@ -17,16 +17,19 @@ use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest};
+use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Access, Config, Cpu, Fast};
+use vellum_sim::{Access, Config, Cpu, Fast, Program};
 
 use super::case::{Case, Op, PAGE, TABLE_SPAN};
-use super::contender::{Column, Contender, Sample, Skip};
-use super::tables::{Tables, Variant, Walker};
+use super::contender::{Column, Contender, Sample, Skip, Work};
+use super::memory;
 use super::shuffle::{SEED, shuffle};
+use super::tables::{Tables, Variant, Walker};
 
-type Space = AddressSpace<'static, Fast, X86_64>;
+/// An address space of the simulated machine.
+pub type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 
 const READ_WRITE: Prot = Prot::READ.union(Prot::WRITE);
 
@@ -59,43 +62,118 @@ impl Engine {
             return Ok(booted);
         }
         // As much again: a machine is not full of one region, and large folios need room to be found in.
-        let memory = 2 * self.bytes + (128 << 20);
-        // A kernel reaches its memory by huge pages, and no memory of it is missing.
-        let sim = Config::new(memory).prefault().host_huge_pages().fast().map_err(|error| Skip::system("mmap", error))?;
-        let sim: &'static Fast = Box::leak(Box::new(sim));
+        let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
         let cpu = sim.cpu(0);
-        let machine = Machine::boot(sim, Default::default()).map_err(|error| Skip::system("boot", error))?;
-        machine.policy().set_global(Knob::Always);
-        let machine = Box::leak(Box::new(machine));
+        let machine = Box::leak(Box::new(boot(sim)?));
         Ok(self.booted.get_or_init(|| Booted { machine, cpu }))
     }
 }
 
 impl Booted {
-    /// An empty space, on a machine whose faults use folios of this size and no other.
-    fn space(&self, folio_kib: u32) -> Result<Space, Skip> {
-        let wanted = (u64::from(folio_kib) << 10).ilog2() - PAGE.ilog2();
-        for order in 1..=HUGE_ORDER {
-            let knob = if u32::from(order) == wanted { Knob::Always } else { Knob::Never };
-            self.machine.policy().set(order, knob);
-        }
-        AddressSpace::new(self.machine, X86_64::four_levels(), GroupId::ROOT, Limits::default())
-            .map_err(|error| Skip::system("new", error))
+    fn space(&self, folio_kib: u32) -> Result<Space<'static>, Skip> {
+        space(self.machine, folio_kib)
     }
 
-    /// Writes a byte in each page of `range`, through the simulated MMU.
-    fn touch(&self, space: &Space, range: VirtRange) -> Result<u64, Skip> {
+    /// Writes a byte in each page of `range`, through the simulated MMU; nanoseconds.
+    fn touch(&self, space: &Space<'_>, range: VirtRange) -> Result<u64, Skip> {
         let program = self.cpu.enter(space);
         let start = Instant::now();
-        program.touch(range, PAGE, Access::Write).map_err(|error| Skip::system("touch", format!("{error:?}")))?;
+        touch(&program, range)?;
         Ok(start.elapsed().as_nanos() as u64)
     }
 }
 
-fn map(space: &Space, bytes: u64) -> Result<VirtRange, Skip> {
+/// A machine with so many CPUs and so many bytes of memory.
+pub fn simulate(cpus: usize, memory: u64) -> Result<Fast, Skip> {
+    memory::enough(memory)?;
+    // A kernel reaches its memory by huge pages, and no memory of it is missing.
+    let sim = Config::new(memory).cpus(cpus).prefault().host_huge_pages().fast();
+    sim.map_err(|error| Skip::system("mmap", error))
+}
+
+/// The engine on it. The thread must be one of its CPUs.
+pub fn boot(sim: &Fast) -> Result<Machine<'_, Fast>, Skip> {
+    let machine = Machine::boot(sim, Default::default()).map_err(|error| Skip::system("boot", error))?;
+    machine.policy().set_global(Knob::Always);
+    Ok(machine)
+}
+
+/// An empty space, on a machine whose faults from now on use folios of this size and no other.
+pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32) -> Result<Space<'m>, Skip> {
+    let wanted = (u64::from(folio_kib) << 10).ilog2() - PAGE.ilog2();
+    for order in 1..=HUGE_ORDER {
+        let knob = if u32::from(order) == wanted { Knob::Always } else { Knob::Never };
+        machine.policy().set(order, knob);
+    }
+    AddressSpace::new(machine, X86_64::four_levels(), GroupId::ROOT, Limits::default())
+        .map_err(|error| Skip::system("new", error))
+}
+
+/// Maps so many bytes.
+pub fn map(space: &Space<'_>, bytes: u64) -> Result<VirtRange, Skip> {
     let request = MapRequest { addr: 0, len: bytes, prot: READ_WRITE, flags: MapFlags::NORESERVE };
     let start = space.map(request).map_err(|error| Skip::system("map", error))?;
     Ok(VirtRange { start, end: start + bytes })
+}
+
+/// Writes a byte in each page of `range`.
+pub fn touch(program: &Program<'_, Fast, Space<'_>>, range: VirtRange) -> Result<(), Skip> {
+    let touched = program.touch(range, PAGE, Access::Write);
+    touched.map(drop).map_err(|error| Skip::system("touch", format!("{error:?}")))
+}
+
+/// Makes the mappings of a touched region what the case says: has each huge folio mapped page by page where they are to be,
+/// as Linux is made to, by a change of one page's rights and back.
+pub fn shape(space: &Space<'_>, range: VirtRange, case: &Case) -> Result<(), Skip> {
+    if case.folio_kib != 2048 || case.huge {
+        return Ok(());
+    }
+    for start in (range.start..range.end).step_by(TABLE_SPAN as usize) {
+        for prot in [Prot::READ, READ_WRITE] {
+            space.protect(start + PAGE, PAGE, prot).map_err(|error| Skip::system("protect", error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Unmaps all of it.
+pub fn unmap(space: &Space<'_>, range: VirtRange) -> Result<(), Skip> {
+    space.unmap(range.start, range.len()).map_err(|error| Skip::system("unmap", error))
+}
+
+/// What the engine has counted, at some moment.
+#[derive(Clone, Copy)]
+pub struct Counted {
+    large: u64,
+    splits: u64,
+    flushes: u64,
+    runs: u64,
+}
+
+impl Counted {
+    /// Now.
+    pub fn now(machine: &Machine<'_, Fast>) -> Counted {
+        Counted {
+            large: machine.counter(Counter::LargeFolios),
+            splits: machine.counter(Counter::HugeSplits),
+            flushes: machine.counter(Counter::Flushes),
+            runs: machine.counter(Counter::RunsCleared),
+        }
+    }
+
+    /// The share of a region touched and shaped between this moment and `later` that is not mapped the way `case` says, 0
+    /// to 1. Counters tell: looking at tables and descriptors would fetch them into the caches, just before the measurement.
+    pub fn fallback(&self, later: &Counted, case: &Case) -> f64 {
+        let share = |folios: u64| folios as f64 / case.folios() as f64;
+        let small = if case.folio_kib == 4 { 0.0 } else { 1.0 - share(later.large - self.large) };
+        let wanted = if case.folio_kib == 2048 && !case.huge { case.folios() } else { 0 };
+        small.max(share(wanted.abs_diff(later.splits - self.splits)))
+    }
+
+    /// What was done between this moment and `later`.
+    fn work(&self, later: &Counted) -> Work {
+        Work { flushes: later.flushes - self.flushes, runs: later.runs - self.runs }
+    }
 }
 
 /// The engine as a contender.
@@ -120,48 +198,24 @@ impl Contender for ByRun {
             space.cap_runs(1);
         }
         let range = map(&space, case.bytes)?;
+        let before = Counted::now(booted.machine);
         let touch_ns = booted.touch(&space, range)?;
-        if case.folio_kib == 2048 && !case.huge {
-            split(&space, range)?;
-        }
-        let fallback = fallback(&space, range, case);
+        shape(&space, range, case)?;
+        let between = Counted::now(booted.machine);
         let op_ns = timed(&booted.cpu, space, range, op)?;
-        Ok(Sample { touch_ns: Some(touch_ns), op_ns, fallback })
+        let after = Counted::now(booted.machine);
+        Ok(Sample {
+            touch_ns: Some(touch_ns),
+            op_ns,
+            fallback: before.fallback(&between, case),
+            work: Some(between.work(&after)),
+        })
     }
-}
-
-/// Has each huge folio of `range` mapped page by page, as Linux is made to: by a change of one page's rights and back.
-fn split(space: &Space, range: VirtRange) -> Result<(), Skip> {
-    for start in (range.start..range.end).step_by(TABLE_SPAN as usize) {
-        for prot in [Prot::READ, READ_WRITE] {
-            space.protect(start + PAGE, PAGE, prot).map_err(|error| Skip::system("protect", error))?;
-        }
-    }
-    Ok(())
-}
-
-/// The share of `range` that is not mapped the way `case` says: entries of another level, or folios that don't begin where
-/// they should.
-fn fallback(space: &Space, range: VirtRange, case: &Case) -> f64 {
-    let level = if case.huge { 2 } else { 1 };
-    let frames = space.machine().frames();
-    let mut right = 0;
-    space.runs(range, |run| {
-        if run.level != level {
-            return;
-        }
-        let first = run.pfn(space.arch());
-        let count = run.frames(space.arch());
-        let order = (u64::from(case.folio_kib) << 10).ilog2() as u8 - PAGE.ilog2() as u8;
-        let folios = (0..count).filter(|i| frames.head(first.add(*i)).1.order() == order);
-        right += folios.count() as u64;
-    });
-    1.0 - right as f64 / case.pages() as f64
 }
 
 /// Nanoseconds of the operation. The CPU is in the space, so that every flush has somebody to reach, except at exit, which
 /// comes after the last CPU has left.
-fn timed(cpu: &Cpu<'static, Fast>, space: Space, range: VirtRange, op: Op) -> Result<u64, Skip> {
+fn timed(cpu: &Cpu<'static, Fast>, space: Space<'_>, range: VirtRange, op: Op) -> Result<u64, Skip> {
     if op == Op::Exit {
         let start = Instant::now();
         drop(space);
@@ -172,7 +226,7 @@ fn timed(cpu: &Cpu<'static, Fast>, space: Space, range: VirtRange, op: Op) -> Re
     let done = match op {
         Op::Dontneed => space.advise(range.start, range.len(), Advise::DontNeed).map_err(|e| Skip::system("advise", e)),
         Op::Protect => space.protect(range.start, range.len(), Prot::READ).map_err(|e| Skip::system("protect", e)),
-        Op::Munmap | Op::Touch | Op::Exit => space.unmap(range.start, range.len()).map_err(|e| Skip::system("unmap", e)),
+        Op::Munmap | Op::Touch | Op::Exit => unmap(&space, range),
     };
     let ns = start.elapsed().as_nanos() as u64;
     done.map(|()| ns)

@@ -83,7 +83,7 @@ pub struct Floor {
 }
 
 /// Bytes written between filling and measuring: several times what the caches of a CPU hold.
-const ELSEWHERE: usize = 256 << 20;
+pub const ELSEWHERE: usize = 256 << 20;
 
 /// Leaves the caches as the touching of a region leaves them. All others write the whole region between the making of an
 /// entry and its end, so what the operation needs comes from memory; entries and descriptors that were filled in a moment
@@ -104,8 +104,9 @@ fn cool(elsewhere: &mut Option<Mapped<u64>>) -> Result<(), Skip> {
 }
 
 /// The memory of one case, kept between its runs.
-struct Arena {
-    case: Case,
+pub struct Arena {
+    /// The case.
+    pub case: Case,
     tables: Mapped<Table>,
     /// A descriptor a frame of the region, then one a table.
     descriptors: Mapped<Descriptor>,
@@ -135,22 +136,15 @@ impl Contender for Floor {
         let freed = arena.perform(op);
         let op_ns = start.elapsed().as_nanos() as u64;
         black_box(freed);
-        Ok(Sample {
-            touch_ns: None,
-            op_ns,
-            fallback: 0.0,
-        })
+        Ok(Sample { touch_ns: None, op_ns, fallback: 0.0, work: None })
     }
 }
 
 impl Arena {
-    fn new(case: &Case) -> rustix::io::Result<Arena> {
+    /// Memory for a case.
+    pub fn new(case: &Case) -> rustix::io::Result<Arena> {
         let tables = (case.bytes / TABLE_SPAN) as usize;
-        let tables = if case.huge {
-            tables.div_ceil(ENTRIES)
-        } else {
-            tables
-        };
+        let tables = if case.huge { tables.div_ceil(ENTRIES) } else { tables };
         Ok(Arena {
             case: *case,
             tables: Mapped::zeroed(tables)?,
@@ -159,7 +153,7 @@ impl Arena {
     }
 
     /// A fresh region: consecutive frames, every folio mapped once in full. Not measured.
-    fn fill(&mut self) {
+    pub fn fill(&mut self) {
         let entries = self.tables.iter_mut().flat_map(|table| table.0.iter_mut());
         let (count, step, leaf) = if self.case.huge {
             (self.case.bytes / TABLE_SPAN, TABLE_SPAN >> 12, LARGE)
@@ -173,16 +167,8 @@ impl Arena {
         let mappings = if self.case.huge { 1 } else { pages };
         for (frame, descriptor) in self.descriptors.iter_mut().enumerate() {
             *descriptor = match frame as u32 % pages {
-                0 => Descriptor {
-                    pages,
-                    references: mappings,
-                    maps: mappings,
-                    ..Descriptor::zeroed()
-                },
-                to_head => Descriptor {
-                    to_head,
-                    ..Descriptor::zeroed()
-                },
+                0 => Descriptor { pages, references: mappings, maps: mappings, ..Descriptor::zeroed() },
+                to_head => Descriptor { to_head, ..Descriptor::zeroed() },
             };
         }
         // Behind the frames of the region lie those of its tables: nothing maps them.
@@ -190,18 +176,14 @@ impl Arena {
     }
 
     /// The measured part. Returns the folios freed, tables among them.
-    fn perform(&mut self, op: Op) -> u64 {
+    pub fn perform(&mut self, op: Op) -> u64 {
         match (op, self.case.huge) {
             (Op::Protect, _) => {
                 write_protect(&mut self.tables);
                 0
             }
             (_, true) => unmap_huge(&mut self.tables, &mut self.descriptors),
-            (_, false) => unmap(
-                &mut self.tables,
-                &mut self.descriptors,
-                self.case.pages() as usize,
-            ),
+            (_, false) => unmap(&mut self.tables, &mut self.descriptors, self.case.pages() as usize),
         }
     }
 }
@@ -227,9 +209,7 @@ fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) ->
                 break;
             };
             // No run reaches beyond its folio, or beyond its table.
-            let limit = (descriptor.pages as usize)
-                .wrapping_sub(to_head)
-                .clamp(1, rest.len());
+            let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
             let run = take_run(&mut rest[..limit], first);
             rest = &mut rest[run..];
 
@@ -315,16 +295,8 @@ mod tests {
     const BYTES: u64 = 8 << 20;
 
     fn cases() -> impl Iterator<Item = Case> {
-        let small = [4, 16, 64, 512, 2048].map(|folio_kib| Case {
-            bytes: BYTES,
-            folio_kib,
-            huge: false,
-        });
-        small.into_iter().chain([Case {
-            bytes: BYTES,
-            folio_kib: 2048,
-            huge: true,
-        }])
+        let small = [4, 16, 64, 512, 2048].map(|folio_kib| Case { bytes: BYTES, folio_kib, huge: false });
+        small.into_iter().chain([Case { bytes: BYTES, folio_kib: 2048, huge: true }])
     }
 
     fn entries(arena: &Arena) -> impl Iterator<Item = u64> {
@@ -339,13 +311,7 @@ mod tests {
                 arena.fill();
                 assert!(entries(&arena).any(|entry| entry != 0));
                 let tables = if case.huge { 0 } else { case.bytes / TABLE_SPAN };
-                assert_eq!(
-                    arena.perform(op),
-                    case.folios() + tables,
-                    "{} {}",
-                    op.name(),
-                    case.label()
-                );
+                assert_eq!(arena.perform(op), case.folios() + tables, "{} {}", op.name(), case.label());
                 assert!(entries(&arena).all(|entry| entry == 0));
                 assert!(arena.descriptors.iter().all(|d| d.references == 0 && d.maps == 0));
             }
@@ -366,19 +332,11 @@ mod tests {
         ];
         let taken = |mut run: [u64; 6]| {
             let length = take_run(&mut run, first);
-            assert!(
-                run[..length].iter().all(|&entry| entry == 0),
-                "what is in the run is cleared"
-            );
+            assert!(run[..length].iter().all(|&entry| entry == 0), "what is in the run is cleared");
             (length, run)
         };
         assert_eq!(taken(run).0, 6, "accessed and dirty are merged, not compared");
-        for (at, other) in [
-            (1, 0),
-            (2, entry(10, ATTRIBUTES)),
-            (3, entry(10, ATTRIBUTES & !WRITE)),
-            (5, 0),
-        ] {
+        for (at, other) in [(1, 0), (2, entry(10, ATTRIBUTES)), (3, entry(10, ATTRIBUTES & !WRITE)), (5, 0)] {
             let mut run = run;
             run[at] = other;
             let (length, after) = taken(run);
@@ -389,28 +347,16 @@ mod tests {
 
     #[test]
     fn a_folio_in_several_runs_is_freed_with_the_last() {
-        let case = Case {
-            bytes: TABLE_SPAN,
-            folio_kib: 64,
-            huge: false,
-        };
+        let case = Case { bytes: TABLE_SPAN, folio_kib: 64, huge: false };
         let mut arena = Arena::new(&case).unwrap();
         arena.fill();
         arena.tables[0].0[5] &= !WRITE;
-        assert_eq!(
-            arena.perform(Op::Munmap),
-            case.folios() + 1,
-            "three runs, one folio"
-        );
+        assert_eq!(arena.perform(Op::Munmap), case.folios() + 1, "three runs, one folio");
         assert!(entries(&arena).all(|entry| entry == 0));
 
         arena.fill();
         arena.tables[0].0[5] = 0;
-        assert_eq!(
-            arena.perform(Op::Munmap),
-            case.folios(),
-            "one page is still mapped somewhere else"
-        );
+        assert_eq!(arena.perform(Op::Munmap), case.folios(), "one page is still mapped somewhere else");
         assert_eq!(arena.descriptors[0].references, 1);
     }
 
@@ -421,11 +367,7 @@ mod tests {
             arena.fill();
             let before: Vec<u64> = entries(&arena).collect();
             arena.perform(Op::Protect);
-            assert!(
-                entries(&arena)
-                    .zip(before)
-                    .all(|(after, before)| after == before & !WRITE)
-            );
+            assert!(entries(&arena).zip(before).all(|(after, before)| after == before & !WRITE));
         }
     }
 }

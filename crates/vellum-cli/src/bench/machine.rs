@@ -24,10 +24,7 @@ impl Machine {
             ("memory", memory()),
             ("kernel", kernel()),
             ("large folios", large_folios()),
-            (
-                "date",
-                humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-            ),
+            ("date", humantime::format_rfc3339_seconds(SystemTime::now()).to_string()),
             ("command", command()),
             ("version", format!("vellum {}", env!("CARGO_PKG_VERSION"))),
         ];
@@ -45,38 +42,26 @@ impl Machine {
 fn cpu_model() -> String {
     let model = procfs::CpuInfo::current().ok().and_then(|info| {
         let names = ["model name", "uarch", "Processor", "cpu model"];
-        names.iter().find_map(|name| {
-            info.get_info(0)
-                .and_then(|cpu| cpu.get(name).map(|model| (*model).to_owned()))
-        })
+        names.iter().find_map(|name| info.get_info(0).and_then(|cpu| cpu.get(name).map(|model| (*model).to_owned())))
     });
     model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 fn memory() -> String {
     let total = procfs::Meminfo::current().map(|info| info.mem_total);
-    total.map_or_else(
-        |_| "unknown".to_owned(),
-        |bytes| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64),
-    )
+    total.map_or_else(|_| "unknown".to_owned(), |bytes| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64))
 }
 
 fn kernel() -> String {
     let uname = rustix::system::uname();
     let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-    format!(
-        "{} {} ({})",
-        text(uname.sysname()),
-        text(uname.release()),
-        text(uname.machine())
-    )
+    format!("{} {} ({})", text(uname.sysname()), text(uname.release()), text(uname.machine()))
 }
 
 /// The settings as they were found: what this machine does when nobody asks.
 fn large_folios() -> String {
     let setting = |file: &str| {
-        super::linux::knobs::read(&std::path::Path::new("/sys/kernel/mm/transparent_hugepage").join(file))
-            .ok()
+        super::linux::knobs::read(&std::path::Path::new("/sys/kernel/mm/transparent_hugepage").join(file)).ok()
     };
     match (setting("enabled"), setting("defrag")) {
         (Some(enabled), Some(defrag)) => format!("enabled={enabled}, defrag={defrag}"),
@@ -86,11 +71,6 @@ fn large_folios() -> String {
 
 /// The command line, by the command's own name: where it was started from is nobody's business.
 fn command() -> String {
-    let args = std::env::args_os()
-        .skip(1)
-        .map(|arg| arg.to_string_lossy().into_owned());
-    std::iter::once("vellum".to_owned())
-        .chain(args)
-        .collect::<Vec<_>>()
-        .join(" ")
+    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    std::iter::once("vellum".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
 }

@@ -4,9 +4,20 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use bytemuck::Zeroable;
+use procfs::Current;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::case::TABLE_SPAN;
+use super::contender::Skip;
+
+/// Whether so many bytes can be had. Asked beforehand: a machine that runs out of memory ends whom it likes.
+pub fn enough(needed: u64) -> Result<(), Skip> {
+    let available = procfs::Meminfo::current().ok().and_then(|info| info.mem_available);
+    match available {
+        Some(available) if available < needed => Err(Skip::Memory { needed: needed >> 20, available: available >> 20 }),
+        _ => Ok(()),
+    }
+}
 
 /// A slice of zeroes in memory of its own, aligned to 2 MiB, on huge pages where the machine gives them.
 ///
@@ -28,32 +39,24 @@ impl<T: Zeroable> Mapped<T> {
         let reserved_bytes = bytes.next_multiple_of(align) + align;
         // SAFETY: no address is asked for, so that nothing that exists is replaced.
         let reserved = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                reserved_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )?
+            mmap_anonymous(std::ptr::null_mut(), reserved_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let start = reserved.wrapping_byte_add(reserved.align_offset(align));
         // SAFETY: the range lies in the mapping just made: at most `align - 1` bytes are skipped in front, and
         // `align` bytes were added. The advice changes no contents. It is a wish: no kernel has to grant it.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
-        let (Some(reserved), Some(start)) = (NonNull::new(reserved.cast()), NonNull::new(start.cast::<T>()))
-        else {
+        let (Some(reserved), Some(start)) = (NonNull::new(reserved.cast()), NonNull::new(start.cast::<T>())) else {
             return Err(rustix::io::Errno::NOMEM);
         };
-        let mut mapped = Mapped {
-            reserved,
-            reserved_bytes,
-            start,
-            len,
-        };
+        let mut mapped = Mapped { reserved, reserved_bytes, start, len };
         // Written once, so that no page fault is left for the measurement.
         mapped.fill_with(T::zeroed);
         Ok(mapped)
     }
 }
+
+// SAFETY: the mapping is this value's alone, and any thread may use and unmap it.
+unsafe impl<T: Zeroable + Send> Send for Mapped<T> {}
 
 impl<T: Zeroable> Deref for Mapped<T> {
     type Target = [T];

@@ -10,7 +10,7 @@
 //! | [`floor`] | the contender that does the least an operation can be |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
 //! | [`linux`] | the contender that is the kernel of this machine |
-//! | [`unmap`], [`tables`] | the benchmarks: cases in, rows out |
+//! | [`unmap`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
 //! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one report. A new
@@ -28,6 +28,7 @@ pub mod report;
 pub mod shuffle;
 pub mod stats;
 pub mod tables;
+pub mod threads;
 pub mod turns;
 pub mod unmap;
 
@@ -49,6 +50,18 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
+    /// Take memory away with several threads at once: does one wait for another?
+    ///
+    /// Each thread maps and touches a region of its own and unmaps it, all together, on a CPU of its own; in one
+    /// address space, and in one each. The scaling is how much more they do in the same time than one thread.
+    Threads {
+        /// What to measure.
+        #[command(flatten)]
+        args: threads::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
     /// Touch and discard a long span of addresses: how many page tables are left behind?
     ///
     /// Touches 2 MiB at a time and discards it at once, over the whole span. Nothing is mapped in the end, so
@@ -66,6 +79,9 @@ pub enum Bench {
         /// What `unmap` measures.
         #[command(flatten)]
         unmap: unmap::Args,
+        /// What `threads` measures besides: no more than `unmap`.
+        #[command(flatten)]
+        threads: threads::Crowd,
         /// What `tables` measures.
         #[command(flatten)]
         tables: tables::Args,
@@ -85,17 +101,19 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             let writer = output.open()?;
             (vec![unmap::section(&args)?], writer)
         }
+        Bench::Threads { args, output } => {
+            let writer = output.open()?;
+            (vec![threads::section(&args)?], writer)
+        }
         Bench::Tables { args, output } => {
             let writer = output.open()?;
             (vec![tables::section(&args)], writer)
         }
-        Bench::All {
-            unmap,
-            tables,
-            output,
-        } => {
+        Bench::All { unmap, threads, tables, output } => {
             let writer = output.open()?;
-            (vec![unmap::section(&unmap)?, tables::section(&tables)], writer)
+            let threads = threads::Args::beside(threads, &unmap);
+            let sections = vec![unmap::section(&unmap)?, threads::section(&threads)?, tables::section(&tables)];
+            (sections, writer)
         }
     };
     writer.write(&report::Report { machine, sections })

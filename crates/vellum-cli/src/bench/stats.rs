@@ -19,11 +19,7 @@ impl Summary {
         sorted.sort_unstable();
         let (&min, &max) = (sorted.first()?, sorted.last()?);
         let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
-        Some(Summary {
-            median: low.midpoint(high),
-            min,
-            max,
-        })
+        Some(Summary { median: low.midpoint(high), min, max })
     }
 }
 
@@ -38,41 +34,10 @@ mod tests {
 
     #[test]
     fn the_median_does_not_depend_on_the_order_or_on_an_outlier() {
-        assert_eq!(
-            Summary::of(&[7]),
-            Some(Summary {
-                median: 7,
-                min: 7,
-                max: 7
-            })
-        );
-        assert_eq!(
-            Summary::of(&[9, 1, 5]),
-            Some(Summary {
-                median: 5,
-                min: 1,
-                max: 9
-            })
-        );
-        assert_eq!(
-            Summary::of(&[5, 1_000_000, 1]),
-            Some(Summary {
-                median: 5,
-                min: 1,
-                max: 1_000_000
-            })
-        );
-        assert_eq!(
-            Summary::of(&[4, 1, 10, 2]),
-            Some(Summary {
-                median: 3,
-                min: 1,
-                max: 10
-            })
-        );
-        assert_eq!(
-            Summary::of(&[u64::MAX, u64::MAX]).map(|s| s.median),
-            Some(u64::MAX)
-        );
+        assert_eq!(Summary::of(&[7]), Some(Summary { median: 7, min: 7, max: 7 }));
+        assert_eq!(Summary::of(&[9, 1, 5]), Some(Summary { median: 5, min: 1, max: 9 }));
+        assert_eq!(Summary::of(&[5, 1_000_000, 1]), Some(Summary { median: 5, min: 1, max: 1_000_000 }));
+        assert_eq!(Summary::of(&[4, 1, 10, 2]), Some(Summary { median: 3, min: 1, max: 10 }));
+        assert_eq!(Summary::of(&[u64::MAX, u64::MAX]).map(|s| s.median), Some(u64::MAX));
     }
 }

@@ -22,11 +22,7 @@ pub struct Args {
 
 fn parse_span(text: &str) -> Result<u64, String> {
     let span = crate::size::parse(text).map_err(|error| error.to_string())?;
-    if span > 0 && span.is_multiple_of(TABLE_SPAN) {
-        Ok(span)
-    } else {
-        Err("not a multiple of 2 MiB".into())
-    }
+    if span > 0 && span.is_multiple_of(TABLE_SPAN) { Ok(span) } else { Err("not a multiple of 2 MiB".into()) }
 }
 
 /// How each 2 MiB are discarded.
@@ -40,18 +36,9 @@ pub struct Variant {
 
 /// In one call, and in pieces in shuffled order.
 pub const VARIANTS: [Variant; 3] = [
-    Variant {
-        name: "2m",
-        piece: 2 << 20,
-    },
-    Variant {
-        name: "1m",
-        piece: 1 << 20,
-    },
-    Variant {
-        name: "64k",
-        piece: 64 << 10,
-    },
+    Variant { name: "2m", piece: 2 << 20 },
+    Variant { name: "1m", piece: 1 << 20 },
+    Variant { name: "64k", piece: 64 << 10 },
 ];
 
 /// Memory in page tables, in KiB.
@@ -77,16 +64,8 @@ struct Linux;
 
 impl Walker for Linux {
     fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip> {
-        let spans::PageTables {
-            start_kb,
-            peak_kb,
-            end_kb,
-        } = spans::measure(span, variant.piece, progress)?;
-        Ok(Tables {
-            end_kb,
-            peak_kb,
-            start_kb,
-        })
+        let spans::PageTables { start_kb, peak_kb, end_kb } = spans::measure(span, variant.piece, progress)?;
+        Ok(Tables { end_kb, peak_kb, start_kb })
     }
 }
 
@@ -139,8 +118,7 @@ impl Row {
     }
 
     fn line(&self) -> Vec<Value> {
-        let kb =
-            |kb: Option<u64>| kb.map_or(Value::None, |kb| Value::Text(format!("{} kB", show::grouped(kb))));
+        let kb = |kb: Option<u64>| kb.map_or(Value::None, |kb| Value::Text(format!("{} kB", show::grouped(kb))));
         let (vellum, linux) = (self.vellum(), self.linux());
         let ratio = vellum.zip(linux).filter(|(vellum, _)| vellum.end_kb > 0);
         vec![
@@ -149,9 +127,7 @@ impl Row {
             kb(vellum.map(|tables| tables.peak_kb)),
             kb(linux.map(|tables| tables.end_kb)),
             kb(linux.map(|tables| tables.peak_kb)),
-            ratio.map_or(Value::None, |(v, l)| {
-                Value::Text(show::ratio(l.end_kb as f64 / v.end_kb as f64))
-            }),
+            ratio.map_or(Value::None, |(v, l)| Value::Text(show::ratio(l.end_kb as f64 / v.end_kb as f64))),
         ]
     }
 }
@@ -161,12 +137,11 @@ pub fn section(args: &Args) -> Section {
     const STEPS: u64 = 1000;
     let progress = Progress::new(2 * STEPS * VARIANTS.len() as u64);
     let rows = VARIANTS.map(|variant| {
-        let mut turn = |name: &str, walker: &mut dyn Walker| {
+        let turn = |name: &str, walker: &mut dyn Walker| {
             let before = progress.steps();
             progress.say(format!("tables {} {name}", variant.name));
-            let tables = walker.walk(args.span, variant, &mut |done| {
-                progress.at(before + (done * STEPS as f64) as u64)
-            });
+            let tables =
+                walker.walk(args.span, variant, &mut |done| progress.at(before + (done * STEPS as f64) as u64));
             progress.at(before + STEPS);
             tables
         };
@@ -183,14 +158,7 @@ pub fn section(args: &Args) -> Section {
 
 fn tell(rows: &[Row]) -> Section {
     let span = rows.first().map_or(0, |row| row.span);
-    let head = [
-        "discarded by",
-        "vellum",
-        "vellum peak",
-        "linux",
-        "linux peak",
-        "linux / vellum",
-    ];
+    let head = ["discarded by", "vellum", "vellum peak", "linux", "linux peak", "linux / vellum"];
     Section {
         id: "tables",
         title: format!("Page tables left after {} of touch and discard", crate::size::show(span)),
@@ -224,19 +192,10 @@ fn tell(rows: &[Row]) -> Section {
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut notes: Vec<String> = rows
         .iter()
-        .filter_map(|row| {
-            Some(format!(
-                "linux not measured for {}: {}.",
-                row.variant.name,
-                row.linux.as_ref().err()?
-            ))
-        })
+        .filter_map(|row| Some(format!("linux not measured for {}: {}.", row.variant.name, row.linux.as_ref().err()?)))
         .collect();
     if let Some(tables) = rows.iter().find_map(Row::linux) {
-        notes.push(format!(
-            "Before the walk, the Linux process has {} kB of page tables.",
-            tables.start_kb
-        ));
+        notes.push(format!("Before the walk, the Linux process has {} kB of page tables.", tables.start_kb));
     }
     notes
 }
@@ -247,17 +206,8 @@ mod tests {
 
     #[test]
     fn the_json_of_a_row_has_these_keys_and_no_others() {
-        let tables = Tables {
-            end_kb: 240,
-            peak_kb: 248,
-            start_kb: 40,
-        };
-        let row = |linux| Row {
-            variant: VARIANTS[1],
-            span: 2 << 20,
-            vellum: Err(Skip::Busy),
-            linux,
-        };
+        let tables = Tables { end_kb: 240, peak_kb: 248, start_kb: 40 };
+        let row = |linux| Row { variant: VARIANTS[1], span: 2 << 20, vellum: Err(Skip::Busy), linux };
         let mut expected = serde_json::json!({
             "bench": "tables", "variant": "1m", "span": 2 << 20,
             "vellum_kb": null, "vellum_peak_kb": null,
@@ -273,10 +223,6 @@ mod tests {
 
     #[test]
     fn every_piece_divides_a_table() {
-        assert!(
-            VARIANTS
-                .iter()
-                .all(|variant| TABLE_SPAN.is_multiple_of(variant.piece))
-        );
+        assert!(VARIANTS.iter().all(|variant| TABLE_SPAN.is_multiple_of(variant.piece)));
     }
 }

@@ -4,7 +4,7 @@
 //! would each get their own weather. So they alternate, run by run, and share it.
 
 use super::case::{Case, Op};
-use super::contender::{Columns, Contender, Skip};
+use super::contender::{Columns, Contender, Skip, Work};
 use super::progress::Progress;
 
 /// What the runs of one contender on one case and operation gave.
@@ -16,6 +16,8 @@ pub struct Outcome {
     pub touches: Vec<u64>,
     /// The worst share of the region that was not mapped as the case says.
     pub fallback: f64,
+    /// What was counted of the last operation.
+    pub work: Option<Work>,
     /// Why there are no (more) samples.
     pub skip: Option<Skip>,
 }
@@ -34,12 +36,7 @@ pub fn take(
     }
     for _ in 0..runs {
         for contender in contenders.iter_mut() {
-            progress.say(format!(
-                "{} {} {}",
-                op.name(),
-                case.label(),
-                contender.column().name()
-            ));
+            progress.say(format!("{} {} {}", op.name(), case.label(), contender.column().name()));
             let outcome = &mut outcomes[contender.column()];
             if outcome.skip.is_none() {
                 match contender.run(case, op) {
@@ -47,6 +44,7 @@ pub fn take(
                         outcome.ops.push(sample.op_ns);
                         outcome.touches.extend(sample.touch_ns);
                         outcome.fallback = outcome.fallback.max(sample.fallback);
+                        outcome.work = sample.work;
                     }
                     Err(skip) => outcome.skip = Some(skip),
                 }
@@ -83,11 +81,7 @@ mod tests {
             if self.skip_at == Some(self.runs) {
                 return Err(Skip::Busy);
             }
-            Ok(Sample {
-                touch_ns: Some(1),
-                op_ns: self.runs,
-                fallback: 0.5 / self.runs as f64,
-            })
+            Ok(Sample { touch_ns: Some(1), op_ns: self.runs, fallback: 0.5 / self.runs as f64, work: None })
         }
     }
 
@@ -95,19 +89,10 @@ mod tests {
     fn contenders_alternate_and_who_skips_is_not_asked_again() {
         let log = Rc::new(RefCell::new(Vec::new()));
         let scripted = |column, skip_at| -> Box<dyn Contender> {
-            Box::new(Scripted {
-                column,
-                skip_at,
-                runs: 0,
-                log: log.clone(),
-            })
+            Box::new(Scripted { column, skip_at, runs: 0, log: log.clone() })
         };
         let mut contenders = [scripted(Column::Floor, None), scripted(Column::Linux, Some(2))];
-        let case = Case {
-            bytes: 2 << 20,
-            folio_kib: 4,
-            huge: false,
-        };
+        let case = Case { bytes: 2 << 20, folio_kib: 4, huge: false };
         let outcomes = take(&mut contenders, &case, Op::Munmap, 3, &Progress::new(6));
 
         use Column::{Floor, Linux};

@@ -30,23 +30,14 @@ pub fn story(lab: &Lab) -> Checked {
             write(first(4 * step))?;
             one_entry(&space, step)
         })?;
-        println!(
-            "  entries of {} KiB: accessed by a read, dirty by a write, kept when rights change",
-            step >> 10
-        );
+        println!("  entries of {} KiB: accessed by a read, dirty by a write, kept when rights change", step >> 10);
     }
     Ok(())
 }
 
 /// The second of four entries, which all belong to one run.
 fn one_entry(space: &Space, step: u64) -> Checked {
-    let (all, page) = (
-        first(4 * step),
-        VirtRange {
-            start: BASE + step,
-            end: BASE + 2 * step,
-        },
-    );
+    let (all, page) = (first(4 * step), VirtRange { start: BASE + step, end: BASE + 2 * step });
     let runs = each_run(space, all, |_| Ok(()))?;
     let clear = || {
         clear_bits(space, page.start)?;
@@ -77,19 +68,11 @@ fn one_entry(space: &Space, step: u64) -> Checked {
 
 fn expect_bits(space: &Space, page: VirtRange, bits: Attrs) -> Checked {
     each_run(space, page, |run| {
-        expect(
-            format_args!("bits of {:#x}", run.va),
-            run.attrs(space.arch()) & Attrs::HARDWARE,
-            bits,
-        )
+        expect(format_args!("bits of {:#x}", run.va), run.attrs(space.arch()) & Attrs::HARDWARE, bits)
     })?;
     let usage = space.usage(page);
     let bytes = |bit| if bits.contains(bit) { page.len() } else { 0 };
-    expect(
-        "usage",
-        (usage.referenced, usage.dirty),
-        (bytes(Attrs::ACCESSED), bytes(Attrs::DIRTY)),
-    )
+    expect("usage", (usage.referenced, usage.dirty), (bytes(Attrs::ACCESSED), bytes(Attrs::DIRTY)))
 }
 
 /// Clears both bits in the entry for an address that may be written: down the tables as the processor goes, by Intel's
@@ -103,11 +86,7 @@ fn clear_bits(space: &Space, address: u64) -> Checked {
         let raw = unsafe { entry.read_volatile() };
         // Until there is a user mode nothing else notices an entry that keeps it out.
         let rights = PRESENT | WRITABLE | USER;
-        expect(
-            format_args!("rights at level {}", level + 1),
-            raw & rights,
-            rights,
-        )?;
+        expect(format_args!("rights at level {}", level + 1), raw & rights, rights)?;
         if level == 0 || raw & LARGE != 0 {
             // SAFETY: as above. Nobody changes the entry meanwhile, but for the processor, whose bits these are.
             unsafe { entry.write_volatile(raw & !(ACCESSED | DIRTY)) };

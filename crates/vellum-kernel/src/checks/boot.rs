@@ -15,21 +15,9 @@ pub fn story(lab: &Lab) -> Checked {
         "  {} frames: {} of descriptors and caches, {} kept by the engine, {} free in {} blocks",
         audit.usable, audit.metadata, audit.used, audit.free, audit.blocks
     );
-    expect(
-        "all but the metadata",
-        audit.usable - audit.metadata,
-        frames.total(),
-    )?;
-    expect(
-        "metadata is less than a hundredth",
-        audit.metadata * 100 < audit.usable,
-        true,
-    )?;
-    expect(
-        "the engine itself is small, but for the zeros",
-        audit.used - zeros(lab.machine) < 16,
-        true,
-    )?;
+    expect("all but the metadata", audit.usable - audit.metadata, frames.total())?;
+    expect("metadata is less than a hundredth", audit.metadata * 100 < audit.usable, true)?;
+    expect("the engine itself is small, but for the zeros", audit.used - zeros(lab.machine) < 16, true)?;
     churn(lab)
 }
 
@@ -43,12 +31,7 @@ fn churn(lab: &Lab) -> Checked {
     }
     for page in pages(first(BYTES)) {
         for space in &spaces {
-            run_in(space, || {
-                write(VirtRange {
-                    start: page,
-                    end: page + FRAME_SIZE,
-                })
-            })?;
+            run_in(space, || write(VirtRange { start: page, end: page + FRAME_SIZE }))?;
         }
     }
     let full = audit(lab.machine)?;
@@ -60,16 +43,9 @@ fn churn(lab: &Lab) -> Checked {
     let half = audit(lab.machine)?;
     expect("frames freed", half.free - full.free, freed)?;
     run_in(&stays, || expect_written(first(BYTES)))?;
-    println!(
-        "  two spaces in turn: one gone, {freed} frames freed, {} free blocks",
-        half.blocks
-    );
+    println!("  two spaces in turn: one gone, {freed} frames freed, {} free blocks", half.blocks);
     drop(stays);
-    expect(
-        "frames freed in all",
-        audit(lab.machine)?.free - full.free,
-        2 * freed,
-    )?;
+    expect("frames freed in all", audit(lab.machine)?.free - full.free, 2 * freed)?;
     Ok(())
 }
 
@@ -96,10 +72,7 @@ fn audit(machine: &Machine) -> Checked<Audit> {
     frames.drain();
     let (mut audit, mut blocks) = (Audit::default(), [0; MAX_ORDER as usize + 1]);
     for region in machine.platform().regions() {
-        let (mut pfn, end) = (
-            region.base.pfn().0,
-            ((region.base.0 + region.len) >> FRAME_SHIFT) as u32,
-        );
+        let (mut pfn, end) = (region.base.pfn().0, ((region.base.0 + region.len) >> FRAME_SHIFT) as u32);
         audit.usable += u64::from(end - pfn);
         while pfn < end {
             let frame = frames.frame(Pfn(pfn));
@@ -112,13 +85,8 @@ fn audit(machine: &Machine) -> Checked<Audit> {
                     audit.blocks += 1;
                     let buddy = frames.get(Pfn(pfn ^ 1 << order));
                     let merged = order == MAX_ORDER
-                        || buddy
-                            .is_none_or(|buddy| (buddy.kind(), buddy.order()) != (FrameKind::Free, order));
-                    expect(
-                        format_args!("block {pfn:#x} of order {order} is merged"),
-                        merged,
-                        true,
-                    )?;
+                        || buddy.is_none_or(|buddy| (buddy.kind(), buddy.order()) != (FrameKind::Free, order));
+                    expect(format_args!("block {pfn:#x} of order {order} is merged"), merged, true)?;
                 }
                 _ => audit.used += 1 << order,
             }

@@ -14,16 +14,7 @@ pub fn story(lab: &Lab) -> Checked {
     lab.use_folios(HUGE_ORDER);
     let space = lab.space()?;
     let (lowest, end) = (Limits::default().lowest, space.arch().user_end());
-    let edges = [
-        VirtRange {
-            start: lowest,
-            end: lowest + HUGE,
-        },
-        VirtRange {
-            start: end - HUGE,
-            end,
-        },
-    ];
+    let edges = [VirtRange { start: lowest, end: lowest + HUGE }, VirtRange { start: end - HUGE, end }];
     run_in(&space, || {
         let mut tally = lab.tally();
         for range in edges {
@@ -38,52 +29,19 @@ pub fn story(lab: &Lab) -> Checked {
 
         // Beyond: the first pages, the last page below the kernel's half, and the kernel.
         for address in [0, lowest - 8, end, end + FRAME_SIZE, 0u64.wrapping_sub(HUGE)] {
-            expect(
-                format_args!("read of {address:#x}"),
-                load(address),
-                Err(FaultError::Unmapped(address)),
-            )?;
-            expect(
-                format_args!("write to {address:#x}"),
-                store(address, 1),
-                Err(FaultError::Unmapped(address)),
-            )?;
+            expect(format_args!("read of {address:#x}"), load(address), Err(FaultError::Unmapped(address)))?;
+            expect(format_args!("write to {address:#x}"), store(address, 1), Err(FaultError::Unmapped(address)))?;
         }
-        for (addr, error) in [
-            (lowest - FRAME_SIZE, MapError::TooLow(lowest - FRAME_SIZE)),
-            (end, MapError::OutOfRange),
-        ] {
-            let request = MapRequest {
-                addr,
-                len: FRAME_SIZE,
-                prot: RW,
-                flags: MapFlags::FIXED,
-            };
+        for (addr, error) in [(lowest - FRAME_SIZE, MapError::TooLow(lowest - FRAME_SIZE)), (end, MapError::OutOfRange)]
+        {
+            let request = MapRequest { addr, len: FRAME_SIZE, prot: RW, flags: MapFlags::FIXED };
             expect(format_args!("map {addr:#x}"), space.map(request), Err(error))?;
         }
         // The engine's choice: as high as possible, and where huge pages fit.
-        let request = MapRequest {
-            addr: 0,
-            len: HUGE,
-            prot: RW,
-            flags: MapFlags::empty(),
-        };
+        let request = MapRequest { addr: 0, len: HUGE, prot: RW, flags: MapFlags::empty() };
         let start = must("map anywhere", space.map(request))?;
-        let (chosen, highest) = (
-            VirtRange {
-                start,
-                end: start + HUGE,
-            },
-            end + FRAME_SIZE - 2 * HUGE,
-        );
-        expect(
-            "the highest huge page that is free",
-            chosen,
-            VirtRange {
-                start: highest - HUGE,
-                end: highest,
-            },
-        )?;
+        let (chosen, highest) = (VirtRange { start, end: start + HUGE }, end + FRAME_SIZE - 2 * HUGE);
+        expect("the highest huge page that is free", chosen, VirtRange { start: highest - HUGE, end: highest })?;
         write(chosen)?;
         expect("huge folios", tally.since(LargeFolios), 1)?;
         expect_written(chosen)?;

@@ -23,10 +23,7 @@ pub fn expect<T: PartialEq + Debug>(what: impl Display, found: T, expected: T) -
     if found == expected {
         return Ok(());
     }
-    println!(
-        "FAILED: {what}\n  expected {expected:?}\n  found    {found:?}\n  at {}",
-        Location::caller()
-    );
+    println!("FAILED: {what}\n  expected {expected:?}\n  found    {found:?}\n  at {}", Location::caller());
     Err(Failed)
 }
 
@@ -70,18 +67,9 @@ impl Lab {
     /// The group: its charge, its list of anonymous folios, and its folios that wait to be split.
     #[track_caller]
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
-        let usage = must(
-            "read the group's usage",
-            self.machine.groups().usage(self.machine.frames(), self.group),
-        )?;
+        let usage = must("read the group's usage", self.machine.groups().usage(self.machine.frames(), self.group))?;
         let GroupUsage { peak, limit, .. } = usage;
-        let expected = GroupUsage {
-            charged,
-            peak,
-            limit,
-            lru: [listed, 0],
-            deferred,
-        };
+        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0], deferred };
         expect("the group", usage, expected)
     }
 }
@@ -119,11 +107,7 @@ impl Tally {
     #[track_caller]
     pub fn expect(&mut self, what: &str, changes: &[(Counter, u64)]) -> Checked {
         for counter in ALL_COUNTERS {
-            let expected = changes
-                .iter()
-                .filter(|(c, _)| *c == counter)
-                .map(|(_, n)| n)
-                .sum();
+            let expected = changes.iter().filter(|(c, _)| *c == counter).map(|(_, n)| n).sum();
             expect(format_args!("{what}: {counter:?}"), self.since(counter), expected)?;
         }
         self.1 = counters(self.0);

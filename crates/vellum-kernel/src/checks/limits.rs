@@ -44,15 +44,8 @@ fn limit(lab: &Lab) -> Checked {
         lab.expect_group(LIMIT, touched, 0)?;
         expect("resident", space.stats().anon, touched << FRAME_SHIFT)?;
         let faults = 1 + (touched - HUGE_PAGES) + 1;
-        tally.expect(
-            "touched",
-            &[
-                (Faults, faults),
-                (LargeFolios, 1),
-                (LargeFallbacks, 1),
-                (TablesBorn, tables - 1),
-            ],
-        )?;
+        tally
+            .expect("touched", &[(Faults, faults), (LargeFolios, 1), (LargeFallbacks, 1), (TablesBorn, tables - 1)])?;
         must("lift the limit", groups.set_limit(lab.group, LIMIT + 1))?;
         let next = BASE + (touched << FRAME_SHIFT);
         must("one page more", store(next + word_of(next), pattern(next)))?;
@@ -78,11 +71,7 @@ fn exhaustion(lab: &Lab) -> Checked {
         expect("at most a frame left", frames.free_frames() <= 1, true)?;
         let tables = (space.stats().tables >> FRAME_SHIFT) - tables;
         expect("where it all is", touched + tables + frames.free_frames(), free)?;
-        expect(
-            "some huge, some not",
-            tally.since(LargeFolios) * 512 < touched,
-            true,
-        )?;
+        expect("some huge, some not", tally.since(LargeFolios) * 512 < touched, true)?;
         println!(
             "  all memory: {touched} pages touched, {} huge, {} fallbacks, the next one refused",
             tally.since(LargeFolios),

@@ -27,39 +27,25 @@ pub fn map(space: &Space, range: VirtRange, prot: Prot) -> Checked {
 #[track_caller]
 pub fn map_with(space: &Space, range: VirtRange, prot: Prot, flags: MapFlags) -> Checked {
     let flags = flags | MapFlags::FIXED_NOREPLACE;
-    let request = MapRequest {
-        addr: range.start,
-        len: range.len(),
-        prot,
-        flags,
-    };
+    let request = MapRequest { addr: range.start, len: range.len(), prot, flags };
     expect(format_args!("map {range:?}"), space.map(request), Ok(range.start))
 }
 
 /// Unmaps what is there.
 #[track_caller]
 pub fn unmap(space: &Space, range: VirtRange) -> Checked {
-    must(
-        format_args!("unmap {range:?}"),
-        space.unmap(range.start, range.len()),
-    )
+    must(format_args!("unmap {range:?}"), space.unmap(range.start, range.len()))
 }
 
 /// Changes what may be done there.
 #[track_caller]
 pub fn protect(space: &Space, range: VirtRange, prot: Prot) -> Checked {
-    must(
-        format_args!("protect {range:?}"),
-        space.protect(range.start, range.len(), prot),
-    )
+    must(format_args!("protect {range:?}"), space.protect(range.start, range.len(), prot))
 }
 
 /// The addresses from [`BASE`] on.
 pub fn first(bytes: u64) -> VirtRange {
-    VirtRange {
-        start: BASE,
-        end: BASE + bytes,
-    }
+    VirtRange { start: BASE, end: BASE + bytes }
 }
 
 /// The pages of a range.

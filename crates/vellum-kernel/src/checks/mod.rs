@@ -59,24 +59,14 @@ const STORIES: [Story; 10] = [
 /// Checks all stories, or those whose name is given.
 pub fn run(machine: &'static Machine, only: &str) -> Checked {
     let groups = machine.groups();
-    let stories = || {
-        STORIES
-            .iter()
-            .filter(|(name, _)| only.is_empty() || *name == only)
-    };
+    let stories = || STORIES.iter().filter(|(name, _)| only.is_empty() || *name == only);
     expect("there is such a story", stories().count() > 0, true)?;
     // The engine keeps the memory of a group for the next one: have it taken before anything is compared.
-    let group = must(
-        "create a group",
-        groups.create(machine.frames(), GroupId::ROOT, u64::MAX),
-    )?;
+    let group = must("create a group", groups.create(machine.frames(), GroupId::ROOT, u64::MAX))?;
     must("remove it", groups.remove(machine.frames(), group))?;
     for (name, story) in stories() {
         let before = Baseline::of(machine);
-        let group = must(
-            "create a group",
-            groups.create(machine.frames(), GroupId::ROOT, u64::MAX),
-        )?;
+        let group = must("create a group", groups.create(machine.frames(), GroupId::ROOT, u64::MAX))?;
         println!("{name}");
         story(&Lab { machine, group })?;
         // Refused if anything is still charged to it.
@@ -84,11 +74,7 @@ pub fn run(machine: &'static Machine, only: &str) -> Checked {
         expect("memory after the story", Baseline::of(machine), before)?;
     }
     let counts = |counter| machine.counter(counter);
-    expect(
-        "tables freed",
-        counts(Counter::TablesFreed),
-        counts(Counter::TablesBorn),
-    )?;
+    expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesBorn))?;
     println!(
         "all is back: {} frames free; {} faults, {} pages unmapped in {} runs, {} invalidations, {} tables came and went",
         machine.frames().free_frames(),

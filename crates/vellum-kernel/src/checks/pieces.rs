@@ -3,8 +3,8 @@
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{
-    BASE, HUGE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map,
-    protect, stats, unmap, write, written,
+    BASE, HUGE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map, protect,
+    stats, unmap, write, written,
 };
 use crate::println;
 use crate::user::{Space, load, run_in, store};
@@ -17,20 +17,11 @@ use vellum::vma::Prot;
 /// Three huge pages.
 const BYTES: u64 = 3 * HUGE;
 /// What is unmapped: the middle half of the second.
-const HOLE: VirtRange = VirtRange {
-    start: BASE + HUGE + HUGE / 4,
-    end: BASE + HUGE + HUGE * 3 / 4,
-};
+const HOLE: VirtRange = VirtRange { start: BASE + HUGE + HUGE / 4, end: BASE + HUGE + HUGE * 3 / 4 };
 /// What is made read-only: the second half of the first.
-const FIXED: VirtRange = VirtRange {
-    start: BASE + HUGE / 2,
-    end: BASE + HUGE,
-};
+const FIXED: VirtRange = VirtRange { start: BASE + HUGE / 2, end: BASE + HUGE };
 /// What is not needed: the last page of the third.
-const UNNEEDED: VirtRange = VirtRange {
-    start: BASE + BYTES - FRAME_SIZE,
-    end: BASE + BYTES,
-};
+const UNNEEDED: VirtRange = VirtRange { start: BASE + BYTES - FRAME_SIZE, end: BASE + BYTES };
 
 pub fn story(lab: &Lab) -> Checked {
     lab.use_folios(HUGE_ORDER);
@@ -47,10 +38,7 @@ pub fn story(lab: &Lab) -> Checked {
 
 /// Everything written that the hole has not taken, up to an end.
 fn expect_rest(end: u64) -> Checked {
-    expect_written(VirtRange {
-        start: BASE,
-        end: HOLE.start,
-    })?;
+    expect_written(VirtRange { start: BASE, end: HOLE.start })?;
     expect_written(VirtRange { start: HOLE.end, end })
 }
 
@@ -63,14 +51,7 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     // One invalidation for the split, one for what was unmapped.
     tally.expect(
         "hole made",
-        &[
-            (HugeSplits, 1),
-            (TablesBorn, 1),
-            (Flushes, 2),
-            (RunsCleared, 1),
-            (PagesCleared, frames),
-            (SplitDeferred, 1),
-        ],
+        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, frames), (SplitDeferred, 1)],
     )?;
     expect_no_load(HOLE, FaultError::Unmapped)?;
     expect_no_store(HOLE, FaultError::Unmapped)?;
@@ -86,16 +67,10 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     // The folio stays whole until somebody splits it: a table and an area's worth of memory more, and nothing less.
     expect("frames free", free - lab.machine.frames().free_frames(), 1)?;
     let tables = tables_between(space) + 2;
-    let stats = SpaceStats {
-        areas: 2,
-        peak: BYTES,
-        ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables)
-    };
+    let stats = SpaceStats { areas: 2, peak: BYTES, ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables) };
     expect("the space", space.stats(), stats)?;
     lab.expect_group((BYTES >> FRAME_SHIFT) + tables, BYTES >> FRAME_SHIFT, 1)?;
-    println!(
-        "  {frames} pages out of the middle of a huge one: split once, unmapped in 1 run, 1 folio deferred"
-    );
+    println!("  {frames} pages out of the middle of a huge one: split once, unmapped in 1 run, 1 folio deferred");
     Ok(())
 }
 
@@ -106,10 +81,7 @@ fn make_read_only(lab: &Lab, space: &Space) -> Checked {
     protect(space, FIXED, Prot::READ)?;
     tally.expect("protected", &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2)])?;
     expect_no_store(FIXED, FaultError::Denied)?;
-    write(VirtRange {
-        start: BASE,
-        end: FIXED.start,
-    })?;
+    write(VirtRange { start: BASE, end: FIXED.start })?;
     tally.expect("written beside it", &[(Faults, frames)])?;
     expect_rest(first(BYTES).end)?;
     tally.expect("the rest read", &[])?;
@@ -119,20 +91,10 @@ fn make_read_only(lab: &Lab, space: &Space) -> Checked {
 
 fn drop_one_page(lab: &Lab, space: &Space) -> Checked {
     let mut tally = lab.tally();
-    must(
-        "DONTNEED",
-        space.advise(UNNEEDED.start, UNNEEDED.len(), Advise::DontNeed),
-    )?;
+    must("DONTNEED", space.advise(UNNEEDED.start, UNNEEDED.len(), Advise::DontNeed))?;
     tally.expect(
         "not needed",
-        &[
-            (HugeSplits, 1),
-            (TablesBorn, 1),
-            (Flushes, 2),
-            (RunsCleared, 1),
-            (PagesCleared, 1),
-            (SplitDeferred, 1),
-        ],
+        &[(HugeSplits, 1), (TablesBorn, 1), (Flushes, 2), (RunsCleared, 1), (PagesCleared, 1), (SplitDeferred, 1)],
     )?;
     expect_zeros(UNNEEDED)?;
     tally.expect("zeros read", &[(Faults, 1)])?;

@@ -2,8 +2,8 @@
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{
-    BASE, HUGE, RW, each_run, expect_no_load, expect_written, first, map, pages, pattern, stats, unmap,
-    word_of, written,
+    BASE, HUGE, RW, each_run, expect_no_load, expect_written, first, map, pages, pattern, stats, unmap, word_of,
+    written,
 };
 use crate::clock::{counts_instructions, ticks};
 use crate::paging::phys_to_virt;
@@ -37,10 +37,7 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
     let free = frames.free_frames();
     touch()?;
     let large = if order > 0 { folios } else { 0 };
-    tally.expect(
-        "touched",
-        &[(Faults, folios), (LargeFolios, large), (TablesBorn, born)],
-    )?;
+    tally.expect("touched", &[(Faults, folios), (LargeFolios, large), (TablesBorn, born)])?;
     expect("frames taken", free - frames.free_frames(), PAGES + born)?;
     expect("the space", space.stats(), stats(BYTES, BYTES, born + 1))?;
     lab.expect_group(PAGES + born + 1, PAGES, 0)?;
@@ -61,22 +58,9 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
     let cost = ticks() - start;
     tally.expect(
         "unmapped",
-        &[
-            (RunsCleared, runs),
-            (PagesCleared, PAGES),
-            (FoliosFreed, folios),
-            (Flushes, 1),
-            (TablesFreed, born),
-        ],
+        &[(RunsCleared, runs), (PagesCleared, PAGES), (FoliosFreed, folios), (Flushes, 1), (TablesFreed, born)],
     )?;
-    expect(
-        "the space",
-        space.stats(),
-        vellum::space::SpaceStats {
-            peak: BYTES,
-            ..stats(0, 0, 1)
-        },
-    )?;
+    expect("the space", space.stats(), vellum::space::SpaceStats { peak: BYTES, ..stats(0, 0, 1) })?;
     lab.expect_group(1, 0, 0)?;
     // The TLB knew the last pages of it.
     expect_no_load(range, FaultError::Unmapped)?;
@@ -87,16 +71,9 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
 /// A word is written to each page, and the others are zero, those at both ends for example.
 fn touch() -> Checked {
     pages(first(BYTES)).try_for_each(|page| {
-        must(
-            format_args!("write to {page:#x}"),
-            store(page + word_of(page), pattern(page)),
-        )?;
+        must(format_args!("write to {page:#x}"), store(page + word_of(page), pattern(page)))?;
         expect(format_args!("first word of {page:#x}"), load(page), Ok(0))?;
-        expect(
-            format_args!("last word of {page:#x}"),
-            load(page + FRAME_SIZE - 8),
-            Ok(0),
-        )
+        expect(format_args!("last word of {page:#x}"), load(page + FRAME_SIZE - 8), Ok(0))
     })
 }
 
@@ -113,33 +90,14 @@ fn soil() -> Checked {
 fn check_run(lab: &Lab, space: &Space, run: &Run, order: u8) -> Checked {
     let arch = space.arch();
     expect("level", run.level, if order == HUGE_ORDER { 2 } else { 1 })?;
-    expect(
-        format_args!("attributes at {:#x}", run.va),
-        run.attrs(arch),
-        written(),
-    )?;
+    expect(format_args!("attributes at {:#x}", run.va), run.attrs(arch), written())?;
     for (page, pfn) in pages(run.range(arch)).zip(run.pfn(arch).0..) {
         let (head, folio) = lab.machine.frames().head(Pfn(pfn));
-        let expected = (
-            FrameKind::Folio,
-            order,
-            Counts {
-                refs: 1 << order,
-                maps: 1 << order,
-            },
-        );
-        expect(
-            format_args!("folio {head:?}"),
-            (folio.kind(), folio.order(), folio.counts()),
-            expected,
-        )?;
+        let expected = (FrameKind::Folio, order, Counts { refs: 1 << order, maps: 1 << order });
+        expect(format_args!("folio {head:?}"), (folio.kind(), folio.order(), folio.counts()), expected)?;
         // SAFETY: a word of a frame that a user page is mapped to; nobody has a reference to it.
         let word = unsafe { phys_to_virt::<u64>(Pfn(pfn).addr().0 + word_of(page)).read() };
-        expect(
-            format_args!("frame {pfn:#x}, mapped at {page:#x}"),
-            word,
-            pattern(page),
-        )?;
+        expect(format_args!("frame {pfn:#x}, mapped at {page:#x}"), word, pattern(page))?;
     }
     Ok(())
 }
@@ -150,11 +108,7 @@ fn print(order: u8, folios: u64, tables: u64, runs: u64, cost: u64) {
         "  {size:>4} KiB: {PAGES} pages by {folios} faults, {tables} tables; unmapped in {runs} runs, 1 invalidation"
     ));
     if counts_instructions() {
-        println!(
-            ", {}.{:02} instructions a page",
-            cost / PAGES,
-            cost * 100 / PAGES % 100
-        );
+        println!(", {}.{:02} instructions a page", cost / PAGES, cost * 100 / PAGES % 100);
     } else {
         println!("");
     }

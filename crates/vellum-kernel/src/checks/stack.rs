@@ -22,15 +22,7 @@ pub fn story(lab: &Lab) -> Checked {
     lab.use_folios(0);
     let space = lab.space()?;
     map(&space, first(FRAME_SIZE), RW)?;
-    map_with(
-        &space,
-        VirtRange {
-            start: top - FIRST,
-            end: top,
-        },
-        RW,
-        MapFlags::GROWSDOWN,
-    )?;
+    map_with(&space, VirtRange { start: top - FIRST, end: top }, RW, MapFlags::GROWSDOWN)?;
     run_in(&space, || {
         let mut tally = lab.tally();
         let mut faults = 0;
@@ -38,32 +30,19 @@ pub fn story(lab: &Lab) -> Checked {
         // Page by page, as calls do it, and by a leap.
         while start > top - 64 * FRAME_SIZE {
             start -= FRAME_SIZE;
-            write(VirtRange {
-                start,
-                end: start + FRAME_SIZE,
-            })?;
+            write(VirtRange { start, end: start + FRAME_SIZE })?;
             faults += 1;
         }
-        write(VirtRange {
-            start: lowest,
-            end: lowest + FRAME_SIZE,
-        })?;
+        write(VirtRange { start: lowest, end: lowest + FRAME_SIZE })?;
         faults += 1;
         expect("mapped", space.stats().mapped, FRAME_SIZE + top - lowest)?;
         expect("areas", space.stats().areas, 2)?;
         expect("resident", space.stats().anon, faults * FRAME_SIZE)?;
         // The pages leapt over are there.
-        expect_zeros(VirtRange {
-            start: lowest + FRAME_SIZE,
-            end: lowest + 2 * FRAME_SIZE,
-        })?;
+        expect_zeros(VirtRange { start: lowest + FRAME_SIZE, end: lowest + 2 * FRAME_SIZE })?;
         faults += 1;
         let refused = lowest - FRAME_SIZE;
-        expect(
-            "no nearer to the area below",
-            store(refused, 1),
-            Err(FaultError::Unmapped(refused)),
-        )?;
+        expect("no nearer to the area below", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
         expect("nor by reading", load(BELOW), Err(FaultError::Unmapped(BELOW)))?;
         // One table for what was touched at the top, one for the bottom.
         let tables = tables_between(&space) + 2;
@@ -73,18 +52,9 @@ pub fn story(lab: &Lab) -> Checked {
         unmap(&space, first(FRAME_SIZE))?;
         let refused = top - most - FRAME_SIZE;
         must("the last page within the limit", store(top - most, 1))?;
-        expect(
-            "no larger than the limit",
-            store(refused, 1),
-            Err(FaultError::Unmapped(refused)),
-        )?;
+        expect("no larger than the limit", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
         expect("mapped", space.stats().mapped, most)?;
-        println!(
-            "  from {} to {} pages, {} of them touched",
-            FIRST / FRAME_SIZE,
-            most / FRAME_SIZE,
-            faults + 1
-        );
+        println!("  from {} to {} pages, {} of them touched", FIRST / FRAME_SIZE, most / FRAME_SIZE, faults + 1);
         Ok(())
     })
 }

@@ -2,8 +2,8 @@
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{
-    BASE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map, pages,
-    protect, unmap, write,
+    BASE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map, pages, protect,
+    unmap, write,
 };
 use crate::println;
 use crate::user::{load, run_in, store};
@@ -32,23 +32,13 @@ pub fn story(lab: &Lab) -> Checked {
         expect_written(range)
     })?;
     let tables = tables_between(&one) + 1;
-    tally.expect(
-        "written here, zeros there",
-        &[(Faults, 2 * PAGES), (TablesBorn, 2 * tables)],
-    )?;
+    tally.expect("written here, zeros there", &[(Faults, 2 * PAGES), (TablesBorn, 2 * tables)])?;
     // The write there needs frames; after that nothing does.
-    run_in(&two, || {
-        pages(range).try_for_each(|page| must("write", store(page, 0)))
-    })?;
-    tally.expect(
-        "written there",
-        &[(Faults, PAGES), (Flushes, PAGES), (TablesFreed, 0)],
-    )?;
+    run_in(&two, || pages(range).try_for_each(|page| must("write", store(page, 0))))?;
+    tally.expect("written there", &[(Faults, PAGES), (Flushes, PAGES), (TablesFreed, 0)])?;
     for round in 1..=ROUNDS {
         for (space, value) in [(&one, round), (&two, round << 32)] {
-            run_in(space, || {
-                pages(range).try_for_each(|page| must("write", store(page, value)))
-            })?;
+            run_in(space, || pages(range).try_for_each(|page| must("write", store(page, value))))?;
         }
         for (space, value) in [(&one, round), (&two, round << 32)] {
             let read = |page| expect("what this space wrote", load(page), Ok(value));
@@ -78,9 +68,6 @@ pub fn story(lab: &Lab) -> Checked {
         expect("invalidations", tally.since(Flushes), 0)?;
         expect_written(range)
     })?;
-    println!(
-        "  {PAGES} pages at {BASE:#x}, {} switches: each space has its own",
-        4 * ROUNDS
-    );
+    println!("  {PAGES} pages at {BASE:#x}, {} switches: each space has its own", 4 * ROUNDS);
     Ok(())
 }

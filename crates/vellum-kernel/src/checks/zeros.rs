@@ -1,9 +1,7 @@
 //! Memory that was only read, and memory whose contents are not needed any more: both are zeros, and cost nothing.
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
-use super::memory::{
-    BASE, HUGE, RW, each_run, expect_written, expect_zeros, first, map, stats, write, written,
-};
+use super::memory::{BASE, HUGE, RW, each_run, expect_written, expect_zeros, first, map, stats, write, written};
 use crate::paging::phys_to_virt;
 use crate::println;
 use crate::user::{Machine, Space, load, run_in, store};
@@ -46,27 +44,15 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     // Whatever is missing comes by the largest piece.
     let faults = PAGES >> piece;
     tally.expect("read", &[(Faults, faults), (TablesBorn, between + last_level)])?;
-    expect(
-        "the space",
-        space.stats(),
-        stats(BYTES, 0, 1 + between + last_level),
-    )?;
+    expect("the space", space.stats(), stats(BYTES, 0, 1 + between + last_level))?;
     expect("resident", space.usage(range), Usage::default())?;
     lab.expect_group(1 + between + last_level, 0, 0)?;
     let mut zeros = Pfn::NONE;
     each_run(space, range, |run| {
-        expect(
-            "attributes",
-            run.attrs(space.arch()),
-            Attrs::READ | Attrs::ACCESSED,
-        )?;
+        expect("attributes", run.attrs(space.arch()), Attrs::READ | Attrs::ACCESSED)?;
         let (head, folio) = lab.machine.frames().head(run.pfn(space.arch()));
         zeros = head;
-        expect(
-            "folio of zeros",
-            (folio.has(flag::ZEROS), folio.order()),
-            (true, order(lab.machine)),
-        )
+        expect("folio of zeros", (folio.has(flag::ZEROS), folio.order()), (true, order(lab.machine)))
     })?;
 
     // The processor's TLB has the zeros of this page and of its neighbour.
@@ -88,15 +74,8 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     behind_the_mmu(space, folios)?;
     write(range)?;
     let more = if folios == HUGE_ORDER { 1 } else { PAGES - 1 };
-    tally.expect(
-        "all written",
-        &[
-            (Faults, more),
-            (LargeFolios, large),
-            (Flushes, more + gone),
-            (TablesFreed, gone),
-        ],
-    )?;
+    tally
+        .expect("all written", &[(Faults, more), (LargeFolios, large), (Flushes, more + gone), (TablesFreed, gone)])?;
     expect_written(range)?;
     tally.expect("all read", &[])?;
     expect("resident", space.stats().anon, BYTES)?;
@@ -117,24 +96,13 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
 /// A word appears in the frame that is mapped now, put there through the direct map. The MMU must see it: in a huge page
 /// also where nothing was written yet, and the TLB had the zeros.
 fn behind_the_mmu(space: &Space, folios: u8) -> Checked {
-    let page = if folios == HUGE_ORDER {
-        BASE + 7 * FRAME_SIZE
-    } else {
-        BASE
-    };
+    let page = if folios == HUGE_ORDER { BASE + 7 * FRAME_SIZE } else { BASE };
     let mut frame = Pfn::NONE;
-    each_run(
-        space,
-        VirtRange {
-            start: page,
-            end: page + FRAME_SIZE,
-        },
-        |run| {
-            let inside = (page - run.va) >> FRAME_SHIFT;
-            frame = run.pfn(space.arch()).add(inside as u32);
-            expect("attributes", run.attrs(space.arch()), written())
-        },
-    )?;
+    each_run(space, VirtRange { start: page, end: page + FRAME_SIZE }, |run| {
+        let inside = (page - run.va) >> FRAME_SHIFT;
+        frame = run.pfn(space.arch()).add(inside as u32);
+        expect("attributes", run.attrs(space.arch()), written())
+    })?;
     // SAFETY: a word of a frame that a user page is mapped to; nobody has a reference to it.
     unsafe { phys_to_virt::<u64>(frame.addr().0 + 16).write(0x5eed) };
     expect("what the direct map put there", load(page + 16), Ok(0x5eed))
@@ -161,16 +129,10 @@ fn dont_need(lab: &Lab, space: &Space, folios: u8) -> Checked {
     // From the end, whose pages the TLB knows.
     for page in (0..PAGES).rev() {
         let page = BASE + page * FRAME_SIZE;
-        expect_zeros(VirtRange {
-            start: page,
-            end: page + FRAME_SIZE,
-        })?;
+        expect_zeros(VirtRange { start: page, end: page + FRAME_SIZE })?;
     }
     write(range)?;
     expect_written(range)?;
-    println!(
-        "  folios of {} KiB: {PAGES} pages not needed: {runs} runs, 1 invalidation",
-        FRAME_SIZE << folios >> 10
-    );
+    println!("  folios of {} KiB: {PAGES} pages not needed: {runs} runs, 1 invalidation", FRAME_SIZE << folios >> 10);
     Ok(())
 }

@@ -39,13 +39,7 @@ struct Plan {
 
 impl Adversary {
     pub fn new(seed: u64, hostility: Hostility) -> Self {
-        Adversary {
-            hostility,
-            state: Mutex::new(State {
-                rng: Rng::new(seed),
-                lately: VecDeque::new(),
-            }),
-        }
+        Adversary { hostility, state: Mutex::new(State { rng: Rng::new(seed), lately: VecDeque::new() }) }
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
@@ -95,24 +89,11 @@ impl Adversary {
         }
         // Only a program that runs elsewhere can write now; and only what speculation may do is done on this CPU too.
         if let Some((space, va)) = place.filter(|_| plan.mark) {
-            let access = if plan.dice[0].is_multiple_of(2) {
-                Access::Write
-            } else {
-                Access::Read
-            };
-            reach(
-                hardware,
-                (0..cpus).filter(|cpu| *cpu != me),
-                plan.dice[1],
-                space,
-                va,
-                access,
-            );
+            let access = if plan.dice[0].is_multiple_of(2) { Access::Write } else { Access::Read };
+            reach(hardware, (0..cpus).filter(|cpu| *cpu != me), plan.dice[1], space, va, access);
         }
         if plan.speculate {
-            let lately = plan
-                .lately
-                .filter(|_| place.is_none() || plan.dice[1].is_multiple_of(4));
+            let lately = plan.lately.filter(|_| place.is_none() || plan.dice[1].is_multiple_of(4));
             if let Some((space, va)) = lately.or(place) {
                 reach(hardware, 0..cpus, plan.dice[2], space, va, Access::Read);
             }
@@ -134,11 +115,7 @@ fn reach<A: Silicon>(
         return;
     }
     let mut mmu = hardware.mmu(loaded[which % loaded.len()]);
-    let root = mmu
-        .spaces
-        .iter()
-        .find(|(s, ..)| *s == space)
-        .map(|(_, root, _)| *root);
+    let root = mmu.spaces.iter().find(|(s, ..)| *s == space).map(|(_, root, _)| *root);
     if let Some(root) = root {
         // Nothing there is nothing to cache; no fault comes of it.
         let _ = mmu.walk(hardware, (space, root), va, access);

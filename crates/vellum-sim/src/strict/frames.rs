@@ -21,10 +21,7 @@ impl<A: Silicon> Checker<A> {
                 self.free_table(frame, hardware);
             }
             self.check_unmapped(frame, hardware);
-            let mappings = self
-                .frame(frame)
-                .and_then(|f| f.counts.take())
-                .map_or(0, |(_, mappings)| mappings);
+            let mappings = self.frame(frame).and_then(|f| f.counts.take()).map_or(0, |(_, mappings)| mappings);
             if mappings > 0 {
                 let text = format!("{frame:?} is freed while it counts {mappings} mappings");
                 self.fail(Rule::References, text, &[frame], &[]);
@@ -63,24 +60,14 @@ impl<A: Silicon> Checker<A> {
 
     /// No CPU may still translate to these frames, nor hold a pointer to a table among them.
     fn check_caches(&mut self, pfn: Pfn, count: u32, hardware: &Hardware<A>) {
-        let (first, end) = (
-            pfn.addr().0,
-            pfn.addr().0 + ((count as u64) << vellum::addr::FRAME_SHIFT),
-        );
+        let (first, end) = (pfn.addr().0, pfn.addr().0 + ((count as u64) << vellum::addr::FRAME_SHIFT));
         let table_bytes = 1 << self.arch.page_shift();
         let inside = |start: u64, len: u64| start < end && first < start + len;
         for cpu in 0..self.cpus.len() {
             let mmu = hardware.mmu(cpu);
             let in_flight = mmu.in_flight.iter().copied();
-            let leaf = mmu
-                .tlb
-                .translations()
-                .chain(in_flight)
-                .find(|(_, leaf)| inside(leaf.base.0, 1 << leaf.shift));
-            let pointer = mmu
-                .tlb
-                .pointers()
-                .find(|(_, table)| inside(table.addr().0, table_bytes));
+            let leaf = mmu.tlb.translations().chain(in_flight).find(|(_, leaf)| inside(leaf.base.0, 1 << leaf.shift));
+            let pointer = mmu.tlb.pointers().find(|(_, table)| inside(table.addr().0, table_bytes));
             drop(mmu);
             if let Some((tag, leaf)) = leaf {
                 let text = format!(
@@ -131,10 +118,7 @@ impl<A: Silicon> Checker<A> {
             && self.cpus.iter().enumerate().all(|(cpu, state)| {
                 cpu == self.cpu
                     || !state.held.iter().any(there)
-                        && state
-                            .walk
-                            .as_ref()
-                            .is_none_or(|walk| !walk.visited.iter().any(there))
+                        && state.walk.as_ref().is_none_or(|walk| !walk.visited.iter().any(there))
             })
     }
 
@@ -144,19 +128,13 @@ impl<A: Silicon> Checker<A> {
         let seq = self.seq;
         self.record_frame(head, false);
         let Some(frame) = self.frame(head) else {
-            return self.fail(
-                Rule::Allocator,
-                format!("{head:?} is counted, but there is no such frame"),
-                &[],
-                &[],
-            );
+            return self.fail(Rule::Allocator, format!("{head:?} is counted, but there is no such frame"), &[], &[]);
         };
         let signed = |n: u32| i64::from(n as i32);
         let now = match frame.counts {
-            Some((references, mappings)) if !solo => (
-                references + signed(after.0) - signed(before.0),
-                mappings + signed(after.1) - signed(before.1),
-            ),
+            Some((references, mappings)) if !solo => {
+                (references + signed(after.0) - signed(before.0), mappings + signed(after.1) - signed(before.1))
+            }
             _ => (signed(after.0), signed(after.1)),
         };
         frame.counts = Some(now);
@@ -170,12 +148,7 @@ impl<A: Silicon> Checker<A> {
             self.fail(Rule::References, text, &[head], &[]);
         }
         if state == Use::Free {
-            self.fail(
-                Rule::Allocator,
-                format!("{head:?} is counted while it is free"),
-                &[head],
-                &[],
-            );
+            self.fail(Rule::Allocator, format!("{head:?} is counted while it is free"), &[head], &[]);
         }
     }
 

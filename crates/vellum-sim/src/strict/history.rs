@@ -75,12 +75,7 @@ mod tests {
     fn keeps_the_last_in_order() {
         let mut history = History::default();
         for seq in 0..40 {
-            history.push(Record {
-                seq,
-                cpu: 0,
-                event: Event::Step,
-                label: None,
-            });
+            history.push(Record { seq, cpu: 0, event: Event::Step, label: None });
         }
         assert!(history.iter().map(|r| r.seq).eq(24..40));
     }

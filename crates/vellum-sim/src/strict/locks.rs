@@ -14,12 +14,7 @@ impl<A: Silicon> Checker<A> {
         let cpu = self.cpu;
         self.cpus[cpu].waiting = Some(pfn);
         if self.cpus[cpu].held.contains(&pfn) {
-            return self.fail(
-                Rule::Deadlock,
-                format!("CPU {cpu} waits for a lock that it holds"),
-                &[pfn],
-                &[],
-            );
+            return self.fail(Rule::Deadlock, format!("CPU {cpu} waits for a lock that it holds"), &[pfn], &[]);
         }
         // In a walk a lock is only tried.
         if self.cpus[cpu].walk.is_none() {
@@ -64,9 +59,7 @@ impl<A: Silicon> Checker<A> {
         let Some(last) = self.cpus[self.cpu].held.last().copied() else {
             return;
         };
-        let above = self
-            .table(last)
-            .is_some_and(|t| t.hook.is_none_or(|(parent, _)| parent == pfn));
+        let above = self.table(last).is_some_and(|t| t.hook.is_none_or(|(parent, _)| parent == pfn));
         let higher = match (self.table(last), self.table(pfn)) {
             (Some(held), Some(new)) => held.space == new.space && held.level < new.level,
             _ => false,
@@ -92,11 +85,7 @@ impl<A: Silicon> Checker<A> {
                 return self.fail(Rule::Deadlock, text, &ring, &[]);
             }
             match self.cpus[owner] {
-                CpuState {
-                    waiting: Some(next),
-                    walk: None,
-                    ..
-                } => pfn = next,
+                CpuState { waiting: Some(next), walk: None, .. } => pfn = next,
                 _ => return,
             }
             ring.push(pfn);
@@ -135,32 +124,15 @@ impl<A: Silicon> Checker<A> {
 
     pub fn walk_begin(&mut self) {
         let (cpu, since) = (self.cpu, self.seq);
-        if self.cpus[cpu]
-            .walk
-            .replace(Walk {
-                since,
-                visited: Vec::new(),
-            })
-            .is_some()
-        {
-            self.fail(
-                Rule::Walk,
-                format!("CPU {cpu} begins a walk inside a walk"),
-                &[],
-                &[],
-            );
+        if self.cpus[cpu].walk.replace(Walk { since, visited: Vec::new() }).is_some() {
+            self.fail(Rule::Walk, format!("CPU {cpu} begins a walk inside a walk"), &[], &[]);
         }
     }
 
     pub fn walk_end(&mut self) {
         let cpu = self.cpu;
         if self.cpus[cpu].walk.take().is_none() {
-            self.fail(
-                Rule::Walk,
-                format!("CPU {cpu} ends a walk that it has not begun"),
-                &[],
-                &[],
-            );
+            self.fail(Rule::Walk, format!("CPU {cpu} ends a walk that it has not begun"), &[], &[]);
         }
     }
 
@@ -170,13 +142,9 @@ impl<A: Silicon> Checker<A> {
             let text = format!("CPU {cpu} reads entry {index} of {pfn:?}, which is no table");
             return self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
         };
-        let holds_one = self.cpus[cpu]
-            .held
-            .iter()
-            .any(|h| self.table(*h).is_some_and(|t| t.space == space));
-        let child = super::entry(hardware, pfn, index)
-            .map(read)
-            .filter(|raw| self.arch.kind(*raw, level) == Kind::Table);
+        let holds_one = self.cpus[cpu].held.iter().any(|h| self.table(*h).is_some_and(|t| t.space == space));
+        let child =
+            super::entry(hardware, pfn, index).map(read).filter(|raw| self.arch.kind(*raw, level) == Kind::Table);
         let child = child.map(|raw| self.arch.table_addr(raw).pfn());
         match &mut self.cpus[cpu].walk {
             // Where it stands, and where it goes next.
@@ -217,12 +185,7 @@ impl<A: Silicon> Checker<A> {
         let state = &mut self.cpus[self.cpu];
         match state.preempt.checked_sub(1) {
             Some(depth) => state.preempt = depth,
-            None => self.fail(
-                Rule::Atomic,
-                format!("CPU {} enables preemption once too often", self.cpu),
-                &[],
-                &[],
-            ),
+            None => self.fail(Rule::Atomic, format!("CPU {} enables preemption once too often", self.cpu), &[], &[]),
         }
     }
 }

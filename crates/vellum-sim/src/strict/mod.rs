@@ -80,11 +80,7 @@ const PATIENCE_WITH_THE_DEAD: u32 = 1 << 20;
 
 impl<A: Silicon> Strict<A> {
     pub(crate) fn new(hardware: Hardware<A>, strictness: Strictness) -> Self {
-        let checker = Checker::new(
-            *hardware.arch(),
-            hardware.arena().frames(),
-            hardware.seats.count(),
-        );
+        let checker = Checker::new(*hardware.arch(), hardware.arena().frames(), hardware.seats.count());
         Strict {
             collect: strictness.collect,
             checker: Mutex::new(checker),
@@ -153,10 +149,7 @@ impl<A: Silicon> Strict<A> {
 
     /// The rules that were broken, if the machine collects them.
     pub fn violations(&self) -> Vec<Violation> {
-        self.violations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The same, and forget them.
@@ -179,17 +172,10 @@ impl<A: Silicon> Strict<A> {
             return;
         };
         let more = found.len() - 1;
-        self.violations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(found);
+        self.violations.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         if !self.collect && !thread::panicking() {
             self.stopped.store(true, Ordering::Relaxed);
-            let more = if more > 0 {
-                format!("\n(and {more} more at the same event)")
-            } else {
-                String::new()
-            };
+            let more = if more > 0 { format!("\n(and {more} more at the same event)") } else { String::new() };
             panic!("{first}{more}");
         }
     }
@@ -201,8 +187,7 @@ impl<A: Silicon> Strict<A> {
         schedule.switch_point(schedule == Schedule::Host && self.adversary.preempts());
         self.go_on();
         let place = place(&self.checker());
-        self.adversary
-            .act(&self.hardware, self.hardware.seats.current(), place);
+        self.adversary.act(&self.hardware, self.hardware.seats.current(), place);
     }
 
     /// Stop here if another CPU has found a rule broken: the machine's state means nothing any more.
@@ -218,9 +203,7 @@ impl<A: Silicon> Strict<A> {
             return;
         }
         self.pause(|checker| match event {
-            Event::Store(table, index, ..)
-            | Event::Discard(table, index, _)
-            | Event::Exchange(table, index, _) => {
+            Event::Store(table, index, ..) | Event::Discard(table, index, _) | Event::Exchange(table, index, _) => {
                 checker.locate(table, index).map(|(space, va, _)| (space, va))
             }
             _ => None,
@@ -248,12 +231,8 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::Unlocking(table) => checker.unlocking(table, hardware),
         Event::TableBorn(table, level, space) => checker.born(table, level, space),
         Event::TableDead(table) => checker.dead(table),
-        Event::Store(table, index, expected, new) => {
-            checker.write(table, index, How::Store(expected), new, hardware)
-        }
-        Event::Discard(table, index, expected) => {
-            checker.write(table, index, How::Discard(expected), 0, hardware)
-        }
+        Event::Store(table, index, expected, new) => checker.write(table, index, How::Store(expected), new, hardware),
+        Event::Discard(table, index, expected) => checker.write(table, index, How::Discard(expected), 0, hardware),
         Event::Exchange(table, index, new) => checker.write(table, index, How::Exchange, new, hardware),
         Event::Counts(head, before, after) => checker.counts(head, before, after, solo),
         Event::WalkBegin => checker.walk_begin(),

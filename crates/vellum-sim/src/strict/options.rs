@@ -26,39 +26,19 @@ pub struct Hostility {
 
 impl Hostility {
     /// Hardware that does only what programs ask for.
-    pub const NONE: Hostility = Hostility {
-        speculate: 0,
-        evict: 0,
-        mark: 0,
-        preempt: 0,
-    };
+    pub const NONE: Hostility = Hostility { speculate: 0, evict: 0, mark: 0, preempt: 0 };
 
     /// Hardware that does all it may, often.
-    pub const USUAL: Hostility = Hostility {
-        speculate: 30,
-        evict: 5,
-        mark: 25,
-        preempt: 5,
-    };
+    pub const USUAL: Hostility = Hostility { speculate: 30, evict: 5, mark: 25, preempt: 5 };
 
     /// Hardware that does all it may, nearly always.
-    pub const WORST: Hostility = Hostility {
-        speculate: 95,
-        evict: 2,
-        mark: 90,
-        preempt: 20,
-    };
+    pub const WORST: Hostility = Hostility { speculate: 95, evict: 2, mark: 90, preempt: 20 };
 }
 
 impl Strictness {
     /// The usual hostility; a broken rule is a panic; CPUs are threads of the host.
     pub const fn new(seed: u64) -> Self {
-        Strictness {
-            seed,
-            schedule: Schedule::Host,
-            collect: false,
-            hostility: Hostility::USUAL,
-        }
+        Strictness { seed, schedule: Schedule::Host, collect: false, hostility: Hostility::USUAL }
     }
 
     /// Go on when a rule is broken, and keep the report for [`crate::Strict::violations`].

@@ -91,10 +91,8 @@ impl<A: Silicon> Strict<A> {
         for violation in self.violations() {
             let _ = writeln!(err, "{violation}");
         }
-        let _ = writeln!(
-            err,
-            "a panic left a lock locked for which its own unwinding now waits: the process ends here"
-        );
+        let _ =
+            writeln!(err, "a panic left a lock locked for which its own unwinding now waits: the process ends here");
         std::process::abort();
     }
 
@@ -114,10 +112,7 @@ impl<A: Silicon> Strict<A> {
             let root = checker.roots.get(&what.space).copied();
             let exist = cpus.iter().all(|cpu| cpu < checker.cpus.len());
             if !ordered || what.ranges.iter().any(|r| r.is_empty()) || root != Some(what.root) || !exist {
-                let text = format!(
-                    "{what:?} for {:?}, where the root is {root:?}",
-                    cpus.iter().collect::<Vec<_>>()
-                );
+                let text = format!("{what:?} for {:?}, where the root is {root:?}", cpus.iter().collect::<Vec<_>>());
                 checker.fail(Rule::Invalidation, text, &[what.root], &[]);
             }
             if cpus.iter().any(|cpu| cpu != me) {

@@ -164,10 +164,7 @@ impl<A: Arch> Checker<A> {
                 Some(table) if table.dead => return false,
                 Some(table) if table.level == self.arch.levels() => return true,
                 Some(Table { hook: None, .. }) => return false,
-                Some(Table {
-                    hook: Some((parent, _)),
-                    ..
-                }) => pfn = *parent,
+                Some(Table { hook: Some((parent, _)), .. }) => pfn = *parent,
             }
         }
         false
@@ -205,12 +202,7 @@ impl<A: Arch> Checker<A> {
     }
 
     fn record(&self) -> Record {
-        Record {
-            seq: self.seq,
-            cpu: self.cpu,
-            event: self.event,
-            label: self.cpus[self.cpu].label.clone(),
-        }
+        Record { seq: self.seq, cpu: self.cpu, event: self.event, label: self.cpus[self.cpu].label.clone() }
     }
 
     /// A rule is broken. The report ends with what happened to these frames and entries.
@@ -228,16 +220,8 @@ impl<A: Arch> Checker<A> {
             if head != *pfn && frame.state != Use::Unknown {
                 report += &format!(" (given out with {head:?})");
             }
-            let life = if head == *pfn {
-                None
-            } else {
-                self.frames.get(head.0 as usize).map(|h| &h.life)
-            };
-            let all = life
-                .into_iter()
-                .flat_map(History::iter)
-                .chain(frame.life.iter())
-                .chain(frame.recent.iter());
+            let life = if head == *pfn { None } else { self.frames.get(head.0 as usize).map(|h| &h.life) };
+            let all = life.into_iter().flat_map(History::iter).chain(frame.life.iter()).chain(frame.recent.iter());
             report += &lines(all);
         }
         for (pfn, index) in entries {
@@ -248,12 +232,7 @@ impl<A: Arch> Checker<A> {
             let history = self.table(*pfn).and_then(|t| t.entries.get(index));
             report += &lines(history.into_iter().flat_map(History::iter));
         }
-        self.found.push(Violation {
-            rule,
-            cpu: self.cpu,
-            event: self.seq,
-            report,
-        });
+        self.found.push(Violation { rule, cpu: self.cpu, event: self.seq, report });
     }
 }
 

@@ -17,10 +17,7 @@ impl<A: Silicon> Checker<A> {
         let root = level == self.arch.levels();
         let (table, roots) = (self.table(pfn).is_some(), self.roots.get(&space).copied());
         if table || root && roots.is_some() || level == 0 || level > self.arch.levels() {
-            let text = format!(
-                "{pfn:?} can't become a table of level {level} of space {}",
-                space.0
-            );
+            let text = format!("{pfn:?} can't become a table of level {level} of space {}", space.0);
             self.fail(Rule::WrongTarget, text, &[pfn], &[]);
         }
         if root {
@@ -45,12 +42,7 @@ impl<A: Silicon> Checker<A> {
 
     pub fn dead(&mut self, pfn: Pfn) {
         if self.table(pfn).is_none() {
-            return self.fail(
-                Rule::WrongTarget,
-                format!("{pfn:?} dies, but is no table"),
-                &[pfn],
-                &[],
-            );
+            return self.fail(Rule::WrongTarget, format!("{pfn:?} dies, but is no table"), &[pfn], &[]);
         }
         self.check_unhooked(pfn, false);
         if let Some(table) = self.table_mut(pfn) {
@@ -70,14 +62,7 @@ impl<A: Silicon> Checker<A> {
     }
 
     pub fn free_table(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
-        let Some(&Table {
-            level,
-            space,
-            unhooked,
-            owner,
-            ..
-        }) = self.table(pfn)
-        else {
+        let Some(&Table { level, space, unhooked, owner, .. }) = self.table(pfn) else {
             return;
         };
         self.check_unhooked(pfn, hardware.loaded_anywhere(space));
@@ -140,10 +125,8 @@ impl<A: Silicon> Checker<A> {
             t.level + 1 == level && t.space == space && !t.dead && t.hook.is_none_or(|h| h == (parent, index))
         });
         if !fits {
-            let text = format!(
-                "an entry of level {level} of space {} points to {child:?}: not its table to hang",
-                space.0
-            );
+            let text =
+                format!("an entry of level {level} of space {} points to {child:?}: not its table to hang", space.0);
             self.fail(Rule::WrongTarget, text, &[child], &[(parent, index)]);
         }
         if let Some(table) = self.table_mut(child) {
@@ -166,10 +149,7 @@ impl<A: Silicon> Checker<A> {
             self.hook(child, pfn, index, hardware);
         }
         for index in 0..1u32 << self.arch.index_bits() {
-            let raw = self
-                .table(pfn)
-                .and_then(|t| t.values.as_ref())
-                .map_or(0, |v| v[index as usize]);
+            let raw = self.table(pfn).and_then(|t| t.values.as_ref()).map_or(0, |v| v[index as usize]);
             if self.arch.kind(raw, level) == Kind::Leaf {
                 self.targeted(self.arch.leaf_pfn(raw, level), pfn, index as u16);
             }

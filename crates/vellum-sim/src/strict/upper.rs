@@ -41,25 +41,11 @@ impl<A: Silicon> Checker<A> {
 
     /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, as it was or in pages of
     /// another size, unless it was unmapped in earnest, freed, or mapped elsewhere meanwhile.
-    pub fn check_transient(
-        &mut self,
-        pfn: Pfn,
-        index: u16,
-        level: u8,
-        (old, new): (u64, u64),
-        hardware: &Hardware<A>,
-    ) {
+    pub fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let at = (pfn, index);
         if new == 0 {
             if let Some((target, first)) = self.targets(old, level, hardware) {
-                self.emptied.insert(
-                    at,
-                    Emptied {
-                        target,
-                        first,
-                        when: self.seq,
-                    },
-                );
+                self.emptied.insert(at, Emptied { target, first, when: self.seq });
             }
             return;
         }
@@ -72,10 +58,7 @@ impl<A: Silicon> Checker<A> {
         };
         self.emptied.remove(&at);
         let was = [Some(target), first];
-        let back = [Some(now), now_first]
-            .into_iter()
-            .flatten()
-            .find(|pfn| was.contains(&Some(*pfn)));
+        let back = [Some(now), now_first].into_iter().flatten().find(|pfn| was.contains(&Some(*pfn)));
         let Some(back) = back else { return };
         let head = self.frame(back).map_or(back, |f| f.head.0);
         let in_earnest = [back, head].into_iter().any(|pfn| {
@@ -83,9 +66,7 @@ impl<A: Silicon> Checker<A> {
             frame.is_none_or(|f| f.since > when || f.fell > when || f.target_since > when)
         });
         if !in_earnest {
-            let text = format!(
-                "entry {index} of {pfn:?} was empty from event {when} until {back:?} came back to it"
-            );
+            let text = format!("entry {index} of {pfn:?} was empty from event {when} until {back:?} came back to it");
             self.fail(Rule::TransientlyEmpty, text, &[back], &[at]);
         }
     }
@@ -97,10 +78,7 @@ impl<A: Silicon> Checker<A> {
         let Some((space, va, _)) = self.locate(pfn, index) else {
             return;
         };
-        let span = VirtRange {
-            start: va,
-            end: va + (1 << self.arch.level_shift(level)),
-        };
+        let span = VirtRange { start: va, end: va + (1 << self.arch.level_shift(level)) };
         // Where the new mapping begins, which frame is there, and the size of its pages.
         let (start, base, shift) = match self.arch.kind(new, level) {
             Kind::Leaf => (va, self.arch.leaf_addr(new, level), self.arch.level_shift(level)),
@@ -110,23 +88,15 @@ impl<A: Silicon> Checker<A> {
                     return;
                 };
                 let shift = self.arch.level_shift(level - 1);
-                (
-                    va + ((first as u64) << shift),
-                    self.arch.leaf_addr(raw, level - 1),
-                    shift,
-                )
+                (va + ((first as u64) << shift), self.arch.leaf_addr(raw, level - 1), shift)
             }
             _ => return,
         };
         for cpu in 0..self.cpus.len() {
-            let same =
-                |at: VirtRange, pa: PhysAddr| at.start.wrapping_sub(start) == pa.0.wrapping_sub(base.0);
+            let same = |at: VirtRange, pa: PhysAddr| at.start.wrapping_sub(start) == pa.0.wrapping_sub(base.0);
             let mmu = hardware.mmu(cpu);
             let other = mmu.tlb.translations().find(|(tag, leaf)| {
-                tag.space == space
-                    && tag.shift != shift
-                    && tag.range().overlaps(&span)
-                    && same(tag.range(), leaf.base)
+                tag.space == space && tag.shift != shift && tag.range().overlaps(&span) && same(tag.range(), leaf.base)
             });
             drop(mmu);
             if let Some((tag, _)) = other {

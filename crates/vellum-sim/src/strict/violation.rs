@@ -65,10 +65,6 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} broken by CPU {} at event {}: {}",
-            self.rule, self.cpu, self.event, self.report
-        )
+        write!(f, "{:?} broken by CPU {} at event {}: {}", self.rule, self.cpu, self.event, self.report)
     }
 }

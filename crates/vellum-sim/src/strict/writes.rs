@@ -34,20 +34,10 @@ impl<A: Silicon> Checker<A> {
             );
         };
         let Some(entry) = super::entry(hardware, pfn, index) else {
-            return self.fail(
-                Rule::WrongTarget,
-                format!("{pfn:?} has no entry {index}"),
-                &[pfn],
-                &[],
-            );
+            return self.fail(Rule::WrongTarget, format!("{pfn:?} has no entry {index}"), &[pfn], &[]);
         };
         if dead {
-            self.fail(
-                Rule::Unlocked,
-                format!("an entry of the dead table {pfn:?} is written"),
-                &[pfn],
-                &[at],
-            );
+            self.fail(Rule::Unlocked, format!("an entry of the dead table {pfn:?} is written"), &[pfn], &[at]);
         }
         let old = entry.load(Ordering::Acquire);
         let visible = self.visible(pfn);
@@ -89,9 +79,8 @@ impl<A: Silicon> Checker<A> {
                 self.alone.insert(space, cpu);
             }
             _ => {
-                let text = format!(
-                    "CPU {cpu} writes an entry of {pfn:?} without its lock (holder: {owner:?}), and not alone"
-                );
+                let text =
+                    format!("CPU {cpu} writes an entry of {pfn:?} without its lock (holder: {owner:?}), and not alone");
                 self.fail(Rule::Unlocked, text, &[pfn], &[(pfn, index)]);
             }
         }
@@ -99,13 +88,7 @@ impl<A: Silicon> Checker<A> {
 
     /// What others can see changes by events alone.
     fn check_announced(&mut self, pfn: Pfn, index: u16, old: u64, hardware: &Hardware<A>) {
-        let Some(Table {
-            values,
-            contended,
-            level,
-            ..
-        }) = self.table(pfn)
-        else {
+        let Some(Table { values, contended, level, .. }) = self.table(pfn) else {
             return;
         };
         let Some(values) = values else {
@@ -113,13 +96,9 @@ impl<A: Silicon> Checker<A> {
             return self.learn(pfn, hardware);
         };
         let last = values[index as usize];
-        let failed = contended
-            .get(&index)
-            .is_some_and(|before| !self.differ(*before, old, *level));
+        let failed = contended.get(&index).is_some_and(|before| !self.differ(*before, old, *level));
         if !failed && self.differ(last, old, *level) {
-            let text = format!(
-                "entry {index} of {pfn:?} was last announced as {last:#x}, but memory holds {old:#x}"
-            );
+            let text = format!("entry {index} of {pfn:?} was last announced as {last:#x}, but memory holds {old:#x}");
             self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
         }
     }
@@ -135,38 +114,23 @@ impl<A: Silicon> Checker<A> {
     }
 
     /// A plain store overwrites whatever hardware set since the engine looked.
-    fn check_expected(
-        &mut self,
-        pfn: Pfn,
-        index: u16,
-        level: u8,
-        (expected, old): (u64, u64),
-        new: u64,
-        how: How,
-    ) {
+    fn check_expected(&mut self, pfn: Pfn, index: u16, level: u8, (expected, old): (u64, u64), new: u64, how: How) {
         let arch = self.arch;
         if self.differ(expected, old, level) {
-            let text = format!(
-                "the engine takes entry {index} of {pfn:?} to hold {expected:#x}, but memory holds {old:#x}"
-            );
+            let text =
+                format!("the engine takes entry {index} of {pfn:?} to hold {expected:#x}, but memory holds {old:#x}");
             return self.fail(Rule::Unexpected, text, &[pfn], &[(pfn, index)]);
         }
         if arch.kind(old, level) != Kind::Leaf || matches!(how, How::Discard(_)) {
             return;
         }
         let unknown = (arch.attrs(old, level) - arch.attrs(expected, level)) & Attrs::HARDWARE;
-        let same =
-            arch.kind(new, level) == Kind::Leaf && arch.leaf_addr(new, level) == arch.leaf_addr(old, level);
-        let kept = if same {
-            arch.attrs(new, level)
-        } else {
-            Attrs::empty()
-        };
+        let same = arch.kind(new, level) == Kind::Leaf && arch.leaf_addr(new, level) == arch.leaf_addr(old, level);
+        let kept = if same { arch.attrs(new, level) } else { Attrs::empty() };
         let lost = unknown - kept;
         if !lost.is_empty() {
             let target = arch.leaf_pfn(old, level);
-            let text =
-                format!("a store of {new:#x} over {old:#x} (the engine thinks {expected:#x}) loses {lost:?}");
+            let text = format!("a store of {new:#x} over {old:#x} (the engine thinks {expected:#x}) loses {lost:?}");
             self.fail(Rule::LostBit, text, &[target], &[(pfn, index)]);
         }
     }
@@ -188,16 +152,13 @@ impl<A: Silicon> Checker<A> {
             self.hook(target, pfn, index, hardware);
         } else {
             let frames = 1 << (self.arch.level_shift(level) - vellum::addr::FRAME_SHIFT);
-            let wrong = [target, target.add(frames - 1)]
-                .into_iter()
-                .find(|pfn| match self.frame(*pfn) {
-                    Some(frame) => frame.state == Use::Free || frame.table.is_some(),
-                    None => true,
-                });
+            let wrong = [target, target.add(frames - 1)].into_iter().find(|pfn| match self.frame(*pfn) {
+                Some(frame) => frame.state == Use::Free || frame.table.is_some(),
+                None => true,
+            });
             if let Some(wrong) = wrong {
-                let text = format!(
-                    "an entry of level {level} maps {wrong:?}, which is free, a table, or no frame at all"
-                );
+                let text =
+                    format!("an entry of level {level} maps {wrong:?}, which is free, a table, or no frame at all");
                 self.fail(Rule::WrongTarget, text, &[wrong], &[(pfn, index)]);
             }
             if before != after {

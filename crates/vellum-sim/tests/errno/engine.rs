@@ -28,10 +28,7 @@ pub fn ask<R>(given: Given, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
         ..Limits::default()
     };
     let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, limits).expect("memory");
-    calls(&Engine {
-        space: &space,
-        cpu: &cpu,
-    })
+    calls(&Engine { space: &space, cpu: &cpu })
 }
 
 fn answer<E>(result: Result<(), E>, errno: impl FnOnce(E) -> vellum::errno::Errno) -> i64 {
@@ -40,12 +37,7 @@ fn answer<E>(result: Result<(), E>, errno: impl FnOnce(E) -> vellum::errno::Errn
 
 impl Kernel for Engine<'_> {
     fn map(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> i64 {
-        let mapped = self.space.map(MapRequest {
-            addr,
-            len,
-            prot,
-            flags,
-        });
+        let mapped = self.space.map(MapRequest { addr, len, prot, flags });
         mapped.map_or_else(|error| -i64::from(error.errno().number()), |at| at as i64)
     }
 
@@ -67,28 +59,17 @@ impl Kernel for Engine<'_> {
             Err(error) => -i64::from(error.errno().number()),
             Ok(()) => {
                 let pages = len.div_ceil(PAGE).min(62) as usize;
-                bits.iter()
-                    .take(pages)
-                    .enumerate()
-                    .map(|(at, bit)| i64::from(*bit) << at)
-                    .sum()
+                bits.iter().take(pages).enumerate().map(|(at, bit)| i64::from(*bit) << at).sum()
             }
         }
     }
 
     fn store(&self, addr: u64) {
-        self.cpu
-            .enter(self.space)
-            .store(addr, 1)
-            .expect("memory that may be written");
+        self.cpu.enter(self.space).store(addr, 1).expect("memory that may be written");
     }
 
     fn load(&self, addr: u64) -> i64 {
-        self.cpu
-            .enter(self.space)
-            .load(addr)
-            .expect("memory that may be read")
-            .into()
+        self.cpu.enter(self.space).load(addr).expect("memory that may be read").into()
     }
 
     fn areas(&self) -> Vec<Area> {

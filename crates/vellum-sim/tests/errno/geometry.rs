@@ -23,13 +23,7 @@ pub enum Call {
 pub fn calls(seed: u64, count: usize) -> Vec<Call> {
     let mut dice = oorandom::Rand32::new(seed);
     let mut below = |end: u32| u64::from(dice.rand_range(0..end));
-    let prots = [
-        Prot::empty(),
-        Prot::READ,
-        Prot::READ | Prot::WRITE,
-        Prot::READ | Prot::EXEC,
-        Prot::all(),
-    ];
+    let prots = [Prot::empty(), Prot::READ, Prot::READ | Prot::WRITE, Prot::READ | Prot::EXEC, Prot::all()];
     let call = |_| {
         let start = below(PAGES as u32);
         let pages = (1 + below(12)).min(PAGES - start);
@@ -50,35 +44,23 @@ pub fn calls(seed: u64, count: usize) -> Vec<Call> {
 pub fn areas(kernel: &dyn Kernel, call: Call) -> Vec<Area> {
     let at = |page: u64| BASE + page * PAGE;
     let each = |start: u64, pages: u64, call: &dyn Fn(u64, u64) -> i64| {
-        let there: Vec<u64> = (start..start + pages)
-            .filter(|page| kernel.resident(at(*page), PAGE, 1) >= 0)
-            .collect();
+        let there: Vec<u64> = (start..start + pages).filter(|page| kernel.resident(at(*page), PAGE, 1) >= 0).collect();
         let all = there.len() as u64 == pages;
-        let parts = if all {
-            vec![(start, pages)]
-        } else {
-            there.iter().map(|page| (*page, 1)).collect()
-        };
+        let parts = if all { vec![(start, pages)] } else { there.iter().map(|page| (*page, 1)).collect() };
         for (start, pages) in parts {
             assert_eq!(call(at(start), pages * PAGE), 0);
         }
     };
     match call {
         Call::Map(start, pages, noreserve) => {
-            let flags = if noreserve {
-                MapFlags::FIXED | MapFlags::NORESERVE
-            } else {
-                MapFlags::FIXED
-            };
+            let flags = if noreserve { MapFlags::FIXED | MapFlags::NORESERVE } else { MapFlags::FIXED };
             kernel.map(at(start), pages * PAGE, Prot::READ | Prot::WRITE, flags);
         }
         Call::Unmap(start, pages) => {
             kernel.unmap(at(start), pages * PAGE);
         }
         Call::Protect(start, pages, prot) => each(start, pages, &|addr, len| kernel.protect(addr, len, prot)),
-        Call::Advise(start, pages, advise) => {
-            each(start, pages, &|addr, len| kernel.advise(addr, len, advise))
-        }
+        Call::Advise(start, pages, advise) => each(start, pages, &|addr, len| kernel.advise(addr, len, advise)),
     }
     kernel.areas()
 }

@@ -60,9 +60,5 @@ pub enum Expect {
     /// The same of both.
     Same,
     /// Something else of each, on purpose.
-    Differ {
-        engine: &'static [i64],
-        linux: &'static [i64],
-        why: &'static str,
-    },
+    Differ { engine: &'static [i64], linux: &'static [i64], why: &'static str },
 }

@@ -30,9 +30,7 @@ pub fn lowest() -> u64 {
     static LOWEST: OnceLock<u64> = OnceLock::new();
     *LOWEST.get_or_init(|| {
         let given = Given::default();
-        ask(given, |kernel| {
-            vec![kernel.map(PAGE, PAGE, Prot::READ, MapFlags::empty())]
-        })[0] as u64
+        ask(given, |kernel| vec![kernel.map(PAGE, PAGE, Prot::READ, MapFlags::empty())])[0] as u64
     })
 }
 
@@ -45,15 +43,9 @@ pub fn most_areas() -> usize {
 pub fn ask(given: Given, calls: impl FnOnce(&dyn Kernel) -> Answers) -> Answers {
     let answers = in_child(|| {
         limit(given);
-        calls(&Linux)
-            .iter()
-            .flat_map(|answer| answer.to_le_bytes())
-            .collect()
+        calls(&Linux).iter().flat_map(|answer| answer.to_le_bytes()).collect()
     });
-    answers
-        .chunks_exact(8)
-        .map(|eight| i64::from_le_bytes(eight.try_into().expect("eight bytes")))
-        .collect()
+    answers.chunks_exact(8).map(|eight| i64::from_le_bytes(eight.try_into().expect("eight bytes"))).collect()
 }
 
 /// Run something in a child process, and have its bytes.
@@ -89,10 +81,7 @@ fn limit(given: Given) {
     // SAFETY: privileges of this process only, which has but one thread. Who has none anyway keeps what it has.
     unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) };
     let set = |what, bytes: u64| {
-        let limit = libc::rlimit {
-            rlim_cur: bytes,
-            rlim_max: bytes,
-        };
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
         // SAFETY: reads a limit from the stack.
         let set = unsafe { libc::setrlimit(what, &limit) };
         assert_eq!(set, 0, "{}", io::Error::last_os_error());
@@ -102,11 +91,7 @@ fn limit(given: Given) {
     }
     if let Some(bytes) = given.address_space {
         let pages = fs::read_to_string("/proc/self/statm").expect("/proc");
-        let pages: u64 = pages
-            .split(' ')
-            .next()
-            .and_then(|n| n.parse().ok())
-            .expect("a number of pages");
+        let pages: u64 = pages.split(' ').next().and_then(|n| n.parse().ok()).expect("a number of pages");
         set(libc::RLIMIT_AS, pages * PAGE + bytes);
     }
 }
@@ -124,15 +109,8 @@ fn pointer(addr: u64) -> *mut libc::c_void {
 }
 
 fn protection(prot: Prot) -> libc::c_int {
-    let bits = [
-        (Prot::READ, libc::PROT_READ),
-        (Prot::WRITE, libc::PROT_WRITE),
-        (Prot::EXEC, libc::PROT_EXEC),
-    ];
-    bits.iter()
-        .filter(|(bit, _)| prot.contains(*bit))
-        .map(|(_, bit)| bit)
-        .sum()
+    let bits = [(Prot::READ, libc::PROT_READ), (Prot::WRITE, libc::PROT_WRITE), (Prot::EXEC, libc::PROT_EXEC)];
+    bits.iter().filter(|(bit, _)| prot.contains(*bit)).map(|(_, bit)| bit).sum()
 }
 
 impl Kernel for Linux {
@@ -145,19 +123,11 @@ impl Kernel for Linux {
             (MapFlags::GROWSDOWN, libc::MAP_GROWSDOWN),
             (MapFlags::LOCKED, libc::MAP_LOCKED),
         ];
-        let bits: libc::c_int = names
-            .iter()
-            .filter(|(flag, _)| flags.contains(*flag))
-            .map(|(_, bit)| bit)
-            .sum();
+        let bits: libc::c_int = names.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, bit)| bit).sum();
         let bits = bits | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: what a row replaces lies between `BASE` and `END`, where nothing of this process is.
         let at = unsafe { libc::mmap(pointer(addr), len as usize, protection(prot), bits, -1, 0) };
-        if at == libc::MAP_FAILED {
-            errno()
-        } else {
-            at.addr() as i64
-        }
+        if at == libc::MAP_FAILED { errno() } else { at.addr() as i64 }
     }
 
     fn unmap(&self, addr: u64, len: u64) -> i64 {
@@ -184,19 +154,10 @@ impl Kernel for Linux {
         let pages = len.div_ceil(PAGE);
         // Where the answer does not fit, it is to go to where nothing is.
         let mut bits = vec![0u8; room];
-        let to = if pages <= room as u64 {
-            bits.as_mut_ptr()
-        } else {
-            pointer(END).cast()
-        };
+        let to = if pages <= room as u64 { bits.as_mut_ptr() } else { pointer(END).cast() };
         // SAFETY: the answer is a byte for each page, for which there is room, or fails.
         match answer(unsafe { libc::mincore(pointer(addr), len as usize, to) }) {
-            0 => bits
-                .iter()
-                .take(pages.min(62) as usize)
-                .enumerate()
-                .map(|(at, bit)| i64::from(bit & 1) << at)
-                .sum(),
+            0 => bits.iter().take(pages.min(62) as usize).enumerate().map(|(at, bit)| i64::from(bit & 1) << at).sum(),
             error => error,
         }
     }
@@ -219,14 +180,10 @@ impl Kernel for Linux {
             let [start, end] = [start, end].map(|at| u64::from_str_radix(at, 16).ok());
             let names = [("r", Prot::READ), ("w", Prot::WRITE), ("x", Prot::EXEC)];
             let has = |name: &str| rest.get(..3).is_some_and(|perms| perms.contains(name));
-            let prot = names
-                .iter()
-                .filter(|(name, _)| has(name))
-                .fold(Prot::empty(), |all, (_, bit)| all | *bit);
+            let prot = names.iter().filter(|(name, _)| has(name)).fold(Prot::empty(), |all, (_, bit)| all | *bit);
             Some((start?, end?, prot.bits()))
         };
         let all = maps.lines().filter_map(area);
-        all.filter(|(start, end, _)| *end > BASE && *start < END)
-            .collect()
+        all.filter(|(start, end, _)| *end > BASE && *start < END).collect()
     }
 }

@@ -16,16 +16,11 @@ impl Plot {
     fn foresee(&mut self, on: &Scene<'_, '_, impl Host>, va: u64, access: Access) -> Result<(), FaultError> {
         let page = va >> self.bounds.page_shift;
         if self.model.get(page).is_none() {
-            let (new, kind) =
-                expect::growth(&self.model, &self.bounds, page).ok_or(FaultError::Unmapped(va))?;
+            let (new, kind) = expect::growth(&self.model, &self.bounds, page).ok_or(FaultError::Unmapped(va))?;
             self.model.map(new, kind, on.rules(self.exact).fresh());
         }
         let kind = self.model.get(page).map(|page| page.kind);
-        if kind.is_some_and(|k| expect::allowed(k.prot, access)) {
-            Ok(())
-        } else {
-            Err(FaultError::Denied(va))
-        }
+        if kind.is_some_and(|k| expect::allowed(k.prot, access)) { Ok(()) } else { Err(FaultError::Denied(va)) }
     }
 
     /// Compare an access with what was foreseen; whether it took place.
@@ -38,9 +33,7 @@ impl Plot {
         got: Result<(), FaultError>,
     ) -> bool {
         match (got, expected) {
-            (Ok(()), Ok(())) => self
-                .model
-                .touch(page, access == Access::Write, &on.rules(self.exact)),
+            (Ok(()), Ok(())) => self.model.touch(page, access == Access::Write, &on.rules(self.exact)),
             (Err(got), Err(expected)) if got == expected => {}
             // Zeros that were to make place for memory that there was none of are gone.
             (Err(FaultError::OutOfMemory | FaultError::OverLimit(_)), Ok(())) if on.tight => {
@@ -52,14 +45,7 @@ impl Plot {
     }
 
     /// A program loads, stores or executes one of the words.
-    pub fn program<H: Host>(
-        &mut self,
-        on: &Scene<'_, '_, H>,
-        spot: Spot,
-        slot: usize,
-        access: Access,
-        value: u64,
-    ) {
+    pub fn program<H: Host>(&mut self, on: &Scene<'_, '_, H>, spot: Spot, slot: usize, access: Access, value: u64) {
         let (Some(page), Some(program)) = (self.page(spot), on.program) else {
             return;
         };
@@ -80,11 +66,7 @@ impl Plot {
             (Access::Read, _) => assert_eq!(got.ok(), held, "page {page:#x}, word {}", SLOTS[slot]),
             _ => assert_eq!(got.ok(), held.map(|word| word & 0xff), "page {page:#x}, executed"),
         }
-        let near = if self.bounds.alone {
-            page.saturating_sub(4)..page + 12
-        } else {
-            page..page + 1
-        };
+        let near = if self.bounds.alone { page.saturating_sub(4)..page + 12 } else { page..page + 1 };
         self.check(on, &near);
     }
 
@@ -101,11 +83,7 @@ impl Plot {
             return;
         }
         let range = self.bounds.range(&pages);
-        let hardware = if write {
-            vellum_sim::Access::Write
-        } else {
-            vellum_sim::Access::Read
-        };
+        let hardware = if write { vellum_sim::Access::Write } else { vellum_sim::Access::Read };
         let got = program.touch(range, 1 << self.bounds.page_shift, hardware);
         let rules = on.rules(self.exact);
         let mut expected = Ok(());
@@ -119,11 +97,7 @@ impl Plot {
                 page.words[0] = page.words[0] & !0xff | 1;
             }
         }
-        assert_eq!(
-            got.map(|_| ()).map_err(cause),
-            expected,
-            "a touch of {range:?}, write: {write}"
-        );
+        assert_eq!(got.map(|_| ()).map_err(cause), expected, "a touch of {range:?}, write: {write}");
         self.check(on, &pages);
     }
 

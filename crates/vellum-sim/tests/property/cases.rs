@@ -40,17 +40,9 @@ fn a_write_to_huge_zeros_with_smaller_folios() {
         let cpu = sim.cpu(0);
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(9, Knob::Always);
-        let space =
-            AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+        let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
         let (prot, flags) = (Prot::READ | Prot::WRITE, MapFlags::FIXED);
-        space
-            .map(MapRequest {
-                addr: BASE,
-                len: 512 * PAGE,
-                prot,
-                flags,
-            })
-            .unwrap();
+        space.map(MapRequest { addr: BASE, len: 512 * PAGE, prot, flags }).unwrap();
         let program = cpu.enter(&space);
         assert_eq!(program.load_u64(BASE + 100 * PAGE), Ok(0));
         machine.policy().set(9, Knob::Never);

@@ -48,10 +48,7 @@ pub fn take<H: Host>(
 
 /// Groups are told apart by their place in the list: what they are called is the engine's business.
 fn number(group: GroupId, parents: &[(GroupId, GroupId)]) -> u16 {
-    parents
-        .iter()
-        .position(|(id, _)| *id == group)
-        .map_or(0, |at| at as u16 + 1)
+    parents.iter().position(|(id, _)| *id == group).map_or(0, |at| at as u16 + 1)
 }
 
 fn check_space<H: Host>(
@@ -70,21 +67,9 @@ fn check_space<H: Host>(
     let user_pages = arch.user_end() >> arch.page_shift();
     assert_eq!(areas_in(space, arch.page_shift(), &(0..user_pages)), areas);
     let page_bytes = 1 << arch.page_shift();
-    let locked = counted
-        .pages
-        .values()
-        .filter(|page| page.kind.flags.contains(AreaFlags::LOCKED))
-        .count() as u64;
-    let expected = (
-        counted.pages.len() as u64 * page_bytes,
-        locked * page_bytes,
-        areas.len(),
-    );
-    assert_eq!(
-        (stats.mapped, stats.locked, stats.areas),
-        expected,
-        "mapped, locked, areas"
-    );
+    let locked = counted.pages.values().filter(|page| page.kind.flags.contains(AreaFlags::LOCKED)).count() as u64;
+    let expected = (counted.pages.len() as u64 * page_bytes, locked * page_bytes, areas.len());
+    assert_eq!((stats.mapped, stats.locked, stats.areas), expected, "mapped, locked, areas");
 
     // Tables: each is one, and all are counted; nothing but the root stays when nothing is mapped.
     for table in &tree.tables {
@@ -94,19 +79,11 @@ fn check_space<H: Host>(
     }
     let table_frames = tree.tables.len() as u64 * per_page;
     assert_eq!(stats.tables, table_frames * FRAME_SIZE, "bytes of page tables");
-    assert!(
-        !tree.leaves.is_empty() || tree.tables.len() == 1,
-        "tables without pages: {:?}",
-        tree.tables
-    );
+    assert!(!tree.leaves.is_empty() || tree.tables.len() == 1, "tables without pages: {:?}", tree.tables);
     bill.tables += table_frames;
 
     // A page that is not resident holds nothing.
-    let mapped: BTreeSet<u64> = tree
-        .leaves
-        .iter()
-        .flat_map(|leaf| leaf.page..leaf.page + leaf.pages)
-        .collect();
+    let mapped: BTreeSet<u64> = tree.leaves.iter().flat_map(|leaf| leaf.page..leaf.page + leaf.pages).collect();
     for (at, page) in counted.pages.iter().filter(|(at, _)| !mapped.contains(at)) {
         assert_eq!(page.words, [0; SLOTS.len()], "page {at:#x} is lost: {page:x?}");
     }
@@ -115,11 +92,7 @@ fn check_space<H: Host>(
     for leaf in &tree.leaves {
         resident += check_leaf(host, machine, counted, leaf, per_page, bill);
     }
-    assert_eq!(
-        (stats.anon, stats.file, stats.shmem, stats.swap),
-        (resident * FRAME_SIZE, 0, 0, 0),
-        "resident bytes"
-    );
+    assert_eq!((stats.anon, stats.file, stats.shmem, stats.swap), (resident * FRAME_SIZE, 0, 0, 0), "resident bytes");
     assert!(stats.peak >= stats.anon, "{stats:?}");
     check_runs(space, tree, resident);
 }
@@ -139,29 +112,13 @@ fn check_leaf<H: Host>(
     let zeros = frame.has(flag::ZEROS);
     for i in 0..leaf.pages {
         let at = leaf.page + i;
-        let Some(page) = counted.pages.get(&at) else {
-            panic!("page {at:#x} is mapped ({leaf:?}) in no area")
-        };
+        let Some(page) = counted.pages.get(&at) else { panic!("page {at:#x} is mapped ({leaf:?}) in no area") };
         let prot = page.kind.prot;
-        assert!(
-            !leaf.attrs.contains(Attrs::WRITE) || prot.contains(Prot::WRITE) && !zeros,
-            "{leaf:?}, {prot:?}"
-        );
-        assert!(
-            !leaf.attrs.contains(Attrs::EXEC) || prot.contains(Prot::EXEC),
-            "{leaf:?}, {prot:?}"
-        );
-        assert!(
-            !leaf.attrs.contains(Attrs::READ) || !prot.is_empty(),
-            "{leaf:?}, {prot:?}"
-        );
+        assert!(!leaf.attrs.contains(Attrs::WRITE) || prot.contains(Prot::WRITE) && !zeros, "{leaf:?}, {prot:?}");
+        assert!(!leaf.attrs.contains(Attrs::EXEC) || prot.contains(Prot::EXEC), "{leaf:?}, {prot:?}");
+        assert!(!leaf.attrs.contains(Attrs::READ) || !prot.is_empty(), "{leaf:?}, {prot:?}");
         let found = walk::words(host, leaf.pfn.add((i * per_page) as u32).addr());
-        assert_eq!(
-            found,
-            page.words,
-            "page {at:#x} of {:?}: the words {SLOTS:?}",
-            counted.space.id()
-        );
+        assert_eq!(found, page.words, "page {at:#x} of {:?}: the words {SLOTS:?}", counted.space.id());
     }
     if zeros {
         return 0;
@@ -173,10 +130,7 @@ fn check_leaf<H: Host>(
 /// What the engine shows as runs is what stands in the tables.
 fn check_runs<H: Host>(space: &Space<'_, H>, tree: &Tree, resident: u64) {
     let arch = space.arch();
-    let everything = VirtRange {
-        start: 0,
-        end: arch.user_end(),
-    };
+    let everything = VirtRange { start: 0, end: arch.user_end() };
     // Nothing may fail while runs are shown: a table is locked then.
     let mut shown = Vec::new();
     space.runs(everything, |run| shown.push(*run));
@@ -184,37 +138,19 @@ fn check_runs<H: Host>(space: &Space<'_, H>, tree: &Tree, resident: u64) {
     for run in shown.iter().filter(|run| run.kind != Kind::None) {
         assert_eq!(run.kind, Kind::Leaf, "{run:?}");
         let shift = arch.level_shift(run.level);
-        let entry = |i: u64| {
-            (
-                run.va + (i << shift),
-                run.pfn(arch).add((i << (shift - FRAME_SHIFT)) as u32),
-            )
-        };
+        let entry = |i: u64| (run.va + (i << shift), run.pfn(arch).add((i << (shift - FRAME_SHIFT)) as u32));
         entries.extend((0..run.len as u64).map(entry));
     }
-    let leaves = tree
-        .leaves
-        .iter()
-        .map(|leaf| (leaf.page << arch.page_shift(), leaf.pfn));
-    assert!(
-        leaves.eq(entries.iter().copied()),
-        "runs are not what the tables hold: {entries:x?}"
-    );
+    let leaves = tree.leaves.iter().map(|leaf| (leaf.page << arch.page_shift(), leaf.pfn));
+    assert!(leaves.eq(entries.iter().copied()), "runs are not what the tables hold: {entries:x?}");
     let usage = space.usage(everything);
     assert_eq!((usage.resident, usage.swap), (resident * FRAME_SIZE, 0));
-    assert!(
-        usage.dirty <= usage.resident && usage.huge <= usage.resident,
-        "{usage:?}"
-    );
+    assert!(usage.dirty <= usage.resident && usage.huge <= usage.resident, "{usage:?}");
 }
 
 /// Each folio counts as many references and mappings as entries map it (INV-2, and exact at rest); each group is charged
 /// with its folios, in full, and its tables, and lists its folios once.
-fn check_groups<H: Host>(
-    machine: &Machine<'_, H>,
-    bills: &BTreeMap<u16, Bill>,
-    parents: &[(GroupId, GroupId)],
-) {
+fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, parents: &[(GroupId, GroupId)]) {
     let frames = machine.frames();
     // By number: charged in all, then folios, and those mapped in part.
     let mut sums = vec![(0, 0, 0); parents.len() + 1];
@@ -222,66 +158,33 @@ fn check_groups<H: Host>(
         for (&head, &mapped) in &bill.folios {
             let frame = frames.frame(head);
             let (counts, size) = (frame.counts(), 1u64 << frame.order());
-            assert_eq!(
-                (u64::from(counts.refs), u64::from(counts.maps)),
-                (mapped, mapped),
-                "INV-2: {head:?}"
-            );
+            assert_eq!((u64::from(counts.refs), u64::from(counts.maps)), (mapped, mapped), "INV-2: {head:?}");
             sums[group as usize].1 += size;
             sums[group as usize].2 += u64::from(mapped < size);
-            assert_eq!(
-                frame.has(flag::PARTIAL),
-                mapped < size,
-                "{head:?}: {mapped} of {size} mapped"
-            );
+            assert_eq!(frame.has(flag::PARTIAL), mapped < size, "{head:?}: {mapped} of {size} mapped");
         }
-        sums[group as usize].0 += bill.tables
-            + bill
-                .folios
-                .keys()
-                .map(|h| 1 << frames.frame(*h).order())
-                .sum::<u64>();
+        sums[group as usize].0 += bill.tables + bill.folios.keys().map(|h| 1 << frames.frame(*h).order()).sum::<u64>();
     }
     // Descendants stand behind their ancestors in the list.
     for at in (1..sums.len()).rev() {
         let parent = number(parents[at - 1].1, parents) as usize;
         sums[parent].0 += sums[at].0;
     }
-    let ids = [GroupId::ROOT]
-        .into_iter()
-        .chain(parents.iter().map(|(id, _)| *id));
+    let ids = [GroupId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id));
     for (id, (charged, listed, partial)) in ids.zip(sums) {
         let usage = machine.groups().usage(frames, id).expect("the group is there");
-        assert_eq!(
-            usage.charged, charged,
-            "pages charged to {id:?}: folios and tables"
-        );
-        assert_eq!(
-            usage.lru.iter().sum::<u64>(),
-            listed,
-            "pages on the lists of {id:?}"
-        );
-        assert_eq!(
-            usage.deferred, partial,
-            "folios of {id:?} that are mapped in part"
-        );
+        assert_eq!(usage.charged, charged, "pages charged to {id:?}: folios and tables");
+        assert_eq!(usage.lru.iter().sum::<u64>(), listed, "pages on the lists of {id:?}");
+        assert_eq!(usage.deferred, partial, "folios of {id:?} that are mapped in part");
         assert!(usage.peak >= usage.charged, "{usage:?}");
     }
 }
 
 /// All spaces are gone, and so is everything that they had. What the allocator takes for zeros is zeros.
-pub fn nothing_left<H: Host>(
-    host: &H,
-    machine: &Machine<'_, H>,
-    free_before: u64,
-    parents: &[(GroupId, GroupId)],
-) {
+pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u64, parents: &[(GroupId, GroupId)]) {
     let frames = machine.frames();
     for (group, _) in parents.iter().rev() {
-        machine
-            .groups()
-            .remove(frames, *group)
-            .expect("nothing is charged to the group any more");
+        machine.groups().remove(frames, *group).expect("nothing is charged to the group any more");
     }
     check_groups(machine, &BTreeMap::new(), &[]);
     assert_eq!(frames.free_frames(), free_before, "free frames");
@@ -294,11 +197,7 @@ pub fn nothing_left<H: Host>(
             let zero = free && (frame.has(flag::ZERO) || frames.zero_on_free() && region.zeroed);
             for pfn in (at.0..at.0 + block).map(Pfn).filter(|_| zero) {
                 let found = walk::words(host, PhysAddr(pfn.addr().0));
-                assert_eq!(
-                    found,
-                    [0; SLOTS.len()],
-                    "{pfn:?} is free and passes for zeros: the words {SLOTS:?}"
-                );
+                assert_eq!(found, [0; SLOTS.len()], "{pfn:?} is free and passes for zeros: the words {SLOTS:?}");
             }
             at = at.add(block);
         }

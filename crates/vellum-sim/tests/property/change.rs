@@ -19,14 +19,7 @@ const ELSEWHERE: usize = 6;
 
 impl Plot {
     /// `map`.
-    pub fn map<H: Host>(
-        &mut self,
-        on: &Scene<'_, '_, H>,
-        place: Place,
-        pages: u64,
-        prot: Prot,
-        flags: MapFlags,
-    ) {
+    pub fn map<H: Host>(&mut self, on: &Scene<'_, '_, H>, place: Place, pages: u64, prot: Prot, flags: MapFlags) {
         if matches!(place, Place::Anywhere | Place::Hint(_)) && self.elsewhere.len() >= ELSEWHERE {
             self.unmap_whole(on, 0);
         }
@@ -38,13 +31,9 @@ impl Plot {
             Place::NoReplace(page) => (page, MapFlags::FIXED_NOREPLACE),
         };
         let (addr, len) = self.bytes(&(page..page + pages));
-        let got = on.space.map(MapRequest {
-            addr,
-            len,
-            prot,
-            flags: flags | how,
-        });
-        let page = page..page + pages;
+        let got = on.space.map(MapRequest { addr, len, prot, flags: flags | how });
+        // Nothing in particular, if it was to go anywhere: page 0 may be another's.
+        let asked = if place == Place::Anywhere { 0..0 } else { page..page + pages };
         match (got, expected) {
             (Ok(addr), Ok(to)) => {
                 let start = addr >> self.bounds.page_shift;
@@ -53,39 +42,26 @@ impl Plot {
                 }
                 self.mapped(on, start..start + pages, prot, flags);
             }
-            (Err(error), Err(wanted)) if error == wanted => self.check(on, &page),
-            (Err(MapError::OutOfMemory), Ok(_)) if self.may_fail(on, &page) => self.check(on, &page),
+            (Err(error), Err(wanted)) if error == wanted => self.check(on, &asked),
+            (Err(MapError::OutOfMemory), Ok(_)) if self.may_fail(on, &asked) => self.check(on, &asked),
             // How many areas the others have is not known here.
-            (Err(MapError::TooManyAreas), Ok(_)) if !self.bounds.alone && self.few() => self.check(on, &page),
+            (Err(MapError::TooManyAreas), Ok(_)) if !self.bounds.alone && self.few() => self.check(on, &asked),
             (got, expected) => panic!("map answers {got:x?}, not {expected:x?}"),
         }
     }
 
     fn mapped<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, prot: Prot, flags: MapFlags) {
         let range = self.bounds.range(&pages);
-        assert!(
-            range.start >= self.bounds.limits.lowest && range.end <= self.bounds.user_end,
-            "mapped at {range:?}"
-        );
+        assert!(range.start >= self.bounds.limits.lowest && range.end <= self.bounds.user_end, "mapped at {range:?}");
         if !self.is_mine(&pages) {
-            assert!(
-                self.model.areas(pages.clone()).is_empty(),
-                "the engine chose {range:?}, where something is"
-            );
+            assert!(self.model.areas(pages.clone()).is_empty(), "the engine chose {range:?}, where something is");
             self.elsewhere.push(pages.clone());
         }
         let rules = on.rules(self.exact);
-        let mut kind = Kind {
-            prot,
-            flags: AreaFlags::empty(),
-            advice: Advice::None,
-        };
-        kind.flags
-            .set(AreaFlags::GROWSDOWN, flags.contains(MapFlags::GROWSDOWN));
-        kind.flags
-            .set(AreaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
-        kind.flags
-            .set(AreaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
+        let mut kind = Kind { prot, flags: AreaFlags::empty(), advice: Advice::None };
+        kind.flags.set(AreaFlags::GROWSDOWN, flags.contains(MapFlags::GROWSDOWN));
+        kind.flags.set(AreaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
+        kind.flags.set(AreaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         self.model.map(pages.clone(), kind, rules.fresh());
         let write = prot.contains(Prot::WRITE);
         if flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) && !prot.is_empty() {
@@ -93,9 +69,7 @@ impl Plot {
                 // It ends silently where memory does. Neighbours of the area's ends may have come with it.
                 self.model.blur(pages.start.saturating_sub(512)..pages.end + 512);
             } else {
-                pages
-                    .clone()
-                    .for_each(|page| self.model.touch(page, write, &rules));
+                pages.clone().for_each(|page| self.model.touch(page, write, &rules));
             }
         }
         self.check(on, &pages);
@@ -136,25 +110,16 @@ impl Plot {
 
     /// Whether these pages lie in one of the plot's windows.
     fn is_mine(&self, pages: &Range<u64>) -> bool {
-        self.windows
-            .iter()
-            .any(|w| w.pages.start <= pages.start && pages.end <= w.pages.end)
+        self.windows.iter().any(|w| w.pages.start <= pages.start && pages.end <= w.pages.end)
     }
 
     /// `protect`.
     pub fn protect<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, prot: Prot) {
         let (addr, len) = self.bytes(&pages);
-        match (
-            on.space.protect(addr, len, prot),
-            self.model.covers(pages.clone()),
-        ) {
-            (Ok(()), true) => self
-                .model
-                .iter_mut(pages.clone())
-                .for_each(|(_, page)| page.kind.prot = prot),
+        match (on.space.protect(addr, len, prot), self.model.covers(pages.clone())) {
+            (Ok(()), true) => self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.prot = prot),
             (Err(ProtectError::NotMapped), false) => {}
-            (Err(ProtectError::TooManyAreas | ProtectError::OutOfMemory), true)
-                if self.may_fail(on, &pages) => {}
+            (Err(ProtectError::TooManyAreas | ProtectError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("protect answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -168,13 +133,9 @@ impl Plot {
             return self.forgotten(on, pages, got);
         };
         match (got, self.model.covers(pages.clone())) {
-            (Ok(()), true) => self
-                .model
-                .iter_mut(pages.clone())
-                .for_each(|(_, page)| page.kind.advice = advice),
+            (Ok(()), true) => self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.advice = advice),
             (Err(AdviseError::NotMapped), false) => {}
-            (Err(AdviseError::TooManyAreas | AdviseError::OutOfMemory), true)
-                if self.may_fail(on, &pages) => {}
+            (Err(AdviseError::TooManyAreas | AdviseError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("advise answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -204,13 +165,8 @@ impl Plot {
     /// Each page holds either what it held or nothing: find out which.
     fn look_again<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         for (at, page) in self.model.iter_mut(pages) {
-            let found = walk::find(on.host, on.space, at)
-                .map(|pa| walk::words(on.host, pa))
-                .unwrap_or_default();
-            assert!(
-                found == page.words || found == [0; SLOTS.len()],
-                "page {at:#x} holds {found:x?}"
-            );
+            let found = walk::find(on.host, on.space, at).map(|pa| walk::words(on.host, pa)).unwrap_or_default();
+            assert!(found == page.words || found == [0; SLOTS.len()], "page {at:#x} holds {found:x?}");
             (page.words, page.presence) = (found, Presence::Unknown);
         }
     }

@@ -31,10 +31,7 @@ impl Bounds {
     }
 
     pub fn range(&self, pages: &Range<u64>) -> VirtRange {
-        VirtRange {
-            start: pages.start << self.page_shift,
-            end: pages.end << self.page_shift,
-        }
+        VirtRange { start: pages.start << self.page_shift, end: pages.end << self.page_shift }
     }
 
     fn guard(&self) -> u64 {
@@ -71,16 +68,12 @@ pub fn map(
             if let (Place::NoReplace(_), Some((first, _))) = (place, there.first()) {
                 return Err(MapError::Exists(bounds.range(first)));
             }
-            (
-                Where::Page(page),
-                there.iter().map(|(area, _)| area.end - area.start).sum(),
-            )
+            (Where::Page(page), there.iter().map(|(area, _)| area.end - area.start).sum())
         }
         Place::Hint(page) if is_room(model, bounds, fixed(page)) => (Where::Page(page), 0),
-        Place::Hint(_) | Place::Anywhere if bounds.alone => (
-            Where::Page(highest_room(model, bounds, pages).ok_or(MapError::NoRoom)?),
-            0,
-        ),
+        Place::Hint(_) | Place::Anywhere if bounds.alone => {
+            (Where::Page(highest_room(model, bounds, pages).ok_or(MapError::NoRoom)?), 0)
+        }
         _ => (Where::Anywhere, 0),
     };
     if bounds.alone {
@@ -105,19 +98,12 @@ pub fn map(
 
 /// Locked pages.
 pub fn locked(model: &Model) -> u64 {
-    model
-        .all()
-        .filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED))
-        .count() as u64
+    model.all().filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED)).count() as u64
 }
 
 /// Where free addresses end that are followed by an area which starts here.
 fn reserved(bounds: &Bounds, (area, kind): &Area) -> u64 {
-    if kind.flags.contains(AreaFlags::GROWSDOWN) {
-        area.start.saturating_sub(bounds.guard())
-    } else {
-        area.start
-    }
+    if kind.flags.contains(AreaFlags::GROWSDOWN) { area.start.saturating_sub(bounds.guard()) } else { area.start }
 }
 
 /// Whether these pages are free, and no stack wants them as its guard.
@@ -135,15 +121,9 @@ fn highest_room(model: &Model, bounds: &Bounds, pages: u64) -> Option<u64> {
     let areas = areas_of(model.all());
     let lowest = bounds.pages(bounds.limits.lowest);
     // What is free, from the top: below the end of user space, and below each area.
-    let tops = areas
-        .iter()
-        .map(|area| reserved(bounds, area))
-        .chain([bounds.pages(bounds.user_end)]);
+    let tops = areas.iter().map(|area| reserved(bounds, area)).chain([bounds.pages(bounds.user_end)]);
     let bottoms = [lowest].into_iter().chain(areas.iter().map(|(area, _)| area.end));
-    let gaps: Vec<Range<u64>> = bottoms
-        .zip(tops)
-        .map(|(bottom, top)| bottom..top.max(bottom))
-        .collect();
+    let gaps: Vec<Range<u64>> = bottoms.zip(tops).map(|(bottom, top)| bottom..top.max(bottom)).collect();
     let find = |end: u64, align: u64| {
         gaps.iter().rev().find_map(|gap| {
             let (start, end) = (gap.start.max(lowest), gap.end.min(end));
@@ -154,44 +134,23 @@ fn highest_room(model: &Model, bounds: &Bounds, pages: u64) -> Option<u64> {
     let base = bounds.pages(bounds.limits.mmap_base.min(bounds.user_end));
     let huge = 1 << (bounds.huge_shift - bounds.page_shift);
     let aligned = if pages >= huge { find(base, huge) } else { None };
-    aligned
-        .or_else(|| find(base, 1))
-        .or_else(|| find(bounds.pages(bounds.user_end), 1))
+    aligned.or_else(|| find(base, 1)).or_else(|| find(bounds.pages(bounds.user_end), 1))
 }
 
 /// How many areas there are, and how many more there would be if areas were split at the ends of these pages.
 pub fn cuts(model: &Model, pages: &Range<u64>) -> (usize, usize) {
     let inside = |page: u64| page > 0 && model.in_one_area(page - 1..page + 1);
-    (
-        areas_of(model.all()).len(),
-        usize::from(inside(pages.start)) + usize::from(inside(pages.end)),
-    )
+    (areas_of(model.all()).len(), usize::from(inside(pages.start)) + usize::from(inside(pages.end)))
 }
 
 /// What `advise(DontNeed)` answers, and which pages it empties: all that are mapped, up to the first locked area.
-pub fn dont_need(
-    model: &Model,
-    bounds: &Bounds,
-    pages: &Range<u64>,
-) -> (Result<(), AdviseError>, Range<u64>) {
+pub fn dont_need(model: &Model, bounds: &Bounds, pages: &Range<u64>) -> (Result<(), AdviseError>, Range<u64>) {
     let areas = model.areas(pages.clone());
-    if let Some((locked, _)) = areas
-        .iter()
-        .find(|(_, kind)| kind.flags.contains(AreaFlags::LOCKED))
-    {
-        let whole = model
-            .area_at(locked.start)
-            .map_or(locked.clone(), |(area, _)| area);
-        return (
-            Err(AdviseError::Locked(bounds.range(&whole))),
-            pages.start..locked.start,
-        );
+    if let Some((locked, _)) = areas.iter().find(|(_, kind)| kind.flags.contains(AreaFlags::LOCKED)) {
+        let whole = model.area_at(locked.start).map_or(locked.clone(), |(area, _)| area);
+        return (Err(AdviseError::Locked(bounds.range(&whole))), pages.start..locked.start);
     }
-    let all = if model.covers(pages.clone()) {
-        Ok(())
-    } else {
-        Err(AdviseError::NotMapped)
-    };
+    let all = if model.covers(pages.clone()) { Ok(()) } else { Err(AdviseError::NotMapped) };
     (all, pages.clone())
 }
 
@@ -199,8 +158,7 @@ pub fn dont_need(
 pub fn growth(model: &Model, bounds: &Bounds, page: u64) -> Option<(Range<u64>, Kind)> {
     let above = model.next(page)?;
     let kind = model.get(above)?.kind;
-    if !kind.flags.contains(AreaFlags::GROWSDOWN) || bounds.range(&(page..page)).start < bounds.limits.lowest
-    {
+    if !kind.flags.contains(AreaFlags::GROWSDOWN) || bounds.range(&(page..page)).start < bounds.limits.lowest {
         return None;
     }
     let (stack, _) = model.area_at(above)?;

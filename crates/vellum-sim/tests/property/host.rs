@@ -36,11 +36,7 @@ impl<A: Silicon> Host for Strict<A> {
     }
 
     fn fail_allocations(&self, percent: u8) {
-        self.refuse(if percent == 0 {
-            Refusal::Never
-        } else {
-            Refusal::Percent(percent)
-        });
+        self.refuse(if percent == 0 { Refusal::Never } else { Refusal::Percent(percent) });
     }
 
     fn says(&self, what: &dyn std::fmt::Debug) {

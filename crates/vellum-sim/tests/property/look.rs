@@ -18,19 +18,8 @@ impl Plot {
     /// The engine's areas and resident pages of this range are the model's.
     pub fn check<H: Host>(&self, on: &Scene<'_, '_, H>, pages: &Range<u64>) {
         let areas = self.model.areas(pages.clone());
-        assert_eq!(
-            areas_in(on.space, self.bounds.page_shift, pages),
-            areas,
-            "the areas of {pages:x?}"
-        );
-        let mut answer = vec![
-            false;
-            areas
-                .iter()
-                .map(|(a, _)| (a.end - a.start) as usize)
-                .max()
-                .unwrap_or(0)
-        ];
+        assert_eq!(areas_in(on.space, self.bounds.page_shift, pages), areas, "the areas of {pages:x?}");
+        let mut answer = vec![false; areas.iter().map(|(a, _)| (a.end - a.start) as usize).max().unwrap_or(0)];
         let mut end = pages.start;
         for (area, _) in &areas {
             let (addr, len) = self.bytes(area);
@@ -49,9 +38,7 @@ impl Plot {
             }
             if area.start > end {
                 let (addr, len) = self.bytes(&(end..area.start));
-                let hole = on
-                    .space
-                    .resident(addr, len, &mut vec![false; (area.start - end) as usize]);
+                let hole = on.space.resident(addr, len, &mut vec![false; (area.start - end) as usize]);
                 assert_eq!(hole, Err(QueryError::NotMapped), "{end:#x} to {:#x}", area.start);
             }
             end = area.end;
@@ -66,14 +53,8 @@ impl Plot {
         self.elsewhere.iter().for_each(|area| self.check(on, area));
         let stats = on.space.stats();
         let page = 1 << self.bounds.page_shift;
-        assert!(
-            stats.mapped >= self.model.len() * page && stats.locked <= stats.mapped,
-            "{stats:?}"
-        );
-        let everything = VirtRange {
-            start: 0,
-            end: self.bounds.user_end,
-        };
+        assert!(stats.mapped >= self.model.len() * page && stats.locked <= stats.mapped, "{stats:?}");
+        let everything = VirtRange { start: 0, end: self.bounds.user_end };
         // Nothing may fail while runs are shown: a table is locked then.
         let (mut at, mut astray) = (0, None);
         on.space.runs(everything, |run| {
@@ -83,38 +64,18 @@ impl Plot {
             }
             at = end;
         });
-        assert_eq!(
-            astray, None,
-            "a run that does not begin where the one before it ends"
-        );
+        assert_eq!(astray, None, "a run that does not begin where the one before it ends");
         assert!(at >= everything.end);
         if self.bounds.alone {
             let areas = self.model.areas(0..u64::MAX);
-            assert_eq!(
-                areas_in(
-                    on.space,
-                    self.bounds.page_shift,
-                    &(0..u64::MAX >> self.bounds.page_shift)
-                ),
-                areas
-            );
-            assert_eq!(
-                (stats.mapped, stats.areas),
-                (self.model.len() * page, areas.len())
-            );
+            assert_eq!(areas_in(on.space, self.bounds.page_shift, &(0..u64::MAX >> self.bounds.page_shift)), areas);
+            assert_eq!((stats.mapped, stats.areas), (self.model.len() * page, areas.len()));
             assert_eq!(stats.locked, expect::locked(&self.model) * page);
             assert!(stats.peak >= stats.anon, "{stats:?}");
         }
         if self.bounds.alone && self.exact && !on.tight {
-            let own = self
-                .model
-                .all()
-                .filter(|(_, page)| page.presence == Presence::Own)
-                .count() as u64;
-            assert_eq!(
-                (stats.anon, on.space.usage(everything).resident),
-                (own * page, own * page)
-            );
+            let own = self.model.all().filter(|(_, page)| page.presence == Presence::Own).count() as u64;
+            assert_eq!((stats.anon, on.space.usage(everything).resident), (own * page, own * page));
         }
     }
 }
@@ -123,29 +84,14 @@ impl Plot {
 pub fn areas_in<H: Host>(space: &Space<'_, H>, page_shift: u32, pages: &Range<u64>) -> Vec<Area> {
     let mut areas = Vec::new();
     let mut last = 0;
-    space.areas(
-        pages.start << page_shift,
-        |&Vma {
-             range,
-             prot,
-             flags,
-             advice,
-             ..
-         }| {
-            assert!(
-                range.start >= last && range.end > range.start,
-                "{range:?} after an area that ends at {last:#x}"
-            );
-            last = range.end;
-            let (start, end) = (
-                (range.start >> page_shift).max(pages.start),
-                (range.end >> page_shift).min(pages.end),
-            );
-            if start < end {
-                areas.push((start..end, Kind { prot, flags, advice }));
-            }
-            range.end >> page_shift < pages.end
-        },
-    );
+    space.areas(pages.start << page_shift, |&Vma { range, prot, flags, advice, .. }| {
+        assert!(range.start >= last && range.end > range.start, "{range:?} after an area that ends at {last:#x}");
+        last = range.end;
+        let (start, end) = ((range.start >> page_shift).max(pages.start), (range.end >> page_shift).min(pages.end));
+        if start < end {
+            areas.push((start..end, Kind { prot, flags, advice }));
+        }
+        range.end >> page_shift < pages.end
+    });
     areas
 }

@@ -70,11 +70,7 @@ impl Model {
 
     /// Map new pages, in place of what is there.
     pub fn map(&mut self, range: Range<u64>, kind: Kind, presence: Presence) {
-        let page = Page {
-            kind,
-            words: [0; SLOTS.len()],
-            presence,
-        };
+        let page = Page { kind, words: [0; SLOTS.len()], presence };
         self.pages.extend(range.map(|at| (at, page)));
     }
 
@@ -104,9 +100,7 @@ impl Model {
         let Some(first) = self.get(range.start) else {
             return false;
         };
-        let alike = self
-            .iter(range.clone())
-            .take_while(|(_, page)| page.kind == first.kind);
+        let alike = self.iter(range.clone()).take_while(|(_, page)| page.kind == first.kind);
         alike.count() as u64 == range.end - range.start
     }
 

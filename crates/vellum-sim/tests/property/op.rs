@@ -142,10 +142,7 @@ impl Choice {
     /// The next operation.
     pub fn step(&self, dice: &mut Dice) -> Step {
         let plot = dice.below(self.plots.len() as u64) as usize;
-        Step {
-            plot,
-            op: self.op(dice, plot),
-        }
+        Step { plot, op: self.op(dice, plot) }
     }
 
     fn op(&self, dice: &mut Dice, plot: usize) -> Op {
@@ -165,10 +162,7 @@ impl Choice {
             Form::Store => Op::Store(spot(dice), slot(dice), dice.any() | 1),
             Form::Touch => Op::Touch(span(dice), dice.percent(60)),
             Form::Execute => Op::Execute(spot(dice)),
-            Form::Fault => Op::Fault(
-                spot(dice),
-                dice.one_of(&[Access::Read, Access::Write, Access::Exec]),
-            ),
+            Form::Fault => Op::Fault(spot(dice), dice.one_of(&[Access::Read, Access::Write, Access::Exec])),
             Form::Resident => Op::Resident(span(dice)),
             Form::Exec if self.own[plot] => Op::Exec,
             Form::Policy if self.policy => {
@@ -190,28 +184,14 @@ fn map(dice: &mut Dice, window: &Window) -> Op {
     let Spot::At(page) = at else {
         return anywhere(dice, window);
     };
-    let place = dice.weighted(&[
-        (60, Place::Fixed(page)),
-        (20, Place::NoReplace(page)),
-        (20, Place::Hint(page)),
-    ]);
-    Op::Map {
-        place,
-        pages,
-        prot: dice.weighted(&PROTS),
-        flags: flags(dice, window.stacks),
-    }
+    let place = dice.weighted(&[(60, Place::Fixed(page)), (20, Place::NoReplace(page)), (20, Place::Hint(page))]);
+    Op::Map { place, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
 }
 
 fn anywhere(dice: &mut Dice, window: &Window) -> Op {
     let pages = dice.weighted(&[(70, 40), (20, 300), (10, 1100)]);
     let pages = 1 + dice.below(pages);
-    Op::Map {
-        place: Place::Anywhere,
-        pages,
-        prot: dice.weighted(&PROTS),
-        flags: flags(dice, window.stacks),
-    }
+    Op::Map { place: Place::Anywhere, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
 }
 
 fn flags(dice: &mut Dice, stacks: bool) -> MapFlags {
@@ -239,32 +219,16 @@ fn spot(dice: &mut Dice, window: &Window) -> Spot {
 fn span(dice: &mut Dice, window: &Window) -> Span {
     let all = &window.pages;
     let len = all.end - all.start;
-    let most = dice
-        .weighted(&[(30, 1), (35, 16), (17, 128), (8, 520), (6, 1100), (4, u64::MAX)])
-        .min(len);
-    let pages = if most == len && dice.percent(50) {
-        len
-    } else {
-        1 + dice.below(most)
-    };
+    let most = dice.weighted(&[(30, 1), (35, 16), (17, 128), (8, 520), (6, 1100), (4, u64::MAX)]).min(len);
+    let pages = if most == len && dice.percent(50) { len } else { 1 + dice.below(most) };
     if dice.percent(4) {
-        return Span {
-            at: Spot::Elsewhere(dice.below(8), dice.below(512)),
-            pages: pages.min(300),
-        };
+        return Span { at: Spot::Elsewhere(dice.below(8), dice.below(512)), pages: pages.min(300) };
     }
     let start = dice.within(all.start..all.end - pages + 1);
     let grain = dice.weighted(&[(55, 1), (15, 4), (15, 16), (15, 512)]);
     let start = (start / grain * grain).max(all.start);
-    let pages = if dice.percent(50) {
-        pages
-    } else {
-        pages.next_multiple_of(grain)
-    };
-    Span {
-        at: Spot::At(start),
-        pages: pages.min(all.end - start),
-    }
+    let pages = if dice.percent(50) { pages } else { pages.next_multiple_of(grain) };
+    Span { at: Spot::At(start), pages: pages.min(all.end - start) }
 }
 
 /// The attribute of an area that an advice sets, if it sets one.

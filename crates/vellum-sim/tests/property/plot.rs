@@ -41,8 +41,7 @@ impl<H: Host> Scene<'_, '_, H> {
     /// What decides now which pages a fault brings.
     pub fn rules(&self, exact: bool) -> Rules {
         let pages = |set: u32| set >> vellum::arch::Arch::page_order(self.space.arch());
-        let orders =
-            [Advice::None, Advice::Huge, Advice::NoHuge].map(|a| pages(self.machine.policy().orders(a)));
+        let orders = [Advice::None, Advice::Huge, Advice::NoHuge].map(|a| pages(self.machine.policy().orders(a)));
         // A thousandth of memory, and a huge page at most.
         let zeros = (self.machine.frames().total() / 1024).max(1).ilog2().min(9);
         let zeros = zeros.saturating_sub(u32::from(vellum::arch::Arch::page_order(self.space.arch())));
@@ -54,12 +53,7 @@ impl Plot {
     /// Do it, and look at what came of it.
     pub fn apply<H: Host>(&mut self, on: &Scene<'_, '_, H>, op: Op) {
         match op {
-            Op::Map {
-                place,
-                pages,
-                prot,
-                flags,
-            } => self.map(on, place, pages, prot, flags),
+            Op::Map { place, pages, prot, flags } => self.map(on, place, pages, prot, flags),
             Op::Unmap(span) => self.unmap(on, span),
             Op::Protect(span, prot) => self.on_pages(span, |plot, pages| plot.protect(on, pages, prot)),
             Op::Advise(span, advise) => self.on_pages(span, |plot, pages| plot.advise(on, pages, advise)),
@@ -106,11 +100,7 @@ impl Plot {
 
     /// Whether an operation that would split areas at the ends of these pages may fail for want of something.
     pub fn may_fail<H: Host>(&self, on: &Scene<'_, '_, H>, pages: &Range<u64>) -> bool {
-        let (areas, cuts) = if self.few() {
-            expect::cuts(&self.model, pages)
-        } else {
-            (0, 0)
-        };
+        let (areas, cuts) = if self.few() { expect::cuts(&self.model, pages) } else { (0, 0) };
         on.tight || self.few() && (!self.bounds.alone || areas + cuts >= self.bounds.limits.areas)
     }
 

@@ -52,11 +52,7 @@ impl Rules {
 
     /// What a page is when it was just mapped.
     pub fn fresh(&self) -> Presence {
-        if self.exact {
-            Presence::Absent
-        } else {
-            Presence::Unknown
-        }
+        if self.exact { Presence::Absent } else { Presence::Unknown }
     }
 }
 
@@ -108,10 +104,7 @@ impl Model {
             self.set(block(page, order), brought);
         } else {
             self.blur(block(page, order));
-            self.set(
-                page..page + 1,
-                if write { Presence::Own } else { Presence::Unknown },
-            );
+            self.set(page..page + 1, if write { Presence::Own } else { Presence::Unknown });
         }
     }
 
@@ -122,10 +115,7 @@ impl Model {
             if !self.in_one_area(block.clone()) {
                 continue;
             }
-            let has = |wanted: &[Presence]| {
-                self.iter(block.clone())
-                    .any(|(_, p)| wanted.contains(&p.presence))
-            };
+            let has = |wanted: &[Presence]| self.iter(block.clone()).any(|(_, p)| wanted.contains(&p.presence));
             if !has(&[Presence::Own, Presence::Zeros]) {
                 return (order, !has(&[Presence::Unknown]));
             }
@@ -143,7 +133,6 @@ impl Model {
     }
 
     fn set(&mut self, pages: Range<u64>, presence: Presence) {
-        self.iter_mut(pages)
-            .for_each(|(_, page)| page.presence = presence);
+        self.iter_mut(pages).for_each(|(_, page)| page.presence = presence);
     }
 }

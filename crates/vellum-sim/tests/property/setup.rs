@@ -74,29 +74,17 @@ impl Setup {
         let plots: Vec<Vec<Vec<Window>>> = (0..actors).map(|_| Vec::new()).collect();
         let mut plots = spaces.iter().fold(plots, |mut plots, _| {
             let windows = windows(dice, &arch, actors, plan.pages);
-            plots
-                .iter_mut()
-                .zip(windows)
-                .for_each(|(plots, windows)| plots.push(windows));
+            plots.iter_mut().zip(windows).for_each(|(plots, windows)| plots.push(windows));
             plots
         });
         if private {
-            plots
-                .iter_mut()
-                .for_each(|plots| plots.push(windows(dice, &arch, 1, plan.pages).remove(0)));
+            plots.iter_mut().for_each(|plots| plots.push(windows(dice, &arch, 1, plan.pages).remove(0)));
         }
         let limits = limits(dice, alone, plan.pages, &plots);
         let knobs = knobs(dice);
         let policy = alone && dice.percent(25);
         let own = |n: usize| (0..n).map(|plot| plot >= spaces.len()).collect();
-        let choices = plots
-            .into_iter()
-            .map(|plots| Choice {
-                own: own(plots.len()),
-                plots,
-                policy,
-            })
-            .collect();
+        let choices = plots.into_iter().map(|plots| Choice { own: own(plots.len()), plots, policy }).collect();
         let tlb = dice.one_of(&[0, 1, 2]);
         let config = Config::with_arch(arch, 0).regions(memory).cpus(cpus);
         Setup {
@@ -123,9 +111,7 @@ impl Setup {
     pub fn steps(&self) -> Vec<Vec<Step>> {
         let script = |(actor, choice): (usize, &Choice)| {
             let dice = &mut Dice::new(derive(self.seed, 1000 + actor as u64));
-            (0..self.plan.rounds * self.plan.steps)
-                .map(|_| choice.step(dice))
-                .collect()
+            (0..self.plan.rounds * self.plan.steps).map(|_| choice.step(dice)).collect()
         };
         self.choices.iter().enumerate().map(script).collect()
     }
@@ -150,11 +136,7 @@ fn memory(dice: &mut Dice, tight: bool, window: u64, pages: u64) -> Vec<Region> 
         (if window < 512 { 6 << 20 } else { 32 << 20 }) + pages * 4096 * 6
     };
     let junk = bytes < 64 << 20 && dice.percent(20);
-    let region = |base: u64, len: u64| Region {
-        base: PhysAddr(base),
-        len,
-        zeroed: !junk,
-    };
+    let region = |base: u64, len: u64| Region { base: PhysAddr(base), len, zeroed: !junk };
     let base = dice.one_of(&[2 << 20, 1 << 20, 0x1000, (6 << 20) + 0x5000]);
     if dice.percent(70) {
         return vec![region(base, bytes)];
@@ -168,42 +150,30 @@ fn memory(dice: &mut Dice, tight: bool, window: u64, pages: u64) -> Vec<Region> 
 fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
     let groups = dice.below(4) as usize;
     let limit = |dice: &mut Dice| {
-        if tight && dice.percent(60) {
-            50 + dice.below(1500)
-        } else {
-            u64::MAX
-        }
+        if tight && dice.percent(60) { 50 + dice.below(1500) } else { u64::MAX }
     };
-    (0..groups)
-        .map(|at| (dice.below(at as u64 + 1) as usize, limit(dice)))
-        .collect()
+    (0..groups).map(|at| (dice.below(at as u64 + 1) as usize, limit(dice))).collect()
 }
 
 /// For each actor the windows of its plot in one space. Those of several actors are side by side, at pages where no table
 /// begins, around a border of tables of some level; and each has one far from all others for stacks, which would grow into
 /// a neighbour's plot.
 fn windows(dice: &mut Dice, arch: &X86_64, actors: usize, pages: u64) -> Vec<Vec<Window>> {
-    let levels: &[u32] = if arch.levels() == 5 {
-        &[9, 18, 27, 36]
-    } else {
-        &[9, 18, 27]
-    };
+    let levels: &[u32] = if arch.levels() == 5 { &[9, 18, 27, 36] } else { &[9, 18, 27] };
     let lengths: Vec<u64> = (0..actors).map(|_| 40 + dice.below(pages - 39)).collect();
     let total: u64 = lengths.iter().sum();
     let border = (1 + dice.below(100)) << dice.one_of(levels);
     let mut at = border.saturating_sub(dice.below(total)).max(16);
+    // Sometimes whole tables, so that a table may hold nothing but huge mappings.
+    let grain = if pages >= 512 && dice.percent(25) { 512 } else { 1 };
+    at = at.next_multiple_of(grain);
     let mut windows = Vec::new();
     for (actor, len) in lengths.into_iter().enumerate() {
+        let len = len.next_multiple_of(grain);
         let far = (110 + 4 * actor as u64) << 27;
-        let mut plot = vec![Window {
-            pages: at..at + len,
-            stacks: actors == 1,
-        }];
+        let mut plot = vec![Window { pages: at..at + len, stacks: actors == 1 }];
         if actors > 1 || dice.percent(20) {
-            plot.push(Window {
-                pages: far..far + 40 + dice.below(pages / 2),
-                stacks: true,
-            });
+            plot.push(Window { pages: far..far + 40 + dice.below(pages / 2), stacks: true });
         }
         windows.push(plot);
         at += len;
@@ -221,11 +191,7 @@ fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>]) 
     }
     if alone {
         let some = |dice: &mut Dice, percent: u64| {
-            if dice.percent(percent) {
-                (dice.below(pages) + 20) << 12
-            } else {
-                u64::MAX
-            }
+            if dice.percent(percent) { (dice.below(pages) + 20) << 12 } else { u64::MAX }
         };
         limits.address_space = some(dice, 10);
         limits.locked = some(dice, 30);
@@ -242,11 +208,9 @@ fn knobs(dice: &mut Dice) -> [Knob; 10] {
     let mut knobs = [Knob::Never; 10];
     match dice.below(10) {
         0..=2 => {}
-        3 | 4 => knobs[1 + dice.below(9) as usize] = Knob::Always,
-        5..=7 => knobs[1..]
-            .iter_mut()
-            .filter(|_| dice.percent(40))
-            .for_each(|knob| *knob = Knob::Always),
+        3 => knobs[1 + dice.below(9) as usize] = Knob::Always,
+        4 => knobs[9] = Knob::Always,
+        5..=7 => knobs[1..].iter_mut().filter(|_| dice.percent(40)).for_each(|knob| *knob = Knob::Always),
         8 => (knobs[0], knobs[9]) = (Knob::Madvise, Knob::Inherit),
         _ => {
             let all = [Knob::Never, Knob::Inherit, Knob::Madvise, Knob::Always];

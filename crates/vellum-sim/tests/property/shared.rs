@@ -63,10 +63,7 @@ pub fn run<H: Host<Arch = X86_64>>(host: &H, seed: u64, load: Load, threads: Thr
     let seat = host.seat(0);
     let machine = Machine::boot(host, Default::default()).expect("enough memory to boot");
     for order in 1..10 {
-        machine.policy().set(
-            order,
-            dice.weighted(&[(60, Knob::Never), (30, Knob::Always), (10, Knob::Madvise)]),
-        );
+        machine.policy().set(order, dice.weighted(&[(60, Knob::Never), (30, Knob::Always), (10, Knob::Madvise)]));
     }
     host.booted();
     let arch = *host.hardware().arch();
@@ -80,15 +77,7 @@ pub fn run<H: Host<Arch = X86_64>>(host: &H, seed: u64, load: Load, threads: Thr
     for round in 0..load.rounds {
         let base = (border - dice.below(pages)) << arch.page_shift();
         let counters = (0..pages.div_ceil(2)).map(|_| Counter::default()).collect();
-        let field = Field {
-            host,
-            space: &space,
-            case,
-            base,
-            pages,
-            counters,
-            calm,
-        };
+        let field = Field { host, space: &space, case, base, pages, counters, calm };
         {
             let _seat = host.seat(0);
             space.unmap(0, arch.user_end()).expect("nothing to split");
@@ -113,12 +102,7 @@ impl<'m, H: Host<Arch = X86_64>> Field<'_, 'm, H> {
 
     fn map(&self, page: u64, pages: u64) {
         let (addr, len) = (self.at(page), self.at(pages) - self.base);
-        let mapped = self.space.map(MapRequest {
-            addr,
-            len,
-            prot: RW,
-            flags: MapFlags::FIXED,
-        });
+        let mapped = self.space.map(MapRequest { addr, len, prot: RW, flags: MapFlags::FIXED });
         assert_eq!(mapped, Ok(addr));
     }
 
@@ -147,10 +131,7 @@ impl<'m, H: Host<Arch = X86_64>> Field<'_, 'm, H> {
         match program.add_u64(self.at(page), 1) {
             Ok(before) => {
                 let now = counter.begun.load(SeqCst);
-                assert!(
-                    before < now,
-                    "page {page} counts {before}, and only {most} to {now} additions were begun"
-                );
+                assert!(before < now, "page {page} counts {before}, and only {most} to {now} additions were begun");
                 counter.known.fetch_max(before + 1, SeqCst);
                 counter.made.fetch_add(1, SeqCst);
             }
@@ -163,14 +144,9 @@ impl<'m, H: Host<Arch = X86_64>> Field<'_, 'm, H> {
     fn read(&self, program: &Program<'_, H, Space<'m, H>>, page: u64) {
         let counter = &self.counters[page as usize / 2];
         let least = counter.known.load(SeqCst);
-        let read = program
-            .load_u64(self.at(page))
-            .expect("a counter may always be read");
+        let read = program.load_u64(self.at(page)).expect("a counter may always be read");
         let most = counter.begun.load(SeqCst);
-        assert!(
-            (least..=most).contains(&read),
-            "page {page} counts {read}, and not {least} to {most}"
-        );
+        assert!((least..=most).contains(&read), "page {page} counts {read}, and not {least} to {most}");
     }
 
     /// Something with one of the pages between, or a part of them.
@@ -181,10 +157,7 @@ impl<'m, H: Host<Arch = X86_64>> Field<'_, 'm, H> {
             // Somebody may take it away, or make it readable only.
             0 | 1 => drop(program.store_u64(self.at(page), 1)),
             2 => drop(self.space.advise(self.at(page), page_len, Advise::DontNeed)),
-            3 => self
-                .space
-                .unmap(self.at(page), page_len)
-                .expect("memory for a node"),
+            3 => self.space.unmap(self.at(page), page_len).expect("memory for a node"),
             _ => self.map(page, 1),
         }
     }
@@ -199,10 +172,7 @@ impl<'m, H: Host<Arch = X86_64>> Field<'_, 'm, H> {
             82..=86 => drop(self.space.protect(addr, len, RW)),
             87 => drop(self.space.protect(addr, len, Prot::READ)),
             88 => drop(self.space.protect(addr, len, RW | Prot::EXEC)),
-            89..=91 => drop(
-                self.space
-                    .advise(addr, len, dice.one_of(&[Advise::Huge, Advise::NoHuge])),
-            ),
+            89..=91 => drop(self.space.advise(addr, len, dice.one_of(&[Advise::Huge, Advise::NoHuge]))),
             92..=95 => drop(self.space.fault(addr, Access::Read)),
             _ => {
                 let mut resident = vec![false; self.pages as usize];
@@ -217,11 +187,7 @@ impl<'m, H: Host<Arch = X86_64>> Field<'_, 'm, H> {
         let program = cpu.enter(self.space);
         for (at, counter) in self.counters.iter().enumerate() {
             let page = at as u64 * 2;
-            assert_eq!(
-                program.load_u64(self.at(page)),
-                Ok(counter.made.load(SeqCst)),
-                "page {page}"
-            );
+            assert_eq!(program.load_u64(self.at(page)), Ok(counter.made.load(SeqCst)), "page {page}");
         }
     }
 }

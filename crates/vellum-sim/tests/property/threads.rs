@@ -44,9 +44,7 @@ pub fn together<F: FnOnce() + Send>(threads: Threads, jobs: Vec<F>) {
         Threads::Host if jobs.len() == 1 => jobs.into_iter().for_each(|job| job()),
         Threads::Host => thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
         #[cfg(feature = "shuttle")]
-        Threads::Shuttle => {
-            shuttle::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job))))
-        }
+        Threads::Shuttle => shuttle::thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(job)))),
     }
 }
 

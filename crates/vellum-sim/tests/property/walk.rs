@@ -78,10 +78,7 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
         used += 1;
     }
     let root = level == arch.levels();
-    assert!(
-        used > 0 || root,
-        "INV-3: {table:?} for {base:#x}, level {level}, is hooked and empty"
-    );
+    assert!(used > 0 || root, "INV-3: {table:?} for {base:#x}, level {level}, is hooked and empty");
 }
 
 /// Where a page is in memory, if it is resident. The page must stay so meanwhile.

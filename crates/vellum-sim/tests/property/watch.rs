@@ -118,9 +118,7 @@ pub fn say(what: &str) {
 /// A number in the environment, decimal or hexadecimal.
 pub fn env_number(name: &str) -> Option<u64> {
     let text = env::var(name).ok()?;
-    let number = text
-        .strip_prefix("0x")
-        .map_or_else(|| text.parse(), |hex| u64::from_str_radix(hex, 16));
+    let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |hex| u64::from_str_radix(hex, 16));
     Some(number.unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
@@ -168,11 +166,7 @@ fn look_for_hangs() {
 /// What the tests have printed is lost with the process, so everything worth knowing is said here, past the capture.
 fn end(case: &Case) -> ! {
     let message = case.message.lock().unwrap_or_else(PoisonError::into_inner);
-    let why = if case.failed() {
-        &*message
-    } else {
-        "an operation does not end"
-    };
+    let why = if case.failed() { &*message } else { "an operation does not end" };
     let _ = writeln!(io::stderr(), "\n{} hangs: {why}\n{case}", case.test);
     process::abort()
 }

@@ -40,36 +40,19 @@ struct World<'m, H: Host> {
 }
 
 /// Run these steps, by actor. Panics when something is not as it should be.
-pub fn run<H: Host<Arch = X86_64>>(
-    host: &H,
-    setup: &Setup,
-    steps: &[Vec<Step>],
-    threads: Threads,
-    case: &Arc<Case>,
-) {
+pub fn run<H: Host<Arch = X86_64>>(host: &H, setup: &Setup, steps: &[Vec<Step>], threads: Threads, case: &Arc<Case>) {
     case.begin();
     let seat = host.seat(0);
-    let options = BootOptions {
-        zero_on_free: setup.zero_on_free,
-    };
+    let options = BootOptions { zero_on_free: setup.zero_on_free };
     let machine = Machine::boot(host, options).expect("enough memory to boot");
     machine.policy().set_global(setup.knobs[0]);
     (1..10).for_each(|order| machine.policy().set(order, setup.knobs[usize::from(order)]));
     let groups = make_groups(&machine, &setup.groups);
     host.booted();
     let free = machine.frames().free_frames();
-    let mut world = World {
-        host,
-        machine: &machine,
-        setup,
-        case,
-        spaces: Vec::new(),
-        groups,
-    };
+    let mut world = World { host, machine: &machine, setup, case, spaces: Vec::new(), groups };
     for group in &setup.spaces {
-        world
-            .spaces
-            .push(world.new_space(*group).expect("memory for an empty space"));
+        world.spaces.push(world.new_space(*group).expect("memory for an empty space"));
     }
     let mut actors: Vec<Actor<'_, H>> = (0..setup.actors).map(|actor| world.actor(actor)).collect();
     drop(seat);
@@ -81,10 +64,7 @@ pub fn run<H: Host<Arch = X86_64>>(
         world.count(&actors);
     }
     let _seat = host.seat(0);
-    actors
-        .into_iter()
-        .filter_map(|actor| actor.own)
-        .for_each(Leaky::end);
+    actors.into_iter().filter_map(|actor| actor.own).for_each(Leaky::end);
     world.spaces.drain(..).for_each(Leaky::end);
     census::nothing_left(host, &machine, free, &world.groups);
     host.over();
@@ -95,13 +75,7 @@ fn make_groups<H: Host>(machine: &Machine<'_, H>, wanted: &[(usize, u64)]) -> Ve
     let mut groups = Vec::new();
     for (parent, limit) in wanted {
         let parent = id(&groups, *parent);
-        groups.push((
-            machine
-                .groups()
-                .create(machine.frames(), parent, *limit)
-                .expect("memory for a group"),
-            parent,
-        ));
+        groups.push((machine.groups().create(machine.frames(), parent, *limit).expect("memory for a group"), parent));
     }
     groups
 }
@@ -125,29 +99,18 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
     }
 
     fn actor(&self, actor: usize) -> Actor<'m, H> {
-        let plots = self.setup.choices[actor]
-            .plots
-            .iter()
-            .enumerate()
-            .map(|(at, windows)| {
-                let alone = self.setup.actors == 1 || at >= self.setup.spaces.len();
-                Plot {
-                    model: Model::default(),
-                    windows: windows.clone(),
-                    bounds: self.bounds(alone),
-                    elsewhere: Vec::new(),
-                    exact: self.setup.small() || alone && !self.setup.tight,
-                }
-            });
-        let own = self
-            .setup
-            .private
-            .then(|| self.new_space(self.own_group(actor)))
-            .flatten();
-        Actor {
-            plots: plots.collect(),
-            own,
-        }
+        let plots = self.setup.choices[actor].plots.iter().enumerate().map(|(at, windows)| {
+            let alone = self.setup.actors == 1 || at >= self.setup.spaces.len();
+            Plot {
+                model: Model::default(),
+                windows: windows.clone(),
+                bounds: self.bounds(alone),
+                elsewhere: Vec::new(),
+                exact: self.setup.small() || alone && !self.setup.tight,
+            }
+        });
+        let own = self.setup.private.then(|| self.new_space(self.own_group(actor))).flatten();
+        Actor { plots: plots.collect(), own }
     }
 
     fn bounds(&self, alone: bool) -> Bounds {
@@ -179,11 +142,7 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
             let cpu = self.host.seat((at + round) % self.setup.cpus);
             let dice = &mut Dice::new(derive(self.setup.seed, (500 + at * 1000 + round) as u64));
             let enter = |space| (dice.percent(90), space);
-            let entered = self
-                .spaces
-                .iter()
-                .map(enter)
-                .map(|(enters, space)| enters.then(|| cpu.enter(&**space)));
+            let entered = self.spaces.iter().map(enter).map(|(enters, space)| enters.then(|| cpu.enter(&**space)));
             let programs: Vec<_> = entered.collect();
             for step in steps {
                 if self.case.failed() {
@@ -196,10 +155,8 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
             }
         }));
         if let Err(failure) = end {
-            let message = failure
-                .downcast_ref::<String>()
-                .cloned()
-                .or(failure.downcast_ref::<&str>().map(|s| s.to_string()));
+            let message =
+                failure.downcast_ref::<String>().cloned().or(failure.downcast_ref::<&str>().map(|s| s.to_string()));
             self.case.fail(message.unwrap_or_default());
             resume_unwind(failure);
         }
@@ -221,10 +178,7 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
             actor.own.take().into_iter().for_each(Leaky::end);
             (plot.model, plot.elsewhere) = (Model::default(), Vec::new());
             actor.own = self.new_space(self.own_group(at));
-            assert!(
-                actor.own.is_some() || self.setup.tight,
-                "no memory for an empty space"
-            );
+            assert!(actor.own.is_some() || self.setup.tight, "no memory for an empty space");
         }
         if let Some(space) = &actor.own {
             let program = cpu.enter(&**space);
@@ -237,13 +191,7 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
         space: &'s Space<'m, H>,
         program: Option<&'s Program<'s, H, Space<'m, H>>>,
     ) -> Scene<'s, 'm, H> {
-        Scene {
-            host: self.host,
-            machine: self.machine,
-            space,
-            program,
-            tight: self.setup.tight,
-        }
+        Scene { host: self.host, machine: self.machine, space, program, tight: self.setup.tight }
     }
 
     /// Compare everything.
@@ -257,18 +205,11 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
         let own = actors.iter().enumerate().filter_map(|(at, actor)| {
             let space = &**actor.own.as_ref()?;
             let pages = actor.plots.last()?.model.all().collect();
-            Some(Counted {
-                space,
-                group: id(&self.groups, self.own_group(at)),
-                pages,
-            })
+            Some(Counted { space, group: id(&self.groups, self.own_group(at)), pages })
         });
         let all: Vec<Counted<'_, 'm, H>> = shared.chain(own).collect();
         census::take(self.host, self.machine, &all, &self.groups);
-        let used: u64 = all
-            .iter()
-            .map(|counted| counted.space.stats().tables >> FRAME_SHIFT)
-            .sum();
+        let used: u64 = all.iter().map(|counted| counted.space.stats().tables >> FRAME_SHIFT).sum();
         assert!(self.machine.frames().free_frames() + used <= self.machine.frames().total());
         let actors = self.setup.actors;
         let faults = self.machine.counter(vellum::stats::Counter::LargeFallbacks);

@@ -27,16 +27,8 @@ pub struct Tiny<'m, P> {
 impl<'m, P: Platform> Tiny<'m, P> {
     pub fn new(p: &'m P) -> Self {
         let end = p.regions().iter().map(|r| r.base.0 + r.len).max().unwrap();
-        let frames = p
-            .regions()
-            .iter()
-            .flat_map(|r| r.base.pfn().0..PhysAddr(r.base.0 + r.len).pfn().0)
-            .map(Pfn);
-        Tiny {
-            p,
-            locks: (0..end / FRAME_SIZE).map(|_| RawSpin::new()).collect(),
-            free: Mutex::new(frames.collect()),
-        }
+        let frames = p.regions().iter().flat_map(|r| r.base.pfn().0..PhysAddr(r.base.0 + r.len).pfn().0).map(Pfn);
+        Tiny { p, locks: (0..end / FRAME_SIZE).map(|_| RawSpin::new()).collect(), free: Mutex::new(frames.collect()) }
     }
 
     pub fn event(&self, event: Event) {
@@ -58,10 +50,7 @@ impl<'m, P: Platform> Tiny<'m, P> {
     /// 512 frames, aligned.
     pub fn huge_frame(&self) -> Pfn {
         let mut free = self.free.lock().unwrap();
-        let head = *free
-            .iter()
-            .find(|f| f.is_aligned(9) && free.contains(&f.add(511)))
-            .expect("out of memory");
+        let head = *free.iter().find(|f| f.is_aligned(9) && free.contains(&f.add(511))).expect("out of memory");
         free.retain(|f| f.0 < head.0 || f.0 >= head.0 + 512);
         drop(free);
         self.event(Event::Allocated(head, 512));
@@ -75,10 +64,7 @@ impl<'m, P: Platform> Tiny<'m, P> {
     }
 
     pub fn word(&self, pfn: Pfn, index: u64) -> &AtomicU64 {
-        let at = self
-            .p
-            .direct_map()
-            .wrapping_add((pfn.addr().0 + 8 * index) as usize);
+        let at = self.p.direct_map().wrapping_add((pfn.addr().0 + 8 * index) as usize);
         // SAFETY: an aligned word of the machine's memory, which only atomics and this manager reach.
         unsafe { AtomicU64::from_ptr(at.cast()) }
     }
@@ -138,13 +124,7 @@ pub struct Space<'t, 'm, P> {
 impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
     pub fn new(t: &'t Tiny<'m, P>, id: u32, mapped: VirtRange) -> Self {
         let id = SpaceId(id);
-        Space {
-            t,
-            id,
-            root: t.table(4, id),
-            cpus: AtomicU64::new(0),
-            mapped,
-        }
+        Space { t, id, root: t.table(4, id), cpus: AtomicU64::new(0), mapped }
     }
 
     /// The table of `level` for `va`, made if missing.
@@ -166,10 +146,9 @@ impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
 
     /// The table of `level` for `va`, which is there, found without locks.
     pub fn table_unlocked(&self, va: u64, level: u8) -> Pfn {
-        (level + 1..=4).rev().fold(self.root, |table, above| {
-            ARCH.table_addr(self.t.entry(table, ARCH.index(va, above) as u16))
-                .pfn()
-        })
+        (level + 1..=4)
+            .rev()
+            .fold(self.root, |table, above| ARCH.table_addr(self.t.entry(table, ARCH.index(va, above) as u16)).pfn())
     }
 
     pub fn slot(&self, va: u64, level: u8) -> (Pfn, u16) {
@@ -201,17 +180,8 @@ impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
     }
 
     pub fn invalidate(&self, ranges: &[VirtRange], stride_shift: u32, tables: bool) {
-        let what = Invalidation {
-            space: self.id,
-            root: self.root,
-            ranges,
-            stride_shift,
-            tables,
-        };
-        self.t.p.invalidate(
-            &what,
-            &CpuSet::from_words([self.cpus.load(Ordering::SeqCst), 0, 0, 0]),
-        );
+        let what = Invalidation { space: self.id, root: self.root, ranges, stride_shift, tables };
+        self.t.p.invalidate(&what, &CpuSet::from_words([self.cpus.load(Ordering::SeqCst), 0, 0, 0]));
     }
 }
 

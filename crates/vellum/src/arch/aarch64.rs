@@ -120,26 +120,17 @@ impl Aarch64 {
 
     /// Pages of 4 KiB, 48-bit addresses.
     pub const fn granule_4k() -> Self {
-        Aarch64 {
-            page_shift: 12,
-            wide: false,
-        }
+        Aarch64 { page_shift: 12, wide: false }
     }
 
     /// Pages of 16 KiB, 48-bit addresses.
     pub const fn granule_16k() -> Self {
-        Aarch64 {
-            page_shift: 14,
-            wide: false,
-        }
+        Aarch64 { page_shift: 14, wide: false }
     }
 
     /// Pages of 64 KiB, 48-bit addresses.
     pub const fn granule_64k() -> Self {
-        Aarch64 {
-            page_shift: 16,
-            wide: false,
-        }
+        Aarch64 { page_shift: 16, wide: false }
     }
 
     /// The same with 52-bit addresses, virtual and physical: FEAT_LPA2 for pages of 4 and 16 KiB, FEAT_LVA and FEAT_LPA
@@ -211,11 +202,7 @@ const fn dirty_bits(writable: bool, dirty: bool) -> u64 {
 /// Whether a leaf is dirty.
 #[inline]
 const fn is_dirty(raw: u64) -> bool {
-    if raw & WRITE != 0 {
-        raw & READ_ONLY == 0
-    } else {
-        raw & DIRTY_NOT_WRITABLE != 0
-    }
+    if raw & WRITE != 0 { raw & READ_ONLY == 0 } else { raw & DIRTY_NOT_WRITABLE != 0 }
 }
 
 impl Arch for Aarch64 {
@@ -256,11 +243,7 @@ impl Arch for Aarch64 {
     #[inline]
     fn kind(&self, raw: u64, level: u8) -> Kind {
         if raw & VALID != 0 {
-            return if level > 1 && raw & TABLE_OR_PAGE != 0 {
-                Kind::Table
-            } else {
-                Kind::Leaf
-            };
+            return if level > 1 && raw & TABLE_OR_PAGE != 0 { Kind::Table } else { Kind::Leaf };
         }
         if raw == 0 {
             return Kind::None;
@@ -346,18 +329,11 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn step(&self, raw: u64, level: u8) -> u64 {
-        if raw & (VALID | NOT_GLOBAL) != 0 {
-            1 << self.level_shift(level)
-        } else {
-            1 << SLOT_SHIFT
-        }
+        if raw & (VALID | NOT_GLOBAL) != 0 { 1 << self.level_shift(level) } else { 1 << SLOT_SHIFT }
     }
 
     fn swap(&self, swapped: Swapped) -> u64 {
-        debug_assert!(
-            swapped.device < 32 && swapped.slot <= Self::MAX_SLOT,
-            "{swapped:?}"
-        );
+        debug_assert!(swapped.device < 32 && swapped.slot <= Self::MAX_SLOT, "{swapped:?}");
         let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | swapped.slot << SLOT_SHIFT;
         if swapped.attrs.contains(Attrs::EXCLUSIVE) {
             raw |= SWAP_EXCLUSIVE;
@@ -376,11 +352,7 @@ impl Arch for Aarch64 {
         attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
         attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped {
-            device: (raw >> DEVICE_SHIFT) as u8 & 31,
-            slot: raw >> SLOT_SHIFT & Self::MAX_SLOT,
-            attrs,
-        }
+        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: raw >> SLOT_SHIFT & Self::MAX_SLOT, attrs }
     }
 
     fn marker(&self, marker: Marker) -> u64 {
@@ -388,9 +360,7 @@ impl Arch for Aarch64 {
     }
 
     fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison]
-            .into_iter()
-            .find(|m| self.marker(*m) == raw)
+        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
     }
 
     fn busy(&self) -> u64 {

@@ -19,7 +19,7 @@ pub use aarch64::Aarch64;
 pub use riscv64::Riscv64;
 pub use x86_64::X86_64;
 
-use crate::addr::{PhysAddr, Pfn};
+use crate::addr::{Pfn, PhysAddr};
 use bitflags::bitflags;
 
 bitflags! {

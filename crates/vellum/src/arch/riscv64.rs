@@ -84,35 +84,23 @@ impl Riscv64 {
 
     /// 39-bit addresses, three levels.
     pub const fn sv39() -> Self {
-        Riscv64 {
-            levels: 3,
-            rsw60t59b: false,
-        }
+        Riscv64 { levels: 3, rsw60t59b: false }
     }
 
     /// 48-bit addresses, four levels.
     pub const fn sv48() -> Self {
-        Riscv64 {
-            levels: 4,
-            rsw60t59b: false,
-        }
+        Riscv64 { levels: 4, rsw60t59b: false }
     }
 
     /// 57-bit addresses, five levels.
     pub const fn sv57() -> Self {
-        Riscv64 {
-            levels: 5,
-            rsw60t59b: false,
-        }
+        Riscv64 { levels: 5, rsw60t59b: false }
     }
 
     /// For a CPU with Svrsw60t59b, which leaves bits 59 and 60 to software: soft-dirty works. On any other CPU an entry
     /// with such a bit set faults.
     pub const fn with_rsw60t59b(self) -> Self {
-        Riscv64 {
-            rsw60t59b: true,
-            ..self
-        }
+        Riscv64 { rsw60t59b: true, ..self }
     }
 }
 
@@ -154,11 +142,7 @@ impl Arch for Riscv64 {
     #[inline]
     fn kind(&self, raw: u64, _level: u8) -> Kind {
         if raw & VALID != 0 {
-            return if raw & (READ | WRITE | EXEC) != 0 {
-                Kind::Leaf
-            } else {
-                Kind::Table
-            };
+            return if raw & (READ | WRITE | EXEC) != 0 { Kind::Leaf } else { Kind::Table };
         }
         if raw == 0 {
             return Kind::None;
@@ -243,10 +227,7 @@ impl Arch for Riscv64 {
     }
 
     fn swap(&self, swapped: Swapped) -> u64 {
-        debug_assert!(
-            swapped.device < 32 && swapped.slot <= Self::MAX_SLOT,
-            "{swapped:?}"
-        );
+        debug_assert!(swapped.device < 32 && swapped.slot <= Self::MAX_SLOT, "{swapped:?}");
         let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | swapped.slot << SLOT_SHIFT;
         if swapped.attrs.contains(Attrs::EXCLUSIVE) {
             raw |= SWAP_EXCLUSIVE;
@@ -265,11 +246,7 @@ impl Arch for Riscv64 {
         attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
         attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
         attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped {
-            device: (raw >> DEVICE_SHIFT) as u8 & 31,
-            slot: raw >> SLOT_SHIFT,
-            attrs,
-        }
+        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: raw >> SLOT_SHIFT, attrs }
     }
 
     fn marker(&self, marker: Marker) -> u64 {
@@ -277,9 +254,7 @@ impl Arch for Riscv64 {
     }
 
     fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison]
-            .into_iter()
-            .find(|m| self.marker(*m) == raw)
+        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
     }
 
     fn busy(&self) -> u64 {

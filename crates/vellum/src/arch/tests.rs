@@ -56,10 +56,7 @@ struct Memory {
 
 impl Memory {
     fn word(&mut self, pa: u64) -> &mut u64 {
-        let found = self
-            .tables
-            .iter_mut()
-            .find(|(at, words)| pa.wrapping_sub(*at) / 8 < words.len() as u64);
+        let found = self.tables.iter_mut().find(|(at, words)| pa.wrapping_sub(*at) / 8 < words.len() as u64);
         let (at, words) = found.unwrap_or_else(|| panic!("the walker left the tables: {pa:#x}"));
         &mut words[((pa - *at) / 8) as usize]
     }
@@ -307,12 +304,7 @@ impl<A: Arch> Case<A> {
         let all = (1 << self.pa_bits) - self.level_size(level);
         let bit = |b: u32| 1 << b & all;
         let mut frames: Vec<u64> = (0..self.pa_bits).map(bit).collect();
-        frames.extend([
-            all,
-            0x5555_5555_5555_5555 & all,
-            0xaaaa_aaaa_aaaa_aaaa & all,
-            0x000b_1e55_edbe_ef00 & all,
-        ]);
+        frames.extend([all, 0x5555_5555_5555_5555 & all, 0xaaaa_aaaa_aaaa_aaaa & all, 0x000b_1e55_edbe_ef00 & all]);
         frames.sort_unstable();
         frames.dedup();
         frames
@@ -325,9 +317,7 @@ impl<A: Arch> Case<A> {
         addresses.extend([0, self.arch.user_end() - 1]);
         let mut random = 1u64;
         addresses.extend((0..64).map(|_| {
-            random = random
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (random >> 7 & mask).min(self.arch.user_end() - 1)
         }));
         addresses
@@ -335,11 +325,7 @@ impl<A: Arch> Case<A> {
 
     /// What a leaf remembers of these.
     fn stored(&self, attrs: Attrs) -> Attrs {
-        let implied = if attrs.intersects(Attrs::PROT) {
-            self.implied
-        } else {
-            Attrs::empty()
-        };
+        let implied = if attrs.intersects(Attrs::PROT) { self.implied } else { Attrs::empty() };
         (attrs | implied) & self.supported
     }
 
@@ -348,13 +334,7 @@ impl<A: Arch> Case<A> {
     }
 
     fn swaps(&self) -> Vec<Swapped> {
-        let mut slots = vec![
-            0,
-            self.max_slot,
-            self.max_slot - 1,
-            self.max_slot / 3,
-            self.max_slot / 3 * 2,
-        ];
+        let mut slots = vec![0, self.max_slot, self.max_slot - 1, self.max_slot / 3, self.max_slot / 3 * 2];
         slots.extend((0..self.max_slot.count_ones()).map(|b| 1 << b));
         let mut swaps = vec![];
         for slot in slots {
@@ -375,21 +355,9 @@ const SOFTWARE: [Attrs; 8] = {
     let mut all = [Attrs::empty(); 8];
     let mut i = 0;
     while i < 8 {
-        let exclusive = if i & 1 == 0 {
-            Attrs::empty()
-        } else {
-            Attrs::EXCLUSIVE
-        };
-        let watched = if i & 2 == 0 {
-            Attrs::empty()
-        } else {
-            Attrs::WATCHED
-        };
-        let soft_dirty = if i & 4 == 0 {
-            Attrs::empty()
-        } else {
-            Attrs::SOFT_DIRTY
-        };
+        let exclusive = if i & 1 == 0 { Attrs::empty() } else { Attrs::EXCLUSIVE };
+        let watched = if i & 2 == 0 { Attrs::empty() } else { Attrs::WATCHED };
+        let soft_dirty = if i & 4 == 0 { Attrs::empty() } else { Attrs::SOFT_DIRTY };
         all[i] = exclusive.union(watched).union(soft_dirty);
         i += 1;
     }
@@ -427,10 +395,7 @@ fn indices_split_an_address<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     for bit in 0..case.va_bits {
         // Each bit is the page's offset or belongs to exactly one level.
-        let users = case
-            .all_levels()
-            .filter(|l| arch.index(1 << bit, *l) != 0)
-            .count();
+        let users = case.all_levels().filter(|l| arch.index(1 << bit, *l) != 0).count();
         assert_eq!(users, (bit >= case.page_shift) as usize, "bit {bit}");
     }
     for va in case.addresses() {
@@ -450,16 +415,8 @@ fn attributes_round_trip<A: Arch>(case: &Case<A>) {
         for pa in case.frames(level) {
             for attrs in all_attrs() {
                 let raw = case.leaf(pa, attrs, level);
-                assert_eq!(
-                    arch.attrs(raw, level),
-                    case.stored(attrs),
-                    "{attrs:?} level {level} {raw:#x}"
-                );
-                assert_eq!(
-                    arch.leaf_addr(raw, level),
-                    PhysAddr(pa),
-                    "{attrs:?} level {level} {raw:#x}"
-                );
+                assert_eq!(arch.attrs(raw, level), case.stored(attrs), "{attrs:?} level {level} {raw:#x}");
+                assert_eq!(arch.leaf_addr(raw, level), PhysAddr(pa), "{attrs:?} level {level} {raw:#x}");
                 // What was read can be written back.
                 assert_eq!(case.leaf(pa, arch.attrs(raw, level), level), raw);
             }
@@ -505,12 +462,7 @@ fn kinds_exclude_each_other<A: Arch>(case: &Case<A>) {
     for marker in MARKERS {
         assert_eq!(arch.marked(arch.marker(marker)), Some(marker));
     }
-    for other in [
-        0,
-        arch.busy(),
-        arch.swap(case.swaps()[0]),
-        case.leaf(0, Attrs::empty(), 1),
-    ] {
+    for other in [0, arch.busy(), arch.swap(case.swaps()[0]), case.leaf(0, Attrs::empty(), 1)] {
         assert_eq!(arch.marked(other), None, "{other:#x}");
     }
 }
@@ -531,11 +483,7 @@ fn hardware_bits_are_accessed_and_dirty<A: Arch>(case: &Case<A>) {
                 assert_eq!(arch.kind(flipped, level), Kind::Leaf);
                 assert_eq!(arch.leaf_addr(flipped, level), PhysAddr(pa));
                 let changed = arch.attrs(flipped, level) ^ case.stored(attrs);
-                assert_eq!(
-                    changed - Attrs::HARDWARE,
-                    Attrs::empty(),
-                    "{attrs:?} {raw:#x} {flipped:#x}"
-                );
+                assert_eq!(changed - Attrs::HARDWARE, Attrs::empty(), "{attrs:?} {raw:#x} {flipped:#x}");
             }
             // And the other way: accessed and dirty are nowhere else.
             for seen in [Attrs::empty(), Attrs::ACCESSED, Attrs::DIRTY, Attrs::HARDWARE] {
@@ -556,11 +504,7 @@ fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
             let expected = raw.wrapping_add(arch.step(raw, level));
             for two in all_attrs() {
                 let alike = case.stored(one) - Attrs::HARDWARE == case.stored(two) - Attrs::HARDWARE;
-                assert_eq!(
-                    same(expected, case.leaf(next, two, level)),
-                    alike,
-                    "{one:?} {two:?} level {level}"
-                );
+                assert_eq!(same(expected, case.leaf(next, two, level)), alike, "{one:?} {two:?} level {level}");
             }
             assert!(!same(expected, case.leaf(2 * next, one, level)), "{one:?}");
         }
@@ -571,11 +515,7 @@ fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
         let raw = entry(3, 7, attrs);
         let expected = raw.wrapping_add(arch.step(raw, 1));
         for other in SOFTWARE {
-            assert_eq!(
-                expected == entry(3, 8, other),
-                attrs == other,
-                "{attrs:?} {other:?}"
-            );
+            assert_eq!(expected == entry(3, 8, other), attrs == other, "{attrs:?} {other:?}");
         }
         assert_ne!(expected, entry(4, 8, attrs));
         assert_ne!(expected, entry(3, 9, attrs));
@@ -631,28 +571,9 @@ fn hardware_is_idle_when_it_has_nothing_to_set<A: Arch>(case: &Case<A>) {
 fn steps_walk_a_run<A: Arch>(case: &Case<A>) {
     const FOLIO: u64 = 1 << 30;
     let end = 1u64 << case.pa_bits;
-    let borders = [
-        0,
-        1 << 36,
-        1 << 44,
-        1 << 47,
-        1 << 48,
-        1 << 49,
-        1 << 50,
-        1 << 51,
-        end,
-    ];
-    let folios: Vec<u64> = borders
-        .iter()
-        .flat_map(|b| [b.wrapping_sub(FOLIO), *b])
-        .filter(|f| *f < end)
-        .collect();
-    let some_attrs = [
-        Attrs::PROT,
-        Attrs::all(),
-        Attrs::empty(),
-        Attrs::all() - Attrs::PROT,
-    ];
+    let borders = [0, 1 << 36, 1 << 44, 1 << 47, 1 << 48, 1 << 49, 1 << 50, 1 << 51, end];
+    let folios: Vec<u64> = borders.iter().flat_map(|b| [b.wrapping_sub(FOLIO), *b]).filter(|f| *f < end).collect();
+    let some_attrs = [Attrs::PROT, Attrs::all(), Attrs::empty(), Attrs::all() - Attrs::PROT];
     for level in case.leaf_levels() {
         let size = case.level_size(level);
         for folio in &folios {
@@ -661,11 +582,7 @@ fn steps_walk_a_run<A: Arch>(case: &Case<A>) {
                 let step = case.arch.step(raw, level);
                 for n in 0..FOLIO / size {
                     let pa = folio + n * size;
-                    assert_eq!(
-                        raw,
-                        case.leaf(pa, attrs, level),
-                        "{pa:#x} {attrs:?} level {level}"
-                    );
+                    assert_eq!(raw, case.leaf(pa, attrs, level), "{pa:#x} {attrs:?} level {level}");
                     assert_eq!(case.arch.step(raw, level), step);
                     raw = raw.wrapping_add(step);
                 }
@@ -673,29 +590,12 @@ fn steps_walk_a_run<A: Arch>(case: &Case<A>) {
         }
     }
     for level in case.all_levels() {
-        for first in [
-            0,
-            0xffff,
-            (1 << 32) - 512,
-            case.max_slot / 3,
-            case.max_slot - 1023,
-        ] {
+        for first in [0, 0xffff, (1 << 32) - 512, case.max_slot / 3, case.max_slot - 1023] {
             for attrs in SOFTWARE {
-                let mut raw = case.arch.swap(Swapped {
-                    device: 21,
-                    slot: first,
-                    attrs,
-                });
+                let mut raw = case.arch.swap(Swapped { device: 21, slot: first, attrs });
                 let step = case.arch.step(raw, level);
                 for slot in first..first + 1024 {
-                    assert_eq!(
-                        raw,
-                        case.arch.swap(Swapped {
-                            device: 21,
-                            slot,
-                            attrs
-                        })
-                    );
+                    assert_eq!(raw, case.arch.swap(Swapped { device: 21, slot, attrs }));
                     assert_eq!(case.arch.step(raw, level), step);
                     raw = raw.wrapping_add(step);
                 }
@@ -713,12 +613,7 @@ fn build<A: Arch>(case: &Case<A>, memory: &mut Memory, va: u64, level: u8) -> (u
         // Far apart, with most bits of an address in use.
         let scatter = 0x0009_e377_9b97_f4a7u64.wrapping_mul(2 * l as u64 + 1);
         let table = align_down(scatter & ((1 << case.pa_bits) - 1), case.page_shift);
-        assert!(
-            memory
-                .tables
-                .iter()
-                .all(|(at, _)| at.abs_diff(table) >= 1 << case.page_shift)
-        );
+        assert!(memory.tables.iter().all(|(at, _)| at.abs_diff(table) >= 1 << case.page_shift));
         memory.tables.push((table, vec![0; entries]));
         match place {
             None => root = table,
@@ -776,11 +671,7 @@ fn mmu_faults_on_all_else<A: Arch>(case: &Case<A>) {
         for other in &others {
             *memory.word(place) = *other;
             for access in [Access::Read, Access::Write, Access::Exec] {
-                assert_eq!(
-                    case.mmu.access(&mut memory, root, va, access, true),
-                    None,
-                    "{other:#x} level {level}"
-                );
+                assert_eq!(case.mmu.access(&mut memory, root, va, access, true), None, "{other:#x} level {level}");
                 assert_eq!(*memory.word(place), *other);
             }
         }
@@ -792,13 +683,7 @@ fn user_half_ends_where_it_says<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     let page = 1 << case.page_shift;
     let mut reached = 0;
-    for va in [
-        arch.user_end() - page,
-        arch.user_end() - 1,
-        1 << case.va_bits,
-        1 << (case.va_bits + 1),
-        1 << 63,
-    ] {
+    for va in [arch.user_end() - page, arch.user_end() - 1, 1 << case.va_bits, 1 << (case.va_bits + 1), 1 << 63] {
         let mut memory = Memory::default();
         let (root, place) = build(case, &mut memory, va % (1 << case.va_bits), 1);
         *memory.word(place) = arch.leaf(PhysAddr(FRAME_SIZE * 16), Attrs::all(), 1);
@@ -844,11 +729,7 @@ fn x86_64(arch: X86_64, levels: usize, nxe: bool) -> Case<X86_64> {
         level_shifts: &X86_LEVELS[..levels],
         leaf_levels: 3,
         supported: Attrs::all(),
-        implied: if nxe {
-            Attrs::READ
-        } else {
-            Attrs::READ.union(Attrs::EXEC)
-        },
+        implied: if nxe { Attrs::READ } else { Attrs::READ.union(Attrs::EXEC) },
         max_slot: (1 << 50) - 1,
     }
 }
@@ -908,10 +789,7 @@ fn aarch64_control_register() {
     assert_eq!(Aarch64::granule_16k().tcr_el1(), 16 | 0x3500 | 0b10 << 14);
     assert_eq!(Aarch64::granule_64k().tcr_el1(), 16 | 0x3500 | 0b01 << 14);
     assert_eq!(Aarch64::granule_4k().wide().tcr_el1(), 12 | 0x3500 | 1 << 59);
-    assert_eq!(
-        Aarch64::granule_16k().wide().tcr_el1(),
-        12 | 0x3500 | 0b10 << 14 | 1 << 59
-    );
+    assert_eq!(Aarch64::granule_16k().wide().tcr_el1(), 12 | 0x3500 | 0b10 << 14 | 1 << 59);
     assert_eq!(Aarch64::granule_64k().wide().tcr_el1(), 12 | 0x3500 | 0b01 << 14);
 }
 
@@ -919,16 +797,11 @@ fn aarch64_control_register() {
 #[test]
 fn aarch64_keeps_the_top_of_an_address_apart() {
     let top = PhysAddr(0b1010 << 48);
-    let moved = |arch: Aarch64, level| {
-        arch.leaf(top, Attrs::READ, level) ^ arch.leaf(PhysAddr(0), Attrs::READ, level)
-    };
+    let moved = |arch: Aarch64, level| arch.leaf(top, Attrs::READ, level) ^ arch.leaf(PhysAddr(0), Attrs::READ, level);
     for level in 1..=2 {
         assert_eq!(moved(Aarch64::granule_64k().wide(), level), 0b1010 << 12);
         assert_eq!(moved(Aarch64::granule_4k().wide(), level), 0b10 << 8 | 0b10 << 48);
-        assert_eq!(
-            moved(Aarch64::granule_16k().wide(), level),
-            0b10 << 8 | 0b10 << 48
-        );
+        assert_eq!(moved(Aarch64::granule_16k().wide(), level), 0b10 << 8 | 0b10 << 48);
     }
 }
 
@@ -946,23 +819,14 @@ fn aarch64_write_protection_keeps_dirty() {
 #[test]
 fn bits_for_contiguous_groups_are_free() {
     for attrs in all_attrs() {
-        assert_eq!(
-            Aarch64::granule_4k().leaf(PhysAddr(0xffff_ffff_f000), attrs, 1) & Aarch64::CONTIGUOUS,
-            0
-        );
-        assert_eq!(
-            Riscv64::sv57().leaf(PhysAddr(0xff_ffff_ffff_f000), attrs, 1) & Riscv64::NAPOT,
-            0
-        );
+        assert_eq!(Aarch64::granule_4k().leaf(PhysAddr(0xffff_ffff_f000), attrs, 1) & Aarch64::CONTIGUOUS, 0);
+        assert_eq!(Riscv64::sv57().leaf(PhysAddr(0xff_ffff_ffff_f000), attrs, 1) & Riscv64::NAPOT, 0);
     }
     assert_eq!((Aarch64::CONTIGUOUS, Riscv64::NAPOT), (1 << 52, 1 << 63));
 }
 
 #[test]
 fn riscv64_has_soft_dirty_only_with_more_software_bits() {
-    assert_eq!(
-        Riscv64::sv39().supported(),
-        Attrs::all() - Attrs::SOFT_DIRTY
-    );
+    assert_eq!(Riscv64::sv39().supported(), Attrs::all() - Attrs::SOFT_DIRTY);
     assert_eq!(Riscv64::sv39().with_rsw60t59b().supported(), Attrs::all());
 }

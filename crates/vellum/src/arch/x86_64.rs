@@ -134,11 +134,7 @@ impl Arch for X86_64 {
         if self.no_exec && !attrs.contains(Attrs::EXEC) {
             raw |= NO_EXEC;
         }
-        if attrs.intersects(Attrs::PROT) {
-            raw | USER | PRESENT
-        } else {
-            (raw ^ ADDR) | USER | NO_ACCESS
-        }
+        if attrs.intersects(Attrs::PROT) { raw | USER | PRESENT } else { (raw ^ ADDR) | USER | NO_ACCESS }
     }
 
     #[inline]

@@ -4,7 +4,7 @@
 //! largest region. A machine with holes pays for descriptors by section (32 MiB), not for the holes between.
 
 use super::{Buddy, CacheLine, Frame, Frames, MAX_ORDER, SECTION_SHIFT, percpu::Cache};
-use crate::addr::{FRAME_SHIFT, FRAME_SIZE, PhysAddr, Pfn, align_down, align_up};
+use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, align_down, align_up};
 use crate::platform::{MAX_CPUS, Platform, Region};
 use crate::sync::SpinLock;
 
@@ -24,7 +24,9 @@ pub enum BootError {
 impl core::fmt::Display for BootError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            BootError::BadRegion(r) => write!(f, "memory region {:?}+{:#x} overlaps, is out of order or wraps", r.base, r.len),
+            BootError::BadRegion(r) => {
+                write!(f, "memory region {:?}+{:#x} overlaps, is out of order or wraps", r.base, r.len)
+            }
             BootError::TooFar(r) => write!(f, "memory region {:?}+{:#x} reaches beyond 16 TiB", r.base, r.len),
             BootError::TooSmall(n) => write!(f, "no memory region can hold {n} bytes of descriptors and more"),
             BootError::BadCpuCount(n) => write!(f, "{n} CPUs: must be 1 to {MAX_CPUS}"),

@@ -36,7 +36,12 @@ impl Buddy {
     /// A block of `1 << order` frames and whether it is zero. The smallest block that serves is split, so that large ones
     /// last; among equally large ones `rather_zero` decides. The remainder's lower part is handed out first, so that a
     /// series of requests gets ascending, adjacent blocks.
-    pub(super) fn alloc<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, rather_zero: bool) -> Option<(Pfn, bool)> {
+    pub(super) fn alloc<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        order: u8,
+        rather_zero: bool,
+    ) -> Option<(Pfn, bool)> {
         for from in order..=MAX_ORDER {
             for zero in [rather_zero, !rather_zero] {
                 let Some(pfn) = self.free[zero as usize][from as usize].pop(frames) else { continue };

@@ -33,7 +33,7 @@ use buddy::Buddy;
 use core::ptr::NonNull;
 use percpu::Cache;
 
-use crate::addr::{FRAME_SIZE, PhysAddr, Pfn};
+use crate::addr::{FRAME_SIZE, Pfn, PhysAddr};
 use crate::platform::{Event, Platform, trace};
 use crate::sync::SpinLock;
 
@@ -257,7 +257,11 @@ impl<'p, P: Platform> Frames<'p, P> {
     pub(crate) fn put(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Counts {
         trace(self.platform, || {
             let before = frame.counts();
-            Event::Counts(head, (before.refs, before.maps), (before.refs.wrapping_sub(refs), before.maps.wrapping_sub(maps)))
+            Event::Counts(
+                head,
+                (before.refs, before.maps),
+                (before.refs.wrapping_sub(refs), before.maps.wrapping_sub(maps)),
+            )
         });
         frame.put(refs, maps)
     }

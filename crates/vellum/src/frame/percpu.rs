@@ -36,7 +36,13 @@ impl Cache {
 
     /// A block, and whether it is zero.
     #[inline]
-    pub(super) fn alloc<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, rather_zero: bool, usage: Use) -> Option<(Pfn, bool)> {
+    pub(super) fn alloc<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        order: u8,
+        rather_zero: bool,
+        usage: Use,
+    ) -> Option<(Pfn, bool)> {
         if let Some(found) = self.pop(frames, order, rather_zero, usage) {
             return Some(found);
         }
@@ -45,7 +51,13 @@ impl Cache {
     }
 
     #[inline]
-    fn pop<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, rather_zero: bool, usage: Use) -> Option<(Pfn, bool)> {
+    fn pop<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        order: u8,
+        rather_zero: bool,
+        usage: Use,
+    ) -> Option<(Pfn, bool)> {
         for zero in [rather_zero, !rather_zero] {
             let top = &mut self.stacks[usage as usize][zero as usize][order as usize];
             if let Some(pfn) = top.some() {

@@ -14,7 +14,8 @@ fn all_free(frames: &Frames<'_, Host>) -> u64 {
 
 fn is_zero(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) -> bool {
     // SAFETY: the test allocated these frames and is alone with them.
-    let bytes = unsafe { std::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize) };
+    let bytes =
+        unsafe { std::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize) };
     bytes.iter().all(|b| *b == 0)
 }
 
@@ -44,7 +45,9 @@ fn blocks_are_disjoint_and_zero_blocks_are_zero() {
                     continue;
                 };
                 assert!(pfn.is_aligned(order));
-                let apart = |(other, o, ..): &(Pfn, u8, Use, bool)| other.0 + (1 << o) <= pfn.0 || pfn.0 + (1 << order) <= other.0;
+                let apart = |(other, o, ..): &(Pfn, u8, Use, bool)| {
+                    other.0 + (1 << o) <= pfn.0 || pfn.0 + (1 << order) <= other.0
+                };
                 assert!(held.iter().all(apart), "{pfn:?} of order {order} was given out twice");
                 assert!(!zero || is_zero(&frames, pfn, 1 << order), "{pfn:?} is not zero");
                 // Some zero blocks stay zero and are freed as such, so that both kinds meet when they merge.

@@ -113,7 +113,8 @@ impl<'p> Groups<'p> {
     pub(crate) fn boot<P: Platform>(frames: &Frames<'p, P>) -> Result<Self, OutOfMemory> {
         let pfn = frames.alloc(0, true, Use::Kernel)?;
         // SAFETY: a frame of zeros, just allocated and kept for `'p`, is `MAX_GROUPS` atomics.
-        let table = unsafe { core::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>(), MAX_GROUPS) };
+        let table =
+            unsafe { core::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>(), MAX_GROUPS) };
         let groups = Groups {
             table,
             direct: frames.platform().direct_map(),
@@ -125,15 +126,27 @@ impl<'p> Groups<'p> {
     }
 
     /// A new group below `parent`, limited to `limit` pages (`u64::MAX`: by its ancestors only).
-    pub fn create<P: Platform>(&self, frames: &Frames<'p, P>, parent: GroupId, limit: u64) -> Result<GroupId, GroupError> {
+    pub fn create<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        parent: GroupId,
+        limit: u64,
+    ) -> Result<GroupId, GroupError> {
         let _changing = self.changing.lock(frames.platform());
         self.find(parent).ok_or(GroupError::NoSuchGroup(parent))?;
-        let free = (0..MAX_GROUPS as u16).map(GroupId).find(|id| self.find(*id).is_none()).ok_or(GroupError::TooMany)?;
+        let free =
+            (0..MAX_GROUPS as u16).map(GroupId).find(|id| self.find(*id).is_none()).ok_or(GroupError::TooMany)?;
         self.set_up(frames, free, parent, limit)?;
         Ok(free)
     }
 
-    fn set_up<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId, parent: GroupId, limit: u64) -> Result<(), OutOfMemory> {
+    fn set_up<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        parent: GroupId,
+        limit: u64,
+    ) -> Result<(), OutOfMemory> {
         let slot = &self.table[id.0 as usize];
         if slot.load(Relaxed) == 0 {
             let bytes = size_of::<Group>() + self.cpus * size_of::<Shard>();
@@ -158,7 +171,8 @@ impl<'p> Groups<'p> {
     pub fn remove<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<(), GroupError> {
         let _changing = self.changing.lock(frames.platform());
         let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
-        let child = |other: GroupId| other != id && self.find(other).is_some_and(|g| g.parent.load(Relaxed) == id.0 as u32);
+        let child =
+            |other: GroupId| other != id && self.find(other).is_some_and(|g| g.parent.load(Relaxed) == id.0 as u32);
         self.drain_stocks(frames, id);
         let busy = id == GroupId::ROOT || group.charged.load(Relaxed) != 0;
         if busy || (0..MAX_GROUPS as u16).map(GroupId).any(child) {
@@ -245,7 +259,9 @@ impl<'p> Groups<'p> {
             if now > group.limit.load(Relaxed) {
                 group.charged.fetch_sub(pages as u64, Relaxed);
                 for undo in self.ancestors(id).take_while(|g| *g != at) {
-                    self.memory(Pfn(self.table[undo.0 as usize].load(Relaxed))).charged.fetch_sub(pages as u64, Relaxed);
+                    self.memory(Pfn(self.table[undo.0 as usize].load(Relaxed)))
+                        .charged
+                        .fetch_sub(pages as u64, Relaxed);
                 }
                 return Err(OverLimit(at));
             }
@@ -313,7 +329,13 @@ impl<'p> Groups<'p> {
 
     /// A charge failed: perhaps other CPUs have in stock what is missing.
     #[cold]
-    fn reclaim_stock<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId, pages: u32, over: OverLimit) -> Result<(), OverLimit> {
+    fn reclaim_stock<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        pages: u32,
+        over: OverLimit,
+    ) -> Result<(), OverLimit> {
         for at in (0..MAX_GROUPS as u16).map(GroupId).filter(|g| self.find(*g).is_some()) {
             if self.ancestors(at).any(|g| g == over.0) {
                 self.drain_stocks(frames, at);

@@ -12,8 +12,8 @@ use crate::sync::Walkers;
 
 mod scratch;
 
-pub(crate) use scratch::{Scratch, Stretch};
 use scratch::Sheet;
+pub(crate) use scratch::{Scratch, Stretch};
 
 /// The memory of one machine. Any number of them live side by side in one process.
 ///
@@ -67,7 +67,16 @@ impl<'p, P: Platform> Machine<'p, P> {
         let counters = kept_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
         let sheets = kept_slice::<Sheet, P>(&frames, cpus).map_err(too_small)?;
         let zeros = Self::zeros(&frames).map_err(too_small)?;
-        Ok(Machine { frames, groups, walkers, policy: FolioPolicy::default(), counters, sheets, zeros, spaces: AtomicU32::new(1) })
+        Ok(Machine {
+            frames,
+            groups,
+            walkers,
+            policy: FolioPolicy::default(),
+            counters,
+            sheets,
+            zeros,
+            spaces: AtomicU32::new(1),
+        })
     }
 
     /// A huge page of zeros on a machine that can spare it; a smaller one, of at most a thousandth of memory, otherwise.

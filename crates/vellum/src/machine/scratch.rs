@@ -3,8 +3,8 @@
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
-use crate::sync::RawSpin;
 use crate::platform::Platform;
+use crate::sync::RawSpin;
 
 use super::{Machine, Zeroable};
 

@@ -127,7 +127,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Err(AdviseError::Locked(area.range));
             }
             holes |= area.range.start > at;
-            at = self.zap(range.intersect(&area.range).intersect(&VirtRange { start: at, ..range }), Keep::Guards, &mut gather)?;
+            at = self.zap(
+                range.intersect(&area.range).intersect(&VirtRange { start: at, ..range }),
+                Keep::Guards,
+                &mut gather,
+            )?;
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
     }

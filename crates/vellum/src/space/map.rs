@@ -172,7 +172,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let window = VirtRange { start: areas.limits.lowest, end: self.tables.arch.user_end() };
         let room = |from: u64, end: u64, align: u32| {
             let window = VirtRange { start: from, end };
-            areas.tree.find_gap(len, align, window, Direction::TopDown).map(|start| VirtRange { start, end: start + len })
+            areas
+                .tree
+                .find_gap(len, align, window, Direction::TopDown)
+                .map(|start| VirtRange { start, end: start + len })
         };
         let hint = align_down(hint, shift);
         if hint != 0 {
@@ -186,7 +189,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let huge = self.tables.arch.level_shift(2);
         let base = areas.limits.mmap_base;
         let aligned = if len >> huge != 0 { room(window.start, base, huge) } else { None };
-        aligned.or_else(|| room(window.start, base, shift)).or_else(|| room(window.start, window.end, shift)).ok_or(MapError::NoRoom)
+        aligned
+            .or_else(|| room(window.start, base, shift))
+            .or_else(|| room(window.start, window.end, shift))
+            .ok_or(MapError::NoRoom)
     }
 
     fn map_fixed(&self, range: VirtRange, request: &MapRequest) -> Result<(), MapError> {

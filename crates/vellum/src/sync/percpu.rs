@@ -12,8 +12,8 @@
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
-use super::atomic::{AtomicU32, Ordering};
 use super::after_seqcst_rmw;
+use super::atomic::{AtomicU32, Ordering};
 use crate::platform::Cpus;
 
 /// The lock around `T`; see the module's text. The slots are the caller's, so that each can share a line with whatever

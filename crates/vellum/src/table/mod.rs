@@ -61,7 +61,12 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// An empty tree: a root, whose lower part (user mode's) is the engine's and whose upper part is the host's.
-    pub(crate) fn new(machine: &'m Machine<'m, P>, arch: A, group: GroupId, slots: &'m [SpaceSlot]) -> Result<Self, OutOfMemory> {
+    pub(crate) fn new(
+        machine: &'m Machine<'m, P>,
+        arch: A,
+        group: GroupId,
+        slots: &'m [SpaceSlot],
+    ) -> Result<Self, OutOfMemory> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE);
         let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX };
@@ -136,7 +141,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// # Panics
     /// In debug builds, if something is still mapped.
     pub(crate) fn free_root(&mut self) {
-        debug_assert_eq!(self.machine.frames().frame(self.root).link(1).load(Ordering::Relaxed), 0, "the root is not empty");
+        debug_assert_eq!(
+            self.machine.frames().frame(self.root).link(1).load(Ordering::Relaxed),
+            0,
+            "the root is not empty"
+        );
         self.hooked(-1);
         // The host may have written its own half.
         self.free_private(self.root, false);

@@ -1,7 +1,7 @@
 //! The run: consecutive entries of one table that say the same thing.
 
-use crate::arch::{Arch, Attrs, Kind};
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, Kind};
 
 /// What a walk yields. A page is a run of length one; there is no other path for it.
 ///

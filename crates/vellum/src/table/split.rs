@@ -32,7 +32,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 None => {
                     let level = table.level - 1;
                     table.release();
-                    drop(core::mem::replace(&mut spare, Spare { tree: self, table: Some((self.alloc_table(level)?, level)) }));
+                    drop(core::mem::replace(
+                        &mut spare,
+                        Spare { tree: self, table: Some((self.alloc_table(level)?, level)) },
+                    ));
                 }
             }
         }
@@ -61,7 +64,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let _flushed = self.tlb.invalidate(&[span], table.shift(), false);
         let level = table.level - 1;
         let below = LockedTable::new(self, child, self.machine.frames().frame(child), level, start);
-        let first = self.arch.leaf(PhysAddr(self.arch.leaf_addr(old, table.level).0), self.arch.attrs(old, table.level), level);
+        let first =
+            self.arch.leaf(PhysAddr(self.arch.leaf_addr(old, table.level).0), self.arch.attrs(old, table.level), level);
         below.set(start, first, 1 << self.arch.index_bits());
         LockedTable::<P, A>::set_parent(below.desc, table.pfn);
         table.store(index, self.arch.busy(), self.arch.table(child.addr()));

@@ -157,7 +157,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             to = to.saturating_add(1 << shift);
             index += 1;
             // SAFETY: as in `descend`, and `index` was just compared.
-            if to >= end || index == 1 << self.arch.index_bits() || unsafe { self.entry(at.table, index) }.load(Acquire) != 0 {
+            if to >= end
+                || index == 1 << self.arch.index_bits()
+                || unsafe { self.entry(at.table, index) }.load(Acquire) != 0
+            {
                 return to.min(end);
             }
         }

@@ -179,7 +179,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         let frames = machine.frames();
-        let mut release = Release { machine, leavers: Leavers::new(frames, machine.groups()), start: 0, len: 0, work: 0, folios: 0 };
+        let mut release =
+            Release { machine, leavers: Leavers::new(frames, machine.groups()), start: 0, len: 0, work: 0, folios: 0 };
         for stretch in &self.scratch[..self.used] {
             release.stretch(Pfn(stretch.pfn), stretch.frames);
         }
@@ -252,7 +253,8 @@ impl<P: Platform> Release<'_, '_, P> {
                 }
                 let skip = pfn.add(at as u32).0 & ((1 << order) - 1);
                 let pages = ((1 << order) - skip).min(left - at as u32);
-                let (head, frame) = if skip == 0 { (pfn.add(at as u32), first) } else { frames.head(pfn.add(at as u32)) };
+                let (head, frame) =
+                    if skip == 0 { (pfn.add(at as u32), first) } else { frames.head(pfn.add(at as u32)) };
                 self.unmapped(head, frame, order, pages);
                 at += pages as usize;
             }

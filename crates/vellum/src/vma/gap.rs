@@ -32,37 +32,16 @@ impl<V: Area> AreaTree<V> {
     /// What an area [reserves](Area::reserved_start) is not free. For no bytes there is no place.
     ///
     /// O(log n), and one step more for each stretch on the way that is long enough but not once aligned.
-    pub fn find_gap(
-        &self,
-        len: u64,
-        align_shift: u32,
-        window: VirtRange,
-        direction: Direction,
-    ) -> Option<u64> {
+    pub fn find_gap(&self, len: u64, align_shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {
         if len == 0 || align_shift >= u64::BITS || window.start >= window.end {
             return None;
         }
-        let wanted = Wanted {
-            len,
-            align_shift,
-            window,
-            direction,
-        };
+        let wanted = Wanted { len, align_shift, window, direction };
         let Some((root, extent)) = self.root().and_then(|root| Some((root, root.extent()?))) else {
             return wanted.place(window);
         };
-        let below = || {
-            wanted.place(VirtRange {
-                start: 0,
-                end: extent.reserved,
-            })
-        };
-        let above = || {
-            wanted.place(VirtRange {
-                start: extent.end,
-                end: u64::MAX,
-            })
-        };
+        let below = || wanted.place(VirtRange { start: 0, end: extent.reserved });
+        let above = || wanted.place(VirtRange { start: extent.end, end: u64::MAX });
         match direction {
             Direction::TopDown => above().or_else(|| wanted.search(root)).or_else(below),
             Direction::BottomUp => below().or_else(|| wanted.search(root)).or_else(above),
@@ -79,8 +58,7 @@ impl Wanted {
                 // last one before the first area that starts above it.
                 let first = count_up_to(leaf.starts(), self.window.start).max(1);
                 let last = count_below(leaf.starts(), self.window.end).min(leaf.len() - 1);
-                self.in_order(first, last)
-                    .find_map(|i| self.place(leaf.stretch(i)?))
+                self.in_order(first, last).find_map(|i| self.place(leaf.stretch(i)?))
             }
             NodeRef::Inner(inner) => {
                 let first = count_up_to(inner.ends(), self.window.start);

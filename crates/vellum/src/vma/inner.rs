@@ -66,12 +66,7 @@ impl<V: Area> Inner<V> {
     /// Adds a child before child `i`. The node must not be full.
     pub(super) fn insert(&mut self, i: usize, child: Node<V>, gap: u64) {
         let len = self.len();
-        for column in [
-            &mut self.starts,
-            &mut self.reserved,
-            &mut self.ends,
-            &mut self.gaps,
-        ] {
+        for column in [&mut self.starts, &mut self.reserved, &mut self.ends, &mut self.gaps] {
             column.copy_within(i..len, i + 1);
         }
         self.children[i..=len].rotate_right(1);
@@ -99,12 +94,7 @@ impl<V: Area> Inner<V> {
         let len = self.len();
         let child = self.children[i..len].first_mut()?.take();
         self.children[i..len].rotate_left(1);
-        for column in [
-            &mut self.starts,
-            &mut self.reserved,
-            &mut self.ends,
-            &mut self.gaps,
-        ] {
+        for column in [&mut self.starts, &mut self.reserved, &mut self.ends, &mut self.gaps] {
             column.copy_within(i + 1..len, i);
         }
         self.head.len -= 1;
@@ -140,11 +130,7 @@ impl<V: Area> Inner<V> {
 
     pub(super) fn extent(&self) -> Option<Extent> {
         let end = *self.ends().last()?;
-        Some(Extent {
-            start: self.starts[0],
-            reserved: self.reserved[0],
-            end,
-        })
+        Some(Extent { start: self.starts[0], reserved: self.reserved[0], end })
     }
 
     /// The free stretch before child `i`, if there is a child before that.
@@ -157,11 +143,7 @@ impl<V: Area> Inner<V> {
     /// What child `i` needs to know, given what this node knows.
     pub(super) fn surroundings(&self, i: usize, above: &Above) -> Above {
         Above {
-            floor: i
-                .checked_sub(1)
-                .and_then(|i| self.ends().get(i))
-                .copied()
-                .unwrap_or(above.floor),
+            floor: i.checked_sub(1).and_then(|i| self.ends().get(i)).copied().unwrap_or(above.floor),
             ceiling: self.starts().get(i + 1).copied().unwrap_or(above.ceiling),
             gap: self.gaps[i],
             split_cost: if self.is_full() { above.split_cost + 1 } else { 0 },
@@ -171,11 +153,7 @@ impl<V: Area> Inner<V> {
     /// The largest free stretch inside of child `i` or on either side of it.
     pub(super) fn around(&self, i: usize) -> u64 {
         let sides = [self.stretch(i), self.stretch(i + 1)];
-        sides
-            .iter()
-            .flatten()
-            .map(VirtRange::len)
-            .fold(self.gaps[i], u64::max)
+        sides.iter().flatten().map(VirtRange::len).fold(self.gaps[i], u64::max)
     }
 
     /// The largest free stretch below this node.
@@ -197,10 +175,7 @@ impl<V: Area> Inner<V> {
             return None;
         }
         let fits = |other: &Node<V>| len + other.len() <= capacity * 3 / 4;
-        let left = match i
-            .checked_sub(1)
-            .filter(|&left| self.child(left).is_some_and(fits))
-        {
+        let left = match i.checked_sub(1).filter(|&left| self.child(left).is_some_and(fits)) {
             Some(left) => left,
             None => self.child(i + 1).is_some_and(fits).then_some(i)?,
         };

@@ -101,6 +101,10 @@ impl Area for Vma {
     }
 
     fn reserved_start(&self) -> u64 {
-        if self.flags.contains(AreaFlags::GROWSDOWN) { self.range.start.saturating_sub(STACK_GUARD) } else { self.range.start }
+        if self.flags.contains(AreaFlags::GROWSDOWN) {
+            self.range.start.saturating_sub(STACK_GUARD)
+        } else {
+            self.range.start
+        }
     }
 }

@@ -72,18 +72,8 @@ impl Page {
         let page = self.0.cast::<Head>();
         // SAFETY: the page is ours, and large and aligned enough for a `Leaf`. Writing the head makes it a valid, empty one: the
         // rest of it is `MaybeUninit`.
-        unsafe {
-            page.write(Head {
-                kind: Kind::Leaf,
-                len: 0,
-                last: 0,
-                run: 0,
-            })
-        };
-        Node {
-            page,
-            marker: PhantomData,
-        }
+        unsafe { page.write(Head { kind: Kind::Leaf, len: 0, last: 0, run: 0 }) };
+        Node { page, marker: PhantomData }
     }
 
     pub(super) fn into_inner<V: Area>(self) -> Node<V> {
@@ -93,17 +83,9 @@ impl Page {
         // `u64`, and zero is the `None` of an `Option` around a transparent `NonNull`, which `Node` is.
         unsafe {
             ptr::write_bytes(self.0.as_ptr(), 0, NODE_SIZE);
-            page.write(Head {
-                kind: Kind::Inner,
-                len: 0,
-                last: 0,
-                run: 0,
-            });
+            page.write(Head { kind: Kind::Inner, len: 0, last: 0, run: 0 });
         }
-        Node {
-            page,
-            marker: PhantomData,
-        }
+        Node { page, marker: PhantomData }
     }
 }
 
@@ -271,10 +253,7 @@ pub(super) fn count_up_to(sorted: &[u64], addr: u64) -> usize {
     let skipped = 8 * sorted.chunks_exact(8).filter(|chunk| chunk[7] <= addr).count();
     let rest = &sorted[skipped..];
     // The length that it nearly always has is worth code of its own, without a loop.
-    skipped
-        + rest
-            .first_chunk::<7>()
-            .map_or_else(|| count(rest), |line| count(line))
+    skipped + rest.first_chunk::<7>().map_or_else(|| count(rest), |line| count(line))
 }
 
 /// What the areas of a subtree span.
@@ -294,10 +273,7 @@ pub(super) struct Extent {
 /// protects nothing: the stack cannot grow past that area anyway.
 #[inline]
 pub(super) fn stretch(end: u64, reserved: u64) -> VirtRange {
-    VirtRange {
-        start: end,
-        end: reserved.max(end),
-    }
+    VirtRange { start: end, end: reserved.max(end) }
 }
 
 /// A node that holds areas.
@@ -319,10 +295,7 @@ impl<V: Area> Leaf<V> {
     /// What the casts below rely on, checked when the tree is compiled.
     const LAYOUT: () = {
         assert!(size_of::<V>() <= 64, "an area is 64 bytes at most");
-        assert!(
-            align_of::<V>() <= align_of::<u64>(),
-            "the areas of a leaf follow an array of u64"
-        );
+        assert!(align_of::<V>() <= align_of::<u64>(), "the areas of a leaf follow an array of u64");
         assert!(size_of::<Leaf<V>>() <= NODE_SIZE && align_of::<Leaf<V>>() <= NODE_SIZE);
     };
 
@@ -357,11 +330,7 @@ impl<V: Area> Leaf<V> {
     pub(super) fn first_above(&self, addr: u64) -> usize {
         let i = count_up_to(self.starts(), addr);
         // All areas up to here start at or below `addr`: only the last of them can reach above it.
-        let reaches = |before: &usize| {
-            self.areas()
-                .get(*before)
-                .is_some_and(|area| area.range().end > addr)
-        };
+        let reaches = |before: &usize| self.areas().get(*before).is_some_and(|area| area.range().end > addr);
         i.checked_sub(1).filter(reaches).unwrap_or(i)
     }
 
@@ -374,10 +343,7 @@ impl<V: Area> Leaf<V> {
 
     /// Where the area before area `i` ends, and where area `next` starts.
     pub(super) fn bounds(&self, i: usize, next: usize, above: &Above) -> (u64, u64) {
-        let floor = i
-            .checked_sub(1)
-            .and_then(|i| self.areas().get(i))
-            .map_or(above.floor, |area| area.range().end);
+        let floor = i.checked_sub(1).and_then(|i| self.areas().get(i)).map_or(above.floor, |area| area.range().end);
         (floor, self.starts().get(next).copied().unwrap_or(above.ceiling))
     }
 
@@ -403,11 +369,7 @@ impl<V: Area> Leaf<V> {
         starts.copy_within(i..len, i + 1);
         areas.copy_within(i..len, i + 1);
         self.set(i, area);
-        self.head.run = if self.head.last.abs_diff(i as u16) <= 1 {
-            self.head.run.saturating_add(1)
-        } else {
-            0
-        };
+        self.head.run = if self.head.last.abs_diff(i as u16) <= 1 { self.head.run.saturating_add(1) } else { 0 };
         self.head.last = i as u16;
         self.head.len += 1;
     }
@@ -452,37 +414,24 @@ impl<V: Area> Leaf<V> {
 
     fn extent(&self) -> Option<Extent> {
         let (first, last) = (self.areas().first()?, self.areas().last()?);
-        Some(Extent {
-            start: first.range().start,
-            reserved: reserved(first),
-            end: last.range().end,
-        })
+        Some(Extent { start: first.range().start, reserved: reserved(first), end: last.range().end })
     }
 
     /// The free stretch before area `i`, if there is an area before that.
     #[inline]
     pub(super) fn stretch(&self, i: usize) -> Option<VirtRange> {
         let areas = self.areas();
-        Some(stretch(
-            areas.get(i.checked_sub(1)?)?.range().end,
-            reserved(areas.get(i)?),
-        ))
+        Some(stretch(areas.get(i.checked_sub(1)?)?.range().end, reserved(areas.get(i)?)))
     }
 
     /// The larger of the free stretches on both sides of area `i`.
     pub(super) fn around(&self, i: usize) -> u64 {
-        self.stretch(i)
-            .map_or(0, |s| s.len())
-            .max(self.stretch(i + 1).map_or(0, |s| s.len()))
+        self.stretch(i).map_or(0, |s| s.len()).max(self.stretch(i + 1).map_or(0, |s| s.len()))
     }
 
     #[cold]
     pub(super) fn largest_gap(&self) -> u64 {
-        self.areas()
-            .windows(2)
-            .map(|w| stretch(w[0].range().end, reserved(&w[1])).len())
-            .max()
-            .unwrap_or(0)
+        self.areas().windows(2).map(|w| stretch(w[0].range().end, reserved(&w[1])).len()).max().unwrap_or(0)
     }
 }
 

@@ -25,10 +25,7 @@ struct Seg {
 
 impl Area for Seg {
     fn range(&self) -> VirtRange {
-        VirtRange {
-            start: self.start,
-            end: self.end,
-        }
+        VirtRange { start: self.start, end: self.end }
     }
 
     fn reserved_start(&self) -> u64 {
@@ -37,12 +34,7 @@ impl Area for Seg {
 }
 
 fn seg(start: u64, len: u64) -> Seg {
-    Seg {
-        start,
-        end: start + len,
-        guard: 0,
-        tag: [start; 5],
-    }
+    Seg { start, end: start + len, guard: 0, tag: [start; 5] }
 }
 
 /// Memory that knows what it has given away, and can run out.
@@ -58,10 +50,7 @@ impl Memory {
     };
 
     fn new() -> Memory {
-        Memory {
-            live: RefCell::default(),
-            left: Cell::new(usize::MAX),
-        }
+        Memory { live: RefCell::default(), left: Cell::new(usize::MAX) }
     }
 
     fn live(&self) -> usize {
@@ -141,11 +130,7 @@ fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
         }
         let areas = &out[from..];
         let (first, last) = (areas[0], areas[areas.len() - 1]);
-        let extent = Extent {
-            start: first.start,
-            reserved: first.reserved_start(),
-            end: last.end,
-        };
+        let extent = Extent { start: first.start, reserved: first.reserved_start(), end: last.end };
         assert_eq!(node.extent(), Some(extent));
         let gap = |w: &[Seg]| w[1].reserved_start().saturating_sub(w[0].end);
         (extent, areas.windows(2).map(gap).max().unwrap_or(0))
@@ -159,22 +144,13 @@ fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
         None => assert_eq!(tree.depth(), 0),
     }
     assert!(out.windows(2).all(|w| w[0].end <= w[1].start));
-    assert_eq!(
-        (out.len(), nodes, nodes + tree.spares()),
-        (tree.len(), tree.nodes(), mem.live())
-    );
+    assert_eq!((out.len(), nodes, nodes + tree.spares()), (tree.len(), tree.nodes(), mem.live()));
     assert!(tree.spares() >= tree.needed(tree.promised));
     out
 }
 
 /// The definition of `find_gap`, one stretch after the other.
-fn find_gap_slowly(
-    areas: &[Seg],
-    len: u64,
-    shift: u32,
-    window: VirtRange,
-    direction: Direction,
-) -> Option<u64> {
+fn find_gap_slowly(areas: &[Seg], len: u64, shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {
     let starts = areas.iter().map(|seg| seg.reserved_start()).chain([u64::MAX]);
     let ends = [0].into_iter().chain(areas.iter().map(|seg| seg.end));
     let mut places = ends.zip(starts).filter_map(|(low, high)| {
@@ -193,28 +169,13 @@ fn find_gap_slowly(
 
 fn compare_searches(tree: &AreaTree<Seg>, areas: &[Seg], space: u64, rng: &mut Rng) {
     for _ in 0..8 {
-        let direction = if rng.below(2) == 0 {
-            Direction::TopDown
-        } else {
-            Direction::BottomUp
-        };
+        let direction = if rng.below(2) == 0 { Direction::TopDown } else { Direction::BottomUp };
         let (a, b) = (rng.below(space + 1), rng.below(space + 1));
-        let window = VirtRange {
-            start: a.min(b),
-            end: a.max(b),
-        };
-        let longest = areas
-            .windows(2)
-            .map(|w| w[1].start - w[0].end)
-            .max()
-            .unwrap_or(space);
+        let window = VirtRange { start: a.min(b), end: a.max(b) };
+        let longest = areas.windows(2).map(|w| w[1].start - w[0].end).max().unwrap_or(space);
         let (len, shift) = (1 + rng.below(longest + 1), rng.below(10) as u32);
         let expected = find_gap_slowly(areas, len, shift, window, direction);
-        assert_eq!(
-            tree.find_gap(len, shift, window, direction),
-            expected,
-            "{len} {shift} {window:?} {direction:?}"
-        );
+        assert_eq!(tree.find_gap(len, shift, window, direction), expected, "{len} {shift} {window:?} {direction:?}");
     }
 }
 
@@ -237,38 +198,18 @@ struct Duel {
 
 impl Duel {
     fn new(space: u64, seed: u64) -> Duel {
-        Duel {
-            mem: Memory::new(),
-            tree: new(),
-            model: BTreeMap::new(),
-            space,
-            rng: Rng(seed),
-        }
+        Duel { mem: Memory::new(), tree: new(), model: BTreeMap::new(), space, rng: Rng(seed) }
     }
 
     /// What bounds an area that starts at `start`: the end of the one before it and the start of the one after it.
     fn bounds(&self, start: u64) -> (u64, u64) {
-        let floor = self
-            .model
-            .range(..start)
-            .next_back()
-            .map_or(0, |(_, seg)| seg.end);
-        (
-            floor,
-            self.model
-                .range(start + 1..)
-                .next()
-                .map_or(self.space, |(&next, _)| next),
-        )
+        let floor = self.model.range(..start).next_back().map_or(0, |(_, seg)| seg.end);
+        (floor, self.model.range(start + 1..).next().map_or(self.space, |(&next, _)| next))
     }
 
     fn pick(&mut self) -> Option<u64> {
         let addr = self.rng.below(self.space);
-        self.model
-            .range(addr..)
-            .chain(self.model.range(..addr))
-            .next()
-            .map(|(&start, _)| start)
+        self.model.range(addr..).chain(self.model.range(..addr)).next().map(|(&start, _)| start)
     }
 
     fn insert(&mut self) {
@@ -276,15 +217,8 @@ impl Duel {
         let (floor, ceiling) = self.bounds(start);
         if floor <= start && start < ceiling && !self.model.contains_key(&start) {
             let len = 1 + self.rng.below((ceiling - start).min(24));
-            let guard = if self.rng.below(4) == 0 {
-                self.rng.below(40)
-            } else {
-                0
-            };
-            let seg = Seg {
-                guard,
-                ..seg(start, len)
-            };
+            let guard = if self.rng.below(4) == 0 { self.rng.below(40) } else { 0 };
+            let seg = Seg { guard, ..seg(start, len) };
             add(&mut self.tree, &self.mem, seg);
             self.model.insert(start, seg);
         }
@@ -292,10 +226,7 @@ impl Duel {
 
     fn remove(&mut self) {
         let Some(start) = self.pick() else { return };
-        assert_eq!(
-            self.tree.remove(&self.mem, start + 1),
-            self.model.remove(&(start + 1))
-        );
+        assert_eq!(self.tree.remove(&self.mem, start + 1), self.model.remove(&(start + 1)));
         assert_eq!(self.tree.remove(&self.mem, start), self.model.remove(&start));
     }
 
@@ -306,10 +237,7 @@ impl Duel {
         seg.start = floor + self.rng.below(ceiling - floor);
         seg.end = seg.start + 1 + self.rng.below(ceiling - seg.start);
         seg.guard = self.rng.below(20);
-        assert_eq!(
-            self.tree.update(start, |it| core::mem::replace(it, seg).start),
-            Some(start)
-        );
+        assert_eq!(self.tree.update(start, |it| core::mem::replace(it, seg).start), Some(start));
         self.model.insert(seg.start, seg);
     }
 
@@ -367,12 +295,8 @@ fn finds_gaps_by_definition() {
         for _ in 0..20 {
             let (len, align) = (1 + duel.rng.below(12), 1 << duel.rng.below(4));
             let (start, end) = (duel.rng.below(SPACE), duel.rng.below(SPACE));
-            let mut fits =
-                (start..end).filter(|at| at % align == 0 && at + len <= end && (*at..at + len).all(free));
-            let window = VirtRange {
-                start: start.min(end),
-                end,
-            };
+            let mut fits = (start..end).filter(|at| at % align == 0 && at + len <= end && (*at..at + len).all(free));
+            let window = VirtRange { start: start.min(end), end };
             let shift = u64::trailing_zeros(align);
             let found = |direction| duel.tree.find_gap(len, shift, window, direction);
             assert_eq!(found(Direction::BottomUp), fits.clone().next());
@@ -385,29 +309,13 @@ fn finds_gaps_by_definition() {
 #[test]
 fn survives_the_ends_of_the_address_space() {
     let (mem, mut tree) = (Memory::new(), new());
-    let all = VirtRange {
-        start: 0,
-        end: u64::MAX,
-    };
+    let all = VirtRange { start: 0, end: u64::MAX };
     assert_eq!(tree.find_gap(u64::MAX, 0, all, Direction::TopDown), Some(0));
     assert_eq!(tree.find_gap(1, 64, all, Direction::TopDown), None);
     assert_eq!(tree.find_gap(0, 0, all, Direction::BottomUp), None);
-    assert!(
-        tree.find(0)
-            .or(tree.find_from(0))
-            .or(tree.prev(u64::MAX))
-            .or(tree.iter_from(0).next())
-            .is_none()
-    );
+    assert!(tree.find(0).or(tree.find_from(0)).or(tree.prev(u64::MAX)).or(tree.iter_from(0).next()).is_none());
     add(&mut tree, &mem, seg(u64::MAX - 4096, 4096));
-    add(
-        &mut tree,
-        &mem,
-        Seg {
-            guard: 1 << 20,
-            ..seg(0, 4096)
-        },
-    );
+    add(&mut tree, &mem, Seg { guard: 1 << 20, ..seg(0, 4096) });
     assert_eq!(tree.find(0).map(|seg| seg.end), Some(4096));
     assert_eq!(tree.find(u64::MAX - 1).map(|seg| seg.end), Some(u64::MAX));
     assert_eq!(tree.find_from(u64::MAX), None);
@@ -438,10 +346,7 @@ fn holds_many_areas() {
             assert_eq!(tree.remove(&mem, order(i) * 4), Some(seg(order(i) * 4, 2)));
         }
         check(&tree, &mem);
-        assert!(
-            tree.nodes() as u64 <= MANY / 64 / 10 + 2,
-            "sparse nodes did not merge: {tree:?}"
-        );
+        assert!(tree.nodes() as u64 <= MANY / 64 / 10 + 2, "sparse nodes did not merge: {tree:?}");
         tree.clear(&mem);
         assert_eq!((mem.live(), tree.len(), tree.nodes()), (0, 0, 0));
     }
@@ -451,12 +356,8 @@ fn holds_many_areas() {
 fn most_expensive(node: &Node<Seg>) -> (u32, bool, u64) {
     match node.get() {
         NodeRef::Leaf(leaf) => {
-            let widest = (1..leaf.len())
-                .filter_map(|i| leaf.stretch(i))
-                .max_by_key(VirtRange::len);
-            let place = widest.map_or(leaf.areas()[0].end + (1 << 20), |free| {
-                free.start + free.len() / 2
-            });
+            let widest = (1..leaf.len()).filter_map(|i| leaf.stretch(i)).max_by_key(VirtRange::len);
+            let place = widest.map_or(leaf.areas()[0].end + (1 << 20), |free| free.start + free.len() / 2);
             (leaf.is_full().into(), leaf.is_full(), place)
         }
         NodeRef::Inner(inner) => {
@@ -477,26 +378,16 @@ fn keeps_what_it_promised() {
         let full = [0, 1, 2, 55, 56, 57, 112, 56 * 101, 56 * 102, 56 * 103, 56 * 153];
         let areas = full[(round % if cfg!(miri) { 7 } else { 11 }) as usize] + rng.below(3);
         let mut starts: BTreeSet<u64> = (1..=areas).map(|i| i * STEP).collect();
-        starts
-            .iter()
-            .for_each(|&start| add(&mut tree, &mem, seg(start, 1)));
+        starts.iter().for_each(|&start| add(&mut tree, &mem, seg(start, 1)));
         let inserts = [1, 2, 3, 7, 60, 150][rng.below(6) as usize];
         tree.reserve(&mem, inserts).unwrap();
         mem.left.set(0);
         for _ in 0..inserts {
             while rng.below(3) == 0 && !starts.is_empty() {
                 // A stretch of areas goes away, and with it leaves and levels.
-                let from = *starts
-                    .range(rng.below(areas * STEP)..)
-                    .next()
-                    .or(starts.first())
-                    .unwrap();
+                let from = *starts.range(rng.below(areas * STEP)..).next().or(starts.first()).unwrap();
                 let most = [1, 50, 3_000][rng.below(3) as usize];
-                let gone: Vec<u64> = starts
-                    .range(from..)
-                    .take(rng.below(most) as usize + 1)
-                    .copied()
-                    .collect();
+                let gone: Vec<u64> = starts.range(from..).take(rng.below(most) as usize + 1).copied().collect();
                 for start in gone {
                     assert!(tree.remove(&mem, start).is_some() && starts.remove(&start));
                 }
@@ -533,17 +424,10 @@ fn reserves_no_more_than_needed() {
     (56..300).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
     let spares = tree.spares();
     tree.remove(&mem, 299 * 8).unwrap();
-    assert!(
-        spares > 0 && tree.spares() == spares,
-        "what waits goes on waiting"
-    );
+    assert!(spares > 0 && tree.spares() == spares, "what waits goes on waiting");
     tree.trim(&mem);
     (1..299).for_each(|i| assert!(tree.remove(&mem, i * 8).is_some()));
-    assert_eq!(
-        (mem.live(), tree.len()),
-        (0, 0),
-        "nodes go as soon as they are empty"
-    );
+    assert_eq!((mem.live(), tree.len()), (0, 0), "nodes go as soon as they are empty");
 }
 
 /// Memory runs out at each allocation in turn: nothing is kept, nothing is changed, and it works afterwards.
@@ -579,19 +463,13 @@ fn refuses_half_a_split() {
     tree.trim(&mem);
     for spares in 0..3 {
         assert_eq!(tree.spares(), spares);
-        assert!(!matches!(
-            catch_unwind(AssertUnwindSafe(|| tree.insert(seg(4, 1)))),
-            Ok(Ok(()))
-        ));
+        assert!(!matches!(catch_unwind(AssertUnwindSafe(|| tree.insert(seg(4, 1)))), Ok(Ok(()))));
         assert_eq!(check(&tree, &mem).len() as u64, areas);
         tree.spares.push(Page::alloc(&mem).unwrap());
         tree.pages += 1;
     }
     tree.insert(seg(4, 1)).unwrap();
-    assert_eq!(
-        (check(&tree, &mem).len() as u64, tree.depth(), tree.spares()),
-        (areas + 1, 3, 0)
-    );
+    assert_eq!((check(&tree, &mem).len() as u64, tree.depth(), tree.spares()), (areas + 1, 3, 0));
     tree.clear(&mem);
     assert_eq!(mem.live(), 0);
 }
@@ -607,13 +485,7 @@ fn refuses_what_breaks_the_contract() {
     let before = check(&tree, &mem);
     // The first, the second and the last area of each leaf.
     for at in (2..areas - 1).filter(|i| (i + 1) % 56 < 3).map(|i| i * 8) {
-        let overlaps = [
-            (at, at + 4),
-            (at - 1, at + 1),
-            (at + 3, at + 5),
-            (at - 4, at + 8),
-            (at + 4, at + 9),
-        ];
+        let overlaps = [(at, at + 4), (at - 1, at + 1), (at + 3, at + 5), (at - 4, at + 8), (at + 4, at + 9)];
         for (start, end) in overlaps.into_iter().chain([(at + 5, at + 5), (at + 6, at + 5)]) {
             let mut broken = seg(start, 0);
             broken.end = end;

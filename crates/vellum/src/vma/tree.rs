@@ -70,11 +70,7 @@ pub struct AreaTree<V: Area> {
 /// So many inserts are needed at least to make the tree higher once more after it was. A new root has room for as many
 /// less one: it is a leaf with one area, or has two children.
 const fn between_growths<V: Area>() -> usize {
-    if Leaf::<V>::CAPACITY < FANOUT - 1 {
-        Leaf::<V>::CAPACITY
-    } else {
-        FANOUT - 1
-    }
+    if Leaf::<V>::CAPACITY < FANOUT - 1 { Leaf::<V>::CAPACITY } else { FANOUT - 1 }
 }
 
 impl<V: Area> AreaTree<V> {
@@ -84,14 +80,7 @@ impl<V: Area> AreaTree<V> {
     ///
     /// Every `mem` that the methods of this tree are given is the same memory: it takes back what any other one gave.
     pub const unsafe fn new() -> Self {
-        AreaTree {
-            root: None,
-            height: 0,
-            len: 0,
-            spares: Spares::new(),
-            pages: 0,
-            promised: 0,
-        }
+        AreaTree { root: None, height: 0, len: 0, spares: Spares::new(), pages: 0, promised: 0 }
     }
 
     /// How many areas there are.
@@ -179,10 +168,7 @@ impl<V: Area> AreaTree<V> {
 
     /// The areas that end above `addr`, in order.
     pub fn iter_from(&self, addr: u64) -> Iter<'_, V> {
-        Iter {
-            tree: self,
-            at: self.seek(addr),
-        }
+        Iter { tree: self, at: self.seek(addr) }
     }
 
     /// Makes sure that the next `inserts` inserts, wherever they go and whatever is removed in between, will not fail. On
@@ -216,11 +202,7 @@ impl<V: Area> AreaTree<V> {
     /// [`AreaTree::remove`] keeps what is needed for what was promised.
     pub(super) fn needed(&self, inserts: usize) -> usize {
         let between = between_growths::<V>();
-        let room = self
-            .root
-            .as_ref()
-            .map_or(0, |root| root.capacity() - root.len())
-            .min(between - 1);
+        let room = self.root.as_ref().map_or(0, |root| root.capacity() - root.len()).min(between - 1);
         let growths = inserts.saturating_sub(room).div_ceil(between);
         match self.height + growths {
             0 => 0,
@@ -236,11 +218,7 @@ impl<V: Area> AreaTree<V> {
     /// overlaps another, or there is no page left for it.
     pub fn insert(&mut self, area: V) -> Result<(), V> {
         let inserted = self.try_insert(area).is_some();
-        debug_assert!(
-            inserted,
-            "{:?} is empty, overlaps or was not reserved for",
-            area.range()
-        );
+        debug_assert!(inserted, "{:?} is empty, overlaps or was not reserved for", area.range());
         inserted.then_some(()).ok_or(area)
     }
 
@@ -267,24 +245,14 @@ impl<V: Area> AreaTree<V> {
                 let before = leaf.stretch(i).map_or(0, |s| s.len());
                 leaf.insert(i, area);
                 let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
-                return Some(Edited {
-                    out: (),
-                    gap,
-                    right: None,
-                    shrunk: false,
-                });
+                return Some(Edited { out: (), gap, right: None, shrunk: false });
             }
             // The pages for all nodes that this splits are there, or nothing is changed.
             if above.split_cost + 1 > spares.len() {
                 return None;
             }
             let right = leaf.insert_full(i, area, spares.pop()?);
-            Some(Edited {
-                out: (),
-                gap: leaf.largest_gap(),
-                right: Some(right),
-                shrunk: false,
-            })
+            Some(Edited { out: (), gap: leaf.largest_gap(), right: Some(right), shrunk: false })
         })?;
         self.len += 1;
         self.promised = self.promised.saturating_sub(1);
@@ -314,26 +282,13 @@ impl<V: Area> AreaTree<V> {
     /// Removes the area that starts at `start`.
     pub fn remove(&mut self, mem: &(impl NodeMemory + ?Sized), start: u64) -> Option<V> {
         let spares_before = self.spares.len();
-        let done = edit(
-            self.root.as_mut()?,
-            start,
-            Above::ROOT,
-            &mut self.spares,
-            |leaf, above, _| {
-                let (i, area) = leaf.starting_at(start)?;
-                let before = leaf.around(i);
-                leaf.remove(i);
-                let gap = follow(above.gap, before, leaf.stretch(i).map_or(0, |s| s.len()), || {
-                    leaf.largest_gap()
-                });
-                Some(Edited {
-                    out: area,
-                    gap,
-                    right: None,
-                    shrunk: true,
-                })
-            },
-        )?;
+        let done = edit(self.root.as_mut()?, start, Above::ROOT, &mut self.spares, |leaf, above, _| {
+            let (i, area) = leaf.starting_at(start)?;
+            let before = leaf.around(i);
+            leaf.remove(i);
+            let gap = follow(above.gap, before, leaf.stretch(i).map_or(0, |s| s.len()), || leaf.largest_gap());
+            Some(Edited { out: area, gap, right: None, shrunk: true })
+        })?;
         self.len -= 1;
         self.lower();
         let keep = self.needed(self.promised);
@@ -363,31 +318,20 @@ impl<V: Area> AreaTree<V> {
     /// The range may change too, as long as the area stays non-empty and between its neighbours. If it does not, the tree
     /// stays as it was, and the result is `None` (with debug assertions it panics).
     pub fn update<R>(&mut self, start: u64, change: impl FnOnce(&mut V) -> R) -> Option<R> {
-        let done = edit(
-            self.root.as_mut()?,
-            start,
-            Above::ROOT,
-            &mut self.spares,
-            |leaf, above, _| {
-                let (i, mut area) = leaf.starting_at(start)?;
-                let out = change(&mut area);
-                let range = area.range();
-                let (floor, ceiling) = leaf.bounds(i, i + 1, &above);
-                if range.start < floor || range.start >= range.end || range.end > ceiling {
-                    debug_assert!(false, "{range:?} is empty or not within {floor:#x}..{ceiling:#x}");
-                    return None;
-                }
-                let before = leaf.around(i);
-                leaf.set(i, area);
-                let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
-                Some(Edited {
-                    out,
-                    gap,
-                    right: None,
-                    shrunk: false,
-                })
-            },
-        )?;
+        let done = edit(self.root.as_mut()?, start, Above::ROOT, &mut self.spares, |leaf, above, _| {
+            let (i, mut area) = leaf.starting_at(start)?;
+            let out = change(&mut area);
+            let range = area.range();
+            let (floor, ceiling) = leaf.bounds(i, i + 1, &above);
+            if range.start < floor || range.start >= range.end || range.end > ceiling {
+                debug_assert!(false, "{range:?} is empty or not within {floor:#x}..{ceiling:#x}");
+                return None;
+            }
+            let before = leaf.around(i);
+            leaf.set(i, area);
+            let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
+            Some(Edited { out, gap, right: None, shrunk: false })
+        })?;
         Some(done.out)
     }
 
@@ -456,11 +400,7 @@ impl<'a, V: Area> Iterator for Iter<'a, V> {
         let (leaf, i) = self.at?;
         let area = leaf.areas().get(i)?;
         // A leaf does not know the next one; to ask the root once in 56 times is cheaper than to keep it up to date.
-        self.at = if i + 1 < leaf.len() {
-            Some((leaf, i + 1))
-        } else {
-            self.tree.seek(area.range().end)
-        };
+        self.at = if i + 1 < leaf.len() { Some((leaf, i + 1)) } else { self.tree.seek(area.range().end) };
         Some(area)
     }
 }

@@ -147,10 +147,7 @@ fn a_fault_beside_the_freeing_of_its_table() {
         let soon = tree.unmap(&Cpu(0));
         let mapped = other.join().unwrap();
         let late = tree.unmap(&Cpu(0));
-        assert_eq!(
-            [soon, late].into_iter().flatten().sum::<u32>(),
-            if mapped { 8 } else { 0 }
-        );
+        assert_eq!([soon, late].into_iter().flatten().sum::<u32>(), if mapped { 8 } else { 0 });
     });
 }
 

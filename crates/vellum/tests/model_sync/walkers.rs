@@ -22,11 +22,7 @@ impl Scene {
     fn new() -> Arc<Self> {
         let node = Watched::default();
         node.set(LIVE);
-        Arc::new(Scene {
-            walkers: Walkers::leaked(3),
-            hooked: AtomicBool::new(true),
-            node,
-        })
+        Arc::new(Scene { walkers: Walkers::leaked(3), hooked: AtomicBool::new(true), node })
     }
 
     /// Look whether the node is there, and if so, into it.

@@ -59,10 +59,7 @@ pub fn run(role: Role) -> anyhow::Result<()> {
 fn die_with_parent() -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // It may have died before it could be asked to take us along.
-    anyhow::ensure!(
-        getppid() != Some(rustix::process::Pid::INIT) || std::process::id() == 1,
-        "started by nobody"
-    );
+    anyhow::ensure!(getppid() != Some(rustix::process::Pid::INIT) || std::process::id() == 1, "started by nobody");
     Ok(())
 }
 
@@ -94,15 +91,8 @@ impl Helper {
             .spawn()
             .map_err(|error| failed(&error))?;
         let go = process.stdin.take();
-        let says = process
-            .stdout
-            .take()
-            .ok_or_else(|| failed(&"no standard output"))?;
-        Ok(Helper {
-            process,
-            go,
-            says: BufReader::new(says),
-        })
+        let says = process.stdout.take().ok_or_else(|| failed(&"no standard output"))?;
+        Ok(Helper { process, go, says: BufReader::new(says) })
     }
 
     /// The next thing it says. Its silence is an error, explained by what it wrote to standard error.
@@ -111,16 +101,8 @@ impl Helper {
         match self.says.read_line(&mut line) {
             Ok(0) => {
                 let mut error = String::new();
-                let _ = self
-                    .process
-                    .stderr
-                    .take()
-                    .map(|mut stderr| stderr.read_to_string(&mut error));
-                let status = self
-                    .process
-                    .wait()
-                    .map(|status| status.to_string())
-                    .unwrap_or_default();
+                let _ = self.process.stderr.take().map(|mut stderr| stderr.read_to_string(&mut error));
+                let status = self.process.wait().map(|status| status.to_string()).unwrap_or_default();
                 Err(Skip::Child(format!("{status} {}", error.trim())))
             }
             Ok(_) => serde_json::from_str(&line).map_err(|error| Skip::Child(error.to_string())),
@@ -131,17 +113,9 @@ impl Helper {
     /// Tells it to go on, and waits for its end.
     pub fn go_and_wait(&mut self) -> Result<(), Skip> {
         let failed = |error: std::io::Error| Skip::Child(error.to_string());
-        self.go
-            .take()
-            .ok_or_else(|| Skip::Child("already gone".into()))?
-            .write_all(b"!")
-            .map_err(failed)?;
+        self.go.take().ok_or_else(|| Skip::Child("already gone".into()))?.write_all(b"!").map_err(failed)?;
         let status = self.process.wait().map_err(failed)?;
-        if status.success() {
-            Ok(())
-        } else {
-            Err(Skip::Child(status.to_string()))
-        }
+        if status.success() { Ok(()) } else { Err(Skip::Child(status.to_string())) }
     }
 }
 

@@ -25,6 +25,19 @@ impl OnOneCpu {
     }
 }
 
+/// The CPUs that this thread may run on, in order.
+pub fn allowed() -> Vec<usize> {
+    let all = sched_getaffinity(None);
+    all.map_or_else(|_| vec![sched_getcpu()], |all| (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect())
+}
+
+/// Keeps this thread on one CPU for the rest of its life. A kernel that refuses leaves it free to move.
+pub fn stay_on(cpu: usize) {
+    let mut there = CpuSet::new();
+    there.set(cpu);
+    let _ = sched_setaffinity(None, &there);
+}
+
 impl Drop for OnOneCpu {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {

@@ -42,18 +42,12 @@ impl ExitTimer {
             None => *self.empty.insert(empty_exit()?),
         };
         let op_ns = full.time_exit()?.saturating_sub(empty);
-        Ok(Sample {
-            touch_ns: Some(full.touch_ns),
-            op_ns,
-            fallback: full.fallback,
-        })
+        Ok(Sample { touch_ns: Some(full.touch_ns), op_ns, fallback: full.fallback, work: None })
     }
 }
 
 fn empty_exit() -> Result<u64, Skip> {
-    let runs: Result<Vec<u64>, Skip> = (0..EMPTY_RUNS)
-        .map(|_| Waiting::start(None)?.time_exit())
-        .collect();
+    let runs: Result<Vec<u64>, Skip> = (0..EMPTY_RUNS).map(|_| Waiting::start(None)?.time_exit()).collect();
     Ok(Summary::of(&runs?).map_or(0, |summary| summary.median))
 }
 
@@ -68,25 +62,14 @@ struct Waiting {
 impl Waiting {
     fn start(case: Option<&Case>) -> Result<Waiting, Skip> {
         let (stamp, file) = Stamp::new().map_err(|error| Skip::system("memfd_create", error))?;
-        let mut args = vec![
-            "exit".to_owned(),
-            format!("--stamp={}", path_for_helper(&file).display()),
-        ];
+        let mut args = vec!["exit".to_owned(), format!("--stamp={}", path_for_helper(&file).display())];
         if let Some(case) = case {
-            args.extend([
-                format!("--bytes={}", case.bytes),
-                format!("--folio-kib={}", case.folio_kib),
-            ]);
+            args.extend([format!("--bytes={}", case.bytes), format!("--folio-kib={}", case.folio_kib)]);
             args.extend(case.huge.then(|| "--huge".to_owned()));
         }
         let mut helper = Helper::start(&args)?;
         match helper.hear()? {
-            Message::Touched { ns, fallback } => Ok(Waiting {
-                helper,
-                stamp,
-                touch_ns: ns,
-                fallback,
-            }),
+            Message::Touched { ns, fallback } => Ok(Waiting { helper, stamp, touch_ns: ns, fallback }),
             other => Err(Skip::Child(format!("said {other:?}"))),
         }
     }
@@ -118,11 +101,7 @@ pub struct Args {
 /// The child's life.
 pub fn exit(args: &Args) -> anyhow::Result<()> {
     let stamp = Stamp::open(&File::options().read(true).write(true).open(&args.stamp)?)?;
-    let case = Case {
-        bytes: args.bytes,
-        folio_kib: args.folio_kib,
-        huge: args.huge,
-    };
+    let case = Case { bytes: args.bytes, folio_kib: args.folio_kib, huge: args.huge };
     let (mut ns, mut fallback, mut region) = (0, 0.0, None);
     if case.bytes > 0 {
         let touched = region.insert(Region::map(case.bytes)?).touch(&case)?;

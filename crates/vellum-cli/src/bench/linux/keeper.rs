@@ -48,11 +48,7 @@ impl Keeper {
     }
 
     fn tell(&mut self, line: &str) -> io::Result<()> {
-        self.process
-            .stdin
-            .as_mut()
-            .ok_or(io::ErrorKind::BrokenPipe)?
-            .write_all(line.as_bytes())
+        self.process.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write_all(line.as_bytes())
     }
 }
 
@@ -67,11 +63,7 @@ impl Drop for Keeper {
 pub fn keep(notes: impl BufRead) -> anyhow::Result<()> {
     // A service manager that stops the benchmark stops every process of it; the keeper's work begins then.
     let noticed = Arc::new(AtomicBool::new(false));
-    for signal in [
-        signal_hook::consts::SIGHUP,
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGTERM,
-    ] {
+    for signal in [signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, noticed.clone())?;
     }
     let mut changed = BTreeMap::new();
@@ -81,9 +73,7 @@ pub fn keep(notes: impl BufRead) -> anyhow::Result<()> {
             changed.clear();
         } else if let Some((value, path)) = line.split_once('\t') {
             // The first value is the original; any later one is a value of ours.
-            changed
-                .entry(PathBuf::from(path))
-                .or_insert_with(|| value.to_owned());
+            changed.entry(PathBuf::from(path)).or_insert_with(|| value.to_owned());
         }
     }
     for (path, value) in changed {
@@ -108,15 +98,7 @@ mod tests {
         let [settled, changed] = files.each_ref().map(|file| file.to_str().unwrap());
         let notes = format!("never\t{settled}\nrestored\nmadvise\t{changed}\nnever\t{changed}\n");
         keep(notes.as_bytes()).unwrap();
-        assert_eq!(
-            knobs::read(&files[0]).unwrap(),
-            "always",
-            "somebody else's change is not undone"
-        );
-        assert_eq!(
-            knobs::read(&files[1]).unwrap(),
-            "madvise",
-            "the first value noted is the original"
-        );
+        assert_eq!(knobs::read(&files[0]).unwrap(), "always", "somebody else's change is not undone");
+        assert_eq!(knobs::read(&files[1]).unwrap(), "madvise", "the first value noted is the original");
     }
 }

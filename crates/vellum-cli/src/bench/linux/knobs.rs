@@ -54,11 +54,7 @@ struct Guard {
 impl Knobs {
     /// Settings restored whatever happens to this process.
     pub fn guarded(directory: &Path) -> Knobs {
-        Knobs {
-            directory: directory.to_owned(),
-            guarded: true,
-            state: Arc::default(),
-        }
+        Knobs { directory: directory.to_owned(), guarded: true, state: Arc::default() }
     }
 
     /// Makes the changes, until the scope is dropped. If one of them fails, none is left.
@@ -78,10 +74,7 @@ impl Knobs {
     }
 
     fn guard(&self) -> Result<Guard, Skip> {
-        let failed = |error: io::Error| Skip::Setting {
-            path: self.directory.clone(),
-            error: error.to_string(),
-        };
+        let failed = |error: io::Error| Skip::Setting { path: self.directory.clone(), error: error.to_string() };
         let directory = File::open(&self.directory).map_err(failed)?;
         flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| Skip::Busy)?;
         let keeper = if self.guarded {
@@ -90,10 +83,7 @@ impl Knobs {
         } else {
             None
         };
-        Ok(Guard {
-            _lock: directory,
-            keeper,
-        })
+        Ok(Guard { _lock: directory, keeper })
     }
 }
 
@@ -111,10 +101,7 @@ impl State {
         if value == change.value {
             return Ok(());
         }
-        let original = Change {
-            path: change.path.clone(),
-            value,
-        };
+        let original = Change { path: change.path.clone(), value };
         // The keeper hears of it first: between the two steps there is nothing yet to restore.
         if let Some(keeper) = self.guard.as_mut().and_then(|guard| guard.keeper.as_mut()) {
             keeper.note(&original).map_err(failed)?;
@@ -129,11 +116,7 @@ impl State {
         let mut result = Ok(());
         while let Some(original) = self.originals.pop() {
             if let Err(error) = std::fs::write(&original.path, &original.value) {
-                eprintln!(
-                    "vellum: could not put '{}' back into {}: {error}",
-                    original.value,
-                    original.path.display()
-                );
+                eprintln!("vellum: could not put '{}' back into {}: {error}", original.value, original.path.display());
                 result = result.and(Err(setting_failed(&original.path, &error)));
             }
         }
@@ -172,37 +155,29 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 fn restore_on_signals(state: Arc<Mutex<State>>) -> io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
-    std::thread::Builder::new()
-        .name("restore settings".into())
-        .spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                let mut state = lock(&state);
-                let _ = state.restore();
-                // With the lock still held: the benchmark shall not change them again before it ends.
-                let _ = signal_hook::low_level::emulate_default_handler(signal);
-                std::process::exit(128 + signal);
-            }
-        })?;
+    std::thread::Builder::new().name("restore settings".into()).spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            let mut state = lock(&state);
+            let _ = state.restore();
+            // With the lock still held: the benchmark shall not change them again before it ends.
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+            std::process::exit(128 + signal);
+        }
+    })?;
     Ok(())
 }
 
 /// Reads a setting. A list of choices, `always [madvise] never`, has the value in brackets.
 pub fn read(path: &Path) -> io::Result<String> {
     let text = std::fs::read_to_string(path)?;
-    let chosen = text
-        .split_once('[')
-        .and_then(|(_, rest)| rest.split_once(']'))
-        .map(|(value, _)| value);
+    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(value, _)| value);
     Ok(chosen.unwrap_or(&text).trim().to_owned())
 }
 
 fn setting_failed(path: &Path, error: &io::Error) -> Skip {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Skip::Denied,
-        _ => Skip::Setting {
-            path: path.to_owned(),
-            error: error.to_string(),
-        },
+        _ => Skip::Setting { path: path.to_owned(), error: error.to_string() },
     }
 }
 
@@ -221,18 +196,11 @@ mod tests {
 
     /// Without the keeper, which is this program started again: tests/settings.rs covers that.
     fn knobs(directory: &Path) -> Knobs {
-        Knobs {
-            directory: directory.to_owned(),
-            guarded: false,
-            state: Arc::default(),
-        }
+        Knobs { directory: directory.to_owned(), guarded: false, state: Arc::default() }
     }
 
     fn change(directory: &Path, file: &str, value: &str) -> Change {
-        Change {
-            path: directory.join(file),
-            value: value.into(),
-        }
+        Change { path: directory.join(file), value: value.into() }
     }
 
     fn values(directory: &Path) -> [String; 2] {
@@ -251,18 +219,12 @@ mod tests {
         let dir = directory.path();
         let mut knobs = knobs(dir);
         for _ in 0..2 {
-            let scope = knobs
-                .apply(&[change(dir, "a", "always"), change(dir, "b", "never")])
-                .unwrap();
+            let scope = knobs.apply(&[change(dir, "a", "always"), change(dir, "b", "never")]).unwrap();
             assert_eq!(values(dir), ["always", "never"]);
             drop(scope);
             assert_eq!(values(dir), ["never", "madvise"]);
         }
-        knobs
-            .apply(&[change(dir, "a", "always")])
-            .unwrap()
-            .restore()
-            .unwrap();
+        knobs.apply(&[change(dir, "a", "always")]).unwrap().restore().unwrap();
         assert_eq!(values(dir), ["never", "madvise"]);
     }
 
@@ -270,11 +232,7 @@ mod tests {
     fn a_file_changed_twice_gets_its_first_value_back() {
         let directory = directory();
         let dir = directory.path();
-        drop(
-            knobs(dir)
-                .apply(&[change(dir, "b", "always"), change(dir, "b", "never")])
-                .unwrap(),
-        );
+        drop(knobs(dir).apply(&[change(dir, "b", "always"), change(dir, "b", "never")]).unwrap());
         assert_eq!(values(dir), ["never", "madvise"]);
     }
 
@@ -283,10 +241,7 @@ mod tests {
         let directory = directory();
         let dir = directory.path();
         let changes = [change(dir, "a", "always"), change(dir, "missing", "never")];
-        assert!(matches!(
-            knobs(dir).apply(&changes).err(),
-            Some(Skip::Setting { .. })
-        ));
+        assert!(matches!(knobs(dir).apply(&changes).err(), Some(Skip::Setting { .. })));
         assert_eq!(values(dir), ["never", "madvise"]);
     }
 
@@ -314,10 +269,7 @@ mod tests {
         let changes = [change(dir, "a", "always")];
         let scope = first.apply(&changes).unwrap();
         assert_eq!(second.apply(&changes).err(), Some(Skip::Busy));
-        assert!(
-            second.apply(&[]).is_ok(),
-            "who changes nothing needs nobody's leave"
-        );
+        assert!(second.apply(&[]).is_ok(), "who changes nothing needs nobody's leave");
         drop(scope);
         drop(first);
         assert!(second.apply(&changes).is_ok());

@@ -25,10 +25,9 @@ pub mod spans;
 
 use std::path::Path;
 
-use procfs::Current;
-
 use super::case::{Case, Op};
 use super::contender::{Column, Contender, Sample, Skip};
+use super::memory;
 use exit::ExitTimer;
 use knobs::Knobs;
 use mthp::Mthp;
@@ -47,11 +46,7 @@ pub struct Linux {
 impl Linux {
     /// The kernel below us. `thp_root` is `/sys/kernel/mm/transparent_hugepage` except in tests.
     pub fn new(thp_root: &Path) -> Linux {
-        Linux {
-            mthp: Mthp::at(thp_root),
-            knobs: Knobs::guarded(thp_root),
-            exits: ExitTimer::default(),
-        }
+        Linux { mthp: Mthp::at(thp_root), knobs: Knobs::guarded(thp_root), exits: ExitTimer::default() }
     }
 }
 
@@ -62,11 +57,9 @@ impl Contender for Linux {
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
         self.mthp.plan(case)?;
-        enough_memory(case)?;
-        if case.folio_kib > 4 {
-            // Whoever may not compact gets what memory there is; the check of the folios tells.
-            let _ = std::fs::write(COMPACT, "1");
-        }
+        // An eighth more than the region: its page tables, and room for everybody else.
+        memory::enough(case.bytes + case.bytes / 8)?;
+        compact(case);
         Ok(())
     }
 
@@ -84,25 +77,13 @@ impl Contender for Linux {
             Op::Protect => region.protect()?,
             Op::Munmap | Op::Touch | Op::Exit => region.unmap()?,
         };
-        Ok(Sample {
-            touch_ns: Some(touched.ns),
-            op_ns,
-            fallback: touched.fallback,
-        })
+        Ok(Sample { touch_ns: Some(touched.ns), op_ns, fallback: touched.fallback, work: None })
     }
 }
 
-/// An eighth more than the region: its page tables, and room for everybody else.
-fn enough_memory(case: &Case) -> Result<(), Skip> {
-    let available = procfs::Meminfo::current()
-        .ok()
-        .and_then(|info| info.mem_available);
-    let needed = case.bytes + case.bytes / 8;
-    match available {
-        Some(available) if available < needed => Err(Skip::Memory {
-            needed: needed >> 20,
-            available: available >> 20,
-        }),
-        _ => Ok(()),
+/// Has memory compacted for large folios. Whoever may not compact gets what memory there is; the check of the folios tells.
+pub fn compact(case: &Case) {
+    if case.folio_kib > 4 {
+        let _ = std::fs::write(COMPACT, "1");
     }
 }

@@ -23,20 +23,11 @@ impl Mthp {
         let mut sizes: Vec<u32> = entries
             .filter(|entry| entry.path().join("enabled").exists())
             .filter_map(|entry| {
-                entry
-                    .file_name()
-                    .to_str()?
-                    .strip_prefix("hugepages-")?
-                    .strip_suffix("kB")?
-                    .parse()
-                    .ok()
+                entry.file_name().to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()
             })
             .collect();
         sizes.sort_unstable();
-        Mthp {
-            root: root.to_owned(),
-            sizes,
-        }
+        Mthp { root: root.to_owned(), sizes }
     }
 
     /// What has to be changed so that an anonymous region gets folios of the case's size. Settings that already
@@ -47,11 +38,7 @@ impl Mthp {
             // No large folios at all: everything is 4 KiB already.
             return if small { Ok(Vec::new()) } else { Err(Skip::NoThp) };
         }
-        let known = if self.sizes.is_empty() {
-            case.folio_kib == 2048
-        } else {
-            self.sizes.contains(&case.folio_kib)
-        };
+        let known = if self.sizes.is_empty() { case.folio_kib == 2048 } else { self.sizes.contains(&case.folio_kib) };
         if !small && !known {
             return Err(Skip::NoFolio(case.folio_kib));
         }
@@ -74,10 +61,7 @@ impl Mthp {
         let defrag = self.root.join("defrag");
         if !small && value(&defrag)? != "always" {
             // A fault that finds no contiguous memory makes some, rather than fall back.
-            changes.push(Change {
-                path: defrag,
-                value: "always".into(),
-            });
+            changes.push(Change { path: defrag, value: "always".into() });
         }
         Ok(changes)
     }
@@ -85,18 +69,12 @@ impl Mthp {
 
 fn want(changes: &mut Vec<Change>, path: PathBuf, want: bool, is: bool) {
     if want != is {
-        changes.push(Change {
-            path,
-            value: if want { "always" } else { "never" }.into(),
-        });
+        changes.push(Change { path, value: if want { "always" } else { "never" }.into() });
     }
 }
 
 fn value(path: &Path) -> Result<String, Skip> {
-    knobs::read(path).map_err(|error| Skip::Setting {
-        path: path.to_owned(),
-        error: error.to_string(),
-    })
+    knobs::read(path).map_err(|error| Skip::Setting { path: path.to_owned(), error: error.to_string() })
 }
 
 #[cfg(test)]
@@ -124,36 +102,19 @@ mod tests {
 
     fn plan(files: &[(&str, &str)], folio_kib: u32) -> Result<Vec<String>, Skip> {
         let root = root(files);
-        let changes = Mthp::at(root.path()).plan(&Case {
-            bytes: 2 << 20,
-            folio_kib,
-            huge: false,
-        })?;
-        let show = |c: Change| {
-            format!(
-                "{}={}",
-                c.path.strip_prefix(root.path()).unwrap().display(),
-                c.value
-            )
-        };
+        let changes = Mthp::at(root.path()).plan(&Case { bytes: 2 << 20, folio_kib, huge: false })?;
+        let show = |c: Change| format!("{}={}", c.path.strip_prefix(root.path()).unwrap().display(), c.value);
         Ok(changes.into_iter().map(show).collect())
     }
 
     #[test]
     fn the_wanted_size_is_on_and_every_other_off() {
-        assert_eq!(
-            plan(USUAL, 64).unwrap(),
-            ["hugepages-64kB/enabled=always", "defrag=always"]
-        );
+        assert_eq!(plan(USUAL, 64).unwrap(), ["hugepages-64kB/enabled=always", "defrag=always"]);
         let mut files = USUAL.to_vec();
         files[0].1 = "[always] madvise never";
         assert_eq!(
             plan(&files, 64).unwrap(),
-            [
-                "hugepages-64kB/enabled=always",
-                "hugepages-2048kB/enabled=never",
-                "defrag=always"
-            ],
+            ["hugepages-64kB/enabled=always", "hugepages-2048kB/enabled=never", "defrag=always"],
             "a size that inherits 'always' is on"
         );
         assert_eq!(plan(&files, 2048).unwrap(), ["defrag=always"]);
@@ -167,11 +128,7 @@ mod tests {
 
     #[test]
     fn a_size_the_kernel_lacks_is_named() {
-        assert_eq!(
-            plan(USUAL, 8),
-            Err(Skip::NoFolio(8)),
-            "a directory without 'enabled' is for shared memory"
-        );
+        assert_eq!(plan(USUAL, 8), Err(Skip::NoFolio(8)), "a directory without 'enabled' is for shared memory");
         assert_eq!(plan(USUAL, 16), Err(Skip::NoFolio(16)));
         assert_eq!(plan(&[], 2048), Err(Skip::NoThp));
         assert_eq!(plan(&[], 4), Ok(vec![]));
@@ -179,10 +136,7 @@ mod tests {
 
     #[test]
     fn a_kernel_before_folio_sizes_has_two() {
-        assert_eq!(
-            plan(&USUAL[..2], 2048).unwrap(),
-            ["enabled=always", "defrag=always"]
-        );
+        assert_eq!(plan(&USUAL[..2], 2048).unwrap(), ["enabled=always", "defrag=always"]);
         assert_eq!(plan(&USUAL[..2], 64), Err(Skip::NoFolio(64)));
     }
 }

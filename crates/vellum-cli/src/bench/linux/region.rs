@@ -20,6 +20,8 @@ pub struct Region {
     reserved_len: usize,
     start: *mut c_void,
     len: usize,
+    /// Between the sides is nothing of ours any more.
+    gone: bool,
 }
 
 /// What touching found out.
@@ -38,23 +40,13 @@ impl Region {
         let reserved_len = len + 2 * align;
         // SAFETY: no address is asked for, so that nothing that exists is replaced.
         let reserved = unsafe {
-            mmap_anonymous(
-                null_mut(),
-                reserved_len,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
+            mmap_anonymous(null_mut(), reserved_len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
         };
         let reserved = reserved.map_err(|error| Skip::system("mmap", error))?;
         // At least a page in front; at most 2 MiB, which leaves as much or more behind.
         let start = reserved.wrapping_byte_add(PAGE as usize);
         let start = start.wrapping_byte_add(start.align_offset(align));
-        let region = Region {
-            reserved,
-            reserved_len,
-            start,
-            len,
-        };
+        let region = Region { reserved, reserved_len, start, len, gone: false };
         // SAFETY: replaces pages in the middle of the reservation above, which nobody else knows of.
         let mapped = unsafe {
             mmap_anonymous(
@@ -64,9 +56,7 @@ impl Region {
                 MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
             )
         };
-        mapped
-            .map(|_| region)
-            .map_err(|error| Skip::system("mmap", error))
+        mapped.map(|_| region).map_err(|error| Skip::system("mmap", error))
     }
 
     /// Writes one byte in each page, makes the mappings what the case says, and checks that they are.
@@ -74,22 +64,22 @@ impl Region {
         let (faults, start) = (minor_faults(), now_ns());
         self.write(0, self.len, PAGE);
         let (ns, faults) = (now_ns() - start, minor_faults() - faults);
-        let mut fallback = small_share(case, faults);
-        if case.folio_kib == 2048 {
-            if !case.huge {
-                self.split().map_err(|error| Skip::system("mprotect", error))?;
-            }
-            let huge = self
-                .huge_bytes()
-                .map_err(|error| Skip::system("/proc/self/smaps", error))?;
-            let wrong = if case.huge {
-                case.bytes.saturating_sub(huge)
-            } else {
-                huge
-            };
-            fallback = fallback.max(wrong as f64 / case.bytes as f64);
-        }
+        let fallback = self.shape(case, faults)?;
         Ok(Touched { ns, fallback })
+    }
+
+    /// Makes the mappings of a region that took so many `faults` what the case says; the share that is not, 0 to 1.
+    pub fn shape(&self, case: &Case, faults: u64) -> Result<f64, Skip> {
+        let small = small_share(case, faults);
+        if case.folio_kib != 2048 {
+            return Ok(small);
+        }
+        if !case.huge {
+            self.split().map_err(|error| Skip::system("mprotect", error))?;
+        }
+        let huge = self.huge_bytes().map_err(|error| Skip::system("/proc/self/smaps", error))?;
+        let wrong = if case.huge { case.bytes.saturating_sub(huge) } else { huge };
+        Ok(small.max(wrong as f64 / case.bytes as f64))
     }
 
     /// Writes one byte every `step` bytes in `len` bytes from `offset`.
@@ -121,30 +111,24 @@ impl Region {
     fn huge_bytes(&self) -> procfs::ProcResult<u64> {
         let (start, end) = (self.start as u64, self.start as u64 + self.len as u64);
         let areas = Process::myself()?.smaps()?;
-        let inside = areas
-            .iter()
-            .filter(|area| area.address.0 >= start && area.address.1 <= end);
-        Ok(inside
-            .filter_map(|area| area.extension.map.get("AnonHugePages"))
-            .sum())
+        let inside = areas.iter().filter(|area| area.address.0 >= start && area.address.1 <= end);
+        Ok(inside.filter_map(|area| area.extension.map.get("AnonHugePages")).sum())
     }
 
     /// `munmap` of the whole region; nanoseconds.
-    pub fn unmap(self) -> Result<u64, Skip> {
+    pub fn unmap(mut self) -> Result<u64, Skip> {
         let start = now_ns();
+        self.take_away()?;
+        Ok(now_ns() - start)
+    }
+
+    /// `munmap` of the whole region, which is its last operation: nothing but dropping it is left to do.
+    pub fn take_away(&mut self) -> Result<(), Skip> {
         // SAFETY: the region is this value's own, and no reference to it exists.
-        let result = unsafe { munmap(self.start, self.len) };
-        let ns = now_ns() - start;
-        result.map_err(|error| Skip::system("munmap", error))?;
-        // The hole is anybody's now, so the two sides go one by one, and `drop` must not touch it again.
-        let region = std::mem::ManuallyDrop::new(self);
-        let front = region.start as usize - region.reserved as usize;
-        let behind = region.start.wrapping_byte_add(region.len);
-        // SAFETY: both sides are the reservation's, still mapped, and no reference to them exists.
-        let sides = unsafe {
-            munmap(region.reserved, front).and(munmap(behind, region.reserved_len - front - region.len))
-        };
-        sides.map(|()| ns).map_err(|error| Skip::system("munmap", error))
+        unsafe { munmap(self.start, self.len) }.map_err(|error| Skip::system("munmap", error))?;
+        // The hole is anybody's now, and `drop` must not touch it again.
+        self.gone = true;
+        Ok(())
     }
 
     /// `madvise(MADV_DONTNEED)` of the whole region; nanoseconds.
@@ -169,21 +153,29 @@ impl Region {
         // SAFETY: the region is this value's own, and no reference to it exists.
         let result = unsafe { mprotect(self.start, self.len, MprotectFlags::READ) };
         let ns = now_ns() - start;
-        result
-            .map(|()| ns)
-            .map_err(|error| Skip::system("mprotect", error))
+        result.map(|()| ns).map_err(|error| Skip::system("mprotect", error))
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the reservation is this value's own, and no reference to it exists.
-        let _ = unsafe { munmap(self.reserved, self.reserved_len) };
+        let front = self.start as usize - self.reserved as usize;
+        let behind = self.start.wrapping_byte_add(self.len);
+        let parts = if self.gone {
+            [(self.reserved, front), (behind, self.reserved_len - front - self.len)]
+        } else {
+            [(self.reserved, front), (self.start, self.reserved_len - front)]
+        };
+        for (start, len) in parts {
+            // SAFETY: the reservation is this value's own, what is gone of it is in neither part, and no reference to it
+            // exists.
+            let _ = unsafe { munmap(start, len) };
+        }
     }
 }
 
 /// Faults of this thread that needed no device.
-fn minor_faults() -> u64 {
+pub fn minor_faults() -> u64 {
     // SAFETY: all zeroes is a value of this plain C structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a live structure of the type that the call fills in.
@@ -199,32 +191,20 @@ fn minor_faults() -> u64 {
 fn small_share(case: &Case, faults: u64) -> f64 {
     let surplus = faults.saturating_sub(case.folios());
     let largest = case.pages() - case.folios();
-    if largest == 0 {
-        0.0
-    } else {
-        (surplus as f64 / largest as f64).min(1.0)
-    }
+    if largest == 0 { 0.0 } else { (surplus as f64 / largest as f64).min(1.0) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const CASE: Case = Case {
-        bytes: 4 << 20,
-        folio_kib: 64,
-        huge: false,
-    };
+    const CASE: Case = Case { bytes: 4 << 20, folio_kib: 64, huge: false };
 
     #[test]
     fn faults_tell_the_share_of_small_pages() {
         assert_eq!(small_share(&CASE, 64), 0.0);
         assert_eq!(small_share(&CASE, 1024), 1.0);
-        assert_eq!(
-            small_share(&CASE, 64 + 32 * 15),
-            0.5,
-            "half of the folios took 16 faults each"
-        );
+        assert_eq!(small_share(&CASE, 64 + 32 * 15), 0.5, "half of the folios took 16 faults each");
         assert_eq!(small_share(&Case { folio_kib: 4, ..CASE }, 1024), 0.0);
     }
 

@@ -37,11 +37,7 @@ pub struct Args {
 
 /// Has a child walk over `span` and discard by the `piece`; tells `progress` how far it is, 0 to 1.
 pub fn measure(span: u64, piece: u64, mut progress: impl FnMut(f64)) -> Result<PageTables, Skip> {
-    let mut helper = Helper::start(&[
-        "tables".to_owned(),
-        format!("--span={span}"),
-        format!("--piece={piece}"),
-    ])?;
+    let mut helper = Helper::start(&["tables".to_owned(), format!("--span={span}"), format!("--piece={piece}")])?;
     loop {
         match helper.hear()? {
             Message::Progress(done) => progress(done),
@@ -53,10 +49,7 @@ pub fn measure(span: u64, piece: u64, mut progress: impl FnMut(f64)) -> Result<P
 
 /// The child's life.
 pub fn count(args: &Args) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        args.piece > 0 && TABLE_SPAN.is_multiple_of(args.piece),
-        "pieces must divide 2 MiB"
-    );
+    anyhow::ensure!(args.piece > 0 && TABLE_SPAN.is_multiple_of(args.piece), "pieces must divide 2 MiB");
     // 4 KiB folios, whatever the machine's settings are; this needs no leave.
     rustix::thread::disable_transparent_huge_pages(true)?;
     let region = Region::map(args.span)?;
@@ -78,17 +71,10 @@ pub fn count(args: &Args) -> anyhow::Result<()> {
         }
     }
     let end_kb = page_tables_kb()?;
-    say(Message::Tables(PageTables {
-        start_kb,
-        peak_kb: peak_kb.max(end_kb),
-        end_kb,
-    }))
+    say(Message::Tables(PageTables { start_kb, peak_kb: peak_kb.max(end_kb), end_kb }))
 }
 
 /// `VmPTE` of this process.
 fn page_tables_kb() -> anyhow::Result<u64> {
-    Process::myself()?
-        .status()?
-        .vmpte
-        .ok_or_else(|| anyhow::anyhow!("no VmPTE in /proc/self/status"))
+    Process::myself()?.status()?.vmpte.ok_or_else(|| anyhow::anyhow!("no VmPTE in /proc/self/status"))
 }

@@ -7,7 +7,7 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, ValueFormatte
 use plotters::prelude::*;
 use plotters::style::RGBColor;
 
-use super::Chart;
+use super::{Chart, Scale};
 use crate::bench::contender::Column;
 
 const SIZE: (u32, u32) = (860, 330);
@@ -36,14 +36,8 @@ fn colour(column: Column) -> RGBColor {
 
 /// Draws it; `None` if there is nothing to draw.
 pub fn svg(chart: &Chart) -> anyhow::Result<Option<String>> {
-    let values = chart
-        .series
-        .iter()
-        .flat_map(|series| series.line.iter().chain(&series.lone))
-        .map(|point| point.1);
-    let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), v| {
-        (low.min(v), high.max(v))
-    });
+    let values = chart.series.iter().flat_map(|series| series.line.iter().chain(&series.lone)).map(|point| point.1);
+    let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), v| (low.min(v), high.max(v)));
     let (Some(first), Some(last)) = (chart.ticks.first(), chart.ticks.last()) else {
         return Ok(None);
     };
@@ -53,17 +47,10 @@ pub fn svg(chart: &Chart) -> anyhow::Result<Option<String>> {
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        // Whole decades, so that a step of the grid is always a factor of ten.
-        let decades = low.log10().floor() as i32..=high.log10().floor() as i32 + 1;
-        let x = Axis {
-            range: first.0 - 0.3..last.0 + 0.3,
-            ticks: chart.ticks.clone(),
-        };
-        let y = Axis {
-            range: f64::from(*decades.start())..f64::from(*decades.end()),
-            ticks: decades
-                .map(|decade| (f64::from(decade), power_of_ten(decade)))
-                .collect(),
+        let x = Axis { range: first.0 - 0.3..last.0 + 0.3, ticks: chart.ticks.clone() };
+        let y = match chart.scale {
+            Scale::Decades => decades(low, high),
+            Scale::Times(most) => times(high, most),
         };
         draw(&root, chart, x, y).map_err(|error| anyhow::anyhow!("{error}"))?;
         root.present().map_err(|error| anyhow::anyhow!("{error}"))?;
@@ -72,6 +59,28 @@ pub fn svg(chart: &Chart) -> anyhow::Result<Option<String>> {
         svg = svg.replace(&format!("#{r:02X}{g:02X}{b:02X}"), name);
     }
     Ok(Some(svg))
+}
+
+/// Whole decades, so that a step of the grid is always a factor of ten.
+fn decades(low: f64, high: f64) -> Axis {
+    let decades = low.log10().floor() as i32..=high.log10().floor() as i32 + 1;
+    Axis {
+        range: f64::from(*decades.start())..f64::from(*decades.end()),
+        ticks: decades.map(|decade| (f64::from(decade), power_of_ten(decade))).collect(),
+    }
+}
+
+/// From zero on by whole times, and by few steps where they are many.
+fn times(high: f64, most: u32) -> Axis {
+    let end = (high.ceil() as u32).max(most);
+    let step = (end / 4).max(1);
+    Axis {
+        range: 0.0..f64::from(end) * 1.05,
+        ticks: (0..=end)
+            .filter(|times| times.is_multiple_of(step))
+            .map(|times| (f64::from(times), format!("{times}×")))
+            .collect(),
+    }
 }
 
 /// An axis with names at the places it is told, and nowhere else.
@@ -92,11 +101,7 @@ impl Ranged for Axis {
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
         // Light points would be drawn over the bold ones.
         let bold = !hint.weight().allow_light_points();
-        self.ticks
-            .iter()
-            .filter(|_| bold)
-            .map(|(place, _)| *place)
-            .collect()
+        self.ticks.iter().filter(|_| bold).map(|(place, _)| *place).collect()
     }
 
     fn range(&self) -> Range<f64> {
@@ -106,21 +111,15 @@ impl Ranged for Axis {
 
 impl ValueFormatter<f64> for Axis {
     fn format_ext(&self, value: &f64) -> String {
-        self.ticks
-            .iter()
-            .find(|(place, _)| place == value)
-            .map_or_else(String::new, |(_, name)| name.clone())
+        self.ticks.iter().find(|(place, _)| place == value).map_or_else(String::new, |(_, name)| name.clone())
     }
 }
 
 type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
 fn draw<'a>(root: &DrawingArea<SVGBackend<'a>, Shift>, chart: &Chart, x: Axis, y: Axis) -> Drawn<'a> {
-    let mut axes = ChartBuilder::on(root)
-        .margin(10)
-        .x_label_area_size(36)
-        .y_label_area_size(72)
-        .build_cartesian_2d(x, y)?;
+    let mut axes =
+        ChartBuilder::on(root).margin(10).x_label_area_size(36).y_label_area_size(72).build_cartesian_2d(x, y)?;
     let text = ("sans-serif", 14).into_font().color(&INK);
     axes.configure_mesh()
         .disable_x_mesh()
@@ -134,13 +133,12 @@ fn draw<'a>(root: &DrawingArea<SVGBackend<'a>, Shift>, chart: &Chart, x: Axis, y
     for series in &chart.series {
         let colour = colour(series.column);
         let stroke = colour.stroke_width(if series.column == Column::Vellum { 3 } else { 2 });
-        let at = |&(x, y): &(f64, f64)| (x, y.log10());
+        let at = |&(x, y): &(f64, f64)| match chart.scale {
+            Scale::Decades => (x, y.log10()),
+            Scale::Times(_) => (x, y),
+        };
         axes.draw_series(LineSeries::new(series.line.iter().map(at), stroke))?;
-        let dots = series
-            .line
-            .iter()
-            .chain(&series.lone)
-            .map(|point| Circle::new(at(point), 4, colour.filled()));
+        let dots = series.line.iter().chain(&series.lone).map(|point| Circle::new(at(point), 4, colour.filled()));
         axes.draw_series(dots)?;
     }
     Ok(())
@@ -162,18 +160,12 @@ mod tests {
     #[test]
     fn a_chart_has_its_labels_as_text_and_its_colours_from_the_page() {
         let report = example();
-        let svg = svg(report.sections[0].parts[0].chart.as_ref().unwrap())
-            .unwrap()
-            .unwrap();
+        let svg = svg(report.sections[0].parts[0].chart.as_ref().unwrap()).unwrap().unwrap();
         for expected in ["16 KiB", "huge", "var(--linux)", "var(--ink)"] {
             assert!(svg.contains(expected), "{expected} in:\n{svg}");
         }
         assert!(!svg.contains("#0101"), "a stand-in colour is left");
-        assert_eq!(
-            svg.matches("<circle").count(),
-            3,
-            "two joined points and one by itself"
-        );
+        assert_eq!(svg.matches("<circle").count(), 3, "two joined points and one by itself");
     }
 
     #[test]
@@ -181,10 +173,19 @@ mod tests {
         let empty = Chart {
             label: String::new(),
             y_name: String::new(),
+            scale: Scale::Decades,
             ticks: vec![(1.0, "a".into())],
             series: vec![],
         };
         assert_eq!(svg(&empty).unwrap(), None);
+    }
+
+    #[test]
+    fn times_begin_at_zero_and_come_in_few_steps() {
+        let names = |high, most| times(high, most).ticks.into_iter().map(|tick| tick.1).collect::<Vec<_>>();
+        assert_eq!(names(1.4, 2), ["0×", "1×", "2×"]);
+        assert_eq!(names(2.1, 2), ["0×", "1×", "2×", "3×"]);
+        assert_eq!(names(15.0, 16), ["0×", "4×", "8×", "12×", "16×"]);
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn section(section: &Section) -> anyhow::Result<Markup> {
             h2 { (section.title) }
             @for part in parts? { (part) }
             @if !section.notes.is_empty() {
-                h3 { "What is missing" }
+                h3 { "Notes" }
                 ul.notes { @for note in &section.notes { li { (note) } } }
             }
             h3 { "How it was measured" }
@@ -118,13 +118,9 @@ mod tests {
     #[test]
     fn the_page_escapes_what_it_is_given_and_loads_nothing() {
         let page = super::page(&crate::bench::report::tests::example()).unwrap();
-        for expected in [
-            "An &lt;example&gt;",
-            "Measured &amp; told.",
-            "one &lt;fast&gt;",
-            "a &quot;picture&quot;",
-            "<svg",
-        ] {
+        for expected in
+            ["An &lt;example&gt;", "Measured &amp; told.", "one &lt;fast&gt;", "a &quot;picture&quot;", "<svg"]
+        {
             assert!(page.contains(expected), "{expected}");
         }
         for loader in ["<script", "<link", "src=", "@import", "url("] {

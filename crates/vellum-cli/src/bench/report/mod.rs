@@ -92,17 +92,28 @@ pub enum Value {
     },
 }
 
-/// A picture: lines over an axis that the benchmark lays out; the other axis is logarithmic.
+/// A picture: lines over an axis that the benchmark lays out.
 #[derive(Clone, Debug)]
 pub struct Chart {
     /// What it shows, for those who cannot see it.
     pub label: String,
     /// The name of the vertical axis.
     pub y_name: String,
+    /// What that axis is like.
+    pub scale: Scale,
     /// Places on the horizontal axis, in order, and what they are called.
     pub ticks: Vec<(f64, String)>,
     /// The lines.
     pub series: Vec<Series>,
+}
+
+/// A vertical axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Logarithmic, by whole decades.
+    Decades,
+    /// From zero to at least so many times.
+    Times(u32),
 }
 
 /// One column's line.
@@ -121,11 +132,7 @@ impl Output {
     pub fn open(&self) -> anyhow::Result<Writer> {
         // What is in the file stays until there is something to replace it with.
         let open = |path: &PathBuf| {
-            let file = File::options()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path);
+            let file = File::options().write(true).create(true).truncate(false).open(path);
             file.with_context(|| format!("cannot write {}", path.display()))
         };
         let json = match &self.json {
@@ -133,10 +140,7 @@ impl Output {
             Some(path) if path.as_os_str() == "-" => Json::Stdout,
             Some(path) => Json::File(open(path)?),
         };
-        Ok(Writer {
-            json,
-            html: self.html.as_ref().map(open).transpose()?,
-        })
+        Ok(Writer { json, html: self.html.as_ref().map(open).transpose()? })
     }
 }
 
@@ -198,11 +202,7 @@ mod tests {
     use super::*;
 
     pub fn example() -> Report {
-        let series = Series {
-            column: Column::Linux,
-            line: vec![(2.0, 90.5), (4.0, 31.0)],
-            lone: vec![(5.0, 1.5)],
-        };
+        let series = Series { column: Column::Linux, line: vec![(2.0, 90.5), (4.0, 31.0)], lone: vec![(5.0, 1.5)] };
         let section = Section {
             id: "example",
             title: "An <example>".into(),
@@ -213,11 +213,8 @@ mod tests {
                 chart: Some(Chart {
                     label: "a \"picture\"".into(),
                     y_name: "ns".into(),
-                    ticks: vec![
-                        (2.0, "4 KiB".into()),
-                        (4.0, "16 KiB".into()),
-                        (5.0, "huge".into()),
-                    ],
+                    scale: Scale::Decades,
+                    ticks: vec![(2.0, "4 KiB".into()), (4.0, "16 KiB".into()), (5.0, "huge".into())],
                     series: vec![series],
                 }),
                 table: Table {
@@ -225,10 +222,7 @@ mod tests {
                     rows: vec![
                         vec![
                             Value::Text("4 KiB".into()),
-                            Value::Figure {
-                                main: "1.00 ms".into(),
-                                range: "0.90–1.10".into(),
-                            },
+                            Value::Figure { main: "1.00 ms".into(), range: "0.90–1.10".into() },
                         ],
                         vec![Value::Text("16 KiB".into()), Value::None],
                     ],
@@ -237,25 +231,16 @@ mod tests {
             notes: vec!["Something is missing.".into()],
             json: vec![serde_json::json!({ "row": 1 }), serde_json::json!({ "row": 2 })],
         };
-        let machine = Machine {
-            facts: vec![("CPU", "one <fast>".into())],
-            busy: None,
-        };
-        Report {
-            machine,
-            sections: vec![section],
-        }
+        let machine = Machine { facts: vec![("CPU", "one <fast>".into())], busy: None };
+        Report { machine, sections: vec![section] }
     }
 
     #[test]
     fn json_is_one_object_a_line() {
         let mut out = Vec::new();
         json_lines(&example(), &mut out).unwrap();
-        let rows: Vec<serde_json::Value> = String::from_utf8(out)
-            .unwrap()
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
+        let rows: Vec<serde_json::Value> =
+            String::from_utf8(out).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(rows, example().sections[0].json);
     }
 
@@ -264,35 +249,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let json = directory.path().join("rows.json");
         std::fs::write(&json, "x".repeat(10_000)).unwrap();
-        let writer = Output {
-            json: Some(json.clone()),
-            html: None,
-        }
-        .open()
-        .unwrap();
-        assert_eq!(
-            std::fs::read(&json).unwrap().len(),
-            10_000,
-            "opened, not yet replaced"
-        );
-        writer
-            .write_to(&example(), &mut Vec::new(), &mut Vec::new())
-            .unwrap();
-        assert_eq!(
-            std::fs::read_to_string(&json).unwrap(),
-            "{\"row\":1}\n{\"row\":2}\n"
-        );
+        let writer = Output { json: Some(json.clone()), html: None }.open().unwrap();
+        assert_eq!(std::fs::read(&json).unwrap().len(), 10_000, "opened, not yet replaced");
+        writer.write_to(&example(), &mut Vec::new(), &mut Vec::new()).unwrap();
+        assert_eq!(std::fs::read_to_string(&json).unwrap(), "{\"row\":1}\n{\"row\":2}\n");
     }
 
     #[test]
     fn rows_on_standard_output_have_it_to_themselves() {
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let writer = Output {
-            json: Some("-".into()),
-            html: None,
-        }
-        .open()
-        .unwrap();
+        let writer = Output { json: Some("-".into()), html: None }.open().unwrap();
         writer.write_to(&example(), &mut out, &mut err).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "{\"row\":1}\n{\"row\":2}\n");
         assert!(String::from_utf8(err).unwrap().contains("Something is missing."));
@@ -301,13 +267,6 @@ mod tests {
     #[test]
     fn an_output_that_cannot_be_written_is_told_at_once() {
         let nowhere = Some(PathBuf::from("/nonexistent/directory/report.html"));
-        assert!(
-            Output {
-                json: None,
-                html: nowhere
-            }
-            .open()
-            .is_err()
-        );
+        assert!(Output { json: None, html: nowhere }.open().is_err());
     }
 }

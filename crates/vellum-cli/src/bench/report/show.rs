@@ -11,10 +11,7 @@ pub fn nanoseconds(summary: Summary) -> (String, String) {
         _ => ("s", 1e9),
     };
     let show = |ns: u64| three_digits(ns as f64 / per);
-    (
-        format!("{} {unit}", show(summary.median)),
-        format!("{}–{}", show(summary.min), show(summary.max)),
-    )
+    (format!("{} {unit}", show(summary.median)), format!("{}–{}", show(summary.min), show(summary.max)))
 }
 
 /// So many times as much.
@@ -26,22 +23,14 @@ pub fn ratio(ratio: f64) -> String {
 pub fn change(ratio: f64) -> String {
     let percent = ((ratio - 1.0) * 100.0).round();
     // A true minus sign, and none in front of zero.
-    if percent < 0.0 {
-        format!("−{:.0} %", -percent)
-    } else {
-        format!("+{:.0} %", percent.abs())
-    }
+    if percent < 0.0 { format!("−{:.0} %", -percent) } else { format!("+{:.0} %", percent.abs()) }
 }
 
 /// A whole number with its thousands apart.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
-    let groups: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .filter_map(|group| std::str::from_utf8(group).ok())
-        .collect();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
     groups.join("\u{202f}")
 }
 
@@ -61,41 +50,15 @@ mod tests {
 
     #[test]
     fn a_range_is_in_the_unit_of_its_median() {
-        let (main, range) = nanoseconds(Summary {
-            median: 19_412_345,
-            min: 900_000,
-            max: 1_200_000_000,
-        });
+        let (main, range) = nanoseconds(Summary { median: 19_412_345, min: 900_000, max: 1_200_000_000 });
         assert_eq!((main.as_str(), range.as_str()), ("19.4 ms", "0.90–1200"));
-        assert_eq!(
-            nanoseconds(Summary {
-                median: 999,
-                min: 0,
-                max: 999
-            })
-            .0,
-            "999 ns"
-        );
-        assert_eq!(
-            nanoseconds(Summary {
-                median: 1_000,
-                min: 0,
-                max: 0
-            })
-            .0,
-            "1.00 µs"
-        );
+        assert_eq!(nanoseconds(Summary { median: 999, min: 0, max: 999 }).0, "999 ns");
+        assert_eq!(nanoseconds(Summary { median: 1_000, min: 0, max: 0 }).0, "1.00 µs");
     }
 
     #[test]
     fn numbers_have_three_digits_that_say_something() {
-        for (value, shown) in [
-            (0.0, "0.00"),
-            (1.005, "1.00"),
-            (9.999, "10.0"),
-            (99.96, "100"),
-            (1234.5, "1234"),
-        ] {
+        for (value, shown) in [(0.0, "0.00"), (1.005, "1.00"), (9.999, "10.0"), (99.96, "100"), (1234.5, "1234")] {
             assert_eq!(three_digits(value), shown);
         }
         assert_eq!(change(0.42), "−58 %");

@@ -24,12 +24,7 @@ pub fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn write_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "\n{}\n{}",
-        section.title,
-        "=".repeat(section.title.chars().count())
-    )?;
+    writeln!(out, "\n{}\n{}", section.title, "=".repeat(section.title.chars().count()))?;
     for part in &section.parts {
         writeln!(out, "\n{}", part.title)?;
         writeln!(out, "{}", table(&part.table))?;
@@ -44,9 +39,7 @@ fn write_section(section: &Section, out: &mut impl Write) -> io::Result<()> {
 /// narrow. Where there is no screen there is no limit.
 fn table(table: &Table) -> comfy_table::Table {
     let wide = lay_out(table, " ");
-    let narrow = wide
-        .width()
-        .is_some_and(|limit| wide.lines().any(|line| line.chars().count() > limit.into()));
+    let narrow = wide.width().is_some_and(|limit| wide.lines().any(|line| line.chars().count() > limit.into()));
     if narrow { lay_out(table, "\n") } else { wide }
 }
 
@@ -54,12 +47,7 @@ fn lay_out(table: &Table, before_range: &str) -> comfy_table::Table {
     let mut shown = comfy_table::Table::new();
     shown.load_style(STYLE);
     // Names of ratios in two lines: the figures below them are short.
-    shown.set_header(
-        table
-            .head
-            .iter()
-            .map(|name| name.replace(" / ", "\n/ ").replace(" vs ", "\nvs ")),
-    );
+    shown.set_header(table.head.iter().map(|name| name.replace(" / ", "\n/ ").replace(" vs ", "\nvs ")));
     for row in &table.rows {
         shown.add_row(row.iter().map(|value| cell(value, before_range)));
     }
@@ -84,12 +72,7 @@ mod tests {
         let mut out = Vec::new();
         super::write(&crate::bench::report::tests::example(), &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
-        for expected in [
-            "An <example>",
-            "1.00 ms [0.90–1.10]",
-            "–",
-            "Something is missing.",
-        ] {
+        for expected in ["An <example>", "1.00 ms [0.90–1.10]", "–", "Something is missing."] {
             assert!(text.contains(expected), "{expected} in:\n{text}");
         }
     }

@@ -34,11 +34,7 @@ pub struct Args {
     )]
     pub folios: Vec<u32>,
     /// Operations to measure. `touch`, the page faults, is reported beside the others and not compared.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "munmap,dontneed,exit,protect,touch"
-    )]
+    #[arg(long, value_delimiter = ',', default_value = "munmap,dontneed,exit,protect,touch")]
     pub ops: Vec<Op>,
     /// Leave out the region of 2 MiB folios that are mapped by one upper-level entry each.
     #[arg(long)]
@@ -61,26 +57,15 @@ pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
 
 /// Measures, and tells of it.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    anyhow::ensure!(
-        args.size > 0 && args.size.is_multiple_of(TABLE_SPAN),
-        "--size must be a multiple of 2 MiB"
-    );
+    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
     let _here = OnOneCpu::pin();
     let rows = measure(args, &mut contenders(args));
     Ok(section::of(&rows, args.runs))
 }
 
 fn cases(args: &Args) -> impl Iterator<Item = Case> {
-    let small = args.folios.iter().map(|&folio_kib| Case {
-        bytes: args.size,
-        folio_kib,
-        huge: false,
-    });
-    let huge = (!args.no_huge).then_some(Case {
-        bytes: args.size,
-        folio_kib: 2048,
-        huge: true,
-    });
+    let small = args.folios.iter().map(|&folio_kib| Case { bytes: args.size, folio_kib, huge: false });
+    let huge = (!args.no_huge).then_some(Case { bytes: args.size, folio_kib: 2048, huge: true });
     small.chain(huge)
 }
 

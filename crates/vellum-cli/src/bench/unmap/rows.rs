@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::bench::case::{Case, Op};
-use crate::bench::contender::{Column, Columns, Skip};
+use crate::bench::contender::{Column, Columns, Skip, Work};
 use crate::bench::stats::Summary;
 use crate::bench::turns::Outcome;
 
@@ -20,6 +20,8 @@ pub struct Row {
     pub case: Case,
     /// What came of it.
     pub cells: Columns<Cell>,
+    /// What the engine counted of one operation.
+    pub work: Option<Work>,
 }
 
 /// One contender's figure.
@@ -43,10 +45,7 @@ impl Cell {
     fn new(samples: &[u64], outcome: &Outcome) -> Cell {
         match (&outcome.skip, Summary::of(samples)) {
             (Some(skip), _) => Cell::Skipped(skip.clone()),
-            (None, Some(summary)) => Cell::Measured {
-                summary,
-                fallback: outcome.fallback,
-            },
+            (None, Some(summary)) => Cell::Measured { summary, fallback: outcome.fallback },
             (None, None) => Cell::Absent,
         }
     }
@@ -71,21 +70,9 @@ impl Cell {
 impl Row {
     /// The row of `outcomes`. For [`Op::Touch`] their touches count.
     pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
-        let samples = |outcome: &Outcome| {
-            Cell::new(
-                if op == Op::Touch {
-                    &outcome.touches
-                } else {
-                    &outcome.ops
-                },
-                outcome,
-            )
-        };
-        Row {
-            op,
-            case,
-            cells: outcomes.map(samples),
-        }
+        let samples =
+            |outcome: &Outcome| Cell::new(if op == Op::Touch { &outcome.touches } else { &outcome.ops }, outcome);
+        Row { op, case, cells: outcomes.map(samples), work: outcomes.vellum.work.filter(|_| op != Op::Touch) }
     }
 
     /// Median of a column in nanoseconds.
@@ -103,9 +90,7 @@ impl Row {
     pub fn json(&self) -> Value {
         let pick = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.summary().map(f));
         let by_column = |f: &dyn Fn(&Cell) -> Option<Value>| -> Option<Map<String, Value>> {
-            let some = Column::ALL
-                .into_iter()
-                .filter_map(|c| Some((format!("{}_ns", c.name()), f(&self.cells[c])?)));
+            let some = Column::ALL.into_iter().filter_map(|c| Some((format!("{}_ns", c.name()), f(&self.cells[c])?)));
             Some(some.collect::<Map<_, _>>()).filter(|map| !map.is_empty())
         };
         let json = Json {
@@ -117,6 +102,8 @@ impl Row {
             medians: pick(|summary| summary.median),
             min: pick(|summary| summary.min),
             max: pick(|summary| summary.max),
+            vellum_flushes: self.work.map(|work| work.flushes),
+            vellum_runs: self.work.map(|work| work.runs),
             skipped: by_column(&|cell| match cell {
                 Cell::Skipped(skip) => Some(skip.to_string().into()),
                 _ => None,
@@ -140,6 +127,8 @@ struct Json {
     medians: Columns<Option<u64>>,
     min: Columns<Option<u64>>,
     max: Columns<Option<u64>>,
+    vellum_flushes: Option<u64>,
+    vellum_runs: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<Map<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,27 +150,16 @@ mod tests {
     use super::*;
 
     fn outcome(ops: &[u64]) -> Outcome {
-        Outcome {
-            ops: ops.to_vec(),
-            touches: ops.iter().map(|ns| ns * 10).collect(),
-            ..Outcome::default()
-        }
+        Outcome { ops: ops.to_vec(), touches: ops.iter().map(|ns| ns * 10).collect(), ..Outcome::default() }
     }
 
-    const CASE: Case = Case {
-        bytes: 1 << 30,
-        folio_kib: 64,
-        huge: false,
-    };
+    const CASE: Case = Case { bytes: 1 << 30, folio_kib: 64, huge: false };
 
     #[test]
     fn the_json_of_a_row_has_these_keys_and_no_others() {
         let outcomes = Columns {
             floor: outcome(&[3, 1, 2]),
-            linux: Outcome {
-                skip: Some(Skip::NoThp),
-                ..Outcome::default()
-            },
+            linux: Outcome { skip: Some(Skip::NoThp), ..Outcome::default() },
             ..Columns::default()
         };
         let expected = serde_json::json!({
@@ -189,48 +167,38 @@ mod tests {
             "floor_ns": 2, "vellum_ns": null, "page_ns": null, "linux_ns": null,
             "min": { "floor_ns": 1, "vellum_ns": null, "page_ns": null, "linux_ns": null },
             "max": { "floor_ns": 3, "vellum_ns": null, "page_ns": null, "linux_ns": null },
+            "vellum_flushes": null, "vellum_runs": null,
             "skipped": { "linux_ns": Skip::NoThp.to_string() },
         });
         assert_eq!(Row::new(Op::Munmap, CASE, &outcomes).json(), expected);
     }
 
     #[test]
+    fn what_the_engine_counted_is_in_every_row_but_those_of_touches() {
+        let outcomes = Columns {
+            vellum: Outcome { work: Some(Work { flushes: 3, runs: 40 }), ..outcome(&[5]) },
+            ..Columns::default()
+        };
+        let json = Row::new(Op::Exit, CASE, &outcomes).json();
+        assert_eq!((&json["vellum_flushes"], &json["vellum_runs"]), (&3.into(), &40.into()));
+        let json = Row::new(Op::Touch, CASE, &outcomes).json();
+        assert!(json["vellum_flushes"].is_null() && json["vellum_runs"].is_null());
+    }
+
+    #[test]
     fn a_fallback_is_told_from_one_percent_on() {
         let with = |fallback| {
-            let linux = Outcome {
-                fallback,
-                ..outcome(&[5])
-            };
-            Row::new(
-                Op::Munmap,
-                CASE,
-                &Columns {
-                    linux,
-                    ..Columns::default()
-                },
-            )
+            let linux = Outcome { fallback, ..outcome(&[5]) };
+            Row::new(Op::Munmap, CASE, &Columns { linux, ..Columns::default() })
         };
         assert!(with(0.01).json().get("fallback").is_none());
-        assert_eq!(
-            with(0.25).json()["fallback"],
-            serde_json::json!({ "linux_ns": 0.25 })
-        );
+        assert_eq!(with(0.25).json()["fallback"], serde_json::json!({ "linux_ns": 0.25 }));
     }
 
     #[test]
     fn a_contender_that_skips_halfway_has_no_figure() {
-        let linux = Outcome {
-            skip: Some(Skip::Busy),
-            ..outcome(&[5, 6])
-        };
-        let row = Row::new(
-            Op::Munmap,
-            CASE,
-            &Columns {
-                linux,
-                ..Columns::default()
-            },
-        );
+        let linux = Outcome { skip: Some(Skip::Busy), ..outcome(&[5, 6]) };
+        let row = Row::new(Op::Munmap, CASE, &Columns { linux, ..Columns::default() });
         assert_eq!(row.median(Column::Linux), None);
     }
 
@@ -238,13 +206,7 @@ mod tests {
     fn the_touch_row_has_the_touches_of_every_operation() {
         let mut all = Columns::default();
         for ops in [[1, 2], [3, 4]] {
-            gather_touches(
-                &mut all,
-                &Columns {
-                    linux: outcome(&ops),
-                    ..Columns::default()
-                },
-            );
+            gather_touches(&mut all, &Columns { linux: outcome(&ops), ..Columns::default() });
         }
         let row = Row::new(Op::Touch, CASE, &all);
         assert_eq!(row.cells.linux.summary(), Summary::of(&[10, 20, 30, 40]));
@@ -253,11 +215,7 @@ mod tests {
     #[test]
     fn a_ratio_needs_both_and_no_zero() {
         let row = |floor: &[u64], linux: &[u64]| {
-            let outcomes = Columns {
-                floor: outcome(floor),
-                linux: outcome(linux),
-                ..Columns::default()
-            };
+            let outcomes = Columns { floor: outcome(floor), linux: outcome(linux), ..Columns::default() };
             Row::new(Op::Munmap, CASE, &outcomes).ratio(Column::Linux, Column::Floor)
         };
         assert_eq!(row(&[2], &[5]), Some(2.5));

@@ -3,7 +3,7 @@
 use super::rows::{Cell, Row};
 use crate::bench::case::Op;
 use crate::bench::contender::Column;
-use crate::bench::report::{Chart, Part, Section, Series, Table, Value, show};
+use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, show};
 
 /// A row is marked with this when its folios are not what it says.
 const MARK: &str = "*";
@@ -23,12 +23,7 @@ pub fn of(rows: &[Row], runs: u32) -> Section {
 
 fn part(rows: &[Row]) -> Part {
     let op = rows[0].op;
-    Part {
-        title: op.name().to_owned(),
-        text: what(op).to_owned(),
-        chart: Some(chart(rows)),
-        table: table(rows),
-    }
+    Part { title: op.name().to_owned(), text: what(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
 }
 
 fn what(op: Op) -> &'static str {
@@ -54,79 +49,75 @@ fn what(op: Op) -> &'static str {
 }
 
 fn method(runs: u32) -> Vec<(&'static str, String)> {
-    vec![
-        (
-            "",
-            format!(
-                "Each figure is the median of {runs} runs, with the smallest and the largest beside it. The contenders \
-                 take turns, on one CPU, with a fresh region each time; mapping, touching and tearing down are not in \
-                 the figure (touch is the exception, being just that). Only ratios of two columns carry over to another \
-                 machine."
-            ),
-        ),
+    let texts = [
         (
             "floor",
             "is the least the operation can be: a bare loop over the same page-table entries and one 32-byte descriptor \
-             a folio, in memory already there and as cold as everybody's after a touch of the region. No locks, no atomic operations, no TLB, no reverse \
-             map, no accounting, no walk from the root."
-                .into(),
+             a folio. Nothing of it is in the caches: 256 MiB of other memory are written in between, as everybody else \
+             touches the region in between. It has no locks, no atomic operations, no TLB, no reverse map, no accounting, \
+             no LRU lists, no areas, no walk from the root.",
         ),
         (
             "vellum",
-            "is the engine, everything on (statistics, groups, LRU, reverse map), on real memory in a simulated machine. \
-             It enters no kernel and executes no TLB instruction."
-                .into(),
+            "is the engine on real memory, in a simulated machine with one CPU. In its figure is all that it does when a \
+             kernel runs it: areas found, split and merged; the walk from the root; table locks; entries cleared; the \
+             flush gathered and the TLB's owner called; each folio's references, map count and owner (which so far are \
+             all of its reverse map for anonymous memory), its group's charge and LRU list; statistics; folios and empty \
+             tables given back and merged. Not in it: entering a kernel by a system call or an exception, and the TLB \
+             instructions themselves, which are counted instead: see the notes.",
         ),
-        ("page", "is the same engine with runs capped at one entry.".into()),
+        ("page", "is the same engine with runs capped at one entry."),
         (
             "linux",
             "is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only the \
-             folio size in question enabled, the sizes checked after each touch. Its figure includes entering the kernel \
-             and invalidating the TLB."
-                .into(),
+             folio size in question enabled, the sizes checked after each touch. In its figure is all that it does, \
+             entering the kernel and invalidating the TLB too, and some that the engine has no counterpart of yet: a map \
+             count a page, file mappings and swap looked out for, the hooks of userfaultfd, uprobes, MMU notifiers and \
+             cgroup v1.",
         ),
         (
             "2 MiB",
-            "has each folio mapped by 512 entries (Linux: split by a change of one page's protection and back); 2 MiB \
-             huge has it mapped by one."
-                .into(),
+            "has each folio mapped by 512 entries (Linux and vellum: split by a change of one page's protection and \
+             back); 2 MiB huge has it mapped by one.",
         ),
-    ]
+    ];
+    let mut method = vec![(
+        "",
+        format!(
+            "Each figure is the median of {runs} runs, with the smallest and the largest beside it. The contenders \
+             take turns, on one CPU, with a fresh region each time; mapping, touching and tearing down are not in \
+             the figure (touch is the exception, being just that). Only ratios of two columns carry over to another \
+             machine."
+        ),
+    )];
+    method.extend(texts.map(|(term, text)| (term, text.to_owned())));
+    method
 }
 
 fn table(rows: &[Row]) -> Table {
     use Column::{Floor, Linux, Page, Vellum};
     let compared = rows[0].op != Op::Touch;
-    let ratios = [
-        ("linux / vellum", Linux, Vellum),
-        ("vellum / floor", Vellum, Floor),
-        ("linux / floor", Linux, Floor),
-    ];
+    let ratios =
+        [("linux / vellum", Linux, Vellum), ("vellum / floor", Vellum, Floor), ("linux / floor", Linux, Floor)];
     let mut head = vec!["folio".to_owned()];
     head.extend(Column::ALL.map(|column| column.name().to_owned()));
     if compared {
         head.extend(ratios.map(|(name, ..)| name.to_owned()));
         head.push("vellum vs page".to_owned());
     }
-    let line = |row: &Row| {
-        let mut line = vec![Value::Text(row.case.label())];
-        line.extend(Column::ALL.map(|column| figure(&row.cells[column])));
-        if compared {
-            line.extend(ratios.map(|(_, over, under)| {
-                row.ratio(over, under)
-                    .map_or(Value::None, |r| Value::Text(show::ratio(r)))
-            }));
-            line.push(
-                row.ratio(Vellum, Page)
-                    .map_or(Value::None, |r| Value::Text(show::change(r))),
-            );
-        }
-        line
-    };
-    Table {
-        head,
-        rows: rows.iter().map(line).collect(),
-    }
+    let line =
+        |row: &Row| {
+            let mut line = vec![Value::Text(row.case.label())];
+            line.extend(Column::ALL.map(|column| figure(&row.cells[column])));
+            if compared {
+                line.extend(ratios.map(|(_, over, under)| {
+                    row.ratio(over, under).map_or(Value::None, |r| Value::Text(show::ratio(r)))
+                }));
+                line.push(row.ratio(Vellum, Page).map_or(Value::None, |r| Value::Text(show::change(r))));
+            }
+            line
+        };
+    Table { head, rows: rows.iter().map(line).collect() }
 }
 
 fn figure(cell: &Cell) -> Value {
@@ -134,33 +125,15 @@ fn figure(cell: &Cell) -> Value {
         return Value::None;
     };
     let (median, range) = show::nanoseconds(summary);
-    let mark = if cell.notable_fallback().is_some() {
-        MARK
-    } else {
-        ""
-    };
-    Value::Figure {
-        main: format!("{median}{mark}"),
-        range,
-    }
+    let mark = if cell.notable_fallback().is_some() { MARK } else { "" };
+    Value::Figure { main: format!("{median}{mark}"), range }
 }
 
 fn chart(rows: &[Row]) -> Chart {
     // The x axis is log2 of the folio size; what is mapped huge stands one step to the right, by itself.
     let x = |row: &Row| f64::from(row.case.folio_kib).log2() + if row.case.huge { 1.0 } else { 0.0 };
-    let mut ticks: Vec<(f64, String)> = rows
-        .iter()
-        .map(|row| {
-            (
-                x(row),
-                if row.case.huge {
-                    "huge".to_owned()
-                } else {
-                    row.case.label()
-                },
-            )
-        })
-        .collect();
+    let mut ticks: Vec<(f64, String)> =
+        rows.iter().map(|row| (x(row), if row.case.huge { "huge".to_owned() } else { row.case.label() })).collect();
     ticks.sort_by(|a, b| a.0.total_cmp(&b.0));
     let series = Column::ALL.into_iter().filter_map(|column| {
         let points = |huge: bool| -> Vec<(f64, f64)> {
@@ -173,19 +146,13 @@ fn chart(rows: &[Row]) -> Chart {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             points
         };
-        let series = Series {
-            column,
-            line: points(false),
-            lone: points(true),
-        };
+        let series = Series { column, line: points(false), lone: points(true) };
         (!series.line.is_empty() || !series.lone.is_empty()).then_some(series)
     });
     Chart {
-        label: format!(
-            "{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic",
-            rows[0].op.name()
-        ),
+        label: format!("{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic", rows[0].op.name()),
         y_name: "ns a page".to_owned(),
+        scale: Scale::Decades,
         ticks,
         series: series.collect(),
     }
@@ -194,10 +161,7 @@ fn chart(rows: &[Row]) -> Chart {
 /// What is missing and why, and what is not as it should be; each reason once, with the rows it holds for.
 fn notes(rows: &[Row]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
-    for (row, column) in rows
-        .iter()
-        .flat_map(|row| Column::ALL.map(|column| (row, column)))
-    {
+    for (row, column) in rows.iter().flat_map(|row| Column::ALL.map(|column| (row, column))) {
         let reason = match &row.cells[column] {
             Cell::Skipped(skip) => format!("{} not measured: {skip}", column.name()),
             cell => match cell.notable_fallback() {
@@ -219,54 +183,47 @@ fn notes(rows: &[Row]) -> Vec<String> {
         }
     }
     let absent = |column: Column| rows.iter().all(|row| matches!(row.cells[column], Cell::Absent));
-    let missing: Vec<&str> = Column::ALL
-        .into_iter()
-        .filter(|&c| absent(c))
-        .map(Column::name)
-        .collect();
-    let mut notes: Vec<String> = reasons
-        .into_iter()
-        .map(|(reason, names)| format!("{reason}: {}.", names.join(", ")))
-        .collect();
+    let missing: Vec<&str> = Column::ALL.into_iter().filter(|&c| absent(c)).map(Column::name).collect();
+    let mut notes: Vec<String> = rows.chunk_by(|a, b| a.op == b.op).filter_map(work).collect();
+    notes.extend(reasons.into_iter().map(|(reason, names)| format!("{reason}: {}.", names.join(", "))));
     if !missing.is_empty() && !rows.is_empty() {
         notes.push(format!("Not part of this run: {}.", missing.join(", ")));
     }
     notes
 }
 
+/// What the engine does once a time, of an operation on every case.
+fn work(rows: &[Row]) -> Option<String> {
+    let told = |row: &Row| {
+        let work = row.work?;
+        let flushes = show::grouped(work.flushes);
+        Some(match work.runs {
+            0 => format!("{flushes} ({})", row.case.label()),
+            runs => format!("{flushes} / {} ({})", show::grouped(runs), row.case.label()),
+        })
+    };
+    let all: Vec<String> = rows.iter().filter_map(told).collect();
+    let cleared = rows.iter().any(|row| row.work.is_some_and(|work| work.runs > 0));
+    let what = if cleared { "TLB flushes / runs cleared" } else { "TLB flushes" };
+    let name = rows[0].op.name();
+    (!all.is_empty()).then(|| format!("vellum's {what} in one {name}: {}.", all.join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::bench::case::Case;
-    use crate::bench::contender::{Columns, Skip};
+    use crate::bench::contender::{Columns, Skip, Work};
     use crate::bench::turns::Outcome;
 
     fn row(op: Op, folio_kib: u32, linux: Outcome) -> Row {
-        let floor = Outcome {
-            ops: vec![1000],
-            ..Outcome::default()
-        };
-        Row::new(
-            op,
-            Case {
-                bytes: 2 << 20,
-                folio_kib,
-                huge: false,
-            },
-            &Columns {
-                floor,
-                linux,
-                ..Columns::default()
-            },
-        )
+        let floor = Outcome { ops: vec![1000], ..Outcome::default() };
+        Row::new(op, Case { bytes: 2 << 20, folio_kib, huge: false }, &Columns { floor, linux, ..Columns::default() })
     }
 
     #[test]
     fn a_reason_is_given_once_with_every_row_it_holds_for() {
-        let skip = || Outcome {
-            skip: Some(Skip::NoFolio(16)),
-            ..Outcome::default()
-        };
+        let skip = || Outcome { skip: Some(Skip::NoFolio(16)), ..Outcome::default() };
         let notes = notes(&[row(Op::Munmap, 16, skip()), row(Op::Protect, 16, skip())]);
         let about: Vec<_> = notes.iter().filter(|note| note.contains("16 KiB")).collect();
         assert_eq!(about.len(), 1);
@@ -274,25 +231,27 @@ mod tests {
     }
 
     #[test]
+    fn flushes_and_runs_are_told_of_each_operation() {
+        let row = |op, folio_kib, flushes, runs| Row {
+            work: Some(Work { flushes, runs }),
+            ..row(op, folio_kib, Outcome::default())
+        };
+        let notes =
+            notes(&[row(Op::Munmap, 4, 129, 262_144), row(Op::Munmap, 64, 5, 16_384), row(Op::Protect, 4, 1, 0)]);
+        let expected = [
+            "vellum's TLB flushes / runs cleared in one munmap: 129 / 262\u{202f}144 (4 KiB), 5 / 16\u{202f}384 (64 KiB).",
+            "vellum's TLB flushes in one protect: 1 (4 KiB).",
+        ];
+        assert_eq!(notes[..2], expected);
+    }
+
+    #[test]
     fn a_row_that_fell_back_is_marked() {
-        let linux = Outcome {
-            ops: vec![2000],
-            fallback: 0.2,
-            ..Outcome::default()
-        };
+        let linux = Outcome { ops: vec![2000], fallback: 0.2, ..Outcome::default() };
         let section = of(&[row(Op::Munmap, 64, linux)], 1);
-        let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else {
-            panic!("no figure")
-        };
+        let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else { panic!("no figure") };
         assert!(main.ends_with(MARK), "{main}");
-        assert!(
-            section
-                .notes
-                .iter()
-                .any(|note| note.contains("munmap 64 KiB (20 %)")),
-            "{:?}",
-            section.notes
-        );
+        assert!(section.notes.iter().any(|note| note.contains("munmap 64 KiB (20 %)")), "{:?}", section.notes);
     }
 
     #[test]

@@ -6,26 +6,14 @@ use super::*;
 pub static ADVISE: [Row; 12] = [
     row("advise: at no page", |k| {
         some(k, 2);
-        [Advise::DontNeed, Advise::NoHuge]
-            .map(|advise| k.advise(BASE + 1, PAGE, advise))
-            .to_vec()
+        [Advise::DontNeed, Advise::NoHuge].map(|advise| k.advise(BASE + 1, PAGE, advise)).to_vec()
     }),
-    row("advise: at no page, no length", |k| {
-        vec![k.advise(BASE + 1, 0, Advise::DontNeed)]
-    }),
-    row("advise: no length", |k| {
-        vec![
-            k.advise(BASE, 0, Advise::DontNeed),
-            k.advise(!0 << 12, 0, Advise::NoHuge),
-        ]
-    }),
+    row("advise: at no page, no length", |k| vec![k.advise(BASE + 1, 0, Advise::DontNeed)]),
+    row("advise: no length", |k| vec![k.advise(BASE, 0, Advise::DontNeed), k.advise(!0 << 12, 0, Advise::NoHuge)]),
     row("advise: a part of a page is a page", |k| {
         some(k, 3);
         (0..3).for_each(|page| k.store(BASE + page * PAGE));
-        vec![
-            k.advise(BASE, PAGE + 1, Advise::DontNeed),
-            k.resident(BASE, 3 * PAGE, 3),
-        ]
+        vec![k.advise(BASE, PAGE + 1, Advise::DontNeed), k.resident(BASE, 3 * PAGE, 3)]
     }),
     row("advise: a length past the last address", |k| {
         some(k, 2);
@@ -33,53 +21,32 @@ pub static ADVISE: [Row; 12] = [
         all.map(|len| k.advise(BASE, len, Advise::DontNeed)).to_vec()
     }),
     row("advise: nothing", |k| {
-        let all = [
-            (BASE, PAGE),
-            (USER_END, PAGE),
-            (!0 << 13, PAGE),
-            (1 << 63, 1 << 62),
-        ];
-        all.map(|(addr, len)| k.advise(addr, len, Advise::DontNeed))
-            .to_vec()
+        let all = [(BASE, PAGE), (USER_END, PAGE), (!0 << 13, PAGE), (1 << 63, 1 << 62)];
+        all.map(|(addr, len)| k.advise(addr, len, Advise::DontNeed)).to_vec()
     }),
     row("advise: forget over a hole", |k| {
         holed(k);
         [0, 1, 3, 4].iter().for_each(|page| k.store(BASE + page * PAGE));
         let answer = k.advise(BASE, 5 * PAGE, Advise::DontNeed);
-        vec![
-            answer,
-            k.resident(BASE, 2 * PAGE, 2),
-            k.resident(BASE + 3 * PAGE, 2 * PAGE, 2),
-        ]
+        vec![answer, k.resident(BASE, 2 * PAGE, 2), k.resident(BASE + 3 * PAGE, 2 * PAGE, 2)]
     }),
     row("advise: forget with a hole before and behind", |k| {
         some(k, 2);
         k.store(BASE);
-        vec![
-            k.advise(BASE - PAGE, 4 * PAGE, Advise::DontNeed),
-            k.resident(BASE, 2 * PAGE, 2),
-        ]
+        vec![k.advise(BASE - PAGE, 4 * PAGE, Advise::DontNeed), k.resident(BASE, 2 * PAGE, 2)]
     }),
     row("advise: forget what is locked", |k| {
         some(k, 4);
         k.map(BASE + PAGE, PAGE, RW, FIXED | MapFlags::LOCKED);
         [0, 1, 2].iter().for_each(|page| k.store(BASE + page * PAGE));
-        vec![
-            k.advise(BASE, 4 * PAGE, Advise::DontNeed),
-            k.resident(BASE, 4 * PAGE, 4),
-        ]
+        vec![k.advise(BASE, 4 * PAGE, Advise::DontNeed), k.resident(BASE, 4 * PAGE, 4)]
     }),
     row("advise: forget what may not be touched", |k| {
         some(k, 2);
         k.store(BASE);
         let protect = k.protect(BASE, 2 * PAGE, NONE);
         let before = k.resident(BASE, 2 * PAGE, 2);
-        vec![
-            protect,
-            before,
-            k.advise(BASE, 2 * PAGE, Advise::DontNeed),
-            k.resident(BASE, 2 * PAGE, 2),
-        ]
+        vec![protect, before, k.advise(BASE, 2 * PAGE, Advise::DontNeed), k.resident(BASE, 2 * PAGE, 2)]
     }),
     row("advise: what was forgotten is zero", |k| {
         some(k, 2);
@@ -91,11 +58,7 @@ pub static ADVISE: [Row; 12] = [
         k.unmap(BASE + 2 * PAGE, PAGE);
         // Whether it was taken shows where areas no longer merge.
         let answer = k.advise(BASE, 5 * PAGE, Advise::NoHuge);
-        vec![
-            answer,
-            k.map(BASE + 2 * PAGE, PAGE, RW, FIXED),
-            k.areas().len() as i64,
-        ]
+        vec![answer, k.map(BASE + 2 * PAGE, PAGE, RW, FIXED), k.areas().len() as i64]
     })
     .differs(
         &[ENOMEM, BASE as i64 + 2 * 4096, 1],
@@ -119,19 +82,14 @@ pub static RESIDENT: [Row; 9] = [
             k.resident(BASE + 4 * PAGE, 2 * PAGE, 2),
         ]
     }),
-    row("resident: beyond the end", |k| {
-        vec![k.resident(USER_END, PAGE, 1), k.resident(!0 << 12, PAGE, 1)]
-    }),
+    row("resident: beyond the end", |k| vec![k.resident(USER_END, PAGE, 1), k.resident(!0 << 12, PAGE, 1)]),
     row("resident: no room for the answer", |k| {
         some(k, 4);
         vec![k.resident(BASE, 4 * PAGE, 3)]
     }),
     row("resident: no room for the answer, and a hole", |k| {
         holed(k);
-        vec![
-            k.resident(BASE, 5 * PAGE, 3),
-            k.resident(BASE - PAGE, 5 * PAGE, 3),
-        ]
+        vec![k.resident(BASE, 5 * PAGE, 3), k.resident(BASE - PAGE, 5 * PAGE, 3)]
     })
     .differs(
         &[EFAULT, EFAULT],

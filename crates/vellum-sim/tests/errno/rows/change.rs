@@ -18,34 +18,20 @@ pub static UNMAP: [Row; 9] = [
     }),
     row("unmap: a length past the last address", |k| {
         some(k, 2);
-        [u64::MAX, u64::MAX - PAGE + 2, 0u64.wrapping_sub(BASE)]
-            .map(|len| k.unmap(BASE, len))
-            .to_vec()
+        [u64::MAX, u64::MAX - PAGE + 2, 0u64.wrapping_sub(BASE)].map(|len| k.unmap(BASE, len)).to_vec()
     }),
     row("unmap: beyond the end", |k| {
-        vec![
-            k.unmap(USER_END, PAGE),
-            k.unmap(!0 << 12, PAGE),
-            k.unmap(USER_END + PAGE, PAGE),
-        ]
+        vec![k.unmap(USER_END, PAGE), k.unmap(!0 << 12, PAGE), k.unmap(USER_END + PAGE, PAGE)]
     }),
-    row("unmap: across the end", |k| {
-        vec![k.unmap(USER_END - PAGE, 2 * PAGE)]
-    }),
-    row("unmap: nothing at all", |k| {
-        vec![k.unmap(BASE, PAGE), k.unmap(END - PAGE, PAGE)]
-    }),
+    row("unmap: across the end", |k| vec![k.unmap(USER_END - PAGE, 2 * PAGE)]),
+    row("unmap: nothing at all", |k| vec![k.unmap(BASE, PAGE), k.unmap(END - PAGE, PAGE)]),
     row("unmap: over a hole", |k| {
         holed(k);
         vec![k.unmap(BASE - PAGE, 6 * PAGE), k.areas().len() as i64]
     }),
     row("unmap: in the middle", |k| {
         some(k, 3);
-        vec![
-            k.unmap(BASE + PAGE, PAGE),
-            k.areas().len() as i64,
-            k.unmap(BASE + PAGE, PAGE),
-        ]
+        vec![k.unmap(BASE + PAGE, PAGE), k.areas().len() as i64, k.unmap(BASE + PAGE, PAGE)]
     }),
 ];
 
@@ -54,34 +40,19 @@ pub static PROTECT: [Row; 11] = [
         some(k, 2);
         vec![k.protect(BASE + 1, PAGE, R), k.protect(BASE + 1, 0, R)]
     }),
-    row("protect: no length", |k| {
-        vec![k.protect(BASE, 0, R), k.protect(!0 << 12, 0, R)]
-    }),
+    row("protect: no length", |k| vec![k.protect(BASE, 0, R), k.protect(!0 << 12, 0, R)]),
     row("protect: a part of a page is a page", |k| {
         some(k, 3);
-        vec![
-            k.protect(BASE, PAGE + 1, R),
-            protections(k),
-            k.areas()[0].1 as i64,
-        ]
+        vec![k.protect(BASE, PAGE + 1, R), protections(k), k.areas()[0].1 as i64]
     }),
     row("protect: a length past the last address", |k| {
         some(k, 2);
-        [
-            u64::MAX,
-            u64::MAX - PAGE + 2,
-            0u64.wrapping_sub(BASE),
-            0u64.wrapping_sub(BASE) + PAGE,
-        ]
-        .map(|len| k.protect(BASE, len, R))
-        .to_vec()
+        [u64::MAX, u64::MAX - PAGE + 2, 0u64.wrapping_sub(BASE), 0u64.wrapping_sub(BASE) + PAGE]
+            .map(|len| k.protect(BASE, len, R))
+            .to_vec()
     }),
     row("protect: nothing", |k| {
-        vec![
-            k.protect(BASE, PAGE, R),
-            k.protect(USER_END, PAGE, R),
-            k.protect(!0 << 13, PAGE, R),
-        ]
+        vec![k.protect(BASE, PAGE, R), k.protect(USER_END, PAGE, R), k.protect(!0 << 13, PAGE, R)]
     }),
     row("protect: a hole before", |k| {
         some(k, 2);
@@ -107,20 +78,11 @@ pub static PROTECT: [Row; 11] = [
     }),
     row("protect: there and back", |k| {
         some(k, 3);
-        vec![
-            k.protect(BASE + PAGE, PAGE, NONE),
-            protections(k),
-            k.protect(BASE + PAGE, PAGE, RW),
-            protections(k),
-        ]
+        vec![k.protect(BASE + PAGE, PAGE, NONE), protections(k), k.protect(BASE + PAGE, PAGE, RW), protections(k)]
     }),
     row("protect: more than the machine has becomes writable", |k| {
         let at = k.map(0, VAST, R, ANYWHERE) as u64;
         vec![k.protect(at, VAST, RW)]
     })
-    .differs(
-        &[0],
-        &[ENOMEM],
-        "the engine checks what is promised when it is mapped, and keeps no account of it",
-    ),
+    .differs(&[0], &[ENOMEM], "the engine checks what is promised when it is mapped, and keeps no account of it"),
 ];

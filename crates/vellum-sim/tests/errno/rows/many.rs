@@ -13,13 +13,9 @@ fn page(n: u64) -> u64 {
 /// time. The answer is the first of many pages that are still one area.
 fn fill(k: &dyn Kernel) -> u64 {
     k.map(BASE, MANY_PAGES * PAGE, R, FIXED);
-    let full = (0..MANY_PAGES / 4)
-        .find(|n| k.protect(page(2 * n + 1), PAGE, NONE) != 0)
-        .expect("a limit");
+    let full = (0..MANY_PAGES / 4).find(|n| k.protect(page(2 * n + 1), PAGE, NONE) != 0).expect("a limit");
     let prot = |n: u64| if n.is_multiple_of(2) { RW } else { NONE };
-    (1..9)
-        .find(|n| k.protect(page(MANY_PAGES - n), PAGE, prot(*n)) != 0)
-        .expect("a limit");
+    (1..9).find(|n| k.protect(page(MANY_PAGES - n), PAGE, prot(*n)) != 0).expect("a limit");
     2 * full
 }
 

@@ -51,7 +51,9 @@ pub static MAP: [Row; 35] = [
         vec![k.map(BASE + 2 * PAGE, PAGE, RW, ANYWHERE), i64::from(k.map(BASE + 5 * PAGE, PAGE, RW, ANYWHERE) > 0)]
     }),
     row("map: a hint beyond the end", |k| {
-        [USER_END, USER_END - PAGE, !0 << 12].map(|hint| i64::from(k.map(hint, 2 * PAGE, RW, ANYWHERE) > END as i64)).to_vec()
+        [USER_END, USER_END - PAGE, !0 << 12]
+            .map(|hint| i64::from(k.map(hint, 2 * PAGE, RW, ANYWHERE) > END as i64))
+            .to_vec()
     }),
     row("map: a hint inside page 0 is none", |k| vec![i64::from(k.map(0x800, PAGE, RW, ANYWHERE) > END as i64)]),
     row("map: a hint of the lowest address", |k| vec![k.map(lowest(), PAGE, RW, ANYWHERE)]),
@@ -70,16 +72,18 @@ pub static MAP: [Row; 35] = [
     row("map: more than the machine has, not reserved", |k| {
         vec![i64::from(k.map(0, VAST, RW, MapFlags::NORESERVE) > 0)]
     }),
-    row("map: more than the machine has, only to be read", |k| {
-        vec![i64::from(k.map(0, VAST, R, ANYWHERE) > 0)]
-    }),
+    row("map: more than the machine has, only to be read", |k| vec![i64::from(k.map(0, VAST, R, ANYWHERE) > 0)]),
     room("map: no more address space than allowed", 8, |k| {
         let two = k.map(BASE + 8 * PAGE, 2 * PAGE, RW, NOREPLACE);
         vec![k.map(BASE, 6 * PAGE, RW, NOREPLACE), two, k.map(BASE + 20 * PAGE, PAGE, RW, NOREPLACE)]
     }),
     room("map: what is replaced doesn't count", 8, |k| {
         some(k, 8);
-        vec![k.map(BASE + 4 * PAGE, 4 * PAGE, RW, FIXED), k.map(BASE + 5 * PAGE, 4 * PAGE, RW, FIXED), k.areas().len() as i64]
+        vec![
+            k.map(BASE + 4 * PAGE, 4 * PAGE, RW, FIXED),
+            k.map(BASE + 5 * PAGE, 4 * PAGE, RW, FIXED),
+            k.areas().len() as i64,
+        ]
     })
     .differs(
         &[BASE as i64 + 4 * PAGE as i64, ENOMEM, 2],

@@ -37,43 +37,20 @@ const EAGAIN: i64 = -11;
 const EFAULT: i64 = -14;
 
 const fn row(name: &'static str, calls: fn(&dyn Kernel) -> Answers) -> Row {
-    Row {
-        name,
-        given: Given {
-            address_space: None,
-            locked: None,
-        },
-        calls,
-        expect: Expect::Same,
-    }
+    Row { name, given: Given { address_space: None, locked: None }, calls, expect: Expect::Same }
 }
 
 const fn locked(name: &'static str, pages: u64, calls: fn(&dyn Kernel) -> Answers) -> Row {
-    Row {
-        given: Given {
-            address_space: None,
-            locked: Some(pages * PAGE),
-        },
-        ..row(name, calls)
-    }
+    Row { given: Given { address_space: None, locked: Some(pages * PAGE) }, ..row(name, calls) }
 }
 
 const fn room(name: &'static str, pages: u64, calls: fn(&dyn Kernel) -> Answers) -> Row {
-    Row {
-        given: Given {
-            address_space: Some(pages * PAGE),
-            locked: None,
-        },
-        ..row(name, calls)
-    }
+    Row { given: Given { address_space: Some(pages * PAGE), locked: None }, ..row(name, calls) }
 }
 
 impl Row {
     const fn differs(self, engine: &'static [i64], linux: &'static [i64], why: &'static str) -> Row {
-        Row {
-            expect: Expect::Differ { engine, linux, why },
-            ..self
-        }
+        Row { expect: Expect::Differ { engine, linux, why }, ..self }
     }
 }
 
@@ -92,7 +69,5 @@ fn holed(k: &dyn Kernel) {
 
 /// The protections of the areas, as digits of a number.
 fn protections(k: &dyn Kernel) -> i64 {
-    k.areas()
-        .iter()
-        .fold(0, |all, (.., prot)| all * 10 + i64::from(*prot) + 1)
+    k.areas().iter().fold(0, |all, (.., prot)| all * 10 + i64::from(*prot) + 1)
 }

@@ -60,13 +60,7 @@ fn over_a_hole(first: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
             let program = cpu.enter(&space);
             let request = fixed(2, 1, MapFlags::empty());
             let noreplace = MapFlags::FIXED_NOREPLACE;
-            if space
-                .map(MapRequest {
-                    flags: noreplace,
-                    ..request
-                })
-                .is_ok()
-            {
+            if space.map(MapRequest { flags: noreplace, ..request }).is_ok() {
                 match program.store_u64(at(2), 77) {
                     Ok(()) => {
                         let found = program.load_u64(at(2));
@@ -156,11 +150,7 @@ fn growing_while(other: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
 
 #[test]
 fn a_stack_grows_while_it_is_protected() {
-    growing_while(|space| {
-        space
-            .protect(at(10), 4 * PAGE, Prot::READ | Prot::WRITE | Prot::EXEC)
-            .unwrap()
-    });
+    growing_while(|space| space.protect(at(10), 4 * PAGE, Prot::READ | Prot::WRITE | Prot::EXEC).unwrap());
 }
 
 #[test]
@@ -173,9 +163,7 @@ fn a_stack_grows_while_its_lowest_pages_are_unmapped() {
 fn failing_to_unmap_around_a_hole() {
     let run = || {
         let sim = Config::new(12 << 20).cpus(3);
-        let strictness = Strictness::new(1)
-            .schedule(Schedule::Shuttle)
-            .hostility(Hostility::NONE);
+        let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);
         let sim = sim.strict(strictness).unwrap();
         let boot = sim.cpu(0);
         let machine = Machine::boot(&sim, Default::default()).unwrap();
@@ -215,9 +203,7 @@ fn failing_to_unmap_around_a_hole() {
 #[test]
 fn using_memory_while_unmapping_it_fails() {
     let run = || {
-        let strictness = Strictness::new(1)
-            .schedule(Schedule::Shuttle)
-            .hostility(Hostility::NONE);
+        let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);
         let sim = Config::new(12 << 20).cpus(3).strict(strictness).unwrap();
         let boot = sim.cpu(0);
         let machine = Machine::boot(&sim, Default::default()).unwrap();

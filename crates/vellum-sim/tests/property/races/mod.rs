@@ -28,9 +28,7 @@ pub(super) type Space<'m> = AddressSpace<'m, Strict, X86_64>;
 
 /// A small machine under a deterministic scheduler, whose hardware does only what it is asked for.
 pub(super) fn strict() -> Strict {
-    let strictness = Strictness::new(1)
-        .schedule(Schedule::Shuttle)
-        .hostility(Hostility::NONE);
+    let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);
     Config::new(4 << 20).cpus(3).strict(strictness).unwrap()
 }
 
@@ -53,12 +51,7 @@ pub(super) fn at(page: u64) -> u64 {
 
 /// Map these pages.
 pub(super) fn fixed(page: u64, pages: u64, flags: MapFlags) -> MapRequest {
-    MapRequest {
-        addr: at(page),
-        len: pages * PAGE,
-        prot: RW,
-        flags: MapFlags::FIXED | flags,
-    }
+    MapRequest { addr: at(page), len: pages * PAGE, prot: RW, flags: MapFlags::FIXED | flags }
 }
 
 /// What is mapped is what areas say, and nothing is resident outside of them (of the first pages).
@@ -69,11 +62,7 @@ pub(super) fn check(space: &Space<'_>) {
         true
     });
     let stats = space.stats();
-    assert_eq!(
-        stats.mapped,
-        areas.iter().map(|area| area.len()).sum::<u64>(),
-        "bytes mapped, and areas {areas:?}"
-    );
+    assert_eq!(stats.mapped, areas.iter().map(|area| area.len()).sum::<u64>(), "bytes mapped, and areas {areas:?}");
     // Nothing may fail while runs are shown: a table is locked then.
     let mut resident = Vec::new();
     space.runs(VirtRange::new(BASE, 4 << 20).unwrap(), |run| {
@@ -82,9 +71,6 @@ pub(super) fn check(space: &Space<'_>) {
         }
     });
     for range in resident {
-        assert!(
-            areas.iter().any(|area| area.covers(&range)),
-            "{range:?} is resident, and mapped is {areas:?}"
-        );
+        assert!(areas.iter().any(|area| area.covers(&range)), "{range:?} is resident, and mapped is {areas:?}");
     }
 }

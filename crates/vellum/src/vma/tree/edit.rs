@@ -21,12 +21,7 @@ pub(in crate::vma) struct Above {
 
 impl Above {
     /// Of the root. Nobody asks for its largest gap, and as all gaps are smaller than this one, nobody works it out.
-    pub(super) const ROOT: Above = Above {
-        floor: 0,
-        ceiling: u64::MAX,
-        gap: u64::MAX,
-        split_cost: 1,
-    };
+    pub(super) const ROOT: Above = Above { floor: 0, ceiling: u64::MAX, gap: u64::MAX, split_cost: 1 };
 }
 
 /// What a change did to a node.
@@ -68,27 +63,16 @@ pub(super) fn edit<V: Area, R>(
             inner.insert(i + 1, child, gap);
             None
         };
-        return Some(Edited {
-            gap: inner.largest_gap(),
-            right,
-            ..done
-        });
+        return Some(Edited { gap: inner.largest_gap(), right, ..done });
     }
     if done.shrunk
         && let Some(page) = inner.settle(i)
     {
         spares.push(page);
-        return Some(Edited {
-            gap: inner.largest_gap(),
-            ..done
-        });
+        return Some(Edited { gap: inner.largest_gap(), ..done });
     }
     let gap = follow(above.gap, before, inner.around(i), || inner.largest_gap());
-    Some(Edited {
-        gap,
-        shrunk: false,
-        ..done
-    })
+    Some(Edited { gap, shrunk: false, ..done })
 }
 
 /// The largest gap of a node where all that changed is that the largest one around an entry was `before` and is `after`.

@@ -1,0 +1,249 @@
+//! `bench threads`: several threads at once, each with a region of its own. Does anything make one wait for another?
+//!
+//! | module | its story |
+//! |---|---|
+//! | [`pace`] | threads that do the same thing at the same time |
+//! | [`teams`] | who is measured |
+//! | [`rows`] | what came of it, and its shape in JSON |
+//! | [`section`] | what is told of it |
+
+mod pace;
+mod rows;
+mod section;
+mod teams;
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use vellum::platform::MAX_CPUS;
+
+use super::case::{Case, Op, TABLE_SPAN, parse_folio};
+use super::contender::{Columns, Skip};
+use super::engine;
+use super::linux::cpu::allowed;
+use super::progress::Progress;
+use super::report::Section;
+use super::unmap;
+use rows::{Outcome, Row};
+use teams::{Engine, Floor, Linux, Team};
+
+/// What to measure.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How many at once.
+    #[command(flatten)]
+    pub crowd: Crowd,
+    /// Length of each thread's region: a multiple of 2 MiB.
+    #[arg(long, default_value = "512MiB", value_parser = parse_size)]
+    pub size: u64,
+    /// Runs of each contender, by all threads and by one in turn; the figure is their median.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: u32,
+    /// Folio sizes in KiB whose pages are mapped one entry each.
+    #[arg(long, value_delimiter = ',', default_values_t = FOLIOS, value_parser = parse_folio)]
+    pub folios: Vec<u32>,
+    /// Where the huge-page settings are.
+    #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
+    pub thp_root: PathBuf,
+}
+
+const SIZE: u64 = 512 << 20;
+const FOLIOS: [u32; 3] = [4, 64, 2048];
+
+/// What of it can be chosen where other benchmarks are run too.
+#[derive(clap::Args)]
+pub struct Crowd {
+    /// Threads at once, each on a CPU of its own. [default: one for each CPU of this machine]
+    #[arg(long)]
+    pub threads: Option<NonZero<usize>>,
+}
+
+impl Args {
+    /// As part of `bench all`: no more, and nothing longer, than `unmap` measures.
+    pub fn beside(crowd: Crowd, unmap: &unmap::Args) -> Args {
+        let mut folios = FOLIOS.to_vec();
+        folios.retain(|folio| unmap.folios.contains(folio));
+        if folios.is_empty() {
+            folios.clone_from(&unmap.folios);
+        }
+        Args { crowd, size: unmap.size.min(SIZE), runs: unmap.runs, folios, thp_root: unmap.thp_root.clone() }
+    }
+}
+
+/// Where the regions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spaces {
+    /// All in one address space.
+    One,
+    /// Each in an address space of its own.
+    Own,
+}
+
+impl Spaces {
+    const ALL: [Spaces; 2] = [Spaces::One, Spaces::Own];
+
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Spaces::One => "one",
+            Spaces::Own => "own",
+        }
+    }
+}
+
+/// Measures, and tells of it.
+pub fn section(args: &Args) -> anyhow::Result<Section> {
+    anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
+    let mut cpus = allowed();
+    let threads = args.crowd.threads.map_or(cpus.len().min(MAX_CPUS), NonZero::get);
+    anyhow::ensure!(
+        threads <= cpus.len() && threads <= MAX_CPUS,
+        "--threads: each has a CPU of its own, and there are {}",
+        cpus.len().min(MAX_CPUS)
+    );
+    cpus.truncate(threads);
+
+    // Half as much again: a machine is not full of its programs, and large folios need room to be found in.
+    let bytes = args.size * threads as u64;
+    let sim = engine::simulate(threads, bytes + bytes / 2 + (128 << 20));
+    let machine = match &sim {
+        Ok(sim) => sim.on_cpu(0, || engine::boot(sim)),
+        Err(skip) => Err(skip.clone()),
+    };
+    let mut teams: [Box<dyn Team + '_>; 3] = [
+        Box::new(Floor::default()),
+        Box::new(Engine { machine: machine.as_ref().map_err(Skip::clone) }),
+        Box::new(Linux::new(&args.thp_root)),
+    ];
+    let rows = measure(args, &cpus, &mut teams);
+    Ok(section::of(&rows, args.runs))
+}
+
+/// Runs everything, and returns the rows by operation, then by kind of space.
+fn measure(args: &Args, cpus: &[usize], teams: &mut [Box<dyn Team + '_>]) -> Vec<Row> {
+    let cases = args.folios.len() * Spaces::ALL.len();
+    let progress = Progress::new((cases * teams.len() * args.runs as usize) as u64);
+    let mut rows = Vec::new();
+    for &folio_kib in &args.folios {
+        let case = Case { bytes: args.size, folio_kib, huge: false };
+        for spaces in Spaces::ALL {
+            let outcomes = take_turns(args.runs, &case, spaces, cpus, teams, &progress);
+            let row = |op| Row::new(op, spaces, cpus.len(), case, &outcomes);
+            rows.extend([Op::Munmap, Op::Touch].map(row));
+        }
+    }
+    rows.sort_by_key(|row| (row.op == Op::Touch, row.spaces == Spaces::Own));
+    rows
+}
+
+/// All threads, then one of them, of each team in turn: A B A B.
+fn take_turns(
+    runs: u32,
+    case: &Case,
+    spaces: Spaces,
+    cpus: &[usize],
+    teams: &mut [Box<dyn Team + '_>],
+    progress: &Progress,
+) -> Columns<Outcome> {
+    let mut outcomes = Columns::<Outcome>::default();
+    let mut teams: Vec<_> = teams.iter_mut().filter(|team| team.does(spaces)).collect();
+    for team in &mut teams {
+        outcomes[team.column()].skip = team.prepare(case, cpus.len()).err();
+    }
+    for run in 0..runs as usize {
+        // CPUs need not be equally fast, so each is the one that works alone once in a while.
+        let alone = run % cpus.len();
+        for team in &mut teams {
+            let column = team.column();
+            progress.say(format!("{} threads {} {}", cpus.len(), case.label(), column.name()));
+            let outcome = &mut outcomes[column];
+            if outcome.skip.is_none() {
+                let together = team.run(case, spaces, cpus, 0..cpus.len());
+                let by_one = team.run(case, spaces, cpus, alone..alone + 1);
+                outcome.add(together, by_one);
+            }
+            progress.step();
+        }
+    }
+    outcomes
+}
+
+fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
+    crate::size::parse(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::ops::Range;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::bench::contender::Column;
+    use pace::Times;
+    use teams::Sample;
+
+    type Log = Rc<RefCell<Vec<(Column, Range<usize>)>>>;
+
+    struct Scripted(Column, Log);
+
+    impl Team for Scripted {
+        fn column(&self) -> Column {
+            self.0
+        }
+
+        fn does(&self, spaces: Spaces) -> bool {
+            self.0 != Column::Linux || spaces == Spaces::One
+        }
+
+        fn run(&mut self, _: &Case, _: Spaces, _: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
+            self.1.borrow_mut().push((self.0, members.clone()));
+            let times = Times { touch_ns: 500, unmap_ns: 100 * members.len() as u64 };
+            Ok(Sample { times, fallback: 0.0 })
+        }
+    }
+
+    #[test]
+    fn all_and_one_take_turns_and_each_is_the_one_in_turn() {
+        let log = Log::default();
+        let team = |column| -> Box<dyn Team> { Box::new(Scripted(column, log.clone())) };
+        let mut teams = [team(Column::Vellum), team(Column::Linux)];
+        let args = Args {
+            crowd: Crowd { threads: None },
+            size: TABLE_SPAN,
+            runs: 2,
+            folios: vec![4],
+            thp_root: PathBuf::new(),
+        };
+        let rows = measure(&args, &[3, 7], &mut teams);
+
+        use Column::{Linux, Vellum};
+        let both = [(Vellum, 0..2), (Vellum, 0..1), (Linux, 0..2), (Linux, 0..1)];
+        let then = [(Vellum, 0..2), (Vellum, 1..2), (Linux, 0..2), (Linux, 1..2)];
+        assert_eq!(log.borrow()[..8], [both, then].concat());
+        assert!(log.borrow()[8..].iter().all(|(column, _)| *column == Vellum));
+        let names: Vec<_> = rows.iter().map(|row| (row.op.name(), row.spaces.name())).collect();
+        assert_eq!(names, [("munmap", "one"), ("munmap", "own"), ("touch", "one"), ("touch", "own")]);
+        assert_eq!(rows[0].scaling(Vellum), Some(1.0), "twice the work in twice the time");
+        assert_eq!(rows[2].scaling(Vellum), Some(2.0), "twice the work in the same time");
+        assert_eq!(rows[1].scaling(Linux), None);
+    }
+
+    #[test]
+    fn beside_unmap_it_measures_no_more_than_that() {
+        let unmap = |folios: &[u32], size| unmap::Args {
+            size,
+            runs: 3,
+            folios: folios.to_vec(),
+            ops: vec![],
+            no_huge: false,
+            thp_root: PathBuf::new(),
+        };
+        let beside = |unmap| {
+            let args = Args::beside(Crowd { threads: None }, &unmap);
+            (args.folios, args.size, args.runs)
+        };
+        assert_eq!(beside(unmap(&[4, 16, 2048], 1 << 30)), (vec![4, 2048], SIZE, 3));
+        assert_eq!(beside(unmap(&[16], 2 << 20)), (vec![16], 2 << 20, 3));
+    }
+}

@@ -1,0 +1,229 @@
+//! The rows of `bench threads`, and their shape in JSON.
+
+use serde_json::{Map, Value, json};
+
+use super::Spaces;
+use super::pace::Times;
+use super::teams::Sample;
+use crate::bench::case::{Case, Op};
+use crate::bench::contender::{Column, Columns, Skip};
+use crate::bench::stats::Summary;
+
+/// Everybody who can work with several threads, in the order they are shown.
+pub const COLUMNS: [Column; 3] = [Column::Floor, Column::Vellum, Column::Linux];
+
+/// From this share on, a figure is marked as not being what its row says.
+const NOTABLE_FALLBACK: f64 = 0.01;
+
+/// What the runs of one team gave.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Times of all threads together.
+    pub together: Vec<Times>,
+    /// Times of one thread alone.
+    pub alone: Vec<Times>,
+    /// The worst share of a region that was not mapped as the case says.
+    pub fallback: f64,
+    /// Why there are no (more) samples.
+    pub skip: Option<Skip>,
+}
+
+impl Outcome {
+    /// Takes in a pair of runs.
+    pub fn add(&mut self, together: Result<Sample, Skip>, alone: Result<Sample, Skip>) {
+        match (together, alone) {
+            (Ok(together), Ok(alone)) => {
+                self.together.push(together.times);
+                self.alone.push(alone.times);
+                self.fallback = self.fallback.max(together.fallback).max(alone.fallback);
+            }
+            (Err(skip), _) | (_, Err(skip)) => self.skip = Some(skip),
+        }
+    }
+}
+
+/// One operation, on folios of one size, in one kind of space, by everybody.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The operation.
+    pub op: Op,
+    /// Where the regions are.
+    pub spaces: Spaces,
+    /// How many threads together.
+    pub threads: usize,
+    /// Each thread's region.
+    pub case: Case,
+    /// What came of it.
+    pub cells: Columns<Cell>,
+}
+
+/// One team's figures.
+#[derive(Clone, Debug, Default)]
+pub enum Cell {
+    /// It does no such thing.
+    #[default]
+    Absent,
+    /// It could not, and says why.
+    Skipped(Skip),
+    /// It could.
+    Measured {
+        /// Nanoseconds of all threads together, each with a region.
+        together: Summary,
+        /// Nanoseconds of one thread with one region.
+        alone: Summary,
+        /// The worst share of a region that was not what the case says.
+        fallback: f64,
+    },
+}
+
+impl Cell {
+    fn new(op: Op, outcome: &Outcome) -> Cell {
+        let summary = |times: &[Times]| {
+            let of_op = |times: &Times| {
+                if op == Op::Touch { times.touch_ns } else { times.unmap_ns }
+            };
+            Summary::of(&times.iter().map(of_op).collect::<Vec<_>>())
+        };
+        match (&outcome.skip, summary(&outcome.together), summary(&outcome.alone)) {
+            (Some(skip), ..) => Cell::Skipped(skip.clone()),
+            (None, Some(together), Some(alone)) => Cell::Measured { together, alone, fallback: outcome.fallback },
+            _ => Cell::Absent,
+        }
+    }
+
+    /// All together, and one alone.
+    pub fn summaries(&self) -> Option<(Summary, Summary)> {
+        match self {
+            Cell::Measured { together, alone, .. } => Some((*together, *alone)),
+            _ => None,
+        }
+    }
+
+    /// The share that fell back, if it is worth a word.
+    pub fn notable_fallback(&self) -> Option<f64> {
+        match self {
+            Cell::Measured { fallback, .. } if *fallback > NOTABLE_FALLBACK => Some(*fallback),
+            _ => None,
+        }
+    }
+}
+
+impl Row {
+    /// The row of `outcomes`.
+    pub fn new(op: Op, spaces: Spaces, threads: usize, case: Case, outcomes: &Columns<Outcome>) -> Row {
+        Row { op, spaces, threads, case, cells: outcomes.map(|outcome| Cell::new(op, outcome)) }
+    }
+
+    /// How much more is done in the same time by all threads than by one: as many times as there are threads, if none
+    /// waits for another. Of the medians.
+    pub fn scaling(&self, column: Column) -> Option<f64> {
+        let (together, alone) = self.cells[column].summaries()?;
+        (together.median > 0).then(|| self.threads as f64 * alone.median as f64 / together.median as f64)
+    }
+
+    /// The row as one JSON object. `skipped` (why there is no figure) and `fallback` (the share of a region that was not
+    /// what the row says) appear only where there is something to say.
+    pub fn json(&self) -> Value {
+        let mut json = Map::new();
+        let mut put = |key: String, value: Value| json.insert(key, value);
+        put("bench".into(), "threads".into());
+        put("op".into(), self.op.name().into());
+        put("space".into(), self.spaces.name().into());
+        put("threads".into(), self.threads.into());
+        put("folio_kib".into(), self.case.folio_kib.into());
+        put("bytes".into(), self.case.bytes.into());
+        for column in COLUMNS {
+            for (key, value) in self.times(column, |summary| summary.median) {
+                put(key, value);
+            }
+            let scaling = self.scaling(column).map(|scaling| (scaling * 1000.0).round() / 1000.0);
+            put(format!("{}_scaling", column.name()), json!(scaling));
+        }
+        let all = |pick: fn(Summary) -> u64| -> Map<String, Value> {
+            COLUMNS.into_iter().flat_map(|column| self.times(column, pick)).collect()
+        };
+        put("min".into(), all(|summary| summary.min).into());
+        put("max".into(), all(|summary| summary.max).into());
+        let some = |f: fn(&Cell) -> Option<Value>| -> Map<String, Value> {
+            let told = |column: Column| Some((format!("{}_ns", column.name()), f(&self.cells[column])?));
+            COLUMNS.into_iter().filter_map(told).collect()
+        };
+        let skipped = some(|cell| match cell {
+            Cell::Skipped(skip) => Some(skip.to_string().into()),
+            _ => None,
+        });
+        let fallback = some(|cell| cell.notable_fallback().map(Value::from));
+        for (key, map) in [("skipped", skipped), ("fallback", fallback)] {
+            if !map.is_empty() {
+                put(key.into(), map.into());
+            }
+        }
+        json.into()
+    }
+
+    /// A column's two times, by their keys.
+    fn times(&self, column: Column, pick: fn(Summary) -> u64) -> [(String, Value); 2] {
+        let summaries = self.cells[column].summaries();
+        let name = column.name();
+        [
+            (format!("{name}_ns"), json!(summaries.map(|(together, _)| pick(together)))),
+            (format!("{name}_one_ns"), json!(summaries.map(|(_, alone)| pick(alone)))),
+        ]
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A row of the floor and of Linux, with these samples of all together; one alone always takes 100 ns.
+    pub fn row(op: Op, spaces: Spaces, together: &[u64], linux: Outcome) -> Row {
+        let times = |ns: &[u64]| ns.iter().map(|&ns| Times { touch_ns: 10 * ns, unmap_ns: ns }).collect();
+        let floor = Outcome { together: times(together), alone: times(&[100]), ..Outcome::default() };
+        let case = Case { bytes: 2 << 20, folio_kib: 64, huge: false };
+        Row::new(op, spaces, 2, case, &Columns { floor, linux, ..Columns::default() })
+    }
+
+    #[test]
+    fn the_json_of_a_row_has_these_keys_and_no_others() {
+        let linux = Outcome { skip: Some(Skip::NoThp), ..Outcome::default() };
+        let expected = json!({
+            "bench": "threads", "op": "munmap", "space": "one", "threads": 2, "folio_kib": 64, "bytes": 2 << 20,
+            "floor_ns": 150, "floor_one_ns": 100, "floor_scaling": 1.333,
+            "vellum_ns": null, "vellum_one_ns": null, "vellum_scaling": null,
+            "linux_ns": null, "linux_one_ns": null, "linux_scaling": null,
+            "min": {
+                "floor_ns": 110, "floor_one_ns": 100, "vellum_ns": null, "vellum_one_ns": null,
+                "linux_ns": null, "linux_one_ns": null,
+            },
+            "max": {
+                "floor_ns": 160, "floor_one_ns": 100, "vellum_ns": null, "vellum_one_ns": null,
+                "linux_ns": null, "linux_one_ns": null,
+            },
+            "skipped": { "linux_ns": Skip::NoThp.to_string() },
+        });
+        let json = row(Op::Munmap, Spaces::One, &[160, 110, 150], linux).json();
+        assert_eq!(json, expected);
+        let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&json), keys(&expected), "in this order");
+    }
+
+    #[test]
+    fn touches_have_rows_of_their_own_and_a_fallback_is_told() {
+        let times = vec![Times { touch_ns: 30, unmap_ns: 3 }];
+        let linux = Outcome { together: times.clone(), alone: times, fallback: 0.25, skip: None };
+        let json = row(Op::Touch, Spaces::Own, &[200], linux).json();
+        assert_eq!((&json["op"], &json["space"]), (&json!("touch"), &json!("own")));
+        assert_eq!((&json["floor_ns"], &json["linux_one_ns"]), (&json!(2000), &json!(30)));
+        assert_eq!(json["fallback"], json!({ "linux_ns": 0.25 }));
+    }
+
+    #[test]
+    fn a_pair_of_which_one_is_missing_is_none() {
+        let mut outcome = Outcome::default();
+        let sample = Sample { times: Times { touch_ns: 1, unmap_ns: 1 }, fallback: 0.0 };
+        outcome.add(Ok(sample), Err(Skip::Busy));
+        assert!(outcome.together.is_empty());
+        assert_eq!(outcome.skip, Some(Skip::Busy));
+    }
+}

@@ -1,0 +1,283 @@
+//! Who is measured: the floor, the engine, and the kernel of this machine, each by as many threads as asked.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use vellum::Machine;
+use vellum_sim::Fast;
+
+use super::Spaces;
+use super::pace::{Times, work};
+use crate::bench::case::{Case, Op, PAGE};
+use crate::bench::contender::{Column, Skip};
+use crate::bench::engine::{self, Counted};
+use crate::bench::floor::{Arena, ELSEWHERE};
+use crate::bench::linux::compact;
+use crate::bench::linux::knobs::Knobs;
+use crate::bench::linux::mthp::Mthp;
+use crate::bench::linux::region::{Region, minor_faults};
+use crate::bench::memory::{self, Mapped};
+
+/// What one run found out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// Nanoseconds.
+    pub times: Times,
+    /// The worst share of a region that was not mapped as the case says.
+    pub fallback: f64,
+}
+
+/// Somebody who can do it with several threads.
+pub trait Team {
+    /// The column it fills.
+    fn column(&self) -> Column;
+
+    /// Whether it can do it in such spaces.
+    fn does(&self, _spaces: Spaces) -> bool {
+        true
+    }
+
+    /// Called once before the runs of a case, outside of all measurement.
+    fn prepare(&mut self, _case: &Case, _threads: usize) -> Result<(), Skip> {
+        Ok(())
+    }
+
+    /// One run, by these members: each maps a fresh region, and all touch theirs together, then unmap theirs together. A
+    /// member's number says which of `cpus` is its own.
+    fn run(&mut self, case: &Case, spaces: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip>;
+}
+
+/// The floor: each thread has entries and descriptors of its own, and memory to zero.
+#[derive(Default)]
+pub struct Floor {
+    places: Vec<Mutex<Place>>,
+}
+
+/// One thread's memory, kept between its runs.
+#[derive(Default)]
+struct Place {
+    arena: Option<Arena>,
+    pages: Option<Mapped<u64>>,
+}
+
+impl Team for Floor {
+    fn column(&self) -> Column {
+        Column::Floor
+    }
+
+    fn run(&mut self, case: &Case, _: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
+        self.places.resize_with(self.places.len().max(members.end), Default::default);
+        let places = &self.places;
+        let (times, _) = work(
+            cpus,
+            members,
+            || Ok(()),
+            |member, pace| {
+                let mut place = places[member].lock().unwrap_or_else(PoisonError::into_inner);
+                let (arena, pages) = place.of(case).map_err(|error| Skip::system("mmap", error))?;
+                arena.fill();
+                // It leaves the caches as cold as everybody's touch does.
+                pace.touch(|| {
+                    zero(pages, case.bytes);
+                    Ok(())
+                })?;
+                pace.unmap(|| {
+                    std::hint::black_box(arena.perform(Op::Munmap));
+                    Ok(())
+                })
+            },
+        )?;
+        Ok(Sample { times, fallback: 0.0 })
+    }
+}
+
+impl Place {
+    fn of(&mut self, case: &Case) -> rustix::io::Result<(&mut Arena, &mut Mapped<u64>)> {
+        let arena = match self.arena.take().filter(|arena| arena.case == *case) {
+            Some(arena) => arena,
+            None => Arena::new(case)?,
+        };
+        let pages = match self.pages.take() {
+            Some(pages) => pages,
+            None => Mapped::zeroed(ELSEWHERE / size_of::<u64>())?,
+        };
+        Ok((self.arena.insert(arena), self.pages.insert(pages)))
+    }
+}
+
+/// Zeroes so many bytes, a page at a time, over and over the same memory: there is too much of it for the caches.
+fn zero(memory: &mut [u64], bytes: u64) {
+    let pages = memory.len() / WORDS;
+    for page in 0..(bytes / PAGE) as usize {
+        let at = page % pages * WORDS;
+        // Seen each by itself: the pages of a region are zeroed at different times.
+        std::hint::black_box(&mut memory[at..at + WORDS]).fill(0);
+    }
+}
+
+/// Words of a page.
+const WORDS: usize = PAGE as usize / size_of::<u64>();
+
+/// The engine, on a simulated machine with a CPU for each thread.
+pub struct Engine<'m> {
+    /// The machine; or why there is none.
+    pub machine: Result<&'m Machine<'m, Fast>, Skip>,
+}
+
+impl Team for Engine<'_> {
+    fn column(&self) -> Column {
+        Column::Vellum
+    }
+
+    fn prepare(&mut self, _: &Case, _: usize) -> Result<(), Skip> {
+        self.machine.as_ref().map(drop).map_err(Skip::clone)
+    }
+
+    fn run(&mut self, case: &Case, spaces: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
+        let machine = *self.machine.as_ref().map_err(|skip| skip.clone())?;
+        let (sim, whole) = (machine.platform(), of_all(case, &members));
+        let common = match spaces {
+            Spaces::One => Some(sim.on_cpu(0, || engine::space(machine, case.folio_kib))?),
+            Spaces::Own => None,
+        };
+        let before = Counted::now(machine);
+        let shaped = Mutex::new(before);
+        let (times, _) = work(
+            cpus,
+            members,
+            || Ok(()),
+            |member, pace| {
+                let cpu = sim.cpu(member);
+                let own = match &common {
+                    Some(_) => None,
+                    None => Some(engine::space(machine, case.folio_kib)?),
+                };
+                let Some(space) = common.as_ref().or(own.as_ref()) else {
+                    return Err(Skip::system("new", "no space"));
+                };
+                let program = cpu.enter(space);
+                let range = engine::map(space, case.bytes)?;
+                pace.touch(|| engine::touch(&program, range))?;
+                engine::shape(space, range, case)?;
+                // The last to say so says it of all.
+                *shaped.lock().unwrap_or_else(PoisonError::into_inner) = Counted::now(machine);
+                pace.unmap(|| engine::unmap(space, range))
+            },
+        )?;
+        sim.on_cpu(0, || drop(common));
+        let shaped = shaped.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(Sample { times, fallback: before.fallback(&shaped, &whole) })
+    }
+}
+
+/// The regions of all members, as one.
+fn of_all(case: &Case, members: &Range<usize>) -> Case {
+    Case { bytes: case.bytes * members.len() as u64, ..*case }
+}
+
+/// The kernel of this machine: threads of this process.
+pub struct Linux {
+    mthp: Mthp,
+    knobs: Knobs,
+}
+
+impl Linux {
+    /// See [`Linux::new`](crate::bench::linux::Linux::new).
+    pub fn new(thp_root: &Path) -> Linux {
+        Linux { mthp: Mthp::at(thp_root), knobs: Knobs::guarded(thp_root) }
+    }
+}
+
+impl Team for Linux {
+    fn column(&self) -> Column {
+        Column::Linux
+    }
+
+    fn does(&self, spaces: Spaces) -> bool {
+        spaces == Spaces::One
+    }
+
+    fn prepare(&mut self, case: &Case, threads: usize) -> Result<(), Skip> {
+        self.mthp.plan(case)?;
+        let all = of_all(case, &(0..threads)).bytes;
+        memory::enough(all + all / 8)?;
+        compact(case);
+        Ok(())
+    }
+
+    fn run(&mut self, case: &Case, _: Spaces, cpus: &[usize], members: Range<usize>) -> Result<Sample, Skip> {
+        let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
+        let (times, fallbacks) = work(
+            cpus,
+            members,
+            // The rest of the machine gets its settings back at once.
+            || settings.restore(),
+            |_, pace| {
+                let mut region = Region::map(case.bytes)?;
+                let faults = minor_faults();
+                pace.touch(|| {
+                    region.write(0, case.bytes as usize, PAGE);
+                    Ok(())
+                })?;
+                let fallback = region.shape(case, minor_faults() - faults)?;
+                pace.unmap(|| region.take_away())?;
+                Ok(fallback)
+            },
+        )?;
+        Ok(Sample { times, fallback: fallbacks.into_iter().fold(0.0, f64::max) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two threads share one CPU of the host if there is no other: slower, and no less right.
+    fn cpus() -> Vec<usize> {
+        crate::bench::linux::cpu::allowed().into_iter().cycle().take(2).collect()
+    }
+
+    #[test]
+    fn the_engine_maps_as_asked_and_leaves_the_machine_as_it_was() {
+        let sim = engine::simulate(2, 64 << 20).unwrap();
+        let machine = sim.on_cpu(0, || engine::boot(&sim)).unwrap();
+        let free = || sim.on_cpu(0, || machine.frames().free_frames());
+        let before = free();
+        let mut team = Engine { machine: Ok(&machine) };
+        for (folio_kib, huge) in [(4, false), (64, false), (2048, false), (2048, true)] {
+            for spaces in [Spaces::One, Spaces::Own] {
+                for members in [0..2, 1..2] {
+                    let case = Case { bytes: 8 << 20, folio_kib, huge };
+                    let sample = team.run(&case, spaces, &cpus(), members).unwrap();
+                    assert_eq!(sample.fallback, 0.0, "{}", case.label());
+                    assert_eq!(free(), before, "{}", case.label());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_floor_and_linux_have_times() {
+        let thp = tempfile::tempdir().unwrap();
+        let case = Case { bytes: 4 << 20, folio_kib: 4, huge: false };
+        let teams: [&mut dyn Team; 2] = [&mut Floor::default(), &mut Linux::new(thp.path())];
+        for team in teams {
+            team.prepare(&case, 2).unwrap();
+            for members in [0..2, 1..2] {
+                let Times { touch_ns, unmap_ns } = team.run(&case, Spaces::One, &cpus(), members).unwrap().times;
+                assert!(touch_ns > 0 && unmap_ns > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_zeroed_around_its_end() {
+        let mut memory = vec![1; 3 * WORDS];
+        zero(&mut memory, 2 * PAGE);
+        assert!(memory[..2 * WORDS].iter().all(|&word| word == 0) && memory[2 * WORDS] == 1);
+        memory.fill(1);
+        zero(&mut memory, 100 * PAGE);
+        assert!(memory.iter().all(|&word| word == 0));
+    }
+}
