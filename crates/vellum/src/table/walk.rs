@@ -156,11 +156,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         loop {
             to = to.saturating_add(1 << shift);
             index += 1;
+            if to >= end || index == 1 << self.arch.index_bits() {
+                return to.min(end);
+            }
             // SAFETY: as in `descend`, and `index` was just compared.
-            if to >= end
-                || index == 1 << self.arch.index_bits()
-                || unsafe { self.entry(at.table, index) }.load(Acquire) != 0
-            {
+            if unsafe { self.entry(at.table, index) }.load(Acquire) != 0 {
                 return to.min(end);
             }
         }

@@ -5,7 +5,7 @@
 //! | [`pace`] | threads that do the same thing at the same time |
 //! | [`teams`] | who is measured |
 //! | [`rows`] | what came of it, and its shape in JSON |
-//! | [`section`] | what is told of it |
+//! | [`mod@section`] | what is told of it |
 
 mod pace;
 mod rows;
