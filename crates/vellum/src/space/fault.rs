@@ -267,6 +267,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let page = VirtRange { start, end: start + (1 << arch.level_shift(level)) };
         if attrs.contains(needed) {
             self.tables.machine.count(Counter::SpuriousFaults, 1);
+            // Perhaps the CPU walked through a table that another one is about to flush: let it.
+            self.tables.platform().relax();
             self.record_access(addr, page, access, attrs);
             return Ok(Outcome::Mapped(page));
         }
