@@ -14,6 +14,8 @@ use super::dice::derive;
 const HANGS: Duration = Duration::from_secs(180);
 /// The same when an actor has failed, and left the engine's locks as they were.
 const HANGS_AFTER_FAILURE: Duration = Duration::from_secs(10);
+/// After so long, whoever waits may know what for.
+const LONG: u32 = 60;
 /// How often to look.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -143,9 +145,17 @@ fn install() {
 fn look_for_hangs() {
     // By case: the steps it had done when they last became more, and for how long that has been so.
     let mut seen: Vec<(Arc<Case>, u64, Duration)> = Vec::new();
+    let mut looks = 0u32;
     loop {
         thread::sleep(LOOK);
         let all = running().clone();
+        looks += 1;
+        if looks.is_multiple_of(LONG) {
+            for case in all.iter().filter(|case| seen.iter().any(|(other, ..)| Arc::ptr_eq(other, case))) {
+                let steps = case.steps.load(Ordering::Relaxed);
+                let _ = writeln!(io::stderr(), "{} {:#x} is at step {steps}", case.test, case.seed);
+            }
+        }
         seen.retain(|(case, ..)| all.iter().any(|other| Arc::ptr_eq(other, case)));
         for case in all {
             let steps = case.steps.load(Ordering::Relaxed);

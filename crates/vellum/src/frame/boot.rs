@@ -155,13 +155,15 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     fn caches(platform: &'p P, frames: u64, cpus: usize, early: &mut Early) -> Result<&'p [CacheLine], BootError> {
-        // A small part of memory in all, at least something, and never more than a few huge pages a CPU.
+        // A small part of memory in all, at least something, and never more than a few huge pages a CPU; and an eighth of
+        // memory in reserves, as Linux's per-CPU lists may have, since what is in one piece keeps nothing else from being.
         let limit = (frames / (32 * cpus as u64)).clamp(32, 2048) as u32;
+        let reserve = frames / (8 * cpus as u64);
         let at = early.take(platform, (cpus * size_of::<CacheLine>()) as u64)?;
         let first = platform.direct_map().wrapping_add(at.0 as usize).cast::<CacheLine>();
         for cpu in 0..cpus {
             // SAFETY: inside what `take` gave, aligned to a frame and so to a `CacheLine`; nobody has a reference yet.
-            unsafe { first.add(cpu).write(CacheLine(SpinLock::new(Cache::new(limit)))) };
+            unsafe { first.add(cpu).write(CacheLine(SpinLock::new(Cache::new(limit, reserve)))) };
         }
         // SAFETY: all `cpus` elements were just written, and live as long as the machine.
         Ok(unsafe { core::slice::from_raw_parts(first, cpus) })

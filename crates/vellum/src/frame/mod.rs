@@ -207,7 +207,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[cold]
     pub fn drain(&self) {
         for cache in self.caches {
-            cache.0.lock_irq(self.platform).shrink(self, 0);
+            cache.0.lock_irq(self.platform).drain(self);
         }
     }
 

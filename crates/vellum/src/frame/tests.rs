@@ -87,6 +87,26 @@ fn blocks_merge_until_they_are_whole() {
     assert_eq!(frames.free_blocks(), before);
 }
 
+/// What one CPU asks for in a row lies in a row, in whatever sizes, and far from what another one asks for meanwhile.
+#[test]
+fn cpus_that_take_turns_get_memory_apart() {
+    let host = Host::with_frames(80_000, 2);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let mut next: [Option<Pfn>; 2] = [None; 2];
+    for order in [0, 0, 2, 4, 9, 0].into_iter().cycle().take(60) {
+        for (cpu, next) in next.iter_mut().enumerate() {
+            host.on_cpu(cpu);
+            for _ in 0..512 >> order {
+                let pfn = frames.alloc(order, false, Use::Folio).unwrap();
+                let in_a_row = next.is_none_or(|next| next == pfn);
+                // Each reserve is 16 MiB: from time to time the next one begins.
+                assert!(in_a_row || pfn.is_aligned(12), "CPU {cpu}: {pfn:?} of order {order} after {next:?}");
+                *next = Some(pfn.add(1 << order));
+            }
+        }
+    }
+}
+
 /// A stretch may be freed at once although it was allocated in pieces.
 #[test]
 fn a_stretch_of_any_length_can_be_freed() {

@@ -247,8 +247,9 @@ impl<P: Platform> Release<'_, '_, P> {
                 let state = first.state();
                 let order = state.order();
                 // Most folios of a stretch are of one size, and their descriptors have not been looked at for long.
-                // (Single pages' lie side by side, and hardware sees that.)
-                if order != 0 {
+                // (Single pages' lie side by side, and hardware sees that.) No further than the stretch: what comes after
+                // it may be what another CPU is working on.
+                if order != 0 && at + (AHEAD << order) < left as usize {
                     prefetch(core::ptr::from_ref(first).wrapping_add(AHEAD << order));
                 }
                 let skip = pfn.add(at as u32).0 & ((1 << order) - 1);
