@@ -7,7 +7,8 @@
 //!
 //! What it leaves out is everything that makes it a memory manager: locks, atomic operations, TLB
 //! invalidation and the wait for it, reverse map, statistics, groups, LRU, the merging of free blocks, regions,
-//! the walk from the root. No implementation can be faster on the same data; the question is how near it comes.
+//! the walk from the root. It fetches nothing ahead either, which the engine
+//! does: where descriptors lie far apart the engine can come close to it, or below. The question is how near it comes.
 //!
 //! `munmap`, `dontneed` and `exit` are the same loop here: what tells them apart is none of the floor's work.
 
