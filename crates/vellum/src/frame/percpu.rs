@@ -19,18 +19,29 @@ use crate::platform::Platform;
 const ORDERS: usize = HUGE_ORDER as usize + 1;
 /// log2 of how many blocks a refill cuts off, so that there is one for many requests.
 const REFILL_ORDER: u8 = 5;
+/// Blocks of a kind that come back one by one before some go on to the buddy allocator, which makes large ones of them
+/// again. If they stayed, they would be handed out in ever less of an order: page tables that lie in a row are unmapped in
+/// half the time of those that don't, and single pages in a row are one run.
+const LOOSE: u32 = 2 << REFILL_ORDER;
 /// The largest reserve: 256 MiB.
 const MAX_RESERVE: u8 = 16;
 
 /// One CPU's free blocks.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// Heads of singly linked stacks, by [`Use`], then by "known to be zero", then by order.
-    stacks: [[[Pfn; ORDERS]; 2]; 2],
+    /// By [`Use`], then by "known to be zero", then by order.
+    stacks: [[[Stack; ORDERS]; 2]; 2],
     /// Frames on the stacks.
     frames: u32,
     limit: u32,
     reserve: Reserve,
+}
+
+/// Blocks of a kind, linked one way.
+#[derive(Clone, Copy, Debug)]
+struct Stack {
+    top: Pfn,
+    len: u32,
 }
 
 /// Huge pages in a row.
@@ -68,7 +79,8 @@ impl Cache {
     pub(super) fn new(limit: u32, reserve: u64) -> Self {
         let order = (reserve.max(1).ilog2() as u8).min(MAX_RESERVE);
         let reserve = Reserve { order, next: Pfn::NONE, left: 0, zero: false };
-        Cache { stacks: [[[Pfn::NONE; ORDERS]; 2]; 2], frames: 0, limit, reserve }
+        let none = Stack { top: Pfn::NONE, len: 0 };
+        Cache { stacks: [[[none; ORDERS]; 2]; 2], frames: 0, limit, reserve }
     }
 
     /// Free frames in it.
@@ -101,10 +113,10 @@ impl Cache {
         usage: Use,
     ) -> Option<(Pfn, bool)> {
         for zero in [rather_zero, !rather_zero] {
-            let top = &mut self.stacks[usage as usize][zero as usize][order as usize];
-            if let Some(pfn) = top.some() {
+            let stack = &mut self.stacks[usage as usize][zero as usize][order as usize];
+            if let Some(pfn) = stack.top.some() {
                 let frame = frames.frame(pfn);
-                *top = Pfn(frame.link(1).load(Relaxed));
+                *stack = Stack { top: Pfn(frame.link(1).load(Relaxed)), len: stack.len - 1 };
                 frame.become_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
                 return Some((pfn, zero));
@@ -113,14 +125,16 @@ impl Cache {
         None
     }
 
+    /// How many blocks of the kind there are now.
     #[inline]
-    fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) {
+    fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) -> u32 {
         let frame = frames.frame(pfn);
         frame.become_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
-        let top = &mut self.stacks[usage as usize][zero as usize][order as usize];
-        frame.link(1).store(top.0, Relaxed);
-        *top = pfn;
+        let stack = &mut self.stacks[usage as usize][zero as usize][order as usize];
+        frame.link(1).store(stack.top.0, Relaxed);
+        *stack = Stack { top: pfn, len: stack.len + 1 };
         self.frames += 1 << order;
+        stack.len
     }
 
     /// Have blocks of this order, cut off the smallest larger one at hand, off the reserve, or off the largest block of the
@@ -165,9 +179,22 @@ impl Cache {
     /// Give a block back.
     #[inline]
     pub(super) fn free<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) {
-        self.push(frames, pfn, order, zero, usage);
+        if self.push(frames, pfn, order, zero, usage) > LOOSE {
+            self.shorten(frames, order, zero, usage, LOOSE / 2);
+        }
         if self.frames > self.limit {
             self.shrink(frames, self.limit / 2);
+        }
+    }
+
+    /// Give blocks of a kind to the buddy allocator until no more than `keep` are left.
+    #[cold]
+    fn shorten<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, zero: bool, usage: Use, keep: u32) {
+        let mut buddy = frames.buddy.lock_irq(frames.platform());
+        while self.stacks[usage as usize][zero as usize][order as usize].len > keep
+            && let Some((pfn, zero)) = self.pop(frames, order, zero, usage)
+        {
+            buddy.free(frames, pfn, order, zero);
         }
     }
 

@@ -344,8 +344,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             while at < end
                 && let Some(run) = table.run(at, end)
             {
-                if run.kind == Kind::Leaf && zeros.contains(run.pfn(arch)) && block.covers(&run.range(arch)) {
-                    let range = table.discard(&run).uncounted();
+                if run.kind == Kind::Leaf
+                    && zeros.contains(run.pfn(arch))
+                    && let Some(removed) = table.take(at, end)
+                {
+                    let range = removed.uncounted();
                     stale = Some(VirtRange { start: stale.map_or(range.start, |s| s.start), end: range.end });
                 }
                 at = run.range(arch).end;

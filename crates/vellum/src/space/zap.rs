@@ -5,8 +5,8 @@ use crate::arch::{Arch, Kind, Marker};
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
-use crate::table::{Found, LockedTable, Run};
-use crate::tlb::Gather;
+use crate::table::{Found, LockedTable};
+use crate::tlb::{Gather, Removed};
 
 use super::AddressSpace;
 
@@ -101,37 +101,32 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = range.start;
         let mut tally = Tally::default();
         while at < end && !gather.is_full() {
+            if arch.kind(table.get(at), table.level) == Kind::Leaf {
+                // A huge mapping that the range has only a part of ends it here.
+                let Some(removed) = table.take(at, end) else { break };
+                at = removed.range.end;
+                self.tally(&mut tally, &removed);
+                gather.push(removed);
+                continue;
+            }
             let Some(run) = table.run(at, end) else { break };
-            let run_range = run.range(arch);
             match run.kind {
-                Kind::Leaf => {
-                    if !range.covers(&run_range) {
-                        // Whole mappings first; what is left of the run is one that the range has a part of.
-                        let Some(whole) = whole_part(&run, arch, range) else { break };
-                        self.zap_run(table, &whole, &mut tally, gather);
-                        at = whole.range(arch).end;
-                        continue;
-                    }
-                    self.zap_run(table, &run, &mut tally, gather);
-                }
                 Kind::Marker if keep == Keep::Guards && arch.marked(run.raw) == Some(Marker::Guard) => {}
                 Kind::Marker | Kind::Swap => table.erase(&run),
-                Kind::None | Kind::Table | Kind::Busy => {}
+                Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}
             }
-            at = run_range.end;
+            at = run.range(arch).end;
         }
         (at, tally)
     }
 
     #[inline]
-    fn zap_run(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, tally: &mut Tally, gather: &mut Gather<'_, 'm, P>) {
-        let removed = table.discard(run);
+    fn tally(&self, tally: &mut Tally, removed: &Removed) {
         tally.runs += 1;
         tally.frames += removed.frames as u64;
         if !self.tables.machine.zeros_folio().contains(removed.pfn) {
             tally.resident += removed.frames as i64;
         }
-        gather.push(removed);
     }
 
     #[inline]
@@ -142,14 +137,4 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.tables.machine.count(Counter::PagesCleared, tally.frames);
         }
     }
-}
-
-/// The mappings of a run that lie in `range` entirely, if the first one does.
-fn whole_part<A: Arch>(run: &Run, arch: &A, range: VirtRange) -> Option<Run> {
-    let shift = arch.level_shift(run.level);
-    if run.va < range.start {
-        return None;
-    }
-    let len = ((range.end - run.va) >> shift) as usize;
-    (len > 0).then_some(Run { len: len.min(run.len), ..*run })
 }

@@ -1,5 +1,6 @@
 //! A locked table: its entries, read and written by the run.
 
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::{PageTables, Run};
@@ -95,14 +96,14 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     }
 
     #[inline]
-    pub(super) fn entry(&self, index: usize) -> &core::sync::atomic::AtomicU64 {
+    pub(super) fn entry(&self, index: usize) -> &AtomicU64 {
         // SAFETY: the lock keeps the table hooked. Indices come from `index`, or were bounded by the length of the table.
         unsafe { self.tables.entry(self.pfn, index) }
     }
 
     /// All entries.
     #[inline]
-    fn entries(&self) -> &[core::sync::atomic::AtomicU64] {
+    fn entries(&self) -> &[AtomicU64] {
         // SAFETY: as in `PageTables::entry`, for as many entries as a table of this format has; the lock keeps it hooked.
         unsafe { core::slice::from_raw_parts(self.tables.entries(self.pfn), 1 << self.tables.arch.index_bits()) }
     }
@@ -127,52 +128,105 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let run = |len, raw| Some(Run { va, len, level: self.level, kind, raw });
         match kind {
             Kind::Table => None,
-            Kind::None => run(self.extend(index, until - index, 0, 0, !0).0, 0),
-            Kind::Marker => run(self.extend(index, most, raw, 0, !0).0, raw),
+            Kind::None => run(self.extend(index, until - index, 0, 0, !0, |_, _| ()).0, 0),
+            Kind::Marker => run(self.extend(index, most, raw, 0, !0, |_, _| ()).0, raw),
             Kind::Busy => run(1, raw),
-            Kind::Swap => run(self.extend(index, most, raw, arch.step(raw, self.level), !0).0, raw),
+            Kind::Swap => run(self.extend(index, most, raw, arch.step(raw, self.level), !0, |_, _| ()).0, raw),
             Kind::Leaf => {
-                let (len, merged) = self.extend(index, most, raw, arch.step(raw, self.level), !A::HARDWARE);
-                run(len, raw & !A::HARDWARE | (merged ^ A::HARDWARE_INVERTED) & A::HARDWARE)
+                let (len, differing) = self.extend_leaves(index, most, raw, |_, _| ());
+                // A bit that the first entry does not say, but another one, differs.
+                let said = (raw ^ A::HARDWARE_INVERTED) | differing;
+                run(len, raw & !A::HARDWARE | (said ^ A::HARDWARE_INVERTED) & A::HARDWARE)
             }
         }
     }
 
+    /// Empty the run of leaves that begins with the entry for `va`, as far as its mappings lie between `va` and `end`
+    /// entirely: `None` if not even the first does. Accessed and dirty bits are dropped: for anonymous memory, whose
+    /// contents go with it. Reading and writing are one pass, because the entries often come from memory.
+    ///
+    /// A plain store is enough: hardware sets those bits by a locked read-modify-write that first looks whether the entry
+    /// is still there, so it comes either before the store, and is dropped, or after it, and finds nothing.
+    #[inline]
+    pub(crate) fn take(&self, va: u64, end: u64) -> Option<Removed> {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        let whole = (end.min(self.end()) - va) >> self.shift();
+        let start = self.base + ((index as u64) << self.shift());
+        if va != start || whole == 0 {
+            return None;
+        }
+        let raw = self.entry(index).load(Relaxed);
+        debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
+        // Upper entries are read on the way down, without the lock: who finds one empty also finds the gather open that it
+        // went to, and does not take it for flushed.
+        let order = if self.level > 1 { Release } else { Relaxed };
+        let (len, _) = self.extend_leaves(index, self.tables.max_run.min(whole as usize), raw, |index, entries| {
+            for (i, entry) in entries.iter().enumerate() {
+                trace(self.tables.platform(), || Event::Discard(self.pfn, (index + i) as u16, entry.load(Relaxed)));
+                entry.store(0, order);
+            }
+        });
+        self.set_live(self.live() - len as u32);
+        let run = Run { va, len, level: self.level, kind: Kind::Leaf, raw };
+        Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
+    }
+
+    /// [`LockedTable::extend`] for leaves, whose accessed and dirty bits may differ.
+    #[inline(always)]
+    fn extend_leaves(
+        &self,
+        index: usize,
+        most: usize,
+        first: u64,
+        each: impl FnMut(usize, &[AtomicU64]),
+    ) -> (usize, u64) {
+        self.extend(index, most, first, self.tables.arch.step(first, self.level), !A::HARDWARE, each)
+    }
+
     /// How many entries from `index`, at most `most`, follow `first` at intervals of `step` in the bits of `mask`; and the
-    /// union of all of them ([`Arch::HARDWARE_INVERTED`] bits inverted).
+    /// other bits in which any of them differs from what would follow. `each` has those that follow, with the index of the
+    /// first of them, in pieces.
     ///
     /// Eight entries at a time without a branch between them: a run costs little more than reading its entries.
-    #[inline]
-    fn extend(&self, index: usize, most: usize, first: u64, step: u64, mask: u64) -> (usize, u64) {
+    #[inline(always)]
+    fn extend(
+        &self,
+        index: usize,
+        most: usize,
+        first: u64,
+        step: u64,
+        mask: u64,
+        mut each: impl FnMut(usize, &[AtomicU64]),
+    ) -> (usize, u64) {
         let mut expected = first;
-        let mut merged = 0;
+        let mut differing = 0;
         let mut len = 0;
         let entries = &self.entries()[index..index + most];
         for eight in entries.chunks_exact(8) {
             let mut differs = 0;
-            let mut all = 0;
             for (i, entry) in eight.iter().enumerate() {
-                let raw = entry.load(Relaxed);
-                differs |= raw ^ expected.wrapping_add(step.wrapping_mul(i as u64));
-                all |= raw ^ A::HARDWARE_INVERTED;
+                differs |= entry.load(Relaxed) ^ expected.wrapping_add(step.wrapping_mul(i as u64));
             }
             if differs & mask != 0 {
                 break;
             }
-            merged |= all;
+            each(index + len, eight);
+            differing |= differs;
             expected = expected.wrapping_add(step.wrapping_mul(8));
             len += 8;
         }
         for entry in &entries[len..] {
-            let raw = entry.load(Relaxed);
-            if (raw ^ expected) & mask != 0 {
+            let differs = entry.load(Relaxed) ^ expected;
+            if differs & mask != 0 {
                 break;
             }
-            merged |= raw ^ A::HARDWARE_INVERTED;
+            each(index + len, core::slice::from_ref(entry));
+            differing |= differs;
             expected = expected.wrapping_add(step);
             len += 1;
         }
-        (len, merged)
+        (len, differing)
     }
 
     /// Whether `n` entries from `va` are all empty.
@@ -200,26 +254,6 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     pub(super) fn store(&self, index: usize, expected: u64, new: u64) {
         trace(self.tables.platform(), || Event::Store(self.pfn, index as u16, expected, new));
         self.entry(index).store(new, Release);
-    }
-
-    /// Empty a run of leaves, dropping the accessed and dirty bits: for anonymous memory, whose contents go with it.
-    ///
-    /// A plain store is enough: hardware sets those bits by a locked read-modify-write that first looks whether the entry
-    /// is still there, so it comes either before the store, and is dropped, or after it, and finds nothing.
-    #[inline]
-    pub(crate) fn discard(&self, run: &Run) -> Removed {
-        debug_assert_eq!(run.kind, Kind::Leaf);
-        let index = self.index(run.va);
-        // Upper entries are read on the way down, without the lock: who finds one empty also finds the gather open that it
-        // went to, and does not take it for flushed.
-        let order = if self.level > 1 { Release } else { Relaxed };
-        for (i, entry) in self.entries()[index..index + run.len].iter().enumerate() {
-            trace(self.tables.platform(), || Event::Discard(self.pfn, (index + i) as u16, entry.load(Relaxed)));
-            entry.store(0, order);
-        }
-        self.set_live(self.live() - run.len as u32);
-        let arch = &self.tables.arch;
-        Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() }
     }
 
     /// Empty a run that maps nothing: markers (and, when there is swap, slots that the caller frees).

@@ -178,16 +178,11 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     /// together.
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
-        let frames = machine.frames();
-        let mut release =
-            Release { machine, leavers: Leavers::new(frames, machine.groups()), start: 0, len: 0, work: 0, folios: 0 };
+        let mut release = Release::new(machine, Use::Folio);
         for stretch in &self.scratch[..self.used] {
             release.stretch(Pfn(stretch.pfn), stretch.frames);
         }
-        release.give_back();
-        let folios = release.folios;
-        drop(release);
-        machine.count(Counter::FoliosFreed, folios);
+        machine.count(Counter::FoliosFreed, release.freed);
         self.used = 0;
         self.waiting = 0;
     }
@@ -198,16 +193,13 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
         let machine = self.tlb.machine;
         machine.walkers().outwait(machine.platform());
-        let frames = machine.frames();
+        let mut release = Release::new(machine, Use::Kernel);
         while let Some(pfn) = self.tables.some() {
-            let frame = frames.frame(pfn);
+            let frame = machine.frames().frame(pfn);
             self.tables = Pfn(frame.data() as u32);
-            let order = frame.state().order();
             trace(machine.platform(), || Event::TableDead(pfn));
-            Leavers::new(frames, machine.groups()).leave(pfn, frame, order);
-            // SAFETY: unhooked, so no new walk finds it; flushed, so no CPU walks it; outwaited, so no walker stands in it.
-            // Its live count is zero: every entry is empty, which is all zero bits.
-            unsafe { frames.free(pfn, 1 << order, true, Use::Kernel) };
+            release.free(pfn, frame, frame.state().order());
+            release.rest();
         }
     }
 }
@@ -222,18 +214,26 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
     }
 }
 
-/// Frees folios, a stretch at a time. Exists only inside [`Gather::free_frames`], behind its proof.
+/// Gives frames back, those in a row together. Exists only inside [`Gather::free_frames`] and [`Gather::free_tables`],
+/// behind their proof.
 struct Release<'a, 'm, P: Platform> {
     machine: &'a crate::machine::Machine<'m, P>,
     leavers: Leavers<'a, 'm, P>,
+    usage: Use,
     /// Frames in a row that are free but not given back yet.
     start: u32,
     len: u32,
     work: u32,
-    folios: u64,
+    /// Folios, or tables.
+    freed: u64,
 }
 
-impl<P: Platform> Release<'_, '_, P> {
+impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
+    fn new(machine: &'a crate::machine::Machine<'m, P>, usage: Use) -> Self {
+        let leavers = Leavers::new(machine.frames(), machine.groups());
+        Release { machine, leavers, usage, start: 0, len: 0, work: 0, freed: 0 }
+    }
+
     /// Frames in a row, which may be many folios, or parts of folios at the ends.
     #[inline]
     fn stretch(&mut self, pfn: Pfn, count: u32) {
@@ -281,8 +281,7 @@ impl<P: Platform> Release<'_, '_, P> {
             pages
         };
         if self.machine.frames().put(head, frame, pages, maps).refs == 0 {
-            self.leavers.leave(head, frame, order);
-            self.freed(head, 1 << order);
+            self.free(head, frame, order);
         }
         self.rest();
     }
@@ -297,10 +296,18 @@ impl<P: Platform> Release<'_, '_, P> {
         }
     }
 
+    /// Nobody refers to this folio, or walks this table, any more.
+    ///
+    /// Tables come in the opposite order of their addresses, so a row grows at either end. They must go back in rows: what
+    /// goes back one by one is handed out in ever less of an order, and tables in no order take twice as long to unmap.
     #[inline]
-    fn freed(&mut self, pfn: Pfn, pages: u32) {
-        self.folios += 1;
-        if self.start + self.len != pfn.0 {
+    fn free(&mut self, pfn: Pfn, frame: &Frame, order: u8) {
+        self.leavers.leave(pfn, frame, order);
+        self.freed += 1;
+        let pages = 1 << order;
+        if pfn.0 + pages == self.start {
+            self.start = pfn.0;
+        } else if self.start + self.len != pfn.0 {
             self.give_back();
             self.start = pfn.0;
         }
@@ -316,9 +323,11 @@ impl<P: Platform> Release<'_, '_, P> {
 
     fn give_back(&mut self) {
         if self.len != 0 {
-            // SAFETY: every folio in the row lost its last reference just now, after the flush whose proof
-            // `Gather::free_frames` holds, and left its group.
-            unsafe { self.machine.frames().free(Pfn(self.start), self.len, false, Use::Folio) };
+            // Every entry of a table without live entries is empty, which is all zero bits.
+            let zero = self.usage == Use::Kernel;
+            // SAFETY: behind the proof of a flush. Every folio in the row lost its last reference just now and left its
+            // group. Every table was unhooked, so no new walk finds it, and outwaited, so no walker stands in it.
+            unsafe { self.machine.frames().free(Pfn(self.start), self.len, zero, self.usage) };
             self.len = 0;
         }
     }
@@ -332,5 +341,11 @@ impl<P: Platform> Release<'_, '_, P> {
             self.leavers.pause();
             self.machine.platform().resched();
         }
+    }
+}
+
+impl<P: Platform> Drop for Release<'_, '_, P> {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
