@@ -7,6 +7,9 @@ use serde::Serialize;
 
 use super::case::{Case, Op};
 
+/// From this share on, a figure is marked as not being what its row says.
+pub const NOTABLE_FALLBACK: f64 = 0.01;
+
 /// The columns of every comparison, in the order they are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {

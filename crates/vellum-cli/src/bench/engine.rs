@@ -26,7 +26,7 @@ use super::case::{Case, Op, PAGE, TABLE_SPAN};
 use super::contender::{Column, Contender, Sample, Skip, Work};
 use super::memory;
 use super::shuffle::{SEED, shuffle};
-use super::tables::{Tables, Variant, Walker};
+use super::walker::{Tables, Variant, Walker};
 
 /// An address space of the simulated machine.
 pub type Space<'m> = AddressSpace<'m, Fast, X86_64>;

@@ -31,6 +31,7 @@ pub mod tables;
 pub mod threads;
 pub mod turns;
 pub mod unmap;
+pub mod walker;
 
 use clap::Subcommand;
 

@@ -6,14 +6,11 @@ use super::Spaces;
 use super::pace::Times;
 use super::teams::Sample;
 use crate::bench::case::{Case, Op};
-use crate::bench::contender::{Column, Columns, Skip};
+use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip};
 use crate::bench::stats::Summary;
 
 /// Everybody who can work with several threads, in the order they are shown.
 pub const COLUMNS: [Column; 3] = [Column::Floor, Column::Vellum, Column::Linux];
-
-/// From this share on, a figure is marked as not being what its row says.
-const NOTABLE_FALLBACK: f64 = 0.01;
 
 /// What the runs of one team gave.
 #[derive(Clone, Debug, Default)]

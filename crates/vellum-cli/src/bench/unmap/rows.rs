@@ -4,12 +4,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::bench::case::{Case, Op};
-use crate::bench::contender::{Column, Columns, Skip, Work};
+use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
 use crate::bench::stats::Summary;
 use crate::bench::turns::Outcome;
-
-/// From this share on, a row is marked as not being what its name says.
-pub const NOTABLE_FALLBACK: f64 = 0.01;
 
 /// One operation on one case, by everybody.
 #[derive(Clone, Debug)]
