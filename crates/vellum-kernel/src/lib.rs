@@ -1,0 +1,17 @@
+//! The portable half of the reference kernel: what a kernel for Linux programs needs beside the engine and a machine.
+//! It runs under the host's tests (`cargo test -p vellum-kernel --lib`); the program (`src/main.rs`) ties it to the machine.
+//!
+//! To block is to await: what may block here is either asynchronous, or answers [`errno::Errno::EAGAIN`] and names the
+//! [`wait::Queue`] to wait at. No lock is held across an await.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod errno;
+#[cfg(test)]
+mod testing;
+pub mod wait;

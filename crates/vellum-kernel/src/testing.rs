@@ -1,0 +1,50 @@
+//! What the tests share.
+
+use core::future::Future;
+use core::pin::pin;
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use core::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::Wake;
+use std::thread::{self, Thread};
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on this thread until it is done.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// A waker that counts how often it was woken.
+#[derive(Default)]
+pub struct Count(AtomicUsize);
+
+impl Count {
+    pub fn new() -> (Arc<Count>, Waker) {
+        let count = Arc::new(Count::default());
+        (count.clone(), Waker::from(count))
+    }
+
+    pub fn woken(&self) -> usize {
+        self.0.load(SeqCst)
+    }
+}
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
