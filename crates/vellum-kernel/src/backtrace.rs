@@ -3,7 +3,8 @@
 //! `./x` compiles the kernel with frame pointers, so every function begins by pushing RBP and pointing it at the
 //! push: the caller's RBP, and above it the address to return to. Compiled otherwise, the chain breaks off early.
 
-use crate::{boot, println};
+use crate::arch::boot;
+use crate::println;
 use core::arch::asm;
 
 /// A chain longer than this is taken for a circle.

@@ -12,6 +12,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod errno;
+pub mod exec;
 #[cfg(test)]
 mod testing;
 pub mod wait;

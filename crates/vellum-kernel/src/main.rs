@@ -3,20 +3,16 @@
 //! It is a guest that starts, does what its command line asks and stops with a status, so that it can stand in a
 //! test. What it does so far is to hand its memory to the engine and check it on the processor's own MMU.
 //!
-//! | file | story |
+//! | folder | story |
 //! |---|---|
-//! | [`boot`] | from the first instruction to 64-bit code at the kernel's address |
-//! | [`pvh`] | what the loader says: memory map and command line |
-//! | [`cpu`] | segments, protections, access to user memory |
-//! | [`paging`] | the kernel half of every address space |
-//! | [`trap`] | exceptions, and the hook for page faults |
-//! | [`clock`] | time |
-//! | [`platform`] | all of this as the engine sees it |
-//! | [`user`] | the address space in use, its page faults, and accesses that may be refused |
-//! | [`checks`] | the engine on trial |
-//! | [`serial`] | the console |
+//! | [`arch`] | the processor and the machine: all that another architecture replaces |
+//! | [`mem`] | the engine, and what the kernel is to it |
+//! | [`task`] | threads, and what runs them |
+//! | [`sys`] | the system calls |
+//! | [`checks`] | the engine on trial, without user programs |
 //! | [`backtrace`] | who called whom, in a report |
-//! | [`mod@exit`] | how the machine stops |
+//!
+//! What does not depend on the machine is in the library, `vellum_kernel`.
 
 #![no_std]
 #![no_main]
@@ -24,31 +20,31 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "none")))]
 compile_error!("vellum-kernel is built for bare metal: run `./x boot`");
 
+extern crate alloc;
+
+#[path = "arch/x86_64/mod.rs"]
+mod arch;
 mod backtrace;
-mod boot;
 mod checks;
-mod clock;
-mod cpu;
-mod exit;
-mod paging;
-mod platform;
-mod pvh;
-mod serial;
-mod trap;
-mod user;
+mod mem;
+mod sys;
+mod task;
 
-use clock::Clock;
+use alloc::vec::Vec;
+use arch::clock::Clock;
+use arch::exit::{Outcome, exit};
+use arch::percpu::PerCpu;
+use arch::pvh::{Boot, MemoryMap};
+use arch::{apic, boot, cpu, entry, paging, pvh, serial, trap, vector};
+use core::mem::MaybeUninit;
 use core::panic::PanicInfo;
-use exit::{Outcome, exit};
-use platform::Host;
-use pvh::MemoryMap;
-use spin::Once;
-use user::Machine;
-use vellum::frame::BootOptions;
-use x86_64::instructions::hlt;
+use mem::Machine;
+use x86_64::instructions::{hlt, interrupts};
+use x86_64::structures::gdt::GlobalDescriptorTable;
 
-static HOST: Once<Host> = Once::new();
-static MACHINE: Once<Machine> = Once::new();
+/// The boot processor's own.
+static mut BOOT_CPU: PerCpu = PerCpu::new(0);
+static mut BOOT_SEGMENTS: MaybeUninit<GlobalDescriptorTable> = MaybeUninit::uninit();
 
 /// The first Rust code, called once by [`boot`] with interrupts off, on [`boot::STACK`].
 extern "C" fn start(start_info: u64) -> ! {
@@ -56,13 +52,15 @@ extern "C" fn start(start_info: u64) -> ! {
     // SAFETY: each is called once, here, in the order that it asks for; the loader's address comes untouched from
     // the entry, and nothing so far has written outside the image.
     let boot = unsafe {
-        cpu::init();
+        PerCpu::install(&raw mut BOOT_CPU);
+        let segments = &raw mut BOOT_SEGMENTS;
+        cpu::init(&mut *segments, (&raw const boot::FAULT_STACK).wrapping_add(1) as u64);
         trap::init();
         let mut boot = pvh::read(start_info);
         paging::init(&mut boot.map);
         boot
     };
-    match main(&boot.map, boot.command_line) {
+    match main(&boot) {
         Ok(()) => {
             println!("vellum-kernel: success");
             exit(Outcome::Success)
@@ -75,11 +73,12 @@ extern "C" fn start(start_info: u64) -> ! {
 }
 
 /// What the kernel does, once there is ground to stand on.
-fn main(map: &MemoryMap, command_line: &str) -> Result<(), &'static str> {
+fn main(boot: &Boot) -> Result<(), &'static str> {
+    let Boot { map, command_line, archive } = boot;
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
     let (levels, command_line) = match command_line.strip_prefix("la57") {
         Some(rest) => (5, rest.trim_start()),
-        None => (4, command_line),
+        None => (4, *command_line),
     };
     if cpu::has_five_levels() != (levels == 5) {
         return Err("asked for five levels of page tables, and the processor has four");
@@ -87,6 +86,7 @@ fn main(map: &MemoryMap, command_line: &str) -> Result<(), &'static str> {
     println!("page tables of {levels} levels");
     match command_line.split_once(' ').unwrap_or((command_line, "")) {
         ("" | "check", story) => checks::run(boot_engine(map)?, story).map_err(|_| "a check failed"),
+        ("run", _) => run(boot_engine(map)?, archive),
         // Ways to fail on purpose, to see that a failure is seen.
         ("fail", _) => Err("asked to"),
         ("panic", _) => panic!("asked to"),
@@ -95,20 +95,49 @@ fn main(map: &MemoryMap, command_line: &str) -> Result<(), &'static str> {
         ("hang", _) => loop {
             hlt();
         },
-        _ => Err("unknown command line: [la57] [check [STORY] | fail | panic | overflow | stray | hang]"),
+        _ => Err("unknown command line: [la57] [check [STORY] | run | fail | panic | overflow | stray | hang]"),
     }
 }
 
-/// Hands the machine's memory, and page faults in user memory, to the engine.
+/// Hands the machine's memory to the engine.
 fn boot_engine(map: &MemoryMap) -> Result<&'static Machine, &'static str> {
     // SAFETY: nobody else knows of the interval timer.
-    let host = HOST.call_once(|| Host::new(map, unsafe { Clock::start() }));
-    let machine = MACHINE.try_call_once(|| Machine::boot(host, BootOptions::default()));
-    trap::set_page_fault_hook(user::resolve);
-    machine.map_err(|error| {
+    let clock = unsafe { Clock::start() };
+    mem::init(map, clock).map_err(|error| {
         println!("{error}");
         "the engine could not boot"
     })
+}
+
+/// Runs the program that the archive names, until it ends and with it the machine.
+fn run(_machine: &'static Machine, archive: &'static [u8]) -> Result<(), &'static str> {
+    trap::set_page_fault_hook(mem::uaccess::resolve);
+    entry::init();
+    vector::init();
+    apic::calibrate(mem::now_ns);
+    apic::init();
+    interrupts::enable();
+    let file = |name: &str| {
+        let mut files = cpio_reader::iter_files(archive);
+        let name = name.trim_start_matches('/');
+        files.find(|file| file.name().trim_start_matches("./").trim_start_matches('/') == name).map(|file| file.file())
+    };
+    let words = |name| -> Vec<Vec<u8>> {
+        let bytes: &[u8] = file(name).unwrap_or(&[]);
+        bytes.split_inclusive(|byte| *byte == 0).map(|word| word[..word.len() - 1].to_vec()).collect()
+    };
+    let mut arguments = words(".vellum/argv");
+    if arguments.is_empty() {
+        return Err("the archive names no program");
+    }
+    let path = arguments.remove(0);
+    let program = core::str::from_utf8(&path).ok().and_then(file).ok_or("the program is not in the archive")?;
+    serial::wire::init();
+    sys::process::first(program, &path, &arguments, &words(".vellum/env")).map_err(|error| {
+        println!("{error:?}");
+        "the program could not be started"
+    })?;
+    task::executor::run()
 }
 
 /// Touches user memory as only a bug would.

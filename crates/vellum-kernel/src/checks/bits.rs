@@ -5,9 +5,9 @@
 
 use super::lab::{Checked, Lab, expect, must};
 use super::memory::{BASE, HUGE, RW, each_run, first, map, protect, write};
-use crate::paging::{flush_page, phys_to_virt};
+use super::user::{Space, load, run_in, store};
+use crate::arch::paging::{flush_page, phys_to_virt};
 use crate::println;
-use crate::user::{Space, load, run_in, store};
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::arch::{Arch, Attrs};
 use vellum::frame::HUGE_ORDER;

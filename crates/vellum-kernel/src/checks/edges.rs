@@ -2,8 +2,8 @@
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{HUGE, RW, expect_written, map, unmap, write};
+use super::user::{load, run_in, store};
 use crate::println;
-use crate::user::{load, run_in, store};
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::arch::Arch;
 use vellum::frame::HUGE_ORDER;

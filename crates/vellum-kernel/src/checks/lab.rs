@@ -1,7 +1,7 @@
 //! What a story works with: spaces in a group of its own, counters from some moment on, and a way to fail.
 
+use super::user::{self, Machine, Space};
 use crate::println;
-use crate::user::{self, Machine, Space};
 use core::fmt::{Debug, Display};
 use core::panic::Location;
 use vellum::arch::Arch;

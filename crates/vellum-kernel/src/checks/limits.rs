@@ -2,8 +2,8 @@
 
 use super::lab::{Checked, Failed, Lab, expect, must, tables_between};
 use super::memory::{BASE, HUGE, RW, expect_written, first, map, map_with, pages, pattern, word_of};
+use super::user::{run_in, store};
 use crate::println;
-use crate::user::{run_in, store};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
 use vellum::frame::HUGE_ORDER;
 use vellum::space::{FaultError, MapFlags};

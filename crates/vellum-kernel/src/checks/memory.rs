@@ -1,7 +1,7 @@
 //! Memory as the stories see it: mapped through the engine, touched through the MMU, looked up in the entries.
 
 use super::lab::{Checked, expect, must};
-use crate::user::{self, Space};
+use super::user::{self, Space};
 use vellum::Run;
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::arch::{Attrs, Kind};

@@ -18,7 +18,7 @@
 //! | [`edges`] | the first and the last addresses of user mode |
 //! | [`switch`] | two spaces, and the same addresses in both |
 //!
-//! [`lab`] and [`memory`] are what they have in common.
+//! [`lab`], [`memory`] and [`user`] are what they have in common.
 
 mod bits;
 mod boot;
@@ -31,10 +31,12 @@ mod rights;
 mod sizes;
 mod stack;
 mod switch;
+pub mod user;
 mod zeros;
 
+use crate::arch::trap;
+use crate::mem::Machine;
 use crate::println;
-use crate::user::Machine;
 use lab::{Checked, Lab, expect, must};
 use vellum::frame::MAX_ORDER;
 use vellum::group::GroupId;
@@ -58,6 +60,7 @@ const STORIES: [Story; 10] = [
 
 /// Checks all stories, or those whose name is given.
 pub fn run(machine: &'static Machine, only: &str) -> Checked {
+    trap::set_page_fault_hook(user::resolve);
     let groups = machine.groups();
     let stories = || STORIES.iter().filter(|(name, _)| only.is_empty() || *name == only);
     expect("there is such a story", stories().count() > 0, true)?;

@@ -6,8 +6,8 @@ use super::memory::{
     BASE, HUGE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map, protect,
     stats, unmap, write, written,
 };
+use super::user::{Space, load, run_in, store};
 use crate::println;
-use crate::user::{Space, load, run_in, store};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
 use vellum::frame::HUGE_ORDER;
 use vellum::space::{Advise, FaultError, SpaceStats};

@@ -2,10 +2,10 @@
 
 use super::lab::{Checked, Lab, expect, must};
 use super::memory::{HUGE, RW, expect_no_load, expect_no_store, expect_written, first, map, protect, write};
-use crate::cpu::with_user_code;
-use crate::platform::MOST_PAGES;
+use super::user::{Space, call, load, run_in, store};
+use crate::arch::cpu::with_user_code;
+use crate::mem::platform::MOST_PAGES;
 use crate::println;
-use crate::user::{Space, call, load, run_in, store};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
 use vellum::frame::HUGE_ORDER;
 use vellum::space::FaultError::Denied;

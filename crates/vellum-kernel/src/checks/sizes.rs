@@ -5,10 +5,10 @@ use super::memory::{
     BASE, HUGE, RW, each_run, expect_no_load, expect_written, first, map, pages, pattern, stats, unmap, word_of,
     written,
 };
-use crate::clock::{counts_instructions, ticks};
-use crate::paging::phys_to_virt;
+use super::user::{Space, load, run_in, store};
+use crate::arch::clock::{counts_instructions, ticks};
+use crate::arch::paging::phys_to_virt;
 use crate::println;
-use crate::user::{Space, load, run_in, store};
 use vellum::Run;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
 use vellum::frame::{Counts, FrameKind, HUGE_ORDER};
@@ -104,7 +104,7 @@ fn check_run(lab: &Lab, space: &Space, run: &Run, order: u8) -> Checked {
 
 fn print(order: u8, folios: u64, tables: u64, runs: u64, cost: u64) {
     let size = FRAME_SIZE << order >> 10;
-    crate::serial::print(format_args!(
+    crate::arch::serial::print(format_args!(
         "  {size:>4} KiB: {PAGES} pages by {folios} faults, {tables} tables; unmapped in {runs} runs, 1 invalidation"
     ));
     if counts_instructions() {

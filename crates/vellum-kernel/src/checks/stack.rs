@@ -2,8 +2,8 @@
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{BASE, RW, expect_zeros, first, map, map_with, unmap, write};
+use super::user::{load, run_in, store};
 use crate::println;
-use crate::user::{load, run_in, store};
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::space::{FaultError, Limits, MapFlags};
 use vellum::stats::Counter::*;

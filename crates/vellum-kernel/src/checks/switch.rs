@@ -5,8 +5,8 @@ use super::memory::{
     BASE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map, pages, protect,
     unmap, write,
 };
+use super::user::{load, run_in, store};
 use crate::println;
-use crate::user::{load, run_in, store};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
 use vellum::space::FaultError;
 use vellum::stats::Counter::*;

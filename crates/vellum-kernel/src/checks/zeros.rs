@@ -2,9 +2,9 @@
 
 use super::lab::{Checked, Lab, expect, must, tables_between};
 use super::memory::{BASE, HUGE, RW, each_run, expect_written, expect_zeros, first, map, stats, write, written};
-use crate::paging::phys_to_virt;
+use super::user::{Machine, Space, load, run_in, store};
+use crate::arch::paging::phys_to_virt;
 use crate::println;
-use crate::user::{Machine, Space, load, run_in, store};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use vellum::arch::Attrs;
 use vellum::frame::{HUGE_ORDER, flag};

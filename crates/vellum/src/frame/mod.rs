@@ -223,7 +223,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// The frames came from this allocator and are the caller's alone: no reference, no translation that a CPU may still
     /// use, no walker. If `zero`, every byte of them is zero.
     #[inline]
-    pub(crate) unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
+    pub unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         trace(self.platform, || Event::Freed(pfn, count));
         let zero = zero || {
             if self.zero_on_free {

@@ -1,15 +1,21 @@
-//! Exceptions. A page fault at a user address goes to the hook, which may resolve it, or have the code that faulted go
-//! on elsewhere; everything else is a bug of the kernel, is reported with all that is known of it, and stops the
-//! machine.
+//! Exceptions and interrupts. Those that come in user mode end [`crate::arch::entry::enter`]; this is about the kernel's own.
+//!
+//! A page fault at a user address goes to the hook, which may resolve it, or have the code that faulted go on elsewhere;
+//! every other exception is a bug of the kernel, is reported with all that is known of it, and stops the machine.
+//!
+//! Interrupts may come at any moment in kernel mode; so what serves them takes no lock and calls nothing: it sets a flag,
+//! or invalidates, and is done.
 
-use crate::exit::{self, exit};
-use crate::paging::{PAGE_SIZE, user_end};
-use crate::{backtrace, boot, cpu, println, serial};
-use core::fmt;
+use crate::arch::entry::Registers;
+use crate::arch::exit::{self, exit};
+use crate::arch::paging::{PAGE_SIZE, user_end};
+use crate::arch::{apic, boot, cpu, percpu, serial};
+use crate::{backtrace, println};
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use x86_64::VirtAddr;
+use x86_64::instructions::interrupts;
 use x86_64::instructions::tables::lidt;
 use x86_64::registers::control::Cr2;
 use x86_64::registers::rflags::RFlags;
@@ -41,7 +47,10 @@ pub enum Outcome {
 pub type Hook = fn(&Fault) -> Outcome;
 
 const EXCEPTIONS: usize = 32;
-const PAGE_FAULT: u64 = 14;
+/// Exceptions, then interrupts.
+const VECTORS: usize = 48;
+/// The number of a page fault.
+pub const PAGE_FAULT: u64 = 14;
 /// Non-maskable interrupt, double fault and machine check: they may come when the stack is not to be relied on.
 const ON_FAULT_STACK: [usize; 3] = [2, 8, 18];
 
@@ -80,53 +89,33 @@ const NAMES: [&str; EXCEPTIONS] = [
     "reserved exception",
 ];
 
-/// What the stubs leave on the stack: the registers they save, and above them what the processor saved.
-#[repr(C)]
-struct Frame {
-    r15: u64,
-    r14: u64,
-    r13: u64,
-    r12: u64,
-    r11: u64,
-    r10: u64,
-    r9: u64,
-    r8: u64,
-    rdi: u64,
-    rsi: u64,
-    rbp: u64,
-    rbx: u64,
-    rdx: u64,
-    rcx: u64,
-    rax: u64,
-    vector: u64,
-    error: u64,
-    rip: u64,
-    cs: u64,
-    rflags: u64,
-    rsp: u64,
-    ss: u64,
-}
-
 // One stub of 16 bytes an exception. The processor pushes an error code for some of them (Intel SDM, volume 3A,
 // "Error Code"; AMD's manual, volume 2, adds 29 and 30); the stubs of the others push a zero in its place. The
 // target has no vector registers, so the general ones are all there is to save. The processor aligns the stack
-// before it pushes, and the 22 words of `Frame` keep it aligned for the call.
+// before it pushes, and the 22 words of `Registers` keep it aligned for the call.
 core::arch::global_asm!(
     r#"
     .section .text.trap, "ax", @progbits
     .balign 16
 trap_stubs:
     .set vector, 0
-    .rept {exceptions}
+    .rept {vectors}
     .balign 16
-    .if ((0x60227d00 >> vector) & 1) == 0
+    .if vector >= 32 || ((0x60227d00 >> vector) & 1) == 0
     pushq $0
     .endif
     pushq $vector
+    .if vector == 2 || vector == 8 || vector == 18
+    jmp trap_from_kernel                // on a stack of their own, wherever they come from
+    .else
     jmp trap_common
+    .endif
     .set vector, vector + 1
     .endr
 trap_common:
+    testb $3, 24(%rsp)                  // the privilege level of the code segment
+    jnz trap_from_user
+trap_from_kernel:
     pushq %rax
     pushq %rcx
     pushq %rdx
@@ -163,7 +152,7 @@ trap_common:
     addq $16, %rsp                      // vector and error code
     iretq
     "#,
-    exceptions = const EXCEPTIONS,
+    vectors = const VECTORS,
     handle = sym handle,
     options(att_syntax),
 );
@@ -172,10 +161,10 @@ unsafe extern "C" {
     static trap_stubs: u8;
 }
 
-static mut GATES: [[u64; 2]; EXCEPTIONS] = [[0; 2]; EXCEPTIONS];
+static mut GATES: [[u64; 2]; VECTORS] = [[0; 2]; VECTORS];
 static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Fills in and loads the interrupt descriptor table.
+/// Fills in the interrupt descriptor table.
 ///
 /// # Safety
 ///
@@ -188,8 +177,15 @@ pub unsafe fn init() {
         let stack = if ON_FAULT_STACK.contains(&vector) { cpu::FAULT_STACK_SLOT + 1 } else { 0 };
         *gate = interrupt_gate(&raw const trap_stubs as u64 + 16 * vector as u64, CS::get_reg().0, stack);
     }
-    let pointer = DescriptorTablePointer { limit: size_of_val(gates) as u16 - 1, base: VirtAddr::from_ptr(gates) };
-    // SAFETY: the table lives for ever and is not written again; each of its gates leads to a stub.
+    load();
+}
+
+/// Has this processor use the table.
+pub fn load() {
+    let gates = &raw const GATES;
+    let limit = (size_of::<[[u64; 2]; VECTORS]>() - 1) as u16;
+    let pointer = DescriptorTablePointer { limit, base: VirtAddr::from_ptr(gates) };
+    // SAFETY: the table lives for ever, was filled in and is not written again; each of its gates leads to a stub.
     unsafe { lidt(&pointer) };
 }
 
@@ -205,20 +201,39 @@ pub fn set_page_fault_hook(hook: Hook) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
-extern "C" fn handle(frame: &mut Frame) {
+extern "C" fn handle(frame: &mut Registers) {
+    if frame.vector >= EXCEPTIONS as u64 {
+        return interrupt(frame.vector);
+    }
     // First of all, as a fault inside the handler would overwrite it.
     let address = Cr2::read_raw();
     cpu::forbid_user_access();
-    match resolve(frame, address) {
+    if frame.rflags & RFlags::INTERRUPT_FLAG.bits() != 0 {
+        // Whoever resolves the fault may wait for another processor, which may wait for this one.
+        interrupts::enable();
+    }
+    let outcome = resolve(frame, address);
+    interrupts::disable();
+    match outcome {
         Outcome::Retry => {}
         Outcome::Resume(rip) => frame.rip = rip,
         Outcome::Unresolved => report(frame, address),
     }
 }
 
+/// Serves an interrupt, in kernel mode or from user mode. Interrupts are off.
+pub fn interrupt(vector: u64) {
+    match vector as u8 {
+        apic::TIMER => percpu::current().tick.store(true, Ordering::Relaxed),
+        apic::SPURIOUS => return,
+        _ => {}
+    }
+    apic::served();
+}
+
 /// Asks the hook about the faults that a page-table entry can cure: not about the kernel's own half, and not about
 /// user memory touched where that is forbidden.
-fn resolve(frame: &Frame, address: u64) -> Outcome {
+fn resolve(frame: &Registers, address: u64) -> Outcome {
     let hook = HOOK.load(Ordering::Acquire);
     if frame.vector != PAGE_FAULT || address >= user_end() || is_stray(frame) || hook.is_null() {
         return Outcome::Unresolved;
@@ -229,13 +244,13 @@ fn resolve(frame: &Frame, address: u64) -> Outcome {
 }
 
 /// Whether the kernel ran with access to user memory forbidden.
-fn is_stray(frame: &Frame) -> bool {
+fn is_stray(frame: &Registers) -> bool {
     let from_kernel = frame.cs & 3 == 0;
     from_kernel && cpu::has_smap() && frame.rflags & RFlags::ALIGNMENT_CHECK.bits() == 0
 }
 
 #[cold]
-fn report(frame: &Frame, address: u64) -> ! {
+fn report(frame: &Registers, address: u64) -> ! {
     serial::seize();
     println!("\nexception {}: {}", frame.vector, NAMES[frame.vector as usize % EXCEPTIONS]);
     println!("{frame}");
@@ -252,16 +267,4 @@ fn report(frame: &Frame, address: u64) -> ! {
     }
     backtrace::print(Some(frame.rip), frame.rbp);
     exit(exit::Outcome::Failure)
-}
-
-impl fmt::Display for Frame {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Frame { rip, cs, rflags, rsp, ss, error, .. } = self;
-        writeln!(f, "rip {rip:#018x}  rsp {rsp:#018x}  rflags {rflags:#x}  cs {cs:#x}  ss {ss:#x}  error {error:#x}")?;
-        let Frame { rax, rbx, rcx, rdx, rsi, rdi, rbp, r8, r9, r10, r11, r12, r13, r14, r15, .. } = self;
-        writeln!(f, "rax {rax:#018x}  rbx {rbx:#018x}  rcx {rcx:#018x}  rdx {rdx:#018x}")?;
-        writeln!(f, "rsi {rsi:#018x}  rdi {rdi:#018x}  rbp {rbp:#018x}  r8  {r8:#018x}")?;
-        writeln!(f, "r9  {r9:#018x}  r10 {r10:#018x}  r11 {r11:#018x}  r12 {r12:#018x}")?;
-        write!(f, "r13 {r13:#018x}  r14 {r14:#018x}  r15 {r15:#018x}")
-    }
 }

@@ -4,23 +4,22 @@
 //! access fails: [`load`], [`store`] and [`call`] say so to their caller. Any other touch that is refused is a bug of
 //! the kernel.
 
-use crate::cpu::{has_five_levels, user_access};
-use crate::paging::{copy_kernel_half, kernel_root, load_root, user_end};
-use crate::platform::{CPU, Host};
-use crate::trap::{Fault, Outcome};
+use crate::arch::cpu::user_access;
+use crate::arch::paging::{kernel_root, load_root, user_end};
+use crate::arch::trap::{Fault, Outcome};
+use crate::mem;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
-use vellum::arch::X86_64;
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
 use vellum::space::{Access, FaultError, Limits};
 use x86_64::structures::idt::PageFaultErrorCode as Code;
 
-/// The machine's memory.
-pub type Machine = vellum::Machine<'static, Host>;
-/// An address space. Made by [`new_space`], or else without the kernel in it.
-pub type Space = vellum::AddressSpace<'static, Host, X86_64>;
+pub use crate::mem::{Machine, Space};
+
+/// This processor, as the engine counts them.
+const CPU: usize = 0;
 
 /// The space in use; null when the user half is empty.
 static CURRENT: AtomicPtr<Space> = AtomicPtr::new(ptr::null_mut());
@@ -35,11 +34,7 @@ const PATIENCE: u32 = 100;
 
 /// An empty space, with the kernel in its upper half.
 pub fn new_space(machine: &'static Machine, group: GroupId) -> Result<Space, OutOfMemory> {
-    let format = if has_five_levels() { X86_64::five_levels() } else { X86_64::four_levels() };
-    let space = Space::new(machine, format, group, Limits::default())?;
-    // SAFETY: a root table, and the engine leaves the upper half of it to the host (`AddressSpace::root`).
-    unsafe { copy_kernel_half(space.root().addr().0) };
-    Ok(space)
+    mem::new_space(machine, group, Limits::default())
 }
 
 /// Runs `body` with this space in use, and then returns to the one before.

@@ -3,7 +3,7 @@
 //! The structures are those of Xen's `xen/include/public/arch-x86/hvm/start_info.h`, version 1, which QEMU fills
 //! in. They lie in ordinary memory; [`read`] takes what is needed out of them and marks what stays in use.
 
-use crate::paging::{self, PAGE_SIZE, phys_to_virt};
+use crate::arch::paging::{self, PAGE_SIZE, phys_to_virt};
 use core::ffi::CStr;
 use core::fmt;
 
@@ -156,6 +156,8 @@ pub struct Boot {
     pub map: MemoryMap,
     /// QEMU's `-append`; empty when absent or not UTF-8.
     pub command_line: &'static str,
+    /// QEMU's `-initrd`: the archive of the first files; empty when absent. It stays where it is.
+    pub archive: &'static [u8],
 }
 
 /// Reads the loader's structures, through the direct map.
@@ -189,11 +191,16 @@ pub unsafe fn read(start_info: u64) -> Boot {
     keep(start_info, size_of::<StartInfo>());
     keep(info.memory_map, info.memory_map_entries as usize * size_of::<MemoryMapEntry>());
     keep(info.module_list, info.modules as usize * size_of::<Module>());
+    let mut archive: &[u8] = &[];
     for index in 0..u64::from(info.modules) {
         let address = info.module_list + index * size_of::<Module>() as u64;
         // SAFETY: as above.
         let module = unsafe { phys_to_virt::<Module>(address).read_unaligned() };
         keep(module.base, module.size as usize);
+        if index == 0 {
+            // SAFETY: as above, and kept for good.
+            archive = unsafe { core::slice::from_raw_parts(phys_to_virt(module.base), module.size as usize) };
+        }
     }
     let mut command_line = c"";
     if info.command_line != 0 {
@@ -201,5 +208,5 @@ pub unsafe fn read(start_info: u64) -> Boot {
         command_line = unsafe { CStr::from_ptr(phys_to_virt(info.command_line)) };
         keep(info.command_line, command_line.count_bytes() + 1);
     }
-    Boot { map, command_line: command_line.to_str().unwrap_or("") }
+    Boot { map, command_line: command_line.to_str().unwrap_or(""), archive }
 }

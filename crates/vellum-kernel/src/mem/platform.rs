@@ -1,16 +1,14 @@
-//! The machine as the engine sees it: `vellum::platform`, for one processor of a PC.
+//! The machine as the engine sees it: `vellum::platform`.
 //!
-//! There is no scheduler, so nothing can preempt the engine, and what it says about preemption goes unheard.
+//! Kernel code is not preempted, and no interrupt handler calls the engine; so what the engine says about preemption and
+//! interrupts goes unheard.
 
-use crate::clock::Clock;
-use crate::paging::{DIRECT_MAP, flush_page, flush_user};
-use crate::pvh::{self, MemoryMap};
+use crate::arch::clock::Clock;
+use crate::arch::paging::{DIRECT_MAP, flush_page, flush_user};
+use crate::arch::percpu;
+use crate::arch::pvh::{self, MemoryMap};
 use vellum::addr::PhysAddr;
 use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
-use x86_64::instructions::interrupts;
-
-/// This processor, as the engine counts them.
-pub const CPU: usize = 0;
 
 /// An invalidation of more pages than this drops the whole user half: to fill the TLB again costs less than to ask
 /// about every page. The number is Linux's (`tlb_single_page_flush_ceiling`).
@@ -54,28 +52,17 @@ unsafe impl Memory for Host {
     }
 }
 
-// SAFETY: there is one processor, and one task. No gate but those of exceptions leads anywhere, and the engine is
-// entered from page faults on user memory only, which the engine itself never touches; so with or without the mask
-// nobody comes between.
+// SAFETY: a processor's index is below the count, which was settled before the engine booted. Handlers of interrupts call
+// nothing of the engine's; the handler of page faults does, and the engine touches no user memory. Nothing preempts kernel
+// code.
 unsafe impl Cpus for Host {
     fn count(&self) -> usize {
         1
     }
 
+    #[inline]
     fn current(&self) -> usize {
-        CPU
-    }
-
-    fn irq_disable(&self) -> bool {
-        let enabled = interrupts::are_enabled();
-        interrupts::disable();
-        enabled
-    }
-
-    fn irq_restore(&self, was_enabled: bool) {
-        if was_enabled {
-            interrupts::enable();
-        }
+        percpu::current().index
     }
 }
 

@@ -10,8 +10,8 @@
 //! ever be out of date. The user half belongs to the engine. After [`init`] nothing is mapped there, the first page
 //! included.
 
-use crate::pvh::{Kind, MemoryMap};
-use crate::{boot, cpu};
+use crate::arch::pvh::{Kind, MemoryMap};
+use crate::arch::{boot, cpu};
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags};
 use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};

@@ -4,23 +4,20 @@
 //! it only inside [`user_access`], the one place from which user addresses are meant to be touched. A processor
 //! without SMAP runs the same code, less guarded.
 
-use crate::boot::FAULT_STACK;
+use crate::arch::{entry, percpu};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use spin::Once;
 use x86_64::VirtAddr;
 use x86_64::instructions::tables::load_tss;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags, Efer, EferFlags};
 use x86_64::registers::segmentation::{CS, SS, Segment};
-use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable, SegmentSelector};
-use x86_64::structures::tss::TaskStateSegment;
+use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 
 /// The slot of the interrupt stack table whose stack serves the exceptions that may find no other stack usable.
 pub const FAULT_STACK_SLOT: u16 = 0;
 
-static TASK: Once<TaskStateSegment> = Once::new();
-static SEGMENTS: Once<(GlobalDescriptorTable, [SegmentSelector; 3])> = Once::new();
 static SMAP: AtomicBool = AtomicBool::new(false);
 
 /// Loads the segments, and switches on the protections that the processor has: no-execute and write protection
@@ -28,27 +25,26 @@ static SMAP: AtomicBool = AtomicBool::new(false);
 ///
 /// # Safety
 ///
-/// To be called on the boot processor, with interrupts off.
-pub unsafe fn init() {
-    let task = TASK.call_once(|| {
-        let mut task = TaskStateSegment::new();
-        let top = (&raw const FAULT_STACK).wrapping_add(1) as u64;
-        task.interrupt_stack_table[FAULT_STACK_SLOT as usize] = VirtAddr::new(top);
-        task
-    });
-    let (table, [code, data, state]) = SEGMENTS.call_once(|| {
-        let mut table = GlobalDescriptorTable::new();
-        let code = table.append(Descriptor::kernel_code_segment());
-        let data = table.append(Descriptor::kernel_data_segment());
-        let state = table.append(Descriptor::tss_segment(task));
-        (table, [code, data, state])
-    });
-    table.load();
+/// To be called once by each processor, with interrupts off, after [`percpu::PerCpu::install`]. `fault_stack` is the top of
+/// a stack that nobody else uses.
+pub unsafe fn init(segments: &'static mut MaybeUninit<GlobalDescriptorTable>, fault_stack: u64) {
+    let task = percpu::current().task.get();
+    // SAFETY: this processor's own, and not loaded yet.
+    unsafe { (*task).interrupt_stack_table[FAULT_STACK_SLOT as usize] = VirtAddr::new(fault_stack) };
+    let mut table = GlobalDescriptorTable::new();
+    let code = table.append(Descriptor::kernel_code_segment());
+    let data = table.append(Descriptor::kernel_data_segment());
+    let user_data = table.append(Descriptor::user_data_segment());
+    let user_code = table.append(Descriptor::user_code_segment());
+    debug_assert!([user_data.0, user_code.0].map(u64::from) == [entry::USER_DATA, entry::USER_CODE]);
+    // SAFETY: the task state is this processor's, and lives for ever.
+    let state = table.append(unsafe { Descriptor::tss_segment_unchecked(task) });
+    segments.write(table).load();
     // SAFETY: the selectors are those of the table just loaded, which is never changed.
     unsafe {
-        CS::set_reg(*code);
-        SS::set_reg(*data);
-        load_tss(*state);
+        CS::set_reg(code);
+        SS::set_reg(data);
+        load_tss(state);
     }
     assert!(extended_features() & 1 << 20 != 0, "this processor has no no-execute bit");
     let (smep, smap) = (structured_features() & 1 << 7 != 0, structured_features() & 1 << 20 != 0);
@@ -87,7 +83,7 @@ pub fn has_smap() -> bool {
 }
 
 /// Runs `body`, which may touch user memory. A touch of a page that is not mapped, or not so, goes to the hook
-/// of [`crate::trap`], and is retried when the hook has resolved it.
+/// of [`crate::arch::trap`], and is retried when the hook has resolved it.
 pub fn user_access<T>(body: impl FnOnce() -> T) -> T {
     if !has_smap() {
         return body();

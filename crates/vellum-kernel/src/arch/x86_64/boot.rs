@@ -11,10 +11,10 @@
 //!
 //! The tables used here map the first GiB three times: at 0, because the instruction after the one that turns
 //! paging on still has its physical address; at [`paging::KERNEL_BASE`], where the kernel is linked; and at
-//! [`paging::DIRECT_MAP`], so that [`crate::pvh`] reads its structures the same way before and after
+//! [`paging::DIRECT_MAP`], so that [`crate::arch::pvh`] reads its structures the same way before and after
 //! [`paging::init`] replaces these tables with the final ones, which have no identity mapping.
 
-use crate::paging::{self, PAGE_SIZE};
+use crate::arch::paging::{self, PAGE_SIZE};
 
 /// Bytes of the kernel's stack.
 const STACK_SIZE: usize = 128 * 1024;
@@ -150,7 +150,7 @@ pvh_entry:
     direct_slot = const paging::DIRECT_MAP_SLOT,
     stack = sym STACK,
     stack_size = const size_of::<Stack<STACK_SIZE>>(),
-    command_line = const crate::pvh::COMMAND_LINE,
+    command_line = const crate::arch::pvh::COMMAND_LINE,
     start = sym crate::start,
     options(att_syntax),
 );

@@ -1,0 +1,76 @@
+//! The local APIC: this processor's timer, and interrupts between processors (Intel SDM, volume 3A, "Advanced Programmable
+//! Interrupt Controller").
+
+use crate::arch::clock::ticks;
+use crate::arch::paging::phys_to_virt;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use x86_64::instructions::port::Port;
+
+/// The timer's vector.
+pub const TIMER: u8 = 32;
+/// What the APIC delivers when there is nothing to deliver.
+pub const SPURIOUS: u8 = 47;
+
+/// Where every PC has it.
+const BASE: u64 = 0xfee0_0000;
+const END: usize = 0xb0;
+const SPURIOUS_VECTOR: usize = 0xf0;
+const LVT_TIMER: usize = 0x320;
+const INITIAL_COUNT: usize = 0x380;
+const CURRENT_COUNT: usize = 0x390;
+const DIVIDE: usize = 0x3e0;
+/// Divide by 16.
+const DIVIDE_BY_16: u32 = 3;
+
+/// Counts of the timer in 2³² nanoseconds.
+static RATE: AtomicU64 = AtomicU64::new(0);
+
+fn read(register: usize) -> u32 {
+    // SAFETY: the APIC's registers are devices' memory that the direct map shows; reading has no effect.
+    unsafe { phys_to_virt::<u32>(BASE).byte_add(register).read_volatile() }
+}
+
+fn write(register: usize, value: u32) {
+    // SAFETY: as above; what is written makes the APIC do what this module promises, and nothing to memory.
+    unsafe { phys_to_virt::<u32>(BASE).byte_add(register).write_volatile(value) }
+}
+
+/// Switches this processor's APIC on, its timer idle.
+pub fn init() {
+    write(SPURIOUS_VECTOR, 0x100 | u32::from(SPURIOUS));
+    write(DIVIDE, DIVIDE_BY_16);
+    write(LVT_TIMER, u32::from(TIMER));
+}
+
+/// Finds out how fast the timer counts. `ticks_in_ns`: how to read the time-stamp counter.
+///
+/// To be called once, on the boot processor: the others' are as fast.
+pub fn calibrate(now_ns: impl Fn() -> u64) {
+    // The PC's old controllers must be silent.
+    for port in [0x21, 0xa1] {
+        // SAFETY: the mask registers of the two interrupt controllers.
+        unsafe { Port::<u8>::new(port).write(0xff) };
+    }
+    const SPAN: u64 = 2_000_000;
+    write(INITIAL_COUNT, u32::MAX);
+    let start = now_ns();
+    let patience = ticks();
+    while now_ns() - start < SPAN && ticks() - patience < 1 << 32 {
+        core::hint::spin_loop();
+    }
+    let passed = u64::from(u32::MAX - read(CURRENT_COUNT));
+    let ns = now_ns() - start;
+    write(INITIAL_COUNT, 0);
+    RATE.store((passed << 32) / ns.max(1), Relaxed);
+}
+
+/// Has the timer fire once, in so many nanoseconds (at most some seconds).
+pub fn arm(ns: u64) {
+    let count = ((u128::from(ns) * u128::from(RATE.load(Relaxed))) >> 32) as u64;
+    write(INITIAL_COUNT, count.clamp(1, u64::from(u32::MAX)) as u32);
+}
+
+/// Tells the APIC that its interrupt is served.
+pub fn served() {
+    write(END, 0);
+}

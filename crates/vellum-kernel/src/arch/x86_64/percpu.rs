@@ -1,0 +1,97 @@
+//! What a processor calls its own, found through the GS segment.
+//!
+//! A reference to it is not `Sync`, so it can't be sent, and so the compiler refuses a future that keeps one while it
+//! waits: it may go on on another processor.
+
+use crate::mem::UserSpace;
+use crate::task::Thread;
+use alloc::sync::Arc;
+use core::arch::asm;
+use core::cell::{Cell, UnsafeCell};
+use core::mem::offset_of;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU64};
+use x86_64::VirtAddr;
+use x86_64::registers::model_specific::{GsBase, KernelGsBase};
+use x86_64::structures::tss::TaskStateSegment;
+
+/// See the module's text. The entry code knows the offsets of some fields.
+#[repr(C, align(128))]
+pub struct PerCpu {
+    this: *const PerCpu,
+    /// The kernel's stack pointer while this processor is in user mode.
+    kernel_sp: Cell<u64>,
+    /// Where the entry of a system call puts the user's for a moment.
+    user_sp: Cell<u64>,
+    /// The end of the registers of the thread in user mode: where the entries push to.
+    registers_end: Cell<u64>,
+    /// The task state: the processor reads from it where to push at an exception.
+    pub task: UnsafeCell<TaskStateSegment>,
+    /// As the engine counts processors.
+    pub index: usize,
+    /// Whether the timer has fired since this was last looked at.
+    pub tick: AtomicBool,
+    /// When the timer will fire, in nanoseconds; `u64::MAX`: never.
+    pub armed: Cell<u64>,
+    /// The space that is loaded.
+    pub space: UnsafeCell<Option<Arc<UserSpace>>>,
+    /// The thread whose registers (segment bases and vectors) this processor holds; null if nobody's.
+    pub thread: Cell<*const Thread>,
+    /// Which of the requests to invalidate have been served: see `mem::shootdown`.
+    pub served: AtomicU64,
+}
+
+// SAFETY: only atomics are looked at by other processors, through shared references that `all` hands out as such.
+unsafe impl Send for PerCpu {}
+
+/// Offset of the stack pointer of an entry, which is also that of the processor's own (Intel SDM, volume 3A, "64-Bit Mode
+/// TSS": RSP0 at byte 4).
+pub const TASK_SP: usize = offset_of!(PerCpu, task) + 4;
+/// Offset of a field, for the entry code.
+pub const KERNEL_SP: usize = offset_of!(PerCpu, kernel_sp);
+/// As above.
+pub const USER_SP: usize = offset_of!(PerCpu, user_sp);
+/// As above.
+pub const REGISTERS_END: usize = offset_of!(PerCpu, registers_end);
+
+impl PerCpu {
+    /// Of a processor that has not started.
+    pub const fn new(index: usize) -> Self {
+        Self {
+            this: ptr::null(),
+            kernel_sp: Cell::new(0),
+            user_sp: Cell::new(0),
+            registers_end: Cell::new(0),
+            task: UnsafeCell::new(TaskStateSegment::new()),
+            index,
+            tick: AtomicBool::new(false),
+            armed: Cell::new(u64::MAX),
+            space: UnsafeCell::new(None),
+            thread: Cell::new(ptr::null()),
+            served: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes this the running processor's own.
+    ///
+    /// # Safety
+    ///
+    /// Called once by each processor, before anything asks for [`current`]; it lives for ever at this address.
+    pub unsafe fn install(this: *mut PerCpu) {
+        // SAFETY: by contract nobody else has it yet.
+        unsafe { (*this).this = this };
+        GsBase::write(VirtAddr::from_ptr(this));
+        KernelGsBase::write(VirtAddr::zero());
+    }
+}
+
+/// The running processor's.
+#[inline(always)]
+pub fn current() -> &'static PerCpu {
+    let this: *const PerCpu;
+    // SAFETY: GS points to a `PerCpu` from `install` on, whenever the kernel runs, and its first word to itself.
+    unsafe {
+        asm!("mov {}, gs:[0]", out(reg) this, options(nostack, preserves_flags, readonly, pure));
+        &*this
+    }
+}

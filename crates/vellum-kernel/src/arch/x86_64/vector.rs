@@ -1,0 +1,87 @@
+//! The vector registers, as one state that is saved and restored whole (Intel SDM, volume 1, "Managing State Using the
+//! XSAVE Feature Set"). The kernel itself is compiled without them, so they keep the values of the thread that ran last.
+
+use core::arch::asm;
+use core::arch::x86_64::__cpuid_count;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
+
+/// Room for x87, SSE and AVX: what this kernel switches on.
+const ROOM: usize = 1024;
+/// The parts of the state in use: bits of XCR0, or 0 for FXSAVE.
+static PARTS: AtomicU64 = AtomicU64::new(0);
+
+const X87: u64 = 1;
+const SSE: u64 = 2;
+const AVX: u64 = 4;
+
+/// A thread's vector registers.
+#[repr(C, align(64))]
+#[derive(Clone)]
+pub struct State([u8; ROOM]);
+
+impl State {
+    /// What a program starts with: empty registers, all exceptions masked (System V ABI, "Initial Process State").
+    pub const fn new() -> Self {
+        let mut room = [0; ROOM];
+        room[0] = 0x7f; // FCW 0x037f
+        room[1] = 0x03;
+        room[24] = 0x80; // MXCSR 0x1f80
+        room[25] = 0x1f;
+        // XSTATE_BV: x87 and SSE are what the legacy area says.
+        room[512] = (X87 | SSE) as u8;
+        Self(room)
+    }
+
+    /// Saves this processor's registers here.
+    pub fn save(&mut self) {
+        let (at, parts) = (self.0.as_mut_ptr(), PARTS.load(Relaxed));
+        // SAFETY: the area is aligned, and as large as the parts in use need (`init`).
+        unsafe {
+            if parts == 0 {
+                asm!("fxsave64 [{}]", in(reg) at, options(nostack, preserves_flags));
+            } else {
+                asm!("xsave64 [{}]", in(reg) at, in("eax") parts as u32, in("edx") 0, options(nostack, preserves_flags));
+            }
+        }
+    }
+
+    /// Loads this processor's registers from here.
+    pub fn restore(&self) {
+        let (at, parts) = (self.0.as_ptr(), PARTS.load(Relaxed));
+        // SAFETY: what is there was saved, is the initial state, or was made valid by `set`; so it can't fault.
+        unsafe {
+            if parts == 0 {
+                asm!("fxrstor64 [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+            } else {
+                asm!("xrstor64 [{}]", in(reg) at, in("eax") parts as u32, in("edx") 0, options(nostack, preserves_flags, readonly));
+            }
+        }
+    }
+}
+
+/// Switches the vector registers on, on this processor.
+pub fn init() {
+    let features = __cpuid_count(1, 0).ecx;
+    let (xsave, avx) = (features & 1 << 26 != 0, features & 1 << 28 != 0);
+    // SAFETY: lets user mode use registers that the kernel does not.
+    unsafe {
+        Cr0::update(|cr0| {
+            cr0.remove(Cr0Flags::EMULATE_COPROCESSOR | Cr0Flags::TASK_SWITCHED);
+            cr0.insert(Cr0Flags::MONITOR_COPROCESSOR | Cr0Flags::NUMERIC_ERROR);
+        });
+        Cr4::update(|cr4| {
+            cr4.insert(Cr4Flags::OSFXSR | Cr4Flags::OSXMMEXCPT_ENABLE);
+            cr4.set(Cr4Flags::OSXSAVE, xsave);
+        });
+    }
+    if !xsave {
+        return;
+    }
+    let parts = X87 | SSE | if avx { AVX } else { 0 };
+    // SAFETY: the processor has XSAVE, it was just switched on, and has these parts.
+    unsafe { asm!("xsetbv", in("ecx") 0, in("eax") parts as u32, in("edx") 0, options(nostack, preserves_flags)) };
+    let size = __cpuid_count(0xd, 0).ebx as usize;
+    assert!(size <= ROOM, "the vector state takes {size} bytes");
+    PARTS.store(parts, Relaxed);
+}

@@ -1,0 +1,70 @@
+//! Memory: the engine, and what the kernel is to it.
+//!
+//! | file | story |
+//! |---|---|
+//! | [`platform`] | the machine as the engine sees it |
+//! | [`heap`] | the kernel's own memory, from the engine's frames |
+//! | [`space`] | the address spaces of processes, and which one a processor has loaded |
+//! | [`uaccess`] | the kernel's accesses to user memory |
+
+pub mod heap;
+pub mod platform;
+pub mod space;
+pub mod uaccess;
+
+use crate::arch::clock::Clock;
+use crate::arch::cpu::has_five_levels;
+use crate::arch::paging::copy_kernel_half;
+use crate::arch::pvh::MemoryMap;
+use platform::Host;
+pub use space::UserSpace;
+use spin::Once;
+use vellum::arch::X86_64;
+use vellum::frame::{BootOptions, OutOfMemory};
+use vellum::group::GroupId;
+use vellum::space::Limits;
+
+/// The machine's memory.
+pub type Machine = vellum::Machine<'static, Host>;
+/// An address space. Made by [`new_space`], or else without the kernel in it.
+pub type Space = vellum::AddressSpace<'static, Host, X86_64>;
+
+static HOST: Once<Host> = Once::new();
+static MACHINE: Once<Machine> = Once::new();
+
+/// Hands the machine's memory to the engine.
+pub fn init(map: &MemoryMap, clock: Clock) -> Result<&'static Machine, vellum::frame::BootError> {
+    let host = HOST.call_once(|| Host::new(map, clock));
+    MACHINE.try_call_once(|| Machine::boot(host, BootOptions::default()))
+}
+
+/// The machine's memory.
+///
+/// # Panics
+///
+/// Before [`init`].
+#[inline]
+pub fn machine() -> &'static Machine {
+    MACHINE.get().expect("the engine has booted")
+}
+
+/// Nanoseconds since the machine started.
+#[inline]
+pub fn now_ns() -> u64 {
+    HOST.get().map_or(0, vellum::platform::Clock::now_ns)
+}
+
+/// An empty space, with the kernel in its upper half.
+pub fn new_space(machine: &'static Machine, group: GroupId, limits: Limits) -> Result<Space, OutOfMemory> {
+    let format = if has_five_levels() { X86_64::five_levels() } else { X86_64::four_levels() };
+    let space = Space::new(machine, format, group, limits)?;
+    adopt(&space);
+    Ok(space)
+}
+
+/// Puts the kernel into the upper half of a space that the engine has just made.
+pub fn adopt(space: &Space) {
+    // SAFETY: a root table that is not loaded anywhere yet, and the engine leaves the upper half of it to the host
+    // (`AddressSpace::root`).
+    unsafe { copy_kernel_half(space.root().addr().0) };
+}

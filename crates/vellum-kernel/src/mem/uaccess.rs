@@ -1,0 +1,103 @@
+//! The kernel's accesses to user memory.
+//!
+//! One instruction does it all, and it alone may fault. A fault is resolved by the engine, as if the program itself had
+//! touched the address; if the engine refuses, the copy ends early and says so.
+
+use crate::arch::cpu::user_access;
+use crate::arch::paging::user_end;
+use crate::arch::percpu;
+use crate::arch::trap::{Fault, Outcome};
+use crate::mem::{UserSpace, space};
+use alloc::sync::Arc;
+use vellum::space::Access;
+use vellum_kernel::errno::Errno;
+use x86_64::structures::idt::PageFaultErrorCode as Code;
+
+core::arch::global_asm!(
+    r#"
+    .section .text.uaccess, "ax", @progbits
+user_copy:                              // (to, from, bytes): the bytes that were not copied
+    movq %rdx, %rcx
+    rep movsb
+user_copy_refused:
+    movq %rcx, %rax
+    retq
+    "#,
+    options(att_syntax),
+);
+
+unsafe extern "C" {
+    fn user_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
+    fn user_copy_refused();
+}
+
+/// Whether the range lies in user space.
+fn check(address: u64, bytes: usize) -> Result<(), Errno> {
+    match address.checked_add(bytes as u64) {
+        Some(end) if end <= user_end() => Ok(()),
+        _ => Err(Errno::EFAULT),
+    }
+}
+
+/// Copies from user memory, as far as it goes; the answer is how far.
+pub fn read_some(memory: &Arc<UserSpace>, address: u64, to: &mut [u8]) -> usize {
+    if check(address, to.len()).is_err() {
+        return 0;
+    }
+    space::load(memory);
+    // SAFETY: writes to the slice only; what it reads is user memory, to which no reference exists, and a fault there ends it.
+    to.len() - user_access(|| unsafe { user_copy(to.as_mut_ptr(), address as *const u8, to.len()) })
+}
+
+/// Copies to user memory, as far as it goes; the answer is how far.
+pub fn write_some(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> usize {
+    if check(address, from.len()).is_err() {
+        return 0;
+    }
+    space::load(memory);
+    // SAFETY: reads the slice only; what it writes is user memory, to which no reference exists, and a fault there ends it.
+    from.len() - user_access(|| unsafe { user_copy(address as *mut u8, from.as_ptr(), from.len()) })
+}
+
+/// Copies from user memory.
+///
+/// # Errors
+///
+/// `EFAULT`: not all of it may be read.
+pub fn read(memory: &Arc<UserSpace>, address: u64, to: &mut [u8]) -> Result<(), Errno> {
+    if read_some(memory, address, to) == to.len() { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// Copies to user memory.
+///
+/// # Errors
+///
+/// `EFAULT`: not all of it may be written.
+pub fn write(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> Result<(), Errno> {
+    if write_some(memory, address, from) == from.len() { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// The hook for page faults of the kernel's.
+pub fn resolve(fault: &Fault) -> Outcome {
+    // SAFETY: this processor's own. The code that faulted had it loaded and does not change it, nor does this.
+    let Some(space) = (unsafe { (*percpu::current().space.get()).as_ref() }) else {
+        return Outcome::Unresolved;
+    };
+    if space.engine.fault(fault.address, access(fault.code)).is_ok() {
+        return Outcome::Retry;
+    }
+    let [copy, refused] = [user_copy as *const () as u64, user_copy_refused as *const () as u64];
+    if (copy..refused).contains(&fault.rip) { Outcome::Resume(refused) } else { Outcome::Unresolved }
+}
+
+/// What a fault's error code says was tried.
+#[inline]
+pub fn access(code: Code) -> Access {
+    if code.contains(Code::INSTRUCTION_FETCH) {
+        Access::Exec
+    } else if code.contains(Code::CAUSED_BY_WRITE) {
+        Access::Write
+    } else {
+        Access::Read
+    }
+}

@@ -1,0 +1,109 @@
+//! `mmap` and its kin: the engine's calls, in Linux's words.
+
+use super::Answer;
+use crate::mem::uaccess;
+use crate::task::Thread;
+use alloc::sync::Arc;
+use linux_raw_sys::general as abi;
+use vellum::addr::{FRAME_SIZE, align_up};
+use vellum::space::{Advise, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum_kernel::errno::Errno;
+
+/// What a program may say of memory; the bits are Linux's.
+fn prot(bits: u64) -> Option<Prot> {
+    let known = (abi::PROT_READ | abi::PROT_WRITE | abi::PROT_EXEC | abi::PROT_SEM) as u64;
+    (bits & !known == 0).then(|| Prot::from_bits_truncate(bits as u8))
+}
+
+/// Flags that mean the same to the engine.
+const FLAGS: [(u32, MapFlags); 6] = [
+    (abi::MAP_FIXED, MapFlags::FIXED),
+    (abi::MAP_FIXED_NOREPLACE, MapFlags::FIXED_NOREPLACE),
+    (abi::MAP_POPULATE, MapFlags::POPULATE),
+    (abi::MAP_NORESERVE, MapFlags::NORESERVE),
+    (abi::MAP_GROWSDOWN, MapFlags::GROWSDOWN),
+    (abi::MAP_LOCKED, MapFlags::LOCKED),
+];
+
+/// `mmap`: private anonymous memory so far.
+pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]) -> Answer {
+    if !offset.is_multiple_of(FRAME_SIZE) {
+        return Err(Errno::EINVAL);
+    }
+    let flags = flags as u32;
+    if flags & abi::MAP_ANONYMOUS == 0 {
+        return Err(if (fd as i32) < 3 { Errno::ENODEV } else { Errno::EBADF });
+    }
+    if flags & abi::MAP_TYPE != abi::MAP_PRIVATE {
+        return Err(if flags & abi::MAP_TYPE == 0 { Errno::EINVAL } else { Errno::EOPNOTSUPP });
+    }
+    let prot = Prot::from_bits_truncate(prot_bits as u8);
+    let mut wanted = MapFlags::empty();
+    for (bit, flag) in FLAGS {
+        wanted.set(flag, flags & bit != 0);
+    }
+    let mapped = thread.memory.engine.map(MapRequest { addr, len, prot, flags: wanted });
+    mapped.map_err(|error| error.errno().into())
+}
+
+/// `munmap`.
+pub fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
+    thread.memory.engine.unmap(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `mprotect`.
+pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
+    let prot = prot(bits).ok_or(Errno::EINVAL)?;
+    thread.memory.engine.protect(addr, len, prot).map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `madvise`.
+pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
+    let advice = match advice as u32 {
+        abi::MADV_DONTNEED => Advise::DontNeed,
+        abi::MADV_HUGEPAGE => Advise::Huge,
+        abi::MADV_NOHUGEPAGE => Advise::NoHuge,
+        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL | abi::MADV_WILLNEED => return Ok(0),
+        _ => return Err(Errno::EINVAL),
+    };
+    thread.memory.engine.advise(addr, len, advice).map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `mincore`.
+pub fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
+    const AT_ONCE: usize = 512;
+    let pages = align_up(len, FRAME_SIZE.ilog2()).ok_or(Errno::ENOMEM)? / FRAME_SIZE;
+    for first in (0..pages).step_by(AT_ONCE) {
+        let count = (pages - first).min(AT_ONCE as u64) as usize;
+        let mut answer = [false; AT_ONCE];
+        let start = addr.checked_add(first * FRAME_SIZE).ok_or(Errno::ENOMEM)?;
+        let resident = thread.memory.engine.resident(start, count as u64 * FRAME_SIZE, &mut answer[..count]);
+        resident.map_err(|error| Errno::from(error.errno()))?;
+        let to = to.checked_add(first).ok_or(Errno::EFAULT)?;
+        uaccess::write(&thread.memory, to, &answer.map(u8::from)[..count])?;
+    }
+    Ok(0)
+}
+
+/// `brk`: moves the end of the heap, or says where it is.
+pub fn brk(thread: &Thread, end: u64) -> Answer {
+    let space = &thread.memory;
+    let mut heap = space.heap.lock();
+    let page = |at: u64| align_up(at, FRAME_SIZE.ilog2());
+    let (Some(old), Some(new)) = (page(heap.end), page(end)) else { return Ok(heap.end) };
+    if end < heap.start {
+        return Ok(heap.end);
+    }
+    let moved = if new > old {
+        let flags = MapFlags::FIXED_NOREPLACE;
+        let request = MapRequest { addr: old, len: new - old, prot: Prot::READ | Prot::WRITE, flags };
+        space.engine.map(request).is_ok()
+    } else {
+        new == old || space.engine.unmap(new, old - new).is_ok()
+    };
+    if moved {
+        heap.end = end;
+    }
+    Ok(heap.end)
+}

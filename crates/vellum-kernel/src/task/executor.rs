@@ -1,0 +1,77 @@
+//! Who may run, and on which processor.
+//!
+//! One queue serves all processors: whoever is woken goes to its end, and a processor with nothing to do takes from its
+//! front. A processor that finds it empty halts, and says so before it looks a last time; so whoever adds to the queue
+//! either is seen or sees an idle processor to kick.
+
+use crate::arch::percpu;
+use crate::mem::space;
+use crate::task::time;
+use alloc::collections::VecDeque;
+use async_task::Runnable;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use spin::Mutex;
+use x86_64::instructions::interrupts;
+
+static QUEUE: Mutex<VecDeque<Runnable>> = Mutex::new(VecDeque::new());
+/// How many wait in the queue.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Starts a task.
+pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+    let (runnable, task) = async_task::spawn(future, push);
+    task.detach();
+    runnable.schedule();
+}
+
+fn push(runnable: Runnable) {
+    QUEUE.lock().push_back(runnable);
+    WAITING.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Whether somebody waits for a processor.
+#[inline]
+pub fn others_wait() -> bool {
+    WAITING.load(Ordering::Relaxed) > 0
+}
+
+fn pop() -> Option<Runnable> {
+    if !others_wait() {
+        return None;
+    }
+    let runnable = QUEUE.lock().pop_front()?;
+    WAITING.fetch_sub(1, Ordering::SeqCst);
+    Some(runnable)
+}
+
+/// What a processor does from now on.
+pub fn run() -> ! {
+    loop {
+        while let Some(runnable) = pop() {
+            runnable.run();
+            time::expire();
+        }
+        space::unload();
+        interrupts::disable();
+        time::arm_for_sleepers();
+        if others_wait() || percpu::current().tick.load(Ordering::Relaxed) {
+            interrupts::enable();
+        } else {
+            interrupts::enable_and_hlt();
+        }
+        time::expire();
+    }
+}
+
+/// Lets others go first.
+pub async fn give_way() {
+    let mut gave_way = false;
+    core::future::poll_fn(|context| {
+        if core::mem::replace(&mut gave_way, true) {
+            return core::task::Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        core::task::Poll::Pending
+    })
+    .await;
+}

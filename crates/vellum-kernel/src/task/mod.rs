@@ -1,0 +1,16 @@
+//! Threads, and what runs them.
+//!
+//! | file | story |
+//! |---|---|
+//! | [`executor`] | who may run, and on which processor |
+//! | [`time`] | waiting for a moment |
+//! | [`thread`] | a user thread: a future that enters user mode again and again |
+//! | [`process`] | what the threads of a program share |
+
+pub mod executor;
+pub mod process;
+pub mod thread;
+pub mod time;
+
+pub use process::Process;
+pub use thread::Thread;
