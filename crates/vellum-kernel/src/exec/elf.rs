@@ -1,130 +1,402 @@
-//! An ELF file, read with suspicion: every number in it is somebody's claim.
+//! From an ELF file to a [`Plan`]: the mappings that the kernel is to make, in order.
 //!
-//! What comes out is a plan of mappings that any kernel can carry out: page-aligned, ascending, without overlap.
+//! The file is read in two steps, because its table of segments may be anywhere in it: [`head`] says from the first bytes
+//! where that is, and [`plan`] judges it. A plan is consistent whatever the file says: it lies within the limits given, its
+//! mappings are whole pages in ascending order, and what they take from the file is there.
 
 use crate::errno::Errno;
 use alloc::vec::Vec;
-use elf::ElfBytes;
+use core::ops::Range;
 use elf::abi;
 use elf::endian::LittleEndian;
+use elf::file::{Class, FileHeader, parse_ident};
+use elf::segment::{ProgramHeader, SegmentTable};
 
-/// Bytes of a page.
-const PAGE: u64 = 4096;
-/// More headers than this are no program.
-const MOST_HEADERS: usize = 64;
-/// Where a position-independent program goes (Linux, without randomization: two thirds of the address space).
-pub const DYNAMIC_BASE: u64 = 0x5555_5555_4000;
+/// How many bytes at the start of a file [`head`] needs.
+pub const HEAD: usize = 64;
+/// Bytes of one entry of the table of segments.
+pub const ENTRY_SIZE: u64 = 56;
+/// The most bytes that the table may have, as in Linux.
+const LARGEST_TABLE: u64 = 65536;
+/// The longest path of an interpreter, with its NUL.
+const LONGEST_PATH: u64 = 4096;
 
-/// The machine that programs must be for.
-#[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = abi::EM_X86_64;
-#[cfg(target_arch = "aarch64")]
-const MACHINE: u16 = abi::EM_AARCH64;
+/// What the first bytes say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Whether the program may lie anywhere, and its addresses are relative to where it does.
+    pub relocatable: bool,
+    entry: u64,
+    /// Where in the file the table of segments is; as [`plan`] wants it.
+    pub table: Range<u64>,
+}
 
-/// One mapping of the plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// First address, on a page border.
-    pub start: u64,
-    /// Bytes, in whole pages.
-    pub len: u64,
-    /// Where the file's bytes begin.
-    pub data_start: u64,
-    /// Where in the file they are.
-    pub file_offset: u64,
-    /// How many there are; the rest is zero.
-    pub data_len: u64,
-    /// May be read.
+/// What a mapping is filled with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// Zeros.
+    Zero,
+    /// The file from this offset on, private. The bytes in `clear` (addresses within the last page, none if empty) are to be
+    /// overwritten with zeros.
+    File {
+        /// A multiple of the page's size.
+        offset: u64,
+        /// What of the last page is not the file's.
+        clear: Range<u64>,
+    },
+}
+
+/// What a program may do with a mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Rights {
     pub read: bool,
-    /// May be written.
     pub write: bool,
-    /// May be executed.
     pub execute: bool,
 }
 
-/// A program: what to map, and where it begins.
+/// A mapping to make, replacing what an earlier one has put at the same page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
-    /// Ascending, without overlap.
-    pub segments: Vec<Segment>,
-    /// The first instruction.
-    pub entry: u64,
-    /// Where the program headers are in memory (`AT_PHDR`), 0 if nowhere.
-    pub headers: u64,
-    /// How many there are (`AT_PHNUM`).
-    pub header_count: u64,
-    /// How long one is (`AT_PHENT`).
-    pub header_size: u64,
-    /// The first address after the last segment: where the heap may begin.
-    pub end: u64,
-    /// Whether the stack is to be executable.
-    pub stack_executable: bool,
+pub struct Mapping {
+    /// Whole pages; relative to the program's base if that is relocatable.
+    pub range: Range<u64>,
+    /// What the program may do with it.
+    pub rights: Rights,
+    /// What it is filled with.
+    pub contents: Contents,
 }
 
-/// Reads a program's file. Addresses lie in `lowest..user_end`.
+/// All that the kernel must do. Addresses are relative to the program's base if that is relocatable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Whether the kernel is to choose a base, a multiple of `align`, and add it to all addresses.
+    pub relocatable: bool,
+    /// The largest alignment that a segment asks for; a power of two, at least a page.
+    pub align: u64,
+    /// From the first mapping's start to the last one's end.
+    pub span: Range<u64>,
+    /// In the order in which to make them.
+    pub mappings: Vec<Mapping>,
+    /// Where the program begins; within the span.
+    pub entry: u64,
+    /// Where the program finds its own table of segments (`AT_PHDR`), if it is mapped.
+    pub table: Option<u64>,
+    /// How many entries that has (`AT_PHNUM`).
+    pub entries: u64,
+    /// The end of the program's data, not rounded: where the heap (`brk`) begins.
+    pub end: u64,
+    /// Whether the program wants to execute its stack.
+    pub executable_stack: bool,
+    /// Where in the file the path of its interpreter is, with the NUL, if it wants one.
+    pub interpreter: Option<Range<u64>>,
+}
+
+/// Where programs may lie.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Whole pages.
+    pub addresses: Range<u64>,
+    /// A power of two.
+    pub page_size: u64,
+    /// Of ELF, such as [`elf::abi::EM_X86_64`].
+    pub machine: u16,
+}
+
+/// Judge the first bytes of a file, [`HEAD`] of them or more, and less only if the file has less.
 ///
 /// # Errors
-///
-/// `ENOEXEC`: not a program for this machine, or not one that says what it wants.
-pub fn read(file: &[u8], lowest: u64, user_end: u64) -> Result<Program, Errno> {
-    let elf = ElfBytes::<LittleEndian>::minimal_parse(file).map_err(|_| Errno::ENOEXEC)?;
-    let header = elf.ehdr;
-    let headers = elf.segments().ok_or(Errno::ENOEXEC)?;
-    if header.e_machine != MACHINE || header.class != elf::file::Class::ELF64 || headers.len() > MOST_HEADERS {
-        return Err(Errno::ENOEXEC);
-    }
-    let base = match header.e_type {
-        abi::ET_EXEC => 0,
-        abi::ET_DYN => DYNAMIC_BASE,
+/// `ENOEXEC`: it is no program of 64 bits for `machine`.
+pub fn head(first: &[u8], machine: u16) -> Result<Head, Errno> {
+    let first = first.get(..HEAD).ok_or(Errno::ENOEXEC)?;
+    let ident = parse_ident::<LittleEndian>(first).map_err(|_| Errno::ENOEXEC)?;
+    let head = FileHeader::parse_tail(ident, &first[abi::EI_NIDENT..]).map_err(|_| Errno::ENOEXEC)?;
+    let relocatable = match head.e_type {
+        abi::ET_EXEC => false,
+        abi::ET_DYN => true,
         _ => return Err(Errno::ENOEXEC),
     };
-    let mut segments = Vec::new();
-    segments.try_reserve(headers.len()).map_err(|_| Errno::ENOMEM)?;
-    let (mut phdr, mut stack_executable) = (0, false);
-    for h in headers.iter() {
-        match h.p_type {
-            // No loader to hand it to yet.
-            abi::PT_INTERP => return Err(Errno::ENOEXEC),
-            abi::PT_GNU_STACK => stack_executable = h.p_flags & abi::PF_X != 0,
-            abi::PT_LOAD if h.p_memsz > 0 => {
-                let start = base.checked_add(h.p_vaddr).ok_or(Errno::ENOEXEC)?;
-                let segment = segment(&h, start, file.len() as u64, lowest, user_end).ok_or(Errno::ENOEXEC)?;
-                if (h.p_offset..h.p_offset + h.p_filesz).contains(&header.e_phoff) {
-                    phdr = start + (header.e_phoff - h.p_offset);
+    let bytes = u64::from(head.e_phnum) * ENTRY_SIZE;
+    let fits = head.class == Class::ELF64
+        && head.e_machine == machine
+        && u64::from(head.e_phentsize) == ENTRY_SIZE
+        && (1..=LARGEST_TABLE).contains(&bytes);
+    let end = head.e_phoff.checked_add(bytes).filter(|_| fits).ok_or(Errno::ENOEXEC)?;
+    Ok(Head { relocatable, entry: head.e_entry, table: head.e_phoff..end })
+}
+
+/// Judge the table of segments, `table` being the bytes of the file that [`Head::table`] names.
+///
+/// # Errors
+/// `ENOEXEC`: the program is not what it should be, lies beyond the limits, or takes more from the file than is there.
+/// `ENOMEM`: the kernel's heap is exhausted.
+pub fn plan(head: &Head, table: &[u8], file_size: u64, limits: &Limits) -> Result<Plan, Errno> {
+    if table.len() as u64 != head.table.end - head.table.start || head.table.end > file_size {
+        return Err(Errno::ENOEXEC);
+    }
+    let page = limits.page_size;
+    let mut plan = Plan {
+        relocatable: head.relocatable,
+        align: page,
+        span: 0..0,
+        mappings: Vec::new(),
+        entry: head.entry,
+        table: None,
+        entries: table.len() as u64 / ENTRY_SIZE,
+        end: 0,
+        executable_stack: false,
+        interpreter: None,
+    };
+    for segment in SegmentTable::new(LittleEndian, Class::ELF64, table).iter() {
+        match segment.p_type {
+            abi::PT_LOAD => plan.load(&segment, head, file_size, limits)?,
+            abi::PT_GNU_STACK => plan.executable_stack = segment.p_flags & abi::PF_X != 0,
+            abi::PT_INTERP if plan.interpreter.is_none() => {
+                let end = segment.p_offset.checked_add(segment.p_filesz).filter(|&end| end <= file_size);
+                if !(2..=LONGEST_PATH).contains(&segment.p_filesz) {
+                    return Err(Errno::ENOEXEC);
                 }
-                segments.push(segment);
+                plan.interpreter = Some(segment.p_offset..end.ok_or(Errno::ENOEXEC)?);
             }
             _ => {}
         }
     }
-    if segments.is_empty() || segments.windows(2).any(|pair| pair[0].start + pair[0].len > pair[1].start) {
+    let (Some(first), Some(last)) = (plan.mappings.first(), plan.mappings.last()) else { return Err(Errno::ENOEXEC) };
+    plan.span = first.range.start..last.range.end;
+    if !plan.span.contains(&plan.entry) {
         return Err(Errno::ENOEXEC);
     }
-    let entry = base.checked_add(header.e_entry).filter(|entry| *entry < user_end).ok_or(Errno::ENOEXEC)?;
-    let end = segments.last().map_or(0, |last| last.start + last.len);
-    let (header_count, header_size) = (headers.len() as u64, u64::from(header.e_phentsize));
-    Ok(Program { segments, entry, headers: phdr, header_count, header_size, end, stack_executable })
+    Ok(plan)
 }
 
-fn segment(h: &elf::segment::ProgramHeader, start: u64, file: u64, lowest: u64, user_end: u64) -> Option<Segment> {
-    let end = start.checked_add(h.p_memsz).filter(|end| *end <= user_end)?;
-    let data_end = h.p_offset.checked_add(h.p_filesz)?;
-    if h.p_filesz > h.p_memsz || data_end > file || start % PAGE != h.p_offset % PAGE {
-        return None;
+impl Plan {
+    /// Add a segment, which must lie behind those before it.
+    fn load(&mut self, segment: &ProgramHeader, head: &Head, file_size: u64, limits: &Limits) -> Result<(), Errno> {
+        let bad = Errno::ENOEXEC;
+        let page = limits.page_size;
+        let lowest = if self.relocatable { 0 } else { limits.addresses.start };
+        let start = segment.p_vaddr;
+        let end = start.checked_add(segment.p_memsz).ok_or(bad)?;
+        let from_file = segment.p_offset.checked_add(segment.p_filesz).ok_or(bad)?;
+        let sound = start >= lowest.max(self.end)
+            && end <= limits.addresses.end
+            && segment.p_filesz <= segment.p_memsz
+            && from_file <= file_size
+            && (segment.p_filesz == 0 || start % page == segment.p_offset % page);
+        if !sound {
+            return Err(bad);
+        }
+        if segment.p_memsz == 0 {
+            return Ok(());
+        }
+        if segment.p_align.is_power_of_two() && segment.p_align <= limits.addresses.end {
+            self.align = self.align.max(segment.p_align);
+        }
+        // All ends are at most the limits' end, which is a page's: nothing overflows.
+        let file_end = start + segment.p_filesz;
+        let first_page = start & !(page - 1);
+        let file_pages = if segment.p_filesz == 0 { first_page } else { file_end.next_multiple_of(page) };
+        let pages = end.next_multiple_of(page);
+        let flag = |flag| segment.p_flags & flag != 0;
+        let rights = Rights { read: flag(abi::PF_R), write: flag(abi::PF_W), execute: flag(abi::PF_X) };
+        self.mappings.try_reserve(2)?;
+        if file_pages > first_page {
+            // Linux leaves the rest of a page alone that the program can't write to.
+            let clear = if rights.write { file_end..file_pages } else { file_pages..file_pages };
+            let offset = segment.p_offset & !(page - 1);
+            let contents = Contents::File { offset, clear };
+            self.mappings.push(Mapping { range: first_page..file_pages, rights, contents });
+        }
+        if pages > file_pages {
+            self.mappings.push(Mapping { range: file_pages..pages, rights, contents: Contents::Zero });
+        }
+        if self.table.is_none() && (segment.p_offset..from_file).contains(&head.table.start) {
+            self.table = Some(start + (head.table.start - segment.p_offset));
+        }
+        self.end = end;
+        Ok(())
     }
-    let first = start & !(PAGE - 1);
-    if first < lowest {
-        return None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+
+    const LIMITS: Limits = Limits { addresses: 0x1_0000..0x7fff_ffff_f000, page_size: 4096, machine: abi::EM_X86_64 };
+
+    #[derive(Clone, Copy, Default)]
+    struct Segment {
+        kind: u32,
+        flags: u32,
+        offset: u64,
+        address: u64,
+        in_file: u64,
+        in_memory: u64,
+        align: u64,
     }
-    let len = end.checked_next_multiple_of(PAGE)? - first;
-    Some(Segment {
-        start: first,
-        len,
-        data_start: start,
-        file_offset: h.p_offset,
-        data_len: h.p_filesz,
-        read: h.p_flags & abi::PF_R != 0,
-        write: h.p_flags & abi::PF_W != 0,
-        execute: h.p_flags & abi::PF_X != 0,
-    })
+
+    const TEXT: Segment = Segment {
+        kind: abi::PT_LOAD,
+        flags: abi::PF_R | abi::PF_X,
+        offset: 0,
+        address: 0x40_0000,
+        in_file: 0x1234,
+        in_memory: 0x1234,
+        align: 0x1000,
+    };
+    const DATA: Segment = Segment {
+        kind: abi::PT_LOAD,
+        flags: abi::PF_R | abi::PF_W,
+        offset: 0x1234,
+        address: 0x40_2234,
+        in_file: 0x100,
+        in_memory: 0x5000,
+        align: 0x1000,
+    };
+
+    fn file(kind: u16, entry: u64, segments: &[Segment]) -> vec::Vec<u8> {
+        let mut file = vec![0; 0x2000];
+        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, b"\x7fELF\x02\x01\x01");
+        put(16, &kind.to_le_bytes());
+        put(18, &abi::EM_X86_64.to_le_bytes());
+        put(20, &1u32.to_le_bytes());
+        put(24, &entry.to_le_bytes());
+        put(32, &64u64.to_le_bytes());
+        put(52, &64u16.to_le_bytes());
+        put(54, &56u16.to_le_bytes());
+        put(56, &(segments.len() as u16).to_le_bytes());
+        for (index, segment) in segments.iter().enumerate() {
+            let at = 64 + index * 56;
+            put(at, &segment.kind.to_le_bytes());
+            put(at + 4, &segment.flags.to_le_bytes());
+            let words = [segment.offset, segment.address, 0, segment.in_file, segment.in_memory, segment.align];
+            words.iter().enumerate().for_each(|(n, word)| put(at + 8 + n * 8, &word.to_le_bytes()));
+        }
+        file
+    }
+
+    fn judge(file: &[u8]) -> Result<Plan, Errno> {
+        let head = head(file, LIMITS.machine)?;
+        let table = file.get(head.table.start as usize..head.table.end as usize).ok_or(Errno::ENOEXEC)?;
+        plan(&head, table, file.len() as u64, &LIMITS)
+    }
+
+    #[test]
+    fn a_plain_program() {
+        let plan = judge(&file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA])).unwrap();
+        let code = Rights { read: true, write: false, execute: true };
+        let data = Rights { read: true, write: true, execute: false };
+        let expected = [
+            Mapping {
+                range: 0x40_0000..0x40_2000,
+                rights: code,
+                contents: Contents::File { offset: 0, clear: 0x40_2000..0x40_2000 },
+            },
+            Mapping {
+                range: 0x40_2000..0x40_3000,
+                rights: data,
+                contents: Contents::File { offset: 0x1000, clear: 0x40_2334..0x40_3000 },
+            },
+            Mapping { range: 0x40_3000..0x40_8000, rights: data, contents: Contents::Zero },
+        ];
+        assert_eq!(plan.mappings, expected);
+        assert_eq!((plan.end, plan.span), (0x40_7234, 0x40_0000..0x40_8000));
+        assert_eq!((plan.table, plan.entries), (Some(0x40_0040), 2));
+        assert!(!plan.relocatable && !plan.executable_stack && plan.interpreter.is_none());
+    }
+
+    #[test]
+    fn what_is_no_program() {
+        let good = file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA]);
+        let refuse = |what: &str, segments: &[Segment]| {
+            assert_eq!(judge(&file(abi::ET_EXEC, 0x40_1000, segments)), Err(Errno::ENOEXEC), "{what}");
+        };
+        refuse("no segments", &[]);
+        refuse("none to load", &[Segment { kind: abi::PT_NOTE, ..TEXT }]);
+        refuse("order", &[DATA, TEXT]);
+        refuse("overlap", &[TEXT, Segment { address: 0x40_1233, offset: 0x233, ..DATA }]);
+        refuse("more in the file than in memory", &[TEXT, Segment { in_memory: 0xff, ..DATA }]);
+        refuse("beyond the file", &[TEXT, Segment { in_file: 0x1000, ..DATA }]);
+        refuse("misaligned", &[TEXT, Segment { address: 0x40_3000, ..DATA }]);
+        refuse("below the lowest address", &[Segment { address: 0x1000, ..TEXT }]);
+        refuse("beyond the last", &[TEXT, Segment { in_memory: 0x7fff_ffff_f000, ..DATA }]);
+        refuse("around the end", &[TEXT, Segment { in_memory: u64::MAX, ..DATA }]);
+        refuse("offset overflows", &[TEXT, Segment { offset: u64::MAX - 0xdcb, ..DATA }]);
+        assert_eq!(judge(&file(abi::ET_EXEC, 0x3f_ffff, &[TEXT])), Err(Errno::ENOEXEC), "entry");
+        assert_eq!(judge(&file(abi::ET_REL, 0x40_1000, &[TEXT])), Err(Errno::ENOEXEC), "object file");
+        for cut in [0, 3, 63, 64, 100, 0x1233] {
+            assert_eq!(judge(&good[..cut]), Err(Errno::ENOEXEC), "cut at {cut}");
+        }
+    }
+
+    /// The running test itself: a relocatable program of the system's linker, with an interpreter.
+    #[test]
+    fn a_real_program() {
+        let file = std::fs::read("/proc/self/exe").unwrap();
+        let plan = judge(&file).unwrap();
+        assert!(plan.relocatable && !plan.executable_stack);
+        let path = plan.interpreter.unwrap();
+        assert!(file[path.start as usize..path.end as usize].starts_with(b"/lib"));
+        // It is at its base plus what the plan says.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let base = u64::from_str_radix(maps.split('-').next().unwrap(), 16).unwrap();
+        let at = plan.table.unwrap() + base;
+        let auxv = std::fs::read("/proc/self/auxv").unwrap();
+        let find = |key: u64| {
+            let words: vec::Vec<u64> =
+                auxv.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+            words.chunks(2).find(|pair| pair[0] == key).unwrap()[1]
+        };
+        assert_eq!((find(3), find(5), find(9)), (at, plan.entries, base + plan.entry));
+    }
+
+    /// Whatever the bytes, there is an answer, and a plan keeps its promises.
+    #[test]
+    fn hostile_files() {
+        let mut random = oorandom::Rand64::new(0x5eed);
+        let stack = Segment { kind: abi::PT_GNU_STACK, flags: abi::PF_X, ..Segment::default() };
+        let path = Segment { kind: abi::PT_INTERP, offset: 0x300, in_file: 16, ..Segment::default() };
+        let seeds =
+            [file(abi::ET_EXEC, 0x40_1000, &[TEXT, DATA, stack]), file(abi::ET_DYN, 0x40_1000, &[path, TEXT, DATA])];
+        let mut good = 0;
+        for round in 0..300_000 {
+            let mut file = seeds[round % 2].clone();
+            for _ in 0..random.rand_range(1..5) {
+                // Most of it in what is judged; whole words that are near a limit, and single bytes.
+                let at = random.rand_range(0..64 + 3 * 56) as usize;
+                let near = [0, 1, 0xfff, 0x1000, 0x7fff_ffff_f000, 1 << 63, u64::MAX, 0x40_2000];
+                if random.rand_range(0..2) == 0 {
+                    let word = near[random.rand_range(0..8) as usize].wrapping_sub(random.rand_range(0..2));
+                    file[at & !7..][..8].copy_from_slice(&word.to_le_bytes());
+                } else {
+                    file[at] = random.rand_u64() as u8;
+                }
+            }
+            if random.rand_range(0..8) == 0 {
+                file.truncate(random.rand_range(0..0x2000) as usize);
+            }
+            let Ok(plan) = judge(&file) else { continue };
+            good += 1;
+            assert!(plan.span.contains(&plan.entry) && plan.align.is_power_of_two());
+            let lowest = if plan.relocatable { 0 } else { LIMITS.addresses.start };
+            let mut starts = lowest;
+            for mapping in &plan.mappings {
+                assert!(mapping.range.start >= starts && mapping.range.start < mapping.range.end);
+                assert!(mapping.range.end <= LIMITS.addresses.end);
+                assert!(mapping.range.start % 4096 == 0 && mapping.range.end % 4096 == 0);
+                starts = mapping.range.start;
+                if let Contents::File { offset, clear } = &mapping.contents {
+                    assert!(offset % 4096 == 0 && clear.end == mapping.range.end);
+                    assert!(clear.start > mapping.range.end - 4096);
+                    // The last page has something of the file's.
+                    assert!(offset + (mapping.range.end - mapping.range.start) - 4096 < file.len() as u64);
+                }
+            }
+            if let Some(path) = plan.interpreter {
+                assert!(path.end <= file.len() as u64 && path.end - path.start <= LONGEST_PATH);
+            }
+        }
+        assert!(good > 1000, "the mutations are too coarse: {good}");
+    }
 }

@@ -1,110 +1,266 @@
-//! A program's first stack: arguments, environment and auxiliary vector (System V ABI, "Initial Stack and Register State").
+//! The first stack of a program: argument strings, environment, and the auxiliary vector, laid out as Linux does.
+//!
+//! From the top down: eight bytes of zeros; the path executed; the environment's strings; the arguments' strings (these lie in
+//! ascending order, so that `/proc/PID/cmdline` is one piece); the platform's name; sixteen random bytes; then, so that the
+//! stack pointer is a multiple of 16: the count of arguments, their addresses, zero, the environment's addresses, zero, and
+//! the auxiliary vector.
 
-use super::elf::Program;
 use crate::errno::Errno;
 use alloc::vec::Vec;
+use core::ops::Range;
 use linux_raw_sys::auxvec;
 
-/// Arguments and environment may take so much (Linux: a quarter of the stack's limit of 8 MiB).
-pub const MOST: usize = 2 << 20;
+/// The longest string, with its NUL (Linux: `MAX_ARG_STRLEN`).
+pub const LONGEST_STRING: usize = 32 * 4096;
+/// What strings and addresses may take at least (Linux: `ARG_MAX`).
+const LEAST: u64 = 128 * 1024;
+/// What they may take at most, three quarters of the usual stack.
+const MOST: u64 = 6 * 1024 * 1024;
+const PLATFORM: &[u8] = b"x86_64";
 
-/// What a program is started with.
-pub struct Start<'a> {
-    /// The arguments, without their final zero bytes.
-    pub arguments: &'a [Vec<u8>],
-    /// The environment, likewise.
-    pub environment: &'a [Vec<u8>],
-    /// The path it was started by (`AT_EXECFN`).
-    pub path: &'a [u8],
-    /// Random bytes (`AT_RANDOM`).
-    pub random: [u8; 16],
-    /// User and group, real and effective: uid, euid, gid, egid.
+/// What the auxiliary vector says, beside addresses on the stack. What is not here has one value in this kernel.
+#[derive(Clone, Debug, Default)]
+pub struct Aux {
+    /// `AT_HWCAP`: on x86-64 what CPUID leaf 1 says in EDX.
+    pub hwcap: u64,
+    /// `AT_HWCAP2`.
+    pub hwcap2: u64,
+    /// `AT_PAGESZ`.
+    pub page_size: u64,
+    /// `AT_PHDR`: zero if the table of segments is not mapped.
+    pub table: u64,
+    /// `AT_PHNUM`.
+    pub entries: u64,
+    /// `AT_BASE`: where the interpreter lies, zero without one.
+    pub interpreter: u64,
+    /// `AT_ENTRY`: the program's, not the interpreter's.
+    pub entry: u64,
+    /// `AT_UID`, `AT_EUID`, `AT_GID`, `AT_EGID`.
     pub ids: [u32; 4],
-    /// What the processor can do (`AT_HWCAP`, `AT_HWCAP2`).
-    pub capabilities: [u64; 2],
-    /// The name of the processor's kind (`AT_PLATFORM`).
-    pub platform: &'a [u8],
-    /// The least stack for a signal (`AT_MINSIGSTKSZ`).
-    pub signal_stack: u64,
+    /// `AT_SECURE`: whether the program has more rights than its caller.
+    pub secure: bool,
+    /// `AT_RANDOM`: the bytes.
+    pub random: [u8; 16],
+    /// `AT_MINSIGSTKSZ`: the least stack for a signal handler, with the vector registers of this machine.
+    pub least_signal_stack: u64,
 }
 
-/// The bytes below `top`, and the address of the first of them: the stack pointer.
+/// A stack, ready to be copied to `start`.
+#[derive(Debug)]
+pub struct Stack {
+    /// The stack pointer, and the address of the first of `bytes`; these end at the stack's top.
+    pub start: u64,
+    /// What lies there.
+    pub bytes: Vec<u8>,
+    /// Where the arguments' strings are (`/proc/PID/cmdline`).
+    pub arguments: Range<u64>,
+    /// Where the environment's strings are (`/proc/PID/environ`).
+    pub environment: Range<u64>,
+    /// Where the auxiliary vector is (`/proc/PID/auxv`).
+    pub aux: Range<u64>,
+}
+
+/// What strings and their addresses may take together, for a limit on the stack (`RLIMIT_STACK`).
+pub fn room(stack_limit: u64) -> u64 {
+    (stack_limit / 4).clamp(LEAST, MOST)
+}
+
+/// Lay out a stack that ends at `top` (a multiple of 16), and takes at most `room` bytes for strings and their addresses. Strings
+/// are without their NUL. A program that is given no arguments gets an empty one.
 ///
 /// # Errors
-///
-/// `E2BIG`: more than [`MOST`] bytes. `ENOMEM`: none for the bytes.
-pub fn build(start: &Start, program: &Program, top: u64) -> Result<(u64, Vec<u8>), Errno> {
-    let strings = || {
-        let all = start.arguments.iter().chain(start.environment);
-        all.map(Vec::as_slice).chain([start.path, start.platform])
+/// `E2BIG`: too many or too long strings. `ENOMEM`: the kernel's heap is exhausted.
+pub fn build<S: AsRef<[u8]>>(
+    top: u64,
+    room: u64,
+    path: &[u8],
+    arguments: &[S],
+    environment: &[S],
+    aux: &Aux,
+) -> Result<Stack, Errno> {
+    let arguments_or_one = arguments.len().max(1);
+    // Strings, with their NULs.
+    let size = |strings: &[S]| {
+        strings.iter().try_fold(0u64, |sum, string| {
+            let length = string.as_ref().len();
+            (length < LONGEST_STRING).then_some(sum + length as u64 + 1)
+        })
     };
-    let bytes: usize = strings().map(|s| s.len() + 1).sum();
-    let pointers = start.arguments.len() + start.environment.len() + 3;
-    let auxiliary = auxiliary(start, program);
-    let words = pointers + 2 * (auxiliary.len() + 4);
-    if bytes.saturating_add(8 * words) > MOST {
+    let argument_bytes = size(arguments).ok_or(Errno::E2BIG)?.max(1);
+    let environment_bytes = size(environment).ok_or(Errno::E2BIG)?;
+    let path_bytes = path.len() as u64 + 1;
+    let addresses = (arguments_or_one + environment.len()) as u64 * 8;
+    if argument_bytes + environment_bytes + path_bytes + addresses > room {
         return Err(Errno::E2BIG);
     }
-    // From the top down: eight zero bytes, the strings, the random bytes, and then words.
-    let strings_at = top - 8 - bytes as u64;
-    let random_at = (strings_at - 16) & !15;
-    let sp = (random_at - 8 * words as u64) & !15;
-    let mut stack = Vec::new();
-    stack.try_reserve_exact((top - sp) as usize).map_err(|_| Errno::ENOMEM)?;
-    let mut word = |value: u64| stack.extend_from_slice(&value.to_le_bytes());
-    let mut at = strings_at;
-    let mut next = |s: &[u8]| {
-        let this = at;
-        at += s.len() as u64 + 1;
-        this
-    };
-    word(start.arguments.len() as u64);
-    for list in [start.arguments, start.environment] {
-        list.iter().for_each(|s| word(next(s)));
-        word(0);
-    }
-    let (path, platform) = (next(start.path), next(start.platform));
-    let addresses = [
-        (auxvec::AT_EXECFN, path),
-        (auxvec::AT_PLATFORM, platform),
+
+    // Addresses, from the top down.
+    let path_at = top - 8 - path_bytes;
+    let environment_at = path_at - environment_bytes;
+    let arguments_at = environment_at - argument_bytes;
+    let platform_at = (arguments_at & !15) - (PLATFORM.len() as u64 + 1);
+    let random_at = platform_at - 16;
+    let vector = [
+        (auxvec::AT_MINSIGSTKSZ, aux.least_signal_stack),
+        (auxvec::AT_HWCAP, aux.hwcap),
+        (auxvec::AT_PAGESZ, aux.page_size),
+        (auxvec::AT_CLKTCK, 100),
+        (auxvec::AT_PHDR, aux.table),
+        (auxvec::AT_PHENT, super::elf::ENTRY_SIZE),
+        (auxvec::AT_PHNUM, aux.entries),
+        (auxvec::AT_BASE, aux.interpreter),
+        (auxvec::AT_FLAGS, 0),
+        (auxvec::AT_ENTRY, aux.entry),
+        (auxvec::AT_UID, aux.ids[0].into()),
+        (auxvec::AT_EUID, aux.ids[1].into()),
+        (auxvec::AT_GID, aux.ids[2].into()),
+        (auxvec::AT_EGID, aux.ids[3].into()),
+        (auxvec::AT_SECURE, aux.secure.into()),
         (auxvec::AT_RANDOM, random_at),
+        (auxvec::AT_HWCAP2, aux.hwcap2),
+        (auxvec::AT_EXECFN, path_at),
+        (auxvec::AT_PLATFORM, platform_at),
         (auxvec::AT_NULL, 0),
     ];
-    for (key, value) in auxiliary.into_iter().chain(addresses) {
-        word(u64::from(key));
+    let words = 1 + arguments_or_one + 1 + environment.len() + 1 + 2 * vector.len();
+    let start = (random_at - words as u64 * 8) & !15;
+
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact((top - start) as usize)?;
+    let mut word = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
+    let addresses_of = |strings: &[S], mut at: u64, word: &mut dyn FnMut(u64)| {
+        for string in strings {
+            word(at);
+            at += string.as_ref().len() as u64 + 1;
+        }
+        word(0);
+    };
+    word(arguments_or_one as u64);
+    if arguments.is_empty() {
+        word(arguments_at);
+    }
+    addresses_of(arguments, arguments_at, &mut word);
+    addresses_of(environment, environment_at, &mut word);
+    for (key, value) in vector {
+        word(key.into());
         word(value);
     }
-    stack.resize((random_at - sp) as usize, 0);
-    stack.extend_from_slice(&start.random);
-    stack.resize((strings_at - sp) as usize, 0);
-    for s in strings() {
-        stack.extend_from_slice(s);
-        stack.push(0);
+    let aux_end = start + bytes.len() as u64;
+    let mut put = |at: u64, string: &[u8]| {
+        bytes.resize((at - start) as usize, 0);
+        bytes.extend_from_slice(string);
+    };
+    put(random_at, &aux.random);
+    put(platform_at, PLATFORM);
+    let mut at = arguments_at;
+    if arguments.is_empty() {
+        at += 1;
     }
-    stack.resize((top - sp) as usize, 0);
-    Ok((sp, stack))
+    for string in arguments.iter().chain(environment) {
+        put(at, string.as_ref());
+        at += string.as_ref().len() as u64 + 1;
+    }
+    put(path_at, path);
+    put(top, &[]);
+    Ok(Stack {
+        start,
+        bytes,
+        arguments: arguments_at..environment_at,
+        environment: environment_at..path_at,
+        aux: aux_end - 16 * vector.len() as u64..aux_end,
+    })
 }
 
-/// The entries whose values are known before anything has an address.
-fn auxiliary(start: &Start, program: &Program) -> [(u32, u64); 17] {
-    let [uid, euid, gid, egid] = start.ids.map(u64::from);
-    [
-        (auxvec::AT_HWCAP, start.capabilities[0]),
-        (auxvec::AT_PAGESZ, 4096),
-        (auxvec::AT_CLKTCK, 100),
-        (auxvec::AT_PHDR, program.headers),
-        (auxvec::AT_PHENT, program.header_size),
-        (auxvec::AT_PHNUM, program.header_count),
-        (auxvec::AT_BASE, 0),
-        (auxvec::AT_FLAGS, 0),
-        (auxvec::AT_ENTRY, program.entry),
-        (auxvec::AT_UID, uid),
-        (auxvec::AT_EUID, euid),
-        (auxvec::AT_GID, gid),
-        (auxvec::AT_EGID, egid),
-        (auxvec::AT_SECURE, 0),
-        (auxvec::AT_HWCAP2, start.capabilities[1]),
-        (auxvec::AT_MINSIGSTKSZ, start.signal_stack),
-        (auxvec::AT_IGNORE, 0),
-    ]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+
+    const TOP: u64 = 0x7fff_ffff_f000;
+
+    /// Reads a stack as a program does.
+    struct Reader<'a>(&'a Stack);
+
+    impl Reader<'_> {
+        fn word(&self, at: u64) -> u64 {
+            let at = (at - self.0.start) as usize;
+            u64::from_le_bytes(self.0.bytes[at..at + 8].try_into().unwrap())
+        }
+
+        fn string(&self, at: u64) -> &[u8] {
+            self.0.bytes[(at - self.0.start) as usize..].split(|&byte| byte == 0).next().unwrap()
+        }
+
+        fn strings(&self, mut at: u64) -> (vec::Vec<&[u8]>, u64) {
+            let mut strings = vec![];
+            while self.word(at) != 0 {
+                strings.push(self.string(self.word(at)));
+                at += 8;
+            }
+            (strings, at + 8)
+        }
+
+        fn aux(&self, mut at: u64, key: u32) -> Option<u64> {
+            while self.word(at) != 0 {
+                if self.word(at) == key.into() {
+                    return Some(self.word(at + 8));
+                }
+                at += 16;
+            }
+            None
+        }
+    }
+
+    #[test]
+    fn what_a_program_finds() {
+        let aux = Aux { random: *b"0123456789abcdef", entry: 0x40_1000, ids: [1, 2, 3, 4], ..Aux::default() };
+        for odd in 0..4 {
+            let (arguments, environment) = (["ls", "-l", "/"], ["A=b", "C=", "D=e"]);
+            let stack = build(TOP, room(8 << 20), b"/bin/ls", &arguments, &environment[..odd.min(3)], &aux).unwrap();
+            let read = Reader(&stack);
+            assert_eq!(stack.start % 16, 0);
+            assert_eq!(stack.start + stack.bytes.len() as u64, TOP);
+            assert_eq!(read.word(stack.start), 3);
+            let (found, at) = read.strings(stack.start + 8);
+            assert_eq!(found, [b"ls".as_slice(), b"-l", b"/"]);
+            assert_eq!(stack.arguments, read.word(stack.start + 8)..stack.environment.start);
+            let (found, at) = read.strings(at);
+            assert!(found.iter().copied().eq(environment[..odd.min(3)].iter().map(|string| string.as_bytes())));
+            assert_eq!(stack.aux.start, at);
+            let get = |key| read.aux(at, key).unwrap();
+            assert_eq!(read.string(get(auxvec::AT_EXECFN)), b"/bin/ls");
+            assert_eq!(read.string(get(auxvec::AT_PLATFORM)), b"x86_64");
+            assert!(read.string(get(auxvec::AT_RANDOM)).starts_with(b"0123456789abcdef"));
+            assert_eq!((get(auxvec::AT_ENTRY), get(auxvec::AT_EGID)), (0x40_1000, 4));
+            assert_eq!(read.word(stack.aux.end - 16), 0);
+            let cmdline = &stack.bytes[(stack.arguments.start - stack.start) as usize..][..8];
+            assert_eq!(cmdline, b"ls\0-l\0/\0");
+            assert_eq!(read.word(TOP - 8), 0);
+        }
+    }
+
+    #[test]
+    fn no_arguments_are_one_empty_argument() {
+        let stack = build::<&str>(TOP, room(0), b"x", &[], &["A=b"], &Aux::default()).unwrap();
+        let read = Reader(&stack);
+        assert_eq!(read.word(stack.start), 1);
+        let (found, at) = read.strings(stack.start + 8);
+        assert_eq!(found, [b""]);
+        assert_eq!(read.strings(at).0, [b"A=b"]);
+    }
+
+    #[test]
+    fn too_much_is_refused() {
+        let aux = Aux::default();
+        let long = "x".repeat(LONGEST_STRING - 1);
+        let longer = "x".repeat(LONGEST_STRING);
+        assert!(build(TOP, MOST, b"x", &[&long], &[], &aux).is_ok());
+        assert_eq!(build(TOP, MOST, b"x", &[&longer], &[], &aux).unwrap_err(), Errno::E2BIG);
+        assert_eq!(build(TOP, LEAST, b"x", &[&long], &[], &aux).unwrap_err(), Errno::E2BIG);
+        // 100 strings of 9 bytes with NUL and an address of 8; the path is one byte and its NUL.
+        let many = vec!["12345678"; 100];
+        assert!(build(TOP, 1702, b"x", &many, &[], &aux).is_ok());
+        assert_eq!(build(TOP, 1701, b"x", &many, &[], &aux).unwrap_err(), Errno::E2BIG);
+        assert_eq!((room(0), room(1 << 20), room(8 << 20), room(u64::MAX)), (LEAST, 256 << 10, 2 << 20, MOST));
+    }
 }

@@ -15,11 +15,13 @@ use vellum::group::GroupId;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::exec::elf::{self, Segment};
-use vellum_kernel::exec::stack::{self, Start};
+use vellum_kernel::exec::elf::{self, Contents, Mapping};
+use vellum_kernel::exec::stack::{self, Aux};
 use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 
+/// Where a program goes that may lie anywhere (Linux, without randomization: two thirds of the address space).
+const DYNAMIC_BASE: u64 = 0x5555_5555_4000;
 /// Bytes that a stack is mapped with; it grows from there.
 const STACK: u64 = 132 << 10;
 
@@ -36,14 +38,27 @@ pub fn load(
 ) -> Result<(Arc<UserSpace>, Registers), Errno> {
     // The page before the end stays free, as on Linux: an instruction at the very end would go on beyond it.
     let top = user_end().min(1 << 47) - 4096;
-    let program = elf::read(file, Limits::default().lowest, top)?;
+    let known =
+        elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: ::elf::abi::EM_X86_64 };
+    let head = elf::head(file, known.machine)?;
+    let table = file.get(head.table.start as usize..head.table.end as usize).ok_or(Errno::ENOEXEC)?;
+    let plan = elf::plan(&head, table, file.len() as u64, &known)?;
+    if plan.interpreter.is_some() {
+        // No loader to hand it to yet.
+        return Err(Errno::ENOEXEC);
+    }
+    let base = if plan.relocatable { DYNAMIC_BASE.next_multiple_of(plan.align) } else { 0 };
+    if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
+        return Err(Errno::ENOMEM);
+    }
     let limits = Limits { mmap_base: top - (8 << 20) - (1 << 20), ..Limits::default() };
     let space = mem::new_space(mem::machine(), GroupId::ROOT, limits).map_err(|_| Errno::ENOMEM)?;
     let space = Arc::new(UserSpace::new(space));
-    for segment in &program.segments {
-        map_segment(&space, segment, file)?;
+    for mapping in &plan.mappings {
+        map(&space, base, mapping, file)?;
     }
-    *space.heap.lock() = mem::space::Heap { start: program.end, end: program.end };
+    let end = (base + plan.end).next_multiple_of(4096);
+    *space.heap.lock() = mem::space::Heap { start: end, end };
     let request = MapRequest {
         addr: top - STACK,
         len: STACK,
@@ -51,33 +66,35 @@ pub fn load(
         flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
     };
     space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
-    let start = Start {
-        arguments,
-        environment,
-        path,
+    let aux = Aux {
+        hwcap: __cpuid(1).edx.into(),
+        page_size: 4096,
+        table: plan.table.map_or(0, |table| base + table),
+        entries: plan.entries,
+        entry: base + plan.entry,
         random: core::array::from_fn(|_| misc::random() as u8),
-        ids: [0; 4],
-        capabilities: [u64::from(__cpuid(1).edx), 0],
-        platform: b"x86_64",
-        signal_stack: 3632,
+        least_signal_stack: 3632,
+        ..Aux::default()
     };
-    let (sp, bytes) = stack::build(&start, &program, top)?;
-    uaccess::write(&space, sp, &bytes)?;
-    Ok((space, Registers::start(program.entry, sp)))
+    let stack = stack::build(top, stack::room(8 << 20), path, arguments, environment, &aux)?;
+    uaccess::write(&space, stack.start, &stack.bytes)?;
+    Ok((space, Registers::start(aux.entry, stack.start)))
 }
 
-fn map_segment(space: &Arc<UserSpace>, segment: &Segment, file: &[u8]) -> Result<(), Errno> {
-    let flags = MapFlags::FIXED_NOREPLACE;
-    let request = MapRequest { addr: segment.start, len: segment.len, prot: Prot::READ | Prot::WRITE, flags };
+fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &[u8]) -> Result<(), Errno> {
+    let (start, len) = (base + mapping.range.start, mapping.range.end - mapping.range.start);
+    let request = MapRequest { addr: start, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
     space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
-    let from = segment.file_offset as usize;
-    let bytes = file.get(from..from + segment.data_len as usize).ok_or(Errno::EINVAL)?;
-    uaccess::write(space, segment.data_start, bytes)?;
+    if let Contents::File { offset, clear } = &mapping.contents {
+        let bytes = len - (clear.end - clear.start);
+        let end = (offset + bytes).min(file.len() as u64);
+        uaccess::write(space, start, file.get(*offset as usize..end as usize).ok_or(Errno::EINVAL)?)?;
+    }
     let mut prot = Prot::empty();
-    prot.set(Prot::READ, segment.read);
-    prot.set(Prot::WRITE, segment.write);
-    prot.set(Prot::EXEC, segment.execute);
-    space.engine.protect(segment.start, segment.len, prot).map_err(|error| error.errno().into())
+    prot.set(Prot::READ, mapping.rights.read);
+    prot.set(Prot::WRITE, mapping.rights.write);
+    prot.set(Prot::EXEC, mapping.rights.execute);
+    space.engine.protect(start, len, prot).map_err(|error| error.errno().into())
 }
 
 /// Starts the first program.
