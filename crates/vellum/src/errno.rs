@@ -8,9 +8,13 @@ pub enum Errno {
     EPERM = 1,
     EAGAIN = 11,
     ENOMEM = 12,
+    EACCES = 13,
     EFAULT = 14,
+    EBUSY = 16,
     EEXIST = 17,
     EINVAL = 22,
+    EFBIG = 27,
+    EOVERFLOW = 75,
 }
 
 impl Errno {

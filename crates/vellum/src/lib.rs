@@ -22,6 +22,7 @@
 //! | `tlb` | what must be flushed before it is freed |
 //! | `table` | page tables: walk, lock, runs |
 //! | [`vma`] | areas |
+//! | [`cache`] | memory objects: shared memory and files |
 //! | [`space`] | address spaces |
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn, missing_docs)]
@@ -37,6 +38,8 @@ pub mod sync;
 // A model of the locks has no use for the rest, whose memory is not `loom`'s.
 #[cfg(not(loom))]
 pub mod arch;
+#[cfg(not(loom))]
+pub mod cache;
 #[cfg(not(loom))]
 pub mod frame;
 #[cfg(not(loom))]

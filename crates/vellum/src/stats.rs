@@ -30,10 +30,12 @@ pub enum Counter {
     HugeSplits,
     /// Folios queued because part of them is not mapped any more (`split_deferred`).
     SplitDeferred,
+    /// Pages of 4 KiB that memory objects have now (`Shmem`): goes down too.
+    ShmemPages,
 }
 
 /// How many [`Counter`]s there are.
-pub const COUNTERS: usize = Counter::SplitDeferred as usize + 1;
+pub const COUNTERS: usize = Counter::ShmemPages as usize + 1;
 
 /// One CPU's counters of a machine. Zeroed memory is a valid one.
 #[derive(Debug, Default)]

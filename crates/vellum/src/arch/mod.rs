@@ -36,7 +36,8 @@ bitflags! {
         const ACCESSED = 1 << 3;
         /// Written since this was last cleared. Set by hardware.
         const DIRTY = 1 << 4;
-        /// The frames belong to this space alone: a write may go ahead in place (Linux: `PageAnonExclusive`).
+        /// A write may go ahead in place: the frames belong to this space alone (Linux: `PageAnonExclusive`), or are there to be
+        /// written by all who share them.
         const EXCLUSIVE = 1 << 5;
         /// Write-protected because somebody watches for writes (Linux: uffd-wp).
         const WATCHED = 1 << 6;

@@ -50,6 +50,8 @@ pub mod flag {
     pub const PARTIAL: u32 = 1 << 18;
     /// The folio of zeros that read faults map: never counted, never freed.
     pub const ZEROS: u32 = 1 << 19;
+    /// A folio that is, or was, a memory object's.
+    pub const OBJECT: u32 = 1 << 20;
 }
 
 /// References and mappings of a folio, read at one instant.
@@ -201,6 +203,13 @@ impl Frame {
         let before = Counts::unpack(self.counts.fetch_sub(delta, Ordering::AcqRel));
         debug_assert!(before.refs >= refs && before.maps >= maps, "{before:?} less {refs} references, {maps} mappings");
         Counts { refs: before.refs - refs, maps: before.maps - maps }
+    }
+
+    /// Add `refs` references and `maps` mappings at once. The caller has a reference, or keeps whoever has one from dropping it.
+    #[inline]
+    pub(crate) fn get(&self, refs: u32, maps: u32) {
+        let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
+        debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
     }
 
     /// Group, shard and list; see [`crate::group`].

@@ -266,6 +266,20 @@ impl<'p, P: Platform> Frames<'p, P> {
         frame.put(refs, maps)
     }
 
+    /// Add references and mappings to a folio. The caller has a reference, or keeps whoever has one from dropping it.
+    #[inline]
+    pub(crate) fn get_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) {
+        trace(self.platform, || {
+            let before = frame.counts();
+            Event::Counts(
+                head,
+                (before.refs, before.maps),
+                (before.refs.wrapping_add(refs), before.maps.wrapping_add(maps)),
+            )
+        });
+        frame.get(refs, maps);
+    }
+
     /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head.
     #[inline]
     pub(crate) fn make_folio(&self, pfn: Pfn, order: u8, flags: u32, counts: Counts) {

@@ -14,11 +14,14 @@ pub enum LruList {
     Anon = 0,
     /// Folios that may not be reclaimed, because an area that maps them is locked.
     Unevictable = 1,
+    /// Folios of memory objects. Apart from anonymous ones, because their mappings are found through the object, and because
+    /// groups say how many they have.
+    Shmem = 2,
 }
 
 impl LruList {
     /// How many lists there are.
-    pub const COUNT: usize = 2;
+    pub const COUNT: usize = 3;
 }
 
 /// Where a folio or table is charged and listed: what [`crate::frame::Frame`]'s `home` says.
@@ -44,6 +47,7 @@ impl Home {
         let list = match raw >> 24 {
             1 => Some(LruList::Anon),
             2 => Some(LruList::Unevictable),
+            3 => Some(LruList::Shmem),
             _ => None,
         };
         Home { group: GroupId(raw as u16), cpu: (raw >> 16 & 0xff) as usize, list }

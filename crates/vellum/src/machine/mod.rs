@@ -1,6 +1,6 @@
 //! A machine's memory as a whole: what all its address spaces share.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
@@ -34,6 +34,7 @@ pub struct Machine<'p, P: Platform> {
     sheets: &'p [Sheet],
     zeros: Zeros,
     spaces: AtomicU32,
+    objects: AtomicU64,
 }
 
 /// The folio of zeros, which read faults map. Entries that map it are present runs like any other; that they count as
@@ -76,6 +77,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             sheets,
             zeros,
             spaces: AtomicU32::new(1),
+            objects: AtomicU64::new(1),
         })
     }
 
@@ -113,7 +115,8 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// What a counter stands at.
     pub fn counter(&self, counter: Counter) -> u64 {
-        self.counters.iter().map(|c| c.get(counter)).sum()
+        // One that goes down may have come up on another CPU.
+        self.counters.iter().fold(0, |sum, c| sum.wrapping_add(c.get(counter)))
     }
 
     #[inline]
@@ -143,6 +146,10 @@ impl<'p, P: Platform> Machine<'p, P> {
             // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
             unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
         }
+    }
+
+    pub(crate) fn next_object(&self) -> u64 {
+        self.objects.fetch_add(1, Relaxed)
     }
 
     pub(crate) fn next_space(&self) -> SpaceId {

@@ -33,6 +33,10 @@ pub enum AdviseError {
     NotMapped,
     /// An area is locked; those before it are done.
     Locked(VirtRange),
+    /// What is there can't be written, so neither can holes be made in it.
+    Denied(VirtRange),
+    /// No memory object stands behind this area, so that no hole can be made there.
+    NoObject(VirtRange),
     /// The space has as many areas as it may.
     TooManyAreas,
     /// No memory to split areas or huge mappings at the ends.
@@ -43,7 +47,10 @@ impl AdviseError {
     /// What Linux's `madvise` answers.
     pub const fn errno(&self) -> Errno {
         match self {
-            AdviseError::Unaligned(_) | AdviseError::Overflow | AdviseError::Locked(_) => Errno::EINVAL,
+            AdviseError::Unaligned(_) | AdviseError::Overflow | AdviseError::Locked(_) | AdviseError::NoObject(_) => {
+                Errno::EINVAL
+            }
+            AdviseError::Denied(_) => Errno::EACCES,
             AdviseError::NotMapped => Errno::ENOMEM,
             AdviseError::TooManyAreas | AdviseError::OutOfMemory => Errno::EAGAIN,
         }
@@ -57,6 +64,8 @@ impl core::fmt::Display for AdviseError {
             AdviseError::Overflow => f.write_str("beyond the last address"),
             AdviseError::NotMapped => f.write_str("not all of the range is mapped"),
             AdviseError::Locked(range) => write!(f, "{range:?} is locked"),
+            AdviseError::Denied(range) => write!(f, "{range:?} is not shared memory that may be written"),
+            AdviseError::NoObject(range) => write!(f, "no memory object stands behind {range:?}"),
             AdviseError::TooManyAreas => f.write_str("too many areas"),
             AdviseError::OutOfMemory => OutOfMemory.fmt(f),
         }
@@ -77,6 +86,7 @@ impl From<ProtectError> for AdviseError {
             ProtectError::Unaligned(addr) => AdviseError::Unaligned(addr),
             ProtectError::Overflow => AdviseError::Overflow,
             ProtectError::NotMapped => AdviseError::NotMapped,
+            ProtectError::Denied(range) => AdviseError::Denied(range),
             ProtectError::TooManyAreas => AdviseError::TooManyAreas,
             ProtectError::OutOfMemory => AdviseError::OutOfMemory,
         }

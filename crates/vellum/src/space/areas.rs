@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
+use crate::cache::{self, Orphans};
 use crate::frame::{OutOfMemory, Use};
 use crate::machine::Machine;
 use crate::platform::Platform;
@@ -54,6 +55,8 @@ pub(super) struct Areas {
     pub(super) mapped: u64,
     /// Bytes of locked areas.
     pub(super) locked: u64,
+    /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
+    orphans: Orphans,
     /// Ranges that somebody is at work on, holes included.
     claims: [VirtRange; CLAIMS],
     claimed: usize,
@@ -82,11 +85,23 @@ impl Areas {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
         // SAFETY: the methods below always give it the frames of the machine that the space lives on.
         let tree = unsafe { AreaTree::new() };
-        Areas { tree, limits, mapped: 0, locked: 0, claims: [VirtRange { start: 0, end: 0 }; CLAIMS], claimed: 0 }
+        Areas {
+            tree,
+            limits,
+            mapped: 0,
+            locked: 0,
+            orphans: Orphans::default(),
+            claims: [VirtRange { start: 0, end: 0 }; CLAIMS],
+            claimed: 0,
+        }
     }
 
     pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
+        for area in self.tree.iter_from(0) {
+            cache::release(machine, &area.backing, &mut self.orphans);
+        }
         self.tree.clear(&Nodes(machine));
+        core::mem::take(&mut self.orphans).free(machine);
     }
 
     /// Make sure that this many areas can be added.
@@ -133,17 +148,18 @@ impl Areas {
     }
 
     /// Split areas so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Areas::cuts`] areas.
-    pub(super) fn isolate(&mut self, range: VirtRange) {
-        self.cut(range.start);
-        self.cut(range.end);
+    pub(super) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
+        self.cut(machine, range.start);
+        self.cut(machine, range.end);
     }
 
-    fn cut(&mut self, addr: u64) {
+    fn cut<P: Platform>(&mut self, machine: &Machine<'_, P>, addr: u64) {
         let Some(area) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
         self.tree.update(area.range.start, |v| v.range.end = addr);
         let upper = Vma { range: VirtRange { start: addr, end: area.range.end }, ..area };
         let inserted = self.tree.insert(upper);
         debug_assert!(inserted.is_ok(), "an area was added without being reserved");
+        cache::hold(machine, &upper.backing);
     }
 
     /// Change each area of `range`, which was isolated.
@@ -159,7 +175,17 @@ impl Areas {
     pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
         while let Some(area) = self.first(range) {
             self.tree.remove(&Nodes(machine), area.range.start);
+            cache::release(machine, &area.backing, &mut self.orphans);
         }
+    }
+
+    /// Put another area in the place of one, whatever the two have behind them. The new one's reference is the caller's.
+    pub(super) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
+        let orphans = &mut self.orphans;
+        self.tree.update(start, |area| {
+            cache::release(machine, &area.backing, orphans);
+            *area = new;
+        });
     }
 
     /// Whether somebody is at work on a part of `range`.
@@ -192,6 +218,7 @@ impl Areas {
             let Some(next) = self.tree.find_from(before.range.end).copied() else { return };
             if next.continues(&before) && !self.is_claimed(next.range) && !self.is_claimed(before.range) {
                 self.tree.remove(&Nodes(machine), next.range.start);
+                cache::release(machine, &next.backing, &mut self.orphans);
                 self.tree.update(before.range.start, |v| v.range.end = next.range.end);
                 before.range.end = next.range.end;
             } else {
@@ -283,5 +310,8 @@ impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
         areas.disclaim(range);
         areas.merge(machine, range);
         areas.trim(machine);
+        let orphans = core::mem::take(&mut areas.orphans);
+        self.let_go();
+        orphans.free(machine);
     }
 }

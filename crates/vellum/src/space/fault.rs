@@ -31,6 +31,8 @@ pub enum FaultError {
     Unmapped(u64),
     /// That may not be done there (SIGSEGV, `SEGV_ACCERR`).
     Denied(u64),
+    /// What stands behind the area ends before that page (SIGBUS, `BUS_ADRERR`).
+    BeyondEnd(u64),
     /// The contents were lost (SIGBUS).
     Poisoned(u64),
     /// The machine has no memory left.
@@ -54,6 +56,7 @@ impl core::fmt::Display for FaultError {
         match self {
             FaultError::Unmapped(addr) => write!(f, "nothing is mapped at {addr:#x}"),
             FaultError::Denied(addr) => write!(f, "access to {addr:#x} is not allowed"),
+            FaultError::BeyondEnd(addr) => write!(f, "what is mapped at {addr:#x} ends before that"),
             FaultError::Poisoned(addr) => write!(f, "the contents of {addr:#x} were lost"),
             FaultError::OutOfMemory => OutOfMemory.fmt(f),
             FaultError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
@@ -76,7 +79,7 @@ impl From<OverLimit> for FaultError {
 }
 
 /// How a try at a fault ended.
-enum Outcome {
+pub(super) enum Outcome {
     /// These addresses are mapped now.
     Mapped(VirtRange),
     /// Something changed meanwhile: look again.
@@ -140,10 +143,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !allowed {
             return Err(FaultError::Denied(addr));
         }
-        let orders = self.tables.machine.policy().orders(area.advice);
-        let wanted = if access == Access::Write { orders } else { self.zeros_orders(orders) };
+        let orders = self.orders(area);
+        let wanted = match area.backing.is_anonymous() {
+            true if access == Access::Write => orders,
+            true => self.zeros_orders(orders),
+            false => self.orders_around(area, access),
+        };
         let (raw, level, order) = self.tables.room(addr, area.range, wanted);
         match self.tables.arch.kind(raw, level) {
+            Kind::None if !area.backing.is_anonymous() => self.map_object_page(area, addr, access, order),
             Kind::None if access == Access::Write => self.map_new(area, addr, order, orders),
             Kind::None => self.map_zeros(area, addr, order),
             Kind::Leaf => self.touch_mapped(area, addr, access, raw, level),
@@ -159,9 +167,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A new folio, of `order` if there is memory for it, smaller if not.
     #[inline]
     fn map_new(&self, area: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
-        let machine = self.tables.machine;
-        let arch = &self.tables.arch;
         let (pfn, order) = self.new_folio(area, order, orders)?;
+        self.map_folio(area, addr, pfn, order)
+    }
+
+    /// Which orders the folios of an area may have. Copies of an object's pages are single: no huge mapping reaches across an
+    /// end of what is truncated.
+    #[inline]
+    fn orders(&self, area: &Vma) -> u32 {
+        if area.backing.is_anonymous() { self.tables.machine.policy().orders(area.advice) } else { 0 }
+    }
+
+    /// Map a folio that nobody else knows and that has its references and mappings; if that fails it is freed.
+    #[inline]
+    pub(super) fn map_folio(&self, area: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<Outcome, FaultError> {
+        let arch = &self.tables.arch;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let (level, entries) = self.shape(order);
         let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
@@ -172,7 +192,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) }))
             }
             Err(error) => {
-                machine.put_folio(pfn, 1 << order, 1 << order);
+                self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
                 match error {
                     NotMapped::Occupied => Ok(Outcome::Again),
                     NotMapped::OutOfMemory => Err(FaultError::OutOfMemory),
@@ -190,7 +210,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A zeroed folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it.
     #[inline]
-    fn new_folio(&self, area: &Vma, order: u8, orders: u32) -> Result<(Pfn, u8), FaultError> {
+    pub(super) fn new_folio(&self, area: &Vma, order: u8, orders: u32) -> Result<(Pfn, u8), FaultError> {
         let machine = self.tables.machine;
         let smallest = self.tables.arch.page_order();
         let list = if area.flags.contains(AreaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon };
@@ -275,6 +295,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if access == Access::Write && self.tables.machine.zeros_folio().contains(arch.leaf_pfn(raw, level)) {
             self.unmap_zeros(area, page);
             return Ok(Outcome::Again);
+        }
+        if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) && !area.backing.is_anonymous() {
+            return self.copy_object_page(area, addr, page);
         }
         // Only a change of the area that is under way leaves entries behind it: a run at a time follows here.
         debug_assert!(attrs.contains(Attrs::EXCLUSIVE) || access != Access::Write);

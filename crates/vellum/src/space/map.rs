@@ -7,16 +7,18 @@ use crate::arch::Arch;
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
+use crate::group::GroupId;
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, Direction, Prot, STACK_GUARD, State, Vma};
 
 use super::areas::Areas;
+use super::object::Source;
 use super::{Access, AddressSpace};
 
 bitflags! {
     /// How to map.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct MapFlags: u8 {
+    pub struct MapFlags: u16 {
         /// Exactly at the address given; what is there is unmapped (`MAP_FIXED`).
         const FIXED = 1;
         /// Exactly at the address given, or not at all (`MAP_FIXED_NOREPLACE`).
@@ -29,10 +31,15 @@ bitflags! {
         const GROWSDOWN = 16;
         /// Not to be reclaimed, and faulted in at once (`MAP_LOCKED`).
         const LOCKED = 32;
+        /// What is written is written to what stands behind the area, for all to see (`MAP_SHARED`); of anonymous memory, an
+        /// object that is made for it and that forks share.
+        const SHARED = 64;
+        /// A shared area that may never be written, not even by a later `protect` (Linux: the file is open for reading only).
+        const READ_ONLY = 128;
     }
 }
 
-/// What to map: private anonymous memory.
+/// What to map, besides what stands behind it.
 #[derive(Clone, Copy, Debug)]
 pub struct MapRequest {
     /// Where: exactly, or as a hint, which is tried first if it is not 0.
@@ -68,6 +75,20 @@ pub enum MapError {
     LockLimit,
     /// More than the machine has, and not [`MapFlags::NORESERVE`].
     Overcommit,
+    /// The object's address is not a multiple of the page size.
+    UnalignedOffset(u64),
+    /// The object has no such addresses.
+    OffsetTooLarge,
+    /// The object's pages are not the space's.
+    OtherPages,
+    /// A stack ([`MapFlags::GROWSDOWN`]) is private anonymous memory.
+    NoStack,
+    /// It is to be written, and [`MapFlags::READ_ONLY`].
+    Denied,
+    /// It is to be written, and the object allows no shared writing any more.
+    Sealed,
+    /// A group may have no more.
+    OverLimit(GroupId),
     /// No memory for the engine's own structures.
     OutOfMemory,
 }
@@ -76,8 +97,14 @@ impl MapError {
     /// What Linux's `mmap` answers.
     pub const fn errno(&self) -> Errno {
         match self {
-            MapError::ZeroLength | MapError::Unaligned(_) => Errno::EINVAL,
-            MapError::TooLow(_) => Errno::EPERM,
+            MapError::ZeroLength
+            | MapError::Unaligned(_)
+            | MapError::UnalignedOffset(_)
+            | MapError::OtherPages
+            | MapError::NoStack => Errno::EINVAL,
+            MapError::TooLow(_) | MapError::Sealed => Errno::EPERM,
+            MapError::Denied => Errno::EACCES,
+            MapError::OffsetTooLarge => Errno::EOVERFLOW,
             MapError::Exists(_) => Errno::EEXIST,
             MapError::LockLimit => Errno::EAGAIN,
             _ => Errno::ENOMEM,
@@ -98,6 +125,13 @@ impl core::fmt::Display for MapError {
             MapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
             MapError::LockLimit => f.write_str("over the limit on locked memory"),
             MapError::Overcommit => f.write_str("more than the machine has"),
+            MapError::UnalignedOffset(offset) => write!(f, "offset {offset:#x} is not a multiple of the page size"),
+            MapError::OffsetTooLarge => f.write_str("beyond the largest size of an object"),
+            MapError::OtherPages => f.write_str("the object has pages of another size"),
+            MapError::NoStack => f.write_str("a stack is private anonymous memory"),
+            MapError::Denied => f.write_str("it may not be written"),
+            MapError::Sealed => f.write_str("it may not be written any more"),
+            MapError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
             MapError::OutOfMemory => OutOfMemory.fmt(f),
         }
     }
@@ -111,20 +145,48 @@ impl From<OutOfMemory> for MapError {
     }
 }
 
+/// A request, and what is to stand behind the area.
+struct Request {
+    request: MapRequest,
+    source: Source,
+}
+
+impl core::ops::Deref for Request {
+    type Target = MapRequest;
+
+    fn deref(&self) -> &MapRequest {
+        &self.request
+    }
+}
+
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Map anonymous memory; the answer is where.
+    /// Map anonymous memory; the answer is where. With [`MapFlags::SHARED`], an object is made that stands behind it.
     ///
     /// # Errors
     /// See [`MapError`]: nothing was changed.
     pub fn map(&self, request: MapRequest) -> Result<u64, MapError> {
-        let shift = self.page_shift();
+        if request.flags.contains(MapFlags::SHARED) {
+            return self.map_shared(request);
+        }
+        self.map_new_area(request, Source::ANONYMOUS)
+    }
+
+    /// How much of the address space a request takes.
+    pub(super) fn length(&self, request: &MapRequest) -> Result<u64, MapError> {
         if request.len == 0 {
             return Err(MapError::ZeroLength);
         }
-        let len = align_up(request.len, shift).ok_or(MapError::OutOfRange)?;
+        let len = align_up(request.len, self.page_shift()).ok_or(MapError::OutOfRange)?;
         if len > self.tables.arch.user_end() {
             return Err(MapError::OutOfRange);
         }
+        Ok(len)
+    }
+
+    /// Map this; the area takes over the caller's reference to the object, if there is one and nothing fails.
+    pub(super) fn map_new_area(&self, request: MapRequest, source: Source) -> Result<u64, MapError> {
+        let len = self.length(&request)?;
+        let request = Request { request, source };
         let range = if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
             let range = self.fixed(request.addr, len)?;
             self.map_fixed(range, &request)?;
@@ -148,7 +210,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(VirtRange { start: addr, end: addr + len })
     }
 
-    fn map_anywhere(&self, hint: u64, len: u64, request: &MapRequest) -> Result<VirtRange, MapError> {
+    fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<VirtRange, MapError> {
         loop {
             let mut areas = self.write();
             let range = self.find_room(&areas, hint, len)?;
@@ -195,7 +257,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             .ok_or(MapError::NoRoom)
     }
 
-    fn map_fixed(&self, range: VirtRange, request: &MapRequest) -> Result<(), MapError> {
+    fn map_fixed(&self, range: VirtRange, request: &Request) -> Result<(), MapError> {
         let mut change = self.change(range);
         let areas = change.areas();
         if range.start < areas.limits.lowest {
@@ -221,12 +283,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let first = areas.first(range).map_or(range, |v| v.range);
         areas.remove(self.tables.machine, VirtRange { start: first.end, end: range.end });
         let new = new_area(range, request);
-        areas.tree.update(first.start, |v| *v = new);
+        areas.replace(self.tables.machine, first.start, new);
         areas.account(&new, range, 1);
         Ok(())
     }
 
-    fn add(&self, areas: &mut Areas, range: VirtRange, request: &MapRequest) {
+    fn add(&self, areas: &mut Areas, range: VirtRange, request: &Request) {
         let area = new_area(range, request);
         let inserted = areas.tree.insert(area);
         debug_assert!(inserted.is_ok(), "room was found and a node reserved");
@@ -234,7 +296,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
-    fn check(&self, areas: &Areas, range: VirtRange, replaced: u64, request: &MapRequest) -> Result<(), MapError> {
+    fn check(&self, areas: &Areas, range: VirtRange, replaced: u64, request: &Request) -> Result<(), MapError> {
         let limits = &areas.limits;
         if areas.tree.len() > limits.areas {
             return Err(MapError::TooManyAreas);
@@ -245,7 +307,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if (areas.mapped - replaced).saturating_add(range.len()) > limits.address_space {
             return Err(MapError::AddressSpaceLimit);
         }
-        let promised = request.prot.contains(Prot::WRITE) && !request.flags.contains(MapFlags::NORESERVE);
+        let promised =
+            request.prot.contains(Prot::WRITE) && !request.flags.intersects(MapFlags::NORESERVE | MapFlags::SHARED);
         if promised && range.len() / FRAME_SIZE > self.tables.machine.frames().total() {
             return Err(MapError::Overcommit);
         }
@@ -298,10 +361,11 @@ pub(super) enum Growth {
     Wait,
 }
 
-fn new_area(range: VirtRange, request: &MapRequest) -> Vma {
+fn new_area(range: VirtRange, request: &Request) -> Vma {
     let mut flags = AreaFlags::empty();
     flags.set(AreaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
     flags.set(AreaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));
     flags.set(AreaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
-    Vma { range, prot: request.prot, flags, advice: Advice::None, state: State::Live }
+    let backing = request.source.at(range.start);
+    Vma { range, prot: request.prot, flags, advice: Advice::None, backing, state: State::Live }
 }

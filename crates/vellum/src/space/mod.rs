@@ -18,6 +18,9 @@
 //! | `areas` | the areas and what limits them: split, merge, count |
 //! | `map` | new areas |
 //! | `fault` | a page is touched |
+//! | `object` | what stands behind an area: faults on it |
+//! | `discard` | pages that an object has lost |
+//! | `sync` | `msync` |
 //! | `zap` | emptying a range of page tables by the run |
 //! | `unmap` | areas go |
 //! | `protect` | areas change |
@@ -26,10 +29,13 @@
 
 mod advise;
 mod areas;
+mod discard;
 mod fault;
 mod map;
+mod object;
 mod protect;
 mod query;
+mod sync;
 mod unmap;
 mod zap;
 
@@ -37,8 +43,10 @@ pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
 pub use fault::{Access, FaultError};
 pub use map::{MapError, MapFlags, MapRequest};
+pub use object::SharedKey;
 pub use protect::ProtectError;
 pub use query::{QueryError, SpaceStats, Usage};
+pub use sync::SyncError;
 pub use unmap::UnmapError;
 
 use core::sync::atomic::AtomicU64;

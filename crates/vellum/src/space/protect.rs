@@ -7,7 +7,7 @@ use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
-use crate::vma::{Prot, Vma};
+use crate::vma::{Prot, Sharing, Vma};
 
 use super::AddressSpace;
 use super::areas::Change;
@@ -21,6 +21,8 @@ pub enum ProtectError {
     Overflow,
     /// Not all of the range is mapped.
     NotMapped,
+    /// What is there may never be written (Linux: a file that was not opened for that, or is sealed).
+    Denied(VirtRange),
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// Areas or huge mappings would have to be split, and there is no memory for that.
@@ -32,6 +34,7 @@ impl ProtectError {
     pub const fn errno(&self) -> Errno {
         match self {
             ProtectError::Unaligned(_) => Errno::EINVAL,
+            ProtectError::Denied(_) => Errno::EACCES,
             _ => Errno::ENOMEM,
         }
     }
@@ -43,6 +46,7 @@ impl core::fmt::Display for ProtectError {
             ProtectError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
             ProtectError::Overflow => f.write_str("beyond the last address"),
             ProtectError::NotMapped => f.write_str("not all of the range is mapped"),
+            ProtectError::Denied(range) => write!(f, "{range:?} may never be written"),
             ProtectError::TooManyAreas => f.write_str("too many areas"),
             ProtectError::OutOfMemory => OutOfMemory.fmt(f),
         }
@@ -73,6 +77,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(());
         }
         let mut change = self.change(range);
+        let never = |v: &&Vma| v.backing.sharing == Sharing::ReadOnly;
+        if prot.contains(Prot::WRITE)
+            && change.areas().covers(range)
+            && let Some(area) = change.areas().overlapping(range).find(never)
+        {
+            return Err(ProtectError::Denied(area.range));
+        }
         if self.set_areas(&mut change, range, |v| v.prot == prot, |v| v.prot = prot)? {
             change.let_go();
             self.reprotect(range, prot);
@@ -101,7 +112,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(ProtectError::TooManyAreas);
         }
         areas.reserve(self.tables.machine, cuts)?;
-        areas.isolate(range);
+        areas.isolate(self.tables.machine, range);
         if self.has_edges(range) {
             // Faults go on meanwhile, but the areas end at the ends of the range now, so that no new huge mapping reaches
             // across.

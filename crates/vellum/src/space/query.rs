@@ -143,7 +143,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// For each page of the range, whether touching it would find it in memory (`mincore`). The answer may be outdated
+    /// For each page of the range, whether touching it would find it in memory (`mincore`): mapped, or in the object behind it. The answer may be outdated
     /// before the caller sees it.
     ///
     /// # Errors
@@ -165,6 +165,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let first = ((part.start - addr) >> shift) as usize;
             answer[first..first + (part.len() >> shift) as usize].fill(run.kind == Kind::Leaf);
         });
+        self.resident_in_objects(range, answer);
         Ok(())
     }
 

@@ -100,7 +100,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(UnmapError::TooManyAreas);
         }
         areas.reserve(self.tables.machine, areas.cuts(range))?;
-        areas.isolate(range);
+        areas.isolate(self.tables.machine, range);
         areas.each(range, |v| v.state = going);
         areas.account_all(range, -1);
         let edges = self.has_edges(range);

@@ -2,7 +2,7 @@
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind, Marker};
-use crate::frame::OutOfMemory;
+use crate::frame::{OutOfMemory, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{Found, LockedTable};
@@ -17,6 +17,8 @@ pub(super) enum Keep {
     Nothing,
     /// Guard markers, which outlive the contents they guard (Linux: `MADV_DONTNEED`).
     Guards,
+    /// Those, and private copies of an object's pages: what the object has lost goes, and nothing else.
+    Copies,
 }
 
 /// What one table's worth of zapping came to.
@@ -102,8 +104,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut tally = Tally::default();
         while at < end && !gather.is_full() {
             if arch.kind(table.get(at), table.level) == Kind::Leaf {
+                let mut until = end;
+                if keep == Keep::Copies {
+                    // Entries of both kinds may make one run. Copies are never mapped huge.
+                    let page = arch.leaf_pfn(table.get(at), table.level);
+                    until = end.min(at + (1 << table.shift()));
+                    if !self.tables.machine.frames().head(page).1.has(flag::OBJECT) {
+                        at = until;
+                        continue;
+                    }
+                }
                 // A huge mapping that the range has only a part of ends it here.
-                let Some(removed) = table.take(at, end) else { break };
+                let Some(removed) = table.take(at, until) else { break };
                 at = removed.range.end;
                 self.tally(&mut tally, &removed);
                 gather.push(removed);
@@ -111,7 +123,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             let Some(run) = table.run(at, end) else { break };
             match run.kind {
-                Kind::Marker if keep == Keep::Guards && arch.marked(run.raw) == Some(Marker::Guard) => {}
+                Kind::Marker if keep != Keep::Nothing && arch.marked(run.raw) == Some(Marker::Guard) => {}
                 Kind::Marker | Kind::Swap => table.erase(&run),
                 Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}
             }

@@ -68,7 +68,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         slots: &'m [SpaceSlot],
     ) -> Result<Self, OutOfMemory> {
         let space = machine.next_space();
-        let tlb = Shootdown::new(machine, space, Pfn::NONE);
+        let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
         let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX };
         tables.root = tables.alloc_table(arch.levels())?;
         tables.tlb.root = tables.root;

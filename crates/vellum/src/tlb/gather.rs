@@ -6,7 +6,8 @@
 //! It also does what a kernel's reverse map does at unmap, and always after the flush: each folio's references and mappings
 //! are dropped together, in one operation on one word. Linux delays that only for dirty file memory, whose writers must
 //! not go unnoticed; done for all there is no second path, a folio's descriptor is touched once, and nobody ever sees a
-//! folio unmapped that some CPU can still write to.
+//! folio unmapped that some CPU can still write to. And it is where a space's counts learn what an object's folio was: who
+//! empties entries looks at no descriptor, and counts all of them as anonymous.
 //!
 //! An operation may find entries empty that another one's gather has emptied and not flushed yet. It may not say that it is
 //! done before nobody can use them any more; so if another gather is open when one ends, it flushes all of its operation's
@@ -183,6 +184,9 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             release.stretch(Pfn(stretch.pfn), stretch.frames);
         }
         machine.count(Counter::FoliosFreed, release.freed);
+        if release.objects != 0 {
+            self.tlb.were_objects(release.objects);
+        }
         self.used = 0;
         self.waiting = 0;
     }
@@ -226,12 +230,14 @@ struct Release<'a, 'm, P: Platform> {
     work: u32,
     /// Folios, or tables.
     freed: u64,
+    /// Frames of memory objects that were unmapped.
+    objects: u64,
 }
 
 impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     fn new(machine: &'a crate::machine::Machine<'m, P>, usage: Use) -> Self {
         let leavers = Leavers::new(machine.frames(), machine.groups());
-        Release { machine, leavers, usage, start: 0, len: 0, work: 0, freed: 0 }
+        Release { machine, leavers, usage, start: 0, len: 0, work: 0, freed: 0, objects: 0 }
     }
 
     /// Frames in a row, which may be many folios, or parts of folios at the ends.
@@ -271,8 +277,11 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     fn unmapped(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         let state = frame.state();
         debug_assert_eq!(state.kind(), FrameKind::Folio);
-        if state.has(flag::ZEROS) {
-            return;
+        if state.has(flag::ZEROS | flag::OBJECT) {
+            if state.has(flag::ZEROS) {
+                return;
+            }
+            self.objects += pages as u64;
         }
         let maps = if pages < 1 << order && !state.has(flag::PARTIAL) {
             self.unmapped_in_part(head, frame, order, pages);

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::addr::{Pfn, VirtRange};
 use crate::machine::Machine;
 use crate::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
-use crate::stats::Counter;
+use crate::stats::{Counter, SpaceCounter, SpaceSlot};
 
 /// Proof that translations were invalidated after they had been removed from the tables.
 #[derive(Debug)]
@@ -17,13 +17,14 @@ pub(crate) struct Shootdown<'m, P: Platform> {
     pub(crate) space: SpaceId,
     pub(crate) root: Pfn,
     users: [AtomicU64; MAX_CPUS / 64],
+    slots: &'m [SpaceSlot],
     /// Gathers that may have emptied entries and not flushed.
     gathers: AtomicU32,
 }
 
 impl<'m, P: Platform> Shootdown<'m, P> {
-    pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn) -> Self {
-        Shootdown { machine, space, root, users: Default::default(), gathers: AtomicU32::new(0) }
+    pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn, slots: &'m [SpaceSlot]) -> Self {
+        Shootdown { machine, space, root, users: Default::default(), slots, gathers: AtomicU32::new(0) }
     }
 
     /// A CPU is about to load the root. The host does so only after this returns, so that whoever clears an entry and does
@@ -36,6 +37,14 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     /// A CPU holds no translation of the space any more.
     pub(crate) fn leave(&self, cpu: usize) {
         self.users[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
+    }
+
+    /// Of what was taken out of page tables and counted as anonymous memory, so many frames were an object's.
+    #[cold]
+    pub(super) fn were_objects(&self, frames: u64) {
+        let slot = &self.slots[self.machine.platform().current()];
+        slot.add(SpaceCounter::Anon, frames as i64);
+        slot.add(SpaceCounter::Shmem, -(frames as i64));
     }
 
     /// A gather begins: before the first entry that it will empty.

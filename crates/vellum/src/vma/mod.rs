@@ -18,7 +18,7 @@ pub use tree::{Area, AreaTree, Iter, NodeMemory, OutOfNodes};
 
 use bitflags::bitflags;
 
-use crate::addr::VirtRange;
+use crate::addr::{Pfn, VirtRange};
 use crate::arch::Attrs;
 use crate::frame::policy::Advice;
 
@@ -57,6 +57,59 @@ impl Prot {
     }
 }
 
+/// Whether what is written to an area is written to what stands behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// No: who writes has a copy.
+    Private,
+    /// It would be, but it may never be written.
+    ReadOnly,
+    /// Yes.
+    Shared,
+}
+
+/// What stands behind an area: nothing (its memory is anonymous and its own), or a memory object.
+///
+/// The object's address is not said by what the area begins with but by how far the two are apart. So a part of an area has
+/// the area's backing, and two neighbours continue each other exactly when they have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// The object's own frame.
+    pub(crate) object: Pfn,
+    pub(crate) sharing: Sharing,
+    /// What to add to an address (wrapping around) for the place in the object.
+    pub(crate) delta: u64,
+    pub(crate) tag: u64,
+}
+
+impl Backing {
+    /// Nothing.
+    pub(crate) const ANONYMOUS: Backing = Backing { object: Pfn::NONE, sharing: Sharing::Private, delta: 0, tag: 0 };
+
+    /// Whether no object stands behind the area.
+    #[inline]
+    pub fn is_anonymous(&self) -> bool {
+        self.object == Pfn::NONE
+    }
+
+    /// Whether the area is shared: what is written to it is written to the object (`MAP_SHARED`).
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.sharing != Sharing::Private
+    }
+
+    /// What the host calls the object; 0 for none, and for shared anonymous memory, whose object the host has not named.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Which byte of the object is found at an address.
+    #[inline]
+    pub fn offset(&self, addr: u64) -> u64 {
+        addr.wrapping_add(self.delta)
+    }
+}
+
 /// What faults and queries should make of an area while its range is being changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
@@ -84,6 +137,8 @@ pub struct Vma {
     pub flags: AreaFlags,
     /// What the program said about large folios.
     pub advice: Advice,
+    /// What stands behind it.
+    pub backing: Backing,
     pub(crate) state: State,
 }
 

@@ -1,0 +1,377 @@
+//! Memory objects: what stands behind shared memory and files. A sparse array of pages with a size in bytes, which areas of
+//! any number of spaces map and which the host reads and writes: shared anonymous memory, a file of a file system in memory,
+//! a segment of System V shared memory.
+//!
+//! # Guarantee
+//! An object lives as long as somebody has a handle ([`Object`]) or an area maps it; then all its memory is free. A page of
+//! it holds one reference of the object's own, one for each [`ObjectPage`], and one for each entry that maps it (INV-2
+//! holds for it as for any folio), so what was removed from the object lives until the last of them is gone.
+//!
+//! # Mechanism
+//! - **No heap.** The object's head, and the nodes of its index, are frames, charged to a group.
+//! - **One lock an object**, for its size and its index. Nothing is allocated, copied or waited for under it, and no other
+//!   lock is taken.
+//! - **The size decides under that lock** whether a fault finds a page. [`Object::set_size`] writes the size there first. A
+//!   fault that was ahead of it is still in the lock of its space's areas, which
+//!   [`crate::AddressSpace::discard_object`] takes as the writer before it looks: what such a fault has mapped is found and
+//!   removed, and every later one knows the new size.
+//! - **Large folios** need no other index: each slot names the frame of its own page, and a frame's descriptor knows the
+//!   way to the head of its folio. Until there are any, a folio is a page.
+//!
+//! | file | story |
+//! |---|---|
+//! | `index` | which pages there are: a radix tree of frames |
+//! | `fill` | pages come |
+//! | `remove` | pages go: truncation, holes, the end |
+//! | `page` | a page in hand |
+
+mod fill;
+mod index;
+mod page;
+mod remove;
+#[cfg(test)]
+mod tests;
+
+pub use page::ObjectPage;
+pub(crate) use page::copy_page;
+pub use remove::Gone;
+
+pub(crate) use fill::Looked;
+
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{
+    AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+
+use crate::addr::{FRAME_SHIFT, Pfn};
+use crate::arch::Arch;
+use crate::errno::Errno;
+use crate::frame::{OutOfMemory, Use};
+use crate::group::{GroupId, Leavers, OverLimit};
+use crate::machine::Machine;
+use crate::platform::Platform;
+use crate::sync::{SpinGuard, SpinLock};
+use crate::vma::{Backing, Sharing};
+use index::Index;
+
+/// The largest size of an object, in bytes: what file offsets can say.
+pub const MAX_SIZE: u64 = i64::MAX as u64;
+
+/// Why an object did not get what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectError {
+    /// The machine has no memory left.
+    OutOfMemory,
+    /// This group may have no more.
+    OverLimit(GroupId),
+    /// Beyond [`MAX_SIZE`].
+    TooLarge,
+    /// Shared areas map the object that may write to it.
+    Busy,
+}
+
+impl ObjectError {
+    /// What Linux's calls on a file in memory answer.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            ObjectError::OutOfMemory | ObjectError::OverLimit(_) => Errno::ENOMEM,
+            ObjectError::TooLarge => Errno::EFBIG,
+            ObjectError::Busy => Errno::EBUSY,
+        }
+    }
+}
+
+impl core::fmt::Display for ObjectError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ObjectError::OutOfMemory => OutOfMemory.fmt(f),
+            ObjectError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+            ObjectError::TooLarge => f.write_str("beyond the largest size of an object"),
+            ObjectError::Busy => f.write_str("shared areas may write to the object"),
+        }
+    }
+}
+
+impl core::error::Error for ObjectError {}
+
+impl From<OutOfMemory> for ObjectError {
+    fn from(_: OutOfMemory) -> Self {
+        ObjectError::OutOfMemory
+    }
+}
+
+impl From<OverLimit> for ObjectError {
+    fn from(over: OverLimit) -> Self {
+        ObjectError::OverLimit(over.0)
+    }
+}
+
+/// What an object's lock protects.
+struct Contents {
+    size: u64,
+    index: Index,
+}
+
+/// What an object's own frame begins with.
+struct Head {
+    /// Handles and areas.
+    refs: AtomicU32,
+    /// Shared areas that may write, and [`DENIED`].
+    writers: AtomicU32,
+    /// The next of the objects that wait to be freed.
+    next: AtomicU32,
+    group: GroupId,
+    page_order: u8,
+    serial: u64,
+    tag: u64,
+    contents: SpinLock<Contents>,
+}
+
+/// In `Head::writers`: no shared area may write any more.
+const DENIED: u32 = 1 << 31;
+
+/// A handle to an object. Cloned and dropped freely, from any CPU; must not be dropped for the last time while a lock is held
+/// that frees of memory must not be under (freeing gives way to others in between).
+pub struct Object<'m, P: Platform> {
+    machine: &'m Machine<'m, P>,
+    at: Pfn,
+}
+
+impl<'m, P: Platform> Object<'m, P> {
+    /// An empty object of `size` bytes, all of it holes, whose own structures are charged to `group`. Its pages are those of
+    /// `arch`; only spaces with such pages can map it. `tag` is the host's, to know the object again in an area.
+    ///
+    /// # Errors
+    /// No memory, or the group may not have it, or the size is beyond [`MAX_SIZE`].
+    pub fn new(
+        machine: &'m Machine<'m, P>,
+        arch: &impl Arch,
+        group: GroupId,
+        tag: u64,
+        size: u64,
+    ) -> Result<Self, ObjectError> {
+        const { assert!(size_of::<Head>() <= crate::addr::FRAME_SIZE as usize) };
+        if size > MAX_SIZE {
+            return Err(ObjectError::TooLarge);
+        }
+        if !machine.groups().exists(group) {
+            return Err(ObjectError::OutOfMemory);
+        }
+        let frames = machine.frames();
+        let at = frames.alloc(0, false, Use::Kernel)?;
+        if let Err(over) = machine.groups().admit(frames, group, at, 0, None) {
+            // SAFETY: just allocated, and nobody else's.
+            unsafe { frames.free(at, 1, false, Use::Kernel) };
+            return Err(over.into());
+        }
+        let head = Head {
+            refs: AtomicU32::new(1),
+            writers: AtomicU32::new(0),
+            next: AtomicU32::new(Pfn::NONE.0),
+            group,
+            page_order: arch.page_order(),
+            serial: machine.next_object(),
+            tag,
+            contents: SpinLock::new(Contents { size, index: Index::new() }),
+        };
+        // SAFETY: a frame of its own, in the direct map, large enough (asserted above) and aligned.
+        unsafe { frames.at(at.addr()).cast::<Head>().write(head) };
+        Ok(Object { machine, at })
+    }
+
+    /// The object behind an area, without a reference of its own.
+    ///
+    /// # Safety
+    /// The area has an object and keeps it meanwhile: its space's areas are locked, or its range is claimed.
+    #[inline]
+    pub(crate) unsafe fn behind(machine: &'m Machine<'m, P>, backing: &Backing) -> ManuallyDrop<Self> {
+        ManuallyDrop::new(Object { machine, at: backing.object })
+    }
+
+    #[inline]
+    fn head(&self) -> &Head {
+        // SAFETY: this handle holds a reference, or, made by `behind`, somebody does for it.
+        unsafe { head(self.machine, self.at) }
+    }
+
+    #[inline]
+    fn lock(&self) -> SpinGuard<'_, Contents, P> {
+        self.head().contents.lock(self.machine.platform())
+    }
+
+    /// What the host calls it.
+    pub fn tag(&self) -> u64 {
+        self.head().tag
+    }
+
+    /// Its number on this machine, never used again: with a page's number, the key of what waits there (a futex).
+    pub fn serial(&self) -> u64 {
+        self.head().serial
+    }
+
+    /// The group that pays for its structures.
+    pub fn group(&self) -> GroupId {
+        self.head().group
+    }
+
+    /// log2 of the bytes of a page.
+    #[inline]
+    pub fn page_shift(&self) -> u32 {
+        self.head().page_order as u32 + FRAME_SHIFT
+    }
+
+    /// Its size in bytes. What lies beyond can't be mapped.
+    pub fn size(&self) -> u64 {
+        self.lock().size
+    }
+
+    /// How many pages there are in memory.
+    pub fn resident(&self) -> u64 {
+        self.lock().index.pages()
+    }
+
+    /// Whether this is the object behind an area.
+    pub(crate) fn is_behind(&self, backing: &Backing) -> bool {
+        backing.object == self.at
+    }
+
+    /// The backing of an area that is about to come, with a reference. Of a writer, which was [admitted](Object::admit_writer).
+    pub(crate) fn lend(&self, sharing: Sharing) -> Backing {
+        self.head().refs.fetch_add(1, Relaxed);
+        Backing { object: self.at, sharing, delta: 0, tag: self.tag() }
+    }
+
+    /// The area did not come.
+    pub(crate) fn take_back(&self, backing: &Backing) {
+        let mut orphans = Orphans::default();
+        release(self.machine, backing, &mut orphans);
+        orphans.free(self.machine);
+    }
+
+    /// A shared area that may write is about to come: whether it may. It is counted if so.
+    pub(crate) fn admit_writer(&self) -> bool {
+        let admit = |writers: u32| (writers & DENIED == 0).then_some(writers + 1);
+        self.head().writers.fetch_update(AcqRel, Acquire, admit).is_ok()
+    }
+
+    /// From now on no shared area may write to the object (Linux: `F_SEAL_WRITE`).
+    ///
+    /// # Errors
+    /// [`ObjectError::Busy`]: some may already.
+    pub fn deny_shared_write(&self) -> Result<(), ObjectError> {
+        match self.head().writers.compare_exchange(0, DENIED, AcqRel, Acquire) {
+            Ok(_) | Err(DENIED) => Ok(()),
+            Err(_) => Err(ObjectError::Busy),
+        }
+    }
+}
+
+impl<P: Platform> Clone for Object<'_, P> {
+    fn clone(&self) -> Self {
+        self.head().refs.fetch_add(1, Relaxed);
+        Object { machine: self.machine, at: self.at }
+    }
+}
+
+impl<P: Platform> Drop for Object<'_, P> {
+    fn drop(&mut self) {
+        if let Some(last) = put(self.machine, self.at) {
+            last.free(self.machine);
+        }
+    }
+}
+
+impl<P: Platform> PartialEq for Object<'_, P> {
+    /// Whether the two are handles to one object.
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at && core::ptr::eq(self.machine, other.machine)
+    }
+}
+
+impl<P: Platform> core::fmt::Debug for Object<'_, P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "object {} ({:#x})", self.serial(), self.tag())
+    }
+}
+
+/// # Safety
+/// `at` is an object's frame, and somebody holds a reference for as long as the result is used.
+#[inline]
+unsafe fn head<'a, P: Platform>(machine: &'a Machine<'_, P>, at: Pfn) -> &'a Head {
+    // SAFETY: `Object::new` wrote a `Head` there, which stays until the last reference is gone; it is only shared.
+    unsafe { machine.frames().at(at.addr()).cast::<Head>().as_ref() }
+}
+
+/// Another area has this backing: a copy of one that holds its reference.
+pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing) {
+    if backing.is_anonymous() {
+        return;
+    }
+    // SAFETY: the area that this one is a copy of, or the handle that it was made from, holds a reference.
+    let head = unsafe { head(machine, backing.object) };
+    head.refs.fetch_add(1, Relaxed);
+    if backing.sharing == Sharing::Shared {
+        head.writers.fetch_add(1, Relaxed);
+    }
+}
+
+/// An area with this backing is gone. If it was the last that knew the object, the object joins those that wait to be freed.
+pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, orphans: &mut Orphans) {
+    if backing.is_anonymous() {
+        return;
+    }
+    if backing.sharing == Sharing::Shared {
+        // SAFETY: the area's reference is dropped only below.
+        unsafe { head(machine, backing.object) }.writers.fetch_sub(1, AcqRel);
+    }
+    if let Some(last) = put(machine, backing.object) {
+        // SAFETY: nobody else knows the object any more, and it is freed later.
+        unsafe { head(machine, last.0) }.next.store(orphans.0.0, Relaxed);
+        orphans.0 = last.0;
+    }
+}
+
+/// An object whose last reference is gone, and which is the holder's to free.
+#[must_use = "it leaks unless it is freed"]
+struct Last(Pfn);
+
+/// Drop a reference.
+fn put<P: Platform>(machine: &Machine<'_, P>, at: Pfn) -> Option<Last> {
+    // SAFETY: the reference that is dropped here.
+    let before = unsafe { head(machine, at) }.refs.fetch_sub(1, AcqRel);
+    debug_assert!(before > 0);
+    (before == 1).then_some(Last(at))
+}
+
+impl Last {
+    fn free<P: Platform>(self, machine: &Machine<'_, P>) {
+        remove::end(machine, self.0);
+        let frames = machine.frames();
+        Leavers::new(frames, machine.groups()).leave(self.0, frames.frame(self.0), 0);
+        // SAFETY: nobody knows the object any more, its index is empty, and nothing in the head needs to be dropped.
+        unsafe { frames.free(self.0, 1, false, Use::Kernel) };
+    }
+}
+
+/// Objects that went with their last area while its space was locked, and are freed when it no longer is.
+#[must_use = "they leak unless they are freed"]
+#[derive(Debug)]
+pub(crate) struct Orphans(Pfn);
+
+impl Default for Orphans {
+    fn default() -> Self {
+        Orphans(Pfn::NONE)
+    }
+}
+
+impl Orphans {
+    /// With no lock held.
+    pub(crate) fn free<P: Platform>(mut self, machine: &Machine<'_, P>) {
+        while let Some(at) = self.0.some() {
+            // SAFETY: on this list alone, and freed only below.
+            self.0 = Pfn(unsafe { head(machine, at) }.next.load(Relaxed));
+            Last(at).free(machine);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Pages that an object has lost, because it was truncated or a hole was made in it, go from the spaces that map them.
+
+use core::ops::Range;
+
+use crate::addr::{VirtRange, align_up};
+use crate::arch::Arch;
+use crate::cache::{Gone, Object};
+use crate::platform::Platform;
+use crate::vma::{AreaFlags, Sharing, State, Vma};
+
+use super::zap::Keep;
+use super::{AddressSpace, AdviseError};
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will.
+    ///
+    /// It enters as the writer first. So it waits for faults that had found such a page before the object lost it; every
+    /// later one finds that it is gone.
+    pub fn discard_object(&self, object: &Object<'m, P>, gone: &Gone) {
+        if gone.is_empty() {
+            return;
+        }
+        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let mut change = self.change(all);
+        let mut next = |at| {
+            let areas = change.areas();
+            let found = areas.tree.iter_from(at).find_map(|area| Some((self.gone_in(area, object, gone)?, *area)));
+            // Faults go on while a part is emptied; whoever wants to change areas waits, so none moves.
+            change.let_go();
+            found
+        };
+        let Some(mut found) = next(0) else { return };
+        self.note_peak();
+        let mut gather = self.gather(all);
+        loop {
+            let (range, area) = found;
+            let keep = if gone.copies || area.backing.is_shared() { Keep::Guards } else { Keep::Copies };
+            let mut at = range.start;
+            while at < range.end {
+                // An area with an object has no huge mappings, so none reaches across an end.
+                at = self.zap(VirtRange { start: at, ..range }, keep, &mut gather).unwrap_or(range.end);
+            }
+            match next(area.range.end) {
+                Some(another) => found = another,
+                None => return,
+            }
+        }
+    }
+
+    /// Which addresses of an area map what its object has lost.
+    fn gone_in(&self, area: &Vma, object: &Object<'m, P>, gone: &Gone) -> Option<VirtRange> {
+        if !object.is_behind(&area.backing) {
+            return None;
+        }
+        let shift = self.page_shift();
+        let first = area.backing.offset(area.range.start) >> shift;
+        let pages = area.range.len() >> shift;
+        let start = gone.first.max(first) - first;
+        let end = gone.end.min(first + pages).saturating_sub(first);
+        let at = |page: u64| area.range.start + (page << shift);
+        (start < end).then(|| VirtRange { start: at(start), end: at(end) })
+    }
+
+    /// Forget what shared memory holds in a range, for all who share it (`MADV_REMOVE`): `punch` is told, object by object, which
+    /// bytes are to be forgotten. It makes the hole ([`Object::punch_hole`]) and has every space that maps the object hear of
+    /// it ([`AddressSpace::discard_object`]), this one too. No lock is held meanwhile.
+    ///
+    /// # Errors
+    /// Not all of the range is mapped; or an area is locked, has no object, or may not write to it. What lies before it is
+    /// done, as in Linux.
+    pub fn remove(
+        &self,
+        addr: u64,
+        len: u64,
+        mut punch: impl FnMut(&Object<'m, P>, Range<u64>),
+    ) -> Result<(), AdviseError> {
+        let shift = self.page_shift();
+        if addr & ((1 << shift) - 1) != 0 {
+            return Err(AdviseError::Unaligned(addr));
+        }
+        let len = align_up(len, shift).ok_or(AdviseError::Overflow)?;
+        let range = VirtRange::new(addr, len).ok_or(AdviseError::Overflow)?;
+        let mut at = range.start;
+        let mut holes = false;
+        while at < range.end {
+            let areas = self.read();
+            let next = areas.overlapping(VirtRange { start: at, ..range }).find(|v| v.state != State::Dying);
+            let Some(area) = next else { return Err(AdviseError::NotMapped) };
+            holes |= area.range.start > at;
+            if area.flags.contains(AreaFlags::LOCKED) {
+                return Err(AdviseError::Locked(area.range));
+            }
+            if area.backing.is_anonymous() {
+                return Err(AdviseError::NoObject(area.range));
+            }
+            if area.backing.sharing != Sharing::Shared {
+                return Err(AdviseError::Denied(area.range));
+            }
+            let part = area.range.intersect(&VirtRange { start: at, ..range });
+            // SAFETY: the areas are locked.
+            let object = (*unsafe { Object::behind(self.tables.machine, &area.backing) }).clone();
+            let bytes = area.backing.offset(part.start)..area.backing.offset(part.start) + part.len();
+            at = part.end;
+            drop(areas);
+            punch(&object, bytes);
+        }
+        if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
+    }
+}

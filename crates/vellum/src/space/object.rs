@@ -1,0 +1,260 @@
+//! What stands behind an area: how an object comes to be mapped, and faults on it.
+//!
+//! A shared area maps the object's own pages, and what its entries allow is what the area does: they are *exclusive* in the
+//! sense that a write goes ahead in place. A private area maps them read-only; who writes gets a copy, which is anonymous
+//! memory from then on. Both look the page up while the areas are locked; why that is enough against truncation is said in
+//! [`crate::cache`].
+
+use core::mem::ManuallyDrop;
+
+use crate::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_down};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::cache::{self, Looked, MAX_SIZE, Object, ObjectError};
+use crate::platform::Platform;
+use crate::stats::SpaceCounter;
+use crate::table::{Found, NotMapped};
+use crate::vma::{Backing, Prot, Sharing, Vma};
+
+use super::fault::Outcome;
+use super::map::{MapError, MapFlags, MapRequest};
+use super::{Access, AddressSpace, FaultError};
+
+/// How many pages a fault maps at most, if the object has them and they lie in a row, as an order of pages.
+const AROUND: u8 = 4;
+
+/// What is to stand behind an area whose place is not known yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source {
+    backing: Backing,
+    offset: u64,
+}
+
+impl Source {
+    pub(super) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
+
+    /// For an area that begins here.
+    pub(super) fn at(&self, start: u64) -> Backing {
+        match self.backing.is_anonymous() {
+            true => self.backing,
+            false => Backing { delta: self.offset.wrapping_sub(start), ..self.backing },
+        }
+    }
+}
+
+/// What all who wait at an address of shared memory have in common: the object's number, never used again, and the byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SharedKey {
+    /// The object: see [`Object::serial`].
+    pub object: u64,
+    /// The byte of it.
+    pub offset: u64,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Map an object from `offset` on; the answer is where. [`MapFlags::SHARED`] says whether what is written goes there.
+    /// Pages that lie beyond the object's end can be mapped, and touched when the object has grown.
+    ///
+    /// # Errors
+    /// See [`MapError`]: nothing was changed.
+    pub fn map_object(&self, request: MapRequest, object: &Object<'m, P>, offset: u64) -> Result<u64, MapError> {
+        let len = self.length(&request)?;
+        if object.page_shift() != self.page_shift() {
+            return Err(MapError::OtherPages);
+        }
+        if offset & ((1 << self.page_shift()) - 1) != 0 {
+            return Err(MapError::UnalignedOffset(offset));
+        }
+        if offset.checked_add(len).is_none_or(|end| end > MAX_SIZE) {
+            return Err(MapError::OffsetTooLarge);
+        }
+        if request.flags.contains(MapFlags::GROWSDOWN) {
+            return Err(MapError::NoStack);
+        }
+        let writes = request.prot.contains(Prot::WRITE);
+        let sharing = match request.flags {
+            flags if !flags.contains(MapFlags::SHARED) => Sharing::Private,
+            flags if flags.contains(MapFlags::READ_ONLY) && writes => return Err(MapError::Denied),
+            flags if flags.contains(MapFlags::READ_ONLY) => Sharing::ReadOnly,
+            _ if object.admit_writer() => Sharing::Shared,
+            _ if writes => return Err(MapError::Sealed),
+            _ => Sharing::ReadOnly,
+        };
+        let backing = object.lend(sharing);
+        let mapped = self.map_new_area(request, Source { backing, offset });
+        if mapped.is_err() {
+            object.take_back(&backing);
+        }
+        mapped
+    }
+
+    /// Shared anonymous memory: an object of its size, that nobody else knows.
+    pub(super) fn map_shared(&self, request: MapRequest) -> Result<u64, MapError> {
+        let len = self.length(&request)?;
+        let machine = self.tables.machine;
+        if !request.flags.contains(MapFlags::NORESERVE) && len / FRAME_SIZE > machine.frames().total() {
+            return Err(MapError::Overcommit);
+        }
+        let object = Object::new(machine, &self.tables.arch, self.tables.group, 0, len)?;
+        self.map_object(request, &object, 0)
+    }
+
+    /// The object at an address, to be kept, and which byte of it is found there.
+    pub fn object_at(&self, addr: u64) -> Option<(Object<'m, P>, u64)> {
+        let areas = self.read();
+        let area = areas.find(addr).filter(|area| !area.backing.is_anonymous())?;
+        // SAFETY: the areas are locked.
+        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
+        Some(((*object).clone(), area.backing.offset(addr)))
+    }
+
+    /// What all who wait at this address have in common, if they can be in other spaces: it is shared memory.
+    pub fn shared_key(&self, addr: u64) -> Option<SharedKey> {
+        let areas = self.read();
+        let area = areas.find(addr).filter(|area| area.backing.is_shared())?;
+        // SAFETY: the areas are locked.
+        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
+        Some(SharedKey { object: object.serial(), offset: area.backing.offset(addr) })
+    }
+
+    /// Which blocks of pages a fault on an object may map at once.
+    #[inline]
+    pub(super) fn orders_around(&self, area: &Vma, access: Access) -> u32 {
+        if access == Access::Write && !area.backing.is_shared() {
+            return 0;
+        }
+        ((2 << AROUND) - 1) << self.tables.arch.page_order()
+    }
+
+    /// Nothing is mapped in the naturally aligned block of this order around an address.
+    pub(super) fn map_object_page(
+        &self,
+        area: &Vma,
+        addr: u64,
+        access: Access,
+        order: u8,
+    ) -> Result<Outcome, FaultError> {
+        // SAFETY: the areas are locked: `area` is one of them.
+        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
+        if access == Access::Write && !area.backing.is_shared() {
+            return self.map_copy(area, addr, &object);
+        }
+        let arch = &self.tables.arch;
+        let shift = arch.page_shift();
+        let page = area.backing.offset(addr) >> shift;
+        let start = align_down(addr, order as u32 + FRAME_SHIFT);
+        // No further than the object's beginning, where an area's block may begin before its object does.
+        let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
+        let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
+        let row = object.map_row(page, window, self.tables.group)?.ok_or(FaultError::BeyondEnd(addr))?;
+        let mut attrs = area.prot.attrs() | Attrs::ACCESSED;
+        if area.backing.is_shared() {
+            attrs |= Attrs::EXCLUSIVE;
+        } else {
+            attrs -= Attrs::WRITE;
+        }
+        if access == Access::Write && row.pages == 1 {
+            attrs |= Attrs::DIRTY;
+        }
+        let start = align_down(addr, shift) - ((page - row.page) << shift);
+        let raw = arch.leaf(row.pfn.addr(), attrs, 1);
+        match self.tables.map_run(start, 1, raw, row.pages as usize) {
+            Ok(()) => {
+                self.tables.slot().add(SpaceCounter::Shmem, (row.pages as i64) << arch.page_order());
+                Ok(Outcome::Mapped(VirtRange { start, end: start + ((row.pages as u64) << shift) }))
+            }
+            Err(error) => {
+                object.unmap_row(&row);
+                match error {
+                    NotMapped::Occupied => Ok(Outcome::Again),
+                    NotMapped::OutOfMemory => Err(FaultError::OutOfMemory),
+                }
+            }
+        }
+    }
+
+    /// A private area is written where nothing is mapped: straight to a copy. Of a hole that is zeros, and the object needs no
+    /// page for it.
+    fn map_copy(&self, area: &Vma, addr: u64, object: &ManuallyDrop<Object<'m, P>>) -> Result<Outcome, FaultError> {
+        let page = area.backing.offset(addr) >> self.page_shift();
+        let looked = object.look(page);
+        if let Looked::BeyondEnd = looked {
+            return Err(FaultError::BeyondEnd(addr));
+        }
+        let (pfn, order) = self.new_folio(area, self.tables.arch.page_order(), 0)?;
+        if let Looked::Page(page) = looked {
+            // SAFETY: a page of the space's size, which is the object's, just allocated.
+            unsafe { page.copy_to(pfn) };
+        }
+        self.map_folio(area, addr, pfn, order)
+    }
+
+    /// A private area is written where the object's page is mapped: a copy takes its place.
+    ///
+    /// Flushed between the one and the other, under the table's lock: whoever writes to the copy must not be contradicted by
+    /// what a CPU still reads of the original.
+    pub(super) fn copy_object_page(&self, area: &Vma, addr: u64, page: VirtRange) -> Result<Outcome, FaultError> {
+        let arch = &self.tables.arch;
+        let machine = self.tables.machine;
+        let (pfn, order) = self.new_folio(area, arch.page_order(), 0)?;
+        let mut gather = self.gather(page);
+        let mut copied = false;
+        if let Found::Table(table) = self.tables.find(addr, page.end) {
+            let raw = table.get(addr);
+            if table.level == 1
+                && arch.kind(raw, 1) == Kind::Leaf
+                && !arch.attrs(raw, 1).contains(Attrs::EXCLUSIVE)
+                && let Some(removed) = table.take(page.start, page.end)
+            {
+                self.tables.tlb.invalidate(&[page], table.shift(), false);
+                // SAFETY: the entry's reference is the gather's now, which drops it when this is done; the copy is ours.
+                unsafe { cache::copy_page(machine, removed.pfn, pfn, arch.page_shift()) };
+                let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
+                table.set(page.start, arch.leaf(pfn.addr(), attrs, 1), 1);
+                // One anonymous page comes, and one is taken out that counts as such until the gather knows better.
+                gather.push(removed);
+                copied = true;
+            }
+            table.unlock(&mut gather);
+        }
+        drop(gather);
+        if !copied {
+            machine.put_folio(pfn, 1 << order, 1 << order);
+            return Ok(Outcome::Again);
+        }
+        Ok(Outcome::Mapped(page))
+    }
+
+    /// Pages of a range that the objects behind it have, though they are not mapped.
+    pub(super) fn resident_in_objects(&self, range: VirtRange, answer: &mut [bool]) {
+        let shift = self.page_shift();
+        let areas = self.read();
+        for area in areas.overlapping(range).filter(|area| !area.backing.is_anonymous()) {
+            // SAFETY: the areas are locked.
+            let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
+            let part = area.range.intersect(&range);
+            for addr in (part.start..part.end).step_by(1 << shift) {
+                let there = &mut answer[((addr - range.start) >> shift) as usize];
+                *there = *there || object.has(area.backing.offset(addr) >> shift);
+            }
+        }
+    }
+}
+
+impl From<ObjectError> for FaultError {
+    fn from(error: ObjectError) -> Self {
+        match error {
+            ObjectError::OverLimit(group) => FaultError::OverLimit(group),
+            _ => FaultError::OutOfMemory,
+        }
+    }
+}
+
+impl From<ObjectError> for MapError {
+    fn from(error: ObjectError) -> Self {
+        match error {
+            ObjectError::OverLimit(group) => MapError::OverLimit(group),
+            ObjectError::TooLarge => MapError::OffsetTooLarge,
+            ObjectError::Busy | ObjectError::OutOfMemory => MapError::OutOfMemory,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `msync`. What is written to shared memory is in its object at once, so there is nothing to do but to look.
+
+use crate::addr::{VirtRange, align_up};
+use crate::arch::Arch;
+use crate::errno::Errno;
+use crate::platform::Platform;
+use crate::vma::AreaFlags;
+
+use super::AddressSpace;
+
+/// Why a range can't be synchronized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncError {
+    /// The address is not a multiple of the page size.
+    Unaligned(u64),
+    /// Not all of the range is mapped, or it ends beyond the last address.
+    NotMapped,
+    /// Other mappings' data were to be invalidated, and this is locked.
+    Locked(VirtRange),
+}
+
+impl SyncError {
+    /// What Linux's `msync` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            SyncError::Unaligned(_) => Errno::EINVAL,
+            SyncError::NotMapped => Errno::ENOMEM,
+            SyncError::Locked(_) => Errno::EBUSY,
+        }
+    }
+}
+
+impl core::fmt::Display for SyncError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            SyncError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            SyncError::NotMapped => f.write_str("not all of the range is mapped"),
+            SyncError::Locked(range) => write!(f, "{range:?} is locked"),
+        }
+    }
+}
+
+impl core::error::Error for SyncError {}
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+    /// Have what was written to a range be found by whoever reads the objects behind it; it is already. `invalidate` is
+    /// `MS_INVALIDATE`. (That `MS_SYNC` and `MS_ASYNC` exclude each other, and which other flags there are, is the host's.)
+    ///
+    /// # Errors
+    /// See [`SyncError`].
+    pub fn sync(&self, addr: u64, len: u64, invalidate: bool) -> Result<(), SyncError> {
+        let shift = self.page_shift();
+        if addr & ((1 << shift) - 1) != 0 {
+            return Err(SyncError::Unaligned(addr));
+        }
+        let range = align_up(len, shift).and_then(|len| VirtRange::new(addr, len)).ok_or(SyncError::NotMapped)?;
+        let areas = self.read();
+        let locked = |area: &&crate::vma::Vma| area.flags.contains(AreaFlags::LOCKED);
+        if invalidate && let Some(area) = areas.overlapping(range).find(locked) {
+            return Err(SyncError::Locked(area.range));
+        }
+        if range.is_empty() || areas.covers(range) { Ok(()) } else { Err(SyncError::NotMapped) }
+    }
+}
