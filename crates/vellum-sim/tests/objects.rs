@@ -1,0 +1,82 @@
+//! Memory objects on the strict machine: shared memory, private mappings of files, truncation, the end.
+
+#[path = "objects/mod.rs"]
+mod objects;
+
+use objects::together::{self, Load};
+use objects::{dice, world};
+use vellum_sim::Schedule;
+
+/// Programs find in shared areas what anybody wrote last, in private ones that or their own; every operation answers as a
+/// model of plain maps says; what fails for lack of memory has changed nothing. When nothing runs: a page's references are
+/// its mappings and the object's one (INV-2), counts and lists agree, areas merge where they can. And in the end all memory
+/// is free. (INV-1, 3, 4, 5 and 6 are the machine's to watch.)
+#[test]
+fn one_operation_at_a_time_against_the_model() {
+    let first = std::env::var("VELLUM_SEED").ok().and_then(|seed| seed.parse().ok());
+    for nth in 0..first.map_or(300, |_| 1) {
+        let seed = first.unwrap_or_else(|| dice::derive(0x0b1ec7, nth));
+        println!("VELLUM_SEED={seed}");
+        world::run(seed, 400);
+    }
+}
+
+const LOAD: Load = Load { pages: 6, rounds: 60 };
+
+/// What one CPU stores in shared memory, all find, in whatever space; and copies are their owner's.
+#[test]
+fn spaces_share_pages() {
+    (0..40).for_each(|seed| together::share(seed, Schedule::Host, LOAD));
+}
+
+/// When all spaces have heard that an object shrank, nothing beyond its end can be mapped or touched.
+#[test]
+fn truncation_against_faults() {
+    (0..40).for_each(|seed| together::truncate(seed, Schedule::Host, LOAD));
+}
+
+/// When all spaces have heard of a hole, it reads as zeros.
+#[test]
+fn holes_against_faults() {
+    (0..40).for_each(|seed| together::punch(seed, Schedule::Host, LOAD));
+}
+
+/// The same under deterministic schedules.
+#[cfg(feature = "shuttle")]
+mod schedules {
+    use shuttle::Runner;
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+
+    use super::*;
+
+    const LOAD: Load = Load { pages: 2, rounds: 5 };
+    const SCHEDULES: usize = 150;
+
+    fn all(f: fn(u64, Schedule, Load)) {
+        let config = || {
+            let mut config = shuttle::Config::default();
+            config.stack_size = 1 << 18;
+            config
+        };
+        for seed in 0..8 {
+            let run = move || f(seed, Schedule::Shuttle, LOAD);
+            Runner::new(RandomScheduler::new_from_seed(seed, SCHEDULES), config()).run(run);
+            Runner::new(PctScheduler::new_from_seed(seed, 3, SCHEDULES), config()).run(run);
+        }
+    }
+
+    #[test]
+    fn of_spaces_that_share_pages() {
+        all(together::share);
+    }
+
+    #[test]
+    fn of_truncation_against_faults() {
+        all(together::truncate);
+    }
+
+    #[test]
+    fn of_holes_against_faults() {
+        all(together::punch);
+    }
+}

@@ -1,0 +1,12 @@
+//! Memory objects on the strict machine.
+//!
+//! | file | story |
+//! |---|---|
+//! | `world` | objects, spaces that map them, and a model of plain maps; one operation at a time |
+//! | `together` | several CPUs at once: what is shared is shared, what is gone is gone |
+
+#[path = "../property/dice.rs"]
+#[allow(dead_code)]
+pub mod dice;
+pub mod together;
+pub mod world;
