@@ -156,8 +156,21 @@ impl<'m> World<'m> {
             53..=58 => self.host_writes(),
             59..=62 => self.host_reads(),
             63..=65 => self.ask(),
-            66..=81 => self.load(),
-            _ => self.store(),
+            66..=77 => {
+                let touch = self.a_touch();
+                self.load(touch);
+            }
+            78..=88 => {
+                let touch = self.a_touch();
+                self.store(touch);
+            }
+            _ => {
+                // Mapped first, then written, then looked at in another place.
+                let (space, page, slot) = self.a_touch();
+                self.load((space, page, slot));
+                self.store((space, page, slot));
+                self.load((space, page, (slot + 1) % SLOTS.len()));
+            }
         }
     }
 
@@ -195,6 +208,8 @@ impl<'m> World<'m> {
                 assert!(self.things.iter().all(|thing| thing.serial != serial));
                 let (pages, sealed) = (BTreeMap::new(), false);
                 self.things.push(Thing { handle: Some(object), tag, serial, size, pages, sealed });
+                // Something to lose, and to find copied.
+                (0..30).for_each(|_| self.host_writes());
             }
             Err(error) => self.may_fail(error),
         }
@@ -495,8 +510,7 @@ impl<'m> World<'m> {
         }
     }
 
-    fn load(&mut self) {
-        let (space, page, slot) = self.a_touch();
+    fn load(&mut self, (space, page, slot): (usize, u64, usize)) {
         let cpu = self.sim.cpu(self.dice.below(3) as usize);
         let got = cpu.enter(&self.spaces[space].space).load_u64(at(page) + SLOTS[slot]);
         if self.scarce(&got) {
@@ -516,8 +530,7 @@ impl<'m> World<'m> {
         }
     }
 
-    fn store(&mut self) {
-        let (space, page, slot) = self.a_touch();
+    fn store(&mut self, (space, page, slot): (usize, u64, usize)) {
         let value = self.dice.any();
         let cpu = self.sim.cpu(self.dice.below(3) as usize);
         let got = cpu.enter(&self.spaces[space].space).store_u64(at(page) + SLOTS[slot], value);

@@ -1,1 +1,182 @@
+//! Objects against plain maps, on a machine without an MMU; the strict machine has the rest.
 
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+use super::*;
+use crate::arch::X86_64;
+use crate::frame::BootOptions;
+use crate::stats::Counter;
+use crate::testing::{Dice, Host};
+
+const ARCH: fn() -> X86_64 = X86_64::four_levels;
+
+fn boot(host: &Host) -> Machine<'_, Host> {
+    Machine::boot(host, BootOptions::default()).unwrap()
+}
+
+/// The last page that any object can have.
+const LAST: u64 = (MAX_SIZE - 1) >> FRAME_SHIFT;
+
+/// Pages far apart and side by side, at both ends of what an object can have and where levels begin: found where they were
+/// put, in order, with nothing between them; and in the end all memory is free, nodes included.
+#[test]
+fn pages_are_where_they_were_put() {
+    let host = Host::with_frames(6_000, 2);
+    let machine = boot(&host);
+    let free = machine.frames().free_frames();
+    for seed in 0..40 {
+        let mut dice = Dice(seed);
+        let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+        let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+        for step in 0..400 {
+            host.on_cpu(dice.roll(2) as usize);
+            let around = [0, 511, 512, 1 << 18, (1 << 27) - 2, 1 << 36, 1 << 45, LAST - 4][dice.roll(8) as usize];
+            let page = around + dice.roll(4);
+            match dice.roll(6) {
+                0..=2 => {
+                    let held = object.page_or_new(page, GroupId::ROOT).unwrap();
+                    let mut there = [0; 8];
+                    held.read(0, &mut there);
+                    assert_eq!(u64::from_ne_bytes(there), model.get(&page).copied().unwrap_or(0));
+                    model.insert(page, step + 1);
+                    held.write(0, &model[&page].to_ne_bytes());
+                }
+                3 => {
+                    let end = page + dice.roll(3);
+                    let gone = object.punch_hole(page << FRAME_SHIFT..(end + 1) << FRAME_SHIFT);
+                    assert_eq!((gone.first, gone.end), (page, (end + 1).min(LAST)), "the last page is not whole");
+                    model.retain(|at, _| !(page..=end).contains(at));
+                }
+                4 if dice.roll(10) == 0 => {
+                    let gone = object.set_size(page << FRAME_SHIFT).unwrap();
+                    // Only what is made smaller loses what was allocated ahead.
+                    model.retain(|at, _| *at < gone.first || gone.is_empty());
+                }
+                _ => {
+                    let mut word = [0; 8];
+                    let found = object.page(page).map(|held| held.read(0, &mut word));
+                    assert_eq!(found.is_some().then(|| u64::from_ne_bytes(word)), model.get(&page).copied(), "{page}");
+                }
+            }
+            assert_eq!(object.resident(), model.len() as u64);
+            assert_eq!(object.next_data(page), model.range(page..).next().map(|(at, _)| *at));
+            assert_eq!(Some(object.next_hole(page)), (page..).find(|at| !model.contains_key(at)));
+        }
+        assert_eq!(machine.counter(Counter::ShmemPages), model.len() as u64);
+        drop(object);
+        assert_eq!(machine.frames().free_frames(), free, "seed {seed}");
+    }
+    assert_eq!(machine.groups().usage(machine.frames(), GroupId::ROOT).unwrap().charged, 0);
+}
+
+/// Whole pages in order, and the pieces at both ends of a hole, read as zeros; the rest as before.
+#[test]
+fn a_hole_ends_where_it_was_told() {
+    let host = Host::with_frames(2_000, 1);
+    let machine = boot(&host);
+    let mut dice = Dice(9);
+    const PAGES: usize = 4;
+    for _ in 0..300 {
+        let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, (PAGES as u64) << FRAME_SHIFT).unwrap();
+        let mut model: Vec<u8> = (0..PAGES << FRAME_SHIFT).map(|i| i as u8 | 1).collect();
+        for page in 0..PAGES {
+            let held = object.page_or_new(page as u64, GroupId::ROOT).unwrap();
+            assert_eq!(held.write(0, &model[page << FRAME_SHIFT..]), held.len());
+        }
+        let (start, end) = (dice.roll(model.len() as u64), dice.roll(model.len() as u64 + 5000));
+        let shrink = dice.roll(3) == 0;
+        let gone = if shrink {
+            model[start as usize..].fill(0);
+            object.set_size(start).unwrap()
+        } else {
+            let end = end.min(model.len() as u64);
+            if start < end {
+                model[start as usize..end as usize].fill(0);
+            }
+            object.punch_hole(start..end)
+        };
+        assert_eq!(gone.copies, shrink);
+        for page in 0..PAGES as u64 {
+            let mut bytes = [0; 4096];
+            let held = object.page(page);
+            assert_eq!(held.is_none(), (gone.first..gone.end).contains(&page), "{gone:?}, {start}..{end}");
+            if let Some(held) = held {
+                // In odd pieces: words and bytes alike.
+                let half = dice.roll(4096) as usize;
+                assert_eq!(held.read(half, &mut bytes[half..]), 4096 - half);
+                assert_eq!(held.read(0, &mut bytes[..half]), half);
+            }
+            let at = (page as usize) << FRAME_SHIFT;
+            assert!(bytes == model[at..at + 4096], "page {page}");
+        }
+    }
+}
+
+/// A page that is in somebody's hands outlives the object, and nothing else does.
+#[test]
+fn a_page_in_hand_stays() {
+    let host = Host::with_frames(2_000, 1);
+    let machine = boot(&host);
+    let free = machine.frames().free_frames();
+    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let other = object.clone();
+    let held = object.page_or_new(3, GroupId::ROOT).unwrap();
+    held.write(40, b"still here");
+    assert!(object == other);
+    drop(object);
+    assert!(other.has(3));
+    drop(other);
+    let mut word = [0; 10];
+    held.read(40, &mut word);
+    assert_eq!(&word, b"still here");
+    assert_eq!(machine.frames().free_frames(), free - 1);
+    drop(held);
+    assert_eq!(machine.frames().free_frames(), free);
+}
+
+/// A group at its limit has no more pages, and what was tried is given back; pages are the group's that asked, nodes the
+/// object's.
+#[test]
+fn pages_and_nodes_are_charged() {
+    let host = Host::with_frames(3_000, 1);
+    let machine = boot(&host);
+    let frames = machine.frames();
+    let free = frames.free_frames();
+    let [owner, user] = [4, 10].map(|limit| machine.groups().create(frames, GroupId::ROOT, limit).unwrap());
+    let charged = |group| machine.groups().usage(frames, group).unwrap().charged;
+    let before = frames.free_frames();
+    let object = Object::new(&machine, &ARCH(), owner, 0, 0).unwrap();
+    // The head, and three levels of nodes.
+    assert!(object.page_or_new(1 << 18, user).is_ok());
+    assert_eq!((charged(owner), charged(user)), (4, 1));
+    // No node beside them.
+    assert_eq!(object.page_or_new(5, user).err(), Some(ObjectError::OverLimit(owner)));
+    assert_eq!(object.allocate(1 << 30..(1 << 30) + 20 * 4096, user), Err(ObjectError::OverLimit(user)));
+    assert_eq!((charged(owner), charged(user), object.resident()), (4, 10, 10));
+    assert_eq!(object.page_or_new(LAST + 1, user).err(), Some(ObjectError::TooLarge));
+    drop(object);
+    assert_eq!((charged(owner), charged(user)), (0, 0));
+    assert_eq!(frames.free_frames(), before);
+    assert!(before <= free);
+}
+
+/// Who may write decides who may seal, and the other way round.
+#[test]
+fn writers_and_seals_exclude_each_other() {
+    let host = Host::with_frames(2_000, 1);
+    let machine = boot(&host);
+    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    assert!(object.admit_writer());
+    let backing = object.lend(Sharing::Shared);
+    hold(&machine, &backing);
+    let mut orphans = Orphans::default();
+    for _ in 0..2 {
+        assert_eq!(object.deny_shared_write(), Err(ObjectError::Busy));
+        release(&machine, &backing, &mut orphans);
+    }
+    assert_eq!(object.deny_shared_write(), Ok(()));
+    assert_eq!(object.deny_shared_write(), Ok(()), "twice is no error");
+    assert!(!object.admit_writer());
+    orphans.free(&machine);
+}

@@ -12,7 +12,7 @@ use super::zap::Keep;
 use super::{AddressSpace, AdviseError};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will.
+    /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will (INV-12).
     ///
     /// It enters as the writer first. So it waits for faults that had found such a page before the object lost it; every
     /// later one finds that it is gone.
