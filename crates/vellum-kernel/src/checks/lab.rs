@@ -69,7 +69,7 @@ impl Lab {
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
         let usage = must("read the group's usage", self.machine.groups().usage(self.machine.frames(), self.group))?;
         let GroupUsage { peak, limit, .. } = usage;
-        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0], deferred };
+        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0], deferred };
         expect("the group", usage, expected)
     }
 }
@@ -88,6 +88,7 @@ const ALL_COUNTERS: [Counter; COUNTERS] = [
     Counter::TablesFreed,
     Counter::HugeSplits,
     Counter::SplitDeferred,
+    Counter::ShmemPages,
 ];
 
 fn counters(machine: &Machine) -> [u64; COUNTERS] {
