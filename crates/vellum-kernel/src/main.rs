@@ -9,6 +9,7 @@
 //! | [`mem`] | the engine, and what the kernel is to it |
 //! | [`task`] | threads, and what runs them |
 //! | [`sys`] | the system calls |
+//! | [`files`] | the first files |
 //! | [`checks`] | the engine on trial, without user programs |
 //! | [`backtrace`] | who called whom, in a report |
 //!
@@ -26,6 +27,7 @@ extern crate alloc;
 mod arch;
 mod backtrace;
 mod checks;
+mod files;
 mod mem;
 mod sys;
 mod task;
@@ -114,16 +116,13 @@ fn run(_machine: &'static Machine, archive: &'static [u8]) -> Result<(), &'stati
     trap::set_page_fault_hook(mem::uaccess::resolve);
     entry::init();
     vector::init();
-    apic::calibrate(mem::now_ns);
     apic::init();
+    apic::calibrate(mem::now_ns);
     interrupts::enable();
-    let file = |name: &str| {
-        let mut files = cpio_reader::iter_files(archive);
-        let name = name.trim_start_matches('/');
-        files.find(|file| file.name().trim_start_matches("./").trim_start_matches('/') == name).map(|file| file.file())
-    };
-    let words = |name| -> Vec<Vec<u8>> {
-        let bytes: &[u8] = file(name).unwrap_or(&[]);
+    files::init(archive);
+    mem::space::init().map_err(|_| "no memory")?;
+    let words = |name: &str| -> Vec<Vec<u8>> {
+        let bytes: &[u8] = files::find(name.as_bytes()).unwrap_or(&[]);
         bytes.split_inclusive(|byte| *byte == 0).map(|word| word[..word.len() - 1].to_vec()).collect()
     };
     let mut arguments = words(".vellum/argv");
@@ -131,7 +130,7 @@ fn run(_machine: &'static Machine, archive: &'static [u8]) -> Result<(), &'stati
         return Err("the archive names no program");
     }
     let path = arguments.remove(0);
-    let program = core::str::from_utf8(&path).ok().and_then(file).ok_or("the program is not in the archive")?;
+    let program = files::find(&path).ok_or("the program is not in the archive")?;
     serial::wire::init();
     sys::process::first(program, &path, &arguments, &words(".vellum/env")).map_err(|error| {
         println!("{error:?}");

@@ -5,9 +5,13 @@
 
 use crate::arch::paging::{kernel_root, load_root};
 use crate::arch::percpu;
-use crate::mem::Space;
+use crate::mem::{self, Space};
 use alloc::sync::Arc;
-use spin::Mutex;
+use spin::{Mutex, Once};
+use vellum::frame::OutOfMemory;
+use vellum::group::GroupId;
+use vellum::space::Limits;
+use vellum_kernel::errno::Errno;
 
 /// A process's address space, and what the kernel remembers of it besides.
 pub struct UserSpace {
@@ -31,6 +35,37 @@ impl UserSpace {
     pub fn new(engine: Space) -> Self {
         Self { engine, heap: Mutex::new(Heap::default()) }
     }
+
+    /// The space of whoever has none any more: nothing is mapped there.
+    ///
+    /// # Panics
+    ///
+    /// Before [`init`].
+    pub fn nobodys() -> Arc<Self> {
+        NOBODYS.get().expect("spaces are set up").clone()
+    }
+
+    /// A child's copy.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn fork(&self) -> Result<Self, Errno> {
+        Err(Errno::ENOSYS)
+    }
+}
+
+static NOBODYS: Once<Arc<UserSpace>> = Once::new();
+
+/// Sets up what spaces need.
+///
+/// # Errors
+///
+/// No memory.
+pub fn init() -> Result<(), OutOfMemory> {
+    let engine = mem::new_space(mem::machine(), GroupId::ROOT, Limits::default())?;
+    NOBODYS.call_once(|| Arc::new(UserSpace::new(engine)));
+    Ok(())
 }
 
 /// Has this processor translate user addresses through `space`.

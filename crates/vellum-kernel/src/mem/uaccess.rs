@@ -1,7 +1,7 @@
 //! The kernel's accesses to user memory.
 //!
-//! One instruction does it all, and it alone may fault. A fault is resolved by the engine, as if the program itself had
-//! touched the address; if the engine refuses, the copy ends early and says so.
+//! Two instructions do it all, and they alone may fault: a copy, and the one of [`exchange`]. A fault is resolved by the
+//! engine, as if the program itself had touched the address; if the engine refuses, the access ends early and says so.
 
 use crate::arch::cpu::user_access;
 use crate::arch::paging::user_end;
@@ -22,6 +22,16 @@ user_copy:                              // (to, from, bytes): the bytes that wer
 user_copy_refused:
     movq %rcx, %rax
     retq
+user_exchange:                          // (address, expected, new, where to put what was there): whether it was refused
+    movl %esi, %eax
+    lock cmpxchgl %edx, (%rdi)
+user_exchange_done:
+    movl %eax, (%rcx)
+    xorl %eax, %eax
+    retq
+user_exchange_refused:
+    movl $1, %eax
+    retq
     "#,
     options(att_syntax),
 );
@@ -29,6 +39,9 @@ user_copy_refused:
 unsafe extern "C" {
     fn user_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
     fn user_copy_refused();
+    fn user_exchange(address: u64, expected: u32, new: u32, found: *mut u32) -> u32;
+    fn user_exchange_done();
+    fn user_exchange_refused();
 }
 
 /// Whether the range lies in user space.
@@ -77,6 +90,22 @@ pub fn write(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> Result<(), E
     if write_some(memory, address, from) == from.len() { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
+/// Writes `new` to a word if it is `expected`; the answer is what was there.
+///
+/// # Errors
+///
+/// `EFAULT`: it may not be written.
+pub fn exchange(memory: &Arc<UserSpace>, address: u64, expected: u32, new: u32) -> Result<u32, Errno> {
+    check(address, 4)?;
+    space::load(memory);
+    let mut found = 0;
+    // SAFETY: a word of user memory, to which no reference exists, and one of this function's.
+    match user_access(|| unsafe { user_exchange(address, expected, new, &raw mut found) }) {
+        0 => Ok(found),
+        _ => Err(Errno::EFAULT),
+    }
+}
+
 /// The hook for page faults of the kernel's.
 pub fn resolve(fault: &Fault) -> Outcome {
     // SAFETY: this processor's own. The code that faulted had it loaded and does not change it, nor does this.
@@ -87,7 +116,14 @@ pub fn resolve(fault: &Fault) -> Outcome {
         return Outcome::Retry;
     }
     let [copy, refused] = [user_copy as *const () as u64, user_copy_refused as *const () as u64];
-    if (copy..refused).contains(&fault.rip) { Outcome::Resume(refused) } else { Outcome::Unresolved }
+    let [exchange, done] = [user_exchange as *const () as u64, user_exchange_done as *const () as u64];
+    if (copy..refused).contains(&fault.rip) {
+        Outcome::Resume(refused)
+    } else if (exchange..done).contains(&fault.rip) {
+        Outcome::Resume(user_exchange_refused as *const () as u64)
+    } else {
+        Outcome::Unresolved
+    }
 }
 
 /// What a fault's error code says was tried.

@@ -23,7 +23,7 @@ pub fn write(thread: &Arc<Thread>, fd: u64, from: u64, len: u64) -> Answer {
     let mut done = 0;
     while done < len {
         let piece = (len - done).min(buffer.len() as u64) as usize;
-        let copied = uaccess::read_some(&thread.memory, from + done, &mut buffer[..piece]);
+        let copied = uaccess::read_some(&thread.memory(), from + done, &mut buffer[..piece]);
         wire::send(stream, &buffer[..copied]);
         done += copied as u64;
         if copied < piece {
@@ -41,7 +41,7 @@ pub fn writev(thread: &Arc<Thread>, fd: u64, vectors: u64, count: u64) -> Answer
     let mut done = 0;
     for index in 0..count {
         let mut vector = [0; 16];
-        uaccess::read(&thread.memory, vectors + 16 * index, &mut vector)?;
+        uaccess::read(&thread.memory(), vectors + 16 * index, &mut vector)?;
         let (base, len) = (u128::from_le_bytes(vector) as u64, (u128::from_le_bytes(vector) >> 64) as u64);
         match write(thread, fd, base, len) {
             Ok(n) => done += n,

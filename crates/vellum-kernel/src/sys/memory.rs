@@ -43,19 +43,19 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
     for (bit, flag) in FLAGS {
         wanted.set(flag, flags & bit != 0);
     }
-    let mapped = thread.memory.engine.map(MapRequest { addr, len, prot, flags: wanted });
+    let mapped = thread.memory().engine.map(MapRequest { addr, len, prot, flags: wanted });
     mapped.map_err(|error| error.errno().into())
 }
 
 /// `munmap`.
 pub fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
-    thread.memory.engine.unmap(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.unmap(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
 }
 
 /// `mprotect`.
 pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
     let prot = prot(bits).ok_or(Errno::EINVAL)?;
-    thread.memory.engine.protect(addr, len, prot).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.protect(addr, len, prot).map_err(|error| error.errno().into()).map(|()| 0)
 }
 
 /// `madvise`.
@@ -67,7 +67,7 @@ pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
         abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL | abi::MADV_WILLNEED => return Ok(0),
         _ => return Err(Errno::EINVAL),
     };
-    thread.memory.engine.advise(addr, len, advice).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.advise(addr, len, advice).map_err(|error| error.errno().into()).map(|()| 0)
 }
 
 /// `mincore`.
@@ -78,17 +78,17 @@ pub fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
         let count = (pages - first).min(AT_ONCE as u64) as usize;
         let mut answer = [false; AT_ONCE];
         let start = addr.checked_add(first * FRAME_SIZE).ok_or(Errno::ENOMEM)?;
-        let resident = thread.memory.engine.resident(start, count as u64 * FRAME_SIZE, &mut answer[..count]);
+        let resident = thread.memory().engine.resident(start, count as u64 * FRAME_SIZE, &mut answer[..count]);
         resident.map_err(|error| Errno::from(error.errno()))?;
         let to = to.checked_add(first).ok_or(Errno::EFAULT)?;
-        uaccess::write(&thread.memory, to, &answer.map(u8::from)[..count])?;
+        uaccess::write(&thread.memory(), to, &answer.map(u8::from)[..count])?;
     }
     Ok(0)
 }
 
 /// `brk`: moves the end of the heap, or says where it is.
 pub fn brk(thread: &Thread, end: u64) -> Answer {
-    let space = &thread.memory;
+    let space = thread.memory();
     let mut heap = space.heap.lock();
     let page = |at: u64| align_up(at, FRAME_SIZE.ilog2());
     let (Some(old), Some(new)) = (page(heap.end), page(end)) else { return Ok(heap.end) };

@@ -4,19 +4,28 @@
 //! |---|---|
 //! | [`memory`] | `mmap` and its kin |
 //! | [`mod@file`] | descriptors |
-//! | [`process`] | programs begin, and end |
-//! | [`misc`] | who and where a program is |
+//! | [`program`] | programs: into memory, and `execve` |
+//! | [`process`] | processes and threads |
+//! | [`signal`] | signals |
+//! | [`futex`] | waiting for a word of memory |
+//! | [`clock`] | time |
+//! | [`misc`] | who and what a program is, what it may have, and chance |
 
+pub mod clock;
 pub mod file;
+pub mod futex;
 pub mod memory;
 pub mod misc;
 pub mod process;
+pub mod program;
+pub mod signal;
 
 use crate::println;
-use crate::task::Thread;
+use crate::task::{Thread, executor};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as nr;
+use process::Wanted;
 use vellum_kernel::errno::Errno;
 
 /// What a system call answers.
@@ -24,6 +33,7 @@ pub type Answer = Result<u64, Errno>;
 
 /// Carries out a system call.
 pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
+    let process = &thread.process;
     match number as u32 {
         nr::__NR_mmap => memory::mmap(thread, a),
         nr::__NR_munmap => memory::munmap(thread, a[0], a[1]),
@@ -31,29 +41,90 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]),
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
         nr::__NR_brk => memory::brk(thread, a[0]),
+        nr::__NR_membarrier => misc::membarrier(a[0]),
+
         nr::__NR_read => file::read(thread, a[0], a[1], a[2]).await,
         nr::__NR_write => file::write(thread, a[0], a[1], a[2]),
         nr::__NR_writev => file::writev(thread, a[0], a[1], a[2]),
         nr::__NR_ioctl => file::ioctl(a[0]),
+
+        nr::__NR_clone => {
+            let [flags, stack, parent_tid, child_tid, tls, _] = a;
+            let exit_signal = flags as u32 & nr::CSIGNAL;
+            let flags = flags & !u64::from(nr::CSIGNAL);
+            process::clone(thread, Wanted { flags, exit_signal, stack, parent_tid, child_tid, tls }).await
+        }
+        nr::__NR_fork => process::clone(thread, plain(0)).await,
+        nr::__NR_vfork => process::clone(thread, plain(nr::CLONE_VFORK | nr::CLONE_VM)).await,
+        nr::__NR_clone3 => process::clone3(thread, a[0], a[1]).await,
+        nr::__NR_execve => program::execve(thread, a[0], a[1], a[2]).await,
         nr::__NR_exit => process::exit(thread, a[0]),
-        nr::__NR_exit_group => process::exit_group_call(thread, a[0]),
-        nr::__NR_arch_prctl => process::arch_prctl(thread, a[0], a[1]),
-        nr::__NR_set_tid_address => process::set_tid_address(thread, a[0]),
-        nr::__NR_getpid => Ok(thread.process.pid.into()),
+        nr::__NR_exit_group => process::exit_group(thread, a[0]),
+        nr::__NR_wait4 => process::wait4(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_waitid => process::waitid(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_getpid => Ok(process.pid.into()),
         nr::__NR_gettid => Ok(thread.tid.into()),
+        nr::__NR_getppid => Ok(process.parent_pid().into()),
+        nr::__NR_getpgrp => Ok(process.group.load(Ordering::Relaxed).into()),
+        nr::__NR_getpgid => Ok(process::process_of(thread, a[0])?.group.load(Ordering::Relaxed).into()),
+        nr::__NR_getsid => Ok(process::process_of(thread, a[0])?.session.load(Ordering::Relaxed).into()),
+        nr::__NR_setpgid => process::setpgid(thread, a[0], a[1]),
+        nr::__NR_setsid => process::setsid(thread),
         nr::__NR_getuid | nr::__NR_geteuid | nr::__NR_getgid | nr::__NR_getegid => Ok(0),
-        nr::__NR_uname => misc::uname(thread, a[0]),
-        nr::__NR_getrandom => misc::getrandom(thread, a[0], a[1]),
-        nr::__NR_clock_gettime => misc::clock_gettime(thread, a[0], a[1]),
-        nr::__NR_nanosleep => misc::nanosleep(thread, a[0]).await,
+
+        nr::__NR_rt_sigaction => signal::sigaction(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_rt_sigprocmask => signal::sigprocmask(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_rt_sigpending => signal::sigpending(thread, a[0], a[1]),
+        nr::__NR_rt_sigsuspend => signal::sigsuspend(thread, a[0], a[1]).await,
+        nr::__NR_rt_sigtimedwait => signal::sigtimedwait(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_rt_sigreturn => signal::sigreturn(thread),
+        nr::__NR_rt_sigqueueinfo => signal::sigqueueinfo(thread, a[0], None, a[1], a[2]),
+        nr::__NR_rt_tgsigqueueinfo => signal::sigqueueinfo(thread, a[0], Some(a[1]), a[2], a[3]),
+        nr::__NR_sigaltstack => signal::sigaltstack(thread, a[0], a[1]),
+        nr::__NR_kill => signal::kill(thread, a[0], a[1]),
+        nr::__NR_tkill => signal::tgkill(thread, None, a[0], a[1]),
+        nr::__NR_tgkill => signal::tgkill(thread, Some(a[0]), a[1], a[2]),
+        nr::__NR_pause => signal::pause(thread).await,
+
+        nr::__NR_futex => futex::futex(thread, a).await,
+        nr::__NR_set_robust_list => misc::set_robust_list(thread, a[0], a[1]),
+        nr::__NR_set_tid_address => misc::set_tid_address(thread, a[0]),
         nr::__NR_sched_yield => {
-            crate::task::executor::give_way().await;
+            executor::give_way().await;
             Ok(0)
         }
+        nr::__NR_sched_getaffinity => misc::getaffinity(thread, a[0], a[1], a[2]),
+        nr::__NR_sched_setaffinity => misc::setaffinity(thread, a[0], a[1], a[2]),
+        nr::__NR_sched_get_priority_max => misc::sched_priority(a[0], true),
+        nr::__NR_sched_get_priority_min => misc::sched_priority(a[0], false),
+
+        nr::__NR_clock_gettime => clock::gettime(thread, a[0], a[1]),
+        nr::__NR_clock_getres => clock::getres(thread, a[0], a[1]),
+        nr::__NR_gettimeofday => clock::gettimeofday(thread, a[0]),
+        nr::__NR_time => clock::seconds(thread, a[0]),
+        nr::__NR_nanosleep => clock::nanosleep(thread, a[0], a[1]).await,
+        nr::__NR_clock_nanosleep => clock::clock_nanosleep(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_alarm => clock::alarm(thread, a[0]),
+        nr::__NR_setitimer => clock::setitimer(thread, a[0], a[1], a[2]),
+        nr::__NR_getitimer => clock::getitimer(thread, a[0], a[1]),
+
+        nr::__NR_arch_prctl => misc::arch_prctl(thread, a[0], a[1]),
+        nr::__NR_prctl => misc::prctl(thread, a[0], a[1]),
+        nr::__NR_prlimit64 => misc::prlimit(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_getrlimit => misc::prlimit(thread, 0, a[0], 0, a[1]),
+        nr::__NR_setrlimit => misc::prlimit(thread, 0, a[0], a[1], 0),
+        nr::__NR_sysinfo => misc::sysinfo(thread, a[0]),
+        nr::__NR_uname => misc::uname(thread, a[0]),
+        nr::__NR_getrandom => misc::getrandom(thread, a[0], a[1], a[2]),
         // A C library asks for these and is content without them.
-        nr::__NR_rseq | nr::__NR_set_robust_list | nr::__NR_prlimit64 | nr::__NR_readlink => Err(Errno::ENOSYS),
+        nr::__NR_rseq | nr::__NR_readlink => Err(Errno::ENOSYS),
         _ => absent(number),
     }
+}
+
+/// A child that shares nothing but what the flags say.
+fn plain(flags: u32) -> Wanted {
+    Wanted { flags: flags.into(), exit_signal: nr::SIGCHLD, stack: 0, parent_tid: 0, child_tid: 0, tls: 0 }
 }
 
 /// Says once of each that there is no such system call.

@@ -1,160 +1,347 @@
-//! Programs begin, and end.
+//! Processes and threads: they begin, and end, and others hear of it.
 
-use super::{Answer, misc};
-use crate::arch::entry::Registers;
+use super::{Answer, futex as robust, program};
 use crate::arch::exit::{Outcome, exit as stop};
-use crate::arch::paging::user_end;
 use crate::arch::serial::wire;
-use crate::mem::{self, UserSpace, uaccess};
-use crate::task::{Process, Thread};
+use crate::mem::{UserSpace, space, uaccess};
+use crate::task::process::{FIRST, Life, find, new_number};
+use crate::task::signal::{COUNT, Pending};
+use crate::task::thread::Context;
+use crate::task::{Process, Thread, executor, futex};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::arch::x86_64::__cpuid;
-use core::sync::atomic::{AtomicU32, Ordering};
-use vellum::group::GroupId;
-use vellum::space::{Limits, MapFlags, MapRequest};
-use vellum::vma::Prot;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::exec::elf::{self, Contents, Mapping};
-use vellum_kernel::exec::stack::{self, Aux};
-use x86_64::VirtAddr;
-use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 
-/// Where a program goes that may lie anywhere (Linux, without randomization: two thirds of the address space).
-const DYNAMIC_BASE: u64 = 0x5555_5555_4000;
-/// Bytes that a stack is mapped with; it grows from there.
-const STACK: u64 = 132 << 10;
-
-/// A space with a program in it, and the registers it begins with.
+/// Starts the first program. When it ends, the machine does.
 ///
 /// # Errors
 ///
 /// What `execve` answers.
-pub fn load(
-    file: &[u8],
-    path: &[u8],
-    arguments: &[Vec<u8>],
-    environment: &[Vec<u8>],
-) -> Result<(Arc<UserSpace>, Registers), Errno> {
-    // The page before the end stays free, as on Linux: an instruction at the very end would go on beyond it.
-    let top = user_end().min(1 << 47) - 4096;
-    let known =
-        elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: ::elf::abi::EM_X86_64 };
-    let head = elf::head(file, known.machine)?;
-    let table = file.get(head.table.start as usize..head.table.end as usize).ok_or(Errno::ENOEXEC)?;
-    let plan = elf::plan(&head, table, file.len() as u64, &known)?;
-    if plan.interpreter.is_some() {
-        // No loader to hand it to yet.
-        return Err(Errno::ENOEXEC);
-    }
-    let base = if plan.relocatable { DYNAMIC_BASE.next_multiple_of(plan.align) } else { 0 };
-    if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
-        return Err(Errno::ENOMEM);
-    }
-    let limits = Limits { mmap_base: top - (8 << 20) - (1 << 20), ..Limits::default() };
-    let space = mem::new_space(mem::machine(), GroupId::ROOT, limits).map_err(|_| Errno::ENOMEM)?;
-    let space = Arc::new(UserSpace::new(space));
-    for mapping in &plan.mappings {
-        map(&space, base, mapping, file)?;
-    }
-    let end = (base + plan.end).next_multiple_of(4096);
-    *space.heap.lock() = mem::space::Heap { start: end, end };
-    let request = MapRequest {
-        addr: top - STACK,
-        len: STACK,
-        prot: Prot::READ | Prot::WRITE,
-        flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
-    };
-    space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
-    let aux = Aux {
-        hwcap: __cpuid(1).edx.into(),
-        page_size: 4096,
-        table: plan.table.map_or(0, |table| base + table),
-        entries: plan.entries,
-        entry: base + plan.entry,
-        random: core::array::from_fn(|_| misc::random() as u8),
-        least_signal_stack: 3632,
-        ..Aux::default()
-    };
-    let stack = stack::build(top, stack::room(8 << 20), path, arguments, environment, &aux)?;
-    uaccess::write(&space, stack.start, &stack.bytes)?;
-    Ok((space, Registers::start(aux.entry, stack.start)))
-}
-
-fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &[u8]) -> Result<(), Errno> {
-    let (start, len) = (base + mapping.range.start, mapping.range.end - mapping.range.start);
-    let request = MapRequest { addr: start, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
-    space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
-    if let Contents::File { offset, clear } = &mapping.contents {
-        let bytes = len - (clear.end - clear.start);
-        let end = (offset + bytes).min(file.len() as u64);
-        uaccess::write(space, start, file.get(*offset as usize..end as usize).ok_or(Errno::EINVAL)?)?;
-    }
-    let mut prot = Prot::empty();
-    prot.set(Prot::READ, mapping.rights.read);
-    prot.set(Prot::WRITE, mapping.rights.write);
-    prot.set(Prot::EXEC, mapping.rights.execute);
-    space.engine.protect(start, len, prot).map_err(|error| error.errno().into())
-}
-
-/// Starts the first program.
 pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec<u8>]) -> Result<(), Errno> {
-    let (memory, registers) = load(file, path, arguments, environment)?;
-    let process = Process { pid: 1, status: AtomicU32::new(0) };
-    Thread::new(1, Arc::new(process), memory, registers).start();
+    let everybodys = Process::new(FIRST, None, None, 0);
+    let limits = *everybodys.limits.lock();
+    let (memory, registers) = program::load(file, path, arguments, environment, &limits)?;
+    let pid = new_number();
+    let process = Process::new(pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
+    process.group.store(pid, Ordering::Relaxed);
+    process.session.store(pid, Ordering::Relaxed);
+    let thread = Thread::new(pid, &process, Context::new(memory, registers), 0);
+    executor::spawn(async move {
+        // Reaps all who end without a parent, until the first program does.
+        let everybodys = &everybodys;
+        loop {
+            let over = || {
+                everybodys
+                    .children
+                    .lock()
+                    .iter()
+                    .find(|child| child.life.lock().is_over() && child.threads.lock().is_empty())
+                    .cloned()
+            };
+            let child = everybodys.child_changed.wait_until(over).await;
+            everybodys.reap(&child);
+            if child.pid == pid {
+                let status = child.life.lock().shell_status();
+                wire::send(wire::Frame::Exit, &status.to_le_bytes());
+                stop(Outcome::Success);
+            }
+        }
+    });
+    thread.start();
     Ok(())
 }
 
-/// Ends the program.
-pub fn exit_group(thread: &Thread, status: u32) {
-    thread.process.status.store(status, Ordering::Relaxed);
-    thread.ending.store(true, Ordering::Relaxed);
-    if thread.process.pid == 1 {
-        wire::send(wire::Frame::Exit, &status.to_le_bytes());
-        stop(Outcome::Success);
+/// What `clone` and `clone3` ask for.
+pub struct Wanted {
+    /// `CLONE_` flags.
+    pub flags: u64,
+    /// The signal for the parent when the child ends.
+    pub exit_signal: u32,
+    /// The child's stack pointer; 0: as the parent's.
+    pub stack: u64,
+    /// Where the child's number is written for the parent, and for the child.
+    pub parent_tid: u64,
+    /// As above.
+    pub child_tid: u64,
+    /// The child's thread pointer.
+    pub tls: u64,
+}
+
+/// `clone`, `clone3`, `fork`, `vfork`.
+pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
+    let has = |flag: u32| wanted.flags & u64::from(flag) != 0;
+    let needs = |flag, other| has(flag) && !has(other);
+    if needs(abi::CLONE_THREAD, abi::CLONE_SIGHAND) || needs(abi::CLONE_SIGHAND, abi::CLONE_VM) {
+        return Err(Errno::EINVAL);
     }
+    if wanted.flags & u64::from(abi::CLONE_NEWNS | abi::CLONE_NEWPID | abi::CLONE_NEWUSER | abi::CLONE_NEWNET) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let memory = thread.memory();
+    let memory = if has(abi::CLONE_VM) { memory } else { Arc::new(memory.fork()?) };
+    thread.save_vector();
+    // SAFETY: the thread's own future.
+    let parent = unsafe { thread.context() };
+    let mut context = Context::new(memory.clone(), parent.registers);
+    context.vector = parent.vector.clone();
+    (context.fs, context.gs) = (parent.fs, parent.gs);
+    context.registers.rax = 0;
+    if wanted.stack != 0 {
+        context.registers.rsp = wanted.stack;
+    }
+    if !has(abi::CLONE_VM) || has(abi::CLONE_VFORK) {
+        context.signal_stack = parent.signal_stack;
+    }
+    if has(abi::CLONE_SETTLS) {
+        context.fs = wanted.tls;
+    }
+    if has(abi::CLONE_CHILD_CLEARTID) {
+        context.clear_tid = wanted.child_tid;
+    }
+    let tid = new_number();
+    if has(abi::CLONE_CHILD_SETTID) {
+        // A child that can't be told learns it otherwise.
+        let _ = uaccess::write(&memory, wanted.child_tid, &tid.to_le_bytes());
+    }
+    if has(abi::CLONE_PARENT_SETTID) {
+        uaccess::write(&thread.memory(), wanted.parent_tid, &tid.to_le_bytes())?;
+    }
+    let mask = thread.mask.load(Ordering::Relaxed);
+    if has(abi::CLONE_THREAD) {
+        Thread::new(tid, &thread.process, context, mask).start();
+        return Ok(tid.into());
+    }
+    let own = &thread.process;
+    let parent = if has(abi::CLONE_PARENT) { own.parent.lock().upgrade() } else { None }.unwrap_or_else(|| own.clone());
+    let process = Process::new(tid, Some(&parent), Some(memory), wanted.exit_signal);
+    process.signals.lock().actions = own.signals.lock().actions;
+    process.signals.lock().pending = Pending::default();
+    Thread::new(tid, &process, context, mask).start();
+    if has(abi::CLONE_VFORK) {
+        process.vforked.store(true, Ordering::SeqCst);
+        process.changed.wait_until(|| (!process.vforked.load(Ordering::SeqCst)).then_some(())).await;
+    }
+    Ok(tid.into())
+}
+
+/// `clone3`.
+pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
+    const WORDS: usize = 11;
+    if !(64..=4096).contains(&size) {
+        return Err(if size < 64 { Errno::EINVAL } else { Errno::E2BIG });
+    }
+    let mut bytes = [0; 8 * WORDS];
+    let len = bytes.len().min(size as usize);
+    uaccess::read(&thread.memory(), at, &mut bytes[..len])?;
+    let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| bytes[8 * i + k]));
+    let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls] = core::array::from_fn(word);
+    let bad_stack = (stack == 0) != (stack_size == 0);
+    if flags & (u64::from(abi::CSIGNAL | abi::CLONE_DETACHED)) != 0 || exit_signal > u64::from(COUNT) || bad_stack {
+        return Err(Errno::EINVAL);
+    }
+    if flags & u64::from(abi::CLONE_THREAD | abi::CLONE_PARENT) != 0 && exit_signal != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let stack = stack.wrapping_add(stack_size);
+    clone(thread, Wanted { flags, exit_signal: exit_signal as u32, stack, parent_tid, child_tid, tls }).await
+}
+
+/// The thread tells those who wait for its memory, and lets go of it.
+pub fn let_go_of_memory(thread: &Arc<Thread>) {
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    let (robust_list, clear_tid) = (context.robust_list, context.clear_tid);
+    (context.robust_list, context.clear_tid) = (0, 0);
+    if robust_list != 0 {
+        robust::release_robust_list(thread, robust_list);
+    }
+    let memory = thread.memory();
+    if clear_tid != 0
+        && Arc::strong_count(&memory) > 2
+        && uaccess::write(&memory, clear_tid, &0u32.to_le_bytes()).is_ok()
+        && let Ok(key) = futex::key(&memory, clear_tid)
+    {
+        futex::wake(key, 1, u32::MAX);
+    }
+}
+
+/// The end of a thread's life.
+pub fn thread_ends(thread: &Arc<Thread>) {
+    let_go_of_memory(thread);
+    thread.forget_vector();
+    let process = &thread.process;
+    let last = process.threads.lock().len() == 1;
+    // Before the parent hears of it: the memory is free then.
+    if last {
+        *process.memory.lock() = None;
+    }
+    // SAFETY: the thread's own future.
+    unsafe { thread.context() }.memory = UserSpace::nobodys();
+    space::unload();
+    process.vfork_done();
+    process.thread_ended(thread);
 }
 
 /// `exit`.
 pub fn exit(thread: &Thread, status: u64) -> Answer {
-    exit_group_call(thread, status)
-}
-
-/// `exit_group`.
-pub fn exit_group_call(thread: &Thread, status: u64) -> Answer {
-    exit_group(thread, status as u32 & 0xff);
+    thread.exit_status.store(status as u32 & 0xff, Ordering::Relaxed);
+    thread.ending.store(true, Ordering::Relaxed);
+    thread.alert();
     Ok(0)
 }
 
-/// `arch_prctl`.
-pub fn arch_prctl(thread: &Arc<Thread>, code: u64, value: u64) -> Answer {
-    const SET_GS: u64 = 0x1001;
-    const SET_FS: u64 = 0x1002;
-    const GET_FS: u64 = 0x1003;
-    const GET_GS: u64 = 0x1004;
-    // SAFETY: the thread's own future runs this.
-    let context = unsafe { thread.context() };
-    match code {
-        SET_FS | SET_GS if value >= user_end() => Err(Errno::EPERM),
-        SET_FS => {
-            context.fs = value;
-            FsBase::write(VirtAddr::new_truncate(value));
-            Ok(0)
-        }
-        SET_GS => {
-            context.gs = value;
-            KernelGsBase::write(VirtAddr::new_truncate(value));
-            Ok(0)
-        }
-        GET_FS => uaccess::write(&thread.memory, value, &context.fs.to_le_bytes()).map(|()| 0),
-        GET_GS => uaccess::write(&thread.memory, value, &context.gs.to_le_bytes()).map(|()| 0),
-        _ => Err(Errno::EINVAL),
+/// `exit_group`.
+pub fn exit_group(thread: &Thread, status: u64) -> Answer {
+    thread.process.end(Life::Exited(status as u8));
+    Ok(0)
+}
+
+/// Whether a child is one that `wait` was asked about: by number, by group, or any.
+fn is_wanted(child: &Process, pid: i64, own: &Process) -> bool {
+    match pid {
+        -1 => true,
+        0 => child.group.load(Ordering::Relaxed) == own.group.load(Ordering::Relaxed),
+        _ if pid < 0 => i64::from(child.group.load(Ordering::Relaxed)) == -pid,
+        _ => i64::from(child.pid) == pid,
     }
 }
 
-/// `set_tid_address`.
-pub fn set_tid_address(thread: &Arc<Thread>, address: u64) -> Answer {
-    // SAFETY: the thread's own future runs this.
-    unsafe { thread.context() }.clear_tid = address;
-    Ok(thread.tid.into())
+/// A child that has something to tell, and what; it is told once, unless `keep`.
+fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Option<Result<(Arc<Process>, Life), Errno>> {
+    let children: Vec<_> = own.children.lock().iter().filter(|child| is_wanted(child, pid, own)).cloned().collect();
+    if children.is_empty() {
+        return Some(Err(Errno::ECHILD));
+    }
+    for child in children {
+        let mut life = child.life.lock();
+        let now = *life;
+        let tells = match now {
+            Life::Exited(_) | Life::Killed(_) => ended && child.threads.lock().is_empty(),
+            Life::Stopped(_, told) => !told && options & abi::WUNTRACED != 0,
+            Life::Continued => options & abi::WCONTINUED != 0,
+            Life::Running => false,
+        };
+        if !tells {
+            continue;
+        }
+        if !keep {
+            match now {
+                Life::Stopped(signal, _) => *life = Life::Stopped(signal, true),
+                Life::Continued => *life = Life::Running,
+                _ => {}
+            }
+        }
+        drop(life);
+        if !keep && now.is_over() {
+            own.reap(&child);
+        }
+        return Some(Ok((child, now)));
+    }
+    None
+}
+
+/// `wait4`.
+pub async fn wait4(thread: &Arc<Thread>, pid: u64, to: u64, options: u64, usage: u64) -> Answer {
+    let (pid, options) = (i64::from(pid as i32), options as u32);
+    let known = abi::WNOHANG | abi::WUNTRACED | abi::WCONTINUED | abi::__WNOTHREAD | abi::__WCLONE | abi::__WALL;
+    if options & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if pid == i64::from(i32::MIN) {
+        return Err(Errno::ESRCH);
+    }
+    let Some((child, life)) = wait(thread, pid, options, true, false).await? else { return Ok(0) };
+    if to != 0 {
+        uaccess::write(&thread.memory(), to, &life.status().to_le_bytes())?;
+    }
+    if usage != 0 {
+        uaccess::write(&thread.memory(), usage, &[0; 144])?;
+    }
+    Ok(child.pid.into())
+}
+
+async fn wait(
+    thread: &Arc<Thread>,
+    pid: i64,
+    options: u32,
+    ended: bool,
+    keep: bool,
+) -> Result<Option<(Arc<Process>, Life)>, Errno> {
+    let own = &thread.process;
+    let look = || news(own, pid, options, ended, keep);
+    if options & abi::WNOHANG != 0 {
+        return look().transpose();
+    }
+    thread.interruptible(own.child_changed.wait_until(look), None).await?.map(Some)
+}
+
+/// `waitid`.
+pub async fn waitid(thread: &Arc<Thread>, kind: u64, id: u64, to: u64, options: u64) -> Answer {
+    let options = options as u32;
+    let states = abi::WEXITED | abi::WSTOPPED | abi::WCONTINUED;
+    if options & !(states | abi::WNOHANG | abi::WNOWAIT | abi::__WNOTHREAD | abi::__WCLONE | abi::__WALL) != 0
+        || options & states == 0
+    {
+        return Err(Errno::EINVAL);
+    }
+    let pid = match kind as u32 {
+        abi::P_ALL => -1,
+        abi::P_PID if id as i32 > 0 => i64::from(id as i32),
+        abi::P_PGID if id as i32 >= 0 => -i64::from(id as i32),
+        _ => return Err(Errno::EINVAL),
+    };
+    let found = wait(thread, pid, options, options & abi::WEXITED != 0, options & abi::WNOWAIT != 0).await?;
+    if to != 0 {
+        let bytes = found.map_or([0; 128], |(child, life)| {
+            let (code, status) = match life {
+                Life::Exited(status) => (abi::CLD_EXITED, status.into()),
+                Life::Killed(signal) => (abi::CLD_KILLED, signal),
+                Life::Stopped(signal, _) => (abi::CLD_STOPPED, signal),
+                Life::Continued | Life::Running => (abi::CLD_CONTINUED, abi::SIGCONT),
+            };
+            child.child_info(abi::SIGCHLD, code, status).bytes()
+        });
+        uaccess::write(&thread.memory(), to, &bytes)?;
+    }
+    Ok(0)
+}
+
+/// The process of a number that a program gives: 0 is its own.
+pub fn process_of(thread: &Thread, pid: u64) -> Result<Arc<Process>, Errno> {
+    if pid as i32 == 0 { Ok(thread.process.clone()) } else { find(pid as u32).ok_or(Errno::ESRCH) }
+}
+
+/// `setpgid`.
+pub fn setpgid(thread: &Thread, pid: u64, group: u64) -> Answer {
+    if (group as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = process_of(thread, pid)?;
+    let is_child = process.parent_pid() == thread.process.pid;
+    if process.pid != thread.process.pid && !is_child {
+        return Err(Errno::ESRCH);
+    }
+    if process.session.load(Ordering::Relaxed) == process.pid {
+        return Err(Errno::EPERM);
+    }
+    let group = if group == 0 { process.pid } else { group as u32 };
+    let exists = |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group;
+    if group != process.pid && !crate::task::process::all().iter().any(exists) {
+        return Err(Errno::EPERM);
+    }
+    process.group.store(group, Ordering::Relaxed);
+    Ok(0)
+}
+
+/// `setsid`.
+pub fn setsid(thread: &Thread) -> Answer {
+    let process = &thread.process;
+    if process.group.load(Ordering::Relaxed) == process.pid {
+        return Err(Errno::EPERM);
+    }
+    process.group.store(process.pid, Ordering::Relaxed);
+    process.session.store(process.pid, Ordering::Relaxed);
+    Ok(process.pid.into())
 }

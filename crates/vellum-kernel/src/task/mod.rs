@@ -5,10 +5,16 @@
 //! | [`executor`] | who may run, and on which processor |
 //! | [`time`] | waiting for a moment |
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
-//! | [`process`] | what the threads of a program share |
+//! | [`process`] | what the threads of a program share, and who knows whom |
+//! | [`signal`] | signals: sending |
+//! | [`deliver`] | signals: what a thread does about them |
+//! | [`futex`] | waiting for a word of memory |
 
+pub mod deliver;
 pub mod executor;
+pub mod futex;
 pub mod process;
+pub mod signal;
 pub mod thread;
 pub mod time;
 

@@ -1,11 +1,280 @@
-//! What the threads of a program share.
+//! Processes: what the threads of a program share, and who knows whom.
+//!
+//! Locks, outermost first: the table of processes; a process's children; its threads; its life; its signals; a thread's
+//! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
-use core::sync::atomic::AtomicU32;
+use crate::mem::UserSpace;
+use crate::sys::clock::Timer;
+use crate::task::Thread;
+use crate::task::signal::{self, Info, Signals};
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use linux_raw_sys::general as abi;
+use spin::Mutex;
+use vellum_kernel::wait::Queue;
+
+/// The process that everybody descends from: the kernel's own, without memory or threads.
+pub const FIRST: u32 = 1;
+/// The last number given out; they are not given out twice.
+static NUMBERS: AtomicU32 = AtomicU32::new(FIRST);
+static TABLE: Mutex<BTreeMap<u32, Arc<Process>>> = Mutex::new(BTreeMap::new());
+
+/// What has become of a process, as `wait` reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It runs.
+    Running,
+    /// A signal stopped it; whether its parent has heard.
+    Stopped(u32, bool),
+    /// It was stopped and goes on; its parent has not heard.
+    Continued,
+    /// It ended: by itself, with this status.
+    Exited(u8),
+    /// It ended: by this signal.
+    Killed(u32),
+}
+
+impl Life {
+    /// Whether it is over.
+    pub fn is_over(self) -> bool {
+        matches!(self, Life::Exited(_) | Life::Killed(_))
+    }
+
+    /// As `wait4` says it.
+    pub fn status(self) -> u32 {
+        match self {
+            Life::Running => 0,
+            Life::Exited(status) => u32::from(status) << 8,
+            Life::Killed(signal) => signal,
+            Life::Stopped(signal, _) => signal << 8 | 0x7f,
+            Life::Continued => 0xffff,
+        }
+    }
+
+    /// As a shell says it.
+    pub fn shell_status(self) -> u32 {
+        match self {
+            Life::Exited(status) => status.into(),
+            Life::Killed(signal) | Life::Stopped(signal, _) => 128 + signal,
+            Life::Running | Life::Continued => 0,
+        }
+    }
+}
 
 /// A process.
 pub struct Process {
     /// Its number.
     pub pid: u32,
-    /// How it ended, as a shell says it: an exit status, or 128 and a signal.
-    pub status: AtomicU32,
+    /// Its group's number.
+    pub group: AtomicU32,
+    /// Its session's number.
+    pub session: AtomicU32,
+    /// Who waits for it.
+    pub parent: Mutex<Weak<Process>>,
+    /// Whom it may wait for.
+    pub children: Mutex<Vec<Arc<Process>>>,
+    /// A child has changed.
+    pub child_changed: Queue,
+    /// The signal for the parent when it ends; 0 for none.
+    pub exit_signal: u32,
+    /// Its threads, the first one first.
+    pub threads: Mutex<Vec<Arc<Thread>>>,
+    /// Its memory, until it ends.
+    pub memory: Mutex<Option<Arc<UserSpace>>>,
+    /// What has become of it.
+    pub life: Mutex<Life>,
+    /// It was stopped, and goes on: or a thread ended, or the memory was given up.
+    pub changed: Queue,
+    /// What is to be done about signals.
+    pub signals: Mutex<Signals>,
+    /// Resource limits: soft and hard.
+    pub limits: Mutex<[[u64; 2]; 16]>,
+    /// The interval timer of real time.
+    pub timer: Mutex<Timer>,
+    /// Whether its parent waits until it gives up the memory that they share (`vfork`).
+    pub vforked: AtomicBool,
+}
+
+/// Limits as Linux has them by default.
+pub fn default_limits() -> [[u64; 2]; 16] {
+    let mut limits = [[u64::MAX; 2]; 16];
+    limits[abi::RLIMIT_STACK as usize] = [8 << 20, u64::MAX];
+    limits[abi::RLIMIT_CORE as usize] = [0, u64::MAX];
+    limits[abi::RLIMIT_NOFILE as usize] = [1024, 4096];
+    limits[abi::RLIMIT_NPROC as usize] = [4096, 4096];
+    limits[abi::RLIMIT_MEMLOCK as usize] = [8 << 20, 8 << 20];
+    limits[abi::RLIMIT_SIGPENDING as usize] = [4096, 4096];
+    limits[abi::RLIMIT_MSGQUEUE as usize] = [819_200, 819_200];
+    limits[abi::RLIMIT_NICE as usize] = [0, 0];
+    limits[abi::RLIMIT_RTPRIO as usize] = [0, 0];
+    limits
+}
+
+/// A number for a new process or thread.
+pub fn new_number() -> u32 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// The process of this number.
+pub fn find(pid: u32) -> Option<Arc<Process>> {
+    TABLE.lock().get(&pid).cloned()
+}
+
+/// All processes.
+pub fn all() -> Vec<Arc<Process>> {
+    TABLE.lock().values().cloned().collect()
+}
+
+/// The thread of this number.
+pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
+    all().iter().find_map(|process| process.threads.lock().iter().find(|thread| thread.tid == tid).cloned())
+}
+
+impl Process {
+    /// A child of `parent`, or the first process of all, in the table from now on.
+    pub fn new(pid: u32, parent: Option<&Arc<Process>>, memory: Option<Arc<UserSpace>>, exit_signal: u32) -> Arc<Self> {
+        let of_parent = |get: fn(&Process) -> &AtomicU32| parent.map_or(pid, |p| get(p).load(Ordering::Relaxed));
+        let process = Arc::new(Process {
+            pid,
+            group: AtomicU32::new(of_parent(|p| &p.group)),
+            session: AtomicU32::new(of_parent(|p| &p.session)),
+            parent: Mutex::new(parent.map(Arc::downgrade).unwrap_or_default()),
+            children: Mutex::new(Vec::new()),
+            child_changed: Queue::new(),
+            exit_signal,
+            threads: Mutex::new(Vec::new()),
+            memory: Mutex::new(memory),
+            life: Mutex::new(Life::Running),
+            changed: Queue::new(),
+            signals: Mutex::new(Signals::new()),
+            timer: Mutex::new(Timer::default()),
+            vforked: AtomicBool::new(false),
+            limits: Mutex::new(parent.map_or_else(default_limits, |p| *p.limits.lock())),
+        });
+        if let Some(parent) = parent {
+            parent.children.lock().push(process.clone());
+        }
+        TABLE.lock().insert(pid, process.clone());
+        process
+    }
+
+    /// The number of its parent, 0 if it has none.
+    pub fn parent_pid(&self) -> u32 {
+        self.parent.lock().upgrade().map_or(0, |parent| parent.pid)
+    }
+
+    /// Ends the process: its threads end as soon as they come to it. The first reason counts.
+    pub fn end(&self, life: Life) {
+        let mut now = self.life.lock();
+        if !now.is_over() {
+            *now = life;
+        }
+        drop(now);
+        self.changed.wake_all();
+        for thread in self.threads.lock().iter() {
+            thread.ending.store(true, Ordering::Relaxed);
+            thread.alert();
+        }
+    }
+
+    /// Stops it, by a signal.
+    pub fn stop(self: &Arc<Self>, signal: u32) {
+        *self.life.lock() = Life::Stopped(signal, false);
+        self.tell_parent(abi::CLD_STOPPED, signal);
+        for thread in self.threads.lock().iter() {
+            thread.alert();
+        }
+    }
+
+    /// Lets it go on, if it was stopped.
+    pub fn go_on(self: &Arc<Self>, tell: bool) {
+        let mut life = self.life.lock();
+        if !matches!(*life, Life::Stopped(..)) {
+            return;
+        }
+        *life = if tell { Life::Continued } else { Life::Running };
+        drop(life);
+        self.changed.wake_all();
+        if tell {
+            self.tell_parent(abi::CLD_CONTINUED, abi::SIGCONT);
+        }
+    }
+
+    /// Whether it is stopped.
+    pub fn is_stopped(&self) -> bool {
+        matches!(*self.life.lock(), Life::Stopped(..))
+    }
+
+    fn tell_parent(&self, code: u32, status: u32) {
+        let Some(parent) = self.parent.lock().upgrade() else { return };
+        let quiet = parent.signals.lock().action(abi::SIGCHLD).flags & u64::from(abi::SA_NOCLDSTOP) != 0;
+        if !quiet {
+            signal::send(&parent, self.child_info(abi::SIGCHLD, code, status));
+        }
+        parent.child_changed.wake_all();
+    }
+
+    /// What the parent hears about it.
+    pub fn child_info(&self, signal: u32, code: u32, status: u32) -> Info {
+        Info { signal, code: code as i32, fields: [u64::from(self.pid), u64::from(status), 0, 0] }
+    }
+
+    /// A thread is no more. With the last one the process is over: its children are the first process's, its parent hears.
+    pub fn thread_ended(self: &Arc<Self>, thread: &Arc<Thread>) {
+        let left = {
+            let mut threads = self.threads.lock();
+            threads.retain(|other| !Arc::ptr_eq(other, thread));
+            threads.len()
+        };
+        self.changed.wake_all();
+        if left > 0 {
+            return;
+        }
+        let life = {
+            let mut life = self.life.lock();
+            if !life.is_over() {
+                *life = Life::Exited(thread.exit_status.load(Ordering::Relaxed) as u8);
+            }
+            *life
+        };
+        *self.memory.lock() = None;
+        let first = find(FIRST);
+        let orphans = core::mem::take(&mut *self.children.lock());
+        if let Some(first) = first {
+            for orphan in orphans {
+                *orphan.parent.lock() = Arc::downgrade(&first);
+                first.children.lock().push(orphan);
+            }
+            first.child_changed.wake_all();
+        }
+        let Some(parent) = self.parent.lock().upgrade() else { return };
+        let action = *parent.signals.lock().action(abi::SIGCHLD);
+        let unwanted = self.exit_signal == abi::SIGCHLD
+            && (action.handler == 1 || action.flags & u64::from(abi::SA_NOCLDWAIT) != 0);
+        if unwanted {
+            parent.reap(self);
+        }
+        if self.exit_signal != 0 {
+            let (code, status) = match life {
+                Life::Killed(signal) => (abi::CLD_KILLED, signal),
+                other => (abi::CLD_EXITED, other.shell_status()),
+            };
+            signal::send(&parent, self.child_info(self.exit_signal, code, status));
+        }
+        parent.child_changed.wake_all();
+    }
+
+    /// It shares no memory with its parent any more.
+    pub fn vfork_done(&self) {
+        self.vforked.store(false, Ordering::SeqCst);
+        self.changed.wake_all();
+    }
+
+    /// Forgets a child that is over.
+    pub fn reap(&self, child: &Process) {
+        self.children.lock().retain(|other| other.pid != child.pid);
+        TABLE.lock().remove(&child.pid);
+    }
 }

@@ -4,14 +4,18 @@ use crate::arch::entry::{self, Registers, SYSTEM_CALL};
 use crate::arch::trap::{self, PAGE_FAULT};
 use crate::arch::{cpu, percpu, vector};
 use crate::mem::{UserSpace, space, uaccess};
-use crate::task::{Process, executor, time};
-use crate::{println, sys};
+use crate::sys;
+use crate::task::signal::{self, Pending, Set};
+use crate::task::{Process, deliver, executor, time};
 use alloc::sync::Arc;
 use core::cell::UnsafeCell;
-use core::pin::Pin;
+use core::future::poll_fn;
+use core::pin::{Pin, pin};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering};
-use core::task::{Context as Waking, Poll};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::task::{Context as Waking, Poll, Waker};
+use spin::Mutex;
+use vellum_kernel::errno::Errno;
 use x86_64::VirtAddr;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr2;
@@ -24,17 +28,27 @@ pub struct Thread {
     pub tid: u32,
     /// The program that it is a thread of.
     pub process: Arc<Process>,
-    /// The memory it runs in.
-    pub memory: Arc<UserSpace>,
     /// Whether it is to end.
     pub ending: AtomicBool,
+    /// With what status, if it ends by itself.
+    pub exit_status: AtomicU32,
+    /// The signals that it blocks.
+    pub mask: AtomicU64,
+    /// The signals that it waits for in `sigtimedwait`.
+    pub awaited: AtomicU64,
+    /// Signals sent to it alone.
+    pub pending: Mutex<Pending>,
+    /// Whether there is something to do before it enters user mode.
+    alerted: AtomicBool,
+    /// Who to wake then, if it waits.
+    waker: Mutex<Option<Waker>>,
     context: UnsafeCell<Context>,
 }
 
 // SAFETY: the context is touched by the thread's own future only, which one processor polls at a time.
 unsafe impl Sync for Thread {}
 
-/// What a thread has of the processor.
+/// What a thread has of the processor, and what nobody else needs to see.
 pub struct Context {
     /// The general registers.
     pub registers: Registers,
@@ -44,15 +58,58 @@ pub struct Context {
     pub fs: u64,
     /// As above.
     pub gs: u64,
+    /// The memory it runs in.
+    pub memory: Arc<UserSpace>,
     /// Where the kernel writes 0 when the thread ends (`set_tid_address`).
     pub clear_tid: u64,
+    /// The list of locks to mark when the thread ends (`set_robust_list`).
+    pub robust_list: u64,
+    /// The alternate stack for signals: address and length.
+    pub signal_stack: [u64; 2],
+    /// The mask to return to after a signal, when `sigsuspend` and the like have another in place.
+    pub saved_mask: Option<Set>,
+    /// Where the last page fault was.
+    pub fault_address: u64,
+    /// The system call that a signal ended and that may be made again.
+    pub restart: Option<u64>,
+}
+
+impl Context {
+    /// Of a thread that will begin with these registers.
+    pub fn new(memory: Arc<UserSpace>, registers: Registers) -> Self {
+        Self {
+            registers,
+            vector: vector::State::new(),
+            fs: 0,
+            gs: 0,
+            memory,
+            clear_tid: 0,
+            robust_list: 0,
+            signal_stack: [0; 2],
+            saved_mask: None,
+            fault_address: 0,
+            restart: None,
+        }
+    }
 }
 
 impl Thread {
-    /// A thread that will begin with these registers.
-    pub fn new(tid: u32, process: Arc<Process>, memory: Arc<UserSpace>, registers: Registers) -> Arc<Self> {
-        let context = Context { registers, vector: vector::State::new(), fs: 0, gs: 0, clear_tid: 0 };
-        Arc::new(Self { tid, process, memory, ending: AtomicBool::new(false), context: UnsafeCell::new(context) })
+    /// A thread of `process`, not started yet.
+    pub fn new(tid: u32, process: &Arc<Process>, context: Context, mask: Set) -> Arc<Self> {
+        let thread = Arc::new(Self {
+            tid,
+            process: process.clone(),
+            ending: AtomicBool::new(false),
+            exit_status: AtomicU32::new(0),
+            mask: AtomicU64::new(mask),
+            awaited: AtomicU64::new(0),
+            pending: Mutex::new(Pending::default()),
+            alerted: AtomicBool::new(true),
+            waker: Mutex::new(None),
+            context: UnsafeCell::new(context),
+        });
+        process.threads.lock().push(thread.clone());
+        thread
     }
 
     /// The context.
@@ -64,6 +121,75 @@ impl Thread {
     pub unsafe fn context(&self) -> &mut Context {
         // SAFETY: by contract, and by the `Sync` above.
         unsafe { &mut *self.context.get() }
+    }
+
+    /// The memory it runs in. For the thread's own future.
+    pub fn memory(&self) -> Arc<UserSpace> {
+        // SAFETY: system calls are made by the thread's own future.
+        unsafe { self.context() }.memory.clone()
+    }
+
+    /// Blocks these signals, and no others.
+    pub fn set_mask(&self, mask: Set) {
+        self.mask.store(mask & !signal::UNSTOPPABLE, Ordering::Relaxed);
+        self.alerted.store(true, Ordering::SeqCst);
+    }
+
+    /// Has the thread look for something to do before it enters user mode again, and ends its wait if it waits.
+    pub fn alert(&self) {
+        self.alerted.store(true, Ordering::SeqCst);
+        let waker = self.waker.lock().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The same, if it does not block this signal.
+    pub fn alert_if_open(&self, signal: u32) {
+        if self.mask.load(Ordering::Relaxed) & signal::bit(signal) == 0 {
+            self.alert();
+        }
+    }
+
+    /// Whether it waits for this very signal.
+    pub fn waits_for(&self, signal: u32) -> bool {
+        self.awaited.load(Ordering::Relaxed) & signal::bit(signal) != 0
+    }
+
+    /// Whether a signal that it does not block is pending, or it is to end or to stop.
+    pub fn is_interrupted(&self) -> bool {
+        if !self.alerted.load(Ordering::SeqCst) {
+            return false;
+        }
+        let open = !self.mask.load(Ordering::Relaxed) | self.awaited.load(Ordering::Relaxed);
+        self.ending.load(Ordering::Relaxed)
+            || self.process.is_stopped()
+            || self.pending.lock().set() & open != 0
+            || self.process.signals.lock().pending.set() & open != 0
+    }
+
+    /// Waits for `what`, until a signal comes or the clock says `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`: a signal came, or the thread is to end. `ETIMEDOUT`: the deadline passed.
+    pub async fn interruptible<T>(&self, what: impl Future<Output = T>, deadline: Option<u64>) -> Result<T, Errno> {
+        let mut what = pin!(what);
+        let mut sleep = pin!(deadline.map(time::until));
+        poll_fn(|context| {
+            if let Poll::Ready(found) = what.as_mut().poll(context) {
+                return Poll::Ready(Ok(found));
+            }
+            *self.waker.lock() = Some(context.waker().clone());
+            if self.is_interrupted() {
+                return Poll::Ready(Err(Errno::EINTR));
+            }
+            match sleep.as_mut().as_pin_mut().map(|sleep| sleep.poll(context)) {
+                Some(Poll::Ready(())) => Poll::Ready(Err(Errno::ETIMEDOUT)),
+                _ => Poll::Pending,
+            }
+        })
+        .await
     }
 
     /// Lets the thread run.
@@ -82,7 +208,8 @@ impl Thread {
             interrupts::enable();
             return Trap::Interrupt;
         }
-        space::load(&self.memory);
+        // SAFETY: the thread's own future runs this.
+        space::load(unsafe { &self.context().memory });
         time::arm_for_turn();
         // SAFETY: the thread's own future runs this, and keeps no reference.
         let registers = unsafe { &mut self.context().registers };
@@ -118,10 +245,22 @@ impl Thread {
 
     /// Takes them back, if this processor holds them.
     fn suspend(&self) {
-        let cpu = percpu::current();
-        if ptr::eq(cpu.thread.get(), self) {
+        self.save_vector();
+        self.forget_vector();
+    }
+
+    /// Brings the saved vector registers up to date. For the thread's own future.
+    pub fn save_vector(&self) {
+        if ptr::eq(percpu::current().thread.get(), self) {
             // SAFETY: the thread's own future runs this.
             unsafe { self.context() }.vector.save();
+        }
+    }
+
+    /// From now on the saved vector registers are the ones that count. For the thread's own future.
+    pub fn forget_vector(&self) {
+        let cpu = percpu::current();
+        if ptr::eq(cpu.thread.get(), self) {
             cpu.thread.set(ptr::null());
         }
     }
@@ -162,31 +301,29 @@ impl<F: Future<Output = ()>> Future for Running<F> {
 
 /// The thread's life.
 async fn run(thread: Arc<Thread>) {
-    while !thread.ending.load(Ordering::Relaxed) {
+    loop {
+        if thread.alerted.load(Ordering::Relaxed) {
+            thread.alerted.store(false, Ordering::SeqCst);
+            if !deliver::settle(&thread).await {
+                break;
+            }
+        }
         match thread.enter() {
             Trap::PageFault(address, code) => {
-                if let Err(error) = thread.memory.engine.fault(address, uaccess::access(code)) {
-                    // SAFETY: the thread's own future.
-                    let registers = unsafe { &thread.context().registers };
-                    println!("thread {}: {error} ({code:?})\n{registers}", thread.tid);
-                    sys::process::exit_group(&thread, 128 + 11);
+                // SAFETY: the thread's own future, and the reference ends with the statement.
+                let result = unsafe { thread.context() }.memory.engine.fault(address, uaccess::access(code));
+                if let Err(error) = result {
+                    deliver::fault(&thread, address, error);
                 }
             }
             Trap::SystemCall(number) => {
-                // SAFETY: the thread's own future, and the reference ends here.
-                let r = unsafe { thread.context().registers };
+                // SAFETY: as above.
+                let r = unsafe { thread.context() }.registers;
                 let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
-                let answer =
-                    sys::call(&thread, number, arguments).await.unwrap_or_else(|error| error.returned() as u64);
-                // SAFETY: as above.
-                unsafe { thread.context() }.registers.rax = answer;
+                let answer = sys::call(&thread, number, arguments).await;
+                deliver::answer(&thread, number, answer);
             }
-            Trap::Exception(number) => {
-                // SAFETY: as above.
-                let registers = unsafe { &thread.context().registers };
-                println!("thread {}: exception {number}\n{registers}", thread.tid);
-                sys::process::exit_group(&thread, 128 + 4);
-            }
+            Trap::Exception(number) => deliver::exception(&thread, number),
             Trap::Interrupt => {
                 time::expire();
                 if executor::others_wait() {
@@ -195,4 +332,5 @@ async fn run(thread: Arc<Thread>) {
             }
         }
     }
+    sys::process::thread_ends(&thread);
 }

@@ -42,9 +42,9 @@ pub fn init() {
     write(LVT_TIMER, u32::from(TIMER));
 }
 
-/// Finds out how fast the timer counts. `ticks_in_ns`: how to read the time-stamp counter.
+/// Finds out how fast the timer counts, by the clock.
 ///
-/// To be called once, on the boot processor: the others' are as fast.
+/// To be called once, on the boot processor, after [`init`]: the others' are as fast.
 pub fn calibrate(now_ns: impl Fn() -> u64) {
     // The PC's old controllers must be silent.
     for port in [0x21, 0xa1] {

@@ -9,6 +9,7 @@
 //! | [`paging`] | the kernel half of every address space |
 //! | [`trap`] | exceptions and interrupts |
 //! | [`entry`] | into user mode and back |
+//! | [`frame`] | what a signal's handler finds on its stack |
 //! | [`vector`] | the vector registers |
 //! | [`apic`] | the timer, and interrupts between processors |
 //! | [`clock`] | time |
@@ -21,6 +22,7 @@ pub mod clock;
 pub mod cpu;
 pub mod entry;
 pub mod exit;
+pub mod frame;
 pub mod paging;
 pub mod percpu;
 pub mod pvh;

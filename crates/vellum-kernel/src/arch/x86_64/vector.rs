@@ -3,13 +3,15 @@
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
 
 /// Room for x87, SSE and AVX: what this kernel switches on.
 const ROOM: usize = 1024;
 /// The parts of the state in use: bits of XCR0, or 0 for FXSAVE.
 static PARTS: AtomicU64 = AtomicU64::new(0);
+/// Bytes that a state takes.
+static SIZE: AtomicUsize = AtomicUsize::new(512);
 
 const X87: u64 = 1;
 const SSE: u64 = 2;
@@ -31,6 +33,22 @@ impl State {
         // XSTATE_BV: x87 and SSE are what the legacy area says.
         room[512] = (X87 | SSE) as u8;
         Self(room)
+    }
+
+    /// The bytes of the state, as a program may see them.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0[..SIZE.load(Relaxed)]
+    }
+
+    /// Takes a state from a program, as far as it is one: what is reserved is cleared instead of refused.
+    pub fn set(&mut self, bytes: &[u8]) {
+        const RESERVED: core::ops::Range<usize> = 512..576;
+        let len = bytes.len().min(SIZE.load(Relaxed));
+        self.0[..len].copy_from_slice(&bytes[..len]);
+        self.0[26..28].fill(0);
+        let parts = if len > RESERVED.end { self.0[512] & PARTS.load(Relaxed) as u8 } else { (X87 | SSE) as u8 };
+        self.0[RESERVED].fill(0);
+        self.0[512] = parts;
     }
 
     /// Saves this processor's registers here.
@@ -84,4 +102,5 @@ pub fn init() {
     let size = __cpuid_count(0xd, 0).ebx as usize;
     assert!(size <= ROOM, "the vector state takes {size} bytes");
     PARTS.store(parts, Relaxed);
+    SIZE.store(size, Relaxed);
 }

@@ -1,0 +1,136 @@
+//! The frame that a signal's handler finds on its stack, as Linux lays it out (`struct rt_sigframe`): the address to return
+//! to, a `ucontext` with all registers, a `siginfo`, and above them the vector registers.
+
+use crate::arch::entry::Registers;
+use crate::mem::uaccess;
+use crate::task::deliver::is_on_signal_stack;
+use crate::task::signal::{Action, Info, Set};
+use crate::task::thread::Context;
+use alloc::vec::Vec;
+use linux_raw_sys::general::{SA_ONSTACK, SA_RESTORER};
+use vellum_kernel::errno::Errno;
+use x86_64::registers::rflags::RFlags;
+
+/// Bytes below the stack pointer that a function may use (System V ABI, "The Stack Frame").
+const RED_ZONE: u64 = 128;
+/// Offset of the `ucontext` in the frame, and of its parts.
+const UCONTEXT: usize = 8;
+const STACK: usize = UCONTEXT + 16;
+const MACHINE: usize = UCONTEXT + 40;
+const MASK: usize = MACHINE + 256;
+const INFO: usize = MASK + 8;
+const SIZE: usize = INFO + 128;
+/// The word of the machine context that has the address of the vector registers.
+const VECTOR_WORD: usize = 23;
+/// Flags that user mode may set for itself: CF PF AF ZF SF TF DF OF RF AC ID.
+const USER_FLAGS: u64 = 0x0025_0dd5;
+
+/// Has the thread go on in a handler, with a frame on its stack.
+///
+/// # Errors
+///
+/// There is no room for it, or no way to return.
+pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> Result<(), Errno> {
+    if action.flags & u64::from(SA_RESTORER) == 0 {
+        return Err(Errno::EFAULT);
+    }
+    let [stack, len] = context.signal_stack;
+    let switches = action.flags & u64::from(SA_ONSTACK) != 0 && len > 0 && !is_on_signal_stack(context);
+    let top = if switches { stack + len } else { context.registers.rsp.wrapping_sub(RED_ZONE) };
+    let vector = context.vector.bytes();
+    let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
+    // As after a call: the stack is aligned but for the return address.
+    let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(SIZE)?;
+    bytes.resize(SIZE, 0u8);
+    let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    put(0, action.restorer);
+    put(STACK, stack);
+    put(STACK + 8, stack_flags(context));
+    put(STACK + 16, len);
+    for (index, word) in words(&context.registers).into_iter().enumerate() {
+        put(MACHINE + 8 * index, word);
+    }
+    let Registers { error, vector: number, .. } = context.registers;
+    for (index, word) in [(19, error), (20, number), (21, mask), (22, context.fault_address), (VECTOR_WORD, vector_at)]
+    {
+        put(MACHINE + 8 * index, word);
+    }
+    put(MASK, mask);
+    bytes[INFO..].copy_from_slice(&info.bytes());
+    uaccess::write(&context.memory, vector_at, vector)?;
+    uaccess::write(&context.memory, at, &bytes)?;
+    let r = &mut context.registers;
+    (r.rip, r.rsp, r.rax) = (action.handler, at, 0);
+    (r.rdi, r.rsi, r.rdx) = (info.signal.into(), at + INFO as u64, at + UCONTEXT as u64);
+    r.rflags &= !(RFlags::DIRECTION_FLAG | RFlags::TRAP_FLAG | RFlags::RESUME_FLAG).bits();
+    Ok(())
+}
+
+/// What `sigaltstack` says about the thread's alternate stack now.
+pub fn stack_flags(context: &Context) -> u64 {
+    const ON_STACK: u64 = 1;
+    const DISABLED: u64 = 2;
+    match context.signal_stack {
+        [_, 0] => DISABLED,
+        _ if is_on_signal_stack(context) => ON_STACK,
+        _ => 0,
+    }
+}
+
+/// The general registers in the order of `struct sigcontext`, and the segments.
+fn words(r: &Registers) -> [u64; 19] {
+    [
+        r.r8,
+        r.r9,
+        r.r10,
+        r.r11,
+        r.r12,
+        r.r13,
+        r.r14,
+        r.r15,
+        r.rdi,
+        r.rsi,
+        r.rbp,
+        r.rbx,
+        r.rdx,
+        r.rax,
+        r.rcx,
+        r.rsp,
+        r.rip,
+        r.rflags,
+        r.cs | r.ss << 48,
+    ]
+}
+
+/// Takes the registers back from the frame that the stack pointer is at, its first word gone; the answer is the mask.
+///
+/// # Errors
+///
+/// It can't be read.
+pub fn pop(context: &mut Context) -> Result<Set, Errno> {
+    let at = context.registers.rsp.wrapping_sub(UCONTEXT as u64);
+    let mut bytes = [0; INFO];
+    uaccess::read(&context.memory, at, &mut bytes)?;
+    let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+    let machine = |index: usize| word(MACHINE + 8 * index);
+    let r = &mut context.registers;
+    let places = [
+        &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13, &mut r.r14, &mut r.r15, &mut r.rdi,
+        &mut r.rsi, &mut r.rbp, &mut r.rbx, &mut r.rdx, &mut r.rax, &mut r.rcx, &mut r.rsp, &mut r.rip,
+    ];
+    for (index, place) in places.into_iter().enumerate() {
+        *place = machine(index);
+    }
+    r.rflags = machine(17) & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits();
+    let vector_at = machine(VECTOR_WORD);
+    if vector_at != 0 {
+        let mut vector = Vec::new();
+        vector.try_reserve_exact(context.vector.bytes().len())?;
+        vector.resize(context.vector.bytes().len(), 0);
+        uaccess::read(&context.memory, vector_at, &mut vector)?;
+        context.vector.set(&vector);
+    }
+    Ok(word(MASK))
+}

@@ -1,0 +1,182 @@
+//! Programs: into memory, and `execve`.
+
+use super::{Answer, misc};
+use crate::arch::entry::Registers;
+use crate::arch::paging::user_end;
+use crate::files;
+use crate::mem::{self, UserSpace, uaccess};
+use crate::task::Thread;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::arch::x86_64::__cpuid;
+use linux_raw_sys::general as abi;
+use vellum::group::GroupId;
+use vellum::space::{Limits, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::exec::elf::{self, Contents, Mapping};
+use vellum_kernel::exec::stack::{self, Aux};
+
+/// Where a program goes that may lie anywhere (Linux, without randomization: two thirds of the address space).
+const DYNAMIC_BASE: u64 = 0x5555_5555_4000;
+/// Bytes that a stack is mapped with; it grows from there.
+const STACK: u64 = 132 << 10;
+
+/// A space with a program in it, and the registers it begins with.
+///
+/// # Errors
+///
+/// What `execve` answers.
+pub fn load(
+    file: &[u8],
+    path: &[u8],
+    arguments: &[Vec<u8>],
+    environment: &[Vec<u8>],
+    resources: &[[u64; 2]; 16],
+) -> Result<(Arc<UserSpace>, Registers), Errno> {
+    // The page before the end stays free, as on Linux: an instruction at the very end would go on beyond it.
+    let top = user_end().min(1 << 47) - 4096;
+    let known =
+        elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: ::elf::abi::EM_X86_64 };
+    let head = elf::head(file, known.machine)?;
+    let table = file.get(head.table.start as usize..head.table.end as usize).ok_or(Errno::ENOEXEC)?;
+    let plan = elf::plan(&head, table, file.len() as u64, &known)?;
+    if plan.interpreter.is_some() {
+        // No loader to hand it to yet.
+        return Err(Errno::ENOEXEC);
+    }
+    let base = if plan.relocatable { DYNAMIC_BASE.next_multiple_of(plan.align) } else { 0 };
+    if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
+        return Err(Errno::ENOMEM);
+    }
+    let limit = |which: u32| resources[which as usize][0];
+    let stack_limit = limit(abi::RLIMIT_STACK).min(1 << 30);
+    let limits = Limits {
+        mmap_base: top - stack_limit.max(128 << 20) - (1 << 20),
+        stack: stack_limit,
+        address_space: limit(abi::RLIMIT_AS),
+        locked: limit(abi::RLIMIT_MEMLOCK),
+        ..Limits::default()
+    };
+    let space = mem::new_space(mem::machine(), GroupId::ROOT, limits).map_err(|_| Errno::ENOMEM)?;
+    let space = Arc::new(UserSpace::new(space));
+    for mapping in &plan.mappings {
+        map(&space, base, mapping, file)?;
+    }
+    let end = (base + plan.end).next_multiple_of(4096);
+    *space.heap.lock() = mem::space::Heap { start: end, end };
+    let request = MapRequest {
+        addr: top - STACK,
+        len: STACK,
+        prot: Prot::READ | Prot::WRITE,
+        flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
+    };
+    space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
+    let aux = Aux {
+        hwcap: __cpuid(1).edx.into(),
+        page_size: 4096,
+        table: plan.table.map_or(0, |table| base + table),
+        entries: plan.entries,
+        entry: base + plan.entry,
+        random: core::array::from_fn(|_| misc::random() as u8),
+        least_signal_stack: 3632,
+        ..Aux::default()
+    };
+    let stack = stack::build(top, stack::room(stack_limit), path, arguments, environment, &aux)?;
+    uaccess::write(&space, stack.start, &stack.bytes)?;
+    Ok((space, Registers::start(aux.entry, stack.start)))
+}
+
+fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &[u8]) -> Result<(), Errno> {
+    let (start, len) = (base + mapping.range.start, mapping.range.end - mapping.range.start);
+    let request = MapRequest { addr: start, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
+    space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
+    if let Contents::File { offset, clear } = &mapping.contents {
+        let bytes = len - (clear.end - clear.start);
+        let end = (offset + bytes).min(file.len() as u64);
+        uaccess::write(space, start, file.get(*offset as usize..end as usize).ok_or(Errno::EINVAL)?)?;
+    }
+    let mut prot = Prot::empty();
+    prot.set(Prot::READ, mapping.rights.read);
+    prot.set(Prot::WRITE, mapping.rights.write);
+    prot.set(Prot::EXEC, mapping.rights.execute);
+    space.engine.protect(start, len, prot).map_err(|error| error.errno().into())
+}
+
+/// `execve`.
+pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment: u64) -> Answer {
+    let memory = thread.memory();
+    let path = read_string(&memory, path, 4096)?;
+    let arguments = read_strings(&memory, arguments)?;
+    let environment = read_strings(&memory, environment)?;
+    let file = files::find(&path).ok_or(Errno::ENOENT)?;
+    let limits = *thread.process.limits.lock();
+    let (space, registers) = load(file, &path, &arguments, &environment, &limits)?;
+    // The other threads end first.
+    let process = &thread.process;
+    for other in process.threads.lock().iter().filter(|other| !Arc::ptr_eq(other, thread)) {
+        other.ending.store(true, core::sync::atomic::Ordering::Relaxed);
+        other.alert();
+    }
+    process.changed.wait_until(|| (process.threads.lock().len() == 1).then_some(())).await;
+    super::process::let_go_of_memory(thread);
+    process.signals.lock().after_exec();
+    *process.memory.lock() = Some(space.clone());
+    thread.forget_vector();
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    *context = crate::task::thread::Context::new(space, registers);
+    process.vfork_done();
+    // What the entry of a program finds in RAX is of no consequence.
+    Ok(0)
+}
+
+/// Copies a string from a program.
+pub fn read_string(memory: &Arc<UserSpace>, address: u64, most: usize) -> Result<Vec<u8>, Errno> {
+    let mut string = Vec::new();
+    let mut at = address;
+    loop {
+        // To the end of a page at most: what is behind it may not be there.
+        let mut piece = [0; 256];
+        let room = (4096 - at % 4096).min(piece.len() as u64) as usize;
+        let copied = uaccess::read_some(memory, at, &mut piece[..room]);
+        let end = piece[..copied].iter().position(|byte| *byte == 0);
+        string.try_reserve(copied)?;
+        string.extend_from_slice(&piece[..end.unwrap_or(copied)]);
+        if string.len() >= most {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        match end {
+            Some(_) => return Ok(string),
+            None if copied < room => return Err(Errno::EFAULT),
+            None => at += copied as u64,
+        }
+    }
+}
+
+fn read_strings(memory: &Arc<UserSpace>, address: u64) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut strings = Vec::new();
+    let mut bytes = 0;
+    if address == 0 {
+        return Ok(strings);
+    }
+    for index in 0.. {
+        let mut word = [0; 8];
+        uaccess::read(memory, address.wrapping_add(8 * index), &mut word)?;
+        let word = u64::from_le_bytes(word);
+        if word == 0 {
+            break;
+        }
+        let string = read_string(memory, word, 128 << 10).map_err(|error| match error {
+            Errno::ENAMETOOLONG => Errno::E2BIG,
+            other => other,
+        })?;
+        bytes += string.len() + 9;
+        if bytes > 2 << 20 {
+            return Err(Errno::E2BIG);
+        }
+        strings.try_reserve(1)?;
+        strings.push(string);
+    }
+    Ok(strings)
+}

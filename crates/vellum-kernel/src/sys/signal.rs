@@ -1,0 +1,244 @@
+//! Signals.
+
+use super::{Answer, clock};
+use crate::arch::frame;
+use crate::mem::{now_ns, uaccess};
+use crate::task::deliver::{self, is_on_signal_stack, read_set};
+use crate::task::signal::{self, Action, COUNT, Info, UNSTOPPABLE, bit};
+use crate::task::{Thread, process};
+use alloc::sync::Arc;
+use core::future::pending;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
+use vellum_kernel::errno::Errno;
+
+fn known(signal: u64) -> Result<u32, Errno> {
+    if (1..=u64::from(COUNT)).contains(&signal) { Ok(signal as u32) } else { Err(Errno::EINVAL) }
+}
+
+/// `rt_sigaction`.
+pub fn sigaction(thread: &Arc<Thread>, signal: u64, new: u64, old: u64, size: u64) -> Answer {
+    let signal = known(signal)?;
+    let memory = thread.memory();
+    let wanted = if new != 0 {
+        let mut words = [0; 32];
+        uaccess::read(&memory, new, &mut words)?;
+        let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| words[8 * i + k]));
+        Some(Action { handler: word(0), flags: word(1), restorer: word(2), mask: word(3) & !UNSTOPPABLE })
+    } else {
+        None
+    };
+    if size != 8 || (wanted.is_some() && UNSTOPPABLE & bit(signal) != 0) {
+        return Err(Errno::EINVAL);
+    }
+    let before = {
+        let mut signals = thread.process.signals.lock();
+        let before = *signals.action(signal);
+        if let Some(action) = wanted {
+            *signals.action(signal) = action;
+            if action.ignores(signal) {
+                signals.pending.drop(bit(signal));
+            }
+        }
+        before
+    };
+    if wanted.is_some_and(|action| action.ignores(signal)) {
+        for thread in thread.process.threads.lock().iter() {
+            thread.pending.lock().drop(bit(signal));
+        }
+    }
+    if old != 0 {
+        let words = [before.handler, before.flags, before.restorer, before.mask];
+        let bytes: [u8; 32] = core::array::from_fn(|i| words[i / 8].to_le_bytes()[i % 8]);
+        uaccess::write(&memory, old, &bytes)?;
+    }
+    Ok(0)
+}
+
+/// `rt_sigprocmask`.
+pub fn sigprocmask(thread: &Arc<Thread>, how: u64, new: u64, old: u64, size: u64) -> Answer {
+    let before = thread.mask.load(Ordering::Relaxed);
+    if size != 8 {
+        return Err(Errno::EINVAL);
+    }
+    if new != 0 {
+        let set = read_set(thread, new, size)?;
+        thread.set_mask(match how as u32 {
+            abi::SIG_BLOCK => before | set,
+            abi::SIG_UNBLOCK => before & !set,
+            abi::SIG_SETMASK => set,
+            _ => return Err(Errno::EINVAL),
+        });
+    }
+    if old != 0 {
+        uaccess::write(&thread.memory(), old, &before.to_le_bytes())?;
+    }
+    Ok(0)
+}
+
+/// `rt_sigpending`.
+pub fn sigpending(thread: &Arc<Thread>, to: u64, size: u64) -> Answer {
+    if size > 8 {
+        return Err(Errno::EINVAL);
+    }
+    let all = thread.pending.lock().set() | thread.process.signals.lock().pending.set();
+    let blocked = all & thread.mask.load(Ordering::Relaxed);
+    uaccess::write(&thread.memory(), to, &blocked.to_le_bytes()[..size as usize]).map(|()| 0)
+}
+
+/// `rt_sigsuspend`.
+pub async fn sigsuspend(thread: &Arc<Thread>, mask: u64, size: u64) -> Answer {
+    let mask = read_set(thread, mask, size)?;
+    // SAFETY: the thread's own future.
+    unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
+    thread.set_mask(mask);
+    pause(thread).await
+}
+
+/// `pause`.
+pub async fn pause(thread: &Arc<Thread>) -> Answer {
+    thread.interruptible(pending::<()>(), None).await.map(|()| 0)
+}
+
+/// `rt_sigtimedwait`.
+pub async fn sigtimedwait(thread: &Arc<Thread>, set: u64, info: u64, timeout: u64, size: u64) -> Answer {
+    let set = read_set(thread, set, size)? & !UNSTOPPABLE;
+    let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
+    let take = || {
+        let own = thread.pending.lock().take(set);
+        own.or_else(|| thread.process.signals.lock().pending.take(set))
+    };
+    let mut taken = take();
+    if taken.is_none() {
+        thread.awaited.store(set, Ordering::SeqCst);
+        let waited = thread.interruptible(pending::<()>(), deadline).await;
+        thread.awaited.store(0, Ordering::SeqCst);
+        taken = take();
+        if taken.is_none() {
+            return match waited {
+                Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
+                _ => Err(Errno::EINTR),
+            };
+        }
+    }
+    let taken = taken.ok_or(Errno::EAGAIN)?;
+    if info != 0 {
+        uaccess::write(&thread.memory(), info, &taken.bytes())?;
+    }
+    Ok(taken.signal.into())
+}
+
+/// `sigaltstack`.
+pub fn sigaltstack(thread: &Arc<Thread>, new: u64, old: u64) -> Answer {
+    const DISABLE: u64 = 2;
+    const AUTODISARM: u64 = 1 << 31;
+    let memory = thread.memory();
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    let before = [context.signal_stack[0], frame::stack_flags(context), context.signal_stack[1]];
+    if new != 0 {
+        let mut words = [0; 24];
+        uaccess::read(&memory, new, &mut words)?;
+        let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| words[8 * i + k]));
+        let flags = word(1) & 0xffff_ffff & !AUTODISARM;
+        if is_on_signal_stack(context) {
+            return Err(Errno::EPERM);
+        }
+        match flags {
+            DISABLE => context.signal_stack = [0; 2],
+            0 | 1 if word(2) < u64::from(abi::MINSIGSTKSZ) => return Err(Errno::ENOMEM),
+            0 | 1 => context.signal_stack = [word(0), word(2)],
+            _ => return Err(Errno::EINVAL),
+        }
+    }
+    if old != 0 {
+        let bytes: [u8; 24] = core::array::from_fn(|i| before[i / 8].to_le_bytes()[i % 8]);
+        uaccess::write(&memory, old, &bytes)?;
+    }
+    Ok(0)
+}
+
+/// `rt_sigreturn`.
+pub fn sigreturn(thread: &Arc<Thread>) -> Answer {
+    deliver::return_from_handler(thread)
+}
+
+/// `kill`.
+pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
+    let (pid, signal) = (pid as i32, signal as u32);
+    if signal > COUNT {
+        return Err(Errno::EINVAL);
+    }
+    let own = thread.process.pid;
+    let info = Info::from(signal, abi::SI_USER as i32, own);
+    let group = match pid {
+        0 => Some(thread.process.group.load(Ordering::Relaxed)),
+        -1 => None,
+        i32::MIN => return Err(Errno::ESRCH),
+        _ if pid < 0 => Some(pid.unsigned_abs()),
+        _ => {
+            let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;
+            if signal != 0 && process.pid != process::FIRST {
+                signal::send(&process, info);
+            }
+            return Ok(0);
+        }
+    };
+    let mut found = false;
+    for process in process::all() {
+        let wanted = match group {
+            Some(group) => process.group.load(Ordering::Relaxed) == group,
+            None => process.pid != own,
+        };
+        if wanted && process.pid != process::FIRST {
+            found = true;
+            if signal != 0 {
+                signal::send(&process, info);
+            }
+        }
+    }
+    if found { Ok(0) } else { Err(Errno::ESRCH) }
+}
+
+/// `tgkill`; `tkill` where `process` is `None`.
+pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64) -> Answer {
+    let signal = signal as u32;
+    if signal > COUNT || (tid as i32) <= 0 || process.is_some_and(|pid| (pid as i32) <= 0) {
+        return Err(Errno::EINVAL);
+    }
+    let target = process::find_thread(tid as u32).ok_or(Errno::ESRCH)?;
+    if process.is_some_and(|pid| pid as u32 != target.process.pid) {
+        return Err(Errno::ESRCH);
+    }
+    if signal != 0 {
+        const SI_TKILL: i32 = -6;
+        signal::send_to(&target, Info::from(signal, SI_TKILL, thread.process.pid));
+    }
+    Ok(0)
+}
+
+/// `rt_sigqueueinfo`; `rt_tgsigqueueinfo` with a thread.
+pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u64, from: u64) -> Answer {
+    let mut bytes = [0; 48];
+    uaccess::read(&thread.memory(), from, &mut bytes)?;
+    let signal = signal as u32;
+    if signal > COUNT {
+        return Err(Errno::EINVAL);
+    }
+    let code = i32::from_le_bytes(core::array::from_fn(|i| bytes[8 + i]));
+    let fields = core::array::from_fn(|f| u64::from_le_bytes(core::array::from_fn(|i| bytes[16 + 8 * f + i])));
+    let info = Info { signal, code, fields };
+    if code >= 0 && pid as u32 != thread.process.pid {
+        return Err(Errno::EPERM);
+    }
+    let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;
+    match tid {
+        _ if signal == 0 => {}
+        None => signal::send(&process, info),
+        Some(tid) => {
+            let target = process.threads.lock().iter().find(|t| u64::from(t.tid) == tid).cloned();
+            signal::send_to(&target.ok_or(Errno::ESRCH)?, info);
+        }
+    }
+    Ok(0)
+}

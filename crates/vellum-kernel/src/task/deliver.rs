@@ -1,0 +1,206 @@
+//! What a thread does about signals, before it enters user mode again: the handler's frame on the stack, or the program's end.
+
+use crate::arch::entry::{Registers, USER_CODE, USER_DATA};
+use crate::arch::frame;
+use crate::arch::paging::user_end;
+use crate::mem::uaccess;
+use crate::println;
+use crate::task::process::Life;
+use crate::task::signal::{self, Action, Default, Info, Set, bit};
+use crate::task::{Thread, thread::Context};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
+use vellum::space::FaultError;
+use vellum_kernel::errno::Errno;
+
+/// Deals with what the thread was alerted to. `false`: it is to end.
+pub async fn settle(thread: &Arc<Thread>) -> bool {
+    loop {
+        if thread.ending.load(Ordering::Relaxed) {
+            return false;
+        }
+        if thread.process.is_stopped() {
+            let process = &thread.process;
+            let over = || thread.ending.load(Ordering::Relaxed) || !process.is_stopped() || has_kill(thread);
+            process.changed.wait_until(|| over().then_some(())).await;
+        }
+        let Some(info) = next(thread) else { break };
+        let action = *thread.process.signals.lock().action(info.signal);
+        match action.handler {
+            1 => {}
+            0 => match signal::default_of(info.signal) {
+                Default::End => thread.process.end(Life::Killed(info.signal)),
+                Default::Stop => thread.process.stop(info.signal),
+                Default::Ignore | Default::Continue => {}
+            },
+            _ => {
+                if handle(thread, &info, &action).is_err() {
+                    thread.process.end(Life::Killed(abi::SIGSEGV));
+                }
+            }
+        }
+    }
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    if let Some(mask) = context.saved_mask.take() {
+        thread.set_mask(mask);
+    }
+    if let Some(number) = context.restart.take() {
+        again(&mut context.registers, number);
+    }
+    true
+}
+
+fn has_kill(thread: &Thread) -> bool {
+    (thread.pending.lock().set() | thread.process.signals.lock().pending.set()) & bit(abi::SIGKILL) != 0
+}
+
+/// The next signal to deliver.
+fn next(thread: &Thread) -> Option<Info> {
+    let open = !thread.mask.load(Ordering::Relaxed);
+    let own = thread.pending.lock().take(open);
+    own.or_else(|| thread.process.signals.lock().pending.take(open))
+}
+
+/// Has the thread make its last system call once more.
+fn again(registers: &mut Registers, number: u64) {
+    registers.rax = number;
+    registers.rip -= 2; // the length of the instruction
+}
+
+/// Has the thread run a handler.
+fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errno> {
+    let flags = action.flags as u32;
+    let now = thread.mask.load(Ordering::Relaxed);
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    if let Some(number) = context.restart.take()
+        && flags & abi::SA_RESTART != 0
+    {
+        again(&mut context.registers, number);
+    }
+    let before = context.saved_mask.take().unwrap_or(now);
+    thread.save_vector();
+    // SAFETY: as above; the reference before ended.
+    let context = unsafe { thread.context() };
+    frame::push(context, info, action, before)?;
+    let own = if flags & abi::SA_NODEFER == 0 { bit(info.signal) } else { 0 };
+    thread.set_mask(now | action.mask | own);
+    if flags & abi::SA_RESETHAND != 0 {
+        *thread.process.signals.lock().action(info.signal) = Action::default();
+    }
+    Ok(())
+}
+
+/// Returns from a handler: to what the frame says, as far as a program may say it.
+pub fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
+    thread.save_vector();
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    let mask = match frame::pop(context) {
+        Ok(mask) if context.registers.rip < user_end() => mask,
+        _ => {
+            thread.process.end(Life::Killed(abi::SIGSEGV));
+            return Ok(0);
+        }
+    };
+    context.registers.cs = USER_CODE;
+    context.registers.ss = USER_DATA;
+    context.restart = None;
+    let rax = context.registers.rax;
+    thread.forget_vector();
+    thread.set_mask(mask);
+    Ok(rax)
+}
+
+/// The end of a system call.
+pub fn answer(thread: &Thread, number: u64, answer: Result<u64, Errno>) {
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    if answer == Err(Errno::EINTR) && restarts(number as u32) {
+        context.restart = Some(number);
+    }
+    context.registers.rax = answer.unwrap_or_else(|error| error.returned() as u64);
+}
+
+/// Whether a system call is made again after a signal, where its handler wants that, or there is none (signal(7)).
+fn restarts(number: u32) -> bool {
+    matches!(
+        number,
+        abi::__NR_read
+            | abi::__NR_readv
+            | abi::__NR_write
+            | abi::__NR_writev
+            | abi::__NR_open
+            | abi::__NR_openat
+            | abi::__NR_wait4
+            | abi::__NR_waitid
+            | abi::__NR_futex
+            | abi::__NR_flock
+            | abi::__NR_fcntl
+            | abi::__NR_getrandom
+    )
+}
+
+/// A touch that the engine refused.
+pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
+    let (signal, code) = match error {
+        FaultError::Unmapped(_) => (abi::SIGSEGV, abi::SEGV_MAPERR),
+        FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
+        FaultError::BeyondEnd(_) => (abi::SIGBUS, abi::BUS_ADRERR),
+        FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
+        FaultError::OutOfMemory | FaultError::OverLimit(_) => {
+            let process = &thread.process;
+            println!("process {} is killed: {error}", process.pid);
+            return process.end(Life::Killed(abi::SIGKILL));
+        }
+    };
+    // SAFETY: the thread's own future.
+    unsafe { thread.context() }.fault_address = address;
+    force(thread, Info::fault(signal, code, address));
+}
+
+/// An exception that is no page fault.
+pub fn exception(thread: &Arc<Thread>, number: u64) {
+    // SAFETY: the thread's own future.
+    let rip = unsafe { thread.context() }.registers.rip;
+    let info = match number {
+        0 => Info::fault(abi::SIGFPE, abi::FPE_INTDIV, rip),
+        1 => Info::fault(abi::SIGTRAP, abi::TRAP_TRACE, rip),
+        3 => Info { signal: abi::SIGTRAP, code: abi::SI_KERNEL as i32, fields: [0; 4] },
+        6 => Info::fault(abi::SIGILL, abi::ILL_ILLOPN, rip),
+        12 => Info { signal: abi::SIGBUS, code: abi::SI_KERNEL as i32, fields: [0; 4] },
+        16 | 19 => Info::fault(abi::SIGFPE, abi::FPE_FLTINV, rip),
+        17 => Info::fault(abi::SIGBUS, abi::BUS_ADRALN, 0),
+        _ => Info { signal: abi::SIGSEGV, code: abi::SI_KERNEL as i32, fields: [0; 4] },
+    };
+    force(thread, info);
+}
+
+/// A signal that the thread's own instruction raised: it can't go on without dealing with it.
+pub fn force(thread: &Arc<Thread>, info: Info) {
+    let blocked = thread.mask.load(Ordering::Relaxed) & bit(info.signal) != 0;
+    let action = *thread.process.signals.lock().action(info.signal);
+    if blocked || action.handler == 1 {
+        return thread.process.end(Life::Killed(info.signal));
+    }
+    thread.pending.lock().push(info);
+    thread.alert();
+}
+
+/// Whether the thread's stack pointer is on its alternate stack.
+pub fn is_on_signal_stack(context: &Context) -> bool {
+    let [start, len] = context.signal_stack;
+    context.registers.rsp.wrapping_sub(start) <= len && len > 0
+}
+
+/// Copies a set of signals from a program.
+pub fn read_set(thread: &Thread, address: u64, size: u64) -> Result<Set, Errno> {
+    if size != 8 {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = [0; 8];
+    uaccess::read(&thread.memory(), address, &mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
