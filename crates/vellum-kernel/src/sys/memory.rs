@@ -26,7 +26,7 @@ const FLAGS: [(u32, MapFlags); 6] = [
     (abi::MAP_LOCKED, MapFlags::LOCKED),
 ];
 
-/// `mmap`: private anonymous memory so far.
+/// `mmap`: anonymous memory so far.
 pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]) -> Answer {
     if !offset.is_multiple_of(FRAME_SIZE) {
         return Err(Errno::EINVAL);
@@ -35,14 +35,17 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
     if flags & abi::MAP_ANONYMOUS == 0 {
         return Err(if (fd as i32) < 3 { Errno::ENODEV } else { Errno::EBADF });
     }
-    if flags & abi::MAP_TYPE != abi::MAP_PRIVATE {
-        return Err(if flags & abi::MAP_TYPE == 0 { Errno::EINVAL } else { Errno::EOPNOTSUPP });
-    }
+    let shared = match flags & abi::MAP_TYPE {
+        abi::MAP_PRIVATE => false,
+        abi::MAP_SHARED => true,
+        _ => return Err(Errno::EINVAL),
+    };
     let prot = Prot::from_bits_truncate(prot_bits as u8);
     let mut wanted = MapFlags::empty();
     for (bit, flag) in FLAGS {
         wanted.set(flag, flags & bit != 0);
     }
+    wanted.set(MapFlags::SHARED, shared);
     let mapped = thread.memory().engine.map(MapRequest { addr, len, prot, flags: wanted });
     mapped.map_err(|error| error.errno().into())
 }

@@ -12,8 +12,14 @@ use core::task::{Poll, Waker};
 use spin::Mutex;
 use vellum_kernel::errno::Errno;
 
-/// What a futex is known by: whose memory, and where in it.
-pub type Key = (usize, u64);
+/// What a futex is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// Whose memory, and where in it.
+    Private(usize, u64),
+    /// Which object, and where in it: all who share the memory find the same.
+    Shared(u64, u64),
+}
 
 struct Waiter {
     bits: u32,
@@ -30,7 +36,10 @@ pub fn key(memory: &Arc<UserSpace>, address: u64) -> Result<Key, Errno> {
     if !address.is_multiple_of(4) {
         return Err(Errno::EINVAL);
     }
-    Ok((Arc::as_ptr(memory).addr(), address))
+    Ok(match memory.engine.shared_key(address) {
+        Some(shared) => Key::Shared(shared.object, shared.offset),
+        None => Key::Private(Arc::as_ptr(memory).addr(), address),
+    })
 }
 
 /// The word at an address.

@@ -90,7 +90,7 @@ pub enum Default {
     Continue,
 }
 
-/// See [`Default`] (signal(7)).
+/// What happens to a program that says nothing about a signal (signal(7)).
 pub fn default_of(signal: u32) -> Default {
     match signal {
         abi::SIGCHLD | abi::SIGURG | abi::SIGWINCH => Default::Ignore,
