@@ -73,7 +73,16 @@ fn reason(row: &Row) -> String {
 }
 
 fn told(answers: &[i64]) -> String {
-    let names = [(1i32, "EPERM"), (11, "EAGAIN"), (12, "ENOMEM"), (14, "EFAULT"), (17, "EEXIST"), (22, "EINVAL")];
+    let names = [
+        (1i32, "EPERM"),
+        (11, "EAGAIN"),
+        (12, "ENOMEM"),
+        (13, "EACCES"),
+        (14, "EFAULT"),
+        (16, "EBUSY"),
+        (17, "EEXIST"),
+        (22, "EINVAL"),
+    ];
     let one = |answer: &i64| match names.iter().find(|(number, _)| -i64::from(*number) == *answer) {
         Some((_, name)) => (*name).to_string(),
         None => format!("{answer:#x}"),
@@ -104,6 +113,11 @@ fn advise_answers_as_linux_does() {
 #[test]
 fn resident_answers_as_linux_does() {
     compare(&rows::RESIDENT);
+}
+
+#[test]
+fn files_answer_as_in_linux() {
+    compare(&rows::FILE);
 }
 
 #[test]

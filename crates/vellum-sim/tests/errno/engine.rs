@@ -1,17 +1,22 @@
 //! The engine as a kernel.
 
+use std::cell::RefCell;
+
 use vellum::arch::X86_64;
+use vellum::cache::Object;
 use vellum::group::GroupId;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fast};
 
+use super::file::Call;
 use super::kernel::{Area, BASE, END, Given, Kernel, PAGE};
 use super::linux::{lowest, most_areas};
 
-struct Engine<'e> {
-    space: &'e AddressSpace<'e, Fast, X86_64>,
+pub struct Engine<'e> {
+    pub space: &'e AddressSpace<'e, Fast, X86_64>,
+    pub file: RefCell<Option<Object<'e, Fast>>>,
     cpu: &'e Cpu<'e, Fast>,
 }
 
@@ -28,10 +33,10 @@ pub fn ask<R>(given: Given, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
         ..Limits::default()
     };
     let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, limits).expect("memory");
-    calls(&Engine { space: &space, cpu: &cpu })
+    calls(&Engine { space: &space, file: RefCell::new(None), cpu: &cpu })
 }
 
-fn answer<E>(result: Result<(), E>, errno: impl FnOnce(E) -> vellum::errno::Errno) -> i64 {
+pub fn answer<E>(result: Result<(), E>, errno: impl FnOnce(E) -> vellum::errno::Errno) -> i64 {
     result.map_or_else(|error| -i64::from(errno(error).number()), |()| 0)
 }
 
@@ -62,6 +67,10 @@ impl Kernel for Engine<'_> {
                 bits.iter().take(pages).enumerate().map(|(at, bit)| i64::from(*bit) << at).sum()
             }
         }
+    }
+
+    fn file(&self, call: Call) -> i64 {
+        Engine::file(self, call)
     }
 
     fn store(&self, addr: u64) {

@@ -16,7 +16,7 @@ pub type Area = (u64, u64, u8);
 
 /// A kernel. Calls answer with a number, or the negative number of an error, as system calls do.
 pub trait Kernel {
-    /// `mmap` of private anonymous memory: where.
+    /// `mmap` of anonymous memory: where.
     fn map(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> i64;
     /// `munmap`.
     fn unmap(&self, addr: u64, len: u64) -> i64;
@@ -26,6 +26,8 @@ pub trait Kernel {
     fn advise(&self, addr: u64, len: u64, advise: Advise) -> i64;
     /// `mincore`, with room for so many pages: one bit for each of the first 62 pages, the first the lowest.
     fn resident(&self, addr: u64, len: u64, room: usize) -> i64;
+    /// Something about a file in memory.
+    fn file(&self, call: super::file::Call) -> i64;
     /// A program stores a byte.
     fn store(&self, addr: u64);
     /// A program loads a byte.

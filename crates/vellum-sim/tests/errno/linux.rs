@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use vellum::space::{Advise, MapFlags};
 use vellum::vma::Prot;
 
+use super::file::{self, Call};
 use super::kernel::{Answers, Area, BASE, END, Given, Kernel, PAGE};
 
 struct Linux;
@@ -96,7 +97,7 @@ fn limit(given: Given) {
     }
 }
 
-fn errno() -> i64 {
+pub fn errno() -> i64 {
     -i64::from(io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
@@ -104,27 +105,32 @@ fn answer(result: libc::c_int) -> i64 {
     if result == 0 { 0 } else { errno() }
 }
 
-fn pointer(addr: u64) -> *mut libc::c_void {
+pub fn pointer(addr: u64) -> *mut libc::c_void {
     std::ptr::without_provenance_mut(addr as usize)
 }
 
-fn protection(prot: Prot) -> libc::c_int {
+pub fn protection(prot: Prot) -> libc::c_int {
     let bits = [(Prot::READ, libc::PROT_READ), (Prot::WRITE, libc::PROT_WRITE), (Prot::EXEC, libc::PROT_EXEC)];
     bits.iter().filter(|(bit, _)| prot.contains(*bit)).map(|(_, bit)| bit).sum()
 }
 
+/// Flags of `mmap`, but for what is mapped.
+pub fn bits(flags: MapFlags) -> libc::c_int {
+    let names = [
+        (MapFlags::FIXED, libc::MAP_FIXED),
+        (MapFlags::FIXED_NOREPLACE, libc::MAP_FIXED_NOREPLACE),
+        (MapFlags::POPULATE, libc::MAP_POPULATE),
+        (MapFlags::NORESERVE, libc::MAP_NORESERVE),
+        (MapFlags::GROWSDOWN, libc::MAP_GROWSDOWN),
+        (MapFlags::LOCKED, libc::MAP_LOCKED),
+    ];
+    names.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, bit)| bit).sum()
+}
+
 impl Kernel for Linux {
     fn map(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> i64 {
-        let names = [
-            (MapFlags::FIXED, libc::MAP_FIXED),
-            (MapFlags::FIXED_NOREPLACE, libc::MAP_FIXED_NOREPLACE),
-            (MapFlags::POPULATE, libc::MAP_POPULATE),
-            (MapFlags::NORESERVE, libc::MAP_NORESERVE),
-            (MapFlags::GROWSDOWN, libc::MAP_GROWSDOWN),
-            (MapFlags::LOCKED, libc::MAP_LOCKED),
-        ];
-        let bits: libc::c_int = names.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, bit)| bit).sum();
-        let bits = bits | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let sharing = if flags.contains(MapFlags::SHARED) { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+        let bits = bits(flags) | sharing | libc::MAP_ANONYMOUS;
         // SAFETY: what a row replaces lies between `BASE` and `END`, where nothing of this process is.
         let at = unsafe { libc::mmap(pointer(addr), len as usize, protection(prot), bits, -1, 0) };
         if at == libc::MAP_FAILED { errno() } else { at.addr() as i64 }
@@ -160,6 +166,10 @@ impl Kernel for Linux {
             0 => bits.iter().take(pages.min(62) as usize).enumerate().map(|(at, bit)| i64::from(bit & 1) << at).sum(),
             error => error,
         }
+    }
+
+    fn file(&self, call: Call) -> i64 {
+        file::linux(call)
     }
 
     fn store(&self, addr: u64) {

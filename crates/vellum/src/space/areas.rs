@@ -129,16 +129,19 @@ impl Areas {
         self.overlapping(range).next().copied()
     }
 
+    /// Those of them that lie before the first hole.
+    pub(super) fn connected(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+        let mut end = range.start;
+        self.overlapping(range).take_while(move |area| {
+            let connected = area.range.start <= end && area.state != State::Dying;
+            end = area.range.end;
+            connected
+        })
+    }
+
     /// Whether every address of `range` is mapped.
     pub(super) fn covers(&self, range: VirtRange) -> bool {
-        let mut at = range.start;
-        for area in self.overlapping(range) {
-            if area.range.start > at || area.state == State::Dying {
-                return false;
-            }
-            at = area.range.end;
-        }
-        at >= range.end
+        self.connected(range).last().map_or(range.start, |area| area.range.end) >= range.end
     }
 
     /// Of the ends of `range`, how many lie inside an area: how many areas [`Areas::isolate`] adds.

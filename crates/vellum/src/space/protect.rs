@@ -79,8 +79,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut change = self.change(range);
         let never = |v: &&Vma| v.backing.sharing == Sharing::ReadOnly;
         if prot.contains(Prot::WRITE)
-            && change.areas().covers(range)
-            && let Some(area) = change.areas().overlapping(range).find(never)
+            && let Some(area) = change.areas().connected(range).find(never)
         {
             return Err(ProtectError::Denied(area.range));
         }

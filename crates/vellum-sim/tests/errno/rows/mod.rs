@@ -5,15 +5,18 @@
 //! | `map` | `mmap` |
 //! | `change` | `munmap`, `mprotect` |
 //! | `advise` | `madvise`, `mincore` |
+//! | `file` | shared memory, and files in memory |
 //! | `many` | all of them, where there are as many areas as there may be |
 
 mod advise;
 mod change;
+mod file;
 mod many;
 mod map;
 
 pub use advise::{ADVISE, RESIDENT};
 pub use change::{PROTECT, UNMAP};
+pub use file::FILE;
 pub use many::MANY;
 pub use map::MAP;
 
