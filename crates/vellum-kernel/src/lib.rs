@@ -13,6 +13,7 @@ extern crate std;
 
 pub mod errno;
 pub mod exec;
+pub mod fs;
 #[cfg(test)]
 mod testing;
 pub mod wait;

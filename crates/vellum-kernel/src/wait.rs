@@ -160,6 +160,19 @@ impl<T, F: FnMut() -> Option<T>> Future for WaitUntil<'_, F> {
     }
 }
 
+/// Let others go first, once.
+pub async fn give_way() {
+    let mut gave_way = false;
+    core::future::poll_fn(|context| {
+        if mem::replace(&mut gave_way, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

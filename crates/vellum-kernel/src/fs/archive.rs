@@ -1,0 +1,201 @@
+//! The archive of first files: cpio in its "newc" form, as a kernel gets it from its loader.
+//!
+//! A header of 110 bytes of text, then the name with a NUL, then the contents, each filled up to a multiple of four; the last
+//! entry is called `TRAILER!!!`.
+
+use super::inode::{Change, File, Inode};
+use super::meta::{Device, Kind, MODE, Time, Who};
+use super::names::{Namespace, View};
+use crate::errno::Errno;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+const HEADER: usize = 110;
+const MAGIC: &[u8] = b"070701";
+/// The same with a checksum, which nobody checks.
+const MAGIC_SUM: &[u8] = b"070702";
+const TRAILER: &[u8] = b"TRAILER!!!";
+
+/// An entry.
+#[derive(Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Entry<'a> {
+    pub name: &'a [u8],
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Entries with the same number and more than one link are one file; the last has the contents.
+    pub inode: u32,
+    pub links: u32,
+    pub modified: u32,
+    pub special: Device,
+    pub contents: &'a [u8],
+}
+
+/// The entries of an archive. An error is the last thing it gives.
+pub struct Entries<'a> {
+    archive: &'a [u8],
+    at: Option<usize>,
+}
+
+/// Read an archive.
+pub fn entries(archive: &[u8]) -> Entries<'_> {
+    Entries { archive, at: Some(0) }
+}
+
+impl<'a> Entries<'a> {
+    fn bytes(&self, at: usize, count: usize) -> Option<&'a [u8]> {
+        self.archive.get(at..at.checked_add(count)?)
+    }
+
+    /// An entry, and where the next one is.
+    fn entry(&self, at: usize) -> Option<(Entry<'a>, usize)> {
+        let header = self.bytes(at, HEADER)?;
+        if !matches!(&header[..6], MAGIC | MAGIC_SUM) {
+            return None;
+        }
+        let mut fields = [0; 13];
+        for (field, digits) in fields.iter_mut().zip(header[6..].chunks(8)) {
+            let sound = digits.iter().all(u8::is_ascii_hexdigit);
+            *field = u32::from_str_radix(core::str::from_utf8(digits).ok().filter(|_| sound)?, 16).ok()?;
+        }
+        let [inode, mode, uid, gid, links, modified, size, _, _, major, minor, name_size, _] = fields;
+        let name = self.bytes(at + HEADER, name_size as usize)?.strip_suffix(&[0])?;
+        let from = (at + HEADER + name_size as usize).next_multiple_of(4);
+        let contents = self.bytes(from, size as usize)?;
+        let special = Device { major, minor };
+        let entry = Entry { name, mode, uid, gid, inode, links, modified, special, contents };
+        Some((entry, (from + size as usize).next_multiple_of(4)))
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<Entry<'a>, Errno>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let at = self.at.take()?;
+        match self.entry(at) {
+            Some((entry, _)) if entry.name == TRAILER => None,
+            Some((entry, next)) => {
+                self.at = Some(next);
+                Some(Ok(entry))
+            }
+            None => Some(Err(Errno::EINVAL)),
+        }
+    }
+}
+
+/// Make all that is in an archive below a root.
+///
+/// # Errors
+/// `EINVAL`: it is none, or cut off. Those of making the files.
+pub fn unpack(archive: &[u8], root: &Arc<dyn Inode>) -> Result<(), Errno> {
+    let (names, who) = (Namespace::default(), Who::root());
+    let view = View { names: &names, root, current: root, who: &who };
+    let mut linked: Vec<(u32, Arc<dyn Inode>)> = Vec::new();
+    for entry in entries(archive) {
+        let entry = entry?;
+        let path = entry.name.strip_prefix(b"./").unwrap_or(entry.name);
+        let kind = Kind::of(entry.mode)?;
+        let existing =
+            if matches!(path, b"" | b"." | b"/") { Some(root.clone()) } else { view.find(path, false)?.inode };
+        let known = linked.iter().find(|(number, _)| *number == entry.inode && entry.links > 1);
+        match (existing, known) {
+            (Some(inode), _) if inode.meta().kind == Kind::Directory && kind == Kind::Directory => {}
+            (Some(_), _) => return Err(Errno::EEXIST),
+            (None, Some((_, inode))) => view.link(inode, path)?,
+            (None, None) => {
+                let target = if kind == Kind::Link { entry.contents } else { &[] };
+                view.make(path, kind, entry.mode & MODE, entry.special, target)?;
+            }
+        }
+        let inode = view.get(if path.is_empty() { b"/" } else { path }, false)?;
+        if kind == Kind::Regular {
+            if entry.links > 1 {
+                linked.try_reserve(1)?;
+                linked.push((entry.inode, inode.clone()));
+            }
+            fill(&*inode.clone().open(0)?, entry.contents)?;
+        }
+        let modified = Some(Time { seconds: entry.modified.into(), nanoseconds: 0 });
+        let (uid, gid) = (Some(entry.uid), Some(entry.gid));
+        inode.change(&Change { mode: Some(entry.mode & MODE), uid, gid, modified, ..Change::default() })?;
+    }
+    Ok(())
+}
+
+fn fill(file: &dyn File, mut contents: &[u8]) -> Result<(), Errno> {
+    let mut at = 0;
+    while !contents.is_empty() {
+        at += file.write(at, &mut contents)? as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tmpfs::Tmpfs;
+    use super::super::tmpfs::tests::Machine;
+    use super::*;
+    use std::format;
+    use std::vec;
+
+    fn add(to: &mut vec::Vec<u8>, name: &str, mode: u32, number: u32, links: u32, contents: &[u8]) {
+        let fields = [number, mode, 5, 6, links, 77, contents.len() as u32, 0, 0, 1, 3, name.len() as u32 + 1, 0];
+        to.extend_from_slice(MAGIC);
+        fields.iter().for_each(|field| to.extend_from_slice(format!("{field:08X}").as_bytes()));
+        for bytes in [format!("{name}\0").as_bytes(), contents] {
+            to.extend_from_slice(bytes);
+            to.resize(to.len().next_multiple_of(4), 0);
+        }
+    }
+
+    fn archive() -> vec::Vec<u8> {
+        let mut archive = vec![];
+        add(&mut archive, ".", 0o40755, 1, 2, b"");
+        add(&mut archive, "bin", 0o40711, 2, 2, b"");
+        add(&mut archive, "bin/a", 0o100755, 3, 2, b"");
+        add(&mut archive, "bin/b", 0o100755, 3, 2, b"shared contents");
+        add(&mut archive, "link", 0o120777, 4, 1, b"bin/a");
+        add(&mut archive, "null", 0o20666, 5, 1, b"");
+        add(&mut archive, "TRAILER!!!", 0, 0, 1, b"");
+        archive
+    }
+
+    #[test]
+    fn files_come_out() {
+        let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
+        unpack(&archive(), &root).unwrap();
+        let (names, who) = (Namespace::default(), Who::root());
+        let view = View { names: &names, root: &root, current: &root, who: &who };
+        let file = view.get(b"/link", true).unwrap();
+        let meta = file.meta();
+        assert_eq!((meta.links, meta.uid, meta.gid, meta.mode, meta.size), (2, 5, 6, 0o755, 15));
+        assert_eq!(meta.modified.seconds, 77);
+        let mut bytes = [0; 20];
+        assert_eq!(file.open(0).unwrap().read(0, &mut &mut bytes[..]), Ok(15));
+        assert_eq!(&bytes[..15], b"shared contents");
+        assert_eq!(view.get(b"null", false).unwrap().meta().special, Device { major: 1, minor: 3 });
+        assert_eq!(view.get(b"bin", false).unwrap().meta().mode, 0o711);
+    }
+
+    /// Cut off or spoiled anywhere, it is an error or fewer files, and never a panic.
+    #[test]
+    fn hostile_archives() {
+        let archive = archive();
+        for cut in 0..archive.len() - 124 {
+            let result: Result<vec::Vec<_>, _> = entries(&archive[..cut]).collect();
+            assert_eq!(result.err(), Some(Errno::EINVAL), "cut at {cut}");
+        }
+        let mut random = oorandom::Rand32::new(3);
+        for _ in 0..5_000 {
+            let mut archive = archive.clone();
+            for _ in 0..random.rand_range(1..4) {
+                let at = random.rand_range(0..archive.len() as u32) as usize;
+                archive[at] = b"0127f/.\0\xff"[random.rand_range(0..9) as usize];
+            }
+            let root: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 1, 0o755);
+            let _ = unpack(&archive, &root);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! `openat`.
+
+use super::{View, directory};
+use crate::errno::Errno;
+use crate::fs::inode::{File, Inode};
+use crate::fs::meta::{Device, Kind, Want};
+use crate::fs::open::{Name, Open};
+use alloc::sync::Arc;
+use linux_raw_sys::general::{
+    O_ACCMODE, O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY,
+};
+
+impl View<'_> {
+    /// `openat`, with `mode` for what is made, the umask taken off. To wait for the other end of a FIFO is the caller's part
+    /// ([`Open::connect`]).
+    ///
+    /// # Errors
+    /// As `openat`.
+    pub fn open(&self, path: &[u8], flags: u32, mode: u32) -> Result<Open, Errno> {
+        if flags & O_PATH != 0 {
+            return self.open_path(path, flags);
+        }
+        if flags & O_TMPFILE == O_TMPFILE {
+            return self.open_nameless(path, flags, mode);
+        }
+        let create = flags & O_CREAT != 0;
+        if create && flags & O_DIRECTORY != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let exclusive = create && flags & O_EXCL != 0;
+        loop {
+            let found = self.find(path, flags & O_NOFOLLOW == 0 && !exclusive)?;
+            let name = if found.name.is_empty() {
+                None
+            } else {
+                Some(Name { directory: found.parent.clone(), name: found.name.as_slice().into() })
+            };
+            let Some(inode) = found.inode.clone() else {
+                if !create {
+                    return Err(Errno::ENOENT);
+                }
+                if found.must_be_directory {
+                    return Err(Errno::EISDIR);
+                }
+                match self.make_found(&found, Kind::Regular, mode, Device::default(), &[]) {
+                    // Somebody was faster.
+                    Err(Errno::EEXIST) if !exclusive => continue,
+                    Err(error) => return Err(error),
+                    // Who makes a file may do with it what it wants, whatever its mode says.
+                    Ok(inode) => {
+                        let file = self.file(&inode, flags)?;
+                        return Ok(Open::new(inode, file, flags, name));
+                    }
+                }
+            };
+            if exclusive {
+                return Err(Errno::EEXIST);
+            }
+            return self.open_inode(inode, flags, name);
+        }
+    }
+
+    /// Open what there is.
+    ///
+    /// # Errors
+    /// As `openat`.
+    pub fn open_inode(&self, inode: Arc<dyn Inode>, flags: u32, name: Option<Name>) -> Result<Open, Errno> {
+        let meta = inode.meta();
+        let writes = flags & O_ACCMODE != O_RDONLY || flags & O_TRUNC != 0;
+        match meta.kind {
+            Kind::Link => return Err(Errno::ELOOP),
+            Kind::Directory if writes || flags & O_CREAT != 0 => return Err(Errno::EISDIR),
+            Kind::Directory => {}
+            _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
+            _ => {}
+        }
+        if flags & O_ACCMODE != O_WRONLY {
+            self.who.may(&meta, Want::READ)?;
+        }
+        if writes {
+            self.who.may(&meta, Want::WRITE)?;
+        }
+        if flags & O_TRUNC != 0 && meta.kind == Kind::Regular {
+            inode.truncate(0)?;
+        }
+        let file = self.file(&inode, flags)?;
+        Ok(Open::new(inode, file, flags, name))
+    }
+
+    /// What reads and writes of an inode go to.
+    fn file(&self, inode: &Arc<dyn Inode>, flags: u32) -> Result<Option<Arc<dyn File>>, Errno> {
+        let meta = inode.meta();
+        match meta.kind {
+            Kind::Directory => Ok(None),
+            Kind::Char => {
+                let devices = self.names.devices.lock();
+                let device = devices.iter().find(|(device, _)| *device == meta.special);
+                device.map(|(_, file)| Some(file.clone())).ok_or(Errno::ENXIO)
+            }
+            _ => inode.clone().open(flags).map(Some),
+        }
+    }
+
+    fn open_path(&self, path: &[u8], flags: u32) -> Result<Open, Errno> {
+        let found = self.find(path, flags & O_NOFOLLOW == 0)?;
+        let inode = found.inode.ok_or(Errno::ENOENT)?;
+        if flags & O_DIRECTORY != 0 && inode.directory().is_none() {
+            return Err(Errno::ENOTDIR);
+        }
+        let name = Name { directory: found.parent, name: found.name.into() };
+        let name = Some(name).filter(|name| !name.name.is_empty());
+        Ok(Open::new(inode, None, flags & (O_PATH | O_DIRECTORY | O_NOFOLLOW), name))
+    }
+
+    fn open_nameless(&self, path: &[u8], flags: u32, mode: u32) -> Result<Open, Errno> {
+        if flags & O_ACCMODE == O_RDONLY {
+            return Err(Errno::EINVAL);
+        }
+        let parent = self.get(path, true)?;
+        self.who.may(&parent.meta(), Want(3))?;
+        let new = self.inode_in(&parent.meta(), Kind::Regular, mode, Device::default(), &[]);
+        let inode = directory(&parent)?.make_nameless(&new)?;
+        let file = inode.clone().open(flags)?;
+        Ok(Open::new(inode, Some(file), flags & !O_TMPFILE, None))
+    }
+}

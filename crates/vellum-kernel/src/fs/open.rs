@@ -1,0 +1,410 @@
+//! Open file descriptions: what descriptors stand for. An inode, how it was opened, and an offset; here is decided whether a
+//! call waits.
+//!
+//! A call that is given up (its future dropped, as for a signal) may have done a part: the sink or source knows how much.
+
+use super::inode::{FIRST, File, Inode};
+use super::io::{Sink, Source};
+use super::meta::Kind;
+use crate::errno::Errno;
+use crate::wait::give_way;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use linux_raw_sys::general::{
+    O_ACCMODE, O_APPEND, O_CLOEXEC, O_CREAT, O_DIRECT, O_EXCL, O_NOATIME, O_NOCTTY, O_NONBLOCK, O_PATH, O_RDONLY,
+    O_TRUNC, O_WRONLY, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE,
+    SEEK_SET,
+};
+use spin::Mutex;
+
+/// What `fcntl(F_SETFL)` changes.
+const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME;
+/// What is of no interest once a file is open.
+const AT_ONCE: u32 = O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_CLOEXEC;
+/// The most bytes of entries that are gathered at once.
+const GATHERED: usize = 32 << 10;
+
+/// An open file description.
+pub struct Open {
+    inode: Arc<dyn Inode>,
+    /// None for a directory, and for what is only named (`O_PATH`).
+    file: Option<Arc<dyn File>>,
+    flags: AtomicU32,
+    offset: Mutex<u64>,
+    name: Option<Name>,
+}
+
+/// The directory and the name by which a file was opened.
+#[allow(missing_docs)]
+pub struct Name {
+    pub directory: Arc<dyn Inode>,
+    pub name: Box<[u8]>,
+}
+
+impl Open {
+    /// With the flags of `open`. `file` may be missing for directories and with `O_PATH` only.
+    pub fn new(inode: Arc<dyn Inode>, file: Option<Arc<dyn File>>, flags: u32, name: Option<Name>) -> Open {
+        Open { inode, file, flags: AtomicU32::new(flags & !AT_ONCE), offset: Mutex::new(0), name }
+    }
+
+    /// What was opened.
+    pub fn inode(&self) -> &Arc<dyn Inode> {
+        &self.inode
+    }
+
+    /// By which name it was opened, if by any.
+    pub fn name(&self) -> Option<&Name> {
+        self.name.as_ref()
+    }
+
+    /// As `fcntl(F_GETFL)` says.
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Relaxed)
+    }
+
+    /// `fcntl(F_SETFL)`.
+    pub fn set_flags(&self, flags: u32) {
+        self.flags.store(self.flags() & !CHANGEABLE | flags & CHANGEABLE, Relaxed);
+    }
+
+    /// What reads and writes go to.
+    ///
+    /// # Errors
+    /// `EISDIR`; `EBADF`: it is only named.
+    pub fn file(&self) -> Result<&Arc<dyn File>, Errno> {
+        match &self.file {
+            Some(file) => Ok(file),
+            None if self.flags() & O_PATH != 0 => Err(Errno::EBADF),
+            None => Err(Errno::EISDIR),
+        }
+    }
+
+    /// The file, to read from it.
+    ///
+    /// # Errors
+    /// `EBADF`, `EISDIR`.
+    pub fn readable(&self) -> Result<&Arc<dyn File>, Errno> {
+        if self.flags() & O_ACCMODE == O_WRONLY { Err(Errno::EBADF) } else { self.file() }
+    }
+
+    /// The file, to write to it.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn writable(&self) -> Result<&Arc<dyn File>, Errno> {
+        if self.flags() & O_ACCMODE == O_RDONLY {
+            return Err(Errno::EBADF);
+        }
+        self.file()
+    }
+
+    /// Wait until an attempt doesn't answer `EAGAIN`, unless it is not to wait.
+    async fn attempt<T>(&self, file: &dyn File, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+        match file.queue() {
+            Some(queue) if self.flags() & O_NONBLOCK == 0 => {
+                let attempt = || match attempt() {
+                    Err(Errno::EAGAIN) => None,
+                    result => Some(result),
+                };
+                queue.wait_until(attempt).await
+            }
+            _ => attempt(),
+        }
+    }
+
+    /// An `open` returns only when this does: a FIFO's other end is there.
+    pub async fn connect(&self) {
+        if let Some(file) = &self.file
+            && let Some(queue) = file.queue()
+            && self.flags() & O_NONBLOCK == 0
+        {
+            queue.wait_until(|| file.connected().then_some(())).await;
+        }
+    }
+
+    /// `read`: at the offset, which moves on.
+    ///
+    /// # Errors
+    /// `EBADF`, `EISDIR`, `EAGAIN`, `EFAULT`; the file's own.
+    pub async fn read(&self, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let file = self.readable()?;
+        self.attempt(&**file, || {
+            if !file.seekable() {
+                return file.read(0, to);
+            }
+            let mut offset = self.offset.lock();
+            let count = file.read(*offset, to)?;
+            *offset += count as u64;
+            Ok(count)
+        })
+        .await
+    }
+
+    /// `write`: at the offset, which moves on, or at the end.
+    ///
+    /// # Errors
+    /// `EBADF`, `EAGAIN`, `EFAULT`, `EPIPE`; the file's own.
+    pub async fn write(&self, from: &mut dyn Source) -> Result<usize, Errno> {
+        let file = self.writable()?;
+        self.all(&**file, from, |from| {
+            if !file.seekable() {
+                return file.write(0, from);
+            }
+            let mut offset = self.offset.lock();
+            let count;
+            if self.flags() & O_APPEND != 0 {
+                (count, *offset) = file.append(from)?;
+            } else {
+                count = file.write(*offset, from)?;
+                *offset += count as u64;
+            }
+            Ok(count)
+        })
+        .await
+    }
+
+    /// `pread`.
+    ///
+    /// # Errors
+    /// As [`Open::read`], and `ESPIPE`.
+    pub async fn read_at(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let file = self.readable()?;
+        if !file.seekable() {
+            return Err(Errno::ESPIPE);
+        }
+        self.attempt(&**file, || file.read(at, to)).await
+    }
+
+    /// `pwrite`. With `O_APPEND` it writes at the end nevertheless, as Linux does.
+    ///
+    /// # Errors
+    /// As [`Open::write`], and `ESPIPE`.
+    pub async fn write_at(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        let file = self.writable()?;
+        if !file.seekable() {
+            return Err(Errno::ESPIPE);
+        }
+        let mut at = at;
+        self.all(&**file, from, |from| {
+            if self.flags() & O_APPEND != 0 {
+                return file.append(from).map(|(count, _)| count);
+            }
+            let count = file.write(at, from)?;
+            at += count as u64;
+            Ok(count)
+        })
+        .await
+    }
+
+    /// Write until all is written or an error comes, which does not count if something was written.
+    async fn all(
+        &self,
+        file: &dyn File,
+        from: &mut dyn Source,
+        mut write: impl FnMut(&mut dyn Source) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let mut done = 0;
+        loop {
+            match self.attempt(file, || write(from)).await {
+                Ok(count) => done += count,
+                Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
+            }
+            if from.left() == 0 {
+                return Ok(done);
+            }
+            give_way().await;
+        }
+    }
+
+    /// `lseek`.
+    ///
+    /// # Errors
+    /// `ESPIPE`, `EINVAL`, `ENXIO`, `EOVERFLOW`.
+    pub fn seek(&self, offset: i64, whence: u32) -> Result<u64, Errno> {
+        if self.file.as_ref().is_some_and(|file| !file.seekable()) {
+            return Err(Errno::ESPIPE);
+        }
+        if self.flags() & O_PATH != 0 {
+            return Err(Errno::EBADF);
+        }
+        let mut current = self.offset.lock();
+        let base = match whence {
+            SEEK_SET => 0,
+            SEEK_CUR => *current,
+            SEEK_END => self.inode.meta().size,
+            SEEK_DATA | SEEK_HOLE => {
+                let at = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+                *current = self.file()?.seek(at, whence == SEEK_HOLE)?;
+                return Ok(*current);
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        let to = (base as i64).checked_add(offset).ok_or(Errno::EOVERFLOW)?;
+        *current = u64::try_from(to).map_err(|_| Errno::EINVAL)?;
+        Ok(*current)
+    }
+
+    /// `getdents64`: entries from the offset on, as many as there is room for.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; `EINVAL`: no room for one; `EFAULT`, `ENOMEM`.
+    pub fn entries(&self, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let directory = self.inode.directory().ok_or(Errno::ENOTDIR)?;
+        let mut offset = self.offset.lock();
+        let room = to.room().min(GATHERED);
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(room)?;
+        let (mut position, mut full) = (*offset, false);
+        let mut add = |name: &[u8], inode: u64, kind: Kind, next: u64| {
+            let length = (19 + name.len() + 1).next_multiple_of(8);
+            full |= bytes.len() + length > room;
+            if !full {
+                let end = bytes.len() + length;
+                bytes.extend_from_slice(&inode.to_le_bytes());
+                bytes.extend_from_slice(&next.to_le_bytes());
+                bytes.extend_from_slice(&(length as u16).to_le_bytes());
+                bytes.push(kind as u8);
+                bytes.extend_from_slice(name);
+                bytes.resize(end, 0);
+                position = next;
+            }
+            !full
+        };
+        let own = self.inode.meta().inode;
+        let mut more = true;
+        if *offset < 1 {
+            more = add(b".", own, Kind::Directory, 1);
+        }
+        if more && *offset < FIRST {
+            let parent = directory.parent().map_or(own, |parent| parent.meta().inode);
+            more = add(b"..", parent, Kind::Directory, FIRST);
+        }
+        if more {
+            directory.list((*offset).max(FIRST), &mut |entry| add(entry.name, entry.inode, entry.kind, entry.next))?;
+        }
+        if bytes.is_empty() {
+            return if full { Err(Errno::EINVAL) } else { Ok(0) };
+        }
+        if to.put(&bytes)? < bytes.len() {
+            return Err(Errno::EFAULT);
+        }
+        *offset = position;
+        Ok(bytes.len())
+    }
+
+    /// What can be done without waiting: `POLLIN` and its kin.
+    pub fn ready(&self) -> u32 {
+        match &self.file {
+            Some(file) => file.ready(),
+            None if self.flags() & O_PATH != 0 => POLLNVAL,
+            None => POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM,
+        }
+    }
+
+    /// `ftruncate`.
+    ///
+    /// # Errors
+    /// `EINVAL`: not open for writing, or no regular file; the inode's own.
+    pub fn truncate(&self, size: u64) -> Result<(), Errno> {
+        if self.flags() & O_PATH != 0 {
+            return Err(Errno::EBADF);
+        }
+        self.writable().map_err(|_| Errno::EINVAL)?;
+        self.inode.truncate(size)
+    }
+
+    /// `fallocate`.
+    ///
+    /// # Errors
+    /// `EBADF`, `EINVAL`, `EFBIG`; the file's own.
+    pub fn allocate(&self, mode: u32, offset: i64, length: i64) -> Result<(), Errno> {
+        let file = self.writable()?;
+        let start = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        if length <= 0 {
+            return Err(Errno::EINVAL);
+        }
+        let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
+        file.allocate(mode, start..end as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pipe::Nameless;
+    use super::*;
+    use crate::testing::{Count, block_on};
+    use core::pin::pin;
+    use core::task::Context;
+    use std::thread;
+    use std::vec;
+
+    fn pipe(flags: u32) -> (Open, Open) {
+        let (inode, read, write) = Nameless::new(1, 0, 0).unwrap();
+        (
+            Open::new(inode.clone(), Some(read), O_RDONLY | flags, None),
+            Open::new(inode, Some(write), O_WRONLY | flags, None),
+        )
+    }
+
+    /// More than a pipe holds, from one thread to another; the futures may run on any CPU.
+    #[test]
+    fn both_ends_wait() {
+        fn any_cpu<T: Send>(future: T) -> T {
+            future
+        }
+        let (from, to) = pipe(0);
+        let sent: vec::Vec<u8> = (0..1_000_000u32).map(|n| (n % 251) as u8).collect();
+        let expected = sent.clone();
+        let writer = thread::spawn(move || block_on(any_cpu(to.write(&mut &sent[..]))));
+        let mut got = vec![];
+        loop {
+            let mut piece = [0; 10_000];
+            let count = block_on(any_cpu(from.read(&mut &mut piece[..]))).unwrap();
+            got.extend_from_slice(&piece[..count]);
+            if count == 0 {
+                break;
+            }
+        }
+        assert_eq!(writer.join().unwrap(), Ok(1_000_000));
+        assert!(got == expected);
+    }
+
+    #[test]
+    fn not_to_wait() {
+        let (from, to) = pipe(O_NONBLOCK);
+        assert_eq!(block_on(from.read(&mut &mut [0][..])), Err(Errno::EAGAIN));
+        assert_eq!(block_on(to.write(&mut &vec![0; 100_000][..])), Ok(65536));
+        assert_eq!(block_on(to.write(&mut &[0][..])), Err(Errno::EAGAIN));
+        assert_eq!(from.seek(0, SEEK_SET), Err(Errno::ESPIPE));
+        assert_eq!(block_on(from.read_at(0, &mut &mut [0][..])), Err(Errno::ESPIPE));
+    }
+
+    /// A wait that is given up leaves what it has done with the source, and nothing in the line.
+    #[test]
+    fn a_write_given_up() {
+        let (from, to) = pipe(0);
+        let bytes = vec![0; 100_000];
+        let mut source = &bytes[..];
+        {
+            let mut write = pin!(to.write(&mut source));
+            let (_, waker) = Count::new();
+            // To write what fits, to give way, and to find the pipe full.
+            for _ in 0..2 {
+                assert!(write.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+            assert_eq!(from.file().unwrap().queue().unwrap().waiting(), 1);
+        }
+        assert_eq!(source.len(), 100_000 - 65536);
+        assert_eq!(from.file().unwrap().queue().unwrap().waiting(), 0);
+    }
+
+    #[test]
+    fn flags() {
+        let (from, _to) = pipe(0);
+        from.set_flags(O_NONBLOCK | O_WRONLY | O_CREAT);
+        assert_eq!(from.flags(), O_NONBLOCK);
+        assert_eq!(block_on(from.read(&mut &mut [0][..])), Err(Errno::EAGAIN));
+    }
+}

@@ -1,0 +1,365 @@
+//! Files whose contents are made when they are read (`/proc`, `/sys`, control files): a function says what is in them, another
+//! takes what is written. And folders of such files.
+
+use super::inode::{Directory, Entry, FIRST, File, Inode};
+use super::io::{Sink, Source};
+use super::meta::{Device, Kind, Meta};
+use crate::errno::Errno;
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use spin::Mutex;
+
+/// The most that is taken in one write.
+const LONGEST: usize = 4096;
+
+/// Says what is in a file.
+pub type Make = Box<dyn Fn() -> Result<Vec<u8>, Errno> + Send + Sync>;
+/// Takes what is written.
+pub type Take = Box<dyn Fn(&[u8]) -> Result<(), Errno> + Send + Sync>;
+
+/// An inode number that no other inode here has.
+pub fn number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(2);
+    NEXT.fetch_add(1, Relaxed)
+}
+
+/// A file of text.
+pub struct Text {
+    meta: Meta,
+    make: Option<Make>,
+    take: Option<Take>,
+}
+
+impl Text {
+    /// A file of this mode, on the file system `device`.
+    pub fn new(device: Device, mode: u32, make: Option<Make>, take: Option<Take>) -> Arc<Text> {
+        Arc::new(Text { meta: Meta::new(device, number(), Kind::Regular, mode), make, take })
+    }
+
+    /// A file that can be read only.
+    pub fn read_only(device: Device, make: impl Fn() -> Result<Vec<u8>, Errno> + Send + Sync + 'static) -> Arc<Text> {
+        Text::new(device, 0o444, Some(Box::new(make)), None)
+    }
+}
+
+impl Inode for Text {
+    fn meta(&self) -> Meta {
+        self.meta.clone()
+    }
+
+    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
+        Ok(Arc::new(Opened { text: self, made: Mutex::new(None) }))
+    }
+
+    fn truncate(&self, _size: u64) -> Result<(), Errno> {
+        // `echo > file` truncates first.
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct Opened {
+    text: Arc<Text>,
+    /// What is read from here on is of one moment: that of the last read from the start.
+    made: Mutex<Option<Arc<[u8]>>>,
+}
+
+impl File for Opened {
+    fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let kept = self.made.lock().clone().filter(|_| at > 0);
+        let made = match kept {
+            Some(made) => made,
+            None => {
+                let make = self.text.make.as_ref().ok_or(Errno::EINVAL)?;
+                let made: Arc<[u8]> = make()?.into();
+                *self.made.lock() = Some(made.clone());
+                made
+            }
+        };
+        let rest = usize::try_from(at).ok().and_then(|at| made.get(at..)).unwrap_or_default();
+        if rest.is_empty() || to.room() == 0 { Ok(0) } else { to.put(rest) }
+    }
+
+    fn write(&self, _at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        let take = self.text.take.as_ref().ok_or(Errno::EINVAL)?;
+        let wanted = from.left();
+        if wanted > LONGEST {
+            return Err(Errno::EINVAL);
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(wanted)?;
+        bytes.resize(wanted, 0);
+        let mut taken = 0;
+        while taken < wanted {
+            taken += from.take(&mut bytes[taken..])?;
+        }
+        take(&bytes)?;
+        Ok(wanted)
+    }
+
+    fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
+        self.write(0, from).map(|count| (count, count as u64))
+    }
+
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A symbolic link whose target a function says, and that may lead to an inode whatever the target's name says.
+pub struct Link {
+    meta: Meta,
+    target: Make,
+    jump: Option<Jump>,
+}
+
+/// Says where a link leads.
+pub type Jump = Box<dyn Fn() -> Option<Arc<dyn Inode>> + Send + Sync>;
+
+impl Link {
+    /// A link.
+    pub fn new(device: Device, target: Make, jump: Option<Jump>) -> Arc<Link> {
+        Arc::new(Link { meta: Meta::new(device, number(), Kind::Link, 0o777), target, jump })
+    }
+}
+
+impl Inode for Link {
+    fn meta(&self) -> Meta {
+        self.meta.clone()
+    }
+
+    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
+        Err(Errno::ELOOP)
+    }
+
+    fn target(&self) -> Result<Vec<u8>, Errno> {
+        (self.target)()
+    }
+
+    fn jump(&self) -> Option<Arc<dyn Inode>> {
+        self.jump.as_ref()?()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// What a folder has beside its fixed entries (`/proc`'s processes, a control group's children).
+pub trait More: Send + Sync {
+    /// An entry by its name.
+    fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>>;
+
+    /// Name entries as [`Directory::list`] does, with positions of its own that begin at zero.
+    fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool);
+
+    /// `mkdir`.
+    ///
+    /// # Errors
+    /// `EPERM`: not here; `EEXIST`, `ENOMEM`.
+    fn make(&self, _name: &[u8], _mode: u32, _parent: Weak<Folder>) -> Result<Arc<dyn Inode>, Errno> {
+        Err(Errno::EPERM)
+    }
+
+    /// `rmdir`.
+    ///
+    /// # Errors
+    /// `EPERM`: not here; `ENOENT`, `EBUSY`.
+    fn remove(&self, _name: &[u8]) -> Result<(), Errno> {
+        Err(Errno::EPERM)
+    }
+}
+
+/// The first position of what is from [`More`].
+const MORE: u64 = 1 << 32;
+
+type Fixed = (Box<[u8]>, Arc<dyn Inode>);
+
+/// A folder: fixed entries, and more.
+pub struct Folder {
+    meta: Meta,
+    this: Weak<Folder>,
+    parent: Option<Weak<Folder>>,
+    fixed: Mutex<Vec<Fixed>>,
+    more: Option<Box<dyn More>>,
+}
+
+impl Folder {
+    /// An empty folder; without `parent` it is the root of a file system.
+    pub fn new(device: Device, parent: Option<&Arc<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
+        Folder::below(device, parent.map(Arc::downgrade), more)
+    }
+
+    /// As [`Folder::new`], for what only has a weak reference.
+    pub fn below(device: Device, parent: Option<Weak<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
+        Arc::new_cyclic(|this| {
+            let mut meta = Meta::new(device, number(), Kind::Directory, 0o555);
+            meta.links = 2;
+            if more.is_some() {
+                meta.mode = 0o755;
+            }
+            Folder { meta, this: this.clone(), parent, fixed: Mutex::new(Vec::new()), more }
+        })
+    }
+
+    /// Add a fixed entry.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn add(&self, name: &str, inode: Arc<dyn Inode>) -> Result<(), Errno> {
+        let mut fixed = self.fixed.lock();
+        fixed.try_reserve(1)?;
+        fixed.push((name.as_bytes().into(), inode));
+        Ok(())
+    }
+
+    /// Add a folder in it.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn add_folder(self: &Arc<Self>, name: &str) -> Result<Arc<Folder>, Errno> {
+        let folder = Folder::new(self.meta.device, Some(self), None);
+        self.add(name, folder.clone())?;
+        Ok(folder)
+    }
+}
+
+impl Inode for Folder {
+    fn meta(&self) -> Meta {
+        self.meta.clone()
+    }
+
+    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
+        Err(Errno::EISDIR)
+    }
+
+    fn directory(&self) -> Option<&dyn Directory> {
+        Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Directory for Folder {
+    fn find(&self, name: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
+        let fixed = self.fixed.lock().iter().find(|(own, _)| **own == *name).map(|(_, inode)| inode.clone());
+        fixed.or_else(|| self.more.as_ref()?.find(name)).ok_or(Errno::ENOENT)
+    }
+
+    fn parent(&self) -> Option<Arc<dyn Inode>> {
+        self.parent.as_ref()?.upgrade().map(|parent| parent as Arc<dyn Inode>)
+    }
+
+    fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) -> Result<(), Errno> {
+        // Fixed entries are added at the end, and stay.
+        let mut index = from.saturating_sub(FIRST);
+        while index < MORE {
+            let Some((name, inode)) =
+                self.fixed.lock().get(index as usize).map(|(name, inode)| (name.clone(), inode.meta()))
+            else {
+                break;
+            };
+            index += 1;
+            if !each(Entry { name: &name, inode: inode.inode, kind: inode.kind, next: FIRST + index }) {
+                return Ok(());
+            }
+        }
+        if let Some(more) = &self.more {
+            let named = &mut |entry: Entry<'_>| each(Entry { next: MORE + entry.next, ..entry });
+            more.list(from.saturating_sub(MORE), named);
+        }
+        Ok(())
+    }
+
+    fn make(&self, name: &[u8], new: &super::inode::New<'_>) -> Result<Arc<dyn Inode>, Errno> {
+        match &self.more {
+            Some(more) if new.kind == Kind::Directory => more.make(name, new.mode, self.this.clone()),
+            _ => Err(Errno::EPERM),
+        }
+    }
+
+    fn remove(&self, name: &[u8], directory: bool) -> Result<(), Errno> {
+        match &self.more {
+            Some(more) if directory => more.remove(name),
+            _ => Err(Errno::EPERM),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU32;
+    use std::string::String;
+    use std::vec;
+
+    const DEVICE: Device = Device { major: 0, minor: 5 };
+
+    #[test]
+    fn text_is_of_one_moment() {
+        let reads = AtomicU32::new(0);
+        let text =
+            Text::read_only(DEVICE, move || Ok(std::format!("read {}\n", reads.fetch_add(1, Relaxed)).into_bytes()));
+        let file = text.open(0).unwrap();
+        let read = |at: u64| {
+            let mut bytes = [0; 4];
+            let count = file.read(at, &mut &mut bytes[..]).unwrap();
+            String::from_utf8(bytes[..count].into()).unwrap()
+        };
+        assert_eq!((read(0), read(4), read(7)), ("read".into(), " 0\n".into(), "".into()));
+        assert_eq!((read(0), read(4)), ("read".into(), " 1\n".into()));
+        assert_eq!(file.write(0, &mut &b"x"[..]), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn writes_go_to_the_handler() {
+        let heard = Arc::new(Mutex::new(vec![]));
+        let hears = heard.clone();
+        let take: Take = Box::new(move |bytes| {
+            hears.lock().push(bytes.to_vec());
+            if bytes == b"bad" { Err(Errno::EINVAL) } else { Ok(()) }
+        });
+        let file = Text::new(DEVICE, 0o200, None, Some(take)).open(0).unwrap();
+        assert_eq!(file.write(0, &mut &b"max\n"[..]), Ok(4));
+        assert_eq!(file.write(0, &mut &b"bad"[..]), Err(Errno::EINVAL));
+        assert_eq!(*heard.lock(), [b"max\n".to_vec(), b"bad".to_vec()]);
+        assert_eq!(file.read(0, &mut &mut [0][..]), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn folders() {
+        let root = Folder::new(DEVICE, None, None);
+        let inner = root.add_folder("inner").unwrap();
+        root.add("text", Text::read_only(DEVICE, || Ok(vec![]))).unwrap();
+        assert!(inner.parent().unwrap().meta().inode == root.meta.inode && root.parent().is_none());
+        let mut names = vec![];
+        let mut at = FIRST;
+        // One at a time.
+        loop {
+            let before = at;
+            root.list(at, &mut |entry| {
+                names.push(entry.name.to_vec());
+                at = entry.next;
+                false
+            })
+            .unwrap();
+            if at == before {
+                break;
+            }
+        }
+        assert_eq!(names, [b"inner".to_vec(), b"text".to_vec()]);
+        assert!(root.find(b"text").is_ok() && root.find(b"none").is_err());
+    }
+}

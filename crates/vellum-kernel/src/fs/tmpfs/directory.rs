@@ -1,0 +1,250 @@
+//! Making, linking, removing and renaming.
+
+use super::entries::Entries;
+use super::node::{self, Node};
+use crate::errno::Errno;
+use crate::fs::inode::{Directory, Entry, Inode, New};
+use crate::fs::meta::Kind;
+use alloc::sync::{Arc, Weak};
+use core::mem;
+use linux_raw_sys::general::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+use spin::MutexGuard;
+
+/// One directory's entries, or those of two, locked.
+struct Pair<'a> {
+    from: MutexGuard<'a, Entries>,
+    /// None if it is the same directory.
+    to: Option<MutexGuard<'a, Entries>>,
+}
+
+impl Pair<'_> {
+    fn to(&mut self) -> &mut Entries {
+        self.to.as_mut().unwrap_or(&mut self.from)
+    }
+}
+
+impl Node {
+    /// Whether it is `other` or somewhere below it. Under `renaming`.
+    fn is_within(&self, other: &Node) -> bool {
+        let mut at = self.this.upgrade();
+        while let Some(node) = at {
+            if node.number == other.number {
+                return true;
+            }
+            at = node.entries().and_then(|entries| entries.lock().parent.upgrade());
+        }
+        false
+    }
+
+    /// Whether `old` may give way to this one; under all locks. If it is a directory, nothing can be made in it any more.
+    fn replaces(&self, old: &Node) -> Result<(), Errno> {
+        match (self.is_directory(), old.entries()) {
+            (true, None) => Err(Errno::ENOTDIR),
+            (false, Some(_)) => Err(Errno::EISDIR),
+            (true, Some(entries)) => entries.lock().close(),
+            (false, None) => Ok(()),
+        }
+    }
+
+    /// It has lost a name. A directory has lost its only one.
+    fn lose_name(&self) {
+        self.count_link(false);
+        if let Some(entries) = self.entries() {
+            let mut entries = entries.lock();
+            entries.removed = true;
+            entries.parent = Weak::new();
+            self.attributes.lock().links = 0;
+        }
+    }
+
+    /// A directory moves from here to `to`.
+    fn moves(&self, moved: &Node, to: &Node) {
+        if let Some(entries) = moved.entries() {
+            entries.lock().parent = to.this.clone();
+            if self.number != to.number {
+                self.count_link(false);
+                to.count_link(true);
+            }
+        }
+        moved.attributes.lock().changed = self.fs.host.now();
+    }
+}
+
+impl Node {
+    /// Rename; or say false if something was made under the new name meanwhile.
+    fn try_rename(&self, name: &[u8], to: &Node, to_name: &[u8], flags: u32) -> Result<bool, Errno> {
+        let exchange = match flags {
+            0 | RENAME_NOREPLACE => false,
+            RENAME_EXCHANGE => true,
+            _ => return Err(Errno::EINVAL),
+        };
+        let renaming = self.fs.renaming.lock();
+        let moved = self.entries().ok_or(Errno::ENOTDIR)?.lock().find(name).ok_or(Errno::ENOENT)?.clone();
+        let old = to.entries().ok_or(Errno::ENOTDIR)?.lock().find(to_name).cloned();
+        if moved.is_directory() && to.is_within(&moved) {
+            return Err(Errno::EINVAL);
+        }
+        if let Some(old) = &old
+            && old.is_directory()
+            && self.is_within(old)
+        {
+            return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
+        }
+        let from_entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        let to_entries = if self.number == to.number { None } else { to.entries().map(|entries| entries.lock()) };
+        let mut pair = Pair { from: from_entries, to: to_entries };
+        // Names go under `renaming` only, but new ones may come where there was nothing.
+        if old.is_none() && pair.to().find(to_name).is_some() {
+            return Ok(false);
+        }
+        let replaced = match &old {
+            Some(_) if flags & RENAME_NOREPLACE != 0 => return Err(Errno::EEXIST),
+            None if exchange => return Err(Errno::ENOENT),
+            Some(old) if Arc::ptr_eq(old, &moved) => return Ok(true),
+            Some(old) if exchange => {
+                pair.to().replace(to_name, moved.clone());
+                pair.from.replace(name, old.clone());
+                None
+            }
+            Some(old) => {
+                moved.replaces(old)?;
+                pair.to().replace(to_name, moved.clone());
+                pair.from.remove(name);
+                Some(old)
+            }
+            None => {
+                let copy = pair.to().reserve(to_name)?;
+                pair.from.remove(name);
+                pair.to().add(copy, moved.clone());
+                None
+            }
+        };
+        drop(pair);
+        self.moves(&moved, to);
+        if exchange && let Some(old) = &old {
+            to.moves(old, self);
+        }
+        if let Some(replaced) = replaced {
+            replaced.lose_name();
+            if replaced.is_directory() {
+                to.count_link(false);
+            }
+        }
+        self.modified();
+        to.modified();
+        drop(renaming);
+        // Perhaps the last references: dropped under no lock.
+        mem::drop((moved, old));
+        Ok(true)
+    }
+}
+
+impl Directory for Node {
+    fn find(&self, name: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
+        let entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        entries.find(name).map(|node| node.clone() as Arc<dyn Inode>).ok_or(Errno::ENOENT)
+    }
+
+    fn parent(&self) -> Option<Arc<dyn Inode>> {
+        self.entries()?.lock().parent.upgrade().map(|parent| parent as Arc<dyn Inode>)
+    }
+
+    fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) -> Result<(), Errno> {
+        let entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        if entries.removed {
+            return Err(Errno::ENOENT);
+        }
+        for (position, name, node) in entries.starting(from) {
+            if !each(Entry { name, inode: node.number, kind: node.kind(), next: position + 1 }) {
+                break;
+            }
+        }
+        drop(entries);
+        self.accessed();
+        Ok(())
+    }
+
+    fn make(&self, name: &[u8], new: &New<'_>) -> Result<Arc<dyn Inode>, Errno> {
+        let this = self.this.upgrade().ok_or(Errno::ENOENT)?;
+        let made = node::make(&self.fs, new, Some(&this))?;
+        let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        if entries.find(name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let name = entries.reserve(name)?;
+        entries.add(name, made.clone());
+        drop(entries);
+        if new.kind == Kind::Directory {
+            self.count_link(true);
+        }
+        self.modified();
+        Ok(made)
+    }
+
+    fn make_nameless(&self, new: &New<'_>) -> Result<Arc<dyn Inode>, Errno> {
+        let made = node::make(&self.fs, new, None)?;
+        made.unnamed(true);
+        Ok(made)
+    }
+
+    fn link(&self, name: &[u8], inode: &Arc<dyn Inode>) -> Result<(), Errno> {
+        let node = inode.as_any().downcast_ref::<Node>().and_then(|node| node.this.upgrade()).ok_or(Errno::EXDEV)?;
+        if !Arc::ptr_eq(&node.fs, &self.fs) {
+            return Err(Errno::EXDEV);
+        }
+        if node.is_directory() {
+            return Err(Errno::EPERM);
+        }
+        let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        if entries.find(name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let name = entries.reserve(name)?;
+        {
+            let now = self.fs.host.now();
+            let mut attributes = node.attributes.lock();
+            if attributes.links == 0 && !attributes.nameless {
+                return Err(Errno::ENOENT);
+            }
+            attributes.links = attributes.links.checked_add(1).ok_or(Errno::EMLINK)?;
+            attributes.nameless = false;
+            attributes.changed = now;
+        }
+        entries.add(name, node);
+        drop(entries);
+        self.modified();
+        Ok(())
+    }
+
+    fn remove(&self, name: &[u8], directory: bool) -> Result<(), Errno> {
+        // For a second directory's lock.
+        let renaming = self.fs.renaming.lock();
+        let mut entries = self.entries().ok_or(Errno::ENOTDIR)?.lock();
+        let node = entries.find(name).ok_or(Errno::ENOENT)?;
+        match (node.entries(), directory) {
+            (None, true) => return Err(Errno::ENOTDIR),
+            (Some(_), false) => return Err(Errno::EISDIR),
+            (Some(inner), true) => inner.lock().close()?,
+            (None, false) => {}
+        }
+        let node = entries.remove(name);
+        drop(entries);
+        if let Some(node) = &node {
+            node.lose_name();
+        }
+        if directory {
+            self.count_link(false);
+        }
+        self.modified();
+        drop(renaming);
+        // The last reference may go here, and with it the contents: under no lock.
+        drop(node);
+        Ok(())
+    }
+
+    fn rename(&self, name: &[u8], to: &dyn Inode, to_name: &[u8], flags: u32) -> Result<(), Errno> {
+        let to = to.as_any().downcast_ref::<Node>().filter(|to| Arc::ptr_eq(&to.fs, &self.fs)).ok_or(Errno::EXDEV)?;
+        while !self.try_rename(name, to, to_name, flags)? {}
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! Inodes, and what is true of all of them.
+
+use super::Tmpfs;
+use super::entries::Entries;
+use super::regular::Regular;
+use crate::errno::Errno;
+use crate::fs::inode::{Change, Directory, File, Inode, New, Space};
+use crate::fs::meta::{Device, Kind, MODE, Meta, Time};
+use crate::fs::pipe::Pipe;
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+use linux_raw_sys::general::TMPFS_MAGIC;
+use spin::Mutex;
+
+/// The longest target of a symbolic link.
+const LONGEST_TARGET: usize = 4095;
+/// What a directory's size says for each entry, as Linux has it.
+const ENTRY_SIZE: u64 = 20;
+
+/// An inode in memory.
+pub struct Node {
+    pub(super) fs: Arc<Tmpfs>,
+    pub(super) this: Weak<Node>,
+    pub(super) number: u64,
+    special: Device,
+    pub(super) attributes: Mutex<Attributes>,
+    pub(super) body: Body,
+}
+
+pub(super) struct Attributes {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub links: u32,
+    /// Without a name, and may get one.
+    pub nameless: bool,
+    pub accessed: Time,
+    pub modified: Time,
+    pub changed: Time,
+    born: Time,
+}
+
+pub(super) enum Body {
+    Directory(Mutex<Entries>),
+    Regular(Regular),
+    Link(Box<[u8]>),
+    Fifo(Arc<Pipe>),
+    /// Devices and sockets.
+    Other(Kind),
+}
+
+/// A directory.
+pub(super) fn directory(fs: &Arc<Tmpfs>, new: &New<'_>, parent: Option<&Arc<Node>>) -> Arc<Node> {
+    let parent = parent.map_or(Weak::new(), Arc::downgrade);
+    with(fs, new, Body::Directory(Mutex::new(Entries::new(parent))))
+}
+
+/// An inode with one link, or a directory in `parent` with two.
+pub(super) fn make(fs: &Arc<Tmpfs>, new: &New<'_>, parent: Option<&Arc<Node>>) -> Result<Arc<Node>, Errno> {
+    let body = match new.kind {
+        Kind::Directory => return Ok(directory(fs, new, parent)),
+        Kind::Regular => Body::Regular(Regular::new(fs.host.pages()?)),
+        Kind::Link if new.target.len() > LONGEST_TARGET => return Err(Errno::ENAMETOOLONG),
+        Kind::Link => Body::Link(copy(new.target)?.into_boxed_slice()),
+        Kind::Fifo => Body::Fifo(Arc::default()),
+        kind => Body::Other(kind),
+    };
+    Ok(with(fs, new, body))
+}
+
+fn copy(bytes: &[u8]) -> Result<Vec<u8>, Errno> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+fn with(fs: &Arc<Tmpfs>, new: &New<'_>, body: Body) -> Arc<Node> {
+    let now = fs.host.now();
+    let attributes = Attributes {
+        mode: new.mode & MODE,
+        uid: new.uid,
+        gid: new.gid,
+        links: if new.kind == Kind::Directory { 2 } else { 1 },
+        nameless: false,
+        accessed: now,
+        modified: now,
+        changed: now,
+        born: now,
+    };
+    let (fs, number, special) = (fs.clone(), fs.number(), new.special);
+    Arc::new_cyclic(|this| Node { fs, this: this.clone(), number, special, attributes: Mutex::new(attributes), body })
+}
+
+impl Node {
+    pub(super) fn entries(&self) -> Option<&Mutex<Entries>> {
+        if let Body::Directory(entries) = &self.body { Some(entries) } else { None }
+    }
+
+    pub(super) fn is_directory(&self) -> bool {
+        self.entries().is_some()
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        match &self.body {
+            Body::Directory(_) => Kind::Directory,
+            Body::Regular(_) => Kind::Regular,
+            Body::Link(_) => Kind::Link,
+            Body::Fifo(_) => Kind::Fifo,
+            Body::Other(kind) => *kind,
+        }
+    }
+
+    /// It has no name (yet).
+    pub(super) fn unnamed(&self, may_get_one: bool) {
+        let mut attributes = self.attributes.lock();
+        attributes.links = 0;
+        attributes.nameless = may_get_one;
+    }
+
+    /// What is in it has changed.
+    pub(super) fn modified(&self) {
+        let now = self.fs.host.now();
+        let mut attributes = self.attributes.lock();
+        (attributes.modified, attributes.changed) = (now, now);
+    }
+
+    /// It was read. The time is kept only as far as that tells whether it was read since it changed (`relatime`).
+    pub(super) fn accessed(&self) {
+        let now = self.fs.host.now();
+        let mut attributes = self.attributes.lock();
+        let known = attributes.accessed;
+        if known <= attributes.modified || known <= attributes.changed || now.seconds - known.seconds >= 86400 {
+            attributes.accessed = now;
+        }
+    }
+
+    /// One link more or less.
+    pub(super) fn count_link(&self, more: bool) {
+        let now = self.fs.host.now();
+        let mut attributes = self.attributes.lock();
+        attributes.links = if more { attributes.links + 1 } else { attributes.links.saturating_sub(1) };
+        attributes.changed = now;
+    }
+}
+
+impl Inode for Node {
+    fn meta(&self) -> Meta {
+        let (size, used) = match &self.body {
+            Body::Directory(entries) => (entries.lock().len() as u64 * ENTRY_SIZE, 0),
+            Body::Regular(regular) => (regular.pages.size(), regular.pages.resident()),
+            Body::Link(target) => (target.len() as u64, 0),
+            Body::Fifo(_) | Body::Other(_) => (0, 0),
+        };
+        let attributes = self.attributes.lock();
+        Meta {
+            device: self.fs.device,
+            inode: self.number,
+            kind: self.kind(),
+            mode: attributes.mode,
+            links: attributes.links,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            special: self.special,
+            size,
+            used,
+            accessed: attributes.accessed,
+            modified: attributes.modified,
+            changed: attributes.changed,
+            born: attributes.born,
+        }
+    }
+
+    fn change(&self, change: &Change) -> Result<(), Errno> {
+        let now = self.fs.host.now();
+        let mut attributes = self.attributes.lock();
+        attributes.mode = change.mode.unwrap_or(attributes.mode) & MODE;
+        attributes.uid = change.uid.unwrap_or(attributes.uid);
+        attributes.gid = change.gid.unwrap_or(attributes.gid);
+        attributes.accessed = change.accessed.unwrap_or(attributes.accessed);
+        attributes.modified = change.modified.unwrap_or(attributes.modified);
+        attributes.changed = now;
+        Ok(())
+    }
+
+    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn File>, Errno> {
+        match &self.body {
+            Body::Regular(_) => Ok(self),
+            Body::Fifo(pipe) => pipe.open(flags),
+            Body::Directory(_) => Err(Errno::EISDIR),
+            Body::Link(_) => Err(Errno::ELOOP),
+            Body::Other(_) => Err(Errno::ENXIO),
+        }
+    }
+
+    fn directory(&self) -> Option<&dyn Directory> {
+        self.is_directory().then_some(self)
+    }
+
+    fn target(&self) -> Result<Vec<u8>, Errno> {
+        if let Body::Link(target) = &self.body { copy(target) } else { Err(Errno::EINVAL) }
+    }
+
+    fn truncate(&self, size: u64) -> Result<(), Errno> {
+        self.set_size(size)
+    }
+
+    fn space(&self) -> Space {
+        let (pages, free_pages) = self.fs.host.space();
+        Space { magic: TMPFS_MAGIC, pages, free_pages, inodes: pages, free_inodes: free_pages }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
