@@ -30,6 +30,10 @@ pub enum Counter {
     HugeSplits,
     /// Folios queued because part of them is not mapped any more (`split_deferred`).
     SplitDeferred,
+    /// Write faults that copied memory which others have too.
+    CowCopies,
+    /// Write faults that found nobody else to have the memory any more, and made it the space's own again.
+    CowReuses,
     /// Pages of 4 KiB that memory objects have now (`Shmem`): goes down too.
     ShmemPages,
 }

@@ -13,6 +13,7 @@ use super::op::Place;
 use vellum::vma::STACK_GUARD;
 
 /// What bounds a space, and a plot in it.
+#[derive(Clone)]
 pub struct Bounds {
     pub limits: Limits,
     pub page_shift: u32,

@@ -13,6 +13,7 @@
 //! | `expect` | what an operation should answer |
 //! | `op` | operations, and their choice |
 //! | `plot`, `change`, `access` | an operation on the engine and on the model |
+//! | `fork` | a child has what its parent had |
 //! | `look` | what the engine says of a plot |
 //! | `walk` | page tables, read from the machine's memory as hardware reads them |
 //! | `census` | the whole machine against all models, when nothing runs |
@@ -30,6 +31,7 @@ pub mod census;
 pub mod change;
 pub mod dice;
 pub mod expect;
+pub mod fork;
 pub mod host;
 pub mod look;
 pub mod model;

@@ -118,6 +118,13 @@ impl Model {
         Some((start..end, kind))
     }
 
+    /// What a child has of it.
+    pub fn child(&self) -> Model {
+        let mut child = self.clone();
+        child.pages.values_mut().for_each(|page| page.kind.flags -= AreaFlags::LOCKED);
+        child
+    }
+
     /// The first mapped page from here on.
     pub fn next(&self, page: u64) -> Option<u64> {
         self.pages.range(page..).next().map(|(at, _)| *at)

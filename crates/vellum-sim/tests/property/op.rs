@@ -60,6 +60,9 @@ pub enum Op {
     Query,
     /// The space ends, and a new one takes its place.
     Exec,
+    /// The space has a child, in which something happens that this number decides; then the child ends, or (if the space is the
+    /// actor's own, and the answer is yes) takes its place.
+    Fork(u64, bool),
     /// Another folio size is allowed, or not.
     Policy(u8, Knob),
 }
@@ -106,10 +109,11 @@ enum Form {
     Resident,
     Query,
     Exec,
+    Fork,
     Policy,
 }
 
-const FORMS: [(u64, Form); 15] = [
+const FORMS: [(u64, Form); 16] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
@@ -124,6 +128,7 @@ const FORMS: [(u64, Form); 15] = [
     (30, Form::Resident),
     (15, Form::Query),
     (2, Form::Exec),
+    (8, Form::Fork),
     (5, Form::Policy),
 ];
 
@@ -145,7 +150,8 @@ impl Choice {
         Step { plot, op: self.op(dice, plot) }
     }
 
-    fn op(&self, dice: &mut Dice, plot: usize) -> Op {
+    /// The next operation on this plot.
+    pub fn op(&self, dice: &mut Dice, plot: usize) -> Op {
         let windows = &self.plots[plot];
         let window = &windows[dice.below(windows.len() as u64) as usize];
         let span = |dice: &mut Dice| span(dice, window);
@@ -164,6 +170,7 @@ impl Choice {
             Form::Execute => Op::Execute(spot(dice)),
             Form::Fault => Op::Fault(spot(dice), dice.one_of(&[Access::Read, Access::Write, Access::Exec])),
             Form::Resident => Op::Resident(span(dice)),
+            Form::Fork => Op::Fork(dice.any(), dice.percent(50)),
             Form::Exec if self.own[plot] => Op::Exec,
             Form::Policy if self.policy => {
                 let knobs = [Knob::Never, Knob::Inherit, Knob::Madvise, Knob::Always];

@@ -16,6 +16,7 @@ use super::presence::Rules;
 use super::walk::Space;
 
 /// What an actor has of a space.
+#[derive(Clone)]
 pub struct Plot {
     pub model: Model,
     pub windows: Vec<Window>,
@@ -67,7 +68,7 @@ impl Plot {
             Op::Policy(0, knob) => on.machine.policy().set_global(knob),
             Op::Policy(order, knob) => on.machine.policy().set(order, knob),
             // Whoever owns the space does that.
-            Op::Exec => {}
+            Op::Exec | Op::Fork(..) => {}
         }
     }
 

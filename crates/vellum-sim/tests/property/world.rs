@@ -14,6 +14,7 @@ use vellum_sim::{Cpu, Program};
 use super::census::{self, Counted};
 use super::dice::{Dice, derive};
 use super::expect::Bounds;
+use super::fork;
 use super::host::Host;
 use super::model::Model;
 use super::op::{Op, Step};
@@ -172,6 +173,12 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
     ) {
         let plot = &mut actor.plots[step.plot];
         if let Some(space) = self.spaces.get(step.plot) {
+            if let Op::Fork(seed, _) = step.op {
+                let choice = &self.setup.choices[at];
+                let on = self.scene(space, programs[step.plot].as_ref());
+                let child = fork::run(&on, plot, cpu, choice, (step.plot, seed));
+                return child.into_iter().for_each(|(child, _)| child.end());
+            }
             return plot.apply(&self.scene(space, programs[step.plot].as_ref()), step.op);
         }
         if step.op == Op::Exec || actor.own.is_none() {
@@ -179,6 +186,16 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
             (plot.model, plot.elsewhere) = (Model::default(), Vec::new());
             actor.own = self.new_space(self.own_group(at));
             assert!(actor.own.is_some() || self.setup.tight, "no memory for an empty space");
+        }
+        if let (Some(space), Op::Fork(seed, stays)) = (&actor.own, step.op) {
+            let choice = &self.setup.choices[at];
+            let child = fork::run(&self.scene(space, None), plot, cpu, choice, (step.plot, seed));
+            let Some((mut child, twin)) = child else { return };
+            if stays {
+                *plot = twin;
+                child = actor.own.replace(child).unwrap_or_else(|| unreachable!("it was there to be forked"));
+            }
+            return child.end();
         }
         if let Some(space) = &actor.own {
             let program = cpu.enter(&**space);

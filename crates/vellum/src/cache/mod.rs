@@ -33,7 +33,7 @@ mod remove;
 mod tests;
 
 pub use page::ObjectPage;
-pub(crate) use page::copy_page;
+pub(crate) use page::copy_frames;
 pub use remove::Gone;
 
 pub(crate) use fill::Looked;

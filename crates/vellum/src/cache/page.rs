@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use crate::addr::Pfn;
+use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::machine::Machine;
 use crate::platform::Platform;
 
@@ -102,7 +102,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     /// `to` is a page of the same size that only the caller knows.
     pub(crate) unsafe fn copy_to(&self, to: Pfn) {
         // SAFETY: this reference keeps the page; the caller vouches for the other.
-        unsafe { copy_page(self.machine, self.pfn, to, self.shift) }
+        unsafe { copy_frames(self.machine, self.pfn, to, 1 << (self.shift - FRAME_SHIFT)) }
     }
 
     /// Words and bytes of user memory are atomics, because programs write to them at any time. A mix of sizes tears, as it
@@ -122,14 +122,15 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     }
 }
 
-/// Copy a page that others may be writing to.
+/// Copy frames that others may be writing to.
 ///
 /// # Safety
-/// `from` is a page of `1 << shift` bytes that stays meanwhile; `to` is another, that only the caller knows.
-pub(crate) unsafe fn copy_page<P: Platform>(machine: &Machine<'_, P>, from: Pfn, to: Pfn, shift: u32) {
+/// `from` and `to` are the first of as many frames in a row. Those at `from` stay meanwhile; those at `to` are others, that only
+/// the caller knows.
+pub(crate) unsafe fn copy_frames<P: Platform>(machine: &Machine<'_, P>, from: Pfn, to: Pfn, count: u32) {
     let [from, to] = [from, to].map(|pfn| machine.frames().at(pfn.addr()));
-    for at in 0..1 << (shift - 3) {
-        // SAFETY: inside of the first page, which is aligned, and which all who may be writing to it treat as atomics.
+    for at in 0..(count as usize) << (FRAME_SHIFT - 3) {
+        // SAFETY: inside of the first frames, which are aligned, and which all who may be writing to it treat as atomics.
         let word = unsafe { from.cast::<AtomicU64>().add(at).as_ref() }.load(Relaxed);
         // SAFETY: inside of the other, which is the caller's alone, and aligned.
         unsafe { to.cast::<u64>().add(at).write(word) };

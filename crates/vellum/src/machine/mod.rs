@@ -82,9 +82,20 @@ impl<'p, P: Platform> Machine<'p, P> {
     }
 
     /// A huge page of zeros on a machine that can spare it; a smaller one, of at most a thousandth of memory, otherwise.
+    ///
+    /// The frames on either side of it are kept too. So no run of entries has zeros and something else in it, which counts
+    /// and must be freed.
     fn zeros(frames: &Frames<'p, P>) -> Result<Zeros, OutOfMemory> {
         let order = (frames.total() / 1024).max(1).ilog2().min(HUGE_ORDER as u32) as u8;
-        let pfn = frames.alloc(order, true, Use::Folio)?;
+        let size = 1 << order;
+        let block = frames.alloc(order + 2, true, Use::Folio)?;
+        let pfn = block.add(size);
+        // SAFETY: of four pieces that were just allocated, all of the first but its last frame, and all behind the second but
+        // its first: nobody knows of them, and they are as zero as they came.
+        unsafe {
+            frames.free(block, size - 1, true, Use::Folio);
+            frames.free(pfn.add(size + 1), 2 * size - 1, true, Use::Folio);
+        }
         frames.make_folio(pfn, order, flag::ZEROS, Counts { refs: 1, maps: 0 });
         Ok(Zeros { pfn, order })
     }

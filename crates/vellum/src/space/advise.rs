@@ -133,6 +133,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let areas = self.read();
             let next = areas.overlapping(VirtRange { start: at, ..range }).find(|v| v.state != State::Dying);
             let Some(area) = next else { return Err(AdviseError::NotMapped) };
+            if area.state == State::Held {
+                drop(areas);
+                self.tables.platform().wait();
+                continue;
+            }
             if area.flags.contains(AreaFlags::LOCKED) {
                 return Err(AdviseError::Locked(area.range));
             }

@@ -86,8 +86,8 @@ pub(super) enum Outcome {
     Again,
     /// There is no area, but there may be a stack above.
     Nothing,
-    /// The area is about to be another.
-    Replaced,
+    /// The area is not to be touched for a while.
+    Held,
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -118,7 +118,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match self.try_fault(addr, access)? {
                 Outcome::Mapped(range) => return Ok(range),
                 Outcome::Again => self.tables.platform().relax(),
-                Outcome::Replaced => self.tables.platform().wait(),
+                Outcome::Held => self.tables.platform().wait(),
                 Outcome::Nothing => match self.grow_stack(addr)? {
                     Growth::There => {}
                     Growth::Wait => self.tables.platform().wait(),
@@ -132,8 +132,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn try_fault(&self, addr: u64, access: Access) -> Result<Outcome, FaultError> {
         let areas = self.read();
         let Some(area) = areas.find(addr) else { return Ok(Outcome::Nothing) };
-        if area.state == State::Replaced {
-            return Ok(Outcome::Replaced);
+        if area.state == State::Held {
+            return Ok(Outcome::Held);
         }
         let allowed = match access {
             Access::Read => !area.prot.is_empty(),
@@ -167,14 +167,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A new folio, of `order` if there is memory for it, smaller if not.
     #[inline]
     fn map_new(&self, area: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
-        let (pfn, order) = self.new_folio(area, order, orders)?;
+        let (pfn, order) = self.new_folio(area, order, orders, true)?;
         self.map_folio(area, addr, pfn, order)
     }
 
     /// Which orders the folios of an area may have. Copies of an object's pages are single: no huge mapping reaches across an
     /// end of what is truncated.
     #[inline]
-    fn orders(&self, area: &Vma) -> u32 {
+    pub(super) fn orders(&self, area: &Vma) -> u32 {
         if area.backing.is_anonymous() { self.tables.machine.policy().orders(area.advice) } else { 0 }
     }
 
@@ -208,15 +208,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         (level, 1 << (order as u32 + FRAME_SHIFT - arch.level_shift(level)))
     }
 
-    /// A zeroed folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it.
+    /// A folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it. `zero`: it holds
+    /// zeros; else it is to be written in full.
     #[inline]
-    pub(super) fn new_folio(&self, area: &Vma, order: u8, orders: u32) -> Result<(Pfn, u8), FaultError> {
+    pub(super) fn new_folio(&self, area: &Vma, order: u8, orders: u32, zero: bool) -> Result<(Pfn, u8), FaultError> {
         let machine = self.tables.machine;
         let smallest = self.tables.arch.page_order();
         let list = if area.flags.contains(AreaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon };
         let mut order = order;
         loop {
-            let tried = self.try_folio(order, list);
+            let tried = self.try_folio(order, list, zero);
             if tried.is_ok() {
                 if order > smallest {
                     machine.count(Counter::LargeFolios, 1);
@@ -234,17 +235,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     #[inline]
-    fn try_folio(&self, order: u8, list: LruList) -> Result<Pfn, FaultError> {
+    fn try_folio(&self, order: u8, list: LruList, zero: bool) -> Result<Pfn, FaultError> {
         let machine = self.tables.machine;
         let frames = machine.frames();
-        let pfn = frames.alloc(order, true, Use::Folio)?;
+        let pfn = frames.alloc(order, zero, Use::Folio)?;
         let pages = 1u32 << order;
         frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         frames.frame(pfn).set_data(self.tables.tlb.space.0 as u64);
         if let Err(over) = machine.groups().admit(frames, self.tables.group, pfn, order, Some(list)) {
             frames.put(pfn, frames.frame(pfn), pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
-            unsafe { frames.free(pfn, pages, true, Use::Folio) };
+            unsafe { frames.free(pfn, pages, zero, Use::Folio) };
             return Err(over.into());
         }
         Ok(pfn)
@@ -296,11 +297,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.unmap_zeros(area, page);
             return Ok(Outcome::Again);
         }
-        if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) && !area.backing.is_anonymous() {
-            return self.copy_object_page(area, addr, page);
+        if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) {
+            return self.unshare(area, addr);
         }
         // Only a change of the area that is under way leaves entries behind it: a run at a time follows here.
-        debug_assert!(attrs.contains(Attrs::EXCLUSIVE) || access != Access::Write);
         let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
         let mut stale = None;
         if let Some(run) = table.run(addr, area.range.end)

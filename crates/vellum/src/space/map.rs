@@ -277,7 +277,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         // What is there goes, and there is no moment at which the addresses are free: its areas hold the place, and the
         // first becomes the new one, so that nothing needs to be allocated then.
-        self.begin_unmap(&mut change, range, State::Replaced).map_err(|_| MapError::OutOfMemory)?;
+        self.begin_unmap(&mut change, range, State::Held).map_err(|_| MapError::OutOfMemory)?;
         self.zap_all(range);
         let areas = change.areas();
         let first = areas.first(range).map_or(range, |v| v.range);

@@ -18,6 +18,8 @@
 //! | `areas` | the areas and what limits them: split, merge, count |
 //! | `map` | new areas |
 //! | `fault` | a page is touched |
+//! | `fork` | a child |
+//! | `cow` | what parent and child both have is written |
 //! | `object` | what stands behind an area: faults on it |
 //! | `discard` | pages that an object has lost |
 //! | `sync` | `msync` |
@@ -29,8 +31,10 @@
 
 mod advise;
 mod areas;
+mod cow;
 mod discard;
 mod fault;
+mod fork;
 mod map;
 mod object;
 mod protect;
@@ -42,6 +46,7 @@ mod zap;
 pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
 pub use fault::{Access, FaultError};
+pub use fork::ForkError;
 pub use map::{MapError, MapFlags, MapRequest};
 pub use object::SharedKey;
 pub use protect::ProtectError;

@@ -8,11 +8,11 @@
 use core::mem::ManuallyDrop;
 
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind};
-use crate::cache::{self, Looked, MAX_SIZE, Object, ObjectError};
+use crate::arch::{Arch, Attrs};
+use crate::cache::{Looked, MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::table::{Found, NotMapped};
+use crate::table::NotMapped;
 use crate::vma::{Backing, Prot, Sharing, Vma};
 
 use super::fault::Outcome;
@@ -180,48 +180,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if let Looked::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
-        let (pfn, order) = self.new_folio(area, self.tables.arch.page_order(), 0)?;
+        let (pfn, order) = self.new_folio(area, self.tables.arch.page_order(), 0, true)?;
         if let Looked::Page(page) = looked {
             // SAFETY: a page of the space's size, which is the object's, just allocated.
             unsafe { page.copy_to(pfn) };
         }
         self.map_folio(area, addr, pfn, order)
-    }
-
-    /// A private area is written where the object's page is mapped: a copy takes its place.
-    ///
-    /// Flushed between the one and the other, under the table's lock: whoever writes to the copy must not be contradicted by
-    /// what a CPU still reads of the original.
-    pub(super) fn copy_object_page(&self, area: &Vma, addr: u64, page: VirtRange) -> Result<Outcome, FaultError> {
-        let arch = &self.tables.arch;
-        let machine = self.tables.machine;
-        let (pfn, order) = self.new_folio(area, arch.page_order(), 0)?;
-        let mut gather = self.gather(page);
-        let mut copied = false;
-        if let Found::Table(table) = self.tables.find(addr, page.end) {
-            let raw = table.get(addr);
-            if table.level == 1
-                && arch.kind(raw, 1) == Kind::Leaf
-                && !arch.attrs(raw, 1).contains(Attrs::EXCLUSIVE)
-                && let Some(removed) = table.take(page.start, page.end)
-            {
-                self.tables.tlb.invalidate(&[page], table.shift(), false);
-                // SAFETY: the entry's reference is the gather's now, which drops it when this is done; the copy is ours.
-                unsafe { cache::copy_page(machine, removed.pfn, pfn, arch.page_shift()) };
-                let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
-                table.set(page.start, arch.leaf(pfn.addr(), attrs, 1), 1);
-                // One anonymous page comes, and one is taken out that counts as such until the gather knows better.
-                gather.push(removed);
-                copied = true;
-            }
-            table.unlock(&mut gather);
-        }
-        drop(gather);
-        if !copied {
-            machine.put_folio(pfn, 1 << order, 1 << order);
-            return Ok(Outcome::Again);
-        }
-        Ok(Outcome::Mapped(page))
     }
 
     /// Pages of a range that the objects behind it have, though they are not mapped.

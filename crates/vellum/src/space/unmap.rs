@@ -85,7 +85,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Mark all areas of `range` as going (dying or replaced), split at its ends, with no huge mapping reaching across, and
+    /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping reaching across, and
     /// let go of the areas.
     pub(super) fn begin_unmap(
         &self,

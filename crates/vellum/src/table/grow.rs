@@ -51,13 +51,13 @@ impl<'t, 'm, P: Platform, A: Arch> Chain<'t, 'm, P, A> {
 
     /// Write the run into the lowest table and each table's pointer into the one above; last of all, the topmost table's
     /// pointer into `hook`, which publishes the rest.
-    fn publish(&mut self, va: u64, lowest: u8, hook: &LockedTable<'_, 'm, P, A>, raw: u64, n: usize) {
+    fn publish(&mut self, va: u64, lowest: u8, hook: &LockedTable<'_, 'm, P, A>, (raw, step): (u64, u64), n: usize) {
         let tree = self.tree;
         for level in lowest..hook.level {
             let pfn = core::mem::replace(&mut self.tables[level as usize - 1], Pfn::NONE);
             let table = LockedTable::new(tree, pfn, tree.machine.frames().frame(pfn), level, va);
             if level == lowest {
-                table.set(va, raw, n);
+                table.set_at_steps(va, raw, step, n);
             }
             let above = if level + 1 == hook.level { hook.pfn } else { self.tables[level as usize] };
             LockedTable::<P, A>::set_parent(table.desc, above);
@@ -86,7 +86,13 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ///
     /// # Errors
     /// If it can't be done in full, nothing was changed.
+    #[inline]
     pub(crate) fn map_run(&self, va: u64, level: u8, raw: u64, n: usize) -> Result<(), NotMapped> {
+        self.map_at_steps(va, level, (raw, self.arch.step(raw, level)), n)
+    }
+
+    /// The same for entries of any kind that differ by a step.
+    pub(crate) fn map_at_steps(&self, va: u64, level: u8, (raw, step): (u64, u64), n: usize) -> Result<(), NotMapped> {
         let mut chain = Chain { tree: self, tables: [Pfn::NONE; MOST] };
         loop {
             let walk = self.enter();
@@ -110,14 +116,14 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             if at.level == level {
                 let empty = table.is_empty(va, n);
                 if empty {
-                    table.set(va, raw, n);
+                    table.set_at_steps(va, raw, step, n);
                 }
                 table.release();
                 return if empty { Ok(()) } else { Err(NotMapped::Occupied) };
             }
             let hole = table.entry(table.index(va)).load(Relaxed) == 0;
             if hole {
-                chain.publish(va, level, &table, raw, n);
+                chain.publish(va, level, &table, (raw, step), n);
             }
             table.release();
             if hole {

@@ -1,7 +1,7 @@
 //! A locked table: its entries, read and written by the run.
 
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use super::{PageTables, Run};
 use crate::addr::{Pfn, VirtRange};
@@ -44,7 +44,7 @@ pub(crate) struct LockedTable<'t, 'm, P: Platform, A: Arch> {
     /// Its level.
     pub(crate) level: u8,
     /// What its first entry translates.
-    pub(super) base: u64,
+    pub(crate) base: u64,
 }
 
 impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
@@ -172,6 +172,25 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
     }
 
+    /// Take the leaf for `va` out and leave a busy entry, so that nobody takes the place for empty before it is filled again
+    /// ([`LockedTable::fill`]). For upper levels (INV-4); at the last one, entries are empty for as long as the lock is held.
+    pub(crate) fn take_busy(&self, va: u64) -> (u64, Removed) {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        let busy = arch.busy();
+        trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, busy));
+        let raw = self.entry(index).swap(busy, AcqRel);
+        debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
+        let run = Run { va: self.base + ((index as u64) << self.shift()), len: 1, level: self.level, kind: Kind::Leaf, raw };
+        let removed = Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() };
+        (raw, removed)
+    }
+
+    /// Write an entry where [`LockedTable::take_busy`] left a busy one.
+    pub(crate) fn fill(&self, va: u64, raw: u64) {
+        self.store(self.index(va), self.tables.arch.busy(), raw);
+    }
+
     /// [`LockedTable::extend`] for leaves, whose accessed and dirty bits may differ.
     #[inline(always)]
     fn extend_leaves(
@@ -238,8 +257,13 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Write a run of leaves into entries that are empty.
     #[inline]
     pub(crate) fn set(&self, va: u64, raw: u64, n: usize) {
+        self.set_at_steps(va, raw, self.tables.arch.step(raw, self.level), n);
+    }
+
+    /// Write a run of any kind into entries that are empty.
+    #[inline]
+    pub(crate) fn set_at_steps(&self, va: u64, raw: u64, step: u64, n: usize) {
         let index = self.index(va);
-        let step = self.tables.arch.step(raw, self.level);
         let mut new = raw;
         for i in index..index + n {
             self.store(i, 0, new);

@@ -1,12 +1,10 @@
 //! A huge mapping becomes a table of smaller ones.
 
-use core::sync::atomic::Ordering::AcqRel;
-
 use super::{Found, LockedTable, PageTables};
 use crate::addr::PhysAddr;
 use crate::arch::{Arch, Kind};
 use crate::frame::OutOfMemory;
-use crate::platform::{Event, Platform, trace};
+use crate::platform::Platform;
 use crate::stats::Counter;
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
@@ -54,13 +52,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Under the table's lock. Nobody finds the entry empty at any time (INV-4), and none of the accessed and dirty bits
     /// that hardware sets until the flush is lost (INV-6).
     fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
-        let index = table.index(va);
-        let start = va >> table.shift() << table.shift();
-        trace(self.platform(), || Event::Exchange(table.pfn, index as u16, self.arch.busy()));
-        let old = table.entry(index).swap(self.arch.busy(), AcqRel);
+        let (old, taken) = table.take_busy(va);
+        let span = taken.unsplit();
+        let start = span.start;
         // Two sizes of translation for one address must not be cached together (Intel SDM vol. 3A §5.10.2; Arm ARM
         // D8.16.1 break-before-make): the large one goes before the small ones come.
-        let span = crate::addr::VirtRange { start, end: start + (1 << table.shift()) };
         let _flushed = self.tlb.invalidate(&[span], table.shift(), false);
         let level = table.level - 1;
         let below = LockedTable::new(self, child, self.machine.frames().frame(child), level, start);
@@ -68,7 +64,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             self.arch.leaf(PhysAddr(self.arch.leaf_addr(old, table.level).0), self.arch.attrs(old, table.level), level);
         below.set(start, first, 1 << self.arch.index_bits());
         LockedTable::<P, A>::set_parent(below.desc, table.pfn);
-        table.store(index, self.arch.busy(), self.arch.table(child.addr()));
+        table.fill(va, self.arch.table(child.addr()));
         self.hooked(1);
         self.machine.count(Counter::TablesBorn, 1);
         self.machine.count(Counter::HugeSplits, 1);

@@ -48,6 +48,16 @@ impl Removed {
     pub(crate) fn uncounted(self) -> VirtRange {
         self.range
     }
+
+    /// No frames, for a place that is yet to be filled.
+    pub(crate) fn nothing() -> Self {
+        Removed { pfn: Pfn(0), frames: 0, range: VirtRange { start: 0, end: 0 }, shift: 0 }
+    }
+
+    /// The frames stay mapped, in pieces, with the references and mappings that they have.
+    pub(crate) fn unsplit(self) -> VirtRange {
+        self.range
+    }
 }
 
 /// A table that was unhooked, and what it had translated. Goes to a gather, like [`Removed`].
@@ -175,6 +185,13 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         self.free_tables(&flushed);
     }
 
+    /// Free frames that were removed by who has flushed them himself, under the lock of their table, which he has given back.
+    pub(crate) fn put_flushed(tlb: &Shootdown<'m, P>, removed: &[Removed], _proof: &Flushed) {
+        let mut release = Release::new(tlb.machine, Use::Folio);
+        removed.iter().for_each(|removed| release.stretch(removed.pfn, removed.frames));
+        release.end(tlb);
+    }
+
     /// Drop the references and mappings of everything collected; what nobody refers to any more goes back, frames in a row
     /// together.
     fn free_frames(&mut self, _proof: &Flushed) {
@@ -183,10 +200,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         for stretch in &self.scratch[..self.used] {
             release.stretch(Pfn(stretch.pfn), stretch.frames);
         }
-        machine.count(Counter::FoliosFreed, release.freed);
-        if release.objects != 0 {
-            self.tlb.were_objects(release.objects);
-        }
+        release.end(self.tlb);
         self.used = 0;
         self.waiting = 0;
     }
@@ -240,6 +254,14 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
         Release { machine, leavers, usage, start: 0, len: 0, work: 0, freed: 0, objects: 0 }
     }
 
+    /// All is done; count it.
+    fn end(self, tlb: &Shootdown<'_, P>) {
+        self.machine.count(Counter::FoliosFreed, self.freed);
+        if self.objects != 0 {
+            tlb.were_objects(self.objects);
+        }
+    }
+
     /// Frames in a row, which may be many folios, or parts of folios at the ends.
     #[inline]
     fn stretch(&mut self, pfn: Pfn, count: u32) {
@@ -283,7 +305,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
             }
             self.objects += pages as u64;
         }
-        let maps = if pages < 1 << order && !state.has(flag::PARTIAL) {
+        let maps = if order != 0 && !state.has(flag::PARTIAL) && (pages < 1 << order || frame.counts().maps != pages) {
             self.unmapped_in_part(head, frame, order, pages);
             0
         } else {
@@ -295,8 +317,8 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
         self.rest();
     }
 
-    /// Part of a folio was unmapped: if another part still is mapped, the folio is queued to be split. The references are
-    /// kept meanwhile, so that it can't be freed by whoever unmaps the rest.
+    /// Part of a folio was unmapped, or all of it in one of several places: if fewer of its pages can be mapped now than it has,
+    /// it is queued to be split. The references are kept meanwhile, so that it can't be freed by whoever unmaps the rest.
     #[cold]
     fn unmapped_in_part(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         let left = self.machine.frames().put(head, frame, 0, pages);

@@ -36,13 +36,17 @@ bitflags! {
 
     /// What else is to know about an area.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct AreaFlags: u8 {
+    pub struct AreaFlags: u16 {
         /// Grows toward lower addresses when the page below it is touched: a stack.
         const GROWSDOWN = 1;
         /// Its memory is not to be reclaimed.
         const LOCKED = 2;
         /// Not counted against what the machine can promise.
         const NORESERVE = 4;
+        /// A child does not have it (`MADV_DONTFORK`).
+        const DONTFORK = 8;
+        /// A child has it empty (`MADV_WIPEONFORK`).
+        const WIPEONFORK = 16;
     }
 }
 
@@ -118,9 +122,10 @@ pub(crate) enum State {
     Live,
     /// It is being unmapped. For faults and queries it is gone; its addresses are not free yet.
     Dying,
-    /// It is being unmapped to make place for another that will take its addresses at once. Faults wait: they find the old
-    /// or the new, never nothing.
-    Replaced,
+    /// Nothing may be faulted in, written anew or forgotten here for a while; who wants that waits. It is being unmapped to
+    /// make place for another that will take its addresses at once (who waits finds the old or the new, never nothing), it
+    /// is moved, or a child is to have it.
+    Held,
 }
 
 /// Guard pages below a stack (Linux: `stack_guard_gap`), in bytes.

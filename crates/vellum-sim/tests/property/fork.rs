@@ -1,0 +1,47 @@
+//! A child of a space, while others may be at work in its parent: it has what its parent had, and what either does afterwards
+//! the other never sees.
+
+use vellum::space::ForkError;
+use vellum_sim::Cpu;
+
+use super::dice::Dice;
+use super::host::Host;
+use super::model::SLOTS;
+use super::op::Choice;
+use super::plot::{Plot, Scene};
+use super::threads::Leaky;
+use super::walk::{self, Space};
+
+/// Fork, look at all that the child has of the plot, and do a few things in it. The parent's model stays as it is, so whatever
+/// the child changes in the parent shows sooner or later.
+pub fn run<'m, H: Host>(
+    on: &Scene<'_, 'm, H>,
+    plot: &Plot,
+    cpu: &Cpu<'_, H>,
+    choice: &Choice,
+    (at, seed): (usize, u64),
+) -> Option<(Leaky<Space<'m, H>>, Plot)> {
+    let child = match on.space.fork() {
+        Ok(child) => Leaky::new(child),
+        Err(ForkError::OutOfMemory) => {
+            assert!(on.tight, "no memory for a child");
+            return None;
+        }
+    };
+    let mut twin = Plot { model: plot.model.child(), ..plot.clone() };
+    {
+        let program = cpu.enter(&*child);
+        let scene = Scene { space: &child, program: Some(&program), ..*on };
+        twin.windows.iter().for_each(|window| twin.check(&scene, &window.pages));
+        for (page, held) in twin.model.all() {
+            let found = walk::find(on.host, &child, page).map(|pa| walk::words(on.host, pa));
+            assert_eq!(found.unwrap_or([0; SLOTS.len()]), held.words, "page {page:#x} of a child");
+        }
+        let dice = &mut Dice::new(seed);
+        for _ in 0..dice.below(30) {
+            twin.apply(&scene, choice.op(dice, at));
+        }
+    }
+    plot.windows.iter().for_each(|window| plot.check(on, &window.pages));
+    Some((child, twin))
+}

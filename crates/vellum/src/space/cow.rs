@@ -1,0 +1,181 @@
+//! Copy on write: a page is written that others have too (a parent, a child, the object behind a private area).
+//!
+//! If all references and mappings of its folio are those of the run that it stands in, nobody else has it any more, and the run
+//! becomes the space's own again in place. Otherwise it is copied, with as many of its neighbours as one folio of the size that
+//! policy allows takes: out with the old entries, flush, copy, in with the new, all under the table's lock. Nobody can write to
+//! what is copied while it is, and whoever writes to the copy is not contradicted by what a CPU still reads of the original.
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::cache;
+use crate::frame::{Counts, Frame, flag};
+use crate::platform::Platform;
+use crate::stats::Counter;
+use crate::table::{Found, LockedTable, Run};
+use crate::tlb::{Gather, Removed};
+use crate::vma::Vma;
+
+use super::fault::Outcome;
+use super::{AddressSpace, FaultError};
+
+/// The most runs that are copied into one folio; what is more scattered is copied in smaller ones.
+const RUNS: usize = 16;
+
+/// What a look at a page that is to be written came to.
+enum Seen {
+    /// It may be written now.
+    Own,
+    /// Somebody else has it: a folio of this order would take it and its neighbours. (Less than it is itself: it is huge, and
+    /// folios as large as that are not allowed.)
+    Others(u8),
+    /// It is not what it was.
+    Changed,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// A page that is mapped, but not as the space's own, is to be written.
+    pub(super) fn unshare(&self, area: &Vma, addr: u64) -> Result<Outcome, FaultError> {
+        let orders = self.orders(area);
+        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
+        let seen = self.look_for_others(&table, area, addr, orders);
+        let start = align_down(addr, table.shift());
+        let page = VirtRange { start, end: start + (1 << table.shift()) };
+        table.release();
+        let order = match seen {
+            Seen::Changed => return Ok(Outcome::Again),
+            Seen::Own => {
+                self.tables.machine.count(Counter::CowReuses, 1);
+                return Ok(Outcome::Mapped(page));
+            }
+            Seen::Others(order) => order,
+        };
+        let smallest = page.len().ilog2() - FRAME_SHIFT;
+        if (order as u32) < smallest {
+            return self.unshare_part(addr, page);
+        }
+        let (pfn, order) = self.new_folio(area, order, orders, false)?;
+        let start = align_down(addr, order as u32 + FRAME_SHIFT);
+        let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
+        if (order as u32) >= smallest && self.replace_by_copy(area, block, pfn) {
+            self.tables.machine.count(Counter::CowCopies, 1);
+            return Ok(Outcome::Mapped(block));
+        }
+        self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
+        if (order as u32) < smallest { self.unshare_part(addr, page) } else { Ok(Outcome::Again) }
+    }
+
+    /// A huge mapping that can't be copied in one piece becomes a table of pages.
+    fn unshare_part(&self, addr: u64, huge: VirtRange) -> Result<Outcome, FaultError> {
+        let page = 1 << self.page_shift();
+        let inside = align_down(addr, self.page_shift());
+        self.tables.split_at(if inside == huge.start { inside + page } else { inside })?;
+        Ok(Outcome::Again)
+    }
+
+    /// Whether entries are mapped, but not as the space's own.
+    fn is_shared(&self, run: &Run) -> bool {
+        let arch = &self.tables.arch;
+        run.kind == Kind::Leaf
+            && !run.attrs(arch).contains(Attrs::EXCLUSIVE)
+            && !self.tables.machine.zeros_folio().contains(run.pfn(arch))
+    }
+
+    fn look_for_others(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, addr: u64, orders: u32) -> Seen {
+        let arch = &self.tables.arch;
+        let frames = self.tables.machine.frames();
+        let Some(page) = table.run(addr, addr + 1).filter(|run| self.is_shared(run)) else { return Seen::Changed };
+        let (head, frame) = frames.head(page.pfn(arch));
+        if !frame.has(flag::OBJECT) {
+            // The run in which the page stands, no further back than to its folio's first page: so it begins with that folio.
+            let before = (page.pfn(arch).0 - head.0) as u64;
+            let first = page.va.saturating_sub(before << FRAME_SHIFT).max(area.range.start).max(table.base);
+            let mut run = table.run(first, area.range.end);
+            while let Some(part) = run.filter(|run| run.range(arch).end <= page.va) {
+                run = table.run(part.range(arch).end, area.range.end);
+            }
+            if let Some(run) = run.filter(|run| self.is_shared(run))
+                && let Some(own) = self.own_part(&run)
+            {
+                let attrs = own.attrs(arch) - Attrs::PROT | area.prot.attrs() | Attrs::EXCLUSIVE;
+                table.rewrite(&own, arch.leaf(arch.leaf_addr(own.raw, own.level), attrs, own.level));
+                return Seen::Own;
+            }
+        }
+        let fits = |(block, _): &(VirtRange, u8)| match table.level {
+            1 => block.len() < 1 << arch.level_shift(2) && self.runs_to_copy(table, *block).is_some(),
+            _ => block.len() == 1 << table.shift(),
+        };
+        let order = self.tables.blocks(addr, area.range, orders).find(fits);
+        Seen::Others(order.map_or(arch.page_order(), |(_, order)| order))
+    }
+
+    /// The part of a run, from its beginning, whose folios nobody else has.
+    fn own_part(&self, run: &Run) -> Option<Run> {
+        let arch = &self.tables.arch;
+        let alone = |(_, frame, pages): &(Pfn, &Frame, u32)| {
+            !frame.has(flag::OBJECT) && frame.counts() == Counts { refs: *pages, maps: *pages }
+        };
+        let folios = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch));
+        let own: u32 = folios.take_while(alone).map(|(.., pages)| pages).sum();
+        let len = (own >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        (len > 0).then_some(Run { len, ..*run })
+    }
+
+    /// How many runs stand in a block of the last level, if all of it is mapped, nothing as the space's own, and they are few.
+    fn runs_to_copy(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> Option<usize> {
+        let mut at = block.start;
+        let mut runs = 0;
+        while at < block.end {
+            let run = table.run(at, block.end).filter(|run| self.is_shared(run) && runs < RUNS)?;
+            at = run.range(&self.tables.arch).end;
+            runs += 1;
+        }
+        Some(runs)
+    }
+
+    /// Put a folio in the place of what a block maps, with the same contents. `false`: it is not what it was.
+    fn replace_by_copy(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> bool {
+        let arch = &self.tables.arch;
+        let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
+        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
+        let new = arch.leaf(pfn.addr(), attrs, table.level);
+        let huge = table.level > 1;
+        let fits = match huge {
+            true => {
+                block.len() == 1 << table.shift()
+                    && table.run(block.start, block.end).is_some_and(|run| self.is_shared(&run))
+            }
+            false => block.end <= table.end() && self.runs_to_copy(&table, block).is_some(),
+        };
+        if !fits {
+            table.release();
+            return false;
+        }
+        let mut removed: [Removed; RUNS] = core::array::from_fn(|_| Removed::nothing());
+        let mut used = 0;
+        let mut at = block.start;
+        while at < block.end {
+            let taken = if huge { Some(table.take_busy(at).1) } else { table.take(at, block.end) };
+            let Some(taken) = taken else { unreachable!("a leaf of this block, which lies in it: looked at under the lock") };
+            at = taken.range.end;
+            removed[used] = taken;
+            used += 1;
+        }
+        let removed = &removed[..used];
+        let flushed = self.tables.tlb.invalidate(&[block], table.shift(), false);
+        for old in removed {
+            let to = pfn.add(((old.range.start - block.start) >> FRAME_SHIFT) as u32);
+            // SAFETY: the references of what was taken out are dropped below; the copy is nobody else's before it is mapped.
+            unsafe { cache::copy_frames(self.tables.machine, old.pfn, to, old.frames) };
+        }
+        if huge {
+            table.fill(block.start, new);
+        } else {
+            table.set(block.start, new, (block.len() >> table.shift()) as usize);
+        }
+        table.release();
+        // As many pages come as go. Those that were an object's counted as its, and the gather sets that right.
+        Gather::put_flushed(&self.tables.tlb, removed, &flushed);
+        true
+    }
+}

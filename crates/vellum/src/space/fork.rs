@@ -1,0 +1,272 @@
+//! A child: `fork`. It has the areas of its parent and what is in them, and copies nothing: memory of which both have the same
+//! is read-only in both until one of them writes ([`super::cow`]).
+//!
+//! The parent's tables are gone through once. A run of private memory gets the child's references and mappings, by folio from
+//! the descriptors; the right to write to it in place ([`Attrs::EXCLUSIVE`]) goes from all of its entries, and with it the
+//! right to write; and the same run is mapped in the child.
+//!
+//! # What the child finds
+//! What the parent held at one moment: when its CPUs are made to forget that they might write, at the end. Until then they write
+//! to what the child has too, if they still may; and who may not, because a fault would have to be dealt with first, waits
+//! until the end ([`State::Held`]). So of two stores of one thread the child never has the second alone.
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::cache;
+use crate::errno::Errno;
+use crate::frame::{OutOfMemory, flag};
+use crate::platform::Platform;
+use crate::stats::SpaceCounter;
+use crate::table::{Found, LockedTable, Run};
+use crate::tlb::Gather;
+use crate::vma::{AreaFlags, State, Vma};
+
+use super::AddressSpace;
+use super::areas::Areas;
+
+/// Why there is no child. The parent is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForkError {
+    /// No memory for its areas and page tables, or the group may not have it.
+    OutOfMemory,
+}
+
+impl ForkError {
+    /// What Linux's `fork` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            ForkError::OutOfMemory => Errno::ENOMEM,
+        }
+    }
+}
+
+impl core::fmt::Display for ForkError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            ForkError::OutOfMemory => OutOfMemory.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ForkError {}
+
+impl From<OutOfMemory> for ForkError {
+    fn from(_: OutOfMemory) -> Self {
+        ForkError::OutOfMemory
+    }
+}
+
+/// Runs of one table that the child is to have: its tables can't be made while the parent's is locked.
+struct Batch {
+    runs: [Run; Batch::ROOM],
+    used: usize,
+}
+
+impl Batch {
+    const ROOM: usize = 32;
+    const NOTHING: Run = Run { va: 0, len: 0, level: 1, kind: Kind::None, raw: 0 };
+
+    fn push(&mut self, run: Run) {
+        self.runs[self.used] = run;
+        self.used += 1;
+    }
+
+    fn is_full(&self) -> bool {
+        self.used == Batch::ROOM
+    }
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// A child with the same limits, charged to the same group; memory that both have stays charged where it was. Areas that
+    /// are not to be had by a child are missing, and none is locked. Of object memory only private copies are mapped; the rest
+    /// the child faults in.
+    ///
+    /// Nothing else changes this space meanwhile, and its faults wait.
+    ///
+    /// # Errors
+    /// See [`ForkError`]: there is no child, and nothing was changed.
+    pub fn fork(&self) -> Result<Self, ForkError> {
+        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let mut change = self.change(all);
+        let limits = change.areas().limits;
+        change.let_go();
+        let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group, limits)?;
+        child.tables.max_run = self.tables.max_run;
+        change.areas().copy_to(&mut child)?;
+        change.areas().each(all, |v| v.state = State::Held);
+        change.let_go();
+        let shared = self.share(&child);
+        change.areas().each(all, |v| v.state = State::Live);
+        shared?;
+        Ok(child)
+    }
+
+    /// Give the child what is in its areas. Whatever it answers, nobody may write any more to what the child has got.
+    fn share(&self, child: &Self) -> Result<(), OutOfMemory> {
+        let mut gather = self.gather(VirtRange { start: 0, end: self.tables.arch.user_end() });
+        let mut at = 0;
+        loop {
+            // The child is nobody else's yet, and the parent's areas don't change: no lock is held for long.
+            let next = child.read().tree.find_from(at).copied();
+            let Some(area) = next else { return Ok(()) };
+            at = area.range.end;
+            if !area.flags.contains(AreaFlags::WIPEONFORK) && !area.backing.is_shared() {
+                self.share_area(child, &area, &mut gather)?;
+            }
+        }
+    }
+
+    fn share_area(&self, child: &Self, area: &Vma, gather: &mut Gather<'_, 'm, P>) -> Result<(), OutOfMemory> {
+        let mut at = area.range.start;
+        while at < area.range.end {
+            match self.tables.find(at, area.range.end) {
+                Found::Hole(end) => at = end,
+                Found::Table(table) => {
+                    let mut batch = Batch { runs: [Batch::NOTHING; Batch::ROOM], used: 0 };
+                    at = self.share_table(&table, VirtRange { start: at, ..area.range }, area, &mut batch, gather);
+                    table.release();
+                    child.adopt(&batch.runs[..batch.used])?;
+                    self.tables.platform().resched();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Share what a table has of a range, until the batch is full; how far that was.
+    fn share_table(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        range: VirtRange,
+        area: &Vma,
+        batch: &mut Batch,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> u64 {
+        let arch = &self.tables.arch;
+        let end = range.end.min(table.end());
+        let mut at = range.start;
+        while at < end && !batch.is_full() {
+            let Some(mut run) = table.run(at, end) else { break };
+            match run.kind {
+                Kind::Leaf => {
+                    if !area.backing.is_anonymous() {
+                        self.cut_at_objects(&mut run);
+                    }
+                    if self.share_run(table, &run, gather) {
+                        let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE;
+                        batch.push(Run { raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level), ..run });
+                    }
+                }
+                Kind::Marker if arch.marked(run.raw) == Some(Marker::Watched) => {}
+                Kind::Marker => batch.push(run),
+                Kind::None | Kind::Swap | Kind::Table | Kind::Busy => {}
+            }
+            at = run.range(arch).end;
+        }
+        at
+    }
+
+    /// Of a run in a private area of an object, keep the first entries that are all the object's pages, or none.
+    fn cut_at_objects(&self, run: &mut Run) {
+        let arch = &self.tables.arch;
+        let frames = self.tables.machine.frames();
+        let first = run.pfn(arch);
+        let objects = frames.head(first).1.has(flag::OBJECT);
+        let alike = frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| frame.has(flag::OBJECT) == objects);
+        run.len = (alike.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - 12)) as usize;
+    }
+
+    /// Take references and mappings for the child, and from the entries the right to write in place. Whether it is something
+    /// for the child.
+    fn share_run(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, gather: &mut Gather<'_, 'm, P>) -> bool {
+        let arch = &self.tables.arch;
+        let machine = self.tables.machine;
+        let pfn = run.pfn(arch);
+        if machine.zeros_folio().contains(pfn) {
+            return true;
+        }
+        if machine.frames().head(pfn).1.has(flag::OBJECT) {
+            return false;
+        }
+        for (head, frame, pages) in machine.frames().folios(pfn, run.frames(arch)) {
+            machine.frames().get_counts(head, frame, pages, pages);
+        }
+        let attrs = run.attrs(arch);
+        if attrs.contains(Attrs::EXCLUSIVE) {
+            let new = attrs - Attrs::EXCLUSIVE - Attrs::WRITE;
+            table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+            if attrs.contains(Attrs::WRITE) {
+                gather.note(run.range(arch), table.shift());
+            }
+        }
+        true
+    }
+
+    /// Map runs of one table of the parent's, which have their references and mappings; if that fails they have them no more.
+    fn adopt(&self, runs: &[Run]) -> Result<(), OutOfMemory> {
+        let arch = &self.tables.arch;
+        let mut left = runs;
+        while let [run, rest @ ..] = left {
+            let step = |run: &Run| if run.kind == Kind::Leaf { arch.step(run.raw, run.level) } else { 0 };
+            if self.tables.map_at_steps(run.va, run.level, (run.raw, step(run)), run.len).is_err() {
+                left.iter().for_each(|run| self.give_up(run));
+                return Err(OutOfMemory);
+            }
+            self.count_adopted(run);
+            left = rest;
+            // The table is there now: the rest without going down to it each time.
+            let Some(next) = left.first() else { break };
+            if let Found::Table(table) = self.tables.find(next.va, next.range(arch).end) {
+                while let [run, rest @ ..] = left
+                    && run.level == table.level
+                    && run.va < table.end()
+                {
+                    table.set_at_steps(run.va, run.raw, step(run), run.len);
+                    self.count_adopted(run);
+                    left = rest;
+                }
+                table.release();
+            }
+        }
+        Ok(())
+    }
+
+    fn is_counted(&self, run: &Run) -> bool {
+        run.kind == Kind::Leaf && !self.tables.machine.zeros_folio().contains(run.pfn(&self.tables.arch))
+    }
+
+    fn count_adopted(&self, run: &Run) {
+        if self.is_counted(run) {
+            self.tables.slot().add(SpaceCounter::Anon, run.frames(&self.tables.arch) as i64);
+        }
+    }
+
+    /// The parent has the run mapped, so it is not the last.
+    fn give_up(&self, run: &Run) {
+        if self.is_counted(run) {
+            let frames = self.tables.machine.frames();
+            for (head, frame, pages) in frames.folios(run.pfn(&self.tables.arch), run.frames(&self.tables.arch)) {
+                frames.put(head, frame, pages, pages);
+            }
+        }
+    }
+}
+
+impl Areas {
+    /// Give an empty space the areas that a child has.
+    fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), OutOfMemory> {
+        let machine = child.tables.machine;
+        let areas = child.areas.get_mut();
+        areas.reserve(machine, self.tree.len())?;
+        for area in self.tree.iter_from(0).filter(|v| !v.flags.contains(AreaFlags::DONTFORK)) {
+            let area = Vma { flags: area.flags - AreaFlags::LOCKED, ..*area };
+            let inserted = areas.tree.insert(area);
+            debug_assert!(inserted.is_ok(), "an area was added without being reserved");
+            cache::hold(machine, &area.backing);
+            areas.account(&area, area.range, 1);
+        }
+        areas.merge(machine, VirtRange { start: 0, end: u64::MAX });
+        areas.trim(machine);
+        Ok(())
+    }
+}
