@@ -12,11 +12,10 @@ use super::plot::{Plot, Scene};
 use super::threads::Leaky;
 use super::walk::{self, Space};
 
-/// Fork, look at all that the child has of the plot, and do a few things in it. The parent's model stays as it is, so whatever
-/// the child changes in the parent shows sooner or later.
+/// Fork, look at all that the child has of the plot, and do a few things in both.
 pub fn run<'m, H: Host>(
     on: &Scene<'_, 'm, H>,
-    plot: &Plot,
+    plot: &mut Plot,
     cpu: &Cpu<'_, H>,
     choice: &Choice,
     (at, seed): (usize, u64),
@@ -33,15 +32,21 @@ pub fn run<'m, H: Host>(
         let program = cpu.enter(&*child);
         let scene = Scene { space: &child, program: Some(&program), ..*on };
         twin.windows.iter().for_each(|window| twin.check(&scene, &window.pages));
-        for (page, held) in twin.model.all() {
-            let found = walk::find(on.host, &child, page).map(|pa| walk::words(on.host, pa));
-            assert_eq!(found.unwrap_or([0; SLOTS.len()]), held.words, "page {page:#x} of a child");
-        }
+        look_at_all(&scene, &twin);
         let dice = &mut Dice::new(seed);
-        for _ in 0..dice.below(30) {
-            twin.apply(&scene, choice.op(dice, at));
+        for _ in 0..dice.below(40) {
+            let op = choice.op(dice, at);
+            if dice.percent(50) { twin.apply(&scene, op) } else { plot.apply(on, op) }
         }
+        look_at_all(&scene, &twin);
     }
-    plot.windows.iter().for_each(|window| plot.check(on, &window.pages));
     Some((child, twin))
+}
+
+/// Nobody else is at work in the space: what a page holds is what stands where its entry points.
+fn look_at_all<H: Host>(on: &Scene<'_, '_, H>, plot: &Plot) {
+    for (page, held) in plot.model.all() {
+        let found = walk::find(on.host, on.space, page).map(|pa| walk::words(on.host, pa));
+        assert_eq!(found.unwrap_or([0; SLOTS.len()]), held.words, "page {page:#x} of a child");
+    }
 }

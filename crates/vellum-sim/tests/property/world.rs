@@ -189,7 +189,10 @@ impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
         }
         if let (Some(space), Op::Fork(seed, stays)) = (&actor.own, step.op) {
             let choice = &self.setup.choices[at];
-            let child = fork::run(&self.scene(space, None), plot, cpu, choice, (step.plot, seed));
+            let child = {
+                let program = cpu.enter(&**space);
+                fork::run(&self.scene(space, Some(&program)), plot, cpu, choice, (step.plot, seed))
+            };
             let Some((mut child, twin)) = child else { return };
             if stays {
                 *plot = twin;

@@ -4,9 +4,11 @@
 //! | file | story |
 //! |---|---|
 //! | `areas` | areas and folios that two change |
+//! | `fork` | a parent that goes on while it has a child |
 //! | `seen` | what a third CPU sees through its TLB |
 
 mod areas;
+mod fork;
 mod seen;
 
 use shuttle::Runner;

@@ -1,0 +1,246 @@
+//! Fork and copy on write on the strict machine: what parent and child have together, and what it takes to part.
+
+use vellum::addr::{Pfn, VirtRange};
+use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
+use vellum::frame::FrameKind;
+use vellum::frame::policy::Knob;
+use vellum::group::GroupId;
+use vellum::space::{Access, ForkError, Limits, MapFlags, MapRequest};
+use vellum::stats::Counter;
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Cpu, Hostility, Refusal, Silicon, Strict, Strictness};
+
+const BASE: u64 = 0x20_0000_0000;
+const PAGE: u64 = 4096;
+const HUGE: u64 = 2 << 20;
+
+type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+
+/// A machine, and the CPU that the test runs on.
+struct Bench<'m, A: Silicon = X86_64> {
+    sim: &'m Strict<A>,
+    cpu: &'m Cpu<'m, Strict<A>>,
+    machine: &'m Machine<'m, Strict<A>>,
+    arch: A,
+}
+
+/// A test that gives back all it takes.
+fn on<A: Silicon>(arch: A, bytes: u64, hostility: Hostility, test: impl FnOnce(&Bench<'_, A>)) {
+    let sim = Config::with_arch(arch, bytes).cpus(1).strict(Strictness::new(7).hostility(hostility)).unwrap();
+    let cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    sim.baseline();
+    let free = machine.frames().free_frames();
+    test(&Bench { sim: &sim, cpu: &cpu, machine: &machine, arch });
+    assert_eq!(machine.frames().free_frames(), free);
+    sim.finish();
+}
+
+fn x86(bytes: u64, test: impl FnOnce(&Bench<'_>)) {
+    on(X86_64::four_levels(), bytes, Hostility::NONE, test);
+}
+
+impl<'m, A: Silicon> Bench<'m, A> {
+    fn space(&self) -> Space<'m, A> {
+        AddressSpace::new(self.machine, self.arch, GroupId::ROOT, Limits::default()).unwrap()
+    }
+
+    /// What a program in the space finds.
+    fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
+        self.cpu.enter(space).load_u64(va).unwrap()
+    }
+
+    fn store(&self, space: &Space<'_, A>, va: u64, value: u64) {
+        self.cpu.enter(space).store_u64(va, value).unwrap();
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.machine.counter(counter)
+    }
+}
+
+fn map<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64, flags: MapFlags) {
+    let request = MapRequest { addr, len, prot: Prot::READ | Prot::WRITE, flags: flags | MapFlags::FIXED };
+    space.map(request).unwrap();
+}
+
+fn range(start: u64, len: u64) -> VirtRange {
+    VirtRange { start, end: start + len }
+}
+
+fn each_keeps_its_own<A: Silicon>(arch: A) {
+    on(arch, 32 << 20, Hostility::USUAL, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = 1 << arch.page_shift();
+        let at = |i: u64| BASE + i * page;
+        let parent = on.space();
+        map(&parent, BASE, 60 * page, MapFlags::empty());
+        (0..50).for_each(|i| on.store(&parent, at(i), 1000 + i));
+        let child = parent.fork().unwrap();
+        let grandchild = child.fork().unwrap();
+        let spaces = [&parent, &child, &grandchild];
+        for (n, space) in spaces.into_iter().enumerate() {
+            (0..50).filter(|i| i % 3 == n as u64).for_each(|i| on.store(space, at(i), n as u64));
+        }
+        for (n, space) in spaces.into_iter().enumerate() {
+            for i in 0..60 {
+                let held = if i % 3 == n as u64 { n as u64 } else { 1000 + i };
+                assert_eq!(on.load(space, at(i)), if i < 50 { held } else { 0 }, "page {i} of space {n}");
+            }
+        }
+    });
+}
+
+/// What one of a family writes, no other sees; in every format.
+#[test]
+fn each_of_a_family_keeps_what_it_writes() {
+    each_keeps_its_own(X86_64::four_levels());
+    each_keeps_its_own(Aarch64::granule_4k());
+    each_keeps_its_own(Aarch64::granule_16k());
+    each_keeps_its_own(Riscv64::sv39());
+}
+
+/// A huge mapping is one in the child too; who writes copies it in one piece where policy allows that, and otherwise the page,
+/// and the other one's mapping stays as it was.
+#[test]
+fn huge_mappings_stay_huge() {
+    for copied_huge in [true, false] {
+        x86(64 << 20, |on| {
+            on.machine.policy().set(9, Knob::Always);
+            let parent = on.space();
+            map(&parent, BASE, HUGE, MapFlags::POPULATE);
+            on.store(&parent, BASE + HUGE - 8, 5);
+            let child = parent.fork().unwrap();
+            let huge = |space: &Space<'_, _>| space.usage(range(BASE, HUGE)).huge;
+            assert_eq!((huge(&parent), huge(&child)), (HUGE, HUGE));
+            on.machine.policy().set(9, if copied_huge { Knob::Always } else { Knob::Never });
+            on.store(&child, BASE, 6);
+            assert_eq!((huge(&parent), huge(&child)), (HUGE, if copied_huge { HUGE } else { 0 }));
+            assert_eq!((on.load(&child, BASE), on.load(&child, BASE + HUGE - 8)), (6, 5));
+            assert_eq!((on.load(&parent, BASE), on.load(&parent, BASE + HUGE - 8)), (0, 5));
+            assert_eq!(on.count(Counter::CowCopies), 1);
+            drop(child);
+            // Nobody else has it now.
+            on.store(&parent, BASE + PAGE, 7);
+            assert_eq!((huge(&parent), on.count(Counter::CowReuses)), (HUGE, 1));
+        });
+    }
+}
+
+/// When the child is gone its parent writes in place: the whole run after one fault, and without taking memory.
+#[test]
+fn who_is_alone_again_writes_in_place() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 300 * PAGE, MapFlags::POPULATE);
+        drop(parent.fork().unwrap());
+        let (faults, free) = (on.count(Counter::Faults), on.machine.frames().free_frames());
+        (0..300).for_each(|i| on.store(&parent, BASE + i * PAGE, i));
+        let runs = parent.usage(range(BASE, 300 * PAGE)).runs;
+        assert!(on.count(Counter::Faults) - faults <= runs, "{} faults", on.count(Counter::Faults) - faults);
+        assert_eq!(on.count(Counter::CowReuses), on.count(Counter::Faults) - faults);
+        assert_eq!((on.count(Counter::CowCopies), on.machine.frames().free_frames()), (0, free));
+    });
+}
+
+/// A copy is as large as policy allows where all of it is shared, and takes its place page for page, wherever each was.
+#[test]
+fn copies_are_as_large_as_policy_allows() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 32 * PAGE, MapFlags::empty());
+        // Single pages, in no order.
+        (0..32).for_each(|i| on.store(&parent, BASE + i * 7 % 32 * PAGE, i * 7 % 32));
+        let child = parent.fork().unwrap();
+        on.machine.policy().set(3, Knob::Always);
+        on.store(&child, BASE + 10 * PAGE, 99);
+        let faults = on.count(Counter::Faults);
+        let other = |i| if i == 10 { 99 } else { i };
+        (8..16).for_each(|i| on.store(&child, BASE + i * PAGE, other(i)));
+        assert_eq!((on.count(Counter::CowCopies), on.count(Counter::Faults)), (1, faults));
+        (0..32).for_each(|i| assert_eq!((on.load(&parent, BASE + i * PAGE), on.load(&child, BASE + i * PAGE)), (i, other(i))));
+        // Not where a page is the child's own already: what it has there is not copied again.
+        on.machine.policy().set(3, Knob::Never);
+        on.store(&child, BASE + 17 * PAGE, 1);
+        on.machine.policy().set(3, Knob::Always);
+        on.store(&child, BASE + 18 * PAGE, 1);
+        assert_eq!(on.count(Counter::CowCopies), 3);
+        assert_eq!(child.usage(range(BASE + 16 * PAGE, 8 * PAGE)).resident, 8 * PAGE);
+    });
+}
+
+/// Wherever memory runs out there is no child, and the parent has and does what it did.
+#[test]
+fn a_child_that_can_not_be_had_leaves_no_trace() {
+    x86(24 << 20, |on| {
+        on.machine.policy().set(2, Knob::Always);
+        let parent = on.space();
+        for i in 0..6 {
+            map(&parent, BASE + i * (1 << 30), 40 * PAGE, MapFlags::POPULATE);
+        }
+        let (before, free) = (parent.stats(), on.machine.frames().free_frames());
+        let mut failed = 0;
+        let child = loop {
+            on.sim.refuse(Refusal::From(failed + 1));
+            match parent.fork() {
+                Ok(child) => break child,
+                Err(error) => assert_eq!(error, ForkError::OutOfMemory),
+            }
+            on.sim.refuse(Refusal::Never);
+            failed += 1;
+            assert_eq!((parent.stats(), on.machine.frames().free_frames()), (before, free), "refusal {failed}");
+            on.store(&parent, BASE + failed % 240 * PAGE % (40 * PAGE), failed);
+            assert_eq!(on.machine.frames().free_frames(), free, "the parent is alone, and copies nothing");
+        };
+        on.sim.refuse(Refusal::Never);
+        assert!(failed > 10, "{failed} allocations");
+        assert_eq!(child.stats().anon, before.anon);
+    });
+}
+
+/// A write for which there is no memory fails, and leaves both with what they had.
+#[test]
+fn a_copy_that_can_not_be_had_changes_nothing() {
+    x86(24 << 20, |on| {
+        on.machine.policy().set(9, Knob::Always);
+        let parent = on.space();
+        map(&parent, BASE, HUGE + 8 * PAGE, MapFlags::POPULATE);
+        on.store(&parent, BASE, 1);
+        on.store(&parent, BASE + HUGE, 2);
+        let child = parent.fork().unwrap();
+        on.sim.refuse(Refusal::From(1));
+        for va in [BASE, BASE + 5 * PAGE, BASE + HUGE] {
+            assert_eq!(child.fault(va, Access::Write), Err(vellum::space::FaultError::OutOfMemory));
+        }
+        on.sim.refuse(Refusal::Never);
+        assert_eq!((on.load(&child, BASE), on.load(&child, BASE + HUGE)), (1, 2));
+        on.sim.refuse(Refusal::Nth(1));
+        // Not in one piece, but there is memory for a page.
+        on.store(&child, BASE, 3);
+        assert_eq!((on.load(&child, BASE), on.load(&parent, BASE)), (3, 1));
+    });
+}
+
+/// No frame beside the zeros that reads map is ever a program's: so zeros and what is counted never make one run.
+#[test]
+fn zeros_have_no_neighbours() {
+    x86(12 << 20, |on| {
+        let space = on.space();
+        map(&space, BASE, 4 * PAGE, MapFlags::empty());
+        on.load(&space, BASE);
+        let mut zeros = Pfn(0);
+        space.runs(range(BASE, PAGE), |run| {
+            assert_eq!(run.kind, Kind::Leaf);
+            zeros = run.pfn(space.arch());
+        });
+        let (head, frame) = on.machine.frames().head(zeros);
+        let beside = [Pfn(head.0 - 1), head.add(1 << frame.order())];
+        // All the memory there is.
+        map(&space, BASE + (1 << 30), 12 << 20, MapFlags::POPULATE | MapFlags::NORESERVE);
+        assert_eq!(on.machine.frames().free_frames(), 0);
+        for pfn in beside {
+            assert_ne!(on.machine.frames().head(pfn).1.kind(), FrameKind::Folio, "{pfn:?}");
+        }
+    });
+}
