@@ -159,7 +159,9 @@ fn copies_are_as_large_as_policy_allows() {
         let other = |i| if i == 10 { 99 } else { i };
         (8..16).for_each(|i| on.store(&child, BASE + i * PAGE, other(i)));
         assert_eq!((on.count(Counter::CowCopies), on.count(Counter::Faults)), (1, faults));
-        (0..32).for_each(|i| assert_eq!((on.load(&parent, BASE + i * PAGE), on.load(&child, BASE + i * PAGE)), (i, other(i))));
+        (0..32).for_each(|i| {
+            assert_eq!((on.load(&parent, BASE + i * PAGE), on.load(&child, BASE + i * PAGE)), (i, other(i)))
+        });
         // Not where a page is the child's own already: what it has there is not copied again.
         on.machine.policy().set(3, Knob::Never);
         on.store(&child, BASE + 17 * PAGE, 1);

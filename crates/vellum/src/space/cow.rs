@@ -96,7 +96,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if let Some(run) = run.filter(|run| self.is_shared(run))
                 && let Some(own) = self.own_part(&run)
             {
-                let attrs = own.attrs(arch) - Attrs::PROT | area.prot.attrs() | Attrs::EXCLUSIVE;
+                let attrs = (own.attrs(arch) - Attrs::PROT) | area.prot.attrs() | Attrs::EXCLUSIVE;
                 table.rewrite(&own, arch.leaf(arch.leaf_addr(own.raw, own.level), attrs, own.level));
                 return Seen::Own;
             }
@@ -156,7 +156,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = block.start;
         while at < block.end {
             let taken = if huge { Some(table.take_busy(at).1) } else { table.take(at, block.end) };
-            let Some(taken) = taken else { unreachable!("a leaf of this block, which lies in it: looked at under the lock") };
+            let Some(taken) = taken else {
+                unreachable!("a leaf of this block, which lies in it: looked at under the lock")
+            };
             at = taken.range.end;
             removed[used] = taken;
             used += 1;

@@ -172,7 +172,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let frames = self.tables.machine.frames();
         let first = run.pfn(arch);
         let objects = frames.head(first).1.has(flag::OBJECT);
-        let alike = frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| frame.has(flag::OBJECT) == objects);
+        let alike =
+            frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| frame.has(flag::OBJECT) == objects);
         run.len = (alike.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - 12)) as usize;
     }
 

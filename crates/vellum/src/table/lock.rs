@@ -181,8 +181,10 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, busy));
         let raw = self.entry(index).swap(busy, AcqRel);
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
-        let run = Run { va: self.base + ((index as u64) << self.shift()), len: 1, level: self.level, kind: Kind::Leaf, raw };
-        let removed = Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() };
+        let run =
+            Run { va: self.base + ((index as u64) << self.shift()), len: 1, level: self.level, kind: Kind::Leaf, raw };
+        let removed =
+            Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() };
         (raw, removed)
     }
 
