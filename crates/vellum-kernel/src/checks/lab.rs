@@ -88,6 +88,8 @@ const ALL_COUNTERS: [Counter; COUNTERS] = [
     Counter::TablesFreed,
     Counter::HugeSplits,
     Counter::SplitDeferred,
+    Counter::CowCopies,
+    Counter::CowReuses,
     Counter::ShmemPages,
 ];
 
