@@ -14,6 +14,7 @@ extern crate std;
 pub mod errno;
 pub mod exec;
 pub mod fs;
+pub mod proc;
 #[cfg(test)]
 mod testing;
 pub mod wait;

@@ -1,0 +1,283 @@
+//! `/proc/PID/maps`, `smaps` and `smaps_rollup`.
+
+use super::{Text, kib};
+use crate::fs::meta::Device;
+use core::fmt::{self, Write};
+use core::ops::Range;
+
+/// Where names begin in a line.
+const COLUMN: usize = 73;
+
+/// A mapping.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Area<'a> {
+    pub range: Range<u64>,
+    pub read: bool,
+    pub write: bool,
+    pub execute: bool,
+    pub shared: bool,
+    /// Of the first byte in the file.
+    pub offset: u64,
+    pub device: Device,
+    pub inode: u64,
+    /// A path, or `[heap]` and its like; may be empty.
+    pub name: &'a [u8],
+}
+
+/// What of a mapping is in memory. A page that several map is a part of each in `pss`.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Usage {
+    pub rss: u64,
+    pub pss: u64,
+    pub pss_dirty: u64,
+    pub pss_anon: u64,
+    pub pss_file: u64,
+    pub pss_shmem: u64,
+    pub shared_clean: u64,
+    pub shared_dirty: u64,
+    pub private_clean: u64,
+    pub private_dirty: u64,
+    pub referenced: u64,
+    pub anonymous: u64,
+    pub ksm: u64,
+    pub lazy_free: u64,
+    /// In huge pages.
+    pub anon_huge: u64,
+    pub shmem_huge: u64,
+    pub file_huge: u64,
+    pub swap: u64,
+    pub swap_pss: u64,
+    pub locked: u64,
+}
+
+impl core::ops::AddAssign<&Usage> for Usage {
+    fn add_assign(&mut self, other: &Usage) {
+        let mut other = *other;
+        for (own, other) in self.fields().into_iter().zip(other.fields()) {
+            *own += *other;
+        }
+    }
+}
+
+impl Usage {
+    fn fields(&mut self) -> [&mut u64; 20] {
+        [
+            &mut self.rss,
+            &mut self.pss,
+            &mut self.pss_dirty,
+            &mut self.pss_anon,
+            &mut self.pss_file,
+            &mut self.pss_shmem,
+            &mut self.shared_clean,
+            &mut self.shared_dirty,
+            &mut self.private_clean,
+            &mut self.private_dirty,
+            &mut self.referenced,
+            &mut self.anonymous,
+            &mut self.ksm,
+            &mut self.lazy_free,
+            &mut self.anon_huge,
+            &mut self.shmem_huge,
+            &mut self.file_huge,
+            &mut self.swap,
+            &mut self.swap_pss,
+            &mut self.locked,
+        ]
+    }
+}
+
+/// A line of `maps`.
+///
+/// # Errors
+/// No memory for the text.
+pub fn line(text: &mut Text, area: &Area<'_>) -> fmt::Result {
+    let begin = text.0.len();
+    let bit = |set: bool, letter| if set { letter } else { '-' };
+    write!(
+        text,
+        "{:08x}-{:08x} {}{}{}{} {:08x} {:02x}:{:02x} {} ",
+        area.range.start,
+        area.range.end,
+        bit(area.read, 'r'),
+        bit(area.write, 'w'),
+        bit(area.execute, 'x'),
+        if area.shared { 's' } else { 'p' },
+        area.offset,
+        area.device.major,
+        area.device.minor,
+        area.inode
+    )?;
+    if !area.name.is_empty() {
+        let width = COLUMN.saturating_sub(text.0.len() - begin);
+        write!(text, "{:width$}", "")?;
+        for piece in area.name.split_inclusive(|&byte| byte == b'\n') {
+            match piece.split_last() {
+                Some((b'\n', before)) => {
+                    text.put(before)?;
+                    text.put(b"\\012")?;
+                }
+                _ => text.put(piece)?,
+            }
+        }
+    }
+    text.put(b"\n")
+}
+
+/// What `smaps` says of a mapping, with the two letters of each flag that it has (`rd`, `wr` …).
+///
+/// # Errors
+/// No memory for the text.
+pub fn detailed(text: &mut Text, area: &Area<'_>, usage: &Usage, huge: bool, flags: &[&str]) -> fmt::Result {
+    line(text, area)?;
+    let size = area.range.end - area.range.start;
+    for (name, bytes) in [("Size:", size), ("KernelPageSize:", 4096), ("MMUPageSize:", 4096)] {
+        amount(text, name, bytes)?;
+    }
+    amounts(text, usage, false)?;
+    writeln!(text, "{:<16}{:>8}", "THPeligible:", u32::from(huge))?;
+    text.write_str("VmFlags: ")?;
+    for flag in flags {
+        write!(text, "{flag} ")?;
+    }
+    text.put(b"\n")
+}
+
+/// `smaps_rollup`: the sum of all mappings, which lie in `range`.
+///
+/// # Errors
+/// No memory for the text.
+pub fn rollup(text: &mut Text, range: Range<u64>, sum: &Usage) -> fmt::Result {
+    line(text, &Area { range, name: b"[rollup]", ..Area::default() })?;
+    amounts(text, sum, true)
+}
+
+fn amount(text: &mut Text, name: &str, bytes: u64) -> fmt::Result {
+    writeln!(text, "{name:<16}{:>8} kB", kib(bytes))
+}
+
+fn amounts(text: &mut Text, usage: &Usage, by_kind: bool) -> fmt::Result {
+    for (name, bytes) in [("Rss:", usage.rss), ("Pss:", usage.pss), ("Pss_Dirty:", usage.pss_dirty)] {
+        amount(text, name, bytes)?;
+    }
+    let kinds = [("Pss_Anon:", usage.pss_anon), ("Pss_File:", usage.pss_file), ("Pss_Shmem:", usage.pss_shmem)];
+    for (name, bytes) in kinds.into_iter().filter(|_| by_kind) {
+        amount(text, name, bytes)?;
+    }
+    let rest = [
+        ("Shared_Clean:", usage.shared_clean),
+        ("Shared_Dirty:", usage.shared_dirty),
+        ("Private_Clean:", usage.private_clean),
+        ("Private_Dirty:", usage.private_dirty),
+        ("Referenced:", usage.referenced),
+        ("Anonymous:", usage.anonymous),
+        ("KSM:", usage.ksm),
+        ("LazyFree:", usage.lazy_free),
+        ("AnonHugePages:", usage.anon_huge),
+        ("ShmemPmdMapped:", usage.shmem_huge),
+        ("FilePmdMapped:", usage.file_huge),
+        ("Shared_Hugetlb:", 0),
+        ("Private_Hugetlb:", 0),
+        ("Swap:", usage.swap),
+        ("SwapPss:", usage.swap_pss),
+        ("Locked:", usage.locked),
+    ];
+    rest.into_iter().try_for_each(|(name, bytes)| amount(text, name, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::borrow::ToOwned;
+    use std::string::String;
+    use std::vec::Vec;
+
+    fn parse(line: &str) -> Area<'_> {
+        let mut words = line.splitn(6, ' ');
+        let mut word = || words.next().unwrap();
+        let hex = |word: &str| u64::from_str_radix(word, 16).unwrap();
+        let (start, end) = word().split_once('-').unwrap();
+        let rights = word();
+        let offset = hex(word());
+        let (major, minor) = word().split_once(':').unwrap();
+        Area {
+            range: hex(start)..hex(end),
+            read: rights.contains('r'),
+            write: rights.contains('w'),
+            execute: rights.contains('x'),
+            shared: rights.contains('s'),
+            offset,
+            device: Device { major: hex(major) as u32, minor: hex(minor) as u32 },
+            inode: word().parse().unwrap(),
+            name: word().trim_start().as_bytes(),
+        }
+    }
+
+    fn text(write: impl FnOnce(&mut Text) -> fmt::Result) -> String {
+        String::from_utf8(Text::of(write).unwrap()).unwrap()
+    }
+
+    /// This process's own, read and formed again.
+    #[test]
+    fn as_linux_does() {
+        let real = std::fs::read_to_string("/proc/self/maps").unwrap();
+        for real in real.lines() {
+            assert_eq!(text(|text| line(text, &parse(real))).strip_suffix('\n').unwrap(), real);
+        }
+        // One mapping of `smaps`, whose lines this writes in this order.
+        let real = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let lines: Vec<_> = real.lines().take_while(|line| !line.starts_with("VmFlags")).collect();
+        let value = |name: &str| {
+            let line = lines.iter().find(|line| line.split(':').next() == Some(name));
+            line.map_or(0, |line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024)
+        };
+        let usage = Usage {
+            rss: value("Rss"),
+            pss: value("Pss"),
+            pss_dirty: value("Pss_Dirty"),
+            shared_clean: value("Shared_Clean"),
+            shared_dirty: value("Shared_Dirty"),
+            private_clean: value("Private_Clean"),
+            private_dirty: value("Private_Dirty"),
+            referenced: value("Referenced"),
+            anonymous: value("Anonymous"),
+            anon_huge: value("AnonHugePages"),
+            file_huge: value("FilePmdMapped"),
+            swap: value("Swap"),
+            swap_pss: value("SwapPss"),
+            locked: value("Locked"),
+            ..Usage::default()
+        };
+        let ours = text(|text| detailed(text, &parse(lines[0]), &usage, false, &["rd", "mr"]));
+        let ours: Vec<_> = ours.lines().collect();
+        // Some keys are only in some kernels; and who runs the tests may have huge pages or not.
+        let key = |line: &str| line.split(':').next().unwrap().to_owned();
+        let shared = |line: &str, other: &[&str]| {
+            !line.starts_with("THPeligible") && other.iter().any(|other| key(other) == key(line))
+        };
+        let both: Vec<_> = ours.iter().filter(|line| shared(line, &lines)).collect();
+        assert_eq!(both, lines.iter().filter(|line| shared(line, &ours)).collect::<Vec<_>>());
+        assert!(both.len() > 18);
+        assert_eq!(ours[ours.len() - 1], "VmFlags: rd mr ");
+    }
+
+    #[test]
+    fn sums() {
+        let mut sum = Usage { rss: 4096, ..Usage::default() };
+        sum += &Usage { rss: 8192, locked: 4096, ..Usage::default() };
+        let ours = text(|text| rollup(text, 0x1000..0x7ffd_8344_7000, &sum));
+        let first = "00001000-7ffd83447000 ---p 00000000 00:00 0                              [rollup]";
+        assert_eq!(ours.lines().next(), Some(first));
+        assert!(
+            ours.contains("\nRss:                  12 kB\nPss: ") && ours.ends_with("\nLocked:                4 kB\n")
+        );
+        assert!(ours.contains("\nPss_Anon:              0 kB\nPss_File: "));
+    }
+
+    #[test]
+    fn strange_names() {
+        let area = Area { name: b"/a\nb", ..Area::default() };
+        assert!(text(|text| line(text, &area)).ends_with(" /a\\012b\n"));
+    }
+}

@@ -1,0 +1,378 @@
+//! `/proc/PID/status`, `stat` and `statm`.
+
+use super::{Text, kib};
+use core::fmt::{self, Write};
+
+/// What a process is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum State {
+    #[default]
+    Running,
+    Sleeping,
+    Stopped,
+    Zombie,
+}
+
+impl State {
+    fn letter(self) -> char {
+        match self {
+            State::Running => 'R',
+            State::Sleeping => 'S',
+            State::Stopped => 'T',
+            State::Zombie => 'Z',
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            State::Running => "R (running)",
+            State::Sleeping => "S (sleeping)",
+            State::Stopped => "T (stopped)",
+            State::Zombie => "Z (zombie)",
+        }
+    }
+}
+
+/// The memory of a process. There is none once it is a zombie.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Memory {
+    pub peak: u64,
+    pub size: u64,
+    pub locked: u64,
+    pub pinned: u64,
+    /// The most that was resident at once.
+    pub most_resident: u64,
+    pub anonymous: u64,
+    pub file: u64,
+    pub shmem: u64,
+    pub data: u64,
+    pub stack: u64,
+    pub code: u64,
+    pub libraries: u64,
+    pub tables: u64,
+    pub swap: u64,
+    /// Addresses of code, data, heap, stack, arguments and environment.
+    pub code_range: [u64; 2],
+    pub data_range: [u64; 2],
+    pub heap_start: u64,
+    pub stack_start: u64,
+    pub argument_range: [u64; 2],
+    pub environment_range: [u64; 2],
+}
+
+impl Memory {
+    /// All that is in memory.
+    pub fn resident(&self) -> u64 {
+        self.anonymous + self.file + self.shmem
+    }
+}
+
+/// A process, or a thread of one.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Process<'a> {
+    /// At most 15 bytes.
+    pub name: &'a str,
+    pub umask: u32,
+    pub state: State,
+    /// The process's number, and the thread's.
+    pub group: u32,
+    pub number: u32,
+    pub parent: u32,
+    pub process_group: u32,
+    pub session: u32,
+    /// Real, effective, saved, for files.
+    pub uids: [u32; 4],
+    pub gids: [u32; 4],
+    pub groups: &'a [u32],
+    /// How many descriptors its table has room for.
+    pub descriptors: u32,
+    pub memory: Option<Memory>,
+    pub threads: u32,
+    /// Queued signals, and how many may be.
+    pub queued: [u64; 2],
+    /// Sets of signals.
+    pub pending: u64,
+    pub shared_pending: u64,
+    pub blocked: u64,
+    pub ignored: u64,
+    pub caught: u64,
+    pub capabilities: u64,
+    pub no_new_privileges: bool,
+    /// How many CPUs there are.
+    pub cpus: u32,
+    pub switches: [u64; 2],
+    /// Minor ones, of waited-for children, major ones, of such children.
+    pub faults: [u64; 4],
+    /// In user mode, in the kernel, of waited-for children both, in hundredths of a second.
+    pub times: [u64; 4],
+    /// When it started, in hundredths of a second since boot.
+    pub started: u64,
+    pub exit_signal: i32,
+    pub cpu: u32,
+    pub limit_resident: u64,
+    pub exit_code: u32,
+}
+
+/// `status`.
+///
+/// # Errors
+/// No memory for the text.
+pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
+    let four = |ids: [u32; 4]| ids;
+    writeln!(text, "Name:\t{}", process.name)?;
+    writeln!(text, "Umask:\t{:04o}", process.umask)?;
+    writeln!(text, "State:\t{}", process.state.words())?;
+    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.group, process.number)?;
+    writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent)?;
+    for (name, [real, effective, saved, files]) in [("Uid", four(process.uids)), ("Gid", four(process.gids))] {
+        writeln!(text, "{name}:\t{real}\t{effective}\t{saved}\t{files}")?;
+    }
+    write!(text, "FDSize:\t{}\nGroups:\t", process.descriptors)?;
+    for group in process.groups {
+        write!(text, "{group} ")?;
+    }
+    // Linux ends the line with a space even if there are none.
+    writeln!(text, "{}", if process.groups.is_empty() { " " } else { "" })?;
+    writeln!(text, "NStgid:\t{}\nNSpid:\t{}", process.group, process.number)?;
+    writeln!(text, "NSpgid:\t{}\nNSsid:\t{}\nKthread:\t0", process.process_group, process.session)?;
+    if let Some(memory) = &process.memory {
+        let sizes = [
+            ("VmPeak", memory.peak),
+            ("VmSize", memory.size),
+            ("VmLck", memory.locked),
+            ("VmPin", memory.pinned),
+            ("VmHWM", memory.most_resident),
+            ("VmRSS", memory.resident()),
+            ("RssAnon", memory.anonymous),
+            ("RssFile", memory.file),
+            ("RssShmem", memory.shmem),
+            ("VmData", memory.data),
+            ("VmStk", memory.stack),
+            ("VmExe", memory.code),
+            ("VmLib", memory.libraries),
+            ("VmPTE", memory.tables),
+            ("VmSwap", memory.swap),
+            ("HugetlbPages", 0),
+        ];
+        for (name, bytes) in sizes {
+            writeln!(text, "{name}:\t{:>8} kB", kib(bytes))?;
+        }
+        writeln!(text, "CoreDumping:\t0\nTHP_enabled:\t1")?;
+    }
+    writeln!(text, "Threads:\t{}\nSigQ:\t{}/{}", process.threads, process.queued[0], process.queued[1])?;
+    let capabilities = process.capabilities;
+    let sets = [
+        ("SigPnd", process.pending),
+        ("ShdPnd", process.shared_pending),
+        ("SigBlk", process.blocked),
+        ("SigIgn", process.ignored),
+        ("SigCgt", process.caught),
+        ("CapInh", 0),
+        ("CapPrm", capabilities),
+        ("CapEff", capabilities),
+        ("CapBnd", capabilities),
+        ("CapAmb", 0),
+    ];
+    for (name, set) in sets {
+        writeln!(text, "{name}:\t{set:016x}")?;
+    }
+    writeln!(text, "NoNewPrivs:\t{}\nSeccomp:\t0\nSeccomp_filters:\t0", u32::from(process.no_new_privileges))?;
+    let all = u64::MAX >> (64 - process.cpus.clamp(1, 64));
+    writeln!(text, "Cpus_allowed:\t{all:x}")?;
+    match process.cpus {
+        0 | 1 => writeln!(text, "Cpus_allowed_list:\t0")?,
+        cpus => writeln!(text, "Cpus_allowed_list:\t0-{}", cpus - 1)?,
+    }
+    writeln!(text, "Mems_allowed_list:\t0")?;
+    writeln!(text, "voluntary_ctxt_switches:\t{}", process.switches[0])?;
+    writeln!(text, "nonvoluntary_ctxt_switches:\t{}", process.switches[1])
+}
+
+/// `stat`: one line of 52 words.
+///
+/// # Errors
+/// No memory for the text.
+pub fn stat(text: &mut Text, process: &Process<'_>) -> fmt::Result {
+    let memory = process.memory.unwrap_or_default();
+    let [user, system, child_user, child_system] = process.times;
+    let [minor, child_minor, major, child_major] = process.faults;
+    write!(text, "{} ({}) {} ", process.number, process.name, process.state.letter())?;
+    // No terminal.
+    write!(text, "{} {} {} 0 -1 ", process.parent, process.process_group, process.session)?;
+    write!(text, "4194304 {minor} {child_minor} {major} {child_major} {user} {system} {child_user} {child_system} ")?;
+    write!(text, "20 0 {} 0 {} {} ", process.threads, process.started, memory.size)?;
+    let [code_start, code_end] = memory.code_range;
+    write!(text, "{} {} ", memory.resident() / 4096, process.limit_resident)?;
+    write!(text, "{code_start} {code_end} {} 0 0 ", memory.stack_start)?;
+    // Only the lower half of sets of signals, in decimal.
+    let low = |set: u64| set & 0x7fff_ffff;
+    let sets = [process.pending, process.blocked, process.ignored, process.caught].map(low);
+    write!(text, "{} {} {} {} 0 0 0 ", sets[0], sets[1], sets[2], sets[3])?;
+    write!(text, "{} {} 0 0 0 0 0 ", process.exit_signal, process.cpu)?;
+    for value in memory.data_range.into_iter().chain([memory.heap_start]) {
+        write!(text, "{value} ")?;
+    }
+    for value in memory.argument_range.into_iter().chain(memory.environment_range) {
+        write!(text, "{value} ")?;
+    }
+    writeln!(text, "{}", process.exit_code)
+}
+
+/// `statm`, in pages.
+///
+/// # Errors
+/// No memory for the text.
+pub fn statm(text: &mut Text, memory: &Memory) -> fmt::Result {
+    let pages = |bytes: u64| bytes / 4096;
+    let shared = pages(memory.file + memory.shmem);
+    let [size, resident, code] = [memory.size, memory.resident(), memory.code].map(pages);
+    writeln!(text, "{size} {resident} {shared} {code} 0 {} 0", pages(memory.data + memory.stack))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::String;
+    use std::vec::Vec;
+
+    fn text(write: impl FnOnce(&mut Text) -> fmt::Result) -> String {
+        String::from_utf8(Text::of(write).unwrap()).unwrap()
+    }
+
+    /// This process's own, read and formed again: every line that this writes is among Linux's, and in its order.
+    #[test]
+    fn status_as_linux_does() {
+        let real = std::fs::read_to_string("/proc/self/status").unwrap();
+        let value = |name: &str| {
+            let line = real.lines().find(|line| line.split(':').next() == Some(name));
+            line.map_or("0", |line| line[name.len() + 1..].trim())
+        };
+        let number = |name: &str| value(name).split([' ', '/']).next().unwrap().parse::<u64>().unwrap();
+        let small = |name: &str| number(name) as u32;
+        let hex = |name: &str| u64::from_str_radix(value(name), 16).unwrap();
+        let words = |name: &str| value(name).split_whitespace().map(|word| word.parse().unwrap()).collect::<Vec<u32>>();
+        let size = |name: &str| number(name) * 1024;
+        let groups = words("Groups");
+        let process = Process {
+            name: value("Name"),
+            umask: u32::from_str_radix(value("Umask"), 8).unwrap(),
+            state: if value("State").starts_with('R') { State::Running } else { State::Sleeping },
+            group: small("Tgid"),
+            number: small("Pid"),
+            parent: small("PPid"),
+            process_group: small("NSpgid"),
+            session: small("NSsid"),
+            uids: words("Uid").try_into().unwrap(),
+            gids: words("Gid").try_into().unwrap(),
+            groups: &groups,
+            descriptors: small("FDSize"),
+            memory: Some(Memory {
+                peak: size("VmPeak"),
+                size: size("VmSize"),
+                locked: size("VmLck"),
+                most_resident: size("VmHWM"),
+                anonymous: size("RssAnon"),
+                file: size("RssFile"),
+                shmem: size("RssShmem"),
+                data: size("VmData"),
+                stack: size("VmStk"),
+                code: size("VmExe"),
+                libraries: size("VmLib"),
+                tables: size("VmPTE"),
+                ..Memory::default()
+            }),
+            threads: small("Threads"),
+            queued: [number("SigQ"), value("SigQ").split('/').nth(1).unwrap().parse().unwrap()],
+            blocked: hex("SigBlk"),
+            ignored: hex("SigIgn"),
+            caught: hex("SigCgt"),
+            capabilities: hex("CapEff"),
+            cpus: hex("Cpus_allowed").count_ones(),
+            switches: [number("voluntary_ctxt_switches"), number("nonvoluntary_ctxt_switches")],
+            ..Process::default()
+        };
+        let ours = text(|text| status(text, &process));
+        let mut theirs = real.lines();
+        let mut known = 0;
+        // Sets and lists that depend on who runs the tests where.
+        let varies =
+            ["CapInh", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed_list"];
+        let varies = |line: &str| varies.iter().any(|name| line.split(':').next().unwrap().starts_with(name));
+        for line in ours.lines() {
+            let key = &line[..line.find(':').unwrap() + 2];
+            // Some keys came with newer kernels than the one that runs the tests.
+            if !real.contains(&std::format!("\n{key}")) && key != "Name:\t" {
+                continue;
+            }
+            let found = theirs.find(|real| real.starts_with(key));
+            assert!(found.is_some(), "'{key}' is not in this place");
+            known += 1;
+            if !varies(line) {
+                assert_eq!(Some(line), found);
+            }
+        }
+        assert!(known > 45, "{known}");
+    }
+
+    #[test]
+    fn stat_as_linux_does() {
+        let real = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let words: Vec<_> = real.rsplit_once(") ").unwrap().1.split_whitespace().collect();
+        let at = |field: usize| words[field - 3].parse::<u64>().unwrap();
+        let process = Process {
+            name: "a) b",
+            state: State::Running,
+            number: 77,
+            parent: at(4) as u32,
+            process_group: at(5) as u32,
+            session: at(6) as u32,
+            faults: [at(10), at(11), at(12), at(13)],
+            times: [at(14), at(15), at(16), at(17)],
+            threads: at(20) as u32,
+            started: at(22),
+            limit_resident: at(25),
+            ignored: at(33),
+            caught: at(34),
+            exit_signal: at(38) as i32,
+            cpu: at(39) as u32,
+            memory: Some(Memory {
+                size: at(23),
+                anonymous: at(24) * 4096,
+                code_range: [at(26), at(27)],
+                stack_start: at(28),
+                data_range: [at(45), at(46)],
+                heap_start: at(47),
+                argument_range: [at(48), at(49)],
+                environment_range: [at(50), at(51)],
+                ..Memory::default()
+            }),
+            ..Process::default()
+        };
+        let ours = text(|text| stat(text, &process));
+        assert!(ours.starts_with("77 (a) b) R ") && ours.ends_with(" 0\n"));
+        let ours: Vec<_> = ours.rsplit_once(") ").unwrap().1.split_whitespace().collect();
+        assert_eq!((ours.len(), words.len()), (50, 50));
+        // Terminal, flags, priority, nice, signals' own fields and times of I/O may differ.
+        for field in (4..=6).chain(10..=17).chain(20..=20).chain(22..=28).chain(33..=34).chain(38..=39).chain(45..=51) {
+            assert_eq!(ours[field - 3], words[field - 3], "field {field}");
+        }
+    }
+
+    #[test]
+    fn pages() {
+        let memory = Memory {
+            size: 10 << 12,
+            anonymous: 3 << 12,
+            file: 2 << 12,
+            shmem: 1 << 12,
+            code: 4 << 12,
+            data: 5 << 12,
+            stack: 2 << 12,
+            ..Memory::default()
+        };
+        assert_eq!(text(|text| statm(text, &memory)), "10 6 3 4 0 7 0\n");
+    }
+}

@@ -1,0 +1,235 @@
+//! `/proc/meminfo`, `/proc/vmstat` and `/proc/stat`.
+
+use super::{Text, kib};
+use core::fmt::{self, Write};
+
+/// The machine's memory.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Memory {
+    pub total: u64,
+    pub free: u64,
+    pub available: u64,
+    pub buffers: u64,
+    pub cached: u64,
+    pub swap_cached: u64,
+    pub active_anonymous: u64,
+    pub inactive_anonymous: u64,
+    pub active_file: u64,
+    pub inactive_file: u64,
+    pub unevictable: u64,
+    pub locked: u64,
+    pub swap_total: u64,
+    pub swap_free: u64,
+    pub dirty: u64,
+    pub writeback: u64,
+    pub anonymous: u64,
+    pub mapped: u64,
+    pub shmem: u64,
+    pub slab_reclaimable: u64,
+    pub slab_unreclaimable: u64,
+    pub kernel_stack: u64,
+    pub tables: u64,
+    pub commit_limit: u64,
+    pub committed: u64,
+    pub per_cpu: u64,
+    pub anonymous_huge: u64,
+    pub shmem_huge: u64,
+    pub shmem_mapped_huge: u64,
+    pub file_huge: u64,
+    pub file_mapped_huge: u64,
+    /// The size of a huge page.
+    pub huge_page: u64,
+    /// What is mapped by the kernel, by pages of 4 KiB, 2 MiB and 1 GiB.
+    pub direct_map: [u64; 3],
+}
+
+/// `meminfo`.
+///
+/// # Errors
+/// No memory for the text.
+pub fn meminfo(text: &mut Text, memory: &Memory) -> fmt::Result {
+    let slab = memory.slab_reclaimable + memory.slab_unreclaimable;
+    let rows = [
+        ("MemTotal", memory.total),
+        ("MemFree", memory.free),
+        ("MemAvailable", memory.available),
+        ("Buffers", memory.buffers),
+        ("Cached", memory.cached),
+        ("SwapCached", memory.swap_cached),
+        ("Active", memory.active_anonymous + memory.active_file),
+        ("Inactive", memory.inactive_anonymous + memory.inactive_file),
+        ("Active(anon)", memory.active_anonymous),
+        ("Inactive(anon)", memory.inactive_anonymous),
+        ("Active(file)", memory.active_file),
+        ("Inactive(file)", memory.inactive_file),
+        ("Unevictable", memory.unevictable),
+        ("Mlocked", memory.locked),
+        ("SwapTotal", memory.swap_total),
+        ("SwapFree", memory.swap_free),
+        ("Dirty", memory.dirty),
+        ("Writeback", memory.writeback),
+        ("AnonPages", memory.anonymous),
+        ("Mapped", memory.mapped),
+        ("Shmem", memory.shmem),
+        ("KReclaimable", memory.slab_reclaimable),
+        ("Slab", slab),
+        ("SReclaimable", memory.slab_reclaimable),
+        ("SUnreclaim", memory.slab_unreclaimable),
+        ("KernelStack", memory.kernel_stack),
+        ("PageTables", memory.tables),
+        ("SecPageTables", 0),
+        ("NFS_Unstable", 0),
+        ("Bounce", 0),
+        ("WritebackTmp", 0),
+        ("CommitLimit", memory.commit_limit),
+        ("Committed_AS", memory.committed),
+        ("VmallocTotal", 0),
+        ("VmallocUsed", 0),
+        ("VmallocChunk", 0),
+        ("Percpu", memory.per_cpu),
+        ("AnonHugePages", memory.anonymous_huge),
+        ("ShmemHugePages", memory.shmem_huge),
+        ("ShmemPmdMapped", memory.shmem_mapped_huge),
+        ("FileHugePages", memory.file_huge),
+        ("FilePmdMapped", memory.file_mapped_huge),
+    ];
+    for (name, bytes) in rows {
+        row(text, name, bytes)?;
+    }
+    for name in ["HugePages_Total:", "HugePages_Free:", "HugePages_Rsvd:", "HugePages_Surp:"] {
+        writeln!(text, "{name:<16}{:>8}", 0)?;
+    }
+    row(text, "Hugepagesize", memory.huge_page)?;
+    row(text, "Hugetlb", 0)?;
+    for (name, bytes) in ["DirectMap4k", "DirectMap2M", "DirectMap1G"].into_iter().zip(memory.direct_map) {
+        row(text, name, bytes)?;
+    }
+    Ok(())
+}
+
+fn row(text: &mut Text, name: &str, bytes: u64) -> fmt::Result {
+    let colon = 15usize.saturating_sub(name.len());
+    writeln!(text, "{name}:{:colon$}{:>8} kB", "", kib(bytes))
+}
+
+/// `vmstat`: counters by name, such as `pgfault`.
+///
+/// # Errors
+/// No memory for the text.
+pub fn vmstat<'a>(text: &mut Text, counters: impl IntoIterator<Item = (&'a str, u64)>) -> fmt::Result {
+    counters.into_iter().try_for_each(|(name, count)| writeln!(text, "{name} {count}"))
+}
+
+/// A CPU's time, in hundredths of a second.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Times {
+    pub user: u64,
+    pub system: u64,
+    pub idle: u64,
+}
+
+/// What `stat` says beside the CPUs' times.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Counts {
+    pub interrupts: u64,
+    pub switches: u64,
+    /// In seconds since 1970.
+    pub booted: u64,
+    /// How many processes and threads were started.
+    pub started: u64,
+    pub running: u64,
+    pub blocked: u64,
+}
+
+/// `stat`.
+///
+/// # Errors
+/// No memory for the text.
+pub fn stat(text: &mut Text, cpus: &[Times], counts: &Counts) -> fmt::Result {
+    let line = |text: &mut Text, times: &Times| {
+        writeln!(text, " {} 0 {} {} 0 0 0 0 0 0", times.user, times.system, times.idle)
+    };
+    let sum = cpus.iter().fold(Times::default(), |sum, times| Times {
+        user: sum.user + times.user,
+        system: sum.system + times.system,
+        idle: sum.idle + times.idle,
+    });
+    // The sum's name has a column more.
+    text.write_str("cpu ")?;
+    line(text, &sum)?;
+    for (number, times) in cpus.iter().enumerate() {
+        write!(text, "cpu{number}")?;
+        line(text, times)?;
+    }
+    writeln!(text, "intr {}\nctxt {}\nbtime {}", counts.interrupts, counts.switches, counts.booted)?;
+    writeln!(text, "processes {}\nprocs_running {}", counts.started, counts.running)?;
+    writeln!(text, "procs_blocked {}\nsoftirq 0 0 0 0 0 0 0 0 0 0 0", counts.blocked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::borrow::ToOwned;
+    use std::string::String;
+
+    fn text(write: impl FnOnce(&mut Text) -> fmt::Result) -> String {
+        String::from_utf8(Text::of(write).unwrap()).unwrap()
+    }
+
+    /// The test machine's own: this writes the same rows, formed the same way, in the same order.
+    #[test]
+    fn meminfo_as_linux_does() {
+        let real = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let number = |name: &str| {
+            let line = real.lines().find(|line| line.split(':').next() == Some(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+        };
+        let memory = Memory {
+            total: number("MemTotal"),
+            free: number("MemFree"),
+            huge_page: number("Hugepagesize"),
+            ..Memory::default()
+        };
+        let ours = text(|text| meminfo(text, &memory));
+        let mut theirs = real.lines();
+        for line in ours.lines() {
+            let name = line.split(':').next().unwrap();
+            // Not every kernel has them all.
+            if !real.contains(&std::format!("{name}:")) {
+                continue;
+            }
+            let found = theirs.find(|real| real.split(':').next() == Some(name)).expect(name);
+            // The columns of the digits' ends, and the unit.
+            let end = |line: &str| line.rfind(|letter: char| letter.is_ascii_digit());
+            if found.len() == line.len() {
+                assert_eq!(end(line), end(found), "{line}");
+            }
+            if ["MemTotal", "MemFree", "Hugepagesize", "HugePages_Total"].contains(&name) {
+                assert_eq!(line, found);
+            }
+        }
+    }
+
+    #[test]
+    fn stat_as_linux_does() {
+        let times = Times { user: 1, system: 2, idle: 3 };
+        let counts = Counts { interrupts: 4, switches: 5, booted: 6, started: 7, running: 8, blocked: 9 };
+        let ours = text(|text| stat(text, &[times, times], &counts));
+        assert!(ours.starts_with("cpu  2 0 4 6 0 0 0 0 0 0\ncpu0 1 0 2 3 0 0 0 0 0 0\ncpu1 "));
+        let real = std::fs::read_to_string("/proc/stat").unwrap();
+        let words = |line: &str| (line.split(' ').next().unwrap().to_owned(), line.split(' ').count());
+        let theirs = |name: &str| real.lines().map(words).find(|(own, _)| own == name);
+        for line in ours.lines().filter(|line| !line.starts_with("intr") && !line.starts_with("cpu1")) {
+            let (name, count) = words(line);
+            assert_eq!(theirs(&name), Some((name, count)));
+        }
+    }
+
+    #[test]
+    fn counters() {
+        assert_eq!(text(|text| vmstat(text, [("pgfault", 1), ("pgmajfault", 0)])), "pgfault 1\npgmajfault 0\n");
+    }
+}
