@@ -4,7 +4,8 @@
 mod objects;
 
 use objects::together::{self, Load};
-use objects::{dice, world};
+use objects::{dice, formats, world};
+use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum_sim::Schedule;
 
 /// Programs find in shared areas what anybody wrote last, in private ones that or their own; every operation answers as a
@@ -19,6 +20,16 @@ fn one_operation_at_a_time_against_the_model() {
         println!("VELLUM_SEED={seed}");
         world::run(seed, 400);
     }
+}
+
+/// The same in every format, whatever its pages' size.
+#[test]
+fn in_every_format() {
+    formats::run(X86_64::five_levels(), Aarch64::granule_16k());
+    formats::run(Aarch64::granule_4k(), Riscv64::sv39());
+    formats::run(Aarch64::granule_16k(), Aarch64::granule_64k());
+    formats::run(Aarch64::granule_64k(), X86_64::four_levels());
+    formats::run(Riscv64::sv39(), Aarch64::granule_64k());
 }
 
 const LOAD: Load = Load { pages: 6, rounds: 60 };

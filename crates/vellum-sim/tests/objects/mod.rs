@@ -3,10 +3,12 @@
 //! | file | story |
 //! |---|---|
 //! | `world` | objects, spaces that map them, and a model of plain maps; one operation at a time |
+//! | `formats` | pages of other sizes |
 //! | `together` | several CPUs at once: what is shared is shared, what is gone is gone |
 
 #[path = "../property/dice.rs"]
 #[allow(dead_code)]
 pub mod dice;
+pub mod formats;
 pub mod together;
 pub mod world;

@@ -16,6 +16,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// It enters as the writer first. So it waits for faults that had found such a page before the object lost it; every
     /// later one finds that it is gone.
+    ///
+    /// A child that is forked meanwhile has what its parent had: the host sees to it that it hears of it too.
     pub fn discard_object(&self, object: &Object<'m, P>, gone: &Gone) {
         if gone.is_empty() {
             return;

@@ -196,9 +196,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // SAFETY: the areas are locked.
             let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
             let part = area.range.intersect(&range);
-            for addr in (part.start..part.end).step_by(1 << shift) {
-                let there = &mut answer[((addr - range.start) >> shift) as usize];
-                *there = *there || object.has(area.backing.offset(addr) >> shift);
+            let first = area.backing.offset(part.start) >> shift;
+            let answer = &mut answer[((part.start - range.start) >> shift) as usize..];
+            let mut at = 0;
+            while let Some(page) = object.next_data(first + at)
+                && page - first < part.len() >> shift
+            {
+                at = page - first;
+                answer[at as usize] = true;
+                at += 1;
             }
         }
     }
