@@ -138,6 +138,7 @@ impl<'m> World<'m> {
             _ if self.spaces.is_empty() => self.new_space(),
             0..=2 => self.create(),
             3..=4 if self.spaces.len() < 3 => self.new_space(),
+            3..=4 => self.fork(),
             5 => {
                 let space = self.a_space();
                 self.spaces.swap_remove(space);
@@ -220,6 +221,22 @@ impl<'m> World<'m> {
         match AddressSpace::new(self.machine, X86_64::four_levels(), group, Limits::default()) {
             Ok(space) => self.spaces.push(Inhabited { space, group, pages: BTreeMap::new() }),
             Err(_) => assert!(self.tight),
+        }
+    }
+
+    /// A child has the areas of its parent and what was copied there; it goes its own way from then on.
+    fn fork(&mut self) {
+        let parent = self.a_space();
+        match self.spaces[parent].space.fork() {
+            Ok(space) => {
+                let Inhabited { group, pages, .. } = &self.spaces[parent];
+                self.spaces.push(Inhabited { space, group: *group, pages: pages.clone() });
+            }
+            Err(_) => assert!(self.tight),
+        }
+        if self.spaces.len() > 4 {
+            let space = self.a_space();
+            self.spaces.swap_remove(space);
         }
     }
 
