@@ -1,7 +1,6 @@
 //! Pages of other sizes, and tables of other formats.
 
 use vellum::addr::FRAME_SHIFT;
-use vellum::arch::Arch;
 use vellum::cache::Object;
 use vellum::group::GroupId;
 use vellum::space::{FaultError, Limits, MapError, MapFlags, MapRequest};

@@ -165,7 +165,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A new folio, of `order` if there is memory for it, smaller if not.
-    #[inline]
+    #[inline(always)]
     fn map_new(&self, area: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
         let (pfn, order) = self.new_folio(area, order, orders, true)?;
         self.map_folio(area, addr, pfn, order)
@@ -179,7 +179,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Map a folio that nobody else knows and that has its references and mappings; if that fails it is freed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn map_folio(&self, area: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
@@ -210,7 +210,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it. `zero`: it holds
     /// zeros; else it is to be written in full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn new_folio(&self, area: &Vma, order: u8, orders: u32, zero: bool) -> Result<(Pfn, u8), FaultError> {
         let machine = self.tables.machine;
         let smallest = self.tables.arch.page_order();
@@ -234,7 +234,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_folio(&self, order: u8, list: LruList, zero: bool) -> Result<Pfn, FaultError> {
         let machine = self.tables.machine;
         let frames = machine.frames();

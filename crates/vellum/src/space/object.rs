@@ -116,8 +116,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Some(SharedKey { object: object.serial(), offset: area.backing.offset(addr) })
     }
 
-    /// Which blocks of pages a fault on an object may map at once.
-    #[inline]
+    /// Which blocks of pages a fault on an object may map at once. (Cold, like the next: so an anonymous fault, which is most of
+    /// them, stays in one piece.)
+    #[cold]
     pub(super) fn orders_around(&self, area: &Vma, access: Access) -> u32 {
         if access == Access::Write && !area.backing.is_shared() {
             return 0;
@@ -126,6 +127,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Nothing is mapped in the naturally aligned block of this order around an address.
+    #[cold]
     pub(super) fn map_object_page(
         &self,
         area: &Vma,
