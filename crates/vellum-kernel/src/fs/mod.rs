@@ -14,9 +14,11 @@
 //! | [`pipe`], [`event`], [`device`] | files without contents of their own |
 //! | [`tmpfs`] | the file system in memory |
 //! | [`text`] | files whose contents are made when they are read |
+//! | [`cgroup`] | the file system of control groups |
 //! | [`archive`] | the archive of first files |
 
 pub mod archive;
+pub mod cgroup;
 pub mod device;
 pub mod event;
 pub mod inode;
