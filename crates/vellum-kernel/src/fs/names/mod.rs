@@ -5,7 +5,9 @@
 //! | `view` | from a path to an inode, across links and mounts |
 //! | `open` | `openat` |
 //! | `change` | making, linking, removing, renaming |
+//! | `attributes` | mode, owner, times, size |
 
+mod attributes;
 mod change;
 mod open;
 mod view;

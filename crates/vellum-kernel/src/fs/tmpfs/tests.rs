@@ -447,3 +447,36 @@ fn threads() {
     }
     check(&world.root);
 }
+
+#[test]
+fn who_changes_what() {
+    let mut world = World::new();
+    world.write("/f", "x");
+    let file = world.view().get(b"f", false).unwrap();
+    world.view().set_owner(&*file, Some(10), Some(20)).unwrap();
+    world.view().set_mode(&*file, 0o6755).unwrap();
+    let as_user = |world: &mut World, uid, gid, groups: &[u32]| world.who = Who { uid, gid, groups: Arc::from(groups) };
+    as_user(&mut world, 11, 20, &[]);
+    assert_eq!(world.view().set_mode(&*file, 0o777), Err(Errno::EPERM));
+    assert_eq!(world.view().set_owner(&*file, None, Some(20)), Err(Errno::EPERM));
+    assert_eq!(world.view().set_times(&*file, None, None, false), Err(Errno::EPERM));
+    assert_eq!(world.view().set_times(&*file, None, None, true), Err(Errno::EACCES));
+    assert_eq!(world.view().truncate(&*file, 0), Err(Errno::EACCES));
+    as_user(&mut world, 10, 10, &[30]);
+    assert_eq!(world.view().set_owner(&*file, Some(11), None), Err(Errno::EPERM));
+    assert_eq!(world.view().set_owner(&*file, None, Some(40)), Err(Errno::EPERM));
+    assert_eq!(file.meta().mode, 0o6755);
+    world.view().set_owner(&*file, Some(10), Some(30)).unwrap();
+    assert_eq!((file.meta().gid, file.meta().mode), (30, 0o755), "no longer privileged");
+    world.view().set_mode(&*file, 0o2755).unwrap();
+    assert_eq!(file.meta().mode, 0o2755);
+    as_user(&mut world, 10, 10, &[]);
+    world.view().set_mode(&*file, 0o2755).unwrap();
+    assert_eq!(file.meta().mode, 0o755, "of another's group");
+    world.view().truncate(&*file, 100).unwrap();
+    assert_eq!(file.meta().size, 100);
+    let time = Time { seconds: -5, nanoseconds: 7 };
+    world.view().set_times(&*file, None, Some(time), false).unwrap();
+    assert_eq!((file.meta().modified, file.meta().stat().st_mtime as i64), (time, -5));
+    assert_eq!(world.view().truncate(&*world.root, 0), Err(Errno::EISDIR));
+}
