@@ -11,6 +11,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod calls;
 pub mod errno;
 pub mod exec;
 pub mod fs;

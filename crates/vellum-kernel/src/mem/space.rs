@@ -51,7 +51,9 @@ impl UserSpace {
     ///
     /// `ENOMEM`.
     pub fn fork(&self) -> Result<Self, Errno> {
-        Err(Errno::ENOSYS)
+        let engine = self.engine.fork().map_err(|error| Errno::from(error.errno()))?;
+        mem::adopt(&engine);
+        Ok(Self { engine, heap: Mutex::new(*self.heap.lock()) })
     }
 }
 

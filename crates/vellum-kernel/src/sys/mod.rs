@@ -26,6 +26,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as nr;
 use process::Wanted;
+use vellum_kernel::calls;
 use vellum_kernel::errno::Errno;
 
 /// What a system call answers.
@@ -134,7 +135,7 @@ fn absent(number: u64) -> Answer {
     if let Some(word) = SAID.get((number / 64) as usize)
         && word.fetch_or(1 << (number % 64), Ordering::Relaxed) >> (number % 64) & 1 == 0
     {
-        println!("system call {number} is absent");
+        println!("system call {number}, {}, is absent", calls::name(number));
     }
     Err(Errno::ENOSYS)
 }

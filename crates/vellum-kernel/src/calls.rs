@@ -1,0 +1,123 @@
+//! Which system calls there are, and how much of each.
+//!
+//! What is not listed is absent: it answers `ENOSYS`, and the console names it once.
+
+use syscalls::Sysno;
+
+/// How much of a system call there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// What Linux does, as far as programs without other parts of Linux can tell.
+    Full,
+    /// All but this.
+    Partial(&'static str),
+}
+
+use Support::{Full, Partial};
+
+/// The system calls there are, in the order of their names.
+pub const CALLS: &[(Sysno, Support)] = &[
+    (Sysno::alarm, Full),
+    (Sysno::arch_prctl, Partial("segment bases only")),
+    (Sysno::brk, Full),
+    (Sysno::clock_getres, Full),
+    (Sysno::clock_gettime, Partial("the clocks of processor time are those of real time")),
+    (Sysno::clock_nanosleep, Full),
+    (Sysno::clone, Partial("no namespaces, no pidfd, no ptrace")),
+    (Sysno::clone3, Partial("as clone; no choice of number or group")),
+    (Sysno::execve, Partial("files of the first archive only, no scripts yet")),
+    (Sysno::exit, Full),
+    (Sysno::exit_group, Full),
+    (Sysno::fork, Full),
+    (Sysno::futex, Partial("no priority inheritance")),
+    (Sysno::getegid, Partial("everybody is root")),
+    (Sysno::geteuid, Partial("everybody is root")),
+    (Sysno::getgid, Partial("everybody is root")),
+    (Sysno::getitimer, Partial("real time only")),
+    (Sysno::getpgid, Full),
+    (Sysno::getpgrp, Full),
+    (Sysno::getpid, Full),
+    (Sysno::getppid, Full),
+    (Sysno::getrandom, Partial("not fit for secrets")),
+    (Sysno::getrlimit, Full),
+    (Sysno::getsid, Full),
+    (Sysno::gettid, Full),
+    (Sysno::gettimeofday, Full),
+    (Sysno::getuid, Partial("everybody is root")),
+    (Sysno::ioctl, Partial("nothing is a terminal")),
+    (Sysno::kill, Partial("everybody may")),
+    (Sysno::madvise, Partial("contents and huge pages; other advice is taken and ignored, or refused")),
+    (Sysno::membarrier, Partial("every kind is a barrier of the caller's own")),
+    (Sysno::mincore, Full),
+    (Sysno::mmap, Partial("anonymous memory only")),
+    (Sysno::mprotect, Partial("no PROT_GROWSDOWN, no protection keys")),
+    (Sysno::munmap, Full),
+    (Sysno::nanosleep, Full),
+    (Sysno::pause, Full),
+    (Sysno::prctl, Partial("names, and what C libraries ask")),
+    (Sysno::prlimit64, Partial("what is set late has no effect on memory")),
+    (Sysno::read, Partial("the end of standard input only")),
+    (Sysno::rt_sigaction, Full),
+    (Sysno::rt_sigpending, Full),
+    (Sysno::rt_sigprocmask, Full),
+    (Sysno::rt_sigqueueinfo, Full),
+    (Sysno::rt_sigreturn, Full),
+    (Sysno::rt_sigsuspend, Full),
+    (Sysno::rt_sigtimedwait, Full),
+    (Sysno::rt_tgsigqueueinfo, Full),
+    (Sysno::sched_get_priority_max, Full),
+    (Sysno::sched_get_priority_min, Full),
+    (Sysno::sched_getaffinity, Partial("always every processor")),
+    (Sysno::sched_setaffinity, Partial("to no effect")),
+    (Sysno::sched_yield, Full),
+    (Sysno::set_robust_list, Full),
+    (Sysno::set_tid_address, Full),
+    (Sysno::setitimer, Partial("real time only")),
+    (Sysno::setpgid, Full),
+    (Sysno::setrlimit, Partial("as prlimit64")),
+    (Sysno::setsid, Full),
+    (Sysno::sigaltstack, Partial("no SS_AUTODISARM")),
+    (Sysno::sysinfo, Partial("memory, time and processes")),
+    (Sysno::tgkill, Partial("everybody may")),
+    (Sysno::time, Full),
+    (Sysno::tkill, Partial("everybody may")),
+    (Sysno::uname, Full),
+    (Sysno::vfork, Full),
+    (Sysno::wait4, Partial("no resource usage")),
+    (Sysno::waitid, Partial("no pidfd, no resource usage")),
+    (Sysno::write, Partial("standard output and error only")),
+    (Sysno::writev, Partial("standard output and error only")),
+];
+
+/// A system call's name.
+pub fn name(number: u64) -> &'static str {
+    usize::try_from(number).ok().and_then(Sysno::new).map_or("of no name", |call| call.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::string::String;
+
+    /// What the kernel looks for: the names of the numbers in its table of calls. Those that it knows of only to refuse
+    /// them stand behind a line that says so.
+    fn handled() -> BTreeSet<String> {
+        let source = include_str!("sys/mod.rs");
+        let (handled, _) = source.split_once("is content without them").expect("the line that says so");
+        let names = handled.split("nr::__NR_").skip(1);
+        names.map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").into()).collect()
+    }
+
+    #[test]
+    fn the_list_says_what_the_kernel_does() {
+        let listed: BTreeSet<String> = CALLS.iter().map(|(call, _)| call.name().into()).collect();
+        assert_eq!(listed, handled());
+    }
+
+    #[test]
+    fn the_list_is_in_order_and_says_what_is_missing() {
+        assert!(CALLS.windows(2).all(|pair| pair[0].0.name() < pair[1].0.name()));
+        assert!(CALLS.iter().all(|(_, support)| *support != Partial("")));
+    }
+}
