@@ -119,10 +119,10 @@ fn run(_machine: &'static Machine, archive: &'static [u8]) -> Result<(), &'stati
     apic::init();
     apic::calibrate(mem::now_ns);
     interrupts::enable();
-    files::init(archive);
+    files::init(archive).map_err(|_| "the archive of first files can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;
     let words = |name: &str| -> Vec<Vec<u8>> {
-        let bytes: &[u8] = files::find(name.as_bytes()).unwrap_or(&[]);
+        let bytes = files::find(name.as_bytes()).and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
         bytes.split_inclusive(|byte| *byte == 0).map(|word| word[..word.len() - 1].to_vec()).collect()
     };
     let mut arguments = words(".vellum/argv");
@@ -130,9 +130,10 @@ fn run(_machine: &'static Machine, archive: &'static [u8]) -> Result<(), &'stati
         return Err("the archive names no program");
     }
     let path = arguments.remove(0);
-    let program = files::find(&path).ok_or("the program is not in the archive")?;
+    let program = files::find(&path).and_then(|inode| sys::path::read_all(&inode));
+    let program = program.map_err(|_| "the program is not in the archive")?;
     serial::wire::init();
-    sys::process::first(program, &path, &arguments, &words(".vellum/env")).map_err(|error| {
+    sys::process::first(&program, &path, &arguments, &words(".vellum/env")).map_err(|error| {
         println!("{error:?}");
         "the program could not be started"
     })?;

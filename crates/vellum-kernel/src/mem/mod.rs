@@ -29,6 +29,9 @@ pub type Machine = vellum::Machine<'static, Host>;
 /// An address space. Made by [`new_space`], or else without the kernel in it.
 pub type Space = vellum::AddressSpace<'static, Host, X86_64>;
 
+/// A memory object: the contents of a file.
+pub type Object = vellum::cache::Object<'static, Host>;
+
 static HOST: Once<Host> = Once::new();
 static MACHINE: Once<Machine> = Once::new();
 
@@ -54,10 +57,23 @@ pub fn now_ns() -> u64 {
     HOST.get().map_or(0, vellum::platform::Clock::now_ns)
 }
 
+/// The format of page tables.
+fn format() -> X86_64 {
+    if has_five_levels() { X86_64::five_levels() } else { X86_64::four_levels() }
+}
+
+/// An empty memory object.
+///
+/// # Errors
+///
+/// No memory.
+pub fn new_object(group: GroupId, tag: u64) -> Result<Object, vellum::cache::ObjectError> {
+    Object::new(machine(), &format(), group, tag, 0)
+}
+
 /// An empty space, with the kernel in its upper half.
 pub fn new_space(machine: &'static Machine, group: GroupId, limits: Limits) -> Result<Space, OutOfMemory> {
-    let format = if has_five_levels() { X86_64::five_levels() } else { X86_64::four_levels() };
-    let space = Space::new(machine, format, group, limits)?;
+    let space = Space::new(machine, format(), group, limits)?;
     adopt(&space);
     Ok(space)
 }

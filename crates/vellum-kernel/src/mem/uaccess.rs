@@ -106,6 +106,13 @@ pub fn exchange(memory: &Arc<UserSpace>, address: u64, expected: u32, new: u32) 
     }
 }
 
+/// The bytes of a structure of Linux's.
+pub fn bytes_of<T: Copy>(value: &T) -> &[u8] {
+    // SAFETY: the structures that the kernel hands out are plain words, zeroed before they are filled in, so that each byte
+    // has a value.
+    unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
 /// The hook for page faults of the kernel's.
 pub fn resolve(fault: &Fault) -> Outcome {
     // SAFETY: this processor's own. The code that faulted had it loaded and does not change it, nor does this.

@@ -11,7 +11,7 @@ use vellum_kernel::errno::Errno;
 
 const SECOND: u64 = 1_000_000_000;
 /// The day on which the machine's clock starts: nobody tells it better.
-const EPOCH: u64 = 1_767_225_600 * SECOND;
+pub const EPOCH: u64 = 1_767_225_600 * SECOND;
 
 /// Copies a `struct timespec` from a program, in nanoseconds.
 pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {

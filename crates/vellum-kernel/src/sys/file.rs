@@ -1,58 +1,317 @@
-//! Descriptors: so far the three streams that a program begins with.
+//! Descriptors: reading, writing, and what else is done with open files.
 
 use super::Answer;
-use crate::arch::serial::wire;
-use crate::mem::uaccess;
+use crate::files::user::UserBytes;
+use crate::files::{self, Files};
+use crate::mem::{now_ns, uaccess};
+use crate::sys::clock;
 use crate::task::Thread;
+use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::poll;
+use vellum_kernel::fs::table::Slot;
+use vellum_kernel::fs::{Inode, Open, pipe};
 
-/// `read`.
-pub async fn read(_thread: &Arc<Thread>, fd: u64, _to: u64, _len: u64) -> Answer {
-    if fd == 0 { Ok(0) } else { Err(Errno::EBADF) }
+/// The open file of a descriptor.
+pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
+    thread.files().open(fd)
 }
 
-/// `write`.
-pub fn write(thread: &Arc<Thread>, fd: u64, from: u64, len: u64) -> Answer {
-    let stream = match fd {
-        1 => wire::Frame::Output,
-        2 => wire::Frame::Errors,
-        _ => return Err(Errno::EBADF),
-    };
-    let mut buffer = [0; 1024];
-    let mut done = 0;
-    while done < len {
-        let piece = (len - done).min(buffer.len() as u64) as usize;
-        let copied = uaccess::read_some(&thread.memory(), from + done, &mut buffer[..piece]);
-        wire::send(stream, &buffer[..copied]);
-        done += copied as u64;
-        if copied < piece {
-            return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
+fn limit(thread: &Thread) -> u64 {
+    thread.process.limits.lock()[abi::RLIMIT_NOFILE as usize][0]
+}
+
+/// A descriptor for an open file.
+pub fn add(thread: &Thread, open: Arc<Open>, flags: u32) -> Answer {
+    let slot = Slot { open, close_on_exec: flags & abi::O_CLOEXEC != 0 };
+    let limit = limit(thread);
+    let added = thread.files().table.lock().add(slot, 0, limit);
+    added.map(u64::from)
+}
+
+/// Where bytes go or come from: one piece of memory, or several.
+#[derive(Clone, Copy)]
+pub enum Memory {
+    /// At an address, so many bytes.
+    One(u64, u64),
+    /// An array of `struct iovec`, so many of them.
+    Many(u64, u64),
+}
+
+impl Memory {
+    fn bytes(self, thread: &Thread) -> Result<UserBytes, Errno> {
+        match self {
+            Memory::One(address, len) => Ok(UserBytes::one(thread, address, len)),
+            Memory::Many(array, count) => UserBytes::many(thread, array, count),
         }
     }
-    Ok(done)
 }
 
-/// `writev`.
-pub fn writev(thread: &Arc<Thread>, fd: u64, vectors: u64, count: u64) -> Answer {
-    if count > 1024 {
+/// `read`, `readv`; with an offset `pread64`, `preadv`.
+pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) -> Answer {
+    let open = open_of(thread, fd)?;
+    let mut bytes = to.bytes(thread)?;
+    let done = match at {
+        Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
+        Some(at) => thread.interruptible(open.read_at(at, &mut bytes), None).await?,
+        None => thread.interruptible(open.read(&mut bytes), None).await?,
+    };
+    done.map(|n| n as u64)
+}
+
+/// `write`, `writev`; with an offset `pwrite64`, `pwritev`.
+pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>) -> Answer {
+    let open = open_of(thread, fd)?;
+    let mut bytes = from.bytes(thread)?;
+    let all = vellum_kernel::fs::Source::left(&bytes);
+    let written = match at {
+        Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
+        Some(at) => thread.interruptible(open.write_at(at, &mut bytes), None).await,
+        None => thread.interruptible(open.write(&mut bytes), None).await,
+    };
+    let done = match written {
+        // What was taken before a signal came, counts.
+        Err(Errno::EINTR) if vellum_kernel::fs::Source::left(&bytes) < all => {
+            return Ok((all - vellum_kernel::fs::Source::left(&bytes)) as u64);
+        }
+        other => other?,
+    };
+    if done == Err(Errno::EPIPE) {
+        let info = Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread.process.pid);
+        signal::send_to(thread, info);
+    }
+    done.map(|n| n as u64)
+}
+
+/// `close`.
+pub fn close(thread: &Thread, fd: u64) -> Answer {
+    let number = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
+    let removed = thread.files().table.lock().remove(number);
+    removed.map(|slot| {
+        drop(slot);
+        0
+    })
+}
+
+/// `close_range`.
+pub fn close_range(thread: &Thread, first: u64, last: u64, flags: u64) -> Answer {
+    const UNSHARE: u64 = 2;
+    const ON_EXEC: u64 = 4;
+    if first > last || flags & !(UNSHARE | ON_EXEC) != 0 {
         return Err(Errno::EINVAL);
     }
-    let mut done = 0;
-    for index in 0..count {
-        let mut vector = [0; 16];
-        uaccess::read(&thread.memory(), vectors + 16 * index, &mut vector)?;
-        let (base, len) = (u128::from_le_bytes(vector) as u64, (u128::from_le_bytes(vector) >> 64) as u64);
-        match write(thread, fd, base, len) {
-            Ok(n) => done += n,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
+    let files = thread.files();
+    let range = (first.min(u32::MAX.into()) as u32, last.min(u32::MAX.into()) as u32);
+    if flags & ON_EXEC != 0 {
+        files.table.lock().set_range_close_on_exec(range);
+        return Ok(0);
+    }
+    loop {
+        let removed = files.table.lock().remove_next(range, false);
+        if removed.is_none() {
+            return Ok(0);
         }
     }
-    Ok(done)
+}
+
+/// `dup`.
+pub fn dup(thread: &Thread, fd: u64) -> Answer {
+    add(thread, open_of(thread, fd)?, 0)
+}
+
+/// `dup2`, `dup3`.
+pub fn dup_to(thread: &Thread, from: u64, to: u64, flags: Option<u64>) -> Answer {
+    let (from, to) = (from as u32, to as u32);
+    let files = thread.files();
+    match flags {
+        Some(flags) if from == to || flags as u32 & !abi::O_CLOEXEC != 0 => return Err(Errno::EINVAL),
+        None if from == to => return files.table.lock().get(from).map(|_| to.into()),
+        _ => {}
+    }
+    let close_on_exec = flags.is_some_and(|flags| flags as u32 & abi::O_CLOEXEC != 0);
+    let replaced = files.table.lock().replace(from, to, close_on_exec, limit(thread));
+    replaced.map(|slot| {
+        drop(slot);
+        to.into()
+    })
+}
+
+/// `fcntl`.
+pub fn fcntl(thread: &Thread, fd: u64, command: u64, argument: u64) -> Answer {
+    let files = thread.files();
+    let open = files.open(fd)?;
+    let number = fd as u32;
+    match command as u32 {
+        abi::F_DUPFD | abi::F_DUPFD_CLOEXEC => {
+            let close_on_exec = command as u32 == abi::F_DUPFD_CLOEXEC;
+            let lowest = u32::try_from(argument).map_err(|_| Errno::EINVAL)?;
+            let limit = limit(thread);
+            let added = files.table.lock().add(Slot { open, close_on_exec }, lowest, limit);
+            added.map(u64::from)
+        }
+        abi::F_GETFD => Ok(files.table.lock().slot(number)?.close_on_exec.into()),
+        abi::F_SETFD => {
+            files.table.lock().set_close_on_exec(number, argument as u32 & abi::FD_CLOEXEC != 0)?;
+            Ok(0)
+        }
+        abi::F_GETFL => Ok(u64::from(open.flags()) | u64::from(abi::O_LARGEFILE)),
+        abi::F_SETFL => {
+            open.set_flags(argument as u32);
+            Ok(0)
+        }
+        // Whoever asks for a lock gets it: there is nobody else in a test's directory.
+        abi::F_SETLK | abi::F_SETLKW => Ok(0),
+        _ => open.file()?.control(command as u32, argument),
+    }
+}
+
+/// `lseek`.
+pub fn lseek(thread: &Thread, fd: u64, offset: u64, whence: u64) -> Answer {
+    open_of(thread, fd)?.seek(offset as i64, whence as u32)
 }
 
 /// `ioctl`: nothing here is a terminal.
-pub fn ioctl(fd: u64) -> Answer {
-    Err(if fd < 3 { Errno::ENOTTY } else { Errno::EBADF })
+pub fn ioctl(thread: &Thread, fd: u64) -> Answer {
+    open_of(thread, fd)?;
+    Err(Errno::ENOTTY)
+}
+
+/// `fsync`, `fdatasync`: what there is, is in memory.
+pub fn sync(thread: &Thread, fd: u64) -> Answer {
+    let open = open_of(thread, fd)?;
+    if open.inode().meta().kind == vellum_kernel::fs::Kind::Fifo {
+        return Err(Errno::EINVAL);
+    }
+    Ok(0)
+}
+
+/// `ftruncate`.
+pub fn ftruncate(thread: &Thread, fd: u64, size: u64) -> Answer {
+    let open = open_of(thread, fd)?;
+    if size > i64::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    open.truncate(size).map(|()| 0)
+}
+
+/// `fallocate`.
+pub fn fallocate(thread: &Thread, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
+    open_of(thread, fd)?.allocate(mode as u32, offset as i64, len as i64).map(|()| 0)
+}
+
+/// `getdents64`.
+pub fn getdents(thread: &Thread, fd: u64, to: u64, len: u64) -> Answer {
+    let mut bytes = UserBytes::one(thread, to, len);
+    open_of(thread, fd)?.entries(&mut bytes).map(|n| n as u64)
+}
+
+/// `pipe`, `pipe2`.
+pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    let flags = flags as u32;
+    if flags & !(abi::O_CLOEXEC | abi::O_NONBLOCK | abi::O_DIRECT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (inode, read, write) = pipe::Nameless::new(NUMBERS.fetch_add(1, Ordering::Relaxed), 0, 0)?;
+    let inode: Arc<dyn Inode> = inode;
+    let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
+    let first = add(thread, end(read, abi::O_RDONLY), flags)?;
+    let second = match add(thread, end(write, abi::O_WRONLY), flags) {
+        Ok(second) => second,
+        Err(error) => {
+            close(thread, first)?;
+            return Err(error);
+        }
+    };
+    let bytes = (first | second << 32).to_le_bytes();
+    if let Err(error) = uaccess::write(&thread.memory(), to, &bytes) {
+        close(thread, first)?;
+        close(thread, second)?;
+        return Err(error);
+    }
+    Ok(0)
+}
+
+/// `poll`, with a timeout in milliseconds; `ppoll`, with one in memory and a mask of signals.
+pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option<u64>) -> Answer {
+    if count > limit(thread) {
+        return Err(Errno::EINVAL);
+    }
+    let memory = thread.memory();
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(count as usize * 8)?;
+    bytes.resize(count as usize * 8, 0);
+    uaccess::read(&memory, array, &mut bytes)?;
+    let files: Arc<Files> = thread.files();
+    let mut set = Vec::new();
+    let mut bad = 0;
+    set.try_reserve_exact(count as usize)?;
+    for one in bytes.chunks_exact_mut(8) {
+        let fd = i32::from_le_bytes(core::array::from_fn(|i| one[i]));
+        let wanted = u32::from(u16::from_le_bytes([one[4], one[5]]));
+        one[6..8].fill(0);
+        let open = if fd < 0 { None } else { files.open(fd as u64).ok() };
+        if fd >= 0 && open.is_none() {
+            one[6..8].copy_from_slice(&(abi::POLLNVAL as u16).to_le_bytes());
+            bad += 1;
+        }
+        set.push((open, wanted));
+    }
+    if bad == 0 {
+        match thread.interruptible(poll::any(&set), deadline).await {
+            Ok(ready) => ready?,
+            Err(Errno::ETIMEDOUT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut ready = 0;
+    for (one, interest) in bytes.chunks_exact_mut(8).zip(&set) {
+        let found = poll::ready(interest) as u16;
+        if found != 0 {
+            one[6..8].copy_from_slice(&found.to_le_bytes());
+        }
+        ready += u64::from(one[6..8] != [0, 0]);
+    }
+    uaccess::write(&memory, array, &bytes)?;
+    Ok(ready)
+}
+
+/// When a `poll` with this timeout in milliseconds gives up.
+pub fn poll_deadline(ms: u64) -> Option<u64> {
+    let ms = ms as i32;
+    (ms >= 0).then(|| now_ns() + ms as u64 * 1_000_000)
+}
+
+/// `ppoll`.
+pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
+    let [array, count, timeout, mask, size, _] = a;
+    let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
+    if mask != 0 {
+        let mask = crate::task::deliver::read_set(thread, mask, size)?;
+        // SAFETY: the thread's own future.
+        unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
+        thread.set_mask(mask);
+    }
+    poll(thread, array, count, deadline).await
+}
+
+/// `memfd_create`.
+pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
+    let flags = flags as u32;
+    let known = abi::MFD_CLOEXEC | abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL | abi::MFD_EXEC;
+    if flags & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    super::program::read_string(&thread.memory(), name, 250).map_err(|error| match error {
+        Errno::ENAMETOOLONG => Errno::EINVAL,
+        other => other,
+    })?;
+    let node = files::memfd(flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
+    let file = node.clone().open(abi::O_RDWR)?;
+    let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, None));
+    add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })
 }

@@ -1,20 +1,35 @@
 //! `mmap` and its kin: the engine's calls, in Linux's words.
 
 use super::Answer;
+use crate::files::contents;
 use crate::mem::uaccess;
 use crate::task::Thread;
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
 use vellum::space::{Advise, MapFlags, MapRequest};
-use vellum::vma::Prot;
+use vellum::vma::{AreaFlags, Prot};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::inode::Mappable;
 
 /// What a program may say of memory; the bits are Linux's.
 fn prot(bits: u64) -> Option<Prot> {
     let known = (abi::PROT_READ | abi::PROT_WRITE | abi::PROT_EXEC | abi::PROT_SEM) as u64;
     (bits & !known == 0).then(|| Prot::from_bits_truncate(bits as u8))
 }
+
+/// Flags that `MAP_SHARED_VALIDATE` knows.
+const KNOWN: u32 = abi::MAP_TYPE
+    | abi::MAP_FIXED
+    | abi::MAP_FIXED_NOREPLACE
+    | abi::MAP_ANONYMOUS
+    | abi::MAP_POPULATE
+    | abi::MAP_NORESERVE
+    | abi::MAP_GROWSDOWN
+    | abi::MAP_LOCKED
+    | abi::MAP_NONBLOCK
+    | abi::MAP_STACK
+    | abi::MAP_HUGETLB;
 
 /// Flags that mean the same to the engine.
 const FLAGS: [(u32, MapFlags); 6] = [
@@ -26,18 +41,17 @@ const FLAGS: [(u32, MapFlags); 6] = [
     (abi::MAP_LOCKED, MapFlags::LOCKED),
 ];
 
-/// `mmap`: anonymous memory so far.
+/// `mmap`.
 pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]) -> Answer {
     if !offset.is_multiple_of(FRAME_SIZE) {
         return Err(Errno::EINVAL);
     }
     let flags = flags as u32;
-    if flags & abi::MAP_ANONYMOUS == 0 {
-        return Err(if (fd as i32) < 3 { Errno::ENODEV } else { Errno::EBADF });
-    }
     let shared = match flags & abi::MAP_TYPE {
         abi::MAP_PRIVATE => false,
         abi::MAP_SHARED => true,
+        abi::MAP_SHARED_VALIDATE if flags & !KNOWN == 0 => true,
+        abi::MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EINVAL),
     };
     let prot = Prot::from_bits_truncate(prot_bits as u8);
@@ -46,7 +60,28 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
         wanted.set(flag, flags & bit != 0);
     }
     wanted.set(MapFlags::SHARED, shared);
-    let mapped = thread.memory().engine.map(MapRequest { addr, len, prot, flags: wanted });
+    let memory = thread.memory();
+    let mut request = MapRequest { addr, len, prot, flags: wanted };
+    let mapped = if flags & abi::MAP_ANONYMOUS != 0 {
+        memory.engine.map(request)
+    } else {
+        let open = super::file::open_of(thread, fd & 0xffff_ffff)?;
+        let writes = open.flags() & abi::O_ACCMODE;
+        if writes == abi::O_WRONLY || (shared && prot.contains(Prot::WRITE) && writes != abi::O_RDWR) {
+            return Err(Errno::EACCES);
+        }
+        if shared && writes != abi::O_RDWR {
+            request.flags |= MapFlags::READ_ONLY;
+        }
+        match open.file().map_err(|_| Errno::ENODEV)?.mappable() {
+            Mappable::No => return Err(Errno::ENODEV),
+            Mappable::Zeros => memory.engine.map(request),
+            Mappable::Pages(pages) => {
+                let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
+                memory.engine.map_object(request, object, offset)
+            }
+        }
+    };
     mapped.map_err(|error| error.errno().into())
 }
 
@@ -87,6 +122,31 @@ pub fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
         uaccess::write(&thread.memory(), to, &answer.map(u8::from)[..count])?;
     }
     Ok(0)
+}
+
+/// `msync`: what there is, is in memory; but there must be something.
+pub fn msync(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
+    let (sync, known) = (abi::MS_ASYNC | abi::MS_SYNC, abi::MS_ASYNC | abi::MS_SYNC | abi::MS_INVALIDATE);
+    let flags = flags as u32;
+    if flags & !known != 0 || flags & sync == sync || !addr.is_multiple_of(FRAME_SIZE) {
+        return Err(Errno::EINVAL);
+    }
+    let len = align_up(len, FRAME_SIZE.ilog2()).ok_or(Errno::ENOMEM)?;
+    let end = addr.checked_add(len).ok_or(Errno::ENOMEM)?;
+    let (mut at, mut locked) = (addr, false);
+    thread.memory().engine.areas(addr, |area| {
+        if area.range.start > at || at >= end {
+            return false;
+        }
+        locked |= area.flags.contains(AreaFlags::LOCKED);
+        at = area.range.end;
+        at < end
+    });
+    match at < end {
+        true => Err(Errno::ENOMEM),
+        false if locked && flags & abi::MS_INVALIDATE != 0 => Err(Errno::EBUSY),
+        false => Ok(0),
+    }
 }
 
 /// `brk`: moves the end of the heap, or says where it is.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memory`] | `mmap` and its kin |
 //! | [`mod@file`] | descriptors |
+//! | [`path`] | files by name |
 //! | [`program`] | programs: into memory, and `execve` |
 //! | [`process`] | processes and threads |
 //! | [`signal`] | signals |
@@ -16,6 +17,7 @@ pub mod file;
 pub mod futex;
 pub mod memory;
 pub mod misc;
+pub mod path;
 pub mod process;
 pub mod program;
 pub mod signal;
@@ -24,13 +26,18 @@ use crate::println;
 use crate::task::{Thread, executor};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
+use file::Memory;
 use linux_raw_sys::general as nr;
+use path::HERE;
 use process::Wanted;
 use vellum_kernel::calls;
 use vellum_kernel::errno::Errno;
 
 /// What a system call answers.
 pub type Answer = Result<u64, Errno>;
+
+/// The flags of an `open` that `creat` is.
+const CREAT: u64 = (nr::O_CREAT | nr::O_WRONLY | nr::O_TRUNC) as u64;
 
 /// Carries out a system call.
 pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
@@ -41,13 +48,80 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_mprotect => memory::mprotect(thread, a[0], a[1], a[2]),
         nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]),
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
+        nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),
         nr::__NR_brk => memory::brk(thread, a[0]),
         nr::__NR_membarrier => misc::membarrier(a[0]),
 
-        nr::__NR_read => file::read(thread, a[0], a[1], a[2]).await,
-        nr::__NR_write => file::write(thread, a[0], a[1], a[2]),
-        nr::__NR_writev => file::writev(thread, a[0], a[1], a[2]),
-        nr::__NR_ioctl => file::ioctl(a[0]),
+        nr::__NR_read => file::read(thread, a[0], Memory::One(a[1], a[2]), None).await,
+        nr::__NR_readv => file::read(thread, a[0], Memory::Many(a[1], a[2]), None).await,
+        nr::__NR_pread64 => file::read(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await,
+        nr::__NR_preadv => file::read(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await,
+        nr::__NR_write => file::write(thread, a[0], Memory::One(a[1], a[2]), None).await,
+        nr::__NR_writev => file::write(thread, a[0], Memory::Many(a[1], a[2]), None).await,
+        nr::__NR_pwrite64 => file::write(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await,
+        nr::__NR_pwritev => file::write(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await,
+        nr::__NR_close => file::close(thread, a[0]),
+        nr::__NR_close_range => file::close_range(thread, a[0], a[1], a[2]),
+        nr::__NR_dup => file::dup(thread, a[0]),
+        nr::__NR_dup2 => file::dup_to(thread, a[0], a[1], None),
+        nr::__NR_dup3 => file::dup_to(thread, a[0], a[1], Some(a[2])),
+        nr::__NR_fcntl => file::fcntl(thread, a[0], a[1], a[2]),
+        nr::__NR_lseek => file::lseek(thread, a[0], a[1], a[2]),
+        nr::__NR_ioctl => file::ioctl(thread, a[0]),
+        nr::__NR_fsync => file::sync(thread, a[0]),
+        nr::__NR_fdatasync => file::sync(thread, a[0]),
+        nr::__NR_sync => Ok(0),
+        nr::__NR_ftruncate => file::ftruncate(thread, a[0], a[1]),
+        nr::__NR_fallocate => file::fallocate(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_getdents64 => file::getdents(thread, a[0], a[1], a[2]),
+        nr::__NR_pipe => file::pipe(thread, a[0], 0),
+        nr::__NR_pipe2 => file::pipe(thread, a[0], a[1]),
+        nr::__NR_poll => file::poll(thread, a[0], a[1], file::poll_deadline(a[2])).await,
+        nr::__NR_ppoll => file::ppoll(thread, a).await,
+        nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),
+
+        nr::__NR_open => path::open(thread, HERE, a[0], a[1], a[2]).await,
+        nr::__NR_openat => path::open(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_creat => path::open(thread, HERE, a[0], CREAT, a[1]).await,
+        nr::__NR_stat => path::stat(thread, HERE, a[0], a[1], 0),
+        nr::__NR_lstat => path::stat(thread, HERE, a[0], a[1], nr::AT_SYMLINK_NOFOLLOW.into()),
+        nr::__NR_newfstatat => path::stat(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_fstat => path::fstat(thread, a[0], a[1]),
+        nr::__NR_statx => path::statx(thread, a),
+        nr::__NR_statfs => path::statfs_at(thread, a[0], a[1]),
+        nr::__NR_fstatfs => path::statfs(thread, file::open_of(thread, a[0])?.inode(), a[1]),
+        nr::__NR_access => path::access(thread, HERE, a[0], a[1], 0),
+        nr::__NR_faccessat => path::access(thread, a[0], a[1], a[2], 0),
+        nr::__NR_faccessat2 => path::access(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_mkdir => path::mkdir(thread, HERE, a[0], a[1]),
+        nr::__NR_mkdirat => path::mkdir(thread, a[0], a[1], a[2]),
+        nr::__NR_mknod => path::mknod(thread, HERE, a[0], a[1], a[2]),
+        nr::__NR_mknodat => path::mknod(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_symlink => path::symlink(thread, a[0], HERE, a[1]),
+        nr::__NR_symlinkat => path::symlink(thread, a[0], a[1], a[2]),
+        nr::__NR_link => path::link(thread, [HERE, a[0], HERE, a[1], 0, 0]),
+        nr::__NR_linkat => path::link(thread, a),
+        nr::__NR_unlink => path::unlink(thread, HERE, a[0], 0),
+        nr::__NR_rmdir => path::unlink(thread, HERE, a[0], nr::AT_REMOVEDIR.into()),
+        nr::__NR_unlinkat => path::unlink(thread, a[0], a[1], a[2]),
+        nr::__NR_rename => path::rename(thread, HERE, a[0], HERE, a[1], 0),
+        nr::__NR_renameat => path::rename(thread, a[0], a[1], a[2], a[3], 0),
+        nr::__NR_renameat2 => path::rename(thread, a[0], a[1], a[2], a[3], a[4]),
+        nr::__NR_readlink => path::readlink(thread, HERE, a[0], a[1], a[2]),
+        nr::__NR_readlinkat => path::readlink(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_truncate => path::truncate(thread, a[0], a[1]),
+        nr::__NR_chmod => path::chmod(thread, HERE, a[0], a[1]),
+        nr::__NR_fchmodat => path::chmod(thread, a[0], a[1], a[2]),
+        nr::__NR_fchmod => path::change_open(thread, a[0], Some(a[1]), None),
+        nr::__NR_chown => path::chown(thread, HERE, a[0], a[1], a[2], 0),
+        nr::__NR_lchown => path::chown(thread, HERE, a[0], a[1], a[2], nr::AT_SYMLINK_NOFOLLOW.into()),
+        nr::__NR_fchownat => path::chown(thread, a[0], a[1], a[2], a[3], a[4]),
+        nr::__NR_fchown => path::change_open(thread, a[0], None, Some((a[1], a[2]))),
+        nr::__NR_utimensat => path::utimensat(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_chdir => path::chdir_to(thread, a[0]),
+        nr::__NR_fchdir => path::chdir(thread, file::open_of(thread, a[0])?.inode().clone()),
+        nr::__NR_getcwd => path::getcwd(thread, a[0], a[1]),
+        nr::__NR_umask => path::umask(thread, a[0]),
 
         nr::__NR_clone => {
             let [flags, stack, parent_tid, child_tid, tls, _] = a;
@@ -118,7 +192,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_uname => misc::uname(thread, a[0]),
         nr::__NR_getrandom => misc::getrandom(thread, a[0], a[1], a[2]),
         // A C library asks for these and is content without them.
-        nr::__NR_rseq | nr::__NR_readlink => Err(Errno::ENOSYS),
+        nr::__NR_rseq => Err(Errno::ENOSYS),
         _ => absent(number),
     }
 }

@@ -3,6 +3,7 @@
 use super::{Answer, futex as robust, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
+use crate::files::Files;
 use crate::mem::{UserSpace, space, uaccess};
 use crate::task::process::{FIRST, Life, find, new_number};
 use crate::task::signal::{COUNT, Pending};
@@ -23,11 +24,13 @@ pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec
     let everybodys = Process::new(FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
     let (memory, registers) = program::load(file, path, arguments, environment, &limits)?;
+    let files = Arc::new(Files::first()?);
     let pid = new_number();
     let process = Process::new(pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);
-    let thread = Thread::new(pid, &process, Context::new(memory, registers), 0);
+    *process.files.lock() = Some(files.clone());
+    let thread = Thread::new(pid, &process, Context::new(memory, files.clone(), registers), 0);
     executor::spawn(async move {
         // Reaps all who end without a parent, until the first program does.
         let everybodys = &everybodys;
@@ -84,7 +87,8 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     thread.save_vector();
     // SAFETY: the thread's own future.
     let parent = unsafe { thread.context() };
-    let mut context = Context::new(memory.clone(), parent.registers);
+    let files = if has(abi::CLONE_FILES) { parent.files.clone() } else { Arc::new(parent.files.copy()?) };
+    let mut context = Context::new(memory.clone(), files.clone(), parent.registers);
     context.vector = parent.vector.clone();
     (context.fs, context.gs) = (parent.fs, parent.gs);
     context.registers.rax = 0;
@@ -116,6 +120,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let own = &thread.process;
     let parent = if has(abi::CLONE_PARENT) { own.parent.lock().upgrade() } else { None }.unwrap_or_else(|| own.clone());
     let process = Process::new(tid, Some(&parent), Some(memory), wanted.exit_signal);
+    *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
     process.signals.lock().pending = Pending::default();
     Thread::new(tid, &process, context, mask).start();
@@ -178,7 +183,12 @@ pub fn thread_ends(thread: &Arc<Thread>) {
         *process.memory.lock() = None;
     }
     // SAFETY: the thread's own future.
-    unsafe { thread.context() }.memory = UserSpace::nobodys();
+    let context = unsafe { thread.context() };
+    context.memory = UserSpace::nobodys();
+    context.files = Files::nobodys();
+    if last {
+        *process.files.lock() = None;
+    }
     space::unload();
     process.vfork_done();
     process.thread_ended(thread);

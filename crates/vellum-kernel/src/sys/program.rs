@@ -3,7 +3,6 @@
 use super::{Answer, misc};
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
-use crate::files;
 use crate::mem::{self, UserSpace, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
@@ -109,9 +108,9 @@ pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment
     let path = read_string(&memory, path, 4096)?;
     let arguments = read_strings(&memory, arguments)?;
     let environment = read_strings(&memory, environment)?;
-    let file = files::find(&path).ok_or(Errno::ENOENT)?;
+    let file = super::path::contents(thread, &path)?;
     let limits = *thread.process.limits.lock();
-    let (space, registers) = load(file, &path, &arguments, &environment, &limits)?;
+    let (space, registers) = load(&file, &path, &arguments, &environment, &limits)?;
     // The other threads end first.
     let process = &thread.process;
     for other in process.threads.lock().iter().filter(|other| !Arc::ptr_eq(other, thread)) {
@@ -125,7 +124,14 @@ pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment
     thread.forget_vector();
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
-    *context = crate::task::thread::Context::new(space, registers);
+    let files = context.files.clone();
+    *context = crate::task::thread::Context::new(space, files.clone(), registers);
+    loop {
+        let closed = files.table.lock().remove_next((0, u32::MAX), true);
+        if closed.is_none() {
+            break;
+        }
+    }
     process.vfork_done();
     // What the entry of a program finds in RAX is of no consequence.
     Ok(0)

@@ -3,6 +3,7 @@
 //! Locks, outermost first: the table of processes; a process's children; its threads; its life; its signals; a thread's
 //! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
+use crate::files::Files;
 use crate::mem::UserSpace;
 use crate::sys::clock::Timer;
 use crate::task::Thread;
@@ -83,6 +84,8 @@ pub struct Process {
     pub threads: Mutex<Vec<Arc<Thread>>>,
     /// Its memory, until it ends.
     pub memory: Mutex<Option<Arc<UserSpace>>>,
+    /// Its files, until it ends.
+    pub files: Mutex<Option<Arc<Files>>>,
     /// What has become of it.
     pub life: Mutex<Life>,
     /// It was stopped, and goes on: or a thread ended, or the memory was given up.
@@ -146,6 +149,7 @@ impl Process {
             exit_signal,
             threads: Mutex::new(Vec::new()),
             memory: Mutex::new(memory),
+            files: Mutex::new(None),
             life: Mutex::new(Life::Running),
             changed: Queue::new(),
             signals: Mutex::new(Signals::new()),

@@ -3,6 +3,7 @@
 use crate::arch::entry::{self, Registers, SYSTEM_CALL};
 use crate::arch::trap::{self, PAGE_FAULT};
 use crate::arch::{cpu, percpu, vector};
+use crate::files::Files;
 use crate::mem::{UserSpace, space, uaccess};
 use crate::sys;
 use crate::task::signal::{self, Pending, Set};
@@ -60,6 +61,8 @@ pub struct Context {
     pub gs: u64,
     /// The memory it runs in.
     pub memory: Arc<UserSpace>,
+    /// Its files.
+    pub files: Arc<Files>,
     /// Where the kernel writes 0 when the thread ends (`set_tid_address`).
     pub clear_tid: u64,
     /// The list of locks to mark when the thread ends (`set_robust_list`).
@@ -76,13 +79,14 @@ pub struct Context {
 
 impl Context {
     /// Of a thread that will begin with these registers.
-    pub fn new(memory: Arc<UserSpace>, registers: Registers) -> Self {
+    pub fn new(memory: Arc<UserSpace>, files: Arc<Files>, registers: Registers) -> Self {
         Self {
             registers,
             vector: vector::State::new(),
             fs: 0,
             gs: 0,
             memory,
+            files,
             clear_tid: 0,
             robust_list: 0,
             signal_stack: [0; 2],
@@ -133,6 +137,12 @@ impl Thread {
     pub fn set_mask(&self, mask: Set) {
         self.mask.store(mask & !signal::UNSTOPPABLE, Ordering::Relaxed);
         self.alerted.store(true, Ordering::SeqCst);
+    }
+
+    /// Its files. For the thread's own future.
+    pub fn files(&self) -> Arc<Files> {
+        // SAFETY: system calls are made by the thread's own future.
+        unsafe { self.context() }.files.clone()
     }
 
     /// Has the thread look for something to do before it enters user mode again, and ends its wait if it waits.

@@ -1,0 +1,212 @@
+//! Files: what ties the library's file systems to this machine.
+//!
+//! | file | story |
+//! |---|---|
+//! | [`contents`] | the contents of files in memory, which are the engine's objects |
+//! | [`user`] | bytes in a program's memory, to read to and write from |
+//! | [`stream`] | the streams of the first program, over the wire |
+//!
+//! A process has a [`Files`]: its descriptors, and where its paths begin.
+
+pub mod contents;
+pub mod stream;
+pub mod user;
+
+use crate::mem::now_ns;
+use crate::sys::{clock::EPOCH, misc};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec;
+use core::sync::atomic::{AtomicU32, Ordering};
+use linux_raw_sys::general::{O_RDONLY, O_WRONLY};
+use spin::{Mutex, Once};
+use stream::Stream;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::device::{self, Full, Null, Random, Zero, number};
+use vellum_kernel::fs::meta::{Device, Time};
+use vellum_kernel::fs::table::Slot;
+use vellum_kernel::fs::tmpfs::{self, Node, Tmpfs};
+use vellum_kernel::fs::{Inode, Kind, Namespace, Pages, Table, Who, archive};
+use vellum_kernel::fs::{names::View, open::Open};
+
+/// All there is.
+struct World {
+    names: Namespace,
+    root: Arc<Node>,
+}
+
+static WORLD: Once<World> = Once::new();
+
+/// What the file system in memory gets from this machine.
+struct Host;
+
+impl tmpfs::Host for Host {
+    fn now(&self) -> Time {
+        let now = EPOCH + now_ns();
+        Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 }
+    }
+
+    fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
+        Ok(Arc::new(contents::InObject::new()?))
+    }
+
+    fn space(&self) -> (u64, u64) {
+        let frames = crate::mem::machine().frames();
+        (frames.total(), frames.free_frames())
+    }
+}
+
+/// Sets up the root file system, with what the archive holds, and the devices.
+///
+/// # Errors
+///
+/// The archive is none, or memory runs out.
+pub fn init(bytes: &[u8]) -> Result<(), Errno> {
+    let root = Tmpfs::root(Arc::new(Host), 1, 0o755);
+    let above: Arc<dyn Inode> = root.clone();
+    archive::unpack(bytes, &above)?;
+    let names = Namespace::default();
+    let who = Who::root();
+    let view = View { names: &names, root: &above, current: &above, who: &who };
+    for directory in [b"/dev".as_slice(), b"/dev/shm", b"/tmp", b"/proc", b"/sys"] {
+        match view.make(
+            directory,
+            Kind::Directory,
+            if directory.len() > 4 { 0o1777 } else { 0o755 },
+            Default::default(),
+            &[],
+        ) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let random = || Random(Box::new(|to: &mut [u8]| to.fill_with(|| misc::random() as u8)));
+    let devices: [(&[u8], Device, Arc<dyn vellum_kernel::fs::File>); 5] = [
+        (b"/dev/null", number::NULL, Arc::new(Null)),
+        (b"/dev/zero", number::ZERO, Arc::new(Zero)),
+        (b"/dev/full", number::FULL, Arc::new(Full)),
+        (b"/dev/random", number::RANDOM, Arc::new(random())),
+        (b"/dev/urandom", number::URANDOM, Arc::new(random())),
+    ];
+    for (path, number, file) in devices {
+        view.make(path, Kind::Char, 0o666, number, &[])?;
+        names.add_device(number, file)?;
+    }
+    WORLD.call_once(|| World { names, root });
+    Ok(())
+}
+
+fn world() -> &'static World {
+    WORLD.get().expect("files are set up")
+}
+
+/// What a process has of files: shared by its threads, copied for its children.
+pub struct Files {
+    /// The descriptors.
+    pub table: Mutex<Table>,
+    /// Where relative paths begin.
+    pub current: Mutex<Arc<dyn Inode>>,
+    /// What is taken off the mode of new files.
+    pub umask: AtomicU32,
+}
+
+impl Files {
+    /// Of the first program: its three streams, and the root.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn first() -> Result<Self, Errno> {
+        let mut table = Table::default();
+        let streams = [(Stream::Input, O_RDONLY), (Stream::Output, O_WRONLY), (Stream::Errors, O_WRONLY)];
+        for (stream, flags) in streams {
+            table.add(Slot { open: device::open(Arc::new(stream), flags), close_on_exec: false }, 0, 1024)?;
+        }
+        let root: Arc<dyn Inode> = world().root.clone();
+        Ok(Self { table: Mutex::new(table), current: Mutex::new(root), umask: AtomicU32::new(0o022) })
+    }
+
+    /// Of whoever has none any more.
+    pub fn nobodys() -> Arc<Self> {
+        static NOBODYS: Once<Arc<Files>> = Once::new();
+        let none = || {
+            let root: Arc<dyn Inode> = world().root.clone();
+            Arc::new(Files { table: Mutex::default(), current: Mutex::new(root), umask: AtomicU32::new(0) })
+        };
+        NOBODYS.call_once(none).clone()
+    }
+
+    /// A child's.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn copy(&self) -> Result<Self, Errno> {
+        let umask = AtomicU32::new(self.umask.load(Ordering::Relaxed));
+        Ok(Self {
+            table: Mutex::new(self.table.lock().copy()?),
+            current: Mutex::new(self.current.lock().clone()),
+            umask,
+        })
+    }
+
+    /// The open file that a descriptor stands for.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF`.
+    pub fn open(&self, number: u64) -> Result<Arc<Open>, Errno> {
+        let number = u32::try_from(number).map_err(|_| Errno::EBADF)?;
+        self.table.lock().get(number).cloned()
+    }
+
+    /// Looks at names from a directory on: that of a descriptor, or the current one.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF`, `ENOTDIR`, and what `look` says.
+    pub fn view<T>(&self, at: i32, absolute: bool, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
+        let root: Arc<dyn Inode> = world().root.clone();
+        let current = match at {
+            _ if absolute => root.clone(),
+            linux_raw_sys::general::AT_FDCWD => self.current.lock().clone(),
+            _ => {
+                let open = self.open(u64::from(at as u32))?;
+                if open.inode().directory().is_none() {
+                    return Err(Errno::ENOTDIR);
+                }
+                open.inode().clone()
+            }
+        };
+        look(View { names: &world().names, root: &root, current: &current, who: &Who::root() })
+    }
+
+    /// The current directory's path.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT`: it was removed.
+    pub fn current_path(&self) -> Result<vec::Vec<u8>, Errno> {
+        let (root, current): (Arc<dyn Inode>, _) = (world().root.clone(), self.current.lock().clone());
+        world().names.path_of(&current, &root).ok_or(Errno::ENOENT)
+    }
+}
+
+/// The inode of a path from the root on.
+///
+/// # Errors
+///
+/// Those of looking for it.
+pub fn find(path: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
+    let root: Arc<dyn Inode> = world().root.clone();
+    View { names: &world().names, root: &root, current: &root, who: &Who::root() }.get(path, true)
+}
+
+/// A file in memory without a name.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn memfd(sealable: bool) -> Result<Arc<Node>, Errno> {
+    tmpfs::memfd(&world().root, 0, 0, sealable)
+}

@@ -1,0 +1,103 @@
+//! Bytes in a program's memory, in one piece or several, that a read fills or a write takes.
+
+use crate::mem::{UserSpace, uaccess};
+use crate::task::Thread;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::{Sink, Source};
+
+/// The most pieces that `readv` and its kin take.
+const MOST_PIECES: u64 = 1024;
+/// The most bytes that one call moves, as on Linux.
+const MOST: u64 = 0x7fff_f000;
+
+/// See the module's text.
+pub struct UserBytes {
+    memory: Arc<UserSpace>,
+    pieces: Vec<(u64, u64)>,
+    at: usize,
+}
+
+impl UserBytes {
+    /// One piece.
+    pub fn one(thread: &Thread, address: u64, len: u64) -> Self {
+        Self { memory: thread.memory(), pieces: vec![(address, len.min(MOST))], at: 0 }
+    }
+
+    /// The pieces that an array of `struct iovec` names.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: too many, or too long together. `EFAULT`.
+    pub fn many(thread: &Thread, array: u64, count: u64) -> Result<Self, Errno> {
+        if count > MOST_PIECES {
+            return Err(Errno::EINVAL);
+        }
+        let memory = thread.memory();
+        let mut bytes = vec![0; count as usize * 16];
+        uaccess::read(&memory, array, &mut bytes)?;
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        let mut pieces: Vec<_> = bytes.chunks_exact(16).map(|p| (word(&p[..8]), word(&p[8..]))).collect();
+        let mut left = MOST;
+        for (_, len) in &mut pieces {
+            if *len > i64::MAX as u64 {
+                return Err(Errno::EINVAL);
+            }
+            *len = (*len).min(left);
+            left -= *len;
+        }
+        Ok(Self { memory, pieces, at: 0 })
+    }
+
+    fn total(&self) -> usize {
+        self.pieces[self.at..].iter().map(|(_, len)| *len as usize).sum()
+    }
+
+    /// Moves up to `most` bytes, piece by piece: `copy` says how many of those at an address it could.
+    fn walk(
+        &mut self,
+        most: usize,
+        mut copy: impl FnMut(&Arc<UserSpace>, u64, usize, usize) -> usize,
+    ) -> Result<usize, Errno> {
+        let mut done = 0;
+        while done < most && self.at < self.pieces.len() {
+            let (address, len) = &mut self.pieces[self.at];
+            let wanted = (*len as usize).min(most - done);
+            let copied = copy(&self.memory, *address, done, wanted);
+            *address = address.wrapping_add(copied as u64);
+            *len -= copied as u64;
+            done += copied;
+            if copied < wanted {
+                return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
+            }
+            if *len == 0 {
+                self.at += 1;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Sink for UserBytes {
+    fn room(&self) -> usize {
+        self.total()
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.walk(bytes.len(), |memory, address, from, len| {
+            uaccess::write_some(memory, address, &bytes[from..from + len])
+        })
+    }
+}
+
+impl Source for UserBytes {
+    fn left(&self) -> usize {
+        self.total()
+    }
+
+    fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
+        self.walk(to.len(), |memory, address, at, len| uaccess::read_some(memory, address, &mut to[at..at + len]))
+    }
+}
