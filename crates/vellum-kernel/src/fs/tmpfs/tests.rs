@@ -480,3 +480,41 @@ fn who_changes_what() {
     assert_eq!((file.meta().modified, file.meta().stat().st_mtime as i64), (time, -5));
     assert_eq!(world.view().truncate(&*world.root, 0), Err(Errno::EISDIR));
 }
+
+/// What is behind a name is not always an inode's own contents.
+#[test]
+fn devices_fifos_and_jumps() {
+    use crate::fs::{device, text};
+    let world = World::new();
+    let node = |path: &str, kind, special| world.view().make(path.as_bytes(), kind, 0o666, special, &[]).unwrap();
+    node("/null", Kind::Char, device::number::NULL);
+    assert_eq!(world.open("null", O_RDWR).err(), Some(Errno::ENXIO), "nobody said what it means");
+    world.names.add_device(device::number::NULL, Arc::new(device::Null)).unwrap();
+    assert_eq!(world.read("null").unwrap(), "");
+    assert_eq!(block_on(world.open("null", O_WRONLY | O_TRUNC).unwrap().write(&mut &b"x"[..])), Ok(1));
+
+    node("/fifo", Kind::Fifo, Device::default());
+    assert_eq!(world.open("fifo", O_WRONLY | O_NONBLOCK).err(), Some(Errno::ENXIO));
+    let both = world.open("fifo", O_RDWR).unwrap();
+    block_on(both.connect());
+    assert_eq!(block_on(both.write(&mut &b"hello"[..])), Ok(5));
+    assert_eq!(world.read("fifo").unwrap(), "hello");
+
+    // As `/proc/self/fd/3`, of a file that has lost its name.
+    world.write("/lost", "still there");
+    let lost = world.view().get(b"lost", false).unwrap();
+    world.view().remove(b"lost", false).unwrap();
+    let folder = text::Folder::new(Device { major: 0, minor: 9 }, None, None);
+    let to = lost.clone();
+    let link = text::Link::new(
+        Device { major: 0, minor: 9 },
+        std::boxed::Box::new(|| Ok(b"/lost (deleted)".to_vec())),
+        Some(std::boxed::Box::new(move || Some(to.clone()))),
+    );
+    folder.add("3", link).unwrap();
+    world.mkdir("/fd").unwrap();
+    world.names.mount(world.view().get(b"fd", false).unwrap(), folder, "proc").unwrap();
+    assert_eq!(world.read("/fd/3").unwrap(), "still there");
+    assert_eq!(world.view().get(b"/fd/3", false).unwrap().target().unwrap(), b"/lost (deleted)");
+    assert_eq!(world.mkdir("/fd/x"), Err(Errno::EPERM));
+}
