@@ -93,7 +93,7 @@ pub fn share(seed: u64, schedule: Schedule, load: Load) {
                     let page = dice.below(load.pages);
                     let (there, here) = (SHARED + page * PAGE, own + page * PAGE);
                     let at = page as usize;
-                    match dice.below(10) {
+                    match dice.below(11) {
                         0..=3 => {
                             begun[at].fetch_add(1, SeqCst);
                             program.add_u64(there, 1).expect("shared memory may be written");
@@ -107,6 +107,22 @@ pub fn share(seed: u64, schedule: Schedule, load: Load) {
                         6 => {
                             program.store_u64(here, dice.any() | 1 << 63).expect("one's own");
                             copies[at] = Some(program.load_u64(here).expect("one's own"));
+                        }
+                        // A child shares what is shared, and has the copies that there were.
+                        10 => {
+                            let child = space.fork().expect("memory");
+                            {
+                                let least = made[at].load(SeqCst);
+                                let inside = cpu.enter(&child);
+                                let seen = inside.load_u64(there).expect("shared memory may be read");
+                                assert!((least..=begun[at].load(SeqCst)).contains(&seen));
+                                if let Some(copy) = copies[at] {
+                                    assert_eq!(inside.load_u64(here), Ok(copy));
+                                    inside.store_u64(here, 1).expect("a copy of the child's own");
+                                    assert_eq!(program.load_u64(here), Ok(copy));
+                                }
+                            }
+                            drop(child);
                         }
                         7 => {
                             space.advise(here, PAGE, Advise::DontNeed).expect("one's own");
