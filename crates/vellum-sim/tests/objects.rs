@@ -4,7 +4,7 @@
 mod objects;
 
 use objects::together::{self, Load};
-use objects::{dice, formats, world};
+use objects::{dice, formats, mixed, world};
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum_sim::Schedule;
 
@@ -30,6 +30,12 @@ fn in_every_format() {
     formats::run(Aarch64::granule_16k(), Aarch64::granule_64k());
     formats::run(Aarch64::granule_64k(), X86_64::four_levels());
     formats::run(Riscv64::sv39(), Aarch64::granule_64k());
+}
+
+/// Copies and an object's pages may make one run, and are told apart all the same.
+#[test]
+fn a_run_of_both_kinds() {
+    mixed::run();
 }
 
 const LOAD: Load = Load { pages: 6, rounds: 60 };

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `world` | objects, spaces that map them, and a model of plain maps; one operation at a time |
 //! | `formats` | pages of other sizes |
+//! | `mixed` | one run of copies and an object's pages |
 //! | `together` | several CPUs at once: what is shared is shared, what is gone is gone |
 
 #[path = "../property/dice.rs"]
 #[allow(dead_code)]
 pub mod dice;
 pub mod formats;
+pub mod mixed;
 pub mod together;
 pub mod world;
