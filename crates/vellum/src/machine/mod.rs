@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
-use crate::frame::{BootError, BootOptions, Counts, Frames, HUGE_ORDER, OutOfMemory, Use, flag};
+use crate::frame::{BootError, BootOptions, Counts, FrameKind, Frames, HUGE_ORDER, OutOfMemory, Use, flag};
 use crate::group::{Groups, Leavers};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot};
@@ -95,6 +95,9 @@ impl<'p, P: Platform> Machine<'p, P> {
         unsafe {
             frames.free(block, size - 1, true, Use::Folio);
             frames.free(pfn.add(size + 1), 2 * size - 1, true, Use::Folio);
+        }
+        for fence in [block.add(size - 1), pfn.add(size)] {
+            frames.frame(fence).become_kind(FrameKind::Private, 0, 0);
         }
         frames.make_folio(pfn, order, flag::ZEROS, Counts { refs: 1, maps: 0 });
         Ok(Zeros { pfn, order })
