@@ -35,28 +35,20 @@ mod task;
 use alloc::vec::Vec;
 use arch::clock::Clock;
 use arch::exit::{Outcome, exit};
-use arch::percpu::PerCpu;
 use arch::pvh::{Boot, MemoryMap};
-use arch::{apic, boot, cpu, entry, paging, pvh, serial, trap, vector};
-use core::mem::MaybeUninit;
+use arch::{apic, cpu, entry, paging, percpu, pvh, serial, smp, trap, vector};
 use core::panic::PanicInfo;
 use mem::Machine;
 use x86_64::instructions::{hlt, interrupts};
-use x86_64::structures::gdt::GlobalDescriptorTable;
 
-/// The boot processor's own.
-static mut BOOT_CPU: PerCpu = PerCpu::new(0);
-static mut BOOT_SEGMENTS: MaybeUninit<GlobalDescriptorTable> = MaybeUninit::uninit();
-
-/// The first Rust code, called once by [`boot`] with interrupts off, on [`boot::STACK`].
+/// The first Rust code, called once by [`arch::boot`] with interrupts off, on the boot processor's stack.
 extern "C" fn start(start_info: u64) -> ! {
     serial::init();
     // SAFETY: each is called once, here, in the order that it asks for; the loader's address comes untouched from
     // the entry, and nothing so far has written outside the image.
     let boot = unsafe {
-        PerCpu::install(&raw mut BOOT_CPU);
-        let segments = &raw mut BOOT_SEGMENTS;
-        cpu::init(&mut *segments, (&raw const boot::FAULT_STACK).wrapping_add(1) as u64);
+        percpu::install(0);
+        cpu::init();
         trap::init();
         let mut boot = pvh::read(start_info);
         paging::init(&mut boot.map);
@@ -87,8 +79,14 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
     }
     println!("page tables of {levels} levels");
     match command_line.split_once(' ').unwrap_or((command_line, "")) {
-        ("" | "check", story) => checks::run(boot_engine(map)?, story).map_err(|_| "a check failed"),
-        ("run", _) => run(boot_engine(map)?, archive),
+        ("" | "check", story) => checks::run(boot_engine(map, start_clock(), 1)?, story).map_err(|_| "a check failed"),
+        ("processors", _) => {
+            let (machine, cpus) = boot_all(map)?;
+            checks::processors::prepare(machine, cpus).map_err(|_| "a check failed")?;
+            smp::release(cpus, checks::processors::part);
+            checks::processors::part()
+        }
+        ("run", _) => run(map, archive),
         // Ways to fail on purpose, to see that a failure is seen.
         ("fail", _) => Err("asked to"),
         ("panic", _) => panic!("asked to"),
@@ -97,28 +95,45 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
         ("hang", _) => loop {
             hlt();
         },
-        _ => Err("unknown command line: [la57] [check [STORY] | run | fail | panic | overflow | stray | hang]"),
+        _ => Err(
+            "unknown command line: [la57] [check [STORY] | processors | run | fail | panic | overflow | stray | hang]",
+        ),
     }
 }
 
+fn start_clock() -> Clock {
+    // SAFETY: called once, and nobody else knows of the interval timer.
+    unsafe { Clock::start() }
+}
+
 /// Hands the machine's memory to the engine.
-fn boot_engine(map: &MemoryMap) -> Result<&'static Machine, &'static str> {
-    // SAFETY: nobody else knows of the interval timer.
-    let clock = unsafe { Clock::start() };
-    mem::init(map, clock).map_err(|error| {
+fn boot_engine(map: &MemoryMap, clock: Clock, cpus: usize) -> Result<&'static Machine, &'static str> {
+    mem::init(map, clock, cpus).map_err(|error| {
         println!("{error}");
         "the engine could not boot"
     })
 }
 
-/// Runs the program that the archive names, until it ends and with it the machine.
-fn run(_machine: &'static Machine, archive: &'static [u8]) -> Result<(), &'static str> {
-    trap::set_page_fault_hook(mem::uaccess::resolve);
+/// Starts all processors, and hands their machine's memory to the engine.
+fn boot_all(map: &MemoryMap) -> Result<(&'static Machine, usize), &'static str> {
+    trap::set_shootdown_hook(mem::shootdown::answer);
     entry::init();
     vector::init();
     apic::init();
-    apic::calibrate(mem::now_ns);
+    let clock = start_clock();
+    apic::calibrate(|| clock.now_ns());
+    // SAFETY: called once, and the boot processor has all that it needs.
+    let cpus = unsafe { smp::start(&clock) };
+    println!("{cpus} processors");
+    let machine = boot_engine(map, clock, cpus)?;
     interrupts::enable();
+    Ok((machine, cpus))
+}
+
+/// Runs the program that the archive names, until it ends and with it the machine.
+fn run(map: &MemoryMap, archive: &'static [u8]) -> Result<(), &'static str> {
+    let (_, cpus) = boot_all(map)?;
+    trap::set_page_fault_hook(mem::uaccess::resolve);
     files::init(archive).map_err(|_| "the archive of first files can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;
     let words = |name: &str| -> Vec<Vec<u8>> {
@@ -137,6 +152,7 @@ fn run(_machine: &'static Machine, archive: &'static [u8]) -> Result<(), &'stati
         println!("{error:?}");
         "the program could not be started"
     })?;
+    smp::release(cpus, task::executor::run);
     task::executor::run()
 }
 

@@ -27,6 +27,7 @@ mod lab;
 mod limits;
 mod memory;
 mod pieces;
+pub mod processors;
 mod rights;
 mod sizes;
 mod stack;

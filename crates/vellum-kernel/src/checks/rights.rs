@@ -4,7 +4,7 @@ use super::lab::{Checked, Lab, expect, must};
 use super::memory::{HUGE, RW, expect_no_load, expect_no_store, expect_written, first, map, protect, write};
 use super::user::{Space, call, load, run_in, store};
 use crate::arch::cpu::with_user_code;
-use crate::mem::platform::MOST_PAGES;
+use crate::mem::shootdown::MOST_PAGES;
 use crate::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
 use vellum::frame::HUGE_ORDER;

@@ -6,6 +6,7 @@
 
 use crate::arch::cpu::user_access;
 use crate::arch::paging::{kernel_root, load_root, user_end};
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::trap::{Fault, Outcome};
 use crate::mem;
 use core::ptr;
@@ -18,17 +19,31 @@ use x86_64::structures::idt::PageFaultErrorCode as Code;
 
 pub use crate::mem::{Machine, Space};
 
-/// This processor, as the engine counts them.
-const CPU: usize = 0;
+/// What this is about on one processor.
+struct Seat {
+    /// The space in use; null when the user half is empty.
+    current: AtomicPtr<Space>,
+    /// Why the engine refused the last fault that it refused.
+    refused: Mutex<Option<FaultError>>,
+    /// What [`call`] is calling; 0 for nothing.
+    called: AtomicU64,
+    /// Faults since the last access began.
+    tries: AtomicU32,
+}
 
-/// The space in use; null when the user half is empty.
-static CURRENT: AtomicPtr<Space> = AtomicPtr::new(ptr::null_mut());
-/// Why the engine refused the last fault that it refused.
-static REFUSED: Mutex<Option<FaultError>> = Mutex::new(None);
-/// What [`call`] is calling; 0 for nothing.
-static CALLED: AtomicU64 = AtomicU64::new(0);
-/// Faults since the last access began.
-static TRIES: AtomicU32 = AtomicU32::new(0);
+static SEATS: [Seat; MAX_CPUS] = [const {
+    Seat {
+        current: AtomicPtr::new(ptr::null_mut()),
+        refused: Mutex::new(None),
+        called: AtomicU64::new(0),
+        tries: AtomicU32::new(0),
+    }
+}; MAX_CPUS];
+
+fn seat() -> &'static Seat {
+    &SEATS[percpu::current().index]
+}
+
 /// If an access still faults after so many faults were resolved, the tables do not say what the engine believes.
 const PATIENCE: u32 = 100;
 
@@ -39,7 +54,7 @@ pub fn new_space(machine: &'static Machine, group: GroupId) -> Result<Space, Out
 
 /// Runs `body` with this space in use, and then returns to the one before.
 pub fn run_in<T>(space: &Space, body: impl FnOnce() -> T) -> T {
-    let before = CURRENT.load(Relaxed);
+    let before = seat().current.load(Relaxed);
     // SAFETY: the space is borrowed until the second switch is done, whatever `body` does, as a panic does not return.
     // The space before is borrowed by the call of `run_in` that this one is inside of.
     unsafe { switch(ptr::from_ref(space).cast_mut()) };
@@ -55,7 +70,7 @@ pub fn run_in<T>(space: &Space, body: impl FnOnce() -> T) -> T {
 ///
 /// Null, or a space that lives until the next switch.
 unsafe fn switch(to: *mut Space) {
-    let from = CURRENT.swap(to, Relaxed);
+    let from = seat().current.swap(to, Relaxed);
     if from == to {
         return;
     }
@@ -64,13 +79,13 @@ unsafe fn switch(to: *mut Space) {
     unsafe {
         match to.as_ref() {
             Some(space) => {
-                space.cpu_enter(CPU);
+                space.cpu_enter(percpu::current().index);
                 load_root(space.root().addr().0);
             }
             None => load_root(kernel_root()),
         }
         if let Some(space) = from.as_ref() {
-            space.cpu_leave(CPU);
+            space.cpu_leave(percpu::current().index);
         }
     }
 }
@@ -129,10 +144,10 @@ pub fn store(address: u64, value: u64) -> Result<(), FaultError> {
 ///
 /// If code can be executed there, it is a function that does nothing.
 pub unsafe fn call(address: u64) -> Result<(), FaultError> {
-    CALLED.store(address, Relaxed);
+    seat().called.store(address, Relaxed);
     // SAFETY: by contract, it only returns.
     let result = attempt(address, || unsafe { user_call(address) });
-    CALLED.store(0, Relaxed);
+    seat().called.store(0, Relaxed);
     result
 }
 
@@ -141,10 +156,10 @@ fn attempt(address: u64, access: impl FnOnce() -> u32) -> Result<(), FaultError>
     if address > user_end() - size_of::<u64>() as u64 {
         return Err(FaultError::Unmapped(address));
     }
-    TRIES.store(0, Relaxed);
+    seat().tries.store(0, Relaxed);
     match user_access(access) {
         0 => Ok(()),
-        _ => Err(REFUSED.lock().take().expect("an access is refused by the engine")),
+        _ => Err(seat().refused.lock().take().expect("an access is refused by the engine")),
     }
 }
 
@@ -152,12 +167,12 @@ fn attempt(address: u64, access: impl FnOnce() -> u32) -> Result<(), FaultError>
 pub fn resolve(fault: &Fault) -> Outcome {
     // SAFETY: null, or a space that lives until the next switch (contract of `switch`), which this is not inside of:
     // it touches no user memory.
-    let Some(space) = (unsafe { CURRENT.load(Relaxed).as_ref() }) else {
+    let Some(space) = (unsafe { seat().current.load(Relaxed).as_ref() }) else {
         return Outcome::Unresolved;
     };
     assert!(!fault.code.contains(Code::MALFORMED_TABLE), "an entry has a bit set that must be 0");
     assert!(
-        TRIES.fetch_add(1, Relaxed) < PATIENCE,
+        seat().tries.fetch_add(1, Relaxed) < PATIENCE,
         "the fault at {:#x} was resolved {PATIENCE} times, and is still there: {:?}",
         fault.address,
         fault.code
@@ -172,7 +187,7 @@ pub fn resolve(fault: &Fault) -> Outcome {
     match space.fault(fault.address, access) {
         Ok(()) => Outcome::Retry,
         Err(error) => {
-            *REFUSED.lock() = Some(error);
+            *seat().refused.lock() = Some(error);
             recovery(fault).map_or(Outcome::Unresolved, Outcome::Resume)
         }
     }
@@ -181,7 +196,7 @@ pub fn resolve(fault: &Fault) -> Outcome {
 /// Where a refused access goes on, if it is one of those that may be.
 fn recovery(fault: &Fault) -> Option<u64> {
     // A fetch: the instruction is the one that isn't there.
-    if fault.rip == fault.address && fault.address == CALLED.load(Relaxed) {
+    if fault.rip == fault.address && fault.address == seat().called.load(Relaxed) {
         return Some(user_call_refused as *const () as u64);
     }
     [user_load as *const () as u64, user_store as *const () as u64]

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`platform`] | the machine as the engine sees it |
 //! | [`heap`] | the kernel's own memory, from the engine's frames |
+//! | [`shootdown`] | invalidating translations, here and on other processors |
 //! | [`space`] | the address spaces of processes, and which one a processor has loaded |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
 pub mod heap;
 pub mod platform;
+pub mod shootdown;
 pub mod space;
 pub mod uaccess;
 
@@ -35,9 +37,9 @@ pub type Object = vellum::cache::Object<'static, Host>;
 static HOST: Once<Host> = Once::new();
 static MACHINE: Once<Machine> = Once::new();
 
-/// Hands the machine's memory to the engine.
-pub fn init(map: &MemoryMap, clock: Clock) -> Result<&'static Machine, vellum::frame::BootError> {
-    let host = HOST.call_once(|| Host::new(map, clock));
+/// Hands the memory of a machine with so many processors to the engine.
+pub fn init(map: &MemoryMap, clock: Clock, cpus: usize) -> Result<&'static Machine, vellum::frame::BootError> {
+    let host = HOST.call_once(|| Host::new(map, clock, cpus));
     MACHINE.try_call_once(|| Machine::boot(host, BootOptions::default()))
 }
 

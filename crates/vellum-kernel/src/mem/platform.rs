@@ -4,26 +4,24 @@
 //! interrupts goes unheard.
 
 use crate::arch::clock::Clock;
-use crate::arch::paging::{DIRECT_MAP, flush_page, flush_user};
+use crate::arch::paging::DIRECT_MAP;
 use crate::arch::percpu;
 use crate::arch::pvh::{self, MemoryMap};
+use crate::mem::shootdown;
 use vellum::addr::PhysAddr;
 use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
-
-/// An invalidation of more pages than this drops the whole user half: to fill the TLB again costs less than to ask
-/// about every page. The number is Linux's (`tlb_single_page_flush_ceiling`).
-pub const MOST_PAGES: u64 = 33;
 
 /// The machine.
 pub struct Host {
     regions: [Region; pvh::CAPACITY],
     len: usize,
     clock: Clock,
+    cpus: usize,
 }
 
 impl Host {
-    /// A machine with this memory.
-    pub fn new(map: &MemoryMap, clock: Clock) -> Self {
+    /// A machine with this memory and so many processors.
+    pub fn new(map: &MemoryMap, clock: Clock, cpus: usize) -> Self {
         let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false };
         let (mut regions, mut len) = ([nothing; pvh::CAPACITY], 0);
         for (region, usable) in regions.iter_mut().zip(map.usable()) {
@@ -35,7 +33,7 @@ impl Host {
             };
             len += 1;
         }
-        Self { regions, len, clock }
+        Self { regions, len, clock, cpus }
     }
 }
 
@@ -57,7 +55,7 @@ unsafe impl Memory for Host {
 // code.
 unsafe impl Cpus for Host {
     fn count(&self) -> usize {
-        1
+        self.cpus
     }
 
     #[inline]
@@ -66,22 +64,11 @@ unsafe impl Cpus for Host {
     }
 }
 
-// SAFETY: `CpuSet` can name this processor only, which walks no table but those in CR3 and has no process-context
-// identifiers, so that a space that is not loaded has left nothing behind. Loading CR3 drops every translation of user
-// memory, none of which is global, and all that is cached of tables. INVLPG drops the translation of the page at its
-// address, of whatever size, and all that is cached of tables, wherever it belongs (Intel SDM, volume 3A, "Operations
-// that Invalidate TLBs and Paging-Structure Caches"): so after the first of them `tables` is served too, and no range
-// is empty.
+// SAFETY: every processor of the set has invalidated before `shootdown::invalidate` returns. None has process-context
+// identifiers, so that one that has another space loaded has nothing left of this one.
 unsafe impl Tlb for Host {
-    fn invalidate(&self, what: &Invalidation<'_>, _cpus: &CpuSet) {
-        let stride = 1 << what.stride_shift;
-        let pages: u64 = what.ranges.iter().map(|range| range.len().div_ceil(stride)).sum();
-        if what.ranges.is_empty() || pages > MOST_PAGES {
-            return flush_user();
-        }
-        for range in what.ranges {
-            (range.start..range.end).step_by(stride as usize).for_each(flush_page);
-        }
+    fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
+        shootdown::invalidate(what, cpus);
     }
 }
 

@@ -4,16 +4,18 @@
 //! front. A processor that finds it empty halts, and says so before it looks a last time; so whoever adds to the queue
 //! either is seen or sees an idle processor to kick.
 
-use crate::arch::percpu;
+use crate::arch::{apic, percpu};
 use crate::mem::space;
 use crate::task::time;
 use alloc::collections::VecDeque;
 use async_task::Runnable;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use spin::Mutex;
 use x86_64::instructions::interrupts;
 
 static QUEUE: Mutex<VecDeque<Runnable>> = Mutex::new(VecDeque::new());
+/// The processors that halt, or are about to, a bit each.
+static IDLE: AtomicU64 = AtomicU64::new(0);
 /// How many wait in the queue.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
@@ -27,6 +29,14 @@ pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
 fn push(runnable: Runnable) {
     QUEUE.lock().push_back(runnable);
     WAITING.fetch_add(1, Ordering::SeqCst);
+    let idle = IDLE.load(Ordering::SeqCst);
+    if idle != 0 {
+        // Struck off by whoever kicks it, so that the next to be woken finds another.
+        let chosen = idle & idle.wrapping_neg();
+        if IDLE.fetch_and(!chosen, Ordering::SeqCst) & chosen != 0 {
+            apic::send(chosen.trailing_zeros() as usize, apic::KICK);
+        }
+    }
 }
 
 /// Whether somebody waits for a processor.
@@ -54,11 +64,14 @@ pub fn run() -> ! {
         space::unload();
         interrupts::disable();
         time::arm_for_sleepers();
-        if others_wait() || percpu::current().tick.load(Ordering::Relaxed) {
+        let me = 1 << percpu::current().index;
+        IDLE.fetch_or(me, Ordering::SeqCst);
+        if WAITING.load(Ordering::SeqCst) > 0 || percpu::current().tick.load(Ordering::Relaxed) {
             interrupts::enable();
         } else {
             interrupts::enable_and_hlt();
         }
+        IDLE.fetch_and(!me, Ordering::SeqCst);
         time::expire();
     }
 }

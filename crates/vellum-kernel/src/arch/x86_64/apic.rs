@@ -3,18 +3,27 @@
 
 use crate::arch::clock::ticks;
 use crate::arch::paging::phys_to_virt;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::arch::percpu::{self, MAX_CPUS};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use x86_64::instructions::interrupts::without_interrupts;
 use x86_64::instructions::port::Port;
 
 /// The timer's vector.
 pub const TIMER: u8 = 32;
+/// Ends another processor's halt, and nothing more.
+pub const KICK: u8 = 33;
+/// Has another processor answer a shootdown.
+pub const SHOOTDOWN: u8 = 34;
 /// What the APIC delivers when there is nothing to deliver.
 pub const SPURIOUS: u8 = 47;
 
 /// Where every PC has it.
 const BASE: u64 = 0xfee0_0000;
+const ID: usize = 0x20;
 const END: usize = 0xb0;
 const SPURIOUS_VECTOR: usize = 0xf0;
+const COMMAND_LOW: usize = 0x300;
+const COMMAND_HIGH: usize = 0x310;
 const LVT_TIMER: usize = 0x320;
 const INITIAL_COUNT: usize = 0x380;
 const CURRENT_COUNT: usize = 0x390;
@@ -22,6 +31,15 @@ const DIVIDE: usize = 0x3e0;
 /// Divide by 16.
 const DIVIDE_BY_16: u32 = 3;
 
+/// The command has not been delivered yet.
+const PENDING: u32 = 1 << 12;
+const ASSERT: u32 = 1 << 14;
+const ALL_OTHERS: u32 = 3 << 18;
+const INIT: u32 = 5 << 8;
+const START: u32 = 6 << 8;
+
+/// The APIC's own number for each processor.
+static IDS: [AtomicU8; MAX_CPUS] = [const { AtomicU8::new(0) }; MAX_CPUS];
 /// Counts of the timer in 2³² nanoseconds.
 static RATE: AtomicU64 = AtomicU64::new(0);
 
@@ -37,6 +55,7 @@ fn write(register: usize, value: u32) {
 
 /// Switches this processor's APIC on, its timer idle.
 pub fn init() {
+    IDS[percpu::current().index].store((read(ID) >> 24) as u8, Relaxed);
     write(SPURIOUS_VECTOR, 0x100 | u32::from(SPURIOUS));
     write(DIVIDE, DIVIDE_BY_16);
     write(LVT_TIMER, u32::from(TIMER));
@@ -73,4 +92,31 @@ pub fn arm(ns: u64) {
 /// Tells the APIC that its interrupt is served.
 pub fn served() {
     write(END, 0);
+}
+
+/// Sends another processor an interrupt.
+pub fn send(cpu: usize, vector: u8) {
+    command(u32::from(IDS[cpu].load(Relaxed)) << 24, u32::from(vector));
+}
+
+/// Starts all other processors, in real mode, at a page below 1 MiB (Intel SDM, volume 3A, "Typical BSP Initialization
+/// Sequence"). `wait`: for so many nanoseconds.
+pub fn start_others(page: u8, wait: impl Fn(u64)) {
+    command(0, ALL_OTHERS | ASSERT | INIT);
+    wait(10_000_000);
+    for _ in 0..2 {
+        command(0, ALL_OTHERS | ASSERT | START | u32::from(page));
+        wait(200_000);
+    }
+}
+
+fn command(target: u32, command: u32) {
+    // Nothing may come between the halves.
+    without_interrupts(|| {
+        while read(COMMAND_LOW) & PENDING != 0 {
+            core::hint::spin_loop();
+        }
+        write(COMMAND_HIGH, target);
+        write(COMMAND_LOW, command);
+    });
 }

@@ -15,6 +15,8 @@
 //! [`paging::init`] replaces these tables with the final ones, which have no identity mapping.
 
 use crate::arch::paging::{self, PAGE_SIZE};
+use crate::arch::percpu::MAX_CPUS;
+use core::mem::offset_of;
 
 /// Bytes of the kernel's stack.
 const STACK_SIZE: usize = 128 * 1024;
@@ -36,22 +38,43 @@ impl<const SIZE: usize> Stack<SIZE> {
     }
 }
 
-/// The stack that the boot processor runs on, from its first 64-bit instruction.
-pub static mut STACK: Stack<STACK_SIZE> = Stack::new();
-/// The stack for the exceptions that may find [`STACK`] used up.
-pub static mut FAULT_STACK: Stack<FAULT_STACK_SIZE> = Stack::new();
+/// The stacks of one processor.
+#[repr(C, align(4096))]
+pub struct Stacks {
+    /// What it runs on.
+    main: Stack<STACK_SIZE>,
+    /// For the exceptions that may find the other used up.
+    fault: Stack<FAULT_STACK_SIZE>,
+}
 
-/// The guard page of each stack.
-pub fn guards() -> [u64; 2] {
-    [&raw const STACK as u64, &raw const FAULT_STACK as u64]
+/// How far above its stacks a processor's stack begins.
+pub const MAIN_STACK_SIZE: usize = size_of::<Stack<STACK_SIZE>>();
+
+/// The stacks of all processors; the boot processor's are the first.
+pub static mut STACKS: [Stacks; MAX_CPUS] = [const { Stacks { main: Stack::new(), fault: Stack::new() } }; MAX_CPUS];
+
+/// The top of a processor's stack for exceptions that may find no other.
+pub fn fault_stack_top(cpu: usize) -> u64 {
+    &raw const STACKS as u64 + (cpu as u64 + 1) * size_of::<Stacks>() as u64
+}
+
+/// How far into its processor's stacks an address lies.
+fn offset_in_stacks(address: u64) -> Option<usize> {
+    let offset = address.checked_sub(&raw const STACKS as u64)? as usize;
+    (offset < MAX_CPUS * size_of::<Stacks>()).then_some(offset % size_of::<Stacks>())
+}
+
+/// Whether an address lies in the guard page of a stack.
+pub fn is_guard(address: u64) -> bool {
+    offset_in_stacks(address).is_some_and(|offset| {
+        let fault = offset.checked_sub(offset_of!(Stacks, fault)).unwrap_or(offset);
+        fault < PAGE_SIZE as usize
+    })
 }
 
 /// Whether a word can be read at `address` because it lies in a stack.
 pub fn is_in_stack(address: u64) -> bool {
-    let room = [size_of::<Stack<STACK_SIZE>>(), size_of::<Stack<FAULT_STACK_SIZE>>()];
-    guards().into_iter().zip(room).any(|(guard, size)| {
-        (guard + PAGE_SIZE..=guard + size as u64 - 8).contains(&address) && address.is_multiple_of(8)
-    })
+    address.is_multiple_of(8) && offset_in_stacks(address).is_some() && !is_guard(address)
 }
 
 core::arch::global_asm!(
@@ -68,6 +91,7 @@ core::arch::global_asm!(
 
     .section .data.boot, "aw", @progbits
     .balign 4096
+.globl boot_pml5, boot_pml4, boot_gdt
 boot_pml5:                                              // the lowest and the highest addresses are those of four levels
     .quad boot_pml4 - {base} + PRESENT_WRITABLE
     .fill 510, 8, 0
@@ -148,8 +172,8 @@ pvh_entry:
     "#,
     base = const paging::KERNEL_BASE,
     direct_slot = const paging::DIRECT_MAP_SLOT,
-    stack = sym STACK,
-    stack_size = const size_of::<Stack<STACK_SIZE>>(),
+    stack = sym STACKS,
+    stack_size = const MAIN_STACK_SIZE,
     command_line = const crate::arch::pvh::COMMAND_LINE,
     start = sym crate::start,
     options(att_syntax),

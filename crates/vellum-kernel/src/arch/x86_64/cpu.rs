@@ -4,7 +4,8 @@
 //! it only inside [`user_access`], the one place from which user addresses are meant to be touched. A processor
 //! without SMAP runs the same code, less guarded.
 
-use crate::arch::{entry, percpu};
+use crate::arch::percpu::{self, MAX_CPUS};
+use crate::arch::{boot, entry};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::mem::MaybeUninit;
@@ -18,6 +19,7 @@ use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 /// The slot of the interrupt stack table whose stack serves the exceptions that may find no other stack usable.
 pub const FAULT_STACK_SLOT: u16 = 0;
 
+static mut SEGMENTS: [MaybeUninit<GlobalDescriptorTable>; MAX_CPUS] = [const { MaybeUninit::uninit() }; MAX_CPUS];
 static SMAP: AtomicBool = AtomicBool::new(false);
 
 /// Loads the segments, and switches on the protections that the processor has: no-execute and write protection
@@ -25,10 +27,10 @@ static SMAP: AtomicBool = AtomicBool::new(false);
 ///
 /// # Safety
 ///
-/// To be called once by each processor, with interrupts off, after [`percpu::PerCpu::install`]. `fault_stack` is the top of
-/// a stack that nobody else uses.
-pub unsafe fn init(segments: &'static mut MaybeUninit<GlobalDescriptorTable>, fault_stack: u64) {
-    let task = percpu::current().task.get();
+/// To be called once by each processor, with interrupts off, after [`percpu::install`].
+pub unsafe fn init() {
+    let percpu::PerCpu { index, ref task, .. } = *percpu::current();
+    let (task, fault_stack) = (task.get(), boot::fault_stack_top(index));
     // SAFETY: this processor's own, and not loaded yet.
     unsafe { (*task).interrupt_stack_table[FAULT_STACK_SLOT as usize] = VirtAddr::new(fault_stack) };
     let mut table = GlobalDescriptorTable::new();
@@ -39,7 +41,9 @@ pub unsafe fn init(segments: &'static mut MaybeUninit<GlobalDescriptorTable>, fa
     debug_assert!([user_data.0, user_code.0].map(u64::from) == [entry::USER_DATA, entry::USER_CODE]);
     // SAFETY: the task state is this processor's, and lives for ever.
     let state = table.append(unsafe { Descriptor::tss_segment_unchecked(task) });
-    segments.write(table).load();
+    let segments = &raw mut SEGMENTS;
+    // SAFETY: this processor's own, which is not loaded yet and not written again.
+    unsafe { (*segments)[index].write(table) }.load();
     // SAFETY: the selectors are those of the table just loaded, which is never changed.
     unsafe {
         CS::set_reg(code);

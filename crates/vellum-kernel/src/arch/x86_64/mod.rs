@@ -6,6 +6,7 @@
 //! | [`pvh`] | what the loader says: memory map, command line, first files |
 //! | [`percpu`] | what a processor calls its own |
 //! | [`cpu`] | segments, protections, access to user memory |
+//! | [`smp`] | the other processors |
 //! | [`paging`] | the kernel half of every address space |
 //! | [`trap`] | exceptions and interrupts |
 //! | [`entry`] | into user mode and back |
@@ -27,5 +28,6 @@ pub mod paging;
 pub mod percpu;
 pub mod pvh;
 pub mod serial;
+pub mod smp;
 pub mod trap;
 pub mod vector;

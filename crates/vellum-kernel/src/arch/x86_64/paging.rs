@@ -140,10 +140,9 @@ fn map_memory(tables: &mut Tables, top: u64) -> u64 {
 fn map_image(tables: &mut Tables) {
     let [text, rodata, data] =
         [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);
-    let guards = boot::guards();
     for page in (text..&raw const __kernel_end as u64).step_by(PAGE_SIZE as usize) {
         let rights = match page {
-            page if guards.contains(&page) => continue,
+            page if boot::is_guard(page) => continue,
             page if page >= data => Flags::WRITABLE | Flags::NO_EXECUTE,
             page if page >= rodata => Flags::NO_EXECUTE,
             _ => Flags::empty(),

@@ -10,10 +10,13 @@ use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 use core::mem::offset_of;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::AtomicBool;
 use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{GsBase, KernelGsBase};
 use x86_64::structures::tss::TaskStateSegment;
+
+/// The most processors that are used.
+pub const MAX_CPUS: usize = 16;
 
 /// See the module's text. The entry code knows the offsets of some fields.
 #[repr(C, align(128))]
@@ -37,12 +40,7 @@ pub struct PerCpu {
     pub space: UnsafeCell<Option<Arc<UserSpace>>>,
     /// The thread whose registers (segment bases and vectors) this processor holds; null if nobody's.
     pub thread: Cell<*const Thread>,
-    /// Which of the requests to invalidate have been served: see `mem::shootdown`.
-    pub served: AtomicU64,
 }
-
-// SAFETY: only atomics are looked at by other processors, through shared references that `all` hands out as such.
-unsafe impl Send for PerCpu {}
 
 /// Offset of the stack pointer of an entry, which is also that of the processor's own (Intel SDM, volume 3A, "64-Bit Mode
 /// TSS": RSP0 at byte 4).
@@ -55,34 +53,36 @@ pub const USER_SP: usize = offset_of!(PerCpu, user_sp);
 pub const REGISTERS_END: usize = offset_of!(PerCpu, registers_end);
 
 impl PerCpu {
-    /// Of a processor that has not started.
-    pub const fn new(index: usize) -> Self {
+    const fn new() -> Self {
         Self {
             this: ptr::null(),
             kernel_sp: Cell::new(0),
             user_sp: Cell::new(0),
             registers_end: Cell::new(0),
             task: UnsafeCell::new(TaskStateSegment::new()),
-            index,
+            index: 0,
             tick: AtomicBool::new(false),
             armed: Cell::new(u64::MAX),
             space: UnsafeCell::new(None),
             thread: Cell::new(ptr::null()),
-            served: AtomicU64::new(0),
         }
     }
+}
 
-    /// Makes this the running processor's own.
-    ///
-    /// # Safety
-    ///
-    /// Called once by each processor, before anything asks for [`current`]; it lives for ever at this address.
-    pub unsafe fn install(this: *mut PerCpu) {
-        // SAFETY: by contract nobody else has it yet.
-        unsafe { (*this).this = this };
-        GsBase::write(VirtAddr::from_ptr(this));
-        KernelGsBase::write(VirtAddr::zero());
-    }
+static mut CPUS: [PerCpu; MAX_CPUS] = [const { PerCpu::new() }; MAX_CPUS];
+
+/// Makes the running processor the one of this index.
+///
+/// # Safety
+///
+/// Called once by each processor, with an index of its own below [`MAX_CPUS`], before anything asks for [`current`].
+pub unsafe fn install(index: usize) {
+    // SAFETY: only the address is taken; by contract nobody else has this element yet.
+    let this = unsafe { &raw mut CPUS[index] };
+    // SAFETY: as above.
+    unsafe { ((*this).this, (*this).index) = (this, index) };
+    GsBase::write(VirtAddr::from_ptr(this));
+    KernelGsBase::write(VirtAddr::zero());
 }
 
 /// The running processor's.

@@ -8,7 +8,7 @@
 
 use crate::arch::entry::Registers;
 use crate::arch::exit::{self, exit};
-use crate::arch::paging::{PAGE_SIZE, user_end};
+use crate::arch::paging::user_end;
 use crate::arch::{apic, boot, cpu, percpu, serial};
 use crate::{backtrace, println};
 use core::mem::transmute;
@@ -163,6 +163,7 @@ unsafe extern "C" {
 
 static mut GATES: [[u64; 2]; VECTORS] = [[0; 2]; VECTORS];
 static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+static SHOOTDOWN: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 /// Fills in the interrupt descriptor table.
 ///
@@ -201,6 +202,11 @@ pub fn set_page_fault_hook(hook: Hook) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
+/// Has shootdowns answered by `hook`, which runs with interrupts off, at any moment, and so takes no lock.
+pub fn set_shootdown_hook(hook: fn()) {
+    SHOOTDOWN.store(hook as *mut (), Ordering::Release);
+}
+
 extern "C" fn handle(frame: &mut Registers) {
     if frame.vector >= EXCEPTIONS as u64 {
         return interrupt(frame.vector);
@@ -225,6 +231,13 @@ extern "C" fn handle(frame: &mut Registers) {
 pub fn interrupt(vector: u64) {
     match vector as u8 {
         apic::TIMER => percpu::current().tick.store(true, Ordering::Relaxed),
+        apic::SHOOTDOWN => {
+            let hook = SHOOTDOWN.load(Ordering::Acquire);
+            if !hook.is_null() {
+                // SAFETY: `set_shootdown_hook` alone writes it, and writes nothing but this.
+                unsafe { transmute::<*mut (), fn()>(hook)() };
+            }
+        }
         apic::SPURIOUS => return,
         _ => {}
     }
@@ -261,7 +274,7 @@ fn report(frame: &Registers, address: u64) -> ! {
         }
     } else {
         println!("cr2 {address:#018x}");
-        if boot::guards().contains(&(address & !(PAGE_SIZE - 1))) {
+        if boot::is_guard(address) {
             println!("the stack overflowed");
         }
     }
