@@ -108,6 +108,7 @@ fn protect_answers_as_linux_does() {
 #[test]
 fn advise_answers_as_linux_does() {
     compare(&rows::ADVISE);
+    compare(&rows::MORE_ADVICE);
 }
 
 #[test]

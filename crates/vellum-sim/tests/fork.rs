@@ -5,7 +5,7 @@ use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
 use vellum::frame::FrameKind;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Access, ForkError, Limits, MapFlags, MapRequest};
+use vellum::space::{Access, Advise, ForkError, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -244,5 +244,76 @@ fn zeros_have_no_neighbours() {
         for pfn in beside {
             assert_ne!(on.machine.frames().head(pfn).1.kind(), FrameKind::Folio, "{pfn:?}");
         }
+    });
+}
+
+/// A child does not have what it is not to have, and finds zeros where it is to find them; guards go with it.
+#[test]
+fn what_a_child_has_is_as_advised() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 6 * PAGE, MapFlags::POPULATE);
+        (0..6).for_each(|i| on.store(&parent, BASE + i * PAGE, 1 + i));
+        let advise = |page: u64, advise| parent.advise(BASE + page * PAGE, PAGE, advise).unwrap();
+        advise(1, Advise::DontFork);
+        advise(2, Advise::WipeOnFork);
+        advise(3, Advise::GuardInstall);
+        let child = parent.fork().unwrap();
+        let found = |space: &Space<'_, _>| {
+            (0..6).map(|i| on.cpu.enter(space).load_u64(BASE + i * PAGE).ok()).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&parent), [Some(1), Some(2), Some(3), None, Some(5), Some(6)]);
+        assert_eq!(found(&child), [Some(1), None, Some(0), None, Some(5), Some(6)]);
+        child.advise(BASE + 3 * PAGE, PAGE, Advise::GuardRemove).unwrap();
+        assert_eq!((found(&child)[3], found(&parent)[3]), (Some(0), None));
+    });
+}
+
+/// Guards over several tables and a huge mapping: what is forgotten is free, what lies beside stays, and tables go with the last
+/// guard in them.
+#[test]
+fn guards_take_the_place_of_what_they_guard() {
+    x86(32 << 20, |on| {
+        on.machine.policy().set(9, Knob::Always);
+        let space = on.space();
+        map(&space, BASE, 3 * HUGE, MapFlags::POPULATE);
+        on.store(&space, BASE, 1);
+        on.store(&space, BASE + 3 * HUGE - PAGE, 2);
+        space.advise(BASE + PAGE, 3 * HUGE - 2 * PAGE, Advise::GuardInstall).unwrap();
+        assert_eq!(space.usage(range(BASE, 3 * HUGE)).resident, 2 * PAGE);
+        assert!(on.cpu.enter(&space).load_u64(BASE + HUGE).is_err());
+        assert_eq!((on.load(&space, BASE), on.load(&space, BASE + 3 * HUGE - PAGE)), (1, 2));
+        let tables = space.stats().tables;
+        space.advise(BASE, 3 * HUGE, Advise::GuardRemove).unwrap();
+        assert_eq!(space.stats().tables, tables - PAGE, "nothing is left in the middle one");
+        assert_eq!(on.load(&space, BASE + HUGE), 0);
+    });
+}
+
+/// A page that is pinned stays what it is: unmapped, it is not free before it is let go of; and whoever shares it copies it.
+#[test]
+fn a_pinned_page_stays() {
+    x86(16 << 20, |on| {
+        let space = on.space();
+        map(&space, BASE, 2 * PAGE, MapFlags::empty());
+        on.store(&space, BASE + PAGE, 5);
+        drop(space.fork().unwrap());
+        let pin = space.pin(BASE + PAGE + 8, Access::Read).unwrap();
+        on.store(&space, BASE + PAGE, 6);
+        assert_eq!((on.count(Counter::CowCopies), on.count(Counter::CowReuses)), (1, 0), "the pin has it too");
+        let mut word = [0; 8];
+        pin.read(0, &mut word);
+        assert_eq!(u64::from_ne_bytes(word), 5);
+        drop(pin);
+        let pin = space.pin(BASE, Access::Write).unwrap();
+        pin.write(16, &7u64.to_ne_bytes());
+        assert_eq!(on.load(&space, BASE + 16), 7);
+        let free = on.machine.frames().free_frames();
+        space.unmap(BASE, PAGE).unwrap();
+        assert_eq!(on.machine.frames().free_frames(), free);
+        drop(pin);
+        assert_eq!(on.machine.frames().free_frames(), free + 1);
+        assert!(space.pin(BASE, Access::Read).is_err());
+        assert!(space.pin(u64::MAX, Access::Read).is_err());
     });
 }

@@ -15,6 +15,7 @@ pub enum Errno {
     EINVAL = 22,
     EFBIG = 27,
     EOVERFLOW = 75,
+    EHWPOISON = 133,
 }
 
 impl Errno {

@@ -151,6 +151,20 @@ impl Kernel for Linux {
             Advise::DontNeed => libc::MADV_DONTNEED,
             Advise::Huge => libc::MADV_HUGEPAGE,
             Advise::NoHuge => libc::MADV_NOHUGEPAGE,
+            Advise::DontNeedLocked => 24,
+            Advise::Free => libc::MADV_FREE,
+            Advise::DontFork => libc::MADV_DONTFORK,
+            Advise::DoFork => libc::MADV_DOFORK,
+            Advise::WipeOnFork => libc::MADV_WIPEONFORK,
+            Advise::KeepOnFork => libc::MADV_KEEPONFORK,
+            Advise::DontDump => libc::MADV_DONTDUMP,
+            Advise::DoDump => libc::MADV_DODUMP,
+            Advise::Reading => libc::MADV_SEQUENTIAL,
+            Advise::Cold => libc::MADV_COLD,
+            Advise::PopulateRead => libc::MADV_POPULATE_READ,
+            Advise::PopulateWrite => libc::MADV_POPULATE_WRITE,
+            Advise::GuardInstall => 102,
+            Advise::GuardRemove => 103,
         };
         // SAFETY: as in `map`.
         answer(unsafe { libc::madvise(pointer(addr), len as usize, advice) })

@@ -9,7 +9,7 @@ use vellum::vma::{AreaFlags, Prot};
 use super::expect::{self, Where};
 use super::host::Host;
 use super::model::{Kind, SLOTS};
-use super::op::{Place, Span, Spot, advice_of};
+use super::op::{Place, Span, Spot, advised};
 use super::plot::{Plot, Scene};
 use super::presence::Presence;
 use super::walk;
@@ -129,11 +129,12 @@ impl Plot {
     pub fn advise<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, advise: Advise) {
         let (addr, len) = self.bytes(&pages);
         let got = on.space.advise(addr, len, advise);
-        let Some(advice) = advice_of(advise) else {
+        if advise == Advise::DontNeed {
             return self.forgotten(on, pages, got);
-        };
+        }
+        let set = |kind: &mut Kind| *kind = advised(kind, advise).expect("an advice about areas");
         match (got, self.model.covers(pages.clone())) {
-            (Ok(()), true) => self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.advice = advice),
+            (Ok(()), true) => self.model.iter_mut(pages.clone()).for_each(|(_, page)| set(&mut page.kind)),
             (Err(AdviseError::NotMapped), false) => {}
             (Err(AdviseError::TooManyAreas | AdviseError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("advise answers {got:x?}; is all of it mapped: {all}"),

@@ -27,10 +27,13 @@ pub fn run<'m, H: Host>(
             return None;
         }
     };
-    let mut twin = Plot { model: plot.model.child(), ..plot.clone() };
+    let mut twin = Plot { model: plot.model.child(on.rules(plot.exact).fresh()), ..plot.clone() };
     {
         let program = cpu.enter(&*child);
         let scene = Scene { space: &child, program: Some(&program), ..*on };
+        // Where a child has nothing of an area that the engine placed, anything may be placed now.
+        let model = &twin.model;
+        twin.elsewhere.retain(|pages| model.covers(pages.clone()));
         twin.windows.iter().for_each(|window| twin.check(&scene, &window.pages));
         look_at_all(&scene, &twin);
         let dice = &mut Dice::new(seed);

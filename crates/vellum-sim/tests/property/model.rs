@@ -119,9 +119,15 @@ impl Model {
     }
 
     /// What a child has of it.
-    pub fn child(&self) -> Model {
+    pub fn child(&self, fresh: Presence) -> Model {
         let mut child = self.clone();
-        child.pages.values_mut().for_each(|page| page.kind.flags -= AreaFlags::LOCKED);
+        child.pages.retain(|_, page| !page.kind.flags.contains(AreaFlags::DONTFORK));
+        for page in child.pages.values_mut() {
+            page.kind.flags -= AreaFlags::LOCKED;
+            if page.kind.flags.contains(AreaFlags::WIPEONFORK) {
+                (page.words, page.presence) = ([0; SLOTS.len()], fresh);
+            }
+        }
         child
     }
 

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use vellum::frame::policy::{Advice, Knob};
 use vellum::space::{Access, Advise, MapFlags};
-use vellum::vma::Prot;
+use vellum::vma::{AreaFlags, Prot};
 
 use super::dice::Dice;
-use super::model::SLOTS;
+use super::model::{Kind, SLOTS};
 
 /// Where to map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +143,15 @@ const PROTS: [(u64, Prot); 7] = [
     (5, Prot::EXEC),
 ];
 
+const ADVICE: [(u64, Advise); 6] = [
+    (25, Advise::Huge),
+    (25, Advise::NoHuge),
+    (8, Advise::DontFork),
+    (17, Advise::DoFork),
+    (8, Advise::WipeOnFork),
+    (17, Advise::KeepOnFork),
+];
+
 impl Choice {
     /// The next operation.
     pub fn step(&self, dice: &mut Dice) -> Step {
@@ -162,7 +171,7 @@ impl Choice {
             Form::Unmap => Op::Unmap(span(dice)),
             Form::Protect => Op::Protect(span(dice), dice.weighted(&PROTS)),
             Form::Forget => Op::Advise(span(dice), Advise::DontNeed),
-            Form::Advice => Op::Advise(span(dice), dice.one_of(&[Advise::Huge, Advise::NoHuge])),
+            Form::Advice => Op::Advise(span(dice), dice.weighted(&ADVICE)),
             Form::Load => Op::Load(spot(dice), slot(dice)),
             // Never 0: that would look like a page that nobody wrote to.
             Form::Store => Op::Store(spot(dice), slot(dice), dice.any() | 1),
@@ -238,11 +247,20 @@ fn span(dice: &mut Dice, window: &Window) -> Span {
     Span { at: Spot::At(start), pages: pages.min(all.end - start) }
 }
 
-/// The attribute of an area that an advice sets, if it sets one.
-pub fn advice_of(advise: Advise) -> Option<Advice> {
-    match advise {
-        Advise::DontNeed => None,
-        Advise::Huge => Some(Advice::Huge),
-        Advise::NoHuge => Some(Advice::NoHuge),
-    }
+/// What an area says after an advice, if it is one about areas.
+pub fn advised(kind: &Kind, advise: Advise) -> Option<Kind> {
+    let flags = |flag: AreaFlags, on: bool| {
+        let mut flags = kind.flags;
+        flags.set(flag, on);
+        Kind { flags, ..*kind }
+    };
+    Some(match advise {
+        Advise::Huge => Kind { advice: Advice::Huge, ..*kind },
+        Advise::NoHuge => Kind { advice: Advice::NoHuge, ..*kind },
+        Advise::DontFork => flags(AreaFlags::DONTFORK, true),
+        Advise::DoFork => flags(AreaFlags::DONTFORK, false),
+        Advise::WipeOnFork => flags(AreaFlags::WIPEONFORK, true),
+        Advise::KeepOnFork => flags(AreaFlags::WIPEONFORK, false),
+        _ => return None,
+    })
 }

@@ -7,7 +7,7 @@ use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::machine::Machine;
 use crate::platform::Platform;
 
-/// A reference to a page of an object. No lock is held: who has it may sleep, and fault.
+/// A reference to a page of an object or of a space. No lock is held: who has it may sleep, and fault.
 pub struct ObjectPage<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
     pfn: Pfn,
@@ -16,8 +16,8 @@ pub struct ObjectPage<'m, P: Platform> {
 
 impl<'m, P: Platform> ObjectPage<'m, P> {
     /// # Safety
-    /// `pfn` is a page of `1 << shift` bytes in the index of an object that is locked.
-    pub(super) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, shift: u32) -> Self {
+    /// `pfn` is a page of `1 << shift` bytes in the index of an object that is locked, or mapped by a table that is.
+    pub(crate) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, shift: u32) -> Self {
         let frames = machine.frames();
         let (head, frame) = frames.head(pfn);
         frames.get_counts(head, frame, 1, 0);

@@ -6,10 +6,10 @@ use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, State};
+use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::zap::Keep;
-use super::{AddressSpace, ProtectError};
+use super::{Access, AddressSpace, FaultError, ProtectError};
 
 /// What is said about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,35 @@ pub enum Advise {
     Huge,
     /// No large folios (`MADV_NOHUGEPAGE`).
     NoHuge,
+    /// As [`Advise::DontNeed`], locked areas too (`MADV_DONTNEED_LOCKED`).
+    DontNeedLocked,
+    /// Its contents may go when memory is short (`MADV_FREE`). They stay: the answer is right, and nothing is done.
+    Free,
+    /// A child is not to have it (`MADV_DONTFORK`).
+    DontFork,
+    /// A child is to have it (`MADV_DOFORK`).
+    DoFork,
+    /// A child is to have it empty (`MADV_WIPEONFORK`): private anonymous memory only.
+    WipeOnFork,
+    /// A child is to have it with its contents (`MADV_KEEPONFORK`).
+    KeepOnFork,
+    /// Not for core files (`MADV_DONTDUMP`).
+    DontDump,
+    /// For core files (`MADV_DODUMP`).
+    DoDump,
+    /// How it will be read, or that it will be (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`, `MADV_WILLNEED`). Nothing is read
+    /// from anywhere, so nothing depends on it.
+    Reading,
+    /// Not needed soon (`MADV_COLD`, `MADV_PAGEOUT`). There is nowhere to put it, so nothing is done.
+    Cold,
+    /// Fault it in for reading (`MADV_POPULATE_READ`).
+    PopulateRead,
+    /// Fault it in for writing (`MADV_POPULATE_WRITE`).
+    PopulateWrite,
+    /// Forget what is there, and make every access a fault until the guard is removed (`MADV_GUARD_INSTALL`).
+    GuardInstall,
+    /// Let what was guarded be used again (`MADV_GUARD_REMOVE`).
+    GuardRemove,
 }
 
 /// Why an advice was not taken, or not in full.
@@ -37,9 +66,15 @@ pub enum AdviseError {
     Denied(VirtRange),
     /// No memory object stands behind this area, so that no hole can be made there.
     NoObject(VirtRange),
+    /// That is for private anonymous memory only, and this area is something else.
+    NotPrivate(VirtRange),
+    /// This area may not be accessed so; what lies before it was faulted in.
+    Inaccessible(VirtRange),
+    /// A page could not be faulted in; what lies before it was.
+    Fault(FaultError),
     /// The space has as many areas as it may.
     TooManyAreas,
-    /// No memory to split areas or huge mappings at the ends.
+    /// No memory to split areas or huge mappings at the ends, or for the tables of guards.
     OutOfMemory,
 }
 
@@ -47,9 +82,14 @@ impl AdviseError {
     /// What Linux's `madvise` answers.
     pub const fn errno(&self) -> Errno {
         match self {
-            AdviseError::Unaligned(_) | AdviseError::Overflow | AdviseError::Locked(_) | AdviseError::NoObject(_) => {
-                Errno::EINVAL
-            }
+            AdviseError::Unaligned(_)
+            | AdviseError::Overflow
+            | AdviseError::Locked(_)
+            | AdviseError::NoObject(_)
+            | AdviseError::NotPrivate(_)
+            | AdviseError::Inaccessible(_) => Errno::EINVAL,
+            AdviseError::Fault(FaultError::Poisoned(_)) => Errno::EHWPOISON,
+            AdviseError::Fault(error) => error.errno(),
             AdviseError::Denied(_) => Errno::EACCES,
             AdviseError::NotMapped => Errno::ENOMEM,
             AdviseError::TooManyAreas | AdviseError::OutOfMemory => Errno::EAGAIN,
@@ -65,6 +105,9 @@ impl core::fmt::Display for AdviseError {
             AdviseError::NotMapped => f.write_str("not all of the range is mapped"),
             AdviseError::Locked(range) => write!(f, "{range:?} is locked"),
             AdviseError::Denied(range) => write!(f, "{range:?} is not shared memory that may be written"),
+            AdviseError::NotPrivate(range) => write!(f, "{range:?} is not private anonymous memory"),
+            AdviseError::Inaccessible(range) => write!(f, "{range:?} may not be accessed so"),
+            AdviseError::Fault(error) => error.fmt(f),
             AdviseError::NoObject(range) => write!(f, "no memory object stands behind {range:?}"),
             AdviseError::TooManyAreas => f.write_str("too many areas"),
             AdviseError::OutOfMemory => OutOfMemory.fmt(f),
@@ -109,7 +152,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(());
         }
         match advice {
-            Advise::DontNeed => self.dont_need(range),
+            Advise::DontNeed => self.dont_need(range, false),
+            Advise::DontNeedLocked => self.dont_need(range, true),
+            Advise::DontFork => self.set_flags(range, AreaFlags::DONTFORK, true),
+            Advise::DoFork => self.set_flags(range, AreaFlags::DONTFORK, false),
+            Advise::WipeOnFork => {
+                self.all(range, false, true)?;
+                self.set_flags(range, AreaFlags::WIPEONFORK, true)
+            }
+            Advise::KeepOnFork => self.set_flags(range, AreaFlags::WIPEONFORK, false),
+            Advise::DontDump => self.set_flags(range, AreaFlags::DONTDUMP, true),
+            Advise::DoDump => self.set_flags(range, AreaFlags::DONTDUMP, false),
+            Advise::Reading => self.all(range, false, false),
+            Advise::Cold => self.all(range, true, false),
+            Advise::Free => self.all(range, true, true),
+            Advise::PopulateRead => self.populate_all(range, Access::Read),
+            Advise::PopulateWrite => self.populate_all(range, Access::Write),
+            Advise::GuardInstall => self.install_guards(range),
+            Advise::GuardRemove => self.remove_guards(range),
             Advise::Huge => self.set_advice(range, Advice::Huge),
             Advise::NoHuge => self.set_advice(range, Advice::NoHuge),
         }
@@ -121,8 +181,28 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
+    fn set_flags(&self, range: VirtRange, flags: AreaFlags, on: bool) -> Result<(), AdviseError> {
+        let same = |v: &Vma| v.flags.contains(flags) == on;
+        self.set_areas(&mut self.change(range), range, same, |v| v.flags.set(flags, on))?;
+        Ok(())
+    }
+
+    /// Whether a range is all mapped, and its areas (if that is asked) unlocked, and private anonymous memory.
+    pub(super) fn all(&self, range: VirtRange, unlocked: bool, private: bool) -> Result<(), AdviseError> {
+        let areas = self.read();
+        for area in areas.overlapping(range).filter(|area| area.state != State::Dying) {
+            if unlocked && area.flags.contains(AreaFlags::LOCKED) {
+                return Err(AdviseError::Locked(area.range));
+            }
+            if private && !area.backing.is_anonymous() {
+                return Err(AdviseError::NotPrivate(area.range));
+            }
+        }
+        if areas.covers(range) { Ok(()) } else { Err(AdviseError::NotMapped) }
+    }
+
     /// As a reader, side by side with faults; between preemption points it comes in anew and looks again what is there.
-    fn dont_need(&self, range: VirtRange) -> Result<(), AdviseError> {
+    fn dont_need(&self, range: VirtRange, locked: bool) -> Result<(), AdviseError> {
         // What can fail comes first, so that failing changes nothing.
         self.split_edges(range)?;
         self.note_peak();
@@ -138,7 +218,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 self.tables.platform().wait();
                 continue;
             }
-            if area.flags.contains(AreaFlags::LOCKED) {
+            if area.flags.contains(AreaFlags::LOCKED) && !locked {
                 return Err(AdviseError::Locked(area.range));
             }
             holes |= area.range.start > at;
@@ -149,5 +229,26 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             )?;
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
+    }
+
+    fn populate_all(&self, range: VirtRange, access: Access) -> Result<(), AdviseError> {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(area) = self.read().find(at).copied() else { return Err(AdviseError::NotMapped) };
+            let allowed = if access == Access::Write { area.prot.contains(Prot::WRITE) } else { !area.prot.is_empty() };
+            if !allowed {
+                return Err(AdviseError::Inaccessible(area.range));
+            }
+            let end = area.range.end.min(range.end);
+            while at < end {
+                match self.fault_in(at, access) {
+                    Ok(mapped) => at = mapped.end,
+                    Err(FaultError::Unmapped(_)) => return Err(AdviseError::NotMapped),
+                    Err(error) => return Err(AdviseError::Fault(error)),
+                }
+                self.tables.platform().resched();
+            }
+        }
+        Ok(())
     }
 }

@@ -165,10 +165,12 @@ impl Areas {
         cache::hold(machine, &upper.backing);
     }
 
-    /// Change each area of `range`, which was isolated.
+    /// Change each area of `range`, in full if it was not isolated.
     pub(super) fn each(&mut self, range: VirtRange, mut change: impl FnMut(&mut Vma)) {
         let mut at = range.start;
-        while let Some(area) = self.first(VirtRange { start: at, ..range }) {
+        while at < range.end
+            && let Some(area) = self.first(VirtRange { start: at, ..range })
+        {
             self.tree.update(area.range.start, &mut change);
             at = area.range.end.min(range.end);
         }

@@ -113,7 +113,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    fn fault_in(&self, addr: u64, access: Access) -> Result<VirtRange, FaultError> {
+    pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<VirtRange, FaultError> {
         loop {
             match self.try_fault(addr, access)? {
                 Outcome::Mapped(range) => return Ok(range),

@@ -20,6 +20,8 @@
 //! | `fault` | a page is touched |
 //! | `fork` | a child |
 //! | `cow` | what parent and child both have is written |
+//! | `guard` | pages that may not be touched |
+//! | `pin` | a page is kept, for the host to use |
 //! | `object` | what stands behind an area: faults on it |
 //! | `discard` | pages that an object has lost |
 //! | `sync` | `msync` |
@@ -35,8 +37,10 @@ mod cow;
 mod discard;
 mod fault;
 mod fork;
+mod guard;
 mod map;
 mod object;
+mod pin;
 mod protect;
 mod query;
 mod sync;

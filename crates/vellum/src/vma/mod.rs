@@ -47,6 +47,8 @@ bitflags! {
         const DONTFORK = 8;
         /// A child has it empty (`MADV_WIPEONFORK`).
         const WIPEONFORK = 16;
+        /// Not to be written to a core file (`MADV_DONTDUMP`).
+        const DONTDUMP = 32;
     }
 }
 

@@ -67,6 +67,69 @@ pub static ADVISE: [Row; 12] = [
     ),
 ];
 
+/// All that is not about huge pages, and not to forget.
+const HINTS: [Advise; 9] = [
+    Advise::Free,
+    Advise::DontFork,
+    Advise::DoFork,
+    Advise::WipeOnFork,
+    Advise::KeepOnFork,
+    Advise::DontDump,
+    Advise::DoDump,
+    Advise::Reading,
+    Advise::Cold,
+];
+
+const ACTS: [Advise; 5] =
+    [Advise::DontNeedLocked, Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall, Advise::GuardRemove];
+
+pub static MORE_ADVICE: [Row; 7] = [
+    row("advise: hints", |k| {
+        some(k, 2);
+        HINTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec()
+    }),
+    row("advise: hints over a hole", |k| {
+        holed(k);
+        HINTS.map(|advise| k.advise(BASE, 5 * PAGE, advise)).to_vec()
+    }),
+    row("advise: hints for what is locked", |k| {
+        k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
+        HINTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec()
+    }),
+    row("advise: acts over a hole", |k| {
+        holed(k);
+        ACTS.map(|advise| k.advise(BASE, 5 * PAGE, advise)).to_vec()
+    }),
+    row("advise: acts on what is locked", |k| {
+        k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
+        let mut all = ACTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec();
+        all.push(k.resident(BASE, 2 * PAGE, 2));
+        all
+    }),
+    row("advise: populate what may not be touched", |k| {
+        some(k, 2);
+        let mut all = vec![];
+        for prot in [R, NONE] {
+            k.protect(BASE, 2 * PAGE, prot);
+            all.push(k.advise(BASE, 2 * PAGE, Advise::PopulateWrite));
+            all.push(k.advise(BASE, 2 * PAGE, Advise::PopulateRead));
+        }
+        all
+    }),
+    row("advise: guards", |k| {
+        some(k, 4);
+        (0..4).for_each(|page| k.store(BASE + page * PAGE));
+        let mut all = vec![k.advise(BASE + PAGE, 2 * PAGE, Advise::GuardInstall), k.resident(BASE, 4 * PAGE, 4)];
+        all.push(k.advise(BASE, 4 * PAGE, Advise::PopulateRead));
+        all.push(k.advise(BASE, 4 * PAGE, Advise::DontNeed));
+        all.push(k.advise(BASE + 2 * PAGE, PAGE, Advise::PopulateWrite));
+        all.push(k.advise(BASE, 4 * PAGE, Advise::GuardRemove));
+        all.push(k.advise(BASE, 4 * PAGE, Advise::PopulateWrite));
+        all.push(k.load(BASE + PAGE));
+        all
+    }),
+];
+
 pub static RESIDENT: [Row; 9] = [
     row("resident: at no page", |k| {
         some(k, 2);

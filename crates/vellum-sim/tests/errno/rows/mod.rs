@@ -14,7 +14,7 @@ mod file;
 mod many;
 mod map;
 
-pub use advise::{ADVISE, RESIDENT};
+pub use advise::{ADVISE, MORE_ADVICE, RESIDENT};
 pub use change::{PROTECT, UNMAP};
 pub use file::FILE;
 pub use many::MANY;

@@ -1,0 +1,74 @@
+//! Guards: pages that nobody may touch though their area says so, without an area of their own (`MADV_GUARD_INSTALL`). A guard
+//! is a marker in the page table: a run of equal entries, that outlives what is forgotten around it.
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Kind, Marker};
+use crate::platform::Platform;
+use crate::table::Found;
+use crate::vma::State;
+
+use super::{AddressSpace, AdviseError};
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+    /// Forget what is in a range and guard it. Faults wait meanwhile, so that none fills a page again.
+    ///
+    /// If memory for tables runs out, what lies before is guarded and what lies behind is forgotten.
+    pub(super) fn install_guards(&self, range: VirtRange) -> Result<(), AdviseError> {
+        // All of the space: areas are held in full, also where the range ends inside of one.
+        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let mut change = self.change(all);
+        change.let_go();
+        self.all(range, true, false)?;
+        change.areas().each(range, |v| v.state = State::Held);
+        change.let_go();
+        let guarded = self.split_edges(range).map_err(AdviseError::from).and_then(|()| {
+            self.zap_all(range);
+            self.put_guards(range)
+        });
+        change.areas().each(range, |v| v.state = State::Live);
+        guarded
+    }
+
+    /// Into a range that holds nothing, and that nobody else fills.
+    fn put_guards(&self, range: VirtRange) -> Result<(), AdviseError> {
+        let arch = &self.tables.arch;
+        let (page, table) = (arch.page_shift(), arch.level_shift(2));
+        let mut at = range.start;
+        while at < range.end {
+            let end = ((at >> table << table).saturating_add(1 << table)).min(range.end);
+            let marker = (arch.marker(Marker::Guard), 0);
+            self.tables
+                .map_at_steps(at, 1, marker, ((end - at) >> page) as usize)
+                .map_err(|_| AdviseError::OutOfMemory)?;
+            at = end;
+            self.tables.platform().resched();
+        }
+        Ok(())
+    }
+
+    /// Remove the guards of a range, side by side with faults.
+    pub(super) fn remove_guards(&self, range: VirtRange) -> Result<(), AdviseError> {
+        let arch = &self.tables.arch;
+        let mut gather = self.gather(range);
+        let mut at = range.start;
+        while at < range.end {
+            match self.tables.find(at, range.end) {
+                Found::Hole(end) => at = end,
+                Found::Table(table) => {
+                    let end = range.end.min(table.end());
+                    while at < end
+                        && let Some(run) = table.run(at, end)
+                    {
+                        if run.kind == Kind::Marker && arch.marked(run.raw) == Some(Marker::Guard) {
+                            table.erase(&run);
+                        }
+                        at = run.range(arch).end;
+                    }
+                    table.unlock(&mut gather);
+                    self.tables.platform().resched();
+                }
+            }
+        }
+        self.all(range, false, false)
+    }
+}

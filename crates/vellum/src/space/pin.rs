@@ -1,0 +1,47 @@
+//! A page is kept for the host to read or write, whatever the space does with it.
+
+use crate::arch::{Arch, Attrs, Kind};
+use crate::cache::ObjectPage;
+use crate::platform::Platform;
+use crate::table::Found;
+
+use super::{Access, AddressSpace, FaultError};
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// The page behind an address, faulted in for this access: to write is to have it for the space alone first. It can't be
+    /// freed before what is answered is dropped, and counts as had by somebody else until then.
+    ///
+    /// What is written to it after the space has forked or unmapped it is not necessarily what the space finds there: who
+    /// writes should do so soon.
+    ///
+    /// # Errors
+    /// See [`FaultError`].
+    pub fn pin(&self, addr: u64, access: Access) -> Result<ObjectPage<'m, P>, FaultError> {
+        let arch = &self.tables.arch;
+        let needed = match access {
+            Access::Read => Attrs::READ,
+            Access::Write => Attrs::WRITE,
+            Access::Exec => Attrs::EXEC,
+        };
+        if addr >= arch.user_end() {
+            return Err(FaultError::Unmapped(addr));
+        }
+        loop {
+            if let Found::Table(table) = self.tables.find(addr, addr.saturating_add(1)) {
+                let raw = table.get(addr);
+                let mut page = None;
+                if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(needed) {
+                    let inside = (addr & ((1 << table.shift()) - 1)) >> arch.page_shift() << arch.page_order();
+                    let pfn = arch.leaf_pfn(raw, table.level).add(inside as u32);
+                    // SAFETY: a page of the space's size, which the entry refers to, under the lock of its table.
+                    page = Some(unsafe { ObjectPage::get(self.tables.machine, pfn, arch.page_shift()) });
+                }
+                table.release();
+                if let Some(page) = page {
+                    return Ok(page);
+                }
+            }
+            self.fault_in(addr, access)?;
+        }
+    }
+}
