@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::bench::{self, linux};
+use crate::run;
 
 /// Memory management by the run: measure it, beside the kernel you are running on.
 ///
@@ -30,6 +31,12 @@ pub enum Command {
         #[command(subcommand)]
         what: bench::Bench,
     },
+    /// Run a static Linux program on the reference kernel, in a virtual machine.
+    ///
+    /// The program's standard output, error and status are this command's. If the kernel fails instead, the status is 125 and
+    /// its console is on standard error.
+    #[command(after_help = AFTER_RUN)]
+    Run(run::Args),
     /// Runs as a helper process of a benchmark. Not for people.
     #[command(hide = true)]
     LinuxChild {
@@ -38,6 +45,14 @@ pub enum Command {
         role: linux::child::Role,
     },
 }
+
+const AFTER_RUN: &str = "\
+Examples:
+  vellum run -- ./hello world                           what it prints, and its status
+  vellum run --icount -- ./measure 256                  the clock counts instructions: the same figures every time
+  vellum run --file data.txt:/tmp/data.txt -- ./count /tmp/data.txt
+
+The machine is QEMU's, without hardware virtualization. The program must be static (gcc -static).";
 
 const AFTER_BENCH: &str = "\
 Examples:

@@ -1,0 +1,137 @@
+//! The program and its files, packed for the kernel: a cpio archive of the form that Linux takes its first files from.
+
+use anyhow::{Context, bail};
+use cpio::newc::{Builder, ModeFileType, trailer};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Directories that a program may expect.
+const DIRECTORIES: [&str; 8] = ["bin", "dev", "dev/shm", "etc", "proc", "sys", "tmp", ".vellum"];
+
+struct Archive {
+    bytes: Vec<u8>,
+    directories: Vec<String>,
+}
+
+impl Archive {
+    fn add(&mut self, path: &str, kind: ModeFileType, mode: u32, contents: &[u8]) -> anyhow::Result<()> {
+        let entry = Builder::new(path).mode(mode).set_mode_file_type(kind);
+        let size = u32::try_from(contents.len()).with_context(|| format!("{path} is larger than 4 GiB"))?;
+        let mut writer = entry.write(&mut self.bytes, size);
+        std::io::Write::write_all(&mut writer, contents)?;
+        writer.finish()?;
+        Ok(())
+    }
+
+    fn directory(&mut self, path: &str) -> anyhow::Result<()> {
+        if path.is_empty() || self.directories.iter().any(|known| known == path) {
+            return Ok(());
+        }
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.directory(parent)?;
+        }
+        self.directories.push(path.into());
+        self.add(path, ModeFileType::Directory, 0o755, &[])
+    }
+
+    fn file(&mut self, host: &Path, guest: &str) -> anyhow::Result<()> {
+        let contents = fs::read(host).with_context(|| format!("reading {}", host.display()))?;
+        let mode = fs::metadata(host)?.permissions().mode() & 0o777;
+        let guest = guest.trim_start_matches('/');
+        if let Some((parent, _)) = guest.rsplit_once('/') {
+            self.directory(parent)?;
+        }
+        self.add(guest, ModeFileType::Regular, mode, &contents)
+    }
+
+    /// Words, each with a zero byte behind it.
+    fn words(&mut self, path: &str, words: impl IntoIterator<Item = impl AsRef<[u8]>>) -> anyhow::Result<()> {
+        let mut bytes = Vec::new();
+        for word in words {
+            bytes.extend_from_slice(word.as_ref());
+            bytes.push(0);
+        }
+        self.add(path, ModeFileType::Regular, 0o644, &bytes)
+    }
+}
+
+/// Packs a program, what it is called with, and files for it.
+///
+/// # Errors
+/// A file can't be read; there is no such program.
+pub fn pack(
+    program: &Path,
+    arguments: &[String],
+    environment: &[String],
+    files: &[(PathBuf, String)],
+) -> anyhow::Result<Vec<u8>> {
+    let mut archive = Archive { bytes: Vec::new(), directories: Vec::new() };
+    for directory in DIRECTORIES {
+        archive.directory(directory)?;
+    }
+    let name = program.to_str().context("the program's name is not UTF-8")?;
+    let given = files.iter().any(|(_, guest)| guest == name);
+    let path = if program.is_file() {
+        let base = program.file_name().and_then(|name| name.to_str()).context("the program has no name")?;
+        let path = format!("/bin/{base}");
+        archive.file(program, &path)?;
+        path
+    } else if given {
+        name.into()
+    } else {
+        bail!("there is no program {name}: neither here nor among the --file options");
+    };
+    for (host, guest) in files {
+        archive.file(host, guest)?;
+    }
+    archive.words(".vellum/argv", [&path, &name.to_string()].into_iter().chain(arguments))?;
+    archive.words(".vellum/env", environment)?;
+    trailer(&mut archive.bytes)?;
+    Ok(archive.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cpio::newc::Reader;
+    use std::io::Read;
+
+    fn names(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+        let mut found = Vec::new();
+        loop {
+            let mut reader = Reader::new(bytes).unwrap();
+            if reader.entry().is_trailer() {
+                return found;
+            }
+            let (name, mode) = (reader.entry().name().to_string(), reader.entry().mode());
+            let mut contents = Vec::new();
+            reader.read_to_end(&mut contents).unwrap();
+            found.push((name, mode, contents));
+            bytes = reader.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_program_goes_to_bin_with_its_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("tool");
+        fs::write(&program, b"contents").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let files = [(program.clone(), "/a/b/data".to_string())];
+        let packed = names(&pack(&program, &["x".into(), "".into()], &["K=V".into()], &files).unwrap());
+        let find = |name: &str| packed.iter().find(|(n, ..)| n == name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!(find("bin/tool").1, 0o100755);
+        assert_eq!(find("a/b/data").2, b"contents");
+        assert_eq!(find("a/b").1, 0o040755, "the folders of a file are made");
+        let called = format!("/bin/tool\0{}\0x\0\0", program.display());
+        assert_eq!(find(".vellum/argv").2, called.as_bytes());
+        assert_eq!(find(".vellum/env").2, b"K=V\0");
+    }
+
+    #[test]
+    fn a_program_that_is_nowhere_is_refused() {
+        let error = pack(Path::new("/no/such/program"), &[], &[], &[]).unwrap_err();
+        assert!(error.to_string().contains("/no/such/program"));
+    }
+}
