@@ -63,7 +63,11 @@ impl Machine<'_> {
         let memory = format!("{}M", self.memory.div_ceil(1 << 20));
         qemu.args(["-machine", "q35", "-cpu", "max", "-nodefaults", "-display", "none", "-no-reboot"]);
         qemu.args(["-m", &memory, "-smp", &self.cpus.to_string()]);
-        qemu.args(["-accel", if self.cpus > 1 { "tcg,thread=multi" } else { "tcg" }]);
+        // A CPU that waits for another, as in a shootdown, spins. With more of them than the host has, each such wait lasts
+        // until the host's scheduler has had them all run, for milliseconds; one thread in turns takes the next at once.
+        let host = thread::available_parallelism().map_or(1, usize::from);
+        let shares = self.cpus == 1 || usize::from(self.cpus) > host;
+        qemu.args(["-accel", if shares { "tcg,thread=single" } else { "tcg,thread=multi" }]);
         if self.counts {
             qemu.args(["-icount", "shift=0,sleep=off"]);
         }

@@ -36,7 +36,7 @@ pub mod user;
 mod zeros;
 
 use crate::arch::trap;
-use crate::mem::Machine;
+use crate::mem::{self, Machine};
 use crate::println;
 use lab::{Checked, Lab, expect, must};
 use vellum::frame::MAX_ORDER;
@@ -79,15 +79,7 @@ pub fn run(machine: &'static Machine, only: &str) -> Checked {
     }
     let counts = |counter| machine.counter(counter);
     expect("tables freed", counts(Counter::TablesFreed), counts(Counter::TablesBorn))?;
-    println!(
-        "all is back: {} frames free; {} faults, {} pages unmapped in {} runs, {} invalidations, {} tables came and went",
-        machine.frames().free_frames(),
-        counts(Counter::Faults),
-        counts(Counter::PagesCleared),
-        counts(Counter::RunsCleared),
-        counts(Counter::Flushes),
-        counts(Counter::TablesFreed),
-    );
+    println!("all is back: {} frames free; {}", machine.frames().free_frames(), mem::Tally);
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use crate::arch::clock::Clock;
 use crate::arch::cpu::has_five_levels;
 use crate::arch::paging::copy_kernel_half;
 use crate::arch::pvh::MemoryMap;
+use core::fmt;
 use platform::Host;
 pub use space::UserSpace;
 use spin::Once;
@@ -25,6 +26,7 @@ use vellum::arch::X86_64;
 use vellum::frame::{BootOptions, OutOfMemory};
 use vellum::group::GroupId;
 use vellum::space::Limits;
+use vellum::stats::Counter;
 
 /// The machine's memory.
 pub type Machine = vellum::Machine<'static, Host>;
@@ -57,6 +59,25 @@ pub fn machine() -> &'static Machine {
 #[inline]
 pub fn now_ns() -> u64 {
     HOST.get().map_or(0, vellum::platform::Clock::now_ns)
+}
+
+/// What the engine has done since the start, in a line.
+pub struct Tally;
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |counter| machine().counter(counter);
+        write!(
+            f,
+            "{} faults, {} pages unmapped in {} runs, {} invalidations, {} tables came and {} went",
+            count(Counter::Faults),
+            count(Counter::PagesCleared),
+            count(Counter::RunsCleared),
+            count(Counter::Flushes),
+            count(Counter::TablesBorn),
+            count(Counter::TablesFreed),
+        )
+    }
 }
 
 /// The format of page tables.

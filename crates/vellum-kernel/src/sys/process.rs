@@ -4,7 +4,8 @@ use super::{Answer, futex as robust, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
 use crate::files::Files;
-use crate::mem::{UserSpace, space, uaccess};
+use crate::mem::{self, UserSpace, space, uaccess};
+use crate::println;
 use crate::task::process::{FIRST, Life, find, new_number};
 use crate::task::signal::{COUNT, Pending};
 use crate::task::thread::Context;
@@ -48,6 +49,7 @@ pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec
             if child.pid == pid {
                 let status = child.life.lock().shell_status();
                 wire::send(wire::Frame::Exit, &status.to_le_bytes());
+                println!("the program ended with status {status}: {}", mem::Tally);
                 stop(Outcome::Success);
             }
         }
