@@ -2,7 +2,7 @@
 
 use crate::arch::entry::{self, Registers, SYSTEM_CALL};
 use crate::arch::trap::{self, PAGE_FAULT};
-use crate::arch::{cpu, percpu, vector};
+use crate::arch::{apic, cpu, percpu, vector};
 use crate::files::Files;
 use crate::mem::{UserSpace, space, uaccess};
 use crate::sys;
@@ -13,7 +13,7 @@ use core::cell::UnsafeCell;
 use core::future::poll_fn;
 use core::pin::{Pin, pin};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Context as Waking, Poll, Waker};
 use spin::Mutex;
 use vellum_kernel::errno::Errno;
@@ -22,6 +22,8 @@ use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr2;
 use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 use x86_64::structures::idt::PageFaultErrorCode as Code;
+
+const NOWHERE: usize = usize::MAX;
 
 /// A thread.
 pub struct Thread {
@@ -43,6 +45,8 @@ pub struct Thread {
     alerted: AtomicBool,
     /// Who to wake then, if it waits.
     waker: Mutex<Option<Waker>>,
+    /// The processor that runs it in user mode, or [`NOWHERE`].
+    place: AtomicUsize,
     context: UnsafeCell<Context>,
 }
 
@@ -110,6 +114,7 @@ impl Thread {
             pending: Mutex::new(Pending::default()),
             alerted: AtomicBool::new(true),
             waker: Mutex::new(None),
+            place: AtomicUsize::new(NOWHERE),
             context: UnsafeCell::new(context),
         });
         process.threads.lock().push(thread.clone());
@@ -145,9 +150,14 @@ impl Thread {
         unsafe { self.context() }.files.clone()
     }
 
-    /// Has the thread look for something to do before it enters user mode again, and ends its wait if it waits.
+    /// Has the thread look for something to do before it enters user mode again, and ends its wait if it waits. If it is in
+    /// user mode, it comes back: either it is seen there, or it sees that it was alerted before it goes.
     pub fn alert(&self) {
         self.alerted.store(true, Ordering::SeqCst);
+        let place = self.place.load(Ordering::SeqCst);
+        if place != NOWHERE {
+            apic::send(place, apic::KICK);
+        }
         let waker = self.waker.lock().take();
         if let Some(waker) = waker {
             waker.wake();
@@ -214,7 +224,9 @@ impl Thread {
         if cpu.thread.get() != Arc::as_ptr(self) {
             self.resume();
         }
-        if cpu.tick.load(Ordering::Relaxed) {
+        self.place.store(cpu.index, Ordering::SeqCst);
+        if cpu.tick.load(Ordering::Relaxed) || self.alerted.load(Ordering::SeqCst) {
+            self.place.store(NOWHERE, Ordering::Relaxed);
             interrupts::enable();
             return Trap::Interrupt;
         }
@@ -229,6 +241,7 @@ impl Thread {
         // Before anything else can fault.
         let address = if registers.vector == PAGE_FAULT { Cr2::read_raw() } else { 0 };
         let (vector, error) = (registers.vector, registers.error);
+        self.place.store(NOWHERE, Ordering::Relaxed);
         cpu::forbid_user_access();
         if vector >= 32 && vector != SYSTEM_CALL {
             trap::interrupt(vector);
@@ -284,7 +297,7 @@ enum Trap {
     PageFault(u64, Code),
     /// Another exception.
     Exception(u64),
-    /// Something that is not the thread's business.
+    /// An interrupt, or something to do before user mode goes on.
     Interrupt,
 }
 
@@ -312,12 +325,6 @@ impl<F: Future<Output = ()>> Future for Running<F> {
 /// The thread's life.
 async fn run(thread: Arc<Thread>) {
     loop {
-        if thread.alerted.load(Ordering::Relaxed) {
-            thread.alerted.store(false, Ordering::SeqCst);
-            if !deliver::settle(&thread).await {
-                break;
-            }
-        }
         match thread.enter() {
             Trap::PageFault(address, code) => {
                 // SAFETY: the thread's own future, and the reference ends with the statement.
@@ -336,6 +343,9 @@ async fn run(thread: Arc<Thread>) {
             Trap::Exception(number) => deliver::exception(&thread, number),
             Trap::Interrupt => {
                 time::expire();
+                if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::settle(&thread).await {
+                    break;
+                }
                 if executor::others_wait() {
                     executor::give_way().await;
                 }
