@@ -16,6 +16,7 @@ pub mod errno;
 pub mod exec;
 pub mod fs;
 pub mod proc;
+pub mod tags;
 #[cfg(test)]
 mod testing;
 pub mod wait;

@@ -5,10 +5,10 @@
 //! the kernel.
 
 use crate::arch::cpu::user_access;
-use crate::arch::paging::{kernel_root, load_root, user_end};
+use crate::arch::paging::user_end;
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::trap::{Fault, Outcome};
-use crate::mem;
+use crate::mem::{self, space};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
@@ -74,20 +74,8 @@ unsafe fn switch(to: *mut Space) {
     if from == to {
         return;
     }
-    // SAFETY: both live: by this contract, and by that of the switch before. A space's root is a table with the
-    // kernel's upper half (`new_space`) for as long as the space lives, and the kernel's own lives for ever.
-    unsafe {
-        match to.as_ref() {
-            Some(space) => {
-                space.cpu_enter(percpu::current().index);
-                load_root(space.root().addr().0);
-            }
-            None => load_root(kernel_root()),
-        }
-        if let Some(space) = from.as_ref() {
-            space.cpu_leave(percpu::current().index);
-        }
-    }
+    // SAFETY: both live: by this contract, and by that of the switch before.
+    unsafe { space::translate(to.as_ref(), from.as_ref()) };
 }
 
 // The accesses, each a function whose one instruction may be refused. What they answer is whether it was.

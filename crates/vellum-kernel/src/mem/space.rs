@@ -3,15 +3,20 @@
 //! A processor keeps the space that it had last, because mostly it will need the same again; it lets go of it when it needs
 //! another, when it has nothing to do, and when the last thread there ends.
 
-use crate::arch::paging::{kernel_root, load_root};
-use crate::arch::percpu;
+use crate::arch::cpu;
+use crate::arch::paging::{kernel_root, load_root, load_tagged_root};
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::mem::{self, Space};
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use spin::{Mutex, Once};
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
+use vellum::platform::SpaceId;
 use vellum::space::Limits;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::tags::Generations;
+use x86_64::instructions::interrupts::without_interrupts;
 
 /// A process's address space, and what the kernel remembers of it besides.
 pub struct UserSpace {
@@ -91,20 +96,74 @@ pub fn unload() {
 
 #[cold]
 fn replace(loaded: &mut Option<Arc<UserSpace>>, next: Option<Arc<UserSpace>>) {
-    let cpu = percpu::current().index;
-    // SAFETY: the root of a space with the kernel in its upper half (`mem::adopt`), which the reference kept in the
-    // `PerCpu` keeps alive until another is loaded; or the kernel's own.
-    unsafe {
-        match &next {
-            Some(space) => {
-                space.engine.cpu_enter(cpu);
-                load_root(space.engine.root().addr().0);
-            }
-            None => load_root(kernel_root()),
-        }
+    // SAFETY: the reference kept in the `PerCpu` keeps the space alive until another is loaded.
+    unsafe { translate(next.as_ref().map(|space| &space.engine), loaded.as_ref().map(|space| &space.engine)) };
+    *loaded = next;
+}
+
+/// Which generation of each space's translations there is.
+static GENERATIONS: Generations = Generations::new();
+/// The number of the space that each processor has loaded.
+static LOADED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(NOBODY) }; MAX_CPUS];
+const NOBODY: u64 = u64::MAX;
+
+/// A change of a space's tables that processors are to hear of.
+#[derive(Clone, Copy)]
+pub struct Change {
+    /// Which space's.
+    pub space: u32,
+    /// Which generation of it this began.
+    pub generation: u64,
+}
+
+impl Change {
+    /// The tables of this space have changed.
+    pub fn of(space: SpaceId) -> Self {
+        Self { space: space.0, generation: GENERATIONS.advance(space.0) }
     }
-    let before = core::mem::replace(loaded, next);
-    if let Some(before) = before {
-        before.engine.cpu_leave(cpu);
+
+    /// Whether the processor has the space loaded: then it must be told. If not, it finds out when it loads it.
+    pub fn concerns(&self, cpu: usize) -> bool {
+        LOADED[cpu].load(SeqCst) == u64::from(self.space)
+    }
+
+    /// This processor has dropped what was asked for, or all that it held of the space, if it has the space loaded.
+    pub fn heard(&self, all: bool) {
+        // SAFETY: this processor's own, and interrupts are off wherever it is touched.
+        let tags = || unsafe { &mut *percpu::current().tags.get() }.dropped(self.space, self.generation, all);
+        without_interrupts(tags);
+    }
+}
+
+/// Has this processor translate user addresses through the tables of `next`, or through none.
+///
+/// # Safety
+///
+/// `next` lives until another is loaded, and `before`, which is the one loaded, until this returns.
+pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
+    let cpu = percpu::current();
+    // A shootdown must not find the one space announced and the other loaded.
+    without_interrupts(|| match next {
+        Some(space) => {
+            space.cpu_enter(cpu.index);
+            let number = space.id().0;
+            LOADED[cpu.index].store(number.into(), SeqCst);
+            // SAFETY: this processor's own, and interrupts are off.
+            let tags = unsafe { &mut *cpu.tags.get() };
+            let (tag, keep) = tags.load(number, GENERATIONS.now(number));
+            // SAFETY: the root of a space with the kernel in its upper half (`mem::adopt`), alive by contract.
+            unsafe { load_tagged_root(space.root().addr().0, tag as u16 + 1, keep) };
+        }
+        None => {
+            LOADED[cpu.index].store(NOBODY, SeqCst);
+            // SAFETY: the kernel's own root.
+            unsafe { load_root(kernel_root()) };
+        }
+    });
+    // With tags it may still hold translations, and goes on to take part in invalidations; see `Change`.
+    if !cpu::has_tags()
+        && let Some(before) = before
+    {
+        before.cpu_leave(cpu.index);
     }
 }

@@ -21,6 +21,7 @@ pub const FAULT_STACK_SLOT: u16 = 0;
 
 static mut SEGMENTS: [MaybeUninit<GlobalDescriptorTable>; MAX_CPUS] = [const { MaybeUninit::uninit() }; MAX_CPUS];
 static SMAP: AtomicBool = AtomicBool::new(false);
+static TAGS: AtomicBool = AtomicBool::new(false);
 
 /// Loads the segments, and switches on the protections that the processor has: no-execute and write protection
 /// always; supervisor-mode execution and access prevention where available.
@@ -65,10 +66,24 @@ pub unsafe fn init() {
     SMAP.store(smap, Relaxed);
 }
 
-/// Lets the TLB keep global translations over a change of address space.
-pub fn enable_global_pages() {
-    // SAFETY: the kernel half is the same in every address space, and it alone has global entries.
-    unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::PAGE_GLOBAL)) };
+/// Lets the TLB keep translations over a change of address space: global ones, and, where it can tag them, every space's
+/// own. The kernel's own tables are loaded.
+pub fn enable_keeping() {
+    let tags = features() & 1 << 17 != 0;
+    // SAFETY: the kernel half is the same in every address space, and it alone has global entries. The tag in use is 0, as
+    // tags ask for when they are switched on.
+    unsafe {
+        Cr4::update(|cr4| {
+            cr4.insert(Cr4Flags::PAGE_GLOBAL);
+            cr4.set(Cr4Flags::PCID, tags);
+        });
+    }
+    TAGS.store(tags, Relaxed);
+}
+
+/// Whether the TLB tags translations with the space that they belong to (PCID).
+pub fn has_tags() -> bool {
+    TAGS.load(Relaxed)
 }
 
 /// Whether an upper-level entry may map 1 GiB (CPUID 80000001H, EDX bit 26).
@@ -118,6 +133,10 @@ pub fn with_user_code<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: what it was before.
     unsafe { Cr4::write(before) };
     result
+}
+
+fn features() -> u32 {
+    __cpuid_count(1, 0).ecx
 }
 
 fn structured_features() -> u32 {

@@ -12,6 +12,7 @@
 
 use crate::arch::pvh::{Kind, MemoryMap};
 use crate::arch::{boot, cpu};
+use core::arch::asm;
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags};
 use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
@@ -114,7 +115,7 @@ pub unsafe fn init(map: &mut MemoryMap) {
     unsafe { load_root(kernel_root()) };
     // Only now: an entry of the old tables must not stay in the TLB over the switch. They have no global bit,
     // but this way it does not matter.
-    cpu::enable_global_pages();
+    cpu::enable_keeping();
 }
 
 /// Fills the direct map up to `top` and returns how far it reaches.
@@ -198,6 +199,22 @@ pub unsafe fn load_root(root: u64) {
     unsafe { Cr3::write(frame, Cr3Flags::empty()) };
 }
 
+/// The same for a space with a tag, 1 or more: where the processor has tags, nothing is dropped of other spaces, and of this
+/// one only if not to `keep` it (Intel SDM, volume 3A, "Process-Context Identifiers (PCIDs)").
+///
+/// # Safety
+///
+/// As of [`load_root`]. What is kept is true of the tables.
+pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
+    if !cpu::has_tags() {
+        // SAFETY: by contract.
+        return unsafe { load_root(root) };
+    }
+    let value = root | u64::from(tag) | u64::from(keep) << 63;
+    // SAFETY: as in `load_root`; the bits are a tag and, with tags on, the wish to keep.
+    unsafe { asm!("mov cr3, {}", in(reg) value, options(nostack, preserves_flags)) };
+}
+
 /// Drops this processor's translation of the page at `address`, and all it holds of the tables above it
 /// (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches").
 pub fn flush_page(address: u64) {
@@ -205,7 +222,11 @@ pub fn flush_page(address: u64) {
     tlb::flush(unsafe { VirtAddr::new_unsafe(address) });
 }
 
-/// Drops all this processor's translations of the user half. Those of the kernel half are global, and stay.
+/// Drops all this processor's translations of the user half of the space that is loaded. Those of the kernel half are
+/// global, and stay.
 pub fn flush_user() {
-    tlb::flush_all();
+    let root: u64;
+    // SAFETY: the register is written as it was; the bit that would keep translations reads as 0.
+    unsafe { asm!("mov {0}, cr3", "mov cr3, {0}", out(reg) root, options(nostack, preserves_flags)) };
+    let _ = root;
 }

@@ -11,10 +11,14 @@ use core::cell::{Cell, UnsafeCell};
 use core::mem::offset_of;
 use core::ptr;
 use core::sync::atomic::AtomicBool;
+use vellum_kernel::tags::Tags;
 use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{GsBase, KernelGsBase};
 use x86_64::structures::tss::TaskStateSegment;
 
+/// How many spaces a processor keeps translations of, where it can tell them apart. The number is Linux's
+/// (`TLB_NR_DYN_ASIDS`).
+const TAGS: usize = 6;
 /// The most processors that are used.
 pub const MAX_CPUS: usize = 16;
 
@@ -38,6 +42,8 @@ pub struct PerCpu {
     pub armed: Cell<u64>,
     /// The space that is loaded.
     pub space: UnsafeCell<Option<Arc<UserSpace>>>,
+    /// What its TLB may hold of which spaces.
+    pub tags: UnsafeCell<Tags<TAGS>>,
     /// The thread whose registers (segment bases and vectors) this processor holds; null if nobody's.
     pub thread: Cell<*const Thread>,
 }
@@ -64,6 +70,7 @@ impl PerCpu {
             tick: AtomicBool::new(false),
             armed: Cell::new(u64::MAX),
             space: UnsafeCell::new(None),
+            tags: UnsafeCell::new(Tags::new()),
             thread: Cell::new(ptr::null()),
         }
     }

@@ -160,7 +160,7 @@ extern "C" fn begin(index: usize) -> ! {
         cpu::init();
         paging::load_root(paging::kernel_root());
     }
-    cpu::enable_global_pages();
+    cpu::enable_keeping();
     trap::load();
     apic::init();
     entry::init();
