@@ -22,6 +22,7 @@ use core::fmt;
 use platform::Host;
 pub use space::UserSpace;
 use spin::Once;
+use vellum::addr::FRAME_SIZE;
 use vellum::arch::X86_64;
 use vellum::frame::{BootOptions, OutOfMemory};
 use vellum::group::GroupId;
@@ -36,13 +37,20 @@ pub type Space = vellum::AddressSpace<'static, Host, X86_64>;
 /// A memory object: the contents of a file.
 pub type Object = vellum::cache::Object<'static, Host>;
 
+/// This part of all memory is kept for the kernel, and at most [`MOST_KEPT`].
+const KEPT_PART: u64 = 64;
+/// In bytes.
+const MOST_KEPT: u64 = 16 << 20;
+
 static HOST: Once<Host> = Once::new();
 static MACHINE: Once<Machine> = Once::new();
 
 /// Hands the memory of a machine with so many processors to the engine.
 pub fn init(map: &MemoryMap, clock: Clock, cpus: usize) -> Result<&'static Machine, vellum::frame::BootError> {
     let host = HOST.call_once(|| Host::new(map, clock, cpus));
-    MACHINE.try_call_once(|| Machine::boot(host, BootOptions::default()))
+    let bytes: u64 = map.usable().map(|region| region.size).sum();
+    let kept = (bytes / KEPT_PART).min(MOST_KEPT) / FRAME_SIZE;
+    MACHINE.try_call_once(|| Machine::boot(host, BootOptions { kept, ..BootOptions::default() }))
 }
 
 /// The machine's memory.

@@ -22,6 +22,7 @@ pub mod process;
 pub mod program;
 pub mod signal;
 
+use crate::mem::heap;
 use crate::println;
 use crate::task::{Thread, executor};
 use alloc::sync::Arc;
@@ -42,6 +43,9 @@ const CREAT: u64 = (nr::O_CREAT | nr::O_WRONLY | nr::O_TRUNC) as u64;
 /// Carries out a system call.
 pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
     let process = &thread.process;
+    if heap::is_short() && costs_memory(number as u32) {
+        return Err(Errno::ENOMEM);
+    }
     match number as u32 {
         nr::__NR_mmap => memory::mmap(thread, a),
         nr::__NR_munmap => memory::munmap(thread, a[0], a[1]),
@@ -195,6 +199,18 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_rseq => Err(Errno::ENOSYS),
         _ => absent(number),
     }
+}
+
+/// Whether the kernel keeps something for the program after the call, in memory of its own.
+#[cold]
+fn costs_memory(number: u32) -> bool {
+    let processes = [nr::__NR_clone, nr::__NR_clone3, nr::__NR_fork, nr::__NR_vfork];
+    let opens = [nr::__NR_open, nr::__NR_openat, nr::__NR_creat, nr::__NR_memfd_create, nr::__NR_pipe, nr::__NR_pipe2];
+    let copies = [nr::__NR_dup, nr::__NR_dup2, nr::__NR_dup3, nr::__NR_fcntl];
+    let names =
+        [nr::__NR_mkdir, nr::__NR_mkdirat, nr::__NR_mknod, nr::__NR_mknodat, nr::__NR_symlink, nr::__NR_symlinkat];
+    let moves = [nr::__NR_link, nr::__NR_linkat, nr::__NR_rename, nr::__NR_renameat, nr::__NR_renameat2];
+    [&processes[..], &opens, &copies, &names, &moves].iter().any(|calls| calls.contains(&number))
 }
 
 /// A child that shares nothing but what the flags say.

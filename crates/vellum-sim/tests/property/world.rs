@@ -44,7 +44,7 @@ struct World<'m, H: Host> {
 pub fn run<H: Host<Arch = X86_64>>(host: &H, setup: &Setup, steps: &[Vec<Step>], threads: Threads, case: &Arc<Case>) {
     case.begin();
     let seat = host.seat(0);
-    let options = BootOptions { zero_on_free: setup.zero_on_free };
+    let options = BootOptions { zero_on_free: setup.zero_on_free, ..Default::default() };
     let machine = Machine::boot(host, options).expect("enough memory to boot");
     machine.policy().set_global(setup.knobs[0]);
     (1..10).for_each(|order| machine.policy().set(order, setup.knobs[usize::from(order)]));

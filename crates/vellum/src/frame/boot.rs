@@ -41,6 +41,9 @@ impl core::error::Error for BootError {}
 pub struct BootOptions {
     /// Zero memory when it is freed rather than when it is used next.
     pub zero_on_free: bool,
+    /// Frames that only [`Frames::alloc_kept`] gives out: what the host itself needs when users have taken all the rest (Linux:
+    /// `min_free_kbytes`).
+    pub kept: u64,
 }
 
 /// Memory for what lives as long as the machine, off the low end of one region.
@@ -113,7 +116,7 @@ impl<'p, P: Platform> Frames<'p, P> {
             platform,
             direct: platform.direct_map(),
             sections,
-            buddy: SpinLock::new(Buddy::new()),
+            buddy: SpinLock::new(Buddy::new(options.kept)),
             caches,
             total: 0,
             zero_on_free: options.zero_on_free,

@@ -16,16 +16,23 @@ pub(super) struct Buddy {
     /// By "known to be zero", then by order.
     free: [[FrameList; ORDERS]; 2],
     frames: u64,
+    /// So many are for [`Buddy::alloc_kept`] only.
+    kept: u64,
 }
 
 impl Buddy {
-    pub(super) const fn new() -> Self {
-        Buddy { free: [[FrameList::new(); ORDERS]; 2], frames: 0 }
+    pub(super) const fn new(kept: u64) -> Self {
+        Buddy { free: [[FrameList::new(); ORDERS]; 2], frames: 0, kept }
     }
 
     /// Free frames.
     pub(super) fn frames(&self) -> u64 {
         self.frames
+    }
+
+    /// Whether part of what is to be kept was given out.
+    pub(super) fn is_short(&self) -> bool {
+        self.frames < self.kept
     }
 
     /// Free blocks of each order.
@@ -37,6 +44,19 @@ impl Buddy {
     /// last; among equally large ones `rather_zero` decides. The remainder's lower part is handed out first, so that a
     /// series of requests gets ascending, adjacent blocks.
     pub(super) fn alloc<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        order: u8,
+        rather_zero: bool,
+    ) -> Option<(Pfn, bool)> {
+        if self.frames < self.kept + (1 << order) {
+            return None;
+        }
+        self.alloc_kept(frames, order, rather_zero)
+    }
+
+    /// The same, of the frames too that are kept for those who can't do without.
+    pub(super) fn alloc_kept<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
         order: u8,

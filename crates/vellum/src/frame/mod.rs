@@ -184,6 +184,32 @@ impl<'p, P: Platform> Frames<'p, P> {
         Ok(pfn)
     }
 
+    /// The same, of the frames too that [`BootOptions::kept`] keeps: for what the host can't do without, and gives back soon.
+    /// Contents unspecified.
+    pub fn alloc_kept(&self, order: u8, usage: Use) -> Result<Pfn, OutOfMemory> {
+        self.alloc(order, false, usage).or_else(|error| {
+            let found = self.buddy.lock_irq(self.platform).alloc_kept(self, order, false);
+            let (pfn, _) = found.ok_or(error)?;
+            trace(self.platform, || Event::Allocated(pfn, 1 << order));
+            Ok(pfn)
+        })
+    }
+
+    /// Give back what [`Frames::alloc_kept`] gave out: first of all to what is to be kept.
+    ///
+    /// # Safety
+    /// As of [`Frames::free`].
+    pub unsafe fn free_kept(&self, pfn: Pfn, order: u8, usage: Use) {
+        // SAFETY: by contract.
+        let zero = unsafe { self.leave(pfn, 1 << order, false) };
+        let mut buddy = self.buddy.lock_irq(self.platform);
+        if buddy.is_short() {
+            return buddy.free(self, pfn, order, zero);
+        }
+        drop(buddy);
+        self.keep_at_hand(pfn, 1 << order, zero, usage);
+    }
+
     #[inline]
     fn alloc_any(&self, order: u8, rather_zero: bool, usage: Use) -> Option<(Pfn, bool)> {
         if order <= HUGE_ORDER {
@@ -224,14 +250,27 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// use, no walker. If `zero`, every byte of them is zero.
     #[inline]
     pub unsafe fn free(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
+        // SAFETY: by contract.
+        let zero = unsafe { self.leave(pfn, count, zero) };
+        self.keep_at_hand(pfn, count, zero, usage);
+    }
+
+    /// Frames leave their owner; whether they are zero then.
+    ///
+    /// # Safety
+    /// As of [`Frames::free`].
+    #[inline]
+    unsafe fn leave(&self, pfn: Pfn, count: u32, zero: bool) -> bool {
         trace(self.platform, || Event::Freed(pfn, count));
-        let zero = zero || {
-            if self.zero_on_free {
-                // SAFETY: the caller owns the frames.
-                unsafe { self.zero(pfn, count) };
-            }
-            self.zero_on_free
-        };
+        if !zero && self.zero_on_free {
+            // SAFETY: by contract.
+            unsafe { self.zero(pfn, count) };
+        }
+        zero || self.zero_on_free
+    }
+
+    #[inline]
+    fn keep_at_hand(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         if count == 1 {
             self.cache().lock_irq(self.platform).free(self, pfn, 0, zero, usage);
         } else {

@@ -24,12 +24,37 @@ fn dirty(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) {
     unsafe { frames.at(pfn.addr()).as_ptr().write_bytes(0x5a, count as usize * FRAME_SIZE as usize) }
 }
 
+/// What is kept for the host is the host's alone, and all that it can ever get.
+#[test]
+fn the_last_frames_are_kept() {
+    const KEPT: u64 = 100;
+    let host = Host::new(&[(16, 3000, true)], 2);
+    let frames = Frames::boot(&host, BootOptions { kept: KEPT, ..Default::default() }).unwrap();
+    let total = all_free(&frames);
+    for usage in [Use::Folio, Use::Kernel] {
+        for order in [0, 3] {
+            let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(order, false, usage).ok()).collect();
+            let left = all_free(&frames);
+            assert!((KEPT..KEPT + (1 << order)).contains(&left), "{left} left of order {order}");
+            let kept: Vec<Pfn> = core::iter::from_fn(|| frames.alloc_kept(0, usage).ok()).collect();
+            assert_eq!(kept.len() as u64, left);
+            assert_eq!(all_free(&frames), 0);
+            // SAFETY: from the allocator, and nobody else's.
+            kept.iter().for_each(|pfn| unsafe { frames.free_kept(*pfn, 0, usage) });
+            assert!(frames.alloc(order, false, usage).is_err(), "what was kept is not kept again");
+            // SAFETY: as above.
+            held.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1 << order, false, usage) });
+            assert_eq!(all_free(&frames), total);
+        }
+    }
+}
+
 /// INV-10, and that no frame is given out twice: random blocks of all sizes, on several CPUs, zero or not.
 #[test]
 fn blocks_are_disjoint_and_zero_blocks_are_zero() {
     for zero_on_free in [false, true] {
         let host = Host::new(&[(16, 3000, true), (9000, 5000, false), (30000, 700, true)], 3);
-        let frames = Frames::boot(&host, BootOptions { zero_on_free }).unwrap();
+        let frames = Frames::boot(&host, BootOptions { zero_on_free, kept: 0 }).unwrap();
         let total = all_free(&frames);
         assert_eq!(total, frames.total());
         let mut held: Vec<(Pfn, u8, Use, bool)> = Vec::new();
