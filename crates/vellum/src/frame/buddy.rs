@@ -30,6 +30,11 @@ impl Buddy {
         self.frames
     }
 
+    /// How many are to be kept.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept
+    }
+
     /// Whether part of what is to be kept was given out.
     pub(super) fn is_short(&self) -> bool {
         self.frames < self.kept

@@ -101,6 +101,11 @@ impl<'p, P: Platform> Frames<'p, P> {
         self.total
     }
 
+    /// How many of them are kept: [`BootOptions::kept`].
+    pub fn kept(&self) -> u64 {
+        self.buddy.lock_irq(self.platform).kept()
+    }
+
     /// Frames that are free now: exact when nothing runs.
     pub fn free_frames(&self) -> u64 {
         let cached: u64 = self.caches.iter().map(|c| c.0.lock_irq(self.platform).frames() as u64).sum();
