@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`archive`] | the program and its files, packed for the kernel |
 //! | [`machine`] | the virtual machine: started, watched, ended |
+//! | [`symbols`] | names for the addresses of a kernel's backtrace |
 //! | [`wire`] | the program's streams, in frames over a serial port |
 
 mod archive;
 mod machine;
+mod symbols;
 mod wire;
 
 use crate::size;
@@ -99,7 +101,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let end = machine.run()?;
     if args.console || end.status.is_none() {
-        eprint!("{}", end.console);
+        eprint!("{}", symbols::named(&kernel, &end.console));
     }
     Ok(match end.status {
         Some(status) => ExitCode::from(status),

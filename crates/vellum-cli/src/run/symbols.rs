@@ -1,0 +1,68 @@
+//! Names for the addresses of a kernel's backtrace.
+
+use addr2line::Loader;
+use std::fmt::Write;
+use std::path::Path;
+
+/// The console's text, in which each line `  at ADDRESS` has become the functions that were there, innermost first, as far as
+/// the kernel's image knows.
+pub fn named(kernel: &Path, console: &str) -> String {
+    let Ok(loader) = Loader::new(kernel) else { return console.into() };
+    let mut text = String::with_capacity(console.len());
+    for line in console.lines() {
+        let address = line.strip_prefix("  at 0x").and_then(|rest| u64::from_str_radix(rest.trim_end(), 16).ok());
+        if !address.is_some_and(|address| write_frames(&mut text, &loader, address)) {
+            text += line;
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// A line for each function that is at the address, inlined ones first. Whether there are any.
+fn write_frames(text: &mut String, loader: &Loader, address: u64) -> bool {
+    let Ok(mut frames) = loader.find_frames(address) else { return false };
+    let mut any = false;
+    while let Ok(Some(frame)) = frames.next() {
+        let Some(name) = frame.function.as_ref().and_then(|name| name.demangle().ok()) else { continue };
+        let place = frame.location.and_then(|place| Some((place.file?, place.line?)));
+        let place = place.map_or_else(String::new, |(file, line)| format!(" ({file}:{line})"));
+        let lead = if any { " ".repeat(20) } else { format!("  {address:#018x}") };
+        // Writing to a string can't fail.
+        let _ = writeln!(text, "{lead}  {name}{place}");
+        any = true;
+    }
+    any
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[inline(never)]
+    fn find_me() -> u64 {
+        std::hint::black_box(7)
+    }
+
+    #[test]
+    fn an_address_gets_its_name_and_other_lines_stay() {
+        let image = std::env::current_exe().unwrap();
+        let loader = Loader::new(&image).unwrap();
+        // Where this image's function stands in its file: the loader may have put the image elsewhere.
+        let base = loader.relative_address_base();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let name = image.to_str().unwrap();
+        let start = maps.lines().find(|line| line.ends_with(name)).and_then(|line| line.split('-').next()).unwrap();
+        let start = u64::from_str_radix(start, 16).unwrap();
+        let address = find_me as fn() -> u64 as usize as u64 - start + base;
+        let console = format!("first\n  at {address:#018x}\n  at 0xfff0000000000001\nlast\n");
+        let text = named(&image, &console);
+        assert!(text.contains("find_me") && text.contains("symbols.rs:"), "{text}");
+        assert!(text.starts_with("first\n") && text.ends_with("  at 0xfff0000000000001\nlast\n"), "{text}");
+    }
+
+    #[test]
+    fn without_an_image_the_text_stays() {
+        assert_eq!(named(Path::new("/no/such/image"), "  at 0x01\n"), "  at 0x01\n");
+    }
+}
