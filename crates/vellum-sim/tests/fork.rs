@@ -5,7 +5,7 @@ use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
 use vellum::frame::FrameKind;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Access, Advise, ForkError, Limits, MapFlags, MapRequest};
+use vellum::space::{Access, Advise, ForkError, Limits, MapFlags, MapRequest, Split};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -126,6 +126,32 @@ fn huge_mappings_stay_huge() {
             assert_eq!((huge(&parent), on.count(Counter::CowReuses)), (HUGE, 1));
         });
     }
+}
+
+/// What two spaces map counts half in each; what one of them has written is its own again, and the other's too.
+#[test]
+fn shares_add_up() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 8 * PAGE, MapFlags::empty());
+        (0..8).for_each(|i| on.store(&parent, BASE + i * PAGE, i));
+        let usage = |space: &Space<'_, _>, from: u64, pages: u64| space.usage(range(BASE + from * PAGE, pages * PAGE));
+        let split = |all| Split { all, anonymous: all, dirty: all };
+        let alone = usage(&parent, 0, 8);
+        assert_eq!((alone.proportional, alone.shared), (split(8 * PAGE), split(0)));
+        assert_eq!((alone.anonymous, alone.dirty), (8 * PAGE, 8 * PAGE));
+        let child = parent.fork().unwrap();
+        for space in [&parent, &child] {
+            let both = usage(space, 0, 8);
+            assert_eq!((both.resident, both.proportional, both.shared), (8 * PAGE, split(4 * PAGE), split(8 * PAGE)));
+        }
+        on.store(&child, BASE + 3 * PAGE, 9);
+        for space in [&parent, &child] {
+            assert_eq!((usage(space, 3, 1).proportional, usage(space, 3, 1).shared), (split(PAGE), split(0)));
+            // Of part of what is mapped, that part.
+            assert_eq!(usage(space, 2, 3).proportional, split(2 * PAGE));
+        }
+    });
 }
 
 /// When the child is gone its parent writes in place: the whole run after one fault, and without taking memory.

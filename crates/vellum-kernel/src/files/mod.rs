@@ -5,10 +5,16 @@
 //! | [`contents`] | the contents of files in memory, which are the engine's objects |
 //! | [`user`] | bytes in a program's memory, to read to and write from |
 //! | [`stream`] | the streams of the first program, over the wire |
+//! | [`mount`] | the file systems that there are, and where |
+//! | [`proc`] | `/proc` |
+//! | [`groups`] | control groups |
 //!
 //! A process has a [`Files`]: its descriptors, and where its paths begin.
 
 pub mod contents;
+pub mod groups;
+pub mod mount;
+pub mod proc;
 pub mod stream;
 pub mod user;
 
@@ -24,10 +30,11 @@ use stream::Stream;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device::{self, Full, Null, Random, Zero, number};
 use vellum_kernel::fs::meta::{Device, Time};
+use vellum_kernel::fs::names::{Mapped, View};
+use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::{self, Node, Tmpfs};
 use vellum_kernel::fs::{Inode, Kind, Namespace, Pages, Table, Who, archive};
-use vellum_kernel::fs::{names::View, open::Open};
 
 /// All there is.
 struct World {
@@ -92,6 +99,7 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
         view.make(path, Kind::Char, 0o666, number, &[])?;
         names.add_device(number, file)?;
     }
+    mount::init(&view)?;
     WORLD.call_once(|| World { names, root });
     Ok(())
 }
@@ -192,14 +200,33 @@ impl Files {
     }
 }
 
+/// A program's file, and what is remembered of it.
+pub type Executable = (Arc<dyn Inode>, Mapped);
+
+/// What a path leads to that is to be executed.
+///
+/// # Errors
+///
+/// Those of looking for it.
+pub fn executable(view: &View, path: &[u8]) -> Result<Executable, Errno> {
+    let found = view.find(path, true)?;
+    let mapped = Mapped::found(&found).ok_or(Errno::ENOENT)?;
+    Ok((found.inode.ok_or(Errno::ENOENT)?, mapped))
+}
+
 /// The inode of a path from the root on.
 ///
 /// # Errors
 ///
 /// Those of looking for it.
 pub fn find(path: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
+    from_root(|view| view.get(path, true))
+}
+
+/// Looks at names from the root on, with all rights.
+pub fn from_root<T>(look: impl FnOnce(View) -> T) -> T {
     let root: Arc<dyn Inode> = world().root.clone();
-    View { names: &world().names, root: &root, current: &root, who: &Who::root() }.get(path, true)
+    look(View { names: &world().names, root: &root, current: &root, who: &Who::root() })
 }
 
 /// A file in memory without a name.

@@ -5,8 +5,8 @@
 //! it or not, and what is switched there is only remembered.
 
 use super::inode::{Entry, Inode};
-use super::meta::{Device, Kind};
-use super::text::{Folder, Make, More, Take, Text};
+use super::meta::Kind;
+use super::text::{Folder, Make, More, System, Take, Text};
 use crate::errno::Errno;
 use alloc::boxed::Box;
 use alloc::format;
@@ -70,8 +70,8 @@ pub trait Groups: Send + Sync {
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn root(device: Device, groups: Arc<dyn Groups>, group: u32) -> Result<Arc<Folder>, Errno> {
-    directory(device, groups, group, None)
+pub fn root(system: System, groups: Arc<dyn Groups>, group: u32) -> Result<Arc<Folder>, Errno> {
+    directory(system, groups, group, None)
 }
 
 /// An amount as it is written to `memory.max` and `memory.reclaim`: bytes, perhaps with `K`, `M`, `G` or `T`; or `max`, which is
@@ -106,14 +106,14 @@ pub fn said(amount: Option<u64>) -> Vec<u8> {
 }
 
 fn directory(
-    device: Device,
+    system: System,
     groups: Arc<dyn Groups>,
     group: u32,
     parent: Option<Weak<Folder>>,
 ) -> Result<Arc<Folder>, Errno> {
     let is_root = parent.is_none();
-    let below = Below { device, groups: groups.clone(), group, children: Mutex::default() };
-    let folder = Folder::below(device, parent, Some(Box::new(below)));
+    let below = Below { system, groups: groups.clone(), group, children: Mutex::default() };
+    let folder = Folder::below(system, parent, Some(Box::new(below)));
     for (name, control, reads, writes, on_root) in CONTROLS {
         if is_root && !on_root {
             continue;
@@ -122,14 +122,14 @@ fn directory(
         let make: Make = Box::new(move || reader.read(group, control));
         let take: Take = Box::new(move |value| writer.write(group, control, value));
         let mode = if reads { 0o444 } else { 0 } | if writes { 0o200 } else { 0 };
-        folder.add(name, Text::new(device, mode, reads.then_some(make), writes.then_some(take)))?;
+        folder.add(name, Text::new(system, mode, reads.then_some(make), writes.then_some(take)))?;
     }
-    folder.add("cgroup.controllers", Text::read_only(device, || Ok(b"memory\n".to_vec())))?;
+    folder.add("cgroup.controllers", Text::read_only(system, || Ok(b"memory\n".to_vec())))?;
     let enabled = Arc::new(AtomicBool::new(false));
     let enables = enabled.clone();
     let make: Make = Box::new(move || Ok(if enabled.load(Relaxed) { b"memory\n".to_vec() } else { Vec::new() }));
     let take: Take = Box::new(move |value| switch(value, &enables));
-    folder.add("cgroup.subtree_control", Text::new(device, 0o644, Some(make), Some(take)))?;
+    folder.add("cgroup.subtree_control", Text::new(system, 0o644, Some(make), Some(take)))?;
     Ok(folder)
 }
 
@@ -149,7 +149,7 @@ fn switch(value: &[u8], enabled: &AtomicBool) -> Result<(), Errno> {
 
 /// The groups below one.
 struct Below {
-    device: Device,
+    system: System,
     groups: Arc<dyn Groups>,
     group: u32,
     children: Mutex<Children>,
@@ -170,6 +170,10 @@ struct Child {
 }
 
 impl More for Below {
+    fn mode(&self) -> u32 {
+        0o755
+    }
+
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         let children = self.children.lock();
         children.all.iter().find(|child| *child.name == *name).map(|child| child.folder.clone() as Arc<dyn Inode>)
@@ -198,7 +202,7 @@ impl More for Below {
         }
         children.all.try_reserve(1)?;
         let group = self.groups.make(self.group)?;
-        let folder = match directory(self.device, self.groups.clone(), group, Some(parent)) {
+        let folder = match directory(self.system, self.groups.clone(), group, Some(parent)) {
             Ok(folder) => folder,
             Err(error) => {
                 let _ = self.groups.remove(group);
@@ -226,6 +230,7 @@ impl More for Below {
 mod tests {
     use super::*;
     use crate::fs::inode::{Directory, File, New};
+    use crate::fs::meta::Device;
     use std::string::String;
     use std::vec;
 
@@ -280,7 +285,7 @@ mod tests {
 
     #[test]
     fn groups_come_and_go() {
-        let root = root(Device::default(), Arc::new(Machine::default()), 0).unwrap();
+        let root = root(System::default(), Arc::new(Machine::default()), 0).unwrap();
         assert!(root.find(b"memory.max").is_err() && root.find(b"memory.stat").is_ok());
         let a = root.make(b"a", &NEW).unwrap();
         assert_eq!(root.make(b"a", &NEW).err(), Some(Errno::EEXIST));
@@ -303,7 +308,7 @@ mod tests {
 
     #[test]
     fn the_controller_is_switched() {
-        let root = root(Device::default(), Arc::new(Machine::default()), 0).unwrap();
+        let root = root(System::default(), Arc::new(Machine::default()), 0).unwrap();
         let name = "cgroup.subtree_control";
         assert_eq!(read(&*root, name).unwrap(), "");
         assert_eq!(open(&*root, name).write(0, &mut &b"+memory -cpu"[..]), Err(Errno::EINVAL));

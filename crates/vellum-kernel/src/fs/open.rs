@@ -8,7 +8,6 @@ use super::io::{Sink, Source};
 use super::meta::Kind;
 use crate::errno::Errno;
 use crate::wait::give_way;
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -36,11 +35,13 @@ pub struct Open {
     name: Option<Name>,
 }
 
-/// The directory and the name by which a file was opened.
+/// What an open file is called.
 #[allow(missing_docs)]
-pub struct Name {
-    pub directory: Arc<dyn Inode>,
-    pub name: Box<[u8]>,
+pub enum Name {
+    /// By an entry of a directory, through which it was opened.
+    Entry { directory: Arc<dyn Inode>, name: Arc<[u8]> },
+    /// It never had an entry; as `/proc` shows it.
+    Shown(Arc<[u8]>),
 }
 
 impl Open {
@@ -54,7 +55,12 @@ impl Open {
         &self.inode
     }
 
-    /// By which name it was opened, if by any.
+    /// Where the next read or write begins.
+    pub fn offset(&self) -> u64 {
+        *self.offset.lock()
+    }
+
+    /// What it is called, if it has a name.
     pub fn name(&self) -> Option<&Name> {
         self.name.as_ref()
     }

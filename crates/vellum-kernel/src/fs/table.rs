@@ -104,6 +104,11 @@ impl Table {
         Ok(())
     }
 
+    /// How many descriptors there is room for.
+    pub fn room(&self) -> usize {
+        self.slots.len()
+    }
+
     /// The first descriptor from a number on: to close ranges, for `execve`, and for `/proc/PID/fd`.
     pub fn next(&self, from: u32) -> Option<(u32, &Slot)> {
         let taken = self.slots.iter().enumerate().skip(from as usize);

@@ -1,7 +1,14 @@
 //! Files whose contents are made when they are read (`/proc`, `/sys`, control files): a function says what is in them, another
 //! takes what is written. And folders of such files.
+//!
+//! | what | contents |
+//! |---|---|
+//! | [`Text`] | made whole, of one moment |
+//! | [`Window`] | read and written at an offset, each time anew |
+//! | [`Link`] | where it leads |
+//! | [`Folder`] | fixed entries, and [`More`] |
 
-use super::inode::{Directory, Entry, FIRST, File, Inode};
+use super::inode::{Directory, Entry, FIRST, File, Inode, Space};
 use super::io::{Sink, Source};
 use super::meta::{Device, Kind, Meta};
 use crate::errno::Errno;
@@ -20,28 +27,45 @@ pub type Make = Box<dyn Fn() -> Result<Vec<u8>, Errno> + Send + Sync>;
 /// Takes what is written.
 pub type Take = Box<dyn Fn(&[u8]) -> Result<(), Errno> + Send + Sync>;
 
-/// An inode number that no other inode here has.
-pub fn number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(2);
-    NEXT.fetch_add(1, Relaxed)
+/// A file system of such files.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct System {
+    /// The device that tells it from others.
+    pub device: Device,
+    /// What `statfs` calls it.
+    pub magic: u32,
+}
+
+impl System {
+    /// What there is to know about a new inode of this file system, which has a number of its own.
+    fn meta(self, kind: Kind, mode: u32) -> Meta {
+        static NEXT: AtomicU64 = AtomicU64::new(2);
+        Meta::new(self.device, NEXT.fetch_add(1, Relaxed), kind, mode)
+    }
+
+    /// It takes no memory worth mentioning.
+    fn space(self) -> Space {
+        Space { magic: self.magic, ..Space::default() }
+    }
 }
 
 /// A file of text.
 pub struct Text {
+    system: System,
     meta: Meta,
     make: Option<Make>,
     take: Option<Take>,
 }
 
 impl Text {
-    /// A file of this mode, on the file system `device`.
-    pub fn new(device: Device, mode: u32, make: Option<Make>, take: Option<Take>) -> Arc<Text> {
-        Arc::new(Text { meta: Meta::new(device, number(), Kind::Regular, mode), make, take })
+    /// A file of this mode.
+    pub fn new(system: System, mode: u32, make: Option<Make>, take: Option<Take>) -> Arc<Text> {
+        Arc::new(Text { system, meta: system.meta(Kind::Regular, mode), make, take })
     }
 
     /// A file that can be read only.
-    pub fn read_only(device: Device, make: impl Fn() -> Result<Vec<u8>, Errno> + Send + Sync + 'static) -> Arc<Text> {
-        Text::new(device, 0o444, Some(Box::new(make)), None)
+    pub fn read_only(system: System, make: impl Fn() -> Result<Vec<u8>, Errno> + Send + Sync + 'static) -> Arc<Text> {
+        Text::new(system, 0o444, Some(Box::new(make)), None)
     }
 }
 
@@ -57,6 +81,10 @@ impl Inode for Text {
     fn truncate(&self, _size: u64) -> Result<(), Errno> {
         // `echo > file` truncates first.
         Ok(())
+    }
+
+    fn space(&self) -> Space {
+        self.system.space()
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -116,8 +144,69 @@ impl File for Opened {
     }
 }
 
+/// Reads at an offset; zero bytes are the end.
+pub type ReadAt = Box<dyn Fn(u64, &mut dyn Sink) -> Result<usize, Errno> + Send + Sync>;
+/// Writes at an offset.
+pub type WriteAt = Box<dyn Fn(u64, &mut dyn Source) -> Result<usize, Errno> + Send + Sync>;
+
+/// A file that shows something at an offset, which may be large (`/proc/PID/mem`).
+pub struct Window {
+    system: System,
+    meta: Meta,
+    read: ReadAt,
+    write: Option<WriteAt>,
+}
+
+impl Window {
+    /// A file of this mode.
+    pub fn new(system: System, mode: u32, read: ReadAt, write: Option<WriteAt>) -> Arc<Window> {
+        Arc::new(Window { system, meta: system.meta(Kind::Regular, mode), read, write })
+    }
+}
+
+impl Inode for Window {
+    fn meta(&self) -> Meta {
+        self.meta.clone()
+    }
+
+    fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
+        Ok(self)
+    }
+
+    fn truncate(&self, _size: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn space(&self) -> Space {
+        self.system.space()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl File for Window {
+    fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        (self.read)(at, to)
+    }
+
+    fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        self.write.as_ref().ok_or(Errno::EINVAL)?(at, from)
+    }
+
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
 /// A symbolic link whose target a function says, and that may lead to an inode whatever the target's name says.
 pub struct Link {
+    system: System,
     meta: Meta,
     target: Make,
     jump: Option<Jump>,
@@ -128,8 +217,8 @@ pub type Jump = Box<dyn Fn() -> Option<Arc<dyn Inode>> + Send + Sync>;
 
 impl Link {
     /// A link.
-    pub fn new(device: Device, target: Make, jump: Option<Jump>) -> Arc<Link> {
-        Arc::new(Link { meta: Meta::new(device, number(), Kind::Link, 0o777), target, jump })
+    pub fn new(system: System, target: Make, jump: Option<Jump>) -> Arc<Link> {
+        Arc::new(Link { system, meta: system.meta(Kind::Link, 0o777), target, jump })
     }
 }
 
@@ -150,6 +239,10 @@ impl Inode for Link {
         self.jump.as_ref()?()
     }
 
+    fn space(&self) -> Space {
+        self.system.space()
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -162,6 +255,11 @@ pub trait More: Send + Sync {
 
     /// Name entries as [`Directory::list`] does, with positions of its own that begin at zero.
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool);
+
+    /// The folder's mode.
+    fn mode(&self) -> u32 {
+        0o555
+    }
 
     /// `mkdir`.
     ///
@@ -187,6 +285,7 @@ type Fixed = (Box<[u8]>, Arc<dyn Inode>);
 
 /// A folder: fixed entries, and more.
 pub struct Folder {
+    system: System,
     meta: Meta,
     this: Weak<Folder>,
     parent: Option<Weak<Folder>>,
@@ -196,19 +295,27 @@ pub struct Folder {
 
 impl Folder {
     /// An empty folder; without `parent` it is the root of a file system.
-    pub fn new(device: Device, parent: Option<&Arc<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
-        Folder::below(device, parent.map(Arc::downgrade), more)
+    pub fn new(system: System, parent: Option<&Arc<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
+        Folder::below(system, parent.map(Arc::downgrade), more)
     }
 
     /// As [`Folder::new`], for what only has a weak reference.
-    pub fn below(device: Device, parent: Option<Weak<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
+    pub fn below(system: System, parent: Option<Weak<Folder>>, more: Option<Box<dyn More>>) -> Arc<Folder> {
+        Folder::numbered(system, None, parent, more)
+    }
+
+    /// As [`Folder::new`], with an inode number that is known before it is made: of 2³² or more, to be no other's.
+    pub fn numbered(
+        system: System,
+        number: Option<u64>,
+        parent: Option<Weak<Folder>>,
+        more: Option<Box<dyn More>>,
+    ) -> Arc<Folder> {
         Arc::new_cyclic(|this| {
-            let mut meta = Meta::new(device, number(), Kind::Directory, 0o555);
+            let mut meta = system.meta(Kind::Directory, more.as_ref().map_or(0o555, |more| more.mode()));
             meta.links = 2;
-            if more.is_some() {
-                meta.mode = 0o755;
-            }
-            Folder { meta, this: this.clone(), parent, fixed: Mutex::new(Vec::new()), more }
+            meta.inode = number.unwrap_or(meta.inode);
+            Folder { system, meta, this: this.clone(), parent, fixed: Mutex::new(Vec::new()), more }
         })
     }
 
@@ -228,9 +335,30 @@ impl Folder {
     /// # Errors
     /// `ENOMEM`.
     pub fn add_folder(self: &Arc<Self>, name: &str) -> Result<Arc<Folder>, Errno> {
-        let folder = Folder::new(self.meta.device, Some(self), None);
+        self.add_folder_of(name, None)
+    }
+
+    /// Add a folder in it that has more than fixed entries.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn add_folder_of(self: &Arc<Self>, name: &str, more: Option<Box<dyn More>>) -> Result<Arc<Folder>, Errno> {
+        let folder = Folder::new(self.system, Some(self), more);
         self.add(name, folder.clone())?;
         Ok(folder)
+    }
+
+    /// A folder among the fixed entries.
+    pub fn folder(&self, name: &str) -> Option<Arc<Folder>> {
+        let fixed = self.fixed.lock();
+        let (_, inode) = fixed.iter().find(|(own, _)| **own == *name.as_bytes())?;
+        let folder = inode.as_any().downcast_ref::<Folder>()?;
+        folder.this.upgrade()
+    }
+
+    /// The file system it is of.
+    pub fn system(&self) -> System {
+        self.system
     }
 }
 
@@ -245,6 +373,10 @@ impl Inode for Folder {
 
     fn directory(&self) -> Option<&dyn Directory> {
         Some(self)
+    }
+
+    fn space(&self) -> Space {
+        self.system.space()
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -305,13 +437,13 @@ mod tests {
     use std::string::String;
     use std::vec;
 
-    const DEVICE: Device = Device { major: 0, minor: 5 };
+    const SYSTEM: System = System { device: Device { major: 0, minor: 5 }, magic: 7 };
 
     #[test]
     fn text_is_of_one_moment() {
         let reads = AtomicU32::new(0);
         let text =
-            Text::read_only(DEVICE, move || Ok(std::format!("read {}\n", reads.fetch_add(1, Relaxed)).into_bytes()));
+            Text::read_only(SYSTEM, move || Ok(std::format!("read {}\n", reads.fetch_add(1, Relaxed)).into_bytes()));
         let file = text.open(0).unwrap();
         let read = |at: u64| {
             let mut bytes = [0; 4];
@@ -331,7 +463,7 @@ mod tests {
             hears.lock().push(bytes.to_vec());
             if bytes == b"bad" { Err(Errno::EINVAL) } else { Ok(()) }
         });
-        let file = Text::new(DEVICE, 0o200, None, Some(take)).open(0).unwrap();
+        let file = Text::new(SYSTEM, 0o200, None, Some(take)).open(0).unwrap();
         assert_eq!(file.write(0, &mut &b"max\n"[..]), Ok(4));
         assert_eq!(file.write(0, &mut &b"bad"[..]), Err(Errno::EINVAL));
         assert_eq!(*heard.lock(), [b"max\n".to_vec(), b"bad".to_vec()]);
@@ -339,10 +471,22 @@ mod tests {
     }
 
     #[test]
+    fn windows() {
+        let read: ReadAt = Box::new(|at, to| if at < 8 { to.put(&at.to_le_bytes()[..1]) } else { Ok(0) });
+        let window = Window::new(SYSTEM, 0o400, read, None);
+        assert_eq!(window.space().magic, 7);
+        let file = window.open(0).unwrap();
+        let mut byte = [0];
+        assert_eq!((file.read(5, &mut &mut byte[..]), byte), (Ok(1), [5]));
+        assert_eq!(file.read(8, &mut &mut byte[..]), Ok(0));
+        assert_eq!(file.write(0, &mut &b"x"[..]), Err(Errno::EINVAL));
+    }
+
+    #[test]
     fn folders() {
-        let root = Folder::new(DEVICE, None, None);
+        let root = Folder::new(SYSTEM, None, None);
         let inner = root.add_folder("inner").unwrap();
-        root.add("text", Text::read_only(DEVICE, || Ok(vec![]))).unwrap();
+        root.add("text", Text::read_only(SYSTEM, || Ok(vec![]))).unwrap();
         assert!(inner.parent().unwrap().meta().inode == root.meta.inode && root.parent().is_none());
         let mut names = vec![];
         let mut at = FIRST;

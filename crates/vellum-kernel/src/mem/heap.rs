@@ -10,7 +10,7 @@
 use crate::mem::{MACHINE, Machine};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, PhysAddr};
 use vellum::frame::Use;
@@ -48,6 +48,14 @@ struct Header {
 
 #[global_allocator]
 static HEAP: Heap = Heap { sizes: [const { Mutex::new(List(ptr::null_mut())) }; SIZES] };
+
+/// Frames that the heap has.
+static FRAMES: AtomicU64 = AtomicU64::new(0);
+
+/// What the heap has of the machine's memory, in bytes.
+pub fn used() -> u64 {
+    FRAMES.load(Relaxed) * FRAME_SIZE
+}
 
 /// log2 of the size of the block for this layout.
 fn size_of_block(layout: Layout) -> u32 {
@@ -102,6 +110,7 @@ unsafe impl GlobalAlloc for Heap {
 unsafe fn give_back(at: *mut u8, order: u8) {
     let machine = crate::mem::machine();
     let address = at.addr() - machine.platform().direct_map().addr();
+    FRAMES.fetch_sub(1 << order, Relaxed);
     // SAFETY: by contract.
     unsafe { machine.frames().free_kept(PhysAddr(address as u64).pfn(), order, Use::Kernel) };
 }
@@ -191,6 +200,7 @@ fn frames(machine: &'static Machine, shift: u32) -> Option<NonNull<u8>> {
     let free = frames.alloc(order, false, Use::Kernel);
     IS_SHORT.store(free.is_err(), Relaxed);
     let pfn = free.or_else(|_| frames.alloc_kept(order, Use::Kernel)).ok()?;
+    FRAMES.fetch_add(1 << order, Relaxed);
     Some(frames.at(pfn.addr()))
 }
 

@@ -6,9 +6,11 @@
 //! | [`heap`] | the kernel's own memory, from the engine's frames |
 //! | [`shootdown`] | invalidating translations, here and on other processors |
 //! | [`space`] | the address spaces of processes, and which one a processor has loaded |
+//! | [`oom`] | memory runs out |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
 pub mod heap;
+pub mod oom;
 pub mod platform;
 pub mod shootdown;
 pub mod space;

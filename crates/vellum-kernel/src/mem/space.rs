@@ -7,6 +7,7 @@ use crate::arch::cpu;
 use crate::arch::paging::{kernel_root, load_root, load_tagged_root};
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::mem::{self, Space};
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use spin::{Mutex, Once};
@@ -15,8 +16,13 @@ use vellum::group::GroupId;
 use vellum::platform::SpaceId;
 use vellum::space::Limits;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Inode;
+use vellum_kernel::fs::names::Mapped;
 use vellum_kernel::tags::Generations;
 use x86_64::instructions::interrupts::without_interrupts;
+
+/// So many files are remembered before those are forgotten that no area maps any more.
+const SOME: usize = 64;
 
 /// A process's address space, and what the kernel remembers of it besides.
 pub struct UserSpace {
@@ -24,6 +30,29 @@ pub struct UserSpace {
     pub engine: Space,
     /// The program's heap: where it begins and ends (`brk`).
     pub heap: Mutex<Heap>,
+    /// The program that was put into it.
+    pub image: Mutex<Image>,
+    /// The files that it maps, by the tags of their objects; some that it mapped once.
+    mapped: Mutex<Arc<BTreeMap<u64, Mapped>>>,
+}
+
+/// Where the parts of a program are, as `/proc` shows it.
+#[derive(Clone, Default)]
+pub struct Image {
+    /// The program's file.
+    pub file: Option<(Arc<dyn Inode>, Mapped)>,
+    /// What was mapped executable: first address, and that after the last.
+    pub code: [u64; 2],
+    /// What was mapped writable.
+    pub data: [u64; 2],
+    /// The first stack pointer.
+    pub stack: u64,
+    /// The strings of the arguments.
+    pub arguments: [u64; 2],
+    /// The strings of the environment.
+    pub environment: [u64; 2],
+    /// The auxiliary vector.
+    pub aux: [u64; 2],
 }
 
 /// The heap that `brk` moves the end of.
@@ -38,7 +67,28 @@ pub struct Heap {
 impl UserSpace {
     /// A space without a heap yet.
     pub fn new(engine: Space) -> Self {
-        Self { engine, heap: Mutex::new(Heap::default()) }
+        Self { engine, heap: Mutex::default(), image: Mutex::default(), mapped: Mutex::default() }
+    }
+
+    /// Remembers the file whose object has this tag: an area maps it now.
+    pub fn remember(&self, tag: u64, file: Mapped) {
+        let mut mapped = self.mapped.lock();
+        let forgets = !mapped.contains_key(&tag) && mapped.len() >= SOME && mapped.len().is_power_of_two();
+        let known = Arc::make_mut(&mut mapped);
+        if forgets {
+            let mut used = BTreeSet::new();
+            self.engine.areas(0, |area| {
+                used.insert(area.backing.tag());
+                true
+            });
+            known.retain(|tag, _| used.contains(tag));
+        }
+        known.insert(tag, file);
+    }
+
+    /// The file whose object has this tag, if an area maps it.
+    pub fn mapped(&self, tag: u64) -> Option<Mapped> {
+        self.mapped.lock().get(&tag).cloned()
     }
 
     /// The space of whoever has none any more: nothing is mapped there.
@@ -58,7 +108,8 @@ impl UserSpace {
     pub fn fork(&self) -> Result<Self, Errno> {
         let engine = self.engine.fork().map_err(|error| Errno::from(error.errno()))?;
         mem::adopt(&engine);
-        Ok(Self { engine, heap: Mutex::new(*self.heap.lock()) })
+        let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
+        Ok(Self { engine, heap: Mutex::new(heap), image: Mutex::new(image), mapped: Mutex::new(mapped) })
     }
 }
 

@@ -5,8 +5,10 @@
 //! |---|---|
 //! | [`maps`] | `maps`, `smaps`, `smaps_rollup` |
 //! | [`process`] | `status`, `stat`, `statm` |
+//! | [`limits`] | `limits` |
 //! | [`system`] | `meminfo`, `vmstat`, `stat` |
 
+pub mod limits;
 pub mod maps;
 pub mod process;
 pub mod system;

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::open::Name;
 use vellum_kernel::fs::poll;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::{Inode, Open, pipe};
@@ -306,12 +307,13 @@ pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
     if flags & !known != 0 {
         return Err(Errno::EINVAL);
     }
-    super::program::read_string(&thread.memory(), name, 250).map_err(|error| match error {
+    let name = super::program::read_string(&thread.memory(), name, 250).map_err(|error| match error {
         Errno::ENAMETOOLONG => Errno::EINVAL,
         other => other,
     })?;
+    let shown = [b"/memfd:".as_slice(), &name, b" (deleted)"].concat();
     let node = files::memfd(flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
     let file = node.clone().open(abi::O_RDWR)?;
-    let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, None));
+    let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, Some(Name::Shown(shown.into()))));
     add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })
 }

@@ -11,6 +11,7 @@ use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::{AreaFlags, Prot};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
+use vellum_kernel::fs::names::Mapped;
 
 /// What a program may say of memory; the bits are Linux's.
 fn prot(bits: u64) -> Option<Prot> {
@@ -78,6 +79,7 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
             Mappable::Zeros => memory.engine.map(request),
             Mappable::Pages(pages) => {
                 let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
+                memory.remember(object.tag(), Mapped::of(&open));
                 memory.engine.map_object(request, object, offset)
             }
         }

@@ -12,14 +12,24 @@ use vellum_kernel::errno::Errno;
 use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 
+/// What the system calls itself, for programs that look.
+pub const SYSTEM: &str = "Linux";
+/// The version of the interface that it has.
+pub const RELEASE: &str = "6.18.0-vellum";
+/// Its own.
+pub const VERSION: &str = concat!("Vellum ", env!("CARGO_PKG_VERSION"));
+/// The machine's name.
+pub const HOST: &str = "vellum";
+/// And where it is at home.
+pub const DOMAIN: &str = "(none)";
+
 /// `uname`.
 pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
     const FIELD: usize = 65;
-    const VERSION: &str = concat!("Vellum ", env!("CARGO_PKG_VERSION"));
-    let fields: [&[u8]; 6] = [b"Linux", b"vellum", b"6.18.0-vellum", VERSION.as_bytes(), b"x86_64", b"(none)"];
+    let fields = [SYSTEM, HOST, RELEASE, VERSION, "x86_64", DOMAIN];
     let mut names = [0; FIELD * 6];
     for (field, name) in names.chunks_exact_mut(FIELD).zip(fields) {
-        field[..name.len()].copy_from_slice(name);
+        field[..name.len()].copy_from_slice(name.as_bytes());
     }
     uaccess::write(&thread.memory(), to, &names).map(|()| 0)
 }
@@ -147,9 +157,19 @@ pub fn setaffinity(thread: &Arc<Thread>, pid: u64, size: u64, from: u64) -> Answ
 }
 
 /// `prctl`: a name, and answers to what C libraries ask.
-pub fn prctl(_thread: &Arc<Thread>, option: u64, _value: u64) -> Answer {
+pub fn prctl(thread: &Arc<Thread>, option: u64, value: u64) -> Answer {
     match option as u32 {
-        linux_raw_sys::prctl::PR_SET_NAME | linux_raw_sys::prctl::PR_SET_PDEATHSIG => Ok(0),
+        linux_raw_sys::prctl::PR_SET_NAME => {
+            let mut name = [0; 16];
+            let copied = uaccess::read_some(&thread.memory(), value, &mut name[..15]);
+            if copied < 15 && !name[..copied].contains(&0) {
+                return Err(Errno::EFAULT);
+            }
+            thread.set_name(name.split(|byte| *byte == 0).next().unwrap_or_default());
+            Ok(0)
+        }
+        linux_raw_sys::prctl::PR_GET_NAME => uaccess::write(&thread.memory(), value, &*thread.name.lock()).map(|()| 0),
+        linux_raw_sys::prctl::PR_SET_PDEATHSIG => Ok(0),
         linux_raw_sys::prctl::PR_GET_DUMPABLE => Ok(1),
         linux_raw_sys::prctl::PR_SET_DUMPABLE => Ok(0),
         _ => Err(Errno::EINVAL),

@@ -1,7 +1,7 @@
 //! Files by name.
 
 use super::{Answer, file, program};
-use crate::files::Files;
+use crate::files::{self, Executable, Files};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use alloc::sync::Arc;
@@ -251,10 +251,10 @@ pub fn umask(thread: &Thread, mask: u64) -> Answer {
     Ok(thread.files().umask.swap(mask as u32 & 0o777, Ordering::Relaxed).into())
 }
 
-/// A file's contents, for `execve`.
-pub fn contents(thread: &Thread, path: &[u8]) -> Result<Vec<u8>, Errno> {
-    let inode = with(thread, HERE, path, |view| view.get(path, true))?;
-    read_all(&inode)
+/// A file's contents, for `execve`, and the file.
+pub fn contents(thread: &Thread, path: &[u8]) -> Result<(Vec<u8>, Executable), Errno> {
+    let file = with(thread, HERE, path, |view| files::executable(&view, path))?;
+    Ok((read_all(&file.0)?, file))
 }
 
 /// All of a file that may be executed.

@@ -3,7 +3,7 @@
 use super::{Answer, futex as robust, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
-use crate::files::Files;
+use crate::files::{self, Files};
 use crate::mem::{self, UserSpace, space, uaccess};
 use crate::println;
 use crate::task::process::{FIRST, Life, find, new_number};
@@ -27,11 +27,13 @@ pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec
     let (memory, registers) = program::load(file, path, arguments, environment, &limits)?;
     let files = Arc::new(Files::first()?);
     let pid = new_number();
+    memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path))?);
     let process = Process::new(pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);
     *process.files.lock() = Some(files.clone());
     let thread = Thread::new(pid, &process, Context::new(memory, files.clone(), registers), 0);
+    thread.set_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     executor::spawn(async move {
         // Reaps all who end without a parent, until the first program does.
         let everybodys = &everybodys;
@@ -116,7 +118,9 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     }
     let mask = thread.mask.load(Ordering::Relaxed);
     if has(abi::CLONE_THREAD) {
-        Thread::new(tid, &thread.process, context, mask).start();
+        let new = Thread::new(tid, &thread.process, context, mask);
+        *new.name.lock() = *thread.name.lock();
+        new.start();
         return Ok(tid.into());
     }
     let own = &thread.process;
@@ -125,7 +129,9 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
     process.signals.lock().pending = Pending::default();
-    Thread::new(tid, &process, context, mask).start();
+    let new = Thread::new(tid, &process, context, mask);
+    *new.name.lock() = *thread.name.lock();
+    new.start();
     if has(abi::CLONE_VFORK) {
         process.vforked.store(true, Ordering::SeqCst);
         process.changed.wait_until(|| (!process.vforked.load(Ordering::SeqCst)).then_some(())).await;

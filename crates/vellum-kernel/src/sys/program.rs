@@ -3,6 +3,7 @@
 use super::{Answer, misc};
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
+use crate::mem::space::Image;
 use crate::mem::{self, UserSpace, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
@@ -59,8 +60,18 @@ pub fn load(
     };
     let space = mem::new_space(mem::machine(), GroupId::ROOT, limits).map_err(|_| Errno::ENOMEM)?;
     let space = Arc::new(UserSpace::new(space));
+    let mut image = Image::default();
     for mapping in &plan.mappings {
         map(&space, base, mapping, file)?;
+        let part = match (mapping.rights.execute, mapping.rights.write) {
+            (true, _) => &mut image.code,
+            (false, true) => &mut image.data,
+            (false, false) => continue,
+        };
+        if part[1] == 0 {
+            part[0] = base + mapping.range.start;
+        }
+        part[1] = base + mapping.range.end;
     }
     let end = (base + plan.end).next_multiple_of(4096);
     *space.heap.lock() = mem::space::Heap { start: end, end };
@@ -83,6 +94,11 @@ pub fn load(
     };
     let stack = stack::build(top, stack::room(stack_limit), path, arguments, environment, &aux)?;
     uaccess::write(&space, stack.start, &stack.bytes)?;
+    let ends = |range: &core::ops::Range<u64>| [range.start, range.end];
+    (image.arguments, image.environment, image.aux) =
+        (ends(&stack.arguments), ends(&stack.environment), ends(&stack.aux));
+    image.stack = stack.start;
+    *space.image.lock() = image;
     Ok((space, Registers::start(aux.entry, stack.start)))
 }
 
@@ -108,9 +124,10 @@ pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment
     let path = read_string(&memory, path, 4096)?;
     let arguments = read_strings(&memory, arguments)?;
     let environment = read_strings(&memory, environment)?;
-    let file = super::path::contents(thread, &path)?;
+    let (file, executable) = super::path::contents(thread, &path)?;
     let limits = *thread.process.limits.lock();
     let (space, registers) = load(&file, &path, &arguments, &environment, &limits)?;
+    space.image.lock().file = Some(executable);
     // The other threads end first.
     let process = &thread.process;
     for other in process.threads.lock().iter().filter(|other| !Arc::ptr_eq(other, thread)) {
@@ -132,6 +149,7 @@ pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment
             break;
         }
     }
+    thread.set_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     process.vfork_done();
     // What the entry of a program finds in RAX is of no consequence.
     Ok(0)

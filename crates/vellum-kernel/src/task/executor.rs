@@ -84,6 +84,7 @@ pub async fn give_way() {
             return core::task::Poll::Ready(());
         }
         context.waker().wake_by_ref();
+        percpu::current().gave_way.set(true);
         core::task::Poll::Pending
     })
     .await;

@@ -4,16 +4,17 @@
 //! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
-use crate::mem::UserSpace;
+use crate::mem::{UserSpace, now_ns};
 use crate::sys::clock::Timer;
 use crate::task::Thread;
 use crate::task::signal::{self, Info, Signals};
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use linux_raw_sys::general as abi;
-use spin::Mutex;
+use spin::{Mutex, Once};
+use vellum_kernel::fs::text::Folder;
 use vellum_kernel::wait::Queue;
 
 /// The process that everybody descends from: the kernel's own, without memory or threads.
@@ -90,6 +91,16 @@ pub struct Process {
     pub life: Mutex<Life>,
     /// It was stopped, and goes on: or a thread ended, or the memory was given up.
     pub changed: Queue,
+    /// When it began, in nanoseconds since the machine did.
+    pub started: u64,
+    /// How much sooner it is to be killed for its memory (`oom_score_adj`, from −1000 to 1000).
+    pub badness: AtomicI32,
+    /// What of its memory a core file would have (`coredump_filter`).
+    pub core_filter: AtomicU32,
+    /// What its last thread was called.
+    pub last_name: Mutex<Vec<u8>>,
+    /// Its directory in `/proc`, once somebody has looked.
+    pub folder: Once<Arc<Folder>>,
     /// What is to be done about signals.
     pub signals: Mutex<Signals>,
     /// Resource limits: soft and hard.
@@ -118,6 +129,11 @@ pub fn default_limits() -> [[u64; 2]; 16] {
 /// A number for a new process or thread.
 pub fn new_number() -> u32 {
     NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// The last number that was given out.
+pub fn last_number() -> u32 {
+    NUMBERS.load(Ordering::Relaxed)
 }
 
 /// The process of this number.
@@ -152,6 +168,11 @@ impl Process {
             files: Mutex::new(None),
             life: Mutex::new(Life::Running),
             changed: Queue::new(),
+            started: now_ns(),
+            badness: AtomicI32::new(parent.map_or(0, |p| p.badness.load(Ordering::Relaxed))),
+            core_filter: AtomicU32::new(parent.map_or(0x33, |p| p.core_filter.load(Ordering::Relaxed))),
+            last_name: Mutex::default(),
+            folder: Once::new(),
             signals: Mutex::new(Signals::new()),
             timer: Mutex::new(Timer::default()),
             vforked: AtomicBool::new(false),
@@ -244,6 +265,7 @@ impl Process {
             *life
         };
         *self.memory.lock() = None;
+        *self.last_name.lock() = thread.name();
         let first = find(FIRST);
         let orphans = core::mem::take(&mut *self.children.lock());
         if let Some(first) = first {

@@ -9,14 +9,16 @@ use crate::sys;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::{Process, deliver, executor, time};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::future::poll_fn;
 use core::pin::{Pin, pin};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Context as Waking, Poll, Waker};
-use spin::Mutex;
+use spin::{Mutex, Once};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::text::Folder;
 use x86_64::VirtAddr;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr2;
@@ -24,6 +26,9 @@ use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 use x86_64::structures::idt::PageFaultErrorCode as Code;
 
 const NOWHERE: usize = usize::MAX;
+
+/// What a thread is called; the last byte is zero.
+pub type Name = [u8; 16];
 
 /// A thread.
 pub struct Thread {
@@ -39,6 +44,12 @@ pub struct Thread {
     pub mask: AtomicU64,
     /// The signals that it waits for in `sigtimedwait`.
     pub awaited: AtomicU64,
+    /// What it is called: up to 15 bytes, the others zero.
+    pub name: Mutex<Name>,
+    /// Whether it waits for something.
+    asleep: AtomicBool,
+    /// Its directory in `/proc`, once somebody has looked.
+    pub folder: Once<Arc<Folder>>,
     /// Signals sent to it alone.
     pub pending: Mutex<Pending>,
     /// Whether there is something to do before it enters user mode.
@@ -111,6 +122,9 @@ impl Thread {
             exit_status: AtomicU32::new(0),
             mask: AtomicU64::new(mask),
             awaited: AtomicU64::new(0),
+            name: Mutex::new(Name::default()),
+            asleep: AtomicBool::new(false),
+            folder: Once::new(),
             pending: Mutex::new(Pending::default()),
             alerted: AtomicBool::new(true),
             waker: Mutex::new(None),
@@ -136,6 +150,36 @@ impl Thread {
     pub fn memory(&self) -> Arc<UserSpace> {
         // SAFETY: system calls are made by the thread's own future.
         unsafe { self.context() }.memory.clone()
+    }
+
+    /// The thread that the caller works for, if for one: files that are made when they are read depend on who reads them.
+    pub fn current() -> Option<Arc<Thread>> {
+        let polled = percpu::current().polled.get();
+        // SAFETY: set for as long as this processor polls the thread's future, which has a reference; and it comes from
+        // `Arc::as_ptr`.
+        (!polled.is_null()).then(|| unsafe {
+            Arc::increment_strong_count(polled);
+            Arc::from_raw(polled)
+        })
+    }
+
+    /// Whether it waits for something.
+    pub fn sleeps(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// What it is called, without what fills it up.
+    pub fn name(&self) -> Vec<u8> {
+        let name = *self.name.lock();
+        name.iter().copied().take_while(|byte| *byte != 0).collect()
+    }
+
+    /// Calls it so, as far as there is room.
+    pub fn set_name(&self, name: &[u8]) {
+        let mut own = Name::default();
+        let len = name.len().min(own.len() - 1);
+        own[..len].copy_from_slice(&name[..len]);
+        *self.name.lock() = own;
     }
 
     /// Blocks these signals, and no others.
@@ -316,7 +360,12 @@ impl<F: Future<Output = ()>> Future for Running<F> {
             let this = self.get_unchecked_mut();
             (&this.thread, Pin::new_unchecked(&mut this.future))
         };
+        let cpu = percpu::current();
+        cpu.polled.set(Arc::as_ptr(thread));
+        thread.asleep.store(false, Ordering::Relaxed);
         let outcome = future.poll(context);
+        thread.asleep.store(!cpu.gave_way.replace(false), Ordering::Relaxed);
+        cpu.polled.set(ptr::null());
         thread.suspend();
         outcome
     }

@@ -53,6 +53,8 @@ pub(super) struct Areas {
     pub(super) limits: Limits,
     /// Bytes mapped, dying areas not counted.
     pub(super) mapped: u64,
+    /// The most that ever was.
+    pub(super) most_mapped: u64,
     /// Bytes of locked areas.
     pub(super) locked: u64,
     /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
@@ -89,6 +91,7 @@ impl Areas {
             tree,
             limits,
             mapped: 0,
+            most_mapped: 0,
             locked: 0,
             orphans: Orphans::default(),
             claims: [VirtRange { start: 0, end: 0 }; CLAIMS],
@@ -245,6 +248,7 @@ impl Areas {
     pub(super) fn account(&mut self, area: &Vma, range: VirtRange, sign: i64) {
         let bytes = area.range.intersect(&range).len().wrapping_mul(sign as u64);
         self.mapped = self.mapped.wrapping_add(bytes);
+        self.most_mapped = self.most_mapped.max(self.mapped);
         if area.flags.contains(AreaFlags::LOCKED) {
             self.locked = self.locked.wrapping_add(bytes);
         }

@@ -54,7 +54,7 @@ pub use fork::ForkError;
 pub use map::{MapError, MapFlags, MapRequest};
 pub use object::SharedKey;
 pub use protect::ProtectError;
-pub use query::{QueryError, SpaceStats, Usage};
+pub use query::{QueryError, SpaceStats, Split, Usage};
 pub use sync::SyncError;
 pub use unmap::UnmapError;
 

@@ -2,9 +2,10 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{FRAME_SHIFT, VirtRange, align_up};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_up};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::errno::Errno;
+use crate::frame::flag;
 use crate::platform::Platform;
 use crate::stats::{SpaceCounter, sum};
 use crate::table::{Found, Run};
@@ -51,6 +52,8 @@ impl core::error::Error for QueryError {}
 pub struct SpaceStats {
     /// Address space in use (`VmSize`).
     pub mapped: u64,
+    /// The most that ever was in use (`VmPeak`).
+    pub most_mapped: u64,
     /// In locked areas (`VmLck`).
     pub locked: u64,
     /// Resident anonymous memory (`RssAnon`).
@@ -74,16 +77,45 @@ pub struct SpaceStats {
 pub struct Usage {
     /// Resident (`Rss`). The folio of zeros counts as nothing, as in Linux.
     pub resident: u64,
-    /// Of that, written since last cleared (`Private_Dirty`).
+    /// Of that, each page's share: a page that three map is a third in each (`Pss`). Of a large folio, all pages count as mapped
+    /// as often as they are on average, but at least once; and all are shared if some surely are.
+    pub proportional: Split,
+    /// Of that, what others map too (`Shared_Clean` and `Shared_Dirty`).
+    pub shared: Split,
+    /// Of that, anonymous memory (`Anonymous`); the rest is objects'.
+    pub anonymous: u64,
+    /// Of that, what would be lost with its page (`Private_Dirty` and `Shared_Dirty`): all anonymous memory, and what was
+    /// written of objects since last cleared.
     pub dirty: u64,
     /// Of that, touched since last cleared (`Referenced`).
     pub referenced: u64,
     /// Of that, in huge mappings (`AnonHugePages`).
     pub huge: u64,
+    /// Of that, objects' memory in huge mappings (`ShmemPmdMapped`); the rest of [`Usage::huge`] is anonymous.
+    pub huge_objects: u64,
     /// Swapped out (`Swap`).
     pub swap: u64,
     /// Runs: how many pieces the engine has to deal with.
     pub runs: u64,
+}
+
+/// A number of bytes, and what of it is of some kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    /// All of it.
+    pub all: u64,
+    /// Of that, what is anonymous.
+    pub anonymous: u64,
+    /// Of that, what is dirty.
+    pub dirty: u64,
+}
+
+impl Split {
+    fn add(&mut self, bytes: u64, anonymous: bool, dirty: bool) {
+        self.all += bytes;
+        self.anonymous += if anonymous { bytes } else { 0 };
+        self.dirty += if dirty { bytes } else { 0 };
+    }
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -94,6 +126,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let areas = self.read();
         SpaceStats {
             mapped: areas.mapped,
+            most_mapped: areas.most_mapped,
             locked: areas.locked,
             anon: count(SpaceCounter::Anon),
             file: count(SpaceCounter::File),
@@ -174,20 +207,44 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let mut usage = Usage::default();
         self.runs(range, |run| {
-            let bytes = run.range(arch).intersect(&range).len();
+            let part = run.range(arch).intersect(&range);
             match run.kind {
                 Kind::Leaf if !self.tables.machine.zeros_folio().contains(run.pfn(arch)) => {
-                    let attrs = run.attrs(arch);
                     usage.runs += 1;
-                    usage.resident += bytes;
-                    usage.dirty += if attrs.contains(Attrs::DIRTY) { bytes } else { 0 };
-                    usage.referenced += if attrs.contains(Attrs::ACCESSED) { bytes } else { 0 };
-                    usage.huge += if run.level > 1 { bytes } else { 0 };
+                    let first = run.pfn(arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
+                    self.count_folios(&mut usage, first, (part.len() >> FRAME_SHIFT) as u32, run);
                 }
-                Kind::Swap => usage.swap += bytes,
+                Kind::Swap => usage.swap += part.len(),
                 _ => {}
             }
         });
         usage
+    }
+
+    /// Adds frames that a run maps, whose table is locked: so they are in use.
+    fn count_folios(&self, usage: &mut Usage, first: Pfn, count: u32, run: &Run) {
+        let attrs = run.attrs(&self.tables.arch);
+        let end = first.add(count);
+        let mut at = first;
+        while at < end {
+            let (head, frame) = self.tables.machine.frames().head(at);
+            let (state, maps) = (frame.state(), u64::from(frame.counts().maps));
+            let size = 1u64 << state.order();
+            let next = head.add(size as u32).min(end);
+            let bytes = u64::from(next.0 - at.0) << FRAME_SHIFT;
+            let anonymous = !state.has(flag::OBJECT);
+            let dirty = anonymous || attrs.contains(Attrs::DIRTY);
+            usage.resident += bytes;
+            usage.anonymous += if anonymous { bytes } else { 0 };
+            usage.dirty += if dirty { bytes } else { 0 };
+            usage.referenced += if attrs.contains(Attrs::ACCESSED) { bytes } else { 0 };
+            usage.huge += if run.level > 1 { bytes } else { 0 };
+            usage.huge_objects += if run.level > 1 && !anonymous { bytes } else { 0 };
+            usage.proportional.add(bytes * size / maps.max(size), anonymous, dirty);
+            if maps > size {
+                usage.shared.add(bytes, anonymous, dirty);
+            }
+            at = next;
+        }
     }
 }

@@ -21,6 +21,7 @@ pub mod apic;
 pub mod boot;
 pub mod clock;
 pub mod cpu;
+pub mod cpuinfo;
 pub mod entry;
 pub mod exit;
 pub mod frame;

@@ -46,6 +46,10 @@ pub struct PerCpu {
     pub tags: UnsafeCell<Tags<TAGS>>,
     /// The thread whose registers (segment bases and vectors) this processor holds; null if nobody's.
     pub thread: Cell<*const Thread>,
+    /// The thread whose future this processor polls; null if nobody's.
+    pub polled: Cell<*const Thread>,
+    /// Whether that ended its turn with no other wish than to have the next.
+    pub gave_way: Cell<bool>,
 }
 
 /// Offset of the stack pointer of an entry, which is also that of the processor's own (Intel SDM, volume 3A, "64-Bit Mode
@@ -72,6 +76,8 @@ impl PerCpu {
             space: UnsafeCell::new(None),
             tags: UnsafeCell::new(Tags::new()),
             thread: Cell::new(ptr::null()),
+            polled: Cell::new(ptr::null()),
+            gave_way: Cell::new(false),
         }
     }
 }

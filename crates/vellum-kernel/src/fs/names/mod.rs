@@ -3,20 +3,22 @@
 //! | file | story |
 //! |---|---|
 //! | `view` | from a path to an inode, across links and mounts |
+//! | `back` | from an inode to a path |
 //! | `open` | `openat` |
 //! | `change` | making, linking, removing, renaming |
 //! | `attributes` | mode, owner, times, size |
 
 mod attributes;
+mod back;
 mod change;
 mod open;
 mod view;
 
+pub use back::Mapped;
 pub use view::{Found, LONGEST_PATH, View};
 
-use super::inode::{Directory, FIRST, File, Inode};
-use super::meta::{Device, Kind};
-use super::open::Open;
+use super::inode::{Directory, File, Inode};
+use super::meta::Device;
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -108,61 +110,5 @@ impl Namespace {
                 None => return at,
             }
         }
-    }
-
-    /// The absolute path of a directory, as seen from `root`; none if it is not below it (any more).
-    pub fn path_of(&self, inode: &Arc<dyn Inode>, root: &Arc<dyn Inode>) -> Option<Vec<u8>> {
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        let mut at = inode.clone();
-        while !same(&at, root) {
-            let above = self.above(&at);
-            if same(&above, &at) {
-                return None;
-            }
-            // The name is that of the directory underneath, if it is a mount's root.
-            let mounts = self.mounts.lock();
-            let mut named = &at;
-            while let Some(mount) = mounts.iter().find(|mount| same(&mount.root, named)) {
-                named = &mount.on;
-            }
-            let number = named.meta().inode;
-            drop(mounts);
-            let mut name = None;
-            let listed = above.directory()?.list(FIRST, &mut |entry| {
-                if entry.inode == number && entry.kind == Kind::Directory {
-                    name = Some(entry.name.to_vec());
-                }
-                name.is_none()
-            });
-            listed.ok()?;
-            names.push(name?);
-            at = above;
-        }
-        let mut path = Vec::new();
-        for name in names.iter().rev() {
-            path.push(b'/');
-            path.extend_from_slice(name);
-        }
-        if path.is_empty() {
-            path.push(b'/');
-        }
-        Some(path)
-    }
-
-    /// The path of an open file, as `/proc` shows it: with ` (deleted)` if the name means something else by now.
-    pub fn path_of_open(&self, open: &Open, root: &Arc<dyn Inode>) -> Option<Vec<u8>> {
-        let Some(name) = open.name() else {
-            return if open.inode().directory().is_some() { self.path_of(open.inode(), root) } else { None };
-        };
-        let mut path = self.path_of(&name.directory, root).unwrap_or_default();
-        if path.last() != Some(&b'/') {
-            path.push(b'/');
-        }
-        path.extend_from_slice(&name.name);
-        let there = name.directory.directory().and_then(|directory| directory.find(&name.name).ok());
-        if !there.is_some_and(|there| same(&there, open.inode())) {
-            path.extend_from_slice(b" (deleted)");
-        }
-        Some(path)
     }
 }

@@ -33,7 +33,7 @@ impl View<'_> {
             let name = if found.name.is_empty() {
                 None
             } else {
-                Some(Name { directory: found.parent.clone(), name: found.name.as_slice().into() })
+                Some(Name::Entry { directory: found.parent.clone(), name: found.name.as_slice().into() })
             };
             let Some(inode) = found.inode.clone() else {
                 if !create {
@@ -107,8 +107,8 @@ impl View<'_> {
         if flags & O_DIRECTORY != 0 && inode.directory().is_none() {
             return Err(Errno::ENOTDIR);
         }
-        let name = Name { directory: found.parent, name: found.name.into() };
-        let name = Some(name).filter(|name| !name.name.is_empty());
+        let entry = !found.name.is_empty();
+        let name = entry.then(|| Name::Entry { directory: found.parent, name: found.name.into() });
         Ok(Open::new(inode, None, flags & (O_PATH | O_DIRECTORY | O_NOFOLLOW), name))
     }
 

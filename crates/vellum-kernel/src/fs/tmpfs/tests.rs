@@ -504,10 +504,11 @@ fn devices_fifos_and_jumps() {
     world.write("/lost", "still there");
     let lost = world.view().get(b"lost", false).unwrap();
     world.view().remove(b"lost", false).unwrap();
-    let folder = text::Folder::new(Device { major: 0, minor: 9 }, None, None);
+    let system = text::System { device: Device { major: 0, minor: 9 }, magic: 0 };
+    let folder = text::Folder::new(system, None, None);
     let to = lost.clone();
     let link = text::Link::new(
-        Device { major: 0, minor: 9 },
+        system,
         std::boxed::Box::new(|| Ok(b"/lost (deleted)".to_vec())),
         Some(std::boxed::Box::new(move || Some(to.clone()))),
     );

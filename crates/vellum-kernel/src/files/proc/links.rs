@@ -1,0 +1,111 @@
+//! What a process has open, and its program: links that lead there whatever their names say.
+
+use super::number;
+use super::process::Subject;
+use crate::files::{Files, from_root};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::text::{Folder, Jump, Link, Make, More, System, Text};
+use vellum_kernel::fs::{Inode, Kind, Open, inode::Entry};
+
+/// Where a link leads, and by which name.
+type Target = Result<(Arc<dyn Inode>, Vec<u8>), Errno>;
+
+/// The links of a process or thread.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
+    let system = folder.system();
+    let add = |name: &str, target: fn(&Subject) -> Target| {
+        let (names, leads) = (subject.clone(), subject.clone());
+        let make: Make = Box::new(move || target(&names).map(|(_, path)| path));
+        let jump: Jump = Box::new(move || target(&leads).ok().map(|(inode, _)| inode));
+        folder.add(name, Link::new(system, make, Some(jump)))
+    };
+    add("cwd", |subject| {
+        let current = files(subject)?.current.lock().clone();
+        let path = from_root(|view| view.names.path_of(&current, view.root));
+        Ok((current, path.unwrap_or_else(|| b"(deleted)".to_vec())))
+    })?;
+    add("exe", |subject| {
+        let memory = subject.process()?.memory.lock().clone().ok_or(Errno::ENOENT)?;
+        let (inode, mapped) = memory.image.lock().file.clone().ok_or(Errno::ENOENT)?;
+        let path = from_root(|view| view.names.path_of_mapped(&mapped, view.root));
+        Ok((inode, path))
+    })?;
+    add("root", |_| from_root(|view| Ok((view.root.clone(), b"/".to_vec()))))?;
+    let descriptors = |of: Of| Box::new(Descriptors { system, subject: subject.clone(), of });
+    folder.add_folder_of("fd", Some(descriptors(Of::Files)))?;
+    folder.add_folder_of("fdinfo", Some(descriptors(Of::Facts)))?;
+    Ok(())
+}
+
+fn files(subject: &Subject) -> Result<Arc<Files>, Errno> {
+    subject.process()?.files.lock().clone().ok_or(Errno::ENOENT)
+}
+
+/// What is behind the entries of a directory of descriptors.
+#[derive(Clone, Copy)]
+enum Of {
+    /// The file that is open.
+    Files,
+    /// Offset and flags.
+    Facts,
+}
+
+/// A directory of descriptors.
+struct Descriptors {
+    system: System,
+    subject: Subject,
+    of: Of,
+}
+
+fn open(subject: &Subject, number: u32) -> Result<Arc<Open>, Errno> {
+    files(subject)?.open(number.into()).map_err(|_| Errno::ENOENT)
+}
+
+impl More for Descriptors {
+    fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
+        let number = number(name)?;
+        open(&self.subject, number).ok()?;
+        let (subject, system) = (self.subject.clone(), self.system);
+        Some(match self.of {
+            Of::Files => {
+                let leads = self.subject.clone();
+                let make: Make = Box::new(move || {
+                    let open = open(&subject, number)?;
+                    from_root(|view| view.names.path_of_open(&open, view.root)).ok_or(Errno::ENOENT)
+                });
+                let jump: Jump = Box::new(move || open(&leads, number).ok().map(|open| open.inode().clone()));
+                Link::new(system, make, Some(jump))
+            }
+            Of::Facts => Text::read_only(system, move || {
+                let open = open(&subject, number)?;
+                let (offset, flags, inode) = (open.offset(), open.flags(), open.inode().meta().inode);
+                Ok(format!("pos:\t{offset}\nflags:\t0{flags:o}\nmnt_id:\t0\nino:\t{inode}\n").into_bytes())
+            }),
+        })
+    }
+
+    fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
+        let Ok(files) = files(&self.subject) else { return };
+        let kind = match self.of {
+            Of::Files => Kind::Link,
+            Of::Facts => Kind::Regular,
+        };
+        let mut at = from as u32;
+        loop {
+            let Some(number) = files.table.lock().next(at).map(|(number, _)| number) else { return };
+            let (inode, next) = (1 << 33 | u64::from(number), u64::from(number) + 1);
+            if !each(Entry { name: format!("{number}").as_bytes(), inode, kind, next }) {
+                return;
+            }
+            at = number + 1;
+        }
+    }
+}

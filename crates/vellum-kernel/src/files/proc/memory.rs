@@ -1,0 +1,320 @@
+//! What of a process's memory is where.
+
+use super::process::Subject;
+use crate::files::from_root;
+use crate::mem::{UserSpace, machine, uaccess};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
+use vellum::arch::{Attrs, Kind};
+use vellum::frame::flag;
+use vellum::frame::policy::Advice;
+use vellum::vma::{AreaFlags, Prot, Vma};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::{Sink, Source};
+use vellum_kernel::proc::Text;
+use vellum_kernel::proc::maps::{self as words, Area, Usage};
+use vellum_kernel::proc::process::Memory;
+
+/// The memory of whom a file is about; none if it has ended.
+fn space(subject: &Subject) -> Result<Option<Arc<UserSpace>>, Errno> {
+    Ok(subject.process()?.memory.lock().clone())
+}
+
+/// The areas, of one moment.
+fn areas(memory: &UserSpace) -> Result<Vec<Vma>, Errno> {
+    let mut areas = Vec::new();
+    let mut full = false;
+    memory.engine.areas(0, |area| {
+        full = areas.try_reserve(1).is_err();
+        if !full {
+            areas.push(*area);
+        }
+        !full
+    });
+    if full { Err(Errno::ENOMEM) } else { Ok(areas) }
+}
+
+/// What shared memory without a file is shown as.
+const SHARED: &[u8] = b"/dev/zero (deleted)";
+/// The file system it is said to be on, as on Linux.
+const SHARED_DEVICE: Device = Device { major: 0, minor: 1 };
+
+/// Shows an area as `maps` does.
+fn show<T>(memory: &UserSpace, area: &Vma, tell: impl FnOnce(&Area<'_>) -> T) -> T {
+    let VirtRange { start, end } = area.range;
+    let (heap, stack) = (*memory.heap.lock(), memory.image.lock().stack);
+    let file = memory.mapped(area.backing.tag()).filter(|_| area.backing.tag() != 0);
+    let path = file.as_ref().map(|file| from_root(|view| view.names.path_of_mapped(file, view.root)));
+    let anonymous = area.backing.is_anonymous();
+    let name = match &path {
+        Some(path) => path.as_slice(),
+        None if !anonymous => SHARED,
+        None if start <= stack && stack < end => b"[stack]",
+        None if start < heap.end && end > heap.start => b"[heap]",
+        None => b"",
+    };
+    let (device, inode) = match &file {
+        Some(file) => (file.device, file.inode),
+        None if anonymous => (Device::default(), 0),
+        None => (SHARED_DEVICE, 1),
+    };
+    tell(&Area {
+        range: start..end,
+        read: area.prot.contains(Prot::READ),
+        write: area.prot.contains(Prot::WRITE),
+        execute: area.prot.contains(Prot::EXEC),
+        shared: area.backing.is_shared(),
+        offset: if anonymous { 0 } else { area.backing.offset(start) },
+        device,
+        inode,
+        name,
+    })
+}
+
+/// `maps`.
+pub fn maps(subject: &Subject) -> Result<Vec<u8>, Errno> {
+    let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
+    let areas = areas(&memory)?;
+    Text::of(|text| areas.iter().try_for_each(|area| show(&memory, area, |shown| words::line(text, shown))))
+}
+
+/// What of an area is in memory.
+fn usage(memory: &UserSpace, area: &Vma) -> Usage {
+    let found = memory.engine.usage(area.range);
+    Usage {
+        rss: found.resident,
+        pss: found.proportional.all,
+        pss_dirty: found.proportional.dirty,
+        pss_anon: found.proportional.anonymous,
+        pss_shmem: found.proportional.all - found.proportional.anonymous,
+        shared_clean: found.shared.all - found.shared.dirty,
+        shared_dirty: found.shared.dirty,
+        private_clean: (found.resident - found.shared.all) - (found.dirty - found.shared.dirty),
+        private_dirty: found.dirty - found.shared.dirty,
+        referenced: found.referenced,
+        anonymous: found.anonymous,
+        anon_huge: found.huge - found.huge_objects,
+        shmem_huge: found.huge_objects,
+        swap: found.swap,
+        swap_pss: found.swap,
+        locked: if area.flags.contains(AreaFlags::LOCKED) { found.proportional.all } else { 0 },
+        ..Usage::default()
+    }
+}
+
+/// The letters of `VmFlags`.
+fn flags(area: &Vma) -> Vec<&'static str> {
+    let shared = area.backing.is_shared();
+    let has = |flag| area.flags.contains(flag);
+    let letters = [
+        (area.prot.contains(Prot::READ), "rd"),
+        (area.prot.contains(Prot::WRITE), "wr"),
+        (area.prot.contains(Prot::EXEC), "ex"),
+        (shared, "sh"),
+        (true, "mr"),
+        (true, "mw"),
+        (true, "me"),
+        (shared, "ms"),
+        (has(AreaFlags::GROWSDOWN), "gd"),
+        (has(AreaFlags::LOCKED), "lo"),
+        (has(AreaFlags::DONTFORK), "dc"),
+        (area.prot.contains(Prot::WRITE) && !shared && !has(AreaFlags::NORESERVE), "ac"),
+        (has(AreaFlags::NORESERVE), "nr"),
+        (has(AreaFlags::WIPEONFORK), "wf"),
+        (has(AreaFlags::DONTDUMP), "dd"),
+        (area.advice == Advice::Huge, "hg"),
+        (area.advice == Advice::NoHuge, "nh"),
+    ];
+    letters.into_iter().filter(|(set, _)| *set).map(|(_, letters)| letters).collect()
+}
+
+/// Whether an area may have huge pages: it is large enough, and policy allows them.
+fn huge(area: &Vma) -> bool {
+    let order = vellum::frame::HUGE_ORDER;
+    let size = FRAME_SIZE << order;
+    let allowed = machine().policy().orders(area.advice) >> order & 1 != 0;
+    let first = area.range.start.next_multiple_of(size);
+    allowed && area.backing.is_anonymous() && first.saturating_add(size) <= area.range.end
+}
+
+/// `smaps`.
+pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
+    let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
+    let areas = areas(&memory)?;
+    Text::of(|text| {
+        areas.iter().try_for_each(|area| {
+            let usage = usage(&memory, area);
+            show(&memory, area, |shown| words::detailed(text, shown, &usage, huge(area), &flags(area)))
+        })
+    })
+}
+
+/// `smaps_rollup`.
+pub fn rollup(subject: &Subject) -> Result<Vec<u8>, Errno> {
+    let memory = space(subject)?.ok_or(Errno::ESRCH)?;
+    let areas = areas(&memory)?;
+    let mut sum = Usage::default();
+    areas.iter().for_each(|area| sum += &usage(&memory, area));
+    let range = areas.first().map_or(0, |first| first.range.start)..areas.last().map_or(0, |last| last.range.end);
+    Text::of(|text| words::rollup(text, range, &sum))
+}
+
+/// A process's memory in figures, as `status`, `stat` and `statm` say it.
+pub fn figures(memory: &UserSpace) -> Memory {
+    let stats = memory.engine.stats();
+    let image = memory.image.lock().clone();
+    let (mut data, mut stack, mut executable) = (0, 0, 0);
+    memory.engine.areas(0, |area| {
+        let (len, prot) = (area.range.len(), area.prot);
+        if area.flags.contains(AreaFlags::GROWSDOWN) {
+            stack += len;
+        } else if prot.contains(Prot::WRITE) && !area.backing.is_shared() {
+            data += len;
+        } else if prot.contains(Prot::EXEC) && !prot.contains(Prot::WRITE) {
+            executable += len;
+        }
+        true
+    });
+    let code = image.code[1] - image.code[0];
+    Memory {
+        peak: stats.most_mapped,
+        size: stats.mapped,
+        locked: stats.locked,
+        pinned: 0,
+        most_resident: stats.peak,
+        anonymous: stats.anon,
+        file: stats.file,
+        shmem: stats.shmem,
+        data,
+        stack,
+        code,
+        libraries: u64::saturating_sub(executable, code),
+        tables: stats.tables,
+        swap: stats.swap,
+        code_range: image.code,
+        data_range: image.data,
+        heap_start: memory.heap.lock().start,
+        stack_start: image.stack,
+        argument_range: image.arguments,
+        environment_range: image.environment,
+    }
+}
+
+/// Entries of `pagemap` that are made at once.
+const AT_ONCE: usize = 512;
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const OBJECTS: u64 = 1 << 61;
+const ALONE: u64 = 1 << 56;
+const SOFT_DIRTY: u64 = 1 << 55;
+
+/// `pagemap`: eight bytes a page.
+pub fn pagemap(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+    if !at.is_multiple_of(8) || !to.room().is_multiple_of(8) {
+        return Err(Errno::EINVAL);
+    }
+    let Some(memory) = space(subject)? else { return Ok(0) };
+    let pages = crate::arch::paging::user_end() >> FRAME_SHIFT;
+    let mut done = 0;
+    while to.room() > 0 {
+        let first = (at + done as u64) / 8;
+        let count = (to.room() / 8).min(AT_ONCE).min(pages.saturating_sub(first) as usize);
+        if count == 0 {
+            break;
+        }
+        let mut entries = [0; AT_ONCE];
+        look(&memory, first, &mut entries[..count]);
+        let mut bytes = [0; AT_ONCE * 8];
+        for (place, entry) in bytes.chunks_exact_mut(8).zip(entries) {
+            place.copy_from_slice(&entry.to_le_bytes());
+        }
+        match to.put(&bytes[..count * 8]) {
+            Ok(put) => done += put,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// The entries of `pagemap` from a page on.
+fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
+    let start = first << FRAME_SHIFT;
+    let range = VirtRange { start, end: start + ((entries.len() as u64) << FRAME_SHIFT) };
+    let arch = memory.engine.arch();
+    memory.engine.runs(range, |run| {
+        let part = run.range(arch).intersect(&range);
+        let places = ((part.start - start) >> FRAME_SHIFT) as usize..((part.end - start) >> FRAME_SHIFT) as usize;
+        match run.kind {
+            Kind::Leaf => {
+                let mut pfn = run.pfn(arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
+                let attrs = run.attrs(arch);
+                for entry in &mut entries[places] {
+                    let (_, frame) = machine().frames().head(pfn);
+                    let state = frame.state();
+                    *entry = PRESENT | u64::from(pfn.0);
+                    *entry |= if state.has(flag::OBJECT) { OBJECTS } else { 0 };
+                    let maps = u64::from(frame.counts().maps);
+                    *entry |= if maps <= 1 << state.order() && !state.has(flag::ZEROS) { ALONE } else { 0 };
+                    *entry |= if attrs.contains(Attrs::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
+                    pfn = pfn.add(1);
+                }
+            }
+            Kind::Swap => entries[places].fill(SWAPPED),
+            _ => {}
+        }
+    });
+}
+
+/// `mem` is read.
+pub fn read(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+    let Some(memory) = space(subject)? else { return Ok(0) };
+    let mut done = 0;
+    let mut buffer = [0; 1024];
+    while to.room() > 0 {
+        let wanted = to.room().min(buffer.len());
+        let copied = uaccess::read_some(&memory, at.wrapping_add(done as u64), &mut buffer[..wanted]);
+        if copied == 0 {
+            return if done == 0 { Err(Errno::EIO) } else { Ok(done) };
+        }
+        match to.put(&buffer[..copied]) {
+            Ok(put) => done += put,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// `mem` is written. What the process may not write itself is not written either.
+pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+    let Some(memory) = space(subject)? else { return Ok(0) };
+    let mut done = 0;
+    let mut buffer = [0; 1024];
+    while from.left() > 0 {
+        let wanted = from.left().min(buffer.len());
+        let taken = match from.take(&mut buffer[..wanted]) {
+            Ok(taken) => taken,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        };
+        let copied = uaccess::write_some(&memory, at.wrapping_add(done as u64), &buffer[..taken]);
+        done += copied;
+        if copied < taken {
+            return if done == 0 { Err(Errno::EIO) } else { Ok(done) };
+        }
+    }
+    Ok(done)
+}
+
+/// `clear_refs` is written.
+pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
+    let _ = space(subject)?;
+    match value.trim_ascii() {
+        // Marks of what is touched and written are not the engine's to clear yet.
+        b"1" | b"2" | b"3" | b"4" | b"5" => Err(Errno::EOPNOTSUPP),
+        _ => Err(Errno::EINVAL),
+    }
+}

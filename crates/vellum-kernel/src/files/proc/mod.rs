@@ -1,0 +1,89 @@
+//! `/proc`: what there is to know about processes and the machine, in the words of the library's `proc`.
+//!
+//! | file | story |
+//! |---|---|
+//! | [`process`] | a process's directory, and a thread's |
+//! | [`facts`] | who and what a process is: `status`, `stat`, `limits` and the like |
+//! | [`memory`] | what of its memory is where: `maps`, `smaps`, `pagemap` |
+//! | [`links`] | what it has open, and its program |
+//! | [`system`] | the machine: `meminfo`, `vmstat`, `stat` and the like |
+//! | [`settings`] | `/proc/sys` |
+
+mod facts;
+mod links;
+mod memory;
+mod process;
+mod settings;
+mod system;
+
+use crate::task::{Thread, process as processes};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::sync::Arc;
+use linux_raw_sys::general::PROC_SUPER_MAGIC;
+use spin::Once;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::text::{Folder, Link, Make, More, System};
+use vellum_kernel::fs::{Inode, Kind, inode::Entry};
+
+/// The root directory; there is one, wherever it is mounted.
+static ROOT: Once<Arc<Folder>> = Once::new();
+
+/// The root directory.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn root() -> Result<Arc<Folder>, Errno> {
+    ROOT.try_call_once(|| {
+        let system = System { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC };
+        let root = Folder::new(system, None, Some(Box::new(Processes)));
+        system::fill(&root)?;
+        settings::fill(&root.add_folder("sys")?)?;
+        let own: Make = Box::new(|| Ok(format!("{}", reader()?.process.pid).into_bytes()));
+        root.add("self", Link::new(system, own, None))?;
+        let thread: Make = Box::new(|| {
+            let thread = reader()?;
+            Ok(format!("{}/task/{}", thread.process.pid, thread.tid).into_bytes())
+        });
+        root.add("thread-self", Link::new(system, thread, None))?;
+        Ok(root)
+    })
+    .cloned()
+}
+
+/// Who reads.
+fn reader() -> Result<Arc<Thread>, Errno> {
+    Thread::current().ok_or(Errno::ENOENT)
+}
+
+/// A number as a name.
+fn number(name: &[u8]) -> Option<u32> {
+    let name = core::str::from_utf8(name).ok()?;
+    // As it would be written, and not otherwise.
+    name.parse().ok().filter(|_| name == "0" || !name.starts_with(['0', '+']))
+}
+
+/// The processes' directories.
+struct Processes;
+
+impl More for Processes {
+    fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
+        // A thread's number stands for its process as well.
+        let number = number(name)?;
+        let process =
+            processes::find(number).or_else(|| processes::find_thread(number).map(|thread| thread.process.clone()))?;
+        process::folder(&process).ok().map(|folder| folder as Arc<dyn Inode>)
+    }
+
+    fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
+        for process in processes::all().iter().filter(|process| u64::from(process.pid) >= from) {
+            let (name, kind) = (format!("{}", process.pid), Kind::Directory);
+            let (inode, next) = (process::inode(process.pid), u64::from(process.pid) + 1);
+            if !each(Entry { name: name.as_bytes(), inode, kind, next }) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A process's directory, and those of its threads.
+//!
+//! A directory is made when somebody first looks for it, and stays as long as its process does.
+
+use super::{ROOT, facts, links, memory, number};
+use crate::task::{Process, Thread};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::text::{Folder, Make, More, Take, Text, Window};
+use vellum_kernel::fs::{Inode, Kind, inode::Entry};
+
+/// Whom a file is about: a process, or one of its threads. It keeps neither.
+#[derive(Clone)]
+pub struct Subject {
+    process: Weak<Process>,
+    thread: Option<Weak<Thread>>,
+}
+
+impl Subject {
+    /// The process.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH`: it is no more.
+    pub fn process(&self) -> Result<Arc<Process>, Errno> {
+        self.process.upgrade().ok_or(Errno::ESRCH)
+    }
+
+    /// The thread, or the process's first; none if it has ended.
+    pub fn thread(&self) -> Option<Arc<Thread>> {
+        match &self.thread {
+            Some(thread) => thread.upgrade(),
+            None => self.process.upgrade()?.threads.lock().first().cloned(),
+        }
+    }
+
+    /// Whether it is about a thread.
+    pub fn is_thread(&self) -> bool {
+        self.thread.is_some()
+    }
+}
+
+/// Says what is in a file.
+type Says = fn(&Subject) -> Result<Vec<u8>, Errno>;
+/// Takes what is written to it.
+type Hears = fn(&Subject, &[u8]) -> Result<(), Errno>;
+
+/// The files of text, of processes and threads.
+const TEXTS: &[(&str, u32, Says, Option<Hears>)] = &[
+    ("auxv", 0o400, facts::aux, None),
+    ("cgroup", 0o444, facts::group, None),
+    ("cmdline", 0o444, facts::arguments, None),
+    ("comm", 0o644, facts::name, Some(facts::rename)),
+    ("coredump_filter", 0o644, facts::core_filter, Some(facts::set_core_filter)),
+    ("environ", 0o400, facts::environment, None),
+    ("limits", 0o444, facts::limits, None),
+    ("maps", 0o444, memory::maps, None),
+    ("mountinfo", 0o444, |_| super::system::mountinfo(), None),
+    ("mounts", 0o444, |_| super::system::mounts(), None),
+    ("oom_adj", 0o644, facts::old_badness, Some(facts::set_old_badness)),
+    ("oom_score", 0o444, facts::score, None),
+    ("oom_score_adj", 0o644, facts::badness, Some(facts::set_badness)),
+    ("personality", 0o400, |_| Ok(b"00000000\n".to_vec()), None),
+    ("smaps", 0o444, memory::smaps, None),
+    ("smaps_rollup", 0o444, memory::rollup, None),
+    ("stat", 0o444, facts::stat, None),
+    ("statm", 0o444, facts::statm, None),
+    ("status", 0o444, facts::status, None),
+];
+
+/// The inode number of a process's directory.
+pub fn inode(pid: u32) -> u64 {
+    1 << 32 | u64::from(pid)
+}
+
+fn thread_inode(tid: u32) -> u64 {
+    2 << 32 | u64::from(tid)
+}
+
+/// A process's directory.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn folder(process: &Arc<Process>) -> Result<Arc<Folder>, Errno> {
+    let made = process.folder.try_call_once(|| {
+        let subject = Subject { process: Arc::downgrade(process), thread: None };
+        let folder = Folder::numbered(root()?.system(), Some(inode(process.pid)), Some(Arc::downgrade(root()?)), None);
+        fill(&folder, &subject)?;
+        folder.add_folder_of("task", Some(Box::new(Threads(subject.process.clone()))))?;
+        Ok(folder)
+    });
+    made.cloned()
+}
+
+fn root() -> Result<&'static Arc<Folder>, Errno> {
+    ROOT.get().ok_or(Errno::ENOENT)
+}
+
+fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
+    for (name, mode, says, hears) in TEXTS {
+        let (reads, writes) = (subject.clone(), subject.clone());
+        let make: Make = Box::new(move || says(&reads));
+        let take = hears.map(|hears| Box::new(move |value: &[u8]| hears(&writes, value)) as Take);
+        folder.add(name, Text::new(folder.system(), *mode, Some(make), take))?;
+    }
+    let of = subject.clone();
+    let clear: Take = Box::new(move |value| memory::clear(&of, value));
+    folder.add("clear_refs", Text::new(folder.system(), 0o200, None, Some(clear)))?;
+    let of = subject.clone();
+    let pagemap = Window::new(folder.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None);
+    folder.add("pagemap", pagemap)?;
+    let (reads, writes) = (subject.clone(), subject.clone());
+    let read = Box::new(move |at, to: &mut dyn vellum_kernel::fs::Sink| memory::read(&reads, at, to));
+    let write = Box::new(move |at, from: &mut dyn vellum_kernel::fs::Source| memory::write(&writes, at, from));
+    folder.add("mem", Window::new(folder.system(), 0o600, read, Some(write)))?;
+    links::fill(folder, subject)
+}
+
+/// A process's threads.
+struct Threads(Weak<Process>);
+
+impl Threads {
+    fn all(&self) -> Vec<Arc<Thread>> {
+        self.0.upgrade().map_or(Vec::new(), |process| process.threads.lock().clone())
+    }
+}
+
+impl More for Threads {
+    fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
+        let number = number(name)?;
+        let thread = self.all().into_iter().find(|thread| thread.tid == number)?;
+        let above = folder(&thread.process).ok()?;
+        let made = thread.folder.try_call_once(|| {
+            let subject = Subject { process: self.0.clone(), thread: Some(Arc::downgrade(&thread)) };
+            let parent = above.folder("task").as_ref().map(Arc::downgrade);
+            let folder = Folder::numbered(above.system(), Some(thread_inode(number)), parent, None);
+            fill(&folder, &subject).map(|()| folder)
+        });
+        made.ok().map(|folder| folder.clone() as Arc<dyn Inode>)
+    }
+
+    fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
+        // Numbers ascend, but for a thread that took its process's.
+        let mut numbers: Vec<u32> = self.all().iter().map(|thread| thread.tid).collect();
+        numbers.sort_unstable();
+        for number in numbers.into_iter().filter(|number| u64::from(*number) >= from) {
+            let (inode, next) = (thread_inode(number), u64::from(number) + 1);
+            if !each(Entry { name: format!("{number}").as_bytes(), inode, kind: Kind::Directory, next }) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! `/proc/sys`: settings.
+//!
+//! One that is fixed here can be written only with what it is: a program that saves and restores it is content, and one that
+//! wants another hears of it.
+
+use crate::sys::misc;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::text::{Folder, Make, Take, Text};
+
+/// A number that may be written, in these bounds. What nothing here depends on is remembered, and no more.
+struct Setting {
+    name: &'static str,
+    value: AtomicU64,
+    least: u64,
+    most: u64,
+}
+
+const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setting {
+    Setting { name, value: AtomicU64::new(value), least, most }
+}
+
+/// Numbers of `vm`. There is no swap and no page that would be written back, so most say how that would be done.
+static MEMORY: [Setting; 18] = [
+    setting("compaction_proactiveness", 20, 0, 100),
+    setting("dirty_background_ratio", 10, 0, 100),
+    setting("dirty_ratio", 20, 0, 100),
+    setting("drop_caches", 0, 1, 4),
+    setting("max_map_count", 65530, 65530, 65530),
+    setting("min_free_kbytes", 0, 0, u64::MAX),
+    setting("mmap_min_addr", 65536, 65536, 65536),
+    setting("nr_hugepages", 0, 0, u64::MAX),
+    setting("nr_overcommit_hugepages", 0, 0, u64::MAX),
+    setting("oom_kill_allocating_task", 0, 0, 0),
+    setting("overcommit_kbytes", 0, 0, 0),
+    // Whatever is asked for is promised.
+    setting("overcommit_memory", 1, 0, 1),
+    setting("overcommit_ratio", 50, 0, u64::MAX),
+    setting("page-cluster", 3, 0, 31),
+    setting("panic_on_oom", 0, 0, 0),
+    setting("swappiness", 60, 0, 200),
+    setting("vfs_cache_pressure", 100, 0, u64::MAX),
+    setting("watermark_scale_factor", 10, 1, 3000),
+];
+
+/// Those of `vm` that stay what they are, whatever is written: there is nothing to drop, and there are no huge pages set aside.
+const STAYS: [&str; 3] = ["drop_caches", "nr_hugepages", "nr_overcommit_hugepages"];
+
+static KERNEL: [Setting; 14] = [
+    setting("core_uses_pid", 0, 0, 1),
+    setting("dmesg_restrict", 0, 0, 1),
+    setting("kptr_restrict", 0, 0, 2),
+    setting("msgmax", 8192, 8192, 8192),
+    setting("msgmnb", 16384, 16384, 16384),
+    setting("msgmni", 0, 0, 0),
+    setting("ngroups_max", 65536, 65536, 65536),
+    setting("panic", 0, 0, u64::MAX),
+    setting("panic_on_oops", 1, 1, 1),
+    // Numbers of processes are not given out twice.
+    setting("pid_max", 4_194_304, 4_194_304, 4_194_304),
+    setting("randomize_va_space", 0, 0, 0),
+    setting("sched_rr_timeslice_ms", 10, 10, 10),
+    setting("tainted", 0, 0, 0),
+    setting("threads-max", 4_194_304, 4_194_304, 4_194_304),
+];
+
+/// System V shared memory may have what there is.
+static SHARED: [Setting; 3] = [
+    setting("shmall", u64::MAX - (1 << 24), u64::MAX - (1 << 24), u64::MAX - (1 << 24)),
+    setting("shmmax", u64::MAX - (1 << 24), u64::MAX - (1 << 24), u64::MAX - (1 << 24)),
+    setting("shmmni", 4096, 4096, 4096),
+];
+
+const WORDS: [(&str, &str); 6] = [
+    ("core_pattern", "core"),
+    ("domainname", misc::DOMAIN),
+    ("hostname", misc::HOST),
+    ("osrelease", misc::RELEASE),
+    ("ostype", misc::SYSTEM),
+    ("version", misc::VERSION),
+];
+
+/// Adds the settings.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
+    MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
+    KERNEL.iter().chain(&SHARED).try_for_each(|setting| number(&kernel, setting))?;
+    for (name, value) in WORDS {
+        let make: Make = Box::new(move || Ok(format!("{value}\n").into_bytes()));
+        let take: Take = Box::new(move |new| match new.trim_ascii() == value.as_bytes() {
+            true => Ok(()),
+            false => Err(Errno::EINVAL),
+        });
+        kernel.add(name, Text::new(kernel.system(), 0o644, Some(make), Some(take)))?;
+    }
+    let files = folder.add_folder("fs")?;
+    files.add("file-max", Text::read_only(files.system(), || Ok(b"9223372036854775807\n".to_vec())))?;
+    files.add("nr_open", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
+    files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
+}
+
+fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> {
+    let make: Make = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
+    let take: Take = Box::new(|value| {
+        let value = core::str::from_utf8(value).ok().and_then(|value| value.trim().parse::<u64>().ok());
+        let value = value.filter(|value| (setting.least..=setting.most).contains(value)).ok_or(Errno::EINVAL)?;
+        if !STAYS.contains(&setting.name) {
+            setting.value.store(value, Relaxed);
+        }
+        Ok(())
+    });
+    folder.add(setting.name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+}

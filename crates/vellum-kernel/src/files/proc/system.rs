@@ -1,0 +1,211 @@
+//! The machine, in figures: all of them the engine's, or counted where they change.
+
+use crate::arch::cpuinfo;
+use crate::files::{from_root, mount};
+use crate::mem::{Machine, heap, machine, now_ns};
+use crate::sys::{clock::EPOCH, misc};
+use crate::task::process as processes;
+use crate::task::process::last_number;
+use alloc::collections::BTreeSet;
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use vellum::addr::FRAME_SIZE;
+use vellum::frame::HUGE_ORDER;
+use vellum::platform::Cpus;
+use vellum::stats::Counter;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::text::{Folder, Text};
+use vellum_kernel::proc::{Text as Words, system as words};
+
+/// A file: its name, and what is in it.
+type File = (&'static str, fn() -> Result<Vec<u8>, Errno>);
+
+const FILES: [File; 15] = [
+    ("buddyinfo", buddies),
+    ("cgroups", || Ok(b"#subsys_name\thierarchy\tnum_cgroups\tenabled\nmemory\t0\t1\t1\n".to_vec())),
+    ("cmdline", || Ok(b"vellum\n".to_vec())),
+    ("cpuinfo", processors),
+    ("devices", || Ok(b"Character devices:\n  1 mem\n\nBlock devices:\n".to_vec())),
+    ("filesystems", || Ok(b"nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\n".to_vec())),
+    ("loadavg", load),
+    ("meminfo", meminfo),
+    ("mounts", mounts),
+    ("modules", || Ok(Vec::new())),
+    ("stat", stat),
+    ("swaps", || Ok(b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n".to_vec())),
+    ("uptime", uptime),
+    ("version", version),
+    ("vmstat", vmstat),
+];
+
+/// Adds the machine's files.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
+    FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))
+}
+
+/// What all address spaces have, in bytes.
+struct Spaces {
+    tables: u64,
+    mapped: u64,
+}
+
+fn spaces() -> Spaces {
+    let mut seen = BTreeSet::new();
+    let mut sum = Spaces { tables: 0, mapped: 0 };
+    for process in processes::all() {
+        let Some(memory) = process.memory.lock().clone() else { continue };
+        if seen.insert(Arc::as_ptr(&memory) as usize) {
+            let stats = memory.engine.stats();
+            sum.tables += stats.tables;
+            sum.mapped += stats.file + stats.shmem;
+        }
+    }
+    sum
+}
+
+/// The machine's memory, in bytes. What several map is mapped once, as far as is known: no more than there is.
+fn memory(machine: &Machine) -> words::Memory {
+    let frames = machine.frames();
+    let spaces = spaces();
+    let groups = crate::files::groups::listed();
+    let free = frames.free_frames() * FRAME_SIZE;
+    let shmem = machine.counter(Counter::ShmemPages) * FRAME_SIZE;
+    let [anonymous, unevictable] = [groups.anonymous, groups.unevictable].map(|pages| pages * FRAME_SIZE);
+    words::Memory {
+        total: frames.total() * FRAME_SIZE,
+        free,
+        available: free,
+        cached: shmem,
+        active_anonymous: anonymous,
+        unevictable,
+        locked: unevictable,
+        anonymous: anonymous + unevictable,
+        mapped: spaces.mapped.min(shmem),
+        shmem,
+        slab_unreclaimable: heap::used(),
+        kernel_stack: (machine.platform().count() * crate::arch::boot::MAIN_STACK_SIZE) as u64,
+        tables: spaces.tables,
+        commit_limit: frames.total() * FRAME_SIZE,
+        huge_page: FRAME_SIZE << HUGE_ORDER,
+        ..words::Memory::default()
+    }
+}
+
+/// `meminfo`.
+fn meminfo() -> Result<Vec<u8>, Errno> {
+    let memory = memory(machine());
+    Words::of(|text| words::meminfo(text, &memory))
+}
+
+fn vmstat() -> Result<Vec<u8>, Errno> {
+    let machine = machine();
+    let memory = memory(machine);
+    let pages = |bytes: u64| bytes / FRAME_SIZE;
+    let counter = |counter| machine.counter(counter);
+    let rows = [
+        ("nr_free_pages", pages(memory.free)),
+        ("nr_inactive_anon", 0),
+        ("nr_active_anon", pages(memory.active_anonymous)),
+        ("nr_inactive_file", 0),
+        ("nr_active_file", 0),
+        ("nr_unevictable", pages(memory.unevictable)),
+        ("nr_slab_unreclaimable", pages(memory.slab_unreclaimable)),
+        ("nr_anon_pages", pages(memory.anonymous)),
+        ("nr_mapped", pages(memory.mapped)),
+        ("nr_file_pages", pages(memory.cached)),
+        ("nr_dirty", 0),
+        ("nr_writeback", 0),
+        ("nr_shmem", pages(memory.shmem)),
+        ("nr_kernel_stack", memory.kernel_stack / 1024),
+        ("nr_page_table_pages", pages(memory.tables)),
+        ("pswpin", 0),
+        ("pswpout", 0),
+        ("pgfault", counter(Counter::Faults)),
+        ("pgmajfault", 0),
+        ("oom_kill", crate::mem::oom::killed()),
+        ("thp_split_pmd", counter(Counter::HugeSplits)),
+        ("thp_deferred_split_page", counter(Counter::SplitDeferred)),
+    ];
+    Words::of(|text| words::vmstat(text, rows))
+}
+
+fn stat() -> Result<Vec<u8>, Errno> {
+    let all = processes::all();
+    let running = all.iter().flat_map(|process| process.threads.lock().clone()).filter(|thread| !thread.sleeps());
+    let counts = words::Counts {
+        booted: EPOCH / 1_000_000_000,
+        started: last_number().into(),
+        running: running.count() as u64,
+        ..words::Counts::default()
+    };
+    let mut times = Vec::new();
+    let cpus = machine().platform().count();
+    times.try_reserve_exact(cpus)?;
+    times.resize(cpus, words::Times::default());
+    Words::of(|text| words::stat(text, &times, &counts))
+}
+
+fn uptime() -> Result<Vec<u8>, Errno> {
+    let hundredths = now_ns() / 10_000_000;
+    Ok(format!("{}.{:02} 0.00\n", hundredths / 100, hundredths % 100).into_bytes())
+}
+
+fn load() -> Result<Vec<u8>, Errno> {
+    let all = processes::all();
+    let threads: Vec<_> = all.iter().flat_map(|process| process.threads.lock().clone()).collect();
+    let running = threads.iter().filter(|thread| !thread.sleeps()).count();
+    Ok(format!("0.00 0.00 0.00 {running}/{} {}\n", threads.len(), last_number()).into_bytes())
+}
+
+fn version() -> Result<Vec<u8>, Errno> {
+    Ok(format!("{} version {} ({})\n", misc::SYSTEM, misc::RELEASE, misc::VERSION).into_bytes())
+}
+
+fn processors() -> Result<Vec<u8>, Errno> {
+    let cpus = machine().platform().count();
+    Words::of(|text| (0..cpus).try_for_each(|cpu| cpuinfo::describe(text, cpu, cpus)))
+}
+
+fn buddies() -> Result<Vec<u8>, Errno> {
+    Words::of(|text| {
+        text.write_str("Node 0, zone   Normal ")?;
+        machine().frames().free_blocks().iter().try_for_each(|count| write!(text, "{count:>6} "))?;
+        text.write_str("\n")
+    })
+}
+
+/// `mounts`: what is mounted where, the root first.
+pub fn mounts() -> Result<Vec<u8>, Errno> {
+    Words::of(|text| {
+        from_root(|view| {
+            text.write_str("none / tmpfs rw 0 0\n")?;
+            for mount in view.names.mounts() {
+                let path = mount::path(&view, &mount);
+                writeln!(text, "{} {path} {} rw,relatime 0 0", mount.kind, mount.kind)?;
+            }
+            Ok(())
+        })
+    })
+}
+
+/// `mountinfo`: the same with numbers.
+pub fn mountinfo() -> Result<Vec<u8>, Errno> {
+    Words::of(|text| {
+        from_root(|view| {
+            let device = view.root.meta().device;
+            writeln!(text, "1 1 {}:{} / / rw - tmpfs none rw", device.major, device.minor)?;
+            for (number, mount) in (2..).zip(view.names.mounts()) {
+                let (path, device) = (mount::path(&view, &mount), mount.root.meta().device);
+                let (major, minor, kind) = (device.major, device.minor, mount.kind);
+                writeln!(text, "{number} 1 {major}:{minor} / {path} rw,relatime - {kind} {kind} rw")?;
+            }
+            Ok(())
+        })
+    })
+}

@@ -1,0 +1,62 @@
+//! `/proc/PID/limits`.
+
+use super::Text;
+use core::fmt::{self, Write};
+
+/// What limits are called, and in what they count; in the order of their numbers.
+const NAMES: [(&str, &str); 16] = [
+    ("Max cpu time", "seconds"),
+    ("Max file size", "bytes"),
+    ("Max data size", "bytes"),
+    ("Max stack size", "bytes"),
+    ("Max core file size", "bytes"),
+    ("Max resident set", "bytes"),
+    ("Max processes", "processes"),
+    ("Max open files", "files"),
+    ("Max locked memory", "bytes"),
+    ("Max address space", "bytes"),
+    ("Max file locks", "locks"),
+    ("Max pending signals", "signals"),
+    ("Max msgqueue size", "bytes"),
+    ("Max nice priority", ""),
+    ("Max realtime priority", ""),
+    ("Max realtime timeout", "us"),
+];
+
+/// The file, of limits soft and hard, of which the largest number means none.
+///
+/// # Errors
+/// No memory for the text.
+pub fn limits(text: &mut Text, limits: &[[u64; 2]; 16]) -> fmt::Result {
+    writeln!(text, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units")?;
+    for ((name, unit), values) in NAMES.iter().zip(limits) {
+        write!(text, "{name:<25} ")?;
+        for value in values {
+            match value {
+                &u64::MAX => write!(text, "{:<20} ", "unlimited")?,
+                value => write!(text, "{value:<20} ")?,
+            }
+        }
+        writeln!(text, "{unit:<10}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::String;
+
+    /// This process's own, read and formed again.
+    #[test]
+    fn as_linux_does() {
+        let real = std::fs::read_to_string("/proc/self/limits").unwrap();
+        let value = |word: &str| if word == "unlimited" { u64::MAX } else { word.parse().unwrap() };
+        let mut values = [[0; 2]; 16];
+        for (line, values) in real.lines().skip(1).zip(&mut values) {
+            *values = [value(line[26..46].trim()), value(line[47..67].trim())];
+        }
+        let ours = Text::of(|text| limits(text, &values)).unwrap();
+        assert_eq!(String::from_utf8(ours).unwrap(), real);
+    }
+}
