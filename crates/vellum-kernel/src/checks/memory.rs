@@ -137,6 +137,7 @@ pub fn written() -> Attrs {
 pub fn stats(mapped: u64, resident: u64, tables: u64) -> SpaceStats {
     SpaceStats {
         mapped,
+        most_mapped: mapped,
         anon: resident,
         peak: resident,
         tables: tables * FRAME_SIZE,

@@ -67,7 +67,12 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
     // The folio stays whole until somebody splits it: a table and an area's worth of memory more, and nothing less.
     expect("frames free", free - lab.machine.frames().free_frames(), 1)?;
     let tables = tables_between(space) + 2;
-    let stats = SpaceStats { areas: 2, peak: BYTES, ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables) };
+    let stats = SpaceStats {
+        areas: 2,
+        most_mapped: BYTES,
+        peak: BYTES,
+        ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables)
+    };
     expect("the space", space.stats(), stats)?;
     lab.expect_group((BYTES >> FRAME_SHIFT) + tables, BYTES >> FRAME_SHIFT, 1)?;
     println!("  {frames} pages out of the middle of a huge one: split once, unmapped in 1 run, 1 folio deferred");

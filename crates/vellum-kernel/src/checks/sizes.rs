@@ -60,7 +60,11 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
         "unmapped",
         &[(RunsCleared, runs), (PagesCleared, PAGES), (FoliosFreed, folios), (Flushes, 1), (TablesFreed, born)],
     )?;
-    expect("the space", space.stats(), vellum::space::SpaceStats { peak: BYTES, ..stats(0, 0, 1) })?;
+    expect(
+        "the space",
+        space.stats(),
+        vellum::space::SpaceStats { most_mapped: BYTES, peak: BYTES, ..stats(0, 0, 1) },
+    )?;
     lab.expect_group(1, 0, 0)?;
     // The TLB knew the last pages of it.
     expect_no_load(range, FaultError::Unmapped)?;

@@ -37,7 +37,9 @@ pub fn limits(text: &mut Text, limits: &[[u64; 2]; 16]) -> fmt::Result {
                 value => write!(text, "{value:<20} ")?,
             }
         }
-        writeln!(text, "{unit:<10}")?;
+        // What counts in nothing has no column for it.
+        let width = if unit.is_empty() { 0 } else { 10 };
+        writeln!(text, "{unit:<width$}")?;
     }
     Ok(())
 }
