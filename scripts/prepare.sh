@@ -106,29 +106,40 @@ debian_mirror() {
     apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' | sed '/-security/d' | head -n 1
 }
 
-# fetch_rust_src VERSION FOLDER: unpacks Rust's standard library from Debian's package rust-src of that very version,
-# which a newer release of Debian than this one, or its backports, may have. Nothing is installed, and apt keeps
-# its state under target/, so that the machine's own sources stay as they are.
-fetch_rust_src() {
-    local version=$1 library=$2 work=target/rust-src/apt mirror suite options
-    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
-        die "no $BARE_TARGET for Rust: try 'rustup target add $BARE_TARGET'"
+# The same, found out by any means; else it fails.
+need_debian_mirror() {
+    mirror=''
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
     mirror=$(debian_mirror)
     if [ -z "$mirror" ]; then
         apt check -q # which fetches the lists of packages; without them apt does not know whose they are
         mirror=$(debian_mirror)
     fi
-    [ -n "$mirror" ] || die "no $BARE_TARGET for Rust, and no Debian mirror in apt's sources to take rust-src from"
-    for suite in trixie-backports forky-backports forky sid; do
-        say "looking for rust-src $version in Debian's $suite"
-        rm -rf "$work"
-        mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial"
-        echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$work/sources.list"
-        options=(-q -o "Dir::State=$PWD/$work/state" -o "Dir::Cache=$PWD/$work/cache" -o Dir::State::status=/dev/null
-            -o "Dir::Etc::sourcelist=$PWD/$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
-            -o "APT::Sandbox::User=$(id -un)")
-        apt-get "${options[@]}" update &&
-            (cd "$work" && apt-get "${options[@]}" download "rust-src=$version*") || continue
+    [ -n "$mirror" ]
+}
+
+# suite SUITE FOLDER: apt as if the machine's only source were that suite of `mirror`; `suite_options` is what makes
+# it so. Nothing can be installed, and all of its state lies in FOLDER.
+suite() {
+    rm -rf "$2"
+    mkdir -p "$2/state/lists/partial" "$2/cache/archives/partial"
+    echo "deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $1 main" >"$2/sources.list"
+    suite_options=(-q -o "Dir::State=$PWD/$2/state" -o "Dir::Cache=$PWD/$2/cache" -o Dir::State::status=/dev/null
+        -o "Dir::Etc::sourcelist=$PWD/$2/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o APT::Architecture=amd64 -o APT::Architectures=amd64 -o Acquire::Languages=none
+        -o "APT::Sandbox::User=$(id -un)")
+    apt-get "${suite_options[@]}" update
+}
+
+# fetch_rust_src VERSION FOLDER: unpacks Rust's standard library from Debian's package rust-src of that very version,
+# which a newer release of Debian than this one, or its backports, may have.
+fetch_rust_src() {
+    local version=$1 library=$2 work=target/rust-src/apt mirror suite_options name
+    need_debian_mirror ||
+        die "no $BARE_TARGET for Rust, and no Debian mirror in apt's sources to take rust-src from: try 'rustup target add $BARE_TARGET'"
+    for name in trixie-backports forky-backports forky sid; do
+        say "looking for rust-src $version in Debian's $name"
+        suite "$name" "$work" && (cd "$work" && apt-get "${suite_options[@]}" download "rust-src=$version*") || continue
         say "unpacking it into ${library%/library}"
         dpkg-deb --fsys-tarfile "$work"/rust-src_*.deb |
             tar -x -C "$work" --strip-components=4 --wildcards --exclude='*/library/vendor' './usr/src/*/library'
