@@ -1,0 +1,106 @@
+// What the programs here share: the clock, memory, the kernel's settings, and rows of JSON.
+//
+// A row is one line. Its strings say what was measured, its numbers are what was found.
+#ifndef COMMON_H
+#define COMMON_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, HUGE = 2 << 20 };
+
+// Ends the program with a message that says what went wrong, and why if the C library knows.
+__attribute__((noreturn, format(printf, 1, 2))) static void die(const char *format, ...) {
+    int error = errno;
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, error ? ": %s\n" : "\n", strerror(error));
+    exit(2);
+}
+
+static inline uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+// A whole number from the command line, or what is usual.
+static inline long argument(int argc, char **argv, int index, long usual) {
+    if (argc <= index)
+        return usual;
+    char *end;
+    errno = 0;
+    long value = strtol(argv[index], &end, 10);
+    if (errno || *end || end == argv[index] || value <= 0)
+        die("%s is not a number above 0", argv[index]);
+    return value;
+}
+
+// Private memory, aligned to 2 MiB. Give it back by munmap of the same length.
+static inline char *map_aligned(size_t length) {
+    int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char *memory = mmap(NULL, length + HUGE, prot, flags, -1, 0);
+    if (memory == MAP_FAILED)
+        die("mmap of %zu bytes", length);
+    char *aligned = (char *)(((uintptr_t)memory + HUGE - 1) & ~((uintptr_t)HUGE - 1));
+    if (aligned > memory)
+        munmap(memory, (size_t)(aligned - memory));
+    munmap(aligned + length, (size_t)(memory + HUGE - aligned));
+    return aligned;
+}
+
+// Writes a word into each page.
+static inline void touch(char *memory, size_t length, uint64_t pattern) {
+    for (size_t at = 0; at < length; at += PAGE)
+        *(volatile uint64_t *)(memory + at) = pattern + at;
+}
+
+// The first line of a file; false if it can't be read.
+static inline bool read_line(const char *path, char *line, size_t size) {
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    bool found = fgets(line, (int)size, file) != NULL;
+    fclose(file);
+    return found;
+}
+
+static inline bool write_line(const char *path, const char *line) {
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    if (file < 0)
+        return false;
+    size_t length = strlen(line);
+    bool written = write(file, line, length) == (ssize_t)length;
+    close(file);
+    return written;
+}
+
+// A figure of /proc/self/status in KiB, such as "VmPTE"; -1 if the kernel does not say.
+static inline long status_kib(const char *name) {
+    FILE *file = fopen("/proc/self/status", "re");
+    char line[256];
+    long value = -1;
+    size_t length = strlen(name);
+    while (file && fgets(line, sizeof line, file))
+        if (!strncmp(line, name, length) && line[length] == ':')
+            value = atol(line + length + 1);
+    if (file)
+        fclose(file);
+    return value;
+}
+
+#endif

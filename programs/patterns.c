@@ -1,0 +1,244 @@
+// patterns: what memory must hold after fork, mprotect, mremap, madvise and munmap, and what a touch that is not allowed must
+// raise. A row a rule; the status is 1 if one is broken.
+#include "common.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+static const size_t length = 5 * HUGE + 3 * PAGE;
+
+static sigjmp_buf back;
+static volatile siginfo_t seen;
+
+static void caught(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)context;
+    seen = *info;
+    siglongjmp(back, 1);
+}
+
+// What a touch raises: 0, or the signal; its address and code are in `seen`.
+static int raises(volatile char *at, bool write) {
+    if (sigsetjmp(back, 1))
+        return seen.si_signo;
+    if (write)
+        *at = 1;
+    else
+        (void)*at;
+    return 0;
+}
+
+static bool raised(volatile char *at, bool write, int signal, int code) {
+    return raises(at, write) == signal && seen.si_addr == (void *)at && seen.si_code == code;
+}
+
+static char *map(size_t size, int flags) {
+    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        die("mmap");
+    return memory;
+}
+
+// Whether each page of the range holds what `touch` wrote.
+static bool holds(const char *memory, size_t from, size_t to, uint64_t pattern) {
+    for (size_t at = from; at < to; at += PAGE)
+        if (*(const volatile uint64_t *)(memory + at) != pattern + at)
+            return false;
+    return true;
+}
+
+static bool zero(const char *memory, size_t size) {
+    for (size_t at = 0; at < size; at += 8)
+        if (*(const volatile uint64_t *)(memory + at))
+            return false;
+    return true;
+}
+
+// Runs in a child; whether it answers true.
+static bool in_child(bool (*what)(char *), char *memory) {
+    pid_t child = fork();
+    if (!child)
+        _exit(what(memory) ? 0 : 1);
+    int status;
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+static bool new_memory_is_zero(void) {
+    char *memory = map(length, MAP_PRIVATE);
+    bool good = zero(memory, length);
+    touch(memory, length, 1);
+    good &= holds(memory, 0, length, 1) && !munmap(memory, length);
+    memory = map(length, MAP_PRIVATE);
+    good &= zero(memory, length);
+    return !munmap(memory, length) && good;
+}
+
+static bool child_changes(char *memory) {
+    bool good = holds(memory, 0, length, 1);
+    touch(memory, length / 2, 2);
+    return good && holds(memory, 0, length / 2, 2);
+}
+
+static bool fork_copies(void) {
+    char *memory = map(length, MAP_PRIVATE);
+    touch(memory, length, 1);
+    bool good = in_child(child_changes, memory) && holds(memory, 0, length, 1);
+    // Now by the parent, while the child looks on.
+    int ways[2];
+    if (pipe(ways))
+        die("pipe");
+    pid_t child = fork();
+    char word;
+    if (!child)
+        _exit(read(ways[0], &word, 1) == 1 && holds(memory, 0, length, 1) ? 0 : 1);
+    touch(memory, length, 3);
+    int status;
+    good &= write(ways[1], "x", 1) == 1 && waitpid(child, &status, 0) == child && !status;
+    close(ways[0]), close(ways[1]);
+    good &= holds(memory, 0, length, 3);
+    return !munmap(memory, length) && good;
+}
+
+static bool shared_is_shared(void) {
+    char *memory = map(length, MAP_SHARED);
+    touch(memory, length, 1);
+    bool good = in_child(child_changes, memory);
+    size_t middle = (length / 2 + PAGE - 1) & ~(size_t)(PAGE - 1);
+    good &= holds(memory, 0, middle, 2) && holds(memory, middle, length, 1);
+    return !munmap(memory, length) && good;
+}
+
+static bool grandchild(char *memory) {
+    touch(memory, PAGE * 40, 7);
+    return in_child(child_changes, memory) == false && holds(memory, 0, PAGE * 40, 7);
+}
+
+static bool generations(void) {
+    char *memory = map(length, MAP_PRIVATE);
+    touch(memory, length, 1);
+    // The grandchild does not find the first pattern, and says so.
+    bool good = in_child(grandchild, memory) && holds(memory, 0, length, 1);
+    return !munmap(memory, length) && good;
+}
+
+static bool protection(void) {
+    char *memory = map(length, MAP_PRIVATE);
+    touch(memory, length, 1);
+    bool good = !mprotect(memory + PAGE, HUGE, PROT_READ);
+    good &= raised(memory + PAGE, true, SIGSEGV, SEGV_ACCERR) && raised(memory + HUGE, true, SIGSEGV, SEGV_ACCERR);
+    good &= !raises(memory, true) && !raises(memory + PAGE + HUGE, true);
+    good &= !mprotect(memory, length, PROT_NONE);
+    good &= raised(memory + 5, false, SIGSEGV, SEGV_ACCERR);
+    good &= !mprotect(memory, length, PROT_READ | PROT_WRITE);
+    good &= holds(memory, PAGE, PAGE + HUGE, 1) && holds(memory, 2 * HUGE, length, 1);
+    return !munmap(memory, length) && good;
+}
+
+static bool holes(void) {
+    char *memory = map(length, MAP_PRIVATE);
+    touch(memory, length, 1);
+    bool good = !munmap(memory + 3 * PAGE, HUGE);
+    good &= raised(memory + 3 * PAGE, false, SIGSEGV, SEGV_MAPERR);
+    good &= raised(memory + 2 * PAGE + HUGE + 7, true, SIGSEGV, SEGV_MAPERR);
+    good &= holds(memory, 0, 3 * PAGE, 1) && holds(memory, 3 * PAGE + HUGE, length, 1);
+    return !munmap(memory, length) && good;
+}
+
+static bool not_needed(void) {
+    char *memory = map(length, MAP_PRIVATE);
+    touch(memory, length, 1);
+    bool good = !madvise(memory + 2 * PAGE, HUGE, MADV_DONTNEED);
+    good &= zero(memory + 2 * PAGE, HUGE) && holds(memory, 0, 2 * PAGE, 1);
+    good &= holds(memory, 2 * PAGE + HUGE, length, 1);
+    touch(memory, length, 5);
+    good &= holds(memory, 0, length, 5);
+    return !munmap(memory, length) && good;
+}
+
+static bool moved(void) {
+    char *memory = map(length, MAP_PRIVATE), *place = map(2 * length, MAP_PRIVATE);
+    touch(memory, length, 1);
+    char *now = mremap(memory, length, 2 * length, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+    bool good = now == place && holds(now, 0, length, 1) && zero(now + length, length);
+    good &= raised(memory, false, SIGSEGV, SEGV_MAPERR);
+    good &= mremap(now, 2 * length, HUGE, 0) == now && holds(now, 0, HUGE, 1);
+    good &= raised(now + HUGE, false, SIGSEGV, SEGV_MAPERR);
+    return !munmap(now, HUGE) && good;
+}
+
+static bool file_contents(void) {
+    int file = memfd_create("patterns", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, HUGE + PAGE / 2))
+        die("memfd_create");
+    size_t size = HUGE + 2 * PAGE;
+    char *shared = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    char *own = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    if (shared == MAP_FAILED || own == MAP_FAILED)
+        die("mmap");
+    touch(shared, HUGE, 1);
+    touch(own, HUGE / 2, 2);
+    uint64_t word;
+    bool good = holds(shared, 0, HUGE, 1) && holds(own, 0, HUGE / 2, 2) && holds(own, HUGE / 2, HUGE, 1);
+    good &= pread(file, &word, 8, PAGE) == 8 && word == 1 + PAGE;
+    good &= !raises(shared + HUGE + PAGE - 1, true) && raised(shared + HUGE + PAGE, true, SIGBUS, BUS_ADRERR);
+    good &= raised(own + HUGE + PAGE, false, SIGBUS, BUS_ADRERR);
+    good &= !ftruncate(file, PAGE) && raised(shared + PAGE, false, SIGBUS, BUS_ADRERR);
+    good &= raised(own + PAGE, false, SIGBUS, BUS_ADRERR) && *(uint64_t *)own == 2;
+    close(file);
+    return !munmap(shared, size) && !munmap(own, size) && good;
+}
+
+static bool kernel_addresses(void) {
+    bool good = raised((char *)0, false, SIGSEGV, SEGV_MAPERR);
+    good &= raised((char *)PAGE, true, SIGSEGV, SEGV_MAPERR);
+    good &= raises((char *)-PAGE, false) == SIGSEGV && raises((char *)(UINT64_C(1) << 62), true) == SIGSEGV;
+    return good;
+}
+
+static int deep(int depth) {
+    volatile char frame[PAGE];
+    frame[0] = (char)depth;
+    return depth ? deep(depth - 1) + frame[0] : 0;
+}
+
+static bool stack(void) {
+    struct rlimit limit;
+    bool good = !getrlimit(RLIMIT_STACK, &limit);
+    good &= deep(256) != -1;
+    // Without an end: the handler runs on a stack of its own.
+    if (!sigsetjmp(back, 1))
+        return deep(1 << 20) == -1;
+    return good && seen.si_signo == SIGSEGV;
+}
+
+static const struct {
+    const char *name;
+    bool (*holds)(void);
+} rules[] = {
+    {"new memory is zero", new_memory_is_zero},
+    {"fork copies what is written", fork_copies},
+    {"shared memory is shared", shared_is_shared},
+    {"a child's child copies too", generations},
+    {"rights hold, and SIGSEGV says where", protection},
+    {"what is unmapped is gone, and no more", holes},
+    {"what is not needed is zero", not_needed},
+    {"what is moved is moved", moved},
+    {"a file's memory is the file, and ends with it", file_contents},
+    {"no address is too wild", kernel_addresses},
+    {"a stack grows, and ends", stack},
+};
+
+int main(void) {
+    static char handlers[64 << 10];
+    stack_t stack = {.ss_sp = handlers, .ss_size = sizeof handlers};
+    struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    if (sigaltstack(&stack, NULL) || sigaction(SIGSEGV, &action, NULL) || sigaction(SIGBUS, &action, NULL))
+        die("sigaction");
+    int broken = 0;
+    for (size_t rule = 0; rule < sizeof rules / sizeof *rules; rule++) {
+        bool good = rules[rule].holds();
+        broken += !good;
+        printf("{\"rule\":\"%s\",\"holds\":\"%s\"}\n", rules[rule].name, good ? "yes" : "no");
+        fflush(stdout);
+    }
+    return broken > 0;
+}

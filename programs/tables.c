@@ -1,0 +1,34 @@
+// tables [GIB]: a heap that touches much address space and gives the memory back: of each 2 MiB it writes 128 KiB, and then
+// needs them no more. What is left are page tables, if nobody frees them.
+//
+// One row says so of each 2 MiB in one call, the other in pieces of 1 MiB, which Linux's table freeing overlooks.
+#include "common.h"
+
+static void row(const char *name, size_t length, size_t piece) {
+    int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char *memory = mmap(NULL, length, prot, flags, -1, 0);
+    if (memory == MAP_FAILED)
+        die("mmap of %zu bytes", length);
+    long most = 0, steps = 64;
+    for (size_t at = 0, step = 0; at + HUGE <= length; at += HUGE, step++) {
+        touch(memory + at, 128 << 10, at);
+        for (size_t done = 0; done < HUGE; done += piece)
+            if (madvise(memory + at + done, piece, MADV_DONTNEED))
+                die("madvise");
+        long tables = step % (size_t)steps ? 0 : status_kib("VmPTE");
+        most = tables > most ? tables : most;
+    }
+    printf("{\"dontneed\":\"%s\",\"virtual_kib\":%ld,\"resident_kib\":%ld,\"tables_kib\":%ld,\"tables_most_kib\":%ld}\n", name,
+           status_kib("VmSize"), status_kib("VmRSS"), status_kib("VmPTE"), most);
+    fflush(stdout);
+    munmap(memory, length);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 2)
+        die("usage: %s [GIB]", argv[0]);
+    size_t length = (size_t)argument(argc, argv, 1, 50) << 30;
+    row("2 MiB at once", length, HUGE);
+    row("1 MiB at once", length, HUGE / 2);
+    return 0;
+}

@@ -1,0 +1,172 @@
+// unmap [MIB]: what private memory costs, by the size of its folios, in nanoseconds a page of 4 KiB. Under a clock that
+// counts instructions these are instructions.
+//
+// touch     the faults that bring it, each page written once
+// fork      a child of a process that has it
+// protect   mprotect to read-only
+// dontneed  madvise(MADV_DONTNEED)
+// munmap
+// exit      from the last word of a process that has it until its parent has waited for it
+//
+// Folios of 2 MiB are measured twice: mapped by one entry each ("huge"), and by 512, after the rights of their first page
+// were changed and changed back.
+#include "common.h"
+
+#define THP "/sys/kernel/mm/transparent_hugepage/"
+
+enum { SIZES = 10, WORD = 64 };
+
+// The settings as they were: of all sizes together, then of each size from 8 KiB on.
+static char before[SIZES][WORD];
+
+static const char *setting(int order) {
+    static char path[128];
+    if (!order)
+        return THP "enabled";
+    snprintf(path, sizeof path, THP "hugepages-%dkB/enabled", 4 << order);
+    return path;
+}
+
+// Of a line such as "always [madvise] never", the word in brackets.
+static bool read_setting(int order, char *word) {
+    char line[128];
+    if (!read_line(setting(order), line, sizeof line))
+        return false;
+    char *from = strchr(line, '['), *to = strchr(line, ']');
+    if (!from || !to || to - from > WORD)
+        return false;
+    memcpy(word, from + 1, (size_t)(to - from - 1));
+    word[to - from - 1] = 0;
+    return true;
+}
+
+static pid_t owner;
+
+static void restore(void) {
+    for (int order = 0; owner == getpid() && order < SIZES; order++)
+        if (before[order][0])
+            write_line(setting(order), before[order]);
+}
+
+static void end(int signal) {
+    restore();
+    _exit(128 + signal);
+}
+
+// Has faults bring folios of this order and no others; false if the kernel has none.
+static bool choose(int order) {
+    for (int other = 1; other < SIZES; other++)
+        if (before[other][0] && !write_line(setting(other), other == order ? "always" : "never"))
+            die("%s can't be written", setting(other));
+    return !order || before[order][0];
+}
+
+static size_t length;
+static bool split;
+
+static char *map(void) {
+    return map_aligned(length);
+}
+
+static void fill(char *memory) {
+    touch(memory, length, 1);
+    for (size_t at = 0; split && at < length; at += HUGE) {
+        int failed = mprotect(memory + at, PAGE, PROT_READ);
+        failed |= mprotect(memory + at, PAGE, PROT_READ | PROT_WRITE);
+        if (failed)
+            die("mprotect");
+    }
+}
+
+static double per_page(uint64_t start) {
+    return (double)(now_ns() - start) / (double)(length / PAGE);
+}
+
+static double measure_fork(void) {
+    char *memory = map();
+    fill(memory);
+    uint64_t start = now_ns();
+    pid_t child = fork();
+    if (!child)
+        _exit(0);
+    double cost = per_page(start);
+    if (child < 0 || waitpid(child, NULL, 0) != child)
+        die("fork");
+    munmap(memory, length);
+    return cost;
+}
+
+static double measure_exit(void) {
+    uint64_t *start = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED)
+        die("mmap");
+    pid_t child = fork();
+    if (!child) {
+        fill(map());
+        *start = now_ns();
+        _exit(0);
+    }
+    int status;
+    if (child < 0 || waitpid(child, &status, 0) != child || status)
+        die("a child did not end as it should");
+    double cost = per_page(*start);
+    munmap(start, PAGE);
+    return cost;
+}
+
+static void row(int order, const char *folio) {
+    if (!choose(order)) {
+        fprintf(stderr, "%s: no such folios here\n", folio);
+        return;
+    }
+    char *memory = map();
+    uint64_t start = now_ns();
+    touch(memory, length, 1);
+    double touched = per_page(start);
+    fill(memory);
+    start = now_ns();
+    int failed = mprotect(memory, length, PROT_READ);
+    double protect = per_page(start);
+    failed |= mprotect(memory, length, PROT_READ | PROT_WRITE);
+    start = now_ns();
+    failed |= madvise(memory, length, MADV_DONTNEED);
+    double dontneed = per_page(start);
+    fill(memory);
+    start = now_ns();
+    failed |= munmap(memory, length);
+    double unmap = per_page(start);
+    if (failed)
+        die("mprotect, madvise or munmap");
+    double fork = measure_fork(), exit = measure_exit();
+    printf("{\"folio\":\"%s\",\"touch\":%.1f,\"fork\":%.1f,\"protect\":%.1f,\"dontneed\":%.1f,\"munmap\":%.1f,\"exit\":%.1f}\n",
+           folio, touched, fork, protect, dontneed, unmap, exit);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 2)
+        die("usage: %s [MIB]", argv[0]);
+    length = (size_t)argument(argc, argv, 1, 256) << 20;
+    if (length % HUGE)
+        die("not a multiple of 2 MiB");
+    for (int order = 0; order < SIZES; order++)
+        if (!read_setting(order, before[order]) && !order)
+            fprintf(stderr, "%s can't be read: folios are what they are\n", setting(order));
+    owner = getpid();
+    atexit(restore);
+    for (const int *signals = (const int[]){SIGHUP, SIGINT, SIGTERM, 0}; *signals; signals++)
+        signal(*signals, end);
+    if (before[0][0] && !write_line(setting(0), "always"))
+        die("%s can't be written", setting(0));
+    row(0, "4 KiB");
+    for (int order = 2; order < SIZES - 1; order++) {
+        char folio[16];
+        snprintf(folio, sizeof folio, "%d KiB", 4 << order);
+        row(order, folio);
+    }
+    split = true;
+    row(9, "2 MiB");
+    split = false;
+    row(9, "2 MiB, huge");
+    return 0;
+}
