@@ -106,6 +106,11 @@ fn protect_answers_as_linux_does() {
 }
 
 #[test]
+fn remap_answers_as_linux_does() {
+    compare(&rows::REMAP);
+}
+
+#[test]
 fn advise_answers_as_linux_does() {
     compare(&rows::ADVISE);
     compare(&rows::MORE_ADVICE);

@@ -77,7 +77,7 @@ impl fmt::Debug for Pfn {
 }
 
 /// A half-open range of virtual addresses, in bytes. `start <= end` always holds.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct VirtRange {
     /// The first address.
     pub start: u64,

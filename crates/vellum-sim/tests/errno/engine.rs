@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use vellum::arch::X86_64;
 use vellum::cache::Object;
 use vellum::group::GroupId;
-use vellum::space::{Advise, Limits, MapFlags, MapRequest};
+use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fast};
@@ -56,6 +56,11 @@ impl Kernel for Engine<'_> {
 
     fn advise(&self, addr: u64, len: u64, advise: Advise) -> i64 {
         answer(self.space.advise(addr, len, advise), |error| error.errno())
+    }
+
+    fn remap(&self, addr: u64, old_len: u64, new_len: u64, flags: RemapFlags, new_addr: u64) -> i64 {
+        let remapped = self.space.remap(RemapRequest { addr, old_len, new_len, flags, new_addr });
+        remapped.map_or_else(|error| -i64::from(error.errno().number()), |at| at as i64)
     }
 
     fn resident(&self, addr: u64, len: u64, room: usize) -> i64 {

@@ -1,6 +1,6 @@
 //! Which areas there are after a series of calls: where they were split, and where they merged.
 
-use vellum::space::{Advise, MapFlags};
+use vellum::space::{Advise, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
 use super::kernel::{Area, BASE, Kernel, PAGE};
@@ -17,6 +17,8 @@ pub enum Call {
     Unmap(u64, u64),
     Protect(u64, u64, Prot),
     Advise(u64, u64, Advise),
+    /// So many pages from the first page to the last.
+    Move(u64, u64, u64),
 }
 
 /// A series of calls.
@@ -27,11 +29,12 @@ pub fn calls(seed: u64, count: usize) -> Vec<Call> {
     let call = |_| {
         let start = below(PAGES as u32);
         let pages = (1 + below(12)).min(PAGES - start);
-        match below(10) {
+        match below(12) {
             0..=2 => Call::Map(start, pages, below(5) == 0),
             3 => Call::Unmap(start, pages),
             4..=7 => Call::Protect(start, pages, prots[below(prots.len() as u32) as usize]),
             8 => Call::Advise(start, pages, Advise::NoHuge),
+            9..=10 => Call::Move(start, pages, below((PAGES - pages) as u32 + 1)),
             _ => Call::Advise(start, pages, Advise::Huge),
         }
     };
@@ -60,6 +63,10 @@ pub fn areas(kernel: &dyn Kernel, call: Call) -> Vec<Area> {
             kernel.unmap(at(start), pages * PAGE);
         }
         Call::Protect(start, pages, prot) => each(start, pages, &|addr, len| kernel.protect(addr, len, prot)),
+        Call::Move(start, pages, to) => {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            kernel.remap(at(start), pages * PAGE, pages * PAGE, flags, at(to));
+        }
         Call::Advise(start, pages, advise) => each(start, pages, &|addr, len| kernel.advise(addr, len, advise)),
     }
     kernel.areas()

@@ -7,7 +7,7 @@ use std::os::fd::FromRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-use vellum::space::{Advise, MapFlags};
+use vellum::space::{Advise, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
 use super::file::{self, Call};
@@ -168,6 +168,13 @@ impl Kernel for Linux {
         };
         // SAFETY: as in `map`.
         answer(unsafe { libc::madvise(pointer(addr), len as usize, advice) })
+    }
+
+    fn remap(&self, addr: u64, old_len: u64, new_len: u64, flags: RemapFlags, new_addr: u64) -> i64 {
+        let (flags, to) = (libc::c_int::from(flags.bits()), pointer(new_addr));
+        // SAFETY: as in `map`.
+        let at = unsafe { libc::mremap(pointer(addr), old_len as usize, new_len as usize, flags, to) };
+        if at == libc::MAP_FAILED { errno() } else { at.addr() as i64 }
     }
 
     fn resident(&self, addr: u64, len: u64, room: usize) -> i64 {

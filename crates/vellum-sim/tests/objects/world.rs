@@ -20,8 +20,8 @@ type Space<'m> = AddressSpace<'m, Strict, X86_64>;
 
 const PAGE: u64 = 4096;
 /// Where the looked-at addresses of a space begin, in pages: across a border of tables.
-const BASE: u64 = (0x5000 << 9) - 40;
-const PAGES: u64 = 90;
+pub(super) const BASE: u64 = (0x5000 << 9) - 40;
+pub(super) const PAGES: u64 = 90;
 /// Pages of an object that are mapped and touched.
 const REACH: u64 = 60;
 /// Words of a page that are looked at.
@@ -44,31 +44,31 @@ struct Thing<'m> {
 
 /// A page of a space by the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Mapped {
-    thing: usize,
-    page: u64,
-    shared: bool,
+pub(super) struct Mapped {
+    pub(super) thing: usize,
+    pub(super) page: u64,
+    pub(super) shared: bool,
     /// A shared page may be made writable.
-    may_write: bool,
-    prot: Prot,
-    copy: Option<Words>,
+    pub(super) may_write: bool,
+    pub(super) prot: Prot,
+    pub(super) copy: Option<Words>,
 }
 
-struct Inhabited<'m> {
-    space: Space<'m>,
+pub(super) struct Inhabited<'m> {
+    pub(super) space: Space<'m>,
     group: GroupId,
-    pages: BTreeMap<u64, Mapped>,
+    pub(super) pages: BTreeMap<u64, Mapped>,
 }
 
 pub struct World<'m> {
     sim: &'m Strict,
     machine: &'m Machine<'m, Strict>,
-    dice: Dice,
+    pub(super) dice: Dice,
     things: Vec<Thing<'m>>,
-    spaces: Vec<Inhabited<'m>>,
+    pub(super) spaces: Vec<Inhabited<'m>>,
     groups: [GroupId; 2],
     /// Whether memory may run out, or be refused.
-    tight: bool,
+    pub(super) tight: bool,
     serial: u64,
 }
 
@@ -127,7 +127,7 @@ pub fn run(seed: u64, steps: usize) {
     sim.finish();
 }
 
-fn at(page: u64) -> u64 {
+pub(super) fn at(page: u64) -> u64 {
     page * PAGE
 }
 
@@ -146,7 +146,8 @@ impl<'m> World<'m> {
             6..=7 => self.forget_handle(),
             8..=17 => self.map(),
             18..=20 => self.map_anonymous(),
-            21..=25 => self.unmap(),
+            21..=23 => self.unmap(),
+            24..=25 => self.remap(),
             26..=31 => self.protect(),
             32..=36 => self.dont_need(),
             37..=41 => self.resize(),
@@ -175,11 +176,11 @@ impl<'m> World<'m> {
         }
     }
 
-    fn a_space(&mut self) -> usize {
+    pub(super) fn a_space(&mut self) -> usize {
         self.dice.below(self.spaces.len() as u64) as usize
     }
 
-    fn a_span(&mut self) -> std::ops::Range<u64> {
+    pub(super) fn a_span(&mut self) -> std::ops::Range<u64> {
         let start = self.dice.below(PAGES);
         let most = self.dice.one_of(&[2, 20, PAGES]);
         let end = start + 1 + self.dice.below(most);

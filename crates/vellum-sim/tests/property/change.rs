@@ -15,7 +15,7 @@ use super::presence::Presence;
 use super::walk;
 
 /// So many areas of the engine's own choosing are kept.
-const ELSEWHERE: usize = 6;
+pub const ELSEWHERE: usize = 6;
 
 impl Plot {
     /// `map`.
@@ -87,7 +87,7 @@ impl Plot {
         }
     }
 
-    fn unmap_whole<H: Host>(&mut self, on: &Scene<'_, '_, H>, nth: usize) {
+    pub fn unmap_whole<H: Host>(&mut self, on: &Scene<'_, '_, H>, nth: usize) {
         if self.unmap_pages(on, self.elsewhere[nth].clone()) {
             self.elsewhere.swap_remove(nth);
         }
@@ -109,16 +109,20 @@ impl Plot {
     }
 
     /// Whether these pages lie in one of the plot's windows.
-    fn is_mine(&self, pages: &Range<u64>) -> bool {
+    pub fn is_mine(&self, pages: &Range<u64>) -> bool {
         self.windows.iter().any(|w| w.pages.start <= pages.start && pages.end <= w.pages.end)
     }
 
     /// `protect`.
     pub fn protect<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, prot: Prot) {
         let (addr, len) = self.bytes(&pages);
+        let too_much = expect::too_much_data(&self.model, &self.bounds, &pages, prot);
         match (on.space.protect(addr, len, prot), self.model.covers(pages.clone())) {
-            (Ok(()), true) => self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.prot = prot),
-            (Err(ProtectError::NotMapped), false) => {}
+            (Ok(()), true) if !too_much => {
+                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.prot = prot);
+            }
+            (Err(ProtectError::DataLimit), true) if too_much => {}
+            (Err(ProtectError::NotMapped | ProtectError::DataLimit), false) => {}
             (Err(ProtectError::TooManyAreas | ProtectError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("protect answers {got:x?}; is all of it mapped: {all}"),
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use vellum::addr::VirtRange;
-use vellum::space::{Access, AdviseError, Limits, MapError, MapFlags};
+use vellum::space::{Access, AdviseError, Limits, MapError, MapFlags, RemapError, RemapFlags};
 use vellum::vma::{AreaFlags, Prot};
 
 use super::model::{Area, Kind, Model, areas_of};
@@ -89,6 +89,10 @@ pub fn map(
         if bytes(model.len() - replaced + pages) > limits.address_space {
             return Err(MapError::AddressSpaceLimit);
         }
+        let data = prot.contains(Prot::WRITE) && !flags.contains(MapFlags::GROWSDOWN);
+        if data && bytes((data_pages(model) + pages).saturating_sub(replaced.min(data_pages(model)))) > limits.data {
+            return Err(MapError::DataLimit);
+        }
     }
     let promised = prot.contains(Prot::WRITE) && !flags.contains(MapFlags::NORESERVE);
     if promised && (pages << bounds.page_shift) >> 12 > bounds.total_frames {
@@ -100,6 +104,84 @@ pub fn map(
 /// Locked pages.
 pub fn locked(model: &Model) -> u64 {
     model.all().filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED)).count() as u64
+}
+
+/// Whether pages like this count as data.
+fn is_data(kind: &Kind) -> bool {
+    kind.prot.contains(Prot::WRITE) && !kind.flags.contains(AreaFlags::GROWSDOWN)
+}
+
+fn data_pages(model: &Model) -> u64 {
+    model.all().filter(|(_, page)| is_data(&page.kind)).count() as u64
+}
+
+/// Whether a protection is refused because so much may not be written.
+pub fn too_much_data(model: &Model, bounds: &Bounds, pages: &Range<u64>, prot: Prot) -> bool {
+    let becomes = |page: &Kind| !is_data(page) && is_data(&Kind { prot, ..*page });
+    let more = model.iter(pages.clone()).filter(|(_, page)| becomes(&page.kind)).count() as u64;
+    bounds.alone && more > 0 && (data_pages(model) + more) << bounds.page_shift > bounds.limits.data
+}
+
+/// The result of `remap`: where, or why not.
+pub fn remap(
+    model: &Model,
+    bounds: &Bounds,
+    old: &Range<u64>,
+    pages: u64,
+    flags: RemapFlags,
+    to: u64,
+) -> Result<Where, RemapError> {
+    let new = to..to + pages;
+    let moves = flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP);
+    if moves && old.start < new.end && new.start < old.end {
+        return Err(RemapError::Overlap);
+    }
+    let at = |page: u64| page << bounds.page_shift;
+    let (area, kind) = model.area_at(old.start).ok_or(RemapError::NotMapped(at(old.start)))?;
+    let len = old.end - old.start;
+    if !moves && pages <= len {
+        return Ok(Where::Page(old.start));
+    }
+    let several = flags.contains(RemapFlags::FIXED) && pages == len;
+    if !several && old.start + len.min(pages) > area.end {
+        return Err(RemapError::NotMapped(at(area.end)));
+    }
+    let limits = &bounds.limits;
+    let fits = |more: u64, replaced: u64, kind: &Kind| {
+        let sum = |now: u64| at(now - replaced.min(now) + more);
+        if !bounds.alone {
+            Ok(())
+        } else if kind.flags.contains(AreaFlags::LOCKED) && at(locked(model) + more) > limits.locked {
+            Err(RemapError::LockLimit)
+        } else if sum(model.len()) > limits.address_space {
+            Err(RemapError::AddressSpaceLimit)
+        } else if is_data(kind) && sum(data_pages(model)) > limits.data {
+            Err(RemapError::DataLimit)
+        } else {
+            Ok(())
+        }
+    };
+    if pages > len {
+        fits(pages - len, 0, &kind)?;
+    }
+    if !moves {
+        let end = old.start + pages;
+        let free = at(end) <= bounds.user_end && model.next(old.end).is_none_or(|next| next >= end);
+        if area.end == old.end && free {
+            return Ok(Where::Page(old.start));
+        }
+        if !flags.contains(RemapFlags::MAYMOVE) {
+            return Err(RemapError::NoRoom);
+        }
+    }
+    if flags.contains(RemapFlags::FIXED) && at(to) < limits.lowest {
+        return Err(RemapError::TooLow(at(to)));
+    }
+    if flags.contains(RemapFlags::DONTUNMAP) {
+        let there = if flags.contains(RemapFlags::FIXED) { model.iter(new.clone()).count() as u64 } else { 0 };
+        fits(pages, there, &Kind { flags: kind.flags - AreaFlags::LOCKED, ..kind })?;
+    }
+    Ok(if flags.contains(RemapFlags::FIXED) { Where::Page(to) } else { Where::Anywhere })
 }
 
 /// Where free addresses end that are followed by an area which starts here.

@@ -10,6 +10,7 @@
 //! | `dice` | chance from a seed |
 //! | `model` | pages of a space, and the areas that follow from them |
 //! | `presence` | which pages are resident |
+//! | `remap` | areas that change their size or place |
 //! | `expect` | what an operation should answer |
 //! | `op` | operations, and their choice |
 //! | `plot`, `change`, `access` | an operation on the engine and on the model |
@@ -38,6 +39,7 @@ pub mod model;
 pub mod op;
 pub mod plot;
 pub mod presence;
+pub mod remap;
 pub mod setup;
 pub mod shared;
 pub mod shrink;

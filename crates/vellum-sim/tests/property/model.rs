@@ -81,6 +81,18 @@ impl Model {
         }
     }
 
+    /// Take the pages of a range, by number.
+    pub fn take(&mut self, range: Range<u64>) -> Vec<(u64, Page)> {
+        let taken = self.iter(range.clone()).map(|(at, page)| (at, *page)).collect();
+        self.unmap(range);
+        taken
+    }
+
+    /// Put a page somewhere.
+    pub fn put(&mut self, at: u64, page: Page) {
+        self.pages.insert(at, page);
+    }
+
     /// Forget what is in the pages of a range.
     pub fn forget(&mut self, range: Range<u64>, presence: Presence) {
         for (_, page) in self.iter_mut(range) {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use vellum::frame::policy::{Advice, Knob};
-use vellum::space::{Access, Advise, MapFlags};
+use vellum::space::{Access, Advise, MapFlags, RemapFlags};
 use vellum::vma::{AreaFlags, Prot};
 
 use super::dice::Dice;
@@ -46,6 +46,13 @@ pub enum Op {
     },
     Unmap(Span),
     Protect(Span, Prot),
+    /// To so many pages; and to this page, if that is asked for.
+    Remap {
+        from: Span,
+        pages: u64,
+        flags: RemapFlags,
+        to: u64,
+    },
     Advise(Span, Advise),
     /// A program's load of the word at one of [`SLOTS`].
     Load(Spot, usize),
@@ -99,6 +106,7 @@ enum Form {
     Anywhere,
     Unmap,
     Protect,
+    Remap,
     Forget,
     Advice,
     Load,
@@ -113,11 +121,12 @@ enum Form {
     Policy,
 }
 
-const FORMS: [(u64, Form); 16] = [
+const FORMS: [(u64, Form); 17] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
     (80, Form::Protect),
+    (60, Form::Remap),
     (60, Form::Forget),
     (30, Form::Advice),
     (230, Form::Load),
@@ -170,6 +179,7 @@ impl Choice {
             Form::Anywhere => anywhere(dice, window),
             Form::Unmap => Op::Unmap(span(dice)),
             Form::Protect => Op::Protect(span(dice), dice.weighted(&PROTS)),
+            Form::Remap => remap(dice, window),
             Form::Forget => Op::Advise(span(dice), Advise::DontNeed),
             Form::Advice => Op::Advise(span(dice), dice.weighted(&ADVICE)),
             Form::Load => Op::Load(spot(dice), slot(dice)),
@@ -208,6 +218,40 @@ fn anywhere(dice: &mut Dice, window: &Window) -> Op {
     let pages = dice.weighted(&[(70, 40), (20, 300), (10, 1100)]);
     let pages = 1 + dice.below(pages);
     Op::Map { place: Place::Anywhere, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
+}
+
+/// Within the window, or to wherever the engine likes.
+fn remap(dice: &mut Dice, window: &Window) -> Op {
+    let from = span(dice, window);
+    let room = |page: u64| window.pages.end - page;
+    let flags = dice.weighted(&[
+        (15, RemapFlags::empty()),
+        (25, RemapFlags::MAYMOVE),
+        (40, RemapFlags::MAYMOVE | RemapFlags::FIXED),
+        (10, RemapFlags::MAYMOVE | RemapFlags::DONTUNMAP),
+        (10, RemapFlags::all()),
+    ]);
+    // A neighbour's plot may begin where the window ends, so nothing may grow across that, in place or elsewhere.
+    let most = if let Spot::At(page) = from.at { room(page) } else { from.pages + 50 };
+    let other = dice.weighted(&[(50, from.pages + 4), (30, from.pages + 64), (20, most)]);
+    let mut pages = if dice.percent(50) { from.pages } else { 1 + dice.below(other.min(most)) };
+    if flags.contains(RemapFlags::DONTUNMAP) {
+        pages = from.pages;
+    }
+    let mut to = 0;
+    if flags.contains(RemapFlags::FIXED) {
+        pages = pages.min(window.pages.end - window.pages.start);
+        let places = window.pages.start..window.pages.end - pages + 1;
+        to = dice.within(places.clone());
+        // Often as far into a table as it was.
+        if let Spot::At(page) = from.at
+            && places.contains(&(to & !511 | page & 511))
+            && dice.percent(60)
+        {
+            to = to & !511 | page & 511;
+        }
+    }
+    Op::Remap { from, pages, flags, to }
 }
 
 fn flags(dice: &mut Dice, stacks: bool) -> MapFlags {

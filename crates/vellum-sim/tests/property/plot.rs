@@ -57,6 +57,7 @@ impl Plot {
             Op::Map { place, pages, prot, flags } => self.map(on, place, pages, prot, flags),
             Op::Unmap(span) => self.unmap(on, span),
             Op::Protect(span, prot) => self.on_pages(span, |plot, pages| plot.protect(on, pages, prot)),
+            Op::Remap { from, pages, flags, to } => self.remap(on, from, pages, flags, to),
             Op::Advise(span, advise) => self.on_pages(span, |plot, pages| plot.advise(on, pages, advise)),
             Op::Load(spot, slot) => self.program(on, spot, slot, Access::Read, 0),
             Op::Store(spot, slot, value) => self.program(on, spot, slot, Access::Write, value),

@@ -194,6 +194,7 @@ fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>]) 
             if dice.percent(percent) { (dice.below(pages) + 20) << 12 } else { u64::MAX }
         };
         limits.address_space = some(dice, 10);
+        limits.data = some(dice, 10);
         limits.locked = some(dice, 30);
         if dice.percent(50) {
             // So that what may go anywhere goes into the holes of a window.

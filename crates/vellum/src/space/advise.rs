@@ -131,7 +131,7 @@ impl From<ProtectError> for AdviseError {
             ProtectError::NotMapped => AdviseError::NotMapped,
             ProtectError::Denied(range) => AdviseError::Denied(range),
             ProtectError::TooManyAreas => AdviseError::TooManyAreas,
-            ProtectError::OutOfMemory => AdviseError::OutOfMemory,
+            ProtectError::DataLimit | ProtectError::OutOfMemory => AdviseError::OutOfMemory,
         }
     }
 }
@@ -201,34 +201,60 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if areas.covers(range) { Ok(()) } else { Err(AdviseError::NotMapped) }
     }
 
-    /// As a reader, side by side with faults; between preemption points it comes in anew and looks again what is there.
+    /// Side by side with faults; between preemption points it looks again what is there.
     fn dont_need(&self, range: VirtRange, locked: bool) -> Result<(), AdviseError> {
         // What can fail comes first, so that failing changes nothing.
-        self.split_edges(range)?;
+        self.split_beside_faults(range.start)?;
+        self.split_beside_faults(range.end)?;
         self.note_peak();
         let mut gather = self.gather(range);
+        self.each_area(range, |area, part| {
+            if area.flags.contains(AreaFlags::LOCKED) && !locked {
+                return Err(AdviseError::Locked(area.range));
+            }
+            Ok(self.zap(part, Keep::Guards, &mut gather)?)
+        })
+    }
+
+    /// Do something to each area of a range, as a reader of the areas: `act` is told of an area and of a part of the range that
+    /// lies in it, and says how far it got. Areas that are held it waits for.
+    ///
+    /// # Errors
+    /// What `act` answers, at once; or, when all is done, that not all of the range is mapped.
+    pub(super) fn each_area(
+        &self,
+        range: VirtRange,
+        mut act: impl FnMut(&Vma, VirtRange) -> Result<u64, AdviseError>,
+    ) -> Result<(), AdviseError> {
         let mut holes = false;
         let mut at = range.start;
         while at < range.end {
             let areas = self.read();
-            let next = areas.overlapping(VirtRange { start: at, ..range }).find(|v| v.state != State::Dying);
+            let left = VirtRange { start: at, ..range };
+            let next = areas.overlapping(left).find(|v| v.state != State::Dying);
             let Some(area) = next else { return Err(AdviseError::NotMapped) };
             if area.state == State::Held {
                 drop(areas);
                 self.tables.platform().wait();
                 continue;
             }
-            if area.flags.contains(AreaFlags::LOCKED) && !locked {
-                return Err(AdviseError::Locked(area.range));
-            }
-            holes |= area.range.start > at;
-            at = self.zap(
-                range.intersect(&area.range).intersect(&VirtRange { start: at, ..range }),
-                Keep::Guards,
-                &mut gather,
-            )?;
+            let part = area.range.intersect(&left);
+            holes |= part.start > at;
+            at = act(area, part)?;
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
+    }
+
+    /// Split a huge mapping that reaches across an address, as a reader of the areas, when what is there is not held.
+    fn split_beside_faults(&self, at: u64) -> Result<(), OutOfMemory> {
+        loop {
+            let areas = self.read();
+            if areas.tree.find(at).is_none_or(|v| v.state != State::Held) {
+                return self.tables.split_at(at);
+            }
+            drop(areas);
+            self.tables.platform().wait();
+        }
     }
 
     fn populate_all(&self, range: VirtRange, access: Access) -> Result<(), AdviseError> {

@@ -18,6 +18,8 @@ use super::AddressSpace;
 pub struct Limits {
     /// Bytes of address space (`RLIMIT_AS`).
     pub address_space: u64,
+    /// Bytes of private memory that may be written, stacks aside (`RLIMIT_DATA`).
+    pub data: u64,
     /// Bytes of locked memory (`RLIMIT_MEMLOCK`).
     pub locked: u64,
     /// Bytes that a stack may grow to (`RLIMIT_STACK`).
@@ -31,10 +33,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Linux's defaults, with no limit on address space and locked memory.
+    /// Linux's defaults, with no limit on address space, data and locked memory.
     fn default() -> Self {
         Limits {
             address_space: u64::MAX,
+            data: u64::MAX,
             locked: u64::MAX,
             stack: 8 << 20,
             areas: 65530,
@@ -47,6 +50,14 @@ impl Default for Limits {
 /// Changes of one space that can be under way side by side; more wait.
 const CLAIMS: usize = 32;
 
+/// A limit that would be exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Excess {
+    AddressSpace,
+    Data,
+    Locked,
+}
+
 /// What the lock of a space protects.
 pub(super) struct Areas {
     pub(super) tree: AreaTree<Vma>,
@@ -55,6 +66,8 @@ pub(super) struct Areas {
     pub(super) mapped: u64,
     /// The most that ever was.
     pub(super) most_mapped: u64,
+    /// Of those, what [`Limits::data`] counts.
+    pub(super) data: u64,
     /// Bytes of locked areas.
     pub(super) locked: u64,
     /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
@@ -62,6 +75,8 @@ pub(super) struct Areas {
     /// Ranges that somebody is at work on, holes included.
     claims: [VirtRange; CLAIMS],
     claimed: usize,
+    /// Areas that will be added by operations which have let go of the lock meanwhile, and can't fail any more.
+    promised: usize,
 }
 
 /// Nodes of the tree are frames.
@@ -92,10 +107,12 @@ impl Areas {
             limits,
             mapped: 0,
             most_mapped: 0,
+            data: 0,
             locked: 0,
             orphans: Orphans::default(),
             claims: [VirtRange { start: 0, end: 0 }; CLAIMS],
             claimed: 0,
+            promised: 0,
         }
     }
 
@@ -109,12 +126,20 @@ impl Areas {
 
     /// Make sure that this many areas can be added.
     pub(super) fn reserve<P: Platform>(&mut self, machine: &Machine<'_, P>, inserts: usize) -> Result<(), OutOfMemory> {
-        self.tree.reserve(&Nodes(machine), inserts).map_err(|_| OutOfMemory)
+        self.tree.reserve(&Nodes(machine), self.promised + inserts).map_err(|_| OutOfMemory)
     }
 
     /// Give back what was reserved for nothing.
     pub(super) fn trim<P: Platform>(&mut self, machine: &Machine<'_, P>) {
-        self.tree.trim(&Nodes(machine));
+        if self.promised == 0 {
+            self.tree.trim(&Nodes(machine));
+        }
+    }
+
+    fn promise<P: Platform>(&mut self, machine: &Machine<'_, P>, inserts: usize) -> Result<(), OutOfMemory> {
+        self.reserve(machine, inserts)?;
+        self.promised += inserts;
+        Ok(())
     }
 
     /// The area at `addr`, unless it is being unmapped.
@@ -201,11 +226,11 @@ impl Areas {
         self.claims[..self.claimed].iter().any(|claim| claim.overlaps(&range))
     }
 
-    fn claim(&mut self, range: VirtRange) -> bool {
-        let free = self.claimed < CLAIMS && !self.is_claimed(range);
+    fn claim(&mut self, ranges: &[VirtRange]) -> bool {
+        let free = self.claimed + ranges.len() <= CLAIMS && !ranges.iter().any(|range| self.is_claimed(*range));
         if free {
-            self.claims[self.claimed] = range;
-            self.claimed += 1;
+            self.claims[self.claimed..][..ranges.len()].copy_from_slice(ranges);
+            self.claimed += ranges.len();
         }
         free
     }
@@ -244,11 +269,29 @@ impl Areas {
         }
     }
 
+    /// Whether the limits allow `len` bytes more that are used as `kind` is, `replaced` bytes being given up for them.
+    pub(super) fn allow(&self, kind: &Vma, len: u64, replaced: u64) -> Result<(), Excess> {
+        let limits = &self.limits;
+        let more = |now: u64| (now - replaced.min(now)).saturating_add(len);
+        if kind.flags.contains(AreaFlags::LOCKED) && self.locked.saturating_add(len) > limits.locked {
+            Err(Excess::Locked)
+        } else if more(self.mapped) > limits.address_space {
+            Err(Excess::AddressSpace)
+        } else if kind.is_data() && more(self.data) > limits.data {
+            Err(Excess::Data)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Bookkeeping for areas that come (`+1`) or go (`-1`).
     pub(super) fn account(&mut self, area: &Vma, range: VirtRange, sign: i64) {
         let bytes = area.range.intersect(&range).len().wrapping_mul(sign as u64);
         self.mapped = self.mapped.wrapping_add(bytes);
         self.most_mapped = self.most_mapped.max(self.mapped);
+        if area.is_data() {
+            self.data = self.data.wrapping_add(bytes);
+        }
         if area.flags.contains(AreaFlags::LOCKED) {
             self.locked = self.locked.wrapping_add(bytes);
         }
@@ -256,12 +299,38 @@ impl Areas {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// What the space may have.
+    pub fn limits(&self) -> Limits {
+        self.read().limits
+    }
+
+    /// Change what the space may have from now on. What is above a limit already stays.
+    pub fn set_limits(&self, change: impl FnOnce(&mut Limits)) {
+        let mut areas = self.write();
+        change(&mut areas.limits);
+        areas.limits.mmap_base = areas.limits.mmap_base.min(self.tables.arch.user_end());
+    }
+
     /// Begin to change `range`, when nobody else is at work on a part of it.
     pub(super) fn change(&self, range: VirtRange) -> Change<'_, 'm, P, A> {
+        match self.change_both(|_| Ok::<_, core::convert::Infallible>([range, VirtRange::default()])) {
+            Ok(change) => change,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Begin to change one or two ranges that `choose` chooses, when nobody else is at work on a part of them. It may be asked
+    /// several times.
+    pub(super) fn change_both<E>(
+        &self,
+        mut choose: impl FnMut(&Areas) -> Result<[VirtRange; 2], E>,
+    ) -> Result<Change<'_, 'm, P, A>, E> {
         loop {
             let mut areas = self.write();
-            if areas.claim(range) {
-                return Change { space: self, range, areas: Some(areas) };
+            let ranges = choose(&areas)?;
+            let used = if ranges[1].is_empty() { 1 } else { 2 };
+            if areas.claim(&ranges[..used]) {
+                return Ok(Change { space: self, ranges, used, promised: 0, areas: Some(areas) });
             }
             drop(areas);
             self.tables.platform().wait();
@@ -291,11 +360,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-/// A change of a range of a space: nobody else changes a part of it, holes included, until this is dropped. The lock of the
-/// areas may be let go in between.
+/// A change of a range of a space, or of two: nobody else changes a part of them, holes included, until this is dropped. The
+/// lock of the areas may be let go in between.
 pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
     space: &'s AddressSpace<'m, P, A>,
-    range: VirtRange,
+    ranges: [VirtRange; 2],
+    used: usize,
+    promised: usize,
     areas: Option<WriteGuard<'s, Areas>>,
 }
 
@@ -303,6 +374,14 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
     /// The areas, as the writer.
     pub(super) fn areas(&mut self) -> &mut Areas {
         self.areas.get_or_insert_with(|| self.space.write())
+    }
+
+    /// Make sure that this many areas can be added later, also when the lock was let go meanwhile.
+    pub(super) fn promise(&mut self, inserts: usize) -> Result<(), OutOfMemory> {
+        let machine = self.space.tables.machine;
+        self.areas().promise(machine, inserts)?;
+        self.promised += inserts;
+        Ok(())
     }
 
     /// Let others at the areas, outside of the range.
@@ -314,10 +393,12 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
 impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
     /// The areas are as they should be, or again as they were: join what says the same, and let others at the range.
     fn drop(&mut self) {
-        let (range, machine) = (self.range, self.space.tables.machine);
+        let (ranges, used, machine) = (self.ranges, self.used, self.space.tables.machine);
+        let promised = self.promised;
         let areas = self.areas();
-        areas.disclaim(range);
-        areas.merge(machine, range);
+        areas.promised -= promised;
+        ranges[..used].iter().for_each(|range| areas.disclaim(*range));
+        ranges[..used].iter().for_each(|range| areas.merge(machine, *range));
         areas.trim(machine);
         let orphans = core::mem::take(&mut areas.orphans);
         self.let_go();

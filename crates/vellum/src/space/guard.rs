@@ -4,7 +4,7 @@
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind, Marker};
 use crate::platform::Platform;
-use crate::table::Found;
+use crate::table::{Found, LockedTable};
 use crate::vma::State;
 
 use super::{AddressSpace, AdviseError};
@@ -48,27 +48,32 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// Remove the guards of a range, side by side with faults.
     pub(super) fn remove_guards(&self, range: VirtRange) -> Result<(), AdviseError> {
-        let arch = &self.tables.arch;
         let mut gather = self.gather(range);
-        let mut at = range.start;
-        while at < range.end {
-            match self.tables.find(at, range.end) {
-                Found::Hole(end) => at = end,
+        self.each_area(range, |_, part| {
+            let end = match self.tables.find(part.start, part.end) {
+                Found::Hole(end) => end,
                 Found::Table(table) => {
-                    let end = range.end.min(table.end());
-                    while at < end
-                        && let Some(run) = table.run(at, end)
-                    {
-                        if run.kind == Kind::Marker && arch.marked(run.raw) == Some(Marker::Guard) {
-                            table.erase(&run);
-                        }
-                        at = run.range(arch).end;
-                    }
+                    let end = part.end.min(table.end());
+                    self.erase_guards(&table, VirtRange { end, ..part });
                     table.unlock(&mut gather);
-                    self.tables.platform().resched();
+                    end
                 }
+            };
+            self.tables.platform().resched();
+            Ok(end)
+        })
+    }
+
+    fn erase_guards(&self, table: &LockedTable<'_, '_, P, A>, range: VirtRange) {
+        let arch = &self.tables.arch;
+        let mut at = range.start;
+        while at < range.end
+            && let Some(run) = table.run(at, range.end)
+        {
+            if run.kind == Kind::Marker && arch.marked(run.raw) == Some(Marker::Guard) {
+                table.erase(&run);
             }
+            at = run.range(arch).end;
         }
-        self.all(range, false, false)
     }
 }

@@ -11,7 +11,7 @@ use crate::group::GroupId;
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, Direction, Prot, STACK_GUARD, State, Vma};
 
-use super::areas::Areas;
+use super::areas::{Areas, Excess};
 use super::object::Source;
 use super::{Access, AddressSpace};
 
@@ -71,6 +71,8 @@ pub enum MapError {
     TooManyAreas,
     /// More address space than the limit allows.
     AddressSpaceLimit,
+    /// More private memory that may be written than the limit allows.
+    DataLimit,
     /// More locked memory than the limit allows.
     LockLimit,
     /// More than the machine has, and not [`MapFlags::NORESERVE`].
@@ -123,6 +125,7 @@ impl core::fmt::Display for MapError {
             MapError::NoRoom => f.write_str("no free range of that size"),
             MapError::TooManyAreas => f.write_str("too many areas"),
             MapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
+            MapError::DataLimit => f.write_str("over the limit on data"),
             MapError::LockLimit => f.write_str("over the limit on locked memory"),
             MapError::Overcommit => f.write_str("more than the machine has"),
             MapError::UnalignedOffset(offset) => write!(f, "offset {offset:#x} is not a multiple of the page size"),
@@ -138,6 +141,16 @@ impl core::fmt::Display for MapError {
 }
 
 impl core::error::Error for MapError {}
+
+impl From<Excess> for MapError {
+    fn from(excess: Excess) -> Self {
+        match excess {
+            Excess::AddressSpace => MapError::AddressSpaceLimit,
+            Excess::Data => MapError::DataLimit,
+            Excess::Locked => MapError::LockLimit,
+        }
+    }
+}
 
 impl From<OutOfMemory> for MapError {
     fn from(_: OutOfMemory) -> Self {
@@ -200,7 +213,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(range.start)
     }
 
-    fn fixed(&self, addr: u64, len: u64) -> Result<VirtRange, MapError> {
+    pub(super) fn fixed(&self, addr: u64, len: u64) -> Result<VirtRange, MapError> {
         if addr > self.tables.arch.user_end() - len {
             return Err(MapError::OutOfRange);
         }
@@ -229,7 +242,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// At the hint, if it is free; else as high as possible, large areas where huge pages fit.
-    fn find_room(&self, areas: &Areas, hint: u64, len: u64) -> Result<VirtRange, MapError> {
+    pub(super) fn find_room(&self, areas: &Areas, hint: u64, len: u64) -> Result<VirtRange, MapError> {
         let shift = self.page_shift();
         let window = VirtRange { start: areas.limits.lowest, end: self.tables.arch.user_end() };
         let room = |from: u64, end: u64, align: u32| {
@@ -297,22 +310,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
     fn check(&self, areas: &Areas, range: VirtRange, replaced: u64, request: &Request) -> Result<(), MapError> {
-        let limits = &areas.limits;
-        if areas.tree.len() > limits.areas {
+        if areas.tree.len() > areas.limits.areas {
             return Err(MapError::TooManyAreas);
         }
-        if request.flags.contains(MapFlags::LOCKED) && areas.locked.saturating_add(range.len()) > limits.locked {
-            return Err(MapError::LockLimit);
-        }
-        if (areas.mapped - replaced).saturating_add(range.len()) > limits.address_space {
-            return Err(MapError::AddressSpaceLimit);
-        }
+        let area = new_area(range, request);
+        areas.allow(&area, range.len(), replaced)?;
+        if self.is_too_much(&area, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
+    }
+
+    /// Whether `len` bytes used as `kind` is are a promise that the machine could not keep.
+    pub(super) fn is_too_much(&self, kind: &Vma, len: u64) -> bool {
         let promised =
-            request.prot.contains(Prot::WRITE) && !request.flags.intersects(MapFlags::NORESERVE | MapFlags::SHARED);
-        if promised && range.len() / FRAME_SIZE > self.tables.machine.frames().total() {
-            return Err(MapError::Overcommit);
-        }
-        Ok(())
+            kind.prot.contains(Prot::WRITE) && !kind.flags.contains(AreaFlags::NORESERVE) && !kind.backing.is_shared();
+        promised && len / FRAME_SIZE > self.tables.machine.frames().total()
     }
 
     /// The page at `addr` was touched and is not mapped: let the stack above it grow down to it.
@@ -335,12 +345,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let guard = if v.flags.contains(AreaFlags::GROWSDOWN) || v.prot.is_empty() { 0 } else { STACK_GUARD };
             v.range.end.saturating_add(guard) > start
         });
-        let limits = &areas.limits;
-        if crowded
-            || stack.range.end - start > limits.stack
-            || areas.mapped.saturating_add(grown.len()) > limits.address_space
-            || stack.flags.contains(AreaFlags::LOCKED) && areas.locked.saturating_add(grown.len()) > limits.locked
-        {
+        if crowded || stack.range.end - start > areas.limits.stack || areas.allow(&stack, grown.len(), 0).is_err() {
             return Ok(Growth::Nothing);
         }
         areas.tree.update(stack.range.start, |v| v.range.start = start);

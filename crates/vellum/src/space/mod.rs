@@ -27,7 +27,9 @@
 //! | `sync` | `msync` |
 //! | `zap` | emptying a range of page tables by the run |
 //! | `unmap` | areas go |
-//! | `protect` | areas change |
+//! | `remap` | areas change their size or their place |
+//! | `relocate` | how they change their place |
+//! | `protect` | areas change what may be done with them |
 //! | `advise` | hints |
 //! | `query` | what is mapped, what is resident |
 
@@ -43,6 +45,8 @@ mod object;
 mod pin;
 mod protect;
 mod query;
+mod relocate;
+mod remap;
 mod sync;
 mod unmap;
 mod zap;
@@ -55,6 +59,7 @@ pub use map::{MapError, MapFlags, MapRequest};
 pub use object::SharedKey;
 pub use protect::ProtectError;
 pub use query::{QueryError, SpaceStats, Split, Usage};
+pub use remap::{RemapError, RemapFlags, RemapRequest};
 pub use sync::SyncError;
 pub use unmap::UnmapError;
 

@@ -23,6 +23,8 @@ pub enum ProtectError {
     NotMapped,
     /// What is there may never be written (Linux: a file that was not opened for that, or is sealed).
     Denied(VirtRange),
+    /// More private memory that may be written than the limit allows.
+    DataLimit,
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// Areas or huge mappings would have to be split, and there is no memory for that.
@@ -47,6 +49,7 @@ impl core::fmt::Display for ProtectError {
             ProtectError::Overflow => f.write_str("beyond the last address"),
             ProtectError::NotMapped => f.write_str("not all of the range is mapped"),
             ProtectError::Denied(range) => write!(f, "{range:?} may never be written"),
+            ProtectError::DataLimit => f.write_str("over the limit on data"),
             ProtectError::TooManyAreas => f.write_str("too many areas"),
             ProtectError::OutOfMemory => OutOfMemory.fmt(f),
         }
@@ -83,6 +86,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         {
             return Err(ProtectError::Denied(area.range));
         }
+        let areas = change.areas();
+        let becomes_data = |v: &&Vma| !v.is_data() && Vma { prot, ..**v }.is_data();
+        let more = areas.overlapping(range).filter(becomes_data).map(|v| v.range.intersect(&range).len()).sum::<u64>();
+        if more > 0 && areas.data.saturating_add(more) > areas.limits.data {
+            return Err(ProtectError::DataLimit);
+        }
         if self.set_areas(&mut change, range, |v| v.prot == prot, |v| v.prot = prot)? {
             change.let_go();
             self.reprotect(range, prot);
@@ -118,7 +127,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             change.let_go();
             self.split_edges(range)?;
         }
-        change.areas().each(range, set);
+        let areas = change.areas();
+        areas.account_all(range, -1);
+        areas.each(range, set);
+        areas.account_all(range, 1);
         Ok(true)
     }
 

@@ -27,19 +27,34 @@ impl From<OutOfMemory> for NotMapped {
     }
 }
 
-/// Tables that are not published yet and hold nothing, by level: `tables[level - 1]`.
-struct Chain<'t, 'm, P: Platform, A: Arch> {
+/// Tables that are not published yet and hold nothing: a stack of them for each level, `tables[level - 1]` being the topmost,
+/// whose descriptor names the next.
+pub(crate) struct Spares<'t, 'm, P: Platform, A: Arch> {
     tree: &'t PageTables<'m, P, A>,
     tables: [Pfn; MOST],
 }
 
-impl<'t, 'm, P: Platform, A: Arch> Chain<'t, 'm, P, A> {
+impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
+    /// None yet.
+    #[inline]
+    pub(crate) fn new(tree: &'t PageTables<'m, P, A>) -> Self {
+        Spares { tree, tables: [Pfn::NONE; MOST] }
+    }
+
+    /// Have one more table of this level.
+    pub(crate) fn add(&mut self, level: u8) -> Result<(), OutOfMemory> {
+        let table = self.tree.alloc_table(level)?;
+        let top = &mut self.tables[level as usize - 1];
+        self.tree.machine.frames().frame(table).set_data(top.0 as u64);
+        *top = table;
+        Ok(())
+    }
+
     /// Have a table of each level from `lowest` to below `hook`.
     fn provide(&mut self, lowest: u8, hook: u8) -> Result<(), OutOfMemory> {
         for level in lowest..hook {
-            let slot = &mut self.tables[level as usize - 1];
-            if *slot == Pfn::NONE {
-                *slot = self.tree.alloc_table(level)?;
+            if !self.has(level, level + 1) {
+                self.add(level)?;
             }
         }
         Ok(())
@@ -49,17 +64,34 @@ impl<'t, 'm, P: Platform, A: Arch> Chain<'t, 'm, P, A> {
         (lowest..hook).all(|level| self.tables[level as usize - 1] != Pfn::NONE)
     }
 
-    /// Write the run into the lowest table and each table's pointer into the one above; last of all, the topmost table's
-    /// pointer into `hook`, which publishes the rest.
-    fn publish(&mut self, va: u64, lowest: u8, hook: &LockedTable<'_, 'm, P, A>, (raw, step): (u64, u64), n: usize) {
+    /// Take a table of this level, of which there is one.
+    fn take(&mut self, level: u8) -> Pfn {
+        let top = &mut self.tables[level as usize - 1];
+        let next = Pfn(self.tree.machine.frames().frame(*top).data() as u32);
+        core::mem::replace(top, next)
+    }
+
+    /// Have entries written into the lowest table, and write each table's pointer into the one above; last of all, the topmost
+    /// table's pointer into `hook`, which publishes the rest.
+    fn publish(
+        &mut self,
+        va: u64,
+        lowest: u8,
+        hook: &LockedTable<'_, 'm, P, A>,
+        write: impl FnOnce(&LockedTable<'_, 'm, P, A>),
+    ) {
         let tree = self.tree;
+        let mut taken = [Pfn::NONE; MOST];
+        (lowest..hook.level).for_each(|level| taken[level as usize - 1] = self.take(level));
+        let locked = |level: u8| {
+            let pfn = taken[level as usize - 1];
+            LockedTable::new(tree, pfn, tree.machine.frames().frame(pfn), level, va)
+        };
+        write(&locked(lowest));
         for level in lowest..hook.level {
-            let pfn = core::mem::replace(&mut self.tables[level as usize - 1], Pfn::NONE);
-            let table = LockedTable::new(tree, pfn, tree.machine.frames().frame(pfn), level, va);
-            if level == lowest {
-                table.set_at_steps(va, raw, step, n);
-            }
-            let above = if level + 1 == hook.level { hook.pfn } else { self.tables[level as usize] };
+            let table = locked(level);
+            let pfn = table.pfn;
+            let above = if level + 1 == hook.level { hook.pfn } else { taken[level as usize] };
             LockedTable::<P, A>::set_parent(table.desc, above);
             let above = LockedTable::new(tree, above, tree.machine.frames().frame(above), level + 1, va);
             above.store(above.index(va), 0, tree.arch.table(pfn.addr()));
@@ -71,11 +103,14 @@ impl<'t, 'm, P: Platform, A: Arch> Chain<'t, 'm, P, A> {
     }
 }
 
-impl<P: Platform, A: Arch> Drop for Chain<'_, '_, P, A> {
+impl<P: Platform, A: Arch> Drop for Spares<'_, '_, P, A> {
     /// What was provided for nothing goes back.
     fn drop(&mut self) {
-        for table in self.tables.iter().filter_map(|t| t.some()) {
-            self.tree.free_private(table, true);
+        for level in 1..=MOST as u8 {
+            while self.has(level, level + 1) {
+                let table = self.take(level);
+                self.tree.free_private(table, true);
+            }
         }
     }
 }
@@ -92,8 +127,26 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// The same for entries of any kind that differ by a step.
+    #[inline]
     pub(crate) fn map_at_steps(&self, va: u64, level: u8, (raw, step): (u64, u64), n: usize) -> Result<(), NotMapped> {
-        let mut chain = Chain { tree: self, tables: [Pfn::NONE; MOST] };
+        let write = |table: &LockedTable<'_, 'm, P, A>| table.set_at_steps(va, raw, step, n);
+        self.put(va, level, n, &mut Spares::new(self), write)
+    }
+
+    /// Have `write` write `n` entries from `va` at `level`, of one table, where nothing is mapped yet; missing tables come from
+    /// the spare ones, or else are made.
+    ///
+    /// # Errors
+    /// If it can't be done in full, nothing was changed, and nothing written.
+    #[inline]
+    pub(crate) fn put(
+        &self,
+        va: u64,
+        level: u8,
+        n: usize,
+        spares: &mut Spares<'_, 'm, P, A>,
+        write: impl FnOnce(&LockedTable<'_, 'm, P, A>),
+    ) -> Result<(), NotMapped> {
         loop {
             let walk = self.enter();
             // SAFETY: in a walk.
@@ -101,9 +154,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             if at.level > level && at.raw != 0 {
                 return Err(NotMapped::Occupied);
             }
-            if !chain.has(level, at.level) {
+            if !spares.has(level, at.level) {
                 drop(walk);
-                chain.provide(level, at.level)?;
+                spares.provide(level, at.level)?;
                 continue;
             }
             // SAFETY: in the walk that came to this table.
@@ -116,19 +169,18 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             if at.level == level {
                 let empty = table.is_empty(va, n);
                 if empty {
-                    table.set_at_steps(va, raw, step, n);
+                    write(&table);
                 }
                 table.release();
                 return if empty { Ok(()) } else { Err(NotMapped::Occupied) };
             }
             let hole = table.entry(table.index(va)).load(Relaxed) == 0;
             if hole {
-                chain.publish(va, level, &table, (raw, step), n);
-            }
-            table.release();
-            if hole {
+                spares.publish(va, level, &table, write);
+                table.release();
                 return Ok(());
             }
+            table.release();
         }
     }
 }

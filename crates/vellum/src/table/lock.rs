@@ -292,6 +292,45 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         self.set_live(self.live() - run.len as u32);
     }
 
+    /// Take out the entries from `va` on, whatever they are, with all that hardware has recorded in them. They stand nowhere until
+    /// they are laid down elsewhere ([`LockedTable::lay`]). Whether there were any.
+    pub(super) fn lift(&self, va: u64, lifted: &mut [u64]) -> bool {
+        let arch = &self.tables.arch;
+        let first = self.index(va);
+        let mut live = self.live();
+        for (index, to) in (first..).zip(lifted) {
+            let raw = self.entry(index).load(Relaxed);
+            *to = raw;
+            if raw == 0 {
+                continue;
+            }
+            if arch.kind(raw, self.level) != Kind::Leaf || arch.hardware_idle(raw) {
+                self.store(index, raw, 0);
+            } else {
+                trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, 0));
+                *to = self.entry(index).swap(0, AcqRel);
+            }
+            live -= 1;
+        }
+        let any = live != self.live();
+        self.set_live(live);
+        any
+    }
+
+    /// Put down entries that were lifted, where nothing stands. Tables among them have this one above them from now on.
+    pub(super) fn lay(&self, va: u64, lifted: &[u64]) {
+        let mut live = self.live();
+        for (index, raw) in (self.index(va)..).zip(lifted).filter(|(_, raw)| **raw != 0) {
+            if self.tables.arch.kind(*raw, self.level) == Kind::Table {
+                let below = self.tables.arch.table_addr(*raw).pfn();
+                Self::set_parent(self.tables.machine.frames().frame(below), self.pfn);
+            }
+            self.store(index, 0, *raw);
+            live += 1;
+        }
+        self.set_live(live);
+    }
+
     /// Turn each leaf of a run into `new` (the first one's; the others follow at its step), each keeping its own accessed
     /// and dirty bits, those included that hardware sets meanwhile.
     #[inline]

@@ -24,15 +24,18 @@
 //! | `walk` | down to a table |
 //! | `grow` | new tables |
 //! | `split` | a huge mapping becomes a table of pages |
+//! | `relocate` | entries come to stand at other addresses |
 
 mod grow;
 mod lock;
+mod relocate;
 mod run;
 mod split;
 mod walk;
 
-pub(crate) use grow::NotMapped;
+pub(crate) use grow::{NotMapped, Spares};
 pub(crate) use lock::LockedTable;
+pub(crate) use relocate::Route;
 pub use run::Run;
 pub(crate) use walk::Found;
 

@@ -49,11 +49,17 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// What stands at `va`: a hole, or a locked table. A hole is reported at most up to `end`.
     #[inline]
     pub(crate) fn find<'t>(&'t self, va: u64, end: u64) -> Found<'t, 'm, P, A> {
+        self.find_at(va, end, 1)
+    }
+
+    /// The same, going down no further than to a table of level `lowest`.
+    #[inline]
+    pub(crate) fn find_at<'t>(&'t self, va: u64, end: u64, lowest: u8) -> Found<'t, 'm, P, A> {
         loop {
             let walk = self.enter();
             // SAFETY: in a walk.
-            let at = unsafe { self.descend(va, 1) };
-            if at.level > 1 && at.raw == 0 {
+            let at = unsafe { self.descend(va, lowest) };
+            if at.level > lowest && at.raw == 0 {
                 // SAFETY: in a walk, and the table was reached in it.
                 return Found::Hole(unsafe { self.hole_end(&at, va, end) });
             }

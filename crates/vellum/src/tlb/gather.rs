@@ -79,6 +79,8 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     /// Whether frames in a row share a place; not when runs are capped at one page.
     merge: bool,
     tables: Pfn,
+    /// Whether tables went from where CPUs may still find them, though none of them is freed.
+    moved: bool,
     ranges: [VirtRange; RANGES],
     ranges_used: usize,
     stride_shift: u32,
@@ -96,6 +98,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             waiting: 0,
             merge,
             tables: Pfn::NONE,
+            moved: false,
             ranges: [VirtRange { start: 0, end: 0 }; RANGES],
             ranges_used: 0,
             stride_shift: u32::MAX,
@@ -147,6 +150,12 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         self.note_apart(range);
     }
 
+    /// What translates `range` moved elsewhere, tables and all.
+    pub(crate) fn note_tables(&mut self, range: VirtRange) {
+        self.note(range, self.whole.1);
+        self.moved = true;
+    }
+
     #[cold]
     fn note_apart(&mut self, range: VirtRange) {
         if self.ranges_used < RANGES {
@@ -165,7 +174,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             return;
         }
         let stride = if self.stride_shift == u32::MAX { crate::addr::FRAME_SHIFT } else { self.stride_shift };
-        let tables = self.tables != Pfn::NONE;
+        let tables = core::mem::take(&mut self.moved) || self.tables != Pfn::NONE;
         // In ascending order and disjoint, as the platform is promised.
         let ranges = &mut self.ranges[..self.ranges_used];
         ranges.sort_unstable_by_key(|r| r.start);

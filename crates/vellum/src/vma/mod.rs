@@ -150,6 +150,11 @@ pub struct Vma {
 }
 
 impl Vma {
+    /// Whether it counts as a program's data: private memory that may be written, stacks aside.
+    pub(crate) fn is_data(&self) -> bool {
+        self.prot.contains(Prot::WRITE) && !self.backing.is_shared() && !self.flags.contains(AreaFlags::GROWSDOWN)
+    }
+
     /// Whether the two are neighbours that could be one.
     pub(crate) fn continues(&self, before: &Vma) -> bool {
         let like = Vma { range: before.range, ..*self };

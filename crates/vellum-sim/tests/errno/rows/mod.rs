@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `map` | `mmap` |
 //! | `change` | `munmap`, `mprotect` |
+//! | `remap` | `mremap` |
 //! | `advise` | `madvise`, `mincore` |
 //! | `file` | shared memory, and files in memory |
 //! | `many` | all of them, where there are as many areas as there may be |
@@ -13,14 +14,16 @@ mod change;
 mod file;
 mod many;
 mod map;
+mod remap;
 
 pub use advise::{ADVISE, MORE_ADVICE, RESIDENT};
 pub use change::{PROTECT, UNMAP};
 pub use file::FILE;
 pub use many::MANY;
 pub use map::MAP;
+pub use remap::REMAP;
 
-use vellum::space::{Advise, MapFlags};
+use vellum::space::{Advise, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
 use super::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};

@@ -1,0 +1,100 @@
+//! Areas that change their size or their place, and what is in them with them.
+
+use std::ops::Range;
+
+use vellum::space::{RemapError, RemapFlags, RemapRequest};
+use vellum::vma::{AreaFlags, Prot};
+
+use super::change::ELSEWHERE;
+use super::expect::{self, Where};
+use super::host::Host;
+use super::op::{Span, Spot, Window};
+use super::plot::{Plot, Scene};
+
+impl Plot {
+    /// `remap`.
+    pub fn remap<H: Host>(&mut self, on: &Scene<'_, '_, H>, from: Span, pages: u64, flags: RemapFlags, to: u64) {
+        if self.elsewhere.len() >= ELSEWHERE {
+            self.unmap_whole(on, 0);
+        }
+        // A part of what the engine placed could leave a hole that another actor's goes to: so that is remapped as a whole.
+        let (old, pages) = match from.at {
+            Spot::At(page) => (page..page + from.pages, pages),
+            Spot::Elsewhere(nth, _) => match self.elsewhere.get(nth as usize % self.elsewhere.len().max(1)) {
+                Some(all) if flags.contains(RemapFlags::DONTUNMAP) => (all.clone(), all.end - all.start),
+                Some(all) => (all.clone(), pages),
+                None => return,
+            },
+        };
+        if flags.contains(RemapFlags::FIXED) {
+            // What was meant to fit may not, where more of it is to move than was thought; and stacks stay away from others.
+            let stack = self.model.iter(old.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::GROWSDOWN));
+            let new = to..to + pages;
+            let fits = |w: &Window| w.pages.start <= new.start && new.end <= w.pages.end && (w.stacks || !stack);
+            if !self.windows.iter().any(fits) {
+                return;
+            }
+        }
+        let expected = expect::remap(&self.model, &self.bounds, &old, pages, flags, to);
+        let (addr, old_len) = self.bytes(&old);
+        let (new_addr, new_len) = self.bytes(&(to..to + pages));
+        match (on.space.remap(RemapRequest { addr, old_len, new_len, flags, new_addr }), expected) {
+            (Ok(addr), Ok(wanted)) => {
+                let start = addr >> self.bounds.page_shift;
+                // What lies behind areas that the engine placed may be others'.
+                let may_move = flags.contains(RemapFlags::MAYMOVE) && !self.bounds.alone && !self.is_mine(&old);
+                if let Where::Page(wanted) = wanted {
+                    assert!(start == wanted || may_move, "remapped to page {start:#x} and not to {wanted:#x}");
+                }
+                self.remapped(on, &old, start..start + pages, flags);
+            }
+            (Err(error), Err(wanted)) if error == wanted => self.check(on, &old),
+            (Err(RemapError::OutOfMemory), Ok(_)) if on.tight => self.check(on, &old),
+            (Err(RemapError::TooManyAreas), Ok(_)) if self.few() => self.check(on, &old),
+            (Err(RemapError::NoRoom), Ok(_)) if !self.bounds.alone && !self.is_mine(&old) => self.check(on, &old),
+            (got, expected) => panic!("remap answers {got:x?}, not {expected:x?}"),
+        }
+    }
+
+    fn remapped<H: Host>(&mut self, on: &Scene<'_, '_, H>, old: &Range<u64>, new: Range<u64>, flags: RemapFlags) {
+        let rules = on.rules(self.exact);
+        let kept = old.start..old.end.min(old.start + (new.end - new.start));
+        let kind = self.model.get(old.start).map(|page| page.kind);
+        self.elsewhere.retain(|all| all != old || flags.contains(RemapFlags::DONTUNMAP));
+        if new.start == old.start {
+            self.model.unmap(kept.end..old.end);
+        } else {
+            let moved = self.model.take(kept.clone());
+            if flags.contains(RemapFlags::DONTUNMAP) {
+                for (at, page) in &moved {
+                    let mut kind = page.kind;
+                    kind.flags -= AreaFlags::LOCKED;
+                    self.model.map(*at..at + 1, kind, rules.fresh());
+                }
+            } else {
+                self.model.unmap(old.clone());
+            }
+            let there: Vec<_> = moved.into_iter().map(|(at, page)| (new.start + (at - old.start), page)).collect();
+            let alone = self.is_mine(&new) || there.iter().all(|(at, _)| self.model.get(*at).is_none());
+            assert!(alone, "the engine chose {new:x?}, where something is");
+            there.into_iter().for_each(|(at, page)| self.model.put(at, page));
+        }
+        if !self.is_mine(&new) {
+            self.elsewhere.push(new.clone());
+        }
+        let grown = new.start + (kept.end - kept.start)..new.end;
+        if let Some(kind) = kind.filter(|_| !grown.is_empty()) {
+            self.model.map(grown.clone(), kind, rules.fresh());
+            if kind.flags.contains(AreaFlags::LOCKED) && !kind.prot.is_empty() {
+                match on.tight {
+                    true => self.model.blur(grown.start.saturating_sub(512)..grown.end + 512),
+                    false => grown.for_each(|page| self.model.touch(page, kind.prot.contains(Prot::WRITE), &rules)),
+                }
+            }
+        }
+        if self.bounds.alone || self.is_mine(old) {
+            self.check(on, old);
+        }
+        self.check(on, &new);
+    }
+}

@@ -1,0 +1,362 @@
+//! Areas change their size or their place: `mremap`.
+//!
+//! To grow in place is to map what lies behind the area as the area is; the two then merge. To shrink is to unmap. How areas move
+//! is said in [`super::relocate`].
+
+use bitflags::bitflags;
+
+use crate::addr::{VirtRange, align_up};
+use crate::arch::Arch;
+use crate::cache::{self, MAX_SIZE};
+use crate::errno::Errno;
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+use crate::vma::{AreaFlags, Prot, State, Vma};
+
+use super::areas::{Areas, Change, Excess};
+use super::{Access, AddressSpace, UnmapError};
+
+bitflags! {
+    /// How to remap. The bits are Linux's.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct RemapFlags: u8 {
+        /// Elsewhere, if it can't grow where it is (`MREMAP_MAYMOVE`).
+        const MAYMOVE = 1;
+        /// To the address given; what is there is unmapped (`MREMAP_FIXED`). Together with [`RemapFlags::MAYMOVE`].
+        const FIXED = 2;
+        /// Elsewhere, and leave the area behind, empty (`MREMAP_DONTUNMAP`). Together with [`RemapFlags::MAYMOVE`].
+        const DONTUNMAP = 4;
+    }
+}
+
+/// What to remap.
+#[derive(Clone, Copy, Debug)]
+pub struct RemapRequest {
+    /// Where it is.
+    pub addr: u64,
+    /// How many bytes of it; rounded up to whole pages. 0: map what shared memory begins there a second time.
+    pub old_len: u64,
+    /// How many bytes are to be mapped afterwards; rounded up to whole pages.
+    pub new_len: u64,
+    /// How.
+    pub flags: RemapFlags,
+    /// Where to, exactly or as a hint; of no meaning without [`RemapFlags::FIXED`] or [`RemapFlags::DONTUNMAP`].
+    pub new_addr: u64,
+}
+
+/// Why nothing was remapped. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemapError {
+    /// An address is not a multiple of the page size.
+    Unaligned(u64),
+    /// The new length is zero.
+    ZeroLength,
+    /// It reaches beyond the addresses that user mode has.
+    OutOfRange,
+    /// Flags that make no sense together, or not with these lengths.
+    Flags(RemapFlags),
+    /// The new addresses overlap the old.
+    Overlap,
+    /// Nothing is mapped here, or it is another area's.
+    NotMapped(u64),
+    /// Private memory can't be mapped a second time.
+    NotShared(VirtRange),
+    /// Below the lowest address that may be mapped.
+    TooLow(u64),
+    /// Beyond the largest size of the object behind the area.
+    OffsetTooLarge,
+    /// It can't grow where it is, or there is no free range of that size.
+    NoRoom,
+    /// Areas would have to be split or added, and the space has as many as it may.
+    TooManyAreas,
+    /// More address space than the limit allows.
+    AddressSpaceLimit,
+    /// More private memory that may be written than the limit allows.
+    DataLimit,
+    /// More locked memory than the limit allows.
+    LockLimit,
+    /// More than the machine has, and not reserved otherwise.
+    Overcommit,
+    /// No memory for the engine's own structures.
+    OutOfMemory,
+}
+
+impl RemapError {
+    /// What Linux's `mremap` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            RemapError::Unaligned(_)
+            | RemapError::ZeroLength
+            | RemapError::OutOfRange
+            | RemapError::Flags(_)
+            | RemapError::Overlap
+            | RemapError::NotShared(_)
+            | RemapError::OffsetTooLarge => Errno::EINVAL,
+            RemapError::NotMapped(_) => Errno::EFAULT,
+            RemapError::TooLow(_) => Errno::EPERM,
+            RemapError::LockLimit => Errno::EAGAIN,
+            _ => Errno::ENOMEM,
+        }
+    }
+}
+
+impl core::fmt::Display for RemapError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            RemapError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            RemapError::ZeroLength => f.write_str("the new length is zero"),
+            RemapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
+            RemapError::Flags(flags) => write!(f, "{flags:?} make no sense here"),
+            RemapError::Overlap => f.write_str("the new addresses overlap the old"),
+            RemapError::NotMapped(addr) => write!(f, "there is nothing, or another area, at {addr:#x}"),
+            RemapError::NotShared(range) => write!(f, "{range:?} is private"),
+            RemapError::TooLow(addr) => write!(f, "{addr:#x} is below the lowest address that may be mapped"),
+            RemapError::OffsetTooLarge => f.write_str("beyond the largest size of an object"),
+            RemapError::NoRoom => f.write_str("no free range of that size"),
+            RemapError::TooManyAreas => f.write_str("too many areas"),
+            RemapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
+            RemapError::DataLimit => f.write_str("over the limit on data"),
+            RemapError::LockLimit => f.write_str("over the limit on locked memory"),
+            RemapError::Overcommit => f.write_str("more than the machine has"),
+            RemapError::OutOfMemory => OutOfMemory.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for RemapError {}
+
+impl From<OutOfMemory> for RemapError {
+    fn from(_: OutOfMemory) -> Self {
+        RemapError::OutOfMemory
+    }
+}
+
+impl From<Excess> for RemapError {
+    fn from(excess: Excess) -> Self {
+        match excess {
+            Excess::AddressSpace => RemapError::AddressSpaceLimit,
+            Excess::Data => RemapError::DataLimit,
+            Excess::Locked => RemapError::LockLimit,
+        }
+    }
+}
+
+impl From<UnmapError> for RemapError {
+    fn from(error: UnmapError) -> Self {
+        match error {
+            UnmapError::Unaligned(addr) => RemapError::Unaligned(addr),
+            UnmapError::ZeroLength => RemapError::ZeroLength,
+            UnmapError::OutOfRange => RemapError::OutOfRange,
+            UnmapError::TooManyAreas => RemapError::TooManyAreas,
+            UnmapError::OutOfMemory => RemapError::OutOfMemory,
+        }
+    }
+}
+
+/// A request whose numbers make sense.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    /// The old addresses.
+    pub(super) old: VirtRange,
+    /// The new length.
+    len: u64,
+    pub(super) flags: RemapFlags,
+    to: u64,
+}
+
+impl Wanted {
+    /// Whether it is to be elsewhere afterwards, whatever room there is.
+    fn moves(&self) -> bool {
+        self.flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP)
+    }
+
+    fn grows(&self) -> bool {
+        self.len > self.old.len()
+    }
+
+    /// The part of the old addresses that still is what it was afterwards.
+    pub(super) fn kept(&self) -> VirtRange {
+        VirtRange { end: self.old.end.min(self.old.start + self.len), ..self.old }
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+enum Plan {
+    /// Nothing, but to unmap what is too much.
+    Shrink,
+    /// Map this as the area before it is.
+    Grow(Vma),
+    /// Move to these addresses.
+    Move(VirtRange),
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Change the size or the place of what is mapped; the answer is where it is now. With [`RemapFlags::FIXED`] and no change of
+    /// length all areas of the old addresses move, and holes between them stay what they are at the new ones.
+    ///
+    /// # Errors
+    /// See [`RemapError`]: nothing was changed.
+    pub fn remap(&self, request: RemapRequest) -> Result<u64, RemapError> {
+        let wanted = self.wanted(&request)?;
+        // Of no length, it is about the page.
+        let page = VirtRange { end: wanted.old.start + (1 << self.page_shift()), ..wanted.old };
+        let mut plan = Plan::Shrink;
+        let change = self.change_both(|areas| {
+            let old = if wanted.old.is_empty() { page } else { wanted.old };
+            if areas.is_claimed(old) {
+                // What is there may soon be something else.
+                return Ok([old, VirtRange::default()]);
+            }
+            plan = self.plan(areas, &wanted)?;
+            let new = match plan {
+                Plan::Shrink => VirtRange::default(),
+                Plan::Grow(part) => part.range,
+                Plan::Move(to) => to,
+            };
+            Ok::<_, RemapError>([old, new])
+        })?;
+        let (start, grown) = match plan {
+            Plan::Shrink => {
+                drop(change);
+                let kept = wanted.kept();
+                if wanted.old.end > kept.end {
+                    self.unmap(kept.end, wanted.old.end - kept.end)?;
+                }
+                return Ok(wanted.old.start);
+            }
+            Plan::Grow(part) => {
+                self.grow(change, &part)?;
+                (wanted.old.start, part.range)
+            }
+            Plan::Move(to) => {
+                self.move_areas(change, &wanted, to)?;
+                (to.start, VirtRange { start: to.start + wanted.kept().len(), ..to })
+            }
+        };
+        if !grown.is_empty()
+            && let Some(area) = self.read().find(grown.start).filter(|v| v.flags.contains(AreaFlags::LOCKED)).copied()
+        {
+            self.populate(grown, if area.prot.contains(Prot::WRITE) { Access::Write } else { Access::Read });
+        }
+        Ok(start)
+    }
+
+    /// What can be said without a look at what is mapped.
+    fn wanted(&self, request: &RemapRequest) -> Result<Wanted, RemapError> {
+        let (shift, end) = (self.page_shift(), self.tables.arch.user_end());
+        let unaligned = |addr: u64| addr & ((1 << shift) - 1) != 0;
+        let RemapRequest { addr, flags, new_addr, .. } = *request;
+        if flags.bits() & !RemapFlags::all().bits() != 0 {
+            return Err(RemapError::Flags(flags));
+        }
+        if unaligned(addr) {
+            return Err(RemapError::Unaligned(addr));
+        }
+        let len = align_up(request.new_len, shift).filter(|len| *len <= end).ok_or(RemapError::OutOfRange)?;
+        if len == 0 {
+            return Err(RemapError::ZeroLength);
+        }
+        let old_len = align_up(request.old_len, shift).ok_or(RemapError::OutOfRange)?;
+        let old = VirtRange::new(addr, old_len).ok_or(RemapError::OutOfRange)?;
+        let wanted = Wanted { old, len, flags, to: new_addr };
+        if wanted.moves() {
+            if !flags.contains(RemapFlags::MAYMOVE) || flags.contains(RemapFlags::DONTUNMAP) && old_len != len {
+                return Err(RemapError::Flags(flags));
+            }
+            if unaligned(new_addr) {
+                return Err(RemapError::Unaligned(new_addr));
+            }
+            if new_addr > end - len {
+                return Err(RemapError::OutOfRange);
+            }
+            let new = VirtRange { start: new_addr, end: new_addr + len };
+            if old.overlaps(&new) {
+                return Err(RemapError::Overlap);
+            }
+            if flags.contains(RemapFlags::FIXED) && new.contains(addr) {
+                // What is to be mapped a second time would be unmapped first.
+                return Err(RemapError::NotMapped(addr));
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// What to do, if nobody is at work on the old addresses.
+    fn plan(&self, areas: &Areas, wanted: &Wanted) -> Result<Plan, RemapError> {
+        let old = wanted.old;
+        let area = *areas.find(old.start).ok_or(RemapError::NotMapped(old.start))?;
+        if !wanted.moves() && !wanted.grows() {
+            return Ok(Plan::Shrink);
+        }
+        if old.is_empty() && !area.backing.is_shared() {
+            return Err(RemapError::NotShared(area.range));
+        }
+        let several = wanted.flags.contains(RemapFlags::FIXED) && old.len() == wanted.len;
+        if !several && wanted.kept().end > area.range.end {
+            return Err(RemapError::NotMapped(area.range.end));
+        }
+        if wanted.grows() {
+            let more = wanted.len - old.len();
+            let end = area.backing.offset(old.start).checked_add(wanted.len);
+            if !area.backing.is_anonymous() && end.is_none_or(|end| end > MAX_SIZE) {
+                return Err(RemapError::OffsetTooLarge);
+            }
+            areas.allow(&area, more, 0)?;
+            if self.is_too_much(&area, more) {
+                return Err(RemapError::Overcommit);
+            }
+        }
+        if !wanted.moves() {
+            let part = VirtRange { start: old.end, end: old.start + wanted.len };
+            let fits =
+                part.end <= self.tables.arch.user_end() && areas.first(part).is_none_or(|v| v.state == State::Dying);
+            if !old.is_empty() && old.end == area.range.end && fits {
+                return Ok(Plan::Grow(Vma { range: part, ..area }));
+            }
+            if !wanted.flags.contains(RemapFlags::MAYMOVE) {
+                return Err(RemapError::NoRoom);
+            }
+        }
+        let to = self.target(areas, wanted)?;
+        if wanted.flags.contains(RemapFlags::DONTUNMAP) {
+            let replaced = areas.overlapping(to).map(|v| v.range.intersect(&to).len()).sum();
+            areas.allow(&Vma { flags: area.flags - AreaFlags::LOCKED, ..area }, wanted.len, replaced)?;
+        }
+        Ok(Plan::Move(to))
+    }
+
+    fn target(&self, areas: &Areas, wanted: &Wanted) -> Result<VirtRange, RemapError> {
+        if wanted.flags.contains(RemapFlags::FIXED) {
+            return match wanted.to < areas.limits.lowest {
+                true => Err(RemapError::TooLow(wanted.to)),
+                false => Ok(VirtRange { start: wanted.to, end: wanted.to + wanted.len }),
+            };
+        }
+        let hint = if wanted.flags.contains(RemapFlags::DONTUNMAP) { wanted.to } else { 0 };
+        let table = self.tables.arch.level_shift(2);
+        if hint == 0
+            && wanted.old.len() >> table != 0
+            && let Ok(room) = self.find_room(areas, 0, wanted.len + (1 << table))
+        {
+            // As far into a table of pages as it is now, so that tables can move as they are.
+            let start = room.start + (wanted.old.start & ((1 << table) - 1));
+            return Ok(VirtRange { start, end: start + wanted.len });
+        }
+        self.find_room(areas, hint, wanted.len).map_err(|_| RemapError::NoRoom)
+    }
+
+    /// Map what lies behind an area as the area is.
+    fn grow(&self, mut change: Change<'_, 'm, P, A>, part: &Vma) -> Result<(), RemapError> {
+        let areas = change.areas();
+        if areas.tree.len() > areas.limits.areas {
+            return Err(RemapError::TooManyAreas);
+        }
+        areas.reserve(self.tables.machine, 1)?;
+        let inserted = areas.tree.insert(*part);
+        debug_assert!(inserted.is_ok(), "there is room and a node");
+        cache::hold(self.tables.machine, &part.backing);
+        areas.account(part, part.range, 1);
+        Ok(())
+    }
+}
