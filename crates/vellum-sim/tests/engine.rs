@@ -6,7 +6,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest};
+use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Hostility, Refusal, Silicon, Strict, Strictness};
@@ -52,7 +52,22 @@ fn step<A: Silicon>(dice: &mut Dice, sim: &Strict<A>, space: &Space<'_, A>, mode
     let shift = space.arch().page_shift();
     let (addr, len) = (BASE + ((pages.start as u64) << shift), (pages.len() as u64) << shift);
     let all = model[pages.clone()].iter().all(Option::is_some);
-    match dice.below(12) {
+    match dice.below(13) {
+        12 => {
+            sim.label("remap");
+            let to = dice.below(PAGES - pages.len() + 1);
+            let there = to..to + pages.len();
+            if model[pages.start].is_none() || pages.start < there.end && there.start < pages.end {
+                return;
+            }
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            let new_addr = BASE + ((to as u64) << shift);
+            let request = RemapRequest { addr, old_len: len, new_len: len, flags, new_addr };
+            assert_eq!(space.remap(request), Ok(new_addr));
+            let moved: Vec<_> = model[pages].iter_mut().map(Option::take).collect();
+            // What lies where holes go stays.
+            model[there].iter_mut().zip(moved).filter(|(_, new)| new.is_some()).for_each(|(old, new)| *old = new);
+        }
         0 | 1 => {
             sim.label("map");
             let prot = dice.prot();
