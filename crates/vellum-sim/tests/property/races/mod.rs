@@ -5,10 +5,12 @@
 //! |---|---|
 //! | `areas` | areas and folios that two change |
 //! | `fork` | a parent that goes on while it has a child |
+//! | `remap` | memory that moves while others use it |
 //! | `seen` | what a third CPU sees through its TLB |
 
 mod areas;
 mod fork;
+mod remap;
 mod seen;
 
 use shuttle::Runner;
