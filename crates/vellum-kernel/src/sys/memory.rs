@@ -7,8 +7,8 @@ use crate::task::Thread;
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
-use vellum::space::{Advise, MapFlags, MapRequest};
-use vellum::vma::{AreaFlags, Prot};
+use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::names::Mapped;
@@ -98,16 +98,55 @@ pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
     thread.memory().engine.protect(addr, len, prot).map_err(|error| error.errno().into()).map(|()| 0)
 }
 
+/// `mremap`.
+pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u64; 6]) -> Answer {
+    let flags = u8::try_from(flags).ok().and_then(RemapFlags::from_bits).ok_or(Errno::EINVAL)?;
+    let request = RemapRequest { addr, old_len, new_len, flags, new_addr };
+    thread.memory().engine.remap(request).map_err(|error| error.errno().into())
+}
+
 /// `madvise`.
 pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
     let advice = match advice as u32 {
+        abi::MADV_REMOVE => return remove(thread, addr, len),
+        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL | abi::MADV_WILLNEED => Advise::Reading,
         abi::MADV_DONTNEED => Advise::DontNeed,
+        abi::MADV_DONTNEED_LOCKED => Advise::DontNeedLocked,
+        abi::MADV_FREE => Advise::Free,
+        abi::MADV_DONTFORK => Advise::DontFork,
+        abi::MADV_DOFORK => Advise::DoFork,
+        abi::MADV_WIPEONFORK => Advise::WipeOnFork,
+        abi::MADV_KEEPONFORK => Advise::KeepOnFork,
+        abi::MADV_DONTDUMP => Advise::DontDump,
+        abi::MADV_DODUMP => Advise::DoDump,
         abi::MADV_HUGEPAGE => Advise::Huge,
         abi::MADV_NOHUGEPAGE => Advise::NoHuge,
-        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL | abi::MADV_WILLNEED => return Ok(0),
+        abi::MADV_COLD | abi::MADV_PAGEOUT => Advise::Cold,
+        abi::MADV_POPULATE_READ => Advise::PopulateRead,
+        abi::MADV_POPULATE_WRITE => Advise::PopulateWrite,
+        abi::MADV_GUARD_INSTALL => Advise::GuardInstall,
+        abi::MADV_GUARD_REMOVE => Advise::GuardRemove,
         _ => return Err(Errno::EINVAL),
     };
     thread.memory().engine.advise(addr, len, advice).map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `madvise` with `MADV_REMOVE`.
+fn remove(thread: &Thread, addr: u64, len: u64) -> Answer {
+    let removed = thread.memory().engine.remove(addr, len, |object, bytes| {
+        contents::discard(object, &object.punch_hole(bytes));
+    });
+    removed.map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// What an address space may have, by a process's limits.
+pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16]) {
+    let limit = |which: u32| resources[which as usize][0];
+    limits.address_space = limit(abi::RLIMIT_AS);
+    limits.data = limit(abi::RLIMIT_DATA);
+    limits.stack = limit(abi::RLIMIT_STACK);
+    // Everybody is root, who may lock what there is.
+    limits.locked = u64::MAX;
 }
 
 /// `mincore`.
@@ -126,29 +165,15 @@ pub fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
     Ok(0)
 }
 
-/// `msync`: what there is, is in memory; but there must be something.
+/// `msync`.
 pub fn msync(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
     let (sync, known) = (abi::MS_ASYNC | abi::MS_SYNC, abi::MS_ASYNC | abi::MS_SYNC | abi::MS_INVALIDATE);
     let flags = flags as u32;
-    if flags & !known != 0 || flags & sync == sync || !addr.is_multiple_of(FRAME_SIZE) {
+    if flags & !known != 0 || flags & sync == sync {
         return Err(Errno::EINVAL);
     }
-    let len = align_up(len, FRAME_SIZE.ilog2()).ok_or(Errno::ENOMEM)?;
-    let end = addr.checked_add(len).ok_or(Errno::ENOMEM)?;
-    let (mut at, mut locked) = (addr, false);
-    thread.memory().engine.areas(addr, |area| {
-        if area.range.start > at || at >= end {
-            return false;
-        }
-        locked |= area.flags.contains(AreaFlags::LOCKED);
-        at = area.range.end;
-        at < end
-    });
-    match at < end {
-        true => Err(Errno::ENOMEM),
-        false if locked && flags & abi::MS_INVALIDATE != 0 => Err(Errno::EBUSY),
-        false => Ok(0),
-    }
+    let synced = thread.memory().engine.sync(addr, len, flags & abi::MS_INVALIDATE != 0);
+    synced.map_err(|error| error.errno().into()).map(|()| 0)
 }
 
 /// `brk`: moves the end of the heap, or says where it is.

@@ -119,7 +119,12 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
         if wanted[0] > wanted[1] {
             return Err(Errno::EINVAL);
         }
-        process.limits.lock()[which] = wanted;
+        let mut limits = process.limits.lock();
+        limits[which] = wanted;
+        // Nobody else sets limits meanwhile, so that the space has the last.
+        if let Some(memory) = &*process.memory.lock() {
+            memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits));
+        }
     }
     if old != 0 {
         let both = u128::from(before[0]) | u128::from(before[1]) << 64;

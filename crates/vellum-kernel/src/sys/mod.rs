@@ -50,6 +50,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_mmap => memory::mmap(thread, a),
         nr::__NR_munmap => memory::munmap(thread, a[0], a[1]),
         nr::__NR_mprotect => memory::mprotect(thread, a[0], a[1], a[2]),
+        nr::__NR_mremap => memory::mremap(thread, a),
         nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]),
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),

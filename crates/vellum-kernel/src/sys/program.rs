@@ -49,15 +49,10 @@ pub fn load(
     if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
         return Err(Errno::ENOMEM);
     }
-    let limit = |which: u32| resources[which as usize][0];
-    let stack_limit = limit(abi::RLIMIT_STACK).min(1 << 30);
-    let limits = Limits {
-        mmap_base: top - stack_limit.max(128 << 20) - (1 << 20),
-        stack: stack_limit,
-        address_space: limit(abi::RLIMIT_AS),
-        locked: limit(abi::RLIMIT_MEMLOCK),
-        ..Limits::default()
-    };
+    let stack_limit = resources[abi::RLIMIT_STACK as usize][0].min(1 << 30);
+    let mmap_base = top - stack_limit.max(128 << 20) - (1 << 20);
+    let mut limits = Limits { mmap_base, ..Limits::default() };
+    super::memory::set_limits(&mut limits, resources);
     let space = mem::new_space(mem::machine(), GroupId::ROOT, limits).map_err(|_| Errno::ENOMEM)?;
     let space = Arc::new(UserSpace::new(space));
     let mut image = Image::default();
