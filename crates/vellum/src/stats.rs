@@ -10,9 +10,9 @@ pub enum Counter {
     Faults,
     /// Faults that found nothing to do, because another CPU had been quicker.
     SpuriousFaults,
-    /// Large folios given to a fault (the sum of `anon_fault_alloc` over all sizes).
+    /// Large folios given to a fault: the sum of [`SizeCounter::Faults`].
     LargeFolios,
-    /// Faults that wanted a large folio and found no memory for it (`anon_fault_fallback`).
+    /// Faults that wanted a large folio and did not get it: the sum of [`SizeCounter::Fallbacks`].
     LargeFallbacks,
     /// Runs taken out of page tables.
     RunsCleared,
@@ -28,7 +28,7 @@ pub enum Counter {
     TablesFreed,
     /// Huge mappings split into a table of pages (`thp_split_pmd`).
     HugeSplits,
-    /// Folios queued because part of them is not mapped any more (`split_deferred`).
+    /// Folios queued because part of them is not mapped any more: the sum of [`SizeCounter::SplitDeferred`].
     SplitDeferred,
     /// Write faults that copied memory which others have too.
     CowCopies,
@@ -38,22 +38,58 @@ pub enum Counter {
     ShmemPages,
 }
 
+/// What the machine counts of each size of large folios: Linux's `hugepages-<size>kB/stats`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum SizeCounter {
+    /// Given to a fault (`anon_fault_alloc`).
+    Faults,
+    /// Wanted by a fault that found no memory for it, or might not have it (`anon_fault_fallback`).
+    Fallbacks,
+    /// Of those, what a group's limit was in the way of (`anon_fault_fallback_charge`).
+    ChargeFallbacks,
+    /// Queued because part of it is not mapped any more (`split_deferred`).
+    SplitDeferred,
+}
+
+/// How many orders folios have: single pages and larger, up to huge ones.
+pub(crate) const SIZES: usize = 10;
+const SIZE_COUNTERS: usize = SizeCounter::SplitDeferred as usize + 1;
+
 /// How many [`Counter`]s there are.
 pub const COUNTERS: usize = Counter::ShmemPages as usize + 1;
 
 /// One CPU's counters of a machine. Zeroed memory is a valid one.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
-pub(crate) struct CounterSlot([AtomicU64; COUNTERS]);
+pub(crate) struct CounterSlot {
+    all: [AtomicU64; COUNTERS],
+    sizes: [[AtomicU64; SIZES]; SIZE_COUNTERS],
+}
 
 impl CounterSlot {
     #[inline]
     pub(crate) fn add(&self, counter: Counter, n: u64) {
-        self.0[counter as usize].fetch_add(n, Relaxed);
+        self.all[counter as usize].fetch_add(n, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn add_size(&self, counter: SizeCounter, order: u8) {
+        self.sizes[counter as usize][order as usize].fetch_add(1, Relaxed);
     }
 
     pub(crate) fn get(&self, counter: Counter) -> u64 {
-        self.0[counter as usize].load(Relaxed)
+        let sum = |counter| (0..SIZES as u8).map(|order| self.get_size(counter, order)).sum();
+        match counter {
+            Counter::LargeFolios => sum(SizeCounter::Faults),
+            Counter::LargeFallbacks => sum(SizeCounter::Fallbacks),
+            Counter::SplitDeferred => sum(SizeCounter::SplitDeferred),
+            _ => self.all[counter as usize].load(Relaxed),
+        }
+    }
+
+    pub(crate) fn get_size(&self, counter: SizeCounter, order: u8) -> u64 {
+        self.sizes[counter as usize].get(order as usize).map_or(0, |count| count.load(Relaxed))
     }
 }
 

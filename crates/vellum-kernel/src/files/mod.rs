@@ -7,6 +7,7 @@
 //! | [`stream`] | the streams of the first program, over the wire |
 //! | [`mount`] | the file systems that there are, and where |
 //! | [`proc`] | `/proc` |
+//! | [`mod@sys`] | `/sys` |
 //! | [`groups`] | control groups |
 //!
 //! A process has a [`Files`]: its descriptors, and where its paths begin.
@@ -16,10 +17,12 @@ pub mod groups;
 pub mod mount;
 pub mod proc;
 pub mod stream;
+pub mod sys;
 pub mod user;
 
 use crate::mem::now_ns;
-use crate::sys::{clock::EPOCH, misc};
+use crate::sys::clock::EPOCH;
+use crate::sys::misc;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;

@@ -1,6 +1,6 @@
 //! The file systems that there are from the start, and where they are mounted.
 
-use super::proc;
+use super::{proc, sys};
 use alloc::string::String;
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
@@ -15,6 +15,7 @@ use vellum_kernel::fs::names::{Mount, View};
 fn root(kind: &str) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
     match kind {
         "proc" => Ok((proc::root()?, "proc")),
+        "sysfs" => Ok((sys::root()?, "sysfs")),
         _ => Err(Errno::ENODEV),
     }
 }
@@ -25,8 +26,11 @@ fn root(kind: &str) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
 ///
 /// `ENOMEM`, and those of looking for the directories.
 pub fn init(view: &View) -> Result<(), Errno> {
-    let (root, kind) = root("proc")?;
-    view.names.mount(view.get(b"/proc", true)?, root, kind)
+    for (kind, on) in [("proc", b"/proc".as_slice()), ("sysfs", b"/sys")] {
+        let (root, kind) = root(kind)?;
+        view.names.mount(view.get(on, true)?, root, kind)?;
+    }
+    Ok(())
 }
 
 /// Where something is mounted.

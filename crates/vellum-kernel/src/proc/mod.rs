@@ -1,13 +1,15 @@
-//! The texts of `/proc`, exactly as Linux forms them: from plain structures to text, and nothing else. Sizes are in bytes, where
+//! The texts of `/proc` and `/sys`, exactly as Linux forms them: from plain structures to text, and nothing else. Sizes are in bytes, where
 //! nothing else is said.
 //!
 //! | file | story |
 //! |---|---|
 //! | [`maps`] | `maps`, `smaps`, `smaps_rollup` |
 //! | [`process`] | `status`, `stat`, `statm` |
+//! | [`choice`] | settings that are one of some words |
 //! | [`limits`] | `limits` |
 //! | [`system`] | `meminfo`, `vmstat`, `stat` |
 
+pub mod choice;
 pub mod limits;
 pub mod maps;
 pub mod process;

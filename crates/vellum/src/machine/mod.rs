@@ -7,7 +7,7 @@ use crate::frame::policy::FolioPolicy;
 use crate::frame::{BootError, BootOptions, Counts, FrameKind, Frames, HUGE_ORDER, OutOfMemory, Use, flag};
 use crate::group::{Groups, Leavers};
 use crate::platform::{Platform, SpaceId};
-use crate::stats::{COUNTERS, Counter, CounterSlot};
+use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
 use crate::sync::Walkers;
 
 mod scratch;
@@ -133,6 +133,16 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.counters.iter().fold(0, |sum, c| sum.wrapping_add(c.get(counter)))
     }
 
+    /// What a counter of large folios of one order stands at.
+    pub fn size_counter(&self, counter: SizeCounter, order: u8) -> u64 {
+        self.counters.iter().map(|c| c.get_size(counter, order)).sum()
+    }
+
+    #[inline]
+    pub(crate) fn count_size(&self, counter: SizeCounter, order: u8) {
+        self.counters[self.platform().current()].add_size(counter, order);
+    }
+
     #[inline]
     pub(crate) fn count(&self, counter: Counter, n: u64) {
         self.counters[self.platform().current()].add(counter, n);
@@ -171,7 +181,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     }
 }
 
-const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>());
+const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>() && SIZES == HUGE_ORDER as usize + 1);
 
 /// Zeroed memory that is never given back.
 fn kept<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<*mut u8, OutOfMemory> {

@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::frame::{Counts, OutOfMemory, Use};
 use crate::group::{GroupId, LruList, OverLimit};
 use crate::platform::Platform;
-use crate::stats::{Counter, SpaceCounter};
+use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::table::{Found, NotMapped};
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
@@ -220,14 +220,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let tried = self.try_folio(order, list, zero);
             if tried.is_ok() {
                 if order > smallest {
-                    machine.count(Counter::LargeFolios, 1);
+                    machine.count_size(SizeCounter::Faults, order);
                 }
                 return tried.map(|pfn| (pfn, order));
             }
             if order == smallest {
                 return tried.map(|pfn| (pfn, order));
             }
-            machine.count(Counter::LargeFallbacks, 1);
+            machine.count_size(SizeCounter::Fallbacks, order);
+            if matches!(tried, Err(FaultError::OverLimit(_))) {
+                machine.count_size(SizeCounter::ChargeFallbacks, order);
+            }
             // The next smaller one that is allowed; every part of a hole is one.
             let smaller = orders & ((1 << order) - 1);
             order = if smaller == 0 { smallest } else { (smaller.ilog2() as u8).max(smallest) };

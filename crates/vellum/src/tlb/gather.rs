@@ -18,7 +18,7 @@ use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
 use crate::group::Leavers;
 use crate::machine::{Scratch, Stretch};
 use crate::platform::{Event, Platform, trace};
-use crate::stats::Counter;
+use crate::stats::{Counter, SizeCounter};
 
 use super::{Flushed, Shootdown};
 
@@ -332,7 +332,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     fn unmapped_in_part(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         let left = self.machine.frames().put(head, frame, 0, pages);
         if left.maps != 0 && left.maps < 1 << order && self.leavers.defer(head, frame) {
-            self.machine.count(Counter::SplitDeferred, 1);
+            self.machine.count_size(SizeCounter::SplitDeferred, order);
         }
     }
 

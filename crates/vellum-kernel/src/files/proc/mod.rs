@@ -16,6 +16,8 @@ mod process;
 mod settings;
 mod system;
 
+pub use system::meminfo_of_node;
+
 use crate::task::{Thread, process as processes};
 use alloc::boxed::Box;
 use alloc::format;

@@ -10,7 +10,7 @@ use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt::Write;
+use core::fmt::{self, Write};
 use vellum::addr::FRAME_SIZE;
 use vellum::frame::HUGE_ORDER;
 use vellum::platform::Cpus;
@@ -101,6 +101,23 @@ fn memory(machine: &Machine) -> words::Memory {
 fn meminfo() -> Result<Vec<u8>, Errno> {
     let memory = memory(machine());
     Words::of(|text| words::meminfo(text, &memory))
+}
+
+/// What the machine's one node says of its memory.
+pub fn meminfo_of_node(text: &mut Words) -> fmt::Result {
+    let memory = memory(machine());
+    let rows = [
+        ("MemTotal:", memory.total),
+        ("MemFree:", memory.free),
+        ("MemUsed:", memory.total - memory.free),
+        ("Active(anon):", memory.active_anonymous),
+        ("Unevictable:", memory.unevictable),
+        ("Mlocked:", memory.locked),
+        ("AnonPages:", memory.anonymous),
+        ("Shmem:", memory.shmem),
+        ("PageTables:", memory.tables),
+    ];
+    rows.iter().try_for_each(|(name, bytes)| writeln!(text, "Node 0 {name:<15}{:>8} kB", bytes / 1024))
 }
 
 fn vmstat() -> Result<Vec<u8>, Errno> {

@@ -1,0 +1,89 @@
+//! `/sys`: the machine's processors and memory, and what can be said about large folios.
+//!
+//! | file | story |
+//! |---|---|
+//! | [`folios`] | which sizes of folios faults may use, and how often they got them |
+
+mod folios;
+
+use crate::files::proc::meminfo_of_node;
+use crate::mem::machine;
+use alloc::sync::Arc;
+use core::fmt::{self, Write};
+use linux_raw_sys::general::SYSFS_MAGIC;
+use spin::Once;
+use vellum::platform::Cpus;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::text::{Folder, System, Text};
+use vellum_kernel::proc::{Text as Words, choice};
+
+/// The root directory.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn root() -> Result<Arc<Folder>, Errno> {
+    /// There is one, wherever it is mounted.
+    static ROOT: Once<Arc<Folder>> = Once::new();
+    let made = ROOT.try_call_once(|| {
+        let system = System { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC };
+        let root = Folder::new(system, None, None);
+        let memory = root.add_folder("kernel")?.add_folder("mm")?;
+        folios::fill(&memory.add_folder("transparent_hugepage")?)?;
+        merging(&memory.add_folder("ksm")?)?;
+        let machine = root.add_folder("devices")?.add_folder("system")?;
+        processors(&machine.add_folder("cpu")?)?;
+        nodes(&machine.add_folder("node")?)?;
+        // Where control groups are mounted.
+        root.add_folder("fs")?.add_folder("cgroup")?;
+        Ok(root)
+    });
+    made.cloned()
+}
+
+/// A file that can be read only.
+fn file(folder: &Arc<Folder>, name: &str, make: fn(&mut Words) -> fmt::Result) -> Result<(), Errno> {
+    folder.add(name, Text::read_only(folder.system(), move || Words::of(make)))
+}
+
+fn cpus() -> usize {
+    machine().platform().count()
+}
+
+fn processors(folder: &Arc<Folder>) -> Result<(), Errno> {
+    for name in ["online", "possible", "present"] {
+        file(folder, name, |text| choice::range(text, cpus()))?;
+    }
+    file(folder, "offline", |text| text.write_str("\n"))?;
+    file(folder, "kernel_max", |text| writeln!(text, "{}", crate::arch::percpu::MAX_CPUS - 1))?;
+    for cpu in 0..cpus() {
+        let own = folder.add_folder(&alloc::format!("cpu{cpu}"))?;
+        file(&own, "online", |text| text.write_str("1\n"))?;
+    }
+    Ok(())
+}
+
+/// There is one node, with all memory and all processors.
+fn nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
+    for name in ["online", "possible", "has_cpu", "has_memory", "has_normal_memory"] {
+        file(folder, name, |text| text.write_str("0\n"))?;
+    }
+    let node = folder.add_folder("node0")?;
+    file(&node, "cpulist", |text| choice::range(text, cpus()))?;
+    file(&node, "cpumap", |text| writeln!(text, "{:x}", (1u64 << cpus()) - 1))?;
+    file(&node, "distance", |text| text.write_str("10\n"))?;
+    file(&node, "meminfo", meminfo_of_node)
+}
+
+/// Equal pages are not made one: that can't be switched on.
+fn merging(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let zero = || Ok(b"0\n".to_vec());
+    let take = |value: &[u8]| if matches!(value.trim_ascii(), b"0" | b"2") { Ok(()) } else { Err(Errno::EINVAL) };
+    let run = Text::new(folder.system(), 0o644, Some(alloc::boxed::Box::new(zero)), Some(alloc::boxed::Box::new(take)));
+    folder.add("run", run)?;
+    for name in ["full_scans", "pages_shared", "pages_sharing", "pages_unshared", "pages_volatile"] {
+        folder.add(name, Text::read_only(folder.system(), zero))?;
+    }
+    Ok(())
+}
