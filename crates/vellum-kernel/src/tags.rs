@@ -199,6 +199,6 @@ mod tests {
         assert_eq!(tags.load(2, 0), (1, false));
         assert_eq!(tags.load(3, 0), (0, false));
         assert_eq!(tags.load(2, 0), (1, true));
-        assert_eq!(tags.load(1, 0).1, false, "it lost its tag");
+        assert!(!tags.load(1, 0).1, "it lost its tag");
     }
 }
