@@ -4,7 +4,7 @@ use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
 use vellum::frame::FrameKind;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::group::{GroupError, GroupId};
 use vellum::space::{Access, Advise, ForkError, Limits, MapFlags, MapRequest, Split};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -30,6 +30,9 @@ fn on<A: Silicon>(arch: A, bytes: u64, hostility: Hostility, test: impl FnOnce(&
     let sim = Config::with_arch(arch, bytes).cpus(1).strict(Strictness::new(7).hostility(hostility)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
+    // What a group takes is kept for the next, so it is no loss.
+    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
+    machine.groups().remove(machine.frames(), group).unwrap();
     sim.baseline();
     let free = machine.frames().free_frames();
     test(&Bench { sim: &sim, cpu: &cpu, machine: &machine, arch });
@@ -151,6 +154,31 @@ fn shares_add_up() {
             // Of part of what is mapped, that part.
             assert_eq!(usage(space, 2, 3).proportional, split(2 * PAGE));
         }
+    });
+}
+
+/// A space that moves to another group leaves there what it has, and is charged for what it gets; so is a child of it.
+#[test]
+fn a_space_moves_to_another_group() {
+    x86(16 << 20, |on| {
+        let groups = on.machine.groups();
+        let group = groups.create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
+        let charged = || groups.usage(on.machine.frames(), group).unwrap().charged;
+        let space = on.space();
+        map(&space, BASE, 8 * PAGE, MapFlags::empty());
+        (0..4).for_each(|i| on.store(&space, BASE + i * PAGE, i));
+        assert_eq!(charged(), 0);
+        space.set_group(group).unwrap();
+        assert_eq!((space.group(), charged()), (group, 0));
+        (0..6).for_each(|i| on.store(&space, BASE + i * PAGE, i));
+        assert_eq!(charged(), 2);
+        let child = space.fork().unwrap();
+        // Its tables: one a level, for what lies side by side.
+        assert_eq!((child.group(), charged()), (group, 2 + 4));
+        drop((space, child));
+        assert_eq!(charged(), 0);
+        groups.remove(on.machine.frames(), group).unwrap();
+        assert_eq!(on.space().set_group(group), Err(GroupError::NoSuchGroup(group)));
     });
 }
 

@@ -1,5 +1,6 @@
 //! The contents of files in memory, which are the engine's objects: so they can be mapped.
 
+use crate::files::groups;
 use crate::mem::{self, Object};
 use crate::task::process;
 use alloc::sync::Arc;
@@ -10,7 +11,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::cache::{Gone, ObjectError};
-use vellum::group::GroupId;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
@@ -28,6 +28,7 @@ fn errno(error: ObjectError) -> Errno {
     match error {
         ObjectError::TooLarge => Errno::EFBIG,
         ObjectError::Busy => Errno::EBUSY,
+        ObjectError::OverLimit(_) => Errno::ENOMEM,
         _ => Errno::ENOSPC,
     }
 }
@@ -54,7 +55,7 @@ impl InObject {
     pub fn new() -> Result<Self, Errno> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let tag = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let object = mem::new_object(GroupId::ROOT, tag).map_err(|_| Errno::ENOMEM)?;
+        let object = mem::new_object(groups::current(), tag).map_err(|_| Errno::ENOMEM)?;
         Ok(Self { object, sizing: Mutex::new(()) })
     }
 }
@@ -104,7 +105,7 @@ impl Pages for InObject {
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             };
-            match self.object.page_or_new(page, GroupId::ROOT) {
+            match self.object.page_or_new(page, groups::current()) {
                 Ok(page) => _ = page.write(offset, &buffer[..taken]),
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(errno(error)),
@@ -122,7 +123,7 @@ impl Pages for InObject {
     }
 
     fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
-        self.object.allocate(bytes, GroupId::ROOT).map_err(errno)
+        self.object.allocate(bytes, groups::current()).map_err(errno)
     }
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {

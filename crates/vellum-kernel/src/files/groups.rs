@@ -1,26 +1,333 @@
-//! Control groups: the engine's groups, and the processes in them.
+//! Control groups: the engine's groups, their names, and the processes in them. The memory controller is the only one.
+//!
+//! A group that is removed may still be charged for memory, as of files in memory or of a process that has moved on. The engine
+//! keeps it until it is charged for nothing; nobody finds it by then.
 
-use crate::mem::machine;
-use crate::task::Process;
+use crate::mem::{machine, oom};
+use crate::task::process::{self as processes, Life};
+use crate::task::{Process, Thread};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
-use vellum::group::{GroupId, LruList};
+use core::fmt::Write;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use linux_raw_sys::general::{CGROUP2_SUPER_MAGIC, SIGKILL};
+use spin::{Mutex, Once};
+use vellum::addr::FRAME_SIZE;
+use vellum::group::{GroupError, GroupId, GroupUsage, LruList};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::cgroup::{self, Control, amount, said};
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::text::{Folder, System};
+use vellum_kernel::proc::Text as Words;
 
-/// Pages on the lists of all groups.
+/// The group that every other is below.
+pub const ROOT: u32 = 0;
+
+/// A group.
+struct Group {
+    engine: GroupId,
+    parent: u32,
+    name: Box<[u8]>,
+    events: Events,
+}
+
+/// What has happened to a group, and those below it.
+#[derive(Clone, Copy, Default)]
+struct Events {
+    /// It was to have more than it may.
+    max: u64,
+    /// Memory could not be found.
+    oom: u64,
+    /// A process of it was killed for that.
+    kills: u64,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By number; the root is not in it.
+    groups: BTreeMap<u32, Group>,
+    /// Removed, and still charged.
+    leaving: Vec<GroupId>,
+}
+
+/// Held while a process changes its group, so that none moves into one that is being removed.
+static TABLE: Mutex<Table> = Mutex::new(Table { groups: BTreeMap::new(), leaving: Vec::new() });
+static NUMBERS: AtomicU32 = AtomicU32::new(ROOT + 1);
+
+impl Table {
+    fn engine(&self, group: u32) -> Result<GroupId, Errno> {
+        match group {
+            ROOT => Ok(GroupId::ROOT),
+            _ => self.groups.get(&group).map(|group| group.engine).ok_or(Errno::ENODEV),
+        }
+    }
+
+    /// The group itself, its parent, and so on, the root last.
+    fn ancestors(&self, group: u32) -> impl Iterator<Item = u32> + '_ {
+        core::iter::successors(Some(group), |group| self.groups.get(group).map(|group| group.parent))
+    }
+
+    /// Gives back to the engine what has nothing charged any more.
+    fn sweep(&mut self) {
+        let frames = machine().frames();
+        // A group goes only after those below it, which were removed before it.
+        self.leaving.retain(|group| machine().groups().remove(frames, *group).is_err());
+    }
+}
+
+/// The group to charge for what the caller does.
+pub fn current() -> GroupId {
+    let Some(thread) = Thread::current() else { return GroupId::ROOT };
+    TABLE.lock().engine(thread.process.cgroup.load(Relaxed)).unwrap_or(GroupId::ROOT)
+}
+
+/// The number of the engine's group, or of the nearest above it that has one.
+pub fn number_of(engine: GroupId) -> u32 {
+    TABLE.lock().groups.iter().find(|(_, group)| group.engine == engine).map_or(ROOT, |(number, _)| *number)
+}
+
+/// Whether a process is in a group or below it.
+pub fn is_below(process: &Process, group: u32) -> bool {
+    TABLE.lock().ancestors(process.cgroup.load(Relaxed)).any(|above| above == group)
+}
+
+/// The nearest group of a process, going up, that may have so little more that it can't have this many pages.
+pub fn nearest_full(process: &Process, pages: u64) -> Option<u32> {
+    let table = TABLE.lock();
+    table.ancestors(process.cgroup.load(Relaxed)).find(|number| {
+        let usage = table.engine(*number).ok().and_then(|group| usage(group).ok());
+        usage.is_some_and(|usage| usage.charged.saturating_add(pages) > usage.limit)
+    })
+}
+
+/// How many pages a group may have.
+pub fn limit(group: u32) -> u64 {
+    TABLE.lock().engine(group).ok().and_then(|group| usage(group).ok()).map_or(u64::MAX, |usage| usage.limit)
+}
+
+/// The path of a group, from the root on.
+pub fn path(group: u32) -> Vec<u8> {
+    let table = TABLE.lock();
+    let names: Vec<_> = table.ancestors(group).filter_map(|number| table.groups.get(&number)).collect();
+    let mut path = Vec::new();
+    for group in names.iter().rev() {
+        path.push(b'/');
+        path.extend_from_slice(&group.name);
+    }
+    if path.is_empty() { b"/".to_vec() } else { path }
+}
+
+/// `/proc/PID/cgroup`.
+pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
+    Ok([b"0::", &path(process.cgroup.load(Relaxed))[..], b"\n"].concat())
+}
+
+/// Notes for a group and those above it that it wanted more than it may have, or that a process of it was killed for memory.
+pub fn note(group: u32, killed: bool) {
+    let mut table = TABLE.lock();
+    let above: Vec<u32> = table.ancestors(group).collect();
+    for number in above {
+        if let Some(group) = table.groups.get_mut(&number) {
+            group.events.max += u64::from(!killed);
+            group.events.oom += u64::from(!killed);
+            group.events.kills += u64::from(killed);
+        }
+    }
+}
+
+fn usage(group: GroupId) -> Result<GroupUsage, Errno> {
+    machine().groups().usage(machine().frames(), group).map_err(|_| Errno::ENODEV)
+}
+
+/// Pages on lists.
+#[derive(Clone, Copy, Default)]
 pub struct Listed {
-    /// Anonymous ones.
+    /// Anonymous ones that may be reclaimed.
     pub anonymous: u64,
+    /// Those of objects.
+    pub objects: u64,
     /// Those that may not be reclaimed.
     pub unevictable: u64,
 }
 
-/// Pages on the lists of all groups.
-pub fn listed() -> Listed {
-    let usage = machine().groups().usage(machine().frames(), GroupId::ROOT).unwrap_or_default();
-    Listed { anonymous: usage.lru[LruList::Anon as usize], unevictable: usage.lru[LruList::Unevictable as usize] }
+impl Listed {
+    fn add(&mut self, usage: &GroupUsage) {
+        self.anonymous += usage.lru[LruList::Anon as usize];
+        self.objects += usage.lru[LruList::Shmem as usize];
+        self.unevictable += usage.lru[LruList::Unevictable as usize];
+    }
 }
 
-/// `/proc/PID/cgroup`.
-pub fn line(_process: &Process) -> Result<Vec<u8>, Errno> {
-    Ok(b"0::/\n".to_vec())
+/// Pages on the lists of a group and those below it; of the root, with those that are leaving.
+fn listed_below(table: &Table, group: u32) -> Listed {
+    let mut sum = Listed::default();
+    let below = table.groups.iter().filter(|(number, _)| table.ancestors(**number).any(|above| above == group));
+    let leaving = table.leaving.iter().copied().filter(|_| group == ROOT);
+    let own = (group == ROOT).then_some(GroupId::ROOT);
+    for engine in below.map(|(_, group)| group.engine).chain(leaving).chain(own) {
+        if let Ok(usage) = usage(engine) {
+            sum.add(&usage);
+        }
+    }
+    sum
+}
+
+/// Pages on the lists of all groups.
+pub fn listed() -> Listed {
+    listed_below(&TABLE.lock(), ROOT)
+}
+
+/// The root directory.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn root() -> Result<Arc<Folder>, Errno> {
+    /// There is one, wherever it is mounted.
+    static FOLDER: Once<Arc<Folder>> = Once::new();
+    let system = System { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC };
+    FOLDER.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
+}
+
+/// The groups, for their file system.
+struct Memory;
+
+impl cgroup::Groups for Memory {
+    fn make(&self, parent: u32, name: &[u8]) -> Result<u32, Errno> {
+        let mut table = TABLE.lock();
+        table.sweep();
+        let above = table.engine(parent).map_err(|_| Errno::ENOENT)?;
+        let made = machine().groups().create(machine().frames(), above, u64::MAX);
+        let engine = made.map_err(|error| match error {
+            GroupError::TooMany => Errno::EAGAIN,
+            GroupError::OutOfMemory => Errno::ENOMEM,
+            GroupError::NoSuchGroup(_) | GroupError::Busy(_) => Errno::ENOENT,
+        })?;
+        let number = NUMBERS.fetch_add(1, Relaxed);
+        table.groups.insert(number, Group { engine, parent, name: name.into(), events: Events::default() });
+        Ok(number)
+    }
+
+    fn remove(&self, group: u32) -> Result<(), Errno> {
+        let mut table = TABLE.lock();
+        let has_child = table.groups.values().any(|other| other.parent == group);
+        if has_child || members(group).next().is_some() {
+            return Err(Errno::EBUSY);
+        }
+        table.leaving.try_reserve(1)?;
+        if let Some(group) = table.groups.remove(&group) {
+            table.leaving.push(group.engine);
+        }
+        table.sweep();
+        Ok(())
+    }
+
+    fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno> {
+        let bytes = |pages: u64| said(Some(pages.saturating_mul(FRAME_SIZE)));
+        let engine = TABLE.lock().engine(group)?;
+        match control {
+            Control::Procs => {
+                let mut numbers: Vec<u32> = members(group).map(|process| process.pid).collect();
+                numbers.sort_unstable();
+                Words::of(|text| numbers.iter().try_for_each(|number| writeln!(text, "{number}")))
+            }
+            Control::Current => Ok(bytes(usage(engine)?.charged)),
+            Control::Peak => usage(engine).map(|usage| bytes(usage.peak.max(usage.charged))),
+            Control::Max => match usage(engine)?.limit {
+                u64::MAX => Ok(said(None)),
+                pages => Ok(bytes(pages)),
+            },
+            Control::Stat => statistics(group, engine),
+            Control::Events => {
+                let events = TABLE.lock().groups.get(&group).map(|group| group.events).unwrap_or_default();
+                let Events { max, oom, kills } = events;
+                let text = format!("low 0\nhigh 0\nmax {max}\noom {oom}\noom_kill {kills}\noom_group_kill 0\n");
+                Ok(text.into_bytes())
+            }
+            Control::Populated => {
+                let populated = u32::from(processes::all().iter().any(|p| lives(p) && is_below(p, group)));
+                Ok(format!("populated {populated}\nfrozen 0\n").into_bytes())
+            }
+            Control::Reclaim | Control::Kill => Err(Errno::EINVAL),
+        }
+    }
+
+    fn write(&self, group: u32, control: Control, value: &[u8]) -> Result<(), Errno> {
+        match control {
+            Control::Procs => {
+                let word = core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.trim();
+                let process = match word.parse::<u32>().map_err(|_| Errno::EINVAL)? {
+                    0 => Thread::current().ok_or(Errno::ESRCH)?.process.clone(),
+                    number => processes::find(number).filter(|process| lives(process)).ok_or(Errno::ESRCH)?,
+                };
+                enter(&process, group)
+            }
+            Control::Max => {
+                let limit = amount(value)?.map_or(u64::MAX, |bytes| bytes / FRAME_SIZE);
+                let engine = TABLE.lock().engine(group)?;
+                machine().groups().set_limit(engine, limit).map_err(|_| Errno::ENODEV)?;
+                // Nothing can be taken back from those who have more but by ending them.
+                if usage(engine)?.charged > limit {
+                    oom::enforce(group);
+                }
+                Ok(())
+            }
+            // There is nothing to write memory to, so none that is in use can be reclaimed.
+            Control::Reclaim => match amount(value)? {
+                Some(0) => Ok(()),
+                Some(_) => Err(Errno::EAGAIN),
+                None => Err(Errno::EINVAL),
+            },
+            Control::Kill => {
+                if value.trim_ascii() != b"1" {
+                    return Err(Errno::EINVAL);
+                }
+                let below = processes::all().into_iter().filter(|process| is_below(process, group));
+                below.for_each(|process| process.end(Life::Killed(SIGKILL)));
+                Ok(())
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+fn lives(process: &Process) -> bool {
+    process.memory.lock().is_some()
+}
+
+fn members(group: u32) -> impl Iterator<Item = Arc<Process>> {
+    processes::all().into_iter().filter(move |process| lives(process) && process.cgroup.load(Relaxed) == group)
+}
+
+/// A process moves to a group, and what its memory is charged to with it.
+fn enter(process: &Process, group: u32) -> Result<(), Errno> {
+    let table = TABLE.lock();
+    let engine = table.engine(group)?;
+    process.cgroup.store(group, Relaxed);
+    let memory = process.memory.lock().clone();
+    memory.map_or(Ok(()), |memory| memory.engine.set_group(engine).map_err(|_| Errno::ENODEV))
+}
+
+/// `memory.stat`. What a group is charged for is anonymous memory, objects', and the kernel's for it: page tables for the most
+/// part.
+fn statistics(group: u32, engine: GroupId) -> Result<Vec<u8>, Errno> {
+    let listed = listed_below(&TABLE.lock(), group);
+    let charged = usage(engine)?.charged;
+    let anonymous = listed.anonymous + listed.unevictable;
+    let rows = [
+        ("anon", anonymous),
+        ("file", listed.objects),
+        ("kernel", charged.saturating_sub(anonymous + listed.objects)),
+        ("shmem", listed.objects),
+        ("inactive_anon", 0),
+        ("active_anon", listed.anonymous),
+        ("inactive_file", 0),
+        ("active_file", 0),
+        ("unevictable", listed.unevictable),
+        ("swapcached", 0),
+    ];
+    Words::of(|text| rows.iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
 }

@@ -1,6 +1,6 @@
 //! The file systems that there are from the start, and where they are mounted.
 
-use super::{proc, sys};
+use super::{groups, proc, sys};
 use alloc::string::String;
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
@@ -16,6 +16,7 @@ fn root(kind: &str) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
     match kind {
         "proc" => Ok((proc::root()?, "proc")),
         "sysfs" => Ok((sys::root()?, "sysfs")),
+        "cgroup2" => Ok((groups::root()?, "cgroup2")),
         _ => Err(Errno::ENODEV),
     }
 }
@@ -26,7 +27,7 @@ fn root(kind: &str) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
 ///
 /// `ENOMEM`, and those of looking for the directories.
 pub fn init(view: &View) -> Result<(), Errno> {
-    for (kind, on) in [("proc", b"/proc".as_slice()), ("sysfs", b"/sys")] {
+    for (kind, on) in [("proc", b"/proc".as_slice()), ("sysfs", b"/sys"), ("cgroup2", b"/sys/fs/cgroup")] {
         let (root, kind) = root(kind)?;
         view.names.mount(view.get(on, true)?, root, kind)?;
     }

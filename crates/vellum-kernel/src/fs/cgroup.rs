@@ -26,26 +26,30 @@ pub enum Control {
     Stat,
     Events,
     Reclaim,
+    Populated,
+    Kill,
 }
 
 /// Name, what it is, whether it can be read and written, and whether the root has it.
-const CONTROLS: [(&str, Control, bool, bool, bool); 7] = [
+const CONTROLS: [(&str, Control, bool, bool, bool); 9] = [
     ("cgroup.procs", Control::Procs, true, true, true),
     ("memory.current", Control::Current, true, false, false),
-    ("memory.peak", Control::Peak, true, true, false),
+    ("memory.peak", Control::Peak, true, false, false),
     ("memory.max", Control::Max, true, true, false),
     ("memory.stat", Control::Stat, true, false, true),
     ("memory.events", Control::Events, true, false, false),
+    ("cgroup.events", Control::Populated, true, false, false),
+    ("cgroup.kill", Control::Kill, false, true, false),
     ("memory.reclaim", Control::Reclaim, false, true, true),
 ];
 
 /// The kernel's groups, by numbers of its choice.
 pub trait Groups: Send + Sync {
-    /// A new group below one.
+    /// A new group below one, with a name.
     ///
     /// # Errors
     /// `EAGAIN`: too many; `ENOMEM`; `ENOENT`: that one is gone.
-    fn make(&self, parent: u32) -> Result<u32, Errno>;
+    fn make(&self, parent: u32, name: &[u8]) -> Result<u32, Errno>;
 
     /// A group goes.
     ///
@@ -201,7 +205,7 @@ impl More for Below {
             return Err(Errno::EEXIST);
         }
         children.all.try_reserve(1)?;
-        let group = self.groups.make(self.group)?;
+        let group = self.groups.make(self.group, name)?;
         let folder = match directory(self.system, self.groups.clone(), group, Some(parent)) {
             Ok(folder) => folder,
             Err(error) => {
@@ -241,7 +245,7 @@ mod tests {
     type Group = (u32, Option<u64>);
 
     impl Groups for Machine {
-        fn make(&self, parent: u32) -> Result<u32, Errno> {
+        fn make(&self, parent: u32, _name: &[u8]) -> Result<u32, Errno> {
             let mut all = self.0.lock();
             all.push(Some((parent, None)));
             Ok(all.len() as u32)

@@ -1,9 +1,24 @@
-//! Memory runs out: somebody is killed for it.
+//! Memory runs out, the machine's or a group's: a process is killed for it, and who wanted memory tries again.
+//!
+//! There is no swap, and files in memory have nothing behind them, so what is in use comes back only from who ends. The process
+//! with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
 
+use crate::files::groups;
 use crate::mem::machine;
-use crate::task::Process;
+use crate::println;
+use crate::task::process::{self as processes, FIRST, Life};
+use crate::task::{Process, Thread, executor};
+use alloc::string::String;
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use linux_raw_sys::general::SIGKILL;
 use vellum::addr::FRAME_SIZE;
+use vellum::space::{FaultError, SpaceStats};
+
+/// A process that is never killed has this said about it.
+const NEVER: i32 = -1000;
+/// What a group may fall short of its limit and still be the reason why a page table could not be had.
+const TABLES: u64 = 4;
 
 static KILLED: AtomicU64 = AtomicU64::new(0);
 
@@ -12,12 +27,144 @@ pub fn killed() -> u64 {
     KILLED.load(Relaxed)
 }
 
-/// How much sooner than others a process is to be killed, in thousandths of the machine's memory: what it has, and what was said
-/// of it (`oom_score_adj`).
-pub fn score(process: &Process) -> u64 {
+/// Whose memory is short.
+#[derive(Clone, Copy)]
+enum Scope {
+    Machine,
+    Group(u32),
+}
+
+impl Scope {
+    fn has(self, process: &Process) -> bool {
+        match self {
+            Scope::Machine => true,
+            Scope::Group(group) => groups::is_below(process, group),
+        }
+    }
+
+    /// How many pages there are in all.
+    fn pages(self) -> u64 {
+        let total = machine().frames().total();
+        match self {
+            Scope::Machine => total,
+            Scope::Group(group) => groups::limit(group).min(total),
+        }
+    }
+}
+
+fn stats(process: &Process) -> Option<SpaceStats> {
     let memory = process.memory.lock().clone();
-    let stats = memory.map(|memory| memory.engine.stats()).unwrap_or_default();
-    let has = (stats.anon + stats.file + stats.shmem + stats.swap + stats.tables) / FRAME_SIZE;
-    let thousandths = (has * 1000 / machine().frames().total().max(1)) as i64;
-    (thousandths + i64::from(process.badness.load(Relaxed))).max(0) as u64
+    memory.map(|memory| memory.engine.stats())
+}
+
+fn pages(stats: &SpaceStats) -> u64 {
+    (stats.anon + stats.file + stats.shmem + stats.swap + stats.tables) / FRAME_SIZE
+}
+
+/// What a process counts, in pages, where there are so many in all.
+fn points(process: &Process, stats: &SpaceStats, all: u64) -> i64 {
+    pages(stats) as i64 + i64::from(process.badness.load(Relaxed)) * (all / 1000) as i64
+}
+
+/// The same in thousandths of the machine's memory (`oom_score`).
+pub fn score(process: &Process) -> u64 {
+    let all = Scope::Machine.pages().max(1);
+    let points = stats(process).map_or(0, |stats| points(process, &stats, all));
+    (points.max(0) as u64) * 1000 / all
+}
+
+/// A fault found no memory. Returns when there may be some: when a process that had it is gone, or the caller is to end itself;
+/// `false`: nobody can be killed.
+pub async fn relieve(thread: &Arc<Thread>, error: FaultError) -> bool {
+    let scope = match error {
+        FaultError::OverLimit(group) => Scope::Group(groups::number_of(group)),
+        // A table that a group may not have is refused as if there were none.
+        _ => groups::nearest_full(&thread.process, TABLES).map_or(Scope::Machine, Scope::Group),
+    };
+    if thread.process.life.lock().is_over() {
+        return true;
+    }
+    if let Scope::Group(group) = scope {
+        groups::note(group, false);
+    }
+    let Some(victim) = leaving(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
+    while !victim.threads.lock().is_empty() && !thread.process.life.lock().is_over() {
+        executor::give_way().await;
+    }
+    true
+}
+
+/// A group may have less than it has: one of it is killed.
+pub fn enforce(group: u32) {
+    let scope = Scope::Group(group);
+    groups::note(group, false);
+    if leaving(scope).is_none() {
+        kill(scope, None);
+    }
+}
+
+/// A process that is about to give up its memory.
+fn leaving(scope: Scope) -> Option<Arc<Process>> {
+    let leaves = |process: &Arc<Process>| process.life.lock().is_over() && !process.threads.lock().is_empty();
+    processes::all().into_iter().find(|process| leaves(process) && scope.has(process))
+}
+
+fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
+    let all = scope.pages();
+    let may =
+        |process: &Arc<Process>| process.pid != FIRST && process.badness.load(Relaxed) > NEVER && scope.has(process);
+    let known = processes::all();
+    let candidates = known.iter().filter(|process| may(process));
+    let counted = candidates.filter_map(|process| {
+        let stats = stats(process)?;
+        Some((points(process, &stats, all), process, stats))
+    });
+    let (points, victim, has) = counted.max_by_key(|(points, ..)| *points)?;
+    say(scope, wanting, victim, points, &has);
+    KILLED.fetch_add(1, Relaxed);
+    groups::note(victim.cgroup.load(Relaxed), true);
+    let memory = victim.memory.lock().clone();
+    for process in &known {
+        let shared =
+            memory.as_ref().zip(process.memory.lock().as_ref()).is_some_and(|(own, other)| Arc::ptr_eq(own, other));
+        if shared || Arc::ptr_eq(process, victim) {
+            process.end(Life::Killed(SIGKILL));
+        }
+    }
+    Some(victim.clone())
+}
+
+fn name(process: &Process) -> String {
+    let first = process.threads.lock().first().map(|thread| thread.name()).unwrap_or_default();
+    String::from_utf8_lossy(&first).into_owned()
+}
+
+/// Who is killed and why.
+fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i64, has: &SpaceStats) {
+    let kib = |bytes: u64| bytes / 1024;
+    match scope {
+        Scope::Machine => {
+            let frames = machine().frames();
+            let [free, all] = [frames.free_frames(), frames.total()].map(|pages| kib(pages * FRAME_SIZE));
+            println!("out of memory: {free} kB of {all} kB are free");
+        }
+        Scope::Group(group) => {
+            let (path, limit) = (groups::path(group), kib(groups::limit(group) * FRAME_SIZE));
+            println!("out of memory: group {} may have {limit} kB", String::from_utf8_lossy(&path));
+        }
+    }
+    if let Some(wanting) = wanting {
+        println!("out of memory: process {} ({}) wanted more", wanting.pid, name(wanting));
+    }
+    println!(
+        "out of memory: killed process {} ({}): {} kB anonymous, {} kB of files, {} kB shared, {} kB of page tables, \
+         oom_score_adj {}, {points} points",
+        victim.pid,
+        name(victim),
+        kib(has.anon),
+        kib(has.file),
+        kib(has.shmem),
+        kib(has.tables),
+        victim.badness.load(Relaxed),
+    );
 }

@@ -8,8 +8,9 @@ use crate::arch::paging::user_end;
 use crate::arch::percpu;
 use crate::arch::trap::{Fault, Outcome};
 use crate::mem::{UserSpace, space};
+use crate::task::Thread;
 use alloc::sync::Arc;
-use vellum::space::Access;
+use vellum::space::{Access, FaultError};
 use vellum_kernel::errno::Errno;
 use x86_64::structures::idt::PageFaultErrorCode as Code;
 
@@ -119,8 +120,14 @@ pub fn resolve(fault: &Fault) -> Outcome {
     let Some(space) = (unsafe { (*percpu::current().space.get()).as_ref() }) else {
         return Outcome::Unresolved;
     };
-    if space.engine.fault(fault.address, access(fault.code)).is_ok() {
-        return Outcome::Retry;
+    match space.engine.fault(fault.address, access(fault.code)) {
+        Ok(()) => return Outcome::Retry,
+        Err(error @ (FaultError::OutOfMemory | FaultError::OverLimit(_))) => {
+            if let Some(thread) = Thread::current() {
+                thread.starves(error);
+            }
+        }
+        Err(_) => {}
     }
     let [copy, refused] = [user_copy as *const () as u64, user_copy_refused as *const () as u64];
     let [exchange, done] = [user_exchange as *const () as u64, user_exchange_done as *const () as u64];

@@ -3,6 +3,7 @@
 use super::{Answer, misc};
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
+use crate::files::groups;
 use crate::mem::space::Image;
 use crate::mem::{self, UserSpace, uaccess};
 use crate::task::Thread;
@@ -10,7 +11,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::arch::x86_64::__cpuid;
 use linux_raw_sys::general as abi;
-use vellum::group::GroupId;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
@@ -53,7 +53,7 @@ pub fn load(
     let mmap_base = top - stack_limit.max(128 << 20) - (1 << 20);
     let mut limits = Limits { mmap_base, ..Limits::default() };
     super::memory::set_limits(&mut limits, resources);
-    let space = mem::new_space(mem::machine(), GroupId::ROOT, limits).map_err(|_| Errno::ENOMEM)?;
+    let space = mem::new_space(mem::machine(), groups::current(), limits).map_err(|_| Errno::ENOMEM)?;
     let space = Arc::new(UserSpace::new(space));
     let mut image = Image::default();
     for mapping in &plan.mappings {

@@ -47,7 +47,7 @@ pub async fn settle(thread: &Arc<Thread>) -> bool {
         thread.set_mask(mask);
     }
     if let Some(number) = context.restart.take() {
-        again(&mut context.registers, number);
+        repeat(&mut context.registers, number);
     }
     true
 }
@@ -64,7 +64,12 @@ fn next(thread: &Thread) -> Option<Info> {
 }
 
 /// Has the thread make its last system call once more.
-fn again(registers: &mut Registers, number: u64) {
+pub fn again(thread: &Thread, number: u64) {
+    // SAFETY: the thread's own future.
+    repeat(&mut unsafe { thread.context() }.registers, number);
+}
+
+fn repeat(registers: &mut Registers, number: u64) {
     registers.rax = number;
     registers.rip -= 2; // the length of the instruction
 }
@@ -78,7 +83,7 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
     if let Some(number) = context.restart.take()
         && flags & abi::SA_RESTART != 0
     {
-        again(&mut context.registers, number);
+        repeat(&mut context.registers, number);
     }
     let before = context.saved_mask.take().unwrap_or(now);
     thread.save_vector();

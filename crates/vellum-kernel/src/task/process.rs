@@ -95,6 +95,8 @@ pub struct Process {
     pub started: u64,
     /// How much sooner it is to be killed for its memory (`oom_score_adj`, from −1000 to 1000).
     pub badness: AtomicI32,
+    /// The number of its control group.
+    pub cgroup: AtomicU32,
     /// What of its memory a core file would have (`coredump_filter`).
     pub core_filter: AtomicU32,
     /// What its last thread was called.
@@ -170,6 +172,7 @@ impl Process {
             changed: Queue::new(),
             started: now_ns(),
             badness: AtomicI32::new(parent.map_or(0, |p| p.badness.load(Ordering::Relaxed))),
+            cgroup: AtomicU32::new(parent.map_or(0, |p| p.cgroup.load(Ordering::Relaxed))),
             core_filter: AtomicU32::new(parent.map_or(0x33, |p| p.core_filter.load(Ordering::Relaxed))),
             last_name: Mutex::default(),
             folder: Once::new(),

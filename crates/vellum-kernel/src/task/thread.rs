@@ -4,7 +4,7 @@ use crate::arch::entry::{self, Registers, SYSTEM_CALL};
 use crate::arch::trap::{self, PAGE_FAULT};
 use crate::arch::{apic, cpu, percpu, vector};
 use crate::files::Files;
-use crate::mem::{UserSpace, space, uaccess};
+use crate::mem::{UserSpace, oom, space, uaccess};
 use crate::sys;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::{Process, deliver, executor, time};
@@ -17,6 +17,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::task::{Context as Waking, Poll, Waker};
 use spin::{Mutex, Once};
+use vellum::space::FaultError;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::text::Folder;
 use x86_64::VirtAddr;
@@ -46,6 +47,9 @@ pub struct Thread {
     pub awaited: AtomicU64,
     /// What it is called: up to 15 bytes, the others zero.
     pub name: Mutex<Name>,
+    /// Whether a copy to or from its memory failed because memory was short, and why.
+    starved: AtomicBool,
+    shortage: Mutex<Option<FaultError>>,
     /// Whether it waits for something.
     asleep: AtomicBool,
     /// Its directory in `/proc`, once somebody has looked.
@@ -123,6 +127,8 @@ impl Thread {
             mask: AtomicU64::new(mask),
             awaited: AtomicU64::new(0),
             name: Mutex::new(Name::default()),
+            starved: AtomicBool::new(false),
+            shortage: Mutex::new(None),
             asleep: AtomicBool::new(false),
             folder: Once::new(),
             pending: Mutex::new(Pending::default()),
@@ -161,6 +167,12 @@ impl Thread {
             Arc::increment_strong_count(polled);
             Arc::from_raw(polled)
         })
+    }
+
+    /// A copy to or from its memory fails because memory is short: its system call is made again when there may be some.
+    pub fn starves(&self, error: FaultError) {
+        *self.shortage.lock() = Some(error);
+        self.starved.store(true, Ordering::Relaxed);
     }
 
     /// Whether it waits for something.
@@ -371,6 +383,21 @@ impl<F: Future<Output = ()>> Future for Running<F> {
     }
 }
 
+fn is_short(error: &FaultError) -> bool {
+    matches!(error, FaultError::OutOfMemory | FaultError::OverLimit(_))
+}
+
+/// Whether a system call failed for no other reason than that memory was short, and may succeed now.
+#[cold]
+async fn may_repeat(thread: &Arc<Thread>, answer: sys::Answer) -> bool {
+    thread.starved.store(false, Ordering::Relaxed);
+    let shortage = thread.shortage.lock().take();
+    match shortage {
+        Some(error) if answer == Err(Errno::EFAULT) => oom::relieve(thread, error).await,
+        _ => false,
+    }
+}
+
 /// The thread's life.
 async fn run(thread: Arc<Thread>) {
     loop {
@@ -379,7 +406,10 @@ async fn run(thread: Arc<Thread>) {
                 // SAFETY: the thread's own future, and the reference ends with the statement.
                 let result = unsafe { thread.context() }.memory.engine.fault(address, uaccess::access(code));
                 if let Err(error) = result {
-                    deliver::fault(&thread, address, error);
+                    let relieved = is_short(&error) && oom::relieve(&thread, error).await;
+                    if !relieved {
+                        deliver::fault(&thread, address, error);
+                    }
                 }
             }
             Trap::SystemCall(number) => {
@@ -387,7 +417,11 @@ async fn run(thread: Arc<Thread>) {
                 let r = unsafe { thread.context() }.registers;
                 let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
                 let answer = sys::call(&thread, number, arguments).await;
-                deliver::answer(&thread, number, answer);
+                if thread.starved.load(Ordering::Relaxed) && may_repeat(&thread, answer).await {
+                    deliver::again(&thread, number);
+                } else {
+                    deliver::answer(&thread, number, answer);
+                }
             }
             Trap::Exception(number) => deliver::exception(&thread, number),
             Trap::Interrupt => {

@@ -245,7 +245,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let pages = 1u32 << order;
         frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         frames.frame(pfn).set_data(self.tables.tlb.space.0 as u64);
-        if let Err(over) = machine.groups().admit(frames, self.tables.group, pfn, order, Some(list)) {
+        if let Err(over) = machine.groups().admit(frames, self.tables.group(), pfn, order, Some(list)) {
             frames.put(pfn, frames.frame(pfn), pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };

@@ -90,7 +90,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut change = self.change(all);
         let limits = change.areas().limits;
         change.let_go();
-        let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group, limits)?;
+        let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group(), limits)?;
         child.tables.max_run = self.tables.max_run;
         change.areas().copy_to(&mut child)?;
         change.areas().each(all, |v| v.state = State::Held);

@@ -69,7 +69,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::Arch;
 use crate::frame::{OutOfMemory, Use};
-use crate::group::GroupId;
+use crate::group::{GroupError, GroupId};
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{SpaceCounter, SpaceSlot, sum};
@@ -135,6 +135,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// [`Arch::user_end`] (rounded up to whole entries) is the host's to fill in.
     pub fn root(&self) -> Pfn {
         self.tables.root
+    }
+
+    /// The group that its memory is charged to.
+    pub fn group(&self) -> GroupId {
+        self.tables.group()
+    }
+
+    /// From now on its memory is charged to another group. What was charged stays so, its tables included, until it is freed.
+    ///
+    /// # Errors
+    /// There is no such group.
+    pub fn set_group(&self, group: GroupId) -> Result<(), GroupError> {
+        // Faults charge inside the lock: none that began before goes on with the old group once this returns.
+        let _areas = self.write();
+        if !self.machine().groups().exists(group) {
+            return Err(GroupError::NoSuchGroup(group));
+        }
+        self.tables.set_group(group);
+        Ok(())
     }
 
     /// Its page-table format.

@@ -94,7 +94,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !request.flags.contains(MapFlags::NORESERVE) && len / FRAME_SIZE > machine.frames().total() {
             return Err(MapError::Overcommit);
         }
-        let object = Object::new(machine, &self.tables.arch, self.tables.group, 0, len)?;
+        let object = Object::new(machine, &self.tables.arch, self.tables.group(), 0, len)?;
         self.map_object(request, &object, 0)
     }
 
@@ -147,7 +147,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // No further than the object's beginning, where an area's block may begin before its object does.
         let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
         let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
-        let row = object.map_row(page, window, self.tables.group)?.ok_or(FaultError::BeyondEnd(addr))?;
+        let row = object.map_row(page, window, self.tables.group())?.ok_or(FaultError::BeyondEnd(addr))?;
         let mut attrs = area.prot.attrs() | Attrs::ACCESSED;
         if area.backing.is_shared() {
             attrs |= Attrs::EXCLUSIVE;

@@ -39,7 +39,7 @@ pub(crate) use relocate::Route;
 pub use run::Run;
 pub(crate) use walk::Found;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::Pfn;
 use crate::arch::Arch;
@@ -56,7 +56,8 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) arch: A,
     pub(crate) root: Pfn,
     pub(crate) tlb: Shootdown<'m, P>,
-    pub(crate) group: GroupId,
+    /// Changed under the lock of the areas, in which faults read it.
+    group: AtomicU16,
     pub(crate) slots: &'m [SpaceSlot],
     /// Runs are cut at this many entries: one makes the engine work page by page, to measure what runs are worth.
     pub(crate) max_run: usize,
@@ -72,11 +73,22 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ) -> Result<Self, OutOfMemory> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
+        let group = AtomicU16::new(group.0);
         let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX };
         tables.root = tables.alloc_table(arch.levels())?;
         tables.tlb.root = tables.root;
         tables.hooked(1);
         Ok(tables)
+    }
+
+    /// The group that is charged.
+    #[inline]
+    pub(crate) fn group(&self) -> GroupId {
+        GroupId(self.group.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_group(&self, group: GroupId) {
+        self.group.store(group.0, Ordering::Relaxed);
     }
 
     #[inline]
@@ -114,7 +126,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
         let pfn = frames.alloc(order, true, Use::Kernel)?;
-        if self.machine.groups().admit(frames, self.group, pfn, order, None).is_err() {
+        if self.machine.groups().admit(frames, self.group(), pfn, order, None).is_err() {
             // SAFETY: just allocated, and still all zero.
             unsafe { frames.free(pfn, 1 << order, true, Use::Kernel) };
             return Err(OutOfMemory);
