@@ -130,7 +130,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     #[inline]
     pub(crate) fn map_at_steps(&self, va: u64, level: u8, (raw, step): (u64, u64), n: usize) -> Result<(), NotMapped> {
         let write = |table: &LockedTable<'_, 'm, P, A>| table.set_at_steps(va, raw, step, n);
-        self.put(va, level, n, &mut Spares::new(self), write)
+        self.put_there(va, level, n, write).unwrap_or_else(|| self.put(va, level, n, &mut Spares::new(self), write))
     }
 
     /// Have `write` write `n` entries from `va` at `level`, of one table, where nothing is mapped yet; missing tables come from
@@ -138,49 +138,67 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ///
     /// # Errors
     /// If it can't be done in full, nothing was changed, and nothing written.
-    #[inline]
     pub(crate) fn put(
         &self,
         va: u64,
         level: u8,
         n: usize,
         spares: &mut Spares<'_, 'm, P, A>,
-        write: impl FnOnce(&LockedTable<'_, 'm, P, A>),
+        write: impl Fn(&LockedTable<'_, 'm, P, A>),
     ) -> Result<(), NotMapped> {
         loop {
+            if let Some(outcome) = self.put_there(va, level, n, &write) {
+                return outcome;
+            }
             let walk = self.enter();
             // SAFETY: in a walk.
             let at = unsafe { self.descend(va, level) };
-            if at.level > level && at.raw != 0 {
-                return Err(NotMapped::Occupied);
-            }
             if !spares.has(level, at.level) {
                 drop(walk);
                 spares.provide(level, at.level)?;
                 continue;
             }
             // SAFETY: in the walk that came to this table.
-            let Some(table) = (unsafe { self.try_lock(at.table, at.level, va) }) else {
-                drop(walk);
+            let table = unsafe { self.try_lock(at.table, at.level, va) };
+            drop(walk);
+            let Some(table) = table else {
                 self.platform().relax();
                 continue;
             };
-            drop(walk);
-            if at.level == level {
-                let empty = table.is_empty(va, n);
-                if empty {
-                    write(&table);
-                }
-                table.release();
-                return if empty { Ok(()) } else { Err(NotMapped::Occupied) };
-            }
-            let hole = table.entry(table.index(va)).load(Relaxed) == 0;
+            let hole = at.level > level && table.entry(table.index(va)).load(Relaxed) == 0;
             if hole {
-                spares.publish(va, level, &table, write);
-                table.release();
-                return Ok(());
+                spares.publish(va, level, &table, &write);
             }
             table.release();
+            if hole {
+                return Ok(());
+            }
         }
+    }
+
+    /// The same, if the table is there and nobody has it locked. Else none.
+    #[inline]
+    fn put_there(
+        &self,
+        va: u64,
+        level: u8,
+        n: usize,
+        write: impl Fn(&LockedTable<'_, 'm, P, A>),
+    ) -> Option<Result<(), NotMapped>> {
+        let walk = self.enter();
+        // SAFETY: in a walk.
+        let at = unsafe { self.descend(va, level) };
+        if at.level > level {
+            return (at.raw != 0).then_some(Err(NotMapped::Occupied));
+        }
+        // SAFETY: in the walk that came to this table.
+        let table = unsafe { self.try_lock(at.table, at.level, va) }?;
+        drop(walk);
+        let empty = table.is_empty(va, n);
+        if empty {
+            write(&table);
+        }
+        table.release();
+        Some(if empty { Ok(()) } else { Err(NotMapped::Occupied) })
     }
 }
