@@ -78,7 +78,7 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::lseek, Full),
     (Sysno::lstat, Full),
     (Sysno::madvise, Partial("no collapsing and merging of pages; nothing is colder than the rest")),
-    (Sysno::membarrier, Partial("every kind is a barrier of the caller's own")),
+    (Sysno::membarrier, Partial("no MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ")),
     (Sysno::memfd_create, Partial("no huge pages")),
     (Sysno::mincore, Full),
     (Sysno::mkdir, Full),

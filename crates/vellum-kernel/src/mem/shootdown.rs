@@ -10,23 +10,25 @@
 use crate::arch::apic;
 use crate::arch::paging::{flush_page, flush_user};
 use crate::arch::percpu::{self, MAX_CPUS};
+use crate::mem::machine;
 use crate::mem::space::Change;
 use core::ptr;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU64};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
 use vellum::addr::VirtRange;
-use vellum::platform::{CpuSet, Invalidation};
+use vellum::platform::{CpuSet, Cpus, Invalidation};
 use x86_64::instructions::interrupts::without_interrupts;
 
 /// An invalidation of more pages than this drops the whole user half: to fill the TLB again costs less than to ask
 /// about every page. The number is Linux's (`tlb_single_page_flush_ceiling`).
 pub const MOST_PAGES: u64 = 33;
 
-/// What is to be dropped.
-struct Work<'a> {
-    ranges: &'a [VirtRange],
-    stride_shift: u32,
-    change: Change,
+/// What is to be done.
+enum Work<'a> {
+    /// To drop translations.
+    Drop { ranges: &'a [VirtRange], stride_shift: u32, change: Change },
+    /// Nothing: to be asked is a barrier.
+    Barrier,
 }
 
 /// What a processor asks others to do.
@@ -45,23 +47,34 @@ static ASKED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 /// Invalidates on each processor of the set, and returns when all have done so.
 pub fn invalidate(what: &Invalidation<'_>, cpus: &CpuSet) {
     let here = percpu::current().index;
-    let work = Work { ranges: what.ranges, stride_shift: what.stride_shift, change: Change::of(what.space) };
+    let change = Change::of(what.space);
     let (mut others, mut concerned) = (0u64, false);
-    for cpu in cpus.iter().filter(|cpu| work.change.concerns(*cpu)) {
+    for cpu in cpus.iter().filter(|cpu| change.concerns(*cpu)) {
         match cpu == here {
             true => concerned = true,
             false => others |= 1 << cpu,
         }
     }
+    ask(others, concerned, &Work::Drop { ranges: what.ranges, stride_shift: what.stride_shift, change });
+}
+
+/// Returns when every processor has had a barrier since this was called.
+pub fn barrier() {
+    let all = (1 << machine().platform().count()) - 1;
+    ask(all & !(1 << percpu::current().index), true, &Work::Barrier);
+}
+
+fn ask(others: u64, myself: bool, work: &Work<'_>) {
+    let here = percpu::current().index;
     let request = &REQUESTS[here];
-    request.work.store(ptr::from_ref(&work).cast_mut().cast(), Relaxed);
+    request.work.store(ptr::from_ref(work).cast_mut().cast(), Relaxed);
     request.unanswered.store(others, Relaxed);
     for cpu in bits(others) {
         if ASKED[cpu].fetch_or(1 << here, AcqRel) == 0 {
             apic::send(cpu, apic::SHOOTDOWN);
         }
     }
-    if concerned {
+    if myself {
         work.carry_out();
     }
     while request.unanswered.load(Acquire) != 0 {
@@ -95,23 +108,24 @@ fn bits(mut set: u64) -> impl Iterator<Item = usize> {
 }
 
 impl Work<'_> {
-    /// Drops this processor's translations.
+    /// This processor's part.
     ///
     /// Loading CR3 drops every translation of user memory, none of which is global, and all that is cached of tables.
     /// INVLPG drops the translation of the page at its address, of whatever size, and all that is cached of the space's
     /// tables (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches"): so after the first of
     /// them [`Invalidation::tables`] is served too, and no range is empty.
     fn carry_out(&self) {
-        let stride = 1 << self.stride_shift;
-        let pages: u64 = self.ranges.iter().map(|range| range.len().div_ceil(stride)).sum();
-        let all = self.ranges.is_empty() || pages > MOST_PAGES;
+        let Work::Drop { ranges, stride_shift, change } = *self else { return fence(SeqCst) };
+        let stride = 1 << stride_shift;
+        let pages: u64 = ranges.iter().map(|range| range.len().div_ceil(stride)).sum();
+        let all = ranges.is_empty() || pages > MOST_PAGES;
         if all {
             flush_user();
         } else {
-            for range in self.ranges {
+            for range in ranges {
                 (range.start..range.end).step_by(stride as usize).for_each(flush_page);
             }
         }
-        self.change.heard(all);
+        change.heard(all);
     }
 }

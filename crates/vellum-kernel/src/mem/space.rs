@@ -9,7 +9,8 @@ use crate::arch::percpu::{self, MAX_CPUS};
 use crate::mem::{self, Space};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 use spin::{Mutex, Once};
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
@@ -30,6 +31,8 @@ pub struct UserSpace {
     pub engine: Space,
     /// The program's heap: where it begins and ends (`brk`).
     pub heap: Mutex<Heap>,
+    /// The kinds of `membarrier` that the program has registered for.
+    pub barriers: AtomicU32,
     /// The program that was put into it.
     pub image: Mutex<Image>,
     /// The files that it maps, by the tags of their objects; some that it mapped once.
@@ -67,7 +70,13 @@ pub struct Heap {
 impl UserSpace {
     /// A space without a heap yet.
     pub fn new(engine: Space) -> Self {
-        Self { engine, heap: Mutex::default(), image: Mutex::default(), mapped: Mutex::default() }
+        Self {
+            engine,
+            heap: Mutex::default(),
+            barriers: AtomicU32::new(0),
+            image: Mutex::default(),
+            mapped: Mutex::default(),
+        }
     }
 
     /// Remembers the file whose object has this tag: an area maps it now.
@@ -109,7 +118,8 @@ impl UserSpace {
         let engine = self.engine.fork().map_err(|error| Errno::from(error.errno()))?;
         mem::adopt(&engine);
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
-        Ok(Self { engine, heap: Mutex::new(heap), image: Mutex::new(image), mapped: Mutex::new(mapped) })
+        let barriers = AtomicU32::new(self.barriers.load(Relaxed));
+        Ok(Self { engine, heap: Mutex::new(heap), barriers, image: Mutex::new(image), mapped: Mutex::new(mapped) })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Answer, process::process_of};
 use crate::arch::paging::user_end;
-use crate::mem::{now_ns, uaccess};
+use crate::mem::{now_ns, shootdown, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use core::arch::x86_64::_rdtsc;
@@ -195,16 +195,39 @@ pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
 }
 
-/// `membarrier`: the registered kinds, all of which are a barrier for everybody.
-pub fn membarrier(command: u64) -> Answer {
-    match command as u32 {
-        0 => Ok(0b0001_1111),
-        _ if command & !0b0001_1111 == 0 => {
-            core::sync::atomic::fence(Ordering::SeqCst);
-            Ok(0)
-        }
-        _ => Err(Errno::EINVAL),
+/// `membarrier`: whatever kind is asked for, every processor has a barrier.
+pub fn membarrier(thread: &Thread, command: u64, flags: u64) -> Answer {
+    use abi::membarrier_cmd as cmd;
+    /// What is to be registered for, and what is registered by what.
+    const EXPEDITED: [(u32, u32); 3] = [
+        (cmd::MEMBARRIER_CMD_GLOBAL_EXPEDITED as u32, cmd::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED as u32),
+        (cmd::MEMBARRIER_CMD_PRIVATE_EXPEDITED as u32, cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED as u32),
+        (
+            cmd::MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE as u32,
+            cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE as u32,
+        ),
+    ];
+    const GLOBAL: u32 = cmd::MEMBARRIER_CMD_GLOBAL as u32;
+    if flags != 0 {
+        return Err(Errno::EINVAL);
     }
+    let (command, space) = (command as u32, thread.memory());
+    if command == cmd::MEMBARRIER_CMD_QUERY as u32 {
+        return Ok(EXPEDITED.iter().fold(GLOBAL, |all, (what, by)| all | what | by).into());
+    }
+    if EXPEDITED.iter().any(|(_, by)| *by == command) {
+        space.barriers.fetch_or(command, Ordering::Relaxed);
+        return Ok(0);
+    }
+    if command != GLOBAL {
+        let (what, by) = EXPEDITED.iter().find(|(what, _)| *what == command).ok_or(Errno::EINVAL)?;
+        // Whoever asks for one of all registered processes need not be one of them.
+        if *what != EXPEDITED[0].0 && space.barriers.load(Ordering::Relaxed) & by == 0 {
+            return Err(Errno::EPERM);
+        }
+    }
+    shootdown::barrier();
+    Ok(0)
 }
 
 /// Numbers of the classes of scheduling, and their ranges, for those who only want to know.

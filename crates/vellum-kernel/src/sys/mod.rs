@@ -55,7 +55,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),
         nr::__NR_brk => memory::brk(thread, a[0]),
-        nr::__NR_membarrier => misc::membarrier(a[0]),
+        nr::__NR_membarrier => misc::membarrier(thread, a[0], a[1]),
 
         nr::__NR_read => file::read(thread, a[0], Memory::One(a[1], a[2]), None).await,
         nr::__NR_readv => file::read(thread, a[0], Memory::Many(a[1], a[2]), None).await,
