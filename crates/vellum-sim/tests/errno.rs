@@ -111,6 +111,16 @@ fn remap_answers_as_linux_does() {
 }
 
 #[test]
+fn locks_answer_as_in_linux() {
+    compare(&rows::LOCK);
+}
+
+#[test]
+fn seals_answer_as_in_linux() {
+    compare(&rows::SEAL);
+}
+
+#[test]
 fn advise_answers_as_linux_does() {
     compare(&rows::ADVISE);
     compare(&rows::MORE_ADVICE);

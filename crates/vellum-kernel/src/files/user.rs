@@ -51,6 +51,11 @@ impl UserBytes {
         Ok(Self { memory, pieces, at: 0 })
     }
 
+    /// The pieces, as address and length.
+    pub fn pieces(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.pieces.iter().copied()
+    }
+
     fn total(&self) -> usize {
         self.pieces[self.at..].iter().map(|(_, len)| *len as usize).sum()
     }

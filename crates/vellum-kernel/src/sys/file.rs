@@ -11,7 +11,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
+use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::open::Name;
 use vellum_kernel::fs::poll;
 use vellum_kernel::fs::table::Slot;
@@ -316,4 +318,28 @@ pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
     let file = node.clone().open(abi::O_RDWR)?;
     let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, Some(Name::Shown(shown.into()))));
     add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })
+}
+
+/// `cachestat`: how many pages of a range of a file are in memory.
+pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64) -> Answer {
+    let open = open_of(thread, fd)?;
+    let memory = thread.memory();
+    let mut bytes = [0; 16];
+    uaccess::read(&memory, range, &mut bytes)?;
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let both = u128::from_le_bytes(bytes);
+    let (start, len) = (both as u64, (both >> 64) as u64);
+    let end = if len == 0 { u64::MAX } else { start.saturating_add(len) };
+    let mut found = abi::cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
+    if let Mappable::Pages(pages) = open.file().map_err(|_| Errno::EOPNOTSUPP)?.mappable() {
+        let mut at = start & !(FRAME_SIZE - 1);
+        while let Some(data) = pages.next_data(at).filter(|data| *data < end) {
+            at = pages.next_hole(data).min(end);
+            found.nr_cache += (at - data).div_ceil(FRAME_SIZE);
+        }
+    }
+    uaccess::write(&memory, to, uaccess::bytes_of(&found))?;
+    Ok(0)
 }

@@ -7,7 +7,7 @@ use crate::task::Thread;
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
-use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{Advise, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
@@ -30,16 +30,18 @@ const KNOWN: u32 = abi::MAP_TYPE
     | abi::MAP_LOCKED
     | abi::MAP_NONBLOCK
     | abi::MAP_STACK
+    | abi::MAP_32BIT
     | abi::MAP_HUGETLB;
 
 /// Flags that mean the same to the engine.
-const FLAGS: [(u32, MapFlags); 6] = [
+const FLAGS: [(u32, MapFlags); 7] = [
     (abi::MAP_FIXED, MapFlags::FIXED),
     (abi::MAP_FIXED_NOREPLACE, MapFlags::FIXED_NOREPLACE),
     (abi::MAP_POPULATE, MapFlags::POPULATE),
     (abi::MAP_NORESERVE, MapFlags::NORESERVE),
     (abi::MAP_GROWSDOWN, MapFlags::GROWSDOWN),
     (abi::MAP_LOCKED, MapFlags::LOCKED),
+    (abi::MAP_32BIT, MapFlags::LOW),
 ];
 
 /// `mmap`.
@@ -137,6 +139,63 @@ fn remove(thread: &Thread, addr: u64, len: u64) -> Answer {
         contents::discard(object, &object.punch_hole(bytes));
     });
     removed.map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `mlock`, `mlock2`.
+pub fn mlock(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
+    if flags & !u64::from(abi::MLOCK_ONFAULT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let locked = thread.memory().engine.lock(addr, len, flags != 0);
+    locked.map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `munlock`.
+pub fn munlock(thread: &Thread, addr: u64, len: u64) -> Answer {
+    thread.memory().engine.unlock(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `mlockall`.
+pub fn mlockall(thread: &Thread, flags: u64) -> Answer {
+    let flags = u8::try_from(flags as u32).ok().and_then(LockAll::from_bits).ok_or(Errno::EINVAL)?;
+    thread.memory().engine.lock_all(flags).map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `munlockall`.
+pub fn munlockall(thread: &Thread) -> Answer {
+    thread.memory().engine.unlock_all();
+    Ok(0)
+}
+
+/// `mseal`.
+pub fn mseal(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    thread.memory().engine.seal(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `remap_file_pages`, which is a shared mapping of other pages of what is mapped there.
+pub fn remap_file_pages(thread: &Thread, [addr, len, prot, page, _, _]: [u64; 6]) -> Answer {
+    let memory = thread.memory();
+    let (addr, len) = (addr & !(FRAME_SIZE - 1), len & !(FRAME_SIZE - 1));
+    let offset = page.checked_mul(FRAME_SIZE);
+    let end = addr.checked_add(len).filter(|end| *end > addr);
+    let (Some(offset), Some(end), 0) = (offset, end, prot) else { return Err(Errno::EINVAL) };
+    // One file, mapped alike as far as it goes.
+    let (mut at, mut first) = (addr, None);
+    memory.engine.areas(addr, |area| {
+        let seen = (area.backing.tag(), area.prot, area.flags);
+        let alike = area.range.start <= at && area.backing.may_write() && first.get_or_insert(seen) == &seen;
+        at = if alike { area.range.end } else { at };
+        alike && at < end
+    });
+    let (Some((_, prot, _)), Some((object, _))) = (first.filter(|_| at >= end), memory.engine.object_at(addr)) else {
+        return Err(Errno::EINVAL);
+    };
+    let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::POPULATE;
+    let mapped = memory.engine.map_object(MapRequest { addr, len, prot, flags }, &object, offset);
+    mapped.map_err(|error| error.errno().into()).map(|_| 0)
 }
 
 /// What an address space may have, by a process's limits.

@@ -3,6 +3,7 @@
 //! | file | story |
 //! |---|---|
 //! | [`memory`] | `mmap` and its kin |
+//! | [`remote`] | other processes' memory |
 //! | [`mod@file`] | descriptors |
 //! | [`path`] | files by name |
 //! | [`program`] | programs: into memory, and `execve` |
@@ -20,6 +21,7 @@ pub mod misc;
 pub mod path;
 pub mod process;
 pub mod program;
+pub mod remote;
 pub mod signal;
 
 use crate::mem::heap;
@@ -51,6 +53,15 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_munmap => memory::munmap(thread, a[0], a[1]),
         nr::__NR_mprotect => memory::mprotect(thread, a[0], a[1], a[2]),
         nr::__NR_mremap => memory::mremap(thread, a),
+        nr::__NR_remap_file_pages => memory::remap_file_pages(thread, a),
+        nr::__NR_mlock => memory::mlock(thread, a[0], a[1], 0),
+        nr::__NR_mlock2 => memory::mlock(thread, a[0], a[1], a[2]),
+        nr::__NR_munlock => memory::munlock(thread, a[0], a[1]),
+        nr::__NR_mlockall => memory::mlockall(thread, a[0]),
+        nr::__NR_munlockall => memory::munlockall(thread),
+        nr::__NR_mseal => memory::mseal(thread, a[0], a[1], a[2]),
+        nr::__NR_process_vm_readv => remote::copy(thread, remote::Way::Read, a),
+        nr::__NR_process_vm_writev => remote::copy(thread, remote::Way::Write, a),
         nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]),
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),
@@ -83,6 +94,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_pipe2 => file::pipe(thread, a[0], a[1]),
         nr::__NR_poll => file::poll(thread, a[0], a[1], file::poll_deadline(a[2])).await,
         nr::__NR_ppoll => file::ppoll(thread, a).await,
+        nr::__NR_cachestat => file::cachestat(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),
 
         nr::__NR_open => path::open(thread, HERE, a[0], a[1], a[2]).await,

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use vellum::arch::X86_64;
 use vellum::cache::Object;
 use vellum::group::GroupId;
-use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{Advise, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fast};
@@ -61,6 +61,27 @@ impl Kernel for Engine<'_> {
     fn remap(&self, addr: u64, old_len: u64, new_len: u64, flags: RemapFlags, new_addr: u64) -> i64 {
         let remapped = self.space.remap(RemapRequest { addr, old_len, new_len, flags, new_addr });
         remapped.map_or_else(|error| -i64::from(error.errno().number()), |at| at as i64)
+    }
+
+    fn lock(&self, addr: u64, len: u64, on_fault: bool) -> i64 {
+        answer(self.space.lock(addr, len, on_fault), |error| error.errno())
+    }
+
+    fn unlock(&self, addr: u64, len: u64) -> i64 {
+        answer(self.space.unlock(addr, len), |error| error.errno())
+    }
+
+    fn lock_all(&self, flags: LockAll) -> i64 {
+        answer(self.space.lock_all(flags), |error| error.errno())
+    }
+
+    fn unlock_all(&self) -> i64 {
+        self.space.unlock_all();
+        0
+    }
+
+    fn seal(&self, addr: u64, len: u64) -> i64 {
+        answer(self.space.seal(addr, len), |error| error.errno())
     }
 
     fn resident(&self, addr: u64, len: u64, room: usize) -> i64 {

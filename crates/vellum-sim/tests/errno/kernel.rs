@@ -1,6 +1,6 @@
 //! What both kernels are asked. Addresses mean the same on both sides.
 
-use vellum::space::{Advise, MapFlags, RemapFlags};
+use vellum::space::{Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
 pub const PAGE: u64 = 4096;
@@ -26,6 +26,16 @@ pub trait Kernel {
     fn advise(&self, addr: u64, len: u64, advise: Advise) -> i64;
     /// `mremap`: where.
     fn remap(&self, addr: u64, old_len: u64, new_len: u64, flags: RemapFlags, new_addr: u64) -> i64;
+    /// `mlock2`.
+    fn lock(&self, addr: u64, len: u64, on_fault: bool) -> i64;
+    /// `munlock`.
+    fn unlock(&self, addr: u64, len: u64) -> i64;
+    /// `mlockall`.
+    fn lock_all(&self, flags: LockAll) -> i64;
+    /// `munlockall`.
+    fn unlock_all(&self) -> i64;
+    /// `mseal`.
+    fn seal(&self, addr: u64, len: u64) -> i64;
     /// `mincore`, with room for so many pages: one bit for each of the first 62 pages, the first the lowest.
     fn resident(&self, addr: u64, len: u64, room: usize) -> i64;
     /// Something about a file in memory.

@@ -7,7 +7,7 @@ use std::os::fd::FromRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-use vellum::space::{Advise, MapFlags, RemapFlags};
+use vellum::space::{Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
 use super::file::{self, Call};
@@ -175,6 +175,33 @@ impl Kernel for Linux {
         // SAFETY: as in `map`.
         let at = unsafe { libc::mremap(pointer(addr), old_len as usize, new_len as usize, flags, to) };
         if at == libc::MAP_FAILED { errno() } else { at.addr() as i64 }
+    }
+
+    fn lock(&self, addr: u64, len: u64, on_fault: bool) -> i64 {
+        // SAFETY: changes nothing that this process can see.
+        answer(unsafe { libc::syscall(libc::SYS_mlock2, addr, len, libc::c_long::from(on_fault)) } as libc::c_int)
+    }
+
+    fn unlock(&self, addr: u64, len: u64) -> i64 {
+        // SAFETY: as in `lock`.
+        answer(unsafe { libc::munlock(pointer(addr), len as usize) })
+    }
+
+    fn lock_all(&self, flags: LockAll) -> i64 {
+        // SAFETY: as in `lock`.
+        answer(unsafe { libc::mlockall(flags.bits().into()) })
+    }
+
+    fn unlock_all(&self) -> i64 {
+        // SAFETY: as in `lock`.
+        answer(unsafe { libc::munlockall() })
+    }
+
+    fn seal(&self, addr: u64, len: u64) -> i64 {
+        /// `mseal`, in every architecture.
+        const SYS_MSEAL: libc::c_long = 462;
+        // SAFETY: what a row seals nobody else of this process uses.
+        answer(unsafe { libc::syscall(SYS_MSEAL, addr, len, 0) } as libc::c_int)
     }
 
     fn resident(&self, addr: u64, len: u64, room: usize) -> i64 {

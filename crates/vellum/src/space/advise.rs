@@ -51,6 +51,21 @@ pub enum Advise {
     GuardRemove,
 }
 
+impl Advise {
+    /// Whether contents go, here or for a child.
+    fn forgets(self) -> bool {
+        matches!(
+            self,
+            Advise::DontNeed
+                | Advise::DontNeedLocked
+                | Advise::Free
+                | Advise::DontFork
+                | Advise::WipeOnFork
+                | Advise::GuardInstall
+        )
+    }
+}
+
 /// Why an advice was not taken, or not in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdviseError {
@@ -60,6 +75,8 @@ pub enum AdviseError {
     Overflow,
     /// Not all of the range is mapped. [`Advise::DontNeed`] was done where it is, as Linux does; other advice was not taken.
     NotMapped,
+    /// This area is sealed, and can't be written, so what it holds may not be forgotten.
+    Sealed(VirtRange),
     /// An area is locked; those before it are done.
     Locked(VirtRange),
     /// What is there can't be written, so neither can holes be made in it.
@@ -91,6 +108,7 @@ impl AdviseError {
             AdviseError::Fault(FaultError::Poisoned(_)) => Errno::EHWPOISON,
             AdviseError::Fault(error) => error.errno(),
             AdviseError::Denied(_) => Errno::EACCES,
+            AdviseError::Sealed(_) => Errno::EPERM,
             AdviseError::NotMapped => Errno::ENOMEM,
             AdviseError::TooManyAreas | AdviseError::OutOfMemory => Errno::EAGAIN,
         }
@@ -103,6 +121,7 @@ impl core::fmt::Display for AdviseError {
             AdviseError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
             AdviseError::Overflow => f.write_str("beyond the last address"),
             AdviseError::NotMapped => f.write_str("not all of the range is mapped"),
+            AdviseError::Sealed(range) => write!(f, "{range:?} is sealed"),
             AdviseError::Locked(range) => write!(f, "{range:?} is locked"),
             AdviseError::Denied(range) => write!(f, "{range:?} is not shared memory that may be written"),
             AdviseError::NotPrivate(range) => write!(f, "{range:?} is not private anonymous memory"),
@@ -130,6 +149,7 @@ impl From<ProtectError> for AdviseError {
             ProtectError::Overflow => AdviseError::Overflow,
             ProtectError::NotMapped => AdviseError::NotMapped,
             ProtectError::Denied(range) => AdviseError::Denied(range),
+            ProtectError::Sealed(range) => AdviseError::Sealed(range),
             ProtectError::TooManyAreas => AdviseError::TooManyAreas,
             ProtectError::DataLimit | ProtectError::OutOfMemory => AdviseError::OutOfMemory,
         }
@@ -150,6 +170,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let range = VirtRange::new(addr, len).ok_or(AdviseError::Overflow)?;
         if range.is_empty() {
             return Ok(());
+        }
+        if advice.forgets() {
+            self.may_forget(range)?;
         }
         match advice {
             Advise::DontNeed => self.dont_need(range, false),

@@ -70,6 +70,8 @@ pub(super) struct Areas {
     pub(super) data: u64,
     /// Bytes of locked areas.
     pub(super) locked: u64,
+    /// What is added to new areas, of [`AreaFlags::LOCKS`].
+    pub(super) future: AreaFlags,
     /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
     orphans: Orphans,
     /// Ranges that somebody is at work on, holes included.
@@ -109,6 +111,7 @@ impl Areas {
             most_mapped: 0,
             data: 0,
             locked: 0,
+            future: AreaFlags::empty(),
             orphans: Orphans::default(),
             claims: [VirtRange { start: 0, end: 0 }; CLAIMS],
             claimed: 0,
@@ -165,6 +168,11 @@ impl Areas {
             end = area.range.end;
             connected
         })
+    }
+
+    /// The first of them that is sealed.
+    pub(super) fn sealed(&self, range: VirtRange) -> Option<VirtRange> {
+        self.overlapping(range).find(|v| v.flags.contains(AreaFlags::SEALED)).map(|v| v.range)
     }
 
     /// Whether every address of `range` is mapped.

@@ -101,16 +101,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.fault_in(addr, access).map(|_| ())
     }
 
-    /// Fault in every page of `range`, until memory runs out.
-    pub(super) fn populate(&self, range: VirtRange, access: Access) {
+    /// Fault in every page of `range`, as far as it goes.
+    pub(super) fn populate(&self, range: VirtRange, access: Access) -> Result<(), FaultError> {
         let mut at = range.start;
         while at < range.end {
-            match self.fault_in(at, access) {
-                Ok(mapped) => at = mapped.end,
-                Err(_) => return,
-            }
+            at = self.fault_in(at, access)?.end;
             self.tables.platform().resched();
         }
+        Ok(())
     }
 
     pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<VirtRange, FaultError> {

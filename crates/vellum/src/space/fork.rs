@@ -260,7 +260,7 @@ impl Areas {
         let areas = child.areas.get_mut();
         areas.reserve(machine, self.tree.len())?;
         for area in self.tree.iter_from(0).filter(|v| !v.flags.contains(AreaFlags::DONTFORK)) {
-            let area = Vma { flags: area.flags - AreaFlags::LOCKED, ..*area };
+            let area = Vma { flags: area.flags - AreaFlags::LOCKS, ..*area };
             let inserted = areas.tree.insert(area);
             debug_assert!(inserted.is_ok(), "an area was added without being reserved");
             cache::hold(machine, &area.backing);

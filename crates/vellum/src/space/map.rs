@@ -13,7 +13,7 @@ use crate::vma::{AreaFlags, Direction, Prot, STACK_GUARD, State, Vma};
 
 use super::areas::{Areas, Excess};
 use super::object::Source;
-use super::{Access, AddressSpace};
+use super::{AddressSpace, UnmapError};
 
 bitflags! {
     /// How to map.
@@ -36,8 +36,13 @@ bitflags! {
         const SHARED = 64;
         /// A shared area that may never be written, not even by a later `protect` (Linux: the file is open for reading only).
         const READ_ONLY = 128;
+        /// Where the engine chooses: in the second gibibyte of addresses (`MAP_32BIT`).
+        const LOW = 256;
     }
 }
+
+/// The addresses that [`MapFlags::LOW`] means.
+const LOW: VirtRange = VirtRange { start: 1 << 30, end: 2 << 30 };
 
 /// What to map, besides what stands behind it.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +78,10 @@ pub enum MapError {
     AddressSpaceLimit,
     /// More private memory that may be written than the limit allows.
     DataLimit,
+    /// It is to be locked, and no memory may be locked at all.
+    LockForbidden,
+    /// Something is mapped in this range, and it is sealed.
+    SealedArea(VirtRange),
     /// More locked memory than the limit allows.
     LockLimit,
     /// More than the machine has, and not [`MapFlags::NORESERVE`].
@@ -104,7 +113,7 @@ impl MapError {
             | MapError::UnalignedOffset(_)
             | MapError::OtherPages
             | MapError::NoStack => Errno::EINVAL,
-            MapError::TooLow(_) | MapError::Sealed => Errno::EPERM,
+            MapError::TooLow(_) | MapError::Sealed | MapError::SealedArea(_) | MapError::LockForbidden => Errno::EPERM,
             MapError::Denied => Errno::EACCES,
             MapError::OffsetTooLarge => Errno::EOVERFLOW,
             MapError::Exists(_) => Errno::EEXIST,
@@ -126,6 +135,8 @@ impl core::fmt::Display for MapError {
             MapError::TooManyAreas => f.write_str("too many areas"),
             MapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
             MapError::DataLimit => f.write_str("over the limit on data"),
+            MapError::LockForbidden => f.write_str("no memory may be locked"),
+            MapError::SealedArea(range) => write!(f, "{range:?} is sealed"),
             MapError::LockLimit => f.write_str("over the limit on locked memory"),
             MapError::Overcommit => f.write_str("more than the machine has"),
             MapError::UnalignedOffset(offset) => write!(f, "offset {offset:#x} is not a multiple of the page size"),
@@ -207,9 +218,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         } else {
             self.map_anywhere(request.addr, len, &request)?
         };
-        if request.flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) {
-            self.populate(range, if request.prot.contains(Prot::WRITE) { Access::Write } else { Access::Read });
-        }
+        // What can't be faulted in is no error.
+        let _ = match request.flags.contains(MapFlags::POPULATE) {
+            true => self.populate(range, new_area(range, &request, AreaFlags::empty()).populated_by()),
+            false => self.fault_in_locked(range),
+        };
         Ok(range.start)
     }
 
@@ -226,7 +239,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<VirtRange, MapError> {
         loop {
             let mut areas = self.write();
-            let range = self.find_room(&areas, hint, len)?;
+            let range = match request.flags.contains(MapFlags::LOW) {
+                true => self.find_room_within(&areas, hint, len, LOW)?,
+                false => self.find_room(&areas, hint, len)?,
+            };
             self.check(&areas, range, 0, request)?;
             if !areas.is_claimed(range) {
                 areas.reserve(self.tables.machine, 1)?;
@@ -243,8 +259,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// At the hint, if it is free; else as high as possible, large areas where huge pages fit.
     pub(super) fn find_room(&self, areas: &Areas, hint: u64, len: u64) -> Result<VirtRange, MapError> {
+        let all = VirtRange { start: areas.limits.lowest, end: self.tables.arch.user_end() };
+        self.find_room_within(areas, hint, len, all)
+    }
+
+    fn find_room_within(&self, areas: &Areas, hint: u64, len: u64, window: VirtRange) -> Result<VirtRange, MapError> {
         let shift = self.page_shift();
-        let window = VirtRange { start: areas.limits.lowest, end: self.tables.arch.user_end() };
         let room = |from: u64, end: u64, align: u32| {
             let window = VirtRange { start: from, end };
             areas
@@ -262,7 +282,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         let huge = self.tables.arch.level_shift(2);
-        let base = areas.limits.mmap_base;
+        let base = areas.limits.mmap_base.min(window.end);
         let aligned = if len >> huge != 0 { room(window.start, base, huge) } else { None };
         aligned
             .or_else(|| room(window.start, base, shift))
@@ -290,19 +310,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         // What is there goes, and there is no moment at which the addresses are free: its areas hold the place, and the
         // first becomes the new one, so that nothing needs to be allocated then.
-        self.begin_unmap(&mut change, range, State::Held).map_err(|_| MapError::OutOfMemory)?;
+        self.begin_unmap(&mut change, range, State::Held).map_err(|error| match error {
+            UnmapError::Sealed(range) => MapError::SealedArea(range),
+            _ => MapError::OutOfMemory,
+        })?;
         self.zap_all(range);
         let areas = change.areas();
         let first = areas.first(range).map_or(range, |v| v.range);
         areas.remove(self.tables.machine, VirtRange { start: first.end, end: range.end });
-        let new = new_area(range, request);
+        let new = new_area(range, request, areas.future);
         areas.replace(self.tables.machine, first.start, new);
         areas.account(&new, range, 1);
         Ok(())
     }
 
     fn add(&self, areas: &mut Areas, range: VirtRange, request: &Request) {
-        let area = new_area(range, request);
+        let area = new_area(range, request, areas.future);
         let inserted = areas.tree.insert(area);
         debug_assert!(inserted.is_ok(), "room was found and a node reserved");
         areas.account(&area, range, 1);
@@ -313,7 +336,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if areas.tree.len() > areas.limits.areas {
             return Err(MapError::TooManyAreas);
         }
-        let area = new_area(range, request);
+        if request.flags.contains(MapFlags::LOCKED) && areas.limits.locked == 0 {
+            return Err(MapError::LockForbidden);
+        }
+        let area = new_area(range, request, areas.future);
         areas.allow(&area, range.len(), replaced)?;
         if self.is_too_much(&area, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
     }
@@ -366,10 +392,11 @@ pub(super) enum Growth {
     Wait,
 }
 
-fn new_area(range: VirtRange, request: &Request) -> Vma {
+fn new_area(range: VirtRange, request: &Request, future: AreaFlags) -> Vma {
     let mut flags = AreaFlags::empty();
     flags.set(AreaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
     flags.set(AreaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));
+    flags |= future;
     flags.set(AreaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
     let backing = request.source.at(range.start);
     Vma { range, prot: request.prot, flags, advice: Advice::None, backing, state: State::Live }

@@ -22,6 +22,8 @@
 //! | `cow` | what parent and child both have is written |
 //! | `guard` | pages that may not be touched |
 //! | `pin` | a page is kept, for the host to use |
+//! | `lock` | memory that is to stay |
+//! | `seal` | areas that stay as they are |
 //! | `object` | what stands behind an area: faults on it |
 //! | `discard` | pages that an object has lost |
 //! | `sync` | `msync` |
@@ -40,6 +42,7 @@ mod discard;
 mod fault;
 mod fork;
 mod guard;
+mod lock;
 mod map;
 mod object;
 mod pin;
@@ -47,6 +50,7 @@ mod protect;
 mod query;
 mod relocate;
 mod remap;
+mod seal;
 mod sync;
 mod unmap;
 mod zap;
@@ -55,11 +59,13 @@ pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
 pub use fault::{Access, FaultError};
 pub use fork::ForkError;
+pub use lock::{LockAll, LockError};
 pub use map::{MapError, MapFlags, MapRequest};
 pub use object::SharedKey;
 pub use protect::ProtectError;
 pub use query::{QueryError, SpaceStats, Split, Usage};
 pub use remap::{RemapError, RemapFlags, RemapRequest};
+pub use seal::SealError;
 pub use sync::SyncError;
 pub use unmap::UnmapError;
 

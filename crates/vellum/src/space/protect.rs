@@ -7,7 +7,7 @@ use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
-use crate::vma::{Prot, Sharing, Vma};
+use crate::vma::{AreaFlags, Prot, Sharing, Vma};
 
 use super::AddressSpace;
 use super::areas::Change;
@@ -23,6 +23,8 @@ pub enum ProtectError {
     NotMapped,
     /// What is there may never be written (Linux: a file that was not opened for that, or is sealed).
     Denied(VirtRange),
+    /// This area is sealed.
+    Sealed(VirtRange),
     /// More private memory that may be written than the limit allows.
     DataLimit,
     /// Areas would have to be split, and the space has as many as it may.
@@ -37,6 +39,7 @@ impl ProtectError {
         match self {
             ProtectError::Unaligned(_) => Errno::EINVAL,
             ProtectError::Denied(_) => Errno::EACCES,
+            ProtectError::Sealed(_) => Errno::EPERM,
             _ => Errno::ENOMEM,
         }
     }
@@ -49,6 +52,7 @@ impl core::fmt::Display for ProtectError {
             ProtectError::Overflow => f.write_str("beyond the last address"),
             ProtectError::NotMapped => f.write_str("not all of the range is mapped"),
             ProtectError::Denied(range) => write!(f, "{range:?} may never be written"),
+            ProtectError::Sealed(range) => write!(f, "{range:?} is sealed"),
             ProtectError::DataLimit => f.write_str("over the limit on data"),
             ProtectError::TooManyAreas => f.write_str("too many areas"),
             ProtectError::OutOfMemory => OutOfMemory.fmt(f),
@@ -80,6 +84,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(());
         }
         let mut change = self.change(range);
+        if let Some(area) = change.areas().connected(range).find(|v| v.flags.contains(AreaFlags::SEALED)) {
+            return Err(ProtectError::Sealed(area.range));
+        }
         let never = |v: &&Vma| v.backing.sharing == Sharing::ReadOnly;
         if prot.contains(Prot::WRITE)
             && let Some(area) = change.areas().connected(range).find(never)

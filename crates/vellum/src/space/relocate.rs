@@ -63,7 +63,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         });
         if leave {
             areas.account_all(kept, -1);
-            areas.each(kept, |v| (v.state, v.flags) = (State::Live, v.flags - AreaFlags::LOCKED));
+            areas.each(kept, |v| (v.state, v.flags) = (State::Live, v.flags - AreaFlags::LOCKS));
             areas.account_all(kept, 1);
         } else {
             areas.remove(machine, wanted.old);

@@ -11,10 +11,10 @@ use crate::cache::{self, MAX_SIZE};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, Prot, State, Vma};
+use crate::vma::{AreaFlags, State, Vma};
 
 use super::areas::{Areas, Change, Excess};
-use super::{Access, AddressSpace, UnmapError};
+use super::{AddressSpace, UnmapError};
 
 bitflags! {
     /// How to remap. The bits are Linux's.
@@ -59,6 +59,8 @@ pub enum RemapError {
     Overlap,
     /// Nothing is mapped here, or it is another area's.
     NotMapped(u64),
+    /// This area is sealed.
+    Sealed(VirtRange),
     /// Private memory can't be mapped a second time.
     NotShared(VirtRange),
     /// Below the lowest address that may be mapped.
@@ -93,7 +95,7 @@ impl RemapError {
             | RemapError::NotShared(_)
             | RemapError::OffsetTooLarge => Errno::EINVAL,
             RemapError::NotMapped(_) => Errno::EFAULT,
-            RemapError::TooLow(_) => Errno::EPERM,
+            RemapError::TooLow(_) | RemapError::Sealed(_) => Errno::EPERM,
             RemapError::LockLimit => Errno::EAGAIN,
             _ => Errno::ENOMEM,
         }
@@ -109,6 +111,7 @@ impl core::fmt::Display for RemapError {
             RemapError::Flags(flags) => write!(f, "{flags:?} make no sense here"),
             RemapError::Overlap => f.write_str("the new addresses overlap the old"),
             RemapError::NotMapped(addr) => write!(f, "there is nothing, or another area, at {addr:#x}"),
+            RemapError::Sealed(range) => write!(f, "{range:?} is sealed"),
             RemapError::NotShared(range) => write!(f, "{range:?} is private"),
             RemapError::TooLow(addr) => write!(f, "{addr:#x} is below the lowest address that may be mapped"),
             RemapError::OffsetTooLarge => f.write_str("beyond the largest size of an object"),
@@ -147,6 +150,7 @@ impl From<UnmapError> for RemapError {
             UnmapError::Unaligned(addr) => RemapError::Unaligned(addr),
             UnmapError::ZeroLength => RemapError::ZeroLength,
             UnmapError::OutOfRange => RemapError::OutOfRange,
+            UnmapError::Sealed(range) => RemapError::Sealed(range),
             UnmapError::TooManyAreas => RemapError::TooManyAreas,
             UnmapError::OutOfMemory => RemapError::OutOfMemory,
         }
@@ -234,11 +238,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 (to.start, VirtRange { start: to.start + wanted.kept().len(), ..to })
             }
         };
-        if !grown.is_empty()
-            && let Some(area) = self.read().find(grown.start).filter(|v| v.flags.contains(AreaFlags::LOCKED)).copied()
-        {
-            self.populate(grown, if area.prot.contains(Prot::WRITE) { Access::Write } else { Access::Read });
-        }
+        // What can't be faulted in is no error.
+        let _ = self.fault_in_locked(grown);
         Ok(start)
     }
 
@@ -286,6 +287,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn plan(&self, areas: &Areas, wanted: &Wanted) -> Result<Plan, RemapError> {
         let old = wanted.old;
         let area = *areas.find(old.start).ok_or(RemapError::NotMapped(old.start))?;
+        if area.flags.contains(AreaFlags::SEALED) {
+            return Err(RemapError::Sealed(area.range));
+        }
         if !wanted.moves() && !wanted.grows() {
             return Ok(Plan::Shrink);
         }
@@ -319,9 +323,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         let to = self.target(areas, wanted)?;
+        if let Some(sealed) = areas.sealed(old).or_else(|| areas.sealed(to)) {
+            return Err(RemapError::Sealed(sealed));
+        }
         if wanted.flags.contains(RemapFlags::DONTUNMAP) {
             let replaced = areas.overlapping(to).map(|v| v.range.intersect(&to).len()).sum();
-            areas.allow(&Vma { flags: area.flags - AreaFlags::LOCKED, ..area }, wanted.len, replaced)?;
+            areas.allow(&Vma { flags: area.flags - AreaFlags::LOCKS, ..area }, wanted.len, replaced)?;
         }
         Ok(Plan::Move(to))
     }

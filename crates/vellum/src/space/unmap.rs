@@ -19,6 +19,8 @@ pub enum UnmapError {
     ZeroLength,
     /// It reaches beyond the addresses that user mode has.
     OutOfRange,
+    /// This area is sealed.
+    Sealed(VirtRange),
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// Areas or huge mappings would have to be split, and there is no memory for that.
@@ -29,6 +31,7 @@ impl UnmapError {
     /// What Linux's `munmap` answers.
     pub const fn errno(&self) -> Errno {
         match self {
+            UnmapError::Sealed(_) => Errno::EPERM,
             UnmapError::TooManyAreas | UnmapError::OutOfMemory => Errno::ENOMEM,
             _ => Errno::EINVAL,
         }
@@ -41,6 +44,7 @@ impl core::fmt::Display for UnmapError {
             UnmapError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
             UnmapError::ZeroLength => f.write_str("the length is zero"),
             UnmapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
+            UnmapError::Sealed(range) => write!(f, "{range:?} is sealed"),
             UnmapError::TooManyAreas => f.write_str("too many areas"),
             UnmapError::OutOfMemory => OutOfMemory.fmt(f),
         }
@@ -94,6 +98,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         going: State,
     ) -> Result<(), UnmapError> {
         let areas = change.areas();
+        if let Some(sealed) = areas.sealed(range) {
+            return Err(UnmapError::Sealed(sealed));
+        }
         // Only a hole in the middle of an area leaves more areas than there were.
         let hole = areas.tree.find(range.start).is_some_and(|v| v.range.start < range.start && range.end < v.range.end);
         if hole && areas.tree.len() >= areas.limits.areas {

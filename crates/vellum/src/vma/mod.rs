@@ -49,6 +49,12 @@ bitflags! {
         const WIPEONFORK = 16;
         /// Not to be written to a core file (`MADV_DONTDUMP`).
         const DONTDUMP = 32;
+        /// Locked, but nothing is faulted in for that. Together with `LOCKED`.
+        const ONFAULT = 64;
+        /// Not to be unmapped, moved, resized, replaced or protected otherwise (`mseal`).
+        const SEALED = 128;
+        /// All that locking is about.
+        const LOCKS = Self::LOCKED.bits() | Self::ONFAULT.bits();
     }
 }
 
@@ -102,6 +108,11 @@ impl Backing {
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.sharing != Sharing::Private
+    }
+
+    /// Whether the area is shared and may be written, if not now.
+    pub fn may_write(&self) -> bool {
+        self.sharing == Sharing::Shared
     }
 
     /// What the host calls the object; 0 for none, and for shared anonymous memory, whose object the host has not named.

@@ -5,6 +5,7 @@
 //! | `map` | `mmap` |
 //! | `change` | `munmap`, `mprotect` |
 //! | `remap` | `mremap` |
+//! | `lock` | `mlock` and its kin, `mseal` |
 //! | `advise` | `madvise`, `mincore` |
 //! | `file` | shared memory, and files in memory |
 //! | `many` | all of them, where there are as many areas as there may be |
@@ -12,6 +13,7 @@
 mod advise;
 mod change;
 mod file;
+mod lock;
 mod many;
 mod map;
 mod remap;
@@ -19,11 +21,12 @@ mod remap;
 pub use advise::{ADVISE, MORE_ADVICE, RESIDENT};
 pub use change::{PROTECT, UNMAP};
 pub use file::FILE;
+pub use lock::{LOCK, SEAL};
 pub use many::MANY;
 pub use map::MAP;
 pub use remap::REMAP;
 
-use vellum::space::{Advise, MapFlags, RemapFlags};
+use vellum::space::{Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
 use super::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
@@ -38,8 +41,6 @@ const NOREPLACE: MapFlags = MapFlags::FIXED_NOREPLACE;
 const VAST: u64 = 1 << 46;
 
 const ENOMEM: i64 = -12;
-const EPERM: i64 = -1;
-const EAGAIN: i64 = -11;
 const EFAULT: i64 = -14;
 
 const fn row(name: &'static str, calls: fn(&dyn Kernel) -> Answers) -> Row {

@@ -1,0 +1,68 @@
+//! The memory of other processes, page by page: a page is pinned there and copied to or from the caller's.
+
+use super::Answer;
+use super::process::process_of;
+use crate::files::user::UserBytes;
+use crate::mem::UserSpace;
+use crate::task::Thread;
+use alloc::sync::Arc;
+use alloc::vec;
+use vellum::addr::FRAME_SIZE;
+use vellum::space::Access;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::{Sink, Source};
+
+const PAGE: usize = FRAME_SIZE as usize;
+
+/// Which way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// `process_vm_readv`.
+    Read,
+    /// `process_vm_writev`.
+    Write,
+}
+
+/// `process_vm_readv`, `process_vm_writev`: as many bytes as go before one can't be reached, on either side.
+pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes, flags]: [u64; 6]) -> Answer {
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut mine = UserBytes::many(thread, local, locals)?;
+    let theirs = UserBytes::many(thread, remote, remotes)?;
+    let process = if pid as i32 > 0 { process_of(thread, pid)? } else { return Err(Errno::ESRCH) };
+    let memory = process.memory.lock().clone().ok_or(Errno::ESRCH)?;
+    let mut done = 0;
+    for (address, len) in theirs.pieces() {
+        let mut at = 0;
+        while at < len && mine.left() > 0 {
+            let most = (len - at).min(FRAME_SIZE - (address.wrapping_add(at) & (FRAME_SIZE - 1)));
+            match copy_in_page(&memory, way, address.wrapping_add(at), most as usize, &mut mine) {
+                Ok(0) => return Ok(done),
+                Ok(n) => (at, done) = (at + n as u64, done + n as u64),
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Copies what lies in one page.
+fn copy_in_page(memory: &UserSpace, way: Way, address: u64, most: usize, mine: &mut UserBytes) -> Result<usize, Errno> {
+    let access = if way == Way::Read { Access::Read } else { Access::Write };
+    let page = memory.engine.pin(address, access).map_err(|_| Errno::EFAULT)?;
+    let inside = address as usize & (PAGE - 1);
+    // The caller's memory may be the same page, and a fault there must not find it half copied.
+    let mut bytes = vec![0; most.min(mine.left())];
+    match way {
+        Way::Read => {
+            let count = page.read(inside, &mut bytes);
+            mine.put(&bytes[..count])
+        }
+        Way::Write => {
+            let count = mine.take(&mut bytes)?;
+            Ok(page.write(inside, &bytes[..count]))
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Memory that is to stay: `mlock` and its kin.
+//!
+//! A locked area is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only the latter. What has been
+//! faulted in before stays on the LRU list where it is: who reclaims asks the area.
+
+use bitflags::bitflags;
+
+use crate::addr::{VirtRange, align_down, align_up};
+use crate::arch::Arch;
+use crate::errno::Errno;
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+use crate::vma::{AreaFlags, Prot, Vma};
+
+use super::{Access, AddressSpace, FaultError, ProtectError};
+
+bitflags! {
+    /// Which areas to lock, and how. The bits are Linux's.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct LockAll: u8 {
+        /// Those that there are (`MCL_CURRENT`).
+        const CURRENT = 1;
+        /// Those that will be mapped (`MCL_FUTURE`).
+        const FUTURE = 2;
+        /// Fault nothing in for that (`MCL_ONFAULT`).
+        const ONFAULT = 4;
+    }
+}
+
+/// Why memory was not locked, or unlocked. Nothing was changed, unless something else is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockError {
+    /// The end is beyond the last address.
+    Overflow,
+    /// Flags that make no sense.
+    Flags(LockAll),
+    /// No memory may be locked at all.
+    Forbidden,
+    /// Not all of the range is mapped.
+    NotMapped,
+    /// More locked memory than the limit allows.
+    LockLimit,
+    /// Areas would have to be split, and the space has as many as it may.
+    TooManyAreas,
+    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    OutOfMemory,
+    /// It is locked, but not all of it could be faulted in.
+    Fault(FaultError),
+}
+
+impl LockError {
+    /// What Linux's `mlock`, `munlock` and `mlockall` answer.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            LockError::Overflow | LockError::Flags(_) => Errno::EINVAL,
+            LockError::Forbidden => Errno::EPERM,
+            LockError::Fault(FaultError::OutOfMemory | FaultError::OverLimit(_)) => Errno::EAGAIN,
+            _ => Errno::ENOMEM,
+        }
+    }
+}
+
+impl core::fmt::Display for LockError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            LockError::Overflow => f.write_str("beyond the last address"),
+            LockError::Flags(flags) => write!(f, "{flags:?} make no sense"),
+            LockError::Forbidden => f.write_str("no memory may be locked"),
+            LockError::NotMapped => f.write_str("not all of the range is mapped"),
+            LockError::LockLimit => f.write_str("over the limit on locked memory"),
+            LockError::TooManyAreas => f.write_str("too many areas"),
+            LockError::OutOfMemory => OutOfMemory.fmt(f),
+            LockError::Fault(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for LockError {}
+
+impl From<ProtectError> for LockError {
+    fn from(error: ProtectError) -> Self {
+        match error {
+            ProtectError::NotMapped => LockError::NotMapped,
+            ProtectError::TooManyAreas => LockError::TooManyAreas,
+            _ => LockError::OutOfMemory,
+        }
+    }
+}
+
+/// What locking makes of an area.
+fn with_lock(flags: AreaFlags, lock: AreaFlags) -> AreaFlags {
+    flags - AreaFlags::LOCKS | lock
+}
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+    /// Lock all pages of a range (`mlock`; with `on_fault`, `mlock2` with `MLOCK_ONFAULT`).
+    ///
+    /// # Errors
+    /// See [`LockError`]. (Linux locks what lies before a hole.)
+    pub fn lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
+        let range = self.pages_of(addr, len)?;
+        let mut lock = AreaFlags::LOCKED;
+        lock.set(AreaFlags::ONFAULT, on_fault);
+        let mut change = self.change(range);
+        let areas = change.areas();
+        let there = |area: &Vma| area.range.intersect(&range).len();
+        let locked = areas.overlapping(range).filter(|v| v.flags.contains(AreaFlags::LOCKED)).map(there).sum::<u64>();
+        if areas.limits.locked == 0 {
+            return Err(LockError::Forbidden);
+        }
+        if (areas.locked - locked).saturating_add(range.len()) > areas.limits.locked {
+            return Err(LockError::LockLimit);
+        }
+        self.set_areas(
+            &mut change,
+            range,
+            |v| v.flags & AreaFlags::LOCKS == lock,
+            |v| v.flags = with_lock(v.flags, lock),
+        )?;
+        drop(change);
+        self.fault_in_locked(range).map_err(LockError::Fault)
+    }
+
+    /// Unlock all pages of a range (`munlock`).
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub fn unlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
+        let range = self.pages_of(addr, len)?;
+        let same = |v: &Vma| !v.flags.intersects(AreaFlags::LOCKS);
+        self.set_areas(&mut self.change(range), range, same, |v| v.flags -= AreaFlags::LOCKS)?;
+        Ok(())
+    }
+
+    /// Lock areas wherever they are (`mlockall`): this is how it is from now on, whatever was asked for before. What can't be
+    /// faulted in is no error.
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub fn lock_all(&self, flags: LockAll) -> Result<(), LockError> {
+        if !flags.intersects(LockAll::CURRENT | LockAll::FUTURE) || flags.bits() & !LockAll::all().bits() != 0 {
+            return Err(LockError::Flags(flags));
+        }
+        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let mut lock = AreaFlags::LOCKED;
+        lock.set(AreaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
+        let mut change = self.change(all);
+        let areas = change.areas();
+        if areas.limits.locked == 0 {
+            return Err(LockError::Forbidden);
+        }
+        if flags.contains(LockAll::CURRENT) && areas.mapped > areas.limits.locked {
+            return Err(LockError::LockLimit);
+        }
+        areas.future = if flags.contains(LockAll::FUTURE) { lock } else { AreaFlags::empty() };
+        if flags.contains(LockAll::CURRENT) {
+            areas.account_all(all, -1);
+            areas.each(all, |v| v.flags = with_lock(v.flags, lock));
+            areas.account_all(all, 1);
+        }
+        drop(change);
+        if flags.contains(LockAll::CURRENT) {
+            // Part by part: what can't be touched hinders only itself.
+            let mut at = 0;
+            while let Some(area) = self.read().tree.find_from(at).copied() {
+                let _ = self.fault_in_locked(area.range);
+                at = area.range.end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unlock all areas, and lock none from now on (`munlockall`).
+    pub fn unlock_all(&self) {
+        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let mut change = self.change(all);
+        let areas = change.areas();
+        areas.future = AreaFlags::empty();
+        areas.account_all(all, -1);
+        areas.each(all, |v| v.flags -= AreaFlags::LOCKS);
+        areas.account_all(all, 1);
+    }
+
+    /// The pages that a range touches.
+    fn pages_of(&self, addr: u64, len: u64) -> Result<VirtRange, LockError> {
+        let shift = self.page_shift();
+        let start = align_down(addr, shift);
+        let len = len.checked_add(addr - start).and_then(|len| align_up(len, shift)).ok_or(LockError::Overflow)?;
+        VirtRange::new(start, len).ok_or(LockError::Overflow)
+    }
+
+    /// Fault in what is locked in a range, if its areas don't say that it may come later.
+    pub(super) fn fault_in_locked(&self, range: VirtRange) -> Result<(), FaultError> {
+        let mut at = range.start;
+        while at < range.end {
+            let left = VirtRange { start: at, ..range };
+            let Some(area) = self.read().first(left) else { return Ok(()) };
+            let part = area.range.intersect(&left);
+            if area.flags & AreaFlags::LOCKS == AreaFlags::LOCKED {
+                self.populate(part, area.populated_by())?;
+            }
+            at = part.end;
+        }
+        Ok(())
+    }
+}
+
+impl Vma {
+    /// The access that brings all that there is to be brought ahead: private memory that may be written has its own.
+    pub(super) fn populated_by(&self) -> Access {
+        if self.prot.contains(Prot::WRITE) && !self.backing.is_shared() { Access::Write } else { Access::Read }
+    }
+}

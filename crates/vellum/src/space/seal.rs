@@ -1,0 +1,90 @@
+//! Areas that stay as they are: `mseal`. A sealed area can't be unmapped, moved, resized or replaced, and what may be done with it
+//! doesn't change; nor may what it holds be forgotten by who could not write to it. What the area forbids, the operations that
+//! it is about look at themselves.
+
+use crate::addr::{VirtRange, align_up};
+use crate::arch::Arch;
+use crate::errno::Errno;
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+use crate::vma::{AreaFlags, Prot, State};
+
+use super::{AddressSpace, AdviseError, ProtectError};
+
+/// Why nothing was sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SealError {
+    /// The address is not a multiple of the page size.
+    Unaligned(u64),
+    /// The end is beyond the last address.
+    Overflow,
+    /// Not all of the range is mapped.
+    NotMapped,
+    /// Areas would have to be split, and the space has as many as it may.
+    TooManyAreas,
+    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    OutOfMemory,
+}
+
+impl SealError {
+    /// What Linux's `mseal` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            SealError::Unaligned(_) | SealError::Overflow => Errno::EINVAL,
+            _ => Errno::ENOMEM,
+        }
+    }
+}
+
+impl core::fmt::Display for SealError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            SealError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
+            SealError::Overflow => f.write_str("beyond the last address"),
+            SealError::NotMapped => f.write_str("not all of the range is mapped"),
+            SealError::TooManyAreas => f.write_str("too many areas"),
+            SealError::OutOfMemory => OutOfMemory.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for SealError {}
+
+impl From<ProtectError> for SealError {
+    fn from(error: ProtectError) -> Self {
+        match error {
+            ProtectError::NotMapped => SealError::NotMapped,
+            ProtectError::TooManyAreas => SealError::TooManyAreas,
+            _ => SealError::OutOfMemory,
+        }
+    }
+}
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+    /// Seal the areas of a range, for as long as the space lives; a child's are sealed too.
+    ///
+    /// # Errors
+    /// See [`SealError`]: nothing was changed.
+    pub fn seal(&self, addr: u64, len: u64) -> Result<(), SealError> {
+        let shift = self.page_shift();
+        if addr & ((1 << shift) - 1) != 0 {
+            return Err(SealError::Unaligned(addr));
+        }
+        let range = align_up(len, shift).and_then(|len| VirtRange::new(addr, len)).ok_or(SealError::Overflow)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        let sealed = AreaFlags::SEALED;
+        self.set_areas(&mut self.change(range), range, |v| v.flags.contains(sealed), |v| v.flags |= sealed)?;
+        Ok(())
+    }
+
+    /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where no object has it.
+    pub(super) fn may_forget(&self, range: VirtRange) -> Result<(), AdviseError> {
+        let areas = self.read();
+        let mut sealed = areas.overlapping(range).filter(|v| v.flags.contains(AreaFlags::SEALED));
+        let forbids =
+            sealed.find(|v| v.state != State::Dying && v.backing.is_anonymous() && !v.prot.contains(Prot::WRITE));
+        forbids.map_or(Ok(()), |area| Err(AdviseError::Sealed(area.range)))
+    }
+}
