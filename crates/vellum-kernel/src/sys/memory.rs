@@ -2,6 +2,7 @@
 
 use super::Answer;
 use crate::files::contents;
+use crate::files::user::UserBytes;
 use crate::mem::uaccess;
 use crate::task::Thread;
 use alloc::sync::Arc;
@@ -76,11 +77,14 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
         if shared && writes != abi::O_RDWR {
             request.flags |= MapFlags::READ_ONLY;
         }
-        match open.file().map_err(|_| Errno::ENODEV)?.mappable() {
+        let file = open.file().map_err(|_| Errno::ENODEV)?;
+        match file.mappable() {
             Mappable::No => return Err(Errno::ENODEV),
             Mappable::Zeros => memory.engine.map(request),
             Mappable::Pages(pages) => {
                 let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
+                // To map a file is to read it, as far as its times tell.
+                file.read(0, &mut UserBytes::one(thread, 0, 0))?;
                 memory.remember(object.tag(), Mapped::of(&open));
                 memory.engine.map_object(request, object, offset)
             }

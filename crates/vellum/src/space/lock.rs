@@ -89,7 +89,7 @@ impl From<ProtectError> for LockError {
 
 /// What locking makes of an area.
 fn with_lock(flags: AreaFlags, lock: AreaFlags) -> AreaFlags {
-    flags - AreaFlags::LOCKS | lock
+    (flags - AreaFlags::LOCKS) | lock
 }
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
