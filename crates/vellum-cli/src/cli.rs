@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::bench::{self, linux};
-use crate::run;
+use crate::{compare, run};
 
 /// Memory management by the run: measure it, beside the kernel you are running on.
 ///
@@ -31,12 +31,18 @@ pub enum Command {
         #[command(subcommand)]
         what: bench::Bench,
     },
-    /// Run a static Linux program on the reference kernel, in a virtual machine.
+    /// Run a static Linux program on the reference kernel, or on Linux, in a virtual machine.
     ///
-    /// The program's standard output, error and status are this command's. If the kernel fails instead, the status is 125 and
-    /// its console is on standard error.
+    /// The program's standard input, output, error and status are this command's. If the kernel fails instead, the status is 125
+    /// and its console is on standard error.
     #[command(after_help = AFTER_RUN)]
     Run(run::Args),
+    /// Run a static Linux program on the reference kernel, then on Linux, and show both outputs side by side.
+    ///
+    /// Lines that are JSON objects with the same keys on both become a table: a line for each figure that differs, with its ratio.
+    /// The status is the program's; 1 if the two differ; 125 if a kernel, or this command, failed.
+    #[command(after_help = AFTER_COMPARE)]
+    Compare(compare::Args),
     /// Runs as a helper process of a benchmark. Not for people.
     #[command(hide = true)]
     LinuxChild {
@@ -51,8 +57,23 @@ Examples:
   vellum run -- ./hello world                           what it prints, and its status
   vellum run --icount -- ./measure 256                  the clock counts instructions: the same figures every time
   vellum run --file data.txt:/tmp/data.txt -- ./count /tmp/data.txt
+  vellum run --file busybox:/bin/sh -- /bin/sh -c 'echo $0 | wc -c'
+  vellum run --kernel target/linux/vmlinuz --swap 64MiB -- ./hello
+                                                        the same on Linux, here with swap
 
-The machine is QEMU's, without hardware virtualization. The program must be static (gcc -static).";
+The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns swap on, \
+and runs the program; mitigations against flaws of hardware are off.
+
+Statuses: the program's; 128 + N if signal N ended it, or this command; 125 if the kernel, or this command, failed.";
+
+const AFTER_COMPARE: &str = "\
+Examples:
+  vellum compare --icount --mem 1GiB -- target/programs/unmap 256
+                                                        instructions a page, of the reference kernel and of Linux
+  vellum compare --kernel vmlinuz -- ./program          against another Linux than the one `./x linux` fetched
+
+With --icount a nanosecond is an instruction, and a figure is the same in every run. Without, times are of an emulated machine: \
+compare nothing but ratios.";
 
 const AFTER_BENCH: &str = "\
 Examples:

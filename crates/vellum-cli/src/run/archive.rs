@@ -56,16 +56,35 @@ impl Archive {
     }
 }
 
-/// Packs a program, what it is called with, and files for it.
+/// A program of the host, and what it is called with.
+#[derive(Clone, Copy)]
+pub struct Program<'a> {
+    /// Its file, or the path in the machine of one of `files`.
+    pub path: &'a Path,
+    /// What follows its name.
+    pub arguments: &'a [String],
+    /// `KEY=VALUE`.
+    pub environment: &'a [String],
+    /// Files for it, and where it finds them.
+    pub files: &'a [(PathBuf, String)],
+}
+
+/// A file that the kernel needs and the program does not.
+pub struct Extra {
+    /// Its path in the machine, without the slash in front.
+    pub path: String,
+    /// Who may do what with it.
+    pub mode: u32,
+    /// Its bytes.
+    pub contents: Vec<u8>,
+}
+
+/// Packs a program, what it is called with, its files, and the kernel's; `options` are lines `key=value`.
 ///
 /// # Errors
 /// A file can't be read; there is no such program.
-pub fn pack(
-    program: &Path,
-    arguments: &[String],
-    environment: &[String],
-    files: &[(PathBuf, String)],
-) -> anyhow::Result<Vec<u8>> {
+pub fn pack(called: Program<'_>, extras: &[Extra], options: &str) -> anyhow::Result<Vec<u8>> {
+    let Program { path: program, arguments, environment, files } = called;
     let mut archive = Archive { bytes: Vec::new(), directories: Vec::new() };
     for directory in DIRECTORIES {
         archive.directory(directory)?;
@@ -87,6 +106,10 @@ pub fn pack(
     }
     archive.words(".vellum/argv", [&path, &name.to_string()].into_iter().chain(arguments))?;
     archive.words(".vellum/env", environment)?;
+    archive.add(".vellum/options", ModeFileType::Regular, 0o644, options.as_bytes())?;
+    for extra in extras {
+        archive.add(&extra.path, ModeFileType::Regular, extra.mode, &extra.contents)?;
+    }
     trailer(&mut archive.bytes)?;
     Ok(archive.bytes)
 }
@@ -119,7 +142,10 @@ mod tests {
         fs::write(&program, b"contents").unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let files = [(program.clone(), "/a/b/data".to_string())];
-        let packed = names(&pack(&program, &["x".into(), "".into()], &["K=V".into()], &files).unwrap());
+        let (arguments, environment) = (["x".into(), "".into()], ["K=V".into()]);
+        let called = Program { path: &program, arguments: &arguments, environment: &environment, files: &files };
+        let extra = Extra { path: "init".into(), mode: 0o755, contents: b"first".to_vec() };
+        let packed = names(&pack(called, &[extra], "swap=4096\n").unwrap());
         let find = |name: &str| packed.iter().find(|(n, ..)| n == name).unwrap_or_else(|| panic!("no {name}"));
         assert_eq!(find("bin/tool").1, 0o100755);
         assert_eq!(find("a/b/data").2, b"contents");
@@ -127,11 +153,14 @@ mod tests {
         let called = format!("/bin/tool\0{}\0x\0\0", program.display());
         assert_eq!(find(".vellum/argv").2, called.as_bytes());
         assert_eq!(find(".vellum/env").2, b"K=V\0");
+        assert_eq!((find("init").1, find("init").2.as_slice()), (0o100755, &b"first"[..]));
+        assert_eq!(find(".vellum/options").2, b"swap=4096\n");
     }
 
     #[test]
     fn a_program_that_is_nowhere_is_refused() {
-        let error = pack(Path::new("/no/such/program"), &[], &[], &[]).unwrap_err();
+        let called = Program { path: Path::new("/no/such/program"), arguments: &[], environment: &[], files: &[] };
+        let error = pack(called, &[], "").unwrap_err();
         assert!(error.to_string().contains("/no/such/program"));
     }
 }

@@ -3,29 +3,29 @@
 //! QEMU's standard input and output are the wire to the program; the kernel's console goes to a file. QEMU ends with the
 //! program, with this command (it asked the host for that), and on every error.
 
+use super::kernel::Kernel;
 use super::wire;
 use anyhow::{Context, bail};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 const QEMU: &str = "qemu-system-x86_64";
-/// QEMU's status after the kernel has said that all is well (`vellum-kernel`, `arch/x86_64/exit.rs`).
-const SUCCESS: i32 = 33;
 
 /// A machine to be started.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub struct Machine<'a> {
-    pub kernel: &'a Path,
+    pub kernel: &'a Kernel,
     pub archive: &'a [u8],
     pub cpus: u8,
     /// Bytes of memory.
@@ -37,28 +37,78 @@ pub struct Machine<'a> {
 
 /// How it went.
 pub struct End {
-    /// The program's status; none if the kernel failed.
-    pub status: Option<u8>,
+    pub outcome: Outcome,
     /// What the kernel said on its console.
     pub console: String,
-    /// Why there is no status.
-    pub reason: String,
+}
+
+/// How the program ended, or why it did not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With this status, as a shell would say it.
+    Exited(u8),
+    /// This command was told to end.
+    Interrupted(i32),
+    /// The kernel failed, or took too long.
+    Failed(String),
 }
 
 /// QEMU, which ends when this is dropped.
-struct Running(Arc<Mutex<Child>>);
+struct Running {
+    child: Child,
+    stop: Stop,
+}
+
+/// What can end QEMU from elsewhere, once and for a reason.
+#[derive(Clone)]
+struct Stop {
+    process: Arc<OwnedFd>,
+    why: Arc<Mutex<Option<Outcome>>>,
+}
+
+impl Stop {
+    fn now(&self, outcome: Outcome) {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
+        // It may have ended already.
+        let _ = pidfd_send_signal(&*self.process, Signal::KILL);
+    }
+}
+
+impl Running {
+    fn start(mut command: Command) -> anyhow::Result<Self> {
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                bail!("{QEMU} is missing: install it (on Debian and Ubuntu the package qemu-system-x86)")
+            }
+            Err(error) => return Err(error).context("starting QEMU"),
+        };
+        match pidfd_open(rustix::process::Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(process) => Ok(Self { child, stop: Stop { process: Arc::new(process), why: Arc::default() } }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error).context("watching QEMU")
+            }
+        }
+    }
+
+    /// Waits until QEMU has ended. Why, if it was stopped.
+    fn wait(mut self) -> io::Result<(ExitStatus, Option<Outcome>)> {
+        let status = self.child.wait()?;
+        Ok((status, self.stop.why.lock().unwrap_or_else(PoisonError::into_inner).take()))
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Ok(mut child) = self.0.lock() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 impl Machine<'_> {
-    fn command(&self, archive: &Path, console: &Path) -> Command {
+    fn command(&self, archive: &Path, console: &Path, complaints: File) -> Command {
         let mut qemu = Command::new(QEMU);
         let memory = format!("{}M", self.memory.div_ceil(1 << 20));
         qemu.args(["-machine", "q35", "-cpu", "max", "-nodefaults", "-display", "none", "-no-reboot"]);
@@ -74,83 +124,71 @@ impl Machine<'_> {
         qemu.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
         qemu.arg("-serial").arg(format!("file:{}", console.display()));
         qemu.args(["-chardev", "stdio,id=wire,signal=off", "-serial", "chardev:wire"]);
-        qemu.arg("-kernel").arg(self.kernel).arg("-initrd").arg(archive).args(["-append", "run"]);
-        qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        qemu.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(archive);
+        qemu.args(["-append", self.kernel.command_line()]);
+        qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(complaints);
         // SAFETY: between fork and exec only this system call is made.
         unsafe { qemu.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)) };
         qemu
     }
 
-    /// Runs the machine until the program ends.
+    /// Runs the machine until the program ends, with these for its standard input, output and error.
     ///
     /// # Errors
-    /// QEMU is missing, or the host refuses something.
-    pub fn run(&self) -> anyhow::Result<End> {
+    /// QEMU is missing, the host refuses something, or the output can't be written.
+    pub fn run(
+        &self,
+        input: impl Read + Send + 'static,
+        output: impl Write,
+        errors: impl Write,
+    ) -> anyhow::Result<End> {
         let folder = tempfile::tempdir().context("making a folder for the machine")?;
-        let (archive, console) = (folder.path().join("archive"), folder.path().join("console"));
-        fs::write(&archive, self.archive).context("writing the archive")?;
-        let mut child = match self.command(&archive, &console).spawn() {
-            Ok(child) => child,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!("{QEMU} is missing: install it (on Debian and Ubuntu the package qemu-system-x86)")
-            }
-            Err(error) => return Err(error).context("starting QEMU"),
-        };
-        let (to, from) = (child.stdin.take(), child.stdout.take());
-        let (Some(to), Some(from), Some(complaints)) = (to, from, child.stderr.take()) else {
+        let path = |name| folder.path().join(name);
+        fs::write(path("archive"), self.archive).context("writing the archive")?;
+        let complaints = File::create(path("complaints"))?;
+        let mut running = Running::start(self.command(&path("archive"), &path("console"), complaints))?;
+        let (Some(to), Some(from)) = (running.child.stdin.take(), running.child.stdout.take()) else {
             bail!("QEMU was started without pipes");
         };
-        let running = Running(Arc::new(Mutex::new(child)));
-        let (why, ended) = (Arc::new(Mutex::new(String::new())), running.0.clone());
-        self.end_on_signals(&running, &why)?;
+        self.end_early(&running.stop)?;
         // Ends with this process: it may wait for input that never comes.
         let feed = move || {
-            thread::spawn(move || wire::feed(io::stdin().lock(), to));
+            thread::spawn(move || wire::feed(input, to));
         };
-        let listened = wire::listen(from, io::stdout().lock(), io::stderr().lock(), feed);
-        let code = ended.lock().map_or(None, |mut child| child.wait().ok()).and_then(|status| status.code());
-        drop(running);
-        let mut reason = why.lock().map_or_else(|_| String::new(), |why| why.clone());
-        let status = match listened {
-            Ok(Some(status)) if code == Some(SUCCESS) => Some(status as u8),
-            Ok(_) => None,
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(error).context("writing the output"),
-            Err(error) => {
-                reason = error.to_string();
-                None
+        let listened = wire::listen(BufReader::new(from), output, errors, feed);
+        if let Err(error) = &listened {
+            running.stop.now(Outcome::Failed(error.to_string()));
+        }
+        let (ended, stopped) = running.wait()?;
+        let outcome = match (listened, stopped) {
+            (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return Err(error).context("writing the output");
+            }
+            (_, Some(outcome)) => outcome,
+            (Ok(Some(status)), None) if ended.code() == Some(self.kernel.success()) => Outcome::Exited(status as u8),
+            (_, None) => {
+                let complaint = fs::read_to_string(path("complaints")).unwrap_or_default();
+                Outcome::Failed(format!("the kernel failed (QEMU: {ended}) {}", complaint.trim_end()))
             }
         };
-        if reason.is_empty() {
-            let complaint = io::read_to_string(complaints).unwrap_or_default();
-            reason = format!("the kernel failed (QEMU ended with {code:?}) {complaint}");
-        }
-        let console = fs::read(&console).map_or_else(|_| String::new(), |text| String::from_utf8_lossy(&text).into());
-        Ok(End { status, console, reason })
+        let console = fs::read(path("console")).unwrap_or_default();
+        Ok(End { outcome, console: String::from_utf8_lossy(&console).into() })
     }
 
     /// Ends QEMU when this command is told to end, or has waited long enough.
-    fn end_on_signals(&self, running: &Running, why: &Arc<Mutex<String>>) -> anyhow::Result<()> {
-        let end = |child: &Arc<Mutex<Child>>, why: &Arc<Mutex<String>>, reason: String| {
-            if let Ok(mut why) = why.lock() {
-                *why = reason;
-            }
-            // Not by the lock, which whoever waits for QEMU holds.
-            if let Ok(mut child) = child.try_lock() {
-                let _ = child.kill();
-            }
-        };
+    fn end_early(&self, stop: &Stop) -> anyhow::Result<()> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("listening for signals")?;
-        let (child, reason) = (running.0.clone(), why.clone());
+        let by_signal = stop.clone();
         thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                end(&child, &reason, format!("ended by signal {signal}"));
+                by_signal.now(Outcome::Interrupted(signal));
             }
         });
         if let Some(timeout) = self.timeout {
-            let (child, reason) = (running.0.clone(), why.clone());
+            let by_time = stop.clone();
             thread::spawn(move || {
                 thread::sleep(timeout);
-                end(&child, &reason, format!("the program took longer than {timeout:?}"));
+                by_time.now(Outcome::Failed(format!("the program took longer than {timeout:?}")));
             });
         }
         Ok(())

@@ -1,36 +1,52 @@
-//! `vellum run`: a Linux program on the reference kernel, in a virtual machine that lives as long as the program.
+//! `vellum run`: a Linux program on the reference kernel, or on Linux, in a virtual machine that lives as long as the program.
 //!
 //! | file | story |
 //! |---|---|
 //! | [`archive`] | the program and its files, packed for the kernel |
+//! | [`kernel`] | the kernel to boot: which it is, and what that asks of the machine |
 //! | [`machine`] | the virtual machine: started, watched, ended |
+//! | [`modules`] | modules of a Linux kernel, with what they depend on |
 //! | [`symbols`] | names for the addresses of a kernel's backtrace |
 //! | [`wire`] | the program's streams, in frames over a serial port |
 
 mod archive;
+mod kernel;
 mod machine;
+mod modules;
 mod symbols;
 mod wire;
 
 use crate::size;
-use anyhow::{Context, bail};
+use anyhow::bail;
+pub use kernel::Kernel;
+use kernel::Kind;
+pub use machine::{End, Outcome};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// The status that says that not the program failed, but the kernel.
-const KERNEL_FAILED: u8 = 125;
+/// The status that says that not the program failed, but the kernel, or this command.
+pub const FAILED: u8 = 125;
 
 /// What to run, and in what machine.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct Task {
+    /// The machine's architecture
+    #[arg(long, value_enum, default_value_t = Arch::X86_64)]
+    arch: Arch,
+
     /// CPUs of the machine
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     smp: u8,
 
     /// Memory of the machine
-    #[arg(long, default_value = "256MiB", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
     mem: u64,
+
+    /// Swap in compressed memory, on a kernel that can
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    swap: Option<u64>,
 
     /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With one CPU only
     #[arg(long)]
@@ -52,16 +68,31 @@ pub struct Args {
     #[arg(long)]
     console: bool,
 
-    /// The kernel's image. Without this, the one that `./x build --kernel` leaves beside this command
-    #[arg(long, value_name = "PATH")]
-    kernel: Option<PathBuf>,
-
     /// A static Linux program: a file of this machine, or the GUEST path of a `--file`
     program: PathBuf,
 
     /// Its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
+}
+
+/// What machines there are.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Arch {
+    /// PCs
+    #[value(name = "x86_64")]
+    X86_64,
+}
+
+/// What to run, and on which kernel.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The kernel: `vellum`, which `./x build --kernel` leaves beside this command, or an image of Linux
+    #[arg(long, value_name = "vellum|PATH", default_value = "vellum")]
+    kernel: PathBuf,
+
+    #[command(flatten)]
+    task: Task,
 }
 
 fn variable(text: &str) -> Result<String, String> {
@@ -75,46 +106,68 @@ fn pair(text: &str) -> Result<(PathBuf, String), String> {
     }
 }
 
+impl Task {
+    /// Runs the program on a kernel, with these for its standard input, output and error.
+    ///
+    /// # Errors
+    /// There is no such file or QEMU, or the host refuses something.
+    pub fn run(
+        &self,
+        kernel: &Kernel,
+        input: impl Read + Send + 'static,
+        output: impl Write,
+        errors: impl Write,
+    ) -> anyhow::Result<End> {
+        let Arch::X86_64 = self.arch;
+        if self.icount && self.smp > 1 {
+            bail!("--icount counts the instructions of one CPU: leave out --smp");
+        }
+        if self.swap.is_some() && kernel.kind == Kind::Vellum {
+            eprintln!("vellum: the reference kernel has no swap yet; it runs without");
+        }
+        let (extras, options) = kernel.needs(self.swap)?;
+        let program = archive::Program {
+            path: &self.program,
+            arguments: &self.arguments,
+            environment: &self.environment,
+            files: &self.files,
+        };
+        let machine = machine::Machine {
+            kernel,
+            archive: &archive::pack(program, &extras, &options)?,
+            cpus: self.smp,
+            memory: self.mem,
+            counts: self.icount,
+            timeout: self.timeout.map(Duration::from_secs),
+        };
+        let end = machine.run(input, output, errors)?;
+        if self.console || matches!(end.outcome, Outcome::Failed(_)) {
+            eprint!("{}", symbols::named(&kernel.image, &end.console));
+        }
+        if let Outcome::Failed(reason) = &end.outcome {
+            eprintln!("vellum: {reason}");
+        }
+        Ok(end)
+    }
+}
+
+impl Outcome {
+    /// The status for this command to end with.
+    pub fn status(&self) -> u8 {
+        match self {
+            Outcome::Exited(status) => *status,
+            Outcome::Interrupted(signal) => 128 + *signal as u8,
+            Outcome::Failed(_) => FAILED,
+        }
+    }
+}
+
 /// Runs the program; the status is its own.
 ///
 /// # Errors
 /// There is no such file, kernel or QEMU, or the host refuses something.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if args.icount && args.smp > 1 {
-        bail!("--icount counts the instructions of one CPU: leave out --smp");
-    }
-    let kernel = match &args.kernel {
-        Some(kernel) => kernel.clone(),
-        None => default_kernel()?,
-    };
-    if !kernel.is_file() {
-        bail!("there is no kernel at {}: build it by `./x build --kernel`", kernel.display());
-    }
-    let packed = archive::pack(&args.program, &args.arguments, &args.environment, &args.files)?;
-    let machine = machine::Machine {
-        kernel: &kernel,
-        archive: &packed,
-        cpus: args.smp,
-        memory: args.mem,
-        counts: args.icount,
-        timeout: args.timeout.map(Duration::from_secs),
-    };
-    let end = machine.run()?;
-    if args.console || end.status.is_none() {
-        eprint!("{}", symbols::named(&kernel, &end.console));
-    }
-    Ok(match end.status {
-        Some(status) => ExitCode::from(status),
-        None => {
-            eprintln!("vellum: {}", end.reason);
-            ExitCode::from(KERNEL_FAILED)
-        }
-    })
-}
-
-/// Where `./x` leaves the kernel: in `target/kernel`, which is beside the folder of this command.
-fn default_kernel() -> anyhow::Result<PathBuf> {
-    let command = std::env::current_exe().context("where this command is")?;
-    let target = command.parent().and_then(Path::parent).context("this command is in no folder")?;
-    Ok(target.join("kernel/x86_64-unknown-none/release/vellum-kernel"))
+    let kernel = if args.kernel == Path::new("vellum") { Kernel::reference()? } else { Kernel::at(&args.kernel)? };
+    let end = args.task.run(&kernel, io::stdin(), io::stdout().lock(), io::stderr())?;
+    Ok(ExitCode::from(end.outcome.status()))
 }

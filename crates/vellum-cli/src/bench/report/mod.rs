@@ -6,7 +6,7 @@
 mod chart;
 mod html;
 pub mod show;
-mod terminal;
+pub mod terminal;
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, LineStyle, TableStyle};
 use super::{Report, Section, Table, Value};
 
 /// One line, under the head.
-const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+pub const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// Writes all of it.
 pub fn write(report: &Report, out: &mut impl Write) -> io::Result<()> {

@@ -1,0 +1,153 @@
+//! The kernel to boot: which it is, and what that asks of the machine.
+
+use super::archive::Extra;
+use super::modules;
+use anyhow::{Context, bail};
+use memchr::memmem;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Where a Linux image for x86 says that it is one, and what it says (Linux, `Documentation/arch/x86/boot.rst`).
+const LINUX_MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
+/// What is in each uncompressed image of Linux.
+const LINUX_BANNER: &[u8] = b"Linux version ";
+
+/// Which kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The reference kernel.
+    Vellum,
+    /// Linux.
+    Linux,
+}
+
+/// An image that there is.
+pub struct Kernel {
+    /// Where.
+    pub image: PathBuf,
+    /// Which.
+    pub kind: Kind,
+}
+
+/// A file that `./x` leaves under `target/`, which is the folder above this command's.
+///
+/// # Errors
+/// This command is in no folder.
+pub fn built(path: &str) -> anyhow::Result<PathBuf> {
+    let command = std::env::current_exe().context("where this command is")?;
+    let target = command.parent().and_then(Path::parent).context("this command is in no folder")?;
+    Ok(target.join(path))
+}
+
+impl Kernel {
+    /// The reference kernel, as `./x build --kernel` leaves it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn reference() -> anyhow::Result<Self> {
+        let image = built("kernel/x86_64-unknown-none/release/vellum-kernel")?;
+        if !image.is_file() {
+            bail!("there is no reference kernel at {}: build it by `./x build --kernel`", image.display());
+        }
+        Ok(Self { image, kind: Kind::Vellum })
+    }
+
+    /// The Linux that `./x linux` fetched.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn linux() -> anyhow::Result<Self> {
+        let image = built("linux/vmlinuz")?;
+        if !image.is_file() {
+            bail!("there is no Linux at {}: fetch one by `./x linux`, or name one by --kernel", image.display());
+        }
+        Self::at(&image)
+    }
+
+    /// The kernel in a file.
+    ///
+    /// # Errors
+    /// It can't be read, or is no kernel.
+    pub fn at(image: &Path) -> anyhow::Result<Self> {
+        let mut bytes = Vec::new();
+        let read = File::open(image).and_then(|mut file| file.read_to_end(&mut bytes));
+        read.with_context(|| format!("reading the kernel {}", image.display()))?;
+        let (at, magic) = LINUX_MAGIC;
+        let kind = if bytes.get(at..at + magic.len()) == Some(magic) || memmem::find(&bytes, LINUX_BANNER).is_some() {
+            Kind::Linux
+        } else if bytes.starts_with(b"\x7fELF") {
+            Kind::Vellum
+        } else {
+            bail!("{} is no kernel for x86-64", image.display());
+        };
+        // A link's target has its modules beside it.
+        Ok(Self { image: fs::canonicalize(image)?, kind })
+    }
+
+    /// What the kernel is told.
+    pub fn command_line(&self) -> &'static str {
+        match self.kind {
+            Kind::Vellum => "run",
+            // Without what guards against flaws of hardware that an emulated CPU doesn't have: the reference kernel has
+            // none of it. A panic ends the machine.
+            Kind::Linux => "console=ttyS0 panic=-1 rdinit=/init mitigations=off",
+        }
+    }
+
+    /// The status with which QEMU ends when all went well.
+    pub fn success(&self) -> i32 {
+        match self.kind {
+            // By the exit device (`vellum-kernel`, `arch/x86_64/exit.rs`).
+            Kind::Vellum => 33,
+            // The machine is turned off.
+            Kind::Linux => 0,
+        }
+    }
+
+    /// Files that the kernel needs, by their paths in the archive, and what `/.vellum/options` says.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn needs(&self, swap: Option<u64>) -> anyhow::Result<(Vec<Extra>, String)> {
+        let (mut files, mut options) = (Vec::new(), String::new());
+        if self.kind == Kind::Linux {
+            let init = built("programs/init")?;
+            let contents = fs::read(&init).with_context(|| {
+                format!("no init for Linux at {}: build it by `./x build --kernel`", init.display())
+            })?;
+            files.push(Extra { path: "init".into(), mode: 0o755, contents });
+            if swap.is_some() {
+                for (name, contents) in modules::with_dependencies(&self.image, "zram")? {
+                    options += &format!("module=/.vellum/{name}.ko\n");
+                    files.push(Extra { path: format!(".vellum/{name}.ko"), mode: 0o644, contents });
+                }
+            }
+        }
+        if let Some(bytes) = swap {
+            options += &format!("swap={bytes}\n");
+        }
+        Ok((files, options))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(bytes: &[u8]) -> Option<Kind> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), bytes).unwrap();
+        Kernel::at(file.path()).ok().map(|kernel| kernel.kind)
+    }
+
+    #[test]
+    fn a_kernel_is_known_by_its_image() {
+        let mut packed = vec![0; 0x400];
+        packed[0x202..0x206].copy_from_slice(b"HdrS");
+        assert_eq!(kind(&packed), Some(Kind::Linux));
+        assert_eq!(kind(b"\x7fELF .. Linux version %s (%s)"), Some(Kind::Linux));
+        assert_eq!(kind(b"\x7fELF .. vellum"), Some(Kind::Vellum));
+        assert_eq!(kind(b"#!/bin/sh\n"), None);
+    }
+}
