@@ -6,6 +6,7 @@
 //! | [`remote`] | other processes' memory |
 //! | [`mod@file`] | descriptors |
 //! | [`path`] | files by name |
+//! | [`mod@mount`] | what is mounted where |
 //! | [`program`] | programs: into memory, and `execve` |
 //! | [`process`] | processes and threads |
 //! | [`signal`] | signals |
@@ -18,6 +19,7 @@ pub mod file;
 pub mod futex;
 pub mod memory;
 pub mod misc;
+pub mod mount;
 pub mod path;
 pub mod process;
 pub mod program;
@@ -138,6 +140,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_chdir => path::chdir_to(thread, a[0]),
         nr::__NR_fchdir => path::chdir(thread, file::open_of(thread, a[0])?.inode().clone()),
         nr::__NR_getcwd => path::getcwd(thread, a[0], a[1]),
+        nr::__NR_mount => mount::mount(thread, a),
+        nr::__NR_umount2 => mount::unmount(thread, a[0], a[1]),
         nr::__NR_umask => path::umask(thread, a[0]),
 
         nr::__NR_clone => {

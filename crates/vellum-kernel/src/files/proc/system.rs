@@ -1,7 +1,7 @@
 //! The machine, in figures: all of them the engine's, or counted where they change.
 
 use crate::arch::cpuinfo;
-use crate::files::{from_root, mount};
+use crate::files::mount;
 use crate::mem::{Machine, heap, machine, now_ns};
 use crate::sys::{clock::EPOCH, misc};
 use crate::task::process as processes;
@@ -16,6 +16,7 @@ use vellum::frame::HUGE_ORDER;
 use vellum::platform::Cpus;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Folder, Text};
 use vellum_kernel::proc::{Text as Words, system as words};
 
@@ -200,29 +201,18 @@ fn buddies() -> Result<Vec<u8>, Errno> {
 /// `mounts`: what is mounted where, the root first.
 pub fn mounts() -> Result<Vec<u8>, Errno> {
     Words::of(|text| {
-        from_root(|view| {
-            text.write_str("none / tmpfs rw 0 0\n")?;
-            for mount in view.names.mounts() {
-                let path = mount::path(&view, &mount);
-                writeln!(text, "{} {path} {} rw,relatime 0 0", mount.kind, mount.kind)?;
-            }
-            Ok(())
-        })
+        mount::each(|source, path, kind, _, rights| writeln!(text, "{source} {path} {kind} {rights},relatime 0 0"))
     })
 }
 
 /// `mountinfo`: the same with numbers.
 pub fn mountinfo() -> Result<Vec<u8>, Errno> {
     Words::of(|text| {
-        from_root(|view| {
-            let device = view.root.meta().device;
-            writeln!(text, "1 1 {}:{} / / rw - tmpfs none rw", device.major, device.minor)?;
-            for (number, mount) in (2..).zip(view.names.mounts()) {
-                let (path, device) = (mount::path(&view, &mount), mount.root.meta().device);
-                let (major, minor, kind) = (device.major, device.minor, mount.kind);
-                writeln!(text, "{number} 1 {major}:{minor} / {path} rw,relatime - {kind} {kind} rw")?;
-            }
-            Ok(())
+        let mut number = 0;
+        mount::each(|source, path, kind, device, rights| {
+            number += 1;
+            let Device { major, minor } = device;
+            writeln!(text, "{number} 1 {major}:{minor} / {path} {rights},relatime - {kind} {source} {rights}")
         })
     })
 }

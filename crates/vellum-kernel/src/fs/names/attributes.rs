@@ -18,6 +18,7 @@ impl View<'_> {
         if meta.kind == Kind::Link {
             return Err(Errno::EOPNOTSUPP);
         }
+        self.names.may_change(meta.device)?;
         if !self.who.owns(&meta) {
             return Err(Errno::EPERM);
         }
@@ -35,6 +36,7 @@ impl View<'_> {
         let keeps =
             uid.is_none_or(|uid| uid == meta.uid) && gid.is_none_or(|gid| self.who.in_group(gid) || gid == meta.gid);
         let touches = uid.is_some() || gid.is_some();
+        self.names.may_change(meta.device)?;
         if touches && self.who.uid != 0 && !(self.who.uid == meta.uid && keeps) {
             return Err(Errno::EPERM);
         }
@@ -62,6 +64,7 @@ impl View<'_> {
         now: bool,
     ) -> Result<(), Errno> {
         let meta = inode.meta();
+        self.names.may_change(meta.device)?;
         if !self.who.owns(&meta) {
             if !now {
                 return Err(Errno::EPERM);
@@ -82,6 +85,7 @@ impl View<'_> {
             Kind::Directory => return Err(Errno::EISDIR),
             _ => return Err(Errno::EINVAL),
         }
+        self.names.may_change(meta.device)?;
         self.who.may(&meta, Want::WRITE)?;
         inode.truncate(size)
     }

@@ -39,6 +39,7 @@ impl View<'_> {
             return Err(Errno::ENOENT);
         }
         let meta = found.parent.meta();
+        self.names.may_change(meta.device)?;
         self.who.may(&meta, Want(3))?;
         directory(&found.parent)?.make(&found.name, &self.inode_in(&meta, kind, mode, special, target))
     }
@@ -73,12 +74,14 @@ impl View<'_> {
         if meta.device != inode.meta().device {
             return Err(Errno::EXDEV);
         }
+        self.names.may_change(meta.device)?;
         self.who.may(&meta, Want(3))?;
         directory(&found.parent)?.link(&found.name, inode)
     }
 
     /// Whether an entry of a directory may be removed.
     fn may_remove(&self, parent: &Meta, entry: &Meta) -> Result<(), Errno> {
+        self.names.may_change(parent.device)?;
         self.who.may(parent, Want(3))?;
         let sticky = parent.mode & STICKY != 0;
         if sticky && !self.who.owns(parent) && !self.who.owns(entry) { Err(Errno::EPERM) } else { Ok(()) }

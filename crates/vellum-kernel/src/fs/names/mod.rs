@@ -39,6 +39,10 @@ pub struct Mount {
     pub root: Arc<dyn Inode>,
     /// As `/proc/mounts` names them.
     pub kind: &'static str,
+    /// What it was said to be mounted from.
+    pub source: Arc<[u8]>,
+    /// Whether nothing may be changed through it.
+    pub read_only: bool,
 }
 
 fn same(one: &Arc<dyn Inode>, other: &Arc<dyn Inode>) -> bool {
@@ -50,20 +54,53 @@ fn directory(inode: &Arc<dyn Inode>) -> Result<&dyn Directory, Errno> {
 }
 
 impl Namespace {
-    /// Put a file system on a directory.
+    /// Put a file system on a directory, or over the one that is there.
     ///
     /// # Errors
-    /// `ENOTDIR`, `EBUSY`: there is one; `ENOMEM`.
-    pub fn mount(&self, on: Arc<dyn Inode>, root: Arc<dyn Inode>, kind: &'static str) -> Result<(), Errno> {
-        directory(&on)?;
-        directory(&root)?;
+    /// `ENOTDIR`; `EBUSY`: the directory has another one already, or leads back to itself; `ENOMEM`.
+    pub fn mount(&self, mount: Mount) -> Result<(), Errno> {
+        directory(&mount.on)?;
+        directory(&mount.root)?;
+        // Who comes to the directory goes on to the root, and on from there, but never back.
+        if same(&self.mounted(mount.root.clone()), &mount.on) {
+            return Err(Errno::EBUSY);
+        }
         let mut mounts = self.mounts.lock();
-        if mounts.iter().any(|mount| same(&mount.on, &on)) {
+        if mounts.iter().any(|other| same(&other.on, &mount.on)) {
             return Err(Errno::EBUSY);
         }
         mounts.try_reserve(1)?;
-        mounts.push(Mount { on, root, kind });
+        mounts.push(mount);
         Ok(())
+    }
+
+    /// Take away the file system with this root that was mounted last.
+    ///
+    /// # Errors
+    /// `EINVAL`: none has.
+    pub fn unmount(&self, root: &Arc<dyn Inode>) -> Result<Mount, Errno> {
+        let mut mounts = self.mounts.lock();
+        let at = mounts.iter().rposition(|mount| same(&mount.root, root)).ok_or(Errno::EINVAL)?;
+        Ok(mounts.remove(at))
+    }
+
+    /// Let the file system with this root be changed, or not.
+    ///
+    /// # Errors
+    /// `EINVAL`: none is mounted.
+    pub fn set_read_only(&self, root: &Arc<dyn Inode>, read_only: bool) -> Result<(), Errno> {
+        let mut mounts = self.mounts.lock();
+        mounts.iter_mut().rfind(|mount| same(&mount.root, root)).ok_or(Errno::EINVAL)?.read_only = read_only;
+        Ok(())
+    }
+
+    /// Whether an inode of this device may be changed: unless the file system is mounted so that it may not, wherever.
+    ///
+    /// # Errors
+    /// `EROFS`.
+    pub fn may_change(&self, device: Device) -> Result<(), Errno> {
+        let refuses = |mount: &Mount| mount.read_only && mount.root.meta().device == device;
+        if self.mounts.lock().iter().any(refuses) { Err(Errno::EROFS) } else { Ok(()) }
     }
 
     /// Have a device file of this number mean this.

@@ -78,6 +78,10 @@ impl View<'_> {
             self.who.may(&meta, Want::READ)?;
         }
         if writes {
+            // What goes to a device or a pipe changes nothing here.
+            if meta.kind == Kind::Regular {
+                self.names.may_change(meta.device)?;
+            }
             self.who.may(&meta, Want::WRITE)?;
         }
         if flags & O_TRUNC != 0 && meta.kind == Kind::Regular {
@@ -117,6 +121,7 @@ impl View<'_> {
             return Err(Errno::EINVAL);
         }
         let parent = self.get(path, true)?;
+        self.names.may_change(parent.meta().device)?;
         self.who.may(&parent.meta(), Want(3))?;
         let new = self.inode_in(&parent.meta(), Kind::Regular, mode, Device::default(), &[]);
         let inode = directory(&parent)?.make_nameless(&new)?;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::fs::inode::{FIRST, File, Inode};
 use crate::fs::meta::Who;
-use crate::fs::names::{Namespace, View};
+use crate::fs::names::{Mount, Namespace, View};
 use crate::fs::open::Open;
 use crate::fs::pages::OnHeap;
 use crate::testing::block_on;
@@ -358,8 +358,14 @@ fn mounts() {
     world.mkdir("/mnt/hidden").unwrap();
     let other: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 2, 0o755);
     let on = world.view().get(b"mnt", false).unwrap();
-    world.names.mount(on.clone(), other.clone(), "tmpfs").unwrap();
-    assert_eq!(world.names.mount(on, other.clone(), "tmpfs"), Err(Errno::EBUSY));
+    let mount = |on: &Arc<dyn Inode>, root: &Arc<dyn Inode>| {
+        let (on, root, source) = (on.clone(), root.clone(), b"none".as_slice().into());
+        world.names.mount(Mount { on, root, kind: "tmpfs", source, read_only: false })
+    };
+    mount(&on, &other).unwrap();
+    assert_eq!(mount(&on, &other), Err(Errno::EBUSY));
+    // What is mounted on itself would have no end.
+    assert_eq!((mount(&other, &other), mount(&other, &on)), (Err(Errno::EBUSY), Err(Errno::EBUSY)));
     assert!(!world.exists("/mnt/hidden"));
     world.mkdir("/mnt/in").unwrap();
     world.write("/mnt/in/f", "x");
@@ -373,6 +379,41 @@ fn mounts() {
     assert_eq!(world.names.path_of_open(&open, &world.root).unwrap(), b"/mnt/in/f");
     world.view().remove(b"/mnt/in/f", false).unwrap();
     assert_eq!(world.names.path_of_open(&open, &world.root).unwrap(), b"/mnt/in/f (deleted)");
+    // Over it another, and back.
+    let third: Arc<dyn Inode> = Tmpfs::root(Arc::new(Machine), 3, 0o755);
+    mount(&other, &third).unwrap();
+    assert!(!world.exists("/mnt/in"));
+    assert_eq!(world.names.unmount(&third).map(|mount| mount.on.meta().identity()), Ok(other.meta().identity()));
+    assert!(world.exists("/mnt/in"));
+    world.names.unmount(&other).unwrap();
+    assert!(world.exists("/mnt/hidden") && world.names.unmount(&other).is_err());
+}
+
+/// What is mounted read-only can be read, and nothing in it changes, by whatever name.
+#[test]
+fn read_only_mounts() {
+    let world = World::new();
+    world.mkdir("/mnt").unwrap();
+    let (on, root) = (world.view().get(b"mnt", false).unwrap(), Tmpfs::root(Arc::new(Machine), 2, 0o755));
+    let root: Arc<dyn Inode> = root;
+    let source = b"none".as_slice().into();
+    world.names.mount(Mount { on, root: root.clone(), kind: "tmpfs", source, read_only: false }).unwrap();
+    world.write("/mnt/f", "x");
+    world.mkdir("/mnt/d").unwrap();
+    world.names.set_read_only(&root, true).unwrap();
+    assert_eq!(world.read("/mnt/f").unwrap(), "x");
+    let refused = Err(Errno::EROFS);
+    let view = world.view();
+    let file = view.get(b"/mnt/f", true).unwrap();
+    assert_eq!(world.open("/mnt/f", O_RDWR).map(drop), refused);
+    assert_eq!(world.open("/mnt/new", O_RDWR | O_CREAT).map(drop), refused);
+    assert_eq!((world.mkdir("/mnt/e"), view.remove(b"/mnt/d", true)), (refused, refused));
+    assert_eq!((view.remove(b"/mnt/f", false), world.rename("/mnt/f", "/mnt/g", 0)), (refused, refused));
+    assert_eq!((view.link(&file, b"/mnt/g"), view.truncate(&*file, 0)), (refused, refused));
+    assert_eq!((view.set_mode(&*file, 0o600), view.set_owner(&*file, Some(1), None)), (refused, refused));
+    assert_eq!(view.set_times(&*file, None, None, true), refused);
+    world.names.set_read_only(&root, false).unwrap();
+    view.remove(b"/mnt/f", false).unwrap();
 }
 
 #[test]
@@ -514,7 +555,9 @@ fn devices_fifos_and_jumps() {
     );
     folder.add("3", link).unwrap();
     world.mkdir("/fd").unwrap();
-    world.names.mount(world.view().get(b"fd", false).unwrap(), folder, "proc").unwrap();
+    let on = world.view().get(b"fd", false).unwrap();
+    let source = b"proc".as_slice().into();
+    world.names.mount(Mount { on, root: folder, kind: "proc", source, read_only: false }).unwrap();
     assert_eq!(world.read("/fd/3").unwrap(), "still there");
     assert_eq!(world.view().get(b"/fd/3", false).unwrap().target().unwrap(), b"/lost (deleted)");
     assert_eq!(world.mkdir("/fd/x"), Err(Errno::EPERM));
