@@ -12,6 +12,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod calls;
+pub mod credentials;
 pub mod errno;
 pub mod exec;
 pub mod fs;

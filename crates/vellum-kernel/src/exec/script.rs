@@ -1,6 +1,7 @@
 //! Scripts: files that begin with `#!` and name the program that is to read them.
 
 use crate::errno::Errno;
+use alloc::vec::Vec;
 
 /// How much of a file is looked at, as in Linux.
 pub const HEAD: usize = 256;
@@ -15,6 +16,25 @@ pub struct Script<'a> {
     pub interpreter: &'a [u8],
     /// All the rest of the line is one argument.
     pub argument: Option<&'a [u8]>,
+}
+
+impl Script<'_> {
+    /// The arguments that the interpreter is started with.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn arguments(&self, path: &[u8], mut given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut all = Vec::new();
+        all.try_reserve_exact(given.len() + 3)?;
+        for string in [Some(self.interpreter), self.argument, Some(path)].into_iter().flatten() {
+            let mut copy = Vec::new();
+            copy.try_reserve_exact(string.len())?;
+            copy.extend_from_slice(string);
+            all.push(copy);
+        }
+        all.extend(given.drain(..).skip(1));
+        Ok(all)
+    }
 }
 
 /// Read the first line, given the start of a file, [`HEAD`] bytes if it has that many; `None` if it is no script.
@@ -59,6 +79,16 @@ mod tests {
         );
         assert_eq!(parse(b"#!\n/bin/sh"), Some(Err(Errno::ENOEXEC)));
         assert_eq!(parse(b"#!   "), Some(Err(Errno::ENOEXEC)));
+    }
+
+    #[test]
+    fn what_the_interpreter_gets() {
+        let strings = |all: &[&str]| all.iter().map(|one| one.as_bytes().to_vec()).collect::<Vec<_>>();
+        let script = parse(b"#!/bin/sed -n -e\n").unwrap().unwrap();
+        let given = script.arguments(b"./a.sed", strings(&["a", "b", "c"])).unwrap();
+        assert_eq!(given, strings(&["/bin/sed", "-n -e", "./a.sed", "b", "c"]));
+        let script = parse(b"#!/bin/sh\n").unwrap().unwrap();
+        assert_eq!(script.arguments(b"x", Vec::new()).unwrap(), strings(&["/bin/sh", "x"]));
     }
 
     #[test]

@@ -78,15 +78,12 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     let names = Namespace::default();
     let who = Who::root();
     let view = View { names: &names, root: &above, current: &above, who: &who };
-    for directory in [b"/dev".as_slice(), b"/dev/shm", b"/tmp", b"/proc", b"/sys"] {
-        match view.make(
-            directory,
-            Kind::Directory,
-            if directory.len() > 4 { 0o1777 } else { 0o755 },
-            Default::default(),
-            &[],
-        ) {
-            Ok(()) | Err(Errno::EEXIST) => {}
+    let directories: [(&[u8], u32); 5] =
+        [(b"/dev", 0o755), (b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
+    for (path, mode) in directories {
+        match view.make(path, Kind::Directory, mode, Default::default(), &[]) {
+            Ok(()) => {}
+            Err(Errno::EEXIST) => view.set_mode(&*view.get(path, true)?, mode)?,
             Err(error) => return Err(error),
         }
     }
@@ -176,7 +173,13 @@ impl Files {
     /// # Errors
     ///
     /// `EBADF`, `ENOTDIR`, and what `look` says.
-    pub fn view<T>(&self, at: i32, absolute: bool, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
+    pub fn view<T>(
+        &self,
+        who: &Who,
+        at: i32,
+        absolute: bool,
+        look: impl FnOnce(View) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let root: Arc<dyn Inode> = world().root.clone();
         let current = match at {
             _ if absolute => root.clone(),
@@ -189,7 +192,7 @@ impl Files {
                 open.inode().clone()
             }
         };
-        look(View { names: &world().names, root: &root, current: &current, who: &Who::root() })
+        look(View { names: &world().names, root: &root, current: &current, who })
     }
 
     /// The current directory's path.
@@ -206,13 +209,13 @@ impl Files {
 /// A program's file, and what is remembered of it.
 pub type Executable = (Arc<dyn Inode>, Mapped);
 
-/// What a path leads to that is to be executed.
+/// What a path leads to that is to be executed; `follow`: if it is a link, then to what it leads to.
 ///
 /// # Errors
 ///
 /// Those of looking for it.
-pub fn executable(view: &View, path: &[u8]) -> Result<Executable, Errno> {
-    let found = view.find(path, true)?;
+pub fn executable(view: &View, path: &[u8], follow: bool) -> Result<Executable, Errno> {
+    let found = view.find(path, follow)?;
     let mapped = Mapped::found(&found).ok_or(Errno::ENOENT)?;
     Ok((found.inode.ok_or(Errno::ENOENT)?, mapped))
 }
@@ -237,6 +240,6 @@ pub fn from_root<T>(look: impl FnOnce(View) -> T) -> T {
 /// # Errors
 ///
 /// `ENOMEM`.
-pub fn memfd(sealable: bool) -> Result<Arc<Node>, Errno> {
-    tmpfs::memfd(&world().root, 0, 0, sealable)
+pub fn memfd(who: &Who, sealable: bool) -> Result<Arc<Node>, Errno> {
+    tmpfs::memfd(&world().root, who.uid, who.gid, sealable)
 }

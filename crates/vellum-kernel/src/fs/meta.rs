@@ -1,5 +1,6 @@
 //! What `stat` says of a file, and who may do what with it.
 
+use crate::credentials::{ALL, Caps, cap};
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use linux_raw_sys::general::{self, statx_timestamp};
@@ -213,12 +214,14 @@ pub struct Who {
     pub uid: u32,
     pub gid: u32,
     pub groups: Arc<[u32]>,
+    /// What it may do whoever it is.
+    pub caps: Caps,
 }
 
 impl Who {
     /// The superuser.
     pub fn root() -> Who {
-        Who { uid: 0, gid: 0, groups: Arc::new([]) }
+        Who { uid: 0, gid: 0, groups: Arc::new([]), caps: ALL }
     }
 
     /// Whether it belongs to a group.
@@ -226,9 +229,14 @@ impl Who {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether it is the file's owner, or root.
+    /// Whether it has a power (`CAP_CHOWN` and its kin).
+    pub fn has(&self, capability: u32) -> bool {
+        self.caps & cap(capability) != 0
+    }
+
+    /// Whether it is the file's owner, or as good as.
     pub fn owns(&self, meta: &Meta) -> bool {
-        self.uid == 0 || self.uid == meta.uid
+        self.uid == meta.uid || self.has(general::CAP_FOWNER)
     }
 
     /// Ask for a right. Root has all, but to execute what nobody may.
@@ -237,15 +245,17 @@ impl Who {
     /// `EACCES`.
     pub fn may(&self, meta: &Meta, want: Want) -> Result<(), Errno> {
         let shift = match () {
-            () if self.uid == 0 => {
-                let nobody = meta.kind != Kind::Directory && meta.mode & 0o111 == 0;
-                return if nobody && want.0 & Want::EXECUTE.0 != 0 { Err(Errno::EACCES) } else { Ok(()) };
-            }
             () if self.uid == meta.uid => 6,
             () if self.in_group(meta.gid) => 3,
             () => 0,
         };
-        if meta.mode >> shift & want.0 == want.0 { Ok(()) } else { Err(Errno::EACCES) }
+        let missing = want.0 & !(meta.mode >> shift);
+        let directory = meta.kind == Kind::Directory;
+        let executes = missing & Want::EXECUTE.0 != 0;
+        let overrides = self.has(general::CAP_DAC_OVERRIDE) && (directory || !executes || meta.mode & 0o111 != 0);
+        let reads = if directory { Want::READ.0 | Want::EXECUTE.0 } else { Want::READ.0 };
+        let searches = self.has(general::CAP_DAC_READ_SEARCH) && missing & !reads == 0;
+        if missing == 0 || overrides || searches { Ok(()) } else { Err(Errno::EACCES) }
     }
 }
 
@@ -266,7 +276,7 @@ mod tests {
     fn rights() {
         let mut meta = Meta::new(Device::default(), 1, Kind::Regular, 0o640);
         (meta.uid, meta.gid) = (10, 20);
-        let who = |uid, gid, more: &[u32]| Who { uid, gid, groups: Arc::from(more) };
+        let who = |uid, gid, more: &[u32]| Who { uid, gid, groups: Arc::from(more), caps: 0 };
         assert!(who(10, 1, &[]).may(&meta, Want(6)).is_ok());
         assert!(who(11, 20, &[]).may(&meta, Want::READ).is_ok());
         assert!(who(11, 1, &[20]).may(&meta, Want::READ).is_ok());

@@ -3,7 +3,7 @@
 use super::Answer;
 use crate::mem::{now_ns, uaccess};
 use crate::task::signal::{self, Info};
-use crate::task::{Process, Thread, executor, time};
+use crate::task::{Process, Thread, executor, process, time};
 use alloc::sync::{Arc, Weak};
 use core::future::pending;
 use linux_raw_sys::general as abi;
@@ -35,17 +35,25 @@ fn write_pair(thread: &Arc<Thread>, to: u64, pair: [u64; 2]) -> Result<(), Errno
 }
 
 /// What a clock says.
-fn read(clock: u64) -> Result<u64, Errno> {
+fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
     match clock as u32 {
         abi::CLOCK_REALTIME | abi::CLOCK_REALTIME_COARSE | abi::CLOCK_TAI => Ok(EPOCH + now_ns()),
-        abi::CLOCK_MONOTONIC
-        | abi::CLOCK_MONOTONIC_RAW
-        | abi::CLOCK_MONOTONIC_COARSE
-        | abi::CLOCK_BOOTTIME
-        | abi::CLOCK_PROCESS_CPUTIME_ID
-        | abi::CLOCK_THREAD_CPUTIME_ID => Ok(now_ns()),
-        // Clocks of processes and threads, named by their numbers.
-        _ if (clock as i32) < 0 => Ok(now_ns()),
+        abi::CLOCK_MONOTONIC | abi::CLOCK_MONOTONIC_RAW | abi::CLOCK_MONOTONIC_COARSE | abi::CLOCK_BOOTTIME => {
+            Ok(now_ns())
+        }
+        abi::CLOCK_PROCESS_CPUTIME_ID => Ok(thread.process.processor_time()),
+        abi::CLOCK_THREAD_CPUTIME_ID => Ok(thread.processor_time()),
+        // Clocks of processes and threads, named by their numbers: above three bits that say which.
+        _ if (clock as i32) < 0 => {
+            const OF_THREAD: i32 = 4;
+            let (number, of_thread) = (!(clock as i32 >> 3) as u32, clock as i32 & OF_THREAD != 0);
+            match (number, of_thread) {
+                (0, false) => Ok(thread.process.processor_time()),
+                (0, true) => Ok(thread.processor_time()),
+                (_, true) => Ok(process::find_thread(number).ok_or(Errno::EINVAL)?.processor_time()),
+                (_, false) => Ok(process::find(number).ok_or(Errno::EINVAL)?.processor_time()),
+            }
+        }
         _ => Err(Errno::EINVAL),
     }
 }
@@ -58,13 +66,13 @@ pub fn deadline(thread: &Arc<Thread>, from: u64, real: bool) -> Result<u64, Errn
 
 /// `clock_gettime`.
 pub fn gettime(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
-    let now = read(clock)?;
+    let now = read(thread, clock)?;
     write_pair(thread, to, [now / SECOND, now % SECOND]).map(|()| 0)
 }
 
 /// `clock_getres`.
 pub fn getres(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
-    read(clock)?;
+    read(thread, clock)?;
     if to != 0 {
         write_pair(thread, to, [0, 1])?;
     }
@@ -97,7 +105,7 @@ pub async fn nanosleep(thread: &Arc<Thread>, from: u64, left: u64) -> Answer {
 
 /// `clock_nanosleep`.
 pub async fn clock_nanosleep(thread: &Arc<Thread>, clock: u64, flags: u64, from: u64, left: u64) -> Answer {
-    let (now, ns) = (read(clock)?, read_time(thread, from)?);
+    let (now, ns) = (read(thread, clock)?, read_time(thread, from)?);
     if clock as u32 == abi::CLOCK_THREAD_CPUTIME_ID {
         return Err(Errno::EINVAL);
     }

@@ -84,7 +84,7 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
         other => other?,
     };
     if done == Err(Errno::EPIPE) {
-        let info = Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread.process.pid);
+        let info = Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread);
         signal::send_to(thread, info);
     }
     done.map(|n| n as u64)
@@ -219,7 +219,8 @@ pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
     if flags & !(abi::O_CLOEXEC | abi::O_NONBLOCK | abi::O_DIRECT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let (inode, read, write) = pipe::Nameless::new(NUMBERS.fetch_add(1, Ordering::Relaxed), 0, 0)?;
+    let who = thread.credentials().who();
+    let (inode, read, write) = pipe::Nameless::new(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
     let inode: Arc<dyn Inode> = inode;
     let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
     let first = add(thread, end(read, abi::O_RDONLY), flags)?;
@@ -314,7 +315,8 @@ pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
         other => other,
     })?;
     let shown = [b"/memfd:".as_slice(), &name, b" (deleted)"].concat();
-    let node = files::memfd(flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
+    let who = thread.credentials().who();
+    let node = files::memfd(&who, flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
     let file = node.clone().open(abi::O_RDWR)?;
     let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, Some(Name::Shown(shown.into()))));
     add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })

@@ -10,6 +10,7 @@ use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
 use vellum::space::{Advise, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
+use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::names::Mapped;
@@ -203,13 +204,12 @@ pub fn remap_file_pages(thread: &Thread, [addr, len, prot, page, _, _]: [u64; 6]
 }
 
 /// What an address space may have, by a process's limits.
-pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16]) {
+pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credentials) {
     let limit = |which: u32| resources[which as usize][0];
     limits.address_space = limit(abi::RLIMIT_AS);
     limits.data = limit(abi::RLIMIT_DATA);
     limits.stack = limit(abi::RLIMIT_STACK);
-    // Everybody is root, who may lock what there is.
-    limits.locked = u64::MAX;
+    limits.locked = if own.has(abi::CAP_IPC_LOCK) { u64::MAX } else { limit(abi::RLIMIT_MEMLOCK) };
 }
 
 /// `mincore`.

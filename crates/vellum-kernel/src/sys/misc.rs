@@ -2,13 +2,15 @@
 
 use super::{Answer, process::process_of};
 use crate::arch::paging::user_end;
+use crate::arch::percpu;
 use crate::mem::{now_ns, shootdown, uaccess};
-use crate::task::Thread;
+use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering};
-use linux_raw_sys::general as abi;
+use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_NOFILE};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::table;
 use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 
@@ -108,6 +110,12 @@ pub fn set_robust_list(thread: &Arc<Thread>, head: u64, len: u64) -> Answer {
 /// `prlimit64`.
 pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -> Answer {
     let process = process_of(thread, pid)?;
+    let own = thread.credentials();
+    let theirs = process.credentials().unwrap_or_else(|| own.clone());
+    let foreign = process.pid != thread.process.pid && !own.matches(&theirs);
+    if foreign && !own.has(CAP_SYS_RESOURCE) {
+        return Err(Errno::EPERM);
+    }
     let which = which as usize;
     let memory = thread.memory();
     let before = *process.limits.lock().get(which).ok_or(Errno::EINVAL)?;
@@ -116,14 +124,18 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
         uaccess::read(&memory, new, &mut bytes)?;
         let both = u128::from_le_bytes(bytes);
         let wanted = [both as u64, (both >> 64) as u64];
-        if wanted[0] > wanted[1] {
-            return Err(Errno::EINVAL);
+        let raises = wanted[1] > before[1] && !own.has(CAP_SYS_RESOURCE);
+        let too_many = which == RLIMIT_NOFILE as usize && wanted[1] > u64::from(table::MOST);
+        match () {
+            () if wanted[0] > wanted[1] => return Err(Errno::EINVAL),
+            () if raises || too_many => return Err(Errno::EPERM),
+            () => {}
         }
         let mut limits = process.limits.lock();
         limits[which] = wanted;
         // Nobody else sets limits meanwhile, so that the space has the last.
         if let Some(memory) = &*process.memory.lock() {
-            memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits));
+            memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits, &theirs));
         }
     }
     if old != 0 {
@@ -133,66 +145,73 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
     Ok(0)
 }
 
-/// `sched_getaffinity`: every processor.
-pub fn getaffinity(thread: &Arc<Thread>, pid: u64, size: u64, to: u64) -> Answer {
-    if pid as i32 != 0 {
-        crate::task::process::find_thread(pid as u32).ok_or(Errno::ESRCH)?;
-    }
-    if size < 8 || !size.is_multiple_of(8) {
-        return Err(Errno::EINVAL);
-    }
-    let cpus = vellum::platform::Cpus::count(crate::mem::machine().platform());
-    let set = if cpus >= 64 { u64::MAX } else { (1 << cpus) - 1 };
-    uaccess::write(&thread.memory(), to, &u64::to_le_bytes(set))?;
-    Ok(8)
-}
-
-/// `sched_setaffinity`: any set that has a processor in it, to no effect.
-pub fn setaffinity(thread: &Arc<Thread>, pid: u64, size: u64, from: u64) -> Answer {
-    if pid as i32 != 0 {
-        crate::task::process::find_thread(pid as u32).ok_or(Errno::ESRCH)?;
-    }
-    let mut bytes = [0; 8];
-    uaccess::read(&thread.memory(), from, &mut bytes[..size.min(8) as usize])?;
-    let cpus = vellum::platform::Cpus::count(crate::mem::machine().platform());
-    if u64::from_le_bytes(bytes) & ((1 << cpus.min(63)) - 1) == 0 {
-        return Err(Errno::EINVAL);
-    }
-    Ok(0)
-}
-
-/// `prctl`: a name, and answers to what C libraries ask.
-pub fn prctl(thread: &Arc<Thread>, option: u64, value: u64) -> Answer {
-    match option as u32 {
-        linux_raw_sys::prctl::PR_SET_NAME => {
-            let mut name = [0; 16];
-            let copied = uaccess::read_some(&thread.memory(), value, &mut name[..15]);
-            if copied < 15 && !name[..copied].contains(&0) {
-                return Err(Errno::EFAULT);
-            }
-            thread.set_name(name.split(|byte| *byte == 0).next().unwrap_or_default());
-            Ok(0)
-        }
-        linux_raw_sys::prctl::PR_GET_NAME => uaccess::write(&thread.memory(), value, &*thread.name.lock()).map(|()| 0),
-        linux_raw_sys::prctl::PR_SET_PDEATHSIG => Ok(0),
-        linux_raw_sys::prctl::PR_GET_DUMPABLE => Ok(1),
-        linux_raw_sys::prctl::PR_SET_DUMPABLE => Ok(0),
-        _ => Err(Errno::EINVAL),
-    }
-}
-
 /// `sysinfo`.
 pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     let frames = crate::mem::machine().frames();
     let page = vellum::addr::FRAME_SIZE;
+    let shared = crate::mem::machine().counter(vellum::stats::Counter::ShmemPages);
     let mut bytes = [0; 112];
     let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     put(0, now_ns() / 1_000_000_000);
     put(32, frames.total() * page);
     put(40, frames.free_frames() * page);
+    put(48, shared * page);
     bytes[80..82].copy_from_slice(&(crate::task::process::all().len() as u16).to_le_bytes());
     bytes[104..108].copy_from_slice(&1u32.to_le_bytes());
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
+}
+
+/// `getcpu`: the processor, and the one node.
+pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
+    for (to, value) in [(cpu, percpu::current().index as u32), (node, 0)] {
+        if to != 0 {
+            uaccess::write(&thread.memory(), to, &value.to_le_bytes())?;
+        }
+    }
+    Ok(0)
+}
+
+/// A `struct rusage` of someone for whom processors worked so long. Nobody tells the kernel's own work from the program's.
+fn usage(worked: u64, most: u64) -> [u8; 144] {
+    let mut bytes = [0; 144];
+    let words = [worked / 1_000_000_000, worked % 1_000_000_000 / 1000, 0, 0, most >> 10];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// What `wait4` says about a child that it has reaped.
+pub fn usage_of(process: &Process) -> [u8; 144] {
+    usage(process.processor_time() + process.children_time.load(Ordering::Relaxed), 0)
+}
+
+/// `getrusage`.
+pub fn getrusage(thread: &Arc<Thread>, whom: u64, to: u64) -> Answer {
+    const OWN: i32 = 0;
+    const CHILDREN: i32 = -1;
+    const THREAD: i32 = 1;
+    let most = thread.memory().engine.stats().peak * vellum::addr::FRAME_SIZE;
+    let bytes = match whom as i32 {
+        OWN => usage(thread.process.processor_time(), most),
+        CHILDREN => usage(thread.process.children_time.load(Ordering::Relaxed), 0),
+        THREAD => usage(thread.processor_time(), most),
+        _ => return Err(Errno::EINVAL),
+    };
+    uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
+}
+
+/// `times`: in hundredths of a second.
+pub fn times(thread: &Arc<Thread>, to: u64) -> Answer {
+    const TICK: u64 = 10_000_000;
+    if to != 0 {
+        let process = &thread.process;
+        let (own, children) = (process.processor_time(), process.children_time.load(Ordering::Relaxed));
+        let words = [own / TICK, 0, children / TICK, 0];
+        let bytes: [u8; 32] = core::array::from_fn(|i| words[i / 8].to_le_bytes()[i % 8]);
+        uaccess::write(&thread.memory(), to, &bytes)?;
+    }
+    Ok(now_ns() / TICK)
 }
 
 /// `membarrier`: whatever kind is asked for, every processor has a barrier.
@@ -228,13 +247,4 @@ pub fn membarrier(thread: &Thread, command: u64, flags: u64) -> Answer {
     }
     shootdown::barrier();
     Ok(0)
-}
-
-/// Numbers of the classes of scheduling, and their ranges, for those who only want to know.
-pub fn sched_priority(class: u64, max: bool) -> Answer {
-    match class as u32 {
-        abi::SCHED_FIFO | abi::SCHED_RR => Ok(if max { 99 } else { 1 }),
-        abi::SCHED_NORMAL | abi::SCHED_BATCH | abi::SCHED_IDLE => Ok(0),
-        _ => Err(Errno::EINVAL),
-    }
 }

@@ -9,21 +9,27 @@
 //! | [`mod@mount`] | what is mounted where |
 //! | [`program`] | programs: into memory, and `execve` |
 //! | [`process`] | processes and threads |
+//! | [`identity`] | users, groups, capabilities |
+//! | [`schedule`] | who runs where and how soon, for those who ask |
 //! | [`signal`] | signals |
 //! | [`futex`] | waiting for a word of memory |
 //! | [`clock`] | time |
+//! | [`prctl`] | what a program says about itself |
 //! | [`misc`] | who and what a program is, what it may have, and chance |
 
 pub mod clock;
 pub mod file;
 pub mod futex;
+pub mod identity;
 pub mod memory;
 pub mod misc;
 pub mod mount;
 pub mod path;
+pub mod prctl;
 pub mod process;
 pub mod program;
 pub mod remote;
+pub mod schedule;
 pub mod signal;
 
 use crate::mem::heap;
@@ -36,6 +42,7 @@ use linux_raw_sys::general as nr;
 use path::HERE;
 use process::Wanted;
 use vellum_kernel::calls;
+use vellum_kernel::credentials::{Ids, place};
 use vellum_kernel::errno::Errno;
 
 /// What a system call answers.
@@ -131,11 +138,11 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_truncate => path::truncate(thread, a[0], a[1]),
         nr::__NR_chmod => path::chmod(thread, HERE, a[0], a[1]),
         nr::__NR_fchmodat => path::chmod(thread, a[0], a[1], a[2]),
-        nr::__NR_fchmod => path::change_open(thread, a[0], Some(a[1]), None),
+        nr::__NR_fchmod => path::fchmod(thread, a[0], a[1]),
         nr::__NR_chown => path::chown(thread, HERE, a[0], a[1], a[2], 0),
         nr::__NR_lchown => path::chown(thread, HERE, a[0], a[1], a[2], nr::AT_SYMLINK_NOFOLLOW.into()),
         nr::__NR_fchownat => path::chown(thread, a[0], a[1], a[2], a[3], a[4]),
-        nr::__NR_fchown => path::change_open(thread, a[0], None, Some((a[1], a[2]))),
+        nr::__NR_fchown => path::fchown(thread, a[0], a[1], a[2]),
         nr::__NR_utimensat => path::utimensat(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_chdir => path::chdir_to(thread, a[0]),
         nr::__NR_fchdir => path::chdir(thread, file::open_of(thread, a[0])?.inode().clone()),
@@ -153,7 +160,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_fork => process::clone(thread, plain(0)).await,
         nr::__NR_vfork => process::clone(thread, plain(nr::CLONE_VFORK | nr::CLONE_VM)).await,
         nr::__NR_clone3 => process::clone3(thread, a[0], a[1]).await,
-        nr::__NR_execve => program::execve(thread, a[0], a[1], a[2]).await,
+        nr::__NR_execve => program::execve(thread, [HERE, a[0], a[1], a[2], 0]).await,
+        nr::__NR_execveat => program::execve(thread, [a[0], a[1], a[2], a[3], a[4]]).await,
         nr::__NR_exit => process::exit(thread, a[0]),
         nr::__NR_exit_group => process::exit_group(thread, a[0]),
         nr::__NR_wait4 => process::wait4(thread, a[0], a[1], a[2], a[3]).await,
@@ -166,7 +174,27 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_getsid => Ok(process::process_of(thread, a[0])?.session.load(Ordering::Relaxed).into()),
         nr::__NR_setpgid => process::setpgid(thread, a[0], a[1]),
         nr::__NR_setsid => process::setsid(thread),
-        nr::__NR_getuid | nr::__NR_geteuid | nr::__NR_getgid | nr::__NR_getegid => Ok(0),
+
+        nr::__NR_getuid => Ok(thread.credentials().uids[place::REAL].into()),
+        nr::__NR_geteuid => Ok(thread.credentials().uids[place::EFFECTIVE].into()),
+        nr::__NR_getgid => Ok(thread.credentials().gids[place::REAL].into()),
+        nr::__NR_getegid => Ok(thread.credentials().gids[place::EFFECTIVE].into()),
+        nr::__NR_getresuid => identity::get(thread, thread.credentials().uids, [a[0], a[1], a[2]]),
+        nr::__NR_getresgid => identity::get(thread, thread.credentials().gids, [a[0], a[1], a[2]]),
+        nr::__NR_setuid => identity::set_users(thread, Ids::All(a[0] as u32)),
+        nr::__NR_setreuid => identity::set_users(thread, Ids::Two(a[0] as u32, a[1] as u32)),
+        nr::__NR_setresuid => identity::set_users(thread, Ids::Three(a[0] as u32, a[1] as u32, a[2] as u32)),
+        nr::__NR_setgid => identity::set_groups(thread, Ids::All(a[0] as u32)),
+        nr::__NR_setregid => identity::set_groups(thread, Ids::Two(a[0] as u32, a[1] as u32)),
+        nr::__NR_setresgid => identity::set_groups(thread, Ids::Three(a[0] as u32, a[1] as u32, a[2] as u32)),
+        nr::__NR_setfsuid => identity::change(thread, |own| Ok(own.set_file_user(a[0] as u32).into())),
+        nr::__NR_setfsgid => identity::change(thread, |own| Ok(own.set_file_group(a[0] as u32).into())),
+        nr::__NR_getgroups => identity::getgroups(thread, a[0], a[1]),
+        nr::__NR_setgroups => identity::setgroups(thread, a[0], a[1]),
+        nr::__NR_capget => identity::capget(thread, a[0], a[1]),
+        nr::__NR_capset => identity::capset(thread, a[0], a[1]),
+        nr::__NR_getpriority => schedule::getpriority(thread, a[0], a[1]),
+        nr::__NR_setpriority => schedule::setpriority(thread, a[0], a[1], a[2]),
 
         nr::__NR_rt_sigaction => signal::sigaction(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_rt_sigprocmask => signal::sigprocmask(thread, a[0], a[1], a[2], a[3]),
@@ -189,10 +217,15 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
             executor::give_way().await;
             Ok(0)
         }
-        nr::__NR_sched_getaffinity => misc::getaffinity(thread, a[0], a[1], a[2]),
-        nr::__NR_sched_setaffinity => misc::setaffinity(thread, a[0], a[1], a[2]),
-        nr::__NR_sched_get_priority_max => misc::sched_priority(a[0], true),
-        nr::__NR_sched_get_priority_min => misc::sched_priority(a[0], false),
+        nr::__NR_sched_getaffinity => schedule::getaffinity(thread, a[0], a[1], a[2]),
+        nr::__NR_sched_setaffinity => schedule::setaffinity(thread, a[0], a[1], a[2]),
+        nr::__NR_sched_setscheduler => schedule::setscheduler(thread, a[0], a[1], a[2]),
+        nr::__NR_sched_getscheduler => schedule::getscheduler(thread, a[0]),
+        nr::__NR_sched_setparam => schedule::setparam(thread, a[0], a[1]),
+        nr::__NR_sched_getparam => schedule::getparam(thread, a[0], a[1]),
+        nr::__NR_sched_rr_get_interval => schedule::interval(thread, a[0], a[1]),
+        nr::__NR_sched_get_priority_max => schedule::priority_range(a[0], true),
+        nr::__NR_sched_get_priority_min => schedule::priority_range(a[0], false),
 
         nr::__NR_clock_gettime => clock::gettime(thread, a[0], a[1]),
         nr::__NR_clock_getres => clock::getres(thread, a[0], a[1]),
@@ -205,10 +238,13 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_getitimer => clock::getitimer(thread, a[0], a[1]),
 
         nr::__NR_arch_prctl => misc::arch_prctl(thread, a[0], a[1]),
-        nr::__NR_prctl => misc::prctl(thread, a[0], a[1]),
+        nr::__NR_prctl => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]),
         nr::__NR_prlimit64 => misc::prlimit(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_getrlimit => misc::prlimit(thread, 0, a[0], 0, a[1]),
         nr::__NR_setrlimit => misc::prlimit(thread, 0, a[0], a[1], 0),
+        nr::__NR_getcpu => misc::getcpu(thread, a[0], a[1]),
+        nr::__NR_getrusage => misc::getrusage(thread, a[0], a[1]),
+        nr::__NR_times => misc::times(thread, a[0]),
         nr::__NR_sysinfo => misc::sysinfo(thread, a[0]),
         nr::__NR_uname => misc::uname(thread, a[0]),
         nr::__NR_getrandom => misc::getrandom(thread, a[0], a[1], a[2]),

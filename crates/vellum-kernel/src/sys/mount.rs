@@ -18,10 +18,12 @@ fn string(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
 
 /// `mount`: of file systems by their kind, and again, to be changed or not.
 pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 6]) -> Answer {
+    let own = thread.credentials();
+    own.needs(abi::CAP_SYS_ADMIN)?;
     let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
     let flags = flags as u32;
     let read_only = flags & abi::MS_RDONLY != 0;
-    thread.files().view(abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
+    thread.files().view(&own.who(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
         if flags & abi::MS_REMOUNT != 0 {
             return view.names.set_read_only(&view.get(&on, true)?, read_only);
         }
@@ -44,8 +46,12 @@ pub fn unmount(thread: &Arc<Thread>, on: u64, flags: u64) -> Answer {
     if flags & !known != 0 {
         return Err(Errno::EINVAL);
     }
+    let own = thread.credentials();
+    own.needs(abi::CAP_SYS_ADMIN)?;
     let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
     let (follow, anyway) = (flags & abi::UMOUNT_NOFOLLOW == 0, flags & abi::MNT_DETACH != 0);
-    thread.files().view(abi::AT_FDCWD, on.first() == Some(&b'/'), |view| mount::unmount(&view, &on, follow, anyway))?;
+    thread.files().view(&own.who(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
+        mount::unmount(&view, &on, follow, anyway)
+    })?;
     Ok(0)
 }

@@ -8,10 +8,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::SAME;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::inode::Change;
 use vellum_kernel::fs::meta::{Device, Time, Want};
-use vellum_kernel::fs::names::{LONGEST_PATH, View};
+use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
 use vellum_kernel::fs::{Inode, Kind, Meta, Who};
 
 /// The current directory, where calls of old take their paths from.
@@ -23,7 +23,7 @@ fn path(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
 
 /// Looks at a path, from a directory on.
 fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
-    thread.files().view(at as i32, path.first() == Some(&b'/'), look)
+    thread.files().view(&thread.credentials().who(), at as i32, path.first() == Some(&b'/'), look)
 }
 
 fn masked(files: &Files, mode: u64) -> u32 {
@@ -32,6 +32,18 @@ fn masked(files: &Files, mode: u64) -> u32 {
 
 /// What a path and the flags of an `…at` call mean: perhaps the descriptor itself.
 fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
+    inode_for(thread, &thread.credentials().who(), at, name, flags, nofollow)
+}
+
+/// The same, for this user.
+fn inode_for(
+    thread: &Thread,
+    who: &Who,
+    at: u64,
+    name: u64,
+    flags: u64,
+    nofollow: u32,
+) -> Result<Arc<dyn Inode>, Errno> {
     let path = if name == 0 && flags as u32 & abi::AT_EMPTY_PATH != 0 { Vec::new() } else { path(thread, name)? };
     if path.is_empty() && flags as u32 & abi::AT_EMPTY_PATH != 0 {
         if at as i32 == abi::AT_FDCWD {
@@ -39,7 +51,13 @@ fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> R
         }
         return Ok(file::open_of(thread, at & 0xffff_ffff)?.inode().clone());
     }
-    with(thread, at, &path, |view| view.get(&path, flags as u32 & nofollow == 0))
+    let absolute = path.first() == Some(&b'/');
+    thread.files().view(who, at as i32, absolute, |view| view.get(&path, flags as u32 & nofollow == 0))
+}
+
+/// Looks with the caller's rights at what it has in hand already.
+fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
+    thread.files().view(&thread.credentials().who(), abi::AT_FDCWD, true, look)
 }
 
 /// `open`, `openat`, `creat`.
@@ -90,8 +108,11 @@ pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Ans
     if mode & !7 != 0 {
         return Err(Errno::EINVAL);
     }
-    let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
-    Who::root().may(&inode.meta(), Want(mode as u32)).map(|()| 0)
+    let credentials = thread.credentials();
+    let effective = flags as u32 & abi::AT_EACCESS != 0;
+    let who = if effective { credentials.who() } else { credentials.real() };
+    let inode = inode_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
+    who.may(&inode.meta(), Want(mode as u32)).map(|()| 0)
 }
 
 /// `mkdir`, `mkdirat`.
@@ -163,35 +184,41 @@ pub fn truncate(thread: &Thread, name: u64, size: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     let inode = inode_at(thread, HERE, name, 0, 0)?;
-    if inode.meta().kind == Kind::Directory {
-        return Err(Errno::EISDIR);
-    }
-    inode.truncate(size).map(|()| 0)
+    view(thread, |view| view.truncate(&*inode, size)).map(|()| 0)
 }
 
 /// `chmod`, `fchmodat`.
 pub fn chmod(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
-    let change = Change { mode: Some(mode as u32 & 0o7777), ..Change::default() };
-    inode_at(thread, at, name, 0, 0)?.change(&change).map(|()| 0)
+    let inode = inode_at(thread, at, name, 0, 0)?;
+    view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
 }
 
-/// What `chown` asks for: −1 leaves an owner as it is.
-fn owners(uid: u64, gid: u64) -> Change {
-    let owner = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
-    Change { uid: owner(uid), gid: owner(gid), ..Change::default() }
+/// What `chown` does: −1 leaves an owner as it is.
+fn set_owner(thread: &Thread, inode: &dyn Inode, [uid, gid]: [u64; 2]) -> Answer {
+    let owner = |id: u64| Some(id as u32).filter(|id| *id != SAME);
+    view(thread, |view| view.set_owner(inode, owner(uid), owner(gid))).map(|()| 0)
 }
 
 /// `chown`, `lchown`, `fchownat`.
 pub fn chown(thread: &Thread, at: u64, name: u64, uid: u64, gid: u64, flags: u64) -> Answer {
-    inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?.change(&owners(uid, gid)).map(|()| 0)
+    set_owner(thread, &*inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?, [uid, gid])
 }
 
-/// `fchmod`, `fchown`.
-pub fn change_open(thread: &Thread, fd: u64, mode: Option<u64>, ids: Option<(u64, u64)>) -> Answer {
+/// The file of a descriptor, to change what is known about it.
+fn changeable(thread: &Thread, fd: u64) -> Result<Arc<dyn Inode>, Errno> {
     let open = file::open_of(thread, fd)?;
-    let mut change = ids.map_or_else(Change::default, |(uid, gid)| owners(uid, gid));
-    change.mode = mode.map(|mode| mode as u32 & 0o7777);
-    open.inode().change(&change).map(|()| 0)
+    if open.flags() & abi::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(open.inode().clone()) }
+}
+
+/// `fchmod`.
+pub fn fchmod(thread: &Thread, fd: u64, mode: u64) -> Answer {
+    let inode = changeable(thread, fd)?;
+    view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
+}
+
+/// `fchown`.
+pub fn fchown(thread: &Thread, fd: u64, uid: u64, gid: u64) -> Answer {
+    set_owner(thread, &*changeable(thread, fd)?, [uid, gid])
 }
 
 /// `utimensat`.
@@ -204,11 +231,13 @@ pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u6
     let now = super::clock::EPOCH + crate::mem::now_ns();
     let now = Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 };
     let mut wanted = [Some(now); 2];
+    let mut present = true;
     if times != 0 {
         let mut bytes = [0; 32];
         uaccess::read(&thread.memory(), times, &mut bytes)?;
         for (time, bytes) in wanted.iter_mut().zip(bytes.chunks_exact(16)) {
             let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+            present &= word(8) as u32 == abi::UTIME_NOW;
             *time = match word(8) as u32 {
                 abi::UTIME_NOW => Some(now),
                 abi::UTIME_OMIT => None,
@@ -218,7 +247,10 @@ pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u6
         }
     }
     let [accessed, modified] = wanted;
-    inode.change(&Change { accessed, modified, ..Change::default() }).map(|()| 0)
+    if wanted == [None; 2] {
+        return Ok(0);
+    }
+    view(thread, |view| view.set_times(&*inode, accessed, modified, present)).map(|()| 0)
 }
 
 /// `chdir`, `fchdir`.
@@ -226,6 +258,7 @@ pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
     if inode.directory().is_none() {
         return Err(Errno::ENOTDIR);
     }
+    thread.credentials().who().may(&inode.meta(), Want::EXECUTE)?;
     *thread.files().current.lock() = inode;
     Ok(0)
 }
@@ -251,9 +284,18 @@ pub fn umask(thread: &Thread, mask: u64) -> Answer {
     Ok(thread.files().umask.swap(mask as u32 & 0o777, Ordering::Relaxed).into())
 }
 
-/// A file's contents, for `execve`, and the file.
-pub fn contents(thread: &Thread, path: &[u8]) -> Result<(Vec<u8>, Executable), Errno> {
-    let file = with(thread, HERE, path, |view| files::executable(&view, path))?;
+/// A file's contents, for `execve`, and the file; with an empty path that of the descriptor.
+pub fn contents(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result<(Vec<u8>, Executable), Errno> {
+    let file = if path.is_empty() {
+        let open = file::open_of(thread, at & 0xffff_ffff)?;
+        (open.inode().clone(), Mapped::of(&open))
+    } else {
+        with(thread, at, path, |view| files::executable(&view, path, follow))?
+    };
+    if file.0.meta().kind == Kind::Link {
+        return Err(Errno::ELOOP);
+    }
+    thread.credentials().who().may(&file.0.meta(), Want::EXECUTE)?;
     Ok((read_all(&file.0)?, file))
 }
 

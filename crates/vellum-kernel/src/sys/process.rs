@@ -1,6 +1,6 @@
 //! Processes and threads: they begin, and end, and others hear of it.
 
-use super::{Answer, futex as robust, program};
+use super::{Answer, futex as robust, misc, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
 use crate::files::{self, Files};
@@ -14,6 +14,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 
 /// Starts the first program. When it ends, the machine does.
@@ -24,15 +25,15 @@ use vellum_kernel::errno::Errno;
 pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec<u8>]) -> Result<(), Errno> {
     let everybodys = Process::new(FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
-    let (memory, registers) = program::load(file, path, arguments, environment, &limits)?;
+    let (memory, registers) = program::load(file, path, arguments, environment, &limits, &Credentials::root(), false)?;
     let files = Arc::new(Files::first()?);
     let pid = new_number();
-    memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path))?);
+    memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path, true))?);
     let process = Process::new(pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);
     *process.files.lock() = Some(files.clone());
-    let thread = Thread::new(pid, &process, Context::new(memory, files.clone(), registers), 0);
+    let thread = Thread::new(pid, &process, Context::new(memory, files.clone(), registers), None);
     thread.set_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     executor::spawn(async move {
         // Reaps all who end without a parent, until the first program does.
@@ -116,10 +117,8 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     if has(abi::CLONE_PARENT_SETTID) {
         uaccess::write(&thread.memory(), wanted.parent_tid, &tid.to_le_bytes())?;
     }
-    let mask = thread.mask.load(Ordering::Relaxed);
     if has(abi::CLONE_THREAD) {
-        let new = Thread::new(tid, &thread.process, context, mask);
-        *new.name.lock() = *thread.name.lock();
+        let new = Thread::new(tid, &thread.process, context, Some(thread));
         new.start();
         return Ok(tid.into());
     }
@@ -129,8 +128,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
     process.signals.lock().pending = Pending::default();
-    let new = Thread::new(tid, &process, context, mask);
-    *new.name.lock() = *thread.name.lock();
+    let new = Thread::new(tid, &process, context, Some(thread));
     new.start();
     if has(abi::CLONE_VFORK) {
         process.vforked.store(true, Ordering::SeqCst);
@@ -275,7 +273,7 @@ pub async fn wait4(thread: &Arc<Thread>, pid: u64, to: u64, options: u64, usage:
         uaccess::write(&thread.memory(), to, &life.status().to_le_bytes())?;
     }
     if usage != 0 {
-        uaccess::write(&thread.memory(), usage, &[0; 144])?;
+        uaccess::write(&thread.memory(), usage, &misc::usage_of(&child))?;
     }
     Ok(child.pid.into())
 }

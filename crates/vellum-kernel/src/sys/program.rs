@@ -1,5 +1,6 @@
 //! Programs: into memory, and `execve`.
 
+use super::path::{HERE, contents};
 use super::{Answer, misc};
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
@@ -7,22 +8,28 @@ use crate::files::groups;
 use crate::mem::space::Image;
 use crate::mem::{self, UserSpace, uaccess};
 use crate::task::Thread;
+use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::arch::x86_64::__cpuid;
 use linux_raw_sys::general as abi;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
+use vellum_kernel::credentials::Credentials;
+use vellum_kernel::credentials::place::{EFFECTIVE, REAL};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::exec::elf::{self, Contents, Mapping};
+use vellum_kernel::exec::script;
 use vellum_kernel::exec::stack::{self, Aux};
+use vellum_kernel::fs::names::LONGEST_PATH;
 
 /// Where a program goes that may lie anywhere (Linux, without randomization: two thirds of the address space).
 const DYNAMIC_BASE: u64 = 0x5555_5555_4000;
 /// Bytes that a stack is mapped with; it grows from there.
 const STACK: u64 = 132 << 10;
 
-/// A space with a program in it, and the registers it begins with.
+/// A space with a program in it, and the registers it begins with. It will have these credentials; `gained`: more than who
+/// executes it.
 ///
 /// # Errors
 ///
@@ -33,6 +40,8 @@ pub fn load(
     arguments: &[Vec<u8>],
     environment: &[Vec<u8>],
     resources: &[[u64; 2]; 16],
+    own: &Credentials,
+    gained: bool,
 ) -> Result<(Arc<UserSpace>, Registers), Errno> {
     // The page before the end stays free, as on Linux: an instruction at the very end would go on beyond it.
     let top = user_end().min(1 << 47) - 4096;
@@ -52,7 +61,7 @@ pub fn load(
     let stack_limit = resources[abi::RLIMIT_STACK as usize][0].min(1 << 30);
     let mmap_base = top - stack_limit.max(128 << 20) - (1 << 20);
     let mut limits = Limits { mmap_base, ..Limits::default() };
-    super::memory::set_limits(&mut limits, resources);
+    super::memory::set_limits(&mut limits, resources, own);
     let space = mem::new_space(mem::machine(), groups::current(), limits).map_err(|_| Errno::ENOMEM)?;
     let space = Arc::new(UserSpace::new(space));
     let mut image = Image::default();
@@ -85,6 +94,8 @@ pub fn load(
         entry: base + plan.entry,
         random: core::array::from_fn(|_| misc::random() as u8),
         least_signal_stack: 3632,
+        ids: [own.uids[REAL], own.uids[EFFECTIVE], own.gids[REAL], own.gids[EFFECTIVE]],
+        secure: gained,
         ..Aux::default()
     };
     let stack = stack::build(top, stack::room(stack_limit), path, arguments, environment, &aux)?;
@@ -113,15 +124,46 @@ fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &[u8]) -> Res
     space.engine.protect(start, len, prot).map_err(|error| error.errno().into())
 }
 
-/// `execve`.
-pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment: u64) -> Answer {
+/// `execve`, `execveat`.
+pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, flags]: [u64; 5]) -> Answer {
+    let flags = flags as u32;
+    if flags & !(abi::AT_EMPTY_PATH | abi::AT_SYMLINK_NOFOLLOW) != 0 {
+        return Err(Errno::EINVAL);
+    }
     let memory = thread.memory();
-    let path = read_string(&memory, path, 4096)?;
-    let arguments = read_strings(&memory, arguments)?;
+    let name = read_string(&memory, path, LONGEST_PATH)?;
+    if name.is_empty() && flags & abi::AT_EMPTY_PATH == 0 {
+        return Err(Errno::ENOENT);
+    }
+    let mut arguments = read_strings(&memory, arguments)?;
     let environment = read_strings(&memory, environment)?;
-    let (file, executable) = super::path::contents(thread, &path)?;
+    let follow = flags & abi::AT_SYMLINK_NOFOLLOW == 0;
+    let (mut file, mut executable) = contents(thread, at, &name, follow)?;
+    // By what name a script's interpreter, and the program itself, find the file.
+    let mut path = match at as i32 {
+        abi::AT_FDCWD => name,
+        _ if name.first() == Some(&b'/') => name,
+        fd if name.is_empty() => format!("/dev/fd/{fd}").into_bytes(),
+        fd => [format!("/dev/fd/{fd}/").as_bytes(), &name].concat(),
+    };
+    let called = path.clone();
+    for depth in 0.. {
+        let Some(script) = script::parse(&file) else { break };
+        let script = script?;
+        if depth == script::DEPTH {
+            return Err(Errno::ELOOP);
+        }
+        arguments = script.arguments(&path, arguments)?;
+        path = script.interpreter.to_vec();
+        (file, executable) = contents(thread, HERE, &path, true)?;
+    }
     let limits = *thread.process.limits.lock();
-    let (space, registers) = load(&file, &path, &arguments, &environment, &limits)?;
+    let before = thread.credentials();
+    let gains = !thread.traits.lock().no_new_privileges;
+    let own = before.executing(&executable.0.meta(), gains);
+    let gained = own.uids != before.uids || own.gids != before.gids;
+    let (space, registers) = load(&file, &path, &arguments, &environment, &limits, &own, gained)?;
+    drop((file, arguments, environment));
     space.image.lock().file = Some(executable);
     // The other threads end first.
     let process = &thread.process;
@@ -132,6 +174,7 @@ pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment
     process.changed.wait_until(|| (process.threads.lock().len() == 1).then_some(())).await;
     super::process::let_go_of_memory(thread);
     process.signals.lock().after_exec();
+    thread.traits.lock().credentials = Arc::new(own);
     *process.memory.lock() = Some(space.clone());
     thread.forget_vector();
     // SAFETY: the thread's own future.
@@ -144,7 +187,7 @@ pub async fn execve(thread: &Arc<Thread>, path: u64, arguments: u64, environment
             break;
         }
     }
-    thread.set_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
+    thread.set_name(called.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     process.vfork_done();
     // What the entry of a program finds in RAX is of no consequence.
     Ok(0)

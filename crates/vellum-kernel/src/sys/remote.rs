@@ -7,6 +7,7 @@ use crate::mem::UserSpace;
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec;
+use linux_raw_sys::general::CAP_SYS_PTRACE;
 use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;
@@ -31,6 +32,10 @@ pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes
     let mut mine = UserBytes::many(thread, local, locals)?;
     let theirs = UserBytes::many(thread, remote, remotes)?;
     let process = if pid as i32 > 0 { process_of(thread, pid)? } else { return Err(Errno::ESRCH) };
+    let (own, other) = (thread.credentials(), process.credentials());
+    if process.pid != thread.process.pid && other.is_some_and(|other| !own.matches(&other)) {
+        own.needs(CAP_SYS_PTRACE)?;
+    }
     let memory = process.memory.lock().clone().ok_or(Errno::ESRCH)?;
     let mut done = 0;
     for (address, len) in theirs.pieces() {

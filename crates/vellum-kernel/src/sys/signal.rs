@@ -5,7 +5,7 @@ use crate::arch::frame;
 use crate::mem::{now_ns, uaccess};
 use crate::task::deliver::{self, is_on_signal_stack, read_set};
 use crate::task::signal::{self, Action, COUNT, Info, UNSTOPPABLE, bit};
-use crate::task::{Thread, process};
+use crate::task::{Process, Thread, process};
 use alloc::sync::Arc;
 use core::future::pending;
 use core::sync::atomic::Ordering;
@@ -163,6 +163,17 @@ pub fn sigreturn(thread: &Arc<Thread>) -> Answer {
     deliver::return_from_handler(thread)
 }
 
+/// Whether the thread may send this signal there.
+pub fn allowed(thread: &Thread, to: &Process, signal: u32) -> Result<(), Errno> {
+    let same_session = to.session.load(Ordering::Relaxed) == thread.process.session.load(Ordering::Relaxed);
+    let goes_on = signal == abi::SIGCONT && same_session;
+    if goes_on || to.credentials().is_none_or(|other| thread.credentials().may_signal(&other)) {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
+}
+
 /// `kill`.
 pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
     let (pid, signal) = (pid as i32, signal as u32);
@@ -170,34 +181,40 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     let own = thread.process.pid;
-    let info = Info::from(signal, abi::SI_USER as i32, own);
+    let info = Info::from(signal, abi::SI_USER as i32, thread);
     let group = match pid {
         0 => Some(thread.process.group.load(Ordering::Relaxed)),
         -1 => None,
         i32::MIN => return Err(Errno::ESRCH),
         _ if pid < 0 => Some(pid.unsigned_abs()),
         _ => {
-            let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;
+            let process = process::find_by_thread(pid as u32).ok_or(Errno::ESRCH)?;
+            allowed(thread, &process, signal)?;
             if signal != 0 && process.pid != process::FIRST {
                 signal::send(&process, info);
             }
             return Ok(0);
         }
     };
-    let mut found = false;
+    let mut answer = Err(Errno::ESRCH);
     for process in process::all() {
         let wanted = match group {
             Some(group) => process.group.load(Ordering::Relaxed) == group,
             None => process.pid != own,
         };
-        if wanted && process.pid != process::FIRST {
-            found = true;
-            if signal != 0 {
-                signal::send(&process, info);
-            }
+        if !wanted || process.pid == process::FIRST {
+            continue;
+        }
+        match allowed(thread, &process, signal) {
+            Ok(()) => answer = Ok(0),
+            Err(error) if answer != Ok(0) => answer = Err(error),
+            Err(_) => {}
+        }
+        if signal != 0 && allowed(thread, &process, signal).is_ok() {
+            signal::send(&process, info);
         }
     }
-    if found { Ok(0) } else { Err(Errno::ESRCH) }
+    answer
 }
 
 /// `tgkill`; `tkill` where `process` is `None`.
@@ -210,9 +227,10 @@ pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64)
     if process.is_some_and(|pid| pid as u32 != target.process.pid) {
         return Err(Errno::ESRCH);
     }
+    allowed(thread, &target.process, signal)?;
     if signal != 0 {
         const SI_TKILL: i32 = -6;
-        signal::send_to(&target, Info::from(signal, SI_TKILL, thread.process.pid));
+        signal::send_to(&target, Info::from(signal, SI_TKILL, thread));
     }
     Ok(0)
 }
@@ -232,6 +250,7 @@ pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u6
         return Err(Errno::EPERM);
     }
     let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;
+    allowed(thread, &process, signal)?;
     match tid {
         _ if signal == 0 => {}
         None => signal::send(&process, info),

@@ -11,9 +11,10 @@ use crate::task::signal::{self, Info, Signals};
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
 use spin::{Mutex, Once};
+use vellum_kernel::credentials::Credentials;
 use vellum_kernel::fs::text::Folder;
 use vellum_kernel::wait::Queue;
 
@@ -99,6 +100,16 @@ pub struct Process {
     pub cgroup: AtomicU32,
     /// What of its memory a core file would have (`coredump_filter`).
     pub core_filter: AtomicU32,
+    /// How long processors worked for its threads that have ended, in nanoseconds.
+    ended_time: AtomicU64,
+    /// How long for its children that it has waited for, and theirs.
+    pub children_time: AtomicU64,
+    /// The signal that it gets when its parent ends; 0: none.
+    pub death_signal: AtomicU32,
+    /// Whether the children of its descendants become its own when they lose their parent.
+    pub adopts: AtomicBool,
+    /// Whether its memory may be looked into by others of its user (`PR_SET_DUMPABLE`).
+    pub dumpable: AtomicU32,
     /// What its last thread was called.
     pub last_name: Mutex<Vec<u8>>,
     /// Its directory in `/proc`, once somebody has looked.
@@ -143,6 +154,11 @@ pub fn find(pid: u32) -> Option<Arc<Process>> {
     TABLE.lock().get(&pid).cloned()
 }
 
+/// The process of this number, or of the thread of this number.
+pub fn find_by_thread(number: u32) -> Option<Arc<Process>> {
+    find(number).or_else(|| find_thread(number).map(|thread| thread.process.clone()))
+}
+
 /// All processes.
 pub fn all() -> Vec<Arc<Process>> {
     TABLE.lock().values().cloned().collect()
@@ -174,6 +190,11 @@ impl Process {
             badness: AtomicI32::new(parent.map_or(0, |p| p.badness.load(Ordering::Relaxed))),
             cgroup: AtomicU32::new(parent.map_or(0, |p| p.cgroup.load(Ordering::Relaxed))),
             core_filter: AtomicU32::new(parent.map_or(0x33, |p| p.core_filter.load(Ordering::Relaxed))),
+            ended_time: AtomicU64::new(0),
+            children_time: AtomicU64::new(0),
+            death_signal: AtomicU32::new(0),
+            adopts: AtomicBool::new(false),
+            dumpable: AtomicU32::new(parent.map_or(1, |p| p.dumpable.load(Ordering::Relaxed))),
             last_name: Mutex::default(),
             folder: Once::new(),
             signals: Mutex::new(Signals::new()),
@@ -188,9 +209,21 @@ impl Process {
         process
     }
 
+    /// Whose it is, as its first thread says; a process without threads is nobody's.
+    pub fn credentials(&self) -> Option<Arc<Credentials>> {
+        self.threads.lock().first().map(|thread| thread.credentials())
+    }
+
     /// The number of its parent, 0 if it has none.
     pub fn parent_pid(&self) -> u32 {
         self.parent.lock().upgrade().map_or(0, |parent| parent.pid)
+    }
+
+    /// How long processors have worked for it, in nanoseconds.
+    pub fn processor_time(&self) -> u64 {
+        let threads = self.threads.lock();
+        let now: u64 = threads.iter().map(|thread| thread.processor_time()).sum();
+        now + self.ended_time.load(Ordering::Relaxed)
     }
 
     /// Ends the process: its threads end as soon as they come to it. The first reason counts.
@@ -253,6 +286,7 @@ impl Process {
     pub fn thread_ended(self: &Arc<Self>, thread: &Arc<Thread>) {
         let left = {
             let mut threads = self.threads.lock();
+            self.ended_time.fetch_add(thread.processor_time(), Ordering::Relaxed);
             threads.retain(|other| !Arc::ptr_eq(other, thread));
             threads.len()
         };
@@ -269,14 +303,17 @@ impl Process {
         };
         *self.memory.lock() = None;
         *self.last_name.lock() = thread.name();
-        let first = find(FIRST);
         let orphans = core::mem::take(&mut *self.children.lock());
-        if let Some(first) = first {
+        if let Some(guardian) = self.guardian() {
             for orphan in orphans {
-                *orphan.parent.lock() = Arc::downgrade(&first);
-                first.children.lock().push(orphan);
+                *orphan.parent.lock() = Arc::downgrade(&guardian);
+                let death_signal = orphan.death_signal.load(Ordering::Relaxed);
+                if death_signal != 0 {
+                    signal::send(&orphan, Info { signal: death_signal, ..Info::default() });
+                }
+                guardian.children.lock().push(orphan);
             }
-            first.child_changed.wake_all();
+            guardian.child_changed.wake_all();
         }
         let Some(parent) = self.parent.lock().upgrade() else { return };
         let action = *parent.signals.lock().action(abi::SIGCHLD);
@@ -295,6 +332,18 @@ impl Process {
         parent.child_changed.wake_all();
     }
 
+    /// Who takes its children when it ends: the nearest of those it descends from that adopts, or the first of all.
+    fn guardian(&self) -> Option<Arc<Process>> {
+        let mut above = self.parent.lock().upgrade();
+        while let Some(process) = above {
+            if process.adopts.load(Ordering::Relaxed) && !process.life.lock().is_over() {
+                return Some(process);
+            }
+            above = process.parent.lock().upgrade();
+        }
+        find(FIRST)
+    }
+
     /// It shares no memory with its parent any more.
     pub fn vfork_done(&self) {
         self.vforked.store(false, Ordering::SeqCst);
@@ -303,6 +352,8 @@ impl Process {
 
     /// Forgets a child that is over.
     pub fn reap(&self, child: &Process) {
+        let time = child.processor_time() + child.children_time.load(Ordering::Relaxed);
+        self.children_time.fetch_add(time, Ordering::Relaxed);
         self.children.lock().retain(|other| other.pid != child.pid);
         TABLE.lock().remove(&child.pid);
     }

@@ -8,6 +8,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::place;
 
 /// A set of signals: bit 0 is signal 1.
 pub type Set = u64;
@@ -41,9 +42,10 @@ pub struct Info {
 }
 
 impl Info {
-    /// Sent by a process: `kill` and the like.
-    pub fn from(signal: u32, code: i32, sender: u32) -> Self {
-        Self { signal, code, fields: [u64::from(sender), 0, 0, 0] }
+    /// Sent by a thread: `kill` and the like.
+    pub fn from(signal: u32, code: i32, sender: &Thread) -> Self {
+        let user = sender.credentials().uids[place::REAL];
+        Self { signal, code, fields: [u64::from(sender.process.pid) | u64::from(user) << 32, 0, 0, 0] }
     }
 
     /// Raised at an address.

@@ -4,7 +4,7 @@ use crate::arch::entry::{self, Registers, SYSTEM_CALL};
 use crate::arch::trap::{self, PAGE_FAULT};
 use crate::arch::{apic, cpu, percpu, vector};
 use crate::files::Files;
-use crate::mem::{UserSpace, oom, space, uaccess};
+use crate::mem::{UserSpace, now_ns, oom, space, uaccess};
 use crate::sys;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::{Process, deliver, executor, time};
@@ -18,6 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use core::task::{Context as Waking, Poll, Waker};
 use spin::{Mutex, Once};
 use vellum::space::FaultError;
+use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::text::Folder;
 use x86_64::VirtAddr;
@@ -50,8 +51,14 @@ pub struct Thread {
     /// Whether a copy to or from its memory failed because memory was short, and why.
     starved: AtomicBool,
     shortage: Mutex<Option<FaultError>>,
+    /// What those it makes have from it.
+    pub traits: Mutex<Traits>,
     /// Whether it waits for something.
     asleep: AtomicBool,
+    /// How long processors have worked for it, until it gave way last, in nanoseconds.
+    worked: AtomicU64,
+    /// Since when one does; 0: none does.
+    working: AtomicU64,
     /// Its directory in `/proc`, once somebody has looked.
     pub folder: Once<Arc<Folder>>,
     /// Signals sent to it alone.
@@ -96,6 +103,34 @@ pub struct Context {
     pub restart: Option<u64>,
 }
 
+/// What a thread has from its maker, and gives to those it makes.
+#[derive(Clone)]
+pub struct Traits {
+    /// Whose it is.
+    pub credentials: Arc<Credentials>,
+    /// Whether no program that it executes gains anything by that (`PR_SET_NO_NEW_PRIVS`).
+    pub no_new_privileges: bool,
+    /// How nice it is to others: from −20 to 19.
+    pub nice: i32,
+    /// Its class of scheduling and its priority there, for those who only want to know.
+    pub schedule: (u32, u32),
+    /// How much later its sleep may end, in nanoseconds, for those who only want to know.
+    pub slack: u64,
+}
+
+impl Traits {
+    /// Of the first thread.
+    fn first() -> Self {
+        Self {
+            credentials: Arc::new(Credentials::root()),
+            no_new_privileges: false,
+            nice: 0,
+            schedule: (0, 0),
+            slack: 50_000,
+        }
+    }
+}
+
 impl Context {
     /// Of a thread that will begin with these registers.
     pub fn new(memory: Arc<UserSpace>, files: Arc<Files>, registers: Registers) -> Self {
@@ -117,19 +152,22 @@ impl Context {
 }
 
 impl Thread {
-    /// A thread of `process`, not started yet.
-    pub fn new(tid: u32, process: &Arc<Process>, context: Context, mask: Set) -> Arc<Self> {
+    /// A thread of `process`, not started yet, with the mask, name and traits of its maker.
+    pub fn new(tid: u32, process: &Arc<Process>, context: Context, maker: Option<&Thread>) -> Arc<Self> {
         let thread = Arc::new(Self {
             tid,
             process: process.clone(),
             ending: AtomicBool::new(false),
             exit_status: AtomicU32::new(0),
-            mask: AtomicU64::new(mask),
+            mask: AtomicU64::new(maker.map_or(0, |maker| maker.mask.load(Ordering::Relaxed))),
             awaited: AtomicU64::new(0),
-            name: Mutex::new(Name::default()),
             starved: AtomicBool::new(false),
             shortage: Mutex::new(None),
+            name: Mutex::new(maker.map_or_else(Name::default, |maker| *maker.name.lock())),
+            traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().clone())),
             asleep: AtomicBool::new(false),
+            worked: AtomicU64::new(0),
+            working: AtomicU64::new(0),
             folder: Once::new(),
             pending: Mutex::new(Pending::default()),
             alerted: AtomicBool::new(true),
@@ -175,9 +213,23 @@ impl Thread {
         self.starved.store(true, Ordering::Relaxed);
     }
 
+    /// Whose it is.
+    pub fn credentials(&self) -> Arc<Credentials> {
+        self.traits.lock().credentials.clone()
+    }
+
     /// Whether it waits for something.
     pub fn sleeps(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// How long processors have worked for it, in nanoseconds.
+    pub fn processor_time(&self) -> u64 {
+        let since = match self.working.load(Ordering::Relaxed) {
+            0 => 0,
+            began => now_ns().saturating_sub(began),
+        };
+        self.worked.load(Ordering::Relaxed) + since
     }
 
     /// What it is called, without what fills it up.
@@ -375,9 +427,13 @@ impl<F: Future<Output = ()>> Future for Running<F> {
         let cpu = percpu::current();
         cpu.polled.set(Arc::as_ptr(thread));
         thread.asleep.store(false, Ordering::Relaxed);
+        let began = now_ns();
+        thread.working.store(began, Ordering::Relaxed);
         let outcome = future.poll(context);
         thread.asleep.store(!cpu.gave_way.replace(false), Ordering::Relaxed);
         cpu.polled.set(ptr::null());
+        thread.worked.fetch_add(now_ns().saturating_sub(began), Ordering::Relaxed);
+        thread.working.store(0, Ordering::Relaxed);
         thread.suspend();
         outcome
     }

@@ -13,7 +13,7 @@ use core::task::{Context, Poll, Waker};
 use spin::Mutex;
 
 /// How long a thread may run while others wait: 10 ms.
-const TURN: u64 = 10_000_000;
+pub const TURN: u64 = 10_000_000;
 /// The timer's longest reach: 2 s.
 const REACH: u64 = 2_000_000_000;
 

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use vellum::platform::Cpus;
+use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::proc::process::{self as words, Memory, State};
 use vellum_kernel::proc::{Text, limits as limit_words};
@@ -185,6 +186,7 @@ fn described(
     let descriptors = files.as_ref().map_or(0, |files| files.table.lock().room());
     let own_pending = thread.as_ref().map_or(0, |thread| thread.pending.lock().set());
     let life = *process.life.lock();
+    let own = thread.as_ref().map_or_else(|| Arc::new(Credentials::root()), |thread| thread.credentials());
     tell(&words::Process {
         name: &name,
         umask: files.as_ref().map_or(0, |files| files.umask.load(Relaxed)),
@@ -203,7 +205,11 @@ fn described(
         blocked: thread.as_ref().map_or(0, |thread| thread.mask.load(Relaxed)),
         ignored,
         caught,
-        capabilities: u64::MAX >> (63 - abi::CAP_LAST_CAP),
+        uids: own.uids,
+        times: [process.processor_time() / TICK, 0, process.children_time.load(Relaxed) / TICK, 0],
+        gids: own.gids,
+        groups: &own.groups,
+        capabilities: own.effective,
         cpus: machine().platform().count() as u32,
         started: process.started / TICK,
         exit_signal: process.exit_signal as i32,

@@ -4,6 +4,7 @@ use super::View;
 use crate::errno::Errno;
 use crate::fs::inode::{Change, Inode};
 use crate::fs::meta::{Kind, MODE, SET_GID, SET_UID, Time, Want};
+use linux_raw_sys::general::{CAP_CHOWN, CAP_FSETID};
 
 /// Executable by its group.
 const GROUP_EXECUTES: u32 = 0o010;
@@ -22,7 +23,7 @@ impl View<'_> {
         if !self.who.owns(&meta) {
             return Err(Errno::EPERM);
         }
-        let foreign = self.who.uid != 0 && !self.who.in_group(meta.gid);
+        let foreign = !self.who.has(CAP_FSETID) && !self.who.in_group(meta.gid);
         let mode = mode & MODE & if foreign { !SET_GID } else { MODE };
         inode.change(&Change { mode: Some(mode), ..Change::default() })
     }
@@ -37,7 +38,7 @@ impl View<'_> {
             uid.is_none_or(|uid| uid == meta.uid) && gid.is_none_or(|gid| self.who.in_group(gid) || gid == meta.gid);
         let touches = uid.is_some() || gid.is_some();
         self.names.may_change(meta.device)?;
-        if touches && self.who.uid != 0 && !(self.who.uid == meta.uid && keeps) {
+        if touches && !self.who.has(CAP_CHOWN) && !(self.who.uid == meta.uid && keeps) {
             return Err(Errno::EPERM);
         }
         let mut mode = meta.mode;

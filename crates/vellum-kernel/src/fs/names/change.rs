@@ -5,6 +5,7 @@ use crate::errno::Errno;
 use crate::fs::inode::{Inode, New};
 use crate::fs::meta::{Device, Kind, MODE, Meta, SET_GID, STICKY, Want};
 use alloc::sync::Arc;
+use linux_raw_sys::general::CAP_MKNOD;
 
 impl View<'_> {
     pub(super) fn inode_in<'n>(
@@ -49,7 +50,7 @@ impl View<'_> {
     /// # Errors
     /// As these.
     pub fn make(&self, path: &[u8], kind: Kind, mode: u32, special: Device, target: &[u8]) -> Result<(), Errno> {
-        if matches!(kind, Kind::Char | Kind::Block) && self.who.uid != 0 {
+        if matches!(kind, Kind::Char | Kind::Block) && !self.who.has(CAP_MKNOD) {
             return Err(Errno::EPERM);
         }
         if kind == Kind::Link && target.is_empty() {

@@ -336,7 +336,7 @@ fn rights_on_the_way() {
     mode(b"open", 0o777);
     mode(b"sticky", 0o1777);
     mode(b"sticky/f", 0o666);
-    world.who = Who { uid: 10, gid: 10, groups: Arc::new([]) };
+    world.who = Who { uid: 10, gid: 10, groups: Arc::new([]), caps: 0 };
     assert_eq!(world.read("closed/f"), Err(Errno::EACCES));
     assert_eq!(world.mkdir("/x"), Err(Errno::EACCES));
     assert!(world.mkdir("/open/x").is_ok() && world.open("sticky/f", O_RDWR).is_ok());
@@ -496,7 +496,10 @@ fn who_changes_what() {
     let file = world.view().get(b"f", false).unwrap();
     world.view().set_owner(&*file, Some(10), Some(20)).unwrap();
     world.view().set_mode(&*file, 0o6755).unwrap();
-    let as_user = |world: &mut World, uid, gid, groups: &[u32]| world.who = Who { uid, gid, groups: Arc::from(groups) };
+    let as_user = |world: &mut World, uid, gid, groups: &[u32]| {
+        let caps = if uid == 0 { crate::credentials::ALL } else { 0 };
+        world.who = Who { uid, gid, groups: Arc::from(groups), caps };
+    };
     as_user(&mut world, 11, 20, &[]);
     assert_eq!(world.view().set_mode(&*file, 0o777), Err(Errno::EPERM));
     assert_eq!(world.view().set_owner(&*file, None, Some(20)), Err(Errno::EPERM));

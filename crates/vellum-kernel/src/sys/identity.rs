@@ -1,0 +1,122 @@
+//! Users, groups, capabilities: whose a thread is.
+
+use super::Answer;
+use super::memory::set_limits;
+use crate::mem::uaccess;
+use crate::task::{Thread, process};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::{Credentials, Four, Ids, MOST_GROUPS};
+use vellum_kernel::errno::Errno;
+
+/// Replaces the thread's credentials by changed ones, if the change is allowed.
+pub fn change(thread: &Thread, change: impl FnOnce(&mut Credentials) -> Answer) -> Answer {
+    let mut new = Credentials::clone(&thread.credentials());
+    let answer = change(&mut new)?;
+    let before = core::mem::replace(&mut thread.traits.lock().credentials, Arc::new(new.clone()));
+    if before.has(abi::CAP_IPC_LOCK) != new.has(abi::CAP_IPC_LOCK) {
+        let limits = thread.process.limits.lock();
+        thread.memory().engine.set_limits(|of_space| set_limits(of_space, &limits, &new));
+    }
+    Ok(answer)
+}
+
+/// `setuid`, `setreuid`, `setresuid`. No more processes than the limit of the new user allows are made later.
+pub fn set_users(thread: &Thread, wanted: Ids) -> Answer {
+    change(thread, |own| own.set_users(wanted).map(|()| 0))
+}
+
+/// `setgid`, `setregid`, `setresgid`.
+pub fn set_groups(thread: &Thread, wanted: Ids) -> Answer {
+    change(thread, |own| own.set_group_ids(wanted).map(|()| 0))
+}
+
+/// `getresuid`, `getresgid`.
+pub fn get(thread: &Thread, ids: Four, to: [u64; 3]) -> Answer {
+    for (to, id) in to.into_iter().zip(ids) {
+        uaccess::write(&thread.memory(), to, &id.to_le_bytes())?;
+    }
+    Ok(0)
+}
+
+/// `getgroups`.
+pub fn getgroups(thread: &Thread, room: u64, to: u64) -> Answer {
+    let groups = thread.credentials().groups.clone();
+    let room = room as i32;
+    if room < 0 || (room > 0 && (room as usize) < groups.len()) {
+        return Err(Errno::EINVAL);
+    }
+    if room > 0 {
+        let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
+        uaccess::write(&thread.memory(), to, &bytes)?;
+    }
+    Ok(groups.len() as u64)
+}
+
+/// `setgroups`.
+pub fn setgroups(thread: &Thread, count: u64, from: u64) -> Answer {
+    let count = count as u32 as usize;
+    thread.credentials().needs(abi::CAP_SETGID)?;
+    if count > MOST_GROUPS {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = vec![0; 4 * count];
+    uaccess::read(&thread.memory(), from, &mut bytes)?;
+    let groups = bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
+    change(thread, |own| own.set_groups(groups).map(|()| 0))
+}
+
+/// What `capget` and `capset` begin with: how many halves of sets the program knows, and whom it is about.
+fn header(thread: &Arc<Thread>, at: u64) -> Result<(usize, i32), Errno> {
+    let mut bytes = [0; 8];
+    uaccess::read(&thread.memory(), at, &mut bytes)?;
+    let both = u64::from_le_bytes(bytes);
+    let halves = match both as u32 {
+        abi::_LINUX_CAPABILITY_VERSION_1 => 1,
+        abi::_LINUX_CAPABILITY_VERSION_2 | abi::_LINUX_CAPABILITY_VERSION_3 => 2,
+        _ => {
+            uaccess::write(&thread.memory(), at, &abi::_LINUX_CAPABILITY_VERSION_3.to_le_bytes())?;
+            return Err(Errno::EINVAL);
+        }
+    };
+    Ok((halves, (both >> 32) as i32))
+}
+
+/// `capget`.
+pub fn capget(thread: &Arc<Thread>, head: u64, to: u64) -> Answer {
+    let (halves, pid) = match header(thread, head) {
+        // Who gives no place for an answer only asks for the version.
+        Err(Errno::EINVAL) if to == 0 => return Ok(0),
+        other => other?,
+    };
+    let own = match pid {
+        ..0 => return Err(Errno::EINVAL),
+        0 => thread.credentials(),
+        _ => process::find_thread(pid as u32).ok_or(Errno::ESRCH)?.credentials(),
+    };
+    if to == 0 {
+        return Ok(0);
+    }
+    let mut bytes = Vec::new();
+    for half in 0..halves {
+        for set in [own.effective, own.permitted, own.inheritable] {
+            bytes.extend_from_slice(&((set >> (32 * half)) as u32).to_le_bytes());
+        }
+    }
+    uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
+}
+
+/// `capset`: one's own only.
+pub fn capset(thread: &Arc<Thread>, head: u64, from: u64) -> Answer {
+    let (halves, pid) = header(thread, head)?;
+    if pid != 0 && pid as u32 != thread.tid {
+        return Err(Errno::EPERM);
+    }
+    let mut bytes = [0; 24];
+    uaccess::read(&thread.memory(), from, &mut bytes[..12 * halves])?;
+    let word = |at: usize| u64::from(u32::from_le_bytes(core::array::from_fn(|i| bytes[4 * at + i])));
+    let [effective, permitted, inheritable] = core::array::from_fn(|set| word(set) | word(3 + set) << 32);
+    change(thread, |own| own.set_capabilities(effective, permitted, inheritable).map(|()| 0))
+}

@@ -1,0 +1,177 @@
+//! Who runs where and how soon. The kernel gives everybody turns in order; what is asked for is checked and remembered.
+
+use super::Answer;
+use crate::mem::{machine, uaccess};
+use crate::task::{Thread, process, time};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
+use vellum::platform::Cpus;
+use vellum_kernel::credentials::place;
+use vellum_kernel::errno::Errno;
+
+/// The least nice that one can be, and the most.
+const NICE: core::ops::RangeInclusive<i32> = -20..=19;
+
+/// The thread of a number that a program gives: 0 is its own.
+fn thread_of(thread: &Arc<Thread>, tid: u64) -> Result<Arc<Thread>, Errno> {
+    match tid as i32 {
+        0 => Ok(thread.clone()),
+        ..0 => Err(Errno::EINVAL),
+        tid => process::find_thread(tid as u32).ok_or(Errno::ESRCH),
+    }
+}
+
+/// `sched_getaffinity`: every processor.
+pub fn getaffinity(thread: &Arc<Thread>, pid: u64, size: u64, to: u64) -> Answer {
+    thread_of(thread, pid)?;
+    if size < 8 || !size.is_multiple_of(8) {
+        return Err(Errno::EINVAL);
+    }
+    let cpus = machine().platform().count();
+    let set = if cpus >= 64 { u64::MAX } else { (1 << cpus) - 1 };
+    uaccess::write(&thread.memory(), to, &u64::to_le_bytes(set))?;
+    Ok(8)
+}
+
+/// `sched_setaffinity`: any set that has a processor in it, to no effect.
+pub fn setaffinity(thread: &Arc<Thread>, pid: u64, size: u64, from: u64) -> Answer {
+    thread_of(thread, pid)?;
+    let mut bytes = [0; 8];
+    uaccess::read(&thread.memory(), from, &mut bytes[..size.min(8) as usize])?;
+    let cpus = machine().platform().count();
+    if u64::from_le_bytes(bytes) & ((1 << cpus.min(63)) - 1) == 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(0)
+}
+
+/// Whom `getpriority` and `setpriority` are about.
+fn those(thread: &Arc<Thread>, kind: u64, who: u64) -> Result<Vec<Arc<Thread>>, Errno> {
+    const PROCESS: u32 = 0;
+    const GROUP: u32 = 1;
+    const USER: u32 = 2;
+    let who = who as u32;
+    let all = || process::all().into_iter().flat_map(|process| process.threads.lock().clone());
+    let found: Vec<_> = match kind as u32 {
+        PROCESS if who == 0 => [thread.clone()].into(),
+        PROCESS => process::find_thread(who).into_iter().collect(),
+        GROUP => {
+            let own = thread.process.group.load(Ordering::Relaxed);
+            let group = if who == 0 { own } else { who };
+            all().filter(|thread| thread.process.group.load(Ordering::Relaxed) == group).collect()
+        }
+        USER => {
+            let user = if who == 0 { thread.credentials().uids[place::REAL] } else { who };
+            all().filter(|thread| thread.credentials().uids[place::REAL] == user).collect()
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    if found.is_empty() { Err(Errno::ESRCH) } else { Ok(found) }
+}
+
+/// `getpriority`: 20 less what the least nice of them is.
+pub fn getpriority(thread: &Arc<Thread>, kind: u64, who: u64) -> Answer {
+    let nice = those(thread, kind, who)?.iter().map(|thread| thread.traits.lock().nice).min();
+    Ok((20 - nice.unwrap_or(0)) as u64)
+}
+
+/// `setpriority`.
+pub fn setpriority(thread: &Arc<Thread>, kind: u64, who: u64, nice: u64) -> Answer {
+    let nice = (nice as i32).clamp(*NICE.start(), *NICE.end());
+    let own = thread.credentials();
+    let mut answer = Ok(0);
+    for other in those(thread, kind, who)? {
+        let limit = other.process.limits.lock()[abi::RLIMIT_NICE as usize][0];
+        let mut traits = other.traits.lock();
+        if !own.may_schedule(&traits.credentials) {
+            answer = Err(Errno::EPERM);
+        } else if nice < traits.nice && (20 - nice) as u64 > limit && !own.has(abi::CAP_SYS_NICE) {
+            answer = Err(Errno::EACCES);
+        } else {
+            traits.nice = nice;
+        }
+    }
+    answer
+}
+
+/// `sched_get_priority_max` and `sched_get_priority_min`.
+pub fn priority_range(class: u64, max: bool) -> Answer {
+    match class as u32 {
+        abi::SCHED_FIFO | abi::SCHED_RR => Ok(if max { 99 } else { 1 }),
+        abi::SCHED_NORMAL | abi::SCHED_BATCH | abi::SCHED_IDLE => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Gives a thread a class and a priority, if it may have them. `class` is that of a call, perhaps with the flag that children
+/// go without.
+fn set(thread: &Arc<Thread>, tid: u64, class: u32, priority: u32) -> Answer {
+    let target = thread_of(thread, tid)?;
+    let class = class & !abi::SCHED_RESET_ON_FORK;
+    let real_time = matches!(class, abi::SCHED_FIFO | abi::SCHED_RR);
+    let right = match class {
+        abi::SCHED_FIFO | abi::SCHED_RR => (1..=99).contains(&priority),
+        abi::SCHED_NORMAL | abi::SCHED_BATCH | abi::SCHED_IDLE => priority == 0,
+        _ => false,
+    };
+    if !right {
+        return Err(Errno::EINVAL);
+    }
+    let own = thread.credentials();
+    let limit = target.process.limits.lock()[abi::RLIMIT_RTPRIO as usize][0];
+    let mut traits = target.traits.lock();
+    let rises = real_time && u64::from(priority) > limit.max(traits.schedule.1.into());
+    if !own.may_schedule(&traits.credentials) || (rises && !own.has(abi::CAP_SYS_NICE)) {
+        return Err(Errno::EPERM);
+    }
+    traits.schedule = (class, priority);
+    Ok(0)
+}
+
+/// The priority that a program gives (`struct sched_param`).
+fn read_priority(thread: &Arc<Thread>, from: u64) -> Result<u32, Errno> {
+    let mut bytes = [0; 4];
+    if from == 0 {
+        return Err(Errno::EINVAL);
+    }
+    uaccess::read(&thread.memory(), from, &mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+/// `sched_setscheduler`.
+pub fn setscheduler(thread: &Arc<Thread>, tid: u64, class: u64, from: u64) -> Answer {
+    if (class as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    set(thread, tid, class as u32, read_priority(thread, from)?)
+}
+
+/// `sched_getscheduler`.
+pub fn getscheduler(thread: &Arc<Thread>, tid: u64) -> Answer {
+    Ok(thread_of(thread, tid)?.traits.lock().schedule.0.into())
+}
+
+/// `sched_setparam`.
+pub fn setparam(thread: &Arc<Thread>, tid: u64, from: u64) -> Answer {
+    let priority = read_priority(thread, from)?;
+    let class = thread_of(thread, tid)?.traits.lock().schedule.0;
+    set(thread, tid, class, priority)
+}
+
+/// `sched_getparam`.
+pub fn getparam(thread: &Arc<Thread>, tid: u64, to: u64) -> Answer {
+    if to == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let priority = thread_of(thread, tid)?.traits.lock().schedule.1;
+    uaccess::write(&thread.memory(), to, &priority.to_le_bytes()).map(|()| 0)
+}
+
+/// `sched_rr_get_interval`: how long a turn is.
+pub fn interval(thread: &Arc<Thread>, tid: u64, to: u64) -> Answer {
+    thread_of(thread, tid)?;
+    let turn = u128::from(time::TURN) << 64;
+    uaccess::write(&thread.memory(), to, &turn.to_le_bytes()).map(|()| 0)
+}
