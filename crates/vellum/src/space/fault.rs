@@ -11,7 +11,7 @@ use crate::table::{Found, NotMapped};
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::AddressSpace;
-use super::map::Growth;
+use super::stack::Growth;
 
 /// What user mode tried to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

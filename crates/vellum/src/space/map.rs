@@ -9,7 +9,7 @@ use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
 use crate::group::GroupId;
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, Direction, Prot, STACK_GUARD, State, Vma};
+use crate::vma::{AreaFlags, Direction, Prot, State, Vma};
 
 use super::areas::{Areas, Excess};
 use super::object::Source;
@@ -350,46 +350,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             kind.prot.contains(Prot::WRITE) && !kind.flags.contains(AreaFlags::NORESERVE) && !kind.backing.is_shared();
         promised && len / FRAME_SIZE > self.tables.machine.frames().total()
     }
-
-    /// The page at `addr` was touched and is not mapped: let the stack above it grow down to it.
-    pub(super) fn grow_stack(&self, addr: u64) -> Result<Growth, OutOfMemory> {
-        let start = align_down(addr, self.page_shift());
-        let mut areas = self.write();
-        if areas.find(addr).is_some() {
-            return Ok(Growth::There);
-        }
-        let Some(stack) = areas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
-        if areas.is_claimed(VirtRange { start, end: stack.range.end }) {
-            return Ok(Growth::Wait);
-        }
-        if !stack.flags.contains(AreaFlags::GROWSDOWN) || start < areas.limits.lowest {
-            return Ok(Growth::Nothing);
-        }
-        let grown = VirtRange { start, end: stack.range.start };
-        let below = areas.tree.prev(stack.range.start).copied();
-        let crowded = below.is_some_and(|v| {
-            let guard = if v.flags.contains(AreaFlags::GROWSDOWN) || v.prot.is_empty() { 0 } else { STACK_GUARD };
-            v.range.end.saturating_add(guard) > start
-        });
-        if crowded || stack.range.end - start > areas.limits.stack || areas.allow(&stack, grown.len(), 0).is_err() {
-            return Ok(Growth::Nothing);
-        }
-        areas.tree.update(stack.range.start, |v| v.range.start = start);
-        areas.account(&Vma { range: grown, ..stack }, grown, 1);
-        areas.merge(self.tables.machine, grown);
-        Ok(Growth::There)
-    }
-}
-
-/// What became of an address that is not mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Growth {
-    /// It is mapped now: the stack grew, or another CPU was quicker.
-    There,
-    /// It stays unmapped.
-    Nothing,
-    /// Somebody is changing what is there: look again.
-    Wait,
 }
 
 fn new_area(range: VirtRange, request: &Request, future: AreaFlags) -> Vma {

@@ -27,6 +27,7 @@
 //! | `object` | what stands behind an area: faults on it |
 //! | `discard` | pages that an object has lost |
 //! | `sync` | `msync` |
+//! | `stack` | areas that grow by being touched |
 //! | `zap` | emptying a range of page tables by the run |
 //! | `unmap` | areas go |
 //! | `remap` | areas change their size or their place |
@@ -51,6 +52,7 @@ mod query;
 mod relocate;
 mod remap;
 mod seal;
+mod stack;
 mod sync;
 mod unmap;
 mod zap;
