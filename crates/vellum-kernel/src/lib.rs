@@ -21,3 +21,4 @@ pub mod tags;
 #[cfg(test)]
 mod testing;
 pub mod wait;
+pub mod wire;

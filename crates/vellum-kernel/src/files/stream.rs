@@ -1,14 +1,20 @@
 //! The streams of the first program, over the wire.
+//!
+//! The wire is read only as fast as the program reads: what it has not asked for stays in the serial port, and then with the
+//! host. The port interrupts when something comes into an empty port, so that whoever finds it empty may sleep.
 
 use crate::arch::serial::wire;
 use core::any::Any;
-use linux_raw_sys::general::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
+use linux_raw_sys::general::{POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
+use spin::Mutex;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{File, Sink, Source};
+use vellum_kernel::wait::Queue;
+use vellum_kernel::wire::Input;
 
 /// Which of them.
 pub enum Stream {
-    /// Standard input: empty so far.
+    /// Standard input.
     Input,
     /// Standard output.
     Output,
@@ -16,9 +22,68 @@ pub enum Stream {
     Errors,
 }
 
+static ARRIVED: Mutex<Arrived> = Mutex::new(Arrived { frames: Input::new(), bytes: [0; 256], first: 0, end: 0 });
+static READERS: Queue = Queue::new();
+
+/// Input that has left the port and was not read yet.
+struct Arrived {
+    frames: Input,
+    bytes: [u8; 256],
+    first: usize,
+    end: usize,
+}
+
+impl Arrived {
+    /// What there is now.
+    fn look(&mut self) -> &[u8] {
+        if self.first == self.end {
+            (self.first, self.end) = (0, 0);
+        }
+        while self.end < self.bytes.len() && !self.frames.ended() {
+            let Some(byte) = wire::receive() else { break };
+            if let Some(input) = self.frames.take(byte) {
+                self.bytes[self.end] = input;
+                self.end += 1;
+            }
+        }
+        &self.bytes[self.first..self.end]
+    }
+}
+
+/// Has whoever waits for input look again.
+pub fn tell() {
+    READERS.wake_all();
+}
+
+fn read(to: &mut dyn Sink) -> Result<usize, Errno> {
+    let mut done = 0;
+    let mut arrived = ARRIVED.lock();
+    while to.room() > 0 {
+        let bytes = arrived.look();
+        if bytes.is_empty() {
+            if done == 0 && !arrived.frames.ended() {
+                return Err(Errno::EAGAIN);
+            }
+            break;
+        }
+        match to.put(bytes) {
+            Ok(put) => {
+                arrived.first += put;
+                done += put;
+            }
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
 impl File for Stream {
-    fn read(&self, _at: u64, _to: &mut dyn Sink) -> Result<usize, Errno> {
-        Ok(0)
+    fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        match self {
+            Stream::Input => read(to),
+            Stream::Output | Stream::Errors => Err(Errno::EBADF),
+        }
     }
 
     fn write(&self, _at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
@@ -44,7 +109,19 @@ impl File for Stream {
     }
 
     fn ready(&self) -> u32 {
-        POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM
+        match self {
+            // As with a pipe.
+            Stream::Input => {
+                let mut arrived = ARRIVED.lock();
+                let there = if arrived.look().is_empty() { 0 } else { POLLIN | POLLRDNORM };
+                there | if arrived.frames.ended() { POLLHUP } else { 0 }
+            }
+            Stream::Output | Stream::Errors => POLLOUT | POLLWRNORM,
+        }
+    }
+
+    fn queue(&self) -> Option<&Queue> {
+        matches!(self, Stream::Input).then_some(&READERS)
     }
 
     fn as_any(&self) -> &dyn Any {

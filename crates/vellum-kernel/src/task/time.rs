@@ -4,6 +4,7 @@
 //! thread it runs, whichever is sooner; whichever processor's fires, wakes them.
 
 use crate::arch::{apic, percpu};
+use crate::files::stream;
 use crate::mem::now_ns;
 use alloc::collections::BTreeMap;
 use core::future::Future;
@@ -52,11 +53,12 @@ impl Drop for Sleep {
     }
 }
 
-/// Wakes whoever has waited long enough.
+/// Deals with what an interrupt has told: wakes whoever has waited long enough, or for the wire.
 pub fn expire() {
     let cpu = percpu::current();
     if cpu.tick.swap(false, Ordering::Relaxed) {
         cpu.armed.set(u64::MAX);
+        stream::tell();
     }
     if FIRST.load(Ordering::Relaxed) > now_ns() {
         return;

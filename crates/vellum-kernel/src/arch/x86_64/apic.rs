@@ -2,6 +2,7 @@
 //! Interrupt Controller").
 
 use crate::arch::clock::ticks;
+use crate::arch::ioapic;
 use crate::arch::paging::phys_to_virt;
 use crate::arch::percpu::{self, MAX_CPUS};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -14,6 +15,8 @@ pub const TIMER: u8 = 32;
 pub const KICK: u8 = 33;
 /// Has another processor answer a shootdown.
 pub const SHOOTDOWN: u8 = 34;
+/// The wire's: the host has sent something.
+pub const WIRE: u8 = 35;
 /// What the APIC delivers when there is nothing to deliver.
 pub const SPURIOUS: u8 = 47;
 
@@ -87,6 +90,11 @@ pub fn calibrate(now_ns: impl Fn() -> u64) {
 pub fn arm(ns: u64) {
     let count = ((u128::from(ns) * u128::from(RATE.load(Relaxed))) >> 32) as u64;
     write(INITIAL_COUNT, count.clamp(1, u64::from(u32::MAX)) as u32);
+}
+
+/// Has a line of the old bus interrupt this processor.
+pub fn hear(line: u8, vector: u8) {
+    ioapic::route(line, vector, (read(ID) >> 24) as u8);
 }
 
 /// Tells the APIC that its interrupt is served.

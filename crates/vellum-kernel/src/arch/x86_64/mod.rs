@@ -13,6 +13,7 @@
 //! | [`frame`] | what a signal's handler finds on its stack |
 //! | [`vector`] | the vector registers |
 //! | [`apic`] | the timer, and interrupts between processors |
+//! | [`ioapic`] | devices' interrupts |
 //! | [`clock`] | time |
 //! | [`serial`] | the console, and the wire to the host |
 //! | [`mod@exit`] | how the machine stops |
@@ -25,6 +26,7 @@ pub mod cpuinfo;
 pub mod entry;
 pub mod exit;
 pub mod frame;
+pub mod ioapic;
 pub mod paging;
 pub mod percpu;
 pub mod pvh;

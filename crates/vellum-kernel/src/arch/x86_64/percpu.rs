@@ -36,7 +36,7 @@ pub struct PerCpu {
     pub task: UnsafeCell<TaskStateSegment>,
     /// As the engine counts processors.
     pub index: usize,
-    /// Whether the timer has fired since this was last looked at.
+    /// Whether the timer has fired, or the wire has something, since this was last looked at.
     pub tick: AtomicBool,
     /// When the timer will fire, in nanoseconds; `u64::MAX`: never.
     pub armed: Cell<u64>,

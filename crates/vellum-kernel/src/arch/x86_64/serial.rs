@@ -57,9 +57,14 @@ macro_rules! println {
 /// The wire to the host: a program's streams, in frames of a type, a length and so many bytes.
 pub mod wire {
     use super::{Config, Mutex, PioBackend, Uart16550};
+    use crate::arch::apic;
+    use uart_16550::BaudRate;
+    use uart_16550::spec::registers::IER;
 
     /// The I/O port of the second serial port on a PC.
     const COM2: u16 = 0x2f8;
+    /// Its interrupt's line.
+    const LINE: u8 = 3;
     /// What says that a program is about to start.
     const READY: u8 = b'V';
 
@@ -77,16 +82,23 @@ pub mod wire {
 
     static PORT: Mutex<Option<Uart16550<PioBackend>>> = Mutex::new(None);
 
-    /// Sets the port up and tells the host.
+    /// Sets the port up and tells the host. From now on this processor is interrupted when something comes.
     pub fn init() {
         // SAFETY: COM2 has this address on every PC, and `PORT`'s lock makes this driver its only user.
         let port = unsafe { Uart16550::new_port(COM2) };
         if let Ok(mut port) = port
-            && port.init(Config::default()).is_ok()
+            // Fast, as the port waits for the time of four bytes before it tells of less than a handful.
+            && port.init(Config { interrupts: IER::DATA_READY, baud_rate: BaudRate::Baud115200, ..Config::default() }).is_ok()
         {
+            apic::hear(LINE, apic::WIRE);
             port.send_bytes_exact(&[READY]);
             *PORT.lock() = Some(port);
         }
+    }
+
+    /// The next byte from the host, if there is one.
+    pub fn receive() -> Option<u8> {
+        PORT.lock().as_mut()?.try_receive_byte().ok()
     }
 
     /// Sends a frame; what is longer than a frame goes in several.

@@ -230,7 +230,7 @@ extern "C" fn handle(frame: &mut Registers) {
 /// Serves an interrupt, in kernel mode or from user mode. Interrupts are off.
 pub fn interrupt(vector: u64) {
     match vector as u8 {
-        apic::TIMER => percpu::current().tick.store(true, Ordering::Relaxed),
+        apic::TIMER | apic::WIRE => percpu::current().tick.store(true, Ordering::Relaxed),
         apic::SHOOTDOWN => {
             let hook = SHOOTDOWN.load(Ordering::Acquire);
             if !hook.is_null() {
