@@ -158,6 +158,11 @@ int main(int argc, char **argv) {
         signal(*signals, end);
     if (before[0][0] && !write_line(setting(0), "always"))
         die("%s can't be written", setting(0));
+    // A kernel has things to do just after it has booted, and memory that nobody had before may cost it more.
+    choose(0);
+    char *first = map();
+    fill(first);
+    munmap(first, length);
     row(0, "4 KiB");
     for (int order = 2; order < SIZES - 1; order++) {
         char folio[16];
