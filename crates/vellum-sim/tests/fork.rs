@@ -371,3 +371,65 @@ fn a_pinned_page_stays() {
         assert!(space.pin(u64::MAX, Access::Read).is_err());
     });
 }
+
+/// A page that is pinned when there is a child stays the parent's: what is written through the pin, before and after, the parent
+/// finds there, and writes beside it without a copy; the child has a copy of what was there.
+fn pinned_with_a_child(pages: u64, knob: Knob) {
+    x86(32 << 20, |on| {
+        on.machine.policy().set_global(knob);
+        let parent = on.space();
+        map(&parent, BASE, pages * PAGE, MapFlags::empty());
+        (0..pages).for_each(|page| on.store(&parent, BASE + page * PAGE, page + 1));
+        let pin = parent.pin(BASE + PAGE, Access::Write).unwrap();
+        pin.write(8, &10u64.to_ne_bytes());
+        let child = parent.fork().unwrap();
+        pin.write(16, &11u64.to_ne_bytes());
+        on.store(&parent, BASE + PAGE, 12);
+        let words = |space: &Space<'_, X86_64>| [0, 8, 16].map(|word| on.load(space, BASE + PAGE + word));
+        assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [2, 10, 0]));
+        assert_eq!(on.count(Counter::CowCopies), 0, "the parent keeps the page that is pinned");
+        on.store(&child, BASE + PAGE, 13);
+        assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [13, 10, 0]));
+        for page in (0..pages).filter(|page| *page != 1) {
+            assert_eq!(
+                (on.load(&parent, BASE + page * PAGE), on.load(&child, BASE + page * PAGE)),
+                (page + 1, page + 1)
+            );
+        }
+        drop(child);
+        pin.write(16, &14u64.to_ne_bytes());
+        assert_eq!(words(&parent), [12, 10, 14]);
+    });
+}
+
+#[test]
+fn a_pinned_page_is_copied_for_a_child() {
+    pinned_with_a_child(4, Knob::Never);
+    pinned_with_a_child(4, Knob::Always);
+    pinned_with_a_child(1024, Knob::Always);
+}
+
+/// Where there is no memory for the copy there is no child, and the parent goes on as if nothing had been.
+#[test]
+fn no_memory_for_a_copy_of_a_pinned_page() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 2 * PAGE, MapFlags::empty());
+        on.store(&parent, BASE, 1);
+        let pin = parent.pin(BASE, Access::Write).unwrap();
+        let mut failures = 0;
+        for nth in 1.. {
+            on.sim.refuse(Refusal::Nth(nth));
+            let forked = parent.fork();
+            on.sim.refuse(Refusal::Never);
+            match forked {
+                Err(ForkError::OutOfMemory) => failures += 1,
+                Ok(_) => break,
+            }
+            pin.write(0, &nth.to_ne_bytes());
+            assert_eq!(on.load(&parent, BASE), nth);
+            on.store(&parent, BASE, nth + 1);
+        }
+        assert!(failures > 3, "the child takes a root, tables and the copy");
+    });
+}

@@ -186,6 +186,14 @@ impl Frame {
         Counts::unpack(self.counts.load(Ordering::Acquire))
     }
 
+    /// Whether somebody has a reference who has no mapping. (Or had just now: while pages are unmapped, their mappings may go
+    /// first.)
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        let counts = self.counts();
+        counts.refs > counts.maps
+    }
+
     /// For whoever owns the folio alone: start counting.
     #[inline]
     pub(crate) fn set_counts(&self, counts: Counts) {

@@ -9,12 +9,16 @@
 //! What the parent held at one moment: when its CPUs are made to forget that they might write, at the end. Until then they write
 //! to what the child has too, if they still may; and who may not, because a fault would have to be dealt with first, waits
 //! until the end ([`State::Held`]). So of two stores of one thread the child never has the second alone.
+//!
+//! # Pinned pages
+//! Who has pinned a page ([`super::pin`]) writes to it past the entries. So it stays the parent's own, and after that moment the
+//! child gets a copy of it.
 
-use crate::addr::VirtRange;
+use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, Marker};
 use crate::cache;
 use crate::errno::Errno;
-use crate::frame::{OutOfMemory, flag};
+use crate::frame::{Frame, OutOfMemory, flag};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{Found, LockedTable, Run};
@@ -104,6 +108,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Give the child what is in its areas. Whatever it answers, nobody may write any more to what the child has got.
     fn share(&self, child: &Self) -> Result<(), OutOfMemory> {
         let mut gather = self.gather(VirtRange { start: 0, end: self.tables.arch.user_end() });
+        let mut pinned = false;
+        let shared = self.each_shared(child, |area| self.share_area(child, area, &mut pinned, &mut gather));
+        drop(gather);
+        shared?;
+        // This is the moment that the child has: nobody writes any more without a fault.
+        if pinned { self.each_shared(child, |area| self.copy_pinned(child, area)) } else { Ok(()) }
+    }
+
+    /// The areas that a child has with its parent's private memory.
+    fn each_shared(&self, child: &Self, mut f: impl FnMut(&Vma) -> Result<(), OutOfMemory>) -> Result<(), OutOfMemory> {
         let mut at = 0;
         loop {
             // The child is nobody else's yet, and the parent's areas don't change: no lock is held for long.
@@ -111,19 +125,26 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let Some(area) = next else { return Ok(()) };
             at = area.range.end;
             if !area.flags.contains(AreaFlags::WIPEONFORK) && !area.backing.is_shared() {
-                self.share_area(child, &area, &mut gather)?;
+                f(&area)?;
             }
         }
     }
 
-    fn share_area(&self, child: &Self, area: &Vma, gather: &mut Gather<'_, 'm, P>) -> Result<(), OutOfMemory> {
+    fn share_area(
+        &self,
+        child: &Self,
+        area: &Vma,
+        pinned: &mut bool,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Result<(), OutOfMemory> {
         let mut at = area.range.start;
         while at < area.range.end {
             match self.tables.find(at, area.range.end) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let mut batch = Batch { runs: [Batch::NOTHING; Batch::ROOM], used: 0 };
-                    at = self.share_table(&table, VirtRange { start: at, ..area.range }, area, &mut batch, gather);
+                    let range = VirtRange { start: at, ..area.range };
+                    at = self.share_table(&table, range, area, &mut batch, pinned, gather);
                     table.release();
                     child.adopt(&batch.runs[..batch.used])?;
                     self.tables.platform().resched();
@@ -140,6 +161,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         range: VirtRange,
         area: &Vma,
         batch: &mut Batch,
+        pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
         let arch = &self.tables.arch;
@@ -150,9 +172,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match run.kind {
                 Kind::Leaf => {
                     if !area.backing.is_anonymous() {
-                        self.cut_at_objects(&mut run);
+                        self.cut(&mut run, |frame| frame.has(flag::OBJECT));
                     }
-                    if self.share_run(table, &run, gather) {
+                    // A reference that no entry has is somebody's who may write there, and not be told: the page stays the
+                    // parent's own, and the child gets a copy.
+                    if run.attrs(arch).contains(Attrs::EXCLUSIVE) && self.cut(&mut run, |frame| frame.is_held()) {
+                        *pinned = true;
+                        let attrs = run.attrs(arch) - Attrs::WRITE;
+                        table.rewrite(&run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
+                        gather.note(run.range(arch), table.shift());
+                    } else if self.share_run(table, &run, gather) {
                         let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE;
                         batch.push(Run { raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level), ..run });
                     }
@@ -166,15 +195,52 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         at
     }
 
-    /// Of a run in a private area of an object, keep the first entries that are all the object's pages, or none.
-    fn cut_at_objects(&self, run: &mut Run) {
+    /// Of a run, keep the first entries of whose folios the same is to be said; what that is.
+    fn cut(&self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         let first = run.pfn(arch);
-        let objects = frames.head(first).1.has(flag::OBJECT);
-        let alike =
-            frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| frame.has(flag::OBJECT) == objects);
-        run.len = (alike.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - 12)) as usize;
+        let said = say(frames.head(first).1);
+        let alike = frames.folios(first, run.frames(arch)).take_while(|(_, frame, _)| say(frame) == said);
+        run.len = (alike.map(|(.., pages)| pages).sum::<u32>() >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        said
+    }
+
+    /// Give the child copies of what has stayed the parent's own in an area. Nothing there changes meanwhile, but for what is
+    /// written by who has pinned it.
+    fn copy_pinned(&self, child: &Self, area: &Vma) -> Result<(), OutOfMemory> {
+        let arch = &self.tables.arch;
+        let mut at = area.range.start;
+        while at < area.range.end {
+            match self.tables.find(at, area.range.end) {
+                Found::Hole(end) => at = end,
+                Found::Table(table) => {
+                    let run = table.run(at, area.range.end.min(table.end()));
+                    table.release();
+                    let Some(run) = run else { continue };
+                    at = run.range(arch).end;
+                    if run.kind == Kind::Leaf && run.attrs(arch).contains(Attrs::EXCLUSIVE) {
+                        self.copy_run(child, area, &run)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_run(&self, child: &Self, area: &Vma, run: &Run) -> Result<(), OutOfMemory> {
+        let arch = &self.tables.arch;
+        let pages = run.range(arch).len() >> arch.page_shift();
+        for n in 0..pages as u32 {
+            let va = run.va + ((n as u64) << arch.page_shift());
+            let from = run.pfn(arch).add(n << arch.page_order());
+            let (pfn, order) = child.new_folio(area, arch.page_order(), 0, false).map_err(|_| OutOfMemory)?;
+            // SAFETY: the parent has the page mapped until its areas are held no more; the copy is nobody else's yet.
+            unsafe { cache::copy_frames(self.tables.machine, from, pfn, 1 << order) };
+            child.map_folio(area, va, pfn, order).map_err(|_| OutOfMemory)?;
+            self.tables.platform().resched();
+        }
+        Ok(())
     }
 
     /// Take references and mappings for the child, and from the entries the right to write in place. Whether it is something

@@ -11,8 +11,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The page behind an address, faulted in for this access: to write is to have it for the space alone first. It can't be
     /// freed before what is answered is dropped, and counts as had by somebody else until then.
     ///
-    /// What is written to it after the space has forked or unmapped it is not necessarily what the space finds there: who
-    /// writes should do so soon.
+    /// What is written to it is what the space finds there, and a child that it has meanwhile does not, until the space unmaps
+    /// or forgets the page.
     ///
     /// # Errors
     /// See [`FaultError`].

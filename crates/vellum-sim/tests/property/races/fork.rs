@@ -10,7 +10,8 @@ use vellum_sim::{Cpu, Strict};
 use super::{PAGE, Space, at, check, every, fixed, space, strict};
 
 /// A program stores to page 0 and then to page 1 while its space has a child. The child has none of it, the first, or both.
-fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
+/// Pages may be pinned meanwhile.
+fn the_child_has_a_moment(pinned: &'static [u64], prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -20,6 +21,7 @@ fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + '
         // So that the table is there whatever happens.
         parent.map(fixed(40, 1, MapFlags::POPULATE)).unwrap();
         prepare(&parent);
+        let pins: Vec<_> = pinned.iter().map(|page| parent.pin(at(*page), Access::Write).unwrap()).collect();
         let ready = AtomicBool::new(false);
         let child = thread::scope(|s| {
             s.spawn(|| {
@@ -44,25 +46,32 @@ fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + '
         assert_eq!((program.load_u64(at(0)), program.load_u64(at(1))), (Ok(7), Ok(7)));
         drop(program);
         check(&parent);
-        drop((parent, child));
+        drop((parent, child, pins));
         drop(boot);
     };
     every(run);
 }
 
 #[test]
+fn a_child_has_a_moment_of_pinned_memory() {
+    the_child_has_a_moment(&[0], |_| {});
+    the_child_has_a_moment(&[1], |_| {});
+    the_child_has_a_moment(&[0, 1], |_| {});
+}
+
+#[test]
 fn a_child_has_a_moment_of_untouched_memory() {
-    the_child_has_a_moment(|_| {});
+    the_child_has_a_moment(&[], |_| {});
 }
 
 #[test]
 fn a_child_has_a_moment_of_zeros() {
-    the_child_has_a_moment(|space| space.fault(at(0), Access::Read).unwrap());
+    the_child_has_a_moment(&[], |space| space.fault(at(0), Access::Read).unwrap());
 }
 
 #[test]
 fn a_child_has_a_moment_of_memory_shared_before() {
-    the_child_has_a_moment(|space| {
+    the_child_has_a_moment(&[], |space| {
         space.fault(at(0), Access::Write).unwrap();
         drop(space.fork().unwrap());
     });
