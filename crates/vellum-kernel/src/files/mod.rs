@@ -32,6 +32,7 @@ use spin::{Mutex, Once};
 use stream::Stream;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device::{self, Full, Null, Random, Zero, number};
+use vellum_kernel::fs::lock::{Locks, Owner};
 use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::names::{Mapped, View};
 use vellum_kernel::fs::open::Open;
@@ -42,6 +43,7 @@ use vellum_kernel::fs::{Inode, Kind, Namespace, Pages, Table, Who, archive};
 /// All there is.
 struct World {
     names: Namespace,
+    locks: Arc<Locks>,
     root: Arc<Node>,
 }
 
@@ -100,12 +102,24 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
         names.add_device(number, file)?;
     }
     mount::init(&view)?;
-    WORLD.call_once(|| World { names, root });
+    WORLD.call_once(|| World { names, locks: Arc::default(), root });
     Ok(())
 }
 
 fn world() -> &'static World {
     WORLD.get().expect("files are set up")
+}
+
+/// The locks on files.
+pub fn locks() -> &'static Arc<Locks> {
+    &world().locks
+}
+
+/// A process has closed a descriptor: with it go the process's locks on the file.
+pub fn closed(process: u32, open: &Open) {
+    if world().locks.any() {
+        world().locks.release_all(Owner::Process(process), Some(open.inode().meta().identity()));
+    }
 }
 
 /// What a process has of files: shared by its threads, copied for its children.

@@ -10,6 +10,7 @@
 //! | [`names`] | paths: lookup, mounts, and what system calls do with names |
 //! | [`open`] | open file descriptions: offset, flags, to block or not |
 //! | [`table`] | descriptors |
+//! | [`lock`] | locks on files |
 //! | [`poll`] | to wait for one of many |
 //! | [`pipe`], [`event`], [`device`] | files without contents of their own |
 //! | [`tmpfs`] | the file system in memory |
@@ -23,6 +24,7 @@ pub mod device;
 pub mod event;
 pub mod inode;
 pub mod io;
+pub mod lock;
 pub mod meta;
 pub mod names;
 pub mod open;

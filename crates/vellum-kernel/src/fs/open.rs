@@ -5,6 +5,7 @@
 
 use super::inode::{FIRST, File, Inode};
 use super::io::{Sink, Source};
+use super::lock::{Locks, Owner};
 use super::meta::Kind;
 use crate::errno::Errno;
 use crate::wait::give_way;
@@ -16,7 +17,7 @@ use linux_raw_sys::general::{
     O_TRUNC, O_WRONLY, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE,
     SEEK_SET,
 };
-use spin::Mutex;
+use spin::{Mutex, Once};
 
 /// What `fcntl(F_SETFL)` changes.
 const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME;
@@ -33,6 +34,8 @@ pub struct Open {
     flags: AtomicU32,
     offset: Mutex<u64>,
     name: Option<Name>,
+    /// Where it has locks, if it ever had any.
+    locks: Once<Arc<Locks>>,
 }
 
 /// What an open file is called.
@@ -47,7 +50,13 @@ pub enum Name {
 impl Open {
     /// With the flags of `open`. `file` may be missing for directories and with `O_PATH` only.
     pub fn new(inode: Arc<dyn Inode>, file: Option<Arc<dyn File>>, flags: u32, name: Option<Name>) -> Open {
-        Open { inode, file, flags: AtomicU32::new(flags & !AT_ONCE), offset: Mutex::new(0), name }
+        Open { inode, file, flags: AtomicU32::new(flags & !AT_ONCE), offset: Mutex::new(0), name, locks: Once::new() }
+    }
+
+    /// It, as an owner of locks, which it gives up when it goes.
+    pub fn owner(&self, locks: &Arc<Locks>) -> Owner {
+        self.locks.call_once(|| locks.clone());
+        Owner::Open(core::ptr::from_ref(self).addr())
     }
 
     /// What was opened.
@@ -333,6 +342,14 @@ impl Open {
         }
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
         file.allocate(mode, start..end as u64)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(locks) = self.locks.get() {
+            locks.release_all(Owner::Open(core::ptr::from_ref(self).addr()), None);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Descriptors: reading, writing, and what else is done with open files.
 
-use super::Answer;
+use super::{Answer, lock};
 use crate::files::user::UserBytes;
 use crate::files::{self, Files};
 use crate::mem::{now_ns, uaccess};
@@ -95,7 +95,7 @@ pub fn close(thread: &Thread, fd: u64) -> Answer {
     let number = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
     let removed = thread.files().table.lock().remove(number);
     removed.map(|slot| {
-        drop(slot);
+        files::closed(thread.process.pid, &slot.open);
         0
     })
 }
@@ -115,9 +115,8 @@ pub fn close_range(thread: &Thread, first: u64, last: u64, flags: u64) -> Answer
     }
     loop {
         let removed = files.table.lock().remove_next(range, false);
-        if removed.is_none() {
-            return Ok(0);
-        }
+        let Some(slot) = removed else { return Ok(0) };
+        files::closed(thread.process.pid, &slot.open);
     }
 }
 
@@ -138,13 +137,15 @@ pub fn dup_to(thread: &Thread, from: u64, to: u64, flags: Option<u64>) -> Answer
     let close_on_exec = flags.is_some_and(|flags| flags as u32 & abi::O_CLOEXEC != 0);
     let replaced = files.table.lock().replace(from, to, close_on_exec, limit(thread));
     replaced.map(|slot| {
-        drop(slot);
+        if let Some(slot) = slot {
+            files::closed(thread.process.pid, &slot.open);
+        }
         to.into()
     })
 }
 
 /// `fcntl`.
-pub fn fcntl(thread: &Thread, fd: u64, command: u64, argument: u64) -> Answer {
+pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -> Answer {
     let files = thread.files();
     let open = files.open(fd)?;
     let number = fd as u32;
@@ -166,8 +167,7 @@ pub fn fcntl(thread: &Thread, fd: u64, command: u64, argument: u64) -> Answer {
             open.set_flags(argument as u32);
             Ok(0)
         }
-        // Whoever asks for a lock gets it: there is nobody else in a test's directory.
-        abi::F_SETLK | abi::F_SETLKW => Ok(0),
+        command if lock::is_command(command) => lock::fcntl(thread, &open, command, argument).await,
         _ => open.file()?.control(command as u32, argument),
     }
 }

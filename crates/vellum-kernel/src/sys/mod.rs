@@ -5,6 +5,7 @@
 //! | [`memory`] | `mmap` and its kin |
 //! | [`remote`] | other processes' memory |
 //! | [`mod@file`] | descriptors |
+//! | [`mod@lock`] | locks on files |
 //! | [`path`] | files by name |
 //! | [`mod@mount`] | what is mounted where |
 //! | [`program`] | programs: into memory, and `execve` |
@@ -21,6 +22,7 @@ pub mod clock;
 pub mod file;
 pub mod futex;
 pub mod identity;
+pub mod lock;
 pub mod memory;
 pub mod misc;
 pub mod mount;
@@ -90,7 +92,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_dup => file::dup(thread, a[0]),
         nr::__NR_dup2 => file::dup_to(thread, a[0], a[1], None),
         nr::__NR_dup3 => file::dup_to(thread, a[0], a[1], Some(a[2])),
-        nr::__NR_fcntl => file::fcntl(thread, a[0], a[1], a[2]),
+        nr::__NR_fcntl => file::fcntl(thread, a[0], a[1], a[2]).await,
+        nr::__NR_flock => lock::flock(thread, a[0], a[1]).await,
         nr::__NR_lseek => file::lseek(thread, a[0], a[1], a[2]),
         nr::__NR_ioctl => file::ioctl(thread, a[0]),
         nr::__NR_fsync => file::sync(thread, a[0]),

@@ -16,6 +16,7 @@ use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::lock::Owner;
 
 /// Starts the first program. When it ends, the machine does.
 ///
@@ -194,6 +195,7 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     context.files = Files::nobodys();
     if last {
         *process.files.lock() = None;
+        files::locks().release_all(Owner::Process(process.pid), None);
     }
     space::unload();
     process.vfork_done();

@@ -183,9 +183,8 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     *context = crate::task::thread::Context::new(space, files.clone(), registers);
     loop {
         let closed = files.table.lock().remove_next((0, u32::MAX), true);
-        if closed.is_none() {
-            break;
-        }
+        let Some(slot) = closed else { break };
+        crate::files::closed(process.pid, &slot.open);
     }
     thread.set_name(called.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     process.vfork_done();
