@@ -16,6 +16,7 @@ pub mod credentials;
 pub mod errno;
 pub mod exec;
 pub mod fs;
+pub mod ipc;
 pub mod proc;
 pub mod tags;
 #[cfg(test)]

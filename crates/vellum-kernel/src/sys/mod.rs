@@ -12,6 +12,7 @@
 //! | [`process`] | processes and threads |
 //! | [`identity`] | users, groups, capabilities |
 //! | [`schedule`] | who runs where and how soon, for those who ask |
+//! | [`shm`] | System V shared memory |
 //! | [`signal`] | signals |
 //! | [`futex`] | waiting for a word of memory |
 //! | [`clock`] | time |
@@ -32,6 +33,7 @@ pub mod process;
 pub mod program;
 pub mod remote;
 pub mod schedule;
+pub mod shm;
 pub mod signal;
 
 use crate::mem::heap;
@@ -77,6 +79,10 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),
         nr::__NR_brk => memory::brk(thread, a[0]),
+        nr::__NR_shmget => shm::get(thread, a[0], a[1], a[2]),
+        nr::__NR_shmat => shm::attach(thread, a[0], a[1], a[2]),
+        nr::__NR_shmdt => shm::detach(thread, a[0]),
+        nr::__NR_shmctl => shm::control(thread, a[0], a[1], a[2]),
         nr::__NR_membarrier => misc::membarrier(thread, a[0], a[1]),
 
         nr::__NR_read => file::read(thread, a[0], Memory::One(a[1], a[2]), None).await,

@@ -13,7 +13,7 @@ mod facts;
 mod links;
 mod memory;
 mod process;
-mod settings;
+pub mod settings;
 mod system;
 
 pub use system::meminfo_of_node;

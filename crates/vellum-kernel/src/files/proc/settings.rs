@@ -67,13 +67,6 @@ static KERNEL: [Setting; 14] = [
     setting("threads-max", 4_194_304, 4_194_304, 4_194_304),
 ];
 
-/// System V shared memory may have what there is.
-static SHARED: [Setting; 3] = [
-    setting("shmall", u64::MAX - (1 << 24), u64::MAX - (1 << 24), u64::MAX - (1 << 24)),
-    setting("shmmax", u64::MAX - (1 << 24), u64::MAX - (1 << 24), u64::MAX - (1 << 24)),
-    setting("shmmni", 4096, 4096, 4096),
-];
-
 const WORDS: [(&str, &str); 6] = [
     ("core_pattern", "core"),
     ("domainname", misc::DOMAIN),
@@ -83,6 +76,18 @@ const WORDS: [(&str, &str); 6] = [
     ("version", misc::VERSION),
 ];
 
+/// Limits of shared memory: pages in all, bytes of a segment, segments.
+static SHARED_MEMORY: [Setting; 3] = [
+    setting("shmall", u64::MAX - (1 << 24), 0, u64::MAX),
+    setting("shmmax", u64::MAX - (1 << 24), 0, u64::MAX),
+    setting("shmmni", 4096, 0, 32768),
+];
+
+/// How much System V shared memory there may be: pages, bytes of a segment, segments.
+pub fn shared_memory() -> [u64; 3] {
+    [0, 1, 2].map(|which: usize| SHARED_MEMORY[which].value.load(Relaxed))
+}
+
 /// Adds the settings.
 ///
 /// # Errors
@@ -91,7 +96,7 @@ const WORDS: [(&str, &str); 6] = [
 pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
-    KERNEL.iter().chain(&SHARED).try_for_each(|setting| number(&kernel, setting))?;
+    KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
     for (name, value) in WORDS {
         let make: Make = Box::new(move || Ok(format!("{value}\n").into_bytes()));
         let take: Take = Box::new(move |new| match new.trim_ascii() == value.as_bytes() {

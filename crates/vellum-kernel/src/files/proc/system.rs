@@ -3,7 +3,7 @@
 use crate::arch::cpuinfo;
 use crate::files::mount;
 use crate::mem::{Machine, heap, machine, now_ns};
-use crate::sys::{clock::EPOCH, misc};
+use crate::sys::{clock::EPOCH, misc, shm};
 use crate::task::process as processes;
 use crate::task::process::last_number;
 use alloc::collections::BTreeSet;
@@ -47,7 +47,9 @@ const FILES: [File; 15] = [
 ///
 /// `ENOMEM`.
 pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
-    FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))
+    FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))?;
+    let shared = root.add_folder("sysvipc")?;
+    shared.add("shm", Text::read_only(root.system(), shm::list))
 }
 
 /// What all address spaces have, in bytes.
