@@ -43,10 +43,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !io::stdin().is_terminal() {
         io::stdin().read_to_end(&mut input)?;
     }
+    let accel = args.task.accel(&[&kernels[0], &kernels[1]]);
     let mut sides = Vec::new();
     for kernel in &kernels {
         let (mut output, mut errors) = (Vec::new(), Vec::new());
-        let outcome = args.task.run(kernel, Cursor::new(input.clone()), &mut output, &mut errors)?.outcome;
+        let outcome = args.task.run(kernel, accel, Cursor::new(input.clone()), &mut output, &mut errors)?.outcome;
         if let Outcome::Interrupted(_) = outcome {
             return Ok(ExitCode::from(outcome.status()));
         }

@@ -12,6 +12,7 @@ const DIRECTORIES: [&str; 8] = ["bin", "dev", "dev/shm", "etc", "proc", "sys", "
 struct Archive {
     bytes: Vec<u8>,
     directories: Vec<String>,
+    files: Vec<String>,
 }
 
 impl Archive {
@@ -39,6 +40,10 @@ impl Archive {
         let contents = fs::read(host).with_context(|| format!("reading {}", host.display()))?;
         let mode = fs::metadata(host)?.permissions().mode() & 0o777;
         let guest = guest.trim_start_matches('/');
+        if self.files.iter().any(|known| known == guest) {
+            bail!("{} is not the only file for /{guest}", host.display());
+        }
+        self.files.push(guest.into());
         if let Some((parent, _)) = guest.rsplit_once('/') {
             self.directory(parent)?;
         }
@@ -85,19 +90,19 @@ pub struct Extra {
 /// A file can't be read; there is no such program.
 pub fn pack(called: Program<'_>, extras: &[Extra], options: &str) -> anyhow::Result<Vec<u8>> {
     let Program { path: program, arguments, environment, files } = called;
-    let mut archive = Archive { bytes: Vec::new(), directories: Vec::new() };
+    let mut archive = Archive { bytes: Vec::new(), directories: Vec::new(), files: Vec::new() };
     for directory in DIRECTORIES {
         archive.directory(directory)?;
     }
     let name = program.to_str().context("the program's name is not UTF-8")?;
-    let given = files.iter().any(|(_, guest)| guest == name);
-    let path = if program.is_file() {
+    // Whoever says what is at a path in the machine means that and not what is there on this one.
+    let path = if files.iter().any(|(_, guest)| guest == name) {
+        name.into()
+    } else if program.is_file() {
         let base = program.file_name().and_then(|name| name.to_str()).context("the program has no name")?;
         let path = format!("/bin/{base}");
         archive.file(program, &path)?;
         path
-    } else if given {
-        name.into()
     } else {
         bail!("there is no program {name}: neither here nor among the --file options");
     };
@@ -155,6 +160,26 @@ mod tests {
         assert_eq!(find(".vellum/env").2, b"K=V\0");
         assert_eq!((find("init").1, find("init").2.as_slice()), (0o100755, &b"first"[..]));
         assert_eq!(find(".vellum/options").2, b"swap=4096\n");
+    }
+
+    #[test]
+    fn a_file_for_the_program_s_path_is_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, name).unwrap();
+            path
+        };
+        let (here, there) = (file("here"), file("there"));
+        let files = [(there.clone(), here.to_str().unwrap().to_string())];
+        let called = Program { path: &here, arguments: &[], environment: &[], files: &files };
+        let packed = names(&pack(called, &[], "").unwrap());
+        let path = here.to_str().unwrap();
+        assert!(packed.iter().any(|(name, _, contents)| name == &path[1..] && contents == b"there"));
+        assert!(!packed.iter().any(|(name, ..)| name == "bin/here"));
+        let twice = [(there.clone(), "/x".to_string()), (here.clone(), "/x".to_string())];
+        let error = pack(Program { files: &twice, ..called }, &[], "").unwrap_err();
+        assert!(error.to_string().contains("/x"), "{error}");
     }
 
     #[test]

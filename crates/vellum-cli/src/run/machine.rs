@@ -3,6 +3,7 @@
 //! QEMU's standard input and output are the wire to the program; the kernel's console goes to a file. QEMU ends with the
 //! program, with this command (it asked the host for that), and on every error.
 
+use super::accel::Accel;
 use super::kernel::Kernel;
 use super::wire;
 use anyhow::{Context, bail};
@@ -27,6 +28,7 @@ const QEMU: &str = "qemu-system-x86_64";
 pub struct Machine<'a> {
     pub kernel: &'a Kernel,
     pub archive: &'a [u8],
+    pub accel: Accel,
     pub cpus: u8,
     /// Bytes of memory.
     pub memory: u64,
@@ -113,11 +115,7 @@ impl Machine<'_> {
         let memory = format!("{}M", self.memory.div_ceil(1 << 20));
         qemu.args(["-machine", "q35", "-cpu", "max", "-nodefaults", "-display", "none", "-no-reboot"]);
         qemu.args(["-m", &memory, "-smp", &self.cpus.to_string()]);
-        // A CPU that waits for another, as in a shootdown, spins. With more of them than the host has, each such wait lasts
-        // until the host's scheduler has had them all run, for milliseconds; one thread in turns takes the next at once.
-        let host = thread::available_parallelism().map_or(1, usize::from);
-        let shares = self.cpus == 1 || usize::from(self.cpus) > host;
-        qemu.args(["-accel", if shares { "tcg,thread=single" } else { "tcg,thread=multi" }]);
+        qemu.args(["-accel", self.accelerator()]);
         if self.counts {
             qemu.args(["-icount", "shift=0,sleep=off"]);
         }
@@ -130,6 +128,17 @@ impl Machine<'_> {
         // SAFETY: between fork and exec only this system call is made.
         unsafe { qemu.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)) };
         qemu
+    }
+
+    fn accelerator(&self) -> &'static str {
+        // A CPU that waits for another, as in a shootdown, spins. With more of them than the host has, each such wait lasts
+        // until the host's scheduler has had them all run, for milliseconds; one thread in turns takes the next at once.
+        let host = thread::available_parallelism().map_or(1, usize::from);
+        match self.accel {
+            Accel::Kvm => "kvm",
+            Accel::Tcg if self.cpus == 1 || usize::from(self.cpus) > host => "tcg,thread=single",
+            Accel::Tcg => "tcg,thread=multi",
+        }
     }
 
     /// Runs the machine until the program ends, with these for its standard input, output and error.

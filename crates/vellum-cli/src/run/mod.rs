@@ -2,6 +2,7 @@
 //!
 //! | file | story |
 //! |---|---|
+//! | [`accel`] | who executes the machine's instructions |
 //! | [`archive`] | the program and its files, packed for the kernel |
 //! | [`kernel`] | the kernel to boot: which it is, and what that asks of the machine |
 //! | [`machine`] | the virtual machine: started, watched, ended |
@@ -9,6 +10,7 @@
 //! | [`symbols`] | names for the addresses of a kernel's backtrace |
 //! | [`wire`] | the program's streams, in frames over a serial port |
 
+mod accel;
 mod archive;
 mod kernel;
 mod machine;
@@ -17,6 +19,7 @@ mod symbols;
 mod wire;
 
 use crate::size;
+use accel::Accel;
 use anyhow::bail;
 pub use kernel::Kernel;
 use kernel::Kind;
@@ -107,6 +110,12 @@ fn pair(text: &str) -> Result<(PathBuf, String), String> {
 }
 
 impl Task {
+    /// What executes the instructions of a machine for the task, with any of these kernels.
+    pub fn accel(&self, kernels: &[&Kernel]) -> Accel {
+        // Only translation can count them.
+        if self.icount { Accel::Tcg } else { accel::best(kernels) }
+    }
+
     /// Runs the program on a kernel, with these for its standard input, output and error.
     ///
     /// # Errors
@@ -114,6 +123,7 @@ impl Task {
     pub fn run(
         &self,
         kernel: &Kernel,
+        accel: Accel,
         input: impl Read + Send + 'static,
         output: impl Write,
         errors: impl Write,
@@ -135,6 +145,7 @@ impl Task {
         let machine = machine::Machine {
             kernel,
             archive: &archive::pack(program, &extras, &options)?,
+            accel,
             cpus: self.smp,
             memory: self.mem,
             counts: self.icount,
@@ -168,6 +179,6 @@ impl Outcome {
 /// There is no such file, kernel or QEMU, or the host refuses something.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let kernel = if args.kernel == Path::new("vellum") { Kernel::reference()? } else { Kernel::at(&args.kernel)? };
-    let end = args.task.run(&kernel, io::stdin(), io::stdout().lock(), io::stderr())?;
+    let end = args.task.run(&kernel, args.task.accel(&[&kernel]), io::stdin(), io::stdout().lock(), io::stderr())?;
     Ok(ExitCode::from(end.outcome.status()))
 }

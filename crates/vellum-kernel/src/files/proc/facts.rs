@@ -186,6 +186,8 @@ fn described(
     let descriptors = files.as_ref().map_or(0, |files| files.table.lock().room());
     let own_pending = thread.as_ref().map_or(0, |thread| thread.pending.lock().set());
     let life = *process.life.lock();
+    // Let go of before the next that takes it: the processor time.
+    let threads = process.threads.lock().len().max(1) as u32;
     let own = thread.as_ref().map_or_else(|| Arc::new(Credentials::root()), |thread| thread.credentials());
     tell(&words::Process {
         name: &name,
@@ -198,7 +200,7 @@ fn described(
         session: process.session.load(Relaxed),
         descriptors: descriptors as u32,
         memory: memory(&process),
-        threads: process.threads.lock().len().max(1) as u32,
+        threads,
         queued: [0, limits[abi::RLIMIT_SIGPENDING as usize][0]],
         pending: own_pending,
         shared_pending,

@@ -1,0 +1,132 @@
+//! How the machine's instructions are executed: by the host's CPU where that is proved to work, else by translation.
+//!
+//! That `/dev/kvm` is there says little: inside a virtual machine it may abort QEMU, or stop at an instruction that it does not
+//! know. So a kernel is booted with it, once for each boot of the host, with a program that does nothing.
+
+use super::archive::{self, Program};
+use super::kernel::Kernel;
+use super::machine::{Machine, Outcome};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::PathBuf;
+use std::process;
+use std::time::Duration;
+
+/// Who executes the machine's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accel {
+    /// The host's CPU.
+    Kvm,
+    /// QEMU, by translation.
+    Tcg,
+}
+
+/// How long an attempt may take. A boot with KVM takes a fraction of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The best that works for all of these kernels.
+pub fn best(kernels: &[&Kernel]) -> Accel {
+    let usable = OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    if usable && kernels.iter().all(|kernel| works(kernel)) { Accel::Kvm } else { Accel::Tcg }
+}
+
+/// Whether KVM runs the kernel, from memory if this was asked since the host booted.
+fn works(kernel: &Kernel) -> bool {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let memory = memory(kernel);
+    let known = memory.as_ref().and_then(|path| recall(&fs::read_to_string(path).ok()?, &boot));
+    known.unwrap_or_else(|| {
+        let outcome = attempt(kernel);
+        if let Ok(Outcome::Interrupted(signal)) = outcome {
+            // It was not asked to try, but to end.
+            process::exit(128 + signal);
+        }
+        let works = outcome.is_ok_and(|outcome| outcome == Outcome::Exited(0));
+        // Without this the next run asks again.
+        if let Some(path) = memory.filter(|_| !boot.is_empty()) {
+            let _ = path.parent().map(fs::create_dir_all);
+            let _ = fs::write(path, format!("{} {works}\n", boot.trim()));
+        }
+        works
+    })
+}
+
+/// Where it is remembered: in the user's cache.
+fn memory(kernel: &Kernel) -> Option<PathBuf> {
+    let folder = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    Some(cache.join("vellum").join(format!("kvm-{:?}", kernel.kind).to_lowercase()))
+}
+
+/// What was found out in this boot of the host.
+fn recall(text: &str, boot: &str) -> Option<bool> {
+    let (then, works) = text.trim().split_once(' ')?;
+    (then == boot.trim()).then(|| works.parse().ok()).flatten()
+}
+
+fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
+    let file = tempfile::NamedTempFile::new()?;
+    fs::write(file.path(), nothing())?;
+    let (extras, options) = kernel.needs(None)?;
+    let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[] };
+    let machine = Machine {
+        kernel,
+        archive: &archive::pack(program, &extras, &options)?,
+        accel: Accel::Kvm,
+        cpus: 1,
+        memory: 256 << 20,
+        counts: false,
+        timeout: Some(PATIENCE),
+    };
+    Ok(machine.run(io::empty(), io::sink(), io::sink())?.outcome)
+}
+
+/// A static program for x86-64 Linux that ends with status 0: headers, and three instructions.
+fn nothing() -> Vec<u8> {
+    const BASE: u64 = 0x40_0000;
+    const HEADERS: u64 = 64 + 56;
+    // xor edi, edi; mov eax, 231 (exit_group); syscall
+    const CODE: [u8; 9] = [0x31, 0xff, 0xb8, 231, 0, 0, 0, 0x0f, 0x05];
+    let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    let size = HEADERS + CODE.len() as u64;
+    let mut put = |value: u64, width: usize| bytes.extend_from_slice(&value.to_le_bytes()[..width]);
+    // An executable for x86-64, version 1; entry; the program headers follow, there are no sections; no flags.
+    for (value, width) in [(2, 2), (62, 2), (1, 4), (BASE + HEADERS, 8), (64, 8), (0, 8), (0, 4)] {
+        put(value, width);
+    }
+    // Sizes and numbers of headers: this one, programs', sections'.
+    for value in [64, 56, 1, 64, 0, 0] {
+        put(value, 2);
+    }
+    // To load, readable and executable: all of the file.
+    for (value, width) in [(1, 4), (5, 4), (0, 8), (BASE, 8), (BASE, 8), (size, 8), (size, 8), (0x1000, 8)] {
+        put(value, width);
+    }
+    bytes.extend(CODE);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_program_that_does_nothing_does_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nothing");
+        fs::write(&path, nothing()).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(Command::new(&path).status().unwrap().code(), Some(0));
+    }
+
+    #[test]
+    fn what_another_boot_found_out_is_forgotten() {
+        assert_eq!(recall("a-b true\n", "a-b\n"), Some(true));
+        assert_eq!(recall("a-b false\n", "a-b\n"), Some(false));
+        assert_eq!(recall("a-b true\n", "c-d\n"), None);
+        assert_eq!(recall("", "a-b"), None);
+    }
+}

@@ -1,0 +1,71 @@
+# The test of whole programs on the reference kernel. Sourced by `x`, after `prepare.sh`, from the repository's root.
+
+# need_busybox: the distribution's static one; its path goes to `busybox`. Nothing is installed.
+need_busybox() {
+    local folder=target/busybox
+    if ! busybox=$(compgen -G "$folder/*bin/busybox" || compgen -G "$folder/usr/bin/busybox"); then
+        command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || die "no apt-get here to fetch busybox-static"
+        say "fetching busybox-static into $folder"
+        mkdir -p "$folder"
+        (cd "$folder" && apt-get -q -o "APT::Sandbox::User=$(id -un)" download busybox-static) || {
+            apt check -q # which fetches the lists of packages
+            (cd "$folder" && apt-get -q -o "APT::Sandbox::User=$(id -un)" download busybox-static)
+        } || die "apt-get has no busybox-static"
+        dpkg-deb -x "$folder"/*.deb "$folder"
+        busybox=$(compgen -G "$folder/bin/busybox" || compgen -G "$folder/usr/bin/busybox")
+    fi
+}
+
+# guest [OPTIONS] -- PROGRAM...: on the kernel with its assertions. Standard input is this function's.
+guest() { target/debug/vellum run --kernel "$kernel" --timeout 120 "$@"; }
+
+# expect STATUS WHAT COMMAND...: the command ends with that status.
+expect() {
+    local wanted=$1 what=$2 status=0
+    shift 2
+    "$@" || status=$?
+    [ "$status" = "$wanted" ] || die "$what: status $status, and not $wanted"
+}
+
+# A script for busybox's shell, called by its path: runs the script $1 in the folder $2, with all applets as commands.
+# shellcheck disable=SC2016
+WITH_APPLETS='$0 mkdir -p $2/bin $2/work && $0 --install -s $2/bin && PATH=$2/bin && cd $2/work && . "$1"'
+
+# same_as_host SCRIPT: its output on the kernel is that on this machine.
+same_as_host() {
+    local script=$1 name folder
+    name=target/busybox/$(basename "$script" .sh)
+    folder=$(mktemp -d)
+    expect 0 "$script on this machine" env -i "$PWD/$busybox" sh -c "$WITH_APPLETS" "$PWD/$busybox" "$PWD/$script" \
+        "$folder" >"$name.host" 2>"$name.host.errors"
+    rm -rf "$folder"
+    expect 0 "$script on the kernel (standard error: $name.kernel.errors)" \
+        guest --smp 2 --file "$busybox:/bin/busybox" --file "$script:/script" -- \
+        /bin/busybox sh -c "$WITH_APPLETS" /bin/busybox /script /tmp </dev/null >"$name.kernel" 2>"$name.kernel.errors"
+    diff "$name.host" "$name.kernel" || die "$script prints something else on the kernel"
+}
+
+step_programs() {
+    local script shell
+    need qemu-system-x86_64 "to boot the reference kernel" qemu-system-x86
+    need_busybox
+    build_kernel kernel
+    build_programs
+    run cargo build -p vellum-cli
+    say "streams and statuses"
+    shell=(--file "$busybox:/bin/busybox" -- /bin/busybox)
+    head -c 20000 Cargo.lock | guest "${shell[@]}" cat | cmp - <(head -c 20000 Cargo.lock) || die "cat does not copy its input"
+    expect 42 "a program that exits with 42" guest "${shell[@]}" sh -c 'exit 42' </dev/null
+    expect 137 "a program that is killed" guest "${shell[@]}" sh -c 'kill -9 $$' </dev/null
+    expect 127 "a command that is not there" guest "${shell[@]}" sh -c 'no-such-command 2>/dev/null' </dev/null
+    say "our programs"
+    expect 0 patterns guest --smp 2 -- target/programs/patterns </dev/null
+    expect 0 unmap guest -- target/programs/unmap 8 </dev/null
+    expect 0 tables guest -- target/programs/tables 1 </dev/null
+    expect 0 faults guest --smp 2 -- target/programs/faults 2 1 </dev/null
+    expect 0 chaos guest --smp 4 -- target/programs/chaos 4 5 </dev/null
+    for script in programs/shell/*.sh; do
+        say "$script, and the same on this machine"
+        same_as_host "$script"
+    done
+}
