@@ -196,8 +196,11 @@ pub fn setitimer(thread: &Arc<Thread>, which: u64, new: u64, old: u64) -> Answer
         }
         Ok(seconds.saturating_mul(SECOND).saturating_add(us * 1000))
     };
-    let (interval, value) =
-        if new == 0 { (0, 0) } else { (micro(read_pair(thread, new)?)?, micro(read_pair(thread, new + 16)?)?) };
+    let (interval, value) = if new == 0 {
+        (0, 0)
+    } else {
+        (micro(read_pair(thread, new)?)?, micro(read_pair(thread, new.wrapping_add(16))?)?)
+    };
     let before = if which == 0 { set_timer(&thread.process, value, interval) } else { Timer::default() };
     if old != 0 {
         write_timer(thread, old, &before)?;
@@ -215,7 +218,7 @@ pub fn getitimer(thread: &Arc<Thread>, which: u64, to: u64) -> Answer {
 }
 
 fn write_timer(thread: &Arc<Thread>, to: u64, timer: &Timer) -> Result<(), Errno> {
-    for (at, ns) in [(to, timer.interval), (to + 16, left(timer))] {
+    for (at, ns) in [(to, timer.interval), (to.wrapping_add(16), left(timer))] {
         write_pair(thread, at, [ns / SECOND, ns % SECOND / 1000])?;
     }
     Ok(())

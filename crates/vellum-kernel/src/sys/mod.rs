@@ -249,8 +249,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_arch_prctl => misc::arch_prctl(thread, a[0], a[1]),
         nr::__NR_prctl => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]),
         nr::__NR_prlimit64 => misc::prlimit(thread, a[0], a[1], a[2], a[3]),
-        nr::__NR_getrlimit => misc::prlimit(thread, 0, a[0], 0, a[1]),
-        nr::__NR_setrlimit => misc::prlimit(thread, 0, a[0], a[1], 0),
+        nr::__NR_getrlimit => misc::prlimit(thread, 0, a[0], 0, given(a[1])?),
+        nr::__NR_setrlimit => misc::prlimit(thread, 0, a[0], given(a[1])?, 0),
         nr::__NR_getcpu => misc::getcpu(thread, a[0], a[1]),
         nr::__NR_getrusage => misc::getrusage(thread, a[0], a[1]),
         nr::__NR_times => misc::times(thread, a[0]),
@@ -273,6 +273,11 @@ fn costs_memory(number: u32) -> bool {
         [nr::__NR_mkdir, nr::__NR_mkdirat, nr::__NR_mknod, nr::__NR_mknodat, nr::__NR_symlink, nr::__NR_symlinkat];
     let moves = [nr::__NR_link, nr::__NR_linkat, nr::__NR_rename, nr::__NR_renameat, nr::__NR_renameat2];
     [&processes[..], &opens, &copies, &names, &moves].iter().any(|calls| calls.contains(&number))
+}
+
+/// An address that a call can't do without.
+fn given(address: u64) -> Result<u64, Errno> {
+    if address == 0 { Err(Errno::EFAULT) } else { Ok(address) }
 }
 
 /// A child that shares nothing but what the flags say.

@@ -223,7 +223,7 @@ pub fn fchown(thread: &Thread, fd: u64, uid: u64, gid: u64) -> Answer {
 
 /// `utimensat`.
 pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u64) -> Answer {
-    let inode = if name == 0 {
+    let inode = if name == 0 && at as i32 != abi::AT_FDCWD {
         file::open_of(thread, at)?.inode().clone()
     } else {
         inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?

@@ -6,7 +6,7 @@ use crate::arch::serial::wire;
 use crate::files::{self, Files};
 use crate::mem::{self, UserSpace, space, uaccess};
 use crate::println;
-use crate::task::process::{FIRST, Life, find, new_number};
+use crate::task::process::{FIRST, Life, find, may_make, new_number};
 use crate::task::signal::{COUNT, Pending};
 use crate::task::thread::Context;
 use crate::task::{Process, Thread, executor, futex};
@@ -88,6 +88,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     if wanted.flags & u64::from(abi::CLONE_NEWNS | abi::CLONE_NEWPID | abi::CLONE_NEWUSER | abi::CLONE_NEWNET) != 0 {
         return Err(Errno::EINVAL);
     }
+    may_make(thread)?;
     let memory = thread.memory();
     let memory = if has(abi::CLONE_VM) { memory } else { Arc::new(memory.fork()?) };
     thread.save_vector();

@@ -4,7 +4,7 @@
 //! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
-use crate::mem::{UserSpace, now_ns};
+use crate::mem::{UserSpace, machine, now_ns};
 use crate::sys::clock::Timer;
 use crate::task::Thread;
 use crate::task::signal::{self, Info, Signals};
@@ -14,7 +14,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
 use spin::{Mutex, Once};
-use vellum_kernel::credentials::Credentials;
+use vellum_kernel::credentials::{Credentials, place};
+use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::text::Folder;
 use vellum_kernel::wait::Queue;
 
@@ -139,6 +140,39 @@ pub fn default_limits() -> [[u64; 2]; 16] {
     limits
 }
 
+/// Threads, and processes that have none any more and wait to be waited for.
+static TASKS: AtomicU32 = AtomicU32::new(0);
+
+/// How many threads there are, those counted that have ended but for their parents.
+pub fn tasks() -> u32 {
+    TASKS.load(Ordering::Relaxed)
+}
+
+/// How many there may be: no more than 1/32 as many as pages of memory, as on Linux.
+pub fn most_tasks() -> u32 {
+    (machine().frames().total() / 32).clamp(64, 1 << 22) as u32
+}
+
+/// How many of them a user has.
+fn tasks_of(user: u32) -> u64 {
+    let own = |process: &Arc<Process>| process.credentials().is_some_and(|own| own.uids[place::REAL] == user);
+    all().iter().filter(|process| own(process)).map(|process| process.threads.lock().len() as u64).sum()
+}
+
+/// Whether a thread may make another.
+///
+/// # Errors
+///
+/// `EAGAIN`: there are too many, in all or of its user (`RLIMIT_NPROC`).
+pub fn may_make(thread: &Thread) -> Result<(), Errno> {
+    let own = thread.credentials();
+    let limit = thread.process.limits.lock()[abi::RLIMIT_NPROC as usize][0];
+    let user = own.uids[place::REAL];
+    let exempt = user == 0 || own.has(abi::CAP_SYS_RESOURCE) || own.has(abi::CAP_SYS_ADMIN);
+    let too_many = tasks() >= most_tasks() || (!exempt && tasks_of(user) >= limit);
+    if too_many { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
 /// A number for a new process or thread.
 pub fn new_number() -> u32 {
     NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
@@ -212,6 +246,12 @@ impl Process {
     /// Whose it is, as its first thread says; a process without threads is nobody's.
     pub fn credentials(&self) -> Option<Arc<Credentials>> {
         self.threads.lock().first().map(|thread| thread.credentials())
+    }
+
+    /// One more thread.
+    pub fn add(&self, thread: &Arc<Thread>) {
+        TASKS.fetch_add(1, Ordering::Relaxed);
+        self.threads.lock().push(thread.clone());
     }
 
     /// The number of its parent, 0 if it has none.
@@ -292,6 +332,7 @@ impl Process {
         };
         self.changed.wake_all();
         if left > 0 {
+            TASKS.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         let life = {
@@ -355,6 +396,8 @@ impl Process {
         let time = child.processor_time() + child.children_time.load(Ordering::Relaxed);
         self.children_time.fetch_add(time, Ordering::Relaxed);
         self.children.lock().retain(|other| other.pid != child.pid);
-        TABLE.lock().remove(&child.pid);
+        if TABLE.lock().remove(&child.pid).is_some() {
+            TASKS.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }

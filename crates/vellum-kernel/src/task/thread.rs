@@ -175,7 +175,7 @@ impl Thread {
             place: AtomicUsize::new(NOWHERE),
             context: UnsafeCell::new(context),
         });
-        process.threads.lock().push(thread.clone());
+        process.add(&thread);
         thread
     }
 

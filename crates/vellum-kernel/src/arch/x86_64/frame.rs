@@ -2,6 +2,7 @@
 //! to, a `ucontext` with all registers, a `siginfo`, and above them the vector registers.
 
 use crate::arch::entry::Registers;
+use crate::arch::paging::user_end;
 use crate::mem::uaccess;
 use crate::task::deliver::is_on_signal_stack;
 use crate::task::signal::{Action, Info, Set};
@@ -31,12 +32,13 @@ const USER_FLAGS: u64 = 0x0025_0dd5;
 ///
 /// There is no room for it, or no way to return.
 pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> Result<(), Errno> {
-    if action.flags & u64::from(SA_RESTORER) == 0 {
+    // A jump to what is no address of user mode's would fail in the kernel.
+    if action.flags & u64::from(SA_RESTORER) == 0 || action.handler >= user_end() {
         return Err(Errno::EFAULT);
     }
     let [stack, len] = context.signal_stack;
     let switches = action.flags & u64::from(SA_ONSTACK) != 0 && len > 0 && !is_on_signal_stack(context);
-    let top = if switches { stack + len } else { context.registers.rsp.wrapping_sub(RED_ZONE) };
+    let top = if switches { stack.wrapping_add(len) } else { context.registers.rsp.wrapping_sub(RED_ZONE) };
     let vector = context.vector.bytes();
     let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
     // As after a call: the stack is aligned but for the return address.
@@ -63,7 +65,7 @@ pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> R
     uaccess::write(&context.memory, at, &bytes)?;
     let r = &mut context.registers;
     (r.rip, r.rsp, r.rax) = (action.handler, at, 0);
-    (r.rdi, r.rsi, r.rdx) = (info.signal.into(), at + INFO as u64, at + UCONTEXT as u64);
+    (r.rdi, r.rsi, r.rdx) = (info.signal.into(), at.wrapping_add(INFO as u64), at.wrapping_add(UCONTEXT as u64));
     r.rflags &= !(RFlags::DIRECTION_FLAG | RFlags::TRAP_FLAG | RFlags::RESUME_FLAG).bits();
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! wants another hears of it.
 
 use crate::sys::misc;
+use crate::task::process;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -49,7 +50,7 @@ static MEMORY: [Setting; 18] = [
 /// Those of `vm` that stay what they are, whatever is written: there is nothing to drop, and there are no huge pages set aside.
 const STAYS: [&str; 3] = ["drop_caches", "nr_hugepages", "nr_overcommit_hugepages"];
 
-static KERNEL: [Setting; 14] = [
+static KERNEL: [Setting; 13] = [
     setting("core_uses_pid", 0, 0, 1),
     setting("dmesg_restrict", 0, 0, 1),
     setting("kptr_restrict", 0, 0, 2),
@@ -64,7 +65,6 @@ static KERNEL: [Setting; 14] = [
     setting("randomize_va_space", 0, 0, 0),
     setting("sched_rr_timeslice_ms", 10, 10, 10),
     setting("tainted", 0, 0, 0),
-    setting("threads-max", 4_194_304, 4_194_304, 4_194_304),
 ];
 
 const WORDS: [(&str, &str); 6] = [
@@ -97,6 +97,8 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
     KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
+    let most_tasks = || Ok(format!("{}\n", process::most_tasks()).into_bytes());
+    kernel.add("threads-max", Text::read_only(kernel.system(), most_tasks))?;
     for (name, value) in WORDS {
         let make: Make = Box::new(move || Ok(format!("{value}\n").into_bytes()));
         let take: Take = Box::new(move |new| match new.trim_ascii() == value.as_bytes() {
