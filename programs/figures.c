@@ -1,0 +1,330 @@
+// figures: what the kernel says of memory, in /proc, /sys and control groups, agrees with itself and with what was done. A row a
+// rule; the status is 1 if one is broken. Counts that a kernel keeps per CPU may be a little behind.
+#include "common.h"
+#include <inttypes.h>
+#include <sys/stat.h>
+
+enum { BEHIND = 1024, MIB = 1024 }; // KiB
+
+// The figure of a row `NAME value` or `NAME: value`, -1 if there is none.
+static long figure(const char *path, const char *name) {
+    FILE *file = fopen(path, "re");
+    char line[512];
+    long value = -1;
+    size_t length = strlen(name);
+    while (file && value < 0 && fgets(line, sizeof line, file)) {
+        size_t end = strspn(line + length, ": \t");
+        if (!strncmp(line, name, length) && end)
+            value = atol(line + length + end);
+    }
+    if (file)
+        fclose(file);
+    return value;
+}
+
+// Of the mappings that overlap a range: the sum of a row in smaps; with no name, of their sizes by their addresses.
+static long mappings(const char *path, const char *name, uintptr_t from, uintptr_t to, long *count) {
+    FILE *file = fopen(path, "re");
+    char line[512];
+    long sum = 0;
+    bool inside = false;
+    *count = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        uintptr_t start, end;
+        char rights[5];
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &start, &end, rights) == 3) {
+            // A page that serves for no process in particular lies beyond what a program may map.
+            inside = start < to && end > from && end <= (uintptr_t)1 << 56;
+            *count += inside;
+            sum += inside && !name ? (long)((end - start) / 1024) : 0;
+        } else if (inside && name && !strncmp(line, name, strlen(name)) && line[strlen(name)] == ':') {
+            sum += atol(line + strlen(name) + 1);
+        }
+    }
+    if (file)
+        fclose(file);
+    return sum;
+}
+
+static long smaps(const char *name, const void *from, size_t size) {
+    long count;
+    return mappings("/proc/self/smaps", name, (uintptr_t)from, (uintptr_t)from + size, &count);
+}
+
+static bool near(long one, long other, long difference) {
+    return one >= 0 && other >= 0 && labs(one - other) <= difference;
+}
+
+static char *map(size_t size, int flags) {
+    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        die("mmap");
+    return memory;
+}
+
+static bool parts_are_the_whole(void) {
+    static const char *const rows[] = {"Rss",           "Pss",        "Shared_Clean", "Shared_Dirty", "Private_Clean",
+                                       "Private_Dirty", "Referenced", "Anonymous",    "Swap",         "Locked"};
+    bool good = true;
+    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+        long count, parts = mappings("/proc/self/smaps", rows[row], 0, UINTPTR_MAX, &count);
+        // Each mapping's share of pages is cut to whole KiB.
+        good &= near(parts, figure("/proc/self/smaps_rollup", rows[row]), count);
+    }
+    return good;
+}
+
+static bool kinds_are_the_whole(void) {
+    const char *rollup = "/proc/self/smaps_rollup";
+    long rss = figure(rollup, "Rss"), kinds = 0;
+    kinds += figure(rollup, "Shared_Clean") + figure(rollup, "Shared_Dirty");
+    kinds += figure(rollup, "Private_Clean") + figure(rollup, "Private_Dirty");
+    long parts = figure(rollup, "Pss_Anon") + figure(rollup, "Pss_File") + figure(rollup, "Pss_Shmem");
+    return near(rss, kinds, 0) && near(figure(rollup, "Pss"), parts, 3) && figure(rollup, "Pss") <= rss;
+}
+
+static bool all_files_agree(void) {
+    const char *status = "/proc/self/status";
+    long count, size = mappings("/proc/self/maps", NULL, 0, UINTPTR_MAX, &count);
+    bool good = near(size, smaps("Size", NULL, UINTPTR_MAX), 0) && near(size, figure(status, "VmSize"), 0);
+    long rss = figure(status, "VmRSS"), pages, resident;
+    good &= rss == figure(status, "RssAnon") + figure(status, "RssFile") + figure(status, "RssShmem");
+    good &= figure(status, "VmHWM") >= rss && figure(status, "VmPeak") >= size;
+    good &= near(rss, figure("/proc/self/smaps_rollup", "Rss"), BEHIND);
+    FILE *file = fopen("/proc/self/statm", "re");
+    good &= file && fscanf(file, "%ld %ld", &pages, &resident) == 2;
+    if (file)
+        fclose(file);
+    good &= near(pages * 4, size, 0) && near(resident * 4, rss, BEHIND);
+    char line[1024];
+    if (!read_line("/proc/self/stat", line, sizeof line))
+        return false;
+    // Behind the name, the sizes are the 21st and 22nd words.
+    char *word = strrchr(line, ')'), *rest = NULL;
+    word = word ? strtok_r(word, " ", &rest) : NULL;
+    for (int skipped = 0; word && skipped < 21; skipped++)
+        word = strtok_r(NULL, " ", &rest);
+    good &= word && near(atol(word) / 1024, size, 0);
+    word = word ? strtok_r(NULL, " ", &rest) : NULL;
+    return good && word && near(atol(word) * 4, rss, BEHIND);
+}
+
+static bool touched_is_resident(void) {
+    size_t size = 8 * HUGE, half = size / 2;
+    char *memory = map_aligned(size);
+    madvise(memory, size, MADV_NOHUGEPAGE);
+    touch(memory, half, 1);
+    bool good = smaps("Rss", memory, size) == (long)half / 1024 && smaps("Anonymous", memory, size) == (long)half / 1024;
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    size_t present = 0;
+    uint64_t entries[512];
+    for (size_t at = 0; at < size / PAGE; at += 512) {
+        off_t offset = (off_t)(((uintptr_t)memory / PAGE + at) * 8);
+        good &= pread(file, entries, sizeof entries, offset) == sizeof entries;
+        for (size_t i = 0; i < 512; i++) {
+            present += entries[i] >> 63;
+            good &= entries[i] >> 63 == (at + i < half / PAGE);
+        }
+    }
+    close(file);
+    good &= present == half / PAGE;
+    munmap(memory, size);
+    return good && smaps("Rss", memory, size) == 0;
+}
+
+static bool shares_are_halves(void) {
+    size_t size = 4 * HUGE;
+    char *memory = map_aligned(size);
+    touch(memory, size, 1);
+    long alone = smaps("Pss", memory, size);
+    int wait_for[2], go[2];
+    if (pipe(wait_for) || pipe(go))
+        die("pipe");
+    char byte = 0;
+    pid_t child = fork();
+    if (!child) {
+        long share = smaps("Pss", memory, size);
+        // Half of it becomes the child's own.
+        touch(memory, size / 2, 2);
+        long own = smaps("Pss", memory, size);
+        bool good = near(share, (long)size / 2048, 8) && near(own, (long)size / 4096 * 3, 8);
+        good &= near(smaps("Private_Dirty", memory, size), (long)size / 2048, 8);
+        if (write(wait_for[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 1)
+            good = false;
+        _exit(good ? 0 : 1);
+    }
+    bool good = read(wait_for[0], &byte, 1) == 1 && near(alone, (long)size / 1024, 0);
+    // What the child has copied is the parent's alone again.
+    good &= near(smaps("Pss", memory, size), (long)size / 4096 * 3, 8);
+    good &= smaps("Rss", memory, size) == (long)size / 1024;
+    int status = 1;
+    good &= write(go[1], &byte, 1) == 1 && waitpid(child, &status, 0) == child && status == 0;
+    good &= near(smaps("Pss", memory, size), (long)size / 1024, 0);
+    for (int end = 0; end < 2; end++)
+        close(wait_for[end]), close(go[end]);
+    munmap(memory, size);
+    return good;
+}
+
+static bool names_are_told(void) {
+    char path[] = "/tmp/figures.XXXXXX", line[512], wanted[64];
+    int file = mkstemp(path);
+    if (file < 0 || ftruncate(file, 3 * PAGE))
+        die("%s", path);
+    char *memory = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, file, PAGE);
+    close(file);
+    void *heap = sbrk(PAGE);
+    bool found[3] = {false};
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps)) {
+        uintptr_t start, end, offset;
+        char rights[5], name[256] = "";
+        sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNxPTR " %*s %*s %255s", &start, &end, rights, &offset, name);
+        if (start == (uintptr_t)memory)
+            found[0] = !strcmp(name, path) && !strcmp(rights, "r--s") && offset == PAGE && end - start == 2 * PAGE;
+        if (start <= (uintptr_t)heap && (uintptr_t)heap < end)
+            found[1] = !strcmp(name, "[heap]");
+        if (start <= (uintptr_t)&maps && (uintptr_t)&maps < end)
+            found[2] = !strcmp(name, "[stack]");
+    }
+    if (maps)
+        fclose(maps);
+    unlink(path);
+    snprintf(wanted, sizeof wanted, "%s (deleted)", path);
+    bool deleted = false;
+    maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps))
+        deleted |= strstr(line, wanted) != NULL;
+    if (maps)
+        fclose(maps);
+    munmap(memory, 2 * PAGE);
+    return found[0] && found[1] && found[2] && deleted;
+}
+
+static bool the_machine_has_less(void) {
+    const long size = 64 * MIB;
+    const char *info = "/proc/meminfo", *stat = "/proc/vmstat";
+    long free_before = figure(info, "MemFree"), anon_before = figure(info, "AnonPages");
+    long tables_before = figure(info, "PageTables"), pages_before = figure(stat, "nr_free_pages");
+    char *memory = map((size_t)size * 1024, MAP_PRIVATE);
+    madvise(memory, (size_t)size * 1024, MADV_NOHUGEPAGE);
+    touch(memory, (size_t)size * 1024, 1);
+    bool good = near(figure(info, "AnonPages") - anon_before, size, 2 * BEHIND);
+    good &= near(free_before - figure(info, "MemFree"), size, 4 * BEHIND);
+    good &= near(4 * (pages_before - figure(stat, "nr_free_pages")), size, 4 * BEHIND);
+    good &= near(figure(info, "PageTables") - tables_before, size / 512, BEHIND);
+    munmap(memory, (size_t)size * 1024);
+    return good && near(figure(info, "AnonPages"), anon_before, 2 * BEHIND) &&
+           near(figure(info, "MemFree"), free_before, 4 * BEHIND);
+}
+
+static bool folios_are_counted(void) {
+    const char *base = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/", *count = "stats/anon_fault_alloc";
+    char knob[128], path[128], line[128], before[32] = "never";
+    snprintf(knob, sizeof knob, "%senabled", base);
+    snprintf(path, sizeof path, "%s%s", base, count);
+    if (!read_line(knob, line, sizeof line) || !strchr(line, '['))
+        return false;
+    sscanf(strchr(line, '[') + 1, "%31[a-z]", before);
+    bool good = write_line(knob, "always") && read_line(knob, line, sizeof line) && strstr(line, "[always]");
+    char *memory = map_aligned(HUGE);
+    long first = read_line(path, line, sizeof line) ? atol(line) : -1;
+    touch(memory, HUGE, 1);
+    long then = read_line(path, line, sizeof line) ? atol(line) : -1;
+    // What the C library faults meanwhile is in it too.
+    good &= first >= 0 && then - first >= HUGE >> 16 && then - first <= (HUGE >> 16) + 4;
+    munmap(memory, HUGE);
+    return write_line(knob, before) && good && !write_line(knob, "sometimes");
+}
+
+static const char *const groups = "/sys/fs/cgroup/figures";
+
+static long of_group(const char *file, const char *name) {
+    char path[128], line[64];
+    snprintf(path, sizeof path, "%s/%s", groups, file);
+    if (name)
+        return figure(path, name);
+    return read_line(path, line, sizeof line) ? atol(line) : -1;
+}
+
+// Runs a child in the group, which touches so many MiB; how it ended.
+static int in_group(long touched, bool check) {
+    char path[128], number[32];
+    pid_t child = fork();
+    if (child < 0)
+        die("fork");
+    if (child) {
+        int status;
+        return waitpid(child, &status, 0) == child ? status : -1;
+    }
+    snprintf(path, sizeof path, "%s/cgroup.procs", groups);
+    snprintf(number, sizeof number, "%d", getpid());
+    if (!write_line(path, number))
+        _exit(2);
+    char *memory = map((size_t)touched << 20, MAP_PRIVATE);
+    touch(memory, (size_t)touched << 20, 1);
+    if (!check)
+        _exit(0);
+    long bytes = touched << 20, slack = 4 << 20, current = of_group("memory.current", NULL);
+    bool good = of_group("cgroup.procs", NULL) == getpid() && near(current, bytes, slack);
+    good &= near(of_group("memory.stat", "anon"), bytes, slack) && of_group("memory.peak", NULL) >= current - slack;
+    long parts = of_group("memory.stat", "anon") + of_group("memory.stat", "file") + of_group("memory.stat", "kernel");
+    good &= near(parts, of_group("memory.current", NULL), 1 << 20);
+    _exit(good ? 0 : 1);
+}
+
+static bool groups_are_charged(void) {
+    write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+    if (mkdir(groups, 0755))
+        return false;
+    bool good = in_group(32, true) == 0 && of_group("memory.events", "oom_kill") == 0;
+    good &= near(of_group("memory.stat", "anon"), 0, 1 << 20);
+    return rmdir(groups) == 0 && good;
+}
+
+static bool limits_hold(void) {
+    char path[128];
+    if (mkdir(groups, 0755))
+        return false;
+    snprintf(path, sizeof path, "%s/memory.max", groups);
+    bool good = write_line(path, "16M") && of_group("memory.max", NULL) == 16 << 20;
+    snprintf(path, sizeof path, "%s/memory.swap.max", groups);
+    write_line(path, "0");
+    int status = in_group(64, false);
+    good &= WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    good &= of_group("memory.events", "oom_kill") == 1 && of_group("memory.events", "max") > 0;
+    good &= in_group(4, false) == 0;
+    return rmdir(groups) == 0 && good;
+}
+
+static const struct {
+    const char *name;
+    bool (*holds)(void);
+} rules[] = {
+    {"mappings add up to the process", parts_are_the_whole},
+    {"kinds of pages add up", kinds_are_the_whole},
+    {"all files of a process agree", all_files_agree},
+    {"what was touched is resident, and nothing else", touched_is_resident},
+    {"what two have counts half in each", shares_are_halves},
+    {"mappings are called by their names", names_are_told},
+    {"what a process has the machine has not", the_machine_has_less},
+    {"folios are counted by size", folios_are_counted},
+    {"groups are charged", groups_are_charged},
+    {"limits of groups hold", limits_hold},
+};
+
+int main(void) {
+    // Something of every kind.
+    char *shared = map(HUGE, MAP_SHARED), *locked = map(16 * PAGE, MAP_PRIVATE);
+    touch(shared, HUGE, 1);
+    if (mlock(locked, 16 * PAGE))
+        die("mlock");
+    int broken = 0;
+    for (size_t rule = 0; rule < sizeof rules / sizeof *rules; rule++) {
+        bool good = rules[rule].holds();
+        broken += !good;
+        printf("{\"rule\":\"%s\",\"holds\":\"%s\"}\n", rules[rule].name, good ? "yes" : "no");
+        fflush(stdout);
+    }
+    return broken > 0;
+}
