@@ -188,7 +188,7 @@ pub fn listed() -> Listed {
 pub fn root() -> Result<Arc<Folder>, Errno> {
     /// There is one, wherever it is mounted.
     static FOLDER: Once<Arc<Folder>> = Once::new();
-    let system = System { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC };
+    let system = System { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
     FOLDER.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
 }
 

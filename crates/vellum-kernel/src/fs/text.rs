@@ -34,13 +34,24 @@ pub struct System {
     pub device: Device,
     /// What `statfs` calls it.
     pub magic: u32,
+    /// Whose the files are, if not root's: a function that knows, and what it is asked.
+    pub owner: Option<(fn(u32) -> Owner, u32)>,
 }
+
+/// The numbers of a user and of a group.
+pub type Owner = (u32, u32);
 
 impl System {
     /// What there is to know about a new inode of this file system, which has a number of its own.
     fn meta(self, kind: Kind, mode: u32) -> Meta {
         static NEXT: AtomicU64 = AtomicU64::new(2);
         Meta::new(self.device, NEXT.fetch_add(1, Relaxed), kind, mode)
+    }
+
+    /// The same, with whose it is now.
+    fn owned(self, meta: &Meta) -> Meta {
+        let (uid, gid) = self.owner.map_or((meta.uid, meta.gid), |(owner, of)| owner(of));
+        Meta { uid, gid, ..meta.clone() }
     }
 
     /// It takes no memory worth mentioning.
@@ -71,7 +82,7 @@ impl Text {
 
 impl Inode for Text {
     fn meta(&self) -> Meta {
-        self.meta.clone()
+        self.system.owned(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
@@ -166,7 +177,7 @@ impl Window {
 
 impl Inode for Window {
     fn meta(&self) -> Meta {
-        self.meta.clone()
+        self.system.owned(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
@@ -224,7 +235,7 @@ impl Link {
 
 impl Inode for Link {
     fn meta(&self) -> Meta {
-        self.meta.clone()
+        self.system.owned(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
@@ -364,7 +375,7 @@ impl Folder {
 
 impl Inode for Folder {
     fn meta(&self) -> Meta {
-        self.meta.clone()
+        self.system.owned(&self.meta)
     }
 
     fn open(self: Arc<Self>, _flags: u32) -> Result<Arc<dyn File>, Errno> {
@@ -437,7 +448,7 @@ mod tests {
     use std::string::String;
     use std::vec;
 
-    const SYSTEM: System = System { device: Device { major: 0, minor: 5 }, magic: 7 };
+    const SYSTEM: System = System { device: Device { major: 0, minor: 5 }, magic: 7, owner: None };
 
     #[test]
     fn text_is_of_one_moment() {
@@ -480,6 +491,15 @@ mod tests {
         assert_eq!((file.read(5, &mut &mut byte[..]), byte), (Ok(1), [5]));
         assert_eq!(file.read(8, &mut &mut byte[..]), Ok(0));
         assert_eq!(file.write(0, &mut &b"x"[..]), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn owners() {
+        let system = System { owner: Some((|of| (of, of + 1), 5)), ..SYSTEM };
+        let folder = Folder::new(system, None, None);
+        let inner = folder.add_folder("inner").unwrap();
+        let text = Text::read_only(SYSTEM, || Ok(vec![]));
+        assert_eq!([inner.meta(), text.meta()].map(|meta| (meta.uid, meta.gid)), [(5, 6), (0, 0)]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::memory::figures;
 use super::process::Subject;
+use super::reader;
 use crate::files::groups;
 use crate::mem::{UserSpace, machine, oom, uaccess};
 use crate::task::signal::{Action, COUNT, bit};
@@ -110,7 +111,12 @@ pub fn set_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     if !(-1000..=1000).contains(&value) {
         return Err(Errno::EINVAL);
     }
-    subject.process()?.badness.store(value, Relaxed);
+    let process = subject.process()?;
+    // Anybody may offer more of its own, and only the powerful less.
+    if value < process.badness.load(Relaxed) && !reader()?.credentials().has(abi::CAP_SYS_RESOURCE) {
+        return Err(Errno::EACCES);
+    }
+    process.badness.store(value, Relaxed);
     Ok(())
 }
 
@@ -130,8 +136,7 @@ pub fn set_old_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
         value @ -17..15 => value * 1000 / 17,
         _ => return Err(Errno::EINVAL),
     };
-    subject.process()?.badness.store(value, Relaxed);
-    Ok(())
+    set_badness(subject, format!("{value}").as_bytes())
 }
 
 /// `status`.

@@ -1,10 +1,12 @@
 //! What of a process's memory is where.
 
 use super::process::Subject;
+use super::reader;
 use crate::files::from_root;
 use crate::mem::{UserSpace, machine, uaccess};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use linux_raw_sys::general::CAP_SYS_ADMIN;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
 use vellum::arch::{Attrs, Kind};
 use vellum::frame::flag;
@@ -204,6 +206,8 @@ pub fn figures(memory: &UserSpace) -> Memory {
 
 /// Entries of `pagemap` that are made at once.
 const AT_ONCE: usize = 512;
+/// The frame's number.
+const PLACE: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OBJECTS: u64 = 1 << 61;
@@ -216,6 +220,8 @@ pub fn pagemap(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, E
         return Err(Errno::EINVAL);
     }
     let Some(memory) = space(subject)? else { return Ok(0) };
+    // Where in the machine a page lies is the powerful's business alone.
+    let shown = if reader()?.credentials().has(CAP_SYS_ADMIN) { !0 } else { !PLACE };
     let pages = crate::arch::paging::user_end() >> FRAME_SHIFT;
     let mut done = 0;
     while to.room() > 0 {
@@ -228,7 +234,7 @@ pub fn pagemap(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, E
         look(&memory, first, &mut entries[..count]);
         let mut bytes = [0; AT_ONCE * 8];
         for (place, entry) in bytes.chunks_exact_mut(8).zip(entries) {
-            place.copy_from_slice(&entry.to_le_bytes());
+            place.copy_from_slice(&(entry & shown).to_le_bytes());
         }
         match to.put(&bytes[..count * 8]) {
             Ok(put) => done += put,

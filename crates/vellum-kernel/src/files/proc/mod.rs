@@ -39,7 +39,7 @@ static ROOT: Once<Arc<Folder>> = Once::new();
 /// `ENOMEM`.
 pub fn root() -> Result<Arc<Folder>, Errno> {
     ROOT.try_call_once(|| {
-        let system = System { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC };
+        let system = System { device: Device { major: 0, minor: 21 }, magic: PROC_SUPER_MAGIC, owner: None };
         let root = Folder::new(system, None, Some(Box::new(Processes)));
         system::fill(&root)?;
         settings::fill(&root.add_folder("sys")?)?;

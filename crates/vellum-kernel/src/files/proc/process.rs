@@ -3,13 +3,15 @@
 //! A directory is made when somebody first looks for it, and stays as long as its process does.
 
 use super::{ROOT, facts, links, memory, number};
+use crate::task::process::find;
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use vellum_kernel::credentials::place;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::text::{Folder, Make, More, Take, Text, Window};
+use vellum_kernel::fs::text::{Folder, Make, More, Owner, System, Take, Text, Window};
 use vellum_kernel::fs::{Inode, Kind, inode::Entry};
 
 /// Whom a file is about: a process, or one of its threads. It keeps neither.
@@ -88,12 +90,19 @@ fn thread_inode(tid: u32) -> u64 {
 pub fn folder(process: &Arc<Process>) -> Result<Arc<Folder>, Errno> {
     let made = process.folder.try_call_once(|| {
         let subject = Subject { process: Arc::downgrade(process), thread: None };
-        let folder = Folder::numbered(root()?.system(), Some(inode(process.pid)), Some(Arc::downgrade(root()?)), None);
+        let system = System { owner: Some((owner, process.pid)), ..root()?.system() };
+        let folder = Folder::numbered(system, Some(inode(process.pid)), Some(Arc::downgrade(root()?)), None);
         fill(&folder, &subject)?;
         folder.add_folder_of("task", Some(Box::new(Threads(subject.process.clone()))))?;
         Ok(folder)
     });
     made.cloned()
+}
+
+/// Whose the files of a process are: its user's.
+fn owner(pid: u32) -> Owner {
+    let own = find(pid).and_then(|process| process.credentials());
+    own.map_or((0, 0), |own| (own.uids[place::EFFECTIVE], own.gids[place::EFFECTIVE]))
 }
 
 fn root() -> Result<&'static Arc<Folder>, Errno> {

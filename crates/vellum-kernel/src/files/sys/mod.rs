@@ -27,7 +27,7 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
     /// There is one, wherever it is mounted.
     static ROOT: Once<Arc<Folder>> = Once::new();
     let made = ROOT.try_call_once(|| {
-        let system = System { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC };
+        let system = System { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
         let root = Folder::new(system, None, None);
         let memory = root.add_folder("kernel")?.add_folder("mm")?;
         folios::fill(&memory.add_folder("transparent_hugepage")?)?;

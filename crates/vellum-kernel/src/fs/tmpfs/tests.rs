@@ -548,7 +548,7 @@ fn devices_fifos_and_jumps() {
     world.write("/lost", "still there");
     let lost = world.view().get(b"lost", false).unwrap();
     world.view().remove(b"lost", false).unwrap();
-    let system = text::System { device: Device { major: 0, minor: 9 }, magic: 0 };
+    let system = text::System { device: Device { major: 0, minor: 9 }, magic: 0, owner: None };
     let folder = text::Folder::new(system, None, None);
     let to = lost.clone();
     let link = text::Link::new(
