@@ -60,6 +60,7 @@ step_programs() {
     expect 127 "a command that is not there" guest "${shell[@]}" sh -c 'no-such-command 2>/dev/null' </dev/null
     say "our programs"
     expect 0 patterns guest --smp 2 -- target/programs/patterns </dev/null
+    expect 0 figures guest --smp 2 -- target/programs/figures </dev/null
     expect 0 unmap guest -- target/programs/unmap 8 </dev/null
     expect 0 tables guest -- target/programs/tables 1 </dev/null
     expect 0 faults guest --smp 2 -- target/programs/faults 2 1 </dev/null

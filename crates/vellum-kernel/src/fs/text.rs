@@ -35,11 +35,13 @@ pub struct System {
     /// What `statfs` calls it.
     pub magic: u32,
     /// Whose the files are, if not root's: a function that knows, and what it is asked.
-    pub owner: Option<(fn(u32) -> Owner, u32)>,
+    pub owner: Option<(Knows, u32)>,
 }
 
 /// The numbers of a user and of a group.
 pub type Owner = (u32, u32);
+/// Says whose something is.
+pub type Knows = fn(u32) -> Owner;
 
 impl System {
     /// What there is to know about a new inode of this file system, which has a number of its own.
