@@ -10,21 +10,26 @@ use super::host::Host;
 use super::model::SLOTS;
 use super::op::Spot;
 use super::plot::{Plot, Scene};
+use super::presence::Presence;
 
 impl Plot {
     /// What an access to this page should answer. If a stack grows for it, it has grown.
-    fn foresee(&mut self, on: &Scene<'_, '_, impl Host>, va: u64, access: Access) -> Result<(), FaultError> {
+    pub fn foresee(&mut self, on: &Scene<'_, '_, impl Host>, va: u64, access: Access) -> Result<(), FaultError> {
         let page = va >> self.bounds.page_shift;
         if self.model.get(page).is_none() {
             let (new, kind) = expect::growth(&self.model, &self.bounds, page).ok_or(FaultError::Unmapped(va))?;
             self.model.map(new, kind, on.rules(self.exact).fresh());
         }
-        let kind = self.model.get(page).map(|page| page.kind);
-        if kind.is_some_and(|k| expect::allowed(k.prot, access)) { Ok(()) } else { Err(FaultError::Denied(va)) }
+        let page = self.model.get(page);
+        if page.is_some_and(|p| expect::allowed(p.kind.prot, access) && p.presence != Presence::Guard) {
+            Ok(())
+        } else {
+            Err(FaultError::Denied(va))
+        }
     }
 
     /// Compare an access with what was foreseen; whether it took place.
-    fn judge<H: Host>(
+    pub fn judge<H: Host>(
         &mut self,
         on: &Scene<'_, '_, H>,
         page: u64,

@@ -13,6 +13,7 @@ use vellum::vma::{AreaFlags, Prot};
 use super::host::Host;
 use super::look::areas_in;
 use super::model::{Page, SLOTS, areas_of};
+use super::presence::Presence;
 use super::walk::{self, Leaf, Space, Tree};
 
 /// A space, the group that pays for it, and its pages by all models.
@@ -79,7 +80,11 @@ fn check_space<H: Host>(
     }
     let table_frames = tree.tables.len() as u64 * per_page;
     assert_eq!(stats.tables, table_frames * FRAME_SIZE, "bytes of page tables");
-    assert!(!tree.leaves.is_empty() || tree.tables.len() == 1, "tables without pages: {:?}", tree.tables);
+    assert!(
+        !tree.leaves.is_empty() || !tree.markers.is_empty() || tree.tables.len() == 1,
+        "tables without pages: {:?}",
+        tree.tables
+    );
     bill.tables += table_frames;
 
     // A page that is not resident holds nothing.
@@ -87,6 +92,9 @@ fn check_space<H: Host>(
     for (at, page) in counted.pages.iter().filter(|(at, _)| !mapped.contains(at)) {
         assert_eq!(page.words, [0; SLOTS.len()], "page {at:#x} is lost: {page:x?}");
     }
+
+    let guards = counted.pages.iter().filter(|(_, page)| page.presence == Presence::Guard).map(|(at, _)| *at);
+    assert!(guards.eq(tree.markers.iter().copied()), "the guards that stand in the tables: {:x?}", tree.markers);
 
     let mut resident = 0;
     for leaf in &tree.leaves {
@@ -135,7 +143,7 @@ fn check_runs<H: Host>(space: &Space<'_, H>, tree: &Tree, resident: u64) {
     let mut shown = Vec::new();
     space.runs(everything, |run| shown.push(*run));
     let mut entries = Vec::new();
-    for run in shown.iter().filter(|run| run.kind != Kind::None) {
+    for run in shown.iter().filter(|run| !matches!(run.kind, Kind::None | Kind::Marker)) {
         assert_eq!(run.kind, Kind::Leaf, "{run:?}");
         let shift = arch.level_shift(run.level);
         let entry = |i: u64| (run.va + (i << shift), run.pfn(arch).add((i << (shift - FRAME_SHIFT)) as u32));

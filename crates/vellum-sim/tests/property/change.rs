@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use vellum::frame::policy::Advice;
-use vellum::space::{Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
+use vellum::space::{Access, Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
 use vellum::vma::{AreaFlags, Prot};
 
 use super::expect::{self, Where};
@@ -44,8 +44,13 @@ impl Plot {
             }
             (Err(error), Err(wanted)) if error == wanted => self.check(on, &asked),
             (Err(MapError::OutOfMemory), Ok(_)) if self.may_fail(on, &asked) => self.check(on, &asked),
+            (Err(MapError::SealedArea(_)), Err(MapError::SealedArea(_))) if !self.bounds.alone => {
+                self.check(on, &asked)
+            }
             // How many areas the others have is not known here.
-            (Err(MapError::TooManyAreas), Ok(_)) if !self.bounds.alone && self.few() => self.check(on, &asked),
+            (Err(MapError::TooManyAreas), Ok(_) | Err(MapError::SealedArea(_))) if !self.bounds.alone && self.few() => {
+                self.check(on, &asked)
+            }
             (got, expected) => panic!("map answers {got:x?}, not {expected:x?}"),
         }
     }
@@ -62,9 +67,14 @@ impl Plot {
         kind.flags.set(AreaFlags::GROWSDOWN, flags.contains(MapFlags::GROWSDOWN));
         kind.flags.set(AreaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
         kind.flags.set(AreaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
+        kind.flags |= self.model.future;
         self.model.map(pages.clone(), kind, rules.fresh());
+        let brought = match kind.flags & AreaFlags::LOCKS {
+            AreaFlags::LOCKED => true,
+            _ => flags.contains(MapFlags::POPULATE),
+        };
         let write = prot.contains(Prot::WRITE);
-        if flags.intersects(MapFlags::POPULATE | MapFlags::LOCKED) && !prot.is_empty() {
+        if brought && !prot.is_empty() {
             if on.tight {
                 // It ends silently where memory does. Neighbours of the area's ends may have come with it.
                 self.model.blur(pages.start.saturating_sub(512)..pages.end + 512);
@@ -97,7 +107,11 @@ impl Plot {
         let (addr, len) = self.bytes(&pages);
         let got = on.space.unmap(addr, len);
         match got {
-            Ok(()) => self.model.unmap(pages.clone()),
+            Ok(()) => {
+                assert!(expect::sealed(&self.model, &pages).is_none(), "unmapped what is sealed");
+                self.model.unmap(pages.clone());
+            }
+            Err(UnmapError::Sealed(_)) if expect::sealed(&self.model, &pages).is_some() => {}
             Err(UnmapError::TooManyAreas | UnmapError::OutOfMemory) if self.may_fail(on, &pages) => {}
             Err(_) => panic!("unmap answers {got:x?}"),
         }
@@ -116,9 +130,13 @@ impl Plot {
     /// `protect`.
     pub fn protect<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, prot: Prot) {
         let (addr, len) = self.bytes(&pages);
+        let connected =
+            pages.start..(pages.start..pages.end).find(|p| self.model.get(*p).is_none()).unwrap_or(pages.end);
+        let sealed = expect::sealed(&self.model, &connected).is_some();
         let too_much = expect::too_much_data(&self.model, &self.bounds, &pages, prot);
         match (on.space.protect(addr, len, prot), self.model.covers(pages.clone())) {
-            (Ok(()), true) if !too_much => {
+            (Err(ProtectError::Sealed(_)), _) if sealed => {}
+            (Ok(()), true) if !too_much && !sealed => {
                 self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.prot = prot);
             }
             (Err(ProtectError::DataLimit), true) if too_much => {}
@@ -132,9 +150,21 @@ impl Plot {
     /// `advise`.
     pub fn advise<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, advise: Advise) {
         let (addr, len) = self.bytes(&pages);
+        match advise {
+            Advise::PopulateRead => return self.populate(on, pages, Access::Read),
+            Advise::PopulateWrite => return self.populate(on, pages, Access::Write),
+            Advise::GuardInstall => return self.install_guards(on, pages),
+            Advise::GuardRemove => return self.remove_guards(on, pages),
+            _ => {}
+        }
         let got = on.space.advise(addr, len, advise);
-        if advise == Advise::DontNeed {
-            return self.forgotten(on, pages, got);
+        if matches!(advise, Advise::DontNeed | Advise::DontNeedLocked) {
+            return self.forgotten(on, pages, got, advise == Advise::DontNeedLocked);
+        }
+        let forgets = matches!(advise, Advise::DontFork | Advise::WipeOnFork);
+        if forgets && !expect::may_forget(&self.model, &pages) {
+            assert!(matches!(got, Err(AdviseError::Sealed(_))), "{advise:?} answers {got:x?}");
+            return self.check(on, &pages);
         }
         let set = |kind: &mut Kind| *kind = advised(kind, advise).expect("an advice about areas");
         match (got, self.model.covers(pages.clone())) {
@@ -146,8 +176,18 @@ impl Plot {
         self.check(on, &pages);
     }
 
-    fn forgotten<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, got: Result<(), AdviseError>) {
-        let (expected, emptied) = expect::dont_need(&self.model, &self.bounds, &pages);
+    fn forgotten<H: Host>(
+        &mut self,
+        on: &Scene<'_, '_, H>,
+        pages: Range<u64>,
+        got: Result<(), AdviseError>,
+        locked: bool,
+    ) {
+        if !expect::may_forget(&self.model, &pages) {
+            assert!(matches!(got, Err(AdviseError::Sealed(_))), "{got:x?}");
+            return self.check(on, &pages);
+        }
+        let (expected, emptied) = expect::dont_need(&self.model, &self.bounds, &pages, locked);
         let same = match (got, expected) {
             // Another actor's pages may be part of the same area.
             (Err(AdviseError::Locked(_)), Err(AdviseError::Locked(_))) if !self.bounds.alone => true,

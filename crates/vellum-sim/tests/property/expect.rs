@@ -83,7 +83,8 @@ pub fn map(
         if areas_of(model.all()).len() > limits.areas {
             return Err(MapError::TooManyAreas);
         }
-        if flags.contains(MapFlags::LOCKED) && bytes(locked(model) + pages) > limits.locked {
+        let locks = flags.contains(MapFlags::LOCKED) || model.future.contains(AreaFlags::LOCKED);
+        if locks && bytes(locked(model) + pages) > limits.locked {
             return Err(MapError::LockLimit);
         }
         if bytes(model.len() - replaced + pages) > limits.address_space {
@@ -98,7 +99,24 @@ pub fn map(
     if promised && (pages << bounds.page_shift) >> 12 > bounds.total_frames {
         return Err(MapError::Overcommit);
     }
+    if let (Place::Fixed(page), true) = (place, replaced > 0)
+        && let Some(area) = sealed(model, &fixed(page))
+    {
+        return Err(MapError::SealedArea(bounds.range(&area)));
+    }
     Ok(to)
+}
+
+/// The first sealed area of these pages, in full.
+pub fn sealed(model: &Model, pages: &Range<u64>) -> Option<Range<u64>> {
+    let (at, _) = model.iter(pages.clone()).find(|(_, page)| page.kind.flags.contains(AreaFlags::SEALED))?;
+    model.area_at(at).map(|(area, _)| area)
+}
+
+/// Whether what these pages hold may be forgotten.
+pub fn may_forget(model: &Model, pages: &Range<u64>) -> bool {
+    let forbids = |kind: &Kind| kind.flags.contains(AreaFlags::SEALED) && !kind.prot.contains(Prot::WRITE);
+    !model.iter(pages.clone()).any(|(_, page)| forbids(&page.kind))
 }
 
 /// Locked pages.
@@ -139,7 +157,13 @@ pub fn remap(
     let at = |page: u64| page << bounds.page_shift;
     let (area, kind) = model.area_at(old.start).ok_or(RemapError::NotMapped(at(old.start)))?;
     let len = old.end - old.start;
+    if kind.flags.contains(AreaFlags::SEALED) {
+        return Err(RemapError::Sealed(bounds.range(&area)));
+    }
     if !moves && pages <= len {
+        if let Some(area) = sealed(model, &(old.start + pages..old.end)) {
+            return Err(RemapError::Sealed(bounds.range(&area)));
+        }
         return Ok(Where::Page(old.start));
     }
     let several = flags.contains(RemapFlags::FIXED) && pages == len;
@@ -177,9 +201,13 @@ pub fn remap(
     if flags.contains(RemapFlags::FIXED) && at(to) < limits.lowest {
         return Err(RemapError::TooLow(at(to)));
     }
+    let there = if flags.contains(RemapFlags::FIXED) { sealed(model, &new) } else { None };
+    if let Some(area) = sealed(model, old).or(there) {
+        return Err(RemapError::Sealed(bounds.range(&area)));
+    }
     if flags.contains(RemapFlags::DONTUNMAP) {
         let there = if flags.contains(RemapFlags::FIXED) { model.iter(new.clone()).count() as u64 } else { 0 };
-        fits(pages, there, &Kind { flags: kind.flags - AreaFlags::LOCKED, ..kind })?;
+        fits(pages, there, &Kind { flags: kind.flags - AreaFlags::LOCKS, ..kind })?;
     }
     Ok(if flags.contains(RemapFlags::FIXED) { Where::Page(to) } else { Where::Anywhere })
 }
@@ -227,9 +255,16 @@ pub fn cuts(model: &Model, pages: &Range<u64>) -> (usize, usize) {
 }
 
 /// What `advise(DontNeed)` answers, and which pages it empties: all that are mapped, up to the first locked area.
-pub fn dont_need(model: &Model, bounds: &Bounds, pages: &Range<u64>) -> (Result<(), AdviseError>, Range<u64>) {
+/// `locked`: those too.
+pub fn dont_need(
+    model: &Model,
+    bounds: &Bounds,
+    pages: &Range<u64>,
+    locked: bool,
+) -> (Result<(), AdviseError>, Range<u64>) {
     let areas = model.areas(pages.clone());
-    if let Some((locked, _)) = areas.iter().find(|(_, kind)| kind.flags.contains(AreaFlags::LOCKED)) {
+    let refuses = |kind: &Kind| !locked && kind.flags.contains(AreaFlags::LOCKED);
+    if let Some((locked, _)) = areas.iter().find(|(_, kind)| refuses(kind)) {
         let whole = model.area_at(locked.start).map_or(locked.clone(), |(area, _)| area);
         return (Err(AdviseError::Locked(bounds.range(&whole))), pages.start..locked.start);
     }

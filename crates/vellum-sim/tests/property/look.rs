@@ -27,7 +27,7 @@ impl Plot {
             for ((at, page), resident) in self.model.iter(area.clone()).zip(&answer) {
                 let known = match page.presence {
                     Presence::Own | Presence::Zeros => Some(true),
-                    Presence::Absent => Some(false),
+                    Presence::Absent | Presence::Guard => Some(false),
                     Presence::Unknown => None,
                 };
                 assert!(

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `dice` | chance from a seed |
 //! | `model` | pages of a space, and the areas that follow from them |
+//! | `lock` | locking, sealing, populating, guarding, pinning |
 //! | `presence` | which pages are resident |
 //! | `remap` | areas that change their size or place |
 //! | `expect` | what an operation should answer |
@@ -34,6 +35,7 @@ pub mod dice;
 pub mod expect;
 pub mod fork;
 pub mod host;
+pub mod lock;
 pub mod look;
 pub mod model;
 pub mod op;

@@ -37,6 +37,8 @@ pub type Area = (Range<u64>, Kind);
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pages: BTreeMap<u64, Page>,
+    /// How what is mapped from now on is locked.
+    pub future: AreaFlags,
 }
 
 impl Model {
@@ -97,7 +99,9 @@ impl Model {
     pub fn forget(&mut self, range: Range<u64>, presence: Presence) {
         for (_, page) in self.iter_mut(range) {
             page.words = [0; SLOTS.len()];
-            page.presence = presence;
+            if page.presence != Presence::Guard {
+                page.presence = presence;
+            }
         }
     }
 
@@ -132,10 +136,10 @@ impl Model {
 
     /// What a child has of it.
     pub fn child(&self, fresh: Presence) -> Model {
-        let mut child = self.clone();
+        let mut child = Model { future: AreaFlags::empty(), ..self.clone() };
         child.pages.retain(|_, page| !page.kind.flags.contains(AreaFlags::DONTFORK));
         for page in child.pages.values_mut() {
-            page.kind.flags -= AreaFlags::LOCKED;
+            page.kind.flags -= AreaFlags::LOCKS;
             if page.kind.flags.contains(AreaFlags::WIPEONFORK) {
                 (page.words, page.presence) = ([0; SLOTS.len()], fresh);
             }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use vellum::frame::policy::{Advice, Knob};
-use vellum::space::{Access, Advise, MapFlags, RemapFlags};
+use vellum::space::{Access, Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::{AreaFlags, Prot};
 
 use super::dice::Dice;
@@ -54,6 +54,14 @@ pub enum Op {
         to: u64,
     },
     Advise(Span, Advise),
+    /// Locked, so that nothing comes before it is touched or all of it at once.
+    Lock(Span, bool),
+    Unlock(Span),
+    /// With no flags, unlocked.
+    LockAll(LockAll),
+    Seal(Span),
+    /// The host's use of the word at one of [`SLOTS`]: what it writes, or nothing.
+    Pin(Spot, usize, Option<u64>),
     /// A program's load of the word at one of [`SLOTS`].
     Load(Spot, usize),
     Store(Spot, usize, u64),
@@ -96,6 +104,8 @@ pub struct Choice {
     pub plots: Vec<Vec<Window>>,
     /// Whether the plot's space is the actor's own to end.
     pub own: Vec<bool>,
+    /// Whether nobody else has a plot in the plot's space.
+    pub whole: Vec<bool>,
     /// Whether the sizes of folios change meanwhile.
     pub policy: bool,
 }
@@ -107,6 +117,11 @@ enum Form {
     Unmap,
     Protect,
     Remap,
+    Lock,
+    Unlock,
+    LockAll,
+    Seal,
+    Pin,
     Forget,
     Advice,
     Load,
@@ -121,12 +136,17 @@ enum Form {
     Policy,
 }
 
-const FORMS: [(u64, Form); 17] = [
+const FORMS: [(u64, Form); 22] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
     (80, Form::Protect),
     (60, Form::Remap),
+    (20, Form::Lock),
+    (20, Form::Unlock),
+    (3, Form::LockAll),
+    (1, Form::Seal),
+    (20, Form::Pin),
     (60, Form::Forget),
     (30, Form::Advice),
     (230, Form::Load),
@@ -152,13 +172,17 @@ const PROTS: [(u64, Prot); 7] = [
     (5, Prot::EXEC),
 ];
 
-const ADVICE: [(u64, Advise); 6] = [
+const ADVICE: [(u64, Advise); 10] = [
     (25, Advise::Huge),
     (25, Advise::NoHuge),
     (8, Advise::DontFork),
     (17, Advise::DoFork),
     (8, Advise::WipeOnFork),
     (17, Advise::KeepOnFork),
+    (15, Advise::PopulateRead),
+    (15, Advise::PopulateWrite),
+    (15, Advise::GuardInstall),
+    (15, Advise::GuardRemove),
 ];
 
 impl Choice {
@@ -180,6 +204,15 @@ impl Choice {
             Form::Unmap => Op::Unmap(span(dice)),
             Form::Protect => Op::Protect(span(dice), dice.weighted(&PROTS)),
             Form::Remap => remap(dice, window),
+            Form::Lock => Op::Lock(span(dice), dice.percent(30)),
+            Form::Unlock => Op::Unlock(span(dice)),
+            Form::LockAll if self.whole[plot] => {
+                let some = [LockAll::CURRENT, LockAll::FUTURE, LockAll::FUTURE | LockAll::ONFAULT, LockAll::all()];
+                Op::LockAll(if dice.percent(60) { LockAll::empty() } else { dice.one_of(&some) })
+            }
+            Form::Seal => Op::Seal(span(dice)),
+            Form::Pin => Op::Pin(spot(dice), slot(dice), if dice.percent(50) { Some(dice.any() | 1) } else { None }),
+            Form::Forget if dice.percent(10) => Op::Advise(span(dice), Advise::DontNeedLocked),
             Form::Forget => Op::Advise(span(dice), Advise::DontNeed),
             Form::Advice => Op::Advise(span(dice), dice.weighted(&ADVICE)),
             Form::Load => Op::Load(spot(dice), slot(dice)),
@@ -196,7 +229,7 @@ impl Choice {
                 // 0 is the knob for all of them.
                 Op::Policy(dice.below(10) as u8, dice.one_of(&knobs))
             }
-            Form::Query | Form::Exec | Form::Policy => Op::Query,
+            Form::Query | Form::LockAll | Form::Exec | Form::Policy => Op::Query,
         }
     }
 }

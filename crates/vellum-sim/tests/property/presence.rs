@@ -27,6 +27,8 @@ pub enum Presence {
     Own,
     /// One of these.
     Unknown,
+    /// Nothing, and it may not be touched: a guard.
+    Guard,
 }
 
 /// What decides which pages a fault brings.
@@ -73,6 +75,9 @@ impl Model {
         let Some(&super::model::Page { kind, presence, .. }) = self.get(page) else {
             return;
         };
+        if presence == Presence::Guard {
+            return;
+        }
         if !rules.exact {
             if write {
                 self.set(page..page + 1, Presence::Own);
@@ -80,7 +85,7 @@ impl Model {
             return;
         }
         match presence {
-            Presence::Own => return,
+            Presence::Own | Presence::Guard => return,
             Presence::Zeros | Presence::Unknown if !write => return,
             Presence::Absent => {}
             Presence::Zeros | Presence::Unknown => {
@@ -116,7 +121,7 @@ impl Model {
                 continue;
             }
             let has = |wanted: &[Presence]| self.iter(block.clone()).any(|(_, p)| wanted.contains(&p.presence));
-            if !has(&[Presence::Own, Presence::Zeros]) {
+            if !has(&[Presence::Own, Presence::Zeros, Presence::Guard]) {
                 return (order, !has(&[Presence::Unknown]));
             }
         }
@@ -126,7 +131,7 @@ impl Model {
     /// Something ended halfway: nothing but what is the space's own for sure is known of these pages any more.
     pub fn blur(&mut self, pages: Range<u64>) {
         for (_, page) in self.iter_mut(pages) {
-            if page.presence != Presence::Own {
+            if !matches!(page.presence, Presence::Own | Presence::Guard) {
                 page.presence = Presence::Unknown;
             }
         }

@@ -49,6 +49,7 @@ impl Plot {
                 self.remapped(on, &old, start..start + pages, flags);
             }
             (Err(error), Err(wanted)) if error == wanted => self.check(on, &old),
+            (Err(RemapError::Sealed(_)), Err(RemapError::Sealed(_))) if !self.bounds.alone => self.check(on, &old),
             (Err(RemapError::OutOfMemory), Ok(_)) if on.tight => self.check(on, &old),
             (Err(RemapError::TooManyAreas), Ok(_)) if self.few() => self.check(on, &old),
             (Err(RemapError::NoRoom), Ok(_)) if !self.bounds.alone && !self.is_mine(&old) => self.check(on, &old),
@@ -68,7 +69,7 @@ impl Plot {
             if flags.contains(RemapFlags::DONTUNMAP) {
                 for (at, page) in &moved {
                     let mut kind = page.kind;
-                    kind.flags -= AreaFlags::LOCKED;
+                    kind.flags -= AreaFlags::LOCKS;
                     self.model.map(*at..at + 1, kind, rules.fresh());
                 }
             } else {
@@ -85,7 +86,7 @@ impl Plot {
         let grown = new.start + (kept.end - kept.start)..new.end;
         if let Some(kind) = kind.filter(|_| !grown.is_empty()) {
             self.model.map(grown.clone(), kind, rules.fresh());
-            if kind.flags.contains(AreaFlags::LOCKED) && !kind.prot.is_empty() {
+            if kind.flags & AreaFlags::LOCKS == AreaFlags::LOCKED && !kind.prot.is_empty() {
                 match on.tight {
                     true => self.model.blur(grown.start.saturating_sub(512)..grown.end + 512),
                     false => grown.for_each(|page| self.model.touch(page, kind.prot.contains(Prot::WRITE), &rules)),

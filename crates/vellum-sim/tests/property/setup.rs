@@ -84,7 +84,12 @@ impl Setup {
         let knobs = knobs(dice);
         let policy = alone && dice.percent(25);
         let own = |n: usize| (0..n).map(|plot| plot >= spaces.len()).collect();
-        let choices = plots.into_iter().map(|plots| Choice { own: own(plots.len()), plots, policy }).collect();
+        let whole = |own: &Vec<bool>| own.iter().map(|own| alone || *own).collect();
+        let choices = plots.into_iter().map(|plots| {
+            let own: Vec<bool> = own(plots.len());
+            Choice { whole: whole(&own), own, plots, policy }
+        });
+        let choices = choices.collect();
         let tlb = dice.one_of(&[0, 1, 2]);
         let config = Config::with_arch(arch, 0).regions(memory).cpus(cpus);
         Setup {

@@ -29,6 +29,8 @@ pub struct Leaf {
 #[derive(Debug, Default)]
 pub struct Tree {
     pub leaves: Vec<Leaf>,
+    /// Pages with a marker.
+    pub markers: Vec<u64>,
     /// Tables, the root included.
     pub tables: Vec<Pfn>,
 }
@@ -73,6 +75,7 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
                 pfn: arch.leaf_pfn(raw, level),
                 attrs: arch.attrs(raw, level),
             }),
+            Kind::Marker => tree.markers.push(va >> arch.page_shift()),
             kind => panic!("{va:#x}: {kind:?} ({raw:#x}) at rest, at level {level}"),
         }
         used += 1;

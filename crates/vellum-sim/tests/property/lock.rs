@@ -1,0 +1,220 @@
+//! Locking, sealing, populating, guarding and pinning.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use vellum::arch::{Arch, Kind as EntryKind};
+use vellum::space::{Access, Advise, AdviseError, FaultError, LockAll, LockError, SealError};
+use vellum::vma::{AreaFlags, Prot};
+
+use super::expect;
+use super::host::Host;
+use super::model::SLOTS;
+use super::op::Spot;
+use super::plot::{Plot, Scene};
+use super::presence::Presence;
+use super::walk;
+
+impl Plot {
+    /// `lock`.
+    pub fn lock<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, on_fault: bool) {
+        let (addr, len) = self.bytes(&pages);
+        let got = on.space.lock(addr, len, on_fault);
+        let locked = self.model.iter(pages.clone()).filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        let more = pages.end - pages.start - locked.count() as u64;
+        if self.bounds.alone
+            && (expect::locked(&self.model) + more) << self.bounds.page_shift > self.bounds.limits.locked
+        {
+            assert_eq!(got, Err(LockError::LockLimit));
+        } else if !self.model.covers(pages.clone()) {
+            assert_eq!(got, Err(LockError::NotMapped));
+        } else if matches!(got, Err(LockError::TooManyAreas | LockError::OutOfMemory)) && self.may_fail(on, &pages) {
+        } else {
+            for (_, page) in self.model.iter_mut(pages.clone()) {
+                page.kind.flags |= AreaFlags::LOCKED;
+                page.kind.flags.set(AreaFlags::ONFAULT, on_fault);
+            }
+            let expected =
+                if on_fault { Ok(()) } else { self.populated(on, pages.clone(), None).map_err(LockError::Fault) };
+            match got {
+                Err(LockError::Fault(FaultError::OutOfMemory | FaultError::OverLimit(_))) if on.tight => {}
+                got => assert_eq!(got, expected, "lock"),
+            }
+        }
+        self.check(on, &pages);
+    }
+
+    /// All pages are faulted in, for this access or what suits them; until one can't be.
+    fn populated<H: Host>(
+        &mut self,
+        on: &Scene<'_, '_, H>,
+        pages: Range<u64>,
+        access: Option<Access>,
+    ) -> Result<(), FaultError> {
+        if on.tight {
+            // It may end anywhere. Neighbours of the area's ends may have come with it.
+            self.model.blur(pages.start.saturating_sub(512)..pages.end + 512);
+        }
+        let rules = on.rules(self.exact);
+        for at in pages {
+            let va = at << self.bounds.page_shift;
+            let page = self.model.get(at).ok_or(FaultError::Unmapped(va))?;
+            let suits = if page.kind.prot.contains(Prot::WRITE) { Access::Write } else { Access::Read };
+            let access = access.unwrap_or(suits);
+            if !expect::allowed(page.kind.prot, access) || page.presence == Presence::Guard {
+                return Err(FaultError::Denied(va));
+            }
+            if !on.tight {
+                self.model.touch(at, access == Access::Write, &rules);
+            }
+        }
+        Ok(())
+    }
+
+    /// `unlock`.
+    pub fn unlock<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
+        let (addr, len) = self.bytes(&pages);
+        match (on.space.unlock(addr, len), self.model.covers(pages.clone())) {
+            (Ok(()), true) => {
+                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags -= AreaFlags::LOCKS)
+            }
+            (Err(LockError::NotMapped), false) => {}
+            (Err(LockError::TooManyAreas | LockError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
+            (got, all) => panic!("unlock answers {got:x?}; is all of it mapped: {all}"),
+        }
+        self.check(on, &pages);
+    }
+
+    /// `lock_all`; with no flags `unlock_all`. For who has all of the space.
+    pub fn lock_all<H: Host>(&mut self, on: &Scene<'_, '_, H>, flags: LockAll) {
+        let mut lock = AreaFlags::LOCKED;
+        lock.set(AreaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
+        let now = |model: &mut super::model::Model, lock: AreaFlags| {
+            let set = |flags: &mut AreaFlags| *flags = (*flags - AreaFlags::LOCKS) | lock;
+            model.iter_mut(0..u64::MAX).for_each(|(_, page)| set(&mut page.kind.flags));
+        };
+        if flags.is_empty() {
+            on.space.unlock_all();
+            self.model.future = AreaFlags::empty();
+            now(&mut self.model, AreaFlags::empty());
+            return self.query(on);
+        }
+        let too_much =
+            flags.contains(LockAll::CURRENT) && self.model.len() << self.bounds.page_shift > self.bounds.limits.locked;
+        let expected = if too_much { Err(LockError::LockLimit) } else { Ok(()) };
+        assert_eq!(on.space.lock_all(flags), expected);
+        if expected.is_ok() {
+            self.model.future = if flags.contains(LockAll::FUTURE) { lock } else { AreaFlags::empty() };
+            if flags.contains(LockAll::CURRENT) {
+                now(&mut self.model, lock);
+                for (area, _) in self.model.areas(0..u64::MAX).into_iter().filter(|_| lock == AreaFlags::LOCKED) {
+                    let _ = self.populated(on, area, None);
+                }
+            }
+        }
+        self.query(on);
+    }
+
+    /// `seal`.
+    pub fn seal<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
+        let (addr, len) = self.bytes(&pages);
+        match (on.space.seal(addr, len), self.model.covers(pages.clone())) {
+            (Ok(()), true) => {
+                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags |= AreaFlags::SEALED)
+            }
+            (Err(SealError::NotMapped), false) => {}
+            (Err(SealError::TooManyAreas | SealError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
+            (got, all) => panic!("seal answers {got:x?}; is all of it mapped: {all}"),
+        }
+        self.check(on, &pages);
+    }
+
+    /// `advise` to fault in.
+    pub fn populate<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, access: Access) {
+        let (addr, len) = self.bytes(&pages);
+        let advise = if access == Access::Write { Advise::PopulateWrite } else { Advise::PopulateRead };
+        let got = on.space.advise(addr, len, advise);
+        let same = match (got, self.populated(on, pages.clone(), Some(access))) {
+            (Err(AdviseError::Fault(FaultError::OutOfMemory | FaultError::OverLimit(_))), _) => on.tight,
+            (Ok(()), expected) => expected.is_ok(),
+            (Err(AdviseError::NotMapped), expected) => matches!(expected, Err(FaultError::Unmapped(_))),
+            (Err(AdviseError::Inaccessible(_)), expected) => matches!(expected, Err(FaultError::Denied(_))),
+            (Err(AdviseError::Fault(error)), expected) => Err(error) == expected,
+            _ => false,
+        };
+        assert!(same, "{advise:?} answers {got:x?}");
+        self.check(on, &pages);
+    }
+
+    /// `advise` to guard.
+    pub fn install_guards<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
+        let (addr, len) = self.bytes(&pages);
+        let got = on.space.advise(addr, len, Advise::GuardInstall);
+        let locked = self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        match got {
+            Err(AdviseError::Sealed(_)) => assert!(!expect::may_forget(&self.model, &pages)),
+            Err(AdviseError::Locked(_)) => assert!(locked),
+            Err(AdviseError::NotMapped) => assert!(!self.model.covers(pages.clone())),
+            Err(AdviseError::OutOfMemory) if on.tight => self.look_for_guards(on, pages.clone()),
+            got => {
+                assert_eq!(got, Ok(()));
+                assert!(!locked && self.model.covers(pages.clone()) && expect::may_forget(&self.model, &pages));
+                self.model.forget(pages.clone(), Presence::Guard);
+            }
+        }
+        self.check(on, &pages);
+    }
+
+    /// It ended halfway: each page holds what it held, or nothing, or is guarded.
+    fn look_for_guards<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
+        let mut guards = BTreeSet::new();
+        on.space.runs(self.bounds.range(&pages), |run| {
+            if run.kind == EntryKind::Marker {
+                let first = run.va >> on.space.arch().page_shift();
+                guards.extend(first..first + run.len as u64);
+            }
+        });
+        for (at, page) in self.model.iter_mut(pages) {
+            let found = walk::find(on.host, on.space, at).map(|pa| walk::words(on.host, pa)).unwrap_or_default();
+            assert!(found == page.words || found == [0; SLOTS.len()], "page {at:#x} holds {found:x?}");
+            page.words = found;
+            page.presence = if guards.contains(&at) { Presence::Guard } else { Presence::Unknown };
+        }
+    }
+
+    /// `advise` to guard no more.
+    pub fn remove_guards<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
+        let (addr, len) = self.bytes(&pages);
+        let expected = if self.model.covers(pages.clone()) { Ok(()) } else { Err(AdviseError::NotMapped) };
+        assert_eq!(on.space.advise(addr, len, Advise::GuardRemove), expected);
+        let fresh = on.rules(self.exact).fresh();
+        let guards = self.model.iter_mut(pages.clone()).filter(|(_, page)| page.presence == Presence::Guard);
+        guards.for_each(|(_, page)| page.presence = fresh);
+        self.check(on, &pages);
+    }
+
+    /// The host reads or writes one of the words through a pin.
+    pub fn pin<H: Host>(&mut self, on: &Scene<'_, '_, H>, spot: Spot, slot: usize, value: Option<u64>) {
+        let Some(at) = self.page(spot) else { return };
+        let va = (at << self.bounds.page_shift) + 8 * SLOTS[slot];
+        let access = if value.is_some() { Access::Write } else { Access::Read };
+        let expected = self.foresee(on, va, access);
+        let got = on.space.pin(va, access);
+        let done = self.judge(on, at, access, expected, got.as_ref().map(|_| ()).map_err(|error| *error));
+        if let (Ok(pin), true, Some(page)) = (got, done, self.model.get_mut(at)) {
+            let inside = 8 * SLOTS[slot] as usize;
+            match value {
+                Some(value) => {
+                    assert_eq!(pin.write(inside, &value.to_ne_bytes()), 8);
+                    page.words[slot] = value;
+                }
+                None => {
+                    let mut word = [0; 8];
+                    assert_eq!(pin.read(inside, &mut word), 8);
+                    assert_eq!(u64::from_ne_bytes(word), page.words[slot], "page {at:#x}, pinned");
+                }
+            }
+        }
+        self.check(on, &(at..at + 1));
+    }
+}
