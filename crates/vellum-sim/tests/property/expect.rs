@@ -187,6 +187,10 @@ pub fn remap(
     };
     if pages > len {
         fits(pages - len, 0, &kind)?;
+        let promised = kind.prot.contains(Prot::WRITE) && !kind.flags.contains(AreaFlags::NORESERVE);
+        if promised && at(pages - len) >> 12 > bounds.total_frames {
+            return Err(RemapError::Overcommit);
+        }
     }
     if !moves {
         let end = old.start + pages;
