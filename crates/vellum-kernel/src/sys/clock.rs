@@ -22,6 +22,20 @@ pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
     Ok(seconds.saturating_mul(SECOND).saturating_add(ns))
 }
 
+/// Copies a `struct timeval` of how long, in nanoseconds.
+pub fn read_micro(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
+    let [seconds, us] = read_pair(thread, from)?;
+    if seconds > i64::MAX as u64 || us > i64::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(seconds.saturating_mul(SECOND).saturating_add(us.saturating_mul(1000)))
+}
+
+/// Copies so many nanoseconds to a program's `struct timeval`.
+pub fn write_micro(thread: &Arc<Thread>, to: u64, ns: u64) -> Result<(), Errno> {
+    write_pair(thread, to, [ns / SECOND, ns % SECOND / 1000])
+}
+
 fn read_pair(thread: &Arc<Thread>, from: u64) -> Result<[u64; 2], Errno> {
     let mut bytes = [0; 16];
     uaccess::read(&thread.memory(), from, &mut bytes)?;

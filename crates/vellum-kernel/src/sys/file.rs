@@ -192,6 +192,19 @@ pub fn sync(thread: &Thread, fd: u64) -> Answer {
     Ok(0)
 }
 
+/// `fadvise64`: all that there is, is in memory.
+pub fn advise(thread: &Thread, fd: u64, len: u64, advice: u64) -> Answer {
+    let open = open_of(thread, fd)?;
+    if open.flags() & abi::O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    match open.inode().meta().kind {
+        vellum_kernel::fs::Kind::Fifo => Err(Errno::ESPIPE),
+        _ if (len as i64) < 0 || advice > 5 => Err(Errno::EINVAL),
+        _ => Ok(0),
+    }
+}
+
 /// `ftruncate`.
 pub fn ftruncate(thread: &Thread, fd: u64, size: u64) -> Answer {
     let open = open_of(thread, fd)?;

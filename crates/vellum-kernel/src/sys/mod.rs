@@ -5,6 +5,7 @@
 //! | [`memory`] | `mmap` and its kin |
 //! | [`remote`] | other processes' memory |
 //! | [`mod@file`] | descriptors |
+//! | [`mod@select`] | waiting for one of a set of files |
 //! | [`mod@lock`] | locks on files |
 //! | [`path`] | files by name |
 //! | [`mod@mount`] | what is mounted where |
@@ -16,6 +17,7 @@
 //! | [`signal`] | signals |
 //! | [`futex`] | waiting for a word of memory |
 //! | [`clock`] | time |
+//! | [`policy`] | which node memory comes from |
 //! | [`prctl`] | what a program says about itself |
 //! | [`misc`] | who and what a program is, what it may have, and chance |
 
@@ -28,11 +30,13 @@ pub mod memory;
 pub mod misc;
 pub mod mount;
 pub mod path;
+pub mod policy;
 pub mod prctl;
 pub mod process;
 pub mod program;
 pub mod remote;
 pub mod schedule;
+pub mod select;
 pub mod shm;
 pub mod signal;
 
@@ -79,6 +83,9 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),
         nr::__NR_brk => memory::brk(thread, a[0]),
+        nr::__NR_get_mempolicy => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]),
+        nr::__NR_set_mempolicy => policy::set(thread, a[0], a[1], a[2]),
+        nr::__NR_mbind => policy::bind(thread, a),
         nr::__NR_shmget => shm::get(thread, a[0], a[1], a[2]),
         nr::__NR_shmat => shm::attach(thread, a[0], a[1], a[2]),
         nr::__NR_shmdt => shm::detach(thread, a[0]),
@@ -111,6 +118,9 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_pipe => file::pipe(thread, a[0], 0),
         nr::__NR_pipe2 => file::pipe(thread, a[0], a[1]),
         nr::__NR_poll => file::poll(thread, a[0], a[1], file::poll_deadline(a[2])).await,
+        nr::__NR_select => select::select(thread, a).await,
+        nr::__NR_pselect6 => select::pselect(thread, a).await,
+        nr::__NR_fadvise64 => file::advise(thread, a[0], a[2], a[3]),
         nr::__NR_ppoll => file::ppoll(thread, a).await,
         nr::__NR_cachestat => file::cachestat(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),

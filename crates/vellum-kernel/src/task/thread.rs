@@ -6,6 +6,7 @@ use crate::arch::{apic, cpu, percpu, vector};
 use crate::files::Files;
 use crate::mem::{UserSpace, now_ns, oom, space, uaccess};
 use crate::sys;
+use crate::sys::policy::Policy;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::{Process, deliver, executor, time};
 use alloc::sync::Arc;
@@ -114,6 +115,8 @@ pub struct Traits {
     pub nice: i32,
     /// Its class of scheduling and its priority there, for those who only want to know.
     pub schedule: (u32, u32),
+    /// Which node its memory is to come from.
+    pub policy: Policy,
     /// How much later its sleep may end, in nanoseconds, for those who only want to know.
     pub slack: u64,
 }
@@ -126,6 +129,7 @@ impl Traits {
             no_new_privileges: false,
             nice: 0,
             schedule: (0, 0),
+            policy: (0, 0),
             slack: 50_000,
         }
     }
