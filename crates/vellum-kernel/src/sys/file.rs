@@ -13,11 +13,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as abi;
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::event::Event;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::open::Name;
 use vellum_kernel::fs::poll;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::{Inode, Open, pipe};
+use vellum_kernel::fs::{Inode, Open, device, pipe};
 
 /// The open file of a descriptor.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
@@ -357,4 +358,15 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
     }
     uaccess::write(&memory, to, uaccess::bytes_of(&found))?;
     Ok(0)
+}
+
+/// `eventfd2`.
+pub fn eventfd(thread: &Thread, count: u64, flags: u64) -> Answer {
+    const SEMAPHORE: u32 = 1;
+    let flags = flags as u32;
+    if flags & !(SEMAPHORE | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let event = Arc::new(Event::new(count as u32, flags & SEMAPHORE != 0));
+    add(thread, device::open(event, abi::O_RDWR | flags & abi::O_NONBLOCK), flags)
 }

@@ -2,8 +2,10 @@
 
 use super::{Answer, clock};
 use crate::mem::{now_ns, uaccess};
+use crate::task::futex::Watched;
 use crate::task::{Thread, futex};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 
@@ -27,7 +29,8 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
                 _ if command == abi::FUTEX_WAIT => Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)),
                 _ => Some(clock::deadline(thread, timeout, op & abi::FUTEX_CLOCK_REALTIME != 0)?),
             };
-            futex::wait(thread, address, value, bits, deadline).await.map(|()| 0)
+            let watched = Watched { address, expected: value, bits };
+            futex::wait(thread, &[watched], deadline).await.map(|_| 0)
         }
         abi::FUTEX_WAKE => Ok(futex::wake(key(address)?, value.max(1), ANY).into()),
         abi::FUTEX_WAKE_BITSET if third as u32 == 0 => Err(Errno::EINVAL),
@@ -54,6 +57,36 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
         }
         _ => Err(Errno::ENOSYS),
     }
+}
+
+/// `futex_waitv`: waits at several words.
+pub async fn waitv(thread: &Arc<Thread>, [array, count, flags, timeout, clock, _]: [u64; 6]) -> Answer {
+    const MOST: u64 = 128;
+    const OF_32_BITS: u64 = 2;
+    if flags != 0 || !(1..=MOST).contains(&count) {
+        return Err(Errno::EINVAL);
+    }
+    let deadline = match (timeout, clock as u32) {
+        (0, _) => None,
+        (_, abi::CLOCK_MONOTONIC | abi::CLOCK_REALTIME) => {
+            Some(clock::deadline(thread, timeout, clock as u32 == abi::CLOCK_REALTIME)?)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let mut watched = Vec::new();
+    watched.try_reserve_exact(count as usize)?;
+    for index in 0..count {
+        let mut bytes = [0; 24];
+        uaccess::read(&thread.memory(), array.wrapping_add(24 * index), &mut bytes)?;
+        let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[8 * at + i]));
+        // The upper half is reserved.
+        let kind = word(2) & !u64::from(abi::FUTEX_PRIVATE_FLAG);
+        if kind != OF_32_BITS || word(0) > u64::from(u32::MAX) {
+            return Err(Errno::EINVAL);
+        }
+        watched.push(Watched { address: word(1), expected: word(0) as u32, bits: ANY });
+    }
+    futex::wait(thread, &watched, deadline).await.map(|index| index as u64)
 }
 
 /// The change that `FUTEX_WAKE_OP` makes to a word; what was there.

@@ -4,6 +4,7 @@ use super::{Answer, process::process_of};
 use crate::arch::paging::user_end;
 use crate::arch::percpu;
 use crate::mem::{now_ns, shootdown, uaccess};
+use crate::task::process::find_thread;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use core::arch::x86_64::_rdtsc;
@@ -105,6 +106,19 @@ pub fn set_robust_list(thread: &Arc<Thread>, head: u64, len: u64) -> Answer {
     // SAFETY: the thread's own future.
     unsafe { thread.context() }.robust_list = head;
     Ok(0)
+}
+
+/// `get_robust_list`: of the caller; those of others are theirs alone.
+pub fn get_robust_list(thread: &Arc<Thread>, tid: u64, head: u64, len: u64) -> Answer {
+    match tid as u32 {
+        0 => {}
+        tid if tid == thread.tid => {}
+        tid => return Err(if find_thread(tid).is_some() { Errno::EPERM } else { Errno::ESRCH }),
+    }
+    // SAFETY: the thread's own future.
+    let list = unsafe { thread.context() }.robust_list;
+    uaccess::write(&thread.memory(), len, &24u64.to_le_bytes())?;
+    uaccess::write(&thread.memory(), head, &list.to_le_bytes()).map(|()| 0)
 }
 
 /// `prlimit64`.

@@ -123,6 +123,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_fadvise64 => file::advise(thread, a[0], a[2], a[3]),
         nr::__NR_ppoll => file::ppoll(thread, a).await,
         nr::__NR_cachestat => file::cachestat(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_eventfd2 => file::eventfd(thread, a[0], a[1]),
+        nr::__NR_eventfd => file::eventfd(thread, a[0], 0),
         nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),
 
         nr::__NR_open => path::open(thread, HERE, a[0], a[1], a[2]).await,
@@ -230,6 +232,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_pause => signal::pause(thread).await,
 
         nr::__NR_futex => futex::futex(thread, a).await,
+        nr::__NR_futex_waitv => futex::waitv(thread, a).await,
+        nr::__NR_get_robust_list => misc::get_robust_list(thread, a[0], a[1], a[2]),
         nr::__NR_set_robust_list => misc::set_robust_list(thread, a[0], a[1]),
         nr::__NR_set_tid_address => misc::set_tid_address(thread, a[0]),
         nr::__NR_sched_yield => {

@@ -6,6 +6,7 @@ use crate::mem::{UserSpace, uaccess};
 use crate::task::Thread;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::future::poll_fn;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::task::{Poll, Waker};
@@ -49,29 +50,53 @@ pub fn word(memory: &Arc<UserSpace>, address: u64) -> Result<u32, Errno> {
     Ok(u32::from_le_bytes(bytes))
 }
 
-/// Waits, if the word is `expected`, until somebody wakes one of `bits`.
+/// A word that a thread waits at.
+#[derive(Clone, Copy)]
+pub struct Watched {
+    /// Where it is.
+    pub address: u64,
+    /// What it must be for the thread to wait.
+    pub expected: u32,
+    /// For which wakes: those of one of these bits.
+    pub bits: u32,
+}
+
+/// Waits, if each word is as expected, until somebody wakes one who waits at one of them: at which.
 ///
 /// # Errors
 ///
-/// `EAGAIN`: the word is another. `EINTR`: a signal came. `ETIMEDOUT`: the deadline passed.
-pub async fn wait(thread: &Thread, address: u64, expected: u32, bits: u32, deadline: Option<u64>) -> Result<(), Errno> {
+/// `EAGAIN`: a word is another. `EINTR`: a signal came. `ETIMEDOUT`: the deadline passed. `EFAULT`, `ENOMEM`.
+pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -> Result<usize, Errno> {
     let memory = thread.memory();
-    let key = key(&memory, address)?;
-    // A fault on the word may take long: have it done before the lock.
-    word(&memory, address)?;
-    let waiter =
-        Arc::new(Waiter { bits, woken: AtomicBool::new(false), waker: Mutex::new(None), key: Mutex::new(key) });
+    let mut places = Vec::new();
+    places.try_reserve_exact(watched.len())?;
+    for one in watched {
+        let key = Mutex::new(key(&memory, one.address)?);
+        // A fault on the word may take long: have it done before the lock.
+        word(&memory, one.address)?;
+        let (woken, waker) = (AtomicBool::new(false), Mutex::new(None));
+        places.push(Place(Arc::new(Waiter { bits: one.bits, woken, waker, key })));
+    }
     {
         let mut lines = LINES.lock();
-        if word(&memory, address)? != expected {
-            return Err(Errno::EAGAIN);
+        for one in watched {
+            if word(&memory, one.address)? != one.expected {
+                return Err(Errno::EAGAIN);
+            }
         }
-        lines.entry(key).or_default().push_back(waiter.clone());
+        for Place(waiter) in &places {
+            let key = *waiter.key.lock();
+            lines.entry(key).or_default().push_back(waiter.clone());
+        }
     }
-    let place = Place(waiter);
     let woken = poll_fn(|context| {
-        *place.0.waker.lock() = Some(context.waker().clone());
-        if place.0.woken.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+        for place in &places {
+            *place.0.waker.lock() = Some(context.waker().clone());
+        }
+        match places.iter().position(|place| place.0.woken.load(Ordering::Acquire)) {
+            Some(index) => Poll::Ready(index),
+            None => Poll::Pending,
+        }
     });
     thread.interruptible(woken, deadline).await
 }
