@@ -1,8 +1,8 @@
 //! `mmap` and its kin: the engine's calls, in Linux's words.
 
 use super::Answer;
-use crate::files::contents;
 use crate::files::user::UserBytes;
+use crate::files::{contents, proc};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use alloc::sync::Arc;
@@ -206,6 +206,7 @@ pub fn remap_file_pages(thread: &Thread, [addr, len, prot, page, _, _]: [u64; 6]
 /// What an address space may have, by a process's limits.
 pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credentials) {
     let limit = |which: u32| resources[which as usize][0];
+    limits.areas = proc::most_areas();
     limits.address_space = limit(abi::RLIMIT_AS);
     limits.data = limit(abi::RLIMIT_DATA);
     limits.stack = limit(abi::RLIMIT_STACK);

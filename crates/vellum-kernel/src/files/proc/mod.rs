@@ -16,6 +16,7 @@ mod process;
 pub mod settings;
 mod system;
 
+pub use settings::most_areas;
 pub use system::meminfo_of_node;
 
 use crate::task::{Thread, process as processes};

@@ -4,6 +4,7 @@
 //! wants another hears of it.
 
 use crate::sys::misc;
+use crate::task::process as processes;
 use crate::task::process;
 use alloc::boxed::Box;
 use alloc::format;
@@ -30,7 +31,7 @@ static MEMORY: [Setting; 18] = [
     setting("dirty_background_ratio", 10, 0, 100),
     setting("dirty_ratio", 20, 0, 100),
     setting("drop_caches", 0, 1, 4),
-    setting("max_map_count", 65530, 65530, 65530),
+    setting("max_map_count", 65530, 0, i32::MAX as u64),
     setting("min_free_kbytes", 0, 0, u64::MAX),
     setting("mmap_min_addr", 65536, 65536, 65536),
     setting("nr_hugepages", 0, 0, u64::MAX),
@@ -113,6 +114,22 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
 }
 
+/// How many areas an address space may have (`max_map_count`).
+pub fn most_areas() -> usize {
+    let setting = MEMORY.iter().find(|setting| setting.name == "max_map_count");
+    setting.map_or(usize::MAX, |setting| setting.value.load(Relaxed) as usize)
+}
+
+/// What was written holds for all who run, and not only for those to come.
+fn apply() {
+    for process in processes::all() {
+        let memory = process.memory.lock().clone();
+        if let Some(memory) = memory {
+            memory.engine.set_limits(|limits| limits.areas = most_areas());
+        }
+    }
+}
+
 fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> {
     let make: Make = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
     let take: Take = Box::new(|value| {
@@ -120,6 +137,9 @@ fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> 
         let value = value.filter(|value| (setting.least..=setting.most).contains(value)).ok_or(Errno::EINVAL)?;
         if !STAYS.contains(&setting.name) {
             setting.value.store(value, Relaxed);
+        }
+        if setting.name == "max_map_count" {
+            apply();
         }
         Ok(())
     });
