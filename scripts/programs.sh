@@ -58,6 +58,8 @@ step_programs() {
     expect 42 "a program that exits with 42" guest "${shell[@]}" sh -c 'exit 42' </dev/null
     expect 137 "a program that is killed" guest "${shell[@]}" sh -c 'kill -9 $$' </dev/null
     expect 127 "a command that is not there" guest "${shell[@]}" sh -c 'no-such-command 2>/dev/null' </dev/null
+    expect 0 "who exhausts memory is killed, and the machine goes on" \
+        guest --mem 96M "${shell[@]}" sh -c '/bin/busybox tail /dev/zero 2>/dev/null; test $? = 137' </dev/null
     say "our programs"
     expect 0 patterns guest --smp 2 -- target/programs/patterns </dev/null
     expect 0 figures guest --smp 2 -- target/programs/figures </dev/null
