@@ -68,7 +68,7 @@ struct Batch {
 
 impl Batch {
     const ROOM: usize = 32;
-    const NOTHING: Run = Run { va: 0, len: 0, level: 1, kind: Kind::None, raw: 0 };
+    const NOTHING: Run = Run { va: 0, len: 0, level: 1, kind: Kind::None, raw: 0, settled: false };
 
     fn push(&mut self, run: Run) {
         self.runs[self.used] = run;
@@ -174,16 +174,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if !area.backing.is_anonymous() {
                         self.cut(&mut run, |frame| frame.has(flag::OBJECT));
                     }
-                    // A reference that no entry has is somebody's who may write there, and not be told: the page stays the
-                    // parent's own, and the child gets a copy.
-                    if run.attrs(arch).contains(Attrs::EXCLUSIVE) && self.cut(&mut run, |frame| frame.is_held()) {
-                        *pinned = true;
-                        let attrs = run.attrs(arch) - Attrs::WRITE;
-                        table.rewrite(&run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
-                        gather.note(run.range(arch), table.shift());
-                    } else if self.share_run(table, &run, gather) {
-                        let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE;
-                        batch.push(Run { raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level), ..run });
+                    match self.share_run(table, &mut run, gather) {
+                        Shared::Both => {
+                            let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE;
+                            batch.push(Run {
+                                raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level),
+                                ..run
+                            });
+                        }
+                        Shared::Pinned => *pinned = true,
+                        Shared::Object => {}
                     }
                 }
                 Kind::Marker if arch.marked(run.raw) == Some(Marker::Watched) => {}
@@ -243,30 +243,46 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Take references and mappings for the child, and from the entries the right to write in place. Whether it is something
-    /// for the child.
-    fn share_run(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, gather: &mut Gather<'_, 'm, P>) -> bool {
+    /// Take references and mappings for the child, and from the entries the right to write in place. What of the run was dealt
+    /// with is left of it.
+    fn share_run(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> Shared {
         let arch = &self.tables.arch;
-        let machine = self.tables.machine;
+        let frames = self.tables.machine.frames();
         let pfn = run.pfn(arch);
-        if machine.zeros_folio().contains(pfn) {
-            return true;
+        if self.tables.machine.zeros_folio().contains(pfn) {
+            return Shared::Both;
         }
-        if machine.frames().head(pfn).1.has(flag::OBJECT) {
-            return false;
-        }
-        for (head, frame, pages) in machine.frames().folios(pfn, run.frames(arch)) {
-            machine.frames().get_counts(head, frame, pages, pages);
+        let first = frames.head(pfn).1;
+        if first.has(flag::OBJECT) {
+            return Shared::Object;
         }
         let attrs = run.attrs(arch);
-        if attrs.contains(Attrs::EXCLUSIVE) {
-            let new = attrs - Attrs::EXCLUSIVE - Attrs::WRITE;
+        let exclusive = attrs.contains(Attrs::EXCLUSIVE);
+        // A reference that no entry has is somebody's who may write there, and not be told: the page stays the parent's own,
+        // and the child gets a copy.
+        let pinned = exclusive && first.is_held();
+        if pinned {
+            self.cut(run, Frame::is_held);
+        } else {
+            let mut taken = 0;
+            for (head, frame, pages) in frames.folios(pfn, run.frames(arch)) {
+                if exclusive && frame.is_held() {
+                    break;
+                }
+                frames.get_counts(head, frame, pages, pages);
+                taken += pages;
+            }
+            run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        }
+        if exclusive {
+            let kept = if pinned { Attrs::EXCLUSIVE } else { Attrs::empty() };
+            let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             if attrs.contains(Attrs::WRITE) {
                 gather.note(run.range(arch), table.shift());
             }
         }
-        true
+        if pinned { Shared::Pinned } else { Shared::Both }
     }
 
     /// Map runs of one table of the parent's, which have their references and mappings; if that fails they have them no more.
@@ -336,4 +352,14 @@ impl Areas {
         areas.trim(machine);
         Ok(())
     }
+}
+
+/// What became of a run of the parent's.
+enum Shared {
+    /// Both have it now.
+    Both,
+    /// It stays the parent's own, which may not write until the child has a copy.
+    Pinned,
+    /// It is an object's: the child finds it there.
+    Object,
 }

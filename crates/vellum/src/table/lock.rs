@@ -125,7 +125,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let raw = self.entry(index).load(Relaxed);
         let kind = arch.kind(raw, self.level);
         let va = va >> self.shift() << self.shift();
-        let run = |len, raw| Some(Run { va, len, level: self.level, kind, raw });
+        let run = |len, raw| Some(Run { va, len, level: self.level, kind, raw, settled: false });
         match kind {
             Kind::Table => None,
             Kind::None => run(self.extend(index, until - index, 0, 0, !0, |_, _| ()).0, 0),
@@ -136,7 +136,9 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
                 let (len, differing) = self.extend_leaves(index, most, raw, |_, _| ());
                 // A bit that the first entry does not say, but another one, differs.
                 let said = (raw ^ A::HARDWARE_INVERTED) | differing;
-                run(len, raw & !A::HARDWARE | (said ^ A::HARDWARE_INVERTED) & A::HARDWARE)
+                let merged = raw & !A::HARDWARE | (said ^ A::HARDWARE_INVERTED) & A::HARDWARE;
+                let settled = differing == 0 && arch.hardware_idle(raw);
+                Some(Run { va, len, level: self.level, kind, raw: merged, settled })
             }
         }
     }
@@ -168,7 +170,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
             }
         });
         self.set_live(self.live() - len as u32);
-        let run = Run { va, len, level: self.level, kind: Kind::Leaf, raw };
+        let run = Run { va, len, level: self.level, kind: Kind::Leaf, raw, settled: false };
         Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
     }
 
@@ -181,8 +183,14 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, busy));
         let raw = self.entry(index).swap(busy, AcqRel);
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
-        let run =
-            Run { va: self.base + ((index as u64) << self.shift()), len: 1, level: self.level, kind: Kind::Leaf, raw };
+        let run = Run {
+            va: self.base + ((index as u64) << self.shift()),
+            len: 1,
+            level: self.level,
+            kind: Kind::Leaf,
+            raw,
+            settled: false,
+        };
         let removed =
             Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() };
         (raw, removed)
@@ -265,13 +273,30 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// Write a run of any kind into entries that are empty.
     #[inline]
     pub(crate) fn set_at_steps(&self, va: u64, raw: u64, step: u64, n: usize) {
-        let index = self.index(va);
-        let mut new = raw;
-        for i in index..index + n {
-            self.store(i, 0, new);
-            new = new.wrapping_add(step);
-        }
+        self.write(self.index(va), n, (0, 0), (raw, step));
         self.add_live(n);
+    }
+
+    /// Write entries of which each has the first's value plus so many steps, where others stand that also do. Eight at a time,
+    /// as they are read.
+    #[inline(always)]
+    fn write(&self, index: usize, n: usize, (mut old, old_step): (u64, u64), (mut new, step): (u64, u64)) {
+        let mut index = index;
+        let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
+        let mut piece = |entries: &[AtomicU64]| {
+            for (i, entry) in entries.iter().enumerate() {
+                let at = |first: u64, step: u64| first.wrapping_add(step.wrapping_mul(i as u64));
+                let next = at(new, step);
+                trace(self.tables.platform(), || Event::Store(self.pfn, (index + i) as u16, at(old, old_step), next));
+                entry.store(next, Release);
+            }
+            let len = entries.len() as u64;
+            index += entries.len();
+            old = old.wrapping_add(old_step.wrapping_mul(len));
+            new = new.wrapping_add(step.wrapping_mul(len));
+        };
+        eights.iter().for_each(|eight| piece(eight));
+        piece(rest);
     }
 
     /// A plain store to an entry whose value nobody else can change meanwhile. Release: whoever finds the entry finds the
@@ -339,6 +364,10 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
         let step = arch.step(new, self.level);
+        if run.settled {
+            let old = (run.raw, arch.step(run.raw, self.level));
+            return self.write(index, run.len, old, (arch.carry(new, run.raw), step));
+        }
         let mut new = new;
         for i in index..index + run.len {
             let old = self.entry(i).load(Relaxed);

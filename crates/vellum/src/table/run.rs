@@ -28,6 +28,9 @@ pub struct Run {
     pub kind: Kind,
     /// The first entry, with the accessed and dirty bits of all of them merged in.
     pub raw: u64,
+    /// Whether these are each entry's own, and hardware has none left to set: then the entries can be written without being
+    /// read again.
+    pub settled: bool,
 }
 
 impl Run {
