@@ -246,12 +246,20 @@ pub trait File: Send + Sync {
         None
     }
 
+    /// How many bytes can be read at an offset without waiting (`FIONREAD`).
+    ///
+    /// # Errors
+    /// `ENOTTY`: it doesn't know.
+    fn unread(&self, _at: u64) -> Result<u64, Errno> {
+        Err(Errno::ENOTTY)
+    }
+
     /// Whether an `open` may return: the other end of a FIFO is there.
     fn connected(&self) -> bool {
         true
     }
 
-    /// What a program gets that maps it.
+    /// What a program gets that maps it, which counts as an access.
     fn mappable(&self) -> Mappable {
         Mappable::No
     }

@@ -261,6 +261,14 @@ impl Open {
         Ok(*current)
     }
 
+    /// How many bytes can be read from here on without waiting (`FIONREAD`).
+    ///
+    /// # Errors
+    /// `ENOTTY`: it doesn't know. `EBADF`.
+    pub fn unread(&self) -> Result<u64, Errno> {
+        self.file()?.unread(*self.offset.lock())
+    }
+
     /// `getdents64`: entries from the offset on, as many as there is room for.
     ///
     /// # Errors

@@ -176,6 +176,10 @@ impl File for End {
         Some(&self.pipe.changed)
     }
 
+    fn unread(&self, _at: u64) -> Result<u64, Errno> {
+        Ok(self.pipe.state.lock().bytes.len() as u64)
+    }
+
     fn connected(&self) -> bool {
         let state = self.pipe.state.lock();
         let (there, opened) =
@@ -281,7 +285,9 @@ mod tests {
         assert_eq!(from.ready(), 0);
         assert_eq!(to.write(0, &mut &b"hello"[..]), Ok(5));
         assert_eq!(from.ready(), POLLIN | POLLRDNORM);
+        assert_eq!((from.unread(0), to.unread(0)), (Ok(5), Ok(5)));
         assert_eq!(read(&from, 3).unwrap(), b"hel");
+        assert_eq!(from.unread(0), Ok(2));
         assert_eq!(from.read(0, &mut Ends(&mut [0; 2][..], 0)), Err(Errno::EFAULT), "nothing is lost");
         assert_eq!(read(&from, 9).unwrap(), b"lo");
         assert_eq!(

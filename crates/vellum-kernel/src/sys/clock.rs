@@ -131,6 +131,7 @@ pub async fn clock_nanosleep(thread: &Arc<Thread>, clock: u64, flags: u64, from:
 }
 
 async fn sleep(thread: &Arc<Thread>, deadline: u64, left: u64) -> Answer {
+    let deadline = thread.wait_until(deadline);
     match thread.interruptible(pending::<()>(), Some(deadline)).await {
         Err(Errno::ETIMEDOUT) => Ok(0),
         _ => {

@@ -10,7 +10,7 @@ use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
-use linux_raw_sys::general as abi;
+use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::event::Event;
@@ -178,10 +178,26 @@ pub fn lseek(thread: &Thread, fd: u64, offset: u64, whence: u64) -> Answer {
     open_of(thread, fd)?.seek(offset as i64, whence as u32)
 }
 
-/// `ioctl`: nothing here is a terminal.
-pub fn ioctl(thread: &Thread, fd: u64) -> Answer {
-    open_of(thread, fd)?;
-    Err(Errno::ENOTTY)
+/// `ioctl`: what all files know; nothing here is a terminal.
+pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
+    let open = open_of(thread, fd)?;
+    let set_close_on_exec = |on| thread.files().table.lock().set_close_on_exec(fd as u32, on).map(|()| 0);
+    match request as u32 {
+        ioctl::FIONREAD => {
+            let unread = i32::try_from(open.unread()?).unwrap_or(i32::MAX);
+            uaccess::write(&thread.memory(), argument, &unread.to_le_bytes()).map(|()| 0)
+        }
+        ioctl::FIONBIO => {
+            let mut on = [0; 4];
+            uaccess::read(&thread.memory(), argument, &mut on)?;
+            let others = open.flags() & !abi::O_NONBLOCK;
+            open.set_flags(others | if on == [0; 4] { 0 } else { abi::O_NONBLOCK });
+            Ok(0)
+        }
+        ioctl::FIOCLEX => set_close_on_exec(true),
+        ioctl::FIONCLEX => set_close_on_exec(false),
+        _ => Err(Errno::ENOTTY),
+    }
 }
 
 /// `fsync`, `fdatasync`: what there is, is in memory.
@@ -280,6 +296,7 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
         set.push((open, wanted));
     }
     if bad == 0 {
+        let deadline = deadline.map(|deadline| thread.wait_until(deadline));
         match thread.interruptible(poll::any(&set), deadline).await {
             Ok(ready) => ready?,
             Err(Errno::ETIMEDOUT) => {}

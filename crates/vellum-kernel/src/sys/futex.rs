@@ -17,7 +17,13 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
     let (op, value) = (op as u32, value as u32);
     let command = op & !(abi::FUTEX_PRIVATE_FLAG | abi::FUTEX_CLOCK_REALTIME);
     let memory = thread.memory();
-    let key = |address| futex::key(&memory, address);
+    let key = |address| {
+        // Who shares a word finds it by its memory, which is to be there; others by its address.
+        if op & abi::FUTEX_PRIVATE_FLAG == 0 && address % 4 == 0 {
+            futex::word(&memory, address)?;
+        }
+        futex::key(&memory, address)
+    };
     match command {
         abi::FUTEX_WAIT | abi::FUTEX_WAIT_BITSET => {
             let bits = if command == abi::FUTEX_WAIT { ANY } else { third as u32 };
@@ -29,6 +35,7 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
                 _ if command == abi::FUTEX_WAIT => Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)),
                 _ => Some(clock::deadline(thread, timeout, op & abi::FUTEX_CLOCK_REALTIME != 0)?),
             };
+            let deadline = deadline.map(|deadline| thread.wait_until(deadline));
             let watched = Watched { address, expected: value, bits };
             futex::wait(thread, &[watched], deadline).await.map(|_| 0)
         }

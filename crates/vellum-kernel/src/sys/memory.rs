@@ -71,6 +71,9 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
         memory.engine.map(request)
     } else {
         let open = super::file::open_of(thread, fd & 0xffff_ffff)?;
+        if len == 0 {
+            return Err(Errno::EINVAL);
+        }
         let writes = open.flags() & abi::O_ACCMODE;
         if writes == abi::O_WRONLY || (shared && prot.contains(Prot::WRITE) && writes != abi::O_RDWR) {
             return Err(Errno::EACCES);

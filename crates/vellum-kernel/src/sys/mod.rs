@@ -108,7 +108,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_fcntl => file::fcntl(thread, a[0], a[1], a[2]).await,
         nr::__NR_flock => lock::flock(thread, a[0], a[1]).await,
         nr::__NR_lseek => file::lseek(thread, a[0], a[1], a[2]),
-        nr::__NR_ioctl => file::ioctl(thread, a[0]),
+        nr::__NR_ioctl => file::ioctl(thread, a[0], a[1], a[2]),
         nr::__NR_fsync => file::sync(thread, a[0]),
         nr::__NR_fdatasync => file::sync(thread, a[0]),
         nr::__NR_sync => Ok(0),

@@ -230,6 +230,7 @@ pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64)
     allowed(thread, &target.process, signal)?;
     if signal != 0 {
         const SI_TKILL: i32 = -6;
+        signal::may_queue(&target.process, signal)?;
         signal::send_to(&target, Info::from(signal, SI_TKILL, thread));
     }
     Ok(0)
@@ -251,6 +252,7 @@ pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u6
     }
     let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;
     allowed(thread, &process, signal)?;
+    signal::may_queue(&process, signal)?;
     match tid {
         _ if signal == 0 => {}
         None => signal::send(&process, info),

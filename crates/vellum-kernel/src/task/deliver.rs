@@ -82,9 +82,11 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
     let context = unsafe { thread.context() };
     if let Some(number) = context.restart.take()
         && flags & abi::SA_RESTART != 0
+        && outlasts_handlers(number as u32)
     {
         repeat(&mut context.registers, number);
     }
+    context.waits_until = None;
     let before = context.saved_mask.take().unwrap_or(now);
     thread.save_vector();
     // SAFETY: as above; the reference before ended.
@@ -123,14 +125,21 @@ pub fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
 pub fn answer(thread: &Thread, number: u64, answer: Result<u64, Errno>) {
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
-    if answer == Err(Errno::EINTR) && restarts(number as u32) {
+    if answer == Err(Errno::EINTR) && outlasts_stops(number as u32) {
         context.restart = Some(number);
+    } else {
+        context.waits_until = None;
     }
     context.registers.rax = answer.unwrap_or_else(|error| error.returned() as u64);
 }
 
-/// Whether a system call is made again after a signal, where its handler wants that, or there is none (signal(7)).
-fn restarts(number: u32) -> bool {
+/// Whether a system call is made again after a signal that no handler took: it stopped the program, say (signal(7)).
+fn outlasts_stops(number: u32) -> bool {
+    number != abi::__NR_rt_sigtimedwait
+}
+
+/// Whether a system call is made again even after a handler, where that wants it (signal(7)).
+fn outlasts_handlers(number: u32) -> bool {
     matches!(
         number,
         abi::__NR_read

@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::place;
+use vellum_kernel::errno::Errno;
 
 /// A set of signals: bit 0 is signal 1.
 pub type Set = u64;
@@ -22,7 +23,7 @@ pub const SYNCHRONOUS: Set =
     bit(abi::SIGSEGV) | bit(abi::SIGBUS) | bit(abi::SIGILL) | bit(abi::SIGTRAP) | bit(abi::SIGFPE) | bit(abi::SIGSYS);
 /// From here on each signal sent is delivered, and not only the first of its number.
 const REAL_TIME: u32 = 32;
-/// So many may wait to be delivered (Linux: `RLIMIT_SIGPENDING`).
+/// So many may wait to be delivered, whatever `RLIMIT_SIGPENDING` says.
 const MOST_PENDING: usize = 4096;
 
 /// The set of one signal.
@@ -175,6 +176,22 @@ impl Signals {
             }
         }
     }
+}
+
+/// Whether one more of a signal that counts may wait for a process (`RLIMIT_SIGPENDING`; here each process has its own).
+///
+/// # Errors
+///
+/// `EAGAIN`: too many do.
+pub fn may_queue(process: &Arc<Process>, signal: u32) -> Result<(), Errno> {
+    if signal < REAL_TIME {
+        return Ok(());
+    }
+    let most = process.limits.lock()[abi::RLIMIT_SIGPENDING as usize][0];
+    let threads = process.threads.lock().clone();
+    let own: usize = threads.iter().map(|thread| thread.pending.lock().queue.len()).sum();
+    let waiting = own + process.signals.lock().pending.queue.len();
+    if (waiting as u64) < most.min(MOST_PENDING as u64) { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
 /// Sends a signal to a process: to whichever of its threads can take it.

@@ -102,6 +102,8 @@ pub struct Context {
     pub fault_address: u64,
     /// The system call that a signal ended and that may be made again.
     pub restart: Option<u64>,
+    /// How long the system call waits at most, if it has waited before: made again, it goes on waiting.
+    pub waits_until: Option<u64>,
 }
 
 /// What a thread has from its maker, and gives to those it makes.
@@ -151,6 +153,7 @@ impl Context {
             saved_mask: None,
             fault_address: 0,
             restart: None,
+            waits_until: None,
         }
     }
 }
@@ -192,6 +195,13 @@ impl Thread {
     pub unsafe fn context(&self) -> &mut Context {
         // SAFETY: by contract, and by the `Sync` above.
         unsafe { &mut *self.context.get() }
+    }
+
+    /// When a system call's wait is over: then, or when it was to be over as the same call waited before. For the thread's own
+    /// future.
+    pub fn wait_until(&self, deadline: u64) -> u64 {
+        // SAFETY: system calls are made by the thread's own future.
+        *unsafe { self.context() }.waits_until.get_or_insert(deadline)
     }
 
     /// The memory it runs in. For the thread's own future.

@@ -129,7 +129,12 @@ impl File for Node {
         true
     }
 
+    fn unread(&self, at: u64) -> Result<u64, Errno> {
+        Ok(self.regular()?.pages.size().saturating_sub(at))
+    }
+
     fn mappable(&self) -> Mappable {
+        self.accessed();
         self.regular().map_or(Mappable::No, |regular| Mappable::Pages(regular.pages.clone()))
     }
 

@@ -318,6 +318,9 @@ fn times() {
     assert_eq!(meta().accessed, read.accessed, "known to have been read since it changed");
     world.write("f", "y");
     assert!(meta().modified > read.modified && meta().changed > read.changed && meta().born == before.born);
+    let written = meta();
+    world.open("f", O_RDWR).unwrap().file().unwrap().mappable();
+    assert!(meta().accessed > written.accessed, "who maps it may read it");
 }
 
 #[test]
