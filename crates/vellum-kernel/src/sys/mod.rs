@@ -16,7 +16,8 @@
 //! | [`shm`] | System V shared memory |
 //! | [`signal`] | signals |
 //! | [`futex`] | waiting for a word of memory |
-//! | [`clock`] | time |
+//! | [`clock`] | clocks, and sleeping |
+//! | [`timer`] | timers |
 //! | [`policy`] | which node memory comes from |
 //! | [`prctl`] | what a program says about itself |
 //! | [`misc`] | who and what a program is, what it may have, and chance |
@@ -39,6 +40,7 @@ pub mod schedule;
 pub mod select;
 pub mod shm;
 pub mod signal;
+pub mod timer;
 
 use crate::mem::heap;
 use crate::println;
@@ -256,9 +258,14 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_time => clock::seconds(thread, a[0]),
         nr::__NR_nanosleep => clock::nanosleep(thread, a[0], a[1]).await,
         nr::__NR_clock_nanosleep => clock::clock_nanosleep(thread, a[0], a[1], a[2], a[3]).await,
-        nr::__NR_alarm => clock::alarm(thread, a[0]),
-        nr::__NR_setitimer => clock::setitimer(thread, a[0], a[1], a[2]),
-        nr::__NR_getitimer => clock::getitimer(thread, a[0], a[1]),
+        nr::__NR_alarm => timer::alarm(thread, a[0]),
+        nr::__NR_setitimer => timer::setitimer(thread, a[0], a[1], a[2]),
+        nr::__NR_getitimer => timer::getitimer(thread, a[0], a[1]),
+        nr::__NR_timer_create => timer::create(thread, a[0], a[1], a[2]),
+        nr::__NR_timer_settime => timer::settime(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_timer_gettime => timer::gettime(thread, a[0], a[1]),
+        nr::__NR_timer_getoverrun => timer::getoverrun(thread, a[0]),
+        nr::__NR_timer_delete => timer::delete(thread, a[0]),
 
         nr::__NR_arch_prctl => misc::arch_prctl(thread, a[0], a[1]),
         nr::__NR_prctl => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]),

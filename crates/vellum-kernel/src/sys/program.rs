@@ -1,7 +1,7 @@
 //! Programs: into memory, and `execve`.
 
 use super::path::{HERE, contents};
-use super::{Answer, misc};
+use super::{Answer, misc, timer};
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
 use crate::files::groups;
@@ -174,6 +174,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     process.changed.wait_until(|| (process.threads.lock().len() == 1).then_some(())).await;
     super::process::let_go_of_memory(thread);
     process.signals.lock().after_exec();
+    process.timers.lock().retain(|number, _| *number == timer::REAL);
     thread.traits.lock().credentials = Arc::new(own);
     *process.memory.lock() = Some(space.clone());
     thread.forget_vector();

@@ -5,7 +5,7 @@
 
 use crate::files::Files;
 use crate::mem::{UserSpace, machine, now_ns};
-use crate::sys::clock::Timer;
+use crate::sys::timer::Timers;
 use crate::task::Thread;
 use crate::task::signal::{self, Info, Signals};
 use alloc::collections::BTreeMap;
@@ -119,8 +119,8 @@ pub struct Process {
     pub signals: Mutex<Signals>,
     /// Resource limits: soft and hard.
     pub limits: Mutex<[[u64; 2]; 16]>,
-    /// The interval timer of real time.
-    pub timer: Mutex<Timer>,
+    /// Its timers.
+    pub timers: Mutex<Timers>,
     /// Whether its parent waits until it gives up the memory that they share (`vfork`).
     pub vforked: AtomicBool,
 }
@@ -233,7 +233,7 @@ impl Process {
             last_name: Mutex::default(),
             folder: Once::new(),
             signals: Mutex::new(Signals::new()),
-            timer: Mutex::new(Timer::default()),
+            timers: Mutex::default(),
             vforked: AtomicBool::new(false),
             limits: Mutex::new(parent.map_or_else(default_limits, |p| *p.limits.lock())),
         });

@@ -126,6 +126,11 @@ impl Pending {
         self.queue.iter().fold(0, |set, info| set | bit(info.signal))
     }
 
+    /// Whether there is such a one.
+    pub fn any(&self, is: impl Fn(&Info) -> bool) -> bool {
+        self.queue.iter().any(is)
+    }
+
     /// One more. Of those that do not count, the first is kept.
     pub fn push(&mut self, info: Info) {
         let counts = info.signal >= REAL_TIME;
