@@ -68,7 +68,7 @@ Statuses: the program's; 128 + N if signal N ended it, or this command; 125 if t
 
 const AFTER_COMPARE: &str = "\
 Examples:
-  vellum compare --icount --mem 1GiB -- target/programs/unmap 256
+  vellum compare --icount -- target/programs/unmap 256
                                                         instructions a page, of the reference kernel and of Linux
   vellum compare --kernel vmlinuz -- ./program          against another Linux than the one `./x linux` fetched
 

@@ -32,6 +32,7 @@ mod mem;
 mod sys;
 mod task;
 
+use alloc::format;
 use alloc::vec::Vec;
 use arch::clock::Clock;
 use arch::exit::{Outcome, exit};
@@ -39,6 +40,7 @@ use arch::pvh::{Boot, MemoryMap};
 use arch::{apic, cpu, entry, paging, percpu, pvh, serial, smp, trap, vector};
 use core::panic::PanicInfo;
 use mem::Machine;
+use vellum_kernel::errno::Errno;
 use x86_64::instructions::{hlt, interrupts};
 
 /// The first Rust code, called once by [`arch::boot`] with interrupts off, on the boot processor's stack.
@@ -145,15 +147,24 @@ fn run(map: &MemoryMap, archive: &'static [u8]) -> Result<(), &'static str> {
         return Err("the archive names no program");
     }
     let path = arguments.remove(0);
-    let program = files::find(&path).and_then(|inode| sys::path::read_all(&inode));
-    let program = program.map_err(|_| "the program is not in the archive")?;
     serial::wire::init();
-    sys::process::first(&program, &path, &arguments, &words(".vellum/env")).map_err(|error| {
-        println!("{error:?}");
-        "the program could not be started"
-    })?;
+    let program = files::find(&path).and_then(|inode| sys::path::read_all(&inode));
+    let started = program.and_then(|program| sys::process::first(&program, &path, &arguments, &words(".vellum/env")));
+    if let Err(error) = started {
+        refuse(&path, error);
+        return Ok(());
+    }
     smp::release(cpus, task::executor::run);
     task::executor::run()
+}
+
+/// The program is none: its fault, and told as a shell would.
+fn refuse(path: &[u8], error: Errno) {
+    use serial::wire::{Frame, send};
+    send(Frame::Errors, path);
+    send(Frame::Errors, format!(": {error:?}\n").as_bytes());
+    let status: u32 = if error == Errno::ENOENT { 127 } else { 126 };
+    send(Frame::Exit, &status.to_le_bytes());
 }
 
 /// Touches user memory as only a bug would.

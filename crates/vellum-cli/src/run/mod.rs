@@ -44,7 +44,7 @@ pub struct Task {
     smp: u8,
 
     /// Memory of the machine
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size::parse)]
     mem: u64,
 
     /// Swap in compressed memory, on a kernel that can
