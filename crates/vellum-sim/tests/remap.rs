@@ -131,6 +131,39 @@ fn huge_mappings_move() {
     });
 }
 
+/// Areas that are cut out of others and those that come to their place have their nodes before anything is changed, however
+/// full the nodes are.
+#[test]
+fn areas_move_whatever_room_nodes_have() {
+    let sim = Config::new(16 << 20).fast().unwrap();
+    let boot = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+    let map = |addr, len, prot| {
+        let flags = MapFlags::FIXED | MapFlags::NORESERVE;
+        assert_eq!(space.map(MapRequest { addr, len, prot, flags }), Ok(addr));
+    };
+    let (more, len) = (0x10000, 0x8000);
+    for others in 0..200 {
+        // They are no neighbours, so they stay what they are.
+        map(more + others * 0x2000, 0x1000, RW);
+        map(FROM, 2 * len, RW);
+        (1..len >> 12).step_by(2).for_each(|page| map(FROM + len / 2 + (page << 12), 0x1000, Prot::READ));
+        let request = RemapRequest {
+            addr: FROM + len / 2,
+            old_len: len,
+            new_len: len,
+            flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+            new_addr: TO,
+        };
+        assert_eq!(space.remap(request), Ok(request.new_addr), "{others} other areas");
+        space.unmap(FROM, 2 * len).unwrap();
+        space.unmap(TO, len).unwrap();
+    }
+    drop(space);
+    drop(boot);
+}
+
 /// Hardware sets accessed and dirty until the moment that an entry is gone from its old place, and the entry has them at the new.
 fn hardware_goes_on<A: Silicon>(arch: A) {
     for seed in 0..12 {

@@ -127,7 +127,7 @@ impl Areas {
         core::mem::take(&mut self.orphans).free(machine);
     }
 
-    /// Make sure that this many areas can be added.
+    /// Make sure that this many areas can be added, besides those promised; what was reserved before is forgotten.
     pub(super) fn reserve<P: Platform>(&mut self, machine: &Machine<'_, P>, inserts: usize) -> Result<(), OutOfMemory> {
         self.tree.reserve(&Nodes(machine), self.promised + inserts).map_err(|_| OutOfMemory)
     }
@@ -137,12 +137,6 @@ impl Areas {
         if self.promised == 0 {
             self.tree.trim(&Nodes(machine));
         }
-    }
-
-    fn promise<P: Platform>(&mut self, machine: &Machine<'_, P>, inserts: usize) -> Result<(), OutOfMemory> {
-        self.reserve(machine, inserts)?;
-        self.promised += inserts;
-        Ok(())
     }
 
     /// The area at `addr`, unless it is being unmapped.
@@ -384,11 +378,13 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
         self.areas.get_or_insert_with(|| self.space.write())
     }
 
-    /// Make sure that this many areas can be added later, also when the lock was let go meanwhile.
-    pub(super) fn promise(&mut self, inserts: usize) -> Result<(), OutOfMemory> {
+    /// Make sure that so many areas can be added now, and so many more later, when the lock was let go meanwhile.
+    pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), OutOfMemory> {
         let machine = self.space.tables.machine;
-        self.areas().promise(machine, inserts)?;
-        self.promised += inserts;
+        let areas = self.areas();
+        areas.reserve(machine, now + later)?;
+        areas.promised += later;
+        self.promised += later;
         Ok(())
     }
 

@@ -39,8 +39,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if areas.tree.len() + cuts + if leave || kept.is_empty() { count } else { 0 } > areas.limits.areas {
             return Err(RemapError::TooManyAreas);
         }
-        areas.reserve(machine, cuts)?;
-        change.promise(count)?;
+        change.reserve(cuts, count)?;
         let areas = change.areas();
         areas.isolate(machine, wanted.old);
         areas.isolate(machine, kept);
