@@ -3,11 +3,20 @@
 #include "common.h"
 #include <poll.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
+
+// Newer than some systems' headers.
+#ifndef SYS_cachestat
+#define SYS_cachestat 451
+#endif
+#ifndef SYS_mseal
+#define SYS_mseal 462
+#endif
 
 // What an argument is. Numbers below 1 << 62 stand for themselves.
 enum {
@@ -86,7 +95,11 @@ static const struct call {
     CALL(execve, Reads, 0, 0), CALL(execve, Program, MayRead, 0), CALL(execve, Program, 0, MayRead),
     CALL(execveat, AT_FDCWD, Reads, 0, 0, 0), CALL(copy_file_range, File, MayRead, File, 0, 8, 0), CALL(preadv2, File, Reads, 1, 0, 0, 0),
     CALL(pwritev2, PipeIn, Reads, 1, -1, 0, 0), CALL(statx, AT_FDCWD, Reads, 0, 0, Good), CALL(statx, AT_FDCWD, Path, 0, 0, Writes),
-    CALL(clone3, Reads, 88), CALL(clone, CLONE_PARENT_SETTID | CLONE_VM | CLONE_SIGHAND, 0, Any, 0, 0), CALL(set_tid_address, Any),
+    CALL(clone3, Reads, 88), CALL(clone, CLONE_PARENT_SETTID, 0, Any, 0, 0), CALL(set_tid_address, Any),
+    CALL(timer_settime, 0, 0, MayRead, 0), CALL(timer_settime, 0, 0, Good, MayWrite), CALL(timer_gettime, 0, Writes),
+    CALL(ioctl, File, FIONREAD, Writes), CALL(ioctl, File, FIONBIO, Reads), CALL(rseq, Any, 32, 0, 0), CALL(mlock2, Any, PAGE, 1),
+    CALL(remap_file_pages, Any, PAGE, 0, 0, 0), CALL(cachestat, File, Reads, Good, 0), CALL(cachestat, File, Good, Writes, 0),
+    CALL(futex_waitv, MayRead, 1, 0, 0, 0), CALL(futex_waitv, Good, 1, 0, MayRead, 0), CALL(mseal, Any, PAGE, 0),
     CALL(munmap, Any, PAGE), CALL(mprotect, Any, PAGE, PROT_READ), CALL(brk, Any), CALL(mmap, Any, PAGE, PROT_READ, 0x100022, -1, 0),
 };
 
@@ -208,6 +221,7 @@ int main(void) {
             if (!child) {
                 alarm(30);
                 lseek(file, 0, SEEK_SET);
+                syscall(SYS_timer_create, 0, NULL, good); // number 0
                 counts[1] = wrong(call, place, &counts[0]);
                 _exit(write(told[1], counts, sizeof counts) != sizeof counts);
             }

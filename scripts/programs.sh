@@ -76,6 +76,8 @@ step_programs() {
     say "our programs"
     expect 0 patterns guest --smp 2 -- target/programs/patterns </dev/null
     expect 0 figures guest --smp 2 -- target/programs/figures </dev/null
+    expect 0 pointers guest --smp 2 -- target/programs/pointers </dev/null
+    expect 0 bomb guest --smp 2 -- target/programs/bomb </dev/null
     expect 0 unmap guest -- target/programs/unmap 8 </dev/null
     expect 0 tables guest -- target/programs/tables 1 </dev/null
     expect 0 faults guest --smp 2 -- target/programs/faults 2 1 </dev/null

@@ -70,7 +70,7 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
 pub async fn waitv(thread: &Arc<Thread>, [array, count, flags, timeout, clock, _]: [u64; 6]) -> Answer {
     const MOST: u64 = 128;
     const OF_32_BITS: u64 = 2;
-    if flags != 0 || !(1..=MOST).contains(&count) {
+    if flags != 0 || !(1..=MOST).contains(&count) || array == 0 {
         return Err(Errno::EINVAL);
     }
     let deadline = match (timeout, clock as u32) {

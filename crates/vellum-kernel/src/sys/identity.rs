@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
-use vellum_kernel::credentials::{Credentials, Four, Ids, MOST_GROUPS};
+use vellum_kernel::credentials::{Credentials, Four, Ids, MOST_GROUPS, place};
 use vellum_kernel::errno::Errno;
 
 /// Replaces the thread's credentials by changed ones, if the change is allowed.
@@ -16,6 +16,9 @@ pub fn change(thread: &Thread, change: impl FnOnce(&mut Credentials) -> Answer) 
     let mut new = Credentials::clone(&thread.credentials());
     let answer = change(&mut new)?;
     let before = core::mem::replace(&mut thread.traits.lock().credentials, Arc::new(new.clone()));
+    if let Some(counted) = &mut *thread.counted.lock() {
+        counted.belongs_to(new.uids[place::REAL]);
+    }
     if before.has(abi::CAP_IPC_LOCK) != new.has(abi::CAP_IPC_LOCK) {
         let limits = thread.process.limits.lock();
         thread.memory().engine.set_limits(|of_space| set_limits(of_space, &limits, &new));

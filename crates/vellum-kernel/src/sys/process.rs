@@ -6,7 +6,8 @@ use crate::arch::serial::wire;
 use crate::files::{self, Files};
 use crate::mem::{self, UserSpace, space, uaccess};
 use crate::println;
-use crate::task::process::{FIRST, Life, find, may_make, new_number};
+use crate::task::count::Counted;
+use crate::task::process::{FIRST, Life, count_one, find, new_number};
 use crate::task::signal::{COUNT, Pending};
 use crate::task::thread::Context;
 use crate::task::{Process, Thread, executor, futex};
@@ -34,7 +35,8 @@ pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);
     *process.files.lock() = Some(files.clone());
-    let thread = Thread::new(pid, &process, Context::new(memory, files.clone(), registers), None);
+    let context = Context::new(memory, files.clone(), registers);
+    let thread = Thread::new(pid, &process, context, Counted::new(0, u64::MAX)?, None);
     thread.set_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
     executor::spawn(async move {
         // Reaps all who end without a parent, until the first program does.
@@ -88,7 +90,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     if wanted.flags & u64::from(abi::CLONE_NEWNS | abi::CLONE_NEWPID | abi::CLONE_NEWUSER | abi::CLONE_NEWNET) != 0 {
         return Err(Errno::EINVAL);
     }
-    may_make(thread)?;
+    let counted = count_one(thread)?;
     let memory = thread.memory();
     let memory = if has(abi::CLONE_VM) { memory } else { Arc::new(memory.fork()?) };
     thread.save_vector();
@@ -120,7 +122,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
         uaccess::write(&thread.memory(), wanted.parent_tid, &tid.to_le_bytes())?;
     }
     if has(abi::CLONE_THREAD) {
-        let new = Thread::new(tid, &thread.process, context, Some(thread));
+        let new = Thread::new(tid, &thread.process, context, counted, Some(thread));
         new.start();
         return Ok(tid.into());
     }
@@ -130,7 +132,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
     process.signals.lock().pending = Pending::default();
-    let new = Thread::new(tid, &process, context, Some(thread));
+    let new = Thread::new(tid, &process, context, counted, Some(thread));
     new.start();
     if has(abi::CLONE_VFORK) {
         process.vforked.store(true, Ordering::SeqCst);

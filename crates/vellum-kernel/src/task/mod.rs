@@ -6,10 +6,12 @@
 //! | [`time`] | waiting for a moment |
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
 //! | [`process`] | what the threads of a program share, and who knows whom |
+//! | [`count`] | how many there are |
 //! | [`signal`] | signals: sending |
 //! | [`deliver`] | signals: what a thread does about them |
 //! | [`futex`] | waiting for a word of memory |
 
+pub mod count;
 pub mod deliver;
 pub mod executor;
 pub mod futex;

@@ -4,9 +4,10 @@
 //! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
-use crate::mem::{UserSpace, machine, now_ns};
+use crate::mem::{UserSpace, now_ns};
 use crate::sys::timer::Timers;
 use crate::task::Thread;
+use crate::task::count::Counted;
 use crate::task::signal::{self, Info, Signals};
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -123,6 +124,8 @@ pub struct Process {
     pub timers: Mutex<Timers>,
     /// Whether its parent waits until it gives up the memory that they share (`vfork`).
     pub vforked: AtomicBool,
+    /// It counts until its parent has waited for it.
+    counted: Mutex<Option<Counted>>,
 }
 
 /// Limits as Linux has them by default.
@@ -141,37 +144,17 @@ pub fn default_limits() -> [[u64; 2]; 16] {
     limits
 }
 
-/// Threads, and processes that have none any more and wait to be waited for.
-static TASKS: AtomicU32 = AtomicU32::new(0);
-
-/// How many threads there are, those counted that have ended but for their parents.
-pub fn tasks() -> u32 {
-    TASKS.load(Ordering::Relaxed)
-}
-
-/// How many there may be: no more than 1/32 as many as pages of memory, as on Linux.
-pub fn most_tasks() -> u32 {
-    (machine().frames().total() / 32).clamp(64, 1 << 22) as u32
-}
-
-/// How many of them a user has.
-fn tasks_of(user: u32) -> u64 {
-    let own = |process: &Arc<Process>| process.credentials().is_some_and(|own| own.uids[place::REAL] == user);
-    all().iter().filter(|process| own(process)).map(|process| process.threads.lock().len() as u64).sum()
-}
-
-/// Whether a thread may make another.
+/// Counts one more thread, that `thread` makes.
 ///
 /// # Errors
 ///
 /// `EAGAIN`: there are too many, in all or of its user (`RLIMIT_NPROC`).
-pub fn may_make(thread: &Thread) -> Result<(), Errno> {
+pub fn count_one(thread: &Thread) -> Result<Counted, Errno> {
     let own = thread.credentials();
-    let limit = thread.process.limits.lock()[abi::RLIMIT_NPROC as usize][0];
     let user = own.uids[place::REAL];
     let exempt = user == 0 || own.has(abi::CAP_SYS_RESOURCE) || own.has(abi::CAP_SYS_ADMIN);
-    let too_many = tasks() >= most_tasks() || (!exempt && tasks_of(user) >= limit);
-    if too_many { Err(Errno::EAGAIN) } else { Ok(()) }
+    let limit = if exempt { u64::MAX } else { thread.process.limits.lock()[abi::RLIMIT_NPROC as usize][0] };
+    Counted::new(user, limit)
 }
 
 /// A number for a new process or thread.
@@ -235,6 +218,7 @@ impl Process {
             signals: Mutex::new(Signals::new()),
             timers: Mutex::default(),
             vforked: AtomicBool::new(false),
+            counted: Mutex::default(),
             limits: Mutex::new(parent.map_or_else(default_limits, |p| *p.limits.lock())),
         });
         if let Some(parent) = parent {
@@ -251,7 +235,6 @@ impl Process {
 
     /// One more thread.
     pub fn add(&self, thread: &Arc<Thread>) {
-        TASKS.fetch_add(1, Ordering::Relaxed);
         self.threads.lock().push(thread.clone());
     }
 
@@ -332,10 +315,11 @@ impl Process {
             threads.len()
         };
         self.changed.wake_all();
+        let counted = thread.counted.lock().take();
         if left > 0 {
-            TASKS.fetch_sub(1, Ordering::Relaxed);
             return;
         }
+        *self.counted.lock() = counted;
         let life = {
             let mut life = self.life.lock();
             if !life.is_over() {
@@ -397,8 +381,7 @@ impl Process {
         let time = child.processor_time() + child.children_time.load(Ordering::Relaxed);
         self.children_time.fetch_add(time, Ordering::Relaxed);
         self.children.lock().retain(|other| other.pid != child.pid);
-        if TABLE.lock().remove(&child.pid).is_some() {
-            TASKS.fetch_sub(1, Ordering::Relaxed);
-        }
+        TABLE.lock().remove(&child.pid);
+        *child.counted.lock() = None;
     }
 }

@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::mem::{UserSpace, now_ns, oom, space, uaccess};
 use crate::sys;
 use crate::sys::policy::Policy;
+use crate::task::count::Counted;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::{Process, deliver, executor, time};
 use alloc::sync::Arc;
@@ -54,6 +55,8 @@ pub struct Thread {
     shortage: Mutex<Option<FaultError>>,
     /// What those it makes have from it.
     pub traits: Mutex<Traits>,
+    /// It counts until it ends.
+    pub counted: Mutex<Option<Counted>>,
     /// Whether it waits for something.
     asleep: AtomicBool,
     /// How long processors have worked for it, until it gave way last, in nanoseconds.
@@ -160,7 +163,13 @@ impl Context {
 
 impl Thread {
     /// A thread of `process`, not started yet, with the mask, name and traits of its maker.
-    pub fn new(tid: u32, process: &Arc<Process>, context: Context, maker: Option<&Thread>) -> Arc<Self> {
+    pub fn new(
+        tid: u32,
+        process: &Arc<Process>,
+        context: Context,
+        counted: Counted,
+        maker: Option<&Thread>,
+    ) -> Arc<Self> {
         let thread = Arc::new(Self {
             tid,
             process: process.clone(),
@@ -172,6 +181,7 @@ impl Thread {
             shortage: Mutex::new(None),
             name: Mutex::new(maker.map_or_else(Name::default, |maker| *maker.name.lock())),
             traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().clone())),
+            counted: Mutex::new(Some(counted)),
             asleep: AtomicBool::new(false),
             worked: AtomicU64::new(0),
             working: AtomicU64::new(0),

@@ -4,8 +4,7 @@
 //! wants another hears of it.
 
 use crate::sys::misc;
-use crate::task::process as processes;
-use crate::task::process;
+use crate::task::{count, process as processes};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -98,7 +97,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
     KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
-    let most_tasks = || Ok(format!("{}\n", process::most_tasks()).into_bytes());
+    let most_tasks = || Ok(format!("{}\n", count::most()).into_bytes());
     kernel.add("threads-max", Text::read_only(kernel.system(), most_tasks))?;
     for (name, value) in WORDS {
         let make: Make = Box::new(move || Ok(format!("{value}\n").into_bytes()));

@@ -1,0 +1,63 @@
+// bomb: a user's processes fork as fast as they can, held by RLIMIT_NPROC alone, while one that is not of that user works on.
+// A row; the status is 1 if there were ever more of them than the limit says, or not all could be killed.
+//     bomb [LIMIT [SECONDS]]
+#include "common.h"
+#include <sched.h>
+#include <sys/resource.h>
+
+static struct counts {
+    _Atomic long forks, refused, other;
+} *counts;
+
+__attribute__((noreturn)) static void burst(void) {
+    for (;;) {
+        pid_t child = fork();
+        if (child == -1) {
+            *(errno == EAGAIN ? &counts->refused : &counts->other) += 1;
+            sched_yield();
+        } else {
+            counts->forks++;
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    enum { USER = 12345 };
+    long limit = argument(argc, argv, 1, 40), seconds = argument(argc, argv, 2, 2);
+    if (geteuid())
+        die("bomb must be run as root, to be somebody else than who forks");
+    counts = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (counts == MAP_FAILED)
+        die("mmap");
+    pid_t first = fork();
+    if (!first) {
+        struct rlimit most = {(rlim_t)limit, (rlim_t)limit};
+        if (setpgid(0, 0) || setrlimit(RLIMIT_NPROC, &most) || setresuid(USER, USER, USER))
+            _exit(2);
+        burst();
+    }
+    // Who is not of that user still forks, and sleeps no longer than it wants to, by much.
+    long others = 0;
+    for (long i = 0; i < 10 * seconds; i++) {
+        struct timespec rest = {0, 100000000};
+        nanosleep(&rest, NULL);
+        pid_t child = fork();
+        if (!child)
+            _exit(0);
+        others += child > 0 && waitpid(child, NULL, 0) == child;
+    }
+    long forks = counts->forks;
+    // New ones may come while they are being killed, but not from those that were.
+    while (!kill(-first, SIGKILL)) {
+        struct timespec rest = {0, 10000000};
+        nanosleep(&rest, NULL);
+        while (waitpid(-1, NULL, WNOHANG) > 0)
+            ;
+    }
+    // Each fork returns twice, and nobody ends.
+    long most = forks / 2 + 1;
+    bool right = counts->refused > 0 && !counts->other && others == 10 * seconds && most <= limit;
+    printf("{\"program\": \"bomb\", \"limit\": %ld, \"processes\": %ld, \"refused\": %s, \"others\": %ld, \"status\": %d}\n", limit,
+           most, counts->refused > 0 ? "true" : "false", others, !right);
+    return !right;
+}
