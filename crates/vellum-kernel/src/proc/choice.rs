@@ -22,18 +22,6 @@ pub fn find(words: &[&str], written: &[u8]) -> Option<usize> {
     words.iter().position(|word| word.as_bytes() == written)
 }
 
-/// Numbers from zero up to one short of `end`, as lists of CPUs and nodes say it.
-///
-/// # Errors
-/// No memory for the text.
-pub fn range(text: &mut Text, end: usize) -> fmt::Result {
-    match end {
-        0 => writeln!(text),
-        1 => writeln!(text, "0"),
-        _ => writeln!(text, "0-{}", end - 1),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,9 +33,5 @@ mod tests {
         assert_eq!(Text::of(|text| show(text, &WORDS, 1)).unwrap(), b"always [madvise] never\n");
         assert_eq!((find(&WORDS, b"never\n"), find(&WORDS, b"always")), (Some(2), Some(0)));
         assert_eq!((find(&WORDS, b"nev"), find(&WORDS, b"never\n\n"), find(&WORDS, b"")), (None, None, None));
-        assert_eq!(
-            (Text::of(|text| range(text, 1)).unwrap(), Text::of(|text| range(text, 4)).unwrap()),
-            (b"0\n".to_vec(), b"0-3\n".to_vec())
-        );
     }
 }

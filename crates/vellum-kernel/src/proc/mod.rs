@@ -7,12 +7,14 @@
 //! | [`process`] | `status`, `stat`, `statm` |
 //! | [`choice`] | settings that are one of some words |
 //! | [`limits`] | `limits` |
+//! | [`processors`] | which processors there are, and how they lie together |
 //! | [`system`] | `meminfo`, `vmstat`, `stat` |
 
 pub mod choice;
 pub mod limits;
 pub mod maps;
 pub mod process;
+pub mod processors;
 pub mod system;
 
 use crate::errno::Errno;

@@ -16,7 +16,7 @@ use vellum::platform::Cpus;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Folder, System, Text};
-use vellum_kernel::proc::{Text as Words, choice};
+use vellum_kernel::proc::{Text as Words, processors};
 
 /// The root directory.
 ///
@@ -33,7 +33,7 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
         folios::fill(&memory.add_folder("transparent_hugepage")?)?;
         merging(&memory.add_folder("ksm")?)?;
         let machine = root.add_folder("devices")?.add_folder("system")?;
-        processors(&machine.add_folder("cpu")?)?;
+        fill_processors(&machine.add_folder("cpu")?)?;
         nodes(&machine.add_folder("node")?)?;
         // Where control groups are mounted.
         root.add_folder("fs")?.add_folder("cgroup")?;
@@ -43,23 +43,31 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
 }
 
 /// A file that can be read only.
-fn file(folder: &Arc<Folder>, name: &str, make: fn(&mut Words) -> fmt::Result) -> Result<(), Errno> {
-    folder.add(name, Text::read_only(folder.system(), move || Words::of(make)))
+fn file(
+    folder: &Arc<Folder>,
+    name: &str,
+    make: impl Fn(&mut Words) -> fmt::Result + Send + Sync + 'static,
+) -> Result<(), Errno> {
+    folder.add(name, Text::read_only(folder.system(), move || Words::of(&make)))
 }
 
 fn cpus() -> usize {
     machine().platform().count()
 }
 
-fn processors(folder: &Arc<Folder>) -> Result<(), Errno> {
+fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
     for name in ["online", "possible", "present"] {
-        file(folder, name, |text| choice::range(text, cpus()))?;
+        file(folder, name, |text| processors::list(text, 0..cpus()))?;
     }
     file(folder, "offline", |text| text.write_str("\n"))?;
     file(folder, "kernel_max", |text| writeln!(text, "{}", crate::arch::percpu::MAX_CPUS - 1))?;
     for cpu in 0..cpus() {
         let own = folder.add_folder(&alloc::format!("cpu{cpu}"))?;
         file(&own, "online", |text| text.write_str("1\n"))?;
+        let topology = own.add_folder("topology")?;
+        for (name, place) in processors::topology(cpu as u32) {
+            file(&topology, name, move |text| place.show(text, cpu, cpus()))?;
+        }
     }
     Ok(())
 }
@@ -70,8 +78,8 @@ fn nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
         file(folder, name, |text| text.write_str("0\n"))?;
     }
     let node = folder.add_folder("node0")?;
-    file(&node, "cpulist", |text| choice::range(text, cpus()))?;
-    file(&node, "cpumap", |text| writeln!(text, "{:x}", (1u64 << cpus()) - 1))?;
+    file(&node, "cpulist", |text| processors::list(text, 0..cpus()))?;
+    file(&node, "cpumap", |text| processors::mask(text, 0..cpus(), cpus()))?;
     file(&node, "distance", |text| text.write_str("10\n"))?;
     file(&node, "meminfo", meminfo_of_node)
 }
