@@ -10,7 +10,7 @@ static USERS: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
 
 /// How many there may be in all: no more than 1/32 as many as pages of memory, as on Linux.
 pub fn most() -> u64 {
-    u64::from(machine().frames().total() / 32).clamp(64, 1 << 22)
+    (machine().frames().total() / 32).clamp(64, 1 << 22)
 }
 
 /// One that is counted, until it is dropped.
