@@ -11,6 +11,7 @@
 //! | [`mod@mount`] | what is mounted where |
 //! | [`program`] | programs: into memory, and `execve` |
 //! | [`process`] | processes and threads |
+//! | [`pidfd`] | descriptors of processes |
 //! | [`identity`] | users, groups, capabilities |
 //! | [`schedule`] | who runs where and how soon, for those who ask |
 //! | [`shm`] | System V shared memory |
@@ -31,6 +32,7 @@ pub mod memory;
 pub mod misc;
 pub mod mount;
 pub mod path;
+pub mod pidfd;
 pub mod policy;
 pub mod prctl;
 pub mod process;
@@ -178,7 +180,12 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
             let [flags, stack, parent_tid, child_tid, tls, _] = a;
             let exit_signal = flags as u32 & nr::CSIGNAL;
             let flags = flags & !u64::from(nr::CSIGNAL);
-            process::clone(thread, Wanted { flags, exit_signal, stack, parent_tid, child_tid, tls }).await
+            let others = u64::from(nr::CLONE_PARENT_SETTID | nr::CLONE_DETACHED);
+            if flags & u64::from(nr::CLONE_PIDFD) != 0 && flags & others != 0 {
+                return Err(Errno::EINVAL);
+            }
+            let pidfd = parent_tid;
+            process::clone(thread, Wanted { flags, exit_signal, stack, parent_tid, child_tid, tls, pidfd }).await
         }
         nr::__NR_fork => process::clone(thread, plain(0)).await,
         nr::__NR_vfork => process::clone(thread, plain(nr::CLONE_VFORK | nr::CLONE_VM)).await,
@@ -189,6 +196,10 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_exit_group => process::exit_group(thread, a[0]),
         nr::__NR_wait4 => process::wait4(thread, a[0], a[1], a[2], a[3]).await,
         nr::__NR_waitid => process::waitid(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_pidfd_open => pidfd::pidfd_open(thread, a[0], a[1]),
+        nr::__NR_pidfd_send_signal => pidfd::pidfd_send_signal(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_pidfd_getfd => pidfd::pidfd_getfd(thread, a[0], a[1], a[2]),
+        nr::__NR_process_mrelease => pidfd::process_mrelease(thread, a[0], a[1]).await,
         nr::__NR_getpid => Ok(process.pid.into()),
         nr::__NR_gettid => Ok(thread.tid.into()),
         nr::__NR_getppid => Ok(process.parent_pid().into()),
@@ -303,7 +314,7 @@ fn given(address: u64) -> Result<u64, Errno> {
 
 /// A child that shares nothing but what the flags say.
 fn plain(flags: u32) -> Wanted {
-    Wanted { flags: flags.into(), exit_signal: nr::SIGCHLD, stack: 0, parent_tid: 0, child_tid: 0, tls: 0 }
+    Wanted { flags: flags.into(), exit_signal: nr::SIGCHLD, stack: 0, parent_tid: 0, child_tid: 0, tls: 0, pidfd: 0 }
 }
 
 /// Says once of each that there is no such system call.

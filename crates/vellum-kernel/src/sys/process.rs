@@ -1,6 +1,6 @@
 //! Processes and threads: they begin, and end, and others hear of it.
 
-use super::{Answer, futex as robust, misc, program};
+use super::{Answer, file, futex as robust, misc, pidfd, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
 use crate::files::{self, Files};
@@ -42,14 +42,7 @@ pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec
         // Reaps all who end without a parent, until the first program does.
         let everybodys = &everybodys;
         loop {
-            let over = || {
-                everybodys
-                    .children
-                    .lock()
-                    .iter()
-                    .find(|child| child.life.lock().is_over() && child.threads.lock().is_empty())
-                    .cloned()
-            };
+            let over = || everybodys.children.lock().iter().find(|child| child.has_ended()).cloned();
             let child = everybodys.child_changed.wait_until(over).await;
             everybodys.reap(&child);
             if child.pid == pid {
@@ -78,6 +71,8 @@ pub struct Wanted {
     pub child_tid: u64,
     /// The child's thread pointer.
     pub tls: u64,
+    /// Where a descriptor of the child is written.
+    pub pidfd: u64,
 }
 
 /// `clone`, `clone3`, `fork`, `vfork`.
@@ -88,6 +83,9 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
         return Err(Errno::EINVAL);
     }
     if wanted.flags & u64::from(abi::CLONE_NEWNS | abi::CLONE_NEWPID | abi::CLONE_NEWUSER | abi::CLONE_NEWNET) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if has(abi::CLONE_PIDFD) && has(abi::CLONE_THREAD) {
         return Err(Errno::EINVAL);
     }
     let counted = count_one(thread)?;
@@ -129,6 +127,13 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let own = &thread.process;
     let parent = if has(abi::CLONE_PARENT) { own.parent.lock().upgrade() } else { None }.unwrap_or_else(|| own.clone());
     let process = Process::new(tid, Some(&parent), Some(memory), wanted.exit_signal);
+    if has(abi::CLONE_PIDFD)
+        && let Err(error) = give_descriptor(thread, &process, wanted.pidfd)
+    {
+        process.end(Life::Killed(abi::SIGKILL));
+        parent.reap(&process);
+        return Err(error);
+    }
     *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
     process.signals.lock().pending = Pending::default();
@@ -141,6 +146,16 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     Ok(tid.into())
 }
 
+/// A descriptor of a new process, written for its parent.
+fn give_descriptor(thread: &Thread, process: &Arc<Process>, to: u64) -> Result<(), Errno> {
+    let fd = file::add(thread, pidfd::open(process, 0), abi::O_CLOEXEC)?;
+    let written = uaccess::write(&thread.memory(), to, &(fd as u32).to_le_bytes());
+    if written.is_err() {
+        file::close(thread, fd)?;
+    }
+    written
+}
+
 /// `clone3`.
 pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
     const WORDS: usize = 11;
@@ -151,7 +166,7 @@ pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
     let len = bytes.len().min(size as usize);
     uaccess::read(&thread.memory(), at, &mut bytes[..len])?;
     let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| bytes[8 * i + k]));
-    let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls] = core::array::from_fn(word);
+    let [flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls] = core::array::from_fn(word);
     let bad_stack = (stack == 0) != (stack_size == 0);
     if flags & (u64::from(abi::CSIGNAL | abi::CLONE_DETACHED)) != 0 || exit_signal > u64::from(COUNT) || bad_stack {
         return Err(Errno::EINVAL);
@@ -160,7 +175,7 @@ pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     let stack = stack.wrapping_add(stack_size);
-    clone(thread, Wanted { flags, exit_signal: exit_signal as u32, stack, parent_tid, child_tid, tls }).await
+    clone(thread, Wanted { flags, exit_signal: exit_signal as u32, stack, parent_tid, child_tid, tls, pidfd }).await
 }
 
 /// The thread tells those who wait for its memory, and lets go of it.
@@ -307,13 +322,23 @@ pub async fn waitid(thread: &Arc<Thread>, kind: u64, id: u64, to: u64, options: 
     {
         return Err(Errno::EINVAL);
     }
+    let mut at_once = false;
     let pid = match kind as u32 {
         abi::P_ALL => -1,
+        abi::P_PIDFD if id as i32 >= 0 => {
+            let (process, impatient) = pidfd::process_of(thread, id)?;
+            at_once = impatient && options & abi::WNOHANG == 0;
+            process.pid.into()
+        }
         abi::P_PID if id as i32 > 0 => i64::from(id as i32),
         abi::P_PGID if id as i32 >= 0 => -i64::from(id as i32),
         _ => return Err(Errno::EINVAL),
     };
-    let found = wait(thread, pid, options, options & abi::WEXITED != 0, options & abi::WNOWAIT != 0).await?;
+    let how = if at_once { options | abi::WNOHANG } else { options };
+    let found = wait(thread, pid, how, options & abi::WEXITED != 0, options & abi::WNOWAIT != 0).await?;
+    if at_once && found.is_none() {
+        return Err(Errno::EAGAIN);
+    }
     if to != 0 {
         let bytes = found.map_or([0; 128], |(child, life)| {
             let (code, status) = match life {

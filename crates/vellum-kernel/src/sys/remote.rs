@@ -4,7 +4,7 @@ use super::Answer;
 use super::process::process_of;
 use crate::files::user::UserBytes;
 use crate::mem::UserSpace;
-use crate::task::Thread;
+use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use alloc::vec;
 use linux_raw_sys::general::CAP_SYS_PTRACE;
@@ -32,10 +32,7 @@ pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes
     let mut mine = UserBytes::many(thread, local, locals)?;
     let theirs = UserBytes::many(thread, remote, remotes)?;
     let process = if pid as i32 > 0 { process_of(thread, pid)? } else { return Err(Errno::ESRCH) };
-    let (own, other) = (thread.credentials(), process.credentials());
-    if process.pid != thread.process.pid && other.is_some_and(|other| !own.matches(&other)) {
-        own.needs(CAP_SYS_PTRACE)?;
-    }
+    may_look_into(thread, &process)?;
     let memory = process.memory.lock().clone().ok_or(Errno::ESRCH)?;
     let mut done = 0;
     for (address, len) in theirs.pieces() {
@@ -51,6 +48,19 @@ pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes
         }
     }
     Ok(done)
+}
+
+/// Whether the thread may see, and change, what a process has.
+///
+/// # Errors
+///
+/// `EPERM`.
+pub fn may_look_into(thread: &Thread, process: &Process) -> Result<(), Errno> {
+    let (own, other) = (thread.credentials(), process.credentials());
+    if process.pid != thread.process.pid && other.is_some_and(|other| !own.matches(&other)) {
+        own.needs(CAP_SYS_PTRACE)?;
+    }
+    Ok(())
 }
 
 /// Copies what lies in one page.

@@ -16,6 +16,20 @@ fn known(signal: u64) -> Result<u32, Errno> {
     if (1..=u64::from(COUNT)).contains(&signal) { Ok(signal as u32) } else { Err(Errno::EINVAL) }
 }
 
+/// The same, and 0, which is to ask whether one might be sent.
+pub fn known_or_none(signal: u64) -> Result<u32, Errno> {
+    if signal as u32 <= COUNT { Ok(signal as u32) } else { Err(Errno::EINVAL) }
+}
+
+/// What a program says about a signal that it sends.
+pub fn read_info(thread: &Thread, from: u64) -> Result<Info, Errno> {
+    let mut bytes = [0; 48];
+    uaccess::read(&thread.memory(), from, &mut bytes)?;
+    let word = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+    let fields = core::array::from_fn(|f| u64::from_le_bytes(core::array::from_fn(|i| bytes[16 + 8 * f + i])));
+    Ok(Info { signal: word(0), code: word(8) as i32, fields })
+}
+
 /// `rt_sigaction`.
 pub fn sigaction(thread: &Arc<Thread>, signal: u64, new: u64, old: u64, size: u64) -> Answer {
     let signal = known(signal)?;
@@ -176,10 +190,7 @@ pub fn allowed(thread: &Thread, to: &Process, signal: u32) -> Result<(), Errno> 
 
 /// `kill`.
 pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
-    let (pid, signal) = (pid as i32, signal as u32);
-    if signal > COUNT {
-        return Err(Errno::EINVAL);
-    }
+    let (pid, signal) = (pid as i32, known_or_none(signal)?);
     let own = thread.process.pid;
     let info = Info::from(signal, abi::SI_USER as i32, thread);
     let group = match pid {
@@ -219,8 +230,8 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
 
 /// `tgkill`; `tkill` where `process` is `None`.
 pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64) -> Answer {
-    let signal = signal as u32;
-    if signal > COUNT || (tid as i32) <= 0 || process.is_some_and(|pid| (pid as i32) <= 0) {
+    let signal = known_or_none(signal)?;
+    if (tid as i32) <= 0 || process.is_some_and(|pid| (pid as i32) <= 0) {
         return Err(Errno::EINVAL);
     }
     let target = process::find_thread(tid as u32).ok_or(Errno::ESRCH)?;
@@ -229,25 +240,18 @@ pub fn tgkill(thread: &Arc<Thread>, process: Option<u64>, tid: u64, signal: u64)
     }
     allowed(thread, &target.process, signal)?;
     if signal != 0 {
-        const SI_TKILL: i32 = -6;
         signal::may_queue(&target.process, signal)?;
-        signal::send_to(&target, Info::from(signal, SI_TKILL, thread));
+        signal::send_to(&target, Info::from(signal, abi::SI_TKILL, thread));
     }
     Ok(0)
 }
 
 /// `rt_sigqueueinfo`; `rt_tgsigqueueinfo` with a thread.
 pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u64, from: u64) -> Answer {
-    let mut bytes = [0; 48];
-    uaccess::read(&thread.memory(), from, &mut bytes)?;
-    let signal = signal as u32;
-    if signal > COUNT {
-        return Err(Errno::EINVAL);
-    }
-    let code = i32::from_le_bytes(core::array::from_fn(|i| bytes[8 + i]));
-    let fields = core::array::from_fn(|f| u64::from_le_bytes(core::array::from_fn(|i| bytes[16 + 8 * f + i])));
-    let info = Info { signal, code, fields };
-    if code >= 0 && pid as u32 != thread.process.pid {
+    let said = read_info(thread, from)?;
+    let signal = known_or_none(signal)?;
+    let info = Info { signal, ..said };
+    if info.is_kernels() && pid as u32 != thread.process.pid {
         return Err(Errno::EPERM);
     }
     let process = process::find(pid as u32).ok_or(Errno::ESRCH)?;

@@ -52,7 +52,8 @@ pub async fn settle(thread: &Arc<Thread>) -> bool {
     true
 }
 
-fn has_kill(thread: &Thread) -> bool {
+/// Whether `SIGKILL` waits for it.
+pub fn has_kill(thread: &Thread) -> bool {
     (thread.pending.lock().set() | thread.process.signals.lock().pending.set()) & bit(abi::SIGKILL) != 0
 }
 

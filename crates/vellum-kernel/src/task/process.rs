@@ -287,6 +287,17 @@ impl Process {
         }
     }
 
+    /// Whether it is over and all its threads are gone: its parent may hear of it.
+    pub fn has_ended(&self) -> bool {
+        let no_thread = self.threads.lock().is_empty();
+        no_thread && self.life.lock().is_over()
+    }
+
+    /// Whether its parent has heard of its end, so that its number means nobody.
+    pub fn is_reaped(&self) -> bool {
+        !TABLE.lock().contains_key(&self.pid)
+    }
+
     /// Whether it is stopped.
     pub fn is_stopped(&self) -> bool {
         matches!(*self.life.lock(), Life::Stopped(..))
@@ -314,19 +325,19 @@ impl Process {
             threads.retain(|other| !Arc::ptr_eq(other, thread));
             threads.len()
         };
+        let life = {
+            let mut life = self.life.lock();
+            if left == 0 && !life.is_over() {
+                *life = Life::Exited(thread.exit_status.load(Ordering::Relaxed) as u8);
+            }
+            *life
+        };
         self.changed.wake_all();
         let counted = thread.counted.lock().take();
         if left > 0 {
             return;
         }
         *self.counted.lock() = counted;
-        let life = {
-            let mut life = self.life.lock();
-            if !life.is_over() {
-                *life = Life::Exited(thread.exit_status.load(Ordering::Relaxed) as u8);
-            }
-            *life
-        };
         *self.memory.lock() = None;
         *self.last_name.lock() = thread.name();
         let orphans = core::mem::take(&mut *self.children.lock());
@@ -383,5 +394,6 @@ impl Process {
         self.children.lock().retain(|other| other.pid != child.pid);
         TABLE.lock().remove(&child.pid);
         *child.counted.lock() = None;
+        child.changed.wake_all();
     }
 }

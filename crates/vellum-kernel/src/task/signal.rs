@@ -54,6 +54,11 @@ impl Info {
         Self { signal, code: code as i32, fields: [address, 0, 0, 0] }
     }
 
+    /// Whether it says what only the kernel knows: who sent it, or what happened.
+    pub fn is_kernels(&self) -> bool {
+        self.code >= 0 || self.code == abi::SI_TKILL
+    }
+
     /// As a program sees it.
     pub fn bytes(&self) -> [u8; 128] {
         let mut bytes = [0; 128];
