@@ -11,6 +11,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64};
+use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
@@ -33,6 +34,8 @@ pub struct UserSpace {
     pub heap: Mutex<Heap>,
     /// The kinds of `membarrier` that the program has registered for.
     pub barriers: AtomicU32,
+    /// Whether memory may not become executable (`PR_SET_MDWE`, with its bits); never taken back.
+    refusals: AtomicU32,
     /// The program that was put into it.
     pub image: Mutex<Image>,
     /// The files that it maps, by the tags of their objects; some that it mapped once.
@@ -74,6 +77,7 @@ impl UserSpace {
             engine,
             heap: Mutex::default(),
             barriers: AtomicU32::new(0),
+            refusals: AtomicU32::new(0),
             image: Mutex::default(),
             mapped: Mutex::default(),
         }
@@ -119,7 +123,39 @@ impl UserSpace {
         mem::adopt(&engine);
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));
-        Ok(Self { engine, heap: Mutex::new(heap), barriers, image: Mutex::new(image), mapped: Mutex::new(mapped) })
+        let child = Self {
+            engine,
+            heap: Mutex::new(heap),
+            barriers,
+            refusals: AtomicU32::new(0),
+            image: Mutex::new(image),
+            mapped: Mutex::new(mapped),
+        };
+        child.engine.set_limits(|limits| limits.exec_gain = true);
+        child.inherit(self);
+        Ok(child)
+    }
+
+    /// From now on memory may not become executable. `false`: something else was said before.
+    pub fn refuse(&self, bits: u32) -> bool {
+        let before = self.refusals.compare_exchange(0, bits, Relaxed, Relaxed);
+        if before.is_ok() && bits != 0 {
+            self.engine.set_limits(|limits| limits.exec_gain = false);
+        }
+        before.is_ok() || before == Err(bits)
+    }
+
+    /// What was said by [`Self::refuse`].
+    pub fn refusals(&self) -> u32 {
+        self.refusals.load(Relaxed)
+    }
+
+    /// Takes over from a process's parent, or the program before, what is to be taken over.
+    pub fn inherit(&self, from: &Self) {
+        let bits = from.refusals();
+        if bits & PR_MDWE_NO_INHERIT == 0 {
+            self.refuse(bits);
+        }
     }
 }
 

@@ -15,6 +15,10 @@ use vellum_kernel::errno::Errno;
 /// The slack of a thread that says it wants the usual one.
 const SLACK: u64 = 50_000;
 
+/// What `PR_SET_MDWE` takes: nothing, or that no memory becomes executable, for this program or its descendants too.
+const REFUSALS: [u64; 3] =
+    [0, abi::PR_MDWE_REFUSE_EXEC_GAIN as u64, (abi::PR_MDWE_REFUSE_EXEC_GAIN | abi::PR_MDWE_NO_INHERIT) as u64];
+
 /// `prctl`.
 pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 5]) -> Answer {
     let process = &thread.process;
@@ -79,6 +83,14 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
             own.bounding &= !cap(value as u32);
             Ok(0)
         }),
+        abi::PR_SET_MDWE if nothing_more && REFUSALS.contains(&value) => {
+            if memory.refuse(value as u32) {
+                Ok(0)
+            } else {
+                Err(Errno::EPERM)
+            }
+        }
+        abi::PR_GET_MDWE if value == 0 && nothing_more => Ok(memory.refusals().into()),
         abi::PR_CAP_AMBIENT => ambient(thread, value, third, fourth == 0 && fifth == 0),
         _ => Err(Errno::EINVAL),
     }

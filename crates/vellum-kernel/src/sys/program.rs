@@ -165,6 +165,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     let (space, registers) = load(&file, &path, &arguments, &environment, &limits, &own, gained)?;
     drop((file, arguments, environment));
     space.image.lock().file = Some(executable);
+    space.inherit(&memory);
     // The other threads end first.
     let process = &thread.process;
     for other in process.threads.lock().iter().filter(|other| !Arc::ptr_eq(other, thread)) {

@@ -30,6 +30,7 @@ pub fn ask<R>(given: Given, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
         locked: given.locked.unwrap_or(u64::MAX),
         lowest: lowest(),
         areas: most_areas(),
+        exec_gain: !given.no_exec_gain,
         ..Limits::default()
     };
     let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, limits).expect("memory");

@@ -55,6 +55,8 @@ pub struct Given {
     pub address_space: Option<u64>,
     /// Bytes of memory that may be locked.
     pub locked: Option<u64>,
+    /// Whether memory may become executable only while nobody can write it, as it is mapped.
+    pub no_exec_gain: bool,
 }
 
 /// What the calls of a row answered, in order.

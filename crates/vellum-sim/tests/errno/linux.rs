@@ -87,6 +87,12 @@ fn limit(given: Given) {
         let set = unsafe { libc::setrlimit(what, &limit) };
         assert_eq!(set, 0, "{}", io::Error::last_os_error());
     };
+    if given.no_exec_gain {
+        // SAFETY: forbids this process something.
+        let set =
+            unsafe { libc::prctl(libc::PR_SET_MDWE, u64::from(libc::PR_MDWE_REFUSE_EXEC_GAIN), 0u64, 0u64, 0u64) };
+        assert_eq!(set, 0, "{}", io::Error::last_os_error());
+    }
     if let Some(bytes) = given.locked {
         set(libc::RLIMIT_MEMLOCK, bytes);
     }

@@ -148,7 +148,7 @@ impl From<ProtectError> for AdviseError {
             ProtectError::Unaligned(addr) => AdviseError::Unaligned(addr),
             ProtectError::Overflow => AdviseError::Overflow,
             ProtectError::NotMapped => AdviseError::NotMapped,
-            ProtectError::Denied(range) => AdviseError::Denied(range),
+            ProtectError::Denied(range) | ProtectError::ExecGain(range) => AdviseError::Denied(range),
             ProtectError::Sealed(range) => AdviseError::Sealed(range),
             ProtectError::TooManyAreas => AdviseError::TooManyAreas,
             ProtectError::DataLimit | ProtectError::OutOfMemory => AdviseError::OutOfMemory,

@@ -30,6 +30,8 @@ pub struct Limits {
     pub lowest: u64,
     /// Where the search for free addresses begins, downward; the end of user space if that is lower (`mmap_base`).
     pub mmap_base: u64,
+    /// Whether memory may be executed that can be written, or that could not be executed before (not with `PR_SET_MDWE`).
+    pub exec_gain: bool,
 }
 
 impl Default for Limits {
@@ -43,6 +45,7 @@ impl Default for Limits {
             areas: 65530,
             lowest: 0x10000,
             mmap_base: u64::MAX,
+            exec_gain: true,
         }
     }
 }

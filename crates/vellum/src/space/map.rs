@@ -98,6 +98,8 @@ pub enum MapError {
     Denied,
     /// It is to be written, and the object allows no shared writing any more.
     Sealed,
+    /// It is to be written and executed, which the space forbids ([`Limits::exec_gain`](super::Limits::exec_gain)).
+    ExecGain,
     /// A group may have no more.
     OverLimit(GroupId),
     /// No memory for the engine's own structures.
@@ -114,7 +116,7 @@ impl MapError {
             | MapError::OtherPages
             | MapError::NoStack => Errno::EINVAL,
             MapError::TooLow(_) | MapError::Sealed | MapError::SealedArea(_) | MapError::LockForbidden => Errno::EPERM,
-            MapError::Denied => Errno::EACCES,
+            MapError::Denied | MapError::ExecGain => Errno::EACCES,
             MapError::OffsetTooLarge => Errno::EOVERFLOW,
             MapError::Exists(_) => Errno::EEXIST,
             MapError::LockLimit => Errno::EAGAIN,
@@ -145,6 +147,7 @@ impl core::fmt::Display for MapError {
             MapError::NoStack => f.write_str("a stack is private anonymous memory"),
             MapError::Denied => f.write_str("it may not be written"),
             MapError::Sealed => f.write_str("it may not be written any more"),
+            MapError::ExecGain => f.write_str("it may not be both written and executed"),
             MapError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
             MapError::OutOfMemory => OutOfMemory.fmt(f),
         }
@@ -338,6 +341,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         if request.flags.contains(MapFlags::LOCKED) && areas.limits.locked == 0 {
             return Err(MapError::LockForbidden);
+        }
+        if !areas.limits.exec_gain && request.prot.contains(Prot::WRITE | Prot::EXEC) {
+            return Err(MapError::ExecGain);
         }
         let area = new_area(range, request, areas.future);
         areas.allow(&area, range.len(), replaced)?;

@@ -25,6 +25,9 @@ pub enum ProtectError {
     Denied(VirtRange),
     /// This area is sealed.
     Sealed(VirtRange),
+    /// This area would become executable, or writable as well, which the space forbids
+    /// ([`Limits::exec_gain`](super::Limits::exec_gain)).
+    ExecGain(VirtRange),
     /// More private memory that may be written than the limit allows.
     DataLimit,
     /// Areas would have to be split, and the space has as many as it may.
@@ -38,7 +41,7 @@ impl ProtectError {
     pub const fn errno(&self) -> Errno {
         match self {
             ProtectError::Unaligned(_) => Errno::EINVAL,
-            ProtectError::Denied(_) => Errno::EACCES,
+            ProtectError::Denied(_) | ProtectError::ExecGain(_) => Errno::EACCES,
             ProtectError::Sealed(_) => Errno::EPERM,
             _ => Errno::ENOMEM,
         }
@@ -53,6 +56,7 @@ impl core::fmt::Display for ProtectError {
             ProtectError::NotMapped => f.write_str("not all of the range is mapped"),
             ProtectError::Denied(range) => write!(f, "{range:?} may never be written"),
             ProtectError::Sealed(range) => write!(f, "{range:?} is sealed"),
+            ProtectError::ExecGain(range) => write!(f, "{range:?} may not become executable"),
             ProtectError::DataLimit => f.write_str("over the limit on data"),
             ProtectError::TooManyAreas => f.write_str("too many areas"),
             ProtectError::OutOfMemory => OutOfMemory.fmt(f),
@@ -94,6 +98,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(ProtectError::Denied(area.range));
         }
         let areas = change.areas();
+        let gains = |v: &&Vma| prot.contains(Prot::WRITE) || !v.prot.contains(Prot::EXEC);
+        if !areas.limits.exec_gain
+            && prot.contains(Prot::EXEC)
+            && let Some(area) = areas.connected(range).find(gains)
+        {
+            return Err(ProtectError::ExecGain(area.range));
+        }
         let becomes_data = |v: &&Vma| !v.is_data() && Vma { prot, ..**v }.is_data();
         let more = areas.overlapping(range).filter(becomes_data).map(|v| v.range.intersect(&range).len()).sum::<u64>();
         if more > 0 && areas.data.saturating_add(more) > areas.limits.data {

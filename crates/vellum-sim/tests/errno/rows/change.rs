@@ -35,7 +35,7 @@ pub static UNMAP: [Row; 9] = [
     }),
 ];
 
-pub static PROTECT: [Row; 11] = [
+pub static PROTECT: [Row; 13] = [
     row("protect: at no page", |k| {
         some(k, 2);
         vec![k.protect(BASE + 1, PAGE, R), k.protect(BASE + 1, 0, R)]
@@ -85,4 +85,19 @@ pub static PROTECT: [Row; 11] = [
         vec![k.protect(at, VAST, RW)]
     })
     .differs(&[0], &[ENOMEM], "the engine checks what is promised when it is mapped, and keeps no account of it"),
+    no_gain("protect: to execute, where only what is executable may be", |k| {
+        assert_eq!(k.map(BASE, 2 * PAGE, RX, FIXED), BASE as i64);
+        let stays = [RX, RWX, R].map(|prot| k.protect(BASE, PAGE, prot));
+        [&stays[..], &[k.protect(BASE, PAGE, RX), protections(k)]].concat()
+    }),
+    no_gain("protect: to execute, where a part is not executable", |k| {
+        some(k, 2);
+        assert_eq!(k.map(BASE, PAGE, RX, FIXED), BASE as i64);
+        vec![k.protect(BASE, 2 * PAGE, Prot::EXEC), protections(k)]
+    })
+    .differs(
+        &[EACCES, 64],
+        &[EACCES, 54],
+        "the engine finds out first and changes nothing; Linux changes what lies before",
+    ),
 ];

@@ -6,7 +6,7 @@ use super::super::kernel::{BASE, END, PAGE, Row, USER_END};
 use super::super::linux::lowest;
 use super::*;
 
-pub static MAP: [Row; 35] = [
+pub static MAP: [Row; 36] = [
     row("map: no length", |k| vec![k.map(0, 0, RW, ANYWHERE), k.map(BASE, 0, RW, FIXED)]),
     row("map: a part of a page is a page", |k| vec![k.map(BASE, 1, RW, FIXED), k.areas()[0].1 as i64]),
     row("map: a length past the last address", |k| vec![k.map(0, u64::MAX, RW, ANYWHERE)]),
@@ -109,5 +109,9 @@ pub static MAP: [Row; 35] = [
             k.map(BASE + 16 * PAGE, PAGE, NONE, FIXED | MapFlags::POPULATE),
             k.resident(BASE + 16 * PAGE, PAGE, 1),
         ]
+    }),
+    no_gain("map: to execute and to write, where that is forbidden", |k| {
+        let writes = k.map(BASE, PAGE, RW, FIXED);
+        vec![k.map(BASE, PAGE, RWX, FIXED), writes, k.map(BASE, PAGE, RX, FIXED), protections(k)]
     }),
 ];

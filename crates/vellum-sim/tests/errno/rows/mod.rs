@@ -34,6 +34,8 @@ use super::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
 const R: Prot = Prot::READ;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const NONE: Prot = Prot::empty();
+const RX: Prot = Prot::READ.union(Prot::EXEC);
+const RWX: Prot = RW.union(Prot::EXEC);
 const ANYWHERE: MapFlags = MapFlags::empty();
 const FIXED: MapFlags = MapFlags::FIXED;
 const NOREPLACE: MapFlags = MapFlags::FIXED_NOREPLACE;
@@ -41,18 +43,26 @@ const NOREPLACE: MapFlags = MapFlags::FIXED_NOREPLACE;
 const VAST: u64 = 1 << 46;
 
 const ENOMEM: i64 = -12;
+const EACCES: i64 = -13;
 const EFAULT: i64 = -14;
 
+/// Nothing is set.
+const AS_IT_IS: Given = Given { address_space: None, locked: None, no_exec_gain: false };
+
 const fn row(name: &'static str, calls: fn(&dyn Kernel) -> Answers) -> Row {
-    Row { name, given: Given { address_space: None, locked: None }, calls, expect: Expect::Same }
+    Row { name, given: AS_IT_IS, calls, expect: Expect::Same }
 }
 
 const fn locked(name: &'static str, pages: u64, calls: fn(&dyn Kernel) -> Answers) -> Row {
-    Row { given: Given { address_space: None, locked: Some(pages * PAGE) }, ..row(name, calls) }
+    Row { given: Given { locked: Some(pages * PAGE), ..AS_IT_IS }, ..row(name, calls) }
 }
 
 const fn room(name: &'static str, pages: u64, calls: fn(&dyn Kernel) -> Answers) -> Row {
-    Row { given: Given { address_space: Some(pages * PAGE), locked: None }, ..row(name, calls) }
+    Row { given: Given { address_space: Some(pages * PAGE), ..AS_IT_IS }, ..row(name, calls) }
+}
+
+const fn no_gain(name: &'static str, calls: fn(&dyn Kernel) -> Answers) -> Row {
+    Row { given: Given { no_exec_gain: true, ..AS_IT_IS }, ..row(name, calls) }
 }
 
 impl Row {
