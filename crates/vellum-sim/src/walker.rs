@@ -109,7 +109,8 @@ pub(crate) fn walk<A: Silicon>(
         };
         if arch.kind(raw, level) == Kind::Leaf {
             let attrs = arch.attrs(set, level);
-            return Ok(Leaf { base: arch.leaf_addr(set, level), shift: arch.level_shift(level), attrs });
+            let base = arch.leaf_addr(arch.single(set, arch.index(va, level)), level);
+            return Ok(Leaf { base, shift: arch.level_shift(level), attrs });
         }
         table = arch.table_addr(raw).pfn();
         level -= 1;

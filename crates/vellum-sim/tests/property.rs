@@ -12,12 +12,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use property::dice::{Dice, derive};
 use property::op::Step;
-use property::setup::{Plan, Setup};
+use property::setup::{Family, Plan, Setup};
 use property::shared::{self, Load};
 use property::shrink;
 use property::threads::Threads;
 use property::watch::{self, Case, OPERATIONS};
 use property::world;
+use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum_sim::{Config, Hostility, Strictness, TlbModel};
 
 const ALONE: Plan = Plan { actors: (1, 1), rounds: 6, steps: 300, pages: 2500, tight: 25, fail: 0 };
@@ -29,8 +30,8 @@ const SHARED: Load = Load { actors: 4, rounds: 12, steps: 150, pages: 700 };
 const STRICT_SHARED: Load = Load { actors: 3, rounds: 4, steps: 40, pages: 60 };
 
 /// A case on a fast machine.
-fn fast(seed: u64, plan: Plan, case: &Arc<Case>) {
-    let setup = Setup::new(seed, plan);
+fn fast<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
+    let setup = Setup::<A>::new(seed, plan);
     run(&setup, |steps| {
         let machine = setup.config.clone().fast().expect("memory on the host");
         world::run(&machine, &setup, steps, Threads::Host, case);
@@ -38,8 +39,8 @@ fn fast(seed: u64, plan: Plan, case: &Arc<Case>) {
 }
 
 /// A case on a strict machine.
-fn strict(seed: u64, plan: Plan, case: &Arc<Case>) {
-    let setup = Setup::new(seed, plan);
+fn strict<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
+    let setup = Setup::<A>::new(seed, plan);
     run(&setup, |steps| {
         let machine = setup.config.clone().strict(strictness(seed)).expect("memory on the host");
         world::run(&machine, &setup, steps, Threads::Host, case);
@@ -52,7 +53,7 @@ fn strictness(seed: u64) -> Strictness {
 }
 
 /// Run the case; what one actor did alone is made as short as it can be if it fails.
-fn run(setup: &Setup, run: impl Fn(&[Vec<Step>])) {
+fn run<A: Family>(setup: &Setup<A>, run: impl Fn(&[Vec<Step>])) {
     let mut steps = setup.steps();
     match &mut steps[..] {
         [steps] => shrink::or_shrink(std::mem::take(steps), |steps| run(&[steps.to_vec()])),
@@ -61,15 +62,22 @@ fn run(setup: &Setup, run: impl Fn(&[Vec<Step>])) {
 }
 
 /// Pages that all use, on a fast machine.
-fn fast_shared(seed: u64, case: &Arc<Case>) {
+fn fast_shared<A: Family>(seed: u64, case: &Arc<Case>) {
+    let arch = A::draw(&mut Dice::new(seed));
     let tlb = Dice::new(seed).one_of(&[TlbModel::SMALL, TlbModel::GENERIC].each_ref()).clone();
-    let machine = Config::new(64 << 20).cpus(SHARED.actors).tlb(tlb).fast().expect("memory on the host");
+    let machine = Config::with_arch(arch, (64 << 20) << arch.page_order())
+        .cpus(SHARED.actors)
+        .tlb(tlb)
+        .fast()
+        .expect("memory on the host");
     shared::run(&machine, seed, SHARED, Threads::Host, case);
 }
 
 /// Pages that all use, on a strict machine.
-fn strict_shared(seed: u64, case: &Arc<Case>) {
-    let machine = Config::new(16 << 20).cpus(STRICT_SHARED.actors).strict(strictness(seed));
+fn strict_shared<A: Family>(seed: u64, case: &Arc<Case>) {
+    let arch = A::draw(&mut Dice::new(seed));
+    let machine =
+        Config::with_arch(arch, (16 << 20) << arch.page_order()).cpus(STRICT_SHARED.actors).strict(strictness(seed));
     shared::run(&machine.expect("memory on the host"), seed, STRICT_SHARED, Threads::Host, case);
 }
 
@@ -79,13 +87,13 @@ fn strict_shared(seed: u64, case: &Arc<Case>) {
 /// mappings (INV-2), what is counted and charged is what the tables show, and in the end all memory is free.
 #[test]
 fn one_cpu_against_the_model() {
-    watch::each("one_cpu_against_the_model", 60, |seed, case| fast(seed, ALONE, case));
+    watch::each("one_cpu_against_the_model", 60, |seed, case| fast::<X86_64>(seed, ALONE, case));
 }
 
 /// The same while other CPUs are at work in the same tables, areas and folios.
 #[test]
 fn several_cpus_against_the_model() {
-    watch::each("several_cpus_against_the_model", 40, |seed, case| fast(seed, TOGETHER, case));
+    watch::each("several_cpus_against_the_model", 40, |seed, case| fast::<X86_64>(seed, TOGETHER, case));
 }
 
 /// The same where hardware is hostile, allocations fail by chance, and every event is checked: frames and tables are freed
@@ -93,26 +101,76 @@ fn several_cpus_against_the_model() {
 /// no accessed or dirty bit is lost, entries are written under their table's lock.
 #[test]
 fn one_strict_cpu_against_the_model() {
-    watch::each("one_strict_cpu_against_the_model", 24, |seed, case| strict(seed, STRICT, case));
+    watch::each("one_strict_cpu_against_the_model", 24, |seed, case| strict::<X86_64>(seed, STRICT, case));
 }
 
 /// All of that together.
 #[test]
 fn several_strict_cpus_against_the_model() {
-    watch::each("several_strict_cpus_against_the_model", 24, |seed, case| strict(seed, STRICT_TOGETHER, case));
+    watch::each("several_strict_cpus_against_the_model", 24, |seed, case| {
+        strict::<X86_64>(seed, STRICT_TOGETHER, case)
+    });
 }
 
 /// What one CPU stored, others see: no translation outlives a change of what it translates.
 #[test]
 fn several_cpus_share_pages() {
-    watch::each("several_cpus_share_pages", 100, fast_shared);
+    watch::each("several_cpus_share_pages", 100, fast_shared::<X86_64>);
 }
 
 /// The same on hostile hardware.
 #[test]
 fn several_strict_cpus_share_pages() {
-    watch::each("several_strict_cpus_share_pages", 60, strict_shared);
+    watch::each("several_strict_cpus_share_pages", 60, strict_shared::<X86_64>);
 }
+
+/// As the four against the model, and the two that share pages, with another format: one whose leaves join to blocks.
+macro_rules! other_format {
+    ($name:ident, $format:ty) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn one_cpu_against_the_model() {
+                let name = concat!(stringify!($name), "::one_cpu_against_the_model");
+                watch::each(name, 30, |seed, case| fast::<$format>(seed, ALONE, case));
+            }
+
+            #[test]
+            fn several_cpus_against_the_model() {
+                let name = concat!(stringify!($name), "::several_cpus_against_the_model");
+                watch::each(name, 20, |seed, case| fast::<$format>(seed, TOGETHER, case));
+            }
+
+            #[test]
+            fn one_strict_cpu_against_the_model() {
+                let name = concat!(stringify!($name), "::one_strict_cpu_against_the_model");
+                watch::each(name, 16, |seed, case| strict::<$format>(seed, STRICT, case));
+            }
+
+            #[test]
+            fn several_strict_cpus_against_the_model() {
+                let name = concat!(stringify!($name), "::several_strict_cpus_against_the_model");
+                watch::each(name, 16, |seed, case| strict::<$format>(seed, STRICT_TOGETHER, case));
+            }
+
+            #[test]
+            fn several_cpus_share_pages() {
+                let name = concat!(stringify!($name), "::several_cpus_share_pages");
+                watch::each(name, 40, fast_shared::<$format>);
+            }
+
+            #[test]
+            fn several_strict_cpus_share_pages() {
+                let name = concat!(stringify!($name), "::several_strict_cpus_share_pages");
+                watch::each(name, 30, strict_shared::<$format>);
+            }
+        }
+    };
+}
+
+other_format!(aarch64, Aarch64);
+other_format!(riscv64, Riscv64);
 
 /// Deterministic schedules, whose every switch between CPUs follows from the seed.
 #[cfg(feature = "shuttle")]
@@ -139,8 +197,8 @@ mod schedules {
         all(PctScheduler::new_from_seed(seed, 3, SCHEDULES), f);
     }
 
-    pub fn model(seed: u64, case: &Arc<Case>) {
-        let (setup, case) = (Setup::new(seed, PLAN), case.clone());
+    pub fn model<A: Family>(seed: u64, case: &Arc<Case>) {
+        let (setup, case) = (Setup::<A>::new(seed, PLAN), case.clone());
         let steps = setup.steps();
         under_schedules(seed, move || {
             let strictness = strictness(seed).schedule(Schedule::Shuttle);
@@ -149,11 +207,15 @@ mod schedules {
         });
     }
 
-    pub fn pages(seed: u64, case: &Arc<Case>) {
+    pub fn pages<A: Family>(seed: u64, case: &Arc<Case>) {
         let case = case.clone();
         under_schedules(seed, move || {
             let strictness = strictness(seed).schedule(Schedule::Shuttle);
-            let machine = Config::new(8 << 20).cpus(LOAD.actors).strict(strictness).expect("memory on the host");
+            let arch = A::draw(&mut Dice::new(seed));
+            let machine = Config::with_arch(arch, (8 << 20) << arch.page_order())
+                .cpus(LOAD.actors)
+                .strict(strictness)
+                .expect("memory on the host");
             shared::run(&machine, seed, LOAD, Threads::Shuttle, &case);
         });
     }
@@ -161,13 +223,13 @@ mod schedules {
     /// As [`several_strict_cpus_against_the_model`].
     #[test]
     fn schedules_against_the_model() {
-        watch::each("schedules::schedules_against_the_model", 20, model);
+        watch::each("schedules::schedules_against_the_model", 20, model::<X86_64>);
     }
 
     /// As [`several_cpus_share_pages`].
     #[test]
     fn schedules_share_pages() {
-        watch::each("schedules::schedules_share_pages", 20, pages);
+        watch::each("schedules::schedules_share_pages", 20, pages::<X86_64>);
     }
 }
 
@@ -177,16 +239,22 @@ mod schedules {
 fn fuzz_for_seconds() {
     type Fuzz = (&'static str, fn(u64, &Arc<Case>));
     let kinds: &[Fuzz] = &[
-        ("one_cpu_against_the_model", |seed, case| fast(seed, ALONE, case)),
-        ("several_cpus_against_the_model", |seed, case| fast(seed, TOGETHER, case)),
-        ("several_cpus_share_pages", fast_shared),
-        ("one_strict_cpu_against_the_model", |seed, case| strict(seed, STRICT, case)),
-        ("several_strict_cpus_against_the_model", |seed, case| strict(seed, STRICT_TOGETHER, case)),
-        ("several_strict_cpus_share_pages", strict_shared),
+        ("one_cpu_against_the_model", |seed, case| fast::<X86_64>(seed, ALONE, case)),
+        ("several_cpus_against_the_model", |seed, case| fast::<X86_64>(seed, TOGETHER, case)),
+        ("several_cpus_share_pages", fast_shared::<X86_64>),
+        ("one_strict_cpu_against_the_model", |seed, case| strict::<X86_64>(seed, STRICT, case)),
+        ("several_strict_cpus_against_the_model", |seed, case| strict::<X86_64>(seed, STRICT_TOGETHER, case)),
+        ("several_strict_cpus_share_pages", strict_shared::<X86_64>),
+        ("aarch64::one_cpu_against_the_model", |seed, case| fast::<Aarch64>(seed, ALONE, case)),
+        ("aarch64::several_strict_cpus_against_the_model", |seed, case| strict::<Aarch64>(seed, STRICT_TOGETHER, case)),
+        ("aarch64::several_strict_cpus_share_pages", strict_shared::<Aarch64>),
+        ("riscv64::one_cpu_against_the_model", |seed, case| fast::<Riscv64>(seed, ALONE, case)),
+        ("riscv64::several_strict_cpus_against_the_model", |seed, case| strict::<Riscv64>(seed, STRICT_TOGETHER, case)),
+        ("riscv64::several_strict_cpus_share_pages", strict_shared::<Riscv64>),
         #[cfg(feature = "shuttle")]
-        ("schedules::schedules_against_the_model", schedules::model),
+        ("schedules::schedules_against_the_model", schedules::model::<X86_64>),
         #[cfg(feature = "shuttle")]
-        ("schedules::schedules_share_pages", schedules::pages),
+        ("schedules::schedules_share_pages", schedules::pages::<X86_64>),
     ];
     let limit = Duration::from_secs(watch::env_number("VELLUM_FUZZ_SECONDS").unwrap_or(60));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);

@@ -28,6 +28,10 @@ pub enum Counter {
     TablesFreed,
     /// Huge mappings split into a table of pages (`thp_split_pmd`).
     HugeSplits,
+    /// Blocks of leaves that were live by themselves and became one translation.
+    BlocksJoined,
+    /// Blocks that became single leaves again.
+    BlocksParted,
     /// Folios queued because part of them is not mapped any more: the sum of [`SizeCounter::SplitDeferred`].
     SplitDeferred,
     /// Write faults that copied memory which others have too.

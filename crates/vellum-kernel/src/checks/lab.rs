@@ -87,6 +87,8 @@ const ALL_COUNTERS: [Counter; COUNTERS] = [
     Counter::TablesBorn,
     Counter::TablesFreed,
     Counter::HugeSplits,
+    Counter::BlocksJoined,
+    Counter::BlocksParted,
     Counter::SplitDeferred,
     Counter::CowCopies,
     Counter::CowReuses,

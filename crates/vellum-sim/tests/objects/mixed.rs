@@ -3,6 +3,7 @@
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Kind, X86_64};
 use vellum::cache::Object;
+use vellum::frame::Use;
 use vellum::group::GroupId;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
@@ -37,6 +38,8 @@ pub fn run() {
         let object = Object::new(&machine, &arch, GroupId::ROOT, 0, 2 * PAGE).expect("memory");
         // Nodes and tables first, so that nothing comes between the two pages.
         drop(object.page_or_new(0, GroupId::ROOT).expect("memory"));
+        // A frame without a free neighbour, so that the next two have one in each other.
+        let odd = machine.frames().alloc(0, false, Use::Folio).expect("memory");
         let prot = Prot::READ | Prot::WRITE;
         let request = MapRequest { addr: BASE, len: 2 * PAGE, prot, flags: MapFlags::FIXED };
         space.map_object(request, &object, 0).expect("room");
@@ -64,6 +67,8 @@ pub fn run() {
             any.discard_object(&object, &gone);
             assert_eq!((frames(any).0, counted(any)), (there[..1].to_vec(), (1, 0)));
         }
+        // SAFETY: allocated above, and never used.
+        unsafe { machine.frames().free(odd, 1, false, Use::Folio) };
     }
     sim.finish();
 }

@@ -43,8 +43,8 @@ impl<H: Host> Scene<'_, '_, H> {
     pub fn rules(&self, exact: bool) -> Rules {
         let pages = |set: u32| set >> vellum::arch::Arch::page_order(self.space.arch());
         let orders = [Advice::None, Advice::Huge, Advice::NoHuge].map(|a| pages(self.machine.policy().orders(a)));
-        // A thousandth of memory, and a huge page at most.
-        let zeros = (self.machine.frames().total() / 1024).max(1).ilog2().min(9);
+        // A thousandth of memory, from the largest page of any format to a huge page.
+        let zeros = (self.machine.frames().total() / 1024).max(1).ilog2().clamp(4, 9);
         let zeros = zeros.saturating_sub(u32::from(vellum::arch::Arch::page_order(self.space.arch())));
         Rules { exact, orders, zeros }
     }

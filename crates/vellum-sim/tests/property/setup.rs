@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use vellum::addr::PhysAddr;
-use vellum::arch::{Arch, X86_64};
+use vellum::arch::{Aarch64, Arch, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::platform::Region;
 use vellum::space::Limits;
-use vellum_sim::{Config, TlbModel};
+use vellum_sim::{Config, Silicon, TlbModel};
 
 use super::dice::{Dice, derive};
 use super::op::{Choice, Step, Window};
@@ -29,13 +29,48 @@ pub struct Plan {
     pub fail: u8,
 }
 
+/// A family of formats, of which each case draws one.
+pub trait Family: Silicon {
+    fn draw(dice: &mut Dice) -> Self;
+}
+
+impl Family for X86_64 {
+    fn draw(dice: &mut Dice) -> Self {
+        dice.one_of(&[X86_64::four_levels(), X86_64::five_levels()])
+    }
+}
+
+impl Family for Aarch64 {
+    fn draw(dice: &mut Dice) -> Self {
+        let small = Aarch64::granule_4k();
+        dice.one_of(&[small, small.with_bbm2(), small.wide(), Aarch64::granule_16k(), Aarch64::granule_64k()])
+    }
+}
+
+impl Family for Riscv64 {
+    fn draw(dice: &mut Dice) -> Self {
+        let napot = [Riscv64::sv39(), Riscv64::sv48(), Riscv64::sv57()].map(Riscv64::with_napot);
+        dice.one_of(&[napot[0], napot[1], napot[2].with_rsw60t59b(), Riscv64::sv48()])
+    }
+}
+
+/// The sizes, as log2 of pages, of what tables of some levels translate: the largest that leaves room for a hundred and more.
+pub fn borders(arch: &impl Arch) -> Vec<u32> {
+    (1..u32::from(arch.levels())).map(|level| level * arch.index_bits()).filter(|size| *size <= unit(arch)).collect()
+}
+
+/// log2 of one part in 256 of all pages.
+fn unit(arch: &impl Arch) -> u32 {
+    arch.user_end().ilog2() - arch.page_shift() - 8
+}
+
 /// One case.
 #[derive(Clone, Debug)]
-pub struct Setup {
+pub struct Setup<A> {
     pub seed: u64,
     pub plan: Plan,
-    pub config: Config<X86_64>,
-    pub arch: X86_64,
+    pub config: Config<A>,
+    pub arch: A,
     pub cpus: usize,
     pub actors: usize,
     /// Shared spaces: the number of the group of each, 0 for the root.
@@ -57,16 +92,23 @@ pub struct Setup {
     pub choices: Vec<Choice>,
 }
 
-impl Setup {
-    pub fn new(seed: u64, plan: Plan) -> Setup {
+impl<A: Family> Setup<A> {
+    pub fn new(seed: u64, plan: Plan) -> Self {
         let dice = &mut Dice::new(derive(seed, 0));
         let actors = dice.within(plan.actors.0..plan.actors.1 + 1) as usize;
         let alone = actors == 1;
         let tight = dice.percent(plan.tight);
-        let arch = dice.one_of(&[X86_64::four_levels(), X86_64::five_levels()]);
+        let arch = A::draw(dice);
+        // As many bytes, whatever a page has.
+        let plan = Plan { pages: (plan.pages >> arch.page_order()).max(60), ..plan };
         let cpus = actors + dice.below(2) as usize;
         let spaces = 1 + dice.below(if alone { 2 } else { 3 });
-        let memory = memory(dice, tight, plan.pages, plan.pages * actors as u64 * spaces);
+        let memory = memory(
+            dice,
+            tight,
+            plan.pages << arch.page_order(),
+            (plan.pages << arch.page_order()) * actors as u64 * spaces,
+        );
         let groups = groups(dice, tight);
         let pick = |dice: &mut Dice| dice.below(groups.len() as u64 + 1) as usize;
         let spaces: Vec<usize> = (0..spaces).map(|_| pick(dice)).collect();
@@ -80,7 +122,7 @@ impl Setup {
         if private {
             plots.iter_mut().for_each(|plots| plots.push(windows(dice, &arch, 1, plan.pages).remove(0)));
         }
-        let limits = limits(dice, alone, plan.pages, &plots);
+        let limits = limits(dice, alone, plan.pages, &plots, arch.page_shift());
         let knobs = knobs(dice);
         let policy = alone && dice.percent(25);
         let own = |n: usize| (0..n).map(|plot| plot >= spaces.len()).collect();
@@ -163,11 +205,10 @@ fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
 /// For each actor the windows of its plot in one space. Those of several actors are side by side, at pages where no table
 /// begins, around a border of tables of some level; and each has one far from all others for stacks, which would grow into
 /// a neighbour's plot.
-fn windows(dice: &mut Dice, arch: &X86_64, actors: usize, pages: u64) -> Vec<Vec<Window>> {
-    let levels: &[u32] = if arch.levels() == 5 { &[9, 18, 27, 36] } else { &[9, 18, 27] };
+fn windows(dice: &mut Dice, arch: &impl Arch, actors: usize, pages: u64) -> Vec<Vec<Window>> {
     let lengths: Vec<u64> = (0..actors).map(|_| 40 + dice.below(pages - 39)).collect();
     let total: u64 = lengths.iter().sum();
-    let border = (1 + dice.below(100)) << dice.one_of(levels);
+    let border = (1 + dice.below(100)) << dice.one_of(&borders(arch));
     let mut at = border.saturating_sub(dice.below(total)).max(16);
     // Sometimes whole tables, so that a table may hold nothing but huge mappings.
     let grain = if pages >= 512 && dice.percent(25) { 512 } else { 1 };
@@ -175,7 +216,7 @@ fn windows(dice: &mut Dice, arch: &X86_64, actors: usize, pages: u64) -> Vec<Vec
     let mut windows = Vec::new();
     for (actor, len) in lengths.into_iter().enumerate() {
         let len = len.next_multiple_of(grain);
-        let far = (110 + 4 * actor as u64) << 27;
+        let far = (110 + 4 * actor as u64) << unit(arch);
         let mut plot = vec![Window { pages: at..at + len, stacks: actors == 1 }];
         if actors > 1 || dice.percent(20) {
             plot.push(Window { pages: far..far + 40 + dice.below(pages / 2), stacks: true });
@@ -186,17 +227,17 @@ fn windows(dice: &mut Dice, arch: &X86_64, actors: usize, pages: u64) -> Vec<Vec
     windows
 }
 
-fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>]) -> Limits {
+fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>], shift: u32) -> Limits {
     let mut limits = Limits::default();
     if dice.percent(15) {
         limits.areas = 6 + dice.below(50) as usize;
     }
     if dice.percent(30) {
-        limits.stack = (1 + dice.below(600)) << 12;
+        limits.stack = (1 + dice.below(600)) << shift;
     }
     if alone {
         let some = |dice: &mut Dice, percent: u64| {
-            if dice.percent(percent) { (dice.below(pages) + 20) << 12 } else { u64::MAX }
+            if dice.percent(percent) { (dice.below(pages) + 20) << shift } else { u64::MAX }
         };
         limits.address_space = some(dice, 10);
         limits.data = some(dice, 10);
@@ -204,7 +245,7 @@ fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>]) 
         if dice.percent(50) {
             // So that what may go anywhere goes into the holes of a window.
             let Range { start, end } = plots[0][0][0].pages.clone();
-            limits.mmap_base = (start + dice.below((end - start) * 2)) << 12;
+            limits.mmap_base = (start + dice.below((end - start) * 2)) << shift;
         }
     }
     limits

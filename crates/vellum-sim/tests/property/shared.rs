@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use vellum::arch::{Arch, X86_64};
+use vellum::arch::Arch;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::space::{Access, Advise, FaultError, Limits, MapFlags, MapRequest};
@@ -18,6 +18,7 @@ use vellum_sim::{Fault, Program};
 
 use super::dice::{Dice, derive};
 use super::host::Host;
+use super::setup::borders;
 use super::threads::{Leaky, Threads, together};
 use super::walk::Space;
 use super::watch::Case;
@@ -57,7 +58,7 @@ struct Field<'f, 'm, H: Host> {
 }
 
 /// Run a case.
-pub fn run<H: Host<Arch = X86_64>>(host: &H, seed: u64, load: Load, threads: Threads, case: &Arc<Case>) {
+pub fn run<H: Host>(host: &H, seed: u64, load: Load, threads: Threads, case: &Arc<Case>) {
     case.begin();
     let dice = &mut Dice::new(derive(seed, 7));
     let seat = host.seat(0);
@@ -72,7 +73,7 @@ pub fn run<H: Host<Arch = X86_64>>(host: &H, seed: u64, load: Load, threads: Thr
     // Sometimes nothing but the counters is touched, and a schedule has fewer places where it may switch in vain.
     let calm = dice.percent(40);
     let pages = 4 + dice.below(load.pages - 3);
-    let border = (1 + dice.below(100)) << dice.one_of(&[9, 18, 27]);
+    let border = (1 + dice.below(100)) << dice.one_of(&borders(&arch));
     drop(seat);
     for round in 0..load.rounds {
         let base = (border - dice.below(pages)) << arch.page_shift();
@@ -95,7 +96,7 @@ pub fn run<H: Host<Arch = X86_64>>(host: &H, seed: u64, load: Load, threads: Thr
     host.over();
 }
 
-impl<'m, H: Host<Arch = X86_64>> Field<'_, 'm, H> {
+impl<'m, H: Host> Field<'_, 'm, H> {
     fn at(&self, page: u64) -> u64 {
         self.base + (page << self.space.arch().page_shift())
     }

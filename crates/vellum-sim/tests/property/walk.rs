@@ -61,8 +61,11 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
     let shift = arch.level_shift(level);
     let mut used = 0;
     for index in 0..1u64 << arch.index_bits() {
-        let raw = word(host, PhysAddr(table.addr().0 + 8 * index));
+        let mut raw = word(host, PhysAddr(table.addr().0 + 8 * index));
         let va = base + (index << shift);
+        if arch.kind(raw, level) == Kind::Leaf {
+            raw = arch.single(raw, index as usize);
+        }
         match arch.kind(raw, level) {
             Kind::None => continue,
             Kind::Table => {
@@ -95,6 +98,7 @@ pub fn find<H: Host>(host: &H, space: &Space<'_, H>, page: u64) -> Option<PhysAd
             Kind::Table => (table, level) = (arch.table_addr(raw).pfn(), level - 1),
             Kind::Leaf => {
                 let inside = va & ((1 << arch.level_shift(level)) - 1);
+                let raw = arch.single(raw, arch.index(va, level));
                 return Some(PhysAddr(arch.leaf_addr(raw, level).0 + inside));
             }
             _ => return None,

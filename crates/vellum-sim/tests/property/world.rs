@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use vellum::addr::FRAME_SHIFT;
-use vellum::arch::{Arch, X86_64};
+use vellum::arch::Arch;
 use vellum::frame::BootOptions;
 use vellum::group::GroupId;
 use vellum::{AddressSpace, Machine};
@@ -19,7 +19,7 @@ use super::host::Host;
 use super::model::Model;
 use super::op::{Op, Step};
 use super::plot::{Plot, Scene};
-use super::setup::Setup;
+use super::setup::{Family, Setup};
 use super::threads::{Doing, Leaky, Threads, together};
 use super::walk::Space;
 use super::watch::Case;
@@ -34,14 +34,20 @@ struct Actor<'m, H: Host> {
 struct World<'m, H: Host> {
     host: &'m H,
     machine: &'m Machine<'m, H>,
-    setup: &'m Setup,
+    setup: &'m Setup<H::Arch>,
     case: &'m Arc<Case>,
     spaces: Vec<Leaky<Space<'m, H>>>,
     groups: Vec<(GroupId, GroupId)>,
 }
 
 /// Run these steps, by actor. Panics when something is not as it should be.
-pub fn run<H: Host<Arch = X86_64>>(host: &H, setup: &Setup, steps: &[Vec<Step>], threads: Threads, case: &Arc<Case>) {
+pub fn run<H: Host<Arch: Family>>(
+    host: &H,
+    setup: &Setup<H::Arch>,
+    steps: &[Vec<Step>],
+    threads: Threads,
+    case: &Arc<Case>,
+) {
     case.begin();
     let seat = host.seat(0);
     let options = BootOptions { zero_on_free: setup.zero_on_free, ..Default::default() };
@@ -85,7 +91,7 @@ fn id(groups: &[(GroupId, GroupId)], number: usize) -> GroupId {
     number.checked_sub(1).map_or(GroupId::ROOT, |at| groups[at].0)
 }
 
-impl<'m, H: Host<Arch = X86_64>> World<'m, H> {
+impl<'m, H: Host<Arch: Family>> World<'m, H> {
     /// None if there is no memory for it.
     fn new_space(&self, group: usize) -> Option<Leaky<Space<'m, H>>> {
         let group = id(&self.groups, group);

@@ -23,7 +23,7 @@
 //! | 11 | nG: not global; always set | D8.3.1.2 |
 //! | 12–49 | the address; bits 12–15 are address bits 48–51 in the 52-bit format of 64 KiB | D8.3.1.2 |
 //! | 51 | DBM: writable | D8.5.2.1 |
-//! | 52 | contiguous: [`Aarch64::CONTIGUOUS`], not set yet | D8.7.1 |
+//! | 52 | contiguous: one of a block of 16 (4 KiB), 128 or 32 (16 KiB, last level or above), 32 (64 KiB) | D8.7.1 |
 //! | 53, 54 | PXN, always set; UXN: not executable in user mode | D8.4.1.2.3 |
 //! | 55 | dirty, if the leaf is not writable | free for software |
 //! | 56, 57, 58 | exclusive, watched, soft-dirty | free for software |
@@ -107,11 +107,11 @@ const DEVICE_SHIFT: u32 = 56;
 pub struct Aarch64 {
     page_shift: u32,
     wide: bool,
+    joins_in_place: bool,
 }
 
 impl Aarch64 {
-    /// The contiguous bit of a leaf: one of an aligned group of entries that a TLB may hold as one. The engine does not
-    /// set it yet.
+    /// The contiguous bit of a leaf: one of an aligned group of entries that a TLB may hold as one.
     pub const CONTIGUOUS: u64 = 1 << 52;
 
     /// The index that leaves have into MAIR_EL1. The host must have put 0xff there: normal memory, write-back, allocating
@@ -120,23 +120,29 @@ impl Aarch64 {
 
     /// Pages of 4 KiB, 48-bit addresses.
     pub const fn granule_4k() -> Self {
-        Aarch64 { page_shift: 12, wide: false }
+        Aarch64 { page_shift: 12, wide: false, joins_in_place: false }
     }
 
     /// Pages of 16 KiB, 48-bit addresses.
     pub const fn granule_16k() -> Self {
-        Aarch64 { page_shift: 14, wide: false }
+        Aarch64 { page_shift: 14, wide: false, joins_in_place: false }
     }
 
     /// Pages of 64 KiB, 48-bit addresses.
     pub const fn granule_64k() -> Self {
-        Aarch64 { page_shift: 16, wide: false }
+        Aarch64 { page_shift: 16, wide: false, joins_in_place: false }
     }
 
     /// The same with 52-bit addresses, virtual and physical: FEAT_LPA2 for pages of 4 and 16 KiB, FEAT_LVA and FEAT_LPA
     /// for 64 KiB.
     pub const fn wide(self) -> Self {
         Aarch64 { wide: true, ..self }
+    }
+
+    /// For CPUs that change the contiguous bit of live leaves in place: FEAT_BBM of level 2 or higher, and known not to answer
+    /// with conflict aborts (ID_AA64MMFR2_EL1.BBM; D8.16.2). On any other CPU that is forbidden.
+    pub const fn with_bbm2(self) -> Self {
+        Aarch64 { joins_in_place: true, ..self }
     }
 
     /// What the format needs in TCR_EL1, the control of translation: T0SZ, TG0, DS, and how TTBR0's tables are read
@@ -208,6 +214,7 @@ const fn is_dirty(raw: u64) -> bool {
 impl Arch for Aarch64 {
     const HARDWARE: u64 = ACCESSED | READ_ONLY | DIRTY_NOT_WRITABLE;
     const HARDWARE_INVERTED: u64 = READ_ONLY;
+    const JOINED: u64 = Self::CONTIGUOUS;
     const MAX_SLOT: u64 = (1 << 43) - 1;
 
     // Which bits say dirty depends on whether the leaf is writable, and the two need not be alike in that.
@@ -238,6 +245,22 @@ impl Arch for Aarch64 {
     #[inline]
     fn leaf_at(&self, level: u8) -> bool {
         level <= if self.page_shift == 12 { 3 } else { 2 }
+    }
+
+    #[inline]
+    fn block_bits(&self, level: u8) -> u32 {
+        // D8.7.1, table of contiguous sizes: above the last level, of the level of 2 MiB, 32 MiB or 512 MiB only.
+        match (self.page_shift, level) {
+            (12, 1 | 2) => 4,
+            (14, 1) => 7,
+            (14 | 16, 1 | 2) => 5,
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn joins_in_place(&self) -> bool {
+        self.joins_in_place
     }
 
     #[inline]

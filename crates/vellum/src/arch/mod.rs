@@ -8,6 +8,9 @@
 //! - an empty entry is all zero bits;
 //! - levels count from 1 (the last, where pages are) toward the root;
 //! - consecutive entries of a run differ by a constant ([`Arch::step`]), apart from the bits that hardware sets.
+//!
+//! Some formats can mark the leaves of an aligned group, a **block**, so that a TLB may hold it as one translation. A leaf that is
+//! *joined* to its block is a leaf like any other but for [`Arch::JOINED`], and perhaps for its address ([`Arch::single`]).
 
 mod aarch64;
 mod riscv64;
@@ -105,6 +108,9 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// with these inverted.
     const HARDWARE_INVERTED: u64 = 0;
 
+    /// The bit that marks a leaf as one of a block; 0 if the format has no blocks.
+    const JOINED: u64 = 0;
+
     /// The last slot of a swap device that a swap entry can name.
     const MAX_SLOT: u64;
 
@@ -143,6 +149,43 @@ pub trait Arch: Copy + Send + Sync + 'static {
 
     /// Whether a leaf may stand at this level.
     fn leaf_at(&self, level: u8) -> bool;
+
+    /// log2 of how many entries of this level make a block; 0 if there are no blocks.
+    #[inline]
+    fn block_bits(&self, _level: u8) -> u32 {
+        0
+    }
+
+    /// Whether leaves may be joined to their block, or taken apart, without there being no translation meanwhile, because TLBs
+    /// are known to get along with two sizes of translation for one address.
+    #[inline]
+    fn joins_in_place(&self) -> bool {
+        false
+    }
+
+    /// What a leaf becomes as one of a block, of the leaf that it would be by itself.
+    #[inline]
+    fn join(&self, raw: u64) -> u64 {
+        raw | Self::JOINED
+    }
+
+    /// What to add to one joined leaf for the next of its block.
+    #[inline]
+    fn joined_step(&self, raw: u64, level: u8) -> u64 {
+        self.step(raw, level)
+    }
+
+    /// The leaf with this index in its table, with its own address, whether it is joined (and still marked) or not.
+    #[inline]
+    fn placed(&self, raw: u64, _index: usize) -> u64 {
+        raw
+    }
+
+    /// The same without the mark: the leaf as if it stood for itself.
+    #[inline]
+    fn single(&self, raw: u64, index: usize) -> u64 {
+        self.placed(raw, index) & !Self::JOINED
+    }
 
     /// What an entry of this level is.
     fn kind(&self, raw: u64, level: u8) -> Kind;

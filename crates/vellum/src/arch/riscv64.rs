@@ -14,7 +14,7 @@
 //! | 10–53 | number of the 4 KiB frame |
 //! | 59 | soft-dirty, where Svrsw60t59b frees it for software; else 0 |
 //! | 61–62 | memory type (Svpbmt): 0, as the platform says |
-//! | 63 | [`Riscv64::NAPOT`] (Svnapot), not set yet |
+//! | 63 | [`Riscv64::NAPOT`] (Svnapot) |
 //!
 //! There are three software bits to keep and two to keep them in. Exclusive decides whether a write may go ahead in
 //! place, and watched whether it has to be reported: memory is corrupted or a watcher misses a write if either is lost.
@@ -57,6 +57,12 @@ const FRAME_AT: u32 = 10;
 const FRAME: u64 = ((1 << 44) - 1) << FRAME_AT;
 const SOFT_DIRTY: u64 = 1 << 59;
 
+/// log2 of the entries of a block: all sizes but 64 KiB are reserved (Svnapot).
+const NAPOT_BITS: u32 = 4;
+/// The part of the frame's number that is the size of the block instead, in a leaf of one.
+const NAPOT_FRAME: u64 = ((1 << NAPOT_BITS) - 1) << FRAME_AT;
+const NAPOT_SIZE: u64 = 1 << (NAPOT_BITS - 1) << FRAME_AT;
+
 const TYPE_SHIFT: u32 = 1;
 const TYPE: u64 = 0b111 << TYPE_SHIFT;
 const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
@@ -74,27 +80,32 @@ const SLOT_SHIFT: u32 = 16;
 pub struct Riscv64 {
     levels: u8,
     rsw60t59b: bool,
+    napot: bool,
 }
 
 impl Riscv64 {
-    /// The N bit of a leaf: one of an aligned group of 16 entries that a TLB may hold as one (Svnapot). The engine does
-    /// not set it yet. Once it does, the 16 entries are equal to the last bit: the low bits of the frame's number, 1000,
-    /// say the size, so [`Arch::step`] is 0 inside a group.
+    /// The N bit of a leaf: one of an aligned group of 16 entries that a TLB may hold as one (Svnapot). The 16 entries have
+    /// the same address: the low bits of the frame's number, 1000, say the size of the group.
     pub const NAPOT: u64 = 1 << 63;
 
     /// 39-bit addresses, three levels.
     pub const fn sv39() -> Self {
-        Riscv64 { levels: 3, rsw60t59b: false }
+        Riscv64 { levels: 3, rsw60t59b: false, napot: false }
     }
 
     /// 48-bit addresses, four levels.
     pub const fn sv48() -> Self {
-        Riscv64 { levels: 4, rsw60t59b: false }
+        Riscv64 { levels: 4, rsw60t59b: false, napot: false }
     }
 
     /// 57-bit addresses, five levels.
     pub const fn sv57() -> Self {
-        Riscv64 { levels: 5, rsw60t59b: false }
+        Riscv64 { levels: 5, rsw60t59b: false, napot: false }
+    }
+
+    /// For a CPU with Svnapot: aligned 64 KiB can be one translation. On any other CPU such an entry faults.
+    pub const fn with_napot(self) -> Self {
+        Riscv64 { napot: true, ..self }
     }
 
     /// For a CPU with Svrsw60t59b, which leaves bits 59 and 60 to software: soft-dirty works. On any other CPU an entry
@@ -112,6 +123,7 @@ fn frame_bits(pa: PhysAddr) -> u64 {
 
 impl Arch for Riscv64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
+    const JOINED: u64 = Self::NAPOT;
     const MAX_SLOT: u64 = (1 << 48) - 1;
 
     fn supported(&self) -> Attrs {
@@ -137,6 +149,27 @@ impl Arch for Riscv64 {
     fn leaf_at(&self, level: u8) -> bool {
         // The specification has leaves at every level; above 1 GiB there is no folio to fill one.
         level <= 3
+    }
+
+    #[inline]
+    fn block_bits(&self, level: u8) -> u32 {
+        if self.napot && level == 1 { NAPOT_BITS } else { 0 }
+    }
+
+    #[inline]
+    fn join(&self, raw: u64) -> u64 {
+        raw & !NAPOT_FRAME | NAPOT_SIZE | Self::NAPOT
+    }
+
+    #[inline]
+    fn joined_step(&self, _raw: u64, _level: u8) -> u64 {
+        0
+    }
+
+    #[inline]
+    fn placed(&self, raw: u64, index: usize) -> u64 {
+        let own = raw & !NAPOT_FRAME | ((index as u64) << FRAME_AT) & NAPOT_FRAME;
+        if raw & Self::NAPOT != 0 { own } else { raw }
     }
 
     #[inline]

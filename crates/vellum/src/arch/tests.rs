@@ -815,13 +815,42 @@ fn aarch64_write_protection_keeps_dirty() {
     assert!(bit(protected, 7) && !bit(protected, 51) && !bit(written, 7) && bit(written, 51));
 }
 
-/// None of the bits reserved for later is in use yet.
+/// A leaf that joins its block differs by the mark, and on RISC-V by where its address is to be found; as if it stood for
+/// itself, it is what it was.
 #[test]
-fn bits_for_contiguous_groups_are_free() {
-    for attrs in all_attrs() {
-        assert_eq!(Aarch64::granule_4k().leaf(PhysAddr(0xffff_ffff_f000), attrs, 1) & Aarch64::CONTIGUOUS, 0);
-        assert_eq!(Riscv64::sv57().leaf(PhysAddr(0xff_ffff_ffff_f000), attrs, 1) & Riscv64::NAPOT, 0);
+fn leaves_join_and_part() {
+    fn check<A: Arch>(arch: A, pa: u64) {
+        for (attrs, index) in all_attrs().zip(0..) {
+            let index = index % ((1 << arch.block_bits(1)) - 1);
+            let leaf = arch.leaf(PhysAddr(pa + ((index as u64) << arch.page_shift())), attrs, 1);
+            assert_eq!(leaf & A::JOINED, 0);
+            let joined = arch.join(leaf);
+            assert_ne!(joined & A::JOINED, 0);
+            assert_eq!(arch.attrs(joined, 1), arch.attrs(leaf, 1));
+            assert_eq!((arch.single(joined, index), arch.single(leaf, index)), (leaf, leaf));
+            assert_eq!(arch.placed(joined, index), leaf | A::JOINED);
+            let next = arch.join(arch.leaf(PhysAddr(pa + ((index as u64 + 1) << arch.page_shift())), attrs, 1));
+            assert_eq!(joined.wrapping_add(arch.joined_step(leaf, 1)), next);
+        }
     }
+    check(Aarch64::granule_4k(), 0xffff_0000_0000);
+    check(Aarch64::granule_16k(), 0xffff_0000_0000);
+    check(Aarch64::granule_64k().wide(), 0xffff_0000_0000);
+    check(Riscv64::sv57().with_napot(), 0xff_ffff_0000_0000);
+    let napot = Riscv64::sv39().with_napot();
+    let leaf = napot.leaf(PhysAddr(0x1_2345_0000), Attrs::READ, 1);
+    assert_eq!(napot.join(leaf), leaf | 1 << 63 | 0b1000 << 10, "PPN[3:0] = 1000 says 64 KiB (Svnapot)");
+}
+
+/// Entries of a block, by the manuals: D8.7.1 for AArch64, Svnapot for RISC-V.
+#[test]
+fn sizes_of_blocks() {
+    let bits = |arch: Aarch64| [1, 2, 3].map(|level| arch.block_bits(level));
+    assert_eq!(bits(Aarch64::granule_4k()), [4, 4, 0]);
+    assert_eq!(bits(Aarch64::granule_16k()), [7, 5, 0]);
+    assert_eq!(bits(Aarch64::granule_64k()), [5, 5, 0]);
+    assert_eq!([1, 2].map(|level| Riscv64::sv48().with_napot().block_bits(level)), [4, 0]);
+    assert_eq!((Riscv64::sv48().block_bits(1), X86_64::four_levels().block_bits(1)), (0, 0));
     assert_eq!((Aarch64::CONTIGUOUS, Riscv64::NAPOT), (1 << 52, 1 << 63));
 }
 

@@ -1,6 +1,6 @@
 //! Which folio sizes an anonymous fault may use: Linux's knobs under `/sys/kernel/mm/transparent_hugepage`, by their names.
 
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use super::HUGE_ORDER;
 
@@ -60,6 +60,7 @@ pub struct FolioPolicy {
     /// What follows from the knobs for areas that did not ask for large folios, and for those that did: a fault reads one
     /// of these and nothing else.
     allowed: [AtomicU32; 2],
+    joins: AtomicBool,
 }
 
 impl Default for FolioPolicy {
@@ -68,6 +69,7 @@ impl Default for FolioPolicy {
             global: AtomicU8::new(Knob::Madvise as u8),
             orders: Default::default(),
             allowed: Default::default(),
+            joins: AtomicBool::new(true),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
         policy
@@ -97,6 +99,17 @@ impl FolioPolicy {
     /// One order's knob.
     pub fn get(&self, order: u8) -> Knob {
         self.orders.get(order as usize).map_or(Knob::Never, Knob::load)
+    }
+
+    /// Whether spaces made from now on let a TLB hold as one translation what the format has blocks for (AArch64's contiguous
+    /// bit, RISC-V's Svnapot). They do unless told not to.
+    pub fn set_joins(&self, joins: bool) {
+        self.joins.store(joins, Relaxed);
+    }
+
+    /// See [`FolioPolicy::set_joins`].
+    pub fn joins(&self) -> bool {
+        self.joins.load(Relaxed)
     }
 
     /// Knobs are turned by hand, one at a time; two at once may leave the outcome of either until the next turn.

@@ -53,6 +53,9 @@ impl Zeros {
     }
 }
 
+/// log2 of the frames of the largest page that a format has: 64 KiB (AArch64).
+const LARGEST_PAGE: u8 = 4;
+
 impl<'p, P: Platform> Machine<'p, P> {
     /// Take over the host's memory and set up what every address space needs.
     ///
@@ -81,12 +84,13 @@ impl<'p, P: Platform> Machine<'p, P> {
         })
     }
 
-    /// A huge page of zeros on a machine that can spare it; a smaller one, of at most a thousandth of memory, otherwise.
+    /// A huge page of zeros on a machine that can spare it; a smaller one, of at most a thousandth of memory, otherwise, but
+    /// at least the largest page of any format.
     ///
     /// The frames on either side of it are kept too. So no run of entries has zeros and something else in it, which counts
     /// and must be freed.
     fn zeros(frames: &Frames<'p, P>) -> Result<Zeros, OutOfMemory> {
-        let order = (frames.total() / 1024).max(1).ilog2().min(HUGE_ORDER as u32) as u8;
+        let order = ((frames.total() / 1024).max(1).ilog2() as u8).clamp(LARGEST_PAGE, HUGE_ORDER);
         let size = 1 << order;
         let block = frames.alloc(order + 2, true, Use::Folio)?;
         let pfn = block.add(size);

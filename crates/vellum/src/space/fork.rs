@@ -68,7 +68,7 @@ struct Batch {
 
 impl Batch {
     const ROOM: usize = 32;
-    const NOTHING: Run = Run { va: 0, len: 0, level: 1, kind: Kind::None, raw: 0, settled: false };
+    const NOTHING: Run = Run { va: 0, len: 0, level: 1, kind: Kind::None, raw: 0, settled: false, joined: false };
 
     fn push(&mut self, run: Run) {
         self.runs[self.used] = run;
@@ -96,6 +96,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         change.let_go();
         let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group(), limits)?;
         child.tables.max_run = self.tables.max_run;
+        child.tables.joins = self.tables.joins;
         change.areas().copy_to(&mut child)?;
         change.areas().each(all, |v| v.state = State::Held);
         change.let_go();

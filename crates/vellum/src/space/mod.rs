@@ -132,6 +132,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// `page` column. Not to be changed while the space is in use.
     pub fn cap_runs(&mut self, entries: usize) {
         self.tables.max_run = entries.max(1);
+        self.tables.joins &= entries > 1;
     }
 
     /// Its number on this machine.

@@ -20,12 +20,16 @@
 //! | file | story |
 //! |---|---|
 //! | `run` | what a walk yields |
-//! | `lock` | a locked table: its entries, one run at a time; unhooking |
+//! | `lock` | a locked table; unhooking |
+//! | `entries` | its entries, one run at a time |
+//! | `block` | of which some are one translation together |
 //! | `walk` | down to a table |
 //! | `grow` | new tables |
 //! | `split` | a huge mapping becomes a table of pages |
 //! | `relocate` | entries come to stand at other addresses |
 
+mod block;
+mod entries;
 mod grow;
 mod lock;
 mod relocate;
@@ -61,6 +65,8 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) slots: &'m [SpaceSlot],
     /// Runs are cut at this many entries: one makes the engine work page by page, to measure what runs are worth.
     pub(crate) max_run: usize,
+    /// Whether leaves are joined to blocks.
+    pub(crate) joins: bool,
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
@@ -74,7 +80,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
         let group = AtomicU16::new(group.0);
-        let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX };
+        let joins = machine.policy().joins();
+        let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX, joins };
         tables.root = tables.alloc_table(arch.levels())?;
         tables.tlb.root = tables.root;
         tables.hooked(1);

@@ -12,7 +12,7 @@ use crate::platform::Platform;
 use crate::tlb::Gather;
 
 /// Entries that are moved at once.
-const BATCH: usize = 64;
+const BATCH: usize = 128;
 
 /// Where from, and the first address of where to.
 #[derive(Clone, Copy, Debug)]

@@ -31,6 +31,8 @@ pub struct Run {
     /// Whether these are each entry's own, and hardware has none left to set: then the entries can be written without being
     /// read again.
     pub settled: bool,
+    /// Whether some of them are joined to blocks that a TLB may hold as one translation.
+    pub joined: bool,
 }
 
 impl Run {

@@ -38,7 +38,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
             // walk began, and can't be freed before the walk ends (INV-1). `index` is in range by its definition.
             let raw = unsafe { self.entry(table, self.arch.index(va, level)) }.load(Acquire);
-            if level <= lowest || self.arch.kind(raw, level) != Kind::Table {
+            let kind = self.arch.kind(raw, level);
+            if level <= lowest || kind != Kind::Table {
+                let raw = if kind == Kind::Leaf { self.arch.single(raw, self.arch.index(va, level)) } else { raw };
                 return Landing { table, level, raw };
             }
             table = self.arch.table_addr(raw).pfn();

@@ -1,0 +1,234 @@
+//! Blocks of leaves that a TLB may hold as one: when they are joined, when they are taken apart, and that neither costs what
+//! hardware has recorded.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use vellum::addr::{PhysAddr, VirtRange};
+use vellum::arch::{Aarch64, Kind, Riscv64};
+use vellum::frame::policy::Knob;
+use vellum::group::GroupId;
+use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::stats::Counter;
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Hostility, Program, Silicon, Simulated, Strict, Strictness};
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const BASE: u64 = 8 << 30;
+const ELSEWHERE: u64 = 16 << 30;
+
+type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+
+/// A space with folios of the size of a block, a program in it, and the program's memory: four blocks from [`BASE`] on.
+struct Scene<'s, 'm, A: Silicon> {
+    sim: &'m Strict<A>,
+    machine: &'m Machine<'m, Strict<A>>,
+    space: &'s Space<'m, A>,
+    program: &'s Program<'s, Strict<A>, Space<'m, A>>,
+    /// Bytes of a block, and of a page.
+    block: u64,
+    page: u64,
+}
+
+fn scene<A: Silicon>(arch: A, run: impl FnOnce(&Scene<'_, '_, A>)) {
+    let strictness = Strictness::new(1).hostility(Hostility::WORST);
+    let sim = Config::with_arch(arch, 96 << 20).cpus(2).strict(strictness).unwrap();
+    let boot = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    let block_order = arch.page_order() + arch.block_bits(1) as u8;
+    machine.policy().set(block_order, Knob::Always);
+    sim.baseline();
+    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    {
+        let other = sim.cpu(1);
+        let program = other.enter(&space);
+        let _boot = sim.cpu(0);
+        let block = 4096 << block_order;
+        let scene = Scene {
+            sim: &sim,
+            machine: &machine,
+            space: &space,
+            program: &program,
+            block,
+            page: 1 << arch.page_shift(),
+        };
+        let flags = MapFlags::FIXED | MapFlags::NORESERVE;
+        assert_eq!(space.map(MapRequest { addr: BASE, len: 4 * block, prot: RW, flags }), Ok(BASE));
+        (0..4).for_each(|i| program.store_u64(BASE + i * block, i).unwrap());
+        run(&scene);
+    }
+    drop(space);
+    drop(boot);
+    sim.finish();
+}
+
+/// Run this with formats whose blocks have 16, 128 and 32 entries, and with Svnapot's.
+macro_rules! in_every_format {
+    ($($name:ident => $check:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            scene(Aarch64::granule_4k(), $check);
+            scene(Aarch64::granule_4k().with_bbm2(), $check);
+            scene(Aarch64::granule_16k(), $check);
+            scene(Aarch64::granule_64k().wide(), $check);
+            scene(Riscv64::sv39().with_napot(), $check);
+        }
+    )*};
+}
+
+in_every_format! {
+    what_is_joined_and_when => joins,
+    a_part_is_protected_and_comes_back => protects,
+    a_part_goes => zaps,
+    dirty_is_not_lost => keeps_dirty,
+    a_fork_keeps_blocks => forks,
+    blocks_move => moves,
+}
+
+impl<A: Silicon> Scene<'_, '_, A> {
+    /// How many of these blocks are joined: all of its entries, or none.
+    fn joined(&self, base: u64, blocks: Range<u64>) -> usize {
+        let arch = self.space.arch();
+        let raw = |va: u64| {
+            let (mut table, mut level) = (self.space.root(), arch.levels());
+            loop {
+                let at = PhysAddr(table.addr().0 + 8 * arch.index(va, level) as u64);
+                let raw = self.sim.hardware().arena().word(at).load(Ordering::Acquire);
+                if arch.kind(raw, level) != Kind::Table {
+                    return raw;
+                }
+                (table, level) = (arch.table_addr(raw).pfn(), level - 1);
+            }
+        };
+        let is_joined = |block: &u64| {
+            let pages = (0..self.block).step_by(self.page as usize).map(|page| base + block * self.block + page);
+            let marked = pages.filter(|va| raw(*va) & A::JOINED != 0).count() as u64;
+            assert!(
+                marked == 0 || marked * self.page == self.block,
+                "block {block} is joined in part: {marked} entries"
+            );
+            marked != 0
+        };
+        blocks.filter(is_joined).count()
+    }
+
+    /// How many blocks were joined while they were live, and taken apart, since the machine booted.
+    fn turned(&self) -> (u64, u64) {
+        (self.machine.counter(Counter::BlocksJoined), self.machine.counter(Counter::BlocksParted))
+    }
+
+    fn protect(&self, page: u64, pages: u64, prot: Prot) {
+        self.space.protect(BASE + page * self.page, pages * self.page, prot).unwrap();
+    }
+
+    fn pages(&self) -> u64 {
+        self.block / self.page
+    }
+
+    fn holds(&self, base: u64, blocks: Range<u64>) {
+        for i in blocks {
+            assert_eq!(self.program.load_u64(base + i * self.block), Ok(i));
+        }
+    }
+}
+
+/// A fault joins what it maps if folio, addresses and area allow; to change all of a block alike leaves it joined; without access
+/// it is not.
+fn joins<A: Silicon>(on: &Scene<'_, '_, A>) {
+    assert_eq!(on.joined(BASE, 0..4), 4);
+    on.protect(0, 4 * on.pages(), Prot::READ);
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
+    on.protect(0, 4 * on.pages(), Prot::empty());
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (0, (0, 4)));
+    on.protect(0, 4 * on.pages(), RW);
+    assert_eq!(on.joined(BASE, 0..4), 4);
+    on.holds(BASE, 0..4);
+    // Where a folio can't be mapped as it lies.
+    let at = ELSEWHERE + on.page;
+    let request = RemapRequest {
+        addr: BASE,
+        old_len: 4 * on.block,
+        new_len: 4 * on.block,
+        flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+        new_addr: at,
+    };
+    assert_eq!(on.space.remap(request), Ok(at));
+    on.holds(at, 0..4);
+    assert_eq!(on.joined(ELSEWHERE, 1..4), 0);
+}
+
+/// Only blocks of which a part changes are taken apart, and they are joined when all of it is the same again.
+fn protects<A: Silicon>(on: &Scene<'_, '_, A>) {
+    on.protect(on.pages() + 1, 1, Prot::READ);
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (3, (0, 1)));
+    // From the middle of one to the middle of another.
+    on.protect(on.pages() / 2 + on.pages(), 2 * on.pages(), Prot::READ);
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (2, (0, 2)));
+    // One after the other, and only the last makes it whole.
+    for page in 0..on.pages() {
+        assert_eq!(on.joined(BASE, 1..2), 0);
+        on.protect(on.pages() + page, 1, RW);
+    }
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (3, (1, 2)));
+    on.protect(0, 4 * on.pages(), RW);
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (2, 2)));
+    on.holds(BASE, 0..4);
+}
+
+/// What is unmapped or forgotten takes at most the blocks at its ends apart.
+fn zaps<A: Silicon>(on: &Scene<'_, '_, A>) {
+    on.space.unmap(BASE + on.page, on.block).unwrap();
+    assert_eq!((on.joined(BASE, 2..4), on.turned()), (2, (0, 2)));
+    on.space.advise(BASE + 2 * on.block, on.block, Advise::DontNeed).unwrap();
+    assert_eq!((on.joined(BASE, 3..4), on.turned()), (1, (0, 2)));
+    on.space.advise(BASE + 3 * on.block, on.page, Advise::DontNeed).unwrap();
+    assert_eq!((on.joined(BASE, 3..4), on.turned()), (0, (0, 3)));
+    assert_eq!(on.program.load_u64(BASE + 2 * on.block), Ok(0));
+}
+
+/// Hardware may have recorded a store in the entry of any page of a block: taken apart, all pages may have been written.
+fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
+    on.protect(0, 4 * on.pages(), Prot::READ);
+    on.protect(0, 4 * on.pages(), RW);
+    on.program.store_u64(BASE + 2 * on.page, 5).unwrap();
+    on.protect(1, 1, Prot::READ);
+    let mut dirty = 0;
+    on.space.runs(VirtRange { start: BASE, end: BASE + on.block }, |run| {
+        assert!(run.attrs(on.space.arch()).contains(vellum::arch::Attrs::DIRTY));
+        dirty += run.len as u64;
+    });
+    assert_eq!(dirty, on.pages());
+}
+
+/// Parent and child have blocks; who is alone again writes in place, and they stay.
+fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
+    let child = on.space.fork().unwrap();
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
+    {
+        let there = Scene { space: &child, ..*on };
+        assert_eq!(there.joined(BASE, 0..4), 4);
+    }
+    drop(child);
+    on.program.store_u64(BASE + on.page, 6).unwrap();
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
+    // And who is not gets a copy as large as policy allows: a block.
+    let _child = on.space.fork().unwrap();
+    on.program.store_u64(BASE + on.page, 7).unwrap();
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
+    on.holds(BASE, 0..4);
+}
+
+/// What moves to a place aligned alike is joined there, without having been taken apart.
+fn moves<A: Silicon>(on: &Scene<'_, '_, A>) {
+    let request = RemapRequest {
+        addr: BASE,
+        old_len: 2 * on.block,
+        new_len: 2 * on.block,
+        flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
+        new_addr: ELSEWHERE + on.block,
+    };
+    assert_eq!(on.space.remap(request), Ok(ELSEWHERE + on.block));
+    on.holds(ELSEWHERE + on.block, 0..2);
+    assert_eq!((on.joined(ELSEWHERE, 1..3), on.joined(BASE, 2..4), on.turned()), (2, 2, (0, 0)));
+}

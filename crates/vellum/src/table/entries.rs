@@ -1,0 +1,392 @@
+//! The entries of a locked table: read, written and emptied by the run.
+//!
+//! Whether leaves are joined to blocks is the business of [`super::block`]: what is read here is as if each stood for itself.
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+
+use super::{LockedTable, Run};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::platform::{Event, Platform, trace};
+use crate::tlb::Removed;
+
+/// What a stretch of entries has in common.
+struct Extent {
+    /// How many there are.
+    len: usize,
+    /// The bits of those that were not compared, in which any differs from what would follow.
+    differing: u64,
+}
+
+impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+    /// The bits of leaves that don't keep two from being of one run.
+    const LOOSE: u64 = A::HARDWARE | A::JOINED;
+
+    /// The entry for `va`; of a leaf all that hardware has recorded in its block.
+    #[inline]
+    pub(crate) fn get(&self, va: u64) -> u64 {
+        self.read(self.index(va))
+    }
+
+    /// The run that begins at `va`, no further than `end`, which is past `va`. `va` is aligned to this level's pages, or
+    /// the run begins at the entry that contains it. A pointer to a table is never part of a run: `None`.
+    #[inline]
+    pub(crate) fn run(&self, va: u64, end: u64) -> Option<Run> {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        let until = self.index(end.min(self.end()) - 1) + 1;
+        let most = (until - index).min(self.tables.max_run);
+        let raw = self.entry(index).load(Relaxed);
+        let kind = arch.kind(raw, self.level);
+        let va = va >> self.shift() << self.shift();
+        let run = |len, raw| Some(Run { va, len, level: self.level, kind, raw, settled: false, joined: false });
+        let alike = |most, raw, step| self.extend(index, most, (raw, step), !0, |_, raw| raw, |_, _| ()).len;
+        match kind {
+            Kind::Table => None,
+            Kind::None => run(alike(until - index, 0, 0), 0),
+            Kind::Marker => run(alike(most, raw, 0), raw),
+            Kind::Busy => run(1, raw),
+            Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
+            Kind::Leaf => {
+                let first = arch.single(raw, index);
+                let Extent { len, mut differing } = self.extend_leaves(index, most, first, |_, _| ());
+                let joined = differing & A::JOINED != 0;
+                let mut whole = true;
+                if joined {
+                    (differing, whole) = self.with_blocks_around(index, len, first, differing);
+                }
+                let raw = merged::<A>(first, differing);
+                let settled = whole && differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
+                Some(Run { va, len, level: self.level, kind, raw, settled, joined })
+            }
+        }
+    }
+
+    /// Empty the run of leaves that begins with the entry for `va`, as far as its mappings lie between `va` and `end`
+    /// entirely: `None` if not even the first does. Accessed and dirty bits are dropped: for anonymous memory, whose
+    /// contents go with it. Reading and writing are one pass, because the entries often come from memory.
+    ///
+    /// A plain store is enough: hardware sets those bits by a locked read-modify-write that first looks whether the entry
+    /// is still there, so it comes either before the store, and is dropped, or after it, and finds nothing.
+    #[inline]
+    pub(crate) fn take(&self, va: u64, end: u64) -> Option<Removed> {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        let whole = (end.min(self.end()) - va) >> self.shift();
+        let start = self.base + ((index as u64) << self.shift());
+        if va != start || whole == 0 {
+            return None;
+        }
+        let most = self.tables.max_run.min(whole as usize);
+        self.part_at(index);
+        self.part_at(index + most);
+        let raw = arch.single(self.entry(index).load(Relaxed), index);
+        debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
+        // Upper entries are read on the way down, without the lock: who finds one empty also finds the gather open that it
+        // went to, and does not take it for flushed.
+        let order = if self.level > 1 { Release } else { Relaxed };
+        let Extent { len, .. } = self.extend_leaves(index, most, raw, |index, entries| {
+            for (i, entry) in entries.iter().enumerate() {
+                trace(self.tables.platform(), || Event::Discard(self.pfn, (index + i) as u16, entry.load(Relaxed)));
+                entry.store(0, order);
+            }
+        });
+        self.set_live(self.live() - len as u32);
+        let run = Run { va, len, level: self.level, kind: Kind::Leaf, raw, settled: false, joined: false };
+        Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
+    }
+
+    /// Take the leaf for `va` out and leave a busy entry, so that nobody takes the place for empty before it is filled again
+    /// ([`LockedTable::fill`]). For upper levels (INV-4); at the last one, entries are empty for as long as the lock is held.
+    pub(crate) fn take_busy(&self, va: u64) -> (u64, Removed) {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        self.part_around(index);
+        let raw = self.exchange(index, arch.busy());
+        debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
+        let va = self.base + ((index as u64) << self.shift());
+        let run = Run { va, len: 1, level: self.level, kind: Kind::Leaf, raw, settled: false, joined: false };
+        let removed =
+            Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() };
+        (raw, removed)
+    }
+
+    /// Write an entry where [`LockedTable::take_busy`] left a busy one.
+    pub(crate) fn fill(&self, va: u64, raw: u64) {
+        self.store(self.index(va), self.tables.arch.busy(), raw);
+    }
+
+    /// How many of `n` leaves from `index` on are of one run with the first, [`Arch::single`] of which is `first`.
+    pub(super) fn alike(&self, index: usize, n: usize, first: u64) -> usize {
+        self.extend_leaves(index, n, first, |_, _| ()).len
+    }
+
+    /// [`LockedTable::extend`] for leaves, whose accessed and dirty bits may differ, and of which some may be joined.
+    #[inline(always)]
+    fn extend_leaves(&self, index: usize, most: usize, first: u64, each: impl FnMut(usize, &[AtomicU64])) -> Extent {
+        let arch = &self.tables.arch;
+        let step = arch.step(first, self.level);
+        self.extend(index, most, (first, step), !Self::LOOSE, |index, raw| arch.placed(raw, index), each)
+    }
+
+    /// How many entries from `index`, at most `most`, follow `first` at intervals of `step` in the bits of `mask`, read by
+    /// `read`; and the other bits in which any of them differs from what would follow. `each` has those that follow, with the
+    /// index of the first of them, in pieces.
+    ///
+    /// Eight entries at a time without a branch between them: a run costs little more than reading its entries.
+    #[inline(always)]
+    fn extend(
+        &self,
+        index: usize,
+        most: usize,
+        (first, step): (u64, u64),
+        mask: u64,
+        read: impl Fn(usize, u64) -> u64,
+        mut each: impl FnMut(usize, &[AtomicU64]),
+    ) -> Extent {
+        let mut expected = first;
+        let mut differing = 0;
+        let mut len = 0;
+        let entries = &self.entries()[index..index + most];
+        for eight in entries.chunks_exact(8) {
+            let mut differs = 0;
+            for (i, entry) in eight.iter().enumerate() {
+                let raw = read(index + len + i, entry.load(Relaxed));
+                differs |= raw ^ expected.wrapping_add(step.wrapping_mul(i as u64));
+            }
+            if differs & mask != 0 {
+                break;
+            }
+            each(index + len, eight);
+            differing |= differs;
+            expected = expected.wrapping_add(step.wrapping_mul(8));
+            len += 8;
+        }
+        for entry in &entries[len..] {
+            let differs = read(index + len, entry.load(Relaxed)) ^ expected;
+            if differs & mask != 0 {
+                break;
+            }
+            each(index + len, core::slice::from_ref(entry));
+            differing |= differs;
+            expected = expected.wrapping_add(step);
+            len += 1;
+        }
+        Extent { len, differing }
+    }
+
+    /// Whether `n` entries from `va` are all empty.
+    pub(crate) fn is_empty(&self, va: u64, n: usize) -> bool {
+        let index = self.index(va);
+        (index..index + n).all(|i| self.entry(i).load(Relaxed) == 0)
+    }
+
+    /// Write a run of leaves into entries that are empty.
+    #[inline]
+    pub(crate) fn set(&self, va: u64, raw: u64, n: usize) {
+        self.set_at_steps(va, raw, self.tables.arch.step(raw, self.level), n);
+    }
+
+    /// Write a run of any kind into entries that are empty.
+    #[inline]
+    pub(crate) fn set_at_steps(&self, va: u64, raw: u64, step: u64, n: usize) {
+        let index = self.index(va);
+        if self.may_join(index, raw) {
+            self.set_joined(index, raw, n);
+        } else {
+            self.write(index, n, (0, 0), (raw, step));
+        }
+        self.add_live(n);
+    }
+
+    /// Write entries of which each has the first's value plus so many steps, where others stand that also do. Eight at a time,
+    /// as they are read.
+    #[inline(always)]
+    pub(super) fn write(&self, index: usize, n: usize, (mut old, old_step): (u64, u64), (mut new, step): (u64, u64)) {
+        let mut index = index;
+        let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
+        let mut piece = |entries: &[AtomicU64]| {
+            for (i, entry) in entries.iter().enumerate() {
+                let at = |first: u64, step: u64| first.wrapping_add(step.wrapping_mul(i as u64));
+                let next = at(new, step);
+                trace(self.tables.platform(), || Event::Store(self.pfn, (index + i) as u16, at(old, old_step), next));
+                entry.store(next, Release);
+            }
+            let len = entries.len() as u64;
+            index += entries.len();
+            old = old.wrapping_add(old_step.wrapping_mul(len));
+            new = new.wrapping_add(step.wrapping_mul(len));
+        };
+        eights.iter().for_each(|eight| piece(eight));
+        piece(rest);
+    }
+
+    /// A plain store to an entry whose value nobody else can change meanwhile. Release: whoever finds the entry finds the
+    /// contents of what it maps.
+    #[inline]
+    pub(super) fn store(&self, index: usize, expected: u64, new: u64) {
+        trace(self.tables.platform(), || Event::Store(self.pfn, index as u16, expected, new));
+        self.entry(index).store(new, Release);
+    }
+
+    /// Put another entry there, for the last that hardware has made of this one.
+    pub(super) fn exchange(&self, index: usize, new: u64) -> u64 {
+        trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, new));
+        self.entry(index).swap(new, AcqRel)
+    }
+
+    /// Empty a run that maps nothing: markers (and, when there is swap, slots that the caller frees).
+    pub(crate) fn erase(&self, run: &Run) {
+        debug_assert!(matches!(run.kind, Kind::Marker | Kind::Swap));
+        let index = self.index(run.va);
+        for i in index..index + run.len {
+            self.store(i, self.entry(i).load(Relaxed), 0);
+        }
+        self.set_live(self.live() - run.len as u32);
+    }
+
+    /// Take out the entries from `va` on, whatever they are, with all that hardware has recorded in them. They stand nowhere until
+    /// they are laid down elsewhere ([`LockedTable::lay`]). Whether there were any.
+    pub(super) fn lift(&self, va: u64, lifted: &mut [u64]) -> bool {
+        let arch = &self.tables.arch;
+        let first = self.index(va);
+        self.part_at(first);
+        self.part_at(first + lifted.len());
+        let mut live = self.live();
+        let mut i = 0;
+        while i < lifted.len() {
+            let raw = self.entry(first + i).load(Relaxed);
+            if self.is_joined(raw) {
+                let block = self.block(raw);
+                let raw = self.collect(first + i, block, 0);
+                let step = arch.step(raw, self.level);
+                for (n, to) in lifted[i..i + block].iter_mut().enumerate() {
+                    *to = raw.wrapping_add(step.wrapping_mul(n as u64));
+                }
+                live -= block as u32;
+                i += block;
+                continue;
+            }
+            lifted[i] = raw;
+            if raw != 0 {
+                if arch.kind(raw, self.level) != Kind::Leaf || arch.hardware_idle(raw) {
+                    self.store(first + i, raw, 0);
+                } else {
+                    lifted[i] = self.exchange(first + i, 0);
+                }
+                live -= 1;
+            }
+            i += 1;
+        }
+        let any = live != self.live();
+        self.set_live(live);
+        any
+    }
+
+    /// Put down entries that were lifted, where nothing stands. Tables among them have this one above them from now on.
+    pub(super) fn lay(&self, va: u64, lifted: &[u64]) {
+        let first = self.index(va);
+        let mut live = self.live();
+        let mut i = 0;
+        while i < lifted.len() {
+            if let Some((block, raw)) = self.block_of(first + i, &lifted[i..]) {
+                self.set_joined(first + i, raw, block);
+                live += block as u32;
+                i += block;
+                continue;
+            }
+            let raw = lifted[i];
+            if self.tables.arch.kind(raw, self.level) == Kind::Table {
+                let below = self.tables.arch.table_addr(raw).pfn();
+                Self::set_parent(self.tables.machine.frames().frame(below), self.pfn);
+            }
+            if raw != 0 {
+                self.store(first + i, 0, raw);
+                live += 1;
+            }
+            i += 1;
+        }
+        self.set_live(live);
+        self.join_around(first, lifted.len());
+    }
+
+    /// Turn each leaf of a run into `new` (the first one's; the others follow at its step), each keeping its own accessed
+    /// and dirty bits, those included that hardware sets meanwhile.
+    #[inline]
+    pub(crate) fn rewrite(&self, run: &Run, new: u64) {
+        debug_assert_eq!(run.kind, Kind::Leaf);
+        let index = self.index(run.va);
+        if run.joined || self.may_join(index, new) {
+            self.rewrite_blocks(run, new);
+        } else {
+            self.rewrite_single(run, index, run.len, new);
+        }
+    }
+
+    /// The same for `len` leaves of a run from `index` on, none of which is joined, or becomes so.
+    #[inline]
+    pub(super) fn rewrite_single(&self, run: &Run, index: usize, len: usize, new: u64) {
+        let arch = &self.tables.arch;
+        let step = arch.step(new, self.level);
+        if run.settled {
+            let old_step = arch.step(run.raw, self.level);
+            let old = run.raw.wrapping_add(old_step.wrapping_mul((index - self.index(run.va)) as u64));
+            return self.write(index, len, (old, old_step), (arch.carry(new, old), step));
+        }
+        let mut new = new;
+        for i in index..index + len {
+            self.change(i, new);
+            new = new.wrapping_add(step);
+        }
+    }
+
+    /// Turn a leaf into `new`, with what hardware has recorded in it.
+    #[inline]
+    pub(super) fn change(&self, index: usize, new: u64) {
+        let old = self.entry(index).load(Relaxed);
+        if self.tables.arch.hardware_idle(old) {
+            self.store(index, old, self.tables.arch.carry(new, old));
+        } else {
+            self.change_contended(index, |old| self.tables.arch.carry(new, old));
+        }
+    }
+
+    /// Hardware may still set a bit in this entry: exchange until it didn't.
+    #[cold]
+    fn change_contended(&self, index: usize, new: impl Fn(u64) -> u64) {
+        let entry = self.entry(index);
+        let mut old = entry.load(Relaxed);
+        loop {
+            let next = new(old);
+            trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, next));
+            match entry.compare_exchange(old, next, Release, Relaxed) {
+                Ok(_) => return,
+                Err(seen) => old = seen,
+            }
+        }
+    }
+
+    /// Record in the entry for `va`, a leaf, that it was accessed, as hardware that can't leaves to software; in all of its
+    /// block, which has to allow the same everywhere.
+    pub(crate) fn record(&self, va: u64, accessed: Attrs) {
+        let arch = &self.tables.arch;
+        let index = self.index(va);
+        let block = self.block(self.entry(index).load(Relaxed));
+        let first = index & !(block - 1);
+        for index in first..first + block {
+            self.change_contended(index, |old| {
+                let attrs = arch.attrs(old, self.level) | accessed;
+                let new = arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level);
+                new | old & A::JOINED
+            });
+        }
+    }
+}
+
+/// A leaf with the bits of hardware that it and others say, which differ in these bits.
+#[inline]
+pub(super) fn merged<A: Arch>(first: u64, differing: u64) -> u64 {
+    // A bit that the first entry does not say, but another one, differs.
+    let said = (first ^ A::HARDWARE_INVERTED) | differing;
+    first & !A::HARDWARE | (said ^ A::HARDWARE_INVERTED) & A::HARDWARE
+}
