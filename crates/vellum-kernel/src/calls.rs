@@ -127,7 +127,12 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::pipe2, Full),
     (Sysno::poll, Full),
     (Sysno::ppoll, Full),
-    (Sysno::prctl, Partial("no filters of system calls, no names of areas, no speculation, no huge pages; PR_SET_MDWE lets programs begin as they are")),
+    (
+        Sysno::prctl,
+        Partial(
+            "no filters of system calls, no names of areas, no speculation, no huge pages; PR_SET_MDWE lets programs begin as they are",
+        ),
+    ),
     (Sysno::pread64, Full),
     (Sysno::preadv, Full),
     (Sysno::prlimit64, Partial("limits of memory, descriptors and signals have effect")),

@@ -2,12 +2,13 @@
 //! hardware has recorded.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vellum::addr::{PhysAddr, VirtRange};
-use vellum::arch::{Aarch64, Kind, Riscv64};
+use vellum::arch::{Aarch64, Attrs, Kind, Riscv64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
+use vellum::platform::{CpuSet, Invalidation, Tlb};
 use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -87,23 +88,40 @@ in_every_format! {
 }
 
 impl<A: Silicon> Scene<'_, '_, A> {
+    /// Where the entry for an address stands.
+    fn entry(&self, va: u64) -> &AtomicU64 {
+        let arch = self.space.arch();
+        let (mut table, mut level) = (self.space.root(), arch.levels());
+        loop {
+            let at = PhysAddr(table.addr().0 + 8 * arch.index(va, level) as u64);
+            let entry = self.sim.hardware().arena().word(at);
+            let raw = entry.load(Ordering::Acquire);
+            if arch.kind(raw, level) != Kind::Table {
+                return entry;
+            }
+            (table, level) = (arch.table_addr(raw).pfn(), level - 1);
+        }
+    }
+
+    /// No TLB holds anything of the program's.
+    fn forget(&self) {
+        let range = VirtRange { start: BASE, end: BASE + 4 * self.block };
+        let cpus = CpuSet::from_words([0b11, 0, 0, 0]);
+        let what = Invalidation {
+            space: self.space.id(),
+            root: self.space.root(),
+            ranges: &[range],
+            stride_shift: 12,
+            tables: false,
+        };
+        self.sim.invalidate(&what, &cpus);
+    }
+
     /// How many of these blocks are joined: all of its entries, or none.
     fn joined(&self, base: u64, blocks: Range<u64>) -> usize {
-        let arch = self.space.arch();
-        let raw = |va: u64| {
-            let (mut table, mut level) = (self.space.root(), arch.levels());
-            loop {
-                let at = PhysAddr(table.addr().0 + 8 * arch.index(va, level) as u64);
-                let raw = self.sim.hardware().arena().word(at).load(Ordering::Acquire);
-                if arch.kind(raw, level) != Kind::Table {
-                    return raw;
-                }
-                (table, level) = (arch.table_addr(raw).pfn(), level - 1);
-            }
-        };
         let is_joined = |block: &u64| {
             let pages = (0..self.block).step_by(self.page as usize).map(|page| base + block * self.block + page);
-            let marked = pages.filter(|va| raw(*va) & A::JOINED != 0).count() as u64;
+            let marked = pages.filter(|va| self.entry(*va).load(Ordering::Acquire) & A::JOINED != 0).count() as u64;
             assert!(
                 marked == 0 || marked * self.page == self.block,
                 "block {block} is joined in part: {marked} entries"
@@ -189,16 +207,27 @@ fn zaps<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Hardware may have recorded a store in the entry of any page of a block: taken apart, all pages may have been written.
 fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
-    on.protect(0, 4 * on.pages(), Prot::READ);
-    on.protect(0, 4 * on.pages(), RW);
+    // As if somebody had asked since when pages are dirty: the block is as good as new.
+    let arch = on.space.arch();
+    for va in (BASE..BASE + on.block).step_by(on.page as usize) {
+        let entry = on.entry(va);
+        let raw = entry.load(Ordering::Acquire);
+        let clean = arch.leaf(arch.leaf_addr(raw, 1), arch.attrs(raw, 1) - Attrs::HARDWARE, 1) | A::JOINED;
+        entry.store(clean, Ordering::Release);
+    }
+    let dirty = || {
+        let mut dirty = 0;
+        on.space.runs(VirtRange { start: BASE, end: BASE + on.block }, |run| {
+            dirty += if run.attrs(arch).contains(Attrs::DIRTY) { run.len as u64 } else { 0 };
+        });
+        dirty
+    };
+    assert_eq!(dirty(), 0);
+    on.forget();
     on.program.store_u64(BASE + 2 * on.page, 5).unwrap();
+    assert_eq!((dirty(), on.joined(BASE, 0..1)), (on.pages(), 1));
     on.protect(1, 1, Prot::READ);
-    let mut dirty = 0;
-    on.space.runs(VirtRange { start: BASE, end: BASE + on.block }, |run| {
-        assert!(run.attrs(on.space.arch()).contains(vellum::arch::Attrs::DIRTY));
-        dirty += run.len as u64;
-    });
-    assert_eq!(dirty, on.pages());
+    assert_eq!((dirty(), on.joined(BASE, 0..1)), (on.pages(), 0));
 }
 
 /// Parent and child have blocks; who is alone again writes in place, and they stay.
