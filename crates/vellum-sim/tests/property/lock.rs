@@ -49,7 +49,7 @@ impl Plot {
         &mut self,
         on: &Scene<'_, '_, H>,
         pages: Range<u64>,
-        access: Option<Access>,
+        asked: Option<Access>,
     ) -> Result<(), FaultError> {
         if on.tight {
             // It may end anywhere. Neighbours of the area's ends may have come with it.
@@ -60,8 +60,10 @@ impl Plot {
             let va = at << self.bounds.page_shift;
             let page = self.model.get(at).ok_or(FaultError::Unmapped(va))?;
             let suits = if page.kind.prot.contains(Prot::WRITE) { Access::Write } else { Access::Read };
-            let access = access.unwrap_or(suits);
-            if !expect::allowed(page.kind.prot, access) || page.presence == Presence::Guard {
+            let access = asked.unwrap_or(suits);
+            // Who is asked to read ahead wants memory that says that it is read.
+            let says = asked != Some(Access::Read) || page.kind.prot.contains(Prot::READ);
+            if !says || !expect::allowed(page.kind.prot, access) || page.presence == Presence::Guard {
                 return Err(FaultError::Denied(va));
             }
             if !on.tight {

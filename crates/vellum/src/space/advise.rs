@@ -284,8 +284,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = range.start;
         while at < range.end {
             let Some(area) = self.read().find(at).copied() else { return Err(AdviseError::NotMapped) };
-            let allowed = if access == Access::Write { area.prot.contains(Prot::WRITE) } else { !area.prot.is_empty() };
-            if !allowed {
+            // As Linux does, by what the area says, though what may be written can be read.
+            if !area.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
                 return Err(AdviseError::Inaccessible(area.range));
             }
             let end = area.range.end.min(range.end);

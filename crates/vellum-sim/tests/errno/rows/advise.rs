@@ -83,7 +83,15 @@ const HINTS: [Advise; 9] = [
 const ACTS: [Advise; 5] =
     [Advise::DontNeedLocked, Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall, Advise::GuardRemove];
 
-pub static MORE_ADVICE: [Row; 7] = [
+pub static MORE_ADVICE: [Row; 8] = [
+    row("advise: to fault in what says nothing of reading", |k| {
+        let mut all = Vec::new();
+        for prot in [Prot::WRITE, Prot::EXEC, NONE, R] {
+            k.map(BASE, PAGE, prot, FIXED);
+            all.extend([Advise::PopulateRead, Advise::PopulateWrite].map(|advise| k.advise(BASE, PAGE, advise)));
+        }
+        all
+    }),
     row("advise: hints", |k| {
         some(k, 2);
         HINTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec()
