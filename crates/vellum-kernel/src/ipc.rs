@@ -71,11 +71,13 @@ pub struct Named<T> {
 pub struct Things<T> {
     places: Vec<Option<Named<T>>>,
     given: u32,
+    /// What number the next is to have, if its place is free; else one of a place behind.
+    pub wanted: Option<u32>,
 }
 
 impl<T> Default for Things<T> {
     fn default() -> Self {
-        Things { places: Vec::new(), given: 0 }
+        Things { places: Vec::new(), given: 0, wanted: None }
     }
 }
 
@@ -143,13 +145,23 @@ impl<T> Things<T> {
             return Err(Errno::ENOSPC);
         }
         let what = make()?;
-        let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
-        if place == self.places.len() {
-            self.places.try_reserve(1)?;
-            self.places.push(None);
+        let first = self.wanted.map_or(0, |wanted| (wanted % PLACES) as usize);
+        let free = self.places.iter().skip(first).position(Option::is_none);
+        let place = free.map_or(first.max(self.places.len()), |free| first + free);
+        if place >= PLACES as usize {
+            return Err(Errno::ENOSPC);
         }
-        let id = self.given % (i32::MAX as u32 / PLACES) * PLACES + place as u32;
-        self.given += 1;
+        let more = (place + 1).saturating_sub(self.places.len());
+        self.places.try_reserve(more)?;
+        self.places.extend((0..more).map(|_| None));
+        let given = match self.wanted.take() {
+            Some(wanted) => wanted / PLACES,
+            None => {
+                self.given += 1;
+                (self.given - 1) % (i32::MAX as u32 / PLACES)
+            }
+        };
+        let id = given * PLACES + place as u32;
         let rights = Rights { key, uid: who.uid, gid: who.gid, maker: [who.uid, who.gid], mode: flags & 0o777 };
         self.places[place] = Some(Named { id, rights, what });
         Ok(id)
@@ -192,6 +204,19 @@ mod tests {
         let other = get(&mut things, 7, CREATE, &one).unwrap();
         assert_ne!(other, id);
         assert_eq!((other % PLACES, things.highest()), (id % PLACES, 2));
+    }
+
+    #[test]
+    fn a_number_of_ones_choice() {
+        let (mut things, one) = (Things::default(), user(1));
+        let wanted = 7 * PLACES + 5;
+        let mut make = |key| {
+            things.wanted = Some(wanted);
+            get(&mut things, key, CREATE, &one)
+        };
+        assert_eq!((make(1), make(2)), (Ok(wanted), Ok(wanted + 1)));
+        assert_eq!((get(&mut things, 3, CREATE, &one), things.highest()), (Ok(0), 6));
+        assert_eq!(things.get(wanted).map(|named| named.rights.key), Ok(1));
     }
 
     #[test]

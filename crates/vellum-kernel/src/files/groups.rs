@@ -18,6 +18,7 @@ use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
 use vellum::group::{GroupError, GroupId, GroupUsage, LruList};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Folder, System};
@@ -300,6 +301,15 @@ fn lives(process: &Process) -> bool {
 
 fn members(group: u32) -> impl Iterator<Item = Arc<Process>> {
     processes::all().into_iter().filter(move |process| lives(process) && process.cgroup.load(Relaxed) == group)
+}
+
+/// A process that does not run yet begins in the group of an open directory.
+///
+/// # Errors
+///
+/// `EBADF`: it is no group's. `ENODEV`: the group is gone.
+pub fn begin_in(process: &Process, directory: &dyn Inode) -> Result<(), Errno> {
+    enter(process, cgroup::group_of(directory).ok_or(Errno::EBADF)?)
 }
 
 /// A process moves to a group, and what its memory is charged to with it.

@@ -51,6 +51,15 @@ impl UserBytes {
         Ok(Self { memory, pieces, at: 0 })
     }
 
+    /// No more than so many bytes.
+    pub fn shorten(&mut self, most: u64) {
+        let mut left = most;
+        for (_, len) in &mut self.pieces[self.at..] {
+            *len = (*len).min(left);
+            left -= *len;
+        }
+    }
+
     /// The pieces, as address and length.
     pub fn pieces(&self) -> impl Iterator<Item = (u64, u64)> {
         self.pieces.iter().copied()

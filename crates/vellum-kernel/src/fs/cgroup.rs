@@ -12,6 +12,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use spin::Mutex;
 
@@ -151,6 +152,12 @@ fn switch(value: &[u8], enabled: &AtomicBool) -> Result<(), Errno> {
     Ok(())
 }
 
+/// The group whose directory this is.
+pub fn group_of(directory: &dyn Inode) -> Option<u32> {
+    let folder = directory.as_any().downcast_ref::<Folder>()?;
+    folder.more()?.as_any()?.downcast_ref::<Below>().map(|below| below.group)
+}
+
 /// The groups below one.
 struct Below {
     system: System,
@@ -174,6 +181,10 @@ struct Child {
 }
 
 impl More for Below {
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
     fn mode(&self) -> u32 {
         0o755
     }

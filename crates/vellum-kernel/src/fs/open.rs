@@ -116,9 +116,17 @@ impl Open {
     }
 
     /// Wait until an attempt doesn't answer `EAGAIN`, unless it is not to wait.
-    async fn attempt<T>(&self, file: &dyn File, mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    async fn attempt<T>(&self, file: &dyn File, attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+        Self::attempt_or_wait(file, self.flags() & O_NONBLOCK == 0, attempt).await
+    }
+
+    async fn attempt_or_wait<T>(
+        file: &dyn File,
+        waits: bool,
+        mut attempt: impl FnMut() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         match file.queue() {
-            Some(queue) if self.flags() & O_NONBLOCK == 0 => {
+            Some(queue) if waits => {
                 let attempt = || match attempt() {
                     Err(Errno::EAGAIN) => None,
                     result => Some(result),
@@ -211,6 +219,24 @@ impl Open {
             Ok(count)
         })
         .await
+    }
+
+    /// Reads from a pipe whose flags say nothing about waiting (`vmsplice`).
+    ///
+    /// # Errors
+    /// As [`Open::read`].
+    pub async fn take_some(&self, to: &mut dyn Sink, waits: bool) -> Result<usize, Errno> {
+        let file = self.readable()?;
+        Self::attempt_or_wait(&**file, waits, || file.read(0, to)).await
+    }
+
+    /// Writes as much to a pipe as there is room for, which is some if it `waits` (`vmsplice`).
+    ///
+    /// # Errors
+    /// As [`Open::write`].
+    pub async fn give_some(&self, from: &mut dyn Source, waits: bool) -> Result<usize, Errno> {
+        let file = self.writable()?;
+        Self::attempt_or_wait(&**file, waits, || file.write(0, from)).await
     }
 
     /// Write until all is written or an error comes, which does not count if something was written.

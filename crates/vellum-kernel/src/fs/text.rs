@@ -269,6 +269,11 @@ pub trait More: Send + Sync {
     /// Name entries as [`Directory::list`] does, with positions of its own that begin at zero.
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool);
 
+    /// For who made it, to know it again.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+
     /// The folder's mode.
     fn mode(&self) -> u32 {
         0o555
@@ -330,6 +335,11 @@ impl Folder {
             meta.inode = number.unwrap_or(meta.inode);
             Folder { system, meta, this: this.clone(), parent, fixed: Mutex::new(Vec::new()), more }
         })
+    }
+
+    /// What it has beside fixed entries.
+    pub fn more(&self) -> Option<&dyn More> {
+        self.more.as_deref()
     }
 
     /// Add a fixed entry.

@@ -18,6 +18,7 @@ use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::open::Name;
 use vellum_kernel::fs::poll;
 use vellum_kernel::fs::table::Slot;
+use vellum_kernel::fs::tmpfs::Node;
 use vellum_kernel::fs::{Inode, Open, device, pipe};
 
 /// The open file of a descriptor.
@@ -71,6 +72,17 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
 pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>) -> Answer {
     let open = open_of(thread, fd)?;
     let mut bytes = from.bytes(thread)?;
+    if let Some(end) = longest(thread, &**open.inode())
+        && vellum_kernel::fs::Source::left(&bytes) > 0
+    {
+        let from = match at {
+            _ if open.flags() & abi::O_APPEND != 0 => open.inode().meta().size,
+            Some(at) => at,
+            None => open.offset(),
+        };
+        may_reach(thread, end, from.saturating_add(1))?;
+        bytes.shorten(end - from);
+    }
     let all = vellum_kernel::fs::Source::left(&bytes);
     let written = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
@@ -89,6 +101,33 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
         signal::send_to(thread, info);
     }
     done.map(|n| n as u64)
+}
+
+/// Where a file ends at the latest that the thread makes longer (`RLIMIT_FSIZE`), if that is limited: that of a file in memory.
+fn longest(thread: &Thread, inode: &dyn Inode) -> Option<u64> {
+    let limit = thread.process.limits.lock()[abi::RLIMIT_FSIZE as usize][0];
+    (limit != u64::MAX && inode.as_any().is::<Node>()).then_some(limit)
+}
+
+/// Whether a file may be so long that may end at `most`; who is told that it may not gets a signal too.
+fn may_reach(thread: &Arc<Thread>, most: u64, end: u64) -> Result<(), Errno> {
+    if end <= most {
+        return Ok(());
+    }
+    signal::send_to(thread, Info::from(abi::SIGXFSZ, abi::SI_USER as i32, thread));
+    Err(Errno::EFBIG)
+}
+
+/// Whether the thread may set a file's size, as far as that is limited.
+///
+/// # Errors
+///
+/// `EFBIG`.
+pub fn may_resize(thread: &Arc<Thread>, inode: &dyn Inode, size: u64) -> Result<(), Errno> {
+    match longest(thread, inode) {
+        Some(most) if size > inode.meta().size => may_reach(thread, most, size),
+        _ => Ok(()),
+    }
 }
 
 /// `close`.
@@ -165,6 +204,10 @@ pub async fn fcntl(thread: &Arc<Thread>, fd: u64, command: u64, argument: u64) -
         }
         abi::F_GETFL => Ok(u64::from(open.flags()) | u64::from(abi::O_LARGEFILE)),
         abi::F_SETFL => {
+            let hides = argument as u32 & !open.flags() & abi::O_NOATIME != 0;
+            if hides && !thread.credentials().who().owns(&open.inode().meta()) {
+                return Err(Errno::EPERM);
+            }
             open.set_flags(argument as u32);
             Ok(0)
         }
@@ -223,17 +266,25 @@ pub fn advise(thread: &Thread, fd: u64, len: u64, advice: u64) -> Answer {
 }
 
 /// `ftruncate`.
-pub fn ftruncate(thread: &Thread, fd: u64, size: u64) -> Answer {
+pub fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
     let open = open_of(thread, fd)?;
     if size > i64::MAX as u64 {
         return Err(Errno::EINVAL);
     }
+    open.writable().map_err(|_| Errno::EINVAL)?;
+    may_resize(thread, &**open.inode(), size)?;
     open.truncate(size).map(|()| 0)
 }
 
 /// `fallocate`.
-pub fn fallocate(thread: &Thread, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
-    open_of(thread, fd)?.allocate(mode as u32, offset as i64, len as i64).map(|()| 0)
+pub fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
+    const KEEPS_SIZE: u64 = 1;
+    let open = open_of(thread, fd)?;
+    open.writable()?;
+    if mode & KEEPS_SIZE == 0 {
+        may_resize(thread, &**open.inode(), offset.saturating_add(len))?;
+    }
+    open.allocate(mode as u32, offset as i64, len as i64).map(|()| 0)
 }
 
 /// `getdents64`.
@@ -332,6 +383,30 @@ pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
         thread.set_mask(mask);
     }
     poll(thread, array, count, deadline).await
+}
+
+/// `vmsplice`: bytes of a pipe into memory, or of memory into a pipe, as much as there is room for; they are copied.
+pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, flags: u64) -> Answer {
+    const KNOWN: u64 = 15;
+    const AT_ONCE: u64 = 2;
+    if flags & !KNOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let open = open_of(thread, fd)?;
+    let mut bytes = UserBytes::many(thread, pieces, count)?;
+    if open.inode().meta().kind != vellum_kernel::fs::Kind::Fifo {
+        return Err(Errno::EBADF);
+    }
+    let waits = flags & AT_ONCE == 0;
+    let done = if open.flags() & abi::O_ACCMODE == abi::O_RDONLY {
+        thread.interruptible(open.take_some(&mut bytes, waits), None).await?
+    } else {
+        thread.interruptible(open.give_some(&mut bytes, waits), None).await?
+    };
+    if done == Err(Errno::EPIPE) {
+        signal::send_to(thread, Info::from(abi::SIGPIPE, abi::SI_USER as i32, thread));
+    }
+    done.map(|n| n as u64)
 }
 
 /// `memfd_create`.

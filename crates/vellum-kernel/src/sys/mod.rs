@@ -129,6 +129,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_cachestat => file::cachestat(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_eventfd2 => file::eventfd(thread, a[0], a[1]),
         nr::__NR_eventfd => file::eventfd(thread, a[0], 0),
+        nr::__NR_vmsplice => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await,
         nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),
 
         nr::__NR_open => path::open(thread, HERE, a[0], a[1], a[2]).await,
@@ -185,7 +186,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
                 return Err(Errno::EINVAL);
             }
             let pidfd = parent_tid;
-            process::clone(thread, Wanted { flags, exit_signal, stack, parent_tid, child_tid, tls, pidfd }).await
+            process::clone(thread, Wanted { flags, exit_signal, stack, parent_tid, child_tid, tls, pidfd, group: None })
+                .await
         }
         nr::__NR_fork => process::clone(thread, plain(0)).await,
         nr::__NR_vfork => process::clone(thread, plain(nr::CLONE_VFORK | nr::CLONE_VM)).await,
@@ -314,7 +316,16 @@ fn given(address: u64) -> Result<u64, Errno> {
 
 /// A child that shares nothing but what the flags say.
 fn plain(flags: u32) -> Wanted {
-    Wanted { flags: flags.into(), exit_signal: nr::SIGCHLD, stack: 0, parent_tid: 0, child_tid: 0, tls: 0, pidfd: 0 }
+    Wanted {
+        flags: flags.into(),
+        exit_signal: nr::SIGCHLD,
+        stack: 0,
+        parent_tid: 0,
+        child_tid: 0,
+        tls: 0,
+        pidfd: 0,
+        group: None,
+    }
 }
 
 /// Says once of each that there is no such system call.

@@ -179,12 +179,17 @@ pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answe
 }
 
 /// `truncate`.
-pub fn truncate(thread: &Thread, name: u64, size: u64) -> Answer {
+pub fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
     if size > i64::MAX as u64 {
         return Err(Errno::EINVAL);
     }
     let inode = inode_at(thread, HERE, name, 0, 0)?;
-    view(thread, |view| view.truncate(&*inode, size)).map(|()| 0)
+    view(thread, |view| {
+        view.may_truncate(&*inode)?;
+        file::may_resize(thread, &*inode, size)?;
+        inode.truncate(size)
+    })?;
+    Ok(0)
 }
 
 /// `chmod`, `fchmodat`.

@@ -12,9 +12,6 @@ use linux_raw_sys::prctl as abi;
 use vellum_kernel::credentials::cap;
 use vellum_kernel::errno::Errno;
 
-/// The slack of a thread that says it wants the usual one.
-const SLACK: u64 = 50_000;
-
 /// What `PR_SET_MDWE` takes: nothing, or that no memory becomes executable, for this program or its descendants too.
 const REFUSALS: [u64; 3] =
     [0, abi::PR_MDWE_REFUSE_EXEC_GAIN as u64, (abi::PR_MDWE_REFUSE_EXEC_GAIN | abi::PR_MDWE_NO_INHERIT) as u64];
@@ -57,7 +54,8 @@ pub fn prctl(thread: &Arc<Thread>, [option, value, third, fourth, fifth]: [u64; 
         }
         abi::PR_GET_NO_NEW_PRIVS if value == 0 && nothing_more => Ok(thread.traits.lock().no_new_privileges.into()),
         abi::PR_SET_TIMERSLACK => {
-            thread.traits.lock().slack = if value as i64 <= 0 { SLACK } else { value };
+            let mut traits = thread.traits.lock();
+            traits.slack = if value as i64 <= 0 { traits.usual_slack } else { value };
             Ok(0)
         }
         abi::PR_GET_TIMERSLACK => Ok(thread.traits.lock().slack),

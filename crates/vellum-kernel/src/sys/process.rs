@@ -3,7 +3,7 @@
 use super::{Answer, file, futex as robust, misc, pidfd, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
-use crate::files::{self, Files};
+use crate::files::{self, Files, groups};
 use crate::mem::{self, UserSpace, space, uaccess};
 use crate::println;
 use crate::task::count::Counted;
@@ -17,6 +17,7 @@ use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Open;
 use vellum_kernel::fs::lock::Owner;
 
 /// Starts the first program. When it ends, the machine does.
@@ -73,6 +74,8 @@ pub struct Wanted {
     pub tls: u64,
     /// Where a descriptor of the child is written.
     pub pidfd: u64,
+    /// The directory of the group that it begins in.
+    pub group: Option<Arc<Open>>,
 }
 
 /// `clone`, `clone3`, `fork`, `vfork`.
@@ -127,9 +130,12 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let own = &thread.process;
     let parent = if has(abi::CLONE_PARENT) { own.parent.lock().upgrade() } else { None }.unwrap_or_else(|| own.clone());
     let process = Process::new(tid, Some(&parent), Some(memory), wanted.exit_signal);
-    if has(abi::CLONE_PIDFD)
-        && let Err(error) = give_descriptor(thread, &process, wanted.pidfd)
-    {
+    let equipped = wanted.group.map_or(Ok(()), |group| groups::begin_in(&process, &**group.inode()));
+    let equipped = equipped.and_then(|()| match has(abi::CLONE_PIDFD) {
+        true => give_descriptor(thread, &process, wanted.pidfd),
+        false => Ok(()),
+    });
+    if let Err(error) = equipped {
         process.end(Life::Killed(abi::SIGKILL));
         parent.reap(&process);
         return Err(error);
@@ -159,6 +165,7 @@ fn give_descriptor(thread: &Thread, process: &Arc<Process>, to: u64) -> Result<(
 /// `clone3`.
 pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
     const WORDS: usize = 11;
+    const CLONE_INTO_CGROUP: u64 = 1 << 33;
     if !(64..=4096).contains(&size) {
         return Err(if size < 64 { Errno::EINVAL } else { Errno::E2BIG });
     }
@@ -175,7 +182,13 @@ pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     let stack = stack.wrapping_add(stack_size);
-    clone(thread, Wanted { flags, exit_signal: exit_signal as u32, stack, parent_tid, child_tid, tls, pidfd }).await
+    let group = match flags & CLONE_INTO_CGROUP {
+        0 => None,
+        _ if size < 8 * WORDS as u64 => return Err(Errno::EINVAL),
+        _ => Some(file::open_of(thread, word(10))?),
+    };
+    clone(thread, Wanted { flags, exit_signal: exit_signal as u32, stack, parent_tid, child_tid, tls, pidfd, group })
+        .await
 }
 
 /// The thread tells those who wait for its memory, and lets go of it.

@@ -85,6 +85,19 @@ fn with<T>(work: impl FnOnce(&mut Things<Segment>) -> Result<T, Errno>) -> Resul
     work(segments)
 }
 
+/// The number that the next segment is to have (`/proc/sys/kernel/shm_next_id`), or `None`.
+pub fn wanted() -> Result<Option<u32>, Errno> {
+    with(|segments| Ok(segments.wanted))
+}
+
+/// Says so.
+pub fn want(id: u32) -> Result<(), Errno> {
+    with(|segments| {
+        segments.wanted = Some(id);
+        Ok(())
+    })
+}
+
 /// `shmget`.
 pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
     let (key, flags) = (key as i32, flags as u32);

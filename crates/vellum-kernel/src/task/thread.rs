@@ -124,6 +124,8 @@ pub struct Traits {
     pub policy: Policy,
     /// How much later its sleep may end, in nanoseconds, for those who only want to know.
     pub slack: u64,
+    /// What that is when nothing is said: its maker's as it was made.
+    pub usual_slack: u64,
 }
 
 impl Traits {
@@ -136,7 +138,13 @@ impl Traits {
             schedule: (0, 0),
             policy: (0, 0),
             slack: 50_000,
+            usual_slack: 50_000,
         }
+    }
+
+    /// Of a thread that one with these makes.
+    fn passed_on(&self) -> Self {
+        Self { usual_slack: self.slack, ..self.clone() }
     }
 }
 
@@ -180,7 +188,7 @@ impl Thread {
             starved: AtomicBool::new(false),
             shortage: Mutex::new(None),
             name: Mutex::new(maker.map_or_else(Name::default, |maker| *maker.name.lock())),
-            traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().clone())),
+            traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().passed_on())),
             counted: Mutex::new(Some(counted)),
             asleep: AtomicBool::new(false),
             worked: AtomicU64::new(0),

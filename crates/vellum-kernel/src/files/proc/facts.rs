@@ -105,6 +105,31 @@ fn signed(value: &[u8]) -> Result<i32, Errno> {
     core::str::from_utf8(value).ok().and_then(|value| value.trim().parse().ok()).ok_or(Errno::EINVAL)
 }
 
+/// `timerslack_ns`.
+pub fn slack(subject: &Subject) -> Result<Vec<u8>, Errno> {
+    let thread = whose_slack(subject)?;
+    let slack = thread.traits.lock().slack;
+    Ok(format!("{slack}\n").into_bytes())
+}
+
+/// `timerslack_ns` is written; 0 is the usual.
+pub fn set_slack(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
+    let value = core::str::from_utf8(value).ok().and_then(|value| value.trim().parse().ok()).ok_or(Errno::EINVAL)?;
+    let thread = whose_slack(subject)?;
+    let mut traits = thread.traits.lock();
+    traits.slack = if value == 0 { traits.usual_slack } else { value };
+    Ok(())
+}
+
+/// Slack is a thread's own, and the powerful's.
+fn whose_slack(subject: &Subject) -> Result<Arc<Thread>, Errno> {
+    let (thread, reader) = (subject.thread().ok_or(Errno::ESRCH)?, reader()?);
+    if !Arc::ptr_eq(&thread, &reader) && !reader.credentials().has(abi::CAP_SYS_NICE) {
+        return Err(Errno::EPERM);
+    }
+    Ok(thread)
+}
+
 /// `oom_score_adj` is written.
 pub fn set_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let value = signed(value)?;

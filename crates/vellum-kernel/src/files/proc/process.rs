@@ -71,6 +71,7 @@ const TEXTS: &[(&str, u32, Says, Option<Hears>)] = &[
     ("stat", 0o444, facts::stat, None),
     ("statm", 0o444, facts::statm, None),
     ("status", 0o444, facts::status, None),
+    ("timerslack_ns", 0o666, facts::slack, Some(facts::set_slack)),
 ];
 
 /// The inode number of a process's directory.

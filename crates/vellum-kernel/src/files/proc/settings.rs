@@ -3,7 +3,7 @@
 //! One that is fixed here can be written only with what it is: a program that saves and restores it is content, and one that
 //! wants another hears of it.
 
-use crate::sys::misc;
+use crate::sys::{misc, shm};
 use crate::task::{count, process as processes};
 use alloc::boxed::Box;
 use alloc::format;
@@ -97,6 +97,15 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
     MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
     KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
+    let wanted: Make = Box::new(|| {
+        let id = shm::wanted()?.map_or(-1, i64::from);
+        Ok(format!("{id}\n").into_bytes())
+    });
+    let want: Take = Box::new(|value| {
+        let id = core::str::from_utf8(value).ok().and_then(|value| value.trim().parse::<i32>().ok());
+        shm::want(id.and_then(|id| u32::try_from(id).ok()).ok_or(Errno::EINVAL)?)
+    });
+    kernel.add("shm_next_id", Text::new(kernel.system(), 0o644, Some(wanted), Some(want)))?;
     let most_tasks = || Ok(format!("{}\n", count::most()).into_bytes());
     kernel.add("threads-max", Text::read_only(kernel.system(), most_tasks))?;
     for (name, value) in WORDS {

@@ -75,11 +75,11 @@ impl View<'_> {
         inode.change(&Change { accessed, modified, ..Change::default() })
     }
 
-    /// `truncate` of what a path led to.
+    /// Whether what a path led to may be truncated.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL` (no regular file), `EACCES`; the inode's own.
-    pub fn truncate(&self, inode: &dyn Inode, size: u64) -> Result<(), Errno> {
+    /// `EISDIR`, `EINVAL` (no regular file), `EACCES`, `EROFS`.
+    pub fn may_truncate(&self, inode: &dyn Inode) -> Result<(), Errno> {
         let meta = inode.meta();
         match meta.kind {
             Kind::Regular => {}
@@ -87,7 +87,6 @@ impl View<'_> {
             _ => return Err(Errno::EINVAL),
         }
         self.names.may_change(meta.device)?;
-        self.who.may(&meta, Want::WRITE)?;
-        inode.truncate(size)
+        self.who.may(&meta, Want::WRITE)
     }
 }

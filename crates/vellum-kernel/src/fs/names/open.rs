@@ -7,7 +7,7 @@ use crate::fs::meta::{Device, Kind, Want};
 use crate::fs::open::{Name, Open};
 use alloc::sync::Arc;
 use linux_raw_sys::general::{
-    O_ACCMODE, O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY,
+    O_ACCMODE, O_CREAT, O_DIRECTORY, O_EXCL, O_NOATIME, O_NOFOLLOW, O_PATH, O_RDONLY, O_TMPFILE, O_TRUNC, O_WRONLY,
 };
 
 impl View<'_> {
@@ -73,6 +73,10 @@ impl View<'_> {
             Kind::Directory => {}
             _ if flags & O_DIRECTORY != 0 => return Err(Errno::ENOTDIR),
             _ => {}
+        }
+        // Whose it is wants to know who reads it.
+        if flags & O_NOATIME != 0 && !self.who.owns(&meta) {
+            return Err(Errno::EPERM);
         }
         if flags & O_ACCMODE != O_WRONLY {
             self.who.may(&meta, Want::READ)?;

@@ -412,7 +412,7 @@ fn read_only_mounts() {
     assert_eq!(world.open("/mnt/new", O_RDWR | O_CREAT).map(drop), refused);
     assert_eq!((world.mkdir("/mnt/e"), view.remove(b"/mnt/d", true)), (refused, refused));
     assert_eq!((view.remove(b"/mnt/f", false), world.rename("/mnt/f", "/mnt/g", 0)), (refused, refused));
-    assert_eq!((view.link(&file, b"/mnt/g"), view.truncate(&*file, 0)), (refused, refused));
+    assert_eq!((view.link(&file, b"/mnt/g"), view.may_truncate(&*file)), (refused, refused));
     assert_eq!((view.set_mode(&*file, 0o600), view.set_owner(&*file, Some(1), None)), (refused, refused));
     assert_eq!(view.set_times(&*file, None, None, true), refused);
     world.names.set_read_only(&root, false).unwrap();
@@ -508,7 +508,7 @@ fn who_changes_what() {
     assert_eq!(world.view().set_owner(&*file, None, Some(20)), Err(Errno::EPERM));
     assert_eq!(world.view().set_times(&*file, None, None, false), Err(Errno::EPERM));
     assert_eq!(world.view().set_times(&*file, None, None, true), Err(Errno::EACCES));
-    assert_eq!(world.view().truncate(&*file, 0), Err(Errno::EACCES));
+    assert_eq!(world.view().may_truncate(&*file), Err(Errno::EACCES));
     as_user(&mut world, 10, 10, &[30]);
     assert_eq!(world.view().set_owner(&*file, Some(11), None), Err(Errno::EPERM));
     assert_eq!(world.view().set_owner(&*file, None, Some(40)), Err(Errno::EPERM));
@@ -520,12 +520,12 @@ fn who_changes_what() {
     as_user(&mut world, 10, 10, &[]);
     world.view().set_mode(&*file, 0o2755).unwrap();
     assert_eq!(file.meta().mode, 0o755, "of another's group");
-    world.view().truncate(&*file, 100).unwrap();
+    world.view().may_truncate(&*file).and_then(|()| file.truncate(100)).unwrap();
     assert_eq!(file.meta().size, 100);
     let time = Time { seconds: -5, nanoseconds: 7 };
     world.view().set_times(&*file, None, Some(time), false).unwrap();
     assert_eq!((file.meta().modified, file.meta().stat().st_mtime as i64), (time, -5));
-    assert_eq!(world.view().truncate(&*world.root, 0), Err(Errno::EISDIR));
+    assert_eq!(world.view().may_truncate(&*world.root), Err(Errno::EISDIR));
 }
 
 /// What is behind a name is not always an inode's own contents.
