@@ -79,6 +79,7 @@ const AFTER_BENCH: &str = "\
 Examples:
   vellum bench unmap                                    every operation, every folio size, 1 GiB
   vellum bench unmap --ops munmap --folios 4,64,2048    the short version
+  vellum bench fork                                     a child, of a process with so much memory
   vellum bench threads                                  do threads that unmap wait for each other?
   vellum bench tables --span 2GiB                       who frees empty page tables?
   vellum bench all --html report.html                   one page to look at and to send
@@ -87,3 +88,13 @@ Examples:
 Linux is compared at a folio size by setting /sys/kernel/mm/transparent_hugepage, which needs root. The settings \
 are changed only while a region is being touched and are put back on every way out, kill -9 included. \
 Without root the rows that need no change are still compared, and the others say why they are not.";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_one_that_can_be_parsed() {
+        super::Cli::command().debug_assert();
+    }
+}

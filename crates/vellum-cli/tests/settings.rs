@@ -41,12 +41,16 @@ impl Settings {
 
     /// A benchmark that would run for a very long time.
     fn benchmark(&self, ops: &str) -> Child {
-        self.command(&["--runs=1000000", "--folios=64", "--ops", ops]).spawn().unwrap()
+        self.unmap(&["--runs=1000000", "--folios=64", "--ops", ops]).spawn().unwrap()
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    fn unmap(&self, args: &[&str]) -> Command {
+        self.command("unmap", args)
+    }
+
+    fn command(&self, bench: &str, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-        command.args(["bench", "unmap", "--no-huge", "--size=64MiB", "--thp-root"]).arg(self.path()).args(args);
+        command.args(["bench", bench, "--no-huge", "--size=64MiB", "--thp-root"]).arg(self.path()).args(args);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
@@ -71,8 +75,28 @@ fn signal(child: &Child, signal: i32) {
 #[test]
 fn a_benchmark_that_ends_by_itself_restores() {
     let settings = Settings::new();
-    let status = settings.command(&["--runs=2", "--folios=4,64", "--ops=munmap,exit"]).status().unwrap();
+    let status = settings.unmap(&["--runs=2", "--folios=4,64", "--ops=munmap,exit"]).status().unwrap();
     assert!(status.success());
+    assert!(settings.are_original());
+}
+
+#[test]
+fn a_fork_is_measured_by_everybody_and_its_child_is_gone_with_it() {
+    let settings = Settings::new();
+    let mut child =
+        settings.command("fork", &["--runs=2", "--folios=4,64", "--json=-"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = String::new();
+    // Ends when nobody holds the other end any more, children of forks included.
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert!(child.wait().unwrap().success());
+    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!((&row["bench"], &row["op"]), (&"fork".into(), &"fork".into()));
+        for column in ["floor_ns", "vellum_ns", "page_ns", "linux_ns"] {
+            assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
+        }
+    }
     assert!(settings.are_original());
 }
 
@@ -109,7 +133,7 @@ fn without_the_right_to_change_them_the_other_rows_are_measured_still() {
     let settings = Settings::new();
     // A kernel with folios of this size, whose setting is no file that could be written.
     std::fs::remove_file(settings.path().join("defrag")).unwrap();
-    let mut command = settings.command(&["--runs=1", "--folios=4,64", "--ops=munmap", "--json=-"]);
+    let mut command = settings.unmap(&["--runs=1", "--folios=4,64", "--ops=munmap", "--json=-"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut out = String::new();
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();

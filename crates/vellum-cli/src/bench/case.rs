@@ -52,6 +52,9 @@ pub enum Op {
     Exit,
     /// Make it read-only.
     Protect,
+    /// Make a child of the address space that holds it. A benchmark of its own, so none of `--ops`.
+    #[value(skip)]
+    Fork,
     /// Write one byte in each page of it, fresh: the page faults. Reported, not compared.
     Touch,
 }
@@ -64,6 +67,7 @@ impl Op {
             Op::Dontneed => "dontneed",
             Op::Exit => "exit",
             Op::Protect => "protect",
+            Op::Fork => "fork",
             Op::Touch => "touch",
         }
     }

@@ -111,7 +111,7 @@ pub struct Work {
 
 /// Somebody who can do the operations.
 ///
-/// To add one: implement this, and add it to the list in [`unmap::contenders`](super::unmap::contenders). Its
+/// To add one: implement this, and add it to the list in [`regions::contenders`](super::regions::contenders). Its
 /// column then fills in every table, chart and JSON row; nothing else has to know about it.
 pub trait Contender {
     /// The column it fills.

@@ -202,7 +202,7 @@ impl Contender for ByRun {
         let touch_ns = booted.touch(&space, range)?;
         shape(&space, range, case)?;
         let between = Counted::now(booted.machine);
-        let op_ns = timed(&booted.cpu, space, range, op)?;
+        let (op_ns, _child) = timed(&booted.cpu, space, range, op)?;
         let after = Counted::now(booted.machine);
         Ok(Sample {
             touch_ns: Some(touch_ns),
@@ -213,23 +213,33 @@ impl Contender for ByRun {
     }
 }
 
-/// Nanoseconds of the operation. The CPU is in the space, so that every flush has somebody to reach, except at exit, which
+/// Nanoseconds of the operation, and the child if it was a fork. The CPU is in the space, so that every flush has somebody to reach, except at exit, which
 /// comes after the last CPU has left.
-fn timed(cpu: &Cpu<'static, Fast>, space: Space<'_>, range: VirtRange, op: Op) -> Result<u64, Skip> {
+fn timed<'m>(
+    cpu: &Cpu<'static, Fast>,
+    space: Space<'m>,
+    range: VirtRange,
+    op: Op,
+) -> Result<(u64, Option<Space<'m>>), Skip> {
     if op == Op::Exit {
         let start = Instant::now();
         drop(space);
-        return Ok(start.elapsed().as_nanos() as u64);
+        return Ok((start.elapsed().as_nanos() as u64, None));
     }
     let _program = cpu.enter(&space);
     let start = Instant::now();
+    if op == Op::Fork {
+        let child = space.fork();
+        let ns = start.elapsed().as_nanos() as u64;
+        return child.map(|child| (ns, Some(child))).map_err(|error| Skip::system("fork", error));
+    }
     let done = match op {
         Op::Dontneed => space.advise(range.start, range.len(), Advise::DontNeed).map_err(|e| Skip::system("advise", e)),
         Op::Protect => space.protect(range.start, range.len(), Prot::READ).map_err(|e| Skip::system("protect", e)),
-        Op::Munmap | Op::Touch | Op::Exit => unmap(&space, range),
+        Op::Munmap | Op::Touch | Op::Exit | Op::Fork => unmap(&space, range),
     };
     let ns = start.elapsed().as_nanos() as u64;
-    done.map(|()| ns)
+    done.map(|()| (ns, None))
 }
 
 impl Walker for Engine {

@@ -3,7 +3,8 @@
 //! What it does: the x86-64 entries of the region lie in page tables, one 32-byte descriptor a frame in an
 //! array. Unmapping reads each entry, finds the run by comparing its neighbours with what they must be, clears
 //! it, takes the run off the counts in the head frame's descriptor, and puts the folio on a free list if
-//! nothing is left of them; then the table itself goes on the list. Protecting clears the write bit of each entry.
+//! nothing is left of them; then the table itself goes on the list. Protecting clears the write bit of each entry. Forking
+//! does so as well, run by run, writes the same entries into the child's tables, and adds the run to the counts of the folio.
 //!
 //! What it leaves out is everything that makes it a memory manager: locks, atomic operations, TLB
 //! invalidation and the wait for it, reverse map, statistics, groups, LRU, the merging of free blocks, regions,
@@ -109,6 +110,8 @@ pub struct Arena {
     /// The case.
     pub case: Case,
     tables: Mapped<Table>,
+    /// Those of a child.
+    copies: Mapped<Table>,
     /// A descriptor a frame of the region, then one a table.
     descriptors: Mapped<Descriptor>,
 }
@@ -149,6 +152,7 @@ impl Arena {
         Ok(Arena {
             case: *case,
             tables: Mapped::zeroed(tables)?,
+            copies: Mapped::zeroed(tables)?,
             descriptors: Mapped::zeroed(case.pages() as usize + tables)?,
         })
     }
@@ -164,6 +168,7 @@ impl Arena {
         for (entry, n) in entries.zip(0..count) {
             *entry = (FIRST_FRAME + n * step) << 12 | ATTRIBUTES | leaf;
         }
+        self.copies.fill(Table([0; ENTRIES]));
         let pages = self.case.pages_per_folio() as u32;
         let mappings = if self.case.huge { 1 } else { pages };
         for (frame, descriptor) in self.descriptors.iter_mut().enumerate() {
@@ -176,13 +181,15 @@ impl Arena {
         self.descriptors[self.case.pages() as usize..].fill(Descriptor::zeroed());
     }
 
-    /// The measured part. Returns the folios freed, tables among them.
+    /// The measured part. Returns the folios freed, tables among them; of a fork, the runs shared.
     pub fn perform(&mut self, op: Op) -> u64 {
         match (op, self.case.huge) {
             (Op::Protect, _) => {
                 write_protect(&mut self.tables);
                 0
             }
+            (Op::Fork, false) => share(&mut self.tables, &mut self.copies, &mut self.descriptors),
+            (Op::Fork, true) => share_huge(&mut self.tables, &mut self.copies, &mut self.descriptors),
             (_, true) => unmap_huge(&mut self.tables, &mut self.descriptors),
             (_, false) => unmap(&mut self.tables, &mut self.descriptors, self.case.pages() as usize),
         }
@@ -226,14 +233,21 @@ fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) ->
 }
 
 /// Clears the entries from the start that map consecutive frames with the same attributes, at least the first,
-/// and returns how many they are. What hardware sets by itself is not compared.
+/// and returns how many they are.
+#[inline(always)]
+fn take_run(entries: &mut [u64], first: u64) -> usize {
+    change_run(entries, first, |_, part| part.fill(0))
+}
+
+/// Has the entries from the start changed that map consecutive frames with the same attributes, at least the first, a part
+/// at a time with where it begins; how many they are. What hardware sets by itself is not compared.
 ///
 /// One pass, four entries at a time: compared without a branch in between, which becomes vector instructions.
 #[inline(always)]
-fn take_run(entries: &mut [u64], first: u64) -> usize {
+fn change_run(entries: &mut [u64], first: u64, mut change: impl FnMut(usize, &mut [u64])) -> usize {
     const SET_BY_HARDWARE: u64 = ACCESSED | DIRTY;
     if entries.len() == 1 {
-        entries[0] = 0;
+        change(0, entries);
         return 1;
     }
     let mut expected = first | SET_BY_HARDWARE;
@@ -244,7 +258,7 @@ fn take_run(entries: &mut [u64], first: u64) -> usize {
         if differs(0) | differs(1) | differs(2) | differs(3) != 0 {
             break;
         }
-        *four = [0; 4];
+        change(run, four);
         expected += 4 << 12;
         run += 4;
     }
@@ -252,11 +266,67 @@ fn take_run(entries: &mut [u64], first: u64) -> usize {
     while let Some(entry) = entries.get_mut(run)
         && *entry | SET_BY_HARDWARE == expected
     {
-        *entry = 0;
+        change(run, std::slice::from_mut(entry));
         expected += 1 << 12;
         run += 1;
     }
     run
+}
+
+/// Gives a child what the tables map. Returns the runs.
+#[inline(never)]
+fn share(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) -> u64 {
+    let mut runs = 0;
+    for (Table(table), Table(copy)) in tables.iter_mut().zip(copies) {
+        let (mut rest, mut copy) = (&mut table[..], &mut copy[..]);
+        while let Some(&first) = rest.first() {
+            let mut run = 1;
+            if first & PRESENT != 0 {
+                let frame = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+                let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
+                    break;
+                };
+                let Some(descriptor) = frames.get_mut(frame.wrapping_sub(to_head)) else {
+                    break;
+                };
+                // No run reaches beyond its folio, or beyond its table.
+                let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
+                run = change_run(&mut rest[..limit], first, |at, part| {
+                    for (entry, copy) in part.iter_mut().zip(&mut copy[at..]) {
+                        *entry &= !WRITE;
+                        *copy = *entry;
+                    }
+                });
+                descriptor.references = descriptor.references.wrapping_add(run as u32);
+                descriptor.maps = descriptor.maps.wrapping_add(run as u32);
+                runs += 1;
+            }
+            (rest, copy) = (&mut rest[run..], &mut copy[run..]);
+        }
+    }
+    runs
+}
+
+/// Gives a child every huge mapping.
+#[inline(never)]
+fn share_huge(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descriptor]) -> u64 {
+    let mut runs = 0;
+    let copies = copies.iter_mut().flat_map(|table| table.0.iter_mut());
+    for (entry, copy) in tables.iter_mut().flat_map(|table| table.0.iter_mut()).zip(copies) {
+        if *entry & PRESENT == 0 {
+            continue;
+        }
+        let head = ((*entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+        let Some(descriptor) = frames.get_mut(head) else {
+            break;
+        };
+        *entry &= !WRITE;
+        *copy = *entry;
+        descriptor.references = descriptor.references.wrapping_add(1);
+        descriptor.maps = descriptor.maps.wrapping_add(1);
+        runs += 1;
+    }
+    runs
 }
 
 /// Unmaps and frees every huge mapping: one entry and one descriptor each.
@@ -359,6 +429,33 @@ mod tests {
         arena.tables[0].0[5] = 0;
         assert_eq!(arena.perform(Op::Munmap), case.folios(), "one page is still mapped somewhere else");
         assert_eq!(arena.descriptors[0].references, 1);
+    }
+
+    #[test]
+    fn a_child_has_what_its_parent_has_and_neither_may_write() {
+        for case in cases() {
+            let mut arena = Arena::new(&case).unwrap();
+            arena.fill();
+            let before: Vec<u64> = entries(&arena).collect();
+            let mapped = before.iter().filter(|&&entry| entry != 0).count() as u64;
+            assert_eq!(arena.perform(Op::Fork), case.folios(), "{}", case.label());
+            assert!(entries(&arena).zip(&before).all(|(after, before)| after == before & !WRITE));
+            assert!(arena.copies.iter().flat_map(|table| table.0).eq(entries(&arena)));
+            let counts =
+                |count: fn(&Descriptor) -> u32| arena.descriptors.iter().map(|d| u64::from(count(d))).sum::<u64>();
+            assert_eq!((counts(|d| d.references), counts(|d| d.maps)), (2 * mapped, 2 * mapped));
+        }
+    }
+
+    #[test]
+    fn a_child_gets_no_more_than_there_is() {
+        let case = Case { bytes: TABLE_SPAN, folio_kib: 64, huge: false };
+        let mut arena = Arena::new(&case).unwrap();
+        arena.fill();
+        arena.tables[0].0[5] = 0;
+        assert_eq!(arena.perform(Op::Fork), case.folios() + 1, "one folio in two runs");
+        assert_eq!(arena.copies[0].0, arena.tables[0].0);
+        assert_eq!(arena.descriptors[0].references, 16 + 15);
     }
 
     #[test]

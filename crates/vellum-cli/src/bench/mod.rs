@@ -10,7 +10,8 @@
 //! | [`floor`] | the contender that does the least an operation can be |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
 //! | [`linux`] | the contender that is the kernel of this machine |
-//! | [`unmap`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
+//! | [`unmap`], [`fork`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
+//! | [`regions`] | what the first two have in common |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
 //! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one report. A new
@@ -20,10 +21,12 @@ pub mod case;
 pub mod contender;
 pub mod engine;
 pub mod floor;
+pub mod fork;
 pub mod linux;
 pub mod machine;
 pub mod memory;
 pub mod progress;
+pub mod regions;
 pub mod report;
 pub mod shuffle;
 pub mod stats;
@@ -47,6 +50,17 @@ pub enum Bench {
         /// What to measure.
         #[command(flatten)]
         args: unmap::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Make a child of an address space: fork.
+    ///
+    /// A region is mapped, touched page by page, and then the address space that holds it is forked. Folios are as in `unmap`.
+    Fork {
+        /// On what to measure.
+        #[command(flatten)]
+        args: regions::Args,
         /// Where to write it.
         #[command(flatten)]
         output: report::Output,
@@ -77,7 +91,7 @@ pub enum Bench {
     },
     /// Run every benchmark, into one report.
     All {
-        /// What `unmap` measures.
+        /// What `unmap` measures, and on what `fork` is measured.
         #[command(flatten)]
         unmap: unmap::Args,
         /// What `threads` measures besides: no more than `unmap`.
@@ -102,6 +116,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             let writer = output.open()?;
             (vec![unmap::section(&args)?], writer)
         }
+        Bench::Fork { args, output } => {
+            let writer = output.open()?;
+            (vec![fork::section(&args)?], writer)
+        }
         Bench::Threads { args, output } => {
             let writer = output.open()?;
             (vec![threads::section(&args)?], writer)
@@ -112,8 +130,13 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         }
         Bench::All { unmap, threads, tables, output } => {
             let writer = output.open()?;
-            let threads = threads::Args::beside(threads, &unmap);
-            let sections = vec![unmap::section(&unmap)?, threads::section(&threads)?, tables::section(&tables)];
+            let threads = threads::Args::beside(threads, &unmap.regions);
+            let sections = vec![
+                unmap::section(&unmap)?,
+                fork::section(&unmap.regions)?,
+                threads::section(&threads)?,
+                tables::section(&tables),
+            ];
             (sections, writer)
         }
     };

@@ -15,6 +15,7 @@ use super::walker::{Tables, VARIANTS, Variant, Walker};
 
 /// What to measure.
 #[derive(clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Bytes of addresses to walk over: a multiple of 2 MiB. Never more than 2 MiB of memory are in use.
     #[arg(long, default_value = "50GiB", value_parser = parse_span)]

@@ -10,7 +10,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
-use super::{exit, keeper, spans};
+use super::{exit, fork, held, keeper, spans};
 use crate::bench::contender::Skip;
 
 /// What a helper does.
@@ -20,6 +20,8 @@ pub enum Role {
     Keeper,
     /// Map and touch a region, say so, wait for a byte, and exit.
     Exit(exit::Args),
+    /// Map and touch a region, say so, wait for a byte, fork, and say how long it took.
+    Fork(held::Args),
     /// Touch and discard a span, and count the page tables.
     Tables(spans::Args),
 }
@@ -27,12 +29,17 @@ pub enum Role {
 /// What a helper says, a line of JSON each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// The region is touched; the exit can be timed.
+    /// The region is touched; what comes next can be timed.
     Touched {
         /// Nanoseconds of the touch.
         ns: u64,
         /// Share of the region that is not mapped as asked, 0 to 1.
         fallback: f64,
+    },
+    /// There was a child.
+    Forked {
+        /// Nanoseconds of the fork.
+        ns: u64,
     },
     /// Part of the span that is done, 0 to 1.
     Progress(f64),
@@ -47,6 +54,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Exit(args) => {
             die_with_parent()?;
             exit::exit(&args)
+        }
+        Role::Fork(args) => {
+            die_with_parent()?;
+            fork::fork(&args)
         }
         Role::Tables(args) => {
             die_with_parent()?;

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::child::{Helper, Message, path_for_helper, say};
+use super::child::path_for_helper;
 use super::cpu::now_ns;
+use super::held::{self, Holding};
 use super::knobs::Scope;
-use super::region::Region;
 use crate::bench::case::{Case, PAGE};
 use crate::bench::contender::{Sample, Skip};
 use crate::bench::stats::Summary;
@@ -42,7 +42,7 @@ impl ExitTimer {
             None => *self.empty.insert(empty_exit()?),
         };
         let op_ns = full.time_exit()?.saturating_sub(empty);
-        Ok(Sample { touch_ns: Some(full.touch_ns), op_ns, fallback: full.fallback, work: None })
+        Ok(Sample { touch_ns: Some(full.holding.touch_ns), op_ns, fallback: full.holding.fallback, work: None })
     }
 }
 
@@ -53,29 +53,19 @@ fn empty_exit() -> Result<u64, Skip> {
 
 /// A child that has touched its region and waits.
 struct Waiting {
-    helper: Helper,
+    holding: Holding,
     stamp: Stamp,
-    touch_ns: u64,
-    fallback: f64,
 }
 
 impl Waiting {
     fn start(case: Option<&Case>) -> Result<Waiting, Skip> {
         let (stamp, file) = Stamp::new().map_err(|error| Skip::system("memfd_create", error))?;
-        let mut args = vec!["exit".to_owned(), format!("--stamp={}", path_for_helper(&file).display())];
-        if let Some(case) = case {
-            args.extend([format!("--bytes={}", case.bytes), format!("--folio-kib={}", case.folio_kib)]);
-            args.extend(case.huge.then(|| "--huge".to_owned()));
-        }
-        let mut helper = Helper::start(&args)?;
-        match helper.hear()? {
-            Message::Touched { ns, fallback } => Ok(Waiting { helper, stamp, touch_ns: ns, fallback }),
-            other => Err(Skip::Child(format!("said {other:?}"))),
-        }
+        let args = vec!["exit".to_owned(), format!("--stamp={}", path_for_helper(&file).display())];
+        Ok(Waiting { holding: Holding::start(args, case)?, stamp })
     }
 
     fn time_exit(&mut self) -> Result<u64, Skip> {
-        self.helper.go_and_wait()?;
+        self.holding.helper.go_and_wait()?;
         let now = now_ns();
         Ok(now.saturating_sub(self.stamp.0.load(Ordering::Acquire)))
     }
@@ -83,31 +73,20 @@ impl Waiting {
 
 /// What the child is to do.
 #[derive(clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// The shared page.
     #[arg(long)]
     stamp: PathBuf,
-    /// Length of the region; 0 for none.
-    #[arg(long, default_value_t = 0)]
-    bytes: u64,
-    /// Its folios.
-    #[arg(long, default_value_t = 4)]
-    folio_kib: u32,
-    /// Mapped by upper-level entries.
-    #[arg(long)]
-    huge: bool,
+    /// What it holds.
+    #[command(flatten)]
+    held: held::Args,
 }
 
 /// The child's life.
 pub fn exit(args: &Args) -> anyhow::Result<()> {
     let stamp = Stamp::open(&File::options().read(true).write(true).open(&args.stamp)?)?;
-    let case = Case { bytes: args.bytes, folio_kib: args.folio_kib, huge: args.huge };
-    let (mut ns, mut fallback, mut region) = (0, 0.0, None);
-    if case.bytes > 0 {
-        let touched = region.insert(Region::map(case.bytes)?).touch(&case)?;
-        (ns, fallback) = (touched.ns, touched.fallback);
-    }
-    say(Message::Touched { ns, fallback })?;
+    let _region = args.held.hold()?;
     if std::io::stdin().read(&mut [0])? == 1 {
         stamp.0.store(now_ns(), Ordering::Release);
         // SAFETY: ends the process. Nothing here waits to be written or cleaned up, and unmapping the region

@@ -6,8 +6,9 @@
 //! | [`keeper`] | the process that restores them when this one cannot |
 //! | [`mthp`] | which settings give folios of one size |
 //! | [`region`] | a region of memory: map, touch, take away; each step timed |
-//! | [`child`] | helper processes: one that exits to be measured, one whose page tables are counted |
-//! | [`exit`] | timing the exit of such a child |
+//! | [`child`] | helper processes: those that exit or fork to be measured, one whose page tables are counted |
+//! | [`held`] | the region that such a child holds |
+//! | [`exit`], [`fork`] | timing the exit, or a fork, of such a child |
 //! | [`spans`] | counting the page tables of such a child |
 //! | [`cpu`] | staying on one CPU, and the clock |
 //!
@@ -17,6 +18,8 @@
 pub mod child;
 pub mod cpu;
 pub mod exit;
+pub mod fork;
+pub mod held;
 pub mod keeper;
 pub mod knobs;
 pub mod mthp;
@@ -29,6 +32,7 @@ use super::case::{Case, Op};
 use super::contender::{Column, Contender, Sample, Skip};
 use super::memory;
 use exit::ExitTimer;
+use fork::ForkTimer;
 use knobs::Knobs;
 use mthp::Mthp;
 use region::Region;
@@ -41,12 +45,18 @@ pub struct Linux {
     mthp: Mthp,
     knobs: Knobs,
     exits: ExitTimer,
+    forks: ForkTimer,
 }
 
 impl Linux {
     /// The kernel below us. `thp_root` is `/sys/kernel/mm/transparent_hugepage` except in tests.
     pub fn new(thp_root: &Path) -> Linux {
-        Linux { mthp: Mthp::at(thp_root), knobs: Knobs::guarded(thp_root), exits: ExitTimer::default() }
+        Linux {
+            mthp: Mthp::at(thp_root),
+            knobs: Knobs::guarded(thp_root),
+            exits: ExitTimer::default(),
+            forks: ForkTimer::default(),
+        }
     }
 }
 
@@ -65,8 +75,10 @@ impl Contender for Linux {
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
-        if op == Op::Exit {
-            return self.exits.measure(case, settings);
+        match op {
+            Op::Exit => return self.exits.measure(case, settings),
+            Op::Fork => return self.forks.measure(case, settings),
+            _ => {}
         }
         let region = Region::map(case.bytes)?;
         let touched = region.touch(case)?;
@@ -75,7 +87,7 @@ impl Contender for Linux {
         let op_ns = match op {
             Op::Dontneed => region.discard()?,
             Op::Protect => region.protect()?,
-            Op::Munmap | Op::Touch | Op::Exit => region.unmap()?,
+            Op::Munmap | Op::Touch | Op::Exit | Op::Fork => region.unmap()?,
         };
         Ok(Sample { touch_ns: Some(touched.ns), op_ns, fallback: touched.fallback, work: None })
     }

@@ -26,6 +26,7 @@ pub struct PageTables {
 
 /// What the child is to do.
 #[derive(clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Bytes of addresses.
     #[arg(long)]

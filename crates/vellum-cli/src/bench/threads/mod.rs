@@ -22,13 +22,14 @@ use super::contender::{Columns, Skip};
 use super::engine;
 use super::linux::cpu::allowed;
 use super::progress::Progress;
+use super::regions;
 use super::report::Section;
-use super::unmap;
 use rows::{Outcome, Row};
 use teams::{Engine, Floor, Linux, Team};
 
 /// What to measure.
 #[derive(clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// How many at once.
     #[command(flatten)]
@@ -60,7 +61,7 @@ pub struct Crowd {
 
 impl Args {
     /// As part of `bench all`: no more, and nothing longer, than `unmap` measures.
-    pub fn beside(crowd: Crowd, unmap: &unmap::Args) -> Args {
+    pub fn beside(crowd: Crowd, unmap: &regions::Args) -> Args {
         let mut folios = FOLIOS.to_vec();
         folios.retain(|folio| unmap.folios.contains(folio));
         if folios.is_empty() {
@@ -231,11 +232,10 @@ mod tests {
 
     #[test]
     fn beside_unmap_it_measures_no_more_than_that() {
-        let unmap = |folios: &[u32], size| unmap::Args {
+        let unmap = |folios: &[u32], size| regions::Args {
             size,
             runs: 3,
             folios: folios.to_vec(),
-            ops: vec![],
             no_huge: false,
             thp_root: PathBuf::new(),
         };

@@ -1,5 +1,6 @@
-//! What `bench unmap` tells: a table and a chart an operation, how it was measured, and what is missing.
+//! What is told of them: a table and a chart an operation, how it was measured, and what is missing.
 
+use super::Subject;
 use super::rows::{Cell, Row};
 use crate::bench::case::Op;
 use crate::bench::contender::Column;
@@ -9,15 +10,15 @@ use crate::bench::report::{Chart, Part, Scale, Section, Series, Table, Value, sh
 const MARK: &str = "*";
 
 /// The section of these rows.
-pub fn of(rows: &[Row], runs: u32) -> Section {
+pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
     let bytes = rows.first().map_or(0, |row| row.case.bytes);
     Section {
-        id: "unmap",
-        title: format!("Taking away {}, by folio size", crate::size::show(bytes)),
+        id: subject.name,
+        title: format!("{} {}, by folio size", subject.title, crate::size::show(bytes)),
         method: method(runs),
         parts: rows.chunk_by(|a, b| a.op == b.op).map(part).collect(),
         notes: notes(rows),
-        json: rows.iter().map(Row::json).collect(),
+        json: rows.iter().map(|row| row.json(subject.name)).collect(),
     }
 }
 
@@ -40,6 +41,12 @@ fn what(op: Op) -> &'static str {
         Op::Protect => {
             "The region is made read-only (mprotect). Every entry changes and no folio does, so the size of a run is \
              worth less here."
+        }
+        Op::Fork => {
+            "The address space that holds the region gets a child; the child's end is not in the figure. For Linux: fork() in a \
+             process with the region, from the call to its return, less the same in a process without the region. For the \
+             floor: each entry is read, written back without the right to write, and written into a table of the child; each \
+             folio's descriptor gets the references."
         }
         Op::Touch => {
             "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. Reported, \
@@ -248,7 +255,7 @@ mod tests {
     #[test]
     fn a_row_that_fell_back_is_marked() {
         let linux = Outcome { ops: vec![2000], fallback: 0.2, ..Outcome::default() };
-        let section = of(&[row(Op::Munmap, 64, linux)], 1);
+        let section = of(&Subject { name: "unmap", title: "" }, &[row(Op::Munmap, 64, linux)], 1);
         let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else { panic!("no figure") };
         assert!(main.ends_with(MARK), "{main}");
         assert!(section.notes.iter().any(|note| note.contains("munmap 64 KiB (20 %)")), "{:?}", section.notes);

@@ -1,4 +1,4 @@
-//! The rows of `bench unmap`, and their shape in JSON.
+//! The rows, and their shape in JSON.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -83,15 +83,15 @@ impl Row {
         (under > 0).then(|| over as f64 / under as f64)
     }
 
-    /// The row as one JSON object.
-    pub fn json(&self) -> Value {
+    /// The row as one JSON object, of the benchmark of this name.
+    pub fn json(&self, bench: &'static str) -> Value {
         let pick = |f: fn(Summary) -> u64| self.cells.map(|cell| cell.summary().map(f));
         let by_column = |f: &dyn Fn(&Cell) -> Option<Value>| -> Option<Map<String, Value>> {
             let some = Column::ALL.into_iter().filter_map(|c| Some((format!("{}_ns", c.name()), f(&self.cells[c])?)));
             Some(some.collect::<Map<_, _>>()).filter(|map| !map.is_empty())
         };
         let json = Json {
-            bench: "unmap",
+            bench,
             op: self.op.name(),
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
@@ -167,7 +167,7 @@ mod tests {
             "vellum_flushes": null, "vellum_runs": null,
             "skipped": { "linux_ns": Skip::NoThp.to_string() },
         });
-        assert_eq!(Row::new(Op::Munmap, CASE, &outcomes).json(), expected);
+        assert_eq!(Row::new(Op::Munmap, CASE, &outcomes).json("unmap"), expected);
     }
 
     #[test]
@@ -176,9 +176,9 @@ mod tests {
             vellum: Outcome { work: Some(Work { flushes: 3, runs: 40 }), ..outcome(&[5]) },
             ..Columns::default()
         };
-        let json = Row::new(Op::Exit, CASE, &outcomes).json();
+        let json = Row::new(Op::Exit, CASE, &outcomes).json("unmap");
         assert_eq!((&json["vellum_flushes"], &json["vellum_runs"]), (&3.into(), &40.into()));
-        let json = Row::new(Op::Touch, CASE, &outcomes).json();
+        let json = Row::new(Op::Touch, CASE, &outcomes).json("unmap");
         assert!(json["vellum_flushes"].is_null() && json["vellum_runs"].is_null());
     }
 
@@ -188,8 +188,8 @@ mod tests {
             let linux = Outcome { fallback, ..outcome(&[5]) };
             Row::new(Op::Munmap, CASE, &Columns { linux, ..Columns::default() })
         };
-        assert!(with(0.01).json().get("fallback").is_none());
-        assert_eq!(with(0.25).json()["fallback"], serde_json::json!({ "linux_ns": 0.25 }));
+        assert!(with(0.01).json("unmap").get("fallback").is_none());
+        assert_eq!(with(0.25).json("unmap")["fallback"], serde_json::json!({ "linux_ns": 0.25 }));
     }
 
     #[test]

@@ -1,4 +1,9 @@
-//! `bench unmap`: taking memory away, and changing what may be done with it, by folio size.
+//! Operations on a whole region of memory, by folio size: what `bench unmap` and `bench fork` have in common.
+//!
+//! | module | its story |
+//! |---|---|
+//! | [`rows`] | what came of it, and its shape in JSON |
+//! | [`mod@section`] | what is told of it |
 
 mod rows;
 mod section;
@@ -16,8 +21,9 @@ use super::report::Section;
 use super::turns::{self, Outcome};
 use rows::Row;
 
-/// What to measure.
+/// On what to measure.
 #[derive(clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Length of the region: a multiple of 2 MiB.
     #[arg(long, default_value = "1GiB", value_parser = parse_size)]
@@ -33,9 +39,6 @@ pub struct Args {
         value_parser = parse_folio
     )]
     pub folios: Vec<u32>,
-    /// Operations to measure. `touch`, the page faults, is reported beside the others and not compared.
-    #[arg(long, value_delimiter = ',', default_value = "munmap,dontneed,exit,protect,touch")]
-    pub ops: Vec<Op>,
     /// Leave out the region of 2 MiB folios that are mapped by one upper-level entry each.
     #[arg(long)]
     pub no_huge: bool,
@@ -55,12 +58,20 @@ pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
     ]
 }
 
-/// Measures, and tells of it.
-pub fn section(args: &Args) -> anyhow::Result<Section> {
+/// What a benchmark is about.
+pub struct Subject {
+    /// Its name on the command line and in JSON.
+    pub name: &'static str,
+    /// What its headline says is done to the region.
+    pub title: &'static str,
+}
+
+/// Measures `ops`, and tells of it.
+pub fn section(args: &Args, ops: &[Op], subject: &Subject) -> anyhow::Result<Section> {
     anyhow::ensure!(args.size > 0 && args.size.is_multiple_of(TABLE_SPAN), "--size must be a multiple of 2 MiB");
     let _here = OnOneCpu::pin();
-    let rows = measure(args, &mut contenders(args));
-    Ok(section::of(&rows, args.runs))
+    let rows = measure(args, ops, &mut contenders(args));
+    Ok(section::of(subject, &rows, args.runs))
 }
 
 fn cases(args: &Args) -> impl Iterator<Item = Case> {
@@ -70,8 +81,8 @@ fn cases(args: &Args) -> impl Iterator<Item = Case> {
 }
 
 /// Runs everything, and returns the rows in the order of the operations asked for.
-fn measure(args: &Args, contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
-    let mut timed: Vec<Op> = args.ops.iter().copied().filter(|&op| op != Op::Touch).collect();
+fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
+    let mut timed: Vec<Op> = ops.iter().copied().filter(|&op| op != Op::Touch).collect();
     if timed.is_empty() {
         timed.push(Op::Touch);
     }
@@ -86,11 +97,11 @@ fn measure(args: &Args, contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
             rows.push(Row::new(op, case, &outcomes));
         }
         rows.retain(|row| row.op != Op::Touch || row.case != case);
-        if args.ops.contains(&Op::Touch) {
+        if ops.contains(&Op::Touch) {
             rows.push(Row::new(Op::Touch, case, &all));
         }
     }
-    rows.sort_by_key(|row| args.ops.iter().position(|&op| op == row.op));
+    rows.sort_by_key(|row| ops.iter().position(|&op| op == row.op));
     rows
 }
 

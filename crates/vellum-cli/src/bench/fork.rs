@@ -1,0 +1,10 @@
+//! `bench fork`: a child for an address space, by folio size.
+
+use super::case::Op;
+use super::regions::{self, Args, Subject};
+use super::report::Section;
+
+/// Measures, and tells of it.
+pub fn section(args: &Args) -> anyhow::Result<Section> {
+    regions::section(args, &[Op::Fork], &Subject { name: "fork", title: "Forking" })
+}

@@ -1,0 +1,22 @@
+//! `bench unmap`: taking memory away, and changing what may be done with it, by folio size.
+
+use super::case::Op;
+use super::regions::{self, Subject};
+use super::report::Section;
+
+/// What to measure.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// On what.
+    #[command(flatten)]
+    pub regions: regions::Args,
+    /// Operations to measure. `touch`, the page faults, is reported beside the others and not compared.
+    #[arg(long, value_delimiter = ',', default_value = "munmap,dontneed,exit,protect,touch")]
+    pub ops: Vec<Op>,
+}
+
+/// Measures, and tells of it.
+pub fn section(args: &Args) -> anyhow::Result<Section> {
+    regions::section(&args.regions, &args.ops, &Subject { name: "unmap", title: "Taking away" })
+}
