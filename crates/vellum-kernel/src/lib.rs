@@ -11,6 +11,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod boot;
 pub mod calls;
 pub mod credentials;
 pub mod errno;

@@ -6,6 +6,7 @@
 //! | folder | story |
 //! |---|---|
 //! | [`arch`] | the processor and the machine: all that another architecture replaces |
+//! | [`percpu`] | what a processor calls its own |
 //! | [`mem`] | the engine, and what the kernel is to it |
 //! | [`task`] | threads, and what runs them |
 //! | [`sys`] | the system calls |
@@ -18,17 +19,17 @@
 #![no_std]
 #![no_main]
 
-#[cfg(not(all(target_arch = "x86_64", target_os = "none")))]
+#[cfg(not(target_os = "none"))]
 compile_error!("vellum-kernel is built for bare metal: run `./x boot`");
 
 extern crate alloc;
 
-#[path = "arch/x86_64/mod.rs"]
 mod arch;
 mod backtrace;
 mod checks;
 mod files;
 mod mem;
+mod percpu;
 mod sys;
 mod task;
 
@@ -36,26 +37,17 @@ use alloc::format;
 use alloc::vec::Vec;
 use arch::clock::Clock;
 use arch::exit::{Outcome, exit};
-use arch::pvh::{Boot, MemoryMap};
-use arch::{apic, cpu, entry, paging, percpu, pvh, serial, smp, trap, vector};
+use arch::{hooks, interrupts, paging, serial, smp};
 use core::panic::PanicInfo;
 use mem::Machine;
+use vellum_kernel::boot::{Boot, MemoryMap};
 use vellum_kernel::errno::Errno;
-use x86_64::instructions::{hlt, interrupts};
 
 /// The first Rust code, called once by [`arch::boot`] with interrupts off, on the boot processor's stack.
-extern "C" fn start(start_info: u64) -> ! {
+extern "C" fn start(handed_over: u64) -> ! {
     serial::init();
-    // SAFETY: each is called once, here, in the order that it asks for; the loader's address comes untouched from
-    // the entry, and nothing so far has written outside the image.
-    let boot = unsafe {
-        percpu::install(0);
-        cpu::init();
-        trap::init();
-        let mut boot = pvh::read(start_info);
-        paging::init(&mut boot.map);
-        boot
-    };
+    // SAFETY: called once, here; what the loader handed over comes untouched from the entry.
+    let boot = unsafe { arch::boot::prepare(handed_over) };
     match main(&boot) {
         Ok(()) => {
             println!("vellum-kernel: success");
@@ -72,14 +64,7 @@ extern "C" fn start(start_info: u64) -> ! {
 fn main(boot: &Boot) -> Result<(), &'static str> {
     let Boot { map, command_line, archive } = boot;
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
-    let (levels, command_line) = match command_line.strip_prefix("la57") {
-        Some(rest) => (5, rest.trim_start()),
-        None => (4, *command_line),
-    };
-    if cpu::has_five_levels() != (levels == 5) {
-        return Err("asked for five levels of page tables, and the processor has four");
-    }
-    println!("page tables of {levels} levels");
+    let command_line = paging::choose(command_line)?;
     match command_line.split_once(' ').unwrap_or((command_line, "")) {
         ("" | "check", story) => checks::run(boot_engine(map, start_clock(), 1)?, story).map_err(|_| "a check failed"),
         ("processors", _) => {
@@ -95,7 +80,7 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
         ("overflow", _) => Err(if overflow(0) == 0 { "no overflow" } else { "" }),
         ("stray", _) => stray(),
         ("hang", _) => loop {
-            hlt();
+            interrupts::halt();
         },
         _ => Err(
             "unknown command line: [la57] [check [STORY] | processors | run | fail | panic | overflow | stray | hang]",
@@ -104,7 +89,7 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
 }
 
 fn start_clock() -> Clock {
-    // SAFETY: called once, and nobody else knows of the interval timer.
+    // SAFETY: called once, and nobody else knows of the machine's timers.
     unsafe { Clock::start() }
 }
 
@@ -118,14 +103,9 @@ fn boot_engine(map: &MemoryMap, clock: Clock, cpus: usize) -> Result<&'static Ma
 
 /// Starts all processors, and hands their machine's memory to the engine.
 fn boot_all(map: &MemoryMap) -> Result<(&'static Machine, usize), &'static str> {
-    trap::set_shootdown_hook(mem::shootdown::answer);
-    entry::init();
-    vector::init();
-    apic::init();
-    let clock = start_clock();
-    apic::calibrate(|| clock.now_ns());
-    // SAFETY: called once, and the boot processor has all that it needs.
-    let cpus = unsafe { smp::start(&clock) };
+    hooks::set_shootdown(mem::shootdown::answer);
+    // SAFETY: called once, and nobody else knows of the machine's timers.
+    let (clock, cpus) = unsafe { smp::start() };
     println!("{cpus} processors");
     let machine = boot_engine(map, clock, cpus)?;
     interrupts::enable();
@@ -135,7 +115,7 @@ fn boot_all(map: &MemoryMap) -> Result<(&'static Machine, usize), &'static str> 
 /// Runs the program that the archive names, until it ends and with it the machine.
 fn run(map: &MemoryMap, archive: &'static [u8]) -> Result<(), &'static str> {
     let (_, cpus) = boot_all(map)?;
-    trap::set_page_fault_hook(mem::uaccess::resolve);
+    hooks::set_page_fault(mem::uaccess::resolve);
     files::init(archive).map_err(|_| "the archive of first files can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;
     let words = |name: &str| -> Vec<Vec<u8>> {
@@ -169,7 +149,7 @@ fn refuse(path: &[u8], error: Errno) {
 
 /// Touches user memory as only a bug would.
 fn stray() -> Result<(), &'static str> {
-    trap::set_page_fault_hook(|_| panic!("the hook was asked about a stray touch"));
+    hooks::set_page_fault(|_| panic!("the hook was asked about a stray touch"));
     // SAFETY: none: this is the bug. Nothing is mapped there, so the touch faults, and a fault stops the machine.
     unsafe { (0x1234_5678_9000 as *mut u64).write_volatile(1) };
     Err("a stray touch of user memory went unnoticed")

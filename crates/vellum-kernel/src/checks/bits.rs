@@ -1,25 +1,18 @@
 //! Accessed and dirty, as the processor sets them and the engine reads and keeps them.
 //!
 //! The engine sets both when it maps a page, so a processor finds nothing to do. Here they are cleared behind its back,
-//! in the entries themselves: no method does that yet. On the way there the entries are looked at by Intel's manual.
+//! in the entries themselves: no method does that yet. On the way there the entries are looked at by the processor's manual.
 
-use super::lab::{Checked, Lab, expect, must};
+use super::lab::{Checked, Failed, Lab, expect, must};
 use super::memory::{BASE, HUGE, RW, each_run, first, map, protect, write};
 use super::user::{Space, load, run_in, store};
-use crate::arch::paging::{flush_page, phys_to_virt};
+use crate::arch::manual::{self, Entry};
+use crate::arch::paging::{flush_pages, phys_to_virt};
 use crate::println;
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::arch::{Arch, Attrs};
 use vellum::frame::HUGE_ORDER;
 use vellum::vma::Prot;
-
-const PRESENT: u64 = 1 << 0;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 pub fn story(lab: &Lab) -> Checked {
     for (folios, step) in [(0, FRAME_SIZE), (HUGE_ORDER, HUGE)] {
@@ -76,8 +69,8 @@ fn expect_bits(space: &Space, page: VirtRange, bits: Attrs) -> Checked {
     expect("usage", (usage.referenced, usage.dirty), (referenced, page.len()))
 }
 
-/// Clears both bits in the entry for an address that may be written: down the tables as the processor goes, by Intel's
-/// manual and not by the engine's code.
+/// Clears both bits in the entry for an address that may be written: down the tables as the processor goes, by its manual and
+/// not by the engine's code.
 fn clear_bits(space: &Space, address: u64) -> Checked {
     let mut table = space.root().addr().0;
     for level in (0..u32::from(space.arch().levels())).rev() {
@@ -85,16 +78,16 @@ fn clear_bits(space: &Space, address: u64) -> Checked {
         let entry = phys_to_virt::<u64>(table).wrapping_add(index as usize);
         // SAFETY: an entry of a table of this space, which stays one: nothing is unmapped meanwhile.
         let raw = unsafe { entry.read_volatile() };
-        // Until there is a user mode nothing else notices an entry that keeps it out.
-        let rights = PRESENT | WRITABLE | USER;
-        expect(format_args!("rights at level {}", level + 1), raw & rights, rights)?;
-        if level == 0 || raw & LARGE != 0 {
-            // SAFETY: as above. Nobody changes the entry meanwhile, but for the processor, whose bits these are.
-            unsafe { entry.write_volatile(raw & !(ACCESSED | DIRTY)) };
-            flush_page(address);
-            return Ok(());
+        match manual::read(raw, level) {
+            Some(Entry::Table(next)) => table = next,
+            Some(Entry::Page(cleared)) => {
+                // SAFETY: as above. Nobody changes the entry meanwhile, but for the processor, whose bits these are.
+                unsafe { entry.write_volatile(cleared) };
+                flush_pages([address].into_iter());
+                break;
+            }
+            None => must(format_args!("write by the entry at level {}: {raw:#x}", level + 1), Err(Failed))?,
         }
-        table = raw & ADDRESS;
     }
     Ok(())
 }

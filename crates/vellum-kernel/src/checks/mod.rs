@@ -35,7 +35,7 @@ mod switch;
 pub mod user;
 mod zeros;
 
-use crate::arch::trap;
+use crate::arch::hooks;
 use crate::mem::{self, Machine};
 use crate::println;
 use lab::{Checked, Lab, expect, must};
@@ -61,7 +61,7 @@ const STORIES: [Story; 10] = [
 
 /// Checks all stories, or those whose name is given.
 pub fn run(machine: &'static Machine, only: &str) -> Checked {
-    trap::set_page_fault_hook(user::resolve);
+    hooks::set_page_fault(user::resolve);
     let groups = machine.groups();
     let stories = || STORIES.iter().filter(|(name, _)| only.is_empty() || *name == only);
     expect("there is such a story", stories().count() > 0, true)?;

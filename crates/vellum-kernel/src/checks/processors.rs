@@ -8,10 +8,10 @@ use super::memory::{
 };
 use super::user::{self, Space, load, run_in};
 use crate::arch::exit::{Outcome, exit};
-use crate::arch::{percpu, trap};
+use crate::arch::hooks;
 use crate::mem::Machine;
 use crate::mem::shootdown::MOST_PAGES;
-use crate::println;
+use crate::{percpu, println};
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use spin::Once;
@@ -35,7 +35,7 @@ static GONE: AtomicU64 = AtomicU64::new(0);
 
 /// Prepares the check, which all processors then do by [`part`].
 pub fn prepare(machine: &'static Machine, cpus: usize) -> Checked {
-    trap::set_page_fault_hook(user::resolve);
+    hooks::set_page_fault(user::resolve);
     let space = must("make a space", user::new_space(machine, GroupId::ROOT))?;
     SPACE.call_once(|| space);
     CPUS.store(cpus, SeqCst);

@@ -2,8 +2,8 @@
 
 use super::lab::{Checked, Lab, expect, must};
 use super::memory::{HUGE, RW, expect_no_load, expect_no_store, expect_written, first, map, protect, write};
-use super::user::{Space, call, load, run_in, store};
-use crate::arch::cpu::with_user_code;
+use super::user::{Space, execute, load, run_in, store};
+use crate::arch::abi::SYSTEM_CALL;
 use crate::mem::shootdown::MOST_PAGES;
 use crate::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
@@ -12,8 +12,10 @@ use vellum::space::FaultError::Denied;
 use vellum::stats::Counter::*;
 use vellum::vma::Prot;
 
-/// A return, and nothing else.
-const RETURN: u64 = 0xc3;
+/// A system call, and nothing else.
+fn code() -> u64 {
+    SYSTEM_CALL.iter().rev().fold(0, |code, byte| code << 8 | u64::from(*byte))
+}
 
 pub fn story(lab: &Lab) -> Checked {
     // One page; as many as are invalidated one by one, and one more; more than a table has; a huge one, and two.
@@ -23,7 +25,7 @@ pub fn story(lab: &Lab) -> Checked {
     for pages in [1, 2] {
         round(lab, pages * HUGE, HUGE_ORDER)?;
     }
-    with_user_code(|| execution(lab))
+    execution(lab)
 }
 
 /// Each change finds the TLB full of what was allowed before.
@@ -74,14 +76,14 @@ fn execution(lab: &Lab) -> Checked {
     let space = lab.space()?;
     map(&space, range, RW)?;
     run_in(&space, || {
-        must("write code", store(range.start, RETURN))?;
+        must("write code", store(range.start, code()))?;
         let mut tally = lab.tally();
         run(&space, "written", RW, false)?;
         run(&space, "made code", Prot::READ | Prot::EXEC, true)?;
         run(&space, "made data", Prot::READ, false)?;
         run(&space, "made code again", Prot::READ | Prot::EXEC, true)?;
         run(&space, "taken away", Prot::empty(), false)?;
-        // Three calls were refused. Rights were taken away three times: writing, and twice execution.
+        // Three times it was refused. Rights were taken away three times: writing, and twice execution.
         tally.expect("executed", &[(Faults, 3), (Flushes, 3)])?;
         println!("  a page executed when it is code, and only then: 3 faults");
         Ok(())
@@ -93,11 +95,11 @@ fn run(space: &Space, what: &str, prot: Prot, allowed: bool) -> Checked {
     protect(space, page, prot)?;
     let expected = if allowed { Ok(()) } else { Err(Denied(page.start)) };
     for _ in 0..2 - u32::from(!allowed) {
-        // SAFETY: if it can be executed, it is what was written there, which returns.
-        expect(what, unsafe { call(page.start) }, expected)?;
+        // SAFETY: if it can be executed, it is what was written there, a system call.
+        expect(what, unsafe { execute(page.start) }, expected)?;
     }
     if !prot.is_empty() {
-        expect("the code", load(page.start), Ok(RETURN))?;
+        expect("the code", load(page.start), Ok(code()))?;
     }
     Ok(())
 }

@@ -1,21 +1,22 @@
 //! User memory: which address space is in use, page faults in it, and accesses that may be refused.
 //!
 //! A page fault goes to the engine. When the engine has resolved it the access is tried again; when it refuses, the
-//! access fails: [`load`], [`store`] and [`call`] say so to their caller. Any other touch that is refused is a bug of
+//! access fails: [`load`], [`store`] and [`execute`] say so to their caller. Any other touch that is refused is a bug of
 //! the kernel.
 
 use crate::arch::cpu::user_access;
+use crate::arch::entry::{self, Registers};
+use crate::arch::hooks::{Fault, Outcome};
 use crate::arch::paging::user_end;
-use crate::arch::percpu::{self, MAX_CPUS};
-use crate::arch::trap::{Fault, Outcome};
+use crate::arch::{Trap, access, interrupts};
 use crate::mem::{self, space};
+use crate::percpu::{self, MAX_CPUS};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 use spin::Mutex;
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
-use vellum::space::{Access, FaultError, Limits};
-use x86_64::structures::idt::PageFaultErrorCode as Code;
+use vellum::space::{FaultError, Limits};
 
 pub use crate::mem::{Machine, Space};
 
@@ -25,20 +26,13 @@ struct Seat {
     current: AtomicPtr<Space>,
     /// Why the engine refused the last fault that it refused.
     refused: Mutex<Option<FaultError>>,
-    /// What [`call`] is calling; 0 for nothing.
-    called: AtomicU64,
     /// Faults since the last access began.
     tries: AtomicU32,
 }
 
-static SEATS: [Seat; MAX_CPUS] = [const {
-    Seat {
-        current: AtomicPtr::new(ptr::null_mut()),
-        refused: Mutex::new(None),
-        called: AtomicU64::new(0),
-        tries: AtomicU32::new(0),
-    }
-}; MAX_CPUS];
+static SEATS: [Seat; MAX_CPUS] =
+    [const { Seat { current: AtomicPtr::new(ptr::null_mut()), refused: Mutex::new(None), tries: AtomicU32::new(0) } };
+        MAX_CPUS];
 
 fn seat() -> &'static Seat {
     &SEATS[percpu::current().index]
@@ -78,77 +72,49 @@ unsafe fn switch(to: *mut Space) {
     unsafe { space::translate(to.as_ref(), from.as_ref()) };
 }
 
-// The accesses, each a function whose one instruction may be refused. What they answer is whether it was.
-core::arch::global_asm!(
-    r#"
-    .section .text.user, "ax", @progbits
-user_load:                              // (address, where to put the value)
-    movq (%rdi), %rax
-    movq %rax, (%rsi)
-    xorl %eax, %eax
-    retq
-user_store:                             // (address, value)
-    movq %rsi, (%rdi)
-    xorl %eax, %eax
-    retq
-user_call:                              // (address)
-    callq *%rdi
-    xorl %eax, %eax
-    retq
-user_call_refused:
-    addq $8, %rsp                       // the call was made, but nobody was there to return from it
-user_refused:
-    movl $1, %eax
-    retq
-    "#,
-    options(att_syntax),
-);
-
-unsafe extern "C" {
-    fn user_load(address: u64, value: *mut u64) -> u32;
-    fn user_store(address: u64, value: u64) -> u32;
-    fn user_call(address: u64) -> u32;
-    fn user_call_refused();
-    fn user_refused();
-}
-
 /// Reads the word at an address.
 pub fn load(address: u64) -> Result<u64, FaultError> {
-    let mut value = 0;
-    // SAFETY: a word of user memory, to which no reference exists; and one of this function's.
-    attempt(address, || unsafe { user_load(address, &raw mut value) })?;
-    Ok(value)
+    // SAFETY: a word of user memory, to which no reference exists.
+    attempt(address, || unsafe { access::load(address) })
 }
 
 /// Writes the word at an address.
 pub fn store(address: u64, value: u64) -> Result<(), FaultError> {
     // SAFETY: a word of user memory, to which no reference exists.
-    attempt(address, || unsafe { user_store(address, value) })
+    attempt(address, || unsafe { access::store(address, value) }.then_some(()))
 }
 
-/// Calls what is at an address: until there is a user mode, the only way to find out whether it may be executed.
+/// Executes what is at an address, in user mode, until it makes a system call.
 ///
 /// # Safety
 ///
-/// If code can be executed there, it is a function that does nothing.
-pub unsafe fn call(address: u64) -> Result<(), FaultError> {
-    seat().called.store(address, Relaxed);
-    // SAFETY: by contract, it only returns.
-    let result = attempt(address, || unsafe { user_call(address) });
-    seat().called.store(0, Relaxed);
-    result
+/// If code can be executed there, it makes one and touches nothing. A space is in use.
+pub unsafe fn execute(address: u64) -> Result<(), FaultError> {
+    let mut registers = Registers::start(address, 0);
+    for _ in 0..PATIENCE {
+        // SAFETY: interrupts are off. The space in use stays; the code uses no other registers.
+        match interrupts::without(|| unsafe { entry::enter(&mut registers) }) {
+            Trap::SystemCall(_) => return Ok(()),
+            Trap::PageFault(address, access) => {
+                // SAFETY: as in `resolve`.
+                let space = unsafe { seat().current.load(Relaxed).as_ref() }.expect("a space is in use");
+                space.fault(address, access)?;
+            }
+            Trap::Interrupt => {}
+            Trap::Exception(raised) => panic!("code in user memory raised {raised:?}"),
+        }
+    }
+    panic!("code at {address:#x} was not left by a system call");
 }
 
-fn attempt(address: u64, access: impl FnOnce() -> u32) -> Result<(), FaultError> {
+fn attempt<T>(address: u64, access: impl FnOnce() -> Option<T>) -> Result<T, FaultError> {
     // The user half, and nothing beyond, is what the engine answers for.
     if address > user_end() - size_of::<u64>() as u64 {
         return Err(FaultError::Unmapped(address));
     }
     seat().tries.store(0, Relaxed);
-    match user_access(access) {
-        0 => Ok(()),
-        _ => Err(seat().refused.lock().take().expect("an access is refused by the engine")),
-    }
+    let refused = || seat().refused.lock().take().expect("an access is refused by the engine");
+    user_access(access).ok_or_else(refused)
 }
 
 /// The hook for page faults.
@@ -158,36 +124,17 @@ pub fn resolve(fault: &Fault) -> Outcome {
     let Some(space) = (unsafe { seat().current.load(Relaxed).as_ref() }) else {
         return Outcome::Unresolved;
     };
-    assert!(!fault.code.contains(Code::MALFORMED_TABLE), "an entry has a bit set that must be 0");
     assert!(
         seat().tries.fetch_add(1, Relaxed) < PATIENCE,
         "the fault at {:#x} was resolved {PATIENCE} times, and is still there: {:?}",
         fault.address,
-        fault.code
+        fault.access
     );
-    let access = if fault.code.contains(Code::INSTRUCTION_FETCH) {
-        Access::Exec
-    } else if fault.code.contains(Code::CAUSED_BY_WRITE) {
-        Access::Write
-    } else {
-        Access::Read
-    };
-    match space.fault(fault.address, access) {
+    match space.fault(fault.address, fault.access) {
         Ok(()) => Outcome::Retry,
         Err(error) => {
             *seat().refused.lock() = Some(error);
-            recovery(fault).map_or(Outcome::Unresolved, Outcome::Resume)
+            access::refused(fault.pc).map_or(Outcome::Unresolved, Outcome::Resume)
         }
     }
-}
-
-/// Where a refused access goes on, if it is one of those that may be.
-fn recovery(fault: &Fault) -> Option<u64> {
-    // A fetch: the instruction is the one that isn't there.
-    if fault.rip == fault.address && fault.address == seat().called.load(Relaxed) {
-        return Some(user_call_refused as *const () as u64);
-    }
-    [user_load as *const () as u64, user_store as *const () as u64]
-        .contains(&fault.rip)
-        .then_some(user_refused as *const () as u64)
 }

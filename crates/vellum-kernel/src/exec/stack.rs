@@ -16,11 +16,12 @@ pub const LONGEST_STRING: usize = 32 * 4096;
 const LEAST: u64 = 128 * 1024;
 /// What they may take at most, three quarters of the usual stack.
 const MOST: u64 = 6 * 1024 * 1024;
-const PLATFORM: &[u8] = b"x86_64";
 
 /// What the auxiliary vector says, beside addresses on the stack. What is not here has one value in this kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Aux {
+    /// `AT_PLATFORM`: what the architecture is called.
+    pub platform: &'static str,
     /// `AT_HWCAP`: on x86-64 what CPUID leaf 1 says in EDX.
     pub hwcap: u64,
     /// `AT_HWCAP2`.
@@ -98,7 +99,7 @@ pub fn build<S: AsRef<[u8]>>(
     let path_at = top - 8 - path_bytes;
     let environment_at = path_at - environment_bytes;
     let arguments_at = environment_at - argument_bytes;
-    let platform_at = (arguments_at & !15) - (PLATFORM.len() as u64 + 1);
+    let platform_at = (arguments_at & !15) - (aux.platform.len() as u64 + 1);
     let random_at = platform_at - 16;
     let vector = [
         (auxvec::AT_MINSIGSTKSZ, aux.least_signal_stack),
@@ -151,7 +152,7 @@ pub fn build<S: AsRef<[u8]>>(
         bytes.extend_from_slice(string);
     };
     put(random_at, &aux.random);
-    put(platform_at, PLATFORM);
+    put(platform_at, aux.platform.as_bytes());
     let mut at = arguments_at;
     if arguments.is_empty() {
         at += 1;
@@ -213,7 +214,13 @@ mod tests {
 
     #[test]
     fn what_a_program_finds() {
-        let aux = Aux { random: *b"0123456789abcdef", entry: 0x40_1000, ids: [1, 2, 3, 4], ..Aux::default() };
+        let aux = Aux {
+            platform: "vax",
+            random: *b"0123456789abcdef",
+            entry: 0x40_1000,
+            ids: [1, 2, 3, 4],
+            ..Aux::default()
+        };
         for odd in 0..4 {
             let (arguments, environment) = (["ls", "-l", "/"], ["A=b", "C=", "D=e"]);
             let stack = build(TOP, room(8 << 20), b"/bin/ls", &arguments, &environment[..odd.min(3)], &aux).unwrap();
@@ -229,7 +236,7 @@ mod tests {
             assert_eq!(stack.aux.start, at);
             let get = |key| read.aux(at, key).unwrap();
             assert_eq!(read.string(get(auxvec::AT_EXECFN)), b"/bin/ls");
-            assert_eq!(read.string(get(auxvec::AT_PLATFORM)), b"x86_64");
+            assert_eq!(read.string(get(auxvec::AT_PLATFORM)), b"vax");
             assert!(read.string(get(auxvec::AT_RANDOM)).starts_with(b"0123456789abcdef"));
             assert_eq!((get(auxvec::AT_ENTRY), get(auxvec::AT_EGID)), (0x40_1000, 4));
             assert_eq!(read.word(stack.aux.end - 16), 0);

@@ -17,24 +17,22 @@ pub mod space;
 pub mod uaccess;
 
 use crate::arch::clock::Clock;
-use crate::arch::cpu::has_five_levels;
-use crate::arch::paging::copy_kernel_half;
-use crate::arch::pvh::MemoryMap;
+use crate::arch::paging::{Format, copy_kernel_half, format};
 use core::fmt;
 use platform::Host;
 pub use space::UserSpace;
 use spin::Once;
 use vellum::addr::FRAME_SIZE;
-use vellum::arch::X86_64;
 use vellum::frame::{BootOptions, OutOfMemory};
 use vellum::group::GroupId;
 use vellum::space::Limits;
 use vellum::stats::Counter;
+use vellum_kernel::boot::MemoryMap;
 
 /// The machine's memory.
 pub type Machine = vellum::Machine<'static, Host>;
 /// An address space. Made by [`new_space`], or else without the kernel in it.
-pub type Space = vellum::AddressSpace<'static, Host, X86_64>;
+pub type Space = vellum::AddressSpace<'static, Host, Format>;
 
 /// A memory object: the contents of a file.
 pub type Object = vellum::cache::Object<'static, Host>;
@@ -88,11 +86,6 @@ impl fmt::Display for Tally {
             count(Counter::TablesFreed),
         )
     }
-}
-
-/// The format of page tables.
-fn format() -> X86_64 {
-    if has_five_levels() { X86_64::five_levels() } else { X86_64::four_levels() }
 }
 
 /// An empty memory object.

@@ -5,15 +5,15 @@
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::DIRECT_MAP;
-use crate::arch::percpu;
-use crate::arch::pvh::{self, MemoryMap};
 use crate::mem::shootdown;
+use crate::percpu;
 use vellum::addr::PhysAddr;
 use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+use vellum_kernel::boot::{CAPACITY, MemoryMap};
 
 /// The machine.
 pub struct Host {
-    regions: [Region; pvh::CAPACITY],
+    regions: [Region; CAPACITY],
     len: usize,
     clock: Clock,
     cpus: usize,
@@ -23,7 +23,7 @@ impl Host {
     /// A machine with this memory and so many processors.
     pub fn new(map: &MemoryMap, clock: Clock, cpus: usize) -> Self {
         let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false };
-        let (mut regions, mut len) = ([nothing; pvh::CAPACITY], 0);
+        let (mut regions, mut len) = ([nothing; CAPACITY], 0);
         for (region, usable) in regions.iter_mut().zip(map.usable()) {
             *region = Region {
                 base: PhysAddr(usable.base),

@@ -7,17 +7,16 @@
 //! Only processors that have the space loaded are asked; one with nothing to do has none loaded. One whose TLB may hold
 //! translations of it all the same sees that they are old when it loads the space again ([`vellum_kernel::tags`]).
 
-use crate::arch::apic;
-use crate::arch::paging::{flush_page, flush_user};
-use crate::arch::percpu::{self, MAX_CPUS};
+use crate::arch::paging::{flush_pages, flush_user};
+use crate::arch::{interrupts, irq};
 use crate::mem::machine;
 use crate::mem::space::Change;
+use crate::percpu::{self, MAX_CPUS};
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
 use vellum::addr::VirtRange;
 use vellum::platform::{CpuSet, Cpus, Invalidation};
-use x86_64::instructions::interrupts::without_interrupts;
 
 /// An invalidation of more pages than this drops the whole user half: to fill the TLB again costs less than to ask
 /// about every page. The number is Linux's (`tlb_single_page_flush_ceiling`).
@@ -71,7 +70,7 @@ fn ask(others: u64, myself: bool, work: &Work<'_>) {
     request.unanswered.store(others, Relaxed);
     for cpu in bits(others) {
         if ASKED[cpu].fetch_or(1 << here, AcqRel) == 0 {
-            apic::send(cpu, apic::SHOOTDOWN);
+            irq::send(cpu, irq::SHOOTDOWN);
         }
     }
     if myself {
@@ -79,7 +78,7 @@ fn ask(others: u64, myself: bool, work: &Work<'_>) {
     }
     while request.unanswered.load(Acquire) != 0 {
         core::hint::spin_loop();
-        without_interrupts(answer);
+        interrupts::without(answer);
     }
 }
 
@@ -108,12 +107,8 @@ fn bits(mut set: u64) -> impl Iterator<Item = usize> {
 }
 
 impl Work<'_> {
-    /// This processor's part.
-    ///
-    /// Loading CR3 drops every translation of user memory, none of which is global, and all that is cached of tables.
-    /// INVLPG drops the translation of the page at its address, of whatever size, and all that is cached of the space's
-    /// tables (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches"): so after the first of
-    /// them [`Invalidation::tables`] is served too, and no range is empty.
+    /// This processor's part. A page's translation goes with all that is cached of the tables that lead to it, so that
+    /// [`Invalidation::tables`] is served too.
     fn carry_out(&self) {
         let Work::Drop { ranges, stride_shift, change } = *self else { return fence(SeqCst) };
         let stride = 1 << stride_shift;
@@ -122,9 +117,7 @@ impl Work<'_> {
         if all {
             flush_user();
         } else {
-            for range in ranges {
-                (range.start..range.end).step_by(stride as usize).for_each(flush_page);
-            }
+            flush_pages(ranges.iter().flat_map(|range| (range.start..range.end).step_by(stride as usize)));
         }
         change.heard(all);
     }

@@ -3,10 +3,10 @@
 //! A processor keeps the space that it had last, because mostly it will need the same again; it lets go of it when it needs
 //! another, when it has nothing to do, and when the last thread there ends.
 
-use crate::arch::cpu;
 use crate::arch::paging::{kernel_root, load_root, load_tagged_root};
-use crate::arch::percpu::{self, MAX_CPUS};
+use crate::arch::{cpu, interrupts};
 use crate::mem::{self, Space};
+use crate::percpu::{self, MAX_CPUS};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -21,7 +21,6 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::Mapped;
 use vellum_kernel::tags::Generations;
-use x86_64::instructions::interrupts::without_interrupts;
 
 /// So many files are remembered before those are forgotten that no area maps any more.
 const SOME: usize = 64;
@@ -228,7 +227,7 @@ impl Change {
     pub fn heard(&self, all: bool) {
         // SAFETY: this processor's own, and interrupts are off wherever it is touched.
         let tags = || unsafe { &mut *percpu::current().tags.get() }.dropped(self.space, self.generation, all);
-        without_interrupts(tags);
+        interrupts::without(tags);
     }
 }
 
@@ -240,7 +239,7 @@ impl Change {
 pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
     let cpu = percpu::current();
     // A shootdown must not find the one space announced and the other loaded.
-    without_interrupts(|| match next {
+    interrupts::without(|| match next {
         Some(space) => {
             space.cpu_enter(cpu.index);
             let number = space.id().0;

@@ -1,49 +1,18 @@
 //! The kernel's accesses to user memory.
 //!
-//! Two instructions do it all, and they alone may fault: a copy, and the one of [`exchange`]. A fault is resolved by the
-//! engine, as if the program itself had touched the address; if the engine refuses, the access ends early and says so.
+//! The instructions of [`access`] do it all, and they alone may fault. A fault is resolved by the engine, as if the program
+//! itself had touched the address; if the engine refuses, the access ends early and says so.
 
+use crate::arch::access;
 use crate::arch::cpu::user_access;
+use crate::arch::hooks::{Fault, Outcome};
 use crate::arch::paging::user_end;
-use crate::arch::percpu;
-use crate::arch::trap::{Fault, Outcome};
 use crate::mem::{UserSpace, space};
+use crate::percpu;
 use crate::task::Thread;
 use alloc::sync::Arc;
-use vellum::space::{Access, FaultError};
+use vellum::space::FaultError;
 use vellum_kernel::errno::Errno;
-use x86_64::structures::idt::PageFaultErrorCode as Code;
-
-core::arch::global_asm!(
-    r#"
-    .section .text.uaccess, "ax", @progbits
-user_copy:                              // (to, from, bytes): the bytes that were not copied
-    movq %rdx, %rcx
-    rep movsb
-user_copy_refused:
-    movq %rcx, %rax
-    retq
-user_exchange:                          // (address, expected, new, where to put what was there): whether it was refused
-    movl %esi, %eax
-    lock cmpxchgl %edx, (%rdi)
-user_exchange_done:
-    movl %eax, (%rcx)
-    xorl %eax, %eax
-    retq
-user_exchange_refused:
-    movl $1, %eax
-    retq
-    "#,
-    options(att_syntax),
-);
-
-unsafe extern "C" {
-    fn user_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
-    fn user_copy_refused();
-    fn user_exchange(address: u64, expected: u32, new: u32, found: *mut u32) -> u32;
-    fn user_exchange_done();
-    fn user_exchange_refused();
-}
 
 /// Whether the range lies in user space.
 fn check(address: u64, bytes: usize) -> Result<(), Errno> {
@@ -60,7 +29,7 @@ pub fn read_some(memory: &Arc<UserSpace>, address: u64, to: &mut [u8]) -> usize 
     }
     space::load(memory);
     // SAFETY: writes to the slice only; what it reads is user memory, to which no reference exists, and a fault there ends it.
-    to.len() - user_access(|| unsafe { user_copy(to.as_mut_ptr(), address as *const u8, to.len()) })
+    to.len() - user_access(|| unsafe { access::copy(to.as_mut_ptr(), address as *const u8, to.len()) })
 }
 
 /// Copies to user memory, as far as it goes; the answer is how far.
@@ -70,7 +39,7 @@ pub fn write_some(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> usize {
     }
     space::load(memory);
     // SAFETY: reads the slice only; what it writes is user memory, to which no reference exists, and a fault there ends it.
-    from.len() - user_access(|| unsafe { user_copy(address as *mut u8, from.as_ptr(), from.len()) })
+    from.len() - user_access(|| unsafe { access::copy(address as *mut u8, from.as_ptr(), from.len()) })
 }
 
 /// Copies from user memory.
@@ -99,12 +68,8 @@ pub fn write(memory: &Arc<UserSpace>, address: u64, from: &[u8]) -> Result<(), E
 pub fn exchange(memory: &Arc<UserSpace>, address: u64, expected: u32, new: u32) -> Result<u32, Errno> {
     check(address, 4)?;
     space::load(memory);
-    let mut found = 0;
-    // SAFETY: a word of user memory, to which no reference exists, and one of this function's.
-    match user_access(|| unsafe { user_exchange(address, expected, new, &raw mut found) }) {
-        0 => Ok(found),
-        _ => Err(Errno::EFAULT),
-    }
+    // SAFETY: a word of user memory, to which no reference exists.
+    user_access(|| unsafe { access::exchange(address, expected, new) }).ok_or(Errno::EFAULT)
 }
 
 /// The bytes of a structure of Linux's.
@@ -120,7 +85,7 @@ pub fn resolve(fault: &Fault) -> Outcome {
     let Some(space) = (unsafe { (*percpu::current().space.get()).as_ref() }) else {
         return Outcome::Unresolved;
     };
-    match space.engine.fault(fault.address, access(fault.code)) {
+    match space.engine.fault(fault.address, fault.access) {
         Ok(()) => return Outcome::Retry,
         Err(error @ (FaultError::OutOfMemory | FaultError::OverLimit(_))) => {
             if let Some(thread) = Thread::current() {
@@ -129,25 +94,5 @@ pub fn resolve(fault: &Fault) -> Outcome {
         }
         Err(_) => {}
     }
-    let [copy, refused] = [user_copy as *const () as u64, user_copy_refused as *const () as u64];
-    let [exchange, done] = [user_exchange as *const () as u64, user_exchange_done as *const () as u64];
-    if (copy..refused).contains(&fault.rip) {
-        Outcome::Resume(refused)
-    } else if (exchange..done).contains(&fault.rip) {
-        Outcome::Resume(user_exchange_refused as *const () as u64)
-    } else {
-        Outcome::Unresolved
-    }
-}
-
-/// What a fault's error code says was tried.
-#[inline]
-pub fn access(code: Code) -> Access {
-    if code.contains(Code::INSTRUCTION_FETCH) {
-        Access::Exec
-    } else if code.contains(Code::CAUSED_BY_WRITE) {
-        Access::Write
-    } else {
-        Access::Read
-    }
+    access::refused(fault.pc).map_or(Outcome::Unresolved, Outcome::Resume)
 }

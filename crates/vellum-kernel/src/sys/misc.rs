@@ -1,19 +1,17 @@
 //! Who and what a program is, what it may have, and chance.
 
 use super::{Answer, process::process_of};
-use crate::arch::paging::user_end;
-use crate::arch::percpu;
+use crate::arch::abi::NAME;
+use crate::arch::clock::ticks;
 use crate::mem::{now_ns, shootdown, uaccess};
+use crate::percpu;
 use crate::task::process::find_thread;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
-use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_NOFILE};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::table;
-use x86_64::VirtAddr;
-use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 
 /// What the system calls itself, for programs that look.
 pub const SYSTEM: &str = "Linux";
@@ -29,7 +27,7 @@ pub const DOMAIN: &str = "(none)";
 /// `uname`.
 pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
     const FIELD: usize = 65;
-    let fields = [SYSTEM, HOST, RELEASE, VERSION, "x86_64", DOMAIN];
+    let fields = [SYSTEM, HOST, RELEASE, VERSION, NAME, DOMAIN];
     let mut names = [0; FIELD * 6];
     for (field, name) in names.chunks_exact_mut(FIELD).zip(fields) {
         field[..name.len()].copy_from_slice(name.as_bytes());
@@ -37,11 +35,10 @@ pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &names).map(|()| 0)
 }
 
-/// The next random number (SplitMix64, seeded by the time-stamp counter: nothing here is a secret).
+/// The next random number (SplitMix64, seeded by the processor's counter: nothing here is a secret).
 pub fn random() -> u64 {
     static STATE: AtomicU64 = AtomicU64::new(0);
-    // SAFETY: every 64-bit processor has the instruction.
-    let seed = unsafe { _rdtsc() };
+    let seed = ticks();
     let mut z = STATE.fetch_add(0x9e37_79b9_7f4a_7c15 ^ seed << 32, Ordering::Relaxed).wrapping_add(seed);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -62,33 +59,6 @@ pub fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> Answer 
         done += piece as u64;
     }
     Ok(len)
-}
-
-/// `arch_prctl`.
-pub fn arch_prctl(thread: &Arc<Thread>, code: u64, value: u64) -> Answer {
-    const SET_GS: u64 = 0x1001;
-    const SET_FS: u64 = 0x1002;
-    const GET_FS: u64 = 0x1003;
-    const GET_GS: u64 = 0x1004;
-    let memory = thread.memory();
-    // SAFETY: the thread's own future.
-    let context = unsafe { thread.context() };
-    match code {
-        SET_FS | SET_GS if value >= user_end() => Err(Errno::EPERM),
-        SET_FS => {
-            context.fs = value;
-            FsBase::write(VirtAddr::new_truncate(value));
-            Ok(0)
-        }
-        SET_GS => {
-            context.gs = value;
-            KernelGsBase::write(VirtAddr::new_truncate(value));
-            Ok(0)
-        }
-        GET_FS => uaccess::write(&memory, value, &context.fs.to_le_bytes()).map(|()| 0),
-        GET_GS => uaccess::write(&memory, value, &context.gs.to_le_bytes()).map(|()| 0),
-        _ => Err(Errno::EINVAL),
-    }
 }
 
 /// `set_tid_address`.

@@ -44,6 +44,7 @@ pub mod shm;
 pub mod signal;
 pub mod timer;
 
+use crate::arch::abi;
 use crate::mem::heap;
 use crate::println;
 use crate::task::{Thread, executor};
@@ -280,7 +281,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_timer_getoverrun => timer::getoverrun(thread, a[0]),
         nr::__NR_timer_delete => timer::delete(thread, a[0]),
 
-        nr::__NR_arch_prctl => misc::arch_prctl(thread, a[0], a[1]),
+        nr::__NR_arch_prctl => abi::arch_prctl(thread, a[0], a[1]),
         nr::__NR_prctl => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]),
         nr::__NR_prlimit64 => misc::prlimit(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_getrlimit => misc::prlimit(thread, 0, a[0], 0, given(a[1])?),

@@ -94,22 +94,21 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let counted = count_one(thread)?;
     let memory = thread.memory();
     let memory = if has(abi::CLONE_VM) { memory } else { Arc::new(memory.fork()?) };
-    thread.save_vector();
+    thread.save_held();
     // SAFETY: the thread's own future.
     let parent = unsafe { thread.context() };
     let files = if has(abi::CLONE_FILES) { parent.files.clone() } else { Arc::new(parent.files.copy()?) };
     let mut context = Context::new(memory.clone(), files.clone(), parent.registers);
-    context.vector = parent.vector.clone();
-    (context.fs, context.gs) = (parent.fs, parent.gs);
-    context.registers.rax = 0;
+    context.held = parent.held.clone();
+    context.registers.set_answer(0);
     if wanted.stack != 0 {
-        context.registers.rsp = wanted.stack;
+        context.registers.set_stack(wanted.stack);
     }
     if !has(abi::CLONE_VM) || has(abi::CLONE_VFORK) {
         context.signal_stack = parent.signal_stack;
     }
     if has(abi::CLONE_SETTLS) {
-        context.fs = wanted.tls;
+        context.held.set_thread_pointer(wanted.tls);
     }
     if has(abi::CLONE_CHILD_CLEARTID) {
         context.clear_tid = wanted.child_tid;
@@ -213,7 +212,7 @@ pub fn let_go_of_memory(thread: &Arc<Thread>) {
 /// The end of a thread's life.
 pub fn thread_ends(thread: &Arc<Thread>) {
     let_go_of_memory(thread);
-    thread.forget_vector();
+    thread.forget_held();
     let process = &thread.process;
     let last = process.threads.lock().len() == 1;
     // Before the parent hears of it: the memory is free then.

@@ -2,6 +2,7 @@
 
 use super::path::{HERE, contents};
 use super::{Answer, misc, timer};
+use crate::arch::abi as machine;
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
 use crate::files::groups;
@@ -11,7 +12,6 @@ use crate::task::Thread;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::arch::x86_64::__cpuid;
 use linux_raw_sys::general as abi;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
@@ -23,8 +23,6 @@ use vellum_kernel::exec::script;
 use vellum_kernel::exec::stack::{self, Aux};
 use vellum_kernel::fs::names::LONGEST_PATH;
 
-/// Where a program goes that may lie anywhere (Linux, without randomization: two thirds of the address space).
-const DYNAMIC_BASE: u64 = 0x5555_5555_4000;
 /// Bytes that a stack is mapped with; it grows from there.
 const STACK: u64 = 132 << 10;
 
@@ -44,9 +42,9 @@ pub fn load(
     gained: bool,
 ) -> Result<(Arc<UserSpace>, Registers), Errno> {
     // The page before the end stays free, as on Linux: an instruction at the very end would go on beyond it.
-    let top = user_end().min(1 << 47) - 4096;
+    let top = user_end().min(machine::ADDRESSES_END) - 4096;
     let known =
-        elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: ::elf::abi::EM_X86_64 };
+        elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: machine::ELF_MACHINE };
     let head = elf::head(file, known.machine)?;
     let table = file.get(head.table.start as usize..head.table.end as usize).ok_or(Errno::ENOEXEC)?;
     let plan = elf::plan(&head, table, file.len() as u64, &known)?;
@@ -54,7 +52,8 @@ pub fn load(
         // No loader to hand it to yet.
         return Err(Errno::ENOEXEC);
     }
-    let base = if plan.relocatable { DYNAMIC_BASE.next_multiple_of(plan.align) } else { 0 };
+    // Where Linux has a program that may lie anywhere, without randomization: at two thirds of the address space.
+    let base = if plan.relocatable { ((top / 3 * 2) & !4095).next_multiple_of(plan.align) } else { 0 };
     if base.checked_add(plan.span.end).is_none_or(|end| end > top) {
         return Err(Errno::ENOMEM);
     }
@@ -86,14 +85,17 @@ pub fn load(
         flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
     };
     space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
+    let [hwcap, hwcap2] = machine::hwcap();
     let aux = Aux {
-        hwcap: __cpuid(1).edx.into(),
+        platform: machine::NAME,
+        hwcap,
+        hwcap2,
         page_size: 4096,
         table: plan.table.map_or(0, |table| base + table),
         entries: plan.entries,
         entry: base + plan.entry,
         random: core::array::from_fn(|_| misc::random() as u8),
-        least_signal_stack: 3632,
+        least_signal_stack: machine::LEAST_SIGNAL_STACK,
         ids: [own.uids[REAL], own.uids[EFFECTIVE], own.gids[REAL], own.gids[EFFECTIVE]],
         secure: gained,
         ..Aux::default()
@@ -178,7 +180,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     process.timers.lock().retain(|number, _| *number == timer::REAL);
     thread.traits.lock().credentials = Arc::new(own);
     *process.memory.lock() = Some(space.clone());
-    thread.forget_vector();
+    thread.forget_held();
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
     let files = context.files.clone();

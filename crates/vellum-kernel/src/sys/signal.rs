@@ -1,7 +1,6 @@
 //! Signals.
 
 use super::{Answer, clock};
-use crate::arch::frame;
 use crate::mem::{now_ns, uaccess};
 use crate::task::deliver::{self, is_on_signal_stack, read_set};
 use crate::task::signal::{self, Action, COUNT, Info, UNSTOPPABLE, bit};
@@ -150,7 +149,7 @@ pub fn sigaltstack(thread: &Arc<Thread>, new: u64, old: u64) -> Answer {
     let memory = thread.memory();
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
-    let before = [context.signal_stack[0], frame::stack_flags(context), context.signal_stack[1]];
+    let before = [context.signal_stack[0], deliver::stack_flags(context), context.signal_stack[1]];
     if new != 0 {
         let mut words = [0; 24];
         uaccess::read(&memory, new, &mut words)?;

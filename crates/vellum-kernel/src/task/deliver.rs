@@ -1,8 +1,6 @@
 //! What a thread does about signals, before it enters user mode again: the handler's frame on the stack, or the program's end.
 
-use crate::arch::entry::{Registers, USER_CODE, USER_DATA};
-use crate::arch::frame;
-use crate::arch::paging::user_end;
+use crate::arch::{Raised, frame};
 use crate::mem::uaccess;
 use crate::println;
 use crate::task::process::Life;
@@ -47,7 +45,7 @@ pub async fn settle(thread: &Arc<Thread>) -> bool {
         thread.set_mask(mask);
     }
     if let Some(number) = context.restart.take() {
-        repeat(&mut context.registers, number);
+        context.registers.repeat(number);
     }
     true
 }
@@ -67,12 +65,7 @@ fn next(thread: &Thread) -> Option<Info> {
 /// Has the thread make its last system call once more.
 pub fn again(thread: &Thread, number: u64) {
     // SAFETY: the thread's own future.
-    repeat(&mut unsafe { thread.context() }.registers, number);
-}
-
-fn repeat(registers: &mut Registers, number: u64) {
-    registers.rax = number;
-    registers.rip -= 2; // the length of the instruction
+    unsafe { thread.context() }.registers.repeat(number);
 }
 
 /// Has the thread run a handler.
@@ -85,11 +78,11 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
         && flags & abi::SA_RESTART != 0
         && outlasts_handlers(number as u32)
     {
-        repeat(&mut context.registers, number);
+        context.registers.repeat(number);
     }
     context.waits_until = None;
     let before = context.saved_mask.take().unwrap_or(now);
-    thread.save_vector();
+    thread.save_held();
     // SAFETY: as above; the reference before ended.
     let context = unsafe { thread.context() };
     frame::push(context, info, action, before)?;
@@ -103,23 +96,21 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
 
 /// Returns from a handler: to what the frame says, as far as a program may say it.
 pub fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
-    thread.save_vector();
+    thread.save_held();
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
     let mask = match frame::pop(context) {
-        Ok(mask) if context.registers.rip < user_end() => mask,
-        _ => {
+        Ok(mask) => mask,
+        Err(_) => {
             thread.process.end(Life::Killed(abi::SIGSEGV));
             return Ok(0);
         }
     };
-    context.registers.cs = USER_CODE;
-    context.registers.ss = USER_DATA;
     context.restart = None;
-    let rax = context.registers.rax;
-    thread.forget_vector();
+    let answer = context.registers.answer();
+    thread.forget_held();
     thread.set_mask(mask);
-    Ok(rax)
+    Ok(answer)
 }
 
 /// The end of a system call.
@@ -131,7 +122,7 @@ pub fn answer(thread: &Thread, number: u64, answer: Result<u64, Errno>) {
     } else {
         context.waits_until = None;
     }
-    context.registers.rax = answer.unwrap_or_else(|error| error.returned() as u64);
+    context.registers.set_answer(answer.unwrap_or_else(|error| error.returned() as u64));
 }
 
 /// Whether a system call is made again after a signal that no handler took: it stopped the program, say (signal(7)).
@@ -177,20 +168,9 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
 }
 
 /// An exception that is no page fault.
-pub fn exception(thread: &Arc<Thread>, number: u64) {
-    // SAFETY: the thread's own future.
-    let rip = unsafe { thread.context() }.registers.rip;
-    let info = match number {
-        0 => Info::fault(abi::SIGFPE, abi::FPE_INTDIV, rip),
-        1 => Info::fault(abi::SIGTRAP, abi::TRAP_TRACE, rip),
-        3 => Info { signal: abi::SIGTRAP, code: abi::SI_KERNEL as i32, fields: [0; 4] },
-        6 => Info::fault(abi::SIGILL, abi::ILL_ILLOPN, rip),
-        12 => Info { signal: abi::SIGBUS, code: abi::SI_KERNEL as i32, fields: [0; 4] },
-        16 | 19 => Info::fault(abi::SIGFPE, abi::FPE_FLTINV, rip),
-        17 => Info::fault(abi::SIGBUS, abi::BUS_ADRALN, 0),
-        _ => Info { signal: abi::SIGSEGV, code: abi::SI_KERNEL as i32, fields: [0; 4] },
-    };
-    force(thread, info);
+pub fn exception(thread: &Arc<Thread>, raised: Raised) {
+    let Raised { signal, code, address } = raised;
+    force(thread, Info { signal, code, fields: [address, 0, 0, 0] });
 }
 
 /// A signal that the thread's own instruction raised: it can't go on without dealing with it.
@@ -207,7 +187,25 @@ pub fn force(thread: &Arc<Thread>, info: Info) {
 /// Whether the thread's stack pointer is on its alternate stack.
 pub fn is_on_signal_stack(context: &Context) -> bool {
     let [start, len] = context.signal_stack;
-    context.registers.rsp.wrapping_sub(start) <= len && len > 0
+    context.registers.stack().wrapping_sub(start) <= len && len > 0
+}
+
+/// Where the frame of a handler is to end: on the alternate stack, or so far below the stack pointer.
+pub fn stack_for(context: &Context, action: &Action, red_zone: u64) -> u64 {
+    let [start, len] = context.signal_stack;
+    let switches = action.flags & u64::from(abi::SA_ONSTACK) != 0 && len > 0 && !is_on_signal_stack(context);
+    if switches { start.wrapping_add(len) } else { context.registers.stack().wrapping_sub(red_zone) }
+}
+
+/// What `sigaltstack` says about the thread's alternate stack now.
+pub fn stack_flags(context: &Context) -> u64 {
+    const ON_STACK: u64 = 1;
+    const DISABLED: u64 = 2;
+    match context.signal_stack {
+        [_, 0] => DISABLED,
+        _ if is_on_signal_stack(context) => ON_STACK,
+        _ => 0,
+    }
 }
 
 /// Copies a set of signals from a program.

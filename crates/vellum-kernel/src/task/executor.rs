@@ -4,14 +4,14 @@
 //! front. A processor that finds it empty halts, and says so before it looks a last time; so whoever adds to the queue
 //! either is seen or sees an idle processor to kick.
 
-use crate::arch::{apic, percpu};
+use crate::arch::{interrupts, irq};
 use crate::mem::space;
+use crate::percpu;
 use crate::task::time;
 use alloc::collections::VecDeque;
 use async_task::Runnable;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use spin::Mutex;
-use x86_64::instructions::interrupts;
 
 static QUEUE: Mutex<VecDeque<Runnable>> = Mutex::new(VecDeque::new());
 /// The processors that halt, or are about to, a bit each.
@@ -34,7 +34,7 @@ fn push(runnable: Runnable) {
         // Struck off by whoever kicks it, so that the next to be woken finds another.
         let chosen = idle & idle.wrapping_neg();
         if IDLE.fetch_and(!chosen, Ordering::SeqCst) & chosen != 0 {
-            apic::send(chosen.trailing_zeros() as usize, apic::KICK);
+            irq::send(chosen.trailing_zeros() as usize, irq::KICK);
         }
     }
 }
@@ -69,7 +69,7 @@ pub fn run() -> ! {
         if WAITING.load(Ordering::SeqCst) > 0 || percpu::current().tick.load(Ordering::Relaxed) {
             interrupts::enable();
         } else {
-            interrupts::enable_and_hlt();
+            interrupts::enable_and_wait();
         }
         IDLE.fetch_and(!me, Ordering::SeqCst);
         time::expire();

@@ -1,10 +1,11 @@
 //! A user thread: a future that enters user mode again and again.
 
-use crate::arch::entry::{self, Registers, SYSTEM_CALL};
-use crate::arch::trap::{self, PAGE_FAULT};
-use crate::arch::{apic, cpu, percpu, vector};
+use crate::arch::entry::{self, Registers};
+use crate::arch::held::Held;
+use crate::arch::{Trap, interrupts, irq};
 use crate::files::Files;
-use crate::mem::{UserSpace, now_ns, oom, space, uaccess};
+use crate::mem::{UserSpace, now_ns, oom, space};
+use crate::percpu;
 use crate::sys;
 use crate::sys::policy::Policy;
 use crate::task::count::Counted;
@@ -23,11 +24,6 @@ use vellum::space::FaultError;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::text::Folder;
-use x86_64::VirtAddr;
-use x86_64::instructions::interrupts;
-use x86_64::registers::control::Cr2;
-use x86_64::registers::model_specific::{FsBase, KernelGsBase};
-use x86_64::structures::idt::PageFaultErrorCode as Code;
 
 const NOWHERE: usize = usize::MAX;
 
@@ -83,12 +79,8 @@ unsafe impl Sync for Thread {}
 pub struct Context {
     /// The general registers.
     pub registers: Registers,
-    /// The vector registers, while no processor holds them.
-    pub vector: vector::State,
-    /// Segment bases.
-    pub fs: u64,
-    /// As above.
-    pub gs: u64,
+    /// The registers beside them, while no processor holds them.
+    pub held: Held,
     /// The memory it runs in.
     pub memory: Arc<UserSpace>,
     /// Its files.
@@ -153,9 +145,7 @@ impl Context {
     pub fn new(memory: Arc<UserSpace>, files: Arc<Files>, registers: Registers) -> Self {
         Self {
             registers,
-            vector: vector::State::new(),
-            fs: 0,
-            gs: 0,
+            held: Held::new(),
             memory,
             files,
             clear_tid: 0,
@@ -296,7 +286,7 @@ impl Thread {
         self.alerted.store(true, Ordering::SeqCst);
         let place = self.place.load(Ordering::SeqCst);
         if place != NOWHERE {
-            apic::send(place, apic::KICK);
+            irq::send(place, irq::KICK);
         }
         let waker = self.waker.lock().take();
         if let Some(waker) = waker {
@@ -375,24 +365,12 @@ impl Thread {
         time::arm_for_turn();
         // SAFETY: the thread's own future runs this, and keeps no reference.
         let registers = unsafe { &mut self.context().registers };
-        // SAFETY: interrupts are off. The registers are the thread's, whose space and vector registers are loaded; whoever
+        // SAFETY: interrupts are off. The registers are the thread's, whose space and other registers are loaded; whoever
         // writes the segments or flags takes what user mode may have.
-        unsafe { entry::enter(registers) };
-        // Before anything else can fault.
-        let address = if registers.vector == PAGE_FAULT { Cr2::read_raw() } else { 0 };
-        let (vector, error) = (registers.vector, registers.error);
+        let trap = unsafe { entry::enter(registers) };
         self.place.store(NOWHERE, Ordering::Relaxed);
-        cpu::forbid_user_access();
-        if vector >= 32 && vector != SYSTEM_CALL {
-            trap::interrupt(vector);
-        }
         interrupts::enable();
-        match vector {
-            SYSTEM_CALL => Trap::SystemCall(error),
-            PAGE_FAULT => Trap::PageFault(address, Code::from_bits_truncate(error)),
-            0..32 => Trap::Exception(vector),
-            _ => Trap::Interrupt,
-        }
+        trap
     }
 
     /// Has this processor hold the thread's registers, beside the general ones.
@@ -400,45 +378,31 @@ impl Thread {
     fn resume(&self) {
         // SAFETY: the thread's own future runs this.
         let context = unsafe { self.context() };
-        context.vector.restore();
-        FsBase::write(VirtAddr::new_truncate(context.fs));
-        KernelGsBase::write(VirtAddr::new_truncate(context.gs));
+        context.held.restore();
         percpu::current().thread.set(ptr::from_ref(self));
     }
 
     /// Takes them back, if this processor holds them.
     fn suspend(&self) {
-        self.save_vector();
-        self.forget_vector();
+        self.save_held();
+        self.forget_held();
     }
 
-    /// Brings the saved vector registers up to date. For the thread's own future.
-    pub fn save_vector(&self) {
+    /// Brings the saved registers beside the general ones up to date. For the thread's own future.
+    pub fn save_held(&self) {
         if ptr::eq(percpu::current().thread.get(), self) {
             // SAFETY: the thread's own future runs this.
-            unsafe { self.context() }.vector.save();
+            unsafe { self.context() }.held.save();
         }
     }
 
-    /// From now on the saved vector registers are the ones that count. For the thread's own future.
-    pub fn forget_vector(&self) {
+    /// From now on the saved ones are those that count. For the thread's own future.
+    pub fn forget_held(&self) {
         let cpu = percpu::current();
         if ptr::eq(cpu.thread.get(), self) {
             cpu.thread.set(ptr::null());
         }
     }
-}
-
-/// Why user mode was left.
-enum Trap {
-    /// For a system call of this number.
-    SystemCall(u64),
-    /// A touch of this address.
-    PageFault(u64, Code),
-    /// Another exception.
-    Exception(u64),
-    /// An interrupt, or something to do before user mode goes on.
-    Interrupt,
 }
 
 /// The thread's future, which takes the thread's registers along when it gives way.
@@ -490,9 +454,9 @@ async fn may_repeat(thread: &Arc<Thread>, answer: sys::Answer) -> bool {
 async fn run(thread: Arc<Thread>) {
     loop {
         match thread.enter() {
-            Trap::PageFault(address, code) => {
+            Trap::PageFault(address, access) => {
                 // SAFETY: the thread's own future, and the reference ends with the statement.
-                let result = unsafe { thread.context() }.memory.engine.fault(address, uaccess::access(code));
+                let result = unsafe { thread.context() }.memory.engine.fault(address, access);
                 if let Err(error) = result {
                     let relieved = is_short(&error) && oom::relieve(&thread, error).await;
                     if !relieved {
@@ -502,8 +466,7 @@ async fn run(thread: Arc<Thread>) {
             }
             Trap::SystemCall(number) => {
                 // SAFETY: as above.
-                let r = unsafe { thread.context() }.registers;
-                let arguments = [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9];
+                let arguments = unsafe { thread.context() }.registers.arguments();
                 let answer = sys::call(&thread, number, arguments).await;
                 if thread.starved.load(Ordering::Relaxed) && may_repeat(&thread, answer).await {
                     deliver::again(&thread, number);
@@ -511,7 +474,7 @@ async fn run(thread: Arc<Thread>) {
                     deliver::answer(&thread, number, answer);
                 }
             }
-            Trap::Exception(number) => deliver::exception(&thread, number),
+            Trap::Exception(raised) => deliver::exception(&thread, raised),
             Trap::Interrupt => {
                 time::expire();
                 if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::settle(&thread).await {

@@ -3,9 +3,10 @@
 //! All who wait are in one ordered map. Each processor's timer is set for the first of them, or for the end of the turn of the
 //! thread it runs, whichever is sooner; whichever processor's fires, wakes them.
 
-use crate::arch::{apic, percpu};
+use crate::arch::irq;
 use crate::files::stream;
 use crate::mem::now_ns;
+use crate::percpu;
 use alloc::collections::BTreeMap;
 use core::future::Future;
 use core::pin::Pin;
@@ -92,5 +93,5 @@ pub fn arm_for_sleepers() {
 #[cold]
 fn arm(wanted: u64) {
     percpu::current().armed.set(wanted);
-    apic::arm(wanted.saturating_sub(now_ns()).clamp(1, REACH));
+    irq::arm(wanted.saturating_sub(now_ns()).clamp(1, REACH));
 }

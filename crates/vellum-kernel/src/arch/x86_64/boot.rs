@@ -11,70 +11,32 @@
 //!
 //! The tables used here map the first GiB three times: at 0, because the instruction after the one that turns
 //! paging on still has its physical address; at [`paging::KERNEL_BASE`], where the kernel is linked; and at
-//! [`paging::DIRECT_MAP`], so that [`crate::arch::pvh`] reads its structures the same way before and after
+//! [`paging::DIRECT_MAP`], so that [`pvh`] reads its structures the same way before and after
 //! [`paging::init`] replaces these tables with the final ones, which have no identity mapping.
 
-use crate::arch::paging::{self, PAGE_SIZE};
-use crate::arch::percpu::MAX_CPUS;
-use core::mem::offset_of;
+use super::pvh;
+use crate::arch::stack::{MAIN_STACK_SIZE, STACKS};
+use crate::arch::{cpu, entry, irq, paging, trap};
+use crate::percpu;
+use vellum_kernel::boot::Boot;
 
-/// Bytes of the kernel's stack.
-const STACK_SIZE: usize = 128 * 1024;
-/// Bytes of the stack for exceptions that may find no other.
-const FAULT_STACK_SIZE: usize = 16 * 1024;
-
-/// A stack, below which lies a page that [`paging::init`] leaves out: an overflow faults instead of
-/// writing over what happens to lie there.
-#[repr(C, align(4096))]
-pub struct Stack<const SIZE: usize> {
-    guard: [u8; 4096],
-    room: [u8; SIZE],
-}
-
-impl<const SIZE: usize> Stack<SIZE> {
-    /// An empty stack.
-    pub const fn new() -> Self {
-        Self { guard: [0; 4096], room: [0; SIZE] }
+/// Prepares the boot processor, and reads what the loader handed over.
+///
+/// # Safety
+///
+/// To be called once, first of all, with the loader's address as it came.
+pub unsafe fn prepare(start_info: u64) -> Boot {
+    // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
+    unsafe {
+        irq::silence();
+        percpu::install(0);
+        cpu::init();
+        trap::init();
+        let mut boot = pvh::read(start_info);
+        paging::init(&mut boot.map);
+        entry::init();
+        boot
     }
-}
-
-/// The stacks of one processor.
-#[repr(C, align(4096))]
-pub struct Stacks {
-    /// What it runs on.
-    main: Stack<STACK_SIZE>,
-    /// For the exceptions that may find the other used up.
-    fault: Stack<FAULT_STACK_SIZE>,
-}
-
-/// How far above its stacks a processor's stack begins.
-pub const MAIN_STACK_SIZE: usize = size_of::<Stack<STACK_SIZE>>();
-
-/// The stacks of all processors; the boot processor's are the first.
-pub static mut STACKS: [Stacks; MAX_CPUS] = [const { Stacks { main: Stack::new(), fault: Stack::new() } }; MAX_CPUS];
-
-/// The top of a processor's stack for exceptions that may find no other.
-pub fn fault_stack_top(cpu: usize) -> u64 {
-    &raw const STACKS as u64 + (cpu as u64 + 1) * size_of::<Stacks>() as u64
-}
-
-/// How far into its processor's stacks an address lies.
-fn offset_in_stacks(address: u64) -> Option<usize> {
-    let offset = address.checked_sub(&raw const STACKS as u64)? as usize;
-    (offset < MAX_CPUS * size_of::<Stacks>()).then_some(offset % size_of::<Stacks>())
-}
-
-/// Whether an address lies in the guard page of a stack.
-pub fn is_guard(address: u64) -> bool {
-    offset_in_stacks(address).is_some_and(|offset| {
-        let fault = offset.checked_sub(offset_of!(Stacks, fault)).unwrap_or(offset);
-        fault < PAGE_SIZE as usize
-    })
-}
-
-/// Whether a word can be read at `address` because it lies in a stack.
-pub fn is_in_stack(address: u64) -> bool {
-    address.is_multiple_of(8) && offset_in_stacks(address).is_some() && !is_guard(address)
 }
 
 core::arch::global_asm!(
@@ -174,7 +136,7 @@ pvh_entry:
     direct_slot = const paging::DIRECT_MAP_SLOT,
     stack = sym STACKS,
     stack_size = const MAIN_STACK_SIZE,
-    command_line = const crate::arch::pvh::COMMAND_LINE,
+    command_line = const pvh::COMMAND_LINE,
     start = sym crate::start,
     options(att_syntax),
 );

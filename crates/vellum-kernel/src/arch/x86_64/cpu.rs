@@ -4,8 +4,8 @@
 //! it only inside [`user_access`], the one place from which user addresses are meant to be touched. A processor
 //! without SMAP runs the same code, less guarded.
 
-use crate::arch::percpu::{self, MAX_CPUS};
-use crate::arch::{boot, entry};
+use crate::arch::{entry, stack};
+use crate::percpu::{self, MAX_CPUS};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::mem::MaybeUninit;
@@ -30,8 +30,8 @@ static TAGS: AtomicBool = AtomicBool::new(false);
 ///
 /// To be called once by each processor, with interrupts off, after [`percpu::install`].
 pub unsafe fn init() {
-    let percpu::PerCpu { index, ref task, .. } = *percpu::current();
-    let (task, fault_stack) = (task.get(), boot::fault_stack_top(index));
+    let percpu::PerCpu { index, ref own, .. } = *percpu::current();
+    let (task, fault_stack) = (own.task.get(), stack::fault_stack_top(index));
     // SAFETY: this processor's own, and not loaded yet.
     unsafe { (*task).interrupt_stack_table[FAULT_STACK_SLOT as usize] = VirtAddr::new(fault_stack) };
     let mut table = GlobalDescriptorTable::new();
@@ -102,7 +102,7 @@ pub fn has_smap() -> bool {
 }
 
 /// Runs `body`, which may touch user memory. A touch of a page that is not mapped, or not so, goes to the hook
-/// of [`crate::arch::trap`], and is retried when the hook has resolved it.
+/// of [`crate::arch::hooks`], and is retried when the hook has resolved it.
 pub fn user_access<T>(body: impl FnOnce() -> T) -> T {
     if !has_smap() {
         return body();
@@ -124,15 +124,13 @@ pub fn forbid_user_access() {
     }
 }
 
-/// Runs `body`, in which the kernel may execute user code, with the kernel's own rights.
-pub fn with_user_code<T>(body: impl FnOnce() -> T) -> T {
-    let before = Cr4::read();
-    // SAFETY: takes a protection away, which nothing relies on but to find bugs.
-    unsafe { Cr4::update(|cr4| cr4.remove(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION)) };
-    let result = body();
-    // SAFETY: what it was before.
-    unsafe { Cr4::write(before) };
-    result
+/// The frame pointer of the caller.
+#[inline(always)]
+pub fn frame_pointer() -> u64 {
+    let frame: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rbp", out(reg) frame, options(nomem, nostack, preserves_flags)) };
+    frame
 }
 
 fn features() -> u32 {

@@ -6,8 +6,11 @@
 //! nothing is copied.
 
 use crate::arch::percpu::{KERNEL_SP, REGISTERS_END, TASK_SP, USER_SP};
+use crate::arch::trap::{self, PAGE_FAULT};
+use crate::arch::{Trap, cpu};
 use core::fmt;
 use x86_64::VirtAddr;
+use x86_64::registers::control::Cr2;
 use x86_64::registers::model_specific::{Efer, EferFlags, LStar, Msr, SFMask};
 use x86_64::registers::rflags::RFlags;
 
@@ -16,7 +19,7 @@ pub const USER_DATA: u64 = 0x1b;
 /// As above.
 pub const USER_CODE: u64 = 0x23;
 /// What [`Registers::vector`] says after a system call.
-pub const SYSTEM_CALL: u64 = 256;
+const SYSTEM_CALL: u64 = 256;
 
 /// The general registers, in the order in which the entries push them.
 #[repr(C, align(16))]
@@ -57,6 +60,37 @@ impl Registers {
     pub fn start(rip: u64, rsp: u64) -> Self {
         let rflags = RFlags::INTERRUPT_FLAG.bits();
         Self { rip, rsp, rflags, cs: USER_CODE, ss: USER_DATA, ..Self::default() }
+    }
+
+    /// The arguments of a system call.
+    pub fn arguments(&self) -> [u64; 6] {
+        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
+    }
+
+    /// What a system call has answered.
+    pub fn answer(&self) -> u64 {
+        self.rax
+    }
+
+    /// Has a system call answer this.
+    pub fn set_answer(&mut self, answer: u64) {
+        self.rax = answer;
+    }
+
+    /// Has the program make its last system call, of this number, once more.
+    pub fn repeat(&mut self, number: u64) {
+        self.rax = number;
+        self.rip -= 2; // the length of the instruction
+    }
+
+    /// The stack pointer.
+    pub fn stack(&self) -> u64 {
+        self.rsp
+    }
+
+    /// Has the program go on on another stack.
+    pub fn set_stack(&mut self, stack: u64) {
+        self.rsp = stack;
     }
 }
 
@@ -153,18 +187,30 @@ unsafe extern "C" {
     fn system_call_entry();
 }
 
-/// Runs user mode from these registers on until it comes back. Interrupts are off before and after.
+/// Runs user mode from these registers on until it comes back: why it did. Interrupts are off before and after.
 ///
 /// # Safety
 ///
 /// Interrupts are off; the segments are the user's, the flags of the kind that user mode may have; what is loaded is the
 /// address space, and the vector registers, of whoever the registers belong to.
 #[inline]
-pub unsafe fn enter(registers: &mut Registers) {
+pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.cs == USER_CODE && registers.ss == USER_DATA);
-    // SAFETY: by contract. The entries write to the registers and nothing else, and this processor's `PerCpu` says where
+    // SAFETY: by contract. The entries write to the registers and nothing else, and this processor's `Own` says where
     // those are.
     unsafe { enter_user(registers) };
+    // Before anything else can fault.
+    let address = if registers.vector == PAGE_FAULT { Cr2::read_raw() } else { 0 };
+    cpu::forbid_user_access();
+    match registers.vector {
+        SYSTEM_CALL => Trap::SystemCall(registers.error),
+        PAGE_FAULT => Trap::PageFault(address, trap::access(registers.error)),
+        0..32 => Trap::Exception(trap::raised(registers)),
+        vector => {
+            trap::interrupt(vector);
+            Trap::Interrupt
+        }
+    }
 }
 
 /// Lets user mode make system calls on this processor.

@@ -1,14 +1,14 @@
 //! The frame that a signal's handler finds on its stack, as Linux lays it out (`struct rt_sigframe`): the address to return
 //! to, a `ucontext` with all registers, a `siginfo`, and above them the vector registers.
 
-use crate::arch::entry::Registers;
+use crate::arch::entry::{Registers, USER_CODE, USER_DATA};
 use crate::arch::paging::user_end;
 use crate::mem::uaccess;
-use crate::task::deliver::is_on_signal_stack;
+use crate::task::deliver::{stack_flags, stack_for};
 use crate::task::signal::{Action, Info, Set};
 use crate::task::thread::Context;
 use alloc::vec::Vec;
-use linux_raw_sys::general::{SA_ONSTACK, SA_RESTORER};
+use linux_raw_sys::general::SA_RESTORER;
 use vellum_kernel::errno::Errno;
 use x86_64::registers::rflags::RFlags;
 
@@ -37,9 +37,8 @@ pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> R
         return Err(Errno::EFAULT);
     }
     let [stack, len] = context.signal_stack;
-    let switches = action.flags & u64::from(SA_ONSTACK) != 0 && len > 0 && !is_on_signal_stack(context);
-    let top = if switches { stack.wrapping_add(len) } else { context.registers.rsp.wrapping_sub(RED_ZONE) };
-    let vector = context.vector.bytes();
+    let top = stack_for(context, action, RED_ZONE);
+    let vector = context.held.vector.bytes();
     let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
     // As after a call: the stack is aligned but for the return address.
     let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
@@ -70,17 +69,6 @@ pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> R
     Ok(())
 }
 
-/// What `sigaltstack` says about the thread's alternate stack now.
-pub fn stack_flags(context: &Context) -> u64 {
-    const ON_STACK: u64 = 1;
-    const DISABLED: u64 = 2;
-    match context.signal_stack {
-        [_, 0] => DISABLED,
-        _ if is_on_signal_stack(context) => ON_STACK,
-        _ => 0,
-    }
-}
-
 /// The general registers in the order of `struct sigcontext`, and the segments.
 fn words(r: &Registers) -> [u64; 19] {
     [
@@ -106,11 +94,12 @@ fn words(r: &Registers) -> [u64; 19] {
     ]
 }
 
-/// Takes the registers back from the frame that the stack pointer is at, its first word gone; the answer is the mask.
+/// Takes the registers back from the frame that the stack pointer is at, its first word gone, as far as a program may set
+/// them; the answer is the mask.
 ///
 /// # Errors
 ///
-/// It can't be read.
+/// It can't be read, or names an address that is not user mode's.
 pub fn pop(context: &mut Context) -> Result<Set, Errno> {
     let at = context.registers.rsp.wrapping_sub(UCONTEXT as u64);
     let mut bytes = [0; INFO];
@@ -125,14 +114,18 @@ pub fn pop(context: &mut Context) -> Result<Set, Errno> {
     for (index, place) in places.into_iter().enumerate() {
         *place = machine(index);
     }
+    if r.rip >= user_end() {
+        return Err(Errno::EFAULT);
+    }
+    (r.cs, r.ss) = (USER_CODE, USER_DATA);
     r.rflags = machine(17) & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits();
     let vector_at = machine(VECTOR_WORD);
     if vector_at != 0 {
         let mut vector = Vec::new();
-        vector.try_reserve_exact(context.vector.bytes().len())?;
-        vector.resize(context.vector.bytes().len(), 0);
+        vector.try_reserve_exact(context.held.vector.bytes().len())?;
+        vector.resize(context.held.vector.bytes().len(), 0);
         uaccess::read(&context.memory, vector_at, &mut vector)?;
-        context.vector.set(&vector);
+        context.held.vector.set(&vector);
     }
     Ok(word(MASK))
 }

@@ -10,9 +10,10 @@
 //! ever be out of date. The user half belongs to the engine. After [`init`] nothing is mapped there, the first page
 //! included.
 
-use crate::arch::pvh::{Kind, MemoryMap};
-use crate::arch::{boot, cpu};
+use crate::arch::{cpu, stack};
+use crate::println;
 use core::arch::asm;
+use vellum_kernel::boot::{Kind, MemoryMap};
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags};
 use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
@@ -143,7 +144,7 @@ fn map_image(tables: &mut Tables) {
         [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);
     for page in (text..&raw const __kernel_end as u64).step_by(PAGE_SIZE as usize) {
         let rights = match page {
-            page if boot::is_guard(page) => continue,
+            page if stack::is_guard(page) => continue,
             page if page >= data => Flags::WRITABLE | Flags::NO_EXECUTE,
             page if page >= rodata => Flags::NO_EXECUTE,
             _ => Flags::empty(),
@@ -156,6 +157,31 @@ fn map_image(tables: &mut Tables) {
         *entry = table.link();
     }
     tables.high.0[510] = tables.image_directory.link();
+}
+
+/// Whether the tables are as the command line asks, whose rest is the answer.
+///
+/// # Errors
+///
+/// They are not.
+pub fn choose(command_line: &str) -> Result<&str, &'static str> {
+    let (levels, rest) = match command_line.strip_prefix("la57") {
+        Some(rest) => (5, rest.trim_start()),
+        None => (4, command_line),
+    };
+    if cpu::has_five_levels() != (levels == 5) {
+        return Err("asked for five levels of page tables, and the processor has four");
+    }
+    println!("page tables of {levels} levels");
+    Ok(rest)
+}
+
+/// The format of the user half's tables.
+pub type Format = vellum::arch::X86_64;
+
+/// The same, as settled at boot.
+pub fn format() -> Format {
+    if cpu::has_five_levels() { Format::five_levels() } else { Format::four_levels() }
 }
 
 /// Addresses below this belong to user space: all but one of the bits that the tables translate, 48 or 57 of them.
@@ -215,11 +241,13 @@ pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
     unsafe { asm!("mov cr3, {}", in(reg) value, options(nostack, preserves_flags)) };
 }
 
-/// Drops this processor's translation of the page at `address`, and all it holds of the tables above it
-/// (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches").
-pub fn flush_page(address: u64) {
-    // SAFETY: never a bad address, and the constructors that check know four levels only; INVLPG takes any.
-    tlb::flush(unsafe { VirtAddr::new_unsafe(address) });
+/// Drops this processor's translations of the pages at these addresses, of whatever size, and all it holds of the tables of
+/// the space that is loaded (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches").
+pub fn flush_pages(addresses: impl Iterator<Item = u64>) {
+    for address in addresses {
+        // SAFETY: never a bad address, and the constructors that check know four levels only; INVLPG takes any.
+        tlb::flush(unsafe { VirtAddr::new_unsafe(address) });
+    }
 }
 
 /// Drops all this processor's translations of the user half of the space that is loaded. Those of the kernel half are

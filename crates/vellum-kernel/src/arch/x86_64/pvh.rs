@@ -5,11 +5,9 @@
 
 use crate::arch::paging::{self, PAGE_SIZE, phys_to_virt};
 use core::ffi::CStr;
-use core::fmt;
+use vellum_kernel::boot::{Boot, Kind, MemoryMap};
 
 const MAGIC: u32 = 0x336e_c578;
-/// The most regions that a memory map has.
-pub const CAPACITY: usize = 64;
 /// Below lie the BIOS data area, option ROMs and the frame buffer, whatever the memory map says.
 const LOW_MEMORY: u64 = 1 << 20;
 
@@ -47,117 +45,6 @@ struct Module {
     size: u64,
     command_line: u64,
     reserved: u64,
-}
-
-/// What a region of physical memory is good for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Free memory: whole pages, inside the direct map, that nobody uses.
-    Usable,
-    /// Not memory, or somebody else's.
-    Reserved,
-    /// ACPI tables: memory that may be used once they have been read.
-    AcpiTables,
-    /// Memory that the firmware keeps.
-    AcpiStorage,
-    /// The first MiB.
-    Low,
-    /// The kernel's image, its stacks and page tables included.
-    Kernel,
-    /// The start info, the command line and the modules.
-    Boot,
-    /// Memory beyond the end of the direct map.
-    Unreachable,
-}
-
-/// A stretch of physical memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Region {
-    /// The physical address of its first byte.
-    pub base: u64,
-    /// Its length in bytes.
-    pub size: u64,
-    /// What it is good for.
-    pub kind: Kind,
-}
-
-impl Region {
-    /// The physical address of the first byte after it.
-    pub fn end(&self) -> u64 {
-        self.base + self.size
-    }
-}
-
-/// Physical memory: regions in ascending order that do not overlap.
-pub struct MemoryMap {
-    regions: [Region; CAPACITY],
-    len: usize,
-}
-
-impl MemoryMap {
-    const fn new() -> Self {
-        Self { regions: [Region { base: 0, size: 0, kind: Kind::Reserved }; CAPACITY], len: 0 }
-    }
-
-    /// All regions.
-    pub fn regions(&self) -> &[Region] {
-        &self.regions[..self.len]
-    }
-
-    /// The regions that are free for use.
-    pub fn usable(&self) -> impl Iterator<Item = Region> {
-        self.regions().iter().copied().filter(|region| region.kind == Kind::Usable)
-    }
-
-    /// The physical address of the first byte after the last usable region.
-    pub fn top(&self) -> u64 {
-        self.usable().last().map_or(0, |region| region.end())
-    }
-
-    /// Takes the pages that `start..end` touches from the usable ones.
-    pub fn reserve(&mut self, start: u64, end: u64, kind: Kind) {
-        let (start, end) = (start & !(PAGE_SIZE - 1), end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(u64::MAX));
-        let before = core::mem::replace(self, Self::new());
-        for &region in before.regions() {
-            let (from, to) = (start.max(region.base), end.min(region.end()));
-            if region.kind != Kind::Usable || from >= to {
-                self.push(region.base, region.end(), region.kind);
-                continue;
-            }
-            self.push(region.base, from, Kind::Usable);
-            self.push(from, to, kind);
-            self.push(to, region.end(), Kind::Usable);
-        }
-    }
-
-    fn push(&mut self, base: u64, end: u64, kind: Kind) {
-        if base >= end {
-            return;
-        }
-        assert!(self.regions().last().is_none_or(|last| last.end() <= base), "memory map out of order");
-        assert!(self.len < CAPACITY, "memory map of more than {CAPACITY} regions");
-        self.regions[self.len] = Region { base, size: end - base, kind };
-        self.len += 1;
-    }
-}
-
-impl fmt::Display for MemoryMap {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        for Region { base, size, kind } in self.regions() {
-            writeln!(f, "  {base:#014x}..{:#014x} {:>9} KiB  {kind:?}", base + size, size >> 10)?;
-        }
-        write!(f, "  {} KiB usable", self.usable().map(|region| region.size >> 10).sum::<u64>())
-    }
-}
-
-/// What the loader handed over.
-pub struct Boot {
-    /// Physical memory.
-    pub map: MemoryMap,
-    /// QEMU's `-append`; empty when absent or not UTF-8.
-    pub command_line: &'static str,
-    /// QEMU's `-initrd`: the archive of the first files; empty when absent. It stays where it is.
-    pub archive: &'static [u8],
 }
 
 /// Reads the loader's structures, through the direct map.

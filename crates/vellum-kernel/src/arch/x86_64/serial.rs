@@ -57,7 +57,7 @@ macro_rules! println {
 /// The wire to the host: a program's streams, in frames of a type, a length and so many bytes.
 pub mod wire {
     use super::{Config, Mutex, PioBackend, Uart16550};
-    use crate::arch::apic;
+    use crate::arch::irq;
     use uart_16550::BaudRate;
     use uart_16550::spec::registers::IER;
 
@@ -90,7 +90,7 @@ pub mod wire {
             // Fast, as the port waits for the time of four bytes before it tells of less than a handful.
             && port.init(Config { interrupts: IER::DATA_READY, baud_rate: BaudRate::Baud115200, ..Config::default() }).is_ok()
         {
-            apic::hear(LINE, apic::WIRE);
+            irq::hear(LINE, irq::WIRE);
             port.send_bytes_exact(&[READY]);
             *PORT.lock() = Some(port);
         }

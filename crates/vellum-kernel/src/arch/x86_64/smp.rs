@@ -1,16 +1,16 @@
 //! The other processors: from real mode to 64-bit code, each on its own stack, where they wait for work.
 //!
 //! They begin in real mode at a page below 1 MiB, where a copy of the code below is put. It goes to 64-bit mode in one
-//! step, through the tables of [`boot`], whose identity mapping they need for one jump.
+//! step, through the tables of [`crate::arch::boot`], whose identity mapping they need for one jump.
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::{self, KERNEL_BASE, PAGE_SIZE, phys_to_virt};
-use crate::arch::percpu::{self, MAX_CPUS};
-use crate::arch::{apic, boot, cpu, entry, trap, vector};
+use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
+use crate::arch::{cpu, entry, held, interrupts, irq, trap};
+use crate::percpu::{self, MAX_CPUS};
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
-use x86_64::instructions::interrupts;
 use x86_64::instructions::port::Port;
 use x86_64::registers::control::Cr4;
 
@@ -80,9 +80,9 @@ smp_high:
     base = const KERNEL_BASE,
     count = sym COUNT,
     most = const MAX_CPUS,
-    stacks = sym boot::STACKS,
-    stacks_size = const size_of::<boot::Stacks>(),
-    stack_size = const boot::MAIN_STACK_SIZE,
+    stacks = sym STACKS,
+    stacks_size = const size_of::<Stacks>(),
+    stack_size = const MAIN_STACK_SIZE,
     begin = sym begin,
     options(att_syntax),
 );
@@ -110,12 +110,28 @@ fn expected() -> usize {
     if count == u16::MAX { 1 } else { usize::from(count).clamp(1, MAX_CPUS) }
 }
 
-/// Starts the other processors, and says how many there are with this one. They wait for [`release`].
+/// Starts the clock and all processors; how many there are. The others wait for [`release`].
 ///
 /// # Safety
 ///
-/// To be called once, on the boot processor, when it has its final tables and its APIC.
-pub unsafe fn start(clock: &Clock) -> usize {
+/// To be called once, on the boot processor, when it has its final tables. Nobody else uses the PC's timers.
+pub unsafe fn start() -> (Clock, usize) {
+    held::init();
+    irq::init();
+    // SAFETY: by contract.
+    let clock = unsafe { Clock::start() };
+    irq::calibrate(|| clock.now_ns());
+    // SAFETY: by contract.
+    let cpus = unsafe { start_others(&clock) };
+    (clock, cpus)
+}
+
+/// Starts the other processors, and says how many there are with this one.
+///
+/// # Safety
+///
+/// As of [`start`].
+unsafe fn start_others(clock: &Clock) -> usize {
     let expected = expected();
     if expected == 1 {
         return 1;
@@ -136,7 +152,7 @@ pub unsafe fn start(clock: &Clock) -> usize {
             core::hint::spin_loop();
         }
     };
-    apic::start_others((PAGE / PAGE_SIZE) as u8, wait);
+    irq::start_others((PAGE / PAGE_SIZE) as u8, wait);
     let start = clock.now_ns();
     while COUNT.load(SeqCst) < expected && clock.now_ns() - start < PATIENCE {
         core::hint::spin_loop();
@@ -148,7 +164,7 @@ pub unsafe fn start(clock: &Clock) -> usize {
 /// Lets the other processors work.
 pub fn release(cpus: usize, work: fn() -> !) {
     WORK.store(work as *mut (), SeqCst);
-    (1..cpus).for_each(|cpu| apic::send(cpu, apic::KICK));
+    (1..cpus).for_each(|cpu| irq::send(cpu, irq::KICK));
 }
 
 /// The first Rust code of another processor.
@@ -162,9 +178,9 @@ extern "C" fn begin(index: usize) -> ! {
     }
     cpu::enable_keeping();
     trap::load();
-    apic::init();
+    irq::init();
     entry::init();
-    vector::init();
+    held::init();
     loop {
         interrupts::disable();
         let work = WORK.load(SeqCst);
@@ -173,6 +189,6 @@ extern "C" fn begin(index: usize) -> ! {
             // SAFETY: `release` alone writes it, and writes nothing but this.
             unsafe { transmute::<*mut (), fn() -> !>(work)() };
         }
-        interrupts::enable_and_hlt();
+        interrupts::enable_and_wait();
     }
 }

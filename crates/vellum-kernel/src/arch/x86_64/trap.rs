@@ -8,12 +8,13 @@
 
 use crate::arch::entry::Registers;
 use crate::arch::exit::{self, exit};
+use crate::arch::hooks::{self, Fault, Outcome};
 use crate::arch::paging::user_end;
-use crate::arch::{apic, boot, cpu, percpu, serial};
-use crate::{backtrace, println};
-use core::mem::transmute;
-use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use crate::arch::{Raised, cpu, irq, serial, stack};
+use crate::{backtrace, percpu, println};
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
+use vellum::space::Access;
 use x86_64::VirtAddr;
 use x86_64::instructions::interrupts;
 use x86_64::instructions::tables::lidt;
@@ -23,32 +24,11 @@ use x86_64::registers::segmentation::{CS, Segment};
 use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::idt::PageFaultErrorCode;
 
-/// A page fault at a user address.
-pub struct Fault {
-    /// The address touched.
-    pub address: u64,
-    /// What the touch was.
-    pub code: PageFaultErrorCode,
-    /// The instruction that did it.
-    pub rip: u64,
-}
-
-/// How to go on after a page fault.
-pub enum Outcome {
-    /// By the same instruction once more.
-    Retry,
-    /// By this one instead.
-    Resume(u64),
-    /// Not at all: nobody may touch this, or nobody knows about it.
-    Unresolved,
-}
-
-/// Resolves a page fault.
-pub type Hook = fn(&Fault) -> Outcome;
-
 const EXCEPTIONS: usize = 32;
 /// Exceptions, then interrupts.
 const VECTORS: usize = 48;
+/// Bytes of the stack for the exceptions of [`ON_FAULT_STACK`].
+pub const FAULT_STACK_SIZE: usize = 16 * 1024;
 /// The number of a page fault.
 pub const PAGE_FAULT: u64 = 14;
 /// Non-maskable interrupt, double fault and machine check: they may come when the stack is not to be relied on.
@@ -162,8 +142,6 @@ unsafe extern "C" {
 }
 
 static mut GATES: [[u64; 2]; VECTORS] = [[0; 2]; VECTORS];
-static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
-static SHOOTDOWN: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 /// Fills in the interrupt descriptor table.
 ///
@@ -196,17 +174,6 @@ fn interrupt_gate(address: u64, code: u16, stack: u16) -> [u64; 2] {
     [low | (address >> 16 & 0xffff) << 48, address >> 32]
 }
 
-/// Gives page faults at user addresses to `hook`. It runs on the stack of the code that faulted, with interrupts
-/// off and without access to user memory, unless it asks for it by [`cpu::user_access`].
-pub fn set_page_fault_hook(hook: Hook) {
-    HOOK.store(hook as *mut (), Ordering::Release);
-}
-
-/// Has shootdowns answered by `hook`, which runs with interrupts off, at any moment, and so takes no lock.
-pub fn set_shootdown_hook(hook: fn()) {
-    SHOOTDOWN.store(hook as *mut (), Ordering::Release);
-}
-
 extern "C" fn handle(frame: &mut Registers) {
     if frame.vector >= EXCEPTIONS as u64 {
         return interrupt(frame.vector);
@@ -230,30 +197,56 @@ extern "C" fn handle(frame: &mut Registers) {
 /// Serves an interrupt, in kernel mode or from user mode. Interrupts are off.
 pub fn interrupt(vector: u64) {
     match vector as u8 {
-        apic::TIMER | apic::WIRE => percpu::current().tick.store(true, Ordering::Relaxed),
-        apic::SHOOTDOWN => {
-            let hook = SHOOTDOWN.load(Ordering::Acquire);
-            if !hook.is_null() {
-                // SAFETY: `set_shootdown_hook` alone writes it, and writes nothing but this.
-                unsafe { transmute::<*mut (), fn()>(hook)() };
-            }
-        }
-        apic::SPURIOUS => return,
+        irq::TIMER | irq::WIRE => percpu::current().tick.store(true, Ordering::Relaxed),
+        irq::SHOOTDOWN => hooks::shootdown(),
+        irq::SPURIOUS => return,
         _ => {}
     }
-    apic::served();
+    irq::served();
 }
 
 /// Asks the hook about the faults that a page-table entry can cure: not about the kernel's own half, and not about
 /// user memory touched where that is forbidden.
 fn resolve(frame: &Registers, address: u64) -> Outcome {
-    let hook = HOOK.load(Ordering::Acquire);
-    if frame.vector != PAGE_FAULT || address >= user_end() || is_stray(frame) || hook.is_null() {
+    if frame.vector != PAGE_FAULT || address >= user_end() || is_stray(frame) {
         return Outcome::Unresolved;
     }
-    // SAFETY: `set_page_fault_hook` alone writes it, and writes nothing but a `Hook`.
-    let hook = unsafe { transmute::<*mut (), Hook>(hook) };
-    hook(&Fault { address, code: PageFaultErrorCode::from_bits_truncate(frame.error), rip: frame.rip })
+    hooks::page_fault(&Fault { address, access: access(frame.error), pc: frame.rip })
+}
+
+/// What a page fault's error code says was tried.
+///
+/// # Panics
+///
+/// An entry has a bit set that must be 0.
+#[inline]
+pub fn access(error: u64) -> Access {
+    let code = PageFaultErrorCode::from_bits_truncate(error);
+    assert!(!code.contains(PageFaultErrorCode::MALFORMED_TABLE), "an entry has a bit set that must be 0");
+    if code.contains(PageFaultErrorCode::INSTRUCTION_FETCH) {
+        Access::Exec
+    } else if code.contains(PageFaultErrorCode::CAUSED_BY_WRITE) {
+        Access::Write
+    } else {
+        Access::Read
+    }
+}
+
+/// The signal that an exception of user mode's, other than a page fault, is to the program.
+#[cold]
+pub fn raised(registers: &Registers) -> Raised {
+    let rip = registers.rip;
+    let (signal, code, address) = match registers.vector {
+        0 => (abi::SIGFPE, abi::FPE_INTDIV, rip),
+        1 => (abi::SIGTRAP, abi::TRAP_TRACE, rip),
+        3 => (abi::SIGTRAP, abi::SI_KERNEL, 0),
+        6 => (abi::SIGILL, abi::ILL_ILLOPN, rip),
+        12 => (abi::SIGBUS, abi::SI_KERNEL, 0),
+        16 | 19 => (abi::SIGFPE, abi::FPE_FLTINV, rip),
+        17 => (abi::SIGBUS, abi::BUS_ADRALN, 0),
+        _ => (abi::SIGSEGV, abi::SI_KERNEL, 0),
+    };
+    Raised { signal, code: code as i32, address }
 }
 
 /// Whether the kernel ran with access to user memory forbidden.
@@ -274,7 +267,7 @@ fn report(frame: &Registers, address: u64) -> ! {
         }
     } else {
         println!("cr2 {address:#018x}");
-        if boot::is_guard(address) {
+        if stack::is_guard(address) {
             println!("the stack overflowed");
         }
     }

@@ -92,7 +92,7 @@ fn memory(machine: &Machine) -> words::Memory {
         mapped: spaces.mapped.min(shmem),
         shmem,
         slab_unreclaimable: heap::used(),
-        kernel_stack: (machine.platform().count() * crate::arch::boot::MAIN_STACK_SIZE) as u64,
+        kernel_stack: (machine.platform().count() * crate::arch::stack::MAIN_STACK_SIZE) as u64,
         tables: spaces.tables,
         commit_limit: frames.total() * FRAME_SIZE,
         huge_page: FRAME_SIZE << HUGE_ORDER,

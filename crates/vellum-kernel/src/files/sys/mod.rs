@@ -60,7 +60,7 @@ fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
         file(folder, name, |text| processors::list(text, 0..cpus()))?;
     }
     file(folder, "offline", |text| text.write_str("\n"))?;
-    file(folder, "kernel_max", |text| writeln!(text, "{}", crate::arch::percpu::MAX_CPUS - 1))?;
+    file(folder, "kernel_max", |text| writeln!(text, "{}", crate::percpu::MAX_CPUS - 1))?;
     for cpu in 0..cpus() {
         let own = folder.add_folder(&alloc::format!("cpu{cpu}"))?;
         file(&own, "online", |text| text.write_str("1\n"))?;

@@ -1,12 +1,12 @@
 //! The local APIC: this processor's timer, and interrupts between processors (Intel SDM, volume 3A, "Advanced Programmable
 //! Interrupt Controller").
 
+use super::ioapic;
 use crate::arch::clock::ticks;
-use crate::arch::ioapic;
+use crate::arch::interrupts;
 use crate::arch::paging::phys_to_virt;
-use crate::arch::percpu::{self, MAX_CPUS};
+use crate::percpu::{self, MAX_CPUS};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use x86_64::instructions::interrupts::without_interrupts;
 use x86_64::instructions::port::Port;
 
 /// The timer's vector.
@@ -56,6 +56,14 @@ fn write(register: usize, value: u32) {
     unsafe { phys_to_virt::<u32>(BASE).byte_add(register).write_volatile(value) }
 }
 
+/// Silences the PC's old interrupt controllers, whose vectors are those of exceptions.
+pub fn silence() {
+    for port in [0x21, 0xa1] {
+        // SAFETY: the mask registers of the two interrupt controllers.
+        unsafe { Port::<u8>::new(port).write(0xff) };
+    }
+}
+
 /// Switches this processor's APIC on, its timer idle.
 pub fn init() {
     IDS[percpu::current().index].store((read(ID) >> 24) as u8, Relaxed);
@@ -68,11 +76,6 @@ pub fn init() {
 ///
 /// To be called once, on the boot processor, after [`init`]: the others' are as fast.
 pub fn calibrate(now_ns: impl Fn() -> u64) {
-    // The PC's old controllers must be silent.
-    for port in [0x21, 0xa1] {
-        // SAFETY: the mask registers of the two interrupt controllers.
-        unsafe { Port::<u8>::new(port).write(0xff) };
-    }
     const SPAN: u64 = 2_000_000;
     write(INITIAL_COUNT, u32::MAX);
     let start = now_ns();
@@ -120,7 +123,7 @@ pub fn start_others(page: u8, wait: impl Fn(u64)) {
 
 fn command(target: u32, command: u32) {
     // Nothing may come between the halves.
-    without_interrupts(|| {
+    interrupts::without(|| {
         while read(COMMAND_LOW) & PENDING != 0 {
             core::hint::spin_loop();
         }

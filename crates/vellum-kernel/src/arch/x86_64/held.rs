@@ -1,10 +1,13 @@
-//! The vector registers, as one state that is saved and restored whole (Intel SDM, volume 1, "Managing State Using the
-//! XSAVE Feature Set"). The kernel itself is compiled without them, so they keep the values of the thread that ran last.
+//! What a processor holds of a thread beside the general registers: the vector registers, as one state that is saved and
+//! restored whole (Intel SDM, volume 1, "Managing State Using the XSAVE Feature Set"), and the bases of segments. The kernel
+//! itself uses none of them, so they keep the values of the thread that ran last.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use x86_64::VirtAddr;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
+use x86_64::registers::model_specific::{FsBase, KernelGsBase};
 
 /// Room for x87, SSE and AVX: what this kernel switches on.
 const ROOM: usize = 1024;
@@ -17,6 +20,46 @@ const X87: u64 = 1;
 const SSE: u64 = 2;
 const AVX: u64 = 4;
 
+/// A thread's part of the processor, while that does not hold it.
+#[derive(Clone)]
+pub struct Held {
+    /// The vector registers.
+    pub vector: State,
+    /// The base of the segment FS, the thread pointer. User mode can't change it, so it is always up to date.
+    pub fs: u64,
+    /// The same of GS.
+    pub gs: u64,
+}
+
+impl Held {
+    /// What a program starts with.
+    pub const fn new() -> Self {
+        Self { vector: State::new(), fs: 0, gs: 0 }
+    }
+
+    /// The same for a thread whose thread pointer is this.
+    pub fn set_thread_pointer(&mut self, value: u64) {
+        self.fs = value;
+    }
+
+    /// Saves this processor's registers here.
+    pub fn save(&mut self) {
+        self.vector.save();
+    }
+
+    /// Loads this processor's registers from here.
+    pub fn restore(&self) {
+        self.vector.restore();
+        self.restore_bases();
+    }
+
+    /// Of them the bases alone.
+    pub fn restore_bases(&self) {
+        FsBase::write(VirtAddr::new_truncate(self.fs));
+        KernelGsBase::write(VirtAddr::new_truncate(self.gs));
+    }
+}
+
 /// A thread's vector registers.
 #[repr(C, align(64))]
 #[derive(Clone)]
@@ -24,7 +67,7 @@ pub struct State([u8; ROOM]);
 
 impl State {
     /// What a program starts with: empty registers, all exceptions masked (System V ABI, "Initial Process State").
-    pub const fn new() -> Self {
+    const fn new() -> Self {
         let mut room = [0; ROOM];
         room[0] = 0x7f; // FCW 0x037f
         room[1] = 0x03;
@@ -51,8 +94,7 @@ impl State {
         self.0[512] = parts;
     }
 
-    /// Saves this processor's registers here.
-    pub fn save(&mut self) {
+    fn save(&mut self) {
         let (at, parts) = (self.0.as_mut_ptr(), PARTS.load(Relaxed));
         // SAFETY: the area is aligned, and as large as the parts in use need (`init`).
         unsafe {
@@ -64,8 +106,7 @@ impl State {
         }
     }
 
-    /// Loads this processor's registers from here.
-    pub fn restore(&self) {
+    fn restore(&self) {
         let (at, parts) = (self.0.as_ptr(), PARTS.load(Relaxed));
         // SAFETY: what is there was saved, is the initial state, or was made valid by `set`; so it can't fault.
         unsafe {
