@@ -21,6 +21,7 @@
 //! | `serial` | the console, and the wire to the host |
 //! | `mod@exit` | how the machine stops |
 //! | `cpuinfo` | what the processor says of itself |
+//! | `calls` | the system calls that no other has |
 //! | `abi` | names and numbers that programs know the architecture by |
 //!
 //! [`hooks`] and [`stack`] are common to them.

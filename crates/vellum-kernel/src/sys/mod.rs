@@ -44,7 +44,7 @@ pub mod shm;
 pub mod signal;
 pub mod timer;
 
-use crate::arch::abi;
+use crate::arch;
 use crate::mem::heap;
 use crate::println;
 use crate::task::{Thread, executor};
@@ -60,9 +60,6 @@ use vellum_kernel::errno::Errno;
 
 /// What a system call answers.
 pub type Answer = Result<u64, Errno>;
-
-/// The flags of an `open` that `creat` is.
-const CREAT: u64 = (nr::O_CREAT | nr::O_WRONLY | nr::O_TRUNC) as u64;
 
 /// Carries out a system call.
 pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
@@ -108,7 +105,6 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_close => file::close(thread, a[0]),
         nr::__NR_close_range => file::close_range(thread, a[0], a[1], a[2]),
         nr::__NR_dup => file::dup(thread, a[0]),
-        nr::__NR_dup2 => file::dup_to(thread, a[0], a[1], None),
         nr::__NR_dup3 => file::dup_to(thread, a[0], a[1], Some(a[2])),
         nr::__NR_fcntl => file::fcntl(thread, a[0], a[1], a[2]).await,
         nr::__NR_flock => lock::flock(thread, a[0], a[1]).await,
@@ -120,54 +116,34 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_ftruncate => file::ftruncate(thread, a[0], a[1]),
         nr::__NR_fallocate => file::fallocate(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_getdents64 => file::getdents(thread, a[0], a[1], a[2]),
-        nr::__NR_pipe => file::pipe(thread, a[0], 0),
         nr::__NR_pipe2 => file::pipe(thread, a[0], a[1]),
-        nr::__NR_poll => file::poll(thread, a[0], a[1], file::poll_deadline(a[2])).await,
-        nr::__NR_select => select::select(thread, a).await,
         nr::__NR_pselect6 => select::pselect(thread, a).await,
         nr::__NR_fadvise64 => file::advise(thread, a[0], a[2], a[3]),
         nr::__NR_ppoll => file::ppoll(thread, a).await,
         nr::__NR_cachestat => file::cachestat(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_eventfd2 => file::eventfd(thread, a[0], a[1]),
-        nr::__NR_eventfd => file::eventfd(thread, a[0], 0),
         nr::__NR_vmsplice => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await,
         nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),
 
-        nr::__NR_open => path::open(thread, HERE, a[0], a[1], a[2]).await,
         nr::__NR_openat => path::open(thread, a[0], a[1], a[2], a[3]).await,
-        nr::__NR_creat => path::open(thread, HERE, a[0], CREAT, a[1]).await,
-        nr::__NR_stat => path::stat(thread, HERE, a[0], a[1], 0),
-        nr::__NR_lstat => path::stat(thread, HERE, a[0], a[1], nr::AT_SYMLINK_NOFOLLOW.into()),
         nr::__NR_newfstatat => path::stat(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_fstat => path::fstat(thread, a[0], a[1]),
         nr::__NR_statx => path::statx(thread, a),
         nr::__NR_statfs => path::statfs_at(thread, a[0], a[1]),
         nr::__NR_fstatfs => path::statfs(thread, file::open_of(thread, a[0])?.inode(), a[1]),
-        nr::__NR_access => path::access(thread, HERE, a[0], a[1], 0),
         nr::__NR_faccessat => path::access(thread, a[0], a[1], a[2], 0),
         nr::__NR_faccessat2 => path::access(thread, a[0], a[1], a[2], a[3]),
-        nr::__NR_mkdir => path::mkdir(thread, HERE, a[0], a[1]),
         nr::__NR_mkdirat => path::mkdir(thread, a[0], a[1], a[2]),
-        nr::__NR_mknod => path::mknod(thread, HERE, a[0], a[1], a[2]),
         nr::__NR_mknodat => path::mknod(thread, a[0], a[1], a[2], a[3]),
-        nr::__NR_symlink => path::symlink(thread, a[0], HERE, a[1]),
         nr::__NR_symlinkat => path::symlink(thread, a[0], a[1], a[2]),
-        nr::__NR_link => path::link(thread, [HERE, a[0], HERE, a[1], 0, 0]),
         nr::__NR_linkat => path::link(thread, a),
-        nr::__NR_unlink => path::unlink(thread, HERE, a[0], 0),
-        nr::__NR_rmdir => path::unlink(thread, HERE, a[0], nr::AT_REMOVEDIR.into()),
         nr::__NR_unlinkat => path::unlink(thread, a[0], a[1], a[2]),
-        nr::__NR_rename => path::rename(thread, HERE, a[0], HERE, a[1], 0),
         nr::__NR_renameat => path::rename(thread, a[0], a[1], a[2], a[3], 0),
         nr::__NR_renameat2 => path::rename(thread, a[0], a[1], a[2], a[3], a[4]),
-        nr::__NR_readlink => path::readlink(thread, HERE, a[0], a[1], a[2]),
         nr::__NR_readlinkat => path::readlink(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_truncate => path::truncate(thread, a[0], a[1]),
-        nr::__NR_chmod => path::chmod(thread, HERE, a[0], a[1]),
         nr::__NR_fchmodat => path::chmod(thread, a[0], a[1], a[2]),
         nr::__NR_fchmod => path::fchmod(thread, a[0], a[1]),
-        nr::__NR_chown => path::chown(thread, HERE, a[0], a[1], a[2], 0),
-        nr::__NR_lchown => path::chown(thread, HERE, a[0], a[1], a[2], nr::AT_SYMLINK_NOFOLLOW.into()),
         nr::__NR_fchownat => path::chown(thread, a[0], a[1], a[2], a[3], a[4]),
         nr::__NR_fchown => path::fchown(thread, a[0], a[1], a[2]),
         nr::__NR_utimensat => path::utimensat(thread, a[0], a[1], a[2], a[3]),
@@ -179,7 +155,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_umask => path::umask(thread, a[0]),
 
         nr::__NR_clone => {
-            let [flags, stack, parent_tid, child_tid, tls, _] = a;
+            let [flags, stack, parent_tid, ..] = a;
+            let [child_tid, tls] = arch::abi::child_and_thread_pointer(a);
             let exit_signal = flags as u32 & nr::CSIGNAL;
             let flags = flags & !u64::from(nr::CSIGNAL);
             let others = u64::from(nr::CLONE_PARENT_SETTID | nr::CLONE_DETACHED);
@@ -190,8 +167,6 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
             process::clone(thread, Wanted { flags, exit_signal, stack, parent_tid, child_tid, tls, pidfd, group: None })
                 .await
         }
-        nr::__NR_fork => process::clone(thread, plain(0)).await,
-        nr::__NR_vfork => process::clone(thread, plain(nr::CLONE_VFORK | nr::CLONE_VM)).await,
         nr::__NR_clone3 => process::clone3(thread, a[0], a[1]).await,
         nr::__NR_execve => program::execve(thread, [HERE, a[0], a[1], a[2], 0]).await,
         nr::__NR_execveat => program::execve(thread, [a[0], a[1], a[2], a[3], a[4]]).await,
@@ -206,7 +181,6 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_getpid => Ok(process.pid.into()),
         nr::__NR_gettid => Ok(thread.tid.into()),
         nr::__NR_getppid => Ok(process.parent_pid().into()),
-        nr::__NR_getpgrp => Ok(process.group.load(Ordering::Relaxed).into()),
         nr::__NR_getpgid => Ok(process::process_of(thread, a[0])?.group.load(Ordering::Relaxed).into()),
         nr::__NR_getsid => Ok(process::process_of(thread, a[0])?.session.load(Ordering::Relaxed).into()),
         nr::__NR_setpgid => process::setpgid(thread, a[0], a[1]),
@@ -245,7 +219,6 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_kill => signal::kill(thread, a[0], a[1]),
         nr::__NR_tkill => signal::tgkill(thread, None, a[0], a[1]),
         nr::__NR_tgkill => signal::tgkill(thread, Some(a[0]), a[1], a[2]),
-        nr::__NR_pause => signal::pause(thread).await,
 
         nr::__NR_futex => futex::futex(thread, a).await,
         nr::__NR_futex_waitv => futex::waitv(thread, a).await,
@@ -269,10 +242,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_clock_gettime => clock::gettime(thread, a[0], a[1]),
         nr::__NR_clock_getres => clock::getres(thread, a[0], a[1]),
         nr::__NR_gettimeofday => clock::gettimeofday(thread, a[0]),
-        nr::__NR_time => clock::seconds(thread, a[0]),
         nr::__NR_nanosleep => clock::nanosleep(thread, a[0], a[1]).await,
         nr::__NR_clock_nanosleep => clock::clock_nanosleep(thread, a[0], a[1], a[2], a[3]).await,
-        nr::__NR_alarm => timer::alarm(thread, a[0]),
         nr::__NR_setitimer => timer::setitimer(thread, a[0], a[1], a[2]),
         nr::__NR_getitimer => timer::getitimer(thread, a[0], a[1]),
         nr::__NR_timer_create => timer::create(thread, a[0], a[1], a[2]),
@@ -281,7 +252,6 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_timer_getoverrun => timer::getoverrun(thread, a[0]),
         nr::__NR_timer_delete => timer::delete(thread, a[0]),
 
-        nr::__NR_arch_prctl => abi::arch_prctl(thread, a[0], a[1]),
         nr::__NR_prctl => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]),
         nr::__NR_prlimit64 => misc::prlimit(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_getrlimit => misc::prlimit(thread, 0, a[0], 0, given(a[1])?),
@@ -294,39 +264,26 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_getrandom => misc::getrandom(thread, a[0], a[1], a[2]),
         // A C library asks for these and is content without them.
         nr::__NR_rseq => Err(Errno::ENOSYS),
-        _ => absent(number),
+        other => match arch::calls::call(thread, other, a).await {
+            Some(answer) => answer,
+            None => absent(number),
+        },
     }
 }
 
 /// Whether the kernel keeps something for the program after the call, in memory of its own.
 #[cold]
 fn costs_memory(number: u32) -> bool {
-    let processes = [nr::__NR_clone, nr::__NR_clone3, nr::__NR_fork, nr::__NR_vfork];
-    let opens = [nr::__NR_open, nr::__NR_openat, nr::__NR_creat, nr::__NR_memfd_create, nr::__NR_pipe, nr::__NR_pipe2];
-    let copies = [nr::__NR_dup, nr::__NR_dup2, nr::__NR_dup3, nr::__NR_fcntl];
-    let names =
-        [nr::__NR_mkdir, nr::__NR_mkdirat, nr::__NR_mknod, nr::__NR_mknodat, nr::__NR_symlink, nr::__NR_symlinkat];
-    let moves = [nr::__NR_link, nr::__NR_linkat, nr::__NR_rename, nr::__NR_renameat, nr::__NR_renameat2];
-    [&processes[..], &opens, &copies, &names, &moves].iter().any(|calls| calls.contains(&number))
+    let makes = [nr::__NR_clone, nr::__NR_clone3, nr::__NR_openat, nr::__NR_memfd_create, nr::__NR_pipe2];
+    let copies = [nr::__NR_dup, nr::__NR_dup3, nr::__NR_fcntl];
+    let names = [nr::__NR_mkdirat, nr::__NR_mknodat, nr::__NR_symlinkat, nr::__NR_linkat];
+    let moves = [nr::__NR_renameat, nr::__NR_renameat2];
+    [&makes[..], &copies, &names, &moves, arch::calls::COSTLY].iter().any(|calls| calls.contains(&number))
 }
 
 /// An address that a call can't do without.
 fn given(address: u64) -> Result<u64, Errno> {
     if address == 0 { Err(Errno::EFAULT) } else { Ok(address) }
-}
-
-/// A child that shares nothing but what the flags say.
-fn plain(flags: u32) -> Wanted {
-    Wanted {
-        flags: flags.into(),
-        exit_signal: nr::SIGCHLD,
-        stack: 0,
-        parent_tid: 0,
-        child_tid: 0,
-        tls: 0,
-        pidfd: 0,
-        group: None,
-    }
 }
 
 /// Says once of each that there is no such system call.

@@ -1,6 +1,6 @@
 //! What a thread does about signals, before it enters user mode again: the handler's frame on the stack, or the program's end.
 
-use crate::arch::{Raised, frame};
+use crate::arch::{Raised, calls, frame};
 use crate::mem::uaccess;
 use crate::println;
 use crate::task::process::Life;
@@ -138,7 +138,6 @@ fn outlasts_handlers(number: u32) -> bool {
             | abi::__NR_readv
             | abi::__NR_write
             | abi::__NR_writev
-            | abi::__NR_open
             | abi::__NR_openat
             | abi::__NR_wait4
             | abi::__NR_waitid
@@ -146,7 +145,7 @@ fn outlasts_handlers(number: u32) -> bool {
             | abi::__NR_flock
             | abi::__NR_fcntl
             | abi::__NR_getrandom
-    )
+    ) || calls::outlasts_handlers(number)
 }
 
 /// A touch that the engine refused.

@@ -25,6 +25,11 @@ pub fn hwcap() -> [u64; 2] {
     [__cpuid(1).edx.into(), 0]
 }
 
+/// Of the arguments of `clone`: where to write the child's number for the child, and its thread pointer.
+pub fn child_and_thread_pointer(arguments: [u64; 6]) -> [u64; 2] {
+    [arguments[3], arguments[4]]
+}
+
 /// `arch_prctl`.
 pub fn arch_prctl(thread: &Arc<Thread>, code: u64, value: u64) -> Answer {
     const SET_GS: u64 = 0x1001;
