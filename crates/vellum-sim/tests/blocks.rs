@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vellum::addr::{PhysAddr, VirtRange};
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64};
+use vellum::cache::Object;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::platform::{CpuSet, Invalidation, Tlb};
@@ -79,6 +80,7 @@ macro_rules! in_every_format {
 }
 
 in_every_format! {
+    a_program_has_its_text_in_blocks => executes,
     what_is_joined_and_when => joins,
     a_part_is_protected_and_comes_back => protects,
     a_part_goes => zaps,
@@ -260,4 +262,27 @@ fn moves<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!(on.space.remap(request), Ok(ELSEWHERE + on.block));
     on.holds(ELSEWHERE + on.block, 0..2);
     assert_eq!((on.joined(ELSEWHERE, 1..3), on.joined(BASE, 2..4), on.turned()), (2, 2, (0, 0)));
+}
+
+/// A file that was filled ahead is mapped by the folio, which is a block where 64 KiB are one.
+fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
+    on.machine.policy().set_fills(1 << (on.block >> 12).ilog2());
+    let size = 3 * on.block + on.page;
+    let file = Object::new(on.machine, on.space.arch(), GroupId::ROOT, 0, size).unwrap();
+    file.allocate(0..size, GroupId::ROOT).unwrap();
+    file.page(on.pages() + 1).unwrap().write(8, &7u64.to_ne_bytes());
+    let request =
+        MapRequest { addr: ELSEWHERE, len: 4 * on.block, prot: Prot::READ | Prot::EXEC, flags: MapFlags::FIXED };
+    on.space.map_object(request, &file, 0).unwrap();
+    assert_eq!(on.program.load_u64(ELSEWHERE + on.block + on.page + 8), Ok(7));
+    assert_eq!(on.joined(ELSEWHERE, 1..2), 1);
+    assert_eq!(on.program.load_u64(ELSEWHERE), Ok(0));
+    assert_eq!(on.program.load_u64(ELSEWHERE + size - 8), Ok(0));
+    assert_eq!((on.joined(ELSEWHERE, 0..4), on.turned()), (2, (0, 0)));
+    // A page of it goes, and with it the block.
+    let gone = file.punch_hole(on.block..on.block + on.page);
+    on.space.discard_object(&file, &gone);
+    assert_eq!((on.joined(ELSEWHERE, 0..2), on.turned()), (1, (0, 1)));
+    assert_eq!(on.program.load_u64(ELSEWHERE + on.block + on.page + 8), Ok(7));
+    on.space.unmap(ELSEWHERE, 4 * on.block).unwrap();
 }

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use super::index::{self, MOST_NODES};
-use super::{MAX_SIZE, Object, ObjectError, ObjectPage, remove};
+use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
 use crate::group::{GroupId, LruList};
@@ -31,32 +31,48 @@ pub(crate) enum Looked<'m, P: Platform> {
     BeyondEnd,
 }
 
-/// What may be needed to add a page, got before the object is locked. What is not needed goes back.
+/// Which pages may come together, in one folio, if there are none yet.
+#[derive(Clone)]
+struct Together {
+    /// No others than these.
+    pages: Range<u64>,
+    /// The sizes of folios, as a bit set of log2 of frames.
+    orders: u32,
+}
+
+/// What may be needed to add pages, got before the object is locked. What is not needed goes back.
 struct Spare<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
-    folio: Option<Pfn>,
+    /// With the object's references, one a page; and its order.
+    folio: Option<(Pfn, u8)>,
+    page_order: u8,
     nodes: [Pfn; MOST_NODES],
     count: usize,
 }
 
 impl<'m, P: Platform> Spare<'m, P> {
-    /// A zeroed page, charged to a group and listed, with the object's reference.
+    /// Zeroed pages in one folio, charged to a group and listed, with the object's references.
     fn provide_folio(&mut self, object: Pfn, order: u8, group: GroupId) -> Result<(), ObjectError> {
-        if self.folio.is_some() {
-            return Ok(());
-        }
+        self.drop_folio();
         let frames = self.machine.frames();
         let pfn = frames.alloc(order, true, Use::Folio)?;
-        frames.make_folio(pfn, order, flag::OBJECT, Counts { refs: 1, maps: 0 });
+        let refs = 1 << (order - self.page_order);
+        frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
         frames.frame(pfn).set_data(object.0 as u64);
         if let Err(over) = self.machine.groups().admit(frames, group, pfn, order, Some(LruList::Shmem)) {
-            frames.put(pfn, frames.frame(pfn), 1, 0);
+            frames.put(pfn, frames.frame(pfn), refs, 0);
             // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, 1 << order, true, Use::Folio) };
             return Err(over.into());
         }
-        self.folio = Some(pfn);
+        self.folio = Some((pfn, order));
         Ok(())
+    }
+
+    fn drop_folio(&mut self) {
+        if let Some((pfn, order)) = self.folio.take() {
+            self.machine.put_folio(pfn, 1 << (order - self.page_order), 0);
+        }
     }
 
     fn provide_nodes(&mut self, count: usize, group: GroupId) -> Result<(), ObjectError> {
@@ -78,9 +94,7 @@ impl<'m, P: Platform> Spare<'m, P> {
 
 impl<P: Platform> Drop for Spare<'_, P> {
     fn drop(&mut self) {
-        if let Some(folio) = self.folio {
-            self.machine.put_folio(folio, 1, 0);
-        }
+        self.drop_folio();
         for node in &self.nodes[..self.count] {
             remove::free_node(self.machine, *node);
         }
@@ -104,11 +118,14 @@ impl<'m, P: Platform> Object<'m, P> {
     pub fn page_or_new(&self, page: u64, group: GroupId) -> Result<ObjectPage<'m, P>, ObjectError> {
         // SAFETY: `with` hands out what the index of the locked object has.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
-        self.with(page, group, false, |_, pfn| get(pfn))?.ok_or(ObjectError::TooLarge)
+        self.with(page, group, false, &self.alone(page), |_, pfn| get(pfn))?.ok_or(ObjectError::TooLarge)
     }
 
-    /// Have all pages in a range of bytes (Linux: `fallocate` with `KEEP_SIZE`). If this fails, some of them may have come;
-    /// what the object says is the same.
+    /// Have all pages in a range of bytes, in large folios where they fit in ([`FolioPolicy::fills`]): Linux's `fallocate` with
+    /// `KEEP_SIZE`, and what a host does that is about to fill them. If this fails, some of them may have come; what the object
+    /// says is the same.
+    ///
+    /// [`FolioPolicy::fills`]: crate::frame::policy::FolioPolicy::fills
     ///
     /// # Errors
     /// As [`Object::page_or_new`].
@@ -120,8 +137,18 @@ impl<'m, P: Platform> Object<'m, P> {
             return Ok(());
         }
         let shift = self.page_shift();
-        for page in bytes.start >> shift..((bytes.end - 1) >> shift) + 1 {
-            self.with(page, group, false, |_, _| ())?;
+        let end = ((bytes.end - 1) >> shift) + 1;
+        let together = Together { pages: bytes.start >> shift..end, orders: self.machine.policy().fills() };
+        let mut page = together.pages.start;
+        while page < end {
+            let step = self.head().page_order;
+            // No further than to the end of the folio that the page is in.
+            let left = |_: &Contents, pfn: Pfn| {
+                let (head, frame) = self.machine.frames().head(pfn);
+                (head.add(1 << frame.order()).0 - pfn.0) >> step
+            };
+            let left = self.with(page, group, false, &together, left)?.map_or(1, u64::from);
+            page = self.next_hole(page).min(page + left);
             self.machine.platform().resched();
         }
         Ok(())
@@ -140,13 +167,25 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// The page, to be mapped, and of those beside it, in `window`, as many as lie beside it in memory too. If there is no
-    /// page it is made, of zeros, charged to `group`. `None`: the object ends before it.
-    pub(crate) fn map_row(&self, page: u64, window: Range<u64>, group: GroupId) -> Result<Option<Row>, ObjectError> {
+    /// The page, to be mapped, and of those beside it, in `window`, as many as lie beside it in memory too; further than `around`
+    /// reaches, only those of the same folio. If there is no page it is made, of zeros, charged to `group`, in a folio as large as
+    /// policy allows. `None`: the object ends before it.
+    pub(crate) fn map_row(
+        &self,
+        page: u64,
+        window: Range<u64>,
+        around: Range<u64>,
+        group: GroupId,
+    ) -> Result<Option<Row>, ObjectError> {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
-        self.with(page, group, true, |contents, pfn| {
+        let together = Together { pages: window.clone(), orders: self.machine.policy().objects() };
+        self.with(page, group, true, &together, |contents, pfn| {
             let mut row = Row { page, pfn, pages: 1 };
+            let (head, frame) = frames.head(pfn);
+            let first = page - u64::from((pfn.0 - head.0) / step).min(page);
+            let last = page + u64::from((head.add(1 << frame.order()).0 - pfn.0) / step);
+            let window = around.start.min(first).max(window.start)..around.end.max(last).min(window.end);
             let there = |page, pfn| window.contains(&page) && contents.index.find(frames, page) == Some(pfn);
             while row.page > 0 && row.pfn.0 >= step && there(row.page - 1, Pfn(row.pfn.0 - step)) {
                 row = Row { page: row.page - 1, pfn: Pfn(row.pfn.0 - step), pages: row.pages + 1 };
@@ -156,9 +195,8 @@ impl<'m, P: Platform> Object<'m, P> {
             {
                 row.pages += 1;
             }
-            for i in 0..row.pages {
-                let (head, frame) = frames.head(row.pfn.add(i * step));
-                frames.get_counts(head, frame, step, step);
+            for (head, frame, count) in frames.folios(row.pfn, row.pages * step) {
+                frames.get_counts(head, frame, count, count);
             }
             row
         })
@@ -166,11 +204,31 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Put back a row that was not mapped.
     pub(crate) fn unmap_row(&self, row: &Row) {
-        let step = 1 << self.head().page_order;
-        for i in 0..row.pages {
-            let (head, _) = self.machine.frames().head(row.pfn.add(i * step));
-            self.machine.put_folio(head, step, step);
+        for (head, _, count) in self.machine.frames().folios(row.pfn, row.pages << self.head().page_order) {
+            self.machine.put_folio(head, count, count);
         }
+    }
+
+    /// Nothing comes with a page.
+    fn alone(&self, page: u64) -> Together {
+        Together { pages: page..page + 1, orders: 0 }
+    }
+
+    /// The largest folio that may bring a page which is missing, none of whose other pages is there.
+    fn order_of(&self, contents: &Contents, page: u64, together: &Together) -> u8 {
+        let page_order = self.head().page_order;
+        let mut left = together.orders >> page_order & !1;
+        while left != 0 {
+            let order = left.ilog2();
+            let first = page >> order << order;
+            let end = first + (1 << order);
+            let fits = together.pages.start <= first && end <= together.pages.end;
+            if fits && contents.index.next(self.machine.frames(), first).is_none_or(|(next, _)| next >= end) {
+                return order as u8 + page_order;
+            }
+            left &= !(1 << order);
+        }
+        page_order
     }
 
     /// Whether a page lies in the object, in part at least.
@@ -178,17 +236,20 @@ impl<'m, P: Platform> Object<'m, P> {
         page < size.div_ceil(1 << self.page_shift())
     }
 
-    /// Do something with a page while the object is locked; it is made if it is missing. `None`: the page lies beyond what is
-    /// allowed, which is the object's end if `bounded`.
+    /// Do something with a page while the object is locked; it is made if it is missing, perhaps with others. `None`: the page lies
+    /// beyond what is allowed, which is the object's end if `bounded`.
     fn with<R>(
         &self,
         page: u64,
         group: GroupId,
         bounded: bool,
-        mut found: impl FnMut(&super::Contents, Pfn) -> R,
+        together: &Together,
+        mut found: impl FnMut(&Contents, Pfn) -> R,
     ) -> Result<Option<R>, ObjectError> {
         let (machine, frames) = (self.machine, self.machine.frames());
-        let mut spare = Spare { machine, folio: None, nodes: [Pfn::NONE; MOST_NODES], count: 0 };
+        let page_order = self.head().page_order;
+        let mut spare = Spare { machine, folio: None, page_order, nodes: [Pfn::NONE; MOST_NODES], count: 0 };
+        let mut together = together.clone();
         loop {
             let mut contents = self.lock();
             let size = if bounded { contents.size } else { MAX_SIZE };
@@ -199,19 +260,32 @@ impl<'m, P: Platform> Object<'m, P> {
                 return Ok(Some(found(&contents, pfn)));
             }
             let missing = contents.index.missing(frames, page);
+            if bounded {
+                together.pages.end = together.pages.end.min(size.div_ceil(1 << self.page_shift()));
+            }
+            let order = self.order_of(&contents, page, &together);
             if missing <= spare.count
-                && let Some(pfn) = spare.folio.take()
+                && let Some((pfn, _)) = spare.folio.take_if(|folio| folio.1 == order)
             {
-                contents.index.insert(frames, page, pfn, || {
-                    spare.count -= 1;
-                    spare.nodes[spare.count]
-                });
-                machine.count(Counter::ShmemPages, 1 << self.head().page_order);
-                return Ok(Some(found(&contents, pfn)));
+                // All of a folio is in one node, so only the first page may take nodes.
+                let pages = 1u64 << (order - page_order);
+                let first = page & !(pages - 1);
+                for i in 0..pages {
+                    contents.index.insert(frames, first + i, pfn.add((i as u32) << page_order), || {
+                        spare.count -= 1;
+                        spare.nodes[spare.count]
+                    });
+                }
+                machine.count(Counter::ShmemPages, 1 << order);
+                return Ok(Some(found(&contents, pfn.add(((page - first) as u32) << page_order))));
             }
             drop(contents);
             spare.provide_nodes(missing, self.group())?;
-            spare.provide_folio(self.at, self.head().page_order, group)?;
+            match spare.provide_folio(self.at, order, group) {
+                // Then smaller ones.
+                Err(_) if order > page_order => together.orders &= (1 << order) - 1,
+                provided => provided?,
+            }
         }
     }
 }

@@ -16,7 +16,8 @@
 //!   [`crate::AddressSpace::discard_object`] takes as the writer before it looks: what such a fault has mapped is found and
 //!   removed, and every later one knows the new size.
 //! - **Large folios** need no other index: each slot names the frame of its own page, and a frame's descriptor knows the
-//!   way to the head of its folio. Until there are any, a folio is a page.
+//!   way to the head of its folio. They come where none of their pages is there yet, and leave page by page; their memory is free
+//!   when the last has left.
 //!
 //! | file | story |
 //! |---|---|

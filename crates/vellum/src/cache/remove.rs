@@ -163,8 +163,10 @@ impl Batch {
     /// With the object unlocked.
     fn free<P: Platform>(mut self, machine: &Machine<'_, P>, order: u8) {
         machine.count(Counter::ShmemPages, ((self.count as u64) << order).wrapping_neg());
-        for pfn in &self.pages[..self.count] {
-            machine.put_folio(machine.frames().head(*pfn).0, 1, 0);
+        // The pages of a folio at once, which mostly leave together.
+        let head = |pfn: &Pfn| machine.frames().head(*pfn).0;
+        for folio in self.pages[..self.count].chunk_by(|a, b| head(a) == head(b)) {
+            machine.put_folio(head(&folio[0]), folio.len() as u32, 0);
         }
         while let Some(node) = self.nodes.pop(machine.frames()) {
             free_node(machine, node);

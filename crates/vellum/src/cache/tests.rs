@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
+use core::ops::Range;
+
 use super::*;
 use crate::arch::X86_64;
 use crate::frame::BootOptions;
@@ -179,4 +181,60 @@ fn writers_and_seals_exclude_each_other() {
     assert_eq!(object.deny_shared_write(), Ok(()), "twice is no error");
     assert!(!object.admit_writer());
     orphans.free(&machine);
+}
+
+/// What is filled ahead comes in folios as large as fit in, where nothing is yet, and as policy allows; it leaves page by page, and
+/// the memory of a folio is free when its last page has left.
+#[test]
+fn large_folios_come_whole_and_leave_by_the_page() {
+    let host = Host::with_frames(4_000, 1);
+    let machine = boot(&host);
+    let frames = machine.frames();
+    let free = frames.free_frames();
+    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let bytes = |pages: Range<u64>| pages.start << FRAME_SHIFT..pages.end << FRAME_SHIFT;
+    let order = |page: u64| frames.head(object.page(page).unwrap().pfn()).1.order();
+    drop(object.page_or_new(40, GroupId::ROOT).unwrap());
+    object.allocate(bytes(3..70), GroupId::ROOT).unwrap();
+    let orders: Vec<u8> = (3..70).map(order).collect();
+    let expected = |page: u64| if matches!(page, 16..32 | 48..64) { 4 } else { 0 };
+    assert_eq!(orders, (3..70).map(expected).collect::<Vec<u8>>());
+    assert_eq!(object.resident(), 67);
+    let folio = object.page(16).unwrap().pfn();
+    for page in 16..32 {
+        assert_eq!(object.page(page).unwrap().pfn(), folio.add(page as u32 - 16));
+    }
+    // A fault brings what policy allows within object and window; nothing comes beyond the object's end.
+    machine.policy().set_objects(1 << 3 | 1 << 5);
+    let _ = object.set_size((100 << FRAME_SHIFT) + 1).unwrap();
+    let row = |page: u64| object.map_row(page, 0..1000, page..page + 1, GroupId::ROOT).unwrap().unwrap();
+    for (page, first, pages) in [(85, 80, 8), (77, 72, 8), (100, 100, 1), (99, 96, 4)] {
+        let row = row(page);
+        let fits = if (96..104).contains(&page) { (page, 1) } else { (first, pages) };
+        assert_eq!((row.page, row.pages), fits, "page {page}");
+        object.unmap_row(&row);
+    }
+    // A hole in a folio, and then the rest of it.
+    let before = frames.free_frames();
+    assert!(!object.punch_hole(bytes(16..31)).is_empty());
+    assert_eq!((frames.free_frames(), object.has(30), object.has(31)), (before, false, true));
+    assert!(!object.punch_hole(bytes(31..32)).is_empty());
+    assert_eq!(frames.free_frames(), before + 16);
+    drop(object);
+    assert_eq!(frames.free_frames(), free);
+}
+
+/// Who can't have a large folio gets a small one, and who may not have even that gets nothing.
+#[test]
+fn smaller_folios_where_large_ones_may_not_be_had() {
+    let host = Host::with_frames(4_000, 1);
+    let machine = boot(&host);
+    let frames = machine.frames();
+    let group = machine.groups().create(frames, GroupId::ROOT, 20).unwrap();
+    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let all = 0..32u64 << FRAME_SHIFT;
+    assert_eq!(object.allocate(all, group), Err(ObjectError::OverLimit(group)));
+    assert_eq!(object.resident(), 20);
+    let orders: Vec<u8> = (0..20).map(|page| frames.head(object.page(page).unwrap().pfn()).1.order()).collect();
+    assert_eq!(orders, [[4; 16].as_slice(), &[0; 4]].concat());
 }

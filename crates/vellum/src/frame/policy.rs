@@ -52,6 +52,11 @@ pub enum Advice {
     NoHuge,
 }
 
+/// All orders that there may be.
+const ALL: u32 = (2 << HUGE_ORDER) - 1;
+/// 64 KiB.
+const FILL_ORDER: u8 = 4;
+
 /// All knobs. Linux's defaults: 2 MiB inherits, the machine says `madvise`, other sizes never.
 #[derive(Debug)]
 pub struct FolioPolicy {
@@ -61,6 +66,9 @@ pub struct FolioPolicy {
     /// of these and nothing else.
     allowed: [AtomicU32; 2],
     joins: AtomicBool,
+    /// For objects: what a fault may bring, and what may be filled ahead.
+    objects: AtomicU32,
+    fills: AtomicU32,
 }
 
 impl Default for FolioPolicy {
@@ -70,6 +78,8 @@ impl Default for FolioPolicy {
             orders: Default::default(),
             allowed: Default::default(),
             joins: AtomicBool::new(true),
+            objects: AtomicU32::new(0),
+            fills: AtomicU32::new(1 << FILL_ORDER),
         };
         policy.set(HUGE_ORDER, Knob::Inherit);
         policy
@@ -99,6 +109,29 @@ impl FolioPolicy {
     /// One order's knob.
     pub fn get(&self, order: u8) -> Knob {
         self.orders.get(order as usize).map_or(Knob::Never, Knob::load)
+    }
+
+    /// The orders, as a bit set, of folios that a fault may bring into an object, besides single pages, where they lie in the
+    /// object and in the area entirely (Linux: `hugepages-<size>kB/shmem_enabled`, `within_size`). None unless told so.
+    pub fn objects(&self) -> u32 {
+        self.objects.load(Relaxed)
+    }
+
+    /// See [`FolioPolicy::objects`]; orders above [`HUGE_ORDER`] are ignored.
+    pub fn set_objects(&self, orders: u32) {
+        self.objects.store(orders & ALL, Relaxed);
+    }
+
+    /// The orders of folios that hold what is filled ahead ([`crate::cache::Object::allocate`]), where they lie in what is filled
+    /// entirely: 64 KiB unless told otherwise. So a program's text is in folios that a contiguous block maps (Linux's
+    /// `exec_folio_order`).
+    pub fn fills(&self) -> u32 {
+        self.fills.load(Relaxed)
+    }
+
+    /// See [`FolioPolicy::fills`]; orders above [`HUGE_ORDER`] are ignored.
+    pub fn set_fills(&self, orders: u32) {
+        self.fills.store(orders & ALL, Relaxed);
     }
 
     /// Whether spaces made from now on let a TLB hold as one translation what the format has blocks for (AArch64's contiguous

@@ -123,7 +123,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if access == Access::Write && !area.backing.is_shared() {
             return 0;
         }
-        ((2 << AROUND) - 1) << self.tables.arch.page_order()
+        // What stands in one table, at most.
+        let page_order = u32::from(self.tables.arch.page_order());
+        let table = page_order + self.tables.arch.index_bits() - 1;
+        let policy = self.tables.machine.policy();
+        let largest = ((policy.objects() | policy.fills() | 1).ilog2()).min(table).max(u32::from(AROUND) + page_order);
+        ((2 << largest) - 1) & !((1 << page_order) - 1)
     }
 
     /// Nothing is mapped in the naturally aligned block of this order around an address.
@@ -147,7 +152,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // No further than the object's beginning, where an area's block may begin before its object does.
         let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
         let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
-        let row = object.map_row(page, window, self.tables.group())?.ok_or(FaultError::BeyondEnd(addr))?;
+        let around = page >> AROUND << AROUND..((page >> AROUND) + 1) << AROUND;
+        let row = object.map_row(page, window, around, self.tables.group())?.ok_or(FaultError::BeyondEnd(addr))?;
         let mut attrs = area.prot.attrs() | Attrs::ACCESSED;
         if area.backing.is_shared() {
             attrs |= Attrs::EXCLUSIVE;

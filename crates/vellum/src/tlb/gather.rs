@@ -314,7 +314,11 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
             }
             self.objects += pages as u64;
         }
-        let maps = if order != 0 && !state.has(flag::PARTIAL) && (pages < 1 << order || frame.counts().maps != pages) {
+        // An object has the rest of a folio of its own, mapped or not.
+        let maps = if order != 0
+            && !state.has(flag::PARTIAL | flag::OBJECT)
+            && (pages < 1 << order || frame.counts().maps != pages)
+        {
             self.unmapped_in_part(head, frame, order, pages);
             0
         } else {
