@@ -130,7 +130,10 @@ impl<A: Silicon> Scene<'_, '_, A> {
             );
             marked != 0
         };
-        blocks.filter(is_joined).count()
+        let range = VirtRange { start: base + blocks.start * self.block, end: base + blocks.end * self.block };
+        let joined = blocks.filter(is_joined).count();
+        assert_eq!(self.space.usage(range).blocks, [joined as u64 * self.block, 0]);
+        joined
     }
 
     /// How many blocks were joined while they were live, and taken apart, since the machine booted.

@@ -22,6 +22,9 @@ pub struct InObject {
     sizing: Mutex<()>,
 }
 
+/// What is written in such pieces gets its memory in such pieces too, in one folio if policy allows: so a program's text is
+/// contiguous.
+const AHEAD: u64 = 64 << 10;
 const PAGE: usize = FRAME_SIZE as usize;
 
 fn errno(error: ObjectError) -> Errno {
@@ -100,6 +103,10 @@ impl Pages for InObject {
             let to = at + done as u64;
             let (page, offset) = (to / FRAME_SIZE, (to % FRAME_SIZE) as usize);
             let wanted = from.left().min(PAGE - offset);
+            if to.is_multiple_of(AHEAD) && from.left() as u64 >= AHEAD {
+                // What can't be had is asked for again below, by the page.
+                let _ = self.object.allocate(to..to + AHEAD, groups::current());
+            }
             let taken = match from.take(&mut buffer[..wanted]) {
                 Ok(taken) => taken,
                 Err(_) if done > 0 => break,

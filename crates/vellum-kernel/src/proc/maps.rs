@@ -50,6 +50,10 @@ pub struct Usage {
     pub swap: u64,
     pub swap_pss: u64,
     pub locked: u64,
+    /// In blocks of entries that a TLB may hold as one translation, by the two sizes of [`Usage::block_sizes`].
+    pub blocks: [u64; 2],
+    /// 0: there are none.
+    pub block_sizes: [u64; 2],
 }
 
 impl core::ops::AddAssign<&Usage> for Usage {
@@ -58,12 +62,16 @@ impl core::ops::AddAssign<&Usage> for Usage {
         for (own, other) in self.fields().into_iter().zip(other.fields()) {
             *own += *other;
         }
+        self.block_sizes = other.block_sizes;
     }
 }
 
 impl Usage {
-    fn fields(&mut self) -> [&mut u64; 20] {
+    fn fields(&mut self) -> [&mut u64; 22] {
+        let [small, large] = &mut self.blocks;
         [
+            small,
+            large,
             &mut self.rss,
             &mut self.pss,
             &mut self.pss_dirty,
@@ -183,7 +191,10 @@ fn amounts(text: &mut Text, usage: &Usage, by_kind: bool) -> fmt::Result {
         ("SwapPss:", usage.swap_pss),
         ("Locked:", usage.locked),
     ];
-    rest.into_iter().try_for_each(|(name, bytes)| amount(text, name, bytes))
+    rest.into_iter().try_for_each(|(name, bytes)| amount(text, name, bytes))?;
+    // Not in Linux.
+    let blocks = usage.block_sizes.iter().zip(usage.blocks).filter(|(size, _)| **size != 0);
+    blocks.into_iter().try_for_each(|(size, bytes)| writeln!(text, "Contiguous-{}kB: {:>8} kB", kib(*size), kib(bytes)))
 }
 
 #[cfg(test)]
@@ -216,6 +227,19 @@ mod tests {
 
     fn text(write: impl FnOnce(&mut Text) -> fmt::Result) -> String {
         String::from_utf8(Text::of(write).unwrap()).unwrap()
+    }
+
+    /// What Linux doesn't say comes last, and only where there is something to say.
+    #[test]
+    fn contiguous_mappings() {
+        let mut sum = Usage::default();
+        let plain = text(|text| rollup(text, 0..4096, &sum));
+        assert!(!plain.contains("Contiguous"));
+        sum += &Usage { blocks: [640 << 10, 0], block_sizes: [64 << 10, 32 << 20], ..Usage::default() };
+        sum += &Usage { blocks: [64 << 10, 32 << 20], block_sizes: [64 << 10, 32 << 20], ..Usage::default() };
+        let lines = text(|text| rollup(text, 0..4096, &sum));
+        let more = lines.strip_prefix(&plain).unwrap();
+        assert_eq!(more, "Contiguous-64kB:      704 kB\nContiguous-32768kB:    32768 kB\n");
     }
 
     /// This process's own, read and formed again.

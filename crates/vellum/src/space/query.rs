@@ -8,7 +8,7 @@ use crate::errno::Errno;
 use crate::frame::flag;
 use crate::platform::Platform;
 use crate::stats::{SpaceCounter, sum};
-use crate::table::{Found, Run};
+use crate::table::{Found, LockedTable, Run};
 use crate::vma::{State, Vma};
 
 use super::AddressSpace;
@@ -93,6 +93,9 @@ pub struct Usage {
     pub huge: u64,
     /// Of that, objects' memory in huge mappings (`ShmemPmdMapped`); the rest of [`Usage::huge`] is anonymous.
     pub huge_objects: u64,
+    /// Of that, what a TLB may hold by blocks of entries, of the last level and of the one above; how large such a block is says
+    /// [`Arch::block_bits`].
+    pub blocks: [u64; 2],
     /// Swapped out (`Swap`).
     pub swap: u64,
     /// Runs: how many pieces the engine has to deal with.
@@ -152,13 +155,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Show each run in `range`, in order. Holes come as runs of [`Kind::None`] at level 1. Each table is locked while its
     /// runs are shown: `visit` must be quick, and must not call back into the space.
     pub fn runs(&self, range: VirtRange, mut visit: impl FnMut(&Run)) {
+        self.runs_in_tables(range, |_, run| visit(run));
+    }
+
+    /// The same, with the table that the run stands in.
+    fn runs_in_tables(&self, range: VirtRange, mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P, A>>, &Run)) {
         let arch = &self.tables.arch;
         let mut at = range.start;
         while at < range.end {
             match self.tables.find(at, range.end) {
                 Found::Hole(end) => {
                     let len = (end - at).div_ceil(1 << arch.page_shift()) as usize;
-                    visit(&Run { va: at, len, level: 1, kind: Kind::None, raw: 0, settled: false, joined: false });
+                    visit(
+                        None,
+                        &Run { va: at, len, level: 1, kind: Kind::None, raw: 0, settled: false, joined: false },
+                    );
                     at = end;
                 }
                 Found::Table(table) => {
@@ -166,7 +177,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     while at < end
                         && let Some(run) = table.run(at, end)
                     {
-                        visit(&run);
+                        visit(Some(&table), &run);
                         at = run.range(arch).end;
                     }
                     table.release();
@@ -206,12 +217,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn usage(&self, range: VirtRange) -> Usage {
         let arch = &self.tables.arch;
         let mut usage = Usage::default();
-        self.runs(range, |run| {
+        self.runs_in_tables(range, |table, run| {
             let part = run.range(arch).intersect(&range);
             match run.kind {
                 Kind::Leaf if !self.tables.machine.zeros_folio().contains(run.pfn(arch)) => {
                     usage.runs += 1;
                     let first = run.pfn(arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
+                    if let (Some(table), Some(blocks)) = (table, usage.blocks.get_mut(usize::from(run.level) - 1)) {
+                        *blocks += (table.joined(run) as u64) << table.shift();
+                    }
                     self.count_folios(&mut usage, first, (part.len() >> FRAME_SHIFT) as u32, run);
                 }
                 Kind::Swap => usage.swap += part.len(),

@@ -304,4 +304,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             self.tables.machine.count(Counter::BlocksJoined, count as u64);
         }
     }
+    /// How many entries of a run are joined.
+    pub(crate) fn joined(&self, run: &Run) -> usize {
+        let index = self.index(run.va);
+        match run.joined {
+            true => (index..index + run.len).filter(|i| self.is_joined(self.entry(*i).load(Relaxed))).count(),
+            false => 0,
+        }
+    }
 }

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_SYS_ADMIN;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
-use vellum::arch::{Attrs, Kind};
+use vellum::arch::{Arch, Attrs, Kind};
 use vellum::frame::flag;
 use vellum::frame::policy::Advice;
 use vellum::vma::{AreaFlags, Prot, Vma};
@@ -85,7 +85,14 @@ pub fn maps(subject: &Subject) -> Result<Vec<u8>, Errno> {
 /// What of an area is in memory.
 fn usage(memory: &UserSpace, area: &Vma) -> Usage {
     let found = memory.engine.usage(area.range);
+    let arch = memory.engine.arch();
+    let block_size = |level| match arch.block_bits(level) {
+        0 => 0,
+        bits => 1 << (arch.level_shift(level) + bits),
+    };
     Usage {
+        blocks: found.blocks,
+        block_sizes: [1, 2].map(block_size),
         rss: found.resident,
         pss: found.proportional.all,
         pss_dirty: found.proportional.dirty,
