@@ -1,7 +1,7 @@
 //! What both machines have: memory, seats for CPUs, and a memory-management unit for each CPU.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum::addr::{Pfn, PhysAddr};
@@ -10,11 +10,12 @@ use vellum::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
 use crate::arena::{Arena, Ram};
 use crate::model::TlbModel;
 use crate::program::Access;
+use crate::rng::Rng;
 use crate::schedule::Schedule;
 use crate::seat::Seats;
 use crate::stats::{Asked, Stats};
-use crate::tlb::{Tag, Tlb};
-use crate::walker::{Leaf, Miss, Silicon, allows, sets, walk};
+use crate::tlb::{Conflict, Tag, Tlb};
+use crate::walker::{Leaf, Manner, Miss, Silicon, Tables, allows, sets};
 
 /// A simulated machine: a platform for the engine, and CPUs for programs.
 pub trait Simulated: Platform + Sized {
@@ -39,6 +40,9 @@ pub trait Simulated: Platform + Sized {
 pub struct Hardware<A> {
     arch: A,
     model: TlbModel,
+    coalesces: u32,
+    /// Whether some CPU has found a conflict.
+    conflicts: AtomicBool,
     arena: Arena,
     pub(crate) seats: Seats,
     mmus: Box<[Mmu]>,
@@ -63,22 +67,35 @@ pub(crate) struct MmuState {
     pub spaces: Vec<(SpaceId, Pfn, usize)>,
     /// A translation that was looked up, but whose access has yet to happen.
     pub in_flight: Option<(Tag, Leaf)>,
+    /// What decides where the architecture leaves a choice. Without it, a block is always held as one, and each page's accesses
+    /// are recorded in its own entry.
+    pub whims: Option<Rng>,
+    /// Whether two translations of different sizes for one address are noticed, and the first that were.
+    pub wary: bool,
+    pub conflict: Option<Conflict>,
     stats: Stats,
 }
 
 impl<A: Silicon> Hardware<A> {
     pub(crate) fn new(arch: A, cpus: usize, ram: &Ram, model: TlbModel, schedule: Schedule) -> io::Result<Self> {
         assert!((1..=MAX_CPUS).contains(&cpus), "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}");
-        let sizes: Vec<u32> =
-            (1..=arch.levels()).filter(|level| arch.leaf_at(*level)).map(|level| arch.level_shift(level)).collect();
+        let leaves = (1..=arch.levels()).filter(|level| arch.leaf_at(*level));
+        let sizes: Vec<u32> = leaves
+            .flat_map(|level| [0, arch.block_bits(level)].map(|bits| arch.level_shift(level) + bits))
+            .collect();
         let mmu = || MmuState {
-            tlb: Tlb::new(&model, &sizes, arch.levels()),
+            tlb: Tlb::new(&model, arch.page_shift(), &sizes, arch.levels()),
             spaces: Vec::new(),
             in_flight: None,
+            whims: None,
+            wary: false,
+            conflict: None,
             stats: Stats::default(),
         };
         Ok(Hardware {
             arch,
+            conflicts: AtomicBool::new(false),
+            coalesces: model.banks.iter().map(|bank| bank.coalesces).max().unwrap_or(0),
             arena: Arena::new(ram)?,
             seats: Seats::new(cpus, schedule),
             mmus: (0..cpus).map(|_| Mmu { loaded: AtomicUsize::new(0), state: Mutex::new(mmu()) }).collect(),
@@ -198,6 +215,24 @@ impl<A: Silicon> Hardware<A> {
         self.asked[me].count(what.ranges.len().max(1) as u64, pages, ipis);
     }
 
+    /// From now on do what the architecture allows rather than what is usual; notice translations that conflict.
+    pub(crate) fn provoke(&self, seed: u64, whims: bool, wary: bool) {
+        for cpu in 0..self.mmus.len() {
+            let mut mmu = self.mmu(cpu);
+            mmu.whims = whims.then(|| Rng::new(seed ^ (cpu as u64) << 32));
+            mmu.wary = wary;
+        }
+    }
+
+    /// The conflicts since this was last asked, each with its CPU.
+    pub(crate) fn take_conflicts(&self) -> Vec<(usize, Conflict)> {
+        if !self.conflicts.swap(false, Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let of = |cpu: usize| self.mmu(cpu).conflict.take().map(|conflict| (cpu, conflict));
+        (0..self.mmus.len()).filter_map(of).collect()
+    }
+
     /// A fault was delivered on this CPU.
     pub(crate) fn count_fault(&self, cpu: usize) {
         self.mmu(cpu).stats.faults += 1;
@@ -213,13 +248,9 @@ impl MmuState {
         va: u64,
         access: Access,
     ) -> Result<Leaf, Miss> {
-        match self.tlb.lookup(space, va) {
+        match self.tlb.lookup(space, va, access) {
             Some((leaf, tier)) => {
-                if tier == 1 {
-                    self.stats.hits += 1;
-                } else {
-                    self.stats.later_hits += 1;
-                }
+                self.stats.count_hit(access, tier);
                 if leaf.attrs.contains(access.needs() | sets(access)) {
                     return Ok(leaf);
                 }
@@ -229,7 +260,7 @@ impl MmuState {
                     self.tlb.forget(space, va);
                 }
             }
-            None => self.stats.misses += 1,
+            None => self.stats.count_miss(access),
         }
         self.walk(hardware, (space, root), va, access)
     }
@@ -244,12 +275,26 @@ impl MmuState {
     ) -> Result<Leaf, Miss> {
         let arch = &hardware.arch;
         self.stats.walks += 1;
+        let mut manner = Manner { coalesces: hardware.coalesces, records_in: None };
+        let mut limit = u32::MAX;
+        if let Some(rng) = &mut self.whims {
+            manner.records_in = rng.percent(75).then(|| rng.below(usize::MAX));
+            if rng.percent(25) {
+                limit = 0;
+            }
+        }
         let start = self.tlb.start(space, va, |level| arch.level_shift(level)).unwrap_or((root, arch.levels()));
         let (tlb, reads) = (&mut self.tlb, &mut self.stats.walk_reads);
-        let leaf = walk(&hardware.arena, arch, start, va, access, reads, |level, table| {
+        let tables = Tables { arena: &hardware.arena, arch };
+        let found = tables.walk(start, va, access, manner, reads, |level, table| {
             tlb.insert_pointer(space, va, level, arch.level_shift(level), table);
         })?;
-        self.tlb.insert(space, va, leaf);
-        Ok(leaf)
+        if self.wary && self.conflict.is_none() {
+            self.conflict = self.tlb.conflict(space, va, found.leaf);
+            if self.conflict.is_some() {
+                hardware.conflicts.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(self.tlb.insert(space, va, found, access, limit.max(found.leaf.shift)))
     }
 }

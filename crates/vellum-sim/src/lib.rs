@@ -50,6 +50,7 @@
 mod adapter;
 mod arena;
 mod config;
+mod cores;
 mod fast;
 mod hardware;
 mod inject;

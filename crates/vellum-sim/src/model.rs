@@ -2,13 +2,30 @@
 
 use std::borrow::Cow;
 
+use crate::program::Access;
+
+/// What banks of both sides serve.
+pub(crate) const ALL: &[Access] = &[Access::Read, Access::Write, Access::Execute];
+/// What banks of the data side serve.
+pub(crate) const DATA: &[Access] = &[Access::Read, Access::Write];
+/// What banks of the instruction side serve.
+pub(crate) const CODE: &[Access] = &[Access::Execute];
+
 /// Entries of one kind: `sets` × `ways`, least recently used goes first.
+///
+/// A translation goes, in each tier, to those banks that can hold the most of it in one entry; what none can hold as a whole
+/// is held in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bank {
     /// 1 is asked first. Banks of one tier are asked together; a hit in a later tier fills the earlier ones.
     pub tier: u8,
-    /// log2 of the page sizes that it can hold.
+    /// The accesses that it serves.
+    pub serves: Cow<'static, [Access]>,
+    /// log2 of the sizes that one entry can hold: pages, huge pages, and blocks of either that tables mark as contiguous.
     pub shifts: Cow<'static, [u32]>,
+    /// log2 of how many pages one entry holds although nothing marks them as contiguous, if they are: aligned in both
+    /// address spaces, all there, consecutive, and alike in all that their entries say. 0: it doesn't look.
+    pub coalesces: u32,
     /// Number of sets, a power of two: low bits of the page number choose among them.
     pub sets: u32,
     /// Entries in each.
@@ -29,61 +46,69 @@ pub struct PagingCache {
 pub struct TlbModel {
     /// What it is called in reports.
     pub name: Cow<'static, str>,
+    /// Where the numbers come from, and which are assumed.
+    pub source: Cow<'static, str>,
     /// The banks.
     pub banks: Cow<'static, [Bank]>,
     /// The paging-structure caches.
     pub paging: Cow<'static, [PagingCache]>,
 }
 
-const fn bank(tier: u8, shifts: &'static [u32], sets: u32, ways: u32) -> Bank {
-    Bank { tier, shifts: Cow::Borrowed(shifts), sets, ways }
+pub(crate) const fn bank(
+    tier: u8,
+    serves: &'static [Access],
+    shifts: &'static [u32],
+    coalesces: u32,
+    (sets, ways): (u32, u32),
+) -> Bank {
+    Bank { tier, serves: Cow::Borrowed(serves), shifts: Cow::Borrowed(shifts), coalesces, sets, ways }
+}
+
+pub(crate) const fn paging(level: u8, entries: u32) -> PagingCache {
+    PagingCache { level, entries }
 }
 
 impl TlbModel {
+    pub(crate) const fn fixed(
+        name: &'static str,
+        source: &'static str,
+        banks: &'static [Bank],
+        paging: &'static [PagingCache],
+    ) -> Self {
+        let (name, source) = (Cow::Borrowed(name), Cow::Borrowed(source));
+        TlbModel { name, source, banks: Cow::Borrowed(banks), paging: Cow::Borrowed(paging) }
+    }
+
     /// No cache at all: every access walks from the root.
-    pub const NONE: TlbModel =
-        TlbModel { name: Cow::Borrowed("none"), banks: Cow::Borrowed(&[]), paging: Cow::Borrowed(&[]) };
+    pub const NONE: TlbModel = TlbModel::fixed("none", "", &[], &[]);
 
     /// Sized like a server's CPU of about 2020, and like none in particular.
-    pub const GENERIC: TlbModel = TlbModel {
-        name: Cow::Borrowed("generic"),
-        banks: Cow::Borrowed(
-            const {
-                &[
-                    bank(1, &[12, 14, 16], 16, 4),
-                    bank(1, &[21, 25], 8, 4),
-                    bank(1, &[30, 36], 1, 4),
-                    bank(2, &[12, 14, 16, 21, 25], 128, 12),
-                    bank(2, &[30, 36], 4, 4),
-                ]
-            },
-        ),
-        paging: Cow::Borrowed(
-            const {
-                &[
-                    PagingCache { level: 2, entries: 32 },
-                    PagingCache { level: 3, entries: 8 },
-                    PagingCache { level: 4, entries: 4 },
-                    PagingCache { level: 5, entries: 2 },
-                ]
-            },
-        ),
-    };
+    pub const GENERIC: TlbModel = TlbModel::fixed(
+        "generic",
+        "none: round numbers",
+        const {
+            &[
+                bank(1, ALL, &[12, 14, 16], 0, (16, 4)),
+                bank(1, ALL, &[21, 25], 0, (8, 4)),
+                bank(1, ALL, &[30, 34, 36], 0, (1, 4)),
+                bank(2, ALL, &[12, 14, 16, 21, 25], 0, (128, 12)),
+                bank(2, ALL, &[30, 34, 36], 0, (4, 4)),
+            ]
+        },
+        const { &[paging(2, 32), paging(3, 8), paging(4, 4), paging(5, 2)] },
+    );
 
     /// For strict machines: few entries, one set, any size; so much happens by design of the adversary that more would
     /// only cost time.
-    pub const SMALL: TlbModel = TlbModel {
-        name: Cow::Borrowed("small"),
-        banks: Cow::Borrowed(const { &[bank(1, &[12, 14, 16, 21, 25, 29, 30, 36, 39, 42], 1, 24)] }),
-        paging: Cow::Borrowed(
-            const {
-                &[
-                    PagingCache { level: 2, entries: 4 },
-                    PagingCache { level: 3, entries: 3 },
-                    PagingCache { level: 4, entries: 2 },
-                    PagingCache { level: 5, entries: 2 },
-                ]
-            },
-        ),
-    };
+    pub const SMALL: TlbModel = TlbModel::fixed(
+        "small",
+        "none: made to be hostile",
+        const { &[bank(1, ALL, &[12, 14, 16, 21, 25, 29, 30, 34, 36, 39, 42], 0, (1, 24))] },
+        const { &[paging(2, 4), paging(3, 3), paging(4, 2), paging(5, 2)] },
+    );
+
+    /// The one of [`TlbModel::CORES`] with this name.
+    pub fn core(name: &str) -> Option<&'static TlbModel> {
+        TlbModel::CORES.iter().find(|model| model.name == name)
+    }
 }

@@ -3,6 +3,8 @@
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::program::Access;
+
 /// Counts of one CPU or of a whole machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -13,6 +15,10 @@ pub struct Stats {
     pub later_hits: u64,
     /// Accesses that no bank answered.
     pub misses: u64,
+    /// Of the accesses that a later tier answered, those that fetched instructions.
+    pub later_fetch_hits: u64,
+    /// Of the accesses that no bank answered, those that fetched instructions.
+    pub fetch_misses: u64,
     /// Walks: one a miss, and one whenever accessed or dirty had to be set for a translation already cached.
     pub walks: u64,
     /// Entries that walks read: what a paging-structure cache saves.
@@ -29,11 +35,31 @@ pub struct Stats {
     pub ipis: u64,
 }
 
+impl Stats {
+    #[inline]
+    pub(crate) fn count_hit(&mut self, access: Access, tier: u8) {
+        if tier == 1 {
+            self.hits += 1;
+        } else {
+            self.later_hits += 1;
+            self.later_fetch_hits += u64::from(access == Access::Execute);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn count_miss(&mut self, access: Access) {
+        self.misses += 1;
+        self.fetch_misses += u64::from(access == Access::Execute);
+    }
+}
+
 impl AddAssign for Stats {
     fn add_assign(&mut self, more: Stats) {
         self.hits += more.hits;
         self.later_hits += more.later_hits;
         self.misses += more.misses;
+        self.later_fetch_hits += more.later_fetch_hits;
+        self.fetch_misses += more.fetch_misses;
         self.walks += more.walks;
         self.walk_reads += more.walk_reads;
         self.faults += more.faults;

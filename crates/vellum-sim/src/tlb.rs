@@ -1,6 +1,9 @@
 //! One CPU's translation caches: banks of translations, and the paging-structure cache, which remembers pointers to
 //! tables so that a walk need not start at the root.
 //!
+//! What an entry holds is decided by the bank: all of a block that tables mark as contiguous, or a part of it; a huge page, or
+//! a part; pages that are contiguous though nothing says so.
+//!
 //! Everything is tagged with the address space, as with PCIDs or ASIDs. Nothing is ever dropped for convenience: what the
 //! engine forgets to invalidate stays and is used.
 
@@ -8,7 +11,8 @@ use vellum::addr::{Pfn, VirtRange};
 use vellum::platform::{Invalidation, SpaceId};
 
 use crate::model::{Bank, TlbModel};
-use crate::walker::Leaf;
+use crate::program::Access;
+use crate::walker::{Found, Leaf};
 
 /// What an entry is looked up by: a naturally aligned stretch of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +82,18 @@ impl<T: Copy> Cache<T> {
         &mut self.slots[first..first + self.ways]
     }
 
+    /// What is held for an address in an entry of one of these sizes.
+    #[inline]
+    fn find(&mut self, space: SpaceId, va: u64, shifts: &[u32], now: u64) -> Option<T> {
+        if self.mask != 0 {
+            return shifts.iter().find_map(|shift| self.get(Tag::new(space, va, *shift), now));
+        }
+        let holds = |s: &Slot<T>| s.entry.is_some_and(|(t, _)| t.page == va >> t.shift && t.space == space);
+        let slot = self.slots.iter_mut().find(|s| holds(s))?;
+        slot.used = now;
+        slot.entry.map(|(_, value)| value)
+    }
+
     #[inline]
     fn get(&mut self, tag: Tag, now: u64) -> Option<T> {
         let slot = self.set(tag.page).iter_mut().find(|s| s.entry.is_some_and(|(t, _)| t == tag))?;
@@ -107,74 +123,127 @@ impl<T: Copy> Cache<T> {
     }
 }
 
+/// A bank, as far as a format has use for it.
+#[derive(Debug)]
+struct Store {
+    bank: Bank,
+    cache: Cache<Leaf>,
+    /// The sizes that occur, smallest first.
+    sizes: Vec<u32>,
+}
+
+impl Store {
+    fn new(bank: &Bank, page_shift: u32, sizes: &[u32]) -> Option<Store> {
+        let mut mine: Vec<u32> = bank.shifts.iter().copied().filter(|shift| sizes.contains(shift)).collect();
+        if bank.coalesces > 0 && mine.contains(&page_shift) {
+            mine.push(page_shift + bank.coalesces);
+        }
+        mine.sort();
+        mine.dedup();
+        let cache = Cache::new(bank.sets, bank.ways);
+        (!mine.is_empty()).then(|| Store { bank: bank.clone(), cache, sizes: mine })
+    }
+
+    /// The most of `1 << limit` bytes that one entry holds.
+    fn holds(&self, limit: u32) -> Option<u32> {
+        self.sizes.iter().rev().find(|size| **size <= limit).copied()
+    }
+}
+
+/// Two translations of one address that don't agree.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conflict {
+    pub held: (Tag, Leaf),
+    pub new: (Tag, Leaf),
+}
+
 /// The caches of one CPU.
 #[derive(Debug)]
 pub(crate) struct Tlb {
-    banks: Vec<(Bank, Cache<Leaf>)>,
+    stores: Vec<Store>,
     /// From the last level up: the deepest pointer saves the most.
     paging: Vec<(u8, Cache<Pfn>)>,
     now: u64,
 }
 
 impl Tlb {
-    /// For a format with these page sizes and so many levels: what the model has for others stays out.
-    pub fn new(model: &TlbModel, sizes: &[u32], levels: u8) -> Self {
-        let fitting = |bank: &Bank| Bank {
-            shifts: bank.shifts.iter().copied().filter(|shift| sizes.contains(shift)).collect(),
-            ..bank.clone()
-        };
-        let mut banks: Vec<_> = model
-            .banks
-            .iter()
-            .map(fitting)
-            .filter(|bank| !bank.shifts.is_empty())
-            .map(|bank| {
-                let cache = Cache::new(bank.sets, bank.ways);
-                (bank, cache)
-            })
-            .collect();
-        banks.sort_by_key(|(bank, _)| bank.tier);
+    /// For a format with these sizes of pages, huge pages and blocks, and so many levels: what the model has for others stays
+    /// out.
+    pub fn new(model: &TlbModel, page_shift: u32, sizes: &[u32], levels: u8) -> Self {
+        let mut stores: Vec<_> = model.banks.iter().filter_map(|bank| Store::new(bank, page_shift, sizes)).collect();
+        stores.sort_by_key(|store| store.bank.tier);
         let mut paging: Vec<_> =
             model.paging.iter().filter(|p| p.level <= levels).map(|p| (p.level, Cache::new(1, p.entries))).collect();
         paging.sort_by_key(|(level, _)| *level);
-        Tlb { banks, paging, now: 0 }
+        Tlb { stores, paging, now: 0 }
     }
 
     /// The translation of `va` if one is cached, and the tier that had it.
     #[inline]
-    pub fn lookup(&mut self, space: SpaceId, va: u64) -> Option<(Leaf, u8)> {
+    pub fn lookup(&mut self, space: SpaceId, va: u64, access: Access) -> Option<(Leaf, u8)> {
         self.now += 1;
         let now = self.now;
-        let (leaf, tier) = self.banks.iter_mut().find_map(|(bank, cache)| {
-            bank.shifts
-                .iter()
-                .find_map(|shift| cache.get(Tag::new(space, va, *shift), now))
-                .map(|leaf| (leaf, bank.tier))
-        })?;
+        let (leaf, tier) = self
+            .stores
+            .iter_mut()
+            .filter(|store| store.bank.serves.contains(&access))
+            .find_map(|store| store.cache.find(space, va, &store.sizes, now).map(|leaf| (leaf, store.bank.tier)))?;
         if tier > 1 {
-            self.put_below(space, va, leaf, tier);
+            self.put_below(space, va, leaf, leaf.shift, access, tier);
         }
         Some((leaf, tier))
     }
 
-    /// Cache a translation in every tier.
-    pub fn insert(&mut self, space: SpaceId, va: u64, leaf: Leaf) {
-        self.put_below(space, va, leaf, u8::MAX);
+    /// Cache a translation in every tier, no more of it in one entry than `limit` allows. The answer is the largest entry that
+    /// holds it now.
+    pub fn insert(&mut self, space: SpaceId, va: u64, found: Found, access: Access, limit: u32) -> Leaf {
+        self.put_below(space, va, found.leaf, found.span.min(limit), access, u8::MAX)
     }
 
-    fn put_below(&mut self, space: SpaceId, va: u64, leaf: Leaf, tier: u8) {
-        for (bank, cache) in &mut self.banks {
-            if bank.tier < tier && bank.shifts.contains(&leaf.shift) {
-                cache.put(Tag::new(space, va, leaf.shift), leaf, self.now);
+    fn put_below(&mut self, space: SpaceId, va: u64, leaf: Leaf, limit: u32, access: Access, tier: u8) -> Leaf {
+        let mut largest = leaf;
+        for first in 0..self.stores.len() {
+            let this = self.stores[first].bank.tier;
+            if this >= tier || first > 0 && self.stores[first - 1].bank.tier == this {
+                continue;
+            }
+            let of_tier = self.stores[first..].iter_mut().take_while(|store| store.bank.tier == this);
+            let serving: Vec<_> = of_tier.filter(|store| store.bank.serves.contains(&access)).collect();
+            let most = serving.iter().filter_map(|store| store.holds(limit)).max();
+            for store in serving {
+                if let Some(size) = most.filter(|most| store.holds(limit) == Some(*most)) {
+                    let held = leaf.held(va, size);
+                    store.cache.put(Tag::new(space, va, size), held, self.now);
+                    if size > largest.shift {
+                        largest = held;
+                    }
+                }
             }
         }
+        largest
+    }
+
+    /// A cached translation of some of what a new one is about to translate, that is not of the same page or block, or says
+    /// that it is elsewhere.
+    pub fn conflict(&self, space: SpaceId, va: u64, new: Leaf) -> Option<Conflict> {
+        let tag = Tag::new(space, va, new.block);
+        let whole = new.held(va, new.block);
+        let differs = |held: &(Tag, Leaf)| {
+            let (at, leaf) = held;
+            let offset = at.range().start.wrapping_sub(tag.range().start);
+            let inside = offset < 1 << new.block;
+            // Of the same page or block there may be one entry or several, as long as they agree.
+            let agree = leaf.block == new.block && (!inside || whole.base.0 + offset == leaf.base.0);
+            at.space == space && at.range().overlaps(&tag.range()) && !agree && (leaf.block != new.block || *at != tag)
+        };
+        self.translations().find(differs).map(|held| Conflict { held, new: (tag, whole) })
     }
 
     /// Where the walk for `va` may start: the table that the deepest cached pointer names, and that table's level.
     pub fn start(&mut self, space: SpaceId, va: u64, level_shift: impl Fn(u8) -> u32) -> Option<(Pfn, u8)> {
         let now = self.now;
         self.paging.iter_mut().find_map(|(level, cache)| {
-            cache.get(Tag::new(space, va, level_shift(*level)), now).map(|table| (table, *level - 1))
+            cache.find(space, va, &[level_shift(*level)], now).map(|table| (table, *level - 1))
         })
     }
 
@@ -187,7 +256,7 @@ impl Tlb {
 
     /// Drop what an invalidation reaches.
     pub fn invalidate(&mut self, what: &Invalidation<'_>) {
-        for (_, cache) in &mut self.banks {
+        for Store { cache, .. } in &mut self.stores {
             cache.retain(|tag| !tag.reached_by(what));
         }
         if what.tables {
@@ -199,14 +268,14 @@ impl Tlb {
 
     /// Drop the translations of one address, as a processor does before it reports a fault there.
     pub fn forget(&mut self, space: SpaceId, va: u64) {
-        for (_, cache) in &mut self.banks {
+        for Store { cache, .. } in &mut self.stores {
             cache.retain(|tag| tag.space != space || !tag.range().contains(va));
         }
     }
 
     /// Drop everything of a space.
     pub fn forget_space(&mut self, space: SpaceId) {
-        for (_, cache) in &mut self.banks {
+        for Store { cache, .. } in &mut self.stores {
             cache.retain(|tag| tag.space != space);
         }
         for (_, cache) in &mut self.paging {
@@ -216,10 +285,10 @@ impl Tlb {
 
     /// Forget one entry, if the n-th slot holds one.
     pub fn evict(&mut self, n: usize) {
-        let leaves: usize = self.banks.iter().map(|(_, cache)| cache.slots.len()).sum();
+        let leaves: usize = self.stores.iter().map(|store| store.cache.slots.len()).sum();
         let pointers: usize = self.paging.iter().map(|(_, cache)| cache.slots.len()).sum();
         let mut n = n % (leaves + pointers).max(1);
-        for (_, cache) in &mut self.banks {
+        for Store { cache, .. } in &mut self.stores {
             if let Some(slot) = cache.slots.get_mut(n) {
                 return slot.entry = None;
             }
@@ -235,7 +304,7 @@ impl Tlb {
 
     /// All translations. What several banks hold comes several times.
     pub fn translations(&self) -> impl Iterator<Item = (Tag, Leaf)> + '_ {
-        self.banks.iter().flat_map(|(_, cache)| cache.iter())
+        self.stores.iter().flat_map(|store| store.cache.iter())
     }
 
     /// All pointers to tables.
@@ -252,8 +321,13 @@ mod tests {
 
     const SPACE: SpaceId = SpaceId(7);
 
-    fn leaf(shift: u32) -> Leaf {
-        Leaf { base: PhysAddr(1 << shift), shift, attrs: Attrs::READ | Attrs::ACCESSED }
+    fn found(shift: u32) -> Found {
+        let attrs = Attrs::READ | Attrs::ACCESSED;
+        Found { leaf: Leaf { base: PhysAddr(1 << shift), shift, attrs, block: shift }, span: shift }
+    }
+
+    fn insert(tlb: &mut Tlb, va: u64, shift: u32) {
+        tlb.insert(SPACE, va, found(shift), Access::Read, u32::MAX);
     }
 
     fn invalidation(ranges: &[VirtRange], stride_shift: u32, tables: bool) -> Invalidation<'_> {
@@ -262,24 +336,24 @@ mod tests {
 
     #[test]
     fn a_later_tier_keeps_what_the_first_lost() {
-        let mut tlb = Tlb::new(&TlbModel::GENERIC, &[12, 21, 30], 4);
+        let mut tlb = Tlb::new(&TlbModel::GENERIC, 12, &[12, 21, 30], 4);
         // Five pages of one set of four ways.
         for page in 0..5 {
-            tlb.insert(SPACE, page << 16, leaf(12));
+            insert(&mut tlb, page << 16, 12);
         }
-        assert_eq!(tlb.lookup(SPACE, 0).unwrap().1, 2);
-        assert_eq!(tlb.lookup(SPACE, 0).unwrap().1, 1, "refilled");
-        assert_eq!(tlb.lookup(SpaceId(8), 0), None, "tagged");
+        assert_eq!(tlb.lookup(SPACE, 0, Access::Read).unwrap().1, 2);
+        assert_eq!(tlb.lookup(SPACE, 0, Access::Read).unwrap().1, 1, "refilled");
+        assert_eq!(tlb.lookup(SpaceId(8), 0, Access::Read), None, "tagged");
     }
 
     #[test]
     fn a_stride_too_wide_steps_over_small_pages() {
-        let mut tlb = Tlb::new(&TlbModel::SMALL, &[12, 21, 30], 4);
+        let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 4);
         let range = [VirtRange { start: 0x20_0000, end: 0x60_0000 }];
         for va in [0x20_0000, 0x20_1000, 0x40_0000, 0x60_0000] {
-            tlb.insert(SPACE, va, leaf(12));
+            insert(&mut tlb, va, 12);
         }
-        tlb.insert(SPACE, 0x5f_f000, leaf(21));
+        insert(&mut tlb, 0x5f_f000, 21);
         tlb.invalidate(&invalidation(&range, 21, false));
         let mut left: Vec<_> = tlb.translations().map(|(tag, _)| tag.range().start).collect();
         left.sort();
@@ -292,7 +366,7 @@ mod tests {
 
     #[test]
     fn pointers_go_only_when_tables_went() {
-        let mut tlb = Tlb::new(&TlbModel::SMALL, &[12, 21, 30], 4);
+        let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 4);
         let shift = |level: u8| 12 + 9 * (level as u32 - 1);
         tlb.insert_pointer(SPACE, 0x4000_0000, 3, shift(3), Pfn(3));
         tlb.insert_pointer(SPACE, 0x4020_0000, 2, shift(2), Pfn(2));

@@ -1,6 +1,6 @@
 //! The page walker: reads the tables in memory as the processor does, and sets accessed and dirty as it does.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vellum::addr::{Pfn, PhysAddr};
 use vellum::arch::{Aarch64, Arch, Attrs, Kind, Riscv64, X86_64};
@@ -37,15 +37,34 @@ pub(crate) fn hardware_bits<A: Arch>(arch: &A, raw: u64, level: u8, more: Attrs)
     arch.leaf(pa, attrs, level) ^ arch.leaf(pa, attrs | more, level)
 }
 
-/// A translation, as a walk found it.
+/// A translation: of a page, or of as much as an entry of a TLB holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
-    /// The address of the page's first byte.
+    /// The address of the first byte.
     pub base: PhysAddr,
-    /// log2 of the page's size.
+    /// log2 of the size.
     pub shift: u32,
     /// What the leaf says besides.
     pub attrs: Attrs,
+    /// log2 of the size that the tables say: that of the page, or of the block that it is joined to.
+    pub block: u32,
+}
+
+impl Leaf {
+    /// As an entry of another size holds it, for `va`.
+    pub fn held(self, va: u64, shift: u32) -> Leaf {
+        let pa = self.base.0 + (va & ((1 << self.shift) - 1));
+        Leaf { base: PhysAddr(pa >> shift << shift), shift, ..self }
+    }
+}
+
+/// What a walk found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The page.
+    pub leaf: Leaf,
+    /// log2 of the size of what is around it that one entry may hold: the block, or pages that coalesce.
+    pub span: u32,
 }
 
 /// Why a walk found none.
@@ -76,46 +95,122 @@ pub(crate) fn sets(access: Access) -> Attrs {
     }
 }
 
-/// Walk from the table of `level` at `table` down to the leaf for `va`. `seen` hears of each table pointer that is
-/// followed: the level where it stands, and the table. `reads` counts the entries read.
-pub(crate) fn walk<A: Silicon>(
-    arena: &Arena,
-    arch: &A,
-    (mut table, mut level): (Pfn, u8),
-    va: u64,
-    access: Access,
-    reads: &mut u64,
-    mut seen: impl FnMut(u8, Pfn),
-) -> Result<Leaf, Miss> {
-    loop {
-        let entry = arena.word(PhysAddr(table.addr().0 + 8 * arch.index(va, level) as u64));
-        // Another CPU may write the entry between reading it here and setting bits in it: then it counts as not yet read,
-        // as it does for the locked read-modify-write of a processor.
-        let (raw, set) = loop {
-            *reads += 1;
-            let raw = entry.load(Ordering::Acquire);
-            let flip = match arch.kind(raw, level) {
-                Kind::Table if level > 1 => arch.table_accessed() & !raw,
-                Kind::Leaf => {
-                    allows(arch.attrs(raw, level), access)?;
-                    hardware_bits(arch, raw, level, sets(access))
-                }
-                _ => return Err(Miss::Absent),
-            };
-            let set = raw ^ flip;
-            if flip == 0 || entry.compare_exchange(raw, set, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                break (raw, set);
-            }
-        };
-        if arch.kind(raw, level) == Kind::Leaf {
-            let attrs = arch.attrs(set, level);
-            let base = arch.leaf_addr(arch.single(set, arch.index(va, level)), level);
-            return Ok(Leaf { base, shift: arch.level_shift(level), attrs });
-        }
-        table = arch.table_addr(raw).pfn();
-        level -= 1;
-        seen(level + 1, table);
+/// How a walker goes about what the architecture leaves open.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Manner {
+    /// log2 of the most pages that it looks at to find them contiguous.
+    pub coalesces: u32,
+    /// Of the entries of a block, accessed and dirty are set in this one, modulo their number; in the page's own if `None`.
+    pub records_in: Option<usize>,
+}
+
+/// Tables in memory.
+pub(crate) struct Tables<'a, A> {
+    pub arena: &'a Arena,
+    pub arch: &'a A,
+}
+
+impl<A: Silicon> Tables<'_, A> {
+    fn entry(&self, table: Pfn, index: usize) -> &AtomicU64 {
+        self.arena.word(PhysAddr(table.addr().0 + 8 * index as u64))
     }
+
+    /// Walk from the table of `level` at `table` down to the leaf for `va`. `seen` hears of each table pointer that is
+    /// followed: the level where it stands, and the table. `reads` counts the entries read.
+    pub fn walk(
+        &self,
+        (mut table, mut level): (Pfn, u8),
+        va: u64,
+        access: Access,
+        manner: Manner,
+        reads: &mut u64,
+        mut seen: impl FnMut(u8, Pfn),
+    ) -> Result<Found, Miss> {
+        let arch = self.arch;
+        loop {
+            let index = arch.index(va, level);
+            let entry = self.entry(table, index);
+            // Another CPU may write the entry between reading it here and setting bits in it: then it counts as not yet read,
+            // as it does for the locked read-modify-write of a processor.
+            let (raw, set) = loop {
+                *reads += 1;
+                let raw = entry.load(Ordering::Acquire);
+                let flip = match arch.kind(raw, level) {
+                    Kind::Table if level > 1 => arch.table_accessed() & !raw,
+                    Kind::Leaf => {
+                        allows(arch.attrs(raw, level), access)?;
+                        hardware_bits(arch, raw, level, sets(access))
+                    }
+                    _ => return Err(Miss::Absent),
+                };
+                let set = raw ^ flip;
+                if flip == 0
+                    || manner.records_in.is_some_and(|n| self.record_elsewhere(table, index, level, raw, access, n))
+                    || entry.compare_exchange(raw, set, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                {
+                    break (raw, set);
+                }
+            };
+            if arch.kind(raw, level) == Kind::Leaf {
+                return Ok(self.found(table, index, level, set, manner));
+            }
+            table = arch.table_addr(raw).pfn();
+            level -= 1;
+            seen(level + 1, table);
+        }
+    }
+
+    /// Set accessed or dirty for `raw`, one of a block, in the n-th entry of the block, if that is another and still says the
+    /// same ("hardware may set the bits of any of them": Arm ARM D8.7.1; RISC-V, Svnapot). Whether it was.
+    fn record_elsewhere(&self, table: Pfn, index: usize, level: u8, raw: u64, access: Access, n: usize) -> bool {
+        let arch = self.arch;
+        let bits = block_bits(arch, raw, level);
+        let other = index >> bits << bits | n & ((1 << bits) - 1);
+        if other == index {
+            return false;
+        }
+        let entry = self.entry(table, other);
+        loop {
+            let there = entry.load(Ordering::Acquire);
+            if !self.same(raw, index, there, other, level, A::HARDWARE) || block_bits(arch, there, level) != bits {
+                return false;
+            }
+            let set = there ^ hardware_bits(arch, there, level, sets(access));
+            if entry.compare_exchange(there, set, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return true;
+            }
+        }
+    }
+
+    /// Whether two leaves of a table say the same, these bits aside, of places next to each other.
+    fn same(&self, a: u64, at: usize, b: u64, other: usize, level: u8, aside: u64) -> bool {
+        let arch = self.arch;
+        let (a, b) = (arch.placed(a, at), arch.placed(b, other));
+        let distance = (other as u64).wrapping_sub(at as u64);
+        (a.wrapping_add(arch.step(a, level).wrapping_mul(distance)) ^ b) & !aside == 0
+    }
+
+    /// A leaf that is in the table, with all that it makes known of its neighbours.
+    fn found(&self, table: Pfn, index: usize, level: u8, raw: u64, manner: Manner) -> Found {
+        let arch = self.arch;
+        let shift = arch.level_shift(level);
+        let block = shift + block_bits(arch, raw, level);
+        let base = arch.leaf_addr(arch.single(raw, index), level);
+        let leaf = Leaf { base, shift, attrs: arch.attrs(raw, level), block };
+        // A walker reads a line of eight entries; pages alone are contiguous by chance.
+        let coalesced = (1..=manner.coalesces).rev().filter(|_| level == 1 && block == shift).find(|bits| {
+            let first = index >> bits << bits;
+            let aligned = base.0 >> shift & ((1 << bits) - 1) == (index - first) as u64;
+            let alike = |i: usize| self.same(raw, index, self.entry(table, i).load(Ordering::Relaxed), i, level, 0);
+            aligned && (first..first + (1 << bits)).all(|i| i == index || alike(i))
+        });
+        Found { leaf, span: coalesced.map_or(block, |bits| shift + bits) }
+    }
+}
+
+/// log2 of how many entries are of one block with this one: 0 if it stands for itself.
+pub(crate) fn block_bits<A: Arch>(arch: &A, raw: u64, level: u8) -> u32 {
+    if A::JOINED != 0 && raw & A::JOINED != 0 { arch.block_bits(level) } else { 0 }
 }
 
 #[cfg(test)]
@@ -166,12 +261,14 @@ mod tests {
         put(4, 7, arch.busy());
         let go = |va: u64, access: Access| {
             let (mut reads, mut path) = (0, Vec::new());
-            let leaf = walk(&arena, &arch, (Pfn(1), 4), va, access, &mut reads, |l, t| path.push((l, t.0)));
-            (leaf, reads, path)
+            let tables = Tables { arena: &arena, arch: &arch };
+            let found =
+                tables.walk((Pfn(1), 4), va, access, Manner::default(), &mut reads, |l, t| path.push((l, t.0)));
+            (found.map(|found| found.leaf), reads, path)
         };
 
         let (leaf, reads, path) = go(0x5123, Access::Read);
-        assert_eq!(leaf.unwrap(), Leaf { base: Pfn(9).addr(), shift: 12, attrs: Attrs::READ | Attrs::ACCESSED });
+        assert_eq!(leaf.unwrap(), Leaf { base: Pfn(9).addr(), shift: 12, attrs: Attrs::READ | Attrs::ACCESSED, block: 12 });
         assert_eq!((reads, path), (4, vec![(4, 2), (3, 3), (2, 4)]));
         assert_eq!(get(4, 5), arch.leaf(Pfn(9).addr(), Attrs::READ | Attrs::ACCESSED, 1));
         assert_eq!(get(1, 0), arch.table(Pfn(2).addr()) | 1 << 5, "x86 marks table pointers too");

@@ -103,7 +103,7 @@ impl<A: Silicon> Checker<A> {
         let raw = entry.load(std::sync::atomic::Ordering::Acquire);
         let maps = self.arch.kind(raw, level) == Kind::Leaf
             && self.arch.attrs(raw, level).intersects(Attrs::PROT)
-            && self.arch.leaf_pfn(raw, level) == pfn;
+            && self.leaf_pfn(raw, index, level) == pfn;
         if maps && self.visible(table) && !self.may_be_alone(space, hardware) {
             let text = format!("{pfn:?} is freed while an entry maps it");
             self.fail(Rule::StillMapped, text, &[pfn], &[(table, index)]);

@@ -23,7 +23,7 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    pub fn locked(&mut self, pfn: Pfn) {
+    pub fn locked(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
         let cpu = self.cpu;
         if self.cpus[cpu].waiting.take() != Some(pfn) || self.cpus[cpu].walk.is_some() {
             self.check_nesting(pfn);
@@ -37,7 +37,7 @@ impl<A: Silicon> Checker<A> {
             let text = format!("CPU {cpu} takes the lock of {pfn:?} that CPU {other} holds");
             self.fail(Rule::LockOrder, text, &[pfn], &[]);
         }
-        self.check_alone(pfn, space);
+        self.check_alone(pfn, space, hardware);
         self.cpus[cpu].held.push(pfn);
     }
 
@@ -51,6 +51,7 @@ impl<A: Silicon> Checker<A> {
             table.owner = None;
         }
         self.cpus[cpu].held.retain(|held| *held != pfn);
+        self.settle(pfn, hardware);
         self.check_not_empty(pfn, hardware);
     }
 
@@ -108,9 +109,12 @@ impl<A: Silicon> Checker<A> {
     }
 
     /// Whoever enters a space that another CPU changes without locks finds that one not to be alone.
-    pub fn check_alone(&mut self, pfn: Pfn, space: SpaceId) {
+    pub fn check_alone(&mut self, pfn: Pfn, space: SpaceId, hardware: &Hardware<A>) {
         match self.alone.get(&space) {
-            Some(claimant) if *claimant == self.cpu => drop(self.alone.remove(&space)),
+            Some(claimant) if *claimant == self.cpu => {
+                self.alone.remove(&space);
+                self.settle_space(space, hardware);
+            }
             Some(claimant) if self.visible(pfn) => {
                 let text = format!(
                     "CPU {claimant} changes space {} without locks, and CPU {} is there too",
@@ -155,7 +159,7 @@ impl<A: Silicon> Checker<A> {
                 self.fail(Rule::Walk, text, &[pfn], &[(pfn, index)]);
             }
         }
-        self.check_alone(pfn, space);
+        self.check_alone(pfn, space, hardware);
     }
 
     /// The engine gives way, or waits for other CPUs.

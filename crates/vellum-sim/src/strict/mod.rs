@@ -20,10 +20,12 @@
 //! | `tables` | the tree of tables |
 //! | `writes` | entries |
 //! | `upper` | entries that stand for much |
+//! | `blocks` | entries that stand for each other |
 //! | `locks` | locks, walks, places to give way |
 //! | `adversary` | the hardware's worst |
 
 mod adversary;
+mod blocks;
 mod frames;
 mod history;
 mod locks;
@@ -80,6 +82,7 @@ const PATIENCE_WITH_THE_DEAD: u32 = 1 << 20;
 
 impl<A: Silicon> Strict<A> {
     pub(crate) fn new(hardware: Hardware<A>, strictness: Strictness) -> Self {
+        hardware.provoke(strictness.seed, strictness.hostility != Hostility::NONE, A::JOINED != 0);
         let checker = Checker::new(*hardware.arch(), hardware.arena().frames(), hardware.seats.count());
         Strict {
             collect: strictness.collect,
@@ -143,6 +146,8 @@ impl<A: Silicon> Strict<A> {
     pub fn finish(&self) {
         self.examine(|checker| {
             checker.event = Event::Step;
+            let spaces: Vec<SpaceId> = checker.roots.keys().copied().collect();
+            spaces.into_iter().for_each(|space| checker.settle_space(space, &self.hardware));
             checker.check_leaks();
         });
     }
@@ -188,6 +193,12 @@ impl<A: Silicon> Strict<A> {
         self.go_on();
         let place = place(&self.checker());
         self.adversary.act(&self.hardware, self.hardware.seats.current(), place);
+        for (cpu, conflict) in self.hardware.take_conflicts() {
+            self.examine(|checker| {
+                checker.cpu = cpu;
+                checker.conflict(cpu, conflict);
+            });
+        }
     }
 
     /// Stop here if another CPU has found a rule broken: the machine's state means nothing any more.
@@ -227,7 +238,7 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::Allocated(pfn, count) => checker.allocated(pfn, count, hardware),
         Event::Freed(pfn, count) => checker.freed(pfn, count, hardware),
         Event::Locking(table) => checker.locking(table),
-        Event::Locked(table) => checker.locked(table),
+        Event::Locked(table) => checker.locked(table, hardware),
         Event::Unlocking(table) => checker.unlocking(table, hardware),
         Event::TableBorn(table, level, space) => checker.born(table, level, space),
         Event::TableDead(table) => checker.dead(table),
@@ -266,7 +277,11 @@ impl<A: Silicon> Simulated for Strict<A> {
     fn switched(&self, _cpu: usize, space: SpaceId, loaded: bool) {
         if loaded {
             // Who was alone there is not any more.
-            self.checker().alone.remove(&space);
+            self.examine(|checker| {
+                if checker.alone.remove(&space).is_some() {
+                    checker.settle_space(space, &self.hardware);
+                }
+            });
         }
     }
 }

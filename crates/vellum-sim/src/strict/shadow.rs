@@ -1,12 +1,13 @@
 //! What the checker knows of each frame, table and CPU. All of it was learned from events, none from the engine's own
 //! records, so that the two can disagree.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use vellum::addr::Pfn;
 use vellum::arch::Arch;
 use vellum::platform::{Event, SpaceId};
 
+use super::blocks::Changed;
 use super::history::{History, Record, Told};
 use super::violation::{Rule, Violation};
 
@@ -72,6 +73,8 @@ pub(crate) struct Table {
     /// What an entry may still hold, because an exchange may have failed.
     pub contended: HashMap<u16, u64>,
     pub entries: HashMap<u16, History>,
+    /// Blocks that were changed since the table was last given back, by the first of their entries.
+    pub blocks: BTreeMap<u16, Changed>,
 }
 
 /// A lockless walk.

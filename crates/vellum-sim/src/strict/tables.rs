@@ -1,6 +1,6 @@
 //! The tree of tables, as it follows from what was stored where.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 
 use vellum::addr::Pfn;
@@ -33,6 +33,7 @@ impl<A: Silicon> Checker<A> {
             values: None,
             contended: HashMap::new(),
             entries: HashMap::new(),
+            blocks: BTreeMap::new(),
         };
         if let Some(frame) = self.frame(pfn) {
             frame.table = Some(Box::new(table));
@@ -151,9 +152,10 @@ impl<A: Silicon> Checker<A> {
         for index in 0..1u32 << self.arch.index_bits() {
             let raw = self.table(pfn).and_then(|t| t.values.as_ref()).map_or(0, |v| v[index as usize]);
             if self.arch.kind(raw, level) == Kind::Leaf {
-                self.targeted(self.arch.leaf_pfn(raw, level), pfn, index as u16);
+                self.targeted(self.leaf_pfn(raw, index as u16, level), pfn, index as u16);
             }
         }
+        self.check_blocks(pfn, level, hardware);
     }
 
     /// Take a table's entries from memory.

@@ -3,18 +3,18 @@
 use std::sync::atomic::Ordering;
 
 use vellum::addr::{Pfn, PhysAddr, VirtRange};
-use vellum::arch::Kind;
+use vellum::arch::{Attrs, Kind};
 
 use super::shadow::{Checker, Emptied};
 use super::violation::Rule;
 use crate::hardware::Hardware;
-use crate::walker::Silicon;
+use crate::walker::{Silicon, block_bits};
 
 impl<A: Silicon> Checker<A> {
     /// What an entry maps or points to.
-    pub fn target(&self, raw: u64, level: u8) -> Option<Pfn> {
+    pub fn target(&self, raw: u64, index: u16, level: u8) -> Option<Pfn> {
         match self.arch.kind(raw, level) {
-            Kind::Leaf => Some(self.arch.leaf_pfn(raw, level)),
+            Kind::Leaf => Some(self.leaf_pfn(raw, index, level)),
             Kind::Table => Some(self.arch.table_addr(raw).pfn()),
             _ => None,
         }
@@ -30,13 +30,13 @@ impl<A: Silicon> Checker<A> {
     }
 
     /// What an entry names, and what is mapped first in the table that it points to, if it does.
-    fn targets(&self, raw: u64, level: u8, hardware: &Hardware<A>) -> Option<(Pfn, Option<Pfn>)> {
-        let target = self.target(raw, level)?;
+    fn targets(&self, raw: u64, index: u16, level: u8, hardware: &Hardware<A>) -> Option<(Pfn, Option<Pfn>)> {
+        let target = self.target(raw, index, level)?;
         if self.arch.kind(raw, level) == Kind::Leaf {
             return Some((target, None));
         }
         let first = self.first_leaf(target, level - 1, hardware);
-        Some((target, first.map(|(_, raw)| self.arch.leaf_pfn(raw, level - 1))))
+        Some((target, first.map(|(index, raw)| self.leaf_pfn(raw, index, level - 1))))
     }
 
     /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, as it was or in pages of
@@ -44,7 +44,7 @@ impl<A: Silicon> Checker<A> {
     pub fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let at = (pfn, index);
         if new == 0 {
-            if let Some((target, first)) = self.targets(old, level, hardware) {
+            if let Some((target, first)) = self.targets(old, index, level, hardware) {
                 self.emptied.insert(at, Emptied { target, first, when: self.seq });
             }
             return;
@@ -53,7 +53,7 @@ impl<A: Silicon> Checker<A> {
             return;
         };
         // Something that maps nothing, such as a busy entry, may stand there in between.
-        let Some((now, now_first)) = self.targets(new, level, hardware) else {
+        let Some((now, now_first)) = self.targets(new, index, level, hardware) else {
             return;
         };
         self.emptied.remove(&at);
@@ -71,7 +71,12 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// The same frames are now mapped in pages of another size. A translation of the old size that some CPU still holds
+    /// log2 of the size that a leaf says: its page, or its block.
+    fn whole(&self, raw: u64, level: u8) -> u32 {
+        self.arch.level_shift(level) + block_bits(&self.arch, raw, level)
+    }
+
+    /// The same frames are now mapped in pages, or blocks, of another size. A translation of the old size that some CPU still holds
     /// would be one of two for the same address: which of them an access uses, and which of them an invalidation by page
     /// finds, is anybody's guess (Intel SDM vol. 3A, "TLB management"; Arm ARM, break-before-make).
     pub fn check_sizes(&mut self, pfn: Pfn, index: u16, level: u8, new: u64, hardware: &Hardware<A>) {
@@ -81,14 +86,15 @@ impl<A: Silicon> Checker<A> {
         let span = VirtRange { start: va, end: va + (1 << self.arch.level_shift(level)) };
         // Where the new mapping begins, which frame is there, and the size of its pages.
         let (start, base, shift) = match self.arch.kind(new, level) {
-            Kind::Leaf => (va, self.arch.leaf_addr(new, level), self.arch.level_shift(level)),
+            Kind::Leaf if !self.arch.attrs(new, level).intersects(Attrs::PROT) => return,
+            Kind::Leaf => (va, self.leaf_pfn(new, index, level).addr(), self.whole(new, level)),
             Kind::Table => {
                 let table = self.arch.table_addr(new).pfn();
                 let Some((first, raw)) = self.first_leaf(table, level - 1, hardware) else {
                     return;
                 };
-                let shift = self.arch.level_shift(level - 1);
-                (va + ((first as u64) << shift), self.arch.leaf_addr(raw, level - 1), shift)
+                let start = va + ((first as u64) << self.arch.level_shift(level - 1));
+                (start, self.leaf_pfn(raw, first, level - 1).addr(), self.whole(raw, level - 1))
             }
             _ => return,
         };
@@ -96,14 +102,18 @@ impl<A: Silicon> Checker<A> {
             let same = |at: VirtRange, pa: PhysAddr| at.start.wrapping_sub(start) == pa.0.wrapping_sub(base.0);
             let mmu = hardware.mmu(cpu);
             let other = mmu.tlb.translations().find(|(tag, leaf)| {
-                tag.space == space && tag.shift != shift && tag.range().overlaps(&span) && same(tag.range(), leaf.base)
+                tag.space == space
+                    && tag.range().overlaps(&span)
+                    && !self.get_along(leaf.block, shift)
+                    && same(tag.range(), leaf.base)
             });
             drop(mmu);
-            if let Some((tag, _)) = other {
+            if let Some((tag, leaf)) = other {
                 let text = format!(
-                    "{span:?} is now mapped in pages of {} bytes, but CPU {cpu} still translates {:?} at once",
+                    "{span:?} is now mapped in pieces of {} bytes, but CPU {cpu} still translates {:?} as one of {}",
                     1u64 << shift,
-                    tag.range()
+                    tag.range(),
+                    1u64 << leaf.block
                 );
                 self.fail(Rule::TwoSizes, text, &[base.pfn()], &[(pfn, index)]);
             }

@@ -28,6 +28,12 @@ pub enum Rule {
     TransientlyEmpty,
     /// A mapping changes its size only when no TLB holds a translation of the old size any more.
     TwoSizes,
+    /// What one translation may stand for is whole, alike, consecutive, aligned and of one folio.
+    Block,
+    /// A live entry joins a block, leaves one, or comes to map something else, only after it was taken out.
+    BreakBeforeMake,
+    /// No CPU finds two translations for one address that don't agree.
+    Conflict,
     /// An accessed or dirty bit that hardware set is noticed.
     LostBit,
     /// References are never fewer than mappings, and nothing is negative.

@@ -50,7 +50,12 @@ impl<A: Silicon> Checker<A> {
         }
         if visible && level > 1 {
             self.check_transient(pfn, index, level, (old, new), hardware);
+        }
+        if visible && (level > 1 || A::JOINED != 0) {
             self.check_sizes(pfn, index, level, new, hardware);
+        }
+        if visible {
+            self.change_in_block(at, level, (old, new), how, hardware);
         }
         self.change(pfn, index, level, (old, new), hardware);
         if let Some(table) = self.table_mut(pfn) {
@@ -125,11 +130,11 @@ impl<A: Silicon> Checker<A> {
             return;
         }
         let unknown = (arch.attrs(old, level) - arch.attrs(expected, level)) & Attrs::HARDWARE;
-        let same = arch.kind(new, level) == Kind::Leaf && arch.leaf_addr(new, level) == arch.leaf_addr(old, level);
+        let same = arch.kind(new, level) == Kind::Leaf && self.target(new, index, level) == self.target(old, index, level);
         let kept = if same { arch.attrs(new, level) } else { Attrs::empty() };
         let lost = unknown - kept;
         if !lost.is_empty() {
-            let target = arch.leaf_pfn(old, level);
+            let target = self.leaf_pfn(old, index, level);
             let text = format!("a store of {new:#x} over {old:#x} (the engine thinks {expected:#x}) loses {lost:?}");
             self.fail(Rule::LostBit, text, &[target], &[(pfn, index)]);
         }
@@ -137,7 +142,7 @@ impl<A: Silicon> Checker<A> {
 
     /// What follows for the tree and for frames.
     fn change(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
-        let (before, after) = (self.target(old, level), self.target(new, level));
+        let (before, after) = (self.target(old, index, level), self.target(new, index, level));
         if let Some(child) = before
             && before != after
             && self.arch.kind(old, level) == Kind::Table
