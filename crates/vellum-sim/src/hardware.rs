@@ -80,9 +80,8 @@ impl<A: Silicon> Hardware<A> {
     pub(crate) fn new(arch: A, cpus: usize, ram: &Ram, model: TlbModel, schedule: Schedule) -> io::Result<Self> {
         assert!((1..=MAX_CPUS).contains(&cpus), "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}");
         let leaves = (1..=arch.levels()).filter(|level| arch.leaf_at(*level));
-        let sizes: Vec<u32> = leaves
-            .flat_map(|level| [0, arch.block_bits(level)].map(|bits| arch.level_shift(level) + bits))
-            .collect();
+        let sizes: Vec<u32> =
+            leaves.flat_map(|level| [0, arch.block_bits(level)].map(|bits| arch.level_shift(level) + bits)).collect();
         let mmu = || MmuState {
             tlb: Tlb::new(&model, arch.page_shift(), &sizes, arch.levels()),
             spaces: Vec::new(),

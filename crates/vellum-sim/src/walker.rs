@@ -262,13 +262,15 @@ mod tests {
         let go = |va: u64, access: Access| {
             let (mut reads, mut path) = (0, Vec::new());
             let tables = Tables { arena: &arena, arch: &arch };
-            let found =
-                tables.walk((Pfn(1), 4), va, access, Manner::default(), &mut reads, |l, t| path.push((l, t.0)));
+            let found = tables.walk((Pfn(1), 4), va, access, Manner::default(), &mut reads, |l, t| path.push((l, t.0)));
             (found.map(|found| found.leaf), reads, path)
         };
 
         let (leaf, reads, path) = go(0x5123, Access::Read);
-        assert_eq!(leaf.unwrap(), Leaf { base: Pfn(9).addr(), shift: 12, attrs: Attrs::READ | Attrs::ACCESSED, block: 12 });
+        assert_eq!(
+            leaf.unwrap(),
+            Leaf { base: Pfn(9).addr(), shift: 12, attrs: Attrs::READ | Attrs::ACCESSED, block: 12 }
+        );
         assert_eq!((reads, path), (4, vec![(4, 2), (3, 3), (2, 4)]));
         assert_eq!(get(4, 5), arch.leaf(Pfn(9).addr(), Attrs::READ | Attrs::ACCESSED, 1));
         assert_eq!(get(1, 0), arch.table(Pfn(2).addr()) | 1 << 5, "x86 marks table pointers too");

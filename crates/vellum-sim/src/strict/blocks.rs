@@ -110,7 +110,7 @@ impl<A: Silicon> Checker<A> {
         let lost = known - new_said;
         if is_joined {
             changed.owed |= known;
-        } else if !lost.is_empty() && !(in_place && how == How::Exchange) {
+        } else if !lost.is_empty() && (!in_place || how != How::Exchange) {
             let text =
                 format!("entry {index} of {pfn:?} comes back as {new:#x}, without {lost:?}, which hardware recorded");
             self.fail(Rule::LostBit, text, &[mapped], &[(pfn, index)]);
@@ -159,7 +159,9 @@ impl<A: Silicon> Checker<A> {
         let bits = self.arch.block_bits(level);
         if bits > 0 {
             let entries = 1u32 << self.arch.index_bits();
-            (0..entries).step_by(1 << bits).for_each(|first| self.check_block(pfn, first as u16, level, Attrs::empty(), hardware));
+            (0..entries)
+                .step_by(1 << bits)
+                .for_each(|first| self.check_block(pfn, first as u16, level, Attrs::empty(), hardware));
         }
     }
 
@@ -188,7 +190,16 @@ impl<A: Silicon> Checker<A> {
             head(*pfn) != head(start) || self.frames.get(pfn.0 as usize).is_some_and(|f| f.counts.is_some())
         });
         let wrong = if let Some(i) = odd {
-            Some((i, format!("its entry {} is {:#x}, entry {} is {:#x}", first as usize + i, raw[i], first as usize + one, raw[one])))
+            Some((
+                i,
+                format!(
+                    "its entry {} is {:#x}, entry {} is {:#x}",
+                    first as usize + i,
+                    raw[i],
+                    first as usize + one,
+                    raw[one]
+                ),
+            ))
         } else if !start.is_aligned((size - FRAME_SHIFT) as u8) {
             Some((0, format!("it begins at {start:?}, which is not aligned")))
         } else {
@@ -200,7 +211,10 @@ impl<A: Silicon> Checker<A> {
         }
         let said = raw.iter().fold(Attrs::empty(), |all, raw| all | arch.attrs(*raw, level));
         if !said.contains(owed) {
-            let text = format!("no entry of the block from {first} of {pfn:?} says {:?}, which hardware recorded", owed - said);
+            let text = format!(
+                "no entry of the block from {first} of {pfn:?} says {:?}, which hardware recorded",
+                owed - said
+            );
             self.fail(Rule::LostBit, text, &[start], &[(pfn, first)]);
         }
     }

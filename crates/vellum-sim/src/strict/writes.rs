@@ -130,7 +130,8 @@ impl<A: Silicon> Checker<A> {
             return;
         }
         let unknown = (arch.attrs(old, level) - arch.attrs(expected, level)) & Attrs::HARDWARE;
-        let same = arch.kind(new, level) == Kind::Leaf && self.target(new, index, level) == self.target(old, index, level);
+        let same =
+            arch.kind(new, level) == Kind::Leaf && self.target(new, index, level) == self.target(old, index, level);
         let kept = if same { arch.attrs(new, level) } else { Attrs::empty() };
         let lost = unknown - kept;
         if !lost.is_empty() {

@@ -1,9 +1,10 @@
-//! The smallest memory manager that is one: four levels of x86-64 tables, a bump allocator with a free list, one lock a
-//! table. It tells its platform what it does in the same words as the engine, so tests can have it do the wrong thing.
+//! The smallest memory manager that is one: tables of 4 KiB pages (of x86-64, unless asked for others), a bump allocator with
+//! a free list, one lock a table. It tells its platform what it does in the same words as the engine, so tests can have it do the wrong thing.
 
 #![allow(dead_code)] // Each test binary uses its own part.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -49,11 +50,22 @@ impl<'m, P: Platform> Tiny<'m, P> {
 
     /// 512 frames, aligned.
     pub fn huge_frame(&self) -> Pfn {
+        self.folio(9)
+    }
+
+    /// Frames that belong together, aligned.
+    pub fn folio(&self, order: u8) -> Pfn {
+        let head = self.reserve(order);
+        self.event(Event::Allocated(head, 1 << order));
+        head
+    }
+
+    /// Aligned frames, of which nobody was told yet.
+    pub fn reserve(&self, order: u8) -> Pfn {
         let mut free = self.free.lock().unwrap();
-        let head = *free.iter().find(|f| f.is_aligned(9) && free.contains(&f.add(511))).expect("out of memory");
-        free.retain(|f| f.0 < head.0 || f.0 >= head.0 + 512);
-        drop(free);
-        self.event(Event::Allocated(head, 512));
+        let last = (1 << order) - 1;
+        let head = *free.iter().find(|f| f.is_aligned(order) && free.contains(&f.add(last))).expect("out of memory");
+        free.retain(|f| f.0 < head.0 || f.0 > head.0 + last);
         head
     }
 
@@ -112,8 +124,9 @@ impl<'m, P: Platform> Tiny<'m, P> {
 }
 
 /// An address space.
-pub struct Space<'t, 'm, P> {
+pub struct Space<'t, 'm, P, A = X86_64> {
     pub t: &'t Tiny<'m, P>,
+    pub arch: A,
     pub id: SpaceId,
     pub root: Pfn,
     cpus: AtomicU64,
@@ -123,21 +136,27 @@ pub struct Space<'t, 'm, P> {
 
 impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
     pub fn new(t: &'t Tiny<'m, P>, id: u32, mapped: VirtRange) -> Self {
+        Space::with_arch(t, ARCH, id, mapped)
+    }
+}
+
+impl<'t, 'm, P: Platform, A: Arch> Space<'t, 'm, P, A> {
+    pub fn with_arch(t: &'t Tiny<'m, P>, arch: A, id: u32, mapped: VirtRange) -> Self {
         let id = SpaceId(id);
-        Space { t, id, root: t.table(4, id), cpus: AtomicU64::new(0), mapped }
+        Space { t, arch, id, root: t.table(arch.levels(), id), cpus: AtomicU64::new(0), mapped }
     }
 
     /// The table of `level` for `va`, made if missing.
     pub fn table(&self, va: u64, level: u8) -> Pfn {
         let mut table = self.root;
-        for above in (level + 1..=4).rev() {
-            let index = ARCH.index(va, above) as u16;
+        for above in (level + 1..=self.arch.levels()).rev() {
+            let index = self.arch.index(va, above) as u16;
             self.t.lock(table);
-            if ARCH.kind(self.t.entry(table, index), above) == Kind::None {
+            if self.arch.kind(self.t.entry(table, index), above) == Kind::None {
                 let new = self.t.table(above - 1, self.id);
-                self.t.store(table, index, ARCH.table(new.addr()));
+                self.t.store(table, index, self.arch.table(new.addr()));
             }
-            let next = ARCH.table_addr(self.t.entry(table, index)).pfn();
+            let next = self.arch.table_addr(self.t.entry(table, index)).pfn();
             self.t.unlock(table);
             table = next;
         }
@@ -146,20 +165,46 @@ impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
 
     /// The table of `level` for `va`, which is there, found without locks.
     pub fn table_unlocked(&self, va: u64, level: u8) -> Pfn {
-        (level + 1..=4)
-            .rev()
-            .fold(self.root, |table, above| ARCH.table_addr(self.t.entry(table, ARCH.index(va, above) as u16)).pfn())
+        (level + 1..=self.arch.levels()).rev().fold(self.root, |table, above| {
+            self.arch.table_addr(self.t.entry(table, self.arch.index(va, above) as u16)).pfn()
+        })
     }
 
     pub fn slot(&self, va: u64, level: u8) -> (Pfn, u16) {
-        (self.table(va, level), ARCH.index(va, level) as u16)
+        (self.table(va, level), self.arch.index(va, level) as u16)
     }
 
     /// Map a frame where nothing is mapped.
     pub fn map(&self, va: u64, pfn: Pfn, attrs: Attrs, level: u8) {
         let (table, index) = self.slot(va, level);
         self.t.lock(table);
-        self.t.store(table, index, ARCH.leaf(pfn.addr(), attrs, level));
+        self.t.store(table, index, self.arch.leaf(pfn.addr(), attrs, level));
+        self.t.unlock(table);
+    }
+
+    /// Where a block begins, and its entries: those of 64 KiB around an address.
+    pub fn block(&self, va: u64) -> (Pfn, Range<u16>) {
+        let (table, index) = self.slot(va, 1);
+        let n = 1 << self.arch.block_bits(1);
+        let first = index & !(n - 1);
+        (table, first..first + n)
+    }
+
+    /// The entries of a block that maps frames from this one on.
+    pub fn joined(&self, head: Pfn, attrs: Attrs) -> impl Iterator<Item = u64> {
+        self.singles(head, attrs).map(|raw| self.arch.join(raw))
+    }
+
+    /// The same, each by itself.
+    pub fn singles(&self, head: Pfn, attrs: Attrs) -> impl Iterator<Item = u64> {
+        (0..1 << self.arch.block_bits(1)).map(move |i| self.arch.leaf(head.add(i).addr(), attrs, 1))
+    }
+
+    /// Write the entries of a block, where hardware has nothing to record.
+    pub fn write(&self, va: u64, raw: impl Iterator<Item = u64>) {
+        let (table, entries) = self.block(va);
+        self.t.lock(table);
+        entries.zip(raw).for_each(|(index, raw)| self.t.store(table, index, raw));
         self.t.unlock(table);
     }
 
@@ -170,11 +215,11 @@ impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
         let old = self.t.exchange(table, index, 0);
         self.t.unlock(table);
         self.flush(va, level, false);
-        ARCH.leaf_pfn(old, level)
+        self.arch.leaf_pfn(old, level)
     }
 
     pub fn flush(&self, va: u64, level: u8, tables: bool) {
-        let shift = ARCH.level_shift(level);
+        let shift = self.arch.level_shift(level);
         let ranges = [VirtRange::new(va >> shift << shift, 1 << shift).unwrap()];
         self.invalidate(&ranges, shift, tables);
     }
@@ -185,7 +230,7 @@ impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
     }
 }
 
-impl<P: Platform> Handler for Space<'_, '_, P> {
+impl<P: Platform, A: Arch> Handler for Space<'_, '_, P, A> {
     type Error = &'static str;
 
     fn root(&self) -> Pfn {
@@ -205,7 +250,7 @@ impl<P: Platform> Handler for Space<'_, '_, P> {
         self.t.lock(table);
         let lost = self.t.entry(table, index) != 0;
         if !lost {
-            self.t.store(table, index, ARCH.leaf(new.addr(), RW, 1));
+            self.t.store(table, index, self.arch.leaf(new.addr(), RW, 1));
         }
         self.t.unlock(table);
         if lost {
