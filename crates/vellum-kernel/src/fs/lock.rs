@@ -6,7 +6,7 @@
 
 use crate::errno::Errno;
 use crate::wait::Queue;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -57,7 +57,7 @@ impl Lock {
 #[derive(Default)]
 pub struct Locks {
     table: Mutex<Table>,
-    /// How many; so that whoever closes a file need not look.
+    /// Whether there are any: how many owners have locks of how many subjects; so that whoever closes a file need not look.
     count: AtomicUsize,
     changed: Queue,
 }
@@ -65,6 +65,8 @@ pub struct Locks {
 #[derive(Default)]
 struct Table {
     locks: BTreeMap<Subject, Vec<Lock>>,
+    /// Who has some of what: so that whoever closes one file of many looks at its own locks only.
+    owners: BTreeSet<(Owner, Subject)>,
     /// Who waits for whom.
     waits: Vec<(Owner, Owner)>,
 }
@@ -112,16 +114,29 @@ impl Table {
             before || after
         });
         locks.extend(rest);
-        if locks.is_empty() {
+        self.tidy(subject, owner);
+        Ok(())
+    }
+
+    /// An owner has fewer locks of a subject, or none any more.
+    fn tidy(&mut self, subject: &Subject, owner: Owner) {
+        let locks = self.locks.get(subject).map_or(&[][..], Vec::as_slice);
+        let (none, none_of_its) = (locks.is_empty(), locks.iter().all(|lock| lock.owner != owner));
+        if none {
             self.locks.remove(subject);
         }
-        Ok(())
+        if none_of_its {
+            self.owners.remove(&(owner, *subject));
+        }
     }
 
     fn add(&mut self, subject: &Subject, mut new: Lock) -> Result<(), Errno> {
         self.remove(subject, new.owner, &new.range)?;
         let locks = self.locks.entry(*subject).or_default();
-        locks.try_reserve(1)?;
+        if let Err(error) = locks.try_reserve(1) {
+            self.tidy(subject, new.owner);
+            return Err(error.into());
+        }
         // What continues it becomes part of it.
         locks.retain(|lock| {
             let alike = lock.owner == new.owner && lock.exclusive == new.exclusive;
@@ -131,6 +146,7 @@ impl Table {
             }
             !touches
         });
+        self.owners.insert((new.owner, *subject));
         locks.push(new);
         Ok(())
     }
@@ -147,7 +163,7 @@ impl Drop for Waiting<'_> {
 
 impl Locks {
     fn changed(&self, table: &Table) {
-        self.count.store(table.locks.values().map(Vec::len).sum(), Relaxed);
+        self.count.store(table.owners.len(), Relaxed);
     }
 
     /// Whether there are any.
@@ -231,16 +247,22 @@ impl Locks {
         if !self.any() {
             return;
         }
+        let (first, last) = file.map_or(((0, 0), (u64::MAX, u64::MAX)), |file| (file, file));
+        let its = (owner, (first, Class::Record))..=(owner, (last, Class::Whole));
         let mut table = self.table.lock();
-        table.locks.retain(|(of, _), locks| {
-            if file.is_none_or(|file| file == *of) {
+        let before = table.owners.len();
+        while let Some((_, subject)) = table.owners.range(its.clone()).next().copied() {
+            if let Some(locks) = table.locks.get_mut(&subject) {
                 locks.retain(|lock| lock.owner != owner);
             }
-            !locks.is_empty()
-        });
+            table.tidy(&subject, owner);
+        }
+        let released = table.owners.len() < before;
         self.changed(&table);
         drop(table);
-        self.changed.wake_all();
+        if released {
+            self.changed.wake_all();
+        }
     }
 }
 
@@ -286,7 +308,10 @@ mod tests {
                 let end = random.rand_range(start + 1..17);
                 let (range, exclusive) = (u64::from(start)..u64::from(end), random.rand_range(0..2) == 0);
                 let own = start as usize..end as usize;
-                if random.rand_range(0..3) == 0 {
+                if random.rand_range(0..8) == 0 {
+                    locks.release_all(Owner::Process(owner), (start > 7).then_some(FILE.0));
+                    model[owner as usize] = [None; 16];
+                } else if random.rand_range(0..3) == 0 {
                     locks.release(&FILE, Owner::Process(owner), &range).unwrap();
                     model[owner as usize][own].fill(None);
                 } else {
@@ -309,6 +334,7 @@ mod tests {
                         }
                     }
                     assert_eq!(found, model[owner as usize]);
+                    assert_eq!(table.owners.contains(&(Owner::Process(owner), FILE)), !own.is_empty());
                     let joins = |one: &&Lock, other: &&Lock| {
                         one.range.end == other.range.start && one.exclusive == other.exclusive
                     };

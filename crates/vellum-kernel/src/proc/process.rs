@@ -1,6 +1,6 @@
 //! `/proc/PID/status`, `stat` and `statm`.
 
-use super::{Text, kib};
+use super::{Text, kib, processors};
 use core::fmt::{self, Write};
 
 /// What a process is doing.
@@ -180,13 +180,13 @@ pub fn status(text: &mut Text, process: &Process<'_>) -> fmt::Result {
         writeln!(text, "{name}:\t{set:016x}")?;
     }
     writeln!(text, "NoNewPrivs:\t{}\nSeccomp:\t0\nSeccomp_filters:\t0", u32::from(process.no_new_privileges))?;
-    let all = u64::MAX >> (64 - process.cpus.clamp(1, 64));
-    writeln!(text, "Cpus_allowed:\t{all:x}")?;
-    match process.cpus {
-        0 | 1 => writeln!(text, "Cpus_allowed_list:\t0")?,
-        cpus => writeln!(text, "Cpus_allowed_list:\t0-{}", cpus - 1)?,
-    }
-    writeln!(text, "Mems_allowed_list:\t0")?;
+    let cpus = process.cpus as usize;
+    text.write_str("Cpus_allowed:\t")?;
+    processors::mask(text, 0..cpus, cpus)?;
+    text.write_str("Cpus_allowed_list:\t")?;
+    processors::list(text, 0..cpus)?;
+    // As many nodes could be told of; Linux can be built for more or fewer.
+    writeln!(text, "Mems_allowed:\t00000000,00000001\nMems_allowed_list:\t0")?;
     writeln!(text, "voluntary_ctxt_switches:\t{}", process.switches[0])?;
     writeln!(text, "nonvoluntary_ctxt_switches:\t{}", process.switches[1])
 }
@@ -299,7 +299,7 @@ mod tests {
         let mut known = 0;
         // Sets and lists that depend on who runs the tests where.
         let varies =
-            ["CapInh", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed_list"];
+            ["CapInh", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Mems_allowed"];
         let varies = |line: &str| varies.iter().any(|name| line.split(':').next().unwrap().starts_with(name));
         for line in ours.lines() {
             let key = &line[..line.find(':').unwrap() + 2];

@@ -1,6 +1,6 @@
 //! Processes: what the threads of a program share, and who knows whom.
 //!
-//! Locks, outermost first: the table of processes; a process's children; its threads; its life; its signals; a thread's
+//! Locks, outermost first: the tables of processes and of threads; a process's children; its threads; its life; its signals; a thread's
 //! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
@@ -25,6 +25,8 @@ pub const FIRST: u32 = 1;
 /// The last number given out; they are not given out twice.
 static NUMBERS: AtomicU32 = AtomicU32::new(FIRST);
 static TABLE: Mutex<BTreeMap<u32, Arc<Process>>> = Mutex::new(BTreeMap::new());
+/// The threads by their numbers, but for each process's first, which has its process's.
+static THREADS: Mutex<BTreeMap<u32, Weak<Thread>>> = Mutex::new(BTreeMap::new());
 
 /// What has become of a process, as `wait` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,9 +184,15 @@ pub fn all() -> Vec<Arc<Process>> {
     TABLE.lock().values().cloned().collect()
 }
 
+/// How many there are.
+pub fn count() -> usize {
+    TABLE.lock().len()
+}
+
 /// The thread of this number.
 pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
-    all().iter().find_map(|process| process.threads.lock().iter().find(|thread| thread.tid == tid).cloned())
+    let Some(process) = find(tid) else { return THREADS.lock().get(&tid)?.upgrade() };
+    process.threads.lock().iter().find(|thread| thread.tid == tid).cloned()
 }
 
 impl Process {
@@ -235,6 +243,9 @@ impl Process {
 
     /// One more thread.
     pub fn add(&self, thread: &Arc<Thread>) {
+        if thread.tid != self.pid {
+            THREADS.lock().insert(thread.tid, Arc::downgrade(thread));
+        }
         self.threads.lock().push(thread.clone());
     }
 
@@ -325,6 +336,9 @@ impl Process {
             threads.retain(|other| !Arc::ptr_eq(other, thread));
             threads.len()
         };
+        if thread.tid != self.pid {
+            THREADS.lock().remove(&thread.tid);
+        }
         let life = {
             let mut life = self.life.lock();
             if left == 0 && !life.is_over() {
