@@ -1,33 +1,69 @@
 //! Who may run, and on which processor.
 //!
-//! One queue serves all processors: whoever is woken goes to its end, and a processor with nothing to do takes from its
-//! front. A processor that finds it empty halts, and says so before it looks a last time; so whoever adds to the queue
-//! either is seen or sees an idle processor to kick.
+//! One line serves all processors, and who has been worked for least goes first: so a task that makes long system calls gets
+//! no more than one that makes short ones, and one that sleeps a lot goes ahead when it wakes. It does not save up time
+//! while it sleeps: it stands no further ahead than at the front. A new task stands a turn behind, so that a stream of new
+//! ones holds up nobody.
+//!
+//! A processor that finds the line empty halts, and says so before it looks a last time; so whoever joins the line either is
+//! seen or sees an idle processor to kick.
 
 use crate::arch::{interrupts, irq};
-use crate::mem::space;
-use crate::percpu;
+use crate::mem::{now_ns, space};
+use crate::percpu::{self, MAX_CPUS};
 use crate::task::time;
-use alloc::collections::VecDeque;
-use async_task::Runnable;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use spin::Mutex;
 
-static QUEUE: Mutex<VecDeque<Runnable>> = Mutex::new(VecDeque::new());
+/// How long processors have worked for a task, in nanoseconds, and how far it was put back for other reasons.
+type Used = Arc<AtomicU64>;
+type Task = Runnable<Used>;
+
+/// Those who want a processor.
+struct Line {
+    /// By what each has used; and by when they came.
+    tasks: BTreeMap<(u64, u64), Task>,
+    /// How many have come so far.
+    came: u64,
+    /// What the last to leave it had used, or one before that, if it was more.
+    front: u64,
+}
+
+static LINE: Mutex<Line> = Mutex::new(Line { tasks: BTreeMap::new(), came: 0, front: 0 });
+/// When each processor began with the task that it has.
+static BEGAN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 /// The processors that halt, or are about to, a bit each.
 static IDLE: AtomicU64 = AtomicU64::new(0);
-/// How many wait in the queue.
+/// How many are in line.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts a task.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
-    let (runnable, task) = async_task::spawn(future, push);
-    task.detach();
-    runnable.schedule();
+    let used = Arc::new(AtomicU64::new(LINE.lock().front + time::TURN));
+    let (task, handle) = Builder::new().metadata(used).spawn(|_| future, WithInfo(join));
+    handle.detach();
+    task.schedule();
 }
 
-fn push(runnable: Runnable) {
-    QUEUE.lock().push_back(runnable);
+/// How long this processor has had its task.
+fn elapsed() -> u64 {
+    now_ns().saturating_sub(BEGAN[percpu::current().index].load(Ordering::Relaxed))
+}
+
+/// A task joins the line: it was woken, or this processor is done with it for now and it wants to go on.
+fn join(task: Task, info: ScheduleInfo) {
+    if info.woken_while_running {
+        task.metadata().fetch_add(elapsed(), Ordering::Relaxed);
+    }
+    let mut line = LINE.lock();
+    let used = task.metadata().fetch_max(line.front, Ordering::Relaxed).max(line.front);
+    line.came += 1;
+    let came = line.came;
+    line.tasks.insert((used, came), task);
+    drop(line);
     WAITING.fetch_add(1, Ordering::SeqCst);
     let idle = IDLE.load(Ordering::SeqCst);
     if idle != 0 {
@@ -45,20 +81,28 @@ pub fn others_wait() -> bool {
     WAITING.load(Ordering::Relaxed) > 0
 }
 
-fn pop() -> Option<Runnable> {
+fn next() -> Option<Task> {
     if !others_wait() {
         return None;
     }
-    let runnable = QUEUE.lock().pop_front()?;
+    let mut line = LINE.lock();
+    let ((used, _), task) = line.tasks.pop_first()?;
+    line.front = line.front.max(used);
+    drop(line);
     WAITING.fetch_sub(1, Ordering::SeqCst);
-    Some(runnable)
+    Some(task)
 }
 
 /// What a processor does from now on.
 pub fn run() -> ! {
     loop {
-        while let Some(runnable) = pop() {
-            runnable.run();
+        while let Some(task) = next() {
+            BEGAN[percpu::current().index].store(now_ns(), Ordering::Relaxed);
+            let used = task.metadata().clone();
+            let joined_again = task.run();
+            if !joined_again {
+                used.fetch_add(elapsed(), Ordering::Relaxed);
+            }
             time::expire();
         }
         space::unload();
