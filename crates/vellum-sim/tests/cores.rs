@@ -15,6 +15,8 @@ const FULL: Attrs = RW.union(Attrs::EXEC).union(Attrs::HARDWARE);
 enum Mapped {
     /// Each page of a block by itself, in no order.
     Scattered,
+    /// Each by itself, in order, but not aligned as the addresses are.
+    Shifted,
     /// Each by itself, in order.
     InOrder,
     /// Joined.
@@ -32,6 +34,10 @@ fn touch<A: Silicon>(arch: A, model: &TlbModel, mapped: Mapped, blocks: u64, acc
         let (at, head) = (BASE + block * 16 * PAGE, tiny.folio(4));
         match mapped {
             Mapped::Scattered => (0..16).for_each(|i| space.map(at + i * PAGE, head.add(i as u32 ^ 1), FULL, 1)),
+            Mapped::Shifted => {
+                let head = tiny.folio(5).add(1);
+                (0..16).for_each(|i| space.map(at + i * PAGE, head.add(i as u32), FULL, 1));
+            }
             Mapped::InOrder => (0..16).for_each(|i| space.map(at + i * PAGE, head.add(i as u32), FULL, 1)),
             Mapped::Joined => space.write(at, space.joined(head, FULL)),
         }
@@ -64,7 +70,9 @@ fn a_joined_block_is_one_entry() {
 fn some_cores_find_contiguous_pages_by_themselves() {
     let pages = |model| misses(X86_64::four_levels(), model, Mapped::InOrder);
     assert_eq!([&TlbModel::ZEN_4, &TlbModel::SKYLAKE, &TlbModel::SAPPHIRE_RAPIDS].map(pages), [32, 128, 128]);
-    assert_eq!(misses(X86_64::four_levels(), &TlbModel::ZEN_4, Mapped::Scattered), 128);
+    for mapped in [Mapped::Scattered, Mapped::Shifted] {
+        assert_eq!(misses(X86_64::four_levels(), &TlbModel::ZEN_4, mapped), 128);
+    }
     assert_eq!(misses(Aarch64::granule_4k(), &TlbModel::NEOVERSE_N1, Mapped::InOrder), 32);
     assert_eq!(misses(Riscv64::sv39(), &TlbModel::KUNMINGHU, Mapped::InOrder), 16);
 }
@@ -83,6 +91,20 @@ fn sides_are_apart() {
         let [first, second] = touch(X86_64::four_levels(), model, Mapped::Scattered, 2, Access::Execute);
         assert_eq!((first.fetch_misses, first.misses), (32, 32), "{}", model.name);
         assert_eq!((second.misses, second.later_hits), (0, 0), "{}", model.name);
+        // What was fetched as instructions is not yet there for data.
+        let machine = Config::new(8 << 20).tlb(model.clone()).fast().unwrap();
+        let cpu = machine.cpu(0);
+        let tiny = Tiny::new(&machine);
+        let space = Space::new(&tiny, 1, VirtRange::new(BASE, PAGE).unwrap());
+        space.map(BASE, tiny.frame(), FULL, 1);
+        let program = cpu.enter(&space);
+        assert!(program.execute(BASE).is_ok() && program.load(BASE).is_ok() && program.load(BASE).is_ok());
+        assert_eq!(
+            (machine.stats().hits, machine.stats().later_hits + machine.stats().misses),
+            (1, 2),
+            "{}",
+            model.name
+        );
     }
 }
 

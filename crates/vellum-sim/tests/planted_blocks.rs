@@ -3,6 +3,7 @@
 
 mod tiny;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use tiny::{PAGE, RW, Space, Tiny};
@@ -89,6 +90,7 @@ in_each_format!(
     dirty_lost_when_taken_apart,
     dirty_lost_when_joined,
     replaced_by_other_pages_without_an_invalidation,
+    recorded_in_any_entry,
     invalidated_with_too_wide_a_stride,
     hidden_in_a_table_that_is_hung_up,
     written_by_who_is_alone,
@@ -348,4 +350,23 @@ fn written_by_who_is_alone<A: Silicon>(arch: A) {
     };
     caught(arch, Rule::Block, with(15));
     clean(arch, with(16));
+}
+
+/// Hardware that may choose does: of a write to one page, another entry of its block tells, or the page's own.
+fn recorded_in_any_entry<A: Silicon>(arch: A) {
+    let told_by = |hostility, seed| {
+        let machine = Config::with_arch(arch, 8 << 20).strict(Strictness::new(seed).hostility(hostility)).unwrap();
+        let cpu = machine.cpu(0);
+        let tiny = Tiny::new(&machine);
+        let space = Space::with_arch(&tiny, arch, 1, block());
+        space.write(BASE, space.joined(tiny.folio(4), RW));
+        let program = cpu.enter(&space);
+        program.store(BASE + 5 * PAGE, 1).unwrap();
+        let (table, entries) = space.block(BASE);
+        let dirty = |index: &u16| arch.attrs(tiny.entry(table, *index), 1).contains(Attrs::DIRTY);
+        entries.filter(dirty).collect::<Vec<_>>()
+    };
+    assert_eq!(told_by(Hostility::NONE, 1), [5]);
+    let told: BTreeSet<u16> = (0..100).flat_map(|seed| told_by(Hostility::USUAL, seed)).collect();
+    assert!(told.len() > 10 && told.contains(&5), "{told:?}");
 }

@@ -48,7 +48,9 @@ impl Plot {
                 self.check(on, &asked)
             }
             // How many areas the others have is not known here.
-            (Err(MapError::TooManyAreas), Ok(_) | Err(MapError::SealedArea(_))) if !self.bounds.alone && self.few() => {
+            (Err(MapError::TooManyAreas), Ok(_) | Err(MapError::Overcommit | MapError::SealedArea(_)))
+                if !self.bounds.alone && self.few() =>
+            {
                 self.check(on, &asked)
             }
             (got, expected) => panic!("map answers {got:x?}, not {expected:x?}"),
