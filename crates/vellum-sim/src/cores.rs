@@ -1,8 +1,8 @@
 //! The translation caches of real cores.
 //!
 //! Vendors publish how many entries there are, seldom how many ways, and hardly ever what caches walks. Every model says in
-//! [`TlbModel::source`] where its numbers come from, and names those that nobody has published. All replace the least
-//! recently used entry, whatever the core does; loads and stores share a data side.
+//! [`TlbModel::source`] where its numbers come from (by whom they are quoted, where the vendor's own text was not at hand), and
+//! which are assumed. All replace the least recently used entry, whatever the core does; loads and stores share a data side.
 
 use crate::model::{ALL, CODE, DATA, PagingCache, TlbModel, bank, paging};
 
@@ -32,9 +32,9 @@ impl TlbModel {
     pub const NEOVERSE_N1: TlbModel = TlbModel::fixed(
         "neoverse-n1",
         "Arm at Hot Chips 31 (2019), The Arm Neoverse N1 Platform: L1 data TLB of 48 entries, fully associative, and L2 of \
-         1280, 5-way, both with page clustering, which the Cortex-A76 TRM (100798) says is 4 pages; IEEE Micro 40(2), 2020: L1 \
-         instruction TLB of 48. Ampere, page size guide: an L2 of 64 KiB translations reaches 80 MB, so a contiguous block is \
-         one entry. Walks are cached in the L2: 64 entries a level are assumed.",
+         1280, 5-way, both with page clustering, which the Cortex-A76 TRM (100798) says is 4 pages; IEEE Micro (2020), \
+         quoted in UIUC's CS433: L1 instruction TLB of 48. Ampere, page size guide: an L2 of 64 KiB translations reaches \
+         80 MB, so a contiguous block is one entry. Walks are cached in the L2: 64 entries a level are assumed.",
         const {
             &[
                 bank(1, CODE, ARM_CODE, 0, (1, 48)),
@@ -48,8 +48,8 @@ impl TlbModel {
     /// The performance core of Apple's M1.
     pub const APPLE_M1: TlbModel = TlbModel::fixed(
         "apple-m1",
-        "Apple Silicon CPU Optimization Guide: L1 instruction TLB of 192 entries, data of 160, L2 of 3072, 12-way. \
-         Measured (jia.je, apple-m1): the data TLB has 5 ways. 7-cpu.com, Apple M1: 24 pointers to last tables are cached. \
+        "Apple Silicon CPU Optimization Guide, quoted and measured by jia.je (apple-m1): L1 instruction TLB of 192 entries, \
+         data of 160, 5-way, L2 of 3072, 12-way. 7-cpu.com, Apple M1: 24 pointers to last tables are cached. \
          Assumed: 6 ways of the instruction TLB, one entry for a contiguous block, pointers of upper levels.",
         const {
             &[
@@ -64,7 +64,7 @@ impl TlbModel {
     /// Intel Skylake, as in Cascade Lake servers.
     pub const SKYLAKE: TlbModel = TlbModel::fixed(
         "skylake",
-        "Intel 64 and IA-32 Architectures Optimization Reference Manual, Skylake client microarchitecture, TLB parameters: \
+        "Intel 64 and IA-32 Architectures Optimization Reference Manual, TLB parameters of Skylake, quoted by WikiChip: \
          instruction 128 × 8-way (4K) and 8 a thread (2M); data 64 × 4-way (4K), 32 × 4-way (2M), 4 (1G); second level 1536 \
          × 12-way (4K and 2M) and 16 × 4-way (1G). Walk caches are not published: 32, 4 and 2 are assumed.",
         const {
@@ -84,10 +84,10 @@ impl TlbModel {
     /// Intel Sapphire Rapids (Golden Cove).
     pub const SAPPHIRE_RAPIDS: TlbModel = TlbModel::fixed(
         "sapphire-rapids",
-        "Intel Optimization Reference Manual, Golden Cove microarchitecture: instruction 256 (4K) and 32 (2M); loads 96 \
-         (4K), 32 (2M), 8 (1G); second level 2048. Ways as measured (jia.je, golden-cove): 8, 6, 4; 16 in the second \
-         level. 96 and 2048 were found by pointer chasing on such a machine too. Left out: the 16 entries that stores have \
-         to themselves. Assumed: 1 GiB pages are held in parts by the second level; walk caches of 32, 4, 2 and 2.",
+        "Intel Optimization Reference Manual on Golden Cove, quoted and measured by jia.je (golden-cove): instruction 256 × \
+         8-way (4K) and 32 (2M); loads 96 × 6-way (4K), 32 × 4-way (2M), 8 (1G); second level 2048. 96 and 2048 were found by \
+         pointer chasing on such a machine, too. Left out: the 16 entries that stores have to themselves. Assumed: 16 ways of \
+         the second level, which holds 1 GiB pages in parts; walk caches of 32, 4, 2 and 2.",
         const {
             &[
                 bank(1, CODE, &[12], 0, (32, 8)),
@@ -104,11 +104,12 @@ impl TlbModel {
     /// AMD Zen 4, which finds 16 KiB that are contiguous by itself.
     pub const ZEN_4: TlbModel = TlbModel::fixed(
         "zen-4",
-        "AMD Software Optimization Guide for the Zen 4 microarchitecture (57647): instruction 64 (all sizes) and 512 (4K, \
-         2M); data 72 (all sizes) and 3072, 24-way (4K, 2M); 64 pointers of the upper levels. Four 4 KiB pages that are \
-         aligned and consecutive in both address spaces, with the same attributes, are one entry (since Zen). Assumed: 8 \
-         ways of the second instruction TLB, as Zen 2 has; pointers to last tables, which share the second data TLB, have 64 \
-         entries to themselves.",
+        "Chips and Cheese on Zen 4: instruction 64 (all sizes) and 512 (4K, 2M); data 72 (all sizes) and 3072, 24-way (4K, \
+         2M). AnandTech on Zen (10591): four 4 KiB pages that are aligned and consecutive in both address spaces, with the \
+         same attributes, are one entry. AMD's optimization guide for Zen 2, quoted by Chips and Cheese and WikiChip: 64 \
+         pointers of the upper levels are cached, and pointers to last tables in the second data TLB, which holds 1 GiB pages \
+         in parts. Assumed: 8 ways of the second instruction TLB, as Zen 2 has; 64 pointers to last tables that have a place \
+         of their own; how the other 64 are shared out.",
         const {
             &[
                 bank(1, CODE, &[12, 21, 30], 2, (1, 64)),

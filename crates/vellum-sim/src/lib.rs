@@ -11,6 +11,9 @@
 //! | time | the host's | one tick an event |
 //! | CPUs | threads of the host | threads of the host, or coroutines under a deterministic scheduler |
 //!
+//! TLBs are data: [`TlbModel::CORES`] has those of real cores, with their sources. They know contiguous blocks (AArch64's
+//! contiguous bit, RISC-V's Svnapot); and in a strict machine so does whoever watches over the tables.
+//!
 //! A thread becomes a CPU by sitting down: `let cpu = machine.cpu(3);`. A program runs on a CPU in an address space:
 //! `let program = cpu.enter(&space); program.store(va, 1)?`. What the program does goes through that CPU's TLB and page
 //! walker, ends in real bytes of the machine's memory, and where nothing is mapped calls the space's [`Handler`].

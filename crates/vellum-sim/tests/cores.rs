@@ -3,8 +3,8 @@
 mod tiny;
 
 use tiny::{PAGE, RW, Space, Tiny};
-use vellum::addr::VirtRange;
-use vellum::arch::{Aarch64, Attrs, Riscv64, X86_64};
+use vellum::addr::{PhysAddr, VirtRange};
+use vellum::arch::{Aarch64, Arch, Attrs, Riscv64, X86_64};
 use vellum_sim::{Access, Config, Silicon, Simulated, Stats, TlbModel};
 
 const BASE: u64 = 0x20_0000_0000;
@@ -64,6 +64,29 @@ fn a_joined_block_is_one_entry() {
     }
     assert_eq!(misses(Riscv64::sv39().with_napot(), &TlbModel::KUNMINGHU, Mapped::Joined), 8);
     assert_eq!(misses(Riscv64::sv39().with_napot(), &TlbModel::KUNMINGHU, Mapped::Scattered), 128);
+}
+
+/// 32 MiB are one entry where the core has the size, and 16 where it has not.
+#[test]
+fn a_joined_block_of_huge_pages_is_one_entry() {
+    const HUGE: u64 = 2 << 20;
+    let arch = Aarch64::granule_4k();
+    for (model, entries) in [(&TlbModel::NEOVERSE_N1, 1), (&TlbModel::ZEN_4, 16)] {
+        let machine = Config::with_arch(arch, 96 << 20).tlb(model.clone()).fast().unwrap();
+        let cpu = machine.cpu(0);
+        let tiny = Tiny::new(&machine);
+        let range = VirtRange::new(BASE, 16 * HUGE).unwrap();
+        let space = Space::with_arch(&tiny, arch, 1, range);
+        let head = tiny.folio(13);
+        for i in 0..16 {
+            let (table, index) = space.slot(BASE + i * HUGE, 2);
+            let leaf = arch.leaf(PhysAddr(head.addr().0 + i * HUGE), FULL, 2);
+            tiny.store(table, index, arch.join(leaf));
+        }
+        let program = cpu.enter(&space);
+        assert_eq!(program.touch(range, HUGE, Access::Read).unwrap().faults, 0);
+        assert_eq!(machine.stats().misses, entries, "{}", model.name);
+    }
 }
 
 #[test]

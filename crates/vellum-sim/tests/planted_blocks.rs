@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use tiny::{PAGE, RW, Space, Tiny};
-use vellum::addr::VirtRange;
-use vellum::arch::{Aarch64, Attrs, Riscv64};
+use vellum::addr::{PhysAddr, VirtRange};
+use vellum::arch::{Aarch64, Arch, Attrs, Riscv64};
 use vellum::platform::Event;
 use vellum_sim::{Config, Hostility, Program, Rule, Silicon, Strict, Strictness};
 
@@ -19,7 +19,16 @@ const FULL: Attrs = RW.union(Attrs::HARDWARE);
 type Scene<'t, 'm, A> = Space<'t, 'm, Strict<A>, A>;
 
 fn run<A: Silicon>(arch: A, strictness: Strictness, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) -> Vec<Rule> {
-    let machine = Config::with_arch(arch, 8 << 20).cpus(3).strict(strictness.collect()).unwrap();
+    run_with(8 << 20, arch, strictness, test)
+}
+
+fn run_with<A: Silicon>(
+    memory: u64,
+    arch: A,
+    strictness: Strictness,
+    test: impl Fn(&Strict<A>, &Scene<'_, '_, A>),
+) -> Vec<Rule> {
+    let machine = Config::with_arch(arch, memory).cpus(3).strict(strictness.collect()).unwrap();
     machine.on_cpu(0, || {
         let tiny = Tiny::new(&machine);
         let space = Space::with_arch(&tiny, arch, 1, VirtRange::new(BASE, 64 * BLOCK).unwrap());
@@ -262,6 +271,35 @@ fn not_consecutive<A: Silicon>(arch: A) {
         let (one, other) = (s.t.folio(5), s.t.folio(5));
         s.write(BASE, s.joined(one, FULL).take(8).chain(s.joined(other, FULL).skip(8)));
     });
+}
+
+/// Blocks of huge pages, which AArch64 has, keep the same rules.
+#[test]
+fn of_huge_pages() {
+    let arch = Aarch64::granule_4k();
+    const HUGE: u64 = 2 << 20;
+    let rules = |folios: &[u32], joined: u64| {
+        run_with(96 << 20, arch, Strictness::new(1).hostility(Hostility::WORST), |m, s| {
+            let head = s.t.reserve(13);
+            let mut at = head;
+            for frames in folios {
+                s.t.event(Event::Allocated(at, *frames));
+                at = at.add(*frames);
+            }
+            let base = BASE + (1 << 30);
+            let (table, _) = s.slot(base, 2);
+            s.t.lock(table);
+            for i in 0..joined {
+                let leaf = arch.leaf(PhysAddr(head.addr().0 + i * HUGE), FULL, 2);
+                s.t.store(table, i as u16, arch.join(leaf));
+            }
+            s.t.unlock(table);
+            beside(m, s, |program| (0..joined).for_each(|i| program.store(base + i * HUGE + 5 * PAGE, 1).unwrap()));
+        })
+    };
+    assert_eq!(rules(&[8192], 16), []);
+    assert_eq!(rules(&[4096, 4096], 16), [Rule::Block]);
+    assert_eq!(rules(&[8192], 15), [Rule::Block]);
 }
 
 /// What RISC-V's encoding can't even say.
