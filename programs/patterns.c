@@ -210,6 +210,46 @@ static bool stack(void) {
     return good && seen.si_signo == SIGSEGV;
 }
 
+// Whether pagemap says that a page was written since clear_refs was.
+static bool told(int pagemap, const char *page) {
+    uint64_t entry = 0;
+    return pread(pagemap, &entry, sizeof entry, (off_t)((uintptr_t)page / PAGE * sizeof entry)) == sizeof entry && entry >> 55 & 1;
+}
+
+// Page by page, whatever the hardware maps at once, and a child of its own writes; where the kernel can tell at all.
+static bool soft_dirty(void) {
+    enum { PAGES = 64 };
+    char *memory = map_aligned(HUGE);
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    madvise(memory, HUGE, MADV_NOHUGEPAGE);
+    touch(memory, PAGES * PAGE, 1);
+    bool good = pagemap >= 0;
+    if (!told(pagemap, memory)) { // a kernel that never tells
+        close(pagemap);
+        munmap(memory, HUGE);
+        return good;
+    }
+    good &= write_line("/proc/self/clear_refs", "4") && !told(pagemap, memory);
+    for (int page = 0; page < PAGES; page++) {
+        if (page % 5 == 2)
+            memory[page * PAGE + 9] = 7;
+        good &= memory[page * PAGE] == (char)(1 + page * PAGE);
+    }
+    int status = 1;
+    pid_t child = fork();
+    if (!child) {
+        int own = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+        memory[0] = 1;
+        _exit(!told(own, memory) || !told(own, memory + 2 * PAGE) || told(own, memory + PAGE));
+    }
+    good &= waitpid(child, &status, 0) == child && status == 0;
+    for (int page = 0; page < PAGES; page++)
+        good &= told(pagemap, memory + page * PAGE) == (page % 5 == 2);
+    close(pagemap);
+    munmap(memory, HUGE);
+    return good;
+}
+
 static const struct {
     const char *name;
     bool (*holds)(void);
@@ -225,6 +265,7 @@ static const struct {
     {"a file's memory is the file, and ends with it", file_contents},
     {"no address is too wild", kernel_addresses},
     {"a stack grows, and ends", stack},
+    {"written pages are told", soft_dirty},
 };
 
 int main(void) {

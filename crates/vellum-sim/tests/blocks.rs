@@ -80,6 +80,7 @@ macro_rules! in_every_format {
 }
 
 in_every_format! {
+    written_pages_are_told_to_the_page => tracks,
     a_program_has_its_text_in_blocks => executes,
     what_is_joined_and_when => joins,
     a_part_is_protected_and_comes_back => protects,
@@ -288,4 +289,45 @@ fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!((on.joined(ELSEWHERE, 0..2), on.turned()), (1, (0, 1)));
     assert_eq!(on.program.load_u64(ELSEWHERE + on.block + on.page + 8), Ok(7));
     on.space.unmap(ELSEWHERE, 4 * on.block).unwrap();
+}
+
+/// Who asks which pages were written is told exactly those, though TLBs hold blocks; and blocks are taken apart only where
+/// some pages were written and others not.
+fn tracks<A: Silicon>(on: &Scene<'_, '_, A>) {
+    let Ok(()) = on.space.track_writes() else {
+        assert!(!on.space.arch().supported().contains(Attrs::SOFT_DIRTY));
+        return;
+    };
+    let written = || {
+        let mut pages = Vec::new();
+        on.space.runs(VirtRange { start: BASE, end: BASE + 4 * on.block }, |run| {
+            if run.attrs(on.space.arch()).contains(Attrs::SOFT_DIRTY) {
+                let first = (run.va - BASE) / on.page;
+                pages.extend(first..first + run.len as u64);
+            }
+        });
+        pages
+    };
+    on.holds(BASE, 0..4);
+    assert_eq!((written(), on.joined(BASE, 0..4)), (vec![], 4));
+    let store = |page: u64| on.program.store_u64(BASE + page * on.page + 8, page).unwrap();
+    store(on.pages() + 1);
+    store(3 * on.pages() - 1);
+    assert_eq!((written(), on.joined(BASE, 0..4)), (vec![on.pages() + 1, 3 * on.pages() - 1], 2));
+    // To protect and allow again tells nothing, and allows nothing that would not be told.
+    on.protect(0, 4 * on.pages(), Prot::READ);
+    on.protect(0, 4 * on.pages(), RW);
+    store(0);
+    assert_eq!(written(), [0, on.pages() + 1, 3 * on.pages() - 1]);
+    (0..on.pages()).for_each(|page| store(on.pages() + page));
+    assert_eq!((written().len() as u64, on.joined(BASE, 1..2)), (on.pages() + 2, 1));
+    // Parent and child are told of their own writes.
+    on.space.track_writes().unwrap();
+    let child = on.space.fork().unwrap();
+    store(5);
+    assert_eq!(written(), [5]);
+    drop(child);
+    store(6);
+    assert_eq!(written(), [5, 6]);
+    on.holds(BASE, 0..4);
 }

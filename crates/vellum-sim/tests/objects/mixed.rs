@@ -49,7 +49,8 @@ pub fn run() {
         let counted =
             |space: &AddressSpace<'_, Strict, X86_64>| (space.stats().anon / PAGE, space.stats().shmem / PAGE);
 
-        // Not the space's own any more, the copy looks like the object's page.
+        // Not the space's own any more, nor written since anybody asked, the copy looks like the object's page.
+        space.track_writes().expect("x86-64 can tell");
         let first = space.fork().expect("memory");
         let (there, runs) = frames(&space);
         assert_eq!((there[1].0, runs), (there[0].0 + 1, 1), "the test is of no use otherwise: {there:?}");

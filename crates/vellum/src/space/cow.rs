@@ -35,7 +35,8 @@ enum Seen {
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A page that is mapped, but not as the space's own, is to be written.
     pub(super) fn unshare(&self, area: &Vma, addr: u64) -> Result<Outcome, FaultError> {
-        let orders = self.orders(area);
+        // Neighbours were not written.
+        let orders = if self.tracks() { 0 } else { self.orders(area) };
         let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
         let seen = self.look_for_others(&table, area, addr, orders);
         let start = align_down(addr, table.shift());
@@ -96,7 +97,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if let Some(run) = run.filter(|run| self.is_shared(run))
                 && let Some(own) = self.own_part(&run)
             {
-                let attrs = (own.attrs(arch) - Attrs::PROT) | area.prot.attrs() | Attrs::EXCLUSIVE;
+                let attrs = own.attrs(arch) | Attrs::EXCLUSIVE;
+                let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
                 table.rewrite(&own, arch.leaf(arch.leaf_addr(own.raw, own.level), attrs, own.level));
                 return Seen::Own;
             }
@@ -137,7 +139,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn replace_by_copy(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> bool {
         let arch = &self.tables.arch;
         let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
-        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
+        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let new = arch.leaf(pfn.addr(), attrs, table.level);
         let huge = table.level > 1;
         let fits = match huge {

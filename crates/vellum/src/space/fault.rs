@@ -182,7 +182,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let (level, entries) = self.shape(order);
-        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
+        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let raw = arch.leaf(pfn.addr(), attrs, level);
         match self.tables.map_run(start, level, raw, entries) {
             Ok(()) => {
@@ -300,6 +300,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) {
             return self.unshare(area, addr);
+        }
+        if access == Access::Write && !self.rights(attrs, area.prot).contains(Attrs::WRITE) {
+            return Ok(self.first_write(area, addr));
         }
         // Only a change of the area that is under way leaves entries behind it: a run at a time follows here.
         let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };

@@ -14,6 +14,8 @@
 //! Who has pinned a page ([`super::pin`]) writes to it past the entries. So it stays the parent's own, and after that moment the
 //! child gets a copy of it.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, Marker};
 use crate::cache;
@@ -97,6 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group(), limits)?;
         child.tables.max_run = self.tables.max_run;
         child.tables.joins = self.tables.joins;
+        child.tracks.store(self.tracks(), Relaxed);
         change.areas().copy_to(&mut child)?;
         change.areas().each(all, |v| v.state = State::Held);
         change.let_go();

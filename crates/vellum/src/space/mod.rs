@@ -54,6 +54,7 @@ mod remap;
 mod seal;
 mod stack;
 mod sync;
+mod track;
 mod unmap;
 mod zap;
 
@@ -69,10 +70,11 @@ pub use query::{QueryError, SpaceStats, Split, Usage};
 pub use remap::{RemapError, RemapFlags, RemapRequest};
 pub use seal::SealError;
 pub use sync::SyncError;
+pub use track::CantTrack;
 pub use unmap::UnmapError;
 
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::Arch;
@@ -89,6 +91,8 @@ use areas::Areas;
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
     tables: PageTables<'m, P, A>,
     areas: PerCpuLock<Areas>,
+    /// Whether no entry may be written that does not say that it was. Set in the lock of the areas.
+    tracks: AtomicBool,
     /// The most pages that were ever resident, as far as looked at.
     peak: AtomicU64,
     slots_at: Pfn,
@@ -113,6 +117,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Ok(tables) => Ok(AddressSpace {
                 areas: PerCpuLock::new(Areas::new(limits, &arch)),
                 tables,
+                tracks: AtomicBool::new(false),
                 peak: AtomicU64::new(0),
                 slots_at,
             }),

@@ -157,6 +157,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut attrs = area.prot.attrs() | Attrs::ACCESSED;
         if area.backing.is_shared() {
             attrs |= Attrs::EXCLUSIVE;
+            attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
         } else {
             attrs -= Attrs::WRITE;
         }

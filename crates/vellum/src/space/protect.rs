@@ -189,14 +189,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Give a run of leaves the rights that its area has, as far as it may have them now: only memory that is the space's
-    /// alone may be written in place. Whether some right was taken away, so that TLBs must be told.
+    /// alone may be written in place, and where somebody asks what is written, only what says so. Whether some right was taken away, so that TLBs must be told.
     pub(super) fn permit(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
         let arch = &self.tables.arch;
         let old = run.attrs(arch);
-        let mut new = (old - Attrs::PROT) | prot.attrs();
-        if !old.contains(Attrs::EXCLUSIVE) {
-            new -= Attrs::WRITE;
-        }
+        let new = (old - Attrs::PROT) | self.rights(old, prot);
         if new == old {
             return false;
         }

@@ -205,6 +205,7 @@ impl Parts {
             true => area.backing,
             false => Backing { delta: area.backing.offset(from.start).wrapping_sub(start), ..area.backing },
         };
-        Some(Part { from, area: Vma { range: VirtRange { start, end }, backing, state: State::Live, ..area } })
+        let flags = area.flags - AreaFlags::TRACKED;
+        Some(Part { from, area: Vma { range: VirtRange { start, end }, backing, flags, state: State::Live, ..area } })
     }
 }

@@ -53,6 +53,8 @@ bitflags! {
         const ONFAULT = 64;
         /// Not to be unmapped, moved, resized, replaced or protected otherwise (`mseal`).
         const SEALED = 128;
+        /// It was there when somebody asked last what is written ([`crate::AddressSpace::track_writes`]).
+        const TRACKED = 256;
         /// All that locking is about.
         const LOCKS = Self::LOCKED.bits() | Self::ONFAULT.bits();
     }

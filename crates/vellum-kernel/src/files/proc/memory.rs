@@ -257,6 +257,14 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
     let start = first << FRAME_SHIFT;
     let range = VirtRange { start, end: start + ((entries.len() as u64) << FRAME_SHIFT) };
     let arch = memory.engine.arch();
+    memory.engine.areas(start, |area| {
+        if area.range.start < range.end && !area.flags.contains(AreaFlags::TRACKED) {
+            let part = area.range.intersect(&range);
+            let places = (part.start - start) >> FRAME_SHIFT..(part.end - start) >> FRAME_SHIFT;
+            entries[places.start as usize..places.end as usize].fill(SOFT_DIRTY);
+        }
+        area.range.start < range.end
+    });
     memory.engine.runs(range, |run| {
         let part = run.range(arch).intersect(&range);
         let places = ((part.start - start) >> FRAME_SHIFT) as usize..((part.end - start) >> FRAME_SHIFT) as usize;
@@ -267,7 +275,7 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
                 for entry in &mut entries[places] {
                     let (_, frame) = machine().frames().head(pfn);
                     let state = frame.state();
-                    *entry = PRESENT | u64::from(pfn.0);
+                    *entry |= PRESENT | u64::from(pfn.0);
                     *entry |= if state.has(flag::OBJECT) { OBJECTS } else { 0 };
                     let maps = u64::from(frame.counts().maps);
                     *entry |= if maps <= 1 << state.order() && !state.has(flag::ZEROS) { ALONE } else { 0 };
@@ -275,7 +283,7 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
                     pfn = pfn.add(1);
                 }
             }
-            Kind::Swap => entries[places].fill(SWAPPED),
+            Kind::Swap => entries[places].iter_mut().for_each(|entry| *entry |= SWAPPED),
             _ => {}
         }
     });
@@ -324,10 +332,11 @@ pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize,
 
 /// `clear_refs` is written.
 pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let _ = space(subject)?;
+    let memory = space(subject)?;
     match value.trim_ascii() {
-        // Marks of what is touched and written are not the engine's to clear yet.
-        b"1" | b"2" | b"3" | b"4" | b"5" => Err(Errno::EOPNOTSUPP),
+        b"4" => memory.map_or(Ok(()), |memory| memory.engine.track_writes().map_err(|_| Errno::EOPNOTSUPP)),
+        // Marks of what is touched are not the engine's to clear yet.
+        b"1" | b"2" | b"3" | b"5" => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -1,0 +1,110 @@
+//! Which pages were written since somebody asked (Linux: soft-dirty, `/proc/PID/clear_refs`).
+//!
+//! It is told by a software bit of each entry, and no entry that lacks it may be written: the first write faults, and the page
+//! gets both. Entries with the bit and entries without are different runs, so they are not joined to one block either, and the
+//! answer is exact to the page though TLBs hold larger translations: a block is taken apart by the first write to it, and joined again
+//! when all of it was written. Only a huge mapping is one page.
+//!
+//! Memory that comes into being counts as written, as do areas that are newer than the question, or moved since.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::addr::{VirtRange, align_down};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::platform::Platform;
+use crate::table::Found;
+use crate::vma::{AreaFlags, Prot, Vma};
+
+use super::AddressSpace;
+use super::fault::Outcome;
+
+/// The format's entries have no room to remember what was written ([`Arch::supported`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CantTrack;
+
+impl core::fmt::Display for CantTrack {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("entries of this format can't remember what was written")
+    }
+}
+
+impl core::error::Error for CantTrack {}
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+    /// Ask: from now on a page was written exactly if its entry has [`Attrs::SOFT_DIRTY`], or its area lacks
+    /// [`AreaFlags::TRACKED`]. What is written while this runs may count or not. A child that is forked has the bits and the
+    /// question.
+    ///
+    /// # Errors
+    /// [`CantTrack`]: nothing was changed.
+    pub fn track_writes(&self) -> Result<(), CantTrack> {
+        let arch = &self.tables.arch;
+        if !arch.supported().contains(Attrs::SOFT_DIRTY) {
+            return Err(CantTrack);
+        }
+        let all = VirtRange { start: 0, end: arch.user_end() };
+        let mut change = self.change(all);
+        // In the lock in which faults read it.
+        change.areas().each(all, |v| v.flags |= AreaFlags::TRACKED);
+        self.tracks.store(true, Relaxed);
+        change.let_go();
+        let mut gather = self.gather(all);
+        let mut at = all.start;
+        while at < all.end {
+            let table = match self.tables.find(at, all.end) {
+                Found::Hole(end) => {
+                    at = end;
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            while at < table.end()
+                && let Some(run) = table.run(at, table.end())
+            {
+                let attrs = run.attrs(arch);
+                let new = attrs - Attrs::SOFT_DIRTY - Attrs::WRITE;
+                if run.kind == Kind::Leaf && new != attrs {
+                    table.rewrite(&run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+                    gather.note(run.range(arch), table.shift());
+                }
+                at = run.range(arch).end;
+            }
+            table.unlock(&mut gather);
+            self.tables.platform().resched();
+        }
+        Ok(())
+    }
+
+    /// Whether somebody has asked.
+    #[inline]
+    pub(super) fn tracks(&self) -> bool {
+        self.tracks.load(Relaxed)
+    }
+
+    /// The rights of entries with these attributes, in an area with those.
+    #[inline]
+    pub(super) fn rights(&self, attrs: Attrs, prot: Prot) -> Attrs {
+        let mut rights = prot.attrs();
+        if !attrs.contains(Attrs::EXCLUSIVE) || self.tracks() && !attrs.contains(Attrs::SOFT_DIRTY) {
+            rights -= Attrs::WRITE;
+        }
+        rights
+    }
+
+    /// A page that is the space's own is written for the first time since somebody asked.
+    #[cold]
+    pub(super) fn first_write(&self, area: &Vma, addr: u64) -> Outcome {
+        let arch = &self.tables.arch;
+        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Outcome::Again };
+        if let Some(run) = table.run(align_down(addr, table.shift()), addr + 1)
+            && run.kind == Kind::Leaf
+            && run.attrs(arch).contains(Attrs::EXCLUSIVE)
+        {
+            let attrs = run.attrs(arch) | Attrs::SOFT_DIRTY;
+            let new = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
+            table.rewrite(&run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+        }
+        table.release();
+        Outcome::Again
+    }
+}
