@@ -130,7 +130,7 @@ pub fn each_run(space: &Space, range: VirtRange, mut check: impl FnMut(&Run) -> 
 
 /// What an entry for written memory says.
 pub fn written() -> Attrs {
-    Attrs::READ | Attrs::WRITE | Attrs::HARDWARE | Attrs::EXCLUSIVE
+    Attrs::READ | Attrs::WRITE | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY
 }
 
 /// A space with one area, all of it in single pages or all of it in huge ones, has these numbers.
