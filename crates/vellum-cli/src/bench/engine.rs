@@ -202,8 +202,7 @@ impl Contender for ByRun {
         let touch_ns = booted.touch(&space, range)?;
         shape(&space, range, case)?;
         let between = Counted::now(booted.machine);
-        let (op_ns, _child) = timed(&booted.cpu, space, range, op)?;
-        let after = Counted::now(booted.machine);
+        let (op_ns, after) = timed(booted, space, range, op)?;
         Ok(Sample {
             touch_ns: Some(touch_ns),
             op_ns,
@@ -213,33 +212,29 @@ impl Contender for ByRun {
     }
 }
 
-/// Nanoseconds of the operation, and the child if it was a fork. The CPU is in the space, so that every flush has somebody to reach, except at exit, which
-/// comes after the last CPU has left.
-fn timed<'m>(
-    cpu: &Cpu<'static, Fast>,
-    space: Space<'m>,
-    range: VirtRange,
-    op: Op,
-) -> Result<(u64, Option<Space<'m>>), Skip> {
+/// Nanoseconds of the operation, and what was counted at its end, before what it left is torn down. The CPU is in the space, so
+/// that every flush has somebody to reach, except at exit, which comes after the last CPU has left.
+fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<(u64, Counted), Skip> {
+    let of = |start: Instant| (start.elapsed().as_nanos() as u64, Counted::now(booted.machine));
     if op == Op::Exit {
         let start = Instant::now();
         drop(space);
-        return Ok((start.elapsed().as_nanos() as u64, None));
+        return Ok(of(start));
     }
-    let _program = cpu.enter(&space);
+    let _program = booted.cpu.enter(&space);
     let start = Instant::now();
     if op == Op::Fork {
         let child = space.fork();
-        let ns = start.elapsed().as_nanos() as u64;
-        return child.map(|child| (ns, Some(child))).map_err(|error| Skip::system("fork", error));
+        let told = of(start);
+        return child.map(|_| told).map_err(|error| Skip::system("fork", error));
     }
     let done = match op {
         Op::Dontneed => space.advise(range.start, range.len(), Advise::DontNeed).map_err(|e| Skip::system("advise", e)),
         Op::Protect => space.protect(range.start, range.len(), Prot::READ).map_err(|e| Skip::system("protect", e)),
         Op::Munmap | Op::Touch | Op::Exit | Op::Fork => unmap(&space, range),
     };
-    let ns = start.elapsed().as_nanos() as u64;
-    done.map(|()| (ns, None))
+    let told = of(start);
+    done.map(|()| told)
 }
 
 impl Walker for Engine {
