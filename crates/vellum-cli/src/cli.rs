@@ -81,6 +81,7 @@ Examples:
   vellum bench unmap --ops munmap --folios 4,64,2048    the short version
   vellum bench fork                                     a child, of a process with so much memory
   vellum bench threads                                  do threads that unmap wait for each other?
+  vellum bench contpte --trace cc1.trace                what are larger translations worth to a program?
   vellum bench tables --span 2GiB                       who frees empty page tables?
   vellum bench all --html report.html                   one page to look at and to send
   vellum bench unmap --json - | jq .linux_ns            one object a row; the table goes elsewhere

@@ -12,6 +12,7 @@
 //! | [`linux`] | the contender that is the kernel of this machine |
 //! | [`unmap`], [`fork`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
 //! | [`regions`] | what the first two have in common |
+//! | [`contpte`] | a benchmark without contenders: a trace replayed under policies |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
 //! A benchmark ends in a [`report::Section`]; `bench all` is nothing but several sections in one report. A new
@@ -19,6 +20,7 @@
 
 pub mod case;
 pub mod contender;
+pub mod contpte;
 pub mod engine;
 pub mod floor;
 pub mod fork;
@@ -89,7 +91,19 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// Run every benchmark, into one report.
+    /// Replay a program's memory accesses: what are larger translations worth to it?
+    ///
+    /// The engine makes the page tables, under policies from single pages of 4 KiB to contiguous blocks and larger pages; the
+    /// translation caches of real cores are simulated. `tools/trace` in the sources makes traces.
+    Contpte {
+        /// What to replay.
+        #[command(flatten)]
+        args: contpte::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Run every benchmark of time and memory, into one report.
     All {
         /// What `unmap` measures, and on what `fork` is measured.
         #[command(flatten)]
@@ -127,6 +141,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         Bench::Tables { args, output } => {
             let writer = output.open()?;
             (vec![tables::section(&args)], writer)
+        }
+        Bench::Contpte { args, output } => {
+            let writer = output.open()?;
+            (vec![contpte::section(&args)?], writer)
         }
         Bench::All { unmap, threads, tables, output } => {
             let writer = output.open()?;

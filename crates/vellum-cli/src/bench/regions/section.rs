@@ -153,7 +153,7 @@ fn chart(rows: &[Row]) -> Chart {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             points
         };
-        let series = Series { column, line: points(false), lone: points(true) };
+        let series = Series::of(column, points(false), points(true));
         (!series.line.is_empty() || !series.lone.is_empty()).then_some(series)
     });
     Chart {

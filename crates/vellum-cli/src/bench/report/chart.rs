@@ -7,31 +7,29 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, ValueFormatte
 use plotters::prelude::*;
 use plotters::style::RGBColor;
 
-use super::{Chart, Scale};
+use super::{Chart, Ink, Scale};
 use crate::bench::contender::Column;
 
 const SIZE: (u32, u32) = (860, 330);
 
 /// plotters wants colours; the page has them, light or dark. So each role gets a colour that nobody would choose, and
 /// the finished drawing names the page's own in its place.
-const ROLES: [(RGBColor, &str); 6] = [
-    (RGBColor(1, 1, 1), "var(--ink)"),
-    (RGBColor(1, 1, 2), "var(--rule)"),
-    (RGBColor(1, 1, 3), "var(--floor)"),
-    (RGBColor(1, 1, 4), "var(--vellum)"),
-    (RGBColor(1, 1, 5), "var(--page)"),
-    (RGBColor(1, 1, 6), "var(--linux)"),
-];
-const INK: RGBColor = ROLES[0].0;
-const RULE: RGBColor = ROLES[1].0;
+const INK: RGBColor = RGBColor(1, 1, 1);
+const RULE: RGBColor = RGBColor(1, 1, 2);
 
-fn colour(column: Column) -> RGBColor {
-    match column {
-        Column::Floor => ROLES[2].0,
-        Column::Vellum => ROLES[3].0,
-        Column::Page => ROLES[4].0,
-        Column::Linux => ROLES[5].0,
+/// The stand-in for a line's colour.
+fn colour(ink: Ink) -> RGBColor {
+    match ink {
+        Ink::Column(column) => RGBColor(1, 2, column as u8),
+        Ink::Other(line) => RGBColor(1, 3, line as u8),
     }
+}
+
+/// Every stand-in, and the page's name for what it stands for.
+fn roles() -> impl Iterator<Item = (RGBColor, String)> {
+    let inks = Column::ALL.map(Ink::Column).into_iter().chain((0..Ink::OTHERS).map(Ink::Other));
+    let texts = [(INK, "ink".to_owned()), (RULE, "rule".to_owned())];
+    texts.into_iter().chain(inks.map(|ink| (colour(ink), ink.name())))
 }
 
 /// Draws it; `None` if there is nothing to draw.
@@ -55,8 +53,8 @@ pub fn svg(chart: &Chart) -> anyhow::Result<Option<String>> {
         draw(&root, chart, x, y).map_err(|error| anyhow::anyhow!("{error}"))?;
         root.present().map_err(|error| anyhow::anyhow!("{error}"))?;
     }
-    for (RGBColor(r, g, b), name) in ROLES {
-        svg = svg.replace(&format!("#{r:02X}{g:02X}{b:02X}"), name);
+    for (RGBColor(r, g, b), name) in roles() {
+        svg = svg.replace(&format!("#{r:02X}{g:02X}{b:02X}"), &format!("var(--{name})"));
     }
     Ok(Some(svg))
 }
@@ -131,8 +129,8 @@ fn draw<'a>(root: &DrawingArea<SVGBackend<'a>, Shift>, chart: &Chart, x: Axis, y
         .y_desc(chart.y_name.as_str())
         .draw()?;
     for series in &chart.series {
-        let colour = colour(series.column);
-        let stroke = colour.stroke_width(if series.column == Column::Vellum { 3 } else { 2 });
+        let colour = colour(series.ink);
+        let stroke = colour.stroke_width(if series.ink == Ink::Column(Column::Vellum) { 3 } else { 2 });
         let at = |&(x, y): &(f64, f64)| match chart.scale {
             Scale::Decades => (x, y.log10()),
             Scale::Times(_) => (x, y),
@@ -164,7 +162,7 @@ mod tests {
         for expected in ["16 KiB", "huge", "var(--linux)", "var(--ink)"] {
             assert!(svg.contains(expected), "{expected} in:\n{svg}");
         }
-        assert!(!svg.contains("#0101"), "a stand-in colour is left");
+        assert!(!svg.contains("#010"), "a stand-in colour is left");
         assert_eq!(svg.matches("<circle").count(), 3, "two joined points and one by itself");
     }
 

@@ -76,7 +76,7 @@ fn figure(chart: &Chart) -> anyhow::Result<Option<Markup>> {
                 figcaption {
                     span.legend {
                         @for series in &chart.series {
-                            span.key style=(format!("--key: var(--{})", series.column.name())) { (series.column.name()) }
+                            span.key style=(format!("--key: var(--{})", series.ink.name())) { (series.name) }
                         }
                     }
                     (chart.label)

@@ -116,15 +116,51 @@ pub enum Scale {
     Times(u32),
 }
 
-/// One column's line.
+/// The colour of a line. The page has it, light or dark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ink {
+    /// A contender's own.
+    Column(Column),
+    /// One of [`Ink::OTHERS`] for lines that are nobody's column.
+    Other(usize),
+}
+
+impl Ink {
+    /// How many there are besides those of columns.
+    pub const OTHERS: usize = 7;
+
+    /// For the line with this index.
+    pub fn of(line: usize) -> Ink {
+        Ink::Other(line % Ink::OTHERS)
+    }
+
+    /// The page's name for it.
+    pub fn name(self) -> String {
+        match self {
+            Ink::Column(column) => column.name().to_owned(),
+            Ink::Other(line) => format!("line-{line}"),
+        }
+    }
+}
+
+/// A line.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// Whose.
-    pub column: Column,
+    /// What it is called.
+    pub name: String,
+    /// Its colour.
+    pub ink: Ink,
     /// Joined points.
     pub line: Vec<(f64, f64)>,
     /// Points by themselves.
     pub lone: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// A column's.
+    pub fn of(column: Column, line: Vec<(f64, f64)>, lone: Vec<(f64, f64)>) -> Series {
+        Series { name: column.name().to_owned(), ink: Ink::Column(column), line, lone }
+    }
 }
 
 impl Output {
@@ -202,7 +238,7 @@ mod tests {
     use super::*;
 
     pub fn example() -> Report {
-        let series = Series { column: Column::Linux, line: vec![(2.0, 90.5), (4.0, 31.0)], lone: vec![(5.0, 1.5)] };
+        let series = Series::of(Column::Linux, vec![(2.0, 90.5), (4.0, 31.0)], vec![(5.0, 1.5)]);
         let section = Section {
             id: "example",
             title: "An <example>".into(),

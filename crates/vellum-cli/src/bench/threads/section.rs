@@ -120,7 +120,7 @@ fn chart(rows: &[Row]) -> Chart {
     let series = COLUMNS.into_iter().filter_map(|column| {
         let mut line: Vec<_> = rows.iter().filter_map(|row| Some((x(row), row.scaling(column)?))).collect();
         line.sort_by(|a, b| a.0.total_cmp(&b.0));
-        (!line.is_empty()).then_some(Series { column, line, lone: vec![] })
+        (!line.is_empty()).then_some(Series::of(column, line, vec![]))
     });
     let threads = rows[0].threads;
     Chart {

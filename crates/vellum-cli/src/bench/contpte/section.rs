@@ -1,0 +1,195 @@
+//! What `bench contpte` tells: refills, walks and what they cost, against pages of 4 KiB, by policy and core; beside what was measured
+//! of Linux.
+
+use serde_json::json;
+use vellum_sim::TlbModel;
+
+use super::Row;
+use super::policies::{BASE, NAMES, PUBLISHED};
+use super::replay::Counts;
+use crate::bench::report::{Chart, Ink, Part, Scale, Section, Series, Table, Value, show};
+
+/// Cycles that an answer of the second tier costs over one of the first: Arm's figure for the Neoverse V2 (TRM 102375).
+const REFILL: f64 = 6.0;
+/// Cycles of a walk whose entries are in the caches: Apple's cores were measured at 32 to 35, and nobody publishes others.
+const WALK: f64 = 30.0;
+
+/// A figure of a replay.
+struct Figure {
+    title: &'static str,
+    text: &'static str,
+    of: fn(&Counts) -> f64,
+}
+
+const FIGURES: [Figure; 4] = [
+    Figure {
+        title: "TLB misses",
+        text: "Accesses that the first tier did not answer. In the row of 4K, how many; below, the change against it. An access that \
+               faults is made twice, and counts twice if it misses twice.",
+        of: |counts| counts.refills as f64,
+    },
+    Figure { title: "page walks", text: "Accesses that no tier answered.", of: |counts| counts.walks as f64 },
+    Figure {
+        title: "cycles of translation",
+        text: "6 cycles a TLB miss, 30 more a walk: an estimate, to weigh the two. A program spends about one cycle an \
+               instruction.",
+        of: |counts| (counts.refills as f64) * REFILL + counts.walks as f64 * WALK,
+    },
+    Figure {
+        title: "page faults",
+        text: "What the larger pieces are worth to the kernel. Faults of the program's own accesses; those that the kernel takes on \
+               its behalf are not in a trace.",
+        of: |counts| counts.faults as f64,
+    },
+];
+
+/// The section of these rows.
+pub fn of(rows: &[Row], made_up: bool) -> Section {
+    let totals = rows.iter().find_map(|row| row.counts.as_ref().ok()).map(|counts| counts.totals).unwrap_or_default();
+    let what = if made_up { "a program that does not exist" } else { "a program" };
+    let mut parts: Vec<Part> = FIGURES.iter().map(|figure| part(rows, figure)).collect();
+    parts.push(published());
+    Section {
+        id: "contpte",
+        title: format!(
+            "Translations of {what}: {} instructions, {} loads, {} stores",
+            show::grouped(totals.instructions),
+            show::grouped(totals.loads),
+            show::grouped(totals.stores)
+        ),
+        method: method(),
+        parts,
+        notes: notes(rows, made_up),
+        json: rows.iter().map(json).collect(),
+    }
+}
+
+fn method() -> Vec<(&'static str, String)> {
+    [
+        (
+            "",
+            "The accesses of a traced program are made again on a simulated machine, page faults and all; the page tables that it \
+             walks are made by the engine. TLBs are as a model of a core says; its sources are below. Nothing else runs, \
+             and nothing is cached but translations.",
+        ),
+        ("4K", "has single pages of 4 KiB. Pages of files lie in memory in no order, as they do on a machine that has run a while."),
+        ("anonfolio", "has anonymous memory in folios of 64 KiB where they fit in."),
+        ("contpte", "also marks entries of a folio as contiguous (on RISC-V: Svnapot)."),
+        ("exefolio", "also has text in folios of 64 KiB."),
+        (
+            "16K granule, 64K granule",
+            "have single pages of that size. The program's mappings are put at multiples of it, as that kernel would have.",
+        ),
+    ]
+    .map(|(term, text)| (term, text.to_owned()))
+    .into()
+}
+
+fn models(rows: &[Row]) -> Vec<&'static TlbModel> {
+    let mut models: Vec<&TlbModel> = rows.iter().map(|row| row.model).collect();
+    models.dedup_by_key(|model| std::ptr::from_ref(*model));
+    models
+}
+
+fn counts<'r>(rows: &'r [Row], model: &TlbModel, policy: &str) -> Option<&'r Counts> {
+    let row = rows.iter().find(|row| std::ptr::eq(row.model, model) && row.policy.name == policy)?;
+    row.counts.as_ref().ok()
+}
+
+/// How much of `figure` is left of what it is with pages of 4 KiB.
+fn relative(rows: &[Row], model: &TlbModel, policy: &str, figure: &Figure) -> Option<f64> {
+    let base = (figure.of)(counts(rows, model, BASE)?);
+    (base > 0.0).then_some((figure.of)(counts(rows, model, policy)?) / base)
+}
+
+fn part(rows: &[Row], figure: &Figure) -> Part {
+    let models = models(rows);
+    let head = std::iter::once("policy".to_owned()).chain(models.iter().map(|model| model.name.to_string())).collect();
+    let cell = |policy: &str, model: &TlbModel| match policy {
+        BASE => counts(rows, model, BASE).map(|counts| show::grouped((figure.of)(counts) as u64)),
+        _ => relative(rows, model, policy, figure).map(change),
+    };
+    let line = |policy: &&str| {
+        let cells = models.iter().map(|model| cell(policy, model).map_or(Value::None, Value::Text));
+        std::iter::once(Value::Text((*policy).to_owned())).chain(cells).collect()
+    };
+    let series = models.iter().enumerate().map(|(at, model)| Series {
+        name: model.name.to_string(),
+        ink: Ink::of(at),
+        line: NAMES
+            .iter()
+            .enumerate()
+            .filter_map(|(x, policy)| Some((x as f64, 100.0 * relative(rows, model, policy, figure)?)))
+            .filter(|point| point.1 > 0.0)
+            .collect(),
+        lone: Vec::new(),
+    });
+    Part {
+        title: figure.title.to_owned(),
+        text: figure.text.to_owned(),
+        chart: Some(Chart {
+            label: format!("{}: percent of those with pages of 4 KiB, logarithmic", figure.title),
+            y_name: "% of 4K".to_owned(),
+            scale: Scale::Decades,
+            ticks: NAMES.iter().enumerate().map(|(x, name)| (x as f64, (*name).to_owned())).collect(),
+            series: series.collect(),
+        }),
+        table: Table { head, rows: NAMES.iter().map(line).collect() },
+    }
+}
+
+/// A ratio as a change in percent, with a digit more where little is left.
+fn change(ratio: f64) -> String {
+    let percent = (ratio - 1.0) * 100.0;
+    match percent {
+        ..-95.0 => format!("−{:.2} %", -percent),
+        _ => show::change(ratio),
+    }
+}
+
+fn published() -> Part {
+    let percent = |value: f64| Value::Text(format!("{value:.1} %").replace('-', "−"));
+    let line = |(name, figures): &(&str, [f64; 3])| {
+        std::iter::once(Value::Text((*name).to_owned())).chain(figures.map(percent)).collect()
+    };
+    Part {
+        title: "what Linux gained".to_owned(),
+        text: "Compiling a kernel on an Ampere Altra (Neoverse N1), as published with the patches that gave Linux contiguous \
+               mappings (R. Roberts, linux-mm, 22 June 2023): change of time against 4K. Time in programs is what translations \
+               have to do with; the rest is mostly faults."
+            .to_owned(),
+        chart: None,
+        table: Table {
+            head: ["policy", "real time", "in the kernel", "in programs"].map(str::to_owned).to_vec(),
+            rows: PUBLISHED.iter().map(line).collect(),
+        },
+    }
+}
+
+fn notes(rows: &[Row], made_up: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if made_up {
+        notes.push("There was no trace, so one was made up: what is in it is nobody's program.".to_owned());
+    }
+    notes.extend(rows.iter().filter_map(|row| {
+        let skip = row.counts.as_ref().err()?;
+        Some(format!("{} on {}: {skip}.", row.policy.name, row.model.name))
+    }));
+    notes.extend(models(rows).iter().map(|model| format!("{}: {}", model.name, model.source)));
+    notes
+}
+
+fn json(row: &Row) -> serde_json::Value {
+    let mut json = json!({ "bench": "contpte", "tlb": row.model.name, "policy": row.policy.name });
+    let more = match &row.counts {
+        Ok(counts) => json!({
+            "misses": counts.refills, "walks": counts.walks, "walk_reads": counts.reads, "faults": counts.faults,
+            "instructions": counts.totals.instructions, "loads": counts.totals.loads, "stores": counts.totals.stores,
+        }),
+        Err(skip) => json!({ "skipped": skip.to_string() }),
+    };
+    if let (Some(json), serde_json::Value::Object(more)) = (json.as_object_mut(), more) {
+        json.extend(more);
+    }
+    json
+}

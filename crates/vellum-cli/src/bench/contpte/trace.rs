@@ -1,0 +1,350 @@
+//! Traces of memory accesses: reading them, and writing them.
+//!
+//! `tools/trace` makes them; its README describes the format. A trace leaves out accesses that every translation cache of
+//! interest answers; [`super::filter`] tells what is known of them.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+
+use integer_encoding::{VarIntReader, VarIntWriter};
+use vellum_sim::Access;
+
+/// What a trace begins with.
+const MAGIC: &[u8; 12] = b"VELLUM TRACE";
+const VERSION: u8 = 1;
+/// log2 of the bytes of a page in a trace.
+pub const PAGE_SHIFT: u32 = 12;
+/// The most pages that a filter holds.
+pub const MOST: usize = 16;
+
+const DIRTY: u64 = 3;
+const AREA: u64 = 4;
+const END: u64 = 5;
+
+/// Why a trace can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It is something else.
+    #[error("not a trace")]
+    NoTrace,
+    /// Made by another version of the tool.
+    #[error("a trace of version {0}; this reads version {VERSION}")]
+    Version(u8),
+    /// Its header makes no sense.
+    #[error("the header is damaged")]
+    Header,
+    /// A record makes no sense.
+    #[error("record {0} is damaged")]
+    Record(u64),
+}
+
+/// How a trace was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// How many pages the filter for fetches, and the one for data, held.
+    pub filter: usize,
+}
+
+/// What was done, accesses that were left out included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Instructions.
+    pub instructions: u64,
+    /// Loads.
+    pub loads: u64,
+    /// Stores.
+    pub stores: u64,
+}
+
+/// One record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A page is accessed that the filter does not hold; it takes this slot.
+    Access {
+        /// The slot.
+        slot: usize,
+        /// The page's number.
+        page: u64,
+        /// How.
+        access: Access,
+    },
+    /// The first store to the page in this slot of the data's filter, which it took by a load.
+    Dirty {
+        /// The slot.
+        slot: usize,
+    },
+    /// What is mapped changes.
+    Area(Change),
+    /// The program has ended.
+    End(Totals),
+}
+
+/// A change of what is mapped. Addresses and lengths are in bytes; files are numbers, 0 for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Change {
+    /// Mapped before the first instruction.
+    There { at: u64, len: u64, rights: u64, file: u64, offset: u64 },
+    /// `mmap`.
+    Map { at: u64, len: u64, rights: u64, flags: u64, file: u64, offset: u64 },
+    /// `munmap`.
+    Unmap { at: u64, len: u64 },
+    /// `mprotect`.
+    Protect { at: u64, len: u64, rights: u64 },
+    /// `brk`: where the heap ends now.
+    Break { end: u64 },
+    /// `mremap`.
+    Remap { at: u64, len: u64, to: u64, to_len: u64 },
+    /// `madvise`.
+    Advise { at: u64, len: u64, advice: u64 },
+}
+
+/// A trace that is being read.
+pub struct Reader<R> {
+    from: R,
+    header: Header,
+    last: [u64; 2],
+    records: u64,
+}
+
+impl Reader<Box<dyn Read>> {
+    /// Opens a compressed trace.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        Self::decompress(BufReader::new(File::open(path)?))
+    }
+
+    /// Reads a compressed trace.
+    pub fn decompress(from: impl BufRead + 'static) -> Result<Self, TraceError> {
+        let plain: Box<dyn Read> = Box::new(zstd::Decoder::with_buffer(from)?);
+        Reader::new(Box::new(BufReader::with_capacity(1 << 16, plain)))
+    }
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads a trace that is not compressed, or no longer.
+    pub fn new(mut from: R) -> Result<Self, TraceError> {
+        let mut head = [0; 16];
+        from.read_exact(&mut head).map_err(|_| TraceError::NoTrace)?;
+        let (magic, [version, page_shift, filter, 0]) = head.split_at(12) else { return Err(TraceError::NoTrace) };
+        match (magic == MAGIC, *version) {
+            (false, _) => return Err(TraceError::NoTrace),
+            (true, VERSION) => {}
+            (true, other) => return Err(TraceError::Version(other)),
+        }
+        let filter = usize::from(*filter);
+        if u32::from(*page_shift) != PAGE_SHIFT || filter == 0 || filter > MOST {
+            return Err(TraceError::Header);
+        }
+        Ok(Reader { from, header: Header { filter }, last: [0; 2], records: 0 })
+    }
+
+    /// How it was made.
+    pub fn header(&self) -> Header {
+        self.header
+    }
+
+    /// The next record. A trace ends with [`Record::End`], and is damaged if it doesn't.
+    pub fn next(&mut self) -> Result<Record, TraceError> {
+        self.records += 1;
+        let head = self.number()?;
+        let rest = head >> 3;
+        let slot = (rest & 15) as usize;
+        let damaged = TraceError::Record(self.records);
+        let record = match head & 7 {
+            kind @ 0..DIRTY => {
+                let access = [Access::Execute, Access::Read, Access::Write][kind as usize];
+                let last = &mut self.last[usize::from(access != Access::Execute)];
+                *last = last.wrapping_add(unfold(rest >> 4) as u64);
+                Record::Access { slot, page: *last, access }
+            }
+            DIRTY => Record::Dirty { slot },
+            AREA => Record::Area(self.change(rest).map_err(|_| TraceError::Record(self.records))?),
+            END => Record::End(Totals { instructions: self.number()?, loads: self.number()?, stores: self.number()? }),
+            _ => return Err(damaged),
+        };
+        match record {
+            Record::Access { slot, .. } | Record::Dirty { slot } if slot >= self.header.filter => Err(damaged),
+            record => Ok(record),
+        }
+    }
+
+    fn change(&mut self, op: u64) -> Result<Change, TraceError> {
+        let mut n = || self.number();
+        Ok(match op {
+            0 => Change::There { at: n()?, len: n()?, rights: n()?, file: n()?, offset: n()? },
+            1 => Change::Map { at: n()?, len: n()?, rights: n()?, flags: n()?, file: n()?, offset: n()? },
+            2 => Change::Unmap { at: n()?, len: n()? },
+            3 => Change::Protect { at: n()?, len: n()?, rights: n()? },
+            4 => Change::Break { end: n()? },
+            5 => Change::Remap { at: n()?, len: n()?, to: n()?, to_len: n()? },
+            6 => Change::Advise { at: n()?, len: n()?, advice: n()? },
+            _ => return Err(TraceError::Record(self.records)),
+        })
+    }
+
+    fn number(&mut self) -> Result<u64, TraceError> {
+        self.from.read_varint().map_err(|_| TraceError::Record(self.records))
+    }
+}
+
+/// A trace that is being written.
+pub struct Writer<W: Write> {
+    to: W,
+    last: [u64; 2],
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins one.
+    pub fn new(mut to: W, header: Header) -> io::Result<Self> {
+        to.write_all(MAGIC)?;
+        to.write_all(&[VERSION, PAGE_SHIFT as u8, header.filter as u8, 0])?;
+        Ok(Writer { to, last: [0; 2] })
+    }
+
+    /// One record more; after [`Record::End`] there is none.
+    pub fn put(&mut self, record: Record) -> io::Result<()> {
+        match record {
+            Record::Access { slot, page, access } => {
+                let kind = match access {
+                    Access::Execute => 0,
+                    Access::Read => 1,
+                    Access::Write => 2,
+                };
+                let last = &mut self.last[usize::from(access != Access::Execute)];
+                let step = page.wrapping_sub(*last) as i64;
+                *last = page;
+                self.numbers(&[kind | (slot as u64) << 3 | fold(step) << 7])
+            }
+            Record::Dirty { slot } => self.numbers(&[DIRTY | (slot as u64) << 3]),
+            Record::Area(change) => {
+                let op = |n: u64| AREA | n << 3;
+                match change {
+                    Change::There { at, len, rights, file, offset } => {
+                        self.numbers(&[op(0), at, len, rights, file, offset])
+                    }
+                    Change::Map { at, len, rights, flags, file, offset } => {
+                        self.numbers(&[op(1), at, len, rights, flags, file, offset])
+                    }
+                    Change::Unmap { at, len } => self.numbers(&[op(2), at, len]),
+                    Change::Protect { at, len, rights } => self.numbers(&[op(3), at, len, rights]),
+                    Change::Break { end } => self.numbers(&[op(4), end]),
+                    Change::Remap { at, len, to, to_len } => self.numbers(&[op(5), at, len, to, to_len]),
+                    Change::Advise { at, len, advice } => self.numbers(&[op(6), at, len, advice]),
+                }
+            }
+            Record::End(Totals { instructions, loads, stores }) => self.numbers(&[END, instructions, loads, stores]),
+        }
+    }
+
+    /// What it was written to.
+    pub fn into_inner(self) -> W {
+        self.to
+    }
+
+    fn numbers(&mut self, numbers: &[u64]) -> io::Result<()> {
+        numbers.iter().try_for_each(|number| self.to.write_varint(*number).map(drop))
+    }
+}
+
+/// Small steps in both directions are small numbers.
+fn fold(step: i64) -> u64 {
+    (step << 1 ^ step >> 63) as u64
+}
+
+fn unfold(folded: u64) -> i64 {
+    (folded >> 1) as i64 ^ -((folded & 1) as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: Header = Header { filter: 2 };
+
+    fn all() -> Vec<Record> {
+        let access = |slot, page, access| Record::Access { slot, page, access };
+        let changes = [
+            Change::There { at: 1 << 46, len: 0x2000, rights: 3, file: 0, offset: 0 },
+            Change::Map { at: 0x1000, len: 0x3000, rights: 5, flags: 0x12, file: 2, offset: 0x1000 },
+            Change::Unmap { at: 0x1000, len: 0x1000 },
+            Change::Protect { at: 0x1000, len: 0x1000, rights: 0 },
+            Change::Break { end: 0x7000 },
+            Change::Remap { at: 0x1000, len: 1, to: 0x9000, to_len: 2 },
+            Change::Advise { at: 0x1000, len: 1, advice: 4 },
+        ];
+        let accesses = [
+            access(0, (1 << 47) - 1, Access::Execute),
+            access(1, 0, Access::Execute),
+            access(1, 1 << 35, Access::Read),
+            access(0, 3, Access::Write),
+            Record::Dirty { slot: 1 },
+        ];
+        let end = Record::End(Totals { instructions: u64::MAX, loads: 0, stores: 127 });
+        changes.map(Record::Area).into_iter().chain(accesses).chain([end]).collect()
+    }
+
+    fn written(records: &[Record]) -> Vec<u8> {
+        let mut writer = Writer::new(Vec::new(), HEADER).unwrap();
+        records.iter().for_each(|record| writer.put(*record).unwrap());
+        writer.into_inner()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let bytes = zstd::encode_all(&written(&all())[..], 1).unwrap();
+        let mut reader = Reader::decompress(std::io::Cursor::new(bytes)).unwrap();
+        assert_eq!(reader.header(), HEADER);
+        for record in all() {
+            assert_eq!(reader.next().unwrap(), record);
+        }
+    }
+
+    /// As `tools/trace` writes it: whoever changes this changes the version.
+    #[test]
+    fn the_bytes_are_these() {
+        let records = [
+            Record::Area(Change::Break { end: 0x81 }),
+            Record::Access { slot: 1, page: 1, access: Access::Execute },
+            Record::Access { slot: 0, page: 2, access: Access::Write },
+            Record::Access { slot: 1, page: 1, access: Access::Read },
+            Record::Dirty { slot: 1 },
+            Record::End(Totals { instructions: 1, loads: 1, stores: 2 }),
+        ];
+        let expected = [
+            b"VELLUM TRACE\x01\x0c\x02\0".as_slice(),
+            &[0x24, 0x81, 0x01, 0x88, 0x02, 0x82, 0x04, 0x89, 0x01, 0x0b, 0x05, 1, 1, 2],
+        ];
+        assert_eq!(written(&records), expected.concat());
+    }
+
+    #[test]
+    fn a_trace_that_ends_early_or_makes_no_sense_is_an_error() {
+        let whole = written(&all());
+        let read = |bytes: &[u8]| {
+            let mut reader = Reader::new(bytes)?;
+            loop {
+                if let Record::End(totals) = reader.next()? {
+                    return Ok::<_, TraceError>(totals);
+                }
+            }
+        };
+        assert!(read(&whole).is_ok());
+        for end in 0..whole.len() {
+            assert!(read(&whole[..end]).is_err(), "cut off at {end}");
+        }
+        let with = |at: usize, byte: u8| {
+            let mut bytes = whole.clone();
+            bytes[at] = byte;
+            read(&bytes)
+        };
+        assert!(matches!(with(0, b'v'), Err(TraceError::NoTrace)));
+        assert!(matches!(with(12, 2), Err(TraceError::Version(2))));
+        assert!(matches!(with(14, 0), Err(TraceError::Header)));
+        assert!(matches!(with(14, 1), Err(TraceError::Record(_))), "a slot that the filter does not have");
+        assert!(matches!(with(16, 7), Err(TraceError::Record(1))), "a record of no kind");
+    }
+}

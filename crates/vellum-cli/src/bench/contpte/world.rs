@@ -1,0 +1,264 @@
+//! The address space of a traced program, made anew with pages of any size.
+//!
+//! The program ran with pages of 4 KiB. A kernel with larger ones would have put its mappings at multiples of those and rounded
+//! their lengths; so each mapping has a place of its own in the new space, where it was if that will do.
+
+use std::collections::{BTreeMap, HashMap};
+
+use vellum::addr::{align_down, align_up};
+use vellum::cache::Object;
+use vellum::group::GroupId;
+use vellum::space::{Advise, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Fast, Silicon};
+
+use super::trace::{Change, PAGE_SHIFT};
+use crate::bench::contender::Skip;
+use crate::bench::shuffle::{SEED, shuffle};
+
+/// `MAP_FIXED` or `MAP_FIXED_NOREPLACE`.
+const FIXED: u64 = 0x10 | 0x10_0000;
+/// `MADV_DONTNEED`.
+const DONTNEED: u64 = 4;
+/// Room for the heap to grow in.
+const HEAP: u64 = 1 << 30;
+
+/// A mapping of the program's.
+#[derive(Clone, Copy)]
+struct Placed {
+    end: u64,
+    /// Where its first byte is.
+    at: u64,
+}
+
+/// See the module's text. Addresses that methods take are the traced program's.
+pub struct World<'m, A: Silicon> {
+    machine: &'m Machine<'m, Fast<A>>,
+    space: &'m AddressSpace<'m, Fast<A>, A>,
+    arch: A,
+    /// Text comes in large folios.
+    text: bool,
+    /// By where they were.
+    placed: BTreeMap<u64, Placed>,
+    /// What was mapped before the program began, until it is first accessed.
+    there: Vec<Change>,
+    files: HashMap<u64, Object<'m, Fast<A>>>,
+    heap_end: Option<u64>,
+}
+
+impl<'m, A: Silicon> World<'m, A> {
+    /// An empty one.
+    pub fn new(
+        machine: &'m Machine<'m, Fast<A>>,
+        space: &'m AddressSpace<'m, Fast<A>, A>,
+        arch: A,
+        text: bool,
+    ) -> Self {
+        World {
+            machine,
+            space,
+            arch,
+            text,
+            placed: BTreeMap::new(),
+            there: Vec::new(),
+            files: HashMap::new(),
+            heap_end: None,
+        }
+    }
+
+    /// Where a byte is now; what was there before the program began is mapped when it is first asked for.
+    pub fn place(&mut self, at: u64) -> Result<u64, Skip> {
+        if let Some(new) = self.find(at) {
+            return Ok(new);
+        }
+        let holds = |change: &Change| matches!(*change, Change::There { at: start, len, .. } if at >= start && at - start < len);
+        let Some(found) = self.there.iter().position(holds) else {
+            return Err(Skip::system("replay", format!("nothing is mapped at {at:#x}")));
+        };
+        if let Change::There { at, len, rights, file, offset } = self.there.swap_remove(found) {
+            self.map(at, len, rights, 0, file, offset)?;
+        }
+        self.find(at).ok_or_else(|| Skip::system("replay", format!("nothing could be mapped at {at:#x}")))
+    }
+
+    fn find(&self, at: u64) -> Option<u64> {
+        let (start, placed) = self.placed.range(..=at).next_back()?;
+        (at < placed.end).then(|| placed.at + (at - start))
+    }
+
+    /// The traced program has its mappings changed.
+    pub fn change(&mut self, change: Change) -> Result<(), Skip> {
+        match change {
+            Change::There { .. } => self.there.push(change),
+            Change::Map { at, len, rights, flags, file, offset } => {
+                return self.map(at, len, rights, flags, file, offset);
+            }
+            Change::Unmap { at, len } => return self.unmap(at, len),
+            Change::Protect { at, len, rights } => {
+                for (start, end) in self.parts(at, len) {
+                    self.protect(start, end, prot(rights))?;
+                }
+            }
+            Change::Break { end } => return self.grow_heap(end),
+            Change::Remap { at, len, to, to_len } => {
+                // Its contents are not copied: they are touched again where they are now.
+                self.unmap(at, len)?;
+                return self.map(to, to_len, 3, 0, 0, 0);
+            }
+            Change::Advise { at, len, advice } if advice == DONTNEED => {
+                for (start, end) in self.parts(at, len) {
+                    let (start, end) = self.inside(start, end);
+                    if start < end {
+                        let done = self.space.advise(start, end - start, Advise::DontNeed);
+                        done.map_err(|error| Skip::system("advise", error))?;
+                    }
+                }
+            }
+            Change::Advise { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, at: u64, len: u64, rights: u64, flags: u64, file: u64, offset: u64) -> Result<(), Skip> {
+        let len = align_up(len, PAGE_SHIFT).ok_or_else(|| Skip::system("map", "too long"))?;
+        let (page, prot) = (1 << self.arch.page_shift(), prot(rights));
+        let inside = (flags & FIXED != 0).then(|| self.find(at)).flatten();
+        let (start, end) = match inside {
+            // Where the program has reserved addresses. What follows on a file's last page stays on that page.
+            Some(new) if file == 0 => (up(new, page), up(new + len, page)),
+            Some(new) => (down(new, page), up(new + len, page)),
+            None => {
+                self.unmap(at, len)?;
+                let skew = if file == 0 { at % page } else { offset % page };
+                let hint = at.wrapping_sub(skew);
+                (if hint % page == 0 { hint } else { 0 }, 0)
+            }
+        };
+        let (addr, bytes, flags) = match inside {
+            Some(_) => (start, end.saturating_sub(start), MapFlags::FIXED),
+            None => (start, up(len + offset % page, page), MapFlags::empty()),
+        };
+        if bytes == 0 {
+            return Ok(());
+        }
+        let request = MapRequest { addr, len: bytes, prot, flags: flags | MapFlags::NORESERVE };
+        let mapped = match file {
+            0 => self.space.map(request),
+            file => {
+                let from = down(offset, page);
+                let object = self.file(file)?;
+                fill(&object, from, bytes, self.text && prot.contains(Prot::EXEC))?;
+                self.space.map_object(request, &object, from)
+            }
+        };
+        let mapped = mapped.map_err(|error| Skip::system("map", error))?;
+        if inside.is_none() {
+            let skew = if file == 0 { 0 } else { offset % page };
+            self.placed.insert(at, Placed { end: at + len, at: mapped + skew });
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, file: u64) -> Result<Object<'m, Fast<A>>, Skip> {
+        if let Some(object) = self.files.get(&file) {
+            return Ok(object.clone());
+        }
+        let object = Object::new(self.machine, &self.arch, GroupId::ROOT, file, 1 << 40);
+        let object = object.map_err(|error| Skip::system("object", error))?;
+        self.files.insert(file, object.clone());
+        Ok(object)
+    }
+
+    fn unmap(&mut self, at: u64, len: u64) -> Result<(), Skip> {
+        let parts = self.parts(at, len);
+        let end = at.saturating_add(len);
+        let over: Vec<(u64, Placed)> =
+            self.placed.range(..end).rev().take_while(|(_, p)| p.end > at).map(|(s, p)| (*s, *p)).collect();
+        for (start, placed) in over {
+            self.placed.remove(&start);
+            if start < at {
+                self.placed.insert(start, Placed { end: at, ..placed });
+            }
+            if placed.end > end {
+                self.placed.insert(end, Placed { end: placed.end, at: placed.at + (end - start) });
+            }
+        }
+        for (start, end) in parts {
+            let (start, end) = self.inside(start, end);
+            if start < end {
+                self.space.unmap(start, end - start).map_err(|error| Skip::system("unmap", error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rights are added to every page concerned, and taken only from those that are concerned entirely.
+    fn protect(&self, start: u64, end: u64, prot: Prot) -> Result<(), Skip> {
+        let page = 1 << self.arch.page_shift();
+        let (start, end) =
+            if prot.contains(Prot::WRITE) { (down(start, page), up(end, page)) } else { self.inside(start, end) };
+        if start >= end {
+            return Ok(());
+        }
+        self.space.protect(start, end - start, prot).map_err(|error| Skip::system("protect", error))
+    }
+
+    fn grow_heap(&mut self, end: u64) -> Result<(), Skip> {
+        let Some(before) = self.heap_end.replace(end) else {
+            // Addresses for all that it may become: it must stay in one piece.
+            let request = MapRequest { addr: 0, len: HEAP, prot: Prot::empty(), flags: MapFlags::NORESERVE };
+            let at = self.space.map(request).map_err(|error| Skip::system("map", error))?;
+            self.placed.insert(end, Placed { end: end + HEAP, at });
+            return Ok(());
+        };
+        if end > before
+            && let Some(start) = self.find(before)
+        {
+            self.protect(start, start + (end - before), Prot::READ | Prot::WRITE)?;
+        }
+        Ok(())
+    }
+
+    /// Where the parts of a range are now, of what is mapped in it.
+    fn parts(&self, at: u64, len: u64) -> Vec<(u64, u64)> {
+        let end = at.saturating_add(len);
+        let over = self.placed.range(..end).rev().take_while(|(_, placed)| placed.end > at);
+        over.map(|(&start, placed)| {
+            let (from, to) = (start.max(at), placed.end.min(end));
+            (placed.at + (from - start), placed.at + (to - start))
+        })
+        .collect()
+    }
+
+    /// The pages that lie in a range entirely.
+    fn inside(&self, start: u64, end: u64) -> (u64, u64) {
+        let page = 1 << self.arch.page_shift();
+        (up(start, page), down(end, page))
+    }
+}
+
+fn down(at: u64, page: u64) -> u64 {
+    align_down(at, page.trailing_zeros())
+}
+
+fn up(at: u64, page: u64) -> u64 {
+    down(at + page - 1, page)
+}
+
+fn prot(rights: u64) -> Prot {
+    Prot::from_bits_truncate(rights as u8)
+}
+
+/// Has the file's pages in memory, as they are when a program is not the first to use it: page by page and in no order, or in large
+/// folios.
+fn fill<A: Silicon>(object: &Object<'_, Fast<A>>, from: u64, len: u64, large: bool) -> Result<(), Skip> {
+    let shift = object.page_shift();
+    let failed = |error| Skip::system("fill", error);
+    if large {
+        return object.allocate(from..from + len, GroupId::ROOT).map_err(failed);
+    }
+    let mut pages: Vec<u64> = (from >> shift..(from + len) >> shift).collect();
+    shuffle(&mut pages, &mut { SEED });
+    pages.into_iter().try_for_each(|page| object.page_or_new(page, GroupId::ROOT).map(drop).map_err(failed))
+}
