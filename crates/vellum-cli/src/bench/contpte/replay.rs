@@ -49,6 +49,8 @@ pub struct Policy {
 pub struct Counts {
     /// Accesses that the first tier of the caches did not answer.
     pub refills: u64,
+    /// Of those, the ones that fetched instructions.
+    pub fetches: u64,
     /// Accesses that no tier answered: each is a walk of the page tables.
     pub walks: u64,
     /// Entries that those read.
@@ -123,6 +125,7 @@ fn on<A: Silicon>(
     let stats = hardware(&sim).stats();
     Ok(Counts {
         refills: stats.later_hits + stats.misses,
+        fetches: stats.later_fetch_hits + stats.fetch_misses,
         walks: stats.misses,
         reads: stats.walk_reads,
         faults: stats.faults,

@@ -21,12 +21,17 @@ struct Figure {
     of: fn(&Counts) -> f64,
 }
 
-const FIGURES: [Figure; 4] = [
+const FIGURES: [Figure; 5] = [
     Figure {
         title: "TLB misses",
         text: "Accesses that the first tier did not answer. In the row of 4K, how many; below, the change against it. An access that \
                faults is made twice, and counts twice if it misses twice.",
         of: |counts| counts.refills as f64,
+    },
+    Figure {
+        title: "TLB misses of fetches",
+        text: "Those among them that fetched instructions: what text in large folios is about.",
+        of: |counts| counts.fetches as f64,
     },
     Figure { title: "page walks", text: "Accesses that no tier answered.", of: |counts| counts.walks as f64 },
     Figure {
@@ -183,7 +188,7 @@ fn json(row: &Row) -> serde_json::Value {
     let mut json = json!({ "bench": "contpte", "tlb": row.model.name, "policy": row.policy.name });
     let more = match &row.counts {
         Ok(counts) => json!({
-            "misses": counts.refills, "walks": counts.walks, "walk_reads": counts.reads, "faults": counts.faults,
+            "misses": counts.refills, "fetch_misses": counts.fetches, "walks": counts.walks, "walk_reads": counts.reads, "faults": counts.faults,
             "instructions": counts.totals.instructions, "loads": counts.totals.loads, "stores": counts.totals.stores,
         }),
         Err(skip) => json!({ "skipped": skip.to_string() }),
