@@ -63,7 +63,7 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::fstatfs, Full),
     (Sysno::fsync, Full),
     (Sysno::ftruncate, Full),
-    (Sysno::futex, Partial("no priority inheritance")),
+    (Sysno::futex, Partial("no priorities to inherit, and no moving of those who wait to such locks")),
     (Sysno::futex_waitv, Full),
     (Sysno::get_mempolicy, Partial("one node; areas have no policy of their own")),
     (Sysno::get_robust_list, Full),

@@ -1,6 +1,6 @@
 //! `futex`.
 
-use super::{Answer, clock};
+use super::{Answer, clock, pi};
 use crate::mem::{now_ns, uaccess};
 use crate::task::futex::Watched;
 use crate::task::{Thread, futex};
@@ -53,6 +53,10 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
             let woken = futex::wake(from, value, ANY);
             Ok(u64::from(woken) + u64::from(futex::requeue(from, to, timeout as u32)))
         }
+        abi::FUTEX_LOCK_PI => pi::lock(thread, address, timeout, true).await,
+        abi::FUTEX_LOCK_PI2 => pi::lock(thread, address, timeout, op & abi::FUTEX_CLOCK_REALTIME != 0).await,
+        abi::FUTEX_TRYLOCK_PI => pi::try_lock(thread, address),
+        abi::FUTEX_UNLOCK_PI => pi::unlock(thread, address),
         abi::FUTEX_WAKE_OP => {
             let (first, other) = (key(address)?, key(second)?);
             let old = change(thread, second, third as u32)?;

@@ -6,10 +6,10 @@ use crate::arch::clock::ticks;
 use crate::mem::{now_ns, shootdown, uaccess};
 use crate::percpu;
 use crate::task::process::find_thread;
-use crate::task::{Process, Thread};
+use crate::task::{Process, Thread, allowance};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
-use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_NOFILE};
+use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_CPU, RLIMIT_NOFILE};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::table;
 
@@ -107,7 +107,7 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
         let mut bytes = [0; 16];
         uaccess::read(&memory, new, &mut bytes)?;
         let both = u128::from_le_bytes(bytes);
-        let wanted = [both as u64, (both >> 64) as u64];
+        let mut wanted = [both as u64, (both >> 64) as u64];
         let raises = wanted[1] > before[1] && !own.has(CAP_SYS_RESOURCE);
         let too_many = which == RLIMIT_NOFILE as usize && wanted[1] > u64::from(table::MOST);
         match () {
@@ -115,12 +115,18 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
             () if raises || too_many => return Err(Errno::EPERM),
             () => {}
         }
+        if which == RLIMIT_CPU as usize {
+            // At once is as soon as can be told of.
+            wanted[0] = wanted[0].max(1);
+        }
         let mut limits = process.limits.lock();
         limits[which] = wanted;
         // Nobody else sets limits meanwhile, so that the space has the last.
         if let Some(memory) = &*process.memory.lock() {
             memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits, &theirs));
         }
+        drop(limits);
+        allowance::watch(&process);
     }
     if old != 0 {
         let both = u128::from(before[0]) | u128::from(before[1]) << 64;

@@ -17,6 +17,7 @@
 //! | [`shm`] | System V shared memory |
 //! | [`signal`] | signals |
 //! | [`futex`] | waiting for a word of memory |
+//! | [`pi`] | locks whose word names their owner |
 //! | [`clock`] | clocks, and sleeping |
 //! | [`timer`] | timers |
 //! | [`policy`] | which node memory comes from |
@@ -32,6 +33,7 @@ pub mod memory;
 pub mod misc;
 pub mod mount;
 pub mod path;
+pub mod pi;
 pub mod pidfd;
 pub mod policy;
 pub mod prctl;

@@ -10,7 +10,7 @@ use crate::task::count::Counted;
 use crate::task::process::{FIRST, Life, count_one, find, new_number};
 use crate::task::signal::{COUNT, Pending};
 use crate::task::thread::Context;
-use crate::task::{Process, Thread, executor, futex};
+use crate::task::{Process, Thread, allowance, executor, futex};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -134,6 +134,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
         true => give_descriptor(thread, &process, wanted.pidfd),
         false => Ok(()),
     });
+    allowance::watch(&process);
     if let Err(error) = equipped {
         process.end(Life::Killed(abi::SIGKILL));
         parent.reap(&process);

@@ -74,9 +74,9 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
     let now = thread.mask.load(Ordering::Relaxed);
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
+    let insists = core::mem::take(&mut context.insists);
     if let Some(number) = context.restart.take()
-        && flags & abi::SA_RESTART != 0
-        && outlasts_handlers(number as u32)
+        && (insists || flags & abi::SA_RESTART != 0 && outlasts_handlers(number as u32))
     {
         context.registers.repeat(number);
     }
@@ -121,6 +121,7 @@ pub fn answer(thread: &Thread, number: u64, answer: Result<u64, Errno>) {
         context.restart = Some(number);
     } else {
         context.waits_until = None;
+        context.insists = false;
     }
     context.registers.set_answer(answer.unwrap_or_else(|error| error.returned() as u64));
 }

@@ -7,10 +7,12 @@
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
 //! | [`process`] | what the threads of a program share, and who knows whom |
 //! | [`count`] | how many there are |
+//! | [`allowance`] | how long processors may work for a process |
 //! | [`signal`] | signals: sending |
 //! | [`deliver`] | signals: what a thread does about them |
 //! | [`futex`] | waiting for a word of memory |
 
+pub mod allowance;
 pub mod count;
 pub mod deliver;
 pub mod executor;

@@ -122,6 +122,8 @@ pub struct Process {
     pub signals: Mutex<Signals>,
     /// Resource limits: soft and hard.
     pub limits: Mutex<[[u64; 2]; 16]>,
+    /// Whether somebody looks how long processors work for it ([`allowance`](crate::task::allowance)).
+    pub watched: AtomicBool,
     /// Its timers.
     pub timers: Mutex<Timers>,
     /// Whether its parent waits until it gives up the memory that they share (`vfork`).
@@ -224,6 +226,7 @@ impl Process {
             last_name: Mutex::default(),
             folder: Once::new(),
             signals: Mutex::new(Signals::new()),
+            watched: AtomicBool::new(false),
             timers: Mutex::default(),
             vforked: AtomicBool::new(false),
             counted: Mutex::default(),

@@ -97,6 +97,8 @@ pub struct Context {
     pub fault_address: u64,
     /// The system call that a signal ended and that may be made again.
     pub restart: Option<u64>,
+    /// Whether that is made again whatever a handler wants.
+    pub insists: bool,
     /// How long the system call waits at most, if it has waited before: made again, it goes on waiting.
     pub waits_until: Option<u64>,
 }
@@ -154,6 +156,7 @@ impl Context {
             saved_mask: None,
             fault_address: 0,
             restart: None,
+            insists: false,
             waits_until: None,
         }
     }
