@@ -18,18 +18,25 @@
 //! | `frame` | what a signal's handler finds on its stack |
 //! | `held` | what a processor holds of a thread beside the general registers |
 //! | `clock` | time |
-//! | `serial` | the console, and the wire to the host |
+//! | `ports` | the serial ports |
 //! | `mod@exit` | how the machine stops |
 //! | `cpuinfo` | what the processor says of itself |
 //! | `calls` | the system calls that no other has |
 //! | `abi` | names and numbers that programs know the architecture by |
 //!
-//! [`hooks`] and [`stack`] are common to them.
+//! [`hooks`], [`serial`] and [`stack`] are common to them.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 pub mod hooks;
+pub mod serial;
 pub mod stack;
+#[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+#[cfg(target_arch = "aarch64")]
+pub use self::aarch64::*;
+#[cfg(target_arch = "x86_64")]
 pub use self::x86_64::*;
 use vellum::space::Access;
 

@@ -7,7 +7,7 @@
 //! Only processors that have the space loaded are asked; one with nothing to do has none loaded. One whose TLB may hold
 //! translations of it all the same sees that they are old when it loads the space again ([`vellum_kernel::tags`]).
 
-use crate::arch::paging::{flush_pages, flush_user};
+use crate::arch::paging::{flush_pages, flush_user, publish};
 use crate::arch::{interrupts, irq};
 use crate::mem::machine;
 use crate::mem::space::Change;
@@ -54,6 +54,7 @@ pub fn invalidate(what: &Invalidation<'_>, cpus: &CpuSet) {
             false => others |= 1 << cpu,
         }
     }
+    publish();
     ask(others, concerned, &Work::Drop { ranges: what.ranges, stride_shift: what.stride_shift, change });
 }
 

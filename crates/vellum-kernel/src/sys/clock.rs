@@ -22,6 +22,7 @@ pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
 }
 
 /// Copies a `struct timeval` of how long, in nanoseconds.
+#[cfg(target_arch = "x86_64")]
 pub fn read_micro(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
     let [seconds, us] = read_pair(thread, from)?;
     if seconds > i64::MAX as u64 || us > i64::MAX as u64 {
@@ -104,6 +105,7 @@ pub fn gettimeofday(thread: &Arc<Thread>, to: u64) -> Answer {
 }
 
 /// `time`.
+#[cfg(target_arch = "x86_64")]
 pub fn seconds(thread: &Arc<Thread>, to: u64) -> Answer {
     let now = (EPOCH + now_ns()) / SECOND;
     if to != 0 {

@@ -1,6 +1,7 @@
 //! `mmap` and its kin: the engine's calls, in Linux's words.
 
 use super::Answer;
+use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
 use crate::mem::uaccess;
@@ -32,7 +33,7 @@ const KNOWN: u32 = abi::MAP_TYPE
     | abi::MAP_LOCKED
     | abi::MAP_NONBLOCK
     | abi::MAP_STACK
-    | abi::MAP_32BIT
+    | MAP_LOW
     | abi::MAP_HUGETLB;
 
 /// Flags that mean the same to the engine.
@@ -43,7 +44,7 @@ const FLAGS: [(u32, MapFlags); 7] = [
     (abi::MAP_NORESERVE, MapFlags::NORESERVE),
     (abi::MAP_GROWSDOWN, MapFlags::GROWSDOWN),
     (abi::MAP_LOCKED, MapFlags::LOCKED),
-    (abi::MAP_32BIT, MapFlags::LOW),
+    (MAP_LOW, MapFlags::LOW),
 ];
 
 /// `mmap`.

@@ -85,6 +85,7 @@ pub fn load(
         flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
     };
     space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
+    machine::furnish(&space)?;
     let [hwcap, hwcap2] = machine::hwcap();
     let aux = Aux {
         platform: machine::NAME,

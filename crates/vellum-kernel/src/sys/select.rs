@@ -72,6 +72,7 @@ async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Option
 }
 
 /// `select`: what is left of the time is told.
+#[cfg(target_arch = "x86_64")]
 pub async fn select(thread: &Arc<Thread>, [count, read, write, other, timeout, _]: [u64; 6]) -> Answer {
     let deadline = match timeout {
         0 => None,

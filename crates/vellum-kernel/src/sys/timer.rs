@@ -131,6 +131,7 @@ fn set_real(process: &Arc<Process>, ns: u64, interval: u64) -> Result<Timer, Err
 }
 
 /// `alarm`.
+#[cfg(target_arch = "x86_64")]
 pub fn alarm(thread: &Arc<Thread>, seconds: u64) -> Answer {
     let before = set_real(&thread.process, (seconds & 0xffff_ffff) * SECOND, 0)?;
     Ok(before.left().div_ceil(SECOND))

@@ -2,7 +2,7 @@
 
 use crate::arch::held::Held;
 use crate::arch::paging::user_end;
-use crate::mem::uaccess;
+use crate::mem::{UserSpace, uaccess};
 use crate::sys::Answer;
 use crate::task::Thread;
 use alloc::sync::Arc;
@@ -15,10 +15,21 @@ pub const NAME: &str = "x86_64";
 pub const ADDRESSES_END: u64 = 1 << 47;
 /// What an ELF file calls it.
 pub const ELF_MACHINE: u16 = elf::abi::EM_X86_64;
+/// The flag of `mmap` that asks for a low address.
+pub const MAP_LOW: u32 = linux_raw_sys::general::MAP_32BIT;
 /// The least stack for a signal handler, with the vector registers.
 pub const LEAST_SIGNAL_STACK: u64 = 3632;
 /// A system call as a program makes it, in as many bytes as it has.
 pub const SYSTEM_CALL: &[u8] = &[0x0f, 0x05];
+
+/// Puts into a program's memory what it finds there without asking: nothing.
+///
+/// # Errors
+///
+/// None.
+pub fn furnish(_space: &Arc<UserSpace>) -> Result<(), Errno> {
+    Ok(())
+}
 
 /// What the auxiliary vector says of the processor.
 pub fn hwcap() -> [u64; 2] {

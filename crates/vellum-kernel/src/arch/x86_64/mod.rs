@@ -22,7 +22,7 @@ pub mod irq;
 pub mod manual;
 pub mod paging;
 pub mod percpu;
+pub mod ports;
 mod pvh;
-pub mod serial;
 pub mod smp;
 pub mod trap;

@@ -241,6 +241,9 @@ pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
     unsafe { asm!("mov cr3, {}", in(reg) value, options(nostack, preserves_flags)) };
 }
 
+/// Has the tables, as they are written, be what other processors' translations see: they are.
+pub fn publish() {}
+
 /// Drops this processor's translations of the pages at these addresses, of whatever size, and all it holds of the tables of
 /// the space that is loaded (Intel SDM, volume 3A, "Operations that Invalidate TLBs and Paging-Structure Caches").
 pub fn flush_pages(addresses: impl Iterator<Item = u64>) {

@@ -1,30 +1,21 @@
-//! The console, the first serial port, written to and never read; and the wire, the second, to the host.
+//! The console, a port that is written to and never read; and the wire, another, to the host.
 
+use crate::arch::ports;
 use core::fmt::{self, Write};
 use spin::Mutex;
-use uart_16550::{Config, Uart16550, backend::PioBackend};
 
-/// The I/O port of the first serial port on a PC.
-const COM1: u16 = 0x3f8;
+static CONSOLE: Mutex<Option<ports::Console>> = Mutex::new(None);
 
-static PORT: Mutex<Option<Uart16550<PioBackend>>> = Mutex::new(None);
-
-/// Sets the port up. Before this, and on a machine without the port, what is printed is lost.
+/// Sets the console up. Before this, and on a machine without the port, what is printed is lost.
 pub fn init() {
-    // SAFETY: COM1 has this address on every PC, and `PORT`'s lock makes this driver its only user.
-    let port = unsafe { Uart16550::new_port(COM1) };
-    if let Ok(mut port) = port
-        && port.init(Config::default()).is_ok()
-    {
-        *PORT.lock() = Some(port);
-    }
+    *CONSOLE.lock() = ports::console();
 }
 
 /// Takes the console from whoever holds it: for a report after which nothing else will run.
 pub fn seize() {
     // SAFETY: the holder is either this processor, stopped inside `write_str` by the fault being reported, or
     // another one that may lose a few bytes; the port's driver keeps no state that half a write would break.
-    unsafe { PORT.force_unlock() };
+    unsafe { CONSOLE.force_unlock() };
 }
 
 struct Console;
@@ -33,8 +24,8 @@ impl Write for Console {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         // Locked for each piece and not for the whole line: formatting runs code that may fault, and whoever
         // handles the fault may print.
-        if let Some(port) = PORT.lock().as_mut() {
-            port.send_bytes_exact(text.as_bytes());
+        if let Some(port) = CONSOLE.lock().as_mut() {
+            port.send(text.as_bytes());
         }
         Ok(())
     }
@@ -56,15 +47,10 @@ macro_rules! println {
 
 /// The wire to the host: a program's streams, in frames of a type, a length and so many bytes.
 pub mod wire {
-    use super::{Config, Mutex, PioBackend, Uart16550};
-    use crate::arch::irq;
-    use uart_16550::BaudRate;
+    use super::{Mutex, ports};
     use uart_16550::spec::registers::IER;
+    use uart_16550::{BaudRate, Config, Uart16550};
 
-    /// The I/O port of the second serial port on a PC.
-    const COM2: u16 = 0x2f8;
-    /// Its interrupt's line.
-    const LINE: u8 = 3;
     /// What says that a program is about to start.
     const READY: u8 = b'V';
 
@@ -80,17 +66,15 @@ pub mod wire {
         Exit = 3,
     }
 
-    static PORT: Mutex<Option<Uart16550<PioBackend>>> = Mutex::new(None);
+    static PORT: Mutex<Option<Uart16550<ports::Backend>>> = Mutex::new(None);
 
     /// Sets the port up and tells the host. From now on this processor is interrupted when something comes.
     pub fn init() {
-        // SAFETY: COM2 has this address on every PC, and `PORT`'s lock makes this driver its only user.
-        let port = unsafe { Uart16550::new_port(COM2) };
-        if let Ok(mut port) = port
+        if let Some(mut port) = ports::wire()
             // Fast, as the port waits for the time of four bytes before it tells of less than a handful.
             && port.init(Config { interrupts: IER::DATA_READY, baud_rate: BaudRate::Baud115200, ..Config::default() }).is_ok()
         {
-            irq::hear(LINE, irq::WIRE);
+            ports::hear_wire();
             port.send_bytes_exact(&[READY]);
             *PORT.lock() = Some(port);
         }

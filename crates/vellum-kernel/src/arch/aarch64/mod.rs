@@ -1,0 +1,34 @@
+//! AArch64, on QEMU's machine `virt`: GICv3, PSCI, generic timer, PL011. Beside what each architecture has:
+//!
+//! | file | story |
+//! |---|---|
+//! | [`devicetree`] | what the machine says of itself |
+//! | [`pci`] | the one device that is no part of the machine: the wire's port |
+//! | [`register`] | system registers |
+//! | [`vectors`] | where exceptions begin |
+
+#[macro_use]
+mod register;
+
+pub mod abi;
+pub mod access;
+pub mod boot;
+pub mod calls;
+pub mod clock;
+pub mod cpu;
+pub mod cpuinfo;
+mod devicetree;
+pub mod entry;
+pub mod exit;
+pub mod frame;
+pub mod held;
+pub mod interrupts;
+pub mod irq;
+pub mod manual;
+pub mod paging;
+mod pci;
+pub mod percpu;
+pub mod ports;
+pub mod smp;
+pub mod trap;
+mod vectors;
