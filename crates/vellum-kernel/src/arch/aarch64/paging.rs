@@ -190,9 +190,14 @@ pub fn choose(command_line: &str) -> Result<&str, &'static str> {
 /// The format of the user half's tables.
 pub type Format = Aarch64;
 
-/// The same.
+/// The same, as the processor is: whether it lets the contiguous bit of live leaves change in place, and is known not to abort
+/// then (ID_AA64MMFR2_EL1.BBM; QEMU's own CPU).
 pub fn format() -> Format {
-    Aarch64::granule_4k()
+    /// MIDR_EL1 without variant and revision.
+    const QEMU_MAX: u64 = 0x000f_0510;
+    let known = read_register!("midr_el1") & 0xff0f_fff0 == QEMU_MAX;
+    let format = Aarch64::granule_4k();
+    if known && read_register!("id_aa64mmfr2_el1") >> 52 & 15 >= 2 { format.with_bbm2() } else { format }
 }
 
 /// What TCR_EL1 says but for the size of physical addresses: both halves alike, address-space identifiers of 16 bits.
