@@ -36,8 +36,9 @@ struct Side {
 /// # Errors
 /// There is no such file, kernel or QEMU, or the host refuses something.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let linux = args.kernel.as_ref().map_or_else(Kernel::linux, |image| Kernel::at(image))?;
-    let kernels = [Kernel::reference()?, linux];
+    let arch = args.task.arch;
+    let linux = args.kernel.as_ref().map_or_else(|| Kernel::linux(arch), |image| Kernel::at(image))?;
+    let kernels = [Kernel::reference(arch)?, linux];
     // Both programs read the same. A terminal's lines are for one reader.
     let mut input = Vec::new();
     if !io::stdin().is_terminal() {

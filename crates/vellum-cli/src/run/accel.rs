@@ -26,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The best that works for all of these kernels.
 pub fn best(kernels: &[&Kernel]) -> Accel {
-    let usable = OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    let usable = kernels.iter().all(|kernel| kernel.arch.is_hosts())
+        && OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     if usable && kernels.iter().all(|kernel| works(kernel)) { Accel::Kvm } else { Accel::Tcg }
 }
 

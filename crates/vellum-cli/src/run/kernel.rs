@@ -1,5 +1,6 @@
 //! The kernel to boot: which it is, and what that asks of the machine.
 
+use super::arch::Arch;
 use super::archive::Extra;
 use super::modules;
 use anyhow::{Context, bail};
@@ -8,8 +9,6 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Where a Linux image for x86 says that it is one, and what it says (Linux, `Documentation/arch/x86/boot.rst`).
-const LINUX_MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
 /// What is in each uncompressed image of Linux.
 const LINUX_BANNER: &[u8] = b"Linux version ";
 
@@ -28,6 +27,8 @@ pub struct Kernel {
     pub image: PathBuf,
     /// Which.
     pub kind: Kind,
+    /// For what machine.
+    pub arch: Arch,
 }
 
 /// A file that `./x` leaves under `target/`, which is the folder above this command's.
@@ -45,22 +46,30 @@ impl Kernel {
     ///
     /// # Errors
     /// There is none.
-    pub fn reference() -> anyhow::Result<Self> {
-        let image = built("kernel/x86_64-unknown-none/release/vellum-kernel")?;
+    pub fn reference(arch: Arch) -> anyhow::Result<Self> {
+        let image = built(arch.reference())?;
         if !image.is_file() {
-            bail!("there is no reference kernel at {}: build it by `./x build --kernel`", image.display());
+            bail!(
+                "there is no reference kernel at {}: build it by `./x build --kernel {}`",
+                image.display(),
+                arch.name()
+            );
         }
-        Ok(Self { image, kind: Kind::Vellum })
+        Ok(Self { image, kind: Kind::Vellum, arch })
     }
 
     /// The Linux that `./x linux` fetched.
     ///
     /// # Errors
     /// There is none.
-    pub fn linux() -> anyhow::Result<Self> {
-        let image = built("linux/vmlinuz")?;
+    pub fn linux(arch: Arch) -> anyhow::Result<Self> {
+        let image = built(arch.linux())?;
         if !image.is_file() {
-            bail!("there is no Linux at {}: fetch one by `./x linux`, or name one by --kernel", image.display());
+            let path = image.display();
+            bail!(
+                "there is no Linux at {path}: fetch one by `./x linux --arch {}`, or name one by --kernel",
+                arch.name()
+            );
         }
         Self::at(&image)
     }
@@ -73,32 +82,34 @@ impl Kernel {
         let mut bytes = Vec::new();
         let read = File::open(image).and_then(|mut file| file.read_to_end(&mut bytes));
         read.with_context(|| format!("reading the kernel {}", image.display()))?;
-        let (at, magic) = LINUX_MAGIC;
-        let kind = if bytes.get(at..at + magic.len()) == Some(magic) || memmem::find(&bytes, LINUX_BANNER).is_some() {
-            Kind::Linux
-        } else if bytes.starts_with(b"\x7fELF") {
-            Kind::Vellum
+        let (kind, arch) = if let Some(arch) = Arch::of_linux(&bytes) {
+            (Kind::Linux, arch)
+        } else if let Some(arch) = Arch::of_elf(&bytes) {
+            (if memmem::find(&bytes, LINUX_BANNER).is_some() { Kind::Linux } else { Kind::Vellum }, arch)
         } else {
-            bail!("{} is no kernel for x86-64", image.display());
+            bail!("{} is no kernel for x86-64 or AArch64", image.display());
         };
         // A link's target has its modules beside it.
-        Ok(Self { image: fs::canonicalize(image)?, kind })
+        Ok(Self { image: fs::canonicalize(image)?, kind, arch })
     }
 
     /// What the kernel is told.
-    pub fn command_line(&self) -> &'static str {
+    pub fn command_line(&self) -> String {
         match self.kind {
-            Kind::Vellum => "run",
+            Kind::Vellum => "run".into(),
             // Without what guards against flaws of hardware that an emulated CPU doesn't have: the reference kernel has
             // none of it. A panic ends the machine.
-            Kind::Linux => "console=ttyS0 panic=-1 rdinit=/init mitigations=off",
+            Kind::Linux => {
+                let [console, wire] = self.arch.ports();
+                format!("console={console} panic=-1 rdinit=/init mitigations=off WIRE=/dev/{wire}")
+            }
         }
     }
 
     /// The status with which QEMU ends when all went well.
     pub fn success(&self) -> i32 {
         match self.kind {
-            // By the exit device (`vellum-kernel`, `arch/x86_64/exit.rs`).
+            // By the exit device, or what stands for it (`vellum-kernel`, `arch/*/exit.rs`).
             Kind::Vellum => 33,
             // The machine is turned off.
             Kind::Linux => 0,
@@ -112,7 +123,7 @@ impl Kernel {
     pub fn needs(&self, swap: Option<u64>) -> anyhow::Result<(Vec<Extra>, String)> {
         let (mut files, mut options) = (Vec::new(), String::new());
         if self.kind == Kind::Linux {
-            let init = built("programs/init")?;
+            let init = built(self.arch.init())?;
             let contents = fs::read(&init).with_context(|| {
                 format!("no init for Linux at {}: build it by `./x build --kernel`", init.display())
             })?;

@@ -4,7 +4,8 @@
 //! program, with this command (it asked the host for that), and on every error.
 
 use super::accel::Accel;
-use super::kernel::Kernel;
+use super::arch::Arch;
+use super::kernel::{Kernel, Kind};
 use super::wire;
 use anyhow::{Context, bail};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal};
@@ -19,8 +20,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
-
-const QEMU: &str = "qemu-system-x86_64";
 
 /// A machine to be started.
 #[derive(Clone, Copy)]
@@ -77,11 +76,12 @@ impl Stop {
 }
 
 impl Running {
-    fn start(mut command: Command) -> anyhow::Result<Self> {
+    fn start(mut command: Command, arch: Arch) -> anyhow::Result<Self> {
         let mut child = match command.spawn() {
             Ok(child) => child,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!("{QEMU} is missing: install it (on Debian and Ubuntu the package qemu-system-x86)")
+                let [qemu, package] = arch.qemu();
+                bail!("{qemu} is missing: install it (on Debian and Ubuntu the package {package})")
             }
             Err(error) => return Err(error).context("starting QEMU"),
         };
@@ -111,19 +111,26 @@ impl Drop for Running {
 
 impl Machine<'_> {
     fn command(&self, archive: &Path, console: &Path, complaints: File) -> Command {
-        let mut qemu = Command::new(QEMU);
+        let arch = self.kernel.arch;
+        let mut qemu = Command::new(arch.qemu()[0]);
         let memory = format!("{}M", self.memory.div_ceil(1 << 20));
-        qemu.args(["-machine", "q35", "-cpu", "max", "-nodefaults", "-display", "none", "-no-reboot"]);
+        qemu.args(["-nodefaults", "-display", "none", "-no-reboot"]);
+        arch.machine(&mut qemu, self.accel, console);
         qemu.args(["-m", &memory, "-smp", &self.cpus.to_string()]);
         qemu.args(["-accel", self.accelerator()]);
         if self.counts {
             qemu.args(["-icount", "shift=0,sleep=off"]);
         }
-        qemu.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
-        qemu.arg("-serial").arg(format!("file:{}", console.display()));
-        qemu.args(["-chardev", "stdio,id=wire,signal=off", "-serial", "chardev:wire"]);
-        qemu.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(archive);
-        qemu.args(["-append", self.kernel.command_line()]);
+        qemu.arg("-kernel").arg(&self.kernel.image);
+        let command_line = self.kernel.command_line();
+        let first = match self.kernel.kind {
+            Kind::Vellum => arch.hand_over(&mut qemu, archive, self.archive.len()),
+            Kind::Linux => {
+                qemu.arg("-initrd").arg(archive);
+                String::new()
+            }
+        };
+        qemu.arg("-append").arg(first + &command_line);
         qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(complaints);
         // SAFETY: between fork and exec only this system call is made.
         unsafe { qemu.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)) };
@@ -155,7 +162,8 @@ impl Machine<'_> {
         let path = |name| folder.path().join(name);
         fs::write(path("archive"), self.archive).context("writing the archive")?;
         let complaints = File::create(path("complaints"))?;
-        let mut running = Running::start(self.command(&path("archive"), &path("console"), complaints))?;
+        let command = self.command(&path("archive"), &path("console"), complaints);
+        let mut running = Running::start(command, self.kernel.arch)?;
         let (Some(to), Some(from)) = (running.child.stdin.take(), running.child.stdout.take()) else {
             bail!("QEMU was started without pipes");
         };

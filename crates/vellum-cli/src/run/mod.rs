@@ -3,6 +3,7 @@
 //! | file | story |
 //! |---|---|
 //! | [`accel`] | who executes the machine's instructions |
+//! | [`arch`] | architectures: what each asks of QEMU |
 //! | [`archive`] | the program and its files, packed for the kernel |
 //! | [`kernel`] | the kernel to boot: which it is, and what that asks of the machine |
 //! | [`machine`] | the virtual machine: started, watched, ended |
@@ -11,6 +12,7 @@
 //! | [`wire`] | the program's streams, in frames over a serial port |
 
 mod accel;
+mod arch;
 mod archive;
 mod kernel;
 mod machine;
@@ -20,7 +22,8 @@ mod wire;
 
 use crate::size;
 use accel::Accel;
-use anyhow::bail;
+use anyhow::{bail, ensure};
+use arch::Arch;
 pub use kernel::Kernel;
 use kernel::Kind;
 pub use machine::{End, Outcome};
@@ -37,7 +40,7 @@ pub const FAILED: u8 = 125;
 pub struct Task {
     /// The machine's architecture
     #[arg(long, value_enum, default_value_t = Arch::X86_64)]
-    arch: Arch,
+    pub arch: Arch,
 
     /// CPUs of the machine
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
@@ -77,14 +80,6 @@ pub struct Task {
     /// Its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
-}
-
-/// What machines there are.
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Arch {
-    /// PCs
-    #[value(name = "x86_64")]
-    X86_64,
 }
 
 /// What to run, and on which kernel.
@@ -128,7 +123,13 @@ impl Task {
         output: impl Write,
         errors: impl Write,
     ) -> anyhow::Result<End> {
-        let Arch::X86_64 = self.arch;
+        ensure!(
+            kernel.arch == self.arch,
+            "{} is a kernel for {}, and the machine is {}: give --arch",
+            kernel.image.display(),
+            kernel.arch.name(),
+            self.arch.name()
+        );
         if self.icount && self.smp > 1 {
             bail!("--icount counts the instructions of one CPU: leave out --smp");
         }
@@ -178,7 +179,8 @@ impl Outcome {
 /// # Errors
 /// There is no such file, kernel or QEMU, or the host refuses something.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let kernel = if args.kernel == Path::new("vellum") { Kernel::reference()? } else { Kernel::at(&args.kernel)? };
+    let arch = args.task.arch;
+    let kernel = if args.kernel == Path::new("vellum") { Kernel::reference(arch)? } else { Kernel::at(&args.kernel)? };
     let end = args.task.run(&kernel, args.task.accel(&[&kernel]), io::stdin(), io::stdout().lock(), io::stderr())?;
     Ok(ExitCode::from(end.outcome.status()))
 }
