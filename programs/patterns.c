@@ -202,7 +202,7 @@ static int deep(int depth) {
 
 static bool stack(void) {
     struct rlimit limit;
-    bool good = !getrlimit(RLIMIT_STACK, &limit);
+    volatile bool good = !getrlimit(RLIMIT_STACK, &limit);
     good &= deep(256) != -1;
     // Without an end: the handler runs on a stack of its own.
     if (!sigsetjmp(back, 1))

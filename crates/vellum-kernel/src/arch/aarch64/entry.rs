@@ -164,7 +164,7 @@ unsafe extern "C" {
 /// registers, of whoever the registers belong to.
 #[inline]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
-    debug_assert!(registers.state & !trap::USER_STATE == 0);
+    debug_assert!(registers.state & trap::KERNEL_STATE == 0);
     // SAFETY: by contract. The entries write to the registers and nothing else.
     match unsafe { enter_user(registers) } {
         SYNCHRONOUS => trap::of_user(registers),

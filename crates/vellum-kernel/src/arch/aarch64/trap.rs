@@ -18,8 +18,10 @@ use vellum::space::Access;
 
 /// Bytes of the stack for exceptions of the kernel's, on which page faults are resolved.
 pub const FAULT_STACK_SIZE: usize = 64 * 1024;
-/// What user mode may have set in its state: the condition flags.
-pub const USER_STATE: u64 = 0xf << 28;
+/// What user mode may set in its state: the condition flags, those of branch targets, of speculation and of timing.
+pub const USER_STATE: u64 = 0xf << 28 | 1 << 24 | 1 << 12 | 3 << 10;
+/// What user mode's state never has: another level, or exceptions kept away.
+pub const KERNEL_STATE: u64 = 0x3df;
 /// In the kernel's: interrupts are kept away; touching user memory is forbidden (PAN).
 const MASKED: u64 = 1 << 7;
 const FORBIDDEN: u64 = 1 << 22;
