@@ -2,7 +2,17 @@
 
 # The oldest Rust that the workspace accepts.
 RUST_VERSION=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-BARE_TARGET=x86_64-unknown-none
+
+# use_arch NAME: the architecture of machines from now on, and the target that the kernel is built for.
+use_arch() {
+    ARCH=$1
+    case $ARCH in
+    x86_64) BARE_TARGET=x86_64-unknown-none QEMU=qemu-system-x86_64 QEMU_PACKAGE=qemu-system-x86 ;;
+    # The kernel leaves the vector registers to programs.
+    aarch64) BARE_TARGET=aarch64-unknown-none-softfloat QEMU=qemu-system-aarch64 QEMU_PACKAGE=qemu-system-arm ;;
+    *) die "no machine for '$ARCH': x86_64 or aarch64" ;;
+    esac
+}
 
 # apt ARGS: apt-get, as root, with fresh lists. In the foreground, as sudo may ask for a password.
 APT_UPDATED=
@@ -73,8 +83,8 @@ need_bare_metal() {
     need_rust
     bare=(--target "$BARE_TARGET" --target-dir target/kernel)
     # With frame pointers, so that a backtrace is to be had.
-    bare_env=("CARGO_TARGET_X86_64_UNKNOWN_NONE_RUSTFLAGS=-Cforce-frame-pointers=yes")
-    local version library sysroot
+    local version library sysroot name=${BARE_TARGET//-/_}
+    bare_env=("CARGO_TARGET_${name^^}_RUSTFLAGS=-Cforce-frame-pointers=yes")
     has_bare_target && return
     version=$(rustc --version | cut -d' ' -f2)
     sysroot=$(rustc --print sysroot)

@@ -18,7 +18,7 @@ need_busybox() {
 
 # guest [OPTIONS] -- PROGRAM...: on `kernel`. Standard input is this function's. The limit is there to end what hangs: a
 # busy machine takes a multiple of what an idle one does.
-guest() { target/debug/vellum run --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-400}" "$@"; }
+guest() { target/debug/vellum run --arch "$ARCH" --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-400}" "$@"; }
 
 # expect STATUS WHAT COMMAND...: the command ends with that status.
 expect() {
@@ -58,6 +58,19 @@ streams() {
         guest --mem 96M "${shell[@]}" sh -c '/bin/busybox tail /dev/zero 2>/dev/null; test $? = 137' </dev/null
 }
 
+# our_programs FOLDER: those there, on `kernel`.
+our_programs() {
+    say "our programs, on $ARCH"
+    expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
+    expect 0 figures guest --smp 2 -- "$1/figures" </dev/null
+    expect 0 pointers guest --smp 2 -- "$1/pointers" </dev/null
+    expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null
+    expect 0 unmap guest -- "$1/unmap" 8 </dev/null
+    expect 0 tables guest -- "$1/tables" 1 </dev/null
+    expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
+    expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null
+}
+
 step_programs() {
     local script
     need qemu-system-x86_64 "to boot the reference kernel" qemu-system-x86
@@ -73,17 +86,15 @@ step_programs() {
     else
         say "not tested: our init for Linux, as there is none (./x linux)"
     fi
-    say "our programs"
-    expect 0 patterns guest --smp 2 -- target/programs/patterns </dev/null
-    expect 0 figures guest --smp 2 -- target/programs/figures </dev/null
-    expect 0 pointers guest --smp 2 -- target/programs/pointers </dev/null
-    expect 0 bomb guest --smp 2 -- target/programs/bomb </dev/null
-    expect 0 unmap guest -- target/programs/unmap 8 </dev/null
-    expect 0 tables guest -- target/programs/tables 1 </dev/null
-    expect 0 faults guest --smp 2 -- target/programs/faults 2 1 </dev/null
-    expect 0 chaos guest --smp 4 -- target/programs/chaos 4 5 </dev/null
+    our_programs target/programs
     for script in programs/shell/*.sh; do
         say "$script, and the same on this machine"
         same_as_host "$script"
     done
+    use_arch aarch64
+    need "$QEMU" "to boot the reference kernel" "$QEMU_PACKAGE"
+    build_kernel kernel
+    build_programs
+    our_programs target/programs/aarch64
+    use_arch x86_64
 }
