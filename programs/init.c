@@ -1,7 +1,7 @@
 // The first process of a Linux kernel that `vellum run --kernel` boots: prepares what programs expect, runs the one
 // that /.vellum names, carries its streams to the host, and turns the machine off.
 //
-// The host is at the other end of the second serial port. A frame is a type, a length of two bytes (little endian),
+// The host is at the other end of a serial port. A frame is a type, a length of two bytes (little endian),
 // and so many bytes. The first byte sent, once, is 'V'; the host sends nothing before it.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -184,15 +184,18 @@ static void prepare(void) {
 
 static void open_wire(void) {
     struct termios raw;
+    const char *port = getenv("WIRE"); // which the kernel has from its command line
 
-    wire = open("/dev/ttyS1", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (!port)
+        port = "/dev/ttyS1";
+    wire = open(port, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (wire < 0 || tcgetattr(wire, &raw) != 0)
-        die("/dev/ttyS1");
+        die("%s", port);
     cfmakeraw(&raw);
     cfsetspeed(&raw, B115200);
     raw.c_cflag |= CLOCAL;
     if (tcsetattr(wire, TCSANOW, &raw) != 0)
-        die("/dev/ttyS1");
+        die("%s", port);
 }
 
 static pid_t start(char **words, char **environment, int input[2], int output[2], int errors[2], const sigset_t *mask) {

@@ -1,30 +1,31 @@
 # The Linux to compare with. Sourced by `x`, after `prepare.sh`, from the repository's root.
 
-# One name for the image, whatever its version; beside what it points to are its modules.
-LINUX=target/linux/vmlinuz
+# Where it goes. There is one name for the image, whatever its version; beside what it points to are its modules.
+linux_folder() { if [ "$ARCH" = x86_64 ]; then echo target/linux; else echo "target/linux/$ARCH"; fi; }
 
 # need_linux [SUITE]: the newest kernel for virtual machines that Debian has, or SUITE of it, unpacked under
-# target/linux. Nothing is installed.
+# target/linux. Nothing is installed. The image's path goes to LINUX.
 need_linux() {
+    LINUX=$(linux_folder)/vmlinuz
     [ $# != 0 ] || ! [ -e "$LINUX" ] || return 0
     local suites=("$@") name mirror suite_options
     need_debian_mirror || die "no Debian mirror in apt's sources to take a kernel from: give 'vellum' one by --kernel"
     [ $# != 0 ] || suites=(trixie-backports forky sid)
     for name in "${suites[@]}"; do
         say "looking for a cloud kernel in Debian's $name"
-        fetch_linux "$name" target/linux/apt && return
+        fetch_linux "$name" "$(linux_folder)/apt" && return
     done
     die "no cloud kernel in ${suites[*]} of $mirror"
 }
 
-# fetch_linux SUITE FOLDER: what the newest `linux-image-cloud-amd64` stands for. That is one package with image and
+# fetch_linux SUITE FOLDER: what the newest `linux-image-cloud-*` stands for. That is one package with image and
 # modules up to Linux 6.12, and later one for each.
 fetch_linux() {
-    suite "$1" "$2" || return
-    local packages package modules version
+    suite "$1" "$2" "$DEBIAN" || return
+    local folder packages package modules version
     packages=$(apt-cache "${suite_options[@]}" depends --recurse --no-recommends --no-suggests --no-conflicts \
-        --no-breaks --no-replaces --no-enhances linux-image-cloud-amd64 |
-        grep -Ex 'linux-(image|binary|modules)-[0-9].*-cloud-amd64') || return
+        --no-breaks --no-replaces --no-enhances "linux-image-cloud-$DEBIAN" |
+        grep -Ex "linux-(image|binary|modules)-[0-9].*-cloud-$DEBIAN") || return
     (cd "$2" && apt-get "${suite_options[@]}" download $packages) || return
     mkdir "$2/tree"
     for package in "$2"/*.deb; do
@@ -34,8 +35,9 @@ fetch_linux() {
     version=${modules##*/}
     # The newer packages have the image there already.
     [ -e "$modules/vmlinuz" ] || mv "$2/tree/boot/vmlinuz-$version" "$modules/vmlinuz" || return
-    rm -rf "target/linux/$version"
-    mv "$modules" "target/linux/$version" || return
+    folder=$(linux_folder)
+    rm -rf "${folder:?}/$version"
+    mv "$modules" "$folder/$version" || return
     ln -sfn "$version/vmlinuz" "$LINUX"
     rm -rf "$2"
 }

@@ -7,9 +7,9 @@ RUST_VERSION=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 use_arch() {
     ARCH=$1
     case $ARCH in
-    x86_64) BARE_TARGET=x86_64-unknown-none QEMU=qemu-system-x86_64 QEMU_PACKAGE=qemu-system-x86 ;;
+    x86_64) BARE_TARGET=x86_64-unknown-none QEMU=qemu-system-x86_64 QEMU_PACKAGE=qemu-system-x86 DEBIAN=amd64 ;;
     # The kernel leaves the vector registers to programs.
-    aarch64) BARE_TARGET=aarch64-unknown-none-softfloat QEMU=qemu-system-aarch64 QEMU_PACKAGE=qemu-system-arm ;;
+    aarch64) BARE_TARGET=aarch64-unknown-none-softfloat QEMU=qemu-system-aarch64 QEMU_PACKAGE=qemu-system-arm DEBIAN=arm64 ;;
     *) die "no machine for '$ARCH': x86_64 or aarch64" ;;
     esac
 }
@@ -128,15 +128,16 @@ need_debian_mirror() {
     [ -n "$mirror" ]
 }
 
-# suite SUITE FOLDER: apt as if the machine's only source were that suite of `mirror`; `suite_options` is what makes
-# it so. Nothing can be installed, and all of its state lies in FOLDER.
+# suite SUITE FOLDER [ARCHITECTURE]: apt as if the machine's only source were that suite of `mirror`; `suite_options` is what makes
+# it so, for this machine's architecture or that one. Nothing can be installed, and all of its state lies in FOLDER.
 suite() {
+    local architecture=${3:-$(dpkg --print-architecture)}
     rm -rf "$2"
     mkdir -p "$2/state/lists/partial" "$2/cache/archives/partial"
-    echo "deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $1 main" >"$2/sources.list"
+    echo "deb [arch=$architecture signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $1 main" >"$2/sources.list"
     suite_options=(-q -o "Dir::State=$PWD/$2/state" -o "Dir::Cache=$PWD/$2/cache" -o Dir::State::status=/dev/null
         -o "Dir::Etc::sourcelist=$PWD/$2/sources.list" -o Dir::Etc::sourceparts=/dev/null
-        -o APT::Architecture=amd64 -o APT::Architectures=amd64 -o Acquire::Languages=none
+        -o "APT::Architecture=$architecture" -o "APT::Architectures=$architecture" -o Acquire::Languages=none
         -o "APT::Sandbox::User=$(id -un)")
     apt-get "${suite_options[@]}" update
 }

@@ -80,9 +80,9 @@ step_programs() {
     run cargo build -p vellum-cli
     say "streams and statuses"
     streams
-    if [ -e "$LINUX" ]; then
+    if [ -e "$(linux_folder)/vmlinuz" ]; then
         say "the same on Linux"
-        kernel=$LINUX streams
+        kernel=$(linux_folder)/vmlinuz streams
     else
         say "not tested: our init for Linux, as there is none (./x linux)"
     fi
