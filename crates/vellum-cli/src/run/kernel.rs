@@ -146,19 +146,31 @@ impl Kernel {
 mod tests {
     use super::*;
 
-    fn kind(bytes: &[u8]) -> Option<Kind> {
+    fn known(bytes: &[u8]) -> Option<(Kind, Arch)> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), bytes).unwrap();
-        Kernel::at(file.path()).ok().map(|kernel| kernel.kind)
+        Kernel::at(file.path()).ok().map(|kernel| (kernel.kind, kernel.arch))
+    }
+
+    fn elf(machine: u8, contents: &[u8]) -> Vec<u8> {
+        let mut bytes = b"\x7fELF".to_vec();
+        bytes.resize(64, 0);
+        bytes[18] = machine;
+        [&bytes, contents].concat()
     }
 
     #[test]
     fn a_kernel_is_known_by_its_image() {
         let mut packed = vec![0; 0x400];
         packed[0x202..0x206].copy_from_slice(b"HdrS");
-        assert_eq!(kind(&packed), Some(Kind::Linux));
-        assert_eq!(kind(b"\x7fELF .. Linux version %s (%s)"), Some(Kind::Linux));
-        assert_eq!(kind(b"\x7fELF .. vellum"), Some(Kind::Vellum));
-        assert_eq!(kind(b"#!/bin/sh\n"), None);
+        assert_eq!(known(&packed), Some((Kind::Linux, Arch::X86_64)));
+        let mut image = vec![0; 0x400];
+        image[0x38..0x3c].copy_from_slice(b"ARM\x64");
+        assert_eq!(known(&image), Some((Kind::Linux, Arch::Aarch64)));
+        assert_eq!(known(&elf(62, b"Linux version %s (%s)")), Some((Kind::Linux, Arch::X86_64)));
+        assert_eq!(known(&elf(62, b"vellum")), Some((Kind::Vellum, Arch::X86_64)));
+        assert_eq!(known(&elf(183, b"vellum")), Some((Kind::Vellum, Arch::Aarch64)));
+        assert_eq!(known(&elf(40, b"vellum")), None);
+        assert_eq!(known(b"#!/bin/sh\n"), None);
     }
 }
