@@ -11,9 +11,10 @@
 //!   [`Arch::joins_in_place`] says that TLBs get along without the flush. In between, entries are busy. To change all of a block alike is
 //!   no such change, and needs none.
 
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::entries::merged;
+use super::entries::{Extent, merged};
 use super::{LockedTable, Run};
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
@@ -54,23 +55,36 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         (from..to).fold(0, |all, i| all | self.entry(i).load(Relaxed) ^ raw) & A::HARDWARE
     }
 
-    /// `differing`, and what hardware has recorded of a run's first and last block outside of the run; and whether there is no
-    /// outside.
-    #[cold]
-    pub(super) fn with_blocks_around(&self, index: usize, len: usize, first: u64, differing: u64) -> (u64, bool) {
-        let end = index + len;
-        let block = 1 << self.tables.arch.block_bits(self.level);
-        let mut all = differing;
-        let mut whole = true;
-        if index & (block - 1) != 0 && self.is_joined(self.entry(index).load(Relaxed)) {
-            all |= self.differing(index & !(block - 1), index, first);
-            whole = false;
+    /// How many joined leaves from `index`, at most `most`, follow what `first` begins. The first of a block speaks for all of it,
+    /// but for what hardware has recorded in others: that is of the block, whatever part of it is asked for.
+    pub(super) fn extend_blocks(
+        &self,
+        index: usize,
+        most: usize,
+        first: u64,
+        each: &mut impl FnMut(usize, &[AtomicU64]),
+    ) -> Extent {
+        let arch = &self.tables.arch;
+        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(first, self.level));
+        let mut all = Extent { len: 0, differing: 0 };
+        while all.len < most {
+            let at = index + all.len;
+            let raw = self.entry(at).load(Relaxed);
+            let single = arch.single(raw, at);
+            let differs = single ^ first.wrapping_add(step.wrapping_mul(all.len as u64));
+            if !self.is_joined(raw) || differs & !A::HARDWARE != 0 {
+                break;
+            }
+            all.differing |= differs | A::JOINED;
+            if !arch.attrs(single, self.level).contains(Attrs::HARDWARE) {
+                let start = at & !(block - 1);
+                all.differing |= self.differing(start, start + block, first);
+            }
+            let len = (block - (at & (block - 1))).min(most - all.len);
+            each(at, &self.entries()[at..at + len]);
+            all.len += len;
         }
-        if end & (block - 1) != 0 && self.is_joined(self.entry(end - 1).load(Relaxed)) {
-            all |= self.differing(end, (end | (block - 1)) + 1, first);
-            whole = false;
-        }
-        (all, whole)
+        all
     }
 
     /// Whether the block around an entry could be one if all of it followed `raw`: the format has blocks, memory is aligned as
@@ -87,29 +101,41 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         (arch.leaf_addr(raw, self.level).0 ^ va) & within == 0 && arch.attrs(raw, self.level).intersects(Attrs::PROT)
     }
 
-    /// How many entries from `index`, where a block begins that may be one, are in one folio that has all of it: whole blocks,
-    /// no more than `n` entries. 0: it has not.
-    fn in_folio(&self, raw: u64, n: usize) -> usize {
+    /// How many entries, of whole blocks, are in one folio from that on which `raw` is to map, where a block begins: 0, if its
+    /// folio is smaller than a block.
+    #[inline]
+    fn in_folio(&self, raw: u64) -> usize {
         let arch = &self.tables.arch;
         let pfn = arch.leaf_pfn(raw, self.level);
-        let (head, frame) = self.tables.machine.frames().head(pfn);
-        let left = head.add(1 << frame.order()).0 - pfn.0;
+        // Head or tail: it knows how large the folio is, and that begins at a multiple of its size.
+        let order = self.tables.machine.frames().frame(pfn).state().order();
+        let left = (1u32 << order) - (pfn.0 & ((1 << order) - 1));
         let block = 1 << arch.block_bits(self.level);
-        ((left >> (self.shift() - FRAME_SHIFT)) as usize).min(n) & !(block - 1)
+        (left >> (self.shift() - FRAME_SHIFT)) as usize & !(block - 1)
     }
 
-    /// The pieces of `n` entries from `index` on, the first of which is to be `raw`, that are blocks (`true`) or not.
+    /// The pieces of `n` entries from `index` on, the first of which is to be `raw`, that can be blocks (`true`) or not.
     fn pieces(&self, index: usize, n: usize, raw: u64, mut each: impl FnMut(usize, usize, u64, bool)) {
         let block = 1usize << self.tables.arch.block_bits(self.level);
         let step = self.tables.arch.step(raw, self.level);
-        let mut at = 0;
-        while at < n {
-            let raw = raw.wrapping_add(step.wrapping_mul(at as u64));
-            let into = (index + at) & (block - 1);
-            let whole = if into == 0 { self.in_folio(raw, n - at) } else { 0 };
-            let len = if whole > 0 { whole } else { (block - into).min(n - at) };
-            each(index + at, len, raw, whole > 0);
-            at += len;
+        let of = |at: usize| raw.wrapping_add(step.wrapping_mul(at as u64));
+        // What is no block is put off until one comes, or the end.
+        let (mut at, mut done) = (block.wrapping_sub(index) & (block - 1), 0);
+        while at + block <= n {
+            let whole = self.in_folio(of(at)).min((n - at) & !(block - 1));
+            if whole == 0 {
+                at += block;
+                continue;
+            }
+            if at > done {
+                each(index + done, at - done, of(done), false);
+            }
+            each(index + at, whole, of(at), true);
+            at += whole;
+            done = at;
+        }
+        if n > done {
+            each(index + done, n - done, of(done), false);
         }
     }
 
@@ -117,23 +143,24 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(super) fn set_joined(&self, index: usize, raw: u64, n: usize) {
         let step = self.tables.arch.step(raw, self.level);
         self.pieces(index, n, raw, |index, n, raw, joined| match joined {
-            true => self.write_joined(index, n, raw, 0),
-            false => self.write(index, n, (0, 0), (raw, step)),
+            true => self.write_joined(index, n, raw, Some(0)),
+            false => self.write(index, n, Some((0, 0)), (raw, step)),
         });
         self.join_around(index, n);
     }
 
-    /// Write whole blocks where each entry is `old`.
-    fn write_joined(&self, index: usize, n: usize, raw: u64, old: u64) {
+    /// Write whole blocks, where each entry is `old`, or whatever stands there.
+    fn write_joined(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
+        let old = old.map(|old| (old, 0));
         let (block, step) = (1usize << arch.block_bits(self.level), arch.step(raw, self.level));
         let joined_step = arch.joined_step(raw, self.level);
         if joined_step == step {
-            return self.write(index, n, (old, 0), (arch.join(raw), step));
+            return self.write(index, n, old, (arch.join(raw), step));
         }
         for at in (0..n).step_by(block) {
             let first = raw.wrapping_add(step.wrapping_mul(at as u64));
-            self.write(index + at, block, (old, 0), (arch.join(first), joined_step));
+            self.write(index + at, block, old, (arch.join(first), joined_step));
         }
     }
 
@@ -175,7 +202,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let busy = self.tables.arch.busy();
         let raw = self.collect(first, block, busy);
         self.break_before_make(first, block);
-        self.write(first, block, (busy, 0), (raw, self.tables.arch.step(raw, self.level)));
+        self.write(first, block, Some((busy, 0)), (raw, self.tables.arch.step(raw, self.level)));
         self.tables.machine.count(Counter::BlocksParted, 1);
     }
 
@@ -202,7 +229,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let entries = entries.get(..block).filter(|_| index & (block - 1) == 0)?;
         let follow = (0..).map(|i| first.wrapping_add(arch.step(first, self.level).wrapping_mul(i)));
         let differing = entries.iter().zip(follow).fold(0, |all, (entry, follows)| all | entry ^ follows);
-        let whole = differing & !A::HARDWARE == 0 && self.in_folio(first, block) == block;
+        let whole = differing & !A::HARDWARE == 0 && self.in_folio(first) >= block;
         whole.then(|| (block, merged::<A>(first, differing)))
     }
 
@@ -212,12 +239,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if raw & A::JOINED == 0
             && self.may_join(first, raw)
             && self.alike(first, block, raw) == block
-            && self.in_folio(raw, block) == block
+            && self.in_folio(raw) >= block
         {
             let busy = self.tables.arch.busy();
             let raw = self.collect(first, block, busy);
             self.break_before_make(first, block);
-            self.write_joined(first, block, raw, busy);
+            self.write_joined(first, block, raw, Some(busy));
             self.tables.machine.count(Counter::BlocksJoined, 1);
         }
     }
@@ -246,13 +273,57 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             }
             return;
         }
-        self.pieces(index, run.len, new, |index, n, new, whole| {
-            if !whole {
-                return self.rewrite_single(run, index, n, new);
+        let mut at = 0;
+        while at < run.len {
+            let next = new.wrapping_add(step.wrapping_mul(at as u64));
+            let joined = self.joined_from(index + at, run.len - at);
+            if joined > 0 {
+                self.rewrite_joined(run, index + at, joined, next);
+                at += joined;
+                continue;
             }
-            self.rewrite_whole(run, index, n, new);
-        });
+            let single = self.single_from(index + at, run.len - at);
+            self.pieces(index + at, single, next, |index, n, new, whole| match whole {
+                true => self.rewrite_whole(index, n, new),
+                false => self.rewrite_single(run, index, n, new),
+            });
+            at += single;
+        }
         self.join_around(index, run.len);
+    }
+
+    /// How many entries from `index` on, at most `n`, are joined, of whole blocks.
+    fn joined_from(&self, index: usize, n: usize) -> usize {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let mut at = 0;
+        while at < n && self.is_joined(self.entry(index + at).load(Relaxed)) {
+            at += block;
+        }
+        at
+    }
+
+    /// How many entries from `index` on, at most `n`, are not joined.
+    fn single_from(&self, index: usize, n: usize) -> usize {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        let mut at = block - (index & (block - 1));
+        while at < n && !self.is_joined(self.entry(index + at).load(Relaxed)) {
+            at += block;
+        }
+        at.min(n)
+    }
+
+    /// Joined blocks stay what they are.
+    fn rewrite_joined(&self, run: &Run, index: usize, n: usize, new: u64) {
+        let arch = &self.tables.arch;
+        if run.settled {
+            return self.write_joined(index, n, arch.carry(new, run.raw), None);
+        }
+        let (block, step) = (1usize << arch.block_bits(self.level), arch.step(new, self.level));
+        for at in 0..n {
+            let first = arch.join(new.wrapping_add(step.wrapping_mul((at & !(block - 1)) as u64)));
+            let into = (at & (block - 1)) as u64;
+            self.change(index + at, first.wrapping_add(arch.joined_step(new, self.level).wrapping_mul(into)));
+        }
     }
 
     /// A joined block becomes leaves that can't be joined.
@@ -263,47 +334,33 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if arch.attrs(new, self.level).intersects(Attrs::PROT) {
             self.break_before_make(index, block);
         }
-        self.write(index, block, (busy, 0), (arch.carry(new, old), arch.step(new, self.level)));
+        self.write(index, block, Some((busy, 0)), (arch.carry(new, old), arch.step(new, self.level)));
         self.tables.machine.count(Counter::BlocksParted, 1);
     }
 
-    /// Whole blocks become joined ones, or stay so.
-    fn rewrite_whole(&self, run: &Run, index: usize, n: usize, new: u64) {
+    /// Whole blocks become joined ones: many with one break.
+    fn rewrite_whole(&self, index: usize, n: usize, new: u64) {
         let arch = &self.tables.arch;
         let (step, block) = (arch.step(new, self.level), 1usize << arch.block_bits(self.level));
-        let of = |at: usize| new.wrapping_add(step.wrapping_mul(at as u64));
-        let is_joined = |at: usize| self.is_joined(self.entry(index + at).load(Relaxed));
         let mut at = 0;
         while at < n {
-            if is_joined(at) {
-                let (first, joined_step) = (arch.join(of(at)), arch.joined_step(new, self.level));
-                if run.settled {
-                    let old = arch.join(self.read(index + at));
-                    self.write(index + at, block, (old, joined_step), (arch.carry(first, old), joined_step));
-                } else {
-                    (0..block).for_each(|i| self.change(index + at + i, first + joined_step * i as u64));
-                }
-                at += block;
-                continue;
-            }
-            // All that follow and are not joined either, with one break.
+            let count = ((n - at) / block).min(BATCH);
             let mut old = [0; BATCH];
-            let mut count = 0;
-            while count < BATCH && at + count * block < n && !is_joined(at + count * block) {
-                old[count] = self.collect(index + at + count * block, block, arch.busy());
-                count += 1;
+            for (i, old) in old[..count].iter_mut().enumerate() {
+                *old = self.collect(index + at + i * block, block, arch.busy());
             }
-            let old = &old[..count];
-            if old.iter().any(|old| arch.attrs(*old, self.level).intersects(Attrs::PROT)) {
+            if old[..count].iter().any(|old| arch.attrs(*old, self.level).intersects(Attrs::PROT)) {
                 self.break_before_make(index + at, count * block);
             }
-            for old in old {
-                self.write_joined(index + at, block, arch.carry(of(at), *old), arch.busy());
+            for old in &old[..count] {
+                let new = new.wrapping_add(step.wrapping_mul(at as u64));
+                self.write_joined(index + at, block, arch.carry(new, *old), Some(arch.busy()));
                 at += block;
             }
             self.tables.machine.count(Counter::BlocksJoined, count as u64);
         }
     }
+
     /// How many entries of a run are joined.
     pub(crate) fn joined(&self, run: &Run) -> usize {
         let index = self.index(run.va);

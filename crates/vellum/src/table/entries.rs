@@ -11,17 +11,23 @@ use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
 
 /// What a stretch of entries has in common.
-struct Extent {
+pub(super) struct Extent {
     /// How many there are.
-    len: usize,
+    pub(super) len: usize,
     /// The bits of those that were not compared, in which any differs from what would follow.
-    differing: u64,
+    pub(super) differing: u64,
+}
+
+impl Extent {
+    /// What follows goes on like this.
+    #[inline]
+    fn add(&mut self, next: Extent) {
+        self.len += next.len;
+        self.differing |= next.differing;
+    }
 }
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
-    /// The bits of leaves that don't keep two from being of one run.
-    const LOOSE: u64 = A::HARDWARE | A::JOINED;
-
     /// The entry for `va`; of a leaf all that hardware has recorded in its block.
     #[inline]
     pub(crate) fn get(&self, va: u64) -> u64 {
@@ -40,7 +46,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let kind = arch.kind(raw, self.level);
         let va = va >> self.shift() << self.shift();
         let run = |len, raw| Some(Run { va, len, level: self.level, kind, raw, settled: false, joined: false });
-        let alike = |most, raw, step| self.extend(index, most, (raw, step), !0, |_, raw| raw, |_, _| ()).len;
+        let alike = |most, raw, step| self.extend(index, most, (raw, step), !0, |_, _| ()).len;
         match kind {
             Kind::Table => None,
             Kind::None => run(alike(until - index, 0, 0), 0),
@@ -49,14 +55,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
                 let first = arch.single(raw, index);
-                let Extent { len, mut differing } = self.extend_leaves(index, most, first, |_, _| ());
+                let Extent { len, differing } = self.extend_leaves(index, most, first, |_, _| ());
                 let joined = differing & A::JOINED != 0;
-                let mut whole = true;
-                if joined {
-                    (differing, whole) = self.with_blocks_around(index, len, first, differing);
-                }
                 let raw = merged::<A>(first, differing);
-                let settled = whole && differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
+                let settled = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
                 Some(Run { va, len, level: self.level, kind, raw, settled, joined })
             }
         }
@@ -116,22 +118,43 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.store(self.index(va), self.tables.arch.busy(), raw);
     }
 
-    /// How many of `n` leaves from `index` on are of one run with the first, [`Arch::single`] of which is `first`.
+    /// How many of `n` leaves from `index` on are of one run with `first`, none of them joined.
     pub(super) fn alike(&self, index: usize, n: usize, first: u64) -> usize {
-        self.extend_leaves(index, n, first, |_, _| ()).len
+        let step = self.tables.arch.step(first, self.level);
+        self.extend(index, n, (first, step), !A::HARDWARE, |_, _| ()).len
     }
 
-    /// [`LockedTable::extend`] for leaves, whose accessed and dirty bits may differ, and of which some may be joined.
+    /// [`LockedTable::extend`] for leaves, whose accessed and dirty bits may differ, and of which some may be joined: those are
+    /// read by the block.
     #[inline(always)]
-    fn extend_leaves(&self, index: usize, most: usize, first: u64, each: impl FnMut(usize, &[AtomicU64])) -> Extent {
-        let arch = &self.tables.arch;
-        let step = arch.step(first, self.level);
-        self.extend(index, most, (first, step), !Self::LOOSE, |index, raw| arch.placed(raw, index), each)
+    fn extend_leaves(
+        &self,
+        index: usize,
+        most: usize,
+        first: u64,
+        mut each: impl FnMut(usize, &[AtomicU64]),
+    ) -> Extent {
+        let step = self.tables.arch.step(first, self.level);
+        let mut all = Extent { len: 0, differing: 0 };
+        loop {
+            let next = first.wrapping_add(step.wrapping_mul(all.len as u64));
+            all.add(self.extend(index + all.len, most - all.len, (next, step), !A::HARDWARE, &mut each));
+            if A::JOINED == 0 || all.len == most {
+                return all;
+            }
+            let next = first.wrapping_add(step.wrapping_mul(all.len as u64));
+            let blocks = self.extend_blocks(index + all.len, most - all.len, next, &mut each);
+            let ends = blocks.len == 0;
+            all.add(blocks);
+            if ends || all.len == most {
+                return all;
+            }
+        }
     }
 
-    /// How many entries from `index`, at most `most`, follow `first` at intervals of `step` in the bits of `mask`, read by
-    /// `read`; and the other bits in which any of them differs from what would follow. `each` has those that follow, with the
-    /// index of the first of them, in pieces.
+    /// How many entries from `index`, at most `most`, follow `first` at intervals of `step` in the bits of `mask`; and the
+    /// other bits in which any of them differs from what would follow. `each` has those that follow, with the index of the
+    /// first of them, in pieces.
     ///
     /// Eight entries at a time without a branch between them: a run costs little more than reading its entries.
     #[inline(always)]
@@ -141,7 +164,6 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         most: usize,
         (first, step): (u64, u64),
         mask: u64,
-        read: impl Fn(usize, u64) -> u64,
         mut each: impl FnMut(usize, &[AtomicU64]),
     ) -> Extent {
         let mut expected = first;
@@ -151,8 +173,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         for eight in entries.chunks_exact(8) {
             let mut differs = 0;
             for (i, entry) in eight.iter().enumerate() {
-                let raw = read(index + len + i, entry.load(Relaxed));
-                differs |= raw ^ expected.wrapping_add(step.wrapping_mul(i as u64));
+                differs |= entry.load(Relaxed) ^ expected.wrapping_add(step.wrapping_mul(i as u64));
             }
             if differs & mask != 0 {
                 break;
@@ -163,7 +184,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             len += 8;
         }
         for entry in &entries[len..] {
-            let differs = read(index + len, entry.load(Relaxed)) ^ expected;
+            let differs = entry.load(Relaxed) ^ expected;
             if differs & mask != 0 {
                 break;
             }
@@ -194,28 +215,30 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if self.may_join(index, raw) {
             self.set_joined(index, raw, n);
         } else {
-            self.write(index, n, (0, 0), (raw, step));
+            self.write(index, n, Some((0, 0)), (raw, step));
         }
         self.add_live(n);
     }
 
-    /// Write entries of which each has the first's value plus so many steps, where others stand that also do. Eight at a time,
-    /// as they are read.
+    /// Write entries of which each has the first's value plus so many steps, where others stand that also do (or whatever stands
+    /// there, if what hardware may have recorded is in the new ones). Eight at a time, as they are read.
     #[inline(always)]
-    pub(super) fn write(&self, index: usize, n: usize, (mut old, old_step): (u64, u64), (mut new, step): (u64, u64)) {
+    pub(super) fn write(&self, index: usize, n: usize, old: Option<(u64, u64)>, (mut new, step): (u64, u64)) {
+        let mut passed = 0;
         let mut index = index;
         let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
         let mut piece = |entries: &[AtomicU64]| {
             for (i, entry) in entries.iter().enumerate() {
-                let at = |first: u64, step: u64| first.wrapping_add(step.wrapping_mul(i as u64));
-                let next = at(new, step);
-                trace(self.tables.platform(), || Event::Store(self.pfn, (index + i) as u16, at(old, old_step), next));
+                let next = new.wrapping_add(step.wrapping_mul(i as u64));
+                trace(self.tables.platform(), || {
+                    let follows = |(first, step): (u64, u64)| first.wrapping_add(step.wrapping_mul(passed + i as u64));
+                    Event::Store(self.pfn, (index + i) as u16, old.map_or_else(|| entry.load(Relaxed), follows), next)
+                });
                 entry.store(next, Release);
             }
-            let len = entries.len() as u64;
             index += entries.len();
-            old = old.wrapping_add(old_step.wrapping_mul(len));
-            new = new.wrapping_add(step.wrapping_mul(len));
+            passed += entries.len() as u64;
+            new = new.wrapping_add(step.wrapping_mul(entries.len() as u64));
         };
         eights.iter().for_each(|eight| piece(eight));
         piece(rest);
@@ -331,7 +354,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if run.settled {
             let old_step = arch.step(run.raw, self.level);
             let old = run.raw.wrapping_add(old_step.wrapping_mul((index - self.index(run.va)) as u64));
-            return self.write(index, len, (old, old_step), (arch.carry(new, old), step));
+            return self.write(index, len, Some((old, old_step)), (arch.carry(new, old), step));
         }
         let mut new = new;
         for i in index..index + len {
