@@ -66,17 +66,19 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     ) -> Extent {
         let arch = &self.tables.arch;
         let (block, step) = (1usize << arch.block_bits(self.level), arch.step(first, self.level));
+        // Then there is nothing that others could say and the first does not.
+        let full = arch.attrs(first, self.level).contains(Attrs::HARDWARE);
         let mut all = Extent { len: 0, differing: 0 };
         while all.len < most {
             let at = index + all.len;
             let raw = self.entry(at).load(Relaxed);
-            let single = arch.single(raw, at);
-            let differs = single ^ first.wrapping_add(step.wrapping_mul(all.len as u64));
-            if !self.is_joined(raw) || differs & !A::HARDWARE != 0 {
+            let differs = arch.single(raw, at) ^ first.wrapping_add(step.wrapping_mul(all.len as u64));
+            // What follows a leaf is one.
+            if raw & A::JOINED == 0 || differs & !A::HARDWARE != 0 {
                 break;
             }
             all.differing |= differs | A::JOINED;
-            if !arch.attrs(single, self.level).contains(Attrs::HARDWARE) {
+            if !full || differs != 0 {
                 let start = at & !(block - 1);
                 all.differing |= self.differing(start, start + block, first);
             }
@@ -122,16 +124,22 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         // What is no block is put off until one comes, or the end.
         let (mut at, mut done) = (block.wrapping_sub(index) & (block - 1), 0);
         while at + block <= n {
-            let whole = self.in_folio(of(at)).min((n - at) & !(block - 1));
-            if whole == 0 {
+            let start = at;
+            // Of one folio after the other.
+            while at + block <= n {
+                match self.in_folio(of(at)).min((n - at) & !(block - 1)) {
+                    0 => break,
+                    whole => at += whole,
+                }
+            }
+            if at == start {
                 at += block;
                 continue;
             }
-            if at > done {
-                each(index + done, at - done, of(done), false);
+            if start > done {
+                each(index + done, start - done, of(done), false);
             }
-            each(index + at, whole, of(at), true);
-            at += whole;
+            each(index + start, at - start, of(start), true);
             done = at;
         }
         if n > done {
@@ -292,21 +300,22 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.join_around(index, run.len);
     }
 
-    /// How many entries from `index` on, at most `n`, are joined, of whole blocks.
+    /// Of `n` leaves from `index` on, how many are joined before one is not: whole blocks.
     fn joined_from(&self, index: usize, n: usize) -> usize {
         let block = 1usize << self.tables.arch.block_bits(self.level);
         let mut at = 0;
-        while at < n && self.is_joined(self.entry(index + at).load(Relaxed)) {
+        // All of them are leaves.
+        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED != 0 {
             at += block;
         }
         at
     }
 
-    /// How many entries from `index` on, at most `n`, are not joined.
+    /// Of `n` leaves from `index` on, how many are not joined before one is.
     fn single_from(&self, index: usize, n: usize) -> usize {
         let block = 1usize << self.tables.arch.block_bits(self.level);
         let mut at = block - (index & (block - 1));
-        while at < n && !self.is_joined(self.entry(index + at).load(Relaxed)) {
+        while at < n && self.entry(index + at).load(Relaxed) & A::JOINED == 0 {
             at += block;
         }
         at.min(n)

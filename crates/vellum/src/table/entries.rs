@@ -2,8 +2,8 @@
 //!
 //! Whether leaves are joined to blocks is the business of [`super::block`]: what is read here is as if each stood for itself.
 
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use core::sync::atomic::{AtomicU64, fence};
 
 use super::{LockedTable, Run};
 use crate::arch::{Arch, Attrs, Kind};
@@ -86,11 +86,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         // Upper entries are read on the way down, without the lock: who finds one empty also finds the gather open that it
         // went to, and does not take it for flushed.
-        let order = if self.level > 1 { Release } else { Relaxed };
+        if self.level > 1 {
+            fence(Release);
+        }
         let Extent { len, .. } = self.extend_leaves(index, most, raw, |index, entries| {
             for (i, entry) in entries.iter().enumerate() {
                 trace(self.tables.platform(), || Event::Discard(self.pfn, (index + i) as u16, entry.load(Relaxed)));
-                entry.store(0, order);
+                entry.store(0, Relaxed);
             }
         });
         self.set_live(self.live() - len as u32);
@@ -221,9 +223,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 
     /// Write entries of which each has the first's value plus so many steps, where others stand that also do (or whatever stands
-    /// there, if what hardware may have recorded is in the new ones). Eight at a time, as they are read.
+    /// there, if what hardware may have recorded is in the new ones). Eight at a time, as they are read. Whoever finds one of
+    /// them finds the contents of what it maps: by one fence before all of them, which is less than a release by each.
     #[inline(always)]
     pub(super) fn write(&self, index: usize, n: usize, old: Option<(u64, u64)>, (mut new, step): (u64, u64)) {
+        fence(Release);
         let mut passed = 0;
         let mut index = index;
         let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
@@ -234,7 +238,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
                     let follows = |(first, step): (u64, u64)| first.wrapping_add(step.wrapping_mul(passed + i as u64));
                     Event::Store(self.pfn, (index + i) as u16, old.map_or_else(|| entry.load(Relaxed), follows), next)
                 });
-                entry.store(next, Release);
+                entry.store(next, Relaxed);
             }
             index += entries.len();
             passed += entries.len() as u64;
