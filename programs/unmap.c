@@ -138,7 +138,7 @@ static void row(int order, const char *folio) {
     if (failed)
         die("mprotect, madvise or munmap");
     double fork = measure_fork(), exit = measure_exit();
-    printf("{\"folio\":\"%s\",\"touch\":%.1f,\"fork\":%.1f,\"protect\":%.1f,\"dontneed\":%.1f,\"munmap\":%.1f,\"exit\":%.1f}\n",
+    printf("{\"folio\":\"%s\",\"touch\":%.2f,\"fork\":%.2f,\"protect\":%.2f,\"dontneed\":%.2f,\"munmap\":%.2f,\"exit\":%.2f}\n",
            folio, touched, fork, protect, dontneed, unmap, exit);
     fflush(stdout);
 }
