@@ -65,4 +65,4 @@ pub use machine::Machine;
 #[cfg(not(loom))]
 pub use space::AddressSpace;
 #[cfg(not(loom))]
-pub use table::Run;
+pub use table::{Joined, Run};

@@ -175,7 +175,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if huge {
             table.fill(block.start, new);
         } else {
-            table.set(block.start, new, (block.len() >> table.shift()) as usize);
+            let pages = (block.len() >> table.shift()) as usize;
+            table.set(&Run::new(block.start, table.level, Kind::Leaf, new, pages));
         }
         table.release();
         // As many pages come as go. Those that were an object's counted as its, and the gather sets that right.

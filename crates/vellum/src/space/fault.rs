@@ -7,7 +7,7 @@ use crate::frame::{Counts, OutOfMemory, Use};
 use crate::group::{GroupId, LruList, OverLimit};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
-use crate::table::{Found, NotMapped};
+use crate::table::{Found, NotMapped, Run};
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::AddressSpace;
@@ -184,7 +184,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (level, entries) = self.shape(order);
         let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let raw = arch.leaf(pfn.addr(), attrs, level);
-        match self.tables.map_run(start, level, raw, entries) {
+        match self.tables.map_run(&Run::new(start, level, Kind::Leaf, raw, entries)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Anon, 1 << order);
                 Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) }))
@@ -268,7 +268,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let offset = (start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
         let attrs = (area.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED;
         let raw = arch.leaf(zeros.pfn.add(offset).addr(), attrs, level);
-        match self.tables.map_run(start, level, raw, entries) {
+        match self.tables.map_run(&Run::new(start, level, Kind::Leaf, raw, entries)) {
             Ok(()) => Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) })),
             Err(NotMapped::Occupied) => Ok(Outcome::Again),
             Err(NotMapped::OutOfMemory) => Err(FaultError::OutOfMemory),

@@ -70,7 +70,7 @@ struct Batch {
 
 impl Batch {
     const ROOM: usize = 32;
-    const NOTHING: Run = Run { va: 0, len: 0, level: 1, kind: Kind::None, raw: 0, settled: false, joined: false };
+    const NOTHING: Run = Run::new(0, 1, Kind::None, 0, 0);
 
     fn push(&mut self, run: Run) {
         self.runs[self.used] = run;
@@ -294,8 +294,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let mut left = runs;
         while let [run, rest @ ..] = left {
-            let step = |run: &Run| if run.kind == Kind::Leaf { arch.step(run.raw, run.level) } else { 0 };
-            if self.tables.map_at_steps(run.va, run.level, (run.raw, step(run)), run.len).is_err() {
+            if self.tables.map_run(run).is_err() {
                 left.iter().for_each(|run| self.give_up(run));
                 return Err(OutOfMemory);
             }
@@ -308,7 +307,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     && run.level == table.level
                     && run.va < table.end()
                 {
-                    table.set_at_steps(run.va, run.raw, step(run), run.len);
+                    table.set(run);
                     self.count_adopted(run);
                     left = rest;
                 }

@@ -4,7 +4,7 @@
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind, Marker};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable};
+use crate::table::{Found, LockedTable, Run};
 use crate::vma::State;
 
 use super::{AddressSpace, AdviseError};
@@ -36,10 +36,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let mut at = range.start;
         while at < range.end {
             let end = ((at >> table << table).saturating_add(1 << table)).min(range.end);
-            let marker = (arch.marker(Marker::Guard), 0);
-            self.tables
-                .map_at_steps(at, 1, marker, ((end - at) >> page) as usize)
-                .map_err(|_| AdviseError::OutOfMemory)?;
+            let guards = Run::new(at, 1, Kind::Marker, arch.marker(Marker::Guard), ((end - at) >> page) as usize);
+            self.tables.map_run(&guards).map_err(|_| AdviseError::OutOfMemory)?;
             at = end;
             self.tables.platform().resched();
         }

@@ -8,11 +8,11 @@
 use core::mem::ManuallyDrop;
 
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_down};
-use crate::arch::{Arch, Attrs};
+use crate::arch::{Arch, Attrs, Kind};
 use crate::cache::{Looked, MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::table::NotMapped;
+use crate::table::{NotMapped, Run};
 use crate::vma::{Backing, Prot, Sharing, Vma};
 
 use super::fault::Outcome;
@@ -166,7 +166,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let start = align_down(addr, shift) - ((page - row.page) << shift);
         let raw = arch.leaf(row.pfn.addr(), attrs, 1);
-        match self.tables.map_run(start, 1, raw, row.pages as usize) {
+        match self.tables.map_run(&Run::new(start, 1, Kind::Leaf, raw, row.pages as usize)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Shmem, (row.pages as i64) << arch.page_order());
                 Ok(Outcome::Mapped(VirtRange { start, end: start + ((row.pages as u64) << shift) }))

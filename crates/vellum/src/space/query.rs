@@ -166,10 +166,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match self.tables.find(at, range.end) {
                 Found::Hole(end) => {
                     let len = (end - at).div_ceil(1 << arch.page_shift()) as usize;
-                    visit(
-                        None,
-                        &Run { va: at, len, level: 1, kind: Kind::None, raw: 0, settled: false, joined: false },
-                    );
+                    visit(None, &Run::new(at, 1, Kind::None, 0, len));
                     at = end;
                 }
                 Found::Table(table) => {

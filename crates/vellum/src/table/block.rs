@@ -15,6 +15,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::entries::{Extent, merged};
+use super::run::Joined;
 use super::{LockedTable, Run};
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
@@ -68,24 +69,30 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let (block, step) = (1usize << arch.block_bits(self.level), arch.step(first, self.level));
         // Then there is nothing that others could say and the first does not.
         let full = arch.attrs(first, self.level).contains(Attrs::HARDWARE);
-        let mut all = Extent { len: 0, differing: 0 };
-        while all.len < most {
-            let at = index + all.len;
-            let raw = self.entry(at).load(Relaxed);
-            let differs = arch.single(raw, at) ^ first.wrapping_add(step.wrapping_mul(all.len as u64));
+        let mut all = Extent { len: 0, differing: 0, joined: 0 };
+        let (mut at, mut expected) = (index, first);
+        let mut entries = &self.entries()[index..index + most];
+        while let Some(entry) = entries.first() {
+            let raw = entry.load(Relaxed);
+            let differs = arch.single(raw, at) ^ expected;
             // What follows a leaf is one.
             if raw & A::JOINED == 0 || differs & !A::HARDWARE != 0 {
                 break;
             }
             all.differing |= differs | A::JOINED;
+            let into = at & (block - 1);
             if !full || differs != 0 {
-                let start = at & !(block - 1);
+                let start = at - into;
                 all.differing |= self.differing(start, start + block, first);
             }
-            let len = (block - (at & (block - 1))).min(most - all.len);
-            each(at, &self.entries()[at..at + len]);
-            all.len += len;
+            let (these, rest) = entries.split_at((block - into).min(entries.len()));
+            each(at, these);
+            at += these.len();
+            expected = expected.wrapping_add(step.wrapping_mul(these.len() as u64));
+            entries = rest;
         }
+        all.len = at - index;
+        all.joined = all.len;
         all
     }
 
@@ -148,13 +155,23 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 
     /// Write leaves into entries that are empty, joined where they may be.
-    pub(super) fn set_joined(&self, index: usize, raw: u64, n: usize) {
-        let step = self.tables.arch.step(raw, self.level);
-        self.pieces(index, n, raw, |index, n, raw, joined| match joined {
+    pub(super) fn set_joined(&self, index: usize, run: &Run) {
+        if self.is_whole(index, run) {
+            return self.write_joined(index, run.len, run.raw, Some(0));
+        }
+        let step = run.step(&self.tables.arch);
+        self.pieces(index, run.len, run.raw, |index, n, raw, joined| match joined {
             true => self.write_joined(index, n, raw, Some(0)),
             false => self.write(index, n, Some((0, 0)), (raw, step)),
         });
-        self.join_around(index, n);
+        self.join_around(index, run.len);
+    }
+
+    /// Whether a run is of joined blocks and of nothing else, so that nobody needs to ask what folios it is in.
+    #[inline]
+    fn is_whole(&self, index: usize, run: &Run) -> bool {
+        let block = 1usize << self.tables.arch.block_bits(self.level);
+        run.joined == Joined::All && (index | run.len) & (block - 1) == 0
     }
 
     /// Write whole blocks, where each entry is `old`, or whatever stands there.
@@ -261,10 +278,14 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(super) fn rewrite_blocks(&self, run: &Run, new: u64) {
         let arch = &self.tables.arch;
         let index = self.index(run.va);
+        let step = arch.step(new, self.level);
+        let may_join = self.may_join(index, new);
+        if may_join && self.is_whole(index, run) {
+            return self.rewrite_joined(run, index, run.len, new);
+        }
         self.part_at(index);
         self.part_at(index + run.len);
-        let step = arch.step(new, self.level);
-        if !self.may_join(index, new) {
+        if !may_join {
             // What hardware has recorded is each entry's own from now on.
             let mut at = index;
             while at < index + run.len {
@@ -374,8 +395,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn joined(&self, run: &Run) -> usize {
         let index = self.index(run.va);
         match run.joined {
-            true => (index..index + run.len).filter(|i| self.is_joined(self.entry(*i).load(Relaxed))).count(),
-            false => 0,
+            Joined::Some => (index..index + run.len).filter(|i| self.is_joined(self.entry(*i).load(Relaxed))).count(),
+            Joined::All => run.len,
+            Joined::None => 0,
         }
     }
 }

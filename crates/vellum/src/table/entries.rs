@@ -5,6 +5,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, fence};
 
+use super::run::Joined;
 use super::{LockedTable, Run};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
@@ -16,6 +17,8 @@ pub(super) struct Extent {
     pub(super) len: usize,
     /// The bits of those that were not compared, in which any differs from what would follow.
     pub(super) differing: u64,
+    /// How many of them are joined.
+    pub(super) joined: usize,
 }
 
 impl Extent {
@@ -24,6 +27,7 @@ impl Extent {
     fn add(&mut self, next: Extent) {
         self.len += next.len;
         self.differing |= next.differing;
+        self.joined += next.joined;
     }
 }
 
@@ -45,7 +49,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let raw = self.entry(index).load(Relaxed);
         let kind = arch.kind(raw, self.level);
         let va = va >> self.shift() << self.shift();
-        let run = |len, raw| Some(Run { va, len, level: self.level, kind, raw, settled: false, joined: false });
+        let run = |len, raw| Some(Run::new(va, self.level, kind, raw, len));
         let alike = |most, raw, step| self.extend(index, most, (raw, step), !0, |_, _| ()).len;
         match kind {
             Kind::Table => None,
@@ -55,8 +59,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
                 let first = arch.single(raw, index);
-                let Extent { len, differing } = self.extend_leaves(index, most, first, |_, _| ());
-                let joined = differing & A::JOINED != 0;
+                let Extent { len, differing, joined } = self.extend_leaves(index, most, first, |_, _| ());
+                let joined = match joined {
+                    0 => Joined::None,
+                    all if all == len => Joined::All,
+                    _ => Joined::Some,
+                };
                 let raw = merged::<A>(first, differing);
                 let settled = differing & A::HARDWARE == 0 && arch.hardware_idle(raw);
                 Some(Run { va, len, level: self.level, kind, raw, settled, joined })
@@ -96,7 +104,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             }
         });
         self.set_live(self.live() - len as u32);
-        let run = Run { va, len, level: self.level, kind: Kind::Leaf, raw, settled: false, joined: false };
+        let run = Run::new(va, self.level, Kind::Leaf, raw, len);
         Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
     }
 
@@ -109,7 +117,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let raw = self.exchange(index, arch.busy());
         debug_assert_eq!(arch.kind(raw, self.level), Kind::Leaf);
         let va = self.base + ((index as u64) << self.shift());
-        let run = Run { va, len: 1, level: self.level, kind: Kind::Leaf, raw, settled: false, joined: false };
+        let run = Run::new(va, self.level, Kind::Leaf, raw, 1);
         let removed =
             Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() };
         (raw, removed)
@@ -137,7 +145,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         mut each: impl FnMut(usize, &[AtomicU64]),
     ) -> Extent {
         let step = self.tables.arch.step(first, self.level);
-        let mut all = Extent { len: 0, differing: 0 };
+        let mut all = Extent { len: 0, differing: 0, joined: 0 };
         loop {
             let next = first.wrapping_add(step.wrapping_mul(all.len as u64));
             all.add(self.extend(index + all.len, most - all.len, (next, step), !A::HARDWARE, &mut each));
@@ -195,7 +203,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             expected = expected.wrapping_add(step);
             len += 1;
         }
-        Extent { len, differing }
+        Extent { len, differing, joined: 0 }
     }
 
     /// Whether `n` entries from `va` are all empty.
@@ -204,22 +212,16 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         (index..index + n).all(|i| self.entry(i).load(Relaxed) == 0)
     }
 
-    /// Write a run of leaves into entries that are empty.
-    #[inline]
-    pub(crate) fn set(&self, va: u64, raw: u64, n: usize) {
-        self.set_at_steps(va, raw, self.tables.arch.step(raw, self.level), n);
-    }
-
     /// Write a run of any kind into entries that are empty.
     #[inline]
-    pub(crate) fn set_at_steps(&self, va: u64, raw: u64, step: u64, n: usize) {
-        let index = self.index(va);
-        if self.may_join(index, raw) {
-            self.set_joined(index, raw, n);
+    pub(crate) fn set(&self, run: &Run) {
+        let index = self.index(run.va);
+        if self.may_join(index, run.raw) {
+            self.set_joined(index, run);
         } else {
-            self.write(index, n, Some((0, 0)), (raw, step));
+            self.write(index, run.len, Some((0, 0)), (run.raw, run.step(&self.tables.arch)));
         }
-        self.add_live(n);
+        self.add_live(run.len);
     }
 
     /// Write entries of which each has the first's value plus so many steps, where others stand that also do (or whatever stands
@@ -317,7 +319,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut i = 0;
         while i < lifted.len() {
             if let Some((block, raw)) = self.block_of(first + i, &lifted[i..]) {
-                self.set_joined(first + i, raw, block);
+                self.set_joined(first + i, &Run::new(va, self.level, Kind::Leaf, raw, block));
                 live += block as u32;
                 i += block;
                 continue;
@@ -343,7 +345,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     pub(crate) fn rewrite(&self, run: &Run, new: u64) {
         debug_assert_eq!(run.kind, Kind::Leaf);
         let index = self.index(run.va);
-        if run.joined || self.may_join(index, new) {
+        if run.joined != Joined::None || self.may_join(index, new) {
             self.rewrite_blocks(run, new);
         } else {
             self.rewrite_single(run, index, run.len, new);

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{LockedTable, PageTables};
+use super::{LockedTable, PageTables, Run};
 use crate::addr::Pfn;
 use crate::arch::Arch;
 use crate::frame::OutOfMemory;
@@ -116,21 +116,15 @@ impl<P: Platform, A: Arch> Drop for Spares<'_, '_, P, A> {
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// Map `n` leaves, `raw` being the first, from `va` at `level`, where nothing is mapped yet; missing tables are made.
-    /// All of the leaves stand in one table.
+    /// Write a run of any kind where nothing is mapped yet; missing tables are made. All of it stands in one table.
     ///
     /// # Errors
     /// If it can't be done in full, nothing was changed.
     #[inline]
-    pub(crate) fn map_run(&self, va: u64, level: u8, raw: u64, n: usize) -> Result<(), NotMapped> {
-        self.map_at_steps(va, level, (raw, self.arch.step(raw, level)), n)
-    }
-
-    /// The same for entries of any kind that differ by a step.
-    #[inline]
-    pub(crate) fn map_at_steps(&self, va: u64, level: u8, (raw, step): (u64, u64), n: usize) -> Result<(), NotMapped> {
-        let write = |table: &LockedTable<'_, 'm, P, A>| table.set_at_steps(va, raw, step, n);
-        self.put_there(va, level, n, write).unwrap_or_else(|| self.put(va, level, n, &mut Spares::new(self), write))
+    pub(crate) fn map_run(&self, run: &Run) -> Result<(), NotMapped> {
+        let &Run { va, level, len, .. } = run;
+        let write = |table: &LockedTable<'_, 'm, P, A>| table.set(run);
+        self.put_there(va, level, len, write).unwrap_or_else(|| self.put(va, level, len, &mut Spares::new(self), write))
     }
 
     /// Have `write` write `n` entries from `va` at `level`, of one table, where nothing is mapped yet; missing tables come from
@@ -147,12 +141,12 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         write: impl Fn(&LockedTable<'_, 'm, P, A>),
     ) -> Result<(), NotMapped> {
         loop {
-            if let Some(outcome) = self.put_there(va, level, n, &write) {
-                return outcome;
-            }
             let walk = self.enter();
             // SAFETY: in a walk.
             let at = unsafe { self.descend(va, level) };
+            if at.level > level && at.raw != 0 {
+                return Err(NotMapped::Occupied);
+            }
             if !spares.has(level, at.level) {
                 drop(walk);
                 spares.provide(level, at.level)?;
@@ -165,7 +159,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 self.platform().relax();
                 continue;
             };
-            let hole = at.level > level && table.entry(table.index(va)).load(Relaxed) == 0;
+            if at.level == level {
+                return table.put(va, n, write);
+            }
+            let hole = table.entry(table.index(va)).load(Relaxed) == 0;
             if hole {
                 spares.publish(va, level, &table, &write);
             }
@@ -194,11 +191,19 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         // SAFETY: in the walk that came to this table.
         let table = unsafe { self.try_lock(at.table, at.level, va) }?;
         drop(walk);
-        let empty = table.is_empty(va, n);
+        Some(table.put(va, n, write))
+    }
+}
+
+impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
+    /// Have `n` entries written if there are none yet, and give the lock back.
+    #[inline]
+    fn put(self, va: u64, n: usize, write: impl Fn(&Self)) -> Result<(), NotMapped> {
+        let empty = self.is_empty(va, n);
         if empty {
-            write(&table);
+            write(&self);
         }
-        table.release();
-        Some(if empty { Ok(()) } else { Err(NotMapped::Occupied) })
+        self.release();
+        if empty { Ok(()) } else { Err(NotMapped::Occupied) }
     }
 }

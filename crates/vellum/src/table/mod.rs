@@ -40,7 +40,7 @@ mod walk;
 pub(crate) use grow::{NotMapped, Spares};
 pub(crate) use lock::LockedTable;
 pub(crate) use relocate::Route;
-pub use run::Run;
+pub use run::{Joined, Run};
 pub(crate) use walk::Found;
 
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};

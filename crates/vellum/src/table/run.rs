@@ -31,11 +31,36 @@ pub struct Run {
     /// Whether these are each entry's own, and hardware has none left to set: then the entries can be written without being
     /// read again.
     pub settled: bool,
-    /// Whether some of them are joined to blocks that a TLB may hold as one translation.
-    pub joined: bool,
+    /// Which of them are joined to blocks that a TLB may hold as one translation.
+    pub joined: Joined,
+}
+
+/// How much of a run is joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joined {
+    /// Nothing.
+    None,
+    /// What of it is has to be looked up.
+    Some,
+    /// All of it; at its ends it may be parts of blocks.
+    All,
 }
 
 impl Run {
+    /// A run that nobody has read from a table.
+    pub(crate) const fn new(va: u64, level: u8, kind: Kind, raw: u64, len: usize) -> Run {
+        Run { va, len, level, kind, raw, settled: false, joined: Joined::None }
+    }
+
+    /// What to add to an entry for the next one.
+    #[inline]
+    pub(crate) fn step<A: Arch>(&self, arch: &A) -> u64 {
+        match self.kind {
+            Kind::Leaf | Kind::Swap => arch.step(self.raw, self.level),
+            Kind::None | Kind::Marker | Kind::Table | Kind::Busy => 0,
+        }
+    }
+
     /// The addresses.
     pub fn range<A: Arch>(&self, arch: &A) -> VirtRange {
         VirtRange { start: self.va, end: self.va + ((self.len as u64) << arch.level_shift(self.level)) }

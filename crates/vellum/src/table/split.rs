@@ -1,6 +1,6 @@
 //! A huge mapping becomes a table of smaller ones.
 
-use super::{Found, LockedTable, PageTables};
+use super::{Found, LockedTable, PageTables, Run};
 use crate::addr::PhysAddr;
 use crate::arch::{Arch, Kind};
 use crate::frame::OutOfMemory;
@@ -62,7 +62,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let below = LockedTable::new(self, child, self.machine.frames().frame(child), level, start);
         let first =
             self.arch.leaf(PhysAddr(self.arch.leaf_addr(old, table.level).0), self.arch.attrs(old, table.level), level);
-        below.set(start, first, 1 << self.arch.index_bits());
+        below.set(&Run::new(start, level, Kind::Leaf, first, 1 << self.arch.index_bits()));
         LockedTable::<P, A>::set_parent(below.desc, table.pfn);
         table.fill(va, self.arch.table(child.addr()));
         self.hooked(1);
