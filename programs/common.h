@@ -103,4 +103,22 @@ static inline long status_kib(const char *name) {
     return value;
 }
 
+// What must hold.
+struct rule {
+    const char *name;
+    bool (*holds)(void);
+};
+
+// A row a rule; the program's status, 1 if one is broken.
+static inline int check(const struct rule *rules, size_t count) {
+    int broken = 0;
+    for (const struct rule *rule = rules; rule < rules + count; rule++) {
+        bool good = rule->holds();
+        broken += !good;
+        printf("{\"rule\":\"%s\",\"holds\":\"%s\"}\n", rule->name, good ? "yes" : "no");
+        fflush(stdout);
+    }
+    return broken > 0;
+}
+
 #endif

@@ -303,10 +303,7 @@ static bool limits_hold(void) {
     return rmdir(groups) == 0 && good;
 }
 
-static const struct {
-    const char *name;
-    bool (*holds)(void);
-} rules[] = {
+static const struct rule rules[] = {
     {"mappings add up to the process", parts_are_the_whole},
     {"kinds of pages add up", kinds_are_the_whole},
     {"all files of a process agree", all_files_agree},
@@ -325,12 +322,5 @@ int main(void) {
     touch(shared, HUGE, 1);
     if (mlock(locked, 16 * PAGE))
         die("mlock");
-    int broken = 0;
-    for (size_t rule = 0; rule < sizeof rules / sizeof *rules; rule++) {
-        bool good = rules[rule].holds();
-        broken += !good;
-        printf("{\"rule\":\"%s\",\"holds\":\"%s\"}\n", rules[rule].name, good ? "yes" : "no");
-        fflush(stdout);
-    }
-    return broken > 0;
+    return check(rules, sizeof rules / sizeof *rules);
 }

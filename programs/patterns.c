@@ -250,10 +250,7 @@ static bool soft_dirty(void) {
     return good;
 }
 
-static const struct {
-    const char *name;
-    bool (*holds)(void);
-} rules[] = {
+static const struct rule rules[] = {
     {"new memory is zero", new_memory_is_zero},
     {"fork copies what is written", fork_copies},
     {"shared memory is shared", shared_is_shared},
@@ -274,12 +271,5 @@ int main(void) {
     struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     if (sigaltstack(&stack, NULL) || sigaction(SIGSEGV, &action, NULL) || sigaction(SIGBUS, &action, NULL))
         die("sigaction");
-    int broken = 0;
-    for (size_t rule = 0; rule < sizeof rules / sizeof *rules; rule++) {
-        bool good = rules[rule].holds();
-        broken += !good;
-        printf("{\"rule\":\"%s\",\"holds\":\"%s\"}\n", rules[rule].name, good ? "yes" : "no");
-        fflush(stdout);
-    }
-    return broken > 0;
+    return check(rules, sizeof rules / sizeof *rules);
 }

@@ -10,56 +10,7 @@
 //
 // Folios of 2 MiB are measured twice: mapped by one entry each ("huge"), and by 512, after the rights of their first page
 // were changed and changed back.
-#include "common.h"
-
-#define THP "/sys/kernel/mm/transparent_hugepage/"
-
-enum { SIZES = 10, WORD = 64 };
-
-// The settings as they were: of all sizes together, then of each size from 8 KiB on.
-static char before[SIZES][WORD];
-
-static const char *setting(int order) {
-    static char path[128];
-    if (!order)
-        return THP "enabled";
-    snprintf(path, sizeof path, THP "hugepages-%dkB/enabled", 4 << order);
-    return path;
-}
-
-// Of a line such as "always [madvise] never", the word in brackets.
-static bool read_setting(int order, char *word) {
-    char line[128];
-    if (!read_line(setting(order), line, sizeof line))
-        return false;
-    char *from = strchr(line, '['), *to = strchr(line, ']');
-    if (!from || !to || to - from > WORD)
-        return false;
-    memcpy(word, from + 1, (size_t)(to - from - 1));
-    word[to - from - 1] = 0;
-    return true;
-}
-
-static pid_t owner;
-
-static void restore(void) {
-    for (int order = 0; owner == getpid() && order < SIZES; order++)
-        if (before[order][0])
-            write_line(setting(order), before[order]);
-}
-
-static void end(int signal) {
-    restore();
-    _exit(128 + signal);
-}
-
-// Has faults bring folios of this order and no others; false if the kernel has none.
-static bool choose(int order) {
-    for (int other = 1; other < SIZES; other++)
-        if (before[other][0] && !write_line(setting(other), other == order ? "always" : "never"))
-            die("%s can't be written", setting(other));
-    return !order || before[order][0];
-}
+#include "folios.h"
 
 static size_t length;
 static bool split;
@@ -149,26 +100,15 @@ int main(int argc, char **argv) {
     length = (size_t)argument(argc, argv, 1, 256) << 20;
     if (length % HUGE)
         die("not a multiple of 2 MiB");
-    for (int order = 0; order < SIZES; order++)
-        if (!read_setting(order, before[order]) && !order)
-            fprintf(stderr, "%s can't be read: folios are what they are\n", setting(order));
-    owner = getpid();
-    atexit(restore);
-    for (const int *signals = (const int[]){SIGHUP, SIGINT, SIGTERM, 0}; *signals; signals++)
-        signal(*signals, end);
-    if (before[0][0] && !write_line(setting(0), "always"))
-        die("%s can't be written", setting(0));
+    keep_settings();
     // A kernel has things to do just after it has booted, and memory that nobody had before may cost it more.
     choose(0);
     char *first = map();
     fill(first);
     munmap(first, length);
     row(0, "4 KiB");
-    for (int order = 2; order < SIZES - 1; order++) {
-        char folio[16];
-        snprintf(folio, sizeof folio, "%d KiB", 4 << order);
-        row(order, folio);
-    }
+    for (int order = 2; order < SIZES - 1; order++)
+        row(order, size_name(order));
     split = true;
     row(9, "2 MiB");
     split = false;

@@ -1,20 +1,29 @@
 # The test of whole programs on the reference kernel. Sourced by `x`, after `prepare.sh`, from the repository's root.
 
-# need_busybox: the distribution's static one; its path goes to `busybox`. Nothing is installed.
+# need_busybox: the distribution's static one, for $ARCH; its path goes to `busybox`. Nothing is installed.
 need_busybox() {
-    local folder=target/busybox
-    if ! busybox=$(compgen -G "$folder/*bin/busybox" || compgen -G "$folder/usr/bin/busybox"); then
-        command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || die "no apt-get here to fetch busybox-static"
-        say "fetching busybox-static into $folder"
-        mkdir -p "$folder"
-        (cd "$folder" && apt-get -q -o "APT::Sandbox::User=$(id -un)" download busybox-static) || {
-            apt check -q # which fetches the lists of packages
-            (cd "$folder" && apt-get -q -o "APT::Sandbox::User=$(id -un)" download busybox-static)
-        } || die "apt-get has no busybox-static"
-        dpkg-deb -x "$folder"/*.deb "$folder"
-        busybox=$(compgen -G "$folder/bin/busybox" || compgen -G "$folder/usr/bin/busybox")
+    local folder=target/busybox/$ARCH mirror suite_options
+    find_busybox "$folder" && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || die "no apt-get here to fetch busybox-static"
+    say "fetching busybox-static into $folder"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    suite_options=(-q -o "APT::Sandbox::User=$(id -un)")
+    if [ "$DEBIAN" != "$(dpkg --print-architecture)" ]; then
+        need_debian_mirror || die "no Debian mirror in apt's sources to take busybox-static for $DEBIAN from"
+        # The release that this machine has, so that both are of one version.
+        suite "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$folder/apt" "$DEBIAN"
     fi
+    (cd "$folder" && apt-get "${suite_options[@]}" download busybox-static) || {
+        apt check -q # which fetches the lists of packages
+        (cd "$folder" && apt-get "${suite_options[@]}" download busybox-static)
+    } || die "apt-get has no busybox-static"
+    dpkg-deb -x "$folder"/*.deb "$folder"
+    rm -rf "$folder/apt"
+    find_busybox "$folder" || die "no busybox in busybox-static"
 }
+
+find_busybox() { busybox=$(compgen -G "$1/bin/busybox" || compgen -G "$1/usr/bin/busybox"); }
 
 # guest [OPTIONS] -- PROGRAM...: on `kernel`. Standard input is this function's. The limit is there to end what hangs: a
 # busy machine takes a multiple of what an idle one does.
@@ -32,18 +41,24 @@ expect() {
 # shellcheck disable=SC2016
 WITH_APPLETS='$0 mkdir -p $2/bin $2/work && $0 --install -s $2/bin && PATH=$2/bin && cd $2/work && . "$1"'
 
-# same_as_host SCRIPT: its output on the kernel is that on this machine.
-same_as_host() {
+# on_host SCRIPT: its output on this machine, by this machine's busybox, goes to target/busybox/SCRIPT.host.
+on_host() {
     local script=$1 name folder
-    name=target/busybox/$(basename "$script" .sh)
+    name=target/busybox/$(basename "$script" .sh).host
     folder=$(mktemp -d)
     expect 0 "$script on this machine" env -i "$PWD/$busybox" sh -c "$WITH_APPLETS" "$PWD/$busybox" "$PWD/$script" \
-        "$folder" >"$name.host" 2>"$name.host.errors"
+        "$folder" >"$name" 2>"$name.errors"
     rm -rf "$folder"
-    expect 0 "$script on the kernel (standard error: $name.kernel.errors)" \
+}
+
+# same_as_host SCRIPT: its output on the kernel is what `on_host` found.
+same_as_host() {
+    local script=$1 name
+    name=target/busybox/$(basename "$script" .sh)
+    expect 0 "$script on the kernel (standard error: $name.$ARCH.errors)" \
         guest --smp 2 --file "$busybox:/bin/busybox" --file "$script:/script" -- \
-        /bin/busybox sh -c "$WITH_APPLETS" /bin/busybox /script /tmp </dev/null >"$name.kernel" 2>"$name.kernel.errors"
-    diff "$name.host" "$name.kernel" || die "$script prints something else on the kernel"
+        /bin/busybox sh -c "$WITH_APPLETS" /bin/busybox /script /tmp </dev/null >"$name.$ARCH" 2>"$name.$ARCH.errors"
+    diff "$name.host" "$name.$ARCH" || die "$script prints something else on the kernel"
 }
 
 # The streams and the status of a program on `kernel`.
@@ -60,9 +75,9 @@ streams() {
 
 # our_programs FOLDER: those there, on `kernel`.
 our_programs() {
-    say "our programs, on $ARCH"
     expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
     expect 0 figures guest --smp 2 -- "$1/figures" </dev/null
+    expect 0 frames guest --smp 2 -- "$1/frames" </dev/null
     expect 0 pointers guest --smp 2 -- "$1/pointers" </dev/null
     expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null
     expect 0 unmap guest -- "$1/unmap" 8 </dev/null
@@ -73,28 +88,32 @@ our_programs() {
 
 step_programs() {
     local script
-    need qemu-system-x86_64 "to boot the reference kernel" qemu-system-x86
+    run cargo build -p vellum-cli
+    need_busybox
+    say "shell scripts, on this machine"
+    for script in programs/shell/*.sh; do on_host "$script"; done
+    for_each_arch all_programs
+}
+
+all_programs() {
+    local script folder=target/programs
+    [ "$ARCH" = x86_64 ] || folder+=/$ARCH
+    need "$QEMU" "to boot the reference kernel" "$QEMU_PACKAGE"
     need_busybox
     build_kernel kernel
     build_programs
-    run cargo build -p vellum-cli
     say "streams and statuses"
     streams
     if [ -e "$(linux_folder)/vmlinuz" ]; then
         say "the same on Linux"
         kernel=$(linux_folder)/vmlinuz streams
     else
-        say "not tested: our init for Linux, as there is none (./x linux)"
+        say "not tested: our init for Linux, as there is none (./x linux --arch $ARCH)"
     fi
-    our_programs target/programs
+    say "our programs"
+    our_programs "$folder"
     for script in programs/shell/*.sh; do
-        say "$script, and the same on this machine"
+        say "$script, as on this machine"
         same_as_host "$script"
     done
-    use_arch aarch64
-    need "$QEMU" "to boot the reference kernel" "$QEMU_PACKAGE"
-    build_kernel kernel
-    build_programs
-    our_programs target/programs/aarch64
-    use_arch x86_64
 }

@@ -124,17 +124,17 @@ impl TlbModel {
     /// XiangShan Kunminghu, a RISC-V core with Svnapot.
     pub const KUNMINGHU: TlbModel = TlbModel::fixed(
         "xiangshan-kunminghu",
-        "OpenXiangShan/XiangShan, MMUConst.scala (L2TLBParameters) and XiangShan Design Document, L1TLB and PageCache: L1 \
-         TLBs of 48, fully associative, an entry for up to 8 pages whose frames share the upper bits, and one for a Svnapot \
-         block; second level: 32 × 8 lines of 8 last-level entries, 16 huge pages, 8 × 4 lines of 8 pointers to last tables, \
-         16 and 16 of the levels above. Here 8 pages coalesce only if they are consecutive, and the eight entries of a line \
-         come and go one by one.",
+        "OpenXiangShan/XiangShan, MMUConst.scala (L2TLBParameters), PageTableCache.scala and XiangShan Design Document, L1TLB \
+         and PageCache: L1 TLBs of 48, fully associative, an entry for up to 8 pages whose frames share the upper bits, and \
+         one for a Svnapot block; second level: 32 × 8 lines of 8 last-level entries, 16 huge pages or Svnapot blocks, 8 × 4 \
+         lines of 8 pointers to last tables, 16 and 16 of the levels above. Here 8 pages coalesce only if they are \
+         consecutive, and the eight entries of a line come and go one by one.",
         const {
             &[
                 bank(1, CODE, &[12, 16, 21, 30], 3, (1, 48)),
                 bank(1, DATA, &[12, 16, 21, 30], 3, (1, 48)),
                 bank(2, ALL, &[12], 0, (256, 8)),
-                bank(2, ALL, &[21, 30], 0, (1, 16)),
+                bank(2, ALL, &[16, 21, 30], 0, (1, 16)),
             ]
         },
         const { &[paging(2, 256), paging(3, 16), paging(4, 16)] },

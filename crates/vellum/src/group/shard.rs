@@ -1,7 +1,7 @@
 //! One CPU's part of a group: LRU lists and a stock of charged pages, behind one lock.
 
 use crate::addr::Pfn;
-use crate::frame::{Cut, FrameList, Frames};
+use crate::frame::{Cut, Frame, FrameList, Frames};
 use crate::group::GroupId;
 use crate::platform::Platform;
 use crate::sync::SpinLock;
@@ -22,6 +22,11 @@ pub enum LruList {
 impl LruList {
     /// How many lists there are.
     pub const COUNT: usize = 3;
+
+    /// The list on which a folio is now, by its head.
+    pub fn of(head: &Frame) -> Option<LruList> {
+        Home::unpack(head.home()).list
+    }
 }
 
 /// Where a folio or table is charged and listed: what [`crate::frame::Frame`]'s `home` says.

@@ -1,7 +1,7 @@
 //! What of a process's memory is where.
 
 use super::process::Subject;
-use super::reader;
+use super::{numbers, reader};
 use crate::files::from_root;
 use crate::mem::{UserSpace, machine, uaccess};
 use alloc::sync::Arc;
@@ -211,8 +211,6 @@ pub fn figures(memory: &UserSpace) -> Memory {
     }
 }
 
-/// Entries of `pagemap` that are made at once.
-const AT_ONCE: usize = 512;
 /// The frame's number.
 const PLACE: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
@@ -223,33 +221,13 @@ const SOFT_DIRTY: u64 = 1 << 55;
 
 /// `pagemap`: eight bytes a page.
 pub fn pagemap(subject: &Subject, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
-    if !at.is_multiple_of(8) || !to.room().is_multiple_of(8) {
-        return Err(Errno::EINVAL);
-    }
     let Some(memory) = space(subject)? else { return Ok(0) };
     // Where in the machine a page lies is the powerful's business alone.
     let shown = if reader()?.credentials().has(CAP_SYS_ADMIN) { !0 } else { !PLACE };
-    let pages = crate::arch::paging::user_end() >> FRAME_SHIFT;
-    let mut done = 0;
-    while to.room() > 0 {
-        let first = (at + done as u64) / 8;
-        let count = (to.room() / 8).min(AT_ONCE).min(pages.saturating_sub(first) as usize);
-        if count == 0 {
-            break;
-        }
-        let mut entries = [0; AT_ONCE];
-        look(&memory, first, &mut entries[..count]);
-        let mut bytes = [0; AT_ONCE * 8];
-        for (place, entry) in bytes.chunks_exact_mut(8).zip(entries) {
-            place.copy_from_slice(&(entry & shown).to_le_bytes());
-        }
-        match to.put(&bytes[..count * 8]) {
-            Ok(put) => done += put,
-            Err(_) if done > 0 => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
+    numbers(at, to, crate::arch::paging::user_end() >> FRAME_SHIFT, |first, entries| {
+        look(&memory, first, entries);
+        entries.iter_mut().for_each(|entry| *entry &= shown);
+    })
 }
 
 /// The entries of `pagemap` from a page on.

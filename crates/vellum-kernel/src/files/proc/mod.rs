@@ -6,10 +6,12 @@
 //! | [`facts`] | who and what a process is: `status`, `stat`, `limits` and the like |
 //! | [`memory`] | what of its memory is where: `maps`, `smaps`, `pagemap` |
 //! | [`links`] | what it has open, and its program |
+//! | [`frames`] | the machine's memory: `kpageflags`, `kpagecount` |
 //! | [`system`] | the machine: `meminfo`, `vmstat`, `stat` and the like |
 //! | [`settings`] | `/proc/sys` |
 
 mod facts;
+mod frames;
 mod links;
 mod memory;
 mod process;
@@ -28,7 +30,7 @@ use spin::Once;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Folder, Link, Make, More, System};
-use vellum_kernel::fs::{Inode, Kind, inode::Entry};
+use vellum_kernel::fs::{Inode, Kind, Sink, inode::Entry};
 
 /// The root directory; there is one, wherever it is mounted.
 static ROOT: Once<Arc<Folder>> = Once::new();
@@ -66,6 +68,36 @@ fn number(name: &[u8]) -> Option<u32> {
     let name = core::str::from_utf8(name).ok()?;
     // As it would be written, and not otherwise.
     name.parse().ok().filter(|_| name == "0" || !name.starts_with(['0', '+']))
+}
+
+/// Numbers of a file of numbers that are made at once.
+const AT_ONCE: usize = 512;
+
+/// Reads a file of numbers of eight bytes, up to the number `end`; `fill` makes those from a number on.
+fn numbers(at: u64, to: &mut dyn Sink, end: u64, fill: impl Fn(u64, &mut [u64])) -> Result<usize, Errno> {
+    if !at.is_multiple_of(8) || !to.room().is_multiple_of(8) {
+        return Err(Errno::EINVAL);
+    }
+    let mut done = 0;
+    while to.room() > 0 {
+        let first = (at + done as u64) / 8;
+        let count = (to.room() / 8).min(AT_ONCE).min(end.saturating_sub(first) as usize);
+        if count == 0 {
+            break;
+        }
+        let mut numbers = [0; AT_ONCE];
+        fill(first, &mut numbers[..count]);
+        let mut bytes = [0; AT_ONCE * 8];
+        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        match to.put(&bytes[..count * 8]) {
+            Ok(put) => done += put,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }
 
 /// The processes' directories.

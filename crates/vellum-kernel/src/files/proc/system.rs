@@ -1,11 +1,13 @@
 //! The machine, in figures: all of them the engine's, or counted where they change.
 
+use super::frames;
 use crate::arch::cpuinfo;
 use crate::files::mount;
 use crate::mem::{Machine, heap, machine, now_ns};
 use crate::sys::{clock::EPOCH, misc, shm};
 use crate::task::process as processes;
 use crate::task::process::last_number;
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::sync::Arc;
@@ -16,8 +18,9 @@ use vellum::frame::HUGE_ORDER;
 use vellum::platform::Cpus;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Sink;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Folder, Text};
+use vellum_kernel::fs::text::{Folder, Text, Window};
 use vellum_kernel::proc::{Text as Words, system as words};
 
 /// A file: its name, and what is in it.
@@ -48,6 +51,11 @@ const FILES: [File; 15] = [
 /// `ENOMEM`.
 pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
     FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))?;
+    let windows: [(&str, fn(u64, &mut dyn Sink) -> Result<usize, Errno>); 2] =
+        [("kpageflags", frames::flags), ("kpagecount", frames::counts)];
+    for (name, read) in windows {
+        root.add(name, Window::new(root.system(), 0o400, Box::new(read), None))?;
+    }
     let shared = root.add_folder("sysvipc")?;
     shared.add("shm", Text::read_only(root.system(), shm::list))
 }

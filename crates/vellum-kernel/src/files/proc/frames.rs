@@ -1,0 +1,113 @@
+//! The machine's memory, frame by frame, in Linux's terms: `kpageflags` and `kpagecount`. As of the moment at which each is looked
+//! at, which nobody holds still.
+
+use super::numbers;
+use crate::mem::machine;
+use vellum::addr::{FRAME_SHIFT, Pfn};
+use vellum::frame::{Frame, FrameKind, FrameState, MAX_ORDER, flag};
+use vellum::group::LruList;
+use vellum::platform::Memory;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Sink;
+
+/// Bits of `linux/kernel-page-flags.h`.
+mod bit {
+    pub const UPTODATE: u64 = 1 << 3;
+    pub const LRU: u64 = 1 << 5;
+    pub const BUDDY: u64 = 1 << 10;
+    pub const MMAP: u64 = 1 << 11;
+    pub const ANON: u64 = 1 << 12;
+    pub const SWAP_BACKED: u64 = 1 << 14;
+    pub const HEAD: u64 = 1 << 15;
+    pub const TAIL: u64 = 1 << 16;
+    pub const UNEVICTABLE: u64 = 1 << 18;
+    pub const NO_PAGE: u64 = 1 << 20;
+    pub const LARGE: u64 = 1 << 22;
+    pub const ZERO_PAGE: u64 = 1 << 24;
+    pub const TABLE: u64 = 1 << 26;
+    pub const RESERVED: u64 = 1 << 32;
+    pub const LOCKED: u64 = 1 << 33;
+}
+
+/// `kpageflags`: what each frame is.
+pub fn flags(at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+    numbers(at, to, end(), |first, numbers| each(first, numbers, |block| block.map_or(bit::NO_PAGE, flags_of)))
+}
+
+/// `kpagecount`: how often each frame is mapped; of a large folio, how often on average.
+pub fn counts(at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+    numbers(at, to, end(), |first, numbers| each(first, numbers, |block| block.map_or(0, count_of)))
+}
+
+/// The first frame after the machine's last.
+fn end() -> u64 {
+    let regions = machine().platform().regions();
+    regions.iter().map(|region| (region.base.0 + region.len) >> FRAME_SHIFT).max().unwrap_or(0)
+}
+
+fn each(first: u64, numbers: &mut [u64], number: impl Fn(Option<Place>) -> u64) {
+    for (pfn, to) in (first..).zip(numbers) {
+        *to = number(u32::try_from(pfn).ok().and_then(|pfn| place(Pfn(pfn))));
+    }
+}
+
+/// Where a frame is: in which block or folio, and whether it is its first.
+struct Place {
+    head: &'static Frame,
+    state: FrameState,
+    first: bool,
+}
+
+/// Frames that are no block's first say nothing that can be relied upon, but for a folio's. So the block is found from above: the
+/// frame at a multiple of the largest size is the first of its block in any case; and where that ends before `pfn`, so is the one
+/// at a multiple of the next size.
+fn place(pfn: Pfn) -> Option<Place> {
+    let frames = machine().frames();
+    (0..=MAX_ORDER).rev().find_map(|order| {
+        let first = pfn.align_down(order);
+        let head = frames.get(first)?;
+        let state = head.state();
+        (state.kind() != FrameKind::Tail && state.order() >= order).then_some(Place {
+            head,
+            state,
+            first: first == pfn,
+        })
+    })
+}
+
+fn flags_of(place: Place) -> u64 {
+    let Place { head, state, first } = place;
+    let given = |flag, bits: u64| if state.has(flag) { bits } else { 0 };
+    match state.kind() {
+        FrameKind::Free | FrameKind::Cached => bit::BUDDY,
+        FrameKind::Table => bit::TABLE,
+        FrameKind::Reserved => bit::RESERVED,
+        FrameKind::Private | FrameKind::Tail => 0,
+        FrameKind::Folio if state.has(flag::ZEROS) => bit::ZERO_PAGE | bit::RESERVED,
+        FrameKind::Folio => {
+            let list = match LruList::of(head) {
+                None => 0,
+                Some(LruList::Unevictable) => bit::LRU | bit::UNEVICTABLE | bit::LOCKED,
+                Some(_) => bit::LRU,
+            };
+            let size = match (state.order(), first) {
+                (0, _) => 0,
+                (_, true) => bit::HEAD | bit::LARGE,
+                (_, false) => bit::TAIL | bit::LARGE,
+            };
+            let mapped = if head.counts().maps > 0 { bit::MMAP } else { 0 };
+            let owner = bit::ANON ^ given(flag::OBJECT, bit::ANON);
+            bit::UPTODATE | bit::SWAP_BACKED | list | size | mapped | owner
+        }
+    }
+}
+
+fn count_of(place: Place) -> u64 {
+    let Place { head, state, .. } = place;
+    if state.kind() != FrameKind::Folio || state.has(flag::ZEROS) {
+        return 0;
+    }
+    let (maps, pages) = (u64::from(head.counts().maps), 1 << state.order());
+    // Rounded, but what is mapped at all is mapped once.
+    ((maps + pages / 2) / pages).max(maps.min(1))
+}

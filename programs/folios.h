@@ -1,0 +1,76 @@
+// Which folios faults bring: the kernel's settings, and their restoration when the program ends.
+#ifndef FOLIOS_H
+#define FOLIOS_H
+
+#include "common.h"
+
+#define THP "/sys/kernel/mm/transparent_hugepage/"
+
+enum { SIZES = 10, WORD = 64 };
+
+// The settings as they were: of all sizes together, then of each size from 8 KiB on.
+static char before[SIZES][WORD];
+
+static const char *setting(int order) {
+    static char path[128];
+    if (!order)
+        return THP "enabled";
+    snprintf(path, sizeof path, THP "hugepages-%dkB/enabled", 4 << order);
+    return path;
+}
+
+// Of a line such as "always [madvise] never", the word in brackets.
+static bool read_setting(int order, char *word) {
+    char line[128];
+    if (!read_line(setting(order), line, sizeof line))
+        return false;
+    char *from = strchr(line, '['), *to = strchr(line, ']');
+    if (!from || !to || to - from > WORD)
+        return false;
+    memcpy(word, from + 1, (size_t)(to - from - 1));
+    word[to - from - 1] = 0;
+    return true;
+}
+
+static pid_t owner;
+
+static void restore(void) {
+    for (int order = 0; owner == getpid() && order < SIZES; order++)
+        if (before[order][0])
+            write_line(setting(order), before[order]);
+}
+
+static void end(int signal) {
+    restore();
+    _exit(128 + signal);
+}
+
+// Has faults bring folios of this order and no others; false if the kernel has none.
+static bool choose(int order) {
+    for (int other = 1; other < SIZES; other++)
+        if (before[other][0] && !write_line(setting(other), other == order ? "always" : "never"))
+            die("%s can't be written", setting(other));
+    return !order || before[order][0];
+}
+
+// Keeps the settings, to restore them at the end, however it comes.
+static inline void keep_settings(void) {
+    for (int order = 0; order < SIZES; order++)
+        if (!read_setting(order, before[order]) && !order)
+            fprintf(stderr, "%s can't be read: folios are what they are\n", setting(order));
+    owner = getpid();
+    atexit(restore);
+    for (const int *signals = (const int[]){SIGHUP, SIGINT, SIGTERM, 0}; *signals; signals++)
+        signal(*signals, end);
+    if (before[0][0] && !write_line(setting(0), "always"))
+        die("%s can't be written", setting(0));
+}
+
+// What folios of an order are called.
+static inline const char *size_name(int order) {
+    static char name[16];
+    snprintf(name, sizeof name, order < 9 ? "%d KiB" : "%d MiB", order < 9 ? 4 << order : 4 << order >> 10);
+    return name;
+}
+
+#endif
