@@ -18,7 +18,6 @@ use vellum::frame::HUGE_ORDER;
 use vellum::platform::Cpus;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::Sink;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Folder, Text, Window};
 use vellum_kernel::proc::{Text as Words, system as words};
@@ -51,11 +50,8 @@ const FILES: [File; 15] = [
 /// `ENOMEM`.
 pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
     FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))?;
-    let windows: [(&str, fn(u64, &mut dyn Sink) -> Result<usize, Errno>); 2] =
-        [("kpageflags", frames::flags), ("kpagecount", frames::counts)];
-    for (name, read) in windows {
-        root.add(name, Window::new(root.system(), 0o400, Box::new(read), None))?;
-    }
+    root.add("kpageflags", Window::new(root.system(), 0o400, Box::new(frames::flags), None))?;
+    root.add("kpagecount", Window::new(root.system(), 0o400, Box::new(frames::counts), None))?;
     let shared = root.add_folder("sysvipc")?;
     shared.add("shm", Text::read_only(root.system(), shm::list))
 }
