@@ -69,6 +69,22 @@ static inline void touch(char *memory, size_t length, uint64_t pattern) {
         *(volatile uint64_t *)(memory + at) = pattern + at;
 }
 
+// How many pages of a range are in memory.
+static inline size_t pages_present(const char *memory, size_t length) {
+    uint64_t entries[512];
+    size_t found = 0, some;
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    for (size_t left = length / PAGE; left; left -= some, memory += some * PAGE) {
+        some = left < 512 ? left : 512;
+        if (pread(file, entries, some * 8, (off_t)((uintptr_t)memory / PAGE * 8)) != (ssize_t)some * 8)
+            die("/proc/self/pagemap");
+        for (size_t i = 0; i < some; i++)
+            found += entries[i] >> 63;
+    }
+    close(file);
+    return found;
+}
+
 // The first line of a file; false if it can't be read.
 static inline bool read_line(const char *path, char *line, size_t size) {
     FILE *file = fopen(path, "re");

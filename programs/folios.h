@@ -66,11 +66,33 @@ static inline void keep_settings(void) {
         die("%s can't be written", setting(0));
 }
 
-// What folios of an order are called.
-static inline const char *size_name(int order) {
-    static char name[16];
-    snprintf(name, sizeof name, order < 9 ? "%d KiB" : "%d MiB", order < 9 ? 4 << order : 4 << order >> 10);
-    return name;
+// Whether folios of 2 MiB are to be mapped by 512 entries each.
+static bool split;
+
+// After memory was touched: maps it by single entries, if `split`.
+static inline void split_entries(char *memory, size_t length) {
+    for (size_t at = 0; split && at < length; at += HUGE) {
+        int failed = mprotect(memory + at, PAGE, PROT_READ);
+        failed |= mprotect(memory + at, PAGE, PROT_READ | PROT_WRITE);
+        if (failed)
+            die("mprotect");
+    }
+}
+
+// A row for each size of folios that the kernel has, twice for 2 MiB.
+static inline void each_folio(void (*row)(const char *folio)) {
+    for (int order = 0; order <= SIZES; order++) {
+        char folio[16];
+        snprintf(folio, sizeof folio, "%d KiB", 4 << order);
+        split = order == SIZES - 1;
+        if (order == 1)
+            continue;
+        if (choose(order < SIZES ? order : SIZES - 1))
+            row(order < SIZES - 1 ? folio : split ? "2 MiB" : "2 MiB, huge");
+        else
+            fprintf(stderr, "%s: no such folios here\n", folio);
+    }
+    split = false;
 }
 
 #endif

@@ -125,11 +125,15 @@ static void load_module(const char *path) {
 static void swap_on(const char *bytes) {
     uint64_t size = strtoull(bytes, NULL, 10);
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    int fd = open("/sys/block/zram0/disksize", O_WRONLY);
+    int fd = open("/sys/block/zram0/comp_algorithm", O_WRONLY);
     // What a disk for swap begins with: after 1024 bytes for others a version and the last page's number …
     uint32_t version[2] = { 1, (uint32_t)(size / page - 1) };
     char *first = calloc(1, page);
 
+    // The fastest, where the kernel has it; else what it has.
+    if (fd >= 0 && (write(fd, "lz4", 3) == 3 || errno == EINVAL))
+        close(fd);
+    fd = open("/sys/block/zram0/disksize", O_WRONLY);
     if (fd < 0 || !first)
         die("/sys/block/zram0/disksize");
     write_all(fd, bytes, strlen(bytes));

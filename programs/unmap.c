@@ -13,7 +13,6 @@
 #include "folios.h"
 
 static size_t length;
-static bool split;
 
 static char *map(void) {
     return map_aligned(length);
@@ -21,12 +20,7 @@ static char *map(void) {
 
 static void fill(char *memory) {
     touch(memory, length, 1);
-    for (size_t at = 0; split && at < length; at += HUGE) {
-        int failed = mprotect(memory + at, PAGE, PROT_READ);
-        failed |= mprotect(memory + at, PAGE, PROT_READ | PROT_WRITE);
-        if (failed)
-            die("mprotect");
-    }
+    split_entries(memory, length);
 }
 
 static double per_page(uint64_t start) {
@@ -65,11 +59,7 @@ static double measure_exit(void) {
     return cost;
 }
 
-static void row(int order, const char *folio) {
-    if (!choose(order)) {
-        fprintf(stderr, "%s: no such folios here\n", folio);
-        return;
-    }
+static void row(const char *folio) {
     char *memory = map();
     uint64_t start = now_ns();
     touch(memory, length, 1);
@@ -106,12 +96,6 @@ int main(int argc, char **argv) {
     char *first = map();
     fill(first);
     munmap(first, length);
-    row(0, "4 KiB");
-    for (int order = 2; order < SIZES - 1; order++)
-        row(order, size_name(order));
-    split = true;
-    row(9, "2 MiB");
-    split = false;
-    row(9, "2 MiB, huge");
+    each_folio(row);
     return 0;
 }

@@ -1,0 +1,95 @@
+// lazyfree [MIB]: what it costs to take back memory that its owner has no use for any more, by the size of its folios, in nanoseconds a
+// page of 4 KiB. Under a clock that counts instructions these are instructions.
+//
+// free      madvise(MADV_FREE)
+// reclaim   as much of it as can be had, by a write to the group's memory.reclaim
+// kept      pages, of a thousand, that are still there
+//
+// Once nobody writes to it again, once every tenth stretch of 2 MiB is written to: that must be kept with what is in it, and all
+// the rest may read as zeros only if it was taken. For root; makes a control group of its own.
+#include "folios.h"
+#include <inttypes.h>
+#include <sys/stat.h>
+
+#define GROUP "/sys/fs/cgroup/lazyfree"
+
+enum { MOST = 8 };
+
+static size_t length;
+
+static void leave(void) {
+    if (owner != getpid())
+        return;
+    write_line("/sys/fs/cgroup/cgroup.procs", "0");
+    rmdir(GROUP);
+}
+
+static bool written_again(size_t at) {
+    return at / HUGE % 10 == 3;
+}
+
+static double per_page(uint64_t count) {
+    return (double)count / (double)(length / PAGE);
+}
+
+static void measure(const char *folio, bool again) {
+    char *memory = map_aligned(length), bytes[32];
+    touch(memory, length, 1);
+    split_entries(memory, length);
+    uint64_t start = now_ns();
+    if (madvise(memory, length, MADV_FREE))
+        die("MADV_FREE");
+    double freed = per_page(now_ns() - start);
+    size_t wanted = 0;
+    for (size_t at = 0; again && at < length; at += HUGE)
+        if (written_again(at)) {
+            touch(memory + at, HUGE, 2 + at);
+            wanted += HUGE / PAGE;
+        }
+    uint64_t spent = 0;
+    size_t kept = length / PAGE;
+    for (int tries = 0; tries < MOST && kept > wanted; tries++) {
+        snprintf(bytes, sizeof bytes, "%zu", (kept - wanted) * PAGE);
+        start = now_ns();
+        // It says EAGAIN if it got less than it was asked for.
+        if (!write_line(GROUP "/memory.reclaim", bytes) && errno != EAGAIN)
+            die("memory.reclaim");
+        spent += now_ns() - start;
+        kept = pages_present(memory, length);
+    }
+    uint64_t lost = 0, wrong = 0;
+    for (size_t at = 0; at < length; at += PAGE) {
+        uint64_t word = *(volatile uint64_t *)(memory + at), first = at / HUGE * HUGE;
+        if (again && written_again(at))
+            lost += word != 2 + first + (at - first);
+        else
+            wrong += word != 0 && word != 1 + at;
+    }
+    errno = 0;
+    if (lost || wrong)
+        die("%s: %" PRIu64 " pages that were written again are lost, %" PRIu64 " hold what nobody wrote", folio, lost, wrong);
+    printf("{\"folio\":\"%s\",\"written\":\"%s\",\"free\":%.2f,\"reclaim\":%.2f,\"kept\":%.2f}\n", folio,
+           again ? "every tenth" : "none", freed, per_page(spent), 1000 * per_page(kept));
+    fflush(stdout);
+    munmap(memory, length);
+}
+
+static void row(const char *folio) {
+    measure(folio, false);
+    measure(folio, true);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 2)
+        die("usage: %s [MIB]", argv[0]);
+    length = (size_t)argument(argc, argv, 1, 256) << 20;
+    if (length % HUGE)
+        die("not a multiple of 2 MiB");
+    keep_settings();
+    write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+    if (mkdir(GROUP, 0755) || !write_line(GROUP "/cgroup.procs", "0"))
+        die(GROUP);
+    atexit(leave);
+    each_folio(row);
+    return 0;
+}
