@@ -126,7 +126,7 @@ struct rule {
 };
 
 // A row a rule; the program's status, 1 if one is broken.
-static inline int check(const struct rule *rules, size_t count) {
+static inline int check_rules(const struct rule *rules, size_t count) {
     int broken = 0;
     for (const struct rule *rule = rules; rule < rules + count; rule++) {
         bool good = rule->holds();

@@ -322,5 +322,5 @@ int main(void) {
     touch(shared, HUGE, 1);
     if (mlock(locked, 16 * PAGE))
         die("mlock");
-    return check(rules, sizeof rules / sizeof *rules);
+    return check_rules(rules, sizeof rules / sizeof *rules);
 }

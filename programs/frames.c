@@ -334,5 +334,5 @@ int main(void) {
     if (sched_setaffinity(0, sizeof one, &one))
         die("sched_setaffinity");
     keep_settings();
-    return check(rules, sizeof rules / sizeof *rules);
+    return check_rules(rules, sizeof rules / sizeof *rules);
 }

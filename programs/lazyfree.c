@@ -2,7 +2,8 @@
 // page of 4 KiB. Under a clock that counts instructions these are instructions.
 //
 // free      madvise(MADV_FREE)
-// reclaim   as much of it as can be had, by a write to the group's memory.reclaim
+// reclaim   as much of it as can be had, by a write to the group's memory.reclaim (or memory.force_empty, where there are only
+//           groups of the first version)
 // kept      pages, of a thousand, that are still there
 //
 // Once nobody writes to it again, once every tenth stretch of 2 MiB is written to: that must be kept with what is in it, and all
@@ -11,17 +12,29 @@
 #include <inttypes.h>
 #include <sys/stat.h>
 
-#define GROUP "/sys/fs/cgroup/lazyfree"
-
 enum { MOST = 8 };
 
+// Where groups are, of each version; the one that the kernel has.
+static const struct groups {
+    const char *root, *group, *reclaim;
+} versions[] = {
+    {"/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/lazyfree", "memory.reclaim"},
+    {"/sys/fs/cgroup/memory/cgroup.procs", "/sys/fs/cgroup/memory/lazyfree", "memory.force_empty"},
+}, *groups;
+
 static size_t length;
+
+static const char *of_group(const char *file) {
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", groups->group, file);
+    return path;
+}
 
 static void leave(void) {
     if (owner != getpid())
         return;
-    write_line("/sys/fs/cgroup/cgroup.procs", "0");
-    rmdir(GROUP);
+    write_line(groups->root, "0");
+    rmdir(groups->group);
 }
 
 static bool written_again(size_t at) {
@@ -52,8 +65,8 @@ static void measure(const char *folio, bool again) {
         snprintf(bytes, sizeof bytes, "%zu", (kept - wanted) * PAGE);
         start = now_ns();
         // It says EAGAIN if it got less than it was asked for.
-        if (!write_line(GROUP "/memory.reclaim", bytes) && errno != EAGAIN)
-            die("memory.reclaim");
+        if (!write_line(of_group(groups->reclaim), bytes) && errno != EAGAIN)
+            die("%s", of_group(groups->reclaim));
         spent += now_ns() - start;
         kept = pages_present(memory, length);
     }
@@ -86,9 +99,10 @@ int main(int argc, char **argv) {
     if (length % HUGE)
         die("not a multiple of 2 MiB");
     keep_settings();
+    groups = versions + (access(versions[0].root, F_OK) != 0);
     write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
-    if (mkdir(GROUP, 0755) || !write_line(GROUP "/cgroup.procs", "0"))
-        die(GROUP);
+    if (mkdir(groups->group, 0755) || !write_line(of_group("cgroup.procs"), "0"))
+        die("%s", groups->group);
     atexit(leave);
     each_folio(row);
     return 0;

@@ -271,5 +271,5 @@ int main(void) {
     struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     if (sigaltstack(&stack, NULL) || sigaction(SIGSEGV, &action, NULL) || sigaction(SIGBUS, &action, NULL))
         die("sigaction");
-    return check(rules, sizeof rules / sizeof *rules);
+    return check_rules(rules, sizeof rules / sizeof *rules);
 }
