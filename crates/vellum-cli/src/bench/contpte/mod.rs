@@ -119,6 +119,7 @@ fn measure(source: &Source, models: &[&'static TlbModel]) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::report::Value;
 
     fn replayed(source: &Source, name: &str, model: &TlbModel) -> Counts {
         let policy = POLICIES.iter().find(|policy| policy.name == name && fits(model, policy)).unwrap();
@@ -158,5 +159,24 @@ mod tests {
         saves(joined, text);
         let [smaller, larger] = ["16K granule", "64K granule"].map(|policy| replayed(&source, policy, model));
         assert!(larger.walks < smaller.walks && smaller.walks < base.walks);
+    }
+
+    #[test]
+    fn the_section_has_each_policy_that_a_core_can_have() {
+        let source = Source::Made(generate::generate(2_000, FILTER).unwrap());
+        let models = ["skylake", "xiangshan-kunminghu"].map(|name| TlbModel::core(name).unwrap());
+        let section = section::of(&measure(&source, &models), true);
+        let text = |key: &str| section.json.iter().map(|row| row[key].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+        assert_eq!(text("policy"), ["4K", "anonfolio", "exefolio", "4K", "anonfolio", "contpte", "exefolio"]);
+        assert_eq!(text("tlb")[2..4], models.map(|model| &*model.name));
+        for row in &section.json {
+            let [misses, walks, faults] = ["misses", "walks", "faults"].map(|key| row[key].as_u64().unwrap());
+            assert!(misses >= walks && walks >= faults && faults > 0, "{row}");
+        }
+        // What it can't have is left empty, in every table but the published one.
+        for part in section.parts.iter().filter(|part| part.chart.is_some()) {
+            let empty = part.table.rows.iter().flatten().filter(|value| matches!(value, Value::None)).count();
+            assert_eq!((part.table.rows.len(), empty), (6, 3 + 2), "{}", part.title);
+        }
     }
 }
