@@ -105,15 +105,17 @@ static inline bool write_line(const char *path, const char *line) {
     return written;
 }
 
-// A figure of /proc/self/status in KiB, such as "VmPTE"; -1 if the kernel does not say.
-static inline long status_kib(const char *name) {
-    FILE *file = fopen("/proc/self/status", "re");
-    char line[256];
+// The figure of a row `NAME value` or `NAME: value`, -1 if there is none.
+static inline long figure(const char *path, const char *name) {
+    FILE *file = fopen(path, "re");
+    char line[512];
     long value = -1;
     size_t length = strlen(name);
-    while (file && fgets(line, sizeof line, file))
-        if (!strncmp(line, name, length) && line[length] == ':')
-            value = atol(line + length + 1);
+    while (file && value < 0 && fgets(line, sizeof line, file)) {
+        size_t end = strspn(line + length, ": \t");
+        if (!strncmp(line, name, length) && end)
+            value = atol(line + length + end);
+    }
     if (file)
         fclose(file);
     return value;

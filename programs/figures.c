@@ -6,22 +6,6 @@
 
 enum { BEHIND = 1024, MIB = 1024 }; // KiB
 
-// The figure of a row `NAME value` or `NAME: value`, -1 if there is none.
-static long figure(const char *path, const char *name) {
-    FILE *file = fopen(path, "re");
-    char line[512];
-    long value = -1;
-    size_t length = strlen(name);
-    while (file && value < 0 && fgets(line, sizeof line, file)) {
-        size_t end = strspn(line + length, ": \t");
-        if (!strncmp(line, name, length) && end)
-            value = atol(line + length + end);
-    }
-    if (file)
-        fclose(file);
-    return value;
-}
-
 // Of the mappings that overlap a range: the sum of a row in smaps; with no name, of their sizes by their addresses.
 static long mappings(const char *path, const char *name, uintptr_t from, uintptr_t to, long *count) {
     FILE *file = fopen(path, "re");

@@ -280,6 +280,12 @@ static bool tables_are_frames(void) {
     return more >= TABLES - 4 && more < TABLES + 16;
 }
 
+// But for what comes and goes meanwhile.
+static bool free_is_free(void) {
+    long told = figure("/proc/vmstat", "nr_free_pages"), found = frames_with(KPF_BUDDY);
+    return told > 0 && labs(told - found) < told / 20;
+}
+
 static bool files_end(void) {
     static const char *const paths[] = {"/proc/kpageflags", "/proc/kpagecount"};
     uint64_t entry[2];
@@ -323,6 +329,7 @@ static const struct rule rules[] = {
     {"what is locked is unevictable", locked_is_unevictable},
     {"what is unmapped is nobody's", unmapped_is_not_mapped},
     {"page tables are frames", tables_are_frames},
+    {"what is free is nobody's", free_is_free},
     {"the files end, and have whole entries", files_end},
     {"what is mapped contiguously is told", contiguous_is_told},
 };

@@ -15,11 +15,11 @@ static void row(const char *name, size_t length, size_t piece) {
         for (size_t done = 0; done < HUGE; done += piece)
             if (madvise(memory + at + done, piece, MADV_DONTNEED))
                 die("madvise");
-        long tables = step % (size_t)steps ? 0 : status_kib("VmPTE");
+        long tables = step % (size_t)steps ? 0 : figure("/proc/self/status", "VmPTE");
         most = tables > most ? tables : most;
     }
     printf("{\"dontneed\":\"%s\",\"virtual_kib\":%ld,\"resident_kib\":%ld,\"tables_kib\":%ld,\"tables_most_kib\":%ld}\n", name,
-           status_kib("VmSize"), status_kib("VmRSS"), status_kib("VmPTE"), most);
+           figure("/proc/self/status", "VmSize"), figure("/proc/self/status", "VmRSS"), figure("/proc/self/status", "VmPTE"), most);
     fflush(stdout);
     munmap(memory, length);
 }
