@@ -283,7 +283,7 @@ static bool tables_are_frames(void) {
 // But for what comes and goes meanwhile.
 static bool free_is_free(void) {
     long told = figure("/proc/vmstat", "nr_free_pages"), found = frames_with(KPF_BUDDY);
-    return told > 0 && labs(told - found) < told / 20;
+    return told > 0 && labs(told - found) < told / 100;
 }
 
 static bool files_end(void) {

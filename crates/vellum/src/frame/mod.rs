@@ -156,6 +156,21 @@ impl<'p, P: Platform> Frames<'p, P> {
         (head, self.frame(head))
     }
 
+    /// The block or folio that a frame lies in, by its first frame, and what that says: free, a folio, a table, or anything
+    /// else; none where there is no memory. As of an instant that nobody holds still.
+    ///
+    /// Any frame can be asked for, as only firsts are: what others say may be left over from what they were. The frame at a
+    /// multiple of the largest size is the first of its block in any case; and where that ends before `pfn`, so is the one at
+    /// a multiple of the next size.
+    pub fn block(&self, pfn: Pfn) -> Option<(Pfn, &'p Frame, FrameState)> {
+        (0..=MAX_ORDER).rev().find_map(|order| {
+            let first = pfn.align_down(order);
+            let frame = self.get(first)?;
+            let state = frame.state();
+            (state.kind() != FrameKind::Tail && state.order() >= order).then_some((first, frame, state))
+        })
+    }
+
     /// The descriptors from `pfn` on that stand in one piece, as many as there are but no more than `count`.
     ///
     /// # Panics

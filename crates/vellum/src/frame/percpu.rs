@@ -68,6 +68,9 @@ impl Reserve {
         for order in (HUGE_ORDER + 1..=self.order).rev() {
             if let Some((pfn, zero)) = frames.buddy.lock_irq(frames.platform()).alloc(frames, order, rather_zero) {
                 (self.next, self.left, self.zero) = (pfn, 1 << order, zero);
+                for start in (0..1 << order).step_by(1 << HUGE_ORDER) {
+                    frames.frame(pfn.add(start)).become_kind(FrameKind::Cached, HUGE_ORDER, 0);
+                }
                 return;
             }
         }

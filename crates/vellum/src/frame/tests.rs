@@ -24,6 +24,15 @@ fn dirty(frames: &Frames<'_, Host>, pfn: Pfn, count: u32) {
     unsafe { frames.at(pfn.addr()).as_ptr().write_bytes(0x5a, count as usize * FRAME_SIZE as usize) }
 }
 
+/// How many frames lie in free blocks, by what the blocks say.
+fn told_free(frames: &Frames<'_, Host>) -> u64 {
+    let free = |pfn: &u32| {
+        let block = frames.block(Pfn(*pfn));
+        block.is_some_and(|(.., state)| matches!(state.kind(), FrameKind::Free | FrameKind::Cached))
+    };
+    (0..100_000).filter(free).count() as u64
+}
+
 /// What is kept for the host is the host's alone, and all that it can ever get.
 #[test]
 fn the_last_frames_are_kept() {
@@ -59,7 +68,14 @@ fn blocks_are_disjoint_and_zero_blocks_are_zero() {
         assert_eq!(total, frames.total());
         let mut held: Vec<(Pfn, u8, Use, bool)> = Vec::new();
         let mut dice = Dice(7);
-        for _ in 0..5_000 {
+        for round in 0..5_000 {
+            if round % 500 == 0 {
+                assert_eq!(told_free(&frames), frames.free_frames());
+                for (pfn, order, ..) in &held {
+                    let (first, _, state) = frames.block(pfn.add((1 << order) - 1)).unwrap();
+                    assert_eq!((first, state.kind(), state.order()), (*pfn, FrameKind::Private, *order));
+                }
+            }
             host.on_cpu(dice.roll(3) as usize);
             let order = dice.roll(11) as u8;
             let usage = if dice.roll(4) == 0 { Use::Kernel } else { Use::Folio };
@@ -128,6 +144,7 @@ fn cpus_that_take_turns_get_memory_apart() {
                 assert!(in_a_row || pfn.is_aligned(12), "CPU {cpu}: {pfn:?} of order {order} after {next:?}");
                 *next = Some(pfn.add(1 << order));
             }
+            assert_eq!(told_free(&frames), frames.free_frames(), "a reserve is free memory");
         }
     }
 }

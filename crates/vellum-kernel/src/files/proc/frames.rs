@@ -4,7 +4,7 @@
 use super::numbers;
 use crate::mem::machine;
 use vellum::addr::{FRAME_SHIFT, Pfn};
-use vellum::frame::{Frame, FrameKind, FrameState, MAX_ORDER, flag};
+use vellum::frame::{Frame, FrameKind, FrameState, flag};
 use vellum::group::LruList;
 use vellum::platform::Memory;
 use vellum_kernel::errno::Errno;
@@ -58,21 +58,9 @@ struct Place {
     first: bool,
 }
 
-/// Frames that are no block's first say nothing that can be relied upon, but for a folio's. So the block is found from above: the
-/// frame at a multiple of the largest size is the first of its block in any case; and where that ends before `pfn`, so is the one
-/// at a multiple of the next size.
 fn place(pfn: Pfn) -> Option<Place> {
-    let frames = machine().frames();
-    (0..=MAX_ORDER).rev().find_map(|order| {
-        let first = pfn.align_down(order);
-        let head = frames.get(first)?;
-        let state = head.state();
-        (state.kind() != FrameKind::Tail && state.order() >= order).then_some(Place {
-            head,
-            state,
-            first: first == pfn,
-        })
-    })
+    let (first, head, state) = machine().frames().block(pfn)?;
+    Some(Place { head, state, first: first == pfn })
 }
 
 fn flags_of(place: Place) -> u64 {
