@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vellum::addr::{PhysAddr, VirtRange};
+use vellum::addr::{FRAME_SHIFT, PhysAddr, VirtRange};
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64};
 use vellum::cache::Object;
 use vellum::frame::policy::Knob;
@@ -28,33 +28,38 @@ struct Scene<'s, 'm, A: Silicon> {
     machine: &'m Machine<'m, Strict<A>>,
     space: &'s Space<'m, A>,
     program: &'s Program<'s, Strict<A>, Space<'m, A>>,
-    /// Bytes of a block, and of a page.
+    /// Where the leaves stand.
+    level: u8,
+    /// Bytes of a block, and of one of its leaves.
     block: u64,
     page: u64,
 }
 
 fn scene<A: Silicon>(arch: A, run: impl FnOnce(&Scene<'_, '_, A>)) {
+    scene_at(arch, 1, run);
+}
+
+/// With blocks of leaves of this level.
+fn scene_at<A: Silicon>(arch: A, level: u8, run: impl FnOnce(&Scene<'_, '_, A>)) {
     let strictness = Strictness::new(1).hostility(Hostility::WORST);
-    let sim = Config::with_arch(arch, 96 << 20).cpus(2).strict(strictness).unwrap();
+    let memory = if level == 1 { 96 << 20 } else { 320 << 20 };
+    let sim = Config::with_arch(arch, memory).cpus(2).strict(strictness).unwrap();
     let boot = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let block_order = arch.page_order() + arch.block_bits(1) as u8;
-    machine.policy().set(block_order, Knob::Always);
+    let page = 1 << arch.level_shift(level);
+    let block: u64 = page << arch.block_bits(level);
+    machine.policy().set((block >> FRAME_SHIFT).ilog2() as u8, Knob::Always);
+    if level > 1 {
+        // Of which a copy consists.
+        machine.policy().set((page >> FRAME_SHIFT).ilog2() as u8, Knob::Always);
+    }
     sim.baseline();
     let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
     {
         let other = sim.cpu(1);
         let program = other.enter(&space);
         let _boot = sim.cpu(0);
-        let block = 4096 << block_order;
-        let scene = Scene {
-            sim: &sim,
-            machine: &machine,
-            space: &space,
-            program: &program,
-            block,
-            page: 1 << arch.page_shift(),
-        };
+        let scene = Scene { sim: &sim, machine: &machine, space: &space, program: &program, level, block, page };
         let flags = MapFlags::FIXED | MapFlags::NORESERVE;
         assert_eq!(space.map(MapRequest { addr: BASE, len: 4 * block, prot: RW, flags }), Ok(BASE));
         (0..4).for_each(|i| program.store_u64(BASE + i * block, i).unwrap());
@@ -77,6 +82,33 @@ macro_rules! in_every_format {
             scene(Riscv64::sv39().with_napot(), $check);
         }
     )*};
+}
+
+/// And this with blocks of 32 MiB, which only folios above the size of a leaf fill.
+macro_rules! with_huge_leaves {
+    ($($name:ident => $check:ident,)*) => {
+        mod huge {
+            use super::*;
+            $(
+                #[test]
+                fn $name() {
+                    scene_at(Aarch64::granule_4k(), 2, $check);
+                    scene_at(Aarch64::granule_4k().wide().with_bbm2(), 2, $check);
+                }
+            )*
+        }
+    };
+}
+
+with_huge_leaves! {
+    written_leaves_are_told_to_the_leaf => tracks,
+    what_is_joined_and_when => joins,
+    a_part_is_protected_and_comes_back => protects,
+    a_part_goes => zaps,
+    dirty_is_not_lost => keeps_dirty,
+    a_fork_keeps_blocks => forks,
+    blocks_move => moves,
+    a_page_of_a_leaf_changes => cuts,
 }
 
 in_every_format! {
@@ -133,7 +165,9 @@ impl<A: Silicon> Scene<'_, '_, A> {
         };
         let range = VirtRange { start: base + blocks.start * self.block, end: base + blocks.end * self.block };
         let joined = blocks.filter(is_joined).count();
-        assert_eq!(self.space.usage(range).blocks, [joined as u64 * self.block, 0]);
+        let mut expected = [0; 2];
+        expected[usize::from(self.level) - 1] = joined as u64 * self.block;
+        assert_eq!(self.space.usage(range).blocks, expected);
         joined
     }
 
@@ -218,7 +252,8 @@ fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
     for va in (BASE..BASE + on.block).step_by(on.page as usize) {
         let entry = on.entry(va);
         let raw = entry.load(Ordering::Acquire);
-        let clean = arch.leaf(arch.leaf_addr(raw, 1), arch.attrs(raw, 1) - Attrs::HARDWARE, 1) | A::JOINED;
+        let clean =
+            arch.leaf(arch.leaf_addr(raw, on.level), arch.attrs(raw, on.level) - Attrs::HARDWARE, on.level) | A::JOINED;
         entry.store(clean, Ordering::Release);
     }
     let dirty = || {
@@ -247,11 +282,26 @@ fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
     drop(child);
     on.program.store_u64(BASE + on.page, 6).unwrap();
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
-    // And who is not gets a copy as large as policy allows: a block.
+    // And who is not gets a copy as large as policy allows: a block, but no more than one huge leaf at a time.
     let _child = on.space.fork().unwrap();
     on.program.store_u64(BASE + on.page, 7).unwrap();
-    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
+    let left = if on.level == 1 { (4, (0, 0)) } else { (3, (0, 1)) };
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), left);
     on.holds(BASE, 0..4);
+}
+
+/// A page of a huge leaf takes the block apart, then the leaf, and then the small block that the page is in; no other.
+fn cuts<A: Silicon>(on: &Scene<'_, '_, A>) {
+    let small = 1 << on.space.arch().page_shift();
+    on.space.protect(BASE + on.page + small, small, Prot::READ).unwrap();
+    assert_eq!((on.joined(BASE, 1..4), on.turned()), (3, (0, 2)));
+    on.space.unmap(BASE + 2 * on.block - small, 2 * small).unwrap();
+    assert_eq!((on.joined(BASE, 3..4), on.turned()), (1, (0, 6)));
+    on.space.advise(BASE + 3 * on.block + small, small, Advise::DontNeed).unwrap();
+    assert_eq!(on.turned(), (0, 8));
+    on.program.store_u64(BASE + 3 * on.block, 3).unwrap();
+    on.holds(BASE, 0..2);
+    on.holds(BASE, 3..4);
 }
 
 /// What moves to a place aligned alike is joined there, without having been taken apart.

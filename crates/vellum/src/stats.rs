@@ -56,8 +56,8 @@ pub enum SizeCounter {
     SplitDeferred,
 }
 
-/// How many orders folios have: single pages and larger, up to huge ones.
-pub(crate) const SIZES: usize = 10;
+/// How many orders folios have: single pages and larger.
+pub(crate) const SIZES: usize = 14;
 const SIZE_COUNTERS: usize = SizeCounter::SplitDeferred as usize + 1;
 
 /// How many [`Counter`]s there are.

@@ -41,6 +41,8 @@ use crate::sync::SpinLock;
 pub const MAX_ORDER: u8 = 18;
 /// The order of a 2 MiB folio, the largest that is cached per CPU.
 pub const HUGE_ORDER: u8 = 9;
+/// The order of the largest folio: 32 MiB, which AArch64 maps by one block of 2 MiB leaves, or with 16 KiB pages by one leaf.
+pub const LARGEST_FOLIO: u8 = 13;
 /// log2 of the frames whose descriptors stand in one piece: 32 MiB of memory, 256 KiB of descriptors.
 const SECTION_SHIFT: u32 = 13;
 

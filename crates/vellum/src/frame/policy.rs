@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
-use super::HUGE_ORDER;
+use super::{HUGE_ORDER, LARGEST_FOLIO};
 
 /// One order's knob (`hugepages-<size>kB/enabled`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,16 +52,17 @@ pub enum Advice {
     NoHuge,
 }
 
-/// All orders that there may be.
+/// All orders that the folios of objects may have.
 const ALL: u32 = (2 << HUGE_ORDER) - 1;
 /// 64 KiB.
 const FILL_ORDER: u8 = 4;
 
-/// All knobs. Linux's defaults: 2 MiB inherits, the machine says `madvise`, other sizes never.
+/// All knobs. Linux's defaults: 2 MiB inherits, the machine says `madvise`, other sizes never. Linux has none above 2 MiB; who turns
+/// one on should know that a fault fills all of such a folio with zeros.
 #[derive(Debug)]
 pub struct FolioPolicy {
     global: AtomicU8,
-    orders: [AtomicU8; HUGE_ORDER as usize + 1],
+    orders: [AtomicU8; LARGEST_FOLIO as usize + 1],
     /// What follows from the knobs for areas that did not ask for large folios, and for those that did: a fault reads one
     /// of these and nothing else.
     allowed: [AtomicU32; 2],
@@ -98,7 +99,7 @@ impl FolioPolicy {
         Knob::load(&self.global)
     }
 
-    /// One order's knob; orders 1 to [`HUGE_ORDER`] have one, others ignore it.
+    /// One order's knob; orders 1 to [`LARGEST_FOLIO`] have one, others ignore it.
     pub fn set(&self, order: u8, knob: Knob) {
         if let (1.., Some(cell)) = (order, self.orders.get(order as usize)) {
             cell.store(knob as u8, Relaxed);

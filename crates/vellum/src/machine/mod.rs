@@ -4,7 +4,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
-use crate::frame::{BootError, BootOptions, Counts, FrameKind, Frames, HUGE_ORDER, OutOfMemory, Use, flag};
+use crate::frame::{
+    BootError, BootOptions, Counts, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, flag,
+};
 use crate::group::{Groups, Leavers};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
@@ -185,7 +187,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     }
 }
 
-const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>() && SIZES == HUGE_ORDER as usize + 1);
+const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>() && SIZES == LARGEST_FOLIO as usize + 1);
 
 /// Zeroed memory that is never given back.
 fn kept<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<*mut u8, OutOfMemory> {

@@ -202,7 +202,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// How a folio of this order is mapped: the level of its leaves, and how many.
     fn shape(&self, order: u8) -> (u8, usize) {
         let arch = &self.tables.arch;
-        let level = if order as u32 + FRAME_SHIFT == arch.level_shift(2) { 2 } else { 1 };
+        let level = if order as u32 + FRAME_SHIFT >= arch.level_shift(2) { 2 } else { 1 };
         (level, 1 << (order as u32 + FRAME_SHIFT - arch.level_shift(level)))
     }
 

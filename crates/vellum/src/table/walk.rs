@@ -87,7 +87,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
         let order = self.blocks(va, area, orders).find(|(block, _)| {
             // SAFETY: in the walk that landed there.
-            at.level > 1 || unsafe { self.is_empty_in(&at, *block) }
+            unsafe { self.is_empty_in(&at, *block) }
         });
         (0, at.level, order.map_or(self.arch.page_order(), |(_, order)| order))
     }
@@ -111,7 +111,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         })
     }
 
-    /// Whether all entries of `block`, which the table at `at` has in full, are empty.
+    /// Whether all entries of `block` around an empty one, which the table at `at` has in full, are empty.
     ///
     /// # Safety
     /// The caller is in the walk that landed there.

@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
 use vellum::frame::policy::Knob;
-use vellum::frame::{FrameKind, HUGE_ORDER, flag};
+use vellum::frame::{FrameKind, HUGE_ORDER, LARGEST_FOLIO, flag};
 use vellum::platform::Memory;
 use vellum::stats::SizeCounter;
 use vellum_kernel::errno::Errno;
@@ -81,7 +81,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
         "hpage_pmd_size",
         Text::read_only(folder.system(), || Ok(format!("{}\n", FRAME_SIZE << HUGE_ORDER).into_bytes())),
     )?;
-    for order in SMALLEST..=HUGE_ORDER {
+    for order in SMALLEST..=LARGEST_FOLIO {
         let size = folder.add_folder(&format!("hugepages-{}kB", (FRAME_SIZE >> 10) << order))?;
         let (words, knobs) = (&SIZE.0, &SIZE.1);
         let get = move || position(knobs, policy.get(order));
