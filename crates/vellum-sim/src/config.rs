@@ -24,6 +24,7 @@ pub struct Config<A = X86_64> {
     pub(crate) cpus: usize,
     pub(crate) ram: Ram,
     pub(crate) tlb: Option<TlbModel>,
+    pub(crate) leaves_records: bool,
 }
 
 impl Config<X86_64> {
@@ -38,7 +39,7 @@ impl<A: Silicon> Config<A> {
     pub fn with_arch(arch: A, memory: u64) -> Self {
         let regions = vec![Region { base: PhysAddr(DEFAULT_BASE), len: memory, zeroed: true }];
         let ram = Ram { regions, prefault: false, reserve_swap: false, host_huge_pages: false };
-        Config { arch, cpus: 1, ram, tlb: None }
+        Config { arch, cpus: 1, ram, tlb: None, leaves_records: false }
     }
 
     /// So many CPUs.
@@ -78,6 +79,13 @@ impl<A: Silicon> Config<A> {
         self
     }
 
+    /// Have CPUs leave accessed and dirty to software: an access that is to be recorded faults (AArch64 without FEAT_HAFDBS;
+    /// RISC-V with Svade and without Svadu. No x86-64 CPU does so).
+    pub fn leaves_records(mut self) -> Self {
+        self.leaves_records = true;
+        self
+    }
+
     /// Build a machine for benchmarks.
     pub fn fast(self) -> io::Result<Fast<A>> {
         let model = self.tlb.clone().unwrap_or(TlbModel::NONE);
@@ -91,6 +99,6 @@ impl<A: Silicon> Config<A> {
     }
 
     fn hardware(self, model: TlbModel, schedule: Schedule) -> io::Result<Hardware<A>> {
-        Hardware::new(self.arch, self.cpus, &self.ram, model, schedule)
+        Hardware::new(self.arch, self.cpus, &self.ram, model, schedule, self.leaves_records)
     }
 }

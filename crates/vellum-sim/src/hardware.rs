@@ -41,6 +41,7 @@ pub struct Hardware<A> {
     arch: A,
     model: TlbModel,
     coalesces: u32,
+    leaves_records: bool,
     /// Whether some CPU has found a conflict.
     conflicts: AtomicBool,
     arena: Arena,
@@ -77,7 +78,14 @@ pub(crate) struct MmuState {
 }
 
 impl<A: Silicon> Hardware<A> {
-    pub(crate) fn new(arch: A, cpus: usize, ram: &Ram, model: TlbModel, schedule: Schedule) -> io::Result<Self> {
+    pub(crate) fn new(
+        arch: A,
+        cpus: usize,
+        ram: &Ram,
+        model: TlbModel,
+        schedule: Schedule,
+        leaves_records: bool,
+    ) -> io::Result<Self> {
         assert!((1..=MAX_CPUS).contains(&cpus), "a machine has 1 to {MAX_CPUS} CPUs, not {cpus}");
         let leaves = (1..=arch.levels()).filter(|level| arch.leaf_at(*level));
         let sizes: Vec<u32> =
@@ -93,6 +101,7 @@ impl<A: Silicon> Hardware<A> {
         };
         Ok(Hardware {
             arch,
+            leaves_records,
             conflicts: AtomicBool::new(false),
             coalesces: model.banks.iter().map(|bank| bank.coalesces).max().unwrap_or(0),
             arena: Arena::new(ram)?,
@@ -274,7 +283,8 @@ impl MmuState {
     ) -> Result<Leaf, Miss> {
         let arch = &hardware.arch;
         self.stats.walks += 1;
-        let mut manner = Manner { coalesces: hardware.coalesces, records_in: None };
+        let leaves_records = hardware.leaves_records;
+        let mut manner = Manner { coalesces: hardware.coalesces, records_in: None, leaves_records };
         let mut limit = u32::MAX;
         if let Some(rng) = &mut self.whims {
             manner.records_in = rng.percent(75).then(|| rng.below(usize::MAX));

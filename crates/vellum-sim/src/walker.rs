@@ -24,10 +24,11 @@ impl Silicon for X86_64 {
     }
 }
 
-// A CPU that manages accessed and dirty in leaves (FEAT_HAFDBS) and not in table descriptors (FEAT_HAFT).
+// A CPU that manages accessed and dirty in leaves (FEAT_HAFDBS), unless the machine leaves them to software, and not in table
+// descriptors (FEAT_HAFT).
 impl Silicon for Aarch64 {}
 
-// A CPU with Svadu. In a pointer to a table the bits are reserved.
+// A CPU with Svadu, or else with Svade. In a pointer to a table the bits are reserved.
 impl Silicon for Riscv64 {}
 
 /// The bits to flip in leaf `raw` for `more` of [`Attrs::HARDWARE`] to be set too. (In some formats dirty is a bit that is
@@ -102,6 +103,8 @@ pub(crate) struct Manner {
     pub coalesces: u32,
     /// Of the entries of a block, accessed and dirty are set in this one, modulo their number; in the page's own if `None`.
     pub records_in: Option<usize>,
+    /// Accessed and dirty are left to software: what is to be recorded is a fault.
+    pub leaves_records: bool,
 }
 
 /// Tables in memory.
@@ -139,7 +142,11 @@ impl<A: Silicon> Tables<'_, A> {
                     Kind::Table if level > 1 => arch.table_accessed() & !raw,
                     Kind::Leaf => {
                         allows(arch.attrs(raw, level), access)?;
-                        hardware_bits(arch, raw, level, sets(access))
+                        let flip = hardware_bits(arch, raw, level, sets(access));
+                        if flip != 0 && manner.leaves_records {
+                            return Err(Miss::Denied);
+                        }
+                        flip
                     }
                     _ => return Err(Miss::Absent),
                 };

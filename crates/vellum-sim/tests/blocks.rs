@@ -9,7 +9,6 @@ use vellum::arch::{Aarch64, Attrs, Kind, Riscv64};
 use vellum::cache::Object;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::platform::{CpuSet, Invalidation, Tlb};
 use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -35,15 +34,20 @@ struct Scene<'s, 'm, A: Silicon> {
     page: u64,
 }
 
-fn scene<A: Silicon>(arch: A, run: impl FnOnce(&Scene<'_, '_, A>)) {
-    scene_at(arch, 1, run);
+/// In blocks of leaves of this level.
+fn scene<A: Silicon>(arch: A, level: u8, hostility: Hostility, run: impl FnOnce(&Scene<'_, '_, A>)) {
+    let memory = if level == 1 { 96 << 20 } else { 320 << 20 };
+    scene_on(Config::with_arch(arch, memory), arch, level, hostility, run);
 }
 
-/// With blocks of leaves of this level.
-fn scene_at<A: Silicon>(arch: A, level: u8, run: impl FnOnce(&Scene<'_, '_, A>)) {
-    let strictness = Strictness::new(1).hostility(Hostility::WORST);
-    let memory = if level == 1 { 96 << 20 } else { 320 << 20 };
-    let sim = Config::with_arch(arch, memory).cpus(2).strict(strictness).unwrap();
+fn scene_on<A: Silicon>(
+    config: Config<A>,
+    arch: A,
+    level: u8,
+    hostility: Hostility,
+    run: impl FnOnce(&Scene<'_, '_, A>),
+) {
+    let sim = config.cpus(2).strict(Strictness::new(1).hostility(hostility)).unwrap();
     let boot = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     let page = 1 << arch.level_shift(level);
@@ -70,56 +74,70 @@ fn scene_at<A: Silicon>(arch: A, level: u8, run: impl FnOnce(&Scene<'_, '_, A>))
     sim.finish();
 }
 
-/// Run this with formats whose blocks have 16, 128 and 32 entries, and with Svnapot's.
+/// Run these with formats whose blocks have 16, 128 and 32 entries, and with Svnapot's; also where software records what happens to a
+/// block. With hardware as hostile as this.
 macro_rules! in_every_format {
-    ($($name:ident => $check:ident,)*) => {$(
+    ($hostility:expr; $($name:ident => $check:ident,)*) => {$(
         #[test]
         fn $name() {
-            scene(Aarch64::granule_4k(), $check);
-            scene(Aarch64::granule_4k().with_bbm2(), $check);
-            scene(Aarch64::granule_16k(), $check);
-            scene(Aarch64::granule_64k().wide(), $check);
-            scene(Riscv64::sv39().with_napot(), $check);
+            scene(Aarch64::granule_4k(), 1, $hostility, $check);
+            scene(Aarch64::granule_4k().with_bbm2(), 1, $hostility, $check);
+            scene(Aarch64::granule_16k(), 1, $hostility, $check);
+            scene(Aarch64::granule_64k().wide(), 1, $hostility, $check);
+            scene(Riscv64::sv39().with_napot(), 1, $hostility, $check);
+            for arch in [Aarch64::granule_4k(), Aarch64::granule_16k().with_bbm2()] {
+                scene_on(Config::with_arch(arch, 96 << 20).leaves_records(), arch, 1, $hostility, $check);
+            }
+            let arch = Riscv64::sv57().with_napot();
+            scene_on(Config::with_arch(arch, 96 << 20).leaves_records(), arch, 1, $hostility, $check);
         }
     )*};
 }
 
-/// And this with blocks of 32 MiB, which only folios above the size of a leaf fill.
-macro_rules! with_huge_leaves {
-    ($($name:ident => $check:ident,)*) => {
-        mod huge {
-            use super::*;
-            $(
-                #[test]
-                fn $name() {
-                    scene_at(Aarch64::granule_4k(), 2, $check);
-                    scene_at(Aarch64::granule_4k().wide().with_bbm2(), 2, $check);
-                }
-            )*
-        }
-    };
-}
-
-with_huge_leaves! {
-    written_leaves_are_told_to_the_leaf => tracks,
-    what_is_joined_and_when => joins,
-    a_part_is_protected_and_comes_back => protects,
-    a_part_goes => zaps,
-    dirty_is_not_lost => keeps_dirty,
-    a_fork_keeps_blocks => forks,
-    blocks_move => moves,
-    a_page_of_a_leaf_changes => cuts,
-}
-
 in_every_format! {
+    Hostility::WORST;
     written_pages_are_told_to_the_page => tracks,
     a_program_has_its_text_in_blocks => executes,
     what_is_joined_and_when => joins,
     a_part_is_protected_and_comes_back => protects,
     a_part_goes => zaps,
-    dirty_is_not_lost => keeps_dirty,
     a_fork_keeps_blocks => forks,
     blocks_move => moves,
+}
+
+// Where nobody else records anything.
+in_every_format! {
+    Hostility::NONE;
+    dirty_is_not_lost => keeps_dirty,
+    what_hardware_recorded_is_told_once => tells,
+}
+
+/// Run these with blocks of 32 MiB, which only folios above the size of a leaf fill.
+macro_rules! with_huge_leaves {
+    ($hostility:expr; $($name:ident => $check:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            scene(Aarch64::granule_4k(), 2, $hostility, $check);
+            scene(Aarch64::granule_4k().wide().with_bbm2(), 2, $hostility, $check);
+        }
+    )*};
+}
+
+with_huge_leaves! {
+    Hostility::WORST;
+    written_huge_leaves_are_told_to_the_leaf => tracks,
+    what_of_huge_leaves_is_joined_and_when => joins,
+    a_huge_leaf_is_protected_and_comes_back => protects,
+    a_huge_leaf_goes => zaps,
+    a_page_of_a_huge_leaf_changes => cuts,
+    a_fork_keeps_huge_blocks => forks,
+    huge_blocks_move => moves,
+}
+
+with_huge_leaves! {
+    Hostility::NONE;
+    dirty_of_huge_leaves_is_not_lost => keeps_dirty,
+    what_hardware_recorded_of_huge_leaves_is_told_once => tells,
 }
 
 impl<A: Silicon> Scene<'_, '_, A> {
@@ -138,18 +156,16 @@ impl<A: Silicon> Scene<'_, '_, A> {
         }
     }
 
-    /// No TLB holds anything of the program's.
-    fn forget(&self) {
-        let range = VirtRange { start: BASE, end: BASE + 4 * self.block };
-        let cpus = CpuSet::from_words([0b11, 0, 0, 0]);
-        let what = Invalidation {
-            space: self.space.id(),
-            root: self.space.root(),
-            ranges: &[range],
-            stride_shift: 12,
-            tables: false,
-        };
-        self.sim.invalidate(&what, &cpus);
+    /// What hardware has recorded of some pages, from now on forgotten: which, and what.
+    fn recorded(&self, page: u64, pages: u64) -> Vec<(Range<u64>, Attrs)> {
+        let start = BASE + page * self.page;
+        let mut told = Vec::new();
+        let of = |va: u64| (va - BASE) / self.page;
+        let range = VirtRange { start, end: start + pages * self.page };
+        self.space.forget_recorded(range, Attrs::HARDWARE, |range, attrs| {
+            told.push((of(range.start)..of(range.end), attrs));
+        });
+        told
     }
 
     /// How many of these blocks are joined: all of its entries, or none.
@@ -247,15 +263,8 @@ fn zaps<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Hardware may have recorded a store in the entry of any page of a block: taken apart, all pages may have been written.
 fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
-    // As if somebody had asked since when pages are dirty: the block is as good as new.
     let arch = on.space.arch();
-    for va in (BASE..BASE + on.block).step_by(on.page as usize) {
-        let entry = on.entry(va);
-        let raw = entry.load(Ordering::Acquire);
-        let clean =
-            arch.leaf(arch.leaf_addr(raw, on.level), arch.attrs(raw, on.level) - Attrs::HARDWARE, on.level) | A::JOINED;
-        entry.store(clean, Ordering::Release);
-    }
+    on.recorded(0, on.pages());
     let dirty = || {
         let mut dirty = 0;
         on.space.runs(VirtRange { start: BASE, end: BASE + on.block }, |run| {
@@ -264,11 +273,29 @@ fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
         dirty
     };
     assert_eq!(dirty(), 0);
-    on.forget();
     on.program.store_u64(BASE + 2 * on.page, 5).unwrap();
     assert_eq!((dirty(), on.joined(BASE, 0..1)), (on.pages(), 1));
     on.protect(1, 1, Prot::READ);
     assert_eq!((dirty(), on.joined(BASE, 0..1)), (on.pages(), 0));
+}
+
+/// What happened to a page is told of its block, once; who asks about a part takes it apart, and changes nothing of the rest.
+fn tells<A: Silicon>(on: &Scene<'_, '_, A>) {
+    let pages = on.pages();
+    assert_eq!(on.recorded(0, 4 * pages), [(0..4 * pages, Attrs::HARDWARE)]);
+    assert_eq!(on.recorded(0, 4 * pages), []);
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
+    on.program.store_u64(BASE + (pages + 1) * on.page, 4).unwrap();
+    on.holds(BASE, 3..4);
+    let told = [(pages..2 * pages, Attrs::HARDWARE), (3 * pages..4 * pages, Attrs::ACCESSED)];
+    assert_eq!(on.recorded(0, 4 * pages), told);
+    assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
+    on.program.store_u64(BASE + 2 * pages * on.page, 2).unwrap();
+    assert_eq!(on.recorded(2 * pages + 1, 2), [(2 * pages + 1..2 * pages + 3, Attrs::HARDWARE)]);
+    assert_eq!((on.joined(BASE, 2..3), on.turned()), (0, (0, 1)));
+    let told = [(2 * pages..2 * pages + 1, Attrs::HARDWARE), (2 * pages + 3..3 * pages, Attrs::HARDWARE)];
+    assert_eq!(on.recorded(0, 4 * pages), told);
+    on.holds(BASE, 0..4);
 }
 
 /// Parent and child have blocks; who is alone again writes in place, and they stay.

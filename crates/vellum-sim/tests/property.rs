@@ -19,12 +19,18 @@ use property::threads::Threads;
 use property::watch::{self, Case, OPERATIONS};
 use property::world;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
+use vellum::frame::{HUGE_ORDER, LARGEST_FOLIO};
 use vellum_sim::{Config, Hostility, Strictness, TlbModel};
 
-const ALONE: Plan = Plan { actors: (1, 1), rounds: 6, steps: 300, pages: 2500, tight: 25, fail: 0 };
-const TOGETHER: Plan = Plan { actors: (2, 4), rounds: 8, steps: 250, pages: 1200, tight: 30, fail: 0 };
-const STRICT: Plan = Plan { actors: (1, 1), rounds: 3, steps: 80, pages: 700, tight: 50, fail: 5 };
-const STRICT_TOGETHER: Plan = Plan { actors: (2, 3), rounds: 3, steps: 50, pages: 300, tight: 40, fail: 4 };
+const ALONE: Plan =
+    Plan { actors: (1, 1), rounds: 6, steps: 300, pages: 2500, tight: 25, fail: 0, largest: HUGE_ORDER };
+const TOGETHER: Plan =
+    Plan { actors: (2, 4), rounds: 8, steps: 250, pages: 1200, tight: 30, fail: 0, largest: HUGE_ORDER };
+const STRICT: Plan = Plan { actors: (1, 1), rounds: 3, steps: 80, pages: 700, tight: 50, fail: 5, largest: HUGE_ORDER };
+const STRICT_TOGETHER: Plan =
+    Plan { actors: (2, 3), rounds: 3, steps: 50, pages: 300, tight: 40, fail: 4, largest: HUGE_ORDER };
+const LARGE: Plan =
+    Plan { actors: (1, 2), rounds: 2, steps: 150, pages: 20_000, tight: 25, fail: 0, largest: LARGEST_FOLIO };
 
 const SHARED: Load = Load { actors: 4, rounds: 12, steps: 150, pages: 700 };
 const STRICT_SHARED: Load = Load { actors: 3, rounds: 4, steps: 40, pages: 60 };
@@ -124,7 +130,13 @@ fn several_strict_cpus_share_pages() {
     watch::each("several_strict_cpus_share_pages", 60, strict_shared::<X86_64>);
 }
 
-/// As the four against the model, and the two that share pages, with another format: one whose leaves join to blocks.
+/// The same with folios larger than a huge page, each mapped by several huge leaves.
+#[test]
+fn folios_of_several_huge_leaves() {
+    watch::each("folios_of_several_huge_leaves", 3, |seed, case| strict::<X86_64>(seed, LARGE, case));
+}
+
+/// All of these with another format: one whose leaves join to blocks.
 macro_rules! other_format {
     ($name:ident, $format:ty) => {
         mod $name {
@@ -165,6 +177,12 @@ macro_rules! other_format {
                 let name = concat!(stringify!($name), "::several_strict_cpus_share_pages");
                 watch::each(name, 30, strict_shared::<$format>);
             }
+
+            #[test]
+            fn folios_of_several_huge_leaves() {
+                let name = concat!(stringify!($name), "::folios_of_several_huge_leaves");
+                watch::each(name, 5, |seed, case| strict::<$format>(seed, LARGE, case));
+            }
         }
     };
 }
@@ -181,7 +199,7 @@ mod schedules {
 
     use super::*;
 
-    const PLAN: Plan = Plan { actors: (2, 3), rounds: 2, steps: 8, pages: 60, tight: 40, fail: 4 };
+    const PLAN: Plan = Plan { actors: (2, 3), rounds: 2, steps: 8, pages: 60, tight: 40, fail: 4, largest: HUGE_ORDER };
     const LOAD: Load = Load { actors: 3, rounds: 1, steps: 6, pages: 8 };
 
     /// So many schedules of each kind a case.
@@ -248,6 +266,7 @@ fn fuzz_for_seconds() {
         ("aarch64::one_cpu_against_the_model", |seed, case| fast::<Aarch64>(seed, ALONE, case)),
         ("aarch64::several_strict_cpus_against_the_model", |seed, case| strict::<Aarch64>(seed, STRICT_TOGETHER, case)),
         ("aarch64::several_strict_cpus_share_pages", strict_shared::<Aarch64>),
+        ("aarch64::folios_of_several_huge_leaves", |seed, case| strict::<Aarch64>(seed, LARGE, case)),
         ("riscv64::one_cpu_against_the_model", |seed, case| fast::<Riscv64>(seed, ALONE, case)),
         ("riscv64::several_strict_cpus_against_the_model", |seed, case| strict::<Riscv64>(seed, STRICT_TOGETHER, case)),
         ("riscv64::several_strict_cpus_share_pages", strict_shared::<Riscv64>),

@@ -122,9 +122,9 @@ impl<A: Silicon> Checker<A> {
             })
     }
 
-    /// The counts of a folio change. `solo`: no other CPU is at work, so the engine's numbers are exact; otherwise only
-    /// the difference is, because others may change the counts before this event's change is done.
-    pub fn counts(&mut self, head: Pfn, before: (u32, u32), after: (u32, u32), solo: bool) {
+    /// The counts of a folio change. Of the engine's numbers only the difference is exact, because others may change the counts
+    /// before this event's change is done.
+    pub fn counts(&mut self, head: Pfn, before: (u32, u32), after: (u32, u32)) {
         let seq = self.seq;
         self.record_frame(head, false);
         let Some(frame) = self.frame(head) else {
@@ -132,10 +132,10 @@ impl<A: Silicon> Checker<A> {
         };
         let signed = |n: u32| i64::from(n as i32);
         let now = match frame.counts {
-            Some((references, mappings)) if !solo => {
+            Some((references, mappings)) => {
                 (references + signed(after.0) - signed(before.0), mappings + signed(after.1) - signed(before.1))
             }
-            _ => (signed(after.0), signed(after.1)),
+            None => (signed(after.0), signed(after.1)),
         };
         frame.counts = Some(now);
         if after.1 < before.1 {

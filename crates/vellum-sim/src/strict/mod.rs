@@ -221,19 +221,18 @@ impl<A: Silicon> Strict<A> {
         });
         let cpu = self.hardware.seats.current();
         self.spins[cpu].store(0, Ordering::Relaxed);
-        let solo = self.hardware.seats.occupied() <= 1;
         self.examine(|checker| {
             checker.seq += 1;
             (checker.cpu, checker.event) = (cpu, event);
             if !matches!(event, Event::Locked(_)) {
                 checker.cpus[cpu].waiting = None;
             }
-            check(checker, event, &self.hardware, solo);
+            check(checker, event, &self.hardware);
         });
     }
 }
 
-fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware<A>, solo: bool) {
+fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware<A>) {
     match event {
         Event::Allocated(pfn, count) => checker.allocated(pfn, count, hardware),
         Event::Freed(pfn, count) => checker.freed(pfn, count, hardware),
@@ -245,7 +244,7 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::Store(table, index, expected, new) => checker.write(table, index, How::Store(expected), new, hardware),
         Event::Discard(table, index, expected) => checker.write(table, index, How::Discard(expected), 0, hardware),
         Event::Exchange(table, index, new) => checker.write(table, index, How::Exchange, new, hardware),
-        Event::Counts(head, before, after) => checker.counts(head, before, after, solo),
+        Event::Counts(head, before, after) => checker.counts(head, before, after),
         Event::WalkBegin => checker.walk_begin(),
         Event::WalkEnd => checker.walk_end(),
         Event::Descend(table, index) => checker.descend(table, index, hardware),

@@ -66,6 +66,7 @@ impl Plot {
         if !took_place {
             return self.check(on, &(page..page + 1));
         }
+        self.model.record(page, access == Access::Write);
         match (access, self.model.get_mut(page)) {
             (Access::Write, Some(page)) => page.words[slot] = value,
             (Access::Read, _) => assert_eq!(got.ok(), held, "page {page:#x}, word {}", SLOTS[slot]),
@@ -98,6 +99,7 @@ impl Plot {
                 break;
             }
             self.model.touch(page, write, &rules);
+            self.model.record(page, write);
             if let (true, Some(page)) = (write, self.model.get_mut(page)) {
                 page.words[0] = page.words[0] & !0xff | 1;
             }

@@ -125,6 +125,7 @@ fn check_leaf<H: Host>(
         assert!(!leaf.attrs.contains(Attrs::WRITE) || prot.contains(Prot::WRITE) && !zeros, "{leaf:?}, {prot:?}");
         assert!(!leaf.attrs.contains(Attrs::EXEC) || prot.contains(Prot::EXEC), "{leaf:?}, {prot:?}");
         assert!(!leaf.attrs.contains(Attrs::READ) || !prot.is_empty(), "{leaf:?}, {prot:?}");
+        assert!(leaf.attrs.contains(page.recorded), "page {at:#x}: {:?} is recorded in {leaf:?}", page.recorded);
         let found = walk::words(host, leaf.pfn.add((i * per_page) as u32).addr());
         assert_eq!(found, page.words, "page {at:#x} of {:?}: the words {SLOTS:?}", counted.space.id());
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
 use vellum::space::{Access, Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
 use vellum::vma::{AreaFlags, Prot};
@@ -79,7 +80,7 @@ impl Plot {
         if brought && !prot.is_empty() {
             if on.tight {
                 // It ends silently where memory does. Neighbours of the area's ends may have come with it.
-                self.model.blur(pages.start.saturating_sub(512)..pages.end + 512);
+                self.model.blur_around(&pages);
             } else {
                 pages.clone().for_each(|page| self.model.touch(page, write, &rules));
             }
@@ -214,7 +215,7 @@ impl Plot {
         for (at, page) in self.model.iter_mut(pages) {
             let found = walk::find(on.host, on.space, at).map(|pa| walk::words(on.host, pa)).unwrap_or_default();
             assert!(found == page.words || found == [0; SLOTS.len()], "page {at:#x} holds {found:x?}");
-            (page.words, page.presence) = (found, Presence::Unknown);
+            (page.words, page.presence, page.recorded) = (found, Presence::Unknown, Attrs::empty());
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use vellum::arch::Attrs;
 use vellum::arch::{Arch, Kind as EntryKind};
 use vellum::space::{Access, Advise, AdviseError, FaultError, LockAll, LockError, SealError};
 use vellum::vma::{AreaFlags, Prot};
@@ -53,7 +54,7 @@ impl Plot {
     ) -> Result<(), FaultError> {
         if on.tight {
             // It may end anywhere. Neighbours of the area's ends may have come with it.
-            self.model.blur(pages.start.saturating_sub(512)..pages.end + 512);
+            self.model.blur_around(&pages);
         }
         let rules = on.rules(self.exact);
         for at in pages {
@@ -179,7 +180,7 @@ impl Plot {
         for (at, page) in self.model.iter_mut(pages) {
             let found = walk::find(on.host, on.space, at).map(|pa| walk::words(on.host, pa)).unwrap_or_default();
             assert!(found == page.words || found == [0; SLOTS.len()], "page {at:#x} holds {found:x?}");
-            page.words = found;
+            (page.words, page.recorded) = (found, Attrs::empty());
             page.presence = if guards.contains(&at) { Presence::Guard } else { Presence::Unknown };
         }
     }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use vellum::addr::VirtRange;
+use vellum::arch::Attrs;
 use vellum::space::QueryError;
 use vellum::vma::Vma;
 
@@ -43,6 +44,24 @@ impl Plot {
             }
             end = area.end;
         }
+    }
+
+    /// What programs did is what hardware has recorded, and it is told once.
+    pub fn recorded<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, what: Attrs) {
+        let mut told = Vec::new();
+        on.space.forget_recorded(self.bounds.range(&pages), what, |range, attrs| told.push((range, attrs)));
+        let mut last = 0;
+        for (range, attrs) in told {
+            assert!(range.start >= last && what.contains(attrs) && !attrs.is_empty(), "{range:?}, {attrs:?}");
+            last = range.end;
+            let told = range.start >> self.bounds.page_shift..range.end >> self.bounds.page_shift;
+            assert!(pages.start <= told.start && told.end <= pages.end, "{told:x?} were not asked for");
+            for (at, page) in self.model.iter_mut(told) {
+                assert!(attrs.contains(page.recorded & what), "page {at:#x}: {:?}, not {attrs:?}", page.recorded);
+                page.recorded -= what;
+            }
+        }
+        self.check(on, &pages);
     }
 
     /// All questions about the whole space; where nobody else has a plot there, with exact answers.

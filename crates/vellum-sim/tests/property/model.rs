@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
 use vellum::vma::{AreaFlags, Prot};
 
@@ -28,6 +29,15 @@ pub struct Page {
     /// What is in each of [`SLOTS`]. All the rest is zero.
     pub words: [u64; SLOTS.len()],
     pub presence: Presence,
+    /// What hardware has to have recorded of the page: what programs did there since it was last forgotten.
+    pub recorded: Attrs,
+}
+
+impl Page {
+    /// What is in it is forgotten.
+    pub fn clear(&mut self) {
+        (self.words, self.recorded) = ([0; SLOTS.len()], Attrs::empty());
+    }
 }
 
 /// An area: pages, by number.
@@ -72,7 +82,7 @@ impl Model {
 
     /// Map new pages, in place of what is there.
     pub fn map(&mut self, range: Range<u64>, kind: Kind, presence: Presence) {
-        let page = Page { kind, words: [0; SLOTS.len()], presence };
+        let page = Page { kind, words: [0; SLOTS.len()], presence, recorded: Attrs::empty() };
         self.pages.extend(range.map(|at| (at, page)));
     }
 
@@ -98,10 +108,17 @@ impl Model {
     /// Forget what is in the pages of a range.
     pub fn forget(&mut self, range: Range<u64>, presence: Presence) {
         for (_, page) in self.iter_mut(range) {
-            page.words = [0; SLOTS.len()];
+            page.clear();
             if page.presence != Presence::Guard {
                 page.presence = presence;
             }
+        }
+    }
+
+    /// A program has used a page. Of what is not surely its own no record is kept: zeros may go, and the record with them.
+    pub fn record(&mut self, at: u64, write: bool) {
+        if let Some(page) = self.get_mut(at).filter(|page| page.presence == Presence::Own) {
+            page.recorded |= if write { Attrs::HARDWARE } else { Attrs::ACCESSED };
         }
     }
 
@@ -141,7 +158,8 @@ impl Model {
         for page in child.pages.values_mut() {
             page.kind.flags -= AreaFlags::LOCKS;
             if page.kind.flags.contains(AreaFlags::WIPEONFORK) {
-                (page.words, page.presence) = ([0; SLOTS.len()], fresh);
+                page.clear();
+                page.presence = fresh;
             }
         }
         child

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use vellum::arch::Attrs;
 use vellum::frame::policy::{Advice, Knob};
 use vellum::space::{Access, Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::{AreaFlags, Prot};
@@ -71,6 +72,8 @@ pub enum Op {
     /// A fault that no program had: as spurious as faults can be.
     Fault(Spot, Access),
     Resident(Span),
+    /// What hardware has recorded is asked for and forgotten: this of it.
+    Recorded(Span, Attrs),
     /// All questions about the whole space.
     Query,
     /// The space ends, and a new one takes its place.
@@ -95,6 +98,8 @@ pub struct Window {
     pub pages: Range<u64>,
     /// Whether stacks may be mapped here.
     pub stacks: bool,
+    /// Pages of the largest folios.
+    pub grain: u64,
 }
 
 /// What kinds of operations are chosen from.
@@ -130,13 +135,14 @@ enum Form {
     Execute,
     Fault,
     Resident,
+    Recorded,
     Query,
     Exec,
     Fork,
     Policy,
 }
 
-const FORMS: [(u64, Form); 22] = [
+const FORMS: [(u64, Form); 23] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
@@ -155,6 +161,7 @@ const FORMS: [(u64, Form); 22] = [
     (20, Form::Execute),
     (20, Form::Fault),
     (30, Form::Resident),
+    (30, Form::Recorded),
     (15, Form::Query),
     (2, Form::Exec),
     (8, Form::Fork),
@@ -192,6 +199,17 @@ impl Choice {
         Step { plot, op: self.op(dice, plot) }
     }
 
+    /// All of each plot's first window is mapped, and large folios are asked for.
+    pub fn use_all(&self) -> Vec<Step> {
+        let ops = |(plot, windows): (usize, &Vec<Window>)| {
+            let Range { start, end } = windows[0].pages;
+            let all = Span { at: Spot::At(start), pages: end - start };
+            let map = Op::Map { place: Place::Fixed(start), pages: all.pages, prot: RW, flags: MapFlags::NORESERVE };
+            [map, Op::Advise(all, Advise::Huge)].map(|op| Step { plot, op })
+        };
+        self.plots.iter().enumerate().flat_map(ops).collect()
+    }
+
     /// The next operation on this plot.
     pub fn op(&self, dice: &mut Dice, plot: usize) -> Op {
         let windows = &self.plots[plot];
@@ -222,6 +240,10 @@ impl Choice {
             Form::Execute => Op::Execute(spot(dice)),
             Form::Fault => Op::Fault(spot(dice), dice.one_of(&[Access::Read, Access::Write, Access::Exec])),
             Form::Resident => Op::Resident(span(dice)),
+            Form::Recorded => {
+                let what = dice.weighted(&[(50, Attrs::HARDWARE), (25, Attrs::ACCESSED), (25, Attrs::DIRTY)]);
+                Op::Recorded(span(dice), what)
+            }
             Form::Fork => Op::Fork(dice.any(), dice.percent(50)),
             Form::Exec if self.own[plot] => Op::Exec,
             Form::Policy if self.policy => {
@@ -312,13 +334,14 @@ fn spot(dice: &mut Dice, window: &Window) -> Spot {
 fn span(dice: &mut Dice, window: &Window) -> Span {
     let all = &window.pages;
     let len = all.end - all.start;
-    let most = dice.weighted(&[(30, 1), (35, 16), (17, 128), (8, 520), (6, 1100), (4, u64::MAX)]).min(len);
+    let some = window.grain + 8;
+    let most = dice.weighted(&[(30, 1), (35, 16), (17, 128), (8, some), (6, 2 * some), (4, u64::MAX)]).min(len);
     let pages = if most == len && dice.percent(50) { len } else { 1 + dice.below(most) };
     if dice.percent(4) {
         return Span { at: Spot::Elsewhere(dice.below(8), dice.below(512)), pages: pages.min(300) };
     }
     let start = dice.within(all.start..all.end - pages + 1);
-    let grain = dice.weighted(&[(55, 1), (15, 4), (15, 16), (15, 512)]);
+    let grain = dice.weighted(&[(55, 1), (15, 4), (15, 16), (15, window.grain)]);
     let start = (start / grain * grain).max(all.start);
     let pages = if dice.percent(50) { pages } else { pages.next_multiple_of(grain) };
     Span { at: Spot::At(start), pages: pages.min(all.end - start) }

@@ -70,6 +70,7 @@ impl Plot {
             Op::Touch(span, write) => self.on_pages(span, |plot, pages| plot.touch(on, pages, write)),
             Op::Fault(spot, access) => self.fault(on, spot, access),
             Op::Resident(span) => self.on_pages(span, |plot, pages| plot.check(on, &pages)),
+            Op::Recorded(span, what) => self.on_pages(span, |plot, pages| plot.recorded(on, pages, what)),
             Op::Query => self.query(on),
             Op::Policy(0, knob) => on.machine.policy().set_global(knob),
             Op::Policy(order, knob) => on.machine.policy().set(order, knob),

@@ -12,6 +12,7 @@
 
 use std::ops::Range;
 
+use vellum::frame::LARGEST_FOLIO;
 use vellum::frame::policy::Advice;
 
 use super::model::Model;
@@ -135,6 +136,12 @@ impl Model {
                 page.presence = Presence::Unknown;
             }
         }
+    }
+
+    /// The same of what faults there may have brought.
+    pub fn blur_around(&mut self, pages: &Range<u64>) {
+        let reach = 1 << LARGEST_FOLIO;
+        self.blur(pages.start.saturating_sub(reach)..pages.end + reach);
     }
 
     fn set(&mut self, pages: Range<u64>, presence: Presence) {

@@ -88,7 +88,7 @@ impl Plot {
             self.model.map(grown.clone(), kind, rules.fresh());
             if kind.flags & AreaFlags::LOCKS == AreaFlags::LOCKED && !kind.prot.is_empty() {
                 match on.tight {
-                    true => self.model.blur(grown.start.saturating_sub(512)..grown.end + 512),
+                    true => self.model.blur_around(&grown),
                     false => grown.for_each(|page| self.model.touch(page, kind.prot.contains(Prot::WRITE), &rules)),
                 }
             }

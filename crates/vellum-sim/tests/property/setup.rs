@@ -5,6 +5,7 @@ use std::ops::Range;
 use vellum::addr::PhysAddr;
 use vellum::arch::{Aarch64, Arch, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
+use vellum::frame::{HUGE_ORDER, LARGEST_FOLIO};
 use vellum::platform::Region;
 use vellum::space::Limits;
 use vellum_sim::{Config, Silicon, TlbModel};
@@ -27,14 +28,21 @@ pub struct Plan {
     pub tight: u64,
     /// How many allocations in a hundred fail for no reason, if memory is small (and the machine can).
     pub fail: u8,
+    /// The largest order of folios: if it is above a huge page's, windows have room for them, and memory for many.
+    pub largest: u8,
 }
 
 /// A family of formats, of which each case draws one.
 pub trait Family: Silicon {
+    /// Whether some of its CPUs leave accessed and dirty to software.
+    const LEAVES_RECORDS: bool = true;
+
     fn draw(dice: &mut Dice) -> Self;
 }
 
 impl Family for X86_64 {
+    const LEAVES_RECORDS: bool = false;
+
     fn draw(dice: &mut Dice) -> Self {
         dice.one_of(&[X86_64::four_levels(), X86_64::five_levels()])
     }
@@ -42,15 +50,18 @@ impl Family for X86_64 {
 
 impl Family for Aarch64 {
     fn draw(dice: &mut Dice) -> Self {
-        let small = Aarch64::granule_4k();
-        dice.one_of(&[small, small.with_bbm2(), small.wide(), Aarch64::granule_16k(), Aarch64::granule_64k()])
+        let arch =
+            dice.weighted(&[(3, Aarch64::granule_4k()), (1, Aarch64::granule_16k()), (1, Aarch64::granule_64k())]);
+        let arch = if dice.percent(30) { arch.wide() } else { arch };
+        if dice.percent(25) { arch.with_bbm2() } else { arch }
     }
 }
 
 impl Family for Riscv64 {
     fn draw(dice: &mut Dice) -> Self {
-        let napot = [Riscv64::sv39(), Riscv64::sv48(), Riscv64::sv57()].map(Riscv64::with_napot);
-        dice.one_of(&[napot[0], napot[1], napot[2].with_rsw60t59b(), Riscv64::sv48()])
+        let arch = dice.one_of(&[Riscv64::sv39(), Riscv64::sv48(), Riscv64::sv57()]);
+        let arch = if dice.percent(75) { arch.with_napot() } else { arch };
+        if dice.percent(30) { arch.with_rsw60t59b() } else { arch }
     }
 }
 
@@ -63,6 +74,9 @@ pub fn borders(arch: &impl Arch) -> Vec<u32> {
 fn unit(arch: &impl Arch) -> u32 {
     arch.user_end().ilog2() - arch.page_shift() - 8
 }
+
+/// A knob for all orders, and one for each.
+pub type Knobs = [Knob; LARGEST_FOLIO as usize + 1];
 
 /// One case.
 #[derive(Clone, Debug)]
@@ -82,8 +96,8 @@ pub struct Setup<A> {
     pub limits: Limits,
     pub tight: bool,
     pub zero_on_free: bool,
-    /// The machine-wide knob, and those of orders 1 to 9.
-    pub knobs: [Knob; 10],
+    /// The machine-wide knob, and those of orders from 1 on.
+    pub knobs: Knobs,
     /// Whether policy changes meanwhile.
     pub policy: bool,
     /// Entries that a run may have.
@@ -103,27 +117,26 @@ impl<A: Family> Setup<A> {
         let plan = Plan { pages: (plan.pages >> arch.page_order()).max(60), ..plan };
         let cpus = actors + dice.below(2) as usize;
         let spaces = 1 + dice.below(if alone { 2 } else { 3 });
-        let memory = memory(
-            dice,
-            tight,
-            plan.pages << arch.page_order(),
-            (plan.pages << arch.page_order()) * actors as u64 * spaces,
-        );
+        let window = plan.pages << arch.page_order();
+        let memory = match plan.largest {
+            0..=HUGE_ORDER => memory(dice, tight, window, window * actors as u64 * spaces),
+            _ => vec![Region { base: PhysAddr(2 << 20), len: if tight { 128 << 20 } else { 1 << 30 }, zeroed: true }],
+        };
         let groups = groups(dice, tight);
         let pick = |dice: &mut Dice| dice.below(groups.len() as u64 + 1) as usize;
         let spaces: Vec<usize> = (0..spaces).map(|_| pick(dice)).collect();
         let private = !alone && dice.percent(40);
         let plots: Vec<Vec<Vec<Window>>> = (0..actors).map(|_| Vec::new()).collect();
         let mut plots = spaces.iter().fold(plots, |mut plots, _| {
-            let windows = windows(dice, &arch, actors, plan.pages);
+            let windows = windows(dice, &arch, actors, &plan);
             plots.iter_mut().zip(windows).for_each(|(plots, windows)| plots.push(windows));
             plots
         });
         if private {
-            plots.iter_mut().for_each(|plots| plots.push(windows(dice, &arch, 1, plan.pages).remove(0)));
+            plots.iter_mut().for_each(|plots| plots.push(windows(dice, &arch, 1, &plan).remove(0)));
         }
         let limits = limits(dice, alone, plan.pages, &plots, arch.page_shift());
-        let knobs = knobs(dice);
+        let knobs = knobs(dice, plan.largest);
         let policy = alone && dice.percent(25);
         let own = |n: usize| (0..n).map(|plot| plot >= spaces.len()).collect();
         let whole = |own: &Vec<bool>| own.iter().map(|own| alone || *own).collect();
@@ -133,7 +146,10 @@ impl<A: Family> Setup<A> {
         });
         let choices = choices.collect();
         let tlb = dice.one_of(&[0, 1, 2]);
-        let config = Config::with_arch(arch, 0).regions(memory).cpus(cpus);
+        let mut config = Config::with_arch(arch, 0).regions(memory).cpus(cpus);
+        if A::LEAVES_RECORDS && dice.percent(35) {
+            config = config.leaves_records();
+        }
         Setup {
             seed,
             plan,
@@ -158,7 +174,9 @@ impl<A: Family> Setup<A> {
     pub fn steps(&self) -> Vec<Vec<Step>> {
         let script = |(actor, choice): (usize, &Choice)| {
             let dice = &mut Dice::new(derive(self.seed, 1000 + actor as u64));
-            (0..self.plan.rounds * self.plan.steps).map(|_| choice.step(dice)).collect()
+            let first = if self.plan.largest > HUGE_ORDER { choice.use_all() } else { Vec::new() };
+            let rest = self.plan.rounds * self.plan.steps - first.len();
+            first.into_iter().chain((0..rest).map(|_| choice.step(dice))).collect()
         };
         self.choices.iter().enumerate().map(script).collect()
     }
@@ -205,21 +223,27 @@ fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
 /// For each actor the windows of its plot in one space. Those of several actors are side by side, at pages where no table
 /// begins, around a border of tables of some level; and each has one far from all others for stacks, which would grow into
 /// a neighbour's plot.
-fn windows(dice: &mut Dice, arch: &impl Arch, actors: usize, pages: u64) -> Vec<Vec<Window>> {
+fn windows(dice: &mut Dice, arch: &impl Arch, actors: usize, plan: &Plan) -> Vec<Vec<Window>> {
+    let pages = plan.pages;
     let lengths: Vec<u64> = (0..actors).map(|_| 40 + dice.below(pages - 39)).collect();
     let total: u64 = lengths.iter().sum();
     let border = (1 + dice.below(100)) << dice.one_of(&borders(arch));
     let mut at = border.saturating_sub(dice.below(total)).max(16);
     // Sometimes whole tables, so that a table may hold nothing but huge mappings.
-    let grain = if pages >= 512 && dice.percent(25) { 512 } else { 1 };
+    let grain = match plan.largest {
+        0..=HUGE_ORDER if pages >= 512 && dice.percent(25) => 512,
+        0..=HUGE_ORDER => 1,
+        largest => 1 << (largest - arch.page_order()),
+    };
     at = at.next_multiple_of(grain);
     let mut windows = Vec::new();
     for (actor, len) in lengths.into_iter().enumerate() {
         let len = len.next_multiple_of(grain);
         let far = (110 + 4 * actor as u64) << unit(arch);
-        let mut plot = vec![Window { pages: at..at + len, stacks: actors == 1 }];
+        let largest = 1 << (plan.largest.max(arch.page_order()) - arch.page_order());
+        let mut plot = vec![Window { pages: at..at + len, stacks: actors == 1, grain: largest }];
         if actors > 1 || dice.percent(20) {
-            plot.push(Window { pages: far..far + 40 + dice.below(pages / 2), stacks: true });
+            plot.push(Window { pages: far..far + 40 + dice.below(pages / 2), stacks: true, grain: largest });
         }
         windows.push(plot);
         at += len;
@@ -251,17 +275,23 @@ fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>], 
     limits
 }
 
-fn knobs(dice: &mut Dice) -> [Knob; 10] {
-    let mut knobs = [Knob::Never; 10];
+fn knobs(dice: &mut Dice, largest: u8) -> Knobs {
+    let (mut knobs, huge) = ([Knob::Never; _], usize::from(HUGE_ORDER));
+    if largest > HUGE_ORDER {
+        let large = &mut knobs[huge..=usize::from(largest)];
+        large.iter_mut().filter(|_| dice.percent(50)).for_each(|knob| *knob = Knob::Always);
+        knobs[usize::from(largest)] = dice.one_of(&[Knob::Always, Knob::Madvise]);
+        return knobs;
+    }
     match dice.below(10) {
         0..=2 => {}
         3 => knobs[1 + dice.below(9) as usize] = Knob::Always,
-        4 => knobs[9] = Knob::Always,
-        5..=7 => knobs[1..].iter_mut().filter(|_| dice.percent(40)).for_each(|knob| *knob = Knob::Always),
-        8 => (knobs[0], knobs[9]) = (Knob::Madvise, Knob::Inherit),
+        4 => knobs[huge] = Knob::Always,
+        5..=7 => knobs[1..=huge].iter_mut().filter(|_| dice.percent(40)).for_each(|knob| *knob = Knob::Always),
+        8 => (knobs[0], knobs[huge]) = (Knob::Madvise, Knob::Inherit),
         _ => {
             let all = [Knob::Never, Knob::Inherit, Knob::Madvise, Knob::Always];
-            knobs = std::array::from_fn(|_| dice.one_of(&all));
+            knobs[..=huge].fill_with(|| dice.one_of(&all));
         }
     }
     knobs

@@ -76,7 +76,7 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
                 page: va >> arch.page_shift(),
                 pages: 1 << (shift - arch.page_shift()),
                 pfn: arch.leaf_pfn(raw, level),
-                attrs: arch.attrs(raw, level),
+                attrs: arch.attrs(raw, level) | recorded(host, arch, (table, level), index),
             }),
             Kind::Marker => tree.markers.push(va >> arch.page_shift()),
             kind => panic!("{va:#x}: {kind:?} ({raw:#x}) at rest, at level {level}"),
@@ -85,6 +85,15 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
     }
     let root = level == arch.levels();
     assert!(used > 0 || root, "INV-3: {table:?} for {base:#x}, level {level}, is hooked and empty");
+}
+
+/// What hardware has recorded of a leaf: in any entry of its block, if it is joined to one.
+fn recorded<A: Arch>(host: &impl Host, arch: &A, (table, level): (Pfn, u8), index: u64) -> Attrs {
+    let entry = |index: u64| word(host, PhysAddr(table.addr().0 + 8 * index));
+    let joined = A::JOINED != 0 && entry(index) & A::JOINED != 0;
+    let bits = if joined { arch.block_bits(level) } else { 0 };
+    let block = index >> bits << bits..(index >> bits << bits) + (1 << bits);
+    block.fold(Attrs::empty(), |all, i| all | arch.attrs(entry(i), level) & Attrs::HARDWARE)
 }
 
 /// Where a page is in memory, if it is resident. The page must stay so meanwhile.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vellum::addr::FRAME_SHIFT;
 use vellum::arch::Arch;
-use vellum::frame::BootOptions;
+use vellum::frame::{BootOptions, LARGEST_FOLIO};
 use vellum::group::GroupId;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Cpu, Program};
@@ -53,7 +53,7 @@ pub fn run<H: Host<Arch: Family>>(
     let options = BootOptions { zero_on_free: setup.zero_on_free, ..Default::default() };
     let machine = Machine::boot(host, options).expect("enough memory to boot");
     machine.policy().set_global(setup.knobs[0]);
-    (1..10).for_each(|order| machine.policy().set(order, setup.knobs[usize::from(order)]));
+    (1..=LARGEST_FOLIO).for_each(|order| machine.policy().set(order, setup.knobs[usize::from(order)]));
     let groups = make_groups(&machine, &setup.groups);
     host.booted();
     let free = machine.frames().free_frames();

@@ -35,6 +35,8 @@
 //! | `protect` | areas change what may be done with them |
 //! | `advise` | hints |
 //! | `query` | what is mapped, what is resident |
+//! | `track` | which pages were written since somebody asked |
+//! | `recorded` | what hardware knows of that |
 
 mod advise;
 mod areas;
@@ -49,6 +51,7 @@ mod object;
 mod pin;
 mod protect;
 mod query;
+mod recorded;
 mod relocate;
 mod remap;
 mod seal;

@@ -48,30 +48,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         change.areas().each(all, |v| v.flags |= AreaFlags::TRACKED);
         self.tracks.store(true, Relaxed);
         change.let_go();
-        let mut gather = self.gather(all);
-        let mut at = all.start;
-        while at < all.end {
-            let table = match self.tables.find(at, all.end) {
-                Found::Hole(end) => {
-                    at = end;
-                    continue;
-                }
-                Found::Table(table) => table,
-            };
-            while at < table.end()
-                && let Some(run) = table.run(at, table.end())
-            {
-                let attrs = run.attrs(arch);
-                let new = attrs - Attrs::SOFT_DIRTY - Attrs::WRITE;
-                if run.kind == Kind::Leaf && new != attrs {
-                    table.rewrite(&run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
-                    gather.note(run.range(arch), table.shift());
-                }
-                at = run.range(arch).end;
+        self.each_leaf_run(all, |table, run| {
+            let attrs = run.attrs(arch);
+            let new = attrs - Attrs::SOFT_DIRTY - Attrs::WRITE;
+            if new != attrs {
+                table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             }
-            table.unlock(&mut gather);
-            self.tables.platform().resched();
-        }
+            new != attrs
+        });
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, fence};
 
 use super::run::Joined;
 use super::{LockedTable, Run};
+use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
@@ -376,20 +377,20 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if self.tables.arch.hardware_idle(old) {
             self.store(index, old, self.tables.arch.carry(new, old));
         } else {
-            self.change_contended(index, |old| self.tables.arch.carry(new, old));
+            let _ = self.change_contended(index, |old| self.tables.arch.carry(new, old));
         }
     }
 
-    /// Hardware may still set a bit in this entry: exchange until it didn't.
+    /// Hardware may still set a bit in this entry: exchange until it didn't. What the last was that it made of it.
     #[cold]
-    fn change_contended(&self, index: usize, new: impl Fn(u64) -> u64) {
+    fn change_contended(&self, index: usize, new: impl Fn(u64) -> u64) -> u64 {
         let entry = self.entry(index);
         let mut old = entry.load(Relaxed);
         loop {
             let next = new(old);
             trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, next));
             match entry.compare_exchange(old, next, Release, Relaxed) {
-                Ok(_) => return,
+                Ok(_) => return old,
                 Err(seen) => old = seen,
             }
         }
@@ -398,17 +399,37 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Record in the entry for `va`, a leaf, that it was accessed, as hardware that can't leaves to software; in all of its
     /// block, which has to allow the same everywhere.
     pub(crate) fn record(&self, va: u64, accessed: Attrs) {
-        let arch = &self.tables.arch;
         let index = self.index(va);
         let block = self.block(self.entry(index).load(Relaxed));
         let first = index & !(block - 1);
         for index in first..first + block {
-            self.change_contended(index, |old| {
-                let attrs = arch.attrs(old, self.level) | accessed;
-                let new = arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level);
-                new | old & A::JOINED
-            });
+            let _ = self.amend(index, |attrs| attrs | accessed);
         }
+    }
+
+    /// Clear some of what hardware has recorded in the leaves of a run. Which leaves had what of it is told, by the block.
+    pub(crate) fn forget_recorded(&self, run: &Run, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
+        let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
+        self.part_at(at);
+        self.part_at(end);
+        while at < end {
+            let block = self.block(self.entry(at).load(Relaxed));
+            let forget = |all, index| all | self.amend(index, |attrs| attrs - what) & what;
+            let recorded = (at..at + block).fold(Attrs::empty(), forget);
+            let start = self.base + ((at as u64) << self.shift());
+            told(VirtRange { start, end: start + ((block as u64) << self.shift()) }, recorded);
+            at += block;
+        }
+    }
+
+    /// Change what a leaf says besides its frame, which hardware may change too; what that was.
+    fn amend(&self, index: usize, change: impl Fn(Attrs) -> Attrs) -> Attrs {
+        let arch = &self.tables.arch;
+        let old = self.change_contended(index, |old| {
+            let attrs = change(arch.attrs(old, self.level));
+            arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level) | old & A::JOINED
+        });
+        arch.attrs(old, self.level)
     }
 }
 

@@ -311,10 +311,21 @@ pub fn write(subject: &Subject, at: u64, from: &mut dyn Source) -> Result<usize,
 /// `clear_refs` is written.
 pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let memory = space(subject)?;
+    let forget = |concerns: fn(&Vma) -> bool| {
+        let Some(memory) = &memory else { return Ok(()) };
+        let areas = areas(memory)?;
+        for area in areas.iter().filter(|area| concerns(area)) {
+            memory.engine.forget_recorded(area.range, Attrs::ACCESSED, |_, _| ());
+        }
+        Ok(())
+    };
     match value.trim_ascii() {
+        b"1" => forget(|_| true),
+        b"2" => forget(|area| area.backing.is_anonymous()),
+        b"3" => forget(|area| !area.backing.is_anonymous()),
         b"4" => memory.map_or(Ok(()), |memory| memory.engine.track_writes().map_err(|_| Errno::EOPNOTSUPP)),
-        // Marks of what is touched are not the engine's to clear yet.
-        b"1" | b"2" | b"3" | b"5" => Err(Errno::EOPNOTSUPP),
+        // The most that was ever in memory is not the engine's to reset.
+        b"5" => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }
 }

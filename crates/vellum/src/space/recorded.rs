@@ -1,0 +1,78 @@
+//! What hardware has recorded of pages, accessed and dirty, told and forgotten (Linux: the idle page tracking of reclaim, and
+//! `/proc/PID/clear_refs`).
+//!
+//! Hardware may record what happens to any page of a block in any of its entries: so it is the block that was accessed or
+//! written, and is told as a whole. Who wants to know exactly which pages were written asks [`super::track`].
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Attrs, Kind};
+use crate::platform::Platform;
+use crate::table::{Found, LockedTable, Run};
+
+use super::AddressSpace;
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+    /// Forget what hardware has recorded in `range` of `what`, some of [`Attrs::HARDWARE`], and hear what that was: by
+    /// pieces in ascending order, in which all pages were recorded alike. Huge mappings that don't lie in the range entirely are
+    /// left out. When this returns, whatever happens anew is recorded anew; what happens while it runs is told now, or stays for the
+    /// next to ask.
+    ///
+    /// A table is locked while its pieces are told: `told` must be quick, and must not call back into the space.
+    pub fn forget_recorded(&self, range: VirtRange, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
+        let what = what & Attrs::HARDWARE;
+        let mut change = self.change(range);
+        change.let_go();
+        let mut last: Option<(VirtRange, Attrs)> = None;
+        self.each_leaf_run(range, |table, run| {
+            if !run.attrs(&self.tables.arch).intersects(what) {
+                return false;
+            }
+            table.forget_recorded(run, what, |range, attrs| match &mut last {
+                _ if attrs.is_empty() => {}
+                Some(last) if last.0.end == range.start && last.1 == attrs => last.0.end = range.end,
+                _ => {
+                    if let Some((range, attrs)) = last.replace((range, attrs)) {
+                        told(range, attrs);
+                    }
+                }
+            });
+            true
+        });
+        if let Some((range, attrs)) = last {
+            told(range, attrs);
+        }
+    }
+
+    /// Show each run of leaves that lie in `range` entirely to who may change it, in its locked table. What it answers is
+    /// whether it did: then that is flushed, at the end.
+    pub(super) fn each_leaf_run(&self, range: VirtRange, mut f: impl FnMut(&LockedTable<'_, '_, P, A>, &Run) -> bool) {
+        let arch = &self.tables.arch;
+        let mut gather = self.gather(range);
+        let mut at = range.start;
+        while at < range.end {
+            let table = match self.tables.find(at, range.end) {
+                Found::Hole(end) => {
+                    at = end;
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            let end = range.end.min(table.end());
+            while at < end
+                && let Some(mut run) = table.run(at, end)
+            {
+                if run.kind == Kind::Leaf && run.va < at {
+                    at = run.va + (1 << table.shift());
+                    continue;
+                }
+                at = run.range(arch).end;
+                run.len -= usize::from(run.kind == Kind::Leaf && at > range.end);
+                if run.kind == Kind::Leaf && run.len > 0 && f(&table, &run) {
+                    gather.note(run.range(arch), table.shift());
+                }
+            }
+            table.unlock(&mut gather);
+            self.tables.platform().resched();
+        }
+    }
+}
