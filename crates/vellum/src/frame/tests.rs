@@ -210,6 +210,13 @@ fn folio_sizes_follow_the_knobs() {
     policy.set_global(Knob::Always);
     assert_eq!(policy.orders(Advice::None), 1 << 9 | 1 << 4);
     policy.set(0, Knob::Always);
-    policy.set(10, Knob::Always);
-    assert_eq!(policy.orders(Advice::None), 1 << 9 | 1 << 4, "single pages and sizes beyond huge have no knob");
+    policy.set(LARGEST_FOLIO + 1, Knob::Always);
+    assert_eq!(policy.orders(Advice::None), 1 << 9 | 1 << 4, "single pages and sizes beyond the largest have no knob");
+    policy.set(LARGEST_FOLIO, Knob::Madvise);
+    assert_eq!(policy.orders(Advice::None), 1 << 9 | 1 << 4);
+    assert_eq!(
+        policy.orders(Advice::Huge),
+        1 << LARGEST_FOLIO | 1 << 9 | 1 << 4 | 1 << 2,
+        "above huge ones: if asked for"
+    );
 }
