@@ -13,7 +13,7 @@ use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapReque
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Hostility, Program, Silicon, Simulated, Strict, Strictness};
+use vellum_sim::{Config, Hostility, Program, Refusal, Silicon, Simulated, Strict, Strictness};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const BASE: u64 = 8 << 30;
@@ -102,6 +102,7 @@ in_every_format! {
     a_part_is_protected_and_comes_back => protects,
     a_part_goes => zaps,
     a_fork_keeps_blocks => forks,
+    a_fork_that_fails_keeps_blocks => forks_in_vain,
     blocks_move => moves,
 }
 
@@ -131,6 +132,7 @@ with_huge_leaves! {
     a_huge_leaf_goes => zaps,
     a_page_of_a_huge_leaf_changes => cuts,
     a_fork_keeps_huge_blocks => forks,
+    a_fork_that_fails_keeps_huge_blocks => forks_in_vain,
     huge_blocks_move => moves,
 }
 
@@ -314,6 +316,28 @@ fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.program.store_u64(BASE + on.page, 7).unwrap();
     let left = if on.level == 1 { (4, (0, 0)) } else { (3, (0, 1)) };
     assert_eq!((on.joined(BASE, 0..4), on.turned()), left);
+    on.holds(BASE, 0..4);
+}
+
+/// Wherever memory runs out there is no child, no block is taken apart, and the parent writes in place.
+fn forks_in_vain<A: Silicon>(on: &Scene<'_, '_, A>) {
+    let free = || on.machine.frames().free_frames();
+    let (stats, before) = (on.space.stats(), free());
+    let mut refused = 0;
+    loop {
+        on.sim.refuse(Refusal::From(refused + 1));
+        let child = on.space.fork();
+        on.sim.refuse(Refusal::Never);
+        if child.is_ok() {
+            break;
+        }
+        drop(child);
+        refused += 1;
+        assert_eq!((on.space.stats(), free()), (stats, before), "refusal {refused}");
+        (0..4).for_each(|i| on.program.store_u64(BASE + i * on.block, i).unwrap());
+        assert_eq!((on.joined(BASE, 0..4), on.turned(), free()), (4, (0, 0), before));
+    }
+    assert!(refused > u64::from(on.space.arch().levels()), "{refused} allocations");
     on.holds(BASE, 0..4);
 }
 

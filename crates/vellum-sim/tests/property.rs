@@ -249,6 +249,20 @@ mod schedules {
     fn schedules_share_pages() {
         watch::each("schedules::schedules_share_pages", 20, pages::<X86_64>);
     }
+
+    /// Who looks at an entry without the lock, while others join its block or take it apart, finds what is there or looks again.
+    #[test]
+    fn schedules_of_blocks() {
+        watch::each("schedules::schedules_of_blocks", 6, model::<Aarch64>);
+        watch::each("schedules::schedules_of_blocks", 4, model::<Riscv64>);
+    }
+
+    /// As [`schedules_of_blocks`], of pages that all use.
+    #[test]
+    fn schedules_share_blocks() {
+        watch::each("schedules::schedules_share_blocks", 6, pages::<Aarch64>);
+        watch::each("schedules::schedules_share_blocks", 4, pages::<Riscv64>);
+    }
 }
 
 /// New seeds, for as long as the environment says.
