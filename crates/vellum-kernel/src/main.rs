@@ -73,7 +73,7 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
             smp::release(cpus, checks::processors::part);
             checks::processors::part()
         }
-        ("run", _) => run(map, archive),
+        ("run", wish) => run(map, archive, wish),
         // Ways to fail on purpose, to see that a failure is seen.
         ("fail", _) => Err("asked to"),
         ("panic", _) => panic!("asked to"),
@@ -83,7 +83,7 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
             interrupts::halt();
         },
         _ => Err(
-            "unknown command line: [la57] [check [STORY] | processors | run | fail | panic | overflow | stray | hang]",
+            "unknown command line: [la57] [check [STORY] | processors | run [apart] | fail | panic | overflow | stray | hang]",
         ),
     }
 }
@@ -112,9 +112,15 @@ fn boot_all(map: &MemoryMap) -> Result<(&'static Machine, usize), &'static str> 
     Ok((machine, cpus))
 }
 
-/// Runs the program that the archive names, until it ends and with it the machine.
-fn run(map: &MemoryMap, archive: &'static [u8]) -> Result<(), &'static str> {
-    let (_, cpus) = boot_all(map)?;
+/// Runs the program that the archive names, until it ends and with it the machine. By `wish`, memory is mapped without
+/// contiguous blocks.
+fn run(map: &MemoryMap, archive: &'static [u8], wish: &str) -> Result<(), &'static str> {
+    let (machine, cpus) = boot_all(map)?;
+    match wish {
+        "" => {}
+        "apart" => machine.policy().set_joins(false),
+        _ => return Err("unknown wish: run [apart]"),
+    }
     hooks::set_page_fault(mem::uaccess::resolve);
     files::init(archive).map_err(|_| "the archive of first files can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;

@@ -3,6 +3,8 @@
 //! Five small traits, all with `&self`, so that several machines live side by side in one process; [`Platform`] is their
 //! sum and is implemented by itself. The engine holds no global state and calls nothing else of its host.
 
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use crate::addr::{Pfn, PhysAddr, VirtRange};
 
 /// The most CPUs that one machine may have.
@@ -30,6 +32,32 @@ pub unsafe trait Memory {
 
     /// Where physical address 0 appears in the engine's own address space: physical address `p` is at `direct_map() + p`.
     fn direct_map(&self) -> *mut u8;
+
+    /// Overwrites frames with zeros, as the stores of a program would. A host whose processor does so better than by stores
+    /// says how.
+    ///
+    /// # Safety
+    /// `at` is in the direct map, at the start of a frame, and `bytes` are those of whole frames, which are the caller's alone.
+    #[inline]
+    unsafe fn zero(&self, at: *mut u8, bytes: usize) {
+        // SAFETY: by contract.
+        unsafe { at.write_bytes(0, bytes) }
+    }
+
+    /// Copies frames that others may be writing to meanwhile. A host whose processor does so better than word by word says how.
+    ///
+    /// # Safety
+    /// Both are in the direct map, each at the start of a frame, and `bytes` are those of whole frames. Those at `from` stay, and
+    /// all who may be writing to them treat them as atomics; those at `to` are others, and the caller's alone.
+    #[inline]
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        for at in 0..bytes / 8 {
+            // SAFETY: by contract, and aligned.
+            let word = unsafe { &*from.cast::<AtomicU64>().add(at) }.load(Relaxed);
+            // SAFETY: by contract, and aligned.
+            unsafe { to.cast::<u64>().add(at).write(word) };
+        }
+    }
 }
 
 /// CPUs, and what a lock needs of them.

@@ -77,6 +77,7 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         cpus: 1,
         memory: 256 << 20,
         counts: false,
+        joins: true,
         timeout: Some(PATIENCE),
     };
     Ok(machine.run(io::empty(), io::sink(), io::sink())?.outcome)

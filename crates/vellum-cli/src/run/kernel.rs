@@ -93,10 +93,11 @@ impl Kernel {
         Ok(Self { image: fs::canonicalize(image)?, kind, arch })
     }
 
-    /// What the kernel is told.
-    pub fn command_line(&self) -> String {
+    /// What the kernel is told; `joins` as in [`super::machine::Machine`].
+    pub fn command_line(&self, joins: bool) -> String {
         match self.kind {
-            Kind::Vellum => "run".into(),
+            Kind::Vellum if joins => "run".into(),
+            Kind::Vellum => "run apart".into(),
             // Without what guards against flaws of hardware that an emulated CPU doesn't have: the reference kernel has
             // none of it. A panic ends the machine.
             Kind::Linux => {

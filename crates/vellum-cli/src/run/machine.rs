@@ -33,6 +33,8 @@ pub struct Machine<'a> {
     pub memory: u64,
     /// Whether its clock counts instructions.
     pub counts: bool,
+    /// Whether the reference kernel may map memory in contiguous blocks.
+    pub joins: bool,
     pub timeout: Option<Duration>,
 }
 
@@ -122,7 +124,7 @@ impl Machine<'_> {
             qemu.args(["-icount", "shift=0,sleep=off"]);
         }
         qemu.arg("-kernel").arg(&self.kernel.image);
-        let command_line = self.kernel.command_line();
+        let command_line = self.kernel.command_line(self.joins);
         let first = match self.kernel.kind {
             Kind::Vellum => arch.hand_over(&mut qemu, archive, self.archive.len()),
             Kind::Linux => {

@@ -58,6 +58,11 @@ pub struct Task {
     #[arg(long)]
     icount: bool,
 
+    /// Have the reference kernel map each page by itself: no 64 KiB and 32 MiB blocks that a TLB holds as one translation
+    /// (AArch64's contiguous bit; x86-64 has none). Linux does as ever
+    #[arg(long)]
+    no_contiguous: bool,
+
     /// A variable of the program's environment
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = variable)]
     environment: Vec<String>,
@@ -150,6 +155,7 @@ impl Task {
             cpus: self.smp,
             memory: self.mem,
             counts: self.icount,
+            joins: !self.no_contiguous,
             timeout: self.timeout.map(Duration::from_secs),
         };
         let end = machine.run(input, output, errors)?;

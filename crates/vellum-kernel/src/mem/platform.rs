@@ -3,6 +3,7 @@
 //! Kernel code is not preempted, and no interrupt handler calls the engine; so what the engine says about preemption and
 //! interrupts goes unheard.
 
+use crate::arch::caches;
 use crate::arch::clock::Clock;
 use crate::arch::paging::DIRECT_MAP;
 use crate::mem::shootdown;
@@ -47,6 +48,16 @@ unsafe impl Memory for Host {
 
     fn direct_map(&self) -> *mut u8 {
         DIRECT_MAP as *mut u8
+    }
+
+    unsafe fn zero(&self, at: *mut u8, bytes: usize) {
+        // SAFETY: by contract; the memory map's regions are normal memory.
+        unsafe { caches::zero(at, bytes) }
+    }
+
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: by contract.
+        unsafe { caches::copy(from, to, bytes) }
     }
 }
 

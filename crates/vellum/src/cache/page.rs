@@ -128,13 +128,10 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
 /// `from` and `to` are the first of as many frames in a row. Those at `from` stay meanwhile; those at `to` are others, that only
 /// the caller knows.
 pub(crate) unsafe fn copy_frames<P: Platform>(machine: &Machine<'_, P>, from: Pfn, to: Pfn, count: u32) {
-    let [from, to] = [from, to].map(|pfn| machine.frames().at(pfn.addr()));
-    for at in 0..(count as usize) << (FRAME_SHIFT - 3) {
-        // SAFETY: inside of the first frames, which are aligned, and which all who may be writing to it treat as atomics.
-        let word = unsafe { from.cast::<AtomicU64>().add(at).as_ref() }.load(Relaxed);
-        // SAFETY: inside of the other, which is the caller's alone, and aligned.
-        unsafe { to.cast::<u64>().add(at).write(word) };
-    }
+    let [from, to] = [from, to].map(|pfn| machine.frames().at(pfn.addr()).as_ptr());
+    // SAFETY: by contract; the direct map covers the machine's frames (contract of `Memory`), and all who write to the
+    // contents of objects and areas treat them as atomics.
+    unsafe { machine.frames().platform().copy(from, to, (count as usize) << FRAME_SHIFT) }
 }
 
 impl<P: Platform> Drop for ObjectPage<'_, P> {

@@ -63,7 +63,7 @@ impl Early {
         self.next += needed;
         // SAFETY: inside a region, which is readable, writable and the engine's alone (contract of `Memory`), and handed
         // out once, here.
-        unsafe { platform.direct_map().wrapping_add(at as usize).write_bytes(0, needed as usize) };
+        unsafe { platform.zero(platform.direct_map().wrapping_add(at as usize), needed as usize) };
         Ok(PhysAddr(at))
     }
 }

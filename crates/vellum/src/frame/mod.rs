@@ -382,7 +382,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[inline]
     pub(crate) unsafe fn zero(&self, pfn: Pfn, count: u32) {
         // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody else's (this contract).
-        unsafe { self.at(pfn.addr()).as_ptr().write_bytes(0, count as usize * FRAME_SIZE as usize) }
+        unsafe { self.platform.zero(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize) }
     }
 }
 

@@ -13,6 +13,7 @@ mod register;
 pub mod abi;
 pub mod access;
 pub mod boot;
+pub mod caches;
 pub mod calls;
 pub mod clock;
 pub mod cpu;

@@ -8,6 +8,7 @@
 pub mod abi;
 pub mod access;
 pub mod boot;
+pub mod caches;
 pub mod calls;
 pub mod clock;
 pub mod cpu;
