@@ -123,6 +123,18 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         (left >> (self.shift() - FRAME_SHIFT)) as usize & !(block - 1)
     }
 
+    /// Whether writing a run can make a block whole, as far as is known without a look at its neighbours: what most faults write, a
+    /// page that is a folio by itself, can't.
+    #[inline]
+    pub(super) fn may_complete(&self, index: usize, run: &Run) -> bool {
+        if A::JOINED == 0 || !self.tables.joins || run.kind != Kind::Leaf {
+            return false;
+        }
+        let arch = &self.tables.arch;
+        let alone = run.len == 1 && self.tables.machine.frames().frame(run.pfn(arch)).order() == arch.page_order();
+        !alone && self.may_join(index, run.raw)
+    }
+
     /// The pieces of `n` entries from `index` on, the first of which is to be `raw`, that can be blocks (`true`) or not.
     fn pieces(&self, index: usize, n: usize, raw: u64, mut each: impl FnMut(usize, usize, u64, bool)) {
         let block = 1usize << self.tables.arch.block_bits(self.level);
@@ -263,8 +275,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let block = 1usize << self.tables.arch.block_bits(self.level);
         if raw & A::JOINED == 0
             && self.may_join(first, raw)
-            && self.alike(first, block, raw) == block
             && self.in_folio(raw) >= block
+            && self.alike(first, block, raw) == block
         {
             let busy = self.tables.arch.busy();
             let raw = self.collect(first, block, busy);

@@ -217,7 +217,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     #[inline]
     pub(crate) fn set(&self, run: &Run) {
         let index = self.index(run.va);
-        if self.may_join(index, run.raw) {
+        if self.may_complete(index, run) {
             self.set_joined(index, run);
         } else {
             self.write(index, run.len, Some((0, 0)), (run.raw, run.step(&self.tables.arch)));
