@@ -58,6 +58,14 @@ pub unsafe trait Memory {
             unsafe { to.cast::<u64>().add(at).write(word) };
         }
     }
+
+    /// Frames, from `at` in the direct map on, are about to become executable. Their contents may have been written, by anybody on
+    /// any CPU, since any CPU fetched instructions from there last. Where CPUs don't notice that by themselves, has all of them
+    /// fetch what was written.
+    #[inline]
+    fn publish_code(&self, at: *const u8, bytes: usize) {
+        let _ = (at, bytes);
+    }
 }
 
 /// CPUs, and what a lock needs of them.

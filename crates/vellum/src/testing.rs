@@ -17,6 +17,8 @@ pub(crate) struct Host {
     cpus: usize,
     current: AtomicUsize,
     pub(crate) flushes: AtomicUsize,
+    /// Bytes that became executable.
+    pub(crate) published: AtomicUsize,
 }
 
 // SAFETY: the arena is reached through the engine only, and the rest is atomic or never changes.
@@ -43,7 +45,8 @@ impl Host {
             // SAFETY: inside the arena just allocated.
             unsafe { arena.add((region.base.0 - base) as usize).write_bytes(0xa5, region.len as usize) };
         }
-        Host { arena, layout, base, regions, cpus, current: AtomicUsize::new(0), flushes: AtomicUsize::new(0) }
+        let zero = || AtomicUsize::new(0);
+        Host { arena, layout, base, regions, cpus, current: zero(), flushes: zero(), published: zero() }
     }
 
     /// One region of so many frames, all zero.
@@ -71,6 +74,10 @@ unsafe impl Memory for Host {
 
     fn direct_map(&self) -> *mut u8 {
         self.arena.wrapping_sub(self.base as usize)
+    }
+
+    fn publish_code(&self, _at: *const u8, bytes: usize) {
+        self.published.fetch_add(bytes, Relaxed);
     }
 }
 

@@ -10,7 +10,7 @@
 //! | `interrupts` | whether they come, and waiting for one |
 //! | `irq` | the interrupt controller and the timer |
 //! | `smp` | the other processors |
-//! | `caches` | zeroing and copying memory |
+//! | `caches` | zeroing and copying memory; instructions that were written |
 //! | `paging` | the kernel half of every address space; dropping translations; the format of the user half |
 //! | `manual` | entries of page tables, by the processor's manual |
 //! | `trap` | exceptions and interrupts |

@@ -59,6 +59,10 @@ unsafe impl Memory for Host {
         // SAFETY: by contract.
         unsafe { caches::copy(from, to, bytes) }
     }
+
+    fn publish_code(&self, at: *const u8, bytes: usize) {
+        caches::publish_code(at, bytes);
+    }
 }
 
 // SAFETY: a processor's index is below the count, which was settled before the engine booted. Handlers of interrupts call

@@ -34,6 +34,7 @@ use core::ptr::NonNull;
 use percpu::Cache;
 
 use crate::addr::{FRAME_SIZE, Pfn, PhysAddr};
+use crate::arch::Attrs;
 use crate::platform::{Event, Platform, trace};
 use crate::sync::SpinLock;
 
@@ -383,6 +384,14 @@ impl<'p, P: Platform> Frames<'p, P> {
     pub(crate) unsafe fn zero(&self, pfn: Pfn, count: u32) {
         // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody else's (this contract).
         unsafe { self.platform.zero(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize) }
+    }
+
+    /// Frames are about to be mapped, by entries that say this and did not say so before.
+    #[inline]
+    pub(crate) fn expose(&self, pfn: Pfn, count: u32, attrs: Attrs) {
+        if attrs.contains(Attrs::EXEC) {
+            self.platform.publish_code(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);
+        }
     }
 }
 

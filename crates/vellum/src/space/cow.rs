@@ -172,6 +172,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // SAFETY: the references of what was taken out are dropped below; the copy is nobody else's before it is mapped.
             unsafe { cache::copy_frames(self.tables.machine, old.pfn, to, old.frames) };
         }
+        self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, attrs);
         if huge {
             table.fill(block.start, new);
         } else {

@@ -184,6 +184,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (level, entries) = self.shape(order);
         let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let raw = arch.leaf(pfn.addr(), attrs, level);
+        self.tables.machine.frames().expose(pfn, 1 << order, attrs);
         match self.tables.map_run(&Run::new(start, level, Kind::Leaf, raw, entries)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Anon, 1 << order);

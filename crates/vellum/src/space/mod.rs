@@ -57,6 +57,8 @@ mod remap;
 mod seal;
 mod stack;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod track;
 mod unmap;
 mod zap;

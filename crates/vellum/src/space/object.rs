@@ -166,6 +166,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let start = align_down(addr, shift) - ((page - row.page) << shift);
         let raw = arch.leaf(row.pfn.addr(), attrs, 1);
+        self.tables.machine.frames().expose(row.pfn, row.pages << arch.page_order(), attrs);
         match self.tables.map_run(&Run::new(start, 1, Kind::Leaf, raw, row.pages as usize)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Shmem, (row.pages as i64) << arch.page_order());

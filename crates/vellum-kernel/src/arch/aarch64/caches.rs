@@ -4,6 +4,8 @@ use core::arch::asm;
 
 /// DCZID_EL0: that `dc zva` is prohibited.
 const PROHIBITED: u64 = 1 << 4;
+/// CTR_EL0.L1Ip: that instructions are cached by their physical addresses.
+const PHYSICAL: u64 = 0b11;
 
 /// Overwrites memory with zeros, by blocks of the size that the processor says (Arm ARM, DDI 0487, "DC ZVA"): 64 bytes in most,
 /// never more than half a page.
@@ -31,6 +33,39 @@ pub unsafe fn zero(at: *mut u8, bytes: usize) {
             options(nostack),
         );
     }
+}
+
+/// Has every processor fetch the instructions that were written to memory (Arm ARM, DDI 0487, "Concurrent
+/// modification and execution of instructions"), as far as CTR_EL0 says that this takes anything: IDC that data reaches them by
+/// itself, DIC that processors notice by themselves.
+pub fn publish_code(at: *const u8, bytes: usize) {
+    let caches = read_register!("ctr_el0");
+    let line = |shift: u32| 4usize << (caches >> shift & 15);
+    let lines = |shift: u32| (0..bytes).step_by(line(shift)).map(|offset| at.addr() + offset);
+    let (idc, dic) = (caches >> 28 & 1 != 0, caches >> 29 & 1 != 0);
+    if !idc {
+        for line in lines(16) {
+            // SAFETY: cleaning changes no contents.
+            unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };
+        }
+    }
+    // SAFETY: a barrier.
+    unsafe { asm!("dsb ish", options(nostack, preserves_flags)) };
+    if dic {
+        return;
+    }
+    if caches >> 14 & 3 == PHYSICAL {
+        for line in lines(0) {
+            // SAFETY: instructions are fetched anew.
+            unsafe { asm!("ic ivau, {}", in(reg) line, options(nostack, preserves_flags)) };
+        }
+    } else {
+        // Programs know the same memory by other addresses. SAFETY: as above.
+        unsafe { asm!("ic ialluis", options(nostack, preserves_flags)) };
+    }
+    // Other processors come to user mode by an exception return, which discards what was fetched ahead.
+    // SAFETY: barriers.
+    unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 
 /// Copies memory that others may be writing to.

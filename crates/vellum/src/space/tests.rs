@@ -1,0 +1,53 @@
+//! What spaces ask of a host, on a machine without an MMU; the strict machine has the rest.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::*;
+use crate::arch::X86_64;
+use crate::cache::Object;
+use crate::frame::BootOptions;
+use crate::testing::Host;
+use crate::vma::Prot;
+
+const PAGE: u64 = 4096;
+const READ_EXEC: Prot = Prot::READ.union(Prot::EXEC);
+
+/// Whatever way memory becomes executable, the host hears of it, of all of it, and of nothing else.
+#[test]
+fn what_becomes_executable_is_published() {
+    let host = Host::with_frames(6_000, 1);
+    let machine = Machine::boot(&host, BootOptions::default()).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+    let published = || host.published.swap(0, Relaxed) as u64 / PAGE;
+    let area = |prot, pages| MapRequest { addr: 0, len: pages * PAGE, prot, flags: MapFlags::empty() };
+
+    let data = space.map(area(Prot::READ | Prot::WRITE, 4)).unwrap();
+    for page in 0..3 {
+        space.fault(data + page * PAGE, Access::Write).unwrap();
+    }
+    assert_eq!(published(), 0, "data");
+    space.protect(data, 4 * PAGE, READ_EXEC).unwrap();
+    assert_eq!(published(), 3, "data made executable");
+    space.protect(data, 4 * PAGE, READ_EXEC | Prot::WRITE).unwrap();
+    assert_eq!(published(), 0, "it was so before");
+
+    let child = space.fork().unwrap();
+    assert_eq!(published(), 0, "shared as it is");
+    child.fault(data, Access::Write).unwrap();
+    assert_eq!(published(), 1, "a copy");
+    space.fault(data + 3 * PAGE, Access::Write).unwrap();
+    assert_eq!(published(), 1, "new memory");
+
+    let object = Object::new(&machine, &X86_64::four_levels(), GroupId::ROOT, 0, 8 * PAGE).unwrap();
+    for page in 0..2 {
+        object.page_or_new(page, GroupId::ROOT).unwrap();
+    }
+    let text = space.map_object(area(READ_EXEC, 8), &object, 0).unwrap();
+    space.fault(text, Access::Exec).unwrap();
+    let mapped = space.stats().shmem / PAGE;
+    assert_eq!(published(), mapped, "text");
+    assert_ne!(mapped, 0);
+    let patched = space.map_object(area(READ_EXEC | Prot::WRITE, 8), &object, 0).unwrap();
+    space.fault(patched, Access::Write).unwrap();
+    assert_eq!(published(), 1, "a private copy of text");
+}
