@@ -17,6 +17,7 @@
 //! | [`arch`] | page-table formats |
 //! | [`stats`] | counters |
 //! | [`frame`] | physical memory: descriptors, allocator, folio sizes |
+//! | [`swap`] | swap: slots, devices, compressed memory |
 //! | [`group`] | memory control groups and their LRU lists |
 //! | `machine` | all of the above for one machine |
 //! | `tlb` | what must be flushed before it is freed |
@@ -50,6 +51,8 @@ mod machine;
 pub mod space;
 #[cfg(not(loom))]
 pub mod stats;
+#[cfg(not(loom))]
+pub mod swap;
 #[cfg(not(loom))]
 mod table;
 #[cfg(not(loom))]

@@ -58,6 +58,12 @@ pub enum Use {
     Kernel = 1,
 }
 
+/// What may be made of zeroed memory.
+///
+/// # Safety
+/// All zero bits must be a valid value, and the alignment at most a frame's.
+pub(crate) unsafe trait Zeroable {}
+
 /// No block of that size is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;

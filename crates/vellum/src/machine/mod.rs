@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
 use crate::frame::{
-    BootError, BootOptions, Counts, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, flag,
+    BootError, BootOptions, Counts, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable, flag,
 };
 use crate::group::{Groups, Leavers};
 use crate::platform::{Platform, SpaceId};
@@ -194,12 +194,6 @@ fn kept<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<*mut u8, Ou
     let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
     Ok(frames.at(frames.alloc(order, true, Use::Kernel)?.addr()).as_ptr())
 }
-
-/// What may be made of zeroed memory.
-///
-/// # Safety
-/// All zero bits must be a valid value, and the alignment at most a frame's.
-pub(crate) unsafe trait Zeroable {}
 
 // SAFETY: atomics only; 128-byte alignment.
 unsafe impl Zeroable for CounterSlot {}

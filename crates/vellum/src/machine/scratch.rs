@@ -3,10 +3,11 @@
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
+use crate::frame::Zeroable;
 use crate::platform::Platform;
 use crate::sync::RawSpin;
 
-use super::{Machine, Zeroable};
+use super::Machine;
 
 /// Frames in a row: the first, and how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

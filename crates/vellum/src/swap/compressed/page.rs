@@ -1,0 +1,61 @@
+//! Pages as words: whether one word fills all of a page.
+
+use crate::addr::{FRAME_SIZE, Pfn};
+use crate::frame::Frames;
+use crate::platform::Platform;
+
+/// Words of a page.
+const WORDS: usize = FRAME_SIZE as usize / 8;
+/// Words that are compared between two jumps.
+const STRIDE: usize = 16;
+
+/// A page's contents.
+#[repr(C, align(4096))]
+pub(super) struct Page([u64; WORDS]);
+
+impl Page {
+    /// A frame's.
+    ///
+    /// # Safety
+    /// The frame is the machine's, and nobody writes to it for `'a`.
+    #[inline]
+    pub(super) unsafe fn of<'a, P: Platform>(frames: &Frames<'_, P>, pfn: Pfn) -> &'a Page {
+        // SAFETY: the direct map covers the machine's frames, aligned to their size; nobody writes, by contract.
+        unsafe { frames.at(pfn.addr()).cast().as_ref() }
+    }
+
+    /// A frame's, to write to.
+    ///
+    /// # Safety
+    /// The frame is the machine's, and the caller's alone for `'a`.
+    #[inline]
+    pub(super) unsafe fn of_mut<'a, P: Platform>(frames: &Frames<'_, P>, pfn: Pfn) -> &'a mut Page {
+        // SAFETY: as above, and nobody else reads.
+        unsafe { frames.at(pfn.addr()).cast().as_mut() }
+    }
+
+    /// The word that fills it, if one does. Reads no further than to the first stretch with another.
+    #[inline]
+    pub(super) fn repeated(&self) -> Option<u64> {
+        let word = self.0[0];
+        let differs = |stride: &[u64]| stride.iter().fold(0, |differs, other| differs | (other ^ word)) != 0;
+        (!self.0.chunks_exact(STRIDE).any(differs)).then_some(word)
+    }
+
+    #[inline]
+    pub(super) fn fill(&mut self, word: u64) {
+        self.0.fill(word);
+    }
+
+    #[inline]
+    pub(super) fn bytes(&self) -> &[u8; FRAME_SIZE as usize] {
+        // SAFETY: words are bytes, of the same number.
+        unsafe { &*(&raw const self.0).cast() }
+    }
+
+    #[inline]
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8; FRAME_SIZE as usize] {
+        // SAFETY: as above; and any bytes are words.
+        unsafe { &mut *(&raw mut self.0).cast() }
+    }
+}

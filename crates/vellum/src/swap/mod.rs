@@ -1,0 +1,49 @@
+//! Swap: where memory goes that nobody has used for a while.
+//!
+//! | file | story |
+//! |---|---|
+//! | `cluster`, `files`, `slots` | the slots of a device: free blocks, references |
+//! | `device` | what a device does: write, read, forget, by the run |
+//! | `swaps` | the devices of a machine, by priority |
+//! | `compressed` | the device that is memory: pages compressed, or known by the word that fills them |
+//! | `paged` | long arrays in single frames |
+//!
+//! The module knows nothing of folios or page tables: whoever takes memory out of them asks for slots, has the frames written, and
+//! leaves in the entries what it got.
+
+mod cluster;
+pub mod compressed;
+mod device;
+mod files;
+mod paged;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+pub use compressed::Compressed;
+pub use device::{ReadError, SwapDevice, Unreadable, WriteError};
+pub use slots::SlotAllocator;
+
+/// Slots in a row, of 4 KiB each, of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// The first one.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// A slot is referred to as often as can be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Saturated {
+    /// The slot.
+    pub slot: u32,
+}
+
+impl core::fmt::Display for Saturated {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "slot {} has as many references as can be counted", self.slot)
+    }
+}
+
+impl core::error::Error for Saturated {}

@@ -1,0 +1,246 @@
+//! The slots of one device: who gets which, and how often each is referred to.
+//!
+//! A folio's slots lie in a row and begin at a multiple of their number, as its frames do, so that they are one entry of a page
+//! table, or one run of entries, whatever the size. Slots come in *clusters* of a huge folio's size. Each CPU has a cluster of
+//! its own that it takes slots from in a row; the others are filed by the largest block that is free in them, and a CPU whose
+//! own cluster hasn't what it wants gets the one that has least of those that do. If none is filed, the other CPUs' own ones
+//! are looked through. So a block is refused only when there is none.
+//!
+//! A slot has a count: how many entries refer to it, and whoever else has to. What is taken has been referred to once, by
+//! whoever took it. A slot whose last reference goes is free when its contents have been forgotten, and not before.
+//!
+//! Locks: a CPU's choice of a cluster, a cluster's, that of the files. The last reference is dropped with none held.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use super::cluster::{Cluster, SLOTS, SlotSet};
+use super::files::{Files, NONE};
+use super::paged::Paged;
+use super::{Saturated, Slots};
+use crate::frame::{Frames, HUGE_ORDER, OutOfMemory, Zeroable};
+use crate::platform::{Event, Platform, trace};
+use crate::sync::SpinLock;
+
+/// Which cluster a CPU takes slots from, [`NONE`] being a possible answer; on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Own(SpinLock<u32>);
+
+// SAFETY: a lock and an integer; aligned to 128 bytes.
+unsafe impl Zeroable for Own {}
+
+/// The slots of one device.
+#[must_use]
+pub struct SlotAllocator {
+    clusters: Paged<Cluster>,
+    own: Paged<Own>,
+    files: SpinLock<Files>,
+    len: u32,
+    free: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl SlotAllocator {
+    /// For a device of `len` slots, all of which are free. The memory for its counts, a little over a byte a slot, is taken
+    /// here, and none afterwards.
+    ///
+    /// # Errors
+    /// There is not so much memory; nothing of it is taken then.
+    pub fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
+        let platform = frames.platform();
+        let clusters = Paged::<Cluster>::new(frames, len.div_ceil(SLOTS))?;
+        let own = match Paged::<Own>::new(frames, platform.count() as u32) {
+            Ok(own) => own,
+            Err(error) => {
+                clusters.free(frames);
+                return Err(error);
+            }
+        };
+        (0..own.len()).for_each(|cpu| *own.get(cpu).0.lock(platform) = NONE);
+        let mut files = Files::new();
+        // The lowest come first.
+        for index in (0..clusters.len()).rev() {
+            let usable = (len - index * SLOTS).min(SLOTS);
+            let room = clusters.get(index).state.lock(platform).free(&SlotSet::range(0..usable));
+            files.refile(&clusters, index, room);
+        }
+        let free = AtomicU64::new(len.into());
+        Ok(SlotAllocator { clusters, own, files: SpinLock::new(files), len, free, closed: AtomicBool::new(false) })
+    }
+
+    /// How many slots there are.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many are free now: exact when nothing runs.
+    pub fn free_slots(&self) -> u32 {
+        self.free.load(Relaxed) as u32
+    }
+
+    /// A naturally aligned block of `1 << order` slots, each referred to once. `None` if there is no such block, be it because all
+    /// is in use, because what is free lies scattered, or because the device is closed: smaller blocks may still be had then.
+    #[inline]
+    pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
+        let count = 1u32.checked_shl(order.into()).filter(|_| order <= HUGE_ORDER)?;
+        if self.free.load(Relaxed) < count.into() {
+            return None;
+        }
+        let here = platform.current();
+        let first = self
+            .allocate_at(platform, here, order, true)
+            .or_else(|| (0..platform.count()).find_map(|cpu| self.allocate_at(platform, cpu, order, false)))?;
+        self.free.fetch_sub(count.into(), Relaxed);
+        Some(Slots { first, count })
+    }
+
+    /// From a CPU's own cluster, or, with `filed`, from one that then may become its own.
+    fn allocate_at<P: Platform>(&self, platform: &P, cpu: usize, order: u8, filed: bool) -> Option<u32> {
+        trace(platform, || Event::Step);
+        let mut own = self.own.get(cpu as u32).0.lock(platform);
+        // Read with the lock held, which `close` takes after it has written.
+        if self.closed.load(Relaxed) {
+            return None;
+        }
+        if *own != NONE
+            && let Some(first) = self.clusters.get(*own).state.lock(platform).take(order)
+        {
+            return Some(*own * SLOTS + first);
+        }
+        if !filed {
+            return None;
+        }
+        trace(platform, || Event::Step);
+        let found = self.files.lock(platform).pop(&self.clusters, order)?;
+        trace(platform, || Event::Step);
+        let mut state = self.clusters.get(found).state.lock(platform);
+        let first = state.take(order);
+        debug_assert!(first.is_some(), "a cluster that is filed has what its file promises");
+        let left = state.room();
+        drop(state);
+        // The one with more room stays.
+        let other = if *own == NONE || left > self.clusters.get(*own).state.lock(platform).room() {
+            core::mem::replace(&mut *own, found)
+        } else {
+            found
+        };
+        if other != NONE {
+            trace(platform, || Event::Step);
+            let state = self.clusters.get(other).state.lock(platform);
+            self.files.lock(platform).give_up(&self.clusters, other, state.room());
+        }
+        Some(found * SLOTS + first?)
+    }
+
+    /// Refer to each of these slots once more. Somebody has a reference to each, and keeps it meanwhile.
+    ///
+    /// # Errors
+    /// [`Saturated`], and nothing is changed. (Others may be refused while this is found out.)
+    ///
+    /// # Panics
+    /// If there are no such slots: numbers that no caller can supply.
+    #[inline]
+    pub fn duplicate<P: Platform>(&self, platform: &P, slots: Slots) -> Result<(), Saturated> {
+        for (index, range) in pieces(slots) {
+            trace(platform, || Event::Step);
+            if let Err(full) = self.clusters.get(index).state.lock(platform).duplicate(&range) {
+                self.undo(platform, slots, index);
+                return Err(Saturated { slot: index * SLOTS + full });
+            }
+        }
+        Ok(())
+    }
+
+    /// Drop what was added before cluster `end` was found to refuse.
+    #[cold]
+    fn undo<P: Platform>(&self, platform: &P, slots: Slots, end: u32) {
+        for (index, range) in pieces(slots).take_while(|(index, _)| *index < end) {
+            let dead = self.clusters.get(index).state.lock(platform).release(&range);
+            debug_assert!(dead.is_empty(), "somebody has a reference meanwhile");
+        }
+    }
+
+    /// Refer to each of these slots once less. Those that nothing refers to any more are handed to `forget`, in stretches, and
+    /// are free when it has returned.
+    ///
+    /// # Panics
+    /// If there are no such slots: numbers that no caller can supply.
+    #[inline]
+    pub fn release<P: Platform>(&self, platform: &P, slots: Slots, mut forget: impl FnMut(Slots)) {
+        for (index, range) in pieces(slots) {
+            trace(platform, || Event::Step);
+            let cluster = self.clusters.get(index);
+            let dead = cluster.state.lock(platform).release(&range);
+            if dead.is_empty() {
+                continue;
+            }
+            let mut count = 0;
+            for stretch in dead.stretches() {
+                count += stretch.len() as u64;
+                forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
+            }
+            trace(platform, || Event::Step);
+            let mut state = cluster.state.lock(platform);
+            let room = state.free(&dead);
+            if Files::would_move(cluster, room) {
+                self.files.lock(platform).refile(&self.clusters, index, room);
+            }
+            drop(state);
+            self.free.fetch_add(count, Relaxed);
+        }
+    }
+
+    /// How often a slot is referred to; 0 if it is free.
+    ///
+    /// # Panics
+    /// If there is no such slot: a number that no caller can supply.
+    pub fn references<P: Platform>(&self, platform: &P, slot: u32) -> u8 {
+        let at = slot % SLOTS;
+        self.clusters.get(slot / SLOTS).state.lock(platform).counts(&(at..at + 1))[0]
+    }
+
+    /// From the return of this call on, nothing is allocated; what is in use stays so.
+    pub fn close<P: Platform>(&self, platform: &P) {
+        self.closed.store(true, Relaxed);
+        // Whoever came before has taken its slots when its lock can be had.
+        (0..self.own.len()).for_each(|cpu| drop(self.own.get(cpu).0.lock(platform)));
+    }
+
+    /// Undo [`SlotAllocator::close`].
+    pub fn open(&self) {
+        self.closed.store(false, Relaxed);
+    }
+
+    /// Whether it is closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    /// Give the memory back.
+    pub fn free<P: Platform>(self, frames: &Frames<'_, P>) {
+        self.clusters.free(frames);
+        self.own.free(frames);
+    }
+}
+
+/// What of some slots lies in each cluster.
+#[inline]
+fn pieces(slots: Slots) -> impl Iterator<Item = (u32, Range<u32>)> {
+    let end = slots.first as u64 + slots.count as u64;
+    let mut at = slots.first as u64;
+    core::iter::from_fn(move || {
+        if at == end {
+            return None;
+        }
+        let (index, from) = (at / SLOTS as u64, (at % SLOTS as u64) as u32);
+        let to = (end - index * SLOTS as u64).min(SLOTS.into()) as u32;
+        at += u64::from(to - from);
+        Some((index as u32, from..to))
+    })
+}

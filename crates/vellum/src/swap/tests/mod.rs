@@ -1,0 +1,3 @@
+//! Swap against what it promises. Several CPUs at once are in `vellum-sim`'s `tests/swap.rs`.
+
+mod slots;

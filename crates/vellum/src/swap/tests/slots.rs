@@ -1,0 +1,212 @@
+//! Slots against a plain table of counts.
+
+use std::vec::Vec;
+use std::{assert_eq, vec};
+
+use crate::frame::{BootOptions, Frames, HUGE_ORDER};
+use crate::swap::{Saturated, SlotAllocator, Slots};
+use crate::testing::{Dice, Host};
+
+const CPUS: usize = 3;
+
+/// The allocator, and how often each slot is referred to.
+struct World<'h> {
+    host: &'h Host,
+    slots: SlotAllocator,
+    counts: Vec<u8>,
+}
+
+impl World<'_> {
+    fn counts_of(&mut self, run: Slots) -> &mut [u8] {
+        &mut self.counts[run.first as usize..][..run.count as usize]
+    }
+
+    fn has_block(&self, order: u8) -> bool {
+        self.counts.chunks_exact(1 << order).any(|block| block.iter().all(|count| *count == 0))
+    }
+
+    fn allocate(&mut self, order: u8) -> Option<Slots> {
+        let found = self.slots.allocate(self.host, order);
+        let Some(run) = found else {
+            assert!(!self.has_block(order), "a block of order {order} is free, and refused");
+            return None;
+        };
+        assert_eq!(run.count, 1 << order);
+        assert_eq!(run.first % run.count, 0, "{run:?} is not aligned");
+        assert!(self.counts_of(run).iter().all(|count| *count == 0), "{run:?} is in use");
+        self.counts_of(run).fill(1);
+        Some(run)
+    }
+
+    fn duplicate(&mut self, run: Slots) {
+        let full = self.counts_of(run).iter().position(|count| *count == u8::MAX);
+        let expected = full.map_or(Ok(()), |at| Err(Saturated { slot: run.first + at as u32 }));
+        assert_eq!(self.slots.duplicate(self.host, run), expected);
+        if expected.is_ok() {
+            self.counts_of(run).iter_mut().for_each(|count| *count += 1);
+        }
+    }
+
+    fn release(&mut self, run: Slots) {
+        let mut forgotten = vec![];
+        self.slots.release(self.host, run, |dead| {
+            // A stretch is as long as it can be within a cluster, and not free before it is forgotten.
+            forgotten.extend(dead.first..dead.first + dead.count);
+        });
+        self.counts_of(run).iter_mut().for_each(|count| *count -= 1);
+        let dead: Vec<u32> =
+            (run.first..run.first + run.count).filter(|slot| self.counts[*slot as usize] == 0).collect();
+        assert_eq!(forgotten, dead);
+    }
+
+    fn check(&self) {
+        let free = self.counts.iter().filter(|count| **count == 0).count();
+        assert_eq!(self.slots.free_slots() as usize, free);
+        for (slot, count) in self.counts.iter().enumerate() {
+            assert_eq!(self.slots.references(self.host, slot as u32), *count, "slot {slot}");
+        }
+    }
+
+    /// Slots in a row that are all in use, around a place drawn by lot.
+    fn run_in_use(&self, dice: &mut Dice) -> Option<Slots> {
+        let start = dice.roll(self.counts.len() as u64) as usize;
+        let first = (start..self.counts.len()).find(|slot| self.counts[*slot] > 0)?;
+        let longest = 1 << dice.roll(11);
+        let count = self.counts[first..].iter().take(longest).take_while(|count| **count > 0).count();
+        Some(Slots { first: first as u32, count: count as u32 })
+    }
+}
+
+fn with_world(len: u32, test: impl FnOnce(World<'_>) -> SlotAllocator) {
+    let host = Host::with_frames(2000, CPUS);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let before = frames.free_frames();
+    let slots = SlotAllocator::new(&frames, len).unwrap();
+    let slots = test(World { host: &host, slots, counts: vec![0; len as usize] });
+    slots.free(&frames);
+    assert_eq!(frames.free_frames(), before, "memory was not given back");
+}
+
+/// Blocks are aligned and disjoint, refused only when there is none, and free exactly when their last reference is gone and
+/// their contents forgotten; a duplication is whole or not at all.
+#[test]
+fn slots_are_as_a_table_of_counts_says() {
+    for seed in 0..40 {
+        let mut dice = Dice(seed);
+        // The last cluster may be a part of one.
+        let len = 512 * 3 + dice.roll(600) as u32;
+        with_world(len, |mut world| {
+            let eager = 1 + dice.roll(6);
+            for step in 0..2000 {
+                world.host.on_cpu(dice.roll(CPUS as u64) as usize);
+                match dice.roll(6 + eager) {
+                    0..3 => world.run_in_use(&mut dice).into_iter().for_each(|run| world.release(run)),
+                    3..6 => world.run_in_use(&mut dice).into_iter().for_each(|run| world.duplicate(run)),
+                    _ => _ = world.allocate(dice.roll(HUGE_ORDER as u64 + 1) as u8),
+                }
+                if step % 200 == 0 {
+                    world.check();
+                }
+            }
+            world.check();
+            for first in 0..len {
+                while world.counts[first as usize] > 0 {
+                    world.release(Slots { first, count: 1 });
+                }
+            }
+            world.check();
+            // What is free again has become whole again.
+            (0..len / 512).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
+            (0..len % 512).for_each(|_| assert!(world.allocate(0).is_some()));
+            assert_eq!(world.allocate(0), None);
+            world.slots
+        });
+    }
+}
+
+/// What one CPU has as its own, another may take when nothing else is left.
+#[test]
+fn no_slot_is_out_of_reach() {
+    with_world(512 * 2, |mut world| {
+        for cpu in 0..2 {
+            world.host.on_cpu(cpu);
+            world.allocate(0).unwrap();
+        }
+        world.host.on_cpu(2);
+        for order in [8, 7, 6, 5, 4, 3, 2, 1, 0] {
+            assert!(world.allocate(order).is_some() && world.allocate(order).is_some(), "order {order}");
+        }
+        assert_eq!(world.allocate(0), None);
+        world.slots
+    });
+}
+
+/// A slot can be referred to 255 times, and the attempt to do so once more, be it in the middle of a run over several clusters,
+/// changes nothing.
+#[test]
+fn a_count_that_is_full_refuses_the_run() {
+    with_world(512 * 3, |mut world| {
+        (0..3).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
+        (1..u8::MAX).for_each(|_| world.duplicate(Slots { first: 1100, count: 2 }));
+        world.duplicate(Slots { first: 10, count: 1200 });
+        world.check();
+        world.duplicate(Slots { first: 10, count: 1090 });
+        world.release(Slots { first: 1100, count: 2 });
+        world.duplicate(Slots { first: 10, count: 1200 });
+        world.check();
+        world.slots
+    });
+}
+
+/// A device that is closed gives out nothing, takes back, and gives out again when it is open.
+#[test]
+fn nothing_comes_from_a_closed_device() {
+    with_world(512, |mut world| {
+        let run = world.allocate(4).unwrap();
+        world.slots.close(world.host);
+        assert!(world.slots.is_closed());
+        (0..=HUGE_ORDER).for_each(|order| assert_eq!(world.slots.allocate(world.host, order), None));
+        world.duplicate(run);
+        world.release(run);
+        world.release(run);
+        world.check();
+        world.slots.open();
+        assert!(world.allocate(HUGE_ORDER).is_some());
+        world.slots
+    });
+}
+
+/// What lies scattered is used up before what is whole.
+#[test]
+fn small_blocks_come_from_where_there_is_least() {
+    with_world(512 * 4, |mut world| {
+        let whole = world.allocate(HUGE_ORDER).unwrap();
+        world.release(Slots { first: whole.first + 5, count: 1 });
+        world.release(Slots { first: whole.first + 64, count: 64 });
+        let places: Vec<u32> = [0, 6].map(|order| world.allocate(order).unwrap().first).into();
+        assert_eq!(places, [whole.first + 5, whole.first + 64]);
+        (0..3).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
+        world.slots
+    });
+}
+
+/// Without enough memory there is no allocator, and as much memory as before.
+#[test]
+fn memory_for_counts_is_all_or_nothing() {
+    let host = Host::with_frames(300, CPUS);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let before = frames.free_frames();
+    assert!(SlotAllocator::new(&frames, 1 << 20).is_err());
+    assert_eq!(frames.free_frames(), before);
+    // Whatever is in the way, it comes out alike.
+    for held in 0..before {
+        let kept: Vec<_> =
+            (0..held).map(|_| frames.alloc(0, false, crate::frame::Use::Kernel).unwrap()).collect();
+        if let Ok(slots) = SlotAllocator::new(&frames, 4096) {
+            slots.free(&frames);
+        }
+        assert_eq!(frames.free_frames(), before - held);
+        // SAFETY: just allocated, and nobody else's.
+        kept.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1, false, crate::frame::Use::Kernel) });
+    }
+}
