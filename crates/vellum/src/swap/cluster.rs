@@ -39,8 +39,7 @@ pub(super) struct State {
 pub(super) struct SlotSet([u64; WORDS]);
 
 /// Where blocks of each order may begin in a word.
-const ALIGNED: [u64; 7] =
-    [!0, !0 / 0x3, !0 / 0xf, !0 / 0xff, !0 / 0xffff, !0 / 0xffff_ffff, 1];
+const ALIGNED: [u64; 7] = [!0, !0 / 0x3, !0 / 0xf, !0 / 0xff, !0 / 0xffff, !0 / 0xffff_ffff, 1];
 
 /// Where in a word the aligned blocks of `1 << order` ones begin.
 #[inline]

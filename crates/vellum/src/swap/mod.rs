@@ -17,12 +17,14 @@ mod device;
 mod files;
 mod paged;
 mod slots;
+mod swaps;
 #[cfg(test)]
 mod tests;
 
 pub use compressed::Compressed;
 pub use device::{ReadError, SwapDevice, Unreadable, WriteError};
 pub use slots::SlotAllocator;
+pub use swaps::{AttachError, DEVICES, DetachError, NoSlots, SwapRun, Swaps, Usage};
 
 /// Slots in a row, of 4 KiB each, of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

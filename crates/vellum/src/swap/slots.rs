@@ -186,13 +186,13 @@ impl SlotAllocator {
                 forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
             }
             trace(platform, || Event::Step);
+            // First, so that it is never less than what can be had.
+            self.free.fetch_add(count, Relaxed);
             let mut state = cluster.state.lock(platform);
             let room = state.free(&dead);
             if Files::would_move(cluster, room) {
                 self.files.lock(platform).refile(&self.clusters, index, room);
             }
-            drop(state);
-            self.free.fetch_add(count, Relaxed);
         }
     }
 

@@ -110,9 +110,11 @@ impl Compressed {
 
     /// Give the memory back, and all that it holds.
     pub fn free<P: Platform>(self, frames: &Frames<'_, P>) {
-        // SAFETY: nobody else has the device any more.
-        let all = |first| unsafe { self.forget(frames, Slots { first, count: RECORDS }) };
-        (0..self.records.len()).map(|block| block * RECORDS).for_each(all);
+        let blocks = (0..self.records.len()).map(|block| block * RECORDS);
+        for slots in blocks.map(|first| Slots { first, count: RECORDS.min(u32::MAX - first) }) {
+            // SAFETY: nobody else has the device any more.
+            unsafe { self.forget(frames, slots) };
+        }
         self.records.free(frames);
         self.rooms.free(frames);
     }
@@ -229,8 +231,7 @@ impl<P: Platform> SwapDevice<P> for Compressed {
                 Record::Repeated(word) => page.fill(word),
                 Record::Piece(piece) => {
                     // SAFETY: `store` wrote so many bytes there, and nobody forgets the slot meanwhile.
-                    let bytes =
-                        unsafe { core::slice::from_raw_parts(frames.at(piece.addr()).as_ptr(), piece.len()) };
+                    let bytes = unsafe { core::slice::from_raw_parts(frames.at(piece.addr()).as_ptr(), piece.len()) };
                     if is_plain(piece) {
                         page.bytes_mut().copy_from_slice(bytes);
                     } else if !codec::decompress(bytes, page) {

@@ -6,8 +6,8 @@ use crate::platform::Platform;
 
 /// Words of a page.
 const WORDS: usize = FRAME_SIZE as usize / 8;
-/// Words that are compared between two jumps.
-const STRIDE: usize = 16;
+/// Words that a turn of a loop deals with.
+const STRETCH: usize = 16;
 
 /// A page's contents.
 #[repr(C, align(4096))]
@@ -38,13 +38,17 @@ impl Page {
     #[inline]
     pub(super) fn repeated(&self) -> Option<u64> {
         let word = self.0[0];
-        let differs = |stride: &[u64]| stride.iter().fold(0, |differs, other| differs | (other ^ word)) != 0;
-        (!self.0.chunks_exact(STRIDE).any(differs)).then_some(word)
+        // x86 compares with memory and jumps in one operation; others rather chain comparisons, or collect differences.
+        let same = |stretch: &[u64; STRETCH]| match cfg!(target_arch = "x86_64") {
+            true => stretch.iter().all(|other| *other == word),
+            false => stretch.iter().fold(0, |differs, other| differs | (other ^ word)) == 0,
+        };
+        self.0.as_chunks().0.iter().all(same).then_some(word)
     }
 
     #[inline]
     pub(super) fn fill(&mut self, word: u64) {
-        self.0.fill(word);
+        self.0.as_chunks_mut().0.iter_mut().for_each(|stretch| *stretch = [word; STRETCH]);
     }
 
     #[inline]

@@ -18,9 +18,8 @@ use crate::sync::SpinLock;
 const SPAN_ORDER: u8 = 2;
 
 /// Pieces in four frames, for each size, the smallest first. Where four divides it, single frames are as good.
-const PIECES: [u16; 28] = [
-    256, 192, 128, 96, 80, 64, 56, 48, 40, 36, 32, 28, 24, 22, 20, 18, 16, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4,
-];
+const PIECES: [u16; 28] =
+    [256, 192, 128, 96, 80, 64, 56, 48, 40, 36, 32, 28, 24, 22, 20, 18, 16, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4];
 
 /// Sizes of pieces, in the order of [`PIECES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,12 +184,6 @@ impl Pieces {
         // SAFETY: no piece of it is in use, and it is on no list; so nobody else can find it.
         unsafe { frames.free(span, 1 << class.order(), false, Use::Kernel) };
         1 << class.order()
-    }
-
-    /// Bytes of a piece's frame or frames that are lost to it, beyond what is in it.
-    #[cfg(test)]
-    pub(super) fn size_for(len: usize) -> usize {
-        Class::of(len).size() as usize
     }
 }
 

@@ -1,3 +1,5 @@
 //! Swap against what it promises. Several CPUs at once are in `vellum-sim`'s `tests/swap.rs`.
 
+mod compressed;
 mod slots;
+mod swaps;

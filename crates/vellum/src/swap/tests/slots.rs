@@ -200,8 +200,7 @@ fn memory_for_counts_is_all_or_nothing() {
     assert_eq!(frames.free_frames(), before);
     // Whatever is in the way, it comes out alike.
     for held in 0..before {
-        let kept: Vec<_> =
-            (0..held).map(|_| frames.alloc(0, false, crate::frame::Use::Kernel).unwrap()).collect();
+        let kept: Vec<_> = (0..held).map(|_| frames.alloc(0, false, crate::frame::Use::Kernel).unwrap()).collect();
         if let Ok(slots) = SlotAllocator::new(&frames, 4096) {
             slots.free(&frames);
         }

@@ -1,0 +1,285 @@
+//! What compressed memory is given, it gives back; and the memory that this takes, too.
+
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+use crate::addr::{FRAME_SIZE, Pfn};
+use crate::frame::{BootOptions, Frames, Use};
+use crate::swap::compressed::Contents;
+use crate::swap::{Compressed, ReadError, Slots, SwapDevice, Unreadable, WriteError};
+use crate::testing::{Dice, Host};
+
+type Bytes = [u8; FRAME_SIZE as usize];
+
+/// Slots of the devices: records lie in three frames.
+const SLOTS: u32 = 1200;
+
+/// Kinds of pages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Zero,
+    /// Filled by some word.
+    Repeated,
+    /// Filled by a word but for one bit, anywhere.
+    Almost,
+    /// So many of a hundred pieces are random, the others repeat what was there.
+    Mixed(u64),
+    Random,
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::Zero,
+    Kind::Repeated,
+    Kind::Almost,
+    Kind::Mixed(3),
+    Kind::Mixed(20),
+    Kind::Mixed(40),
+    Kind::Mixed(60),
+    Kind::Mixed(75),
+    Kind::Random,
+];
+
+fn fill(kind: Kind, dice: &mut Dice, page: &mut Bytes) {
+    let word = dice.roll(u64::MAX).to_le_bytes();
+    let words = page.as_chunks_mut::<8>().0;
+    match kind {
+        Kind::Zero => words.fill([0; 8]),
+        Kind::Repeated => words.fill(word),
+        Kind::Almost => {
+            words.fill(word);
+            page[dice.roll(FRAME_SIZE) as usize] ^= 1 << dice.roll(8);
+        }
+        Kind::Random => words.fill_with(|| dice.roll(u64::MAX).to_le_bytes()),
+        Kind::Mixed(percent) => {
+            let mut last = word;
+            words.fill_with(|| {
+                if dice.roll(100) < percent {
+                    last = dice.roll(u64::MAX).to_le_bytes();
+                }
+                last
+            });
+        }
+    }
+}
+
+struct World<'h> {
+    frames: Frames<'h, Host>,
+    device: Compressed,
+    /// What each slot should hold.
+    model: BTreeMap<u32, Bytes>,
+    /// Sixteen frames in a row.
+    buffer: Pfn,
+    dice: Dice,
+}
+
+const RUN: u32 = 16;
+
+impl World<'_> {
+    fn buffer(&mut self) -> &mut [Bytes] {
+        // SAFETY: the test's own frames, used by nobody else while this is borrowed.
+        unsafe { core::slice::from_raw_parts_mut(self.frames.at(self.buffer.addr()).cast().as_ptr(), RUN as usize) }
+    }
+
+    fn run(&mut self) -> Slots {
+        let count = 1 + self.dice.roll(RUN.into()) as u32;
+        Slots { first: self.dice.roll((SLOTS - count).into()) as u32, count }
+    }
+
+    fn write(&mut self, slots: Slots, kinds: &[Kind]) -> Result<(), WriteError> {
+        let mut dice = Dice(self.dice.roll(u64::MAX));
+        for page in &mut *self.buffer() {
+            fill(kinds[dice.roll(kinds.len() as u64) as usize], &mut dice, page);
+        }
+        // SAFETY: one thread, and its own frames.
+        let done = unsafe { self.device.write(&self.frames, slots, self.buffer) };
+        for i in 0..slots.count {
+            let page = self.buffer()[i as usize];
+            match done {
+                Ok(()) => self.model.insert(slots.first + i, page),
+                Err(_) => self.model.remove(&(slots.first + i)),
+            };
+        }
+        done
+    }
+
+    fn forget(&mut self, slots: Slots) {
+        // SAFETY: as above.
+        unsafe { self.device.forget(&self.frames, slots) };
+        (slots.first..slots.first + slots.count).for_each(|slot| _ = self.model.remove(&slot));
+    }
+
+    /// Read a run, and compare it.
+    fn read(&mut self, slots: Slots) {
+        self.buffer().iter_mut().for_each(|page| page.fill(0xcc));
+        // SAFETY: as above.
+        let done = unsafe { self.device.read(&self.frames, slots, self.buffer) };
+        let mut range = slots.first..slots.first + slots.count;
+        let hole = range.clone().find(|slot| !self.model.contains_key(slot));
+        let expected = hole.map_or(Ok(()), |slot| Err(ReadError { slot, reason: Unreadable::Empty }));
+        assert_eq!(done, expected);
+        if done.is_ok() {
+            let model = range.clone().map(|slot| self.model[&slot]).collect::<Vec<_>>();
+            let same = self.buffer().iter().zip(&model).all(|(page, model)| page == model);
+            assert!(same, "{:?} came back changed", range.next());
+        }
+    }
+
+    /// What the device says of itself is what is in it.
+    fn check(&self) {
+        let contents = self.device.contents();
+        let repeated =
+            self.model.values().filter(|page| page.as_chunks::<8>().0.iter().all(|word| *word == page[..8])).count();
+        assert_eq!(contents.repeated, repeated as u64);
+        assert_eq!(contents.repeated + contents.compressed + contents.plain, self.model.len() as u64);
+        assert!(contents.bytes <= contents.frames * FRAME_SIZE);
+    }
+}
+
+/// A device of its own on a machine with so many frames; afterwards all of them are free again.
+fn with_device(frames: u64, seed: u64, test: impl FnOnce(&mut World<'_>)) {
+    let host = Host::with_frames(frames, 2);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let before = frames.free_frames();
+    let buffer = frames.alloc(RUN.trailing_zeros() as u8, false, Use::Kernel).unwrap();
+    let device = Compressed::new(&frames, SLOTS).unwrap();
+    let mut world = World { frames, device, model: BTreeMap::new(), buffer, dice: Dice(seed) };
+    let fresh = world.frames.free_frames();
+    test(&mut world);
+    world.check();
+    let contents = world.device.contents();
+    assert_eq!(fresh - world.frames.free_frames(), contents.frames, "frames are not those that are counted");
+    let World { frames, device, .. } = world;
+    device.free(&frames);
+    // SAFETY: the test's own.
+    unsafe { frames.free(buffer, RUN, false, Use::Kernel) };
+    assert_eq!(frames.free_frames(), before, "memory was not given back");
+}
+
+/// Pages of every kind, written, written over, read and forgotten by runs of every length.
+#[test]
+fn pages_come_back_as_they_were() {
+    for seed in 0..20 {
+        with_device(3000, seed, |world| {
+            for step in 0..1500 {
+                let run = world.run();
+                match world.dice.roll(5) {
+                    0..2 => world.write(run, &KINDS).unwrap(),
+                    2 => world.forget(run),
+                    _ => world.read(run),
+                }
+                if step % 100 == 0 {
+                    world.check();
+                }
+            }
+            world.forget(Slots { first: 0, count: SLOTS });
+            assert_eq!(world.device.contents(), Contents::default());
+        });
+    }
+}
+
+/// On a machine that is nearly full, a write is whole or leaves nothing, whichever frame it is that is not there.
+#[test]
+fn a_write_without_memory_leaves_nothing_behind() {
+    let mut refused = 0;
+    for seed in 0..20 {
+        with_device(150, seed, |world| {
+            for _ in 0..300 {
+                let run = world.run();
+                match world.write(run, &KINDS) {
+                    Ok(()) => {}
+                    Err(error) => {
+                        assert_eq!(error, WriteError::NoMemory);
+                        refused += 1;
+                        world.check();
+                        (0..4).for_each(|_| {
+                            let run = world.run();
+                            world.forget(run);
+                        });
+                    }
+                }
+                let run = world.run();
+                world.read(run);
+            }
+        });
+    }
+    assert!(refused > 100, "{refused} writes found no memory");
+}
+
+/// Pages that a word fills take no memory, not even when there is none.
+#[test]
+fn repeated_words_take_no_memory() {
+    with_device(3000, 1, |world| {
+        let rest: Vec<Pfn> = core::iter::from_fn(|| world.frames.alloc(0, false, Use::Kernel).ok()).collect();
+        for first in (0..SLOTS - RUN).step_by(RUN as usize) {
+            world.write(Slots { first, count: RUN }, &[Kind::Zero, Kind::Repeated]).unwrap();
+            world.read(Slots { first, count: RUN });
+        }
+        assert_eq!(world.write(Slots { first: 0, count: 1 }, &[Kind::Random]), Err(WriteError::NoMemory));
+        assert_eq!(world.device.contents().frames, 0);
+        // SAFETY: just allocated, and nobody else's.
+        rest.iter().for_each(|pfn| unsafe { world.frames.free(*pfn, 1, false, Use::Kernel) });
+    });
+}
+
+/// What pages became is kept in not much more memory than it is long.
+#[test]
+fn pieces_waste_little() {
+    let mut total = Contents::default();
+    for percent in (1..80).step_by(2) {
+        with_device(3000, percent, |world| {
+            for first in (0..1024).step_by(RUN as usize) {
+                world.write(Slots { first, count: RUN }, &[Kind::Mixed(percent)]).unwrap();
+            }
+            let contents = world.device.contents();
+            total.bytes += contents.bytes;
+            total.frames += contents.frames;
+            let taken = contents.frames * FRAME_SIZE;
+            assert!(taken * 75 < contents.bytes * 100, "of {percent} % random words: {contents:?}");
+        });
+    }
+    let (taken, bytes) = (total.frames * FRAME_SIZE, total.bytes);
+    assert!(taken * 88 < bytes * 100, "{bytes} bytes take {taken}: more than 12 % are wasted");
+}
+
+/// Where only single frames are to be had, pages that want four in a row are kept all the same.
+#[test]
+fn single_frames_will_do() {
+    with_device(1000, 3, |world| {
+        let all: Vec<Pfn> = core::iter::from_fn(|| world.frames.alloc(0, false, Use::Kernel).ok()).collect();
+        let free = |world: &World<'_>, parity| {
+            for pfn in all.iter().filter(|pfn| pfn.0 % 2 == parity) {
+                // SAFETY: just allocated, and nobody else's.
+                unsafe { world.frames.free(*pfn, 1, false, Use::Kernel) };
+            }
+        };
+        free(world, 0);
+        assert!(world.frames.alloc(1, false, Use::Kernel).is_err());
+        for first in (0..128).step_by(RUN as usize) {
+            world.write(Slots { first, count: RUN }, &[Kind::Mixed(60)]).unwrap();
+            world.read(Slots { first, count: RUN });
+        }
+        assert!(world.device.contents().compressed > 100);
+        world.forget(Slots { first: 0, count: 128 });
+        free(world, 1);
+    });
+}
+
+/// Without enough memory there is no device, and as much memory as before.
+#[test]
+fn memory_for_records_is_all_or_nothing() {
+    let host = Host::with_frames(100, 2);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let before = frames.free_frames();
+    let mut made = 0;
+    for held in 0..before {
+        let kept: Vec<Pfn> = (0..held).map(|_| frames.alloc(0, false, Use::Kernel).unwrap()).collect();
+        if let Ok(device) = Compressed::new(&frames, SLOTS) {
+            made += 1;
+            device.free(&frames);
+        }
+        assert_eq!(frames.free_frames(), before - held);
+        // SAFETY: just allocated, and nobody else's.
+        kept.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1, false, Use::Kernel) });
+    }
+    assert!((1..before).contains(&made));
+}
