@@ -54,6 +54,7 @@ mod adapter;
 mod arena;
 mod config;
 mod cores;
+mod disk;
 mod fast;
 mod hardware;
 mod inject;
@@ -69,6 +70,7 @@ mod walker;
 
 pub use arena::Arena;
 pub use config::Config;
+pub use disk::Disk;
 pub use fast::Fast;
 pub use hardware::{Hardware, Simulated};
 pub use inject::Refusal;

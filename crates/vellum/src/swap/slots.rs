@@ -12,7 +12,10 @@
 //! Locks: a CPU's choice of a cluster, a cluster's, that of the files. The last reference is dropped with none held.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicBool, AtomicI64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use super::cluster::{Cluster, SLOTS, SlotSet};
 use super::files::{Files, NONE};
@@ -37,7 +40,8 @@ pub struct SlotAllocator {
     own: Paged<Own>,
     files: SpinLock<Files>,
     len: u32,
-    free: AtomicU64,
+    /// Counted when slots have been taken and after they were given back: may be negative for a moment.
+    free: AtomicI64,
     closed: AtomicBool,
 }
 
@@ -65,7 +69,7 @@ impl SlotAllocator {
             let room = clusters.get(index).state.lock(platform).free(&SlotSet::range(0..usable));
             files.refile(&clusters, index, room);
         }
-        let free = AtomicU64::new(len.into());
+        let free = AtomicI64::new(len.into());
         Ok(SlotAllocator { clusters, own, files: SpinLock::new(files), len, free, closed: AtomicBool::new(false) })
     }
 
@@ -79,9 +83,9 @@ impl SlotAllocator {
         self.len == 0
     }
 
-    /// How many are free now: exact when nothing runs.
+    /// How many are free now: exact when nothing runs. When it says all, nobody is at work on a release any more.
     pub fn free_slots(&self) -> u32 {
-        self.free.load(Relaxed) as u32
+        self.free.load(Acquire).max(0) as u32
     }
 
     /// A naturally aligned block of `1 << order` slots, each referred to once. `None` if there is no such block, be it because all
@@ -125,11 +129,8 @@ impl SlotAllocator {
         let left = state.room();
         drop(state);
         // The one with more room stays.
-        let other = if *own == NONE || left > self.clusters.get(*own).state.lock(platform).room() {
-            core::mem::replace(&mut *own, found)
-        } else {
-            found
-        };
+        let room = if *own == NONE { None } else { self.clusters.get(*own).state.lock(platform).room() };
+        let other = if left > room { core::mem::replace(&mut *own, found) } else { found };
         if other != NONE {
             trace(platform, || Event::Step);
             let state = self.clusters.get(other).state.lock(platform);
@@ -182,17 +183,18 @@ impl SlotAllocator {
             }
             let mut count = 0;
             for stretch in dead.stretches() {
-                count += stretch.len() as u64;
+                count += stretch.len() as i64;
                 forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
             }
             trace(platform, || Event::Step);
-            // First, so that it is never less than what can be had.
-            self.free.fetch_add(count, Relaxed);
             let mut state = cluster.state.lock(platform);
             let room = state.free(&dead);
             if Files::would_move(cluster, room) {
                 self.files.lock(platform).refile(&self.clusters, index, room);
             }
+            drop(state);
+            // The last access: who finds all slots free may take the memory away.
+            self.free.fetch_add(count, Release);
         }
     }
 

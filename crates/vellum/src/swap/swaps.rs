@@ -1,10 +1,11 @@
 //! The swap devices of a machine: the one of the highest priority that has room gets what is swapped out, several of one
 //! priority in turn.
 //!
-//! Which devices there are changes rarely and is asked for by every CPU all the time; so it is behind a lock whose readers share
-//! no line, and each CPU takes turns by itself. The lock is not held while a device works: who has a reference to a slot keeps
-//! its device attached.
+//! Which devices there are changes rarely and is asked for by every CPU that swaps out; so it is behind a lock whose readers
+//! share no line, and each CPU takes turns by itself. Who has a reference to a slot keeps its device attached, and needs no lock to
+//! reach it: so references may be counted, and slots be written and read, under any lock or none.
 
+use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::paged::Paged;
@@ -12,7 +13,7 @@ use super::{ReadError, Saturated, SlotAllocator, Slots, SwapDevice, WriteError};
 use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
-use crate::sync::{PerCpuLock, ReadGuard};
+use crate::sync::{PerCpuLock, ReadGuard, WriteGuard};
 
 /// The most devices that a machine may have: an entry names one of so many.
 pub const DEVICES: usize = 32;
@@ -108,44 +109,26 @@ struct Attached<'p, P: Platform> {
     priority: i16,
 }
 
-struct Table<'p, P: Platform> {
-    devices: [Option<Attached<'p, P>>; DEVICES],
-    /// Those that are attached, by falling priority, of one priority by age.
-    order: [u8; DEVICES],
+/// Those that are attached, by falling priority, of one priority by age.
+struct Order {
+    ids: [u8; DEVICES],
     len: usize,
 }
 
-impl<'p, P: Platform> Table<'p, P> {
-    fn find(&self, id: u8) -> Option<&Attached<'p, P>> {
-        self.devices.get(id as usize)?.as_ref()
+impl Order {
+    fn ids(&self) -> &[u8] {
+        &self.ids[..self.len]
     }
 
-    /// A device that somebody has a slot of.
-    #[inline]
-    fn device(&self, id: u8) -> &Attached<'p, P> {
-        match self.find(id) {
-            Some(attached) => attached,
-            None => no_such_device(id),
-        }
-    }
-
-    fn in_order(&self) -> &[u8] {
-        &self.order[..self.len]
-    }
-
-    fn insert(&mut self, id: u8, attached: Attached<'p, P>) {
-        let at = self.in_order().iter().take_while(|other| self.device(**other).priority >= attached.priority).count();
-        self.order.copy_within(at..self.len, at + 1);
-        self.order[at] = id;
+    fn insert(&mut self, at: usize, id: u8) {
+        self.ids.copy_within(at..self.len, at + 1);
+        self.ids[at] = id;
         self.len += 1;
-        self.devices[id as usize] = Some(attached);
     }
 
-    fn remove(&mut self, id: u8) -> Option<Attached<'p, P>> {
-        let at = self.in_order().iter().position(|other| *other == id)?;
-        self.order.copy_within(at + 1..self.len, at);
+    fn remove(&mut self, at: usize) {
+        self.ids.copy_within(at + 1..self.len, at);
         self.len -= 1;
-        self.devices[id as usize].take()
     }
 }
 
@@ -154,7 +137,7 @@ fn no_such_device(id: u8) -> ! {
     panic!("{id} is not a swap device of this machine")
 }
 
-/// A CPU's way to the table, and its turn among devices of one priority. Zeroed memory is a valid one.
+/// A CPU's way to the order, and its turn among devices of one priority. Zeroed memory is a valid one.
 #[repr(align(128))]
 struct Door {
     readers: AtomicU32,
@@ -166,9 +149,15 @@ unsafe impl Zeroable for Door {}
 
 /// A machine's swap devices.
 pub struct Swaps<'p, P: Platform> {
-    table: PerCpuLock<Table<'p, P>>,
+    order: PerCpuLock<Order>,
+    /// Written by who has the order for writing, and finds that a device is not in it, or has no slot in use.
+    devices: [UnsafeCell<Option<Attached<'p, P>>>; DEVICES],
     doors: Paged<Door>,
 }
+
+// SAFETY: devices are shared like the `&dyn SwapDevice` that they are made of, which is `Sync`, and whoever writes one is alone
+// with it: see the field.
+unsafe impl<P: Platform> Sync for Swaps<'_, P> {}
 
 impl<'p, P: Platform> Swaps<'p, P> {
     /// None yet. What each CPU needs is taken here, for good.
@@ -177,8 +166,8 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// There is no memory.
     pub fn new(frames: &Frames<'_, P>) -> Result<Self, OutOfMemory> {
         let doors = Paged::new(frames, frames.platform().count() as u32)?;
-        let table = Table { devices: [const { None }; DEVICES], order: [0; DEVICES], len: 0 };
-        Ok(Swaps { table: PerCpuLock::new(table), doors })
+        let order = PerCpuLock::new(Order { ids: [0; DEVICES], len: 0 });
+        Ok(Swaps { order, devices: [const { UnsafeCell::new(None) }; DEVICES], doors })
     }
 
     #[inline]
@@ -186,13 +175,32 @@ impl<'p, P: Platform> Swaps<'p, P> {
         self.doors.get(platform.current() as u32)
     }
 
-    #[inline]
-    fn table<'a>(&'a self, platform: &P) -> ReadGuard<'a, Table<'p, P>> {
-        self.table.read(platform, &self.door(platform).readers)
+    fn order<'a>(&'a self, platform: &P) -> ReadGuard<'a, Order> {
+        self.order.read(platform, &self.door(platform).readers)
     }
 
-    fn all_readers(&self) -> impl Iterator<Item = &AtomicU32> {
-        (0..self.doors.len()).map(|cpu| &self.doors.get(cpu).readers)
+    fn change<'a>(&'a self, platform: &P) -> WriteGuard<'a, Order> {
+        self.order.write(platform, (0..self.doors.len()).map(|cpu| &self.doors.get(cpu).readers))
+    }
+
+    /// A device.
+    ///
+    /// # Safety
+    /// For `'a`, it is in the order, which the caller has, or somebody has a reference to one of its slots.
+    #[inline]
+    unsafe fn device<'a>(&'a self, id: u8) -> &'a Attached<'p, P> {
+        // SAFETY: nobody writes it: that takes the order for writing, and that no slot is in use.
+        match self.devices.get(id as usize).and_then(|device| unsafe { (*device.get()).as_ref() }) {
+            Some(attached) => attached,
+            None => no_such_device(id),
+        }
+    }
+
+    /// A device that may be there, and where in the order.
+    fn find<'a>(&'a self, order: &'a Order, id: u8) -> Result<(usize, &'a Attached<'p, P>), DetachError> {
+        let at = order.ids().iter().position(|other| *other == id).ok_or(DetachError::Unknown(id))?;
+        // SAFETY: it is in the order, which is borrowed as long.
+        Ok((at, unsafe { self.device(id) }))
     }
 
     /// Take a device of so many slots into use; which one it is from now on.
@@ -210,14 +218,19 @@ impl<'p, P: Platform> Swaps<'p, P> {
         priority: i16,
     ) -> Result<u8, AttachError> {
         let slots = SlotAllocator::new(frames, slots).map_err(|OutOfMemory| AttachError::OutOfMemory)?;
-        let mut table = self.table.write(frames.platform(), self.all_readers());
-        let Some(id) = table.devices.iter().position(Option::is_none) else {
-            drop(table);
+        let mut order = self.change(frames.platform());
+        let Some(id) = (0..DEVICES as u8).find(|id| !order.ids().contains(id)) else {
+            drop(order);
             slots.free(frames);
             return Err(AttachError::TooMany);
         };
-        table.insert(id as u8, Attached { slots, device, priority });
-        Ok(id as u8)
+        // SAFETY: these are in the order.
+        let before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
+        let at = order.ids().iter().take_while(before).count();
+        // SAFETY: it is not in the order, and has no slots that anybody could have.
+        unsafe { *self.devices[id as usize].get() = Some(Attached { slots, device, priority }) };
+        order.insert(at, id);
+        Ok(id)
     }
 
     /// From the return of this call on, nothing more goes to a device; what is there stays, to be brought back.
@@ -225,8 +238,7 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// # Errors
     /// There is no such device.
     pub fn close(&self, platform: &P, id: u8) -> Result<(), DetachError> {
-        let table = self.table(platform);
-        table.find(id).ok_or(DetachError::Unknown(id))?.slots.close(platform);
+        self.find(&self.order(platform), id)?.1.slots.close(platform);
         Ok(())
     }
 
@@ -235,8 +247,7 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// # Errors
     /// There is no such device.
     pub fn open(&self, platform: &P, id: u8) -> Result<(), DetachError> {
-        let table = self.table(platform);
-        table.find(id).ok_or(DetachError::Unknown(id))?.slots.open();
+        self.find(&self.order(platform), id)?.1.slots.open();
         Ok(())
     }
 
@@ -245,15 +256,17 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// # Errors
     /// [`DetachError`], and nothing is changed.
     pub fn detach(&self, frames: &Frames<'_, P>, id: u8) -> Result<(), DetachError> {
-        let mut table = self.table.write(frames.platform(), self.all_readers());
-        let slots = &table.find(id).ok_or(DetachError::Unknown(id))?.slots;
-        match slots.len() - slots.free_slots() {
-            _ if !slots.is_closed() => return Err(DetachError::Open),
+        let mut order = self.change(frames.platform());
+        let (at, attached) = self.find(&order, id)?;
+        match attached.slots.len() - attached.slots.free_slots() {
+            _ if !attached.slots.is_closed() => return Err(DetachError::Open),
             0 => {}
             used => return Err(DetachError::InUse(used)),
         }
-        let removed = table.remove(id);
-        drop(table);
+        order.remove(at);
+        // SAFETY: nobody else has the order, no slot is in use, and `attached` is used for the last time above.
+        let removed = unsafe { (*self.devices[id as usize].get()).take() };
+        drop(order);
         if let Some(attached) = removed {
             attached.slots.free(frames);
         }
@@ -262,47 +275,52 @@ impl<'p, P: Platform> Swaps<'p, P> {
 
     /// What there is to know of a device.
     pub fn usage(&self, platform: &P, id: u8) -> Option<Usage> {
-        let table = self.table(platform);
-        let Attached { slots, priority, .. } = table.find(id)?;
+        let order = self.order(platform);
+        let (_, Attached { slots, priority, .. }) = self.find(&order, id).ok()?;
         let used = slots.len() - slots.free_slots();
         Some(Usage { slots: slots.len(), used, priority: *priority, closed: slots.is_closed() })
     }
 
-    /// A naturally aligned block of `1 << order` slots, each of which the caller has a reference to.
+    /// A naturally aligned block of `1 << wanted` slots, each of which the caller has a reference to.
     ///
     /// # Errors
     /// [`NoSlots`]: who wants a large block may do with smaller ones, of which there may be some.
     #[inline]
-    pub fn allocate(&self, platform: &P, order: u8) -> Result<SwapRun, NoSlots> {
+    pub fn allocate(&self, platform: &P, wanted: u8) -> Result<SwapRun, NoSlots> {
         let door = self.door(platform);
         let turn = door.turn.fetch_add(1, Relaxed) as usize;
-        let table = self.table.read(platform, &door.readers);
-        let priority = |id: u8| table.device(id).priority;
-        for equal in table.in_order().chunk_by(|a, b| priority(*a) == priority(*b)) {
+        let order = self.order.read(platform, &door.readers);
+        // SAFETY: asked of those in the order only.
+        let device = |id: u8| unsafe { self.device(id) };
+        for equal in order.ids().chunk_by(|a, b| device(*a).priority == device(*b).priority) {
             for i in 0..equal.len() {
-                let device = equal[(turn + i) % equal.len()];
-                if let Some(slots) = table.device(device).slots.allocate(platform, order) {
-                    return Ok(SwapRun { device, slots });
+                let id = equal[(turn + i) % equal.len()];
+                if let Some(slots) = device(id).slots.allocate(platform, wanted) {
+                    return Ok(SwapRun { device: id, slots });
                 }
             }
         }
         let some = |id: &u8| {
-            let slots = &table.device(*id).slots;
+            let slots = &device(*id).slots;
             !slots.is_closed() && slots.free_slots() > 0
         };
-        Err(if order > 0 && table.in_order().iter().any(some) { NoSlots::Scattered } else { NoSlots::Full })
+        Err(if wanted > 0 && order.ids().iter().any(some) { NoSlots::Scattered } else { NoSlots::Full })
     }
 
-    /// One more reference to each slot of a run. Somebody has one to each, and keeps it meanwhile.
+    /// One more reference to each slot of a run.
     ///
     /// # Errors
     /// [`Saturated`], and nothing is changed.
     ///
     /// # Panics
     /// If there are no such slots: numbers that no caller can supply. (As all that follows.)
+    ///
+    /// # Safety
+    /// Somebody has a reference to each slot, and keeps it meanwhile.
     #[inline]
-    pub fn duplicate(&self, platform: &P, run: SwapRun) -> Result<(), Saturated> {
-        self.table(platform).device(run.device).slots.duplicate(platform, run.slots)
+    pub unsafe fn duplicate(&self, platform: &P, run: SwapRun) -> Result<(), Saturated> {
+        // SAFETY: by contract.
+        unsafe { self.device(run.device) }.slots.duplicate(platform, run.slots)
     }
 
     /// Give up a reference to each slot of a run. Those that had no other are free then.
@@ -311,15 +329,19 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// The caller has these references. Whoever reads or writes one of the slots has another.
     #[inline]
     pub unsafe fn release(&self, frames: &Frames<'_, P>, run: SwapRun) {
-        let table = self.table(frames.platform());
-        let Attached { slots, device, .. } = table.device(run.device);
+        // SAFETY: by contract; and while a slot's contents are being forgotten it is not free yet.
+        let Attached { slots, device, .. } = unsafe { self.device(run.device) };
         // SAFETY: nobody has a reference to these slots any more, and nobody gets one before they are free.
         slots.release(frames.platform(), run.slots, |dead| unsafe { device.forget(frames, dead) });
     }
 
     /// How many references there are to a slot.
-    pub fn references(&self, platform: &P, device: u8, slot: u32) -> u8 {
-        self.table(platform).device(device).slots.references(platform, slot)
+    ///
+    /// # Safety
+    /// Somebody has one, and keeps it meanwhile.
+    pub unsafe fn references(&self, platform: &P, device: u8, slot: u32) -> u8 {
+        // SAFETY: by contract.
+        unsafe { self.device(device) }.slots.references(platform, slot)
     }
 
     /// See [`SwapDevice::write`].
@@ -330,9 +352,8 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// # Safety
     /// As of [`SwapDevice::write`]; the caller has a reference to each slot.
     pub unsafe fn write(&self, frames: &Frames<'_, P>, run: SwapRun, from: Pfn) -> Result<(), WriteError> {
-        let device = self.table(frames.platform()).device(run.device).device;
         // SAFETY: by contract.
-        unsafe { device.write(frames, run.slots, from) }
+        unsafe { self.device(run.device).device.write(frames, run.slots, from) }
     }
 
     /// See [`SwapDevice::read`].
@@ -343,8 +364,7 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// # Safety
     /// As of [`SwapDevice::read`]; the caller has a reference to each slot.
     pub unsafe fn read(&self, frames: &Frames<'_, P>, run: SwapRun, to: Pfn) -> Result<(), ReadError> {
-        let device = self.table(frames.platform()).device(run.device).device;
         // SAFETY: by contract.
-        unsafe { device.read(frames, run.slots, to) }
+        unsafe { self.device(run.device).device.read(frames, run.slots, to) }
     }
 }

@@ -103,17 +103,21 @@ fn a_device_goes_when_nothing_is_left_in_it() {
         assert_eq!(swaps.detach(frames, 9), Err(DetachError::Unknown(9)));
         let run = swaps.allocate(host, 2).unwrap();
         assert_eq!(run.device, id);
-        swaps.duplicate(host, run).unwrap();
         // SAFETY: the run is the test's, and the device looks at no frame.
-        unsafe { swaps.write(frames, run, Pfn(1)).unwrap() };
+        unsafe {
+            swaps.duplicate(host, run).unwrap();
+            swaps.write(frames, run, Pfn(1)).unwrap();
+        }
         swaps.close(host, id).unwrap();
         let elsewhere = swaps.allocate(host, 2).unwrap();
         assert_eq!(elsewhere.device, other);
         for references in [2, 1] {
             assert_eq!(swaps.detach(frames, id), Err(DetachError::InUse(4)));
-            assert_eq!(swaps.references(host, id, run.slots.first + 3), references);
             // SAFETY: as above.
-            unsafe { swaps.release(frames, run) };
+            unsafe {
+                assert_eq!(swaps.references(host, id, run.slots.first + 3), references);
+                swaps.release(frames, run);
+            }
         }
         swaps.close(host, other).unwrap();
         assert_eq!(swaps.allocate(host, 2), Err(NoSlots::Full), "closed devices have free slots, but not for use");
