@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use vellum::addr::Pfn;
 use vellum::frame::{BootOptions, Frames, HUGE_ORDER, Use};
-use vellum::platform::Memory;
+use vellum::platform::{Cpus, Event, Memory, Trace};
 use vellum::swap::{
-    Compressed, NoSlots, ReadError, SlotAllocator, Slots, SwapDevice, SwapRun, Swaps, Unreadable, WriteError,
+    Compressed, DetachError, NoSlots, ReadError, SlotAllocator, Slots, SwapDevice, SwapRun, Swaps, Unreadable,
+    WriteError,
 };
 use vellum_sim::{Config, Disk, Hostility, Refusal, Schedule, Strict, Strictness};
 
@@ -63,12 +64,12 @@ fn slots_have_one_owner(schedule: Schedule) {
     let host = machine(schedule, 4 << 20);
     let boot = host.cpu(0);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
-    let slots = SlotAllocator::new(&frames, 1024).unwrap();
-    let owners = Owners((0..1024).map(|_| AtomicUsize::new(0)).collect());
+    let slots = SlotAllocator::new(&frames, 1536).unwrap();
+    let owners = Owners((0..1536).map(|_| AtomicUsize::new(0)).collect());
     let shared = slots.allocate(&host, 3).unwrap();
     (1..CPUS).for_each(|_| slots.duplicate(&host, shared).unwrap());
     let whole = slots.allocate(&host, HUGE_ORDER).unwrap();
-    slots.release(&host, Slots { first: whole.first + 64, count: 448 }, drop);
+    slots.release(&host, Slots { first: whole.first + 384, count: 128 }, drop);
     drop(boot);
 
     const NOBODY: usize = 0;
@@ -76,7 +77,11 @@ fn slots_have_one_owner(schedule: Schedule) {
     owners.hand_over(shared, NOBODY, SHARED);
     on_all_cpus(schedule, &host, |cpu| {
         let me = cpu + 1;
-        for order in [0, 6, [8, 9, 5][cpu], 2] {
+        if cpu == 0 {
+            // What others have their own cluster in.
+            slots.release(&host, Slots { first: whole.first, count: 384 }, drop);
+        }
+        for order in [[0, 6, 5, 2], [0, 8, 9, 2], [0, 6, 9, 3]][cpu] {
             let Some(run) = slots.allocate(&host, order) else { continue };
             owners.hand_over(run, NOBODY, me);
             let part = Slots { count: run.count.div_ceil(2), ..run };
@@ -88,15 +93,40 @@ fn slots_have_one_owner(schedule: Schedule) {
     });
     let _cpu = host.cpu(0);
     assert!(owners.0.iter().all(|owner| owner.load(SeqCst) == NOBODY));
-    slots.release(&host, Slots { first: whole.first, count: 64 }, drop);
-    assert_eq!(slots.free_slots(), 1024);
-    assert!((0..2).all(|_| slots.allocate(&host, HUGE_ORDER).is_some()), "what is free is not whole again");
+    assert_eq!(slots.free_slots(), 1536);
+    assert!((0..3).all(|_| slots.allocate(&host, HUGE_ORDER).is_some()), "what is free is not whole again");
     slots.free(&frames);
 }
 
 #[test]
 fn a_slot_has_one_owner_at_a_time() {
     in_many_schedules(slots_have_one_owner);
+}
+
+/// A CPU gives up its cluster for one with more room while another releases slots in it.
+fn giving_up(schedule: Schedule) {
+    let host = machine(schedule, 4 << 20);
+    let boot = host.cpu(0);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let slots = SlotAllocator::new(&frames, 1024).unwrap();
+    let most = Slots { count: 384, ..slots.allocate(&host, HUGE_ORDER).unwrap() };
+    slots.release(&host, Slots { first: most.first + 384, count: 128 }, drop);
+    drop(boot);
+    on_all_cpus(schedule, &host, |cpu| match cpu {
+        0 => slots.release(&host, most, drop),
+        1 => {
+            [0, 8].map(|order| slots.release(&host, slots.allocate(&host, order).unwrap(), drop)).into_iter().collect()
+        }
+        _ => {}
+    });
+    let _cpu = host.cpu(2);
+    assert!((0..2).all(|_| slots.allocate(&host, HUGE_ORDER).is_some()), "a cluster has more room than is known");
+    slots.free(&frames);
+}
+
+#[test]
+fn what_is_given_up_is_filed_by_what_it_has() {
+    in_many_schedules(giving_up);
 }
 
 /// Once a device is closed, whatever was under way has been seen.
@@ -203,11 +233,12 @@ fn coming_and_going(schedule: Schedule) {
         if cpu == 0 {
             // SAFETY: as above.
             let goes = unsafe { swaps.attach(&frames, &disks[1], 512, 5).unwrap() };
+            (0..10).for_each(|_| host.event(Event::Step));
             swaps.close(&host, goes).unwrap();
             while let Err(error) = swaps.detach(&frames, goes) {
                 // Bring back what is there: here, whoever put it there does.
-                assert!(matches!(error, vellum::swap::DetachError::InUse(_)));
-                vellum::platform::Cpus::relax(&host);
+                assert!(matches!(error, DetachError::InUse(_)));
+                host.relax();
             }
             assert_eq!(disks[1].used(), 0);
         } else {

@@ -16,7 +16,8 @@ pub(super) const NONE: u32 = u32::MAX;
 /// How many files there are.
 const FILES: usize = HUGE_ORDER as usize + 1;
 
-// What a cluster's place says: one more than the order by which it is filed, or
+// What a cluster's place says: one more than the order by which it is filed, or one of these. More room moves a cluster to a
+// higher place, and one that is a CPU's own not at all.
 const NOWHERE: u8 = 0;
 const OWN: u8 = FILES as u8 + 1;
 
@@ -45,12 +46,11 @@ impl Files {
         self.link(clusters, index, cluster, room);
     }
 
-    /// Whether a cluster, whose lock is held, would change places if it had room for blocks of this order. A moment later it
+    /// Whether a cluster, whose lock is held, belongs elsewhere now that it has room for blocks of this order. A moment later it
     /// may be somebody's own.
     #[inline]
     pub(super) fn would_move(cluster: &Cluster, room: Option<u8>) -> bool {
-        let place = cluster.place.load(Relaxed);
-        place != OWN && place < place_of(room)
+        cluster.place.load(Relaxed) < place_of(room)
     }
 
     /// A cluster, whose lock is held, has more room than it had.

@@ -190,6 +190,7 @@ impl SlotAllocator {
             let mut state = cluster.state.lock(platform);
             let room = state.free(&dead);
             if Files::would_move(cluster, room) {
+                trace(platform, || Event::Step);
                 self.files.lock(platform).refile(&self.clusters, index, room);
             }
             drop(state);
