@@ -169,7 +169,7 @@ fn frame_words(host: &Strict, pfn: Pfn) -> *mut [u64; 512] {
 /// Words that say whose they are, some pages of one word only.
 fn contents(cpu: usize, round: usize, page: u32) -> [u64; 512] {
     let seed = (cpu * 1000 + round * 100) as u64 + u64::from(page);
-    std::array::from_fn(|i| seed + if page % 3 == 0 { 0 } else { (i / 2) as u64 * 7919 })
+    std::array::from_fn(|i| seed + if page.is_multiple_of(3) { 0 } else { (i / 2) as u64 * 7919 })
 }
 
 /// CPUs that keep their pages beside each other's, in the same records and the same spans, keep out of each other's way.

@@ -73,8 +73,14 @@ impl SlotSet {
         self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
     }
 
-    fn remove(&mut self, other: &SlotSet) {
-        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word &= !other);
+    /// Remove an aligned block of `1 << order` members.
+    #[inline]
+    fn remove(&mut self, first: u32, order: u8) {
+        let word = first as usize / 64;
+        match order.checked_sub(6) {
+            Some(words) => self.0[word..word + (1 << words)].fill(0),
+            None => self.0[word] &= !(!0 >> (64 - (1 << order)) << (first % 64)),
+        }
     }
 
     /// A bit for each word that is all ones: blocks of 64 and more are found among these as smaller ones are in a word.
@@ -102,38 +108,34 @@ impl SlotSet {
         }
     }
 
-    /// The members, in stretches as long as can be.
-    pub(super) fn stretches(self) -> impl Iterator<Item = Range<u32>> {
-        let mut at = 0;
+    /// The members, of which all lie within a range, in stretches as long as can be.
+    pub(super) fn stretches(self, within: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+        let Range { start: mut at, end } = within;
         core::iter::from_fn(move || {
-            at = self.next(at, 0)?;
-            let end = self.next(at, !0).unwrap_or(SLOTS);
-            let stretch = at..end;
-            at = end;
-            Some(stretch)
+            let start = self.next(at, end, 0);
+            at = self.next(start, end, !0);
+            (start < end).then_some(start..at)
         })
     }
 
-    /// The first slot from `at` on that is a member, or, with `flip` all ones, that is none.
-    fn next(&self, at: u32, flip: u64) -> Option<u32> {
-        let mut mask = !0 << (at % 64);
-        for i in at as usize / 64..WORDS {
-            let word = (self.0[i] ^ flip) & mask;
-            if word != 0 {
-                return Some(i as u32 * 64 + word.trailing_zeros());
+    /// The first slot from `at` to `end` that is a member, or, with `flip` all ones, that is none; `end` otherwise.
+    #[inline]
+    fn next(&self, mut at: u32, end: u32, flip: u64) -> u32 {
+        while at < end {
+            let rest = (self.0[at as usize / 64] ^ flip) >> (at % 64);
+            if rest != 0 {
+                return end.min(at + rest.trailing_zeros());
             }
-            mask = !0;
+            at = (at / 64 + 1) * 64;
         }
-        None
+        end
     }
 }
 
 impl State {
-    /// Make slots free, which nothing refers to and whose contents are forgotten. The order of the largest block that is free
-    /// now.
-    pub(super) fn free(&mut self, slots: &SlotSet) -> Option<u8> {
+    /// Make slots free, which nothing refers to and whose contents are forgotten.
+    pub(super) fn free(&mut self, slots: &SlotSet) {
         self.free.add(slots);
-        self.free.room()
     }
 
     /// The order of the largest block that is free.
@@ -145,9 +147,8 @@ impl State {
     #[inline]
     pub(super) fn take(&mut self, order: u8) -> Option<u32> {
         let first = self.free.find(order)?;
-        let range = first..first + (1 << order);
-        self.counts[range.start as usize..range.end as usize].fill(1);
-        self.free.remove(&SlotSet::range(range));
+        self.counts[first as usize..][..1 << order].fill(1);
+        self.free.remove(first, order);
         Some(first)
     }
 

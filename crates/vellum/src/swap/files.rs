@@ -46,18 +46,18 @@ impl Files {
         self.link(clusters, index, cluster, room);
     }
 
-    /// Whether a cluster, whose lock is held, belongs elsewhere now that it has room for blocks of this order. A moment later it
-    /// may be somebody's own.
+    /// Whether a cluster, whose lock is held, belongs elsewhere if it has this room, which is asked for only if that matters. A
+    /// moment later it may be somebody's own.
     #[inline]
-    pub(super) fn would_move(cluster: &Cluster, room: Option<u8>) -> bool {
-        cluster.place.load(Relaxed) < place_of(room)
+    pub(super) fn would_move(cluster: &Cluster, room: impl FnOnce() -> Option<u8>) -> bool {
+        let place = cluster.place.load(Relaxed);
+        place < FILES as u8 && place < place_of(room())
     }
 
     /// A cluster, whose lock is held, has more room than it had.
-    #[cold]
     pub(super) fn refile(&mut self, clusters: &Paged<Cluster>, index: u32, room: Option<u8>) {
         let cluster = clusters.get(index);
-        if Files::would_move(cluster, room) {
+        if Files::would_move(cluster, || room) {
             if cluster.place.load(Relaxed) != NOWHERE {
                 self.unlink(clusters, cluster);
             }

@@ -66,8 +66,9 @@ impl SlotAllocator {
         // The lowest come first.
         for index in (0..clusters.len()).rev() {
             let usable = (len - index * SLOTS).min(SLOTS);
-            let room = clusters.get(index).state.lock(platform).free(&SlotSet::range(0..usable));
-            files.refile(&clusters, index, room);
+            let mut state = clusters.get(index).state.lock(platform);
+            state.free(&SlotSet::range(0..usable));
+            files.refile(&clusters, index, state.room());
         }
         let free = AtomicI64::new(len.into());
         Ok(SlotAllocator { clusters, own, files: SpinLock::new(files), len, free, closed: AtomicBool::new(false) })
@@ -182,16 +183,16 @@ impl SlotAllocator {
                 continue;
             }
             let mut count = 0;
-            for stretch in dead.stretches() {
+            for stretch in dead.stretches(range) {
                 count += stretch.len() as i64;
                 forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
             }
             trace(platform, || Event::Step);
             let mut state = cluster.state.lock(platform);
-            let room = state.free(&dead);
-            if Files::would_move(cluster, room) {
+            state.free(&dead);
+            if Files::would_move(cluster, || state.room()) {
                 trace(platform, || Event::Step);
-                self.files.lock(platform).refile(&self.clusters, index, room);
+                self.files.lock(platform).refile(&self.clusters, index, state.room());
             }
             drop(state);
             // The last access: who finds all slots free may take the memory away.

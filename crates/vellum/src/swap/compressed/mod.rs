@@ -42,12 +42,36 @@ unsafe impl Zeroable for Records {}
 
 const _: () = assert!(size_of::<Records>() as u64 == FRAME_SIZE);
 
-/// What a slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Record {
-    Nothing,
-    Repeated(u64),
-    Piece(Piece),
+/// The records of slots in a row that share a word of bits: up to 64.
+struct Group<'a> {
+    first: u32,
+    words: &'a [AtomicU64],
+    repeated: &'a AtomicU64,
+    /// Which bit of the word is the first slot's.
+    shift: u32,
+}
+
+impl Group<'_> {
+    /// Each slot of which a word fills the page has its bit set, counted from the first.
+    #[inline]
+    fn repeated(&self) -> u64 {
+        self.repeated.load(Relaxed) >> self.shift & (!0 >> (64 - self.words.len()))
+    }
+
+    #[inline]
+    fn set_repeated(&self, set: u64) {
+        if set != 0 {
+            // The other bits are other slots', maybe other CPUs'.
+            self.repeated.fetch_or(set << self.shift, Relaxed);
+        }
+    }
+
+    #[inline]
+    fn clear_repeated(&self, set: u64) {
+        if set != 0 {
+            self.repeated.fetch_and(!(set << self.shift), Relaxed);
+        }
+    }
 }
 
 /// The device.
@@ -119,38 +143,24 @@ impl Compressed {
         self.rooms.free(frames);
     }
 
+    /// The records of some slots.
     #[inline]
-    fn record(&self, slot: u32) -> Record {
-        let (records, at) = (self.records.get(slot / RECORDS), slot % RECORDS);
-        let word = records.words[at as usize].load(Relaxed);
-        if records.repeated[at as usize / 64].load(Relaxed) >> (at % 64) & 1 == 1 {
-            Record::Repeated(word)
-        } else if word == 0 {
-            Record::Nothing
-        } else {
-            Record::Piece(Piece(word))
-        }
+    fn groups(&self, slots: Slots) -> impl Iterator<Item = Group<'_>> {
+        let (mut slot, end) = (slots.first, slots.first + slots.count);
+        core::iter::from_fn(move || {
+            if slot == end {
+                return None;
+            }
+            let (records, at, shift) = (self.records.get(slot / RECORDS), slot % RECORDS, slot % RECORDS % 64);
+            let count = (64 - shift).min(RECORDS - at).min(end - slot);
+            let words = &records.words[at as usize..(at + count) as usize];
+            let group = Group { first: slot, words, repeated: &records.repeated[at as usize / 64], shift };
+            slot += count;
+            Some(group)
+        })
     }
 
-    #[inline]
-    fn set_record(&self, slot: u32, record: Record) {
-        let (records, at) = (self.records.get(slot / RECORDS), slot % RECORDS);
-        let (word, repeated) = match record {
-            Record::Nothing => (0, false),
-            Record::Repeated(word) => (word, true),
-            Record::Piece(piece) => (piece.0, false),
-        };
-        records.words[at as usize].store(word, Relaxed);
-        let (set, bit) = (&records.repeated[at as usize / 64], 1 << (at % 64));
-        // Its neighbours' are other CPUs'.
-        if repeated {
-            set.fetch_or(bit, Relaxed);
-        } else if set.load(Relaxed) & bit != 0 {
-            set.fetch_and(!bit, Relaxed);
-        }
-    }
-
-    /// Find a piece for what a page becomes.
+    /// Keep what a page becomes.
     #[cold]
     fn store<P: Platform>(&self, frames: &Frames<'_, P>, page: &Page) -> Result<Piece, OutOfMemory> {
         let keep = |bytes: &[u8]| {
@@ -159,6 +169,7 @@ impl Compressed {
             unsafe { frames.at(piece.addr()).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             self.counts.frames.fetch_add(taken.into(), Relaxed);
             self.counts.bytes.fetch_add(bytes.len() as u64, Relaxed);
+            self.kind_of(piece).fetch_add(1, Relaxed);
             Ok(piece)
         };
         let small = |bytes: &[u8]| (bytes.len() <= Pieces::WORTHWHILE).then(|| keep(bytes));
@@ -193,50 +204,47 @@ impl<P: Platform> SwapDevice<P> for Compressed {
     unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: the caller may write the slots, so it may forget them.
         unsafe { self.forget(frames, slots) };
-        let mut repeated = 0;
-        for i in 0..slots.count {
-            // SAFETY: by contract.
-            let page = unsafe { Page::of(frames, from.add(i)) };
-            let record = match page.repeated() {
-                Some(word) => {
-                    repeated += 1;
-                    Record::Repeated(word)
-                }
-                None => match self.store(frames, page) {
-                    Ok(piece) => {
-                        self.kind_of(piece).fetch_add(1, Relaxed);
-                        Record::Piece(piece)
+        for group in self.groups(slots) {
+            let mut repeated = 0;
+            let pages = from.add(group.first - slots.first);
+            let result = (0..).zip(group.words).try_for_each(|(i, record)| {
+                // SAFETY: by contract.
+                let page = unsafe { Page::of(frames, pages.add(i)) };
+                let word = match page.repeated() {
+                    Some(word) => {
+                        repeated |= 1 << i;
+                        word
                     }
-                    Err(OutOfMemory) => {
-                        self.counts.repeated.fetch_add(repeated, Relaxed);
-                        // SAFETY: as above.
-                        unsafe { self.forget(frames, slots) };
-                        return Err(WriteError::NoMemory);
-                    }
-                },
-            };
-            self.set_record(slots.first + i, record);
+                    None => self.store(frames, page)?.0,
+                };
+                record.store(word, Relaxed);
+                Ok(())
+            });
+            group.set_repeated(repeated);
+            self.counts.repeated.fetch_add(repeated.count_ones().into(), Relaxed);
+            if let Err(OutOfMemory) = result {
+                // SAFETY: as above.
+                unsafe { self.forget(frames, slots) };
+                return Err(WriteError::NoMemory);
+            }
         }
-        self.counts.repeated.fetch_add(repeated, Relaxed);
         Ok(())
     }
 
     unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
-        for i in 0..slots.count {
-            // SAFETY: by contract.
-            let page = unsafe { Page::of_mut(frames, to.add(i)) };
-            let fails = |reason| Err(ReadError { slot: slots.first + i, reason });
-            match self.record(slots.first + i) {
-                Record::Nothing => return fails(Unreadable::Empty),
-                Record::Repeated(word) => page.fill(word),
-                Record::Piece(piece) => {
-                    // SAFETY: `store` wrote so many bytes there, and nobody forgets the slot meanwhile.
-                    let bytes = unsafe { core::slice::from_raw_parts(frames.at(piece.addr()).as_ptr(), piece.len()) };
-                    if is_plain(piece) {
-                        page.bytes_mut().copy_from_slice(bytes);
-                    } else if !codec::decompress(bytes, page) {
-                        return fails(Unreadable::Damaged);
-                    }
+        for group in self.groups(slots) {
+            let repeated = group.repeated();
+            let pages = to.add(group.first - slots.first);
+            for (i, record) in (0..).zip(group.words) {
+                // SAFETY: by contract.
+                let page = unsafe { Page::of_mut(frames, pages.add(i)) };
+                let fails = |reason| Err(ReadError { slot: group.first + i, reason });
+                match record.load(Relaxed) {
+                    word if repeated >> i & 1 == 1 => page.fill(word),
+                    0 => return fails(Unreadable::Empty),
+                    // SAFETY: the slot is not forgotten meanwhile.
+                    piece if unsafe { restore(frames, Piece(piece), page) } => {}
+                    _ => return fails(Unreadable::Damaged),
                 }
             }
         }
@@ -244,18 +252,35 @@ impl<P: Platform> SwapDevice<P> for Compressed {
     }
 
     unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots) {
-        let mut repeated = 0;
-        for slot in slots.first..slots.first + slots.count {
-            match self.record(slot) {
-                Record::Nothing => continue,
-                Record::Repeated(_) => repeated += 1,
-                // SAFETY: by contract.
-                Record::Piece(piece) => unsafe { self.drop_piece(frames, piece) },
+        for group in self.groups(slots) {
+            let repeated = group.repeated();
+            for (i, record) in group.words.iter().enumerate() {
+                let word = record.load(Relaxed);
+                if word != 0 {
+                    record.store(0, Relaxed);
+                    if repeated >> i & 1 == 0 {
+                        // SAFETY: by contract.
+                        unsafe { self.drop_piece(frames, Piece(word)) };
+                    }
+                }
             }
-            self.set_record(slot, Record::Nothing);
-        }
-        if repeated > 0 {
-            self.counts.repeated.fetch_sub(repeated, Relaxed);
+            group.clear_repeated(repeated);
+            self.counts.repeated.fetch_sub(repeated.count_ones().into(), Relaxed);
         }
     }
+}
+
+/// Make a page of what is in a piece; whether that could be done.
+///
+/// # Safety
+/// The piece is in use, and stays so meanwhile.
+#[cold]
+unsafe fn restore<P: Platform>(frames: &Frames<'_, P>, piece: Piece, page: &mut Page) -> bool {
+    // SAFETY: `store` wrote so many bytes there, and nobody else has the piece.
+    let bytes = unsafe { core::slice::from_raw_parts(frames.at(piece.addr()).as_ptr(), piece.len()) };
+    if is_plain(piece) {
+        page.bytes_mut().copy_from_slice(bytes);
+        return true;
+    }
+    codec::decompress(bytes, page)
 }
