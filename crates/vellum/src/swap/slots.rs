@@ -90,7 +90,8 @@ impl SlotAllocator {
     }
 
     /// A naturally aligned block of `1 << order` slots, each referred to once. `None` if there is no such block, be it because all
-    /// is in use, because what is free lies scattered, or because the device is closed: smaller blocks may still be had then.
+    /// is in use, because what is free lies scattered, because the device is closed, or because a block is never larger than a
+    /// cluster, 2 MiB: smaller blocks may still be had then. (Also while others are at work on what would be one.)
     #[inline]
     pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
         let count = 1u32.checked_shl(order.into()).filter(|_| order <= HUGE_ORDER)?;

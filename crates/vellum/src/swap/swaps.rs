@@ -32,7 +32,7 @@ pub struct SwapRun {
 pub enum NoSlots {
     /// All slots are in use, or there are none.
     Full,
-    /// What is free lies scattered: there may be smaller blocks.
+    /// What is free lies scattered, or no block is as large: there may be smaller ones.
     Scattered,
 }
 
@@ -40,7 +40,7 @@ impl core::fmt::Display for NoSlots {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
             NoSlots::Full => "all swap slots are in use",
-            NoSlots::Scattered => "free swap slots lie scattered",
+            NoSlots::Scattered => "free swap slots lie in smaller blocks",
         })
     }
 }
