@@ -38,6 +38,10 @@ pub enum Counter {
     CowCopies,
     /// Write faults that found nobody else to have the memory any more, and made it the space's own again.
     CowReuses,
+    /// Pages of 4 KiB swapped out (`pswpout`).
+    SwapOut,
+    /// Pages of 4 KiB swapped in (`pswpin`).
+    SwapIn,
     /// Pages of 4 KiB that memory objects have now (`Shmem`): goes down too.
     ShmemPages,
 }
@@ -54,11 +58,13 @@ pub enum SizeCounter {
     ChargeFallbacks,
     /// Queued because part of it is not mapped any more (`split_deferred`).
     SplitDeferred,
+    /// Swapped in, in one piece (`swpin`).
+    SwapIn,
 }
 
 /// How many orders folios have: single pages and larger.
 pub(crate) const SIZES: usize = 14;
-const SIZE_COUNTERS: usize = SizeCounter::SplitDeferred as usize + 1;
+const SIZE_COUNTERS: usize = SizeCounter::SwapIn as usize + 1;
 
 /// How many [`Counter`]s there are.
 pub const COUNTERS: usize = Counter::ShmemPages as usize + 1;

@@ -90,6 +90,8 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::SplitDeferred,
     Counter::CowCopies,
     Counter::CowReuses,
+    Counter::SwapOut,
+    Counter::SwapIn,
     Counter::ShmemPages,
 ];
 

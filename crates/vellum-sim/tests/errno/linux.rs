@@ -167,6 +167,7 @@ impl Kernel for Linux {
             Advise::DoDump => libc::MADV_DODUMP,
             Advise::Reading => libc::MADV_SEQUENTIAL,
             Advise::Cold => libc::MADV_COLD,
+            Advise::PageOut => libc::MADV_PAGEOUT,
             Advise::PopulateRead => libc::MADV_POPULATE_READ,
             Advise::PopulateWrite => libc::MADV_POPULATE_WRITE,
             Advise::GuardInstall => 102,

@@ -5,11 +5,13 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
 use crate::frame::{
-    BootError, BootOptions, Counts, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable, flag,
+    BootError, BootOptions, Counts, Frame, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable,
+    flag,
 };
 use crate::group::{Groups, Leavers};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
+use crate::swap::Swaps;
 use crate::sync::Walkers;
 
 mod scratch;
@@ -35,6 +37,7 @@ pub struct Machine<'p, P: Platform> {
     counters: &'p [CounterSlot],
     sheets: &'p [Sheet],
     zeros: Zeros,
+    swaps: Swaps<P>,
     spaces: AtomicU32,
     objects: AtomicU64,
 }
@@ -72,6 +75,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         let walkers = unsafe { Walkers::new(kept(&frames, Walkers::bytes(cpus)).map_err(too_small)?, cpus) };
         let counters = kept_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
         let sheets = kept_slice::<Sheet, P>(&frames, cpus).map_err(too_small)?;
+        let swaps = Swaps::new(&frames).map_err(too_small)?;
         let zeros = Self::zeros(&frames).map_err(too_small)?;
         Ok(Machine {
             frames,
@@ -81,6 +85,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             counters,
             sheets,
             zeros,
+            swaps,
             spaces: AtomicU32::new(1),
             objects: AtomicU64::new(1),
         })
@@ -127,6 +132,12 @@ impl<'p, P: Platform> Machine<'p, P> {
         &self.groups
     }
 
+    /// Its swap devices.
+    #[inline]
+    pub fn swaps(&self) -> &Swaps<P> {
+        &self.swaps
+    }
+
     /// Which folio sizes faults may use.
     #[inline]
     pub fn policy(&self) -> &FolioPolicy {
@@ -169,13 +180,25 @@ impl<'p, P: Platform> Machine<'p, P> {
     #[cold]
     pub(crate) fn put_folio(&self, head: Pfn, refs: u32, maps: u32) {
         let frame = self.frames.frame(head);
-        let order = frame.state().order();
-        let left = self.frames.put(head, frame, refs, maps);
-        if left.refs == 0 {
-            Leavers::new(&self.frames, &self.groups).leave(head, frame, order);
-            // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
-            unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
+        if self.frames.put(head, frame, refs, maps).refs == 0 {
+            self.free_folio(head, frame);
         }
+    }
+
+    /// Drop references that are nobody's mappings.
+    #[inline]
+    pub(crate) fn put_refs(&self, head: Pfn, frame: &Frame, refs: u32) {
+        if self.frames.put(head, frame, refs, 0).refs == 0 {
+            self.free_folio(head, frame);
+        }
+    }
+
+    #[cold]
+    fn free_folio(&self, head: Pfn, frame: &Frame) {
+        let order = frame.order();
+        Leavers::new(&self.frames, &self.groups).leave(head, frame, order);
+        // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
+        unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
     }
 
     pub(crate) fn next_object(&self) -> u64 {

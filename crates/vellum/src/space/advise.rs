@@ -39,8 +39,10 @@ pub enum Advise {
     /// How it will be read, or that it will be (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`, `MADV_WILLNEED`). Nothing is read
     /// from anywhere, so nothing depends on it.
     Reading,
-    /// Not needed soon (`MADV_COLD`, `MADV_PAGEOUT`). There is nowhere to put it, so nothing is done.
+    /// Not needed soon (`MADV_COLD`).
     Cold,
+    /// Not needed soon: what is this space's alone goes to a swap device, as far as there is room (`MADV_PAGEOUT`).
+    PageOut,
     /// Fault it in for reading (`MADV_POPULATE_READ`).
     PopulateRead,
     /// Fault it in for writing (`MADV_POPULATE_WRITE`).
@@ -188,6 +190,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Advise::DoDump => self.set_flags(range, AreaFlags::DONTDUMP, false),
             Advise::Reading => self.all(range, false, false),
             Advise::Cold => self.all(range, true, false),
+            Advise::PageOut => self.page_out(range),
             Advise::Free => self.all(range, true, true),
             Advise::PopulateRead => self.populate_all(range, Access::Read),
             Advise::PopulateWrite => self.populate_all(range, Access::Write),

@@ -157,7 +157,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Some(Marker::Guard) => Err(FaultError::Denied(addr)),
                 _ => Err(FaultError::Poisoned(addr)),
             },
-            Kind::Swap => Err(FaultError::Poisoned(addr)),
+            Kind::Swap => self.swap_in(area, addr, orders),
             Kind::Table | Kind::Busy => Ok(Outcome::Again),
         }
     }

@@ -148,9 +148,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Found::Table(table) => {
                     let mut batch = Batch { runs: [Batch::NOTHING; Batch::ROOM], used: 0 };
                     let range = VirtRange { start: at, ..area.range };
-                    at = self.share_table(&table, range, area, &mut batch, pinned, gather);
+                    let shared = self.share_table(&table, range, area, &mut batch, pinned, gather);
                     table.release();
                     child.adopt(&batch.runs[..batch.used])?;
+                    at = shared?;
                     self.tables.platform().resched();
                 }
             }
@@ -159,6 +160,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Share what a table has of a range, until the batch is full; how far that was.
+    ///
+    /// # Errors
+    /// What is swapped out has as many references as it may. What comes before that is in the batch.
     fn share_table(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -167,7 +171,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         batch: &mut Batch,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> u64 {
+    ) -> Result<u64, OutOfMemory> {
         let arch = &self.tables.arch;
         let end = range.end.min(table.end());
         let mut at = range.start;
@@ -192,11 +196,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 Kind::Marker if arch.marked(run.raw) == Some(Marker::Watched) => {}
                 Kind::Marker => batch.push(run),
-                Kind::None | Kind::Swap | Kind::Table | Kind::Busy => {}
+                Kind::Swap => {
+                    // SAFETY: the entries have references, and the table is locked.
+                    unsafe { self.tables.machine.swaps().duplicate(self.tables.platform(), self.slots_of(&run)) }
+                        .map_err(|_| OutOfMemory)?;
+                    batch.push(run);
+                }
+                Kind::None | Kind::Table | Kind::Busy => {}
             }
             at = run.range(arch).end;
         }
-        at
+        Ok(at)
     }
 
     /// Of a run, keep the first entries of whose folios the same is to be said; what that is.
@@ -322,14 +332,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     fn count_adopted(&self, run: &Run) {
-        if self.is_counted(run) {
-            self.tables.slot().add(SpaceCounter::Anon, run.frames(&self.tables.arch) as i64);
+        let frames = run.frames(&self.tables.arch) as i64;
+        if run.kind == Kind::Swap {
+            self.tables.slot().add(SpaceCounter::Swap, frames);
+        } else if self.is_counted(run) {
+            self.tables.slot().add(SpaceCounter::Anon, frames);
         }
     }
 
-    /// The parent has the run mapped, so it is not the last.
+    /// The parent has the run too, so it is not the last.
     fn give_up(&self, run: &Run) {
-        if self.is_counted(run) {
+        if run.kind == Kind::Swap {
+            self.count_adopted(run);
+            self.forget_swapped(run);
+        } else if self.is_counted(run) {
             let frames = self.tables.machine.frames();
             for (head, frame, pages) in frames.folios(run.pfn(&self.tables.arch), run.frames(&self.tables.arch)) {
                 frames.put(head, frame, pages, pages);

@@ -21,6 +21,8 @@
 //! | `fork` | a child |
 //! | `cow` | what parent and child both have is written |
 //! | `guard` | pages that may not be touched |
+//! | `swap_out` | memory goes to a swap device |
+//! | `swap_in` | and comes back |
 //! | `pin` | a page is kept, for the host to use |
 //! | `lock` | memory that is to stay |
 //! | `seal` | areas that stay as they are |
@@ -56,6 +58,8 @@ mod relocate;
 mod remap;
 mod seal;
 mod stack;
+mod swap_in;
+mod swap_out;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -124,7 +124,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let Some(run) = table.run(at, end) else { break };
             match run.kind {
                 Kind::Marker if keep != Keep::Nothing && arch.marked(run.raw) == Some(Marker::Guard) => {}
-                Kind::Marker | Kind::Swap => table.erase(&run),
+                Kind::Swap if keep == Keep::Copies => {}
+                // A huge one that the range has only a part of.
+                Kind::Swap if run.va < at || run.range(arch).end > end => break,
+                Kind::Swap => {
+                    table.erase(&run);
+                    self.forget_swapped(&run);
+                }
+                Kind::Marker => table.erase(&run),
                 Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}
             }
             at = run.range(arch).end;

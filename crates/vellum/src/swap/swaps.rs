@@ -103,10 +103,19 @@ pub struct Usage {
     pub closed: bool,
 }
 
-struct Attached<'p, P: Platform> {
+struct Attached<P: Platform> {
     slots: SlotAllocator,
-    device: &'p dyn SwapDevice<P>,
+    /// Lives until it is detached: the contract of [`Swaps::attach`]. (Its lifetime is not part of the type, because a machine that
+    /// may be told of shorter ones could not be used where one of a longer life is wanted.)
+    device: *const (dyn SwapDevice<P> + 'static),
     priority: i16,
+}
+
+impl<P: Platform> Attached<P> {
+    fn device(&self) -> &dyn SwapDevice<P> {
+        // SAFETY: it lives until it is detached, which nobody does while this is borrowed.
+        unsafe { &*self.device }
+    }
 }
 
 /// Those that are attached, by falling priority, of one priority by age.
@@ -148,18 +157,20 @@ struct Door {
 unsafe impl Zeroable for Door {}
 
 /// A machine's swap devices.
-pub struct Swaps<'p, P: Platform> {
+pub struct Swaps<P: Platform> {
     order: PerCpuLock<Order>,
     /// Written by who has the order for writing, and finds that a device is not in it, or has no slot in use.
-    devices: [UnsafeCell<Option<Attached<'p, P>>>; DEVICES],
+    devices: [UnsafeCell<Option<Attached<P>>>; DEVICES],
     doors: Paged<Door>,
 }
 
 // SAFETY: devices are shared like the `&dyn SwapDevice` that they are made of, which is `Sync`, and whoever writes one is alone
 // with it: see the field.
-unsafe impl<P: Platform> Sync for Swaps<'_, P> {}
+unsafe impl<P: Platform> Sync for Swaps<P> {}
+// SAFETY: so are they used from whatever thread has this.
+unsafe impl<P: Platform> Send for Swaps<P> {}
 
-impl<'p, P: Platform> Swaps<'p, P> {
+impl<P: Platform> Swaps<P> {
     /// None yet. What each CPU needs is taken here, for good.
     ///
     /// # Errors
@@ -186,9 +197,9 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// A device.
     ///
     /// # Safety
-    /// For `'a`, it is in the order, which the caller has, or somebody has a reference to one of its slots.
+    /// As long as the answer is used, it is in the order, which the caller has, or somebody has a reference to one of its slots.
     #[inline]
-    unsafe fn device<'a>(&'a self, id: u8) -> &'a Attached<'p, P> {
+    unsafe fn device(&self, id: u8) -> &Attached<P> {
         // SAFETY: nobody writes it: that takes the order for writing, and that no slot is in use.
         match self.devices.get(id as usize).and_then(|device| unsafe { (*device.get()).as_ref() }) {
             Some(attached) => attached,
@@ -197,7 +208,7 @@ impl<'p, P: Platform> Swaps<'p, P> {
     }
 
     /// A device that may be there, and where in the order.
-    fn find<'a>(&'a self, order: &'a Order, id: u8) -> Result<(usize, &'a Attached<'p, P>), DetachError> {
+    fn find<'a>(&'a self, order: &'a Order, id: u8) -> Result<(usize, &'a Attached<P>), DetachError> {
         let at = order.ids().iter().position(|other| *other == id).ok_or(DetachError::Unknown(id))?;
         // SAFETY: it is in the order, which is borrowed as long.
         Ok((at, unsafe { self.device(id) }))
@@ -209,14 +220,17 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// [`AttachError`], and nothing is changed.
     ///
     /// # Safety
-    /// Nobody else uses the device until it is detached again.
+    /// Nobody else uses the device, and it lives, until it is detached again or the machine is used for the last time.
     pub unsafe fn attach(
         &self,
         frames: &Frames<'_, P>,
-        device: &'p dyn SwapDevice<P>,
+        device: &dyn SwapDevice<P>,
         slots: u32,
         priority: i16,
     ) -> Result<u8, AttachError> {
+        // SAFETY: it lives as long as it is used here, says the caller.
+        let device =
+            unsafe { core::mem::transmute::<*const dyn SwapDevice<P>, *const (dyn SwapDevice<P> + 'static)>(device) };
         let slots = SlotAllocator::new(frames, slots).map_err(|OutOfMemory| AttachError::OutOfMemory)?;
         let mut order = self.change(frames.platform());
         let Some(id) = (0..DEVICES as u8).find(|id| !order.ids().contains(id)) else {
@@ -330,9 +344,9 @@ impl<'p, P: Platform> Swaps<'p, P> {
     #[inline]
     pub unsafe fn release(&self, frames: &Frames<'_, P>, run: SwapRun) {
         // SAFETY: by contract; and while a slot's contents are being forgotten it is not free yet.
-        let Attached { slots, device, .. } = unsafe { self.device(run.device) };
+        let attached = unsafe { self.device(run.device) };
         // SAFETY: nobody has a reference to these slots any more, and nobody gets one before they are free.
-        slots.release(frames.platform(), run.slots, |dead| unsafe { device.forget(frames, dead) });
+        attached.slots.release(frames.platform(), run.slots, |dead| unsafe { attached.device().forget(frames, dead) });
     }
 
     /// How many references there are to a slot.
@@ -353,7 +367,7 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// As of [`SwapDevice::write`]; the caller has a reference to each slot.
     pub unsafe fn write(&self, frames: &Frames<'_, P>, run: SwapRun, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: by contract.
-        unsafe { self.device(run.device).device.write(frames, run.slots, from) }
+        unsafe { self.device(run.device).device().write(frames, run.slots, from) }
     }
 
     /// See [`SwapDevice::read`].
@@ -365,6 +379,6 @@ impl<'p, P: Platform> Swaps<'p, P> {
     /// As of [`SwapDevice::read`]; the caller has a reference to each slot.
     pub unsafe fn read(&self, frames: &Frames<'_, P>, run: SwapRun, to: Pfn) -> Result<(), ReadError> {
         // SAFETY: by contract.
-        unsafe { self.device(run.device).device.read(frames, run.slots, to) }
+        unsafe { self.device(run.device).device().read(frames, run.slots, to) }
     }
 }

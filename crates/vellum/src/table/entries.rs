@@ -57,6 +57,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             Kind::None => run(alike(until - index, 0, 0), 0),
             Kind::Marker => run(alike(most, raw, 0), raw),
             Kind::Busy => run(1, raw),
+            // What a huge one stands for is as long as a run in a table below.
+            Kind::Swap if self.level > 1 => run(1, raw),
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
                 let first = arch.single(raw, index);
@@ -124,9 +126,19 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         (raw, removed)
     }
 
-    /// Write an entry where [`LockedTable::take_busy`] left a busy one.
+    /// Write an entry where one stands that nobody else changes: one that [`LockedTable::take_busy`] left, or a swap entry.
     pub(crate) fn fill(&self, va: u64, raw: u64) {
-        self.store(self.index(va), self.tables.arch.busy(), raw);
+        self.store(self.index(va), self.get(va), raw);
+    }
+
+    /// Put a run where another one of that length stands that maps nothing.
+    pub(crate) fn replace(&self, old: &Run, new: &Run) {
+        if self.level > 1 {
+            debug_assert!(old.len == 1 && new.len == 1);
+            return self.fill(new.va, new.raw);
+        }
+        self.erase(old);
+        self.set(new);
     }
 
     /// How many of `n` leaves from `index` on are of one run with `first`, none of them joined.
@@ -265,7 +277,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.entry(index).swap(new, AcqRel)
     }
 
-    /// Empty a run that maps nothing: markers (and, when there is swap, slots that the caller frees).
+    /// Empty a run that maps nothing: markers, or slots, which the caller gives up.
     pub(crate) fn erase(&self, run: &Run) {
         debug_assert!(matches!(run.kind, Kind::Marker | Kind::Swap));
         let index = self.index(run.va);

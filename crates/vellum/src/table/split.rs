@@ -18,7 +18,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         loop {
             let Found::Table(table) = self.find(va, va + 1) else { return Ok(()) };
             let inside = va & ((1 << table.shift()) - 1) != 0;
-            if !inside || self.arch.kind(table.get(va), table.level) != Kind::Leaf {
+            if !inside || !matches!(self.arch.kind(table.get(va), table.level), Kind::Leaf | Kind::Swap) {
                 table.release();
                 return Ok(());
             }
@@ -46,12 +46,15 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let at = unsafe { self.descend(va, 1) };
         let inside = va & ((1 << self.arch.level_shift(at.level)) - 1) != 0;
         // Busy: somebody splits it just now.
-        inside && at.level > 1 && matches!(self.arch.kind(at.raw, at.level), Kind::Leaf | Kind::Busy)
+        inside && at.level > 1 && matches!(self.arch.kind(at.raw, at.level), Kind::Leaf | Kind::Swap | Kind::Busy)
     }
 
     /// Under the table's lock. Nobody finds the entry empty at any time (INV-4), and none of the accessed and dirty bits
     /// that hardware sets until the flush is lost (INV-6).
     fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
+        if self.arch.kind(table.get(va), table.level) == Kind::Swap {
+            return self.split_swapped(table, va, child);
+        }
         let (old, taken) = table.take_busy(va);
         let span = taken.unsplit();
         let start = span.start;
@@ -63,11 +66,24 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let first =
             self.arch.leaf(PhysAddr(self.arch.leaf_addr(old, table.level).0), self.arch.attrs(old, table.level), level);
         below.set(&Run::new(start, level, Kind::Leaf, first, 1 << self.arch.index_bits()));
+        self.hook(table, va, &below);
+        self.machine.count(Counter::HugeSplits, 1);
+    }
+
+    /// The same for what is swapped out in one piece: nobody has it in a TLB.
+    fn split_swapped(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
+        let start = va >> table.shift() << table.shift();
+        let below = LockedTable::new(self, child, self.machine.frames().frame(child), table.level - 1, start);
+        below.set(&Run::new(start, below.level, Kind::Swap, table.get(va), 1 << self.arch.index_bits()));
+        self.hook(table, va, &below);
+    }
+
+    /// Put a table in the place of the entry for `va`.
+    fn hook(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, below: &LockedTable<'_, 'm, P, A>) {
         LockedTable::<P, A>::set_parent(below.desc, table.pfn);
-        table.fill(va, self.arch.table(child.addr()));
+        table.fill(va, self.arch.table(below.pfn.addr()));
         self.hooked(1);
         self.machine.count(Counter::TablesBorn, 1);
-        self.machine.count(Counter::HugeSplits, 1);
     }
 }
 

@@ -68,7 +68,7 @@ pub static ADVISE: [Row; 12] = [
 ];
 
 /// All that is not about huge pages, and not to forget.
-const HINTS: [Advise; 9] = [
+const HINTS: [Advise; 10] = [
     Advise::Free,
     Advise::DontFork,
     Advise::DoFork,
@@ -78,6 +78,7 @@ const HINTS: [Advise; 9] = [
     Advise::DoDump,
     Advise::Reading,
     Advise::Cold,
+    Advise::PageOut,
 ];
 
 const ACTS: [Advise; 5] =

@@ -186,6 +186,7 @@ pub static SEAL: [Row; 11] = [
             Advise::DoFork,
             Advise::KeepOnFork,
             Advise::Cold,
+            Advise::PageOut,
             Advise::Reading,
             Advise::DontDump,
             Advise::NoHuge,

@@ -33,7 +33,7 @@ impl SwapDevice<Host> for Noted {
 }
 
 fn with_swaps<const N: usize>(
-    test: impl FnOnce(&Host, &Frames<'_, Host>, &Swaps<'_, Host>, [u8; N]),
+    test: impl FnOnce(&Host, &Frames<'_, Host>, &Swaps<Host>, [u8; N]),
     slots: [u32; N],
     priorities: [i16; N],
 ) {
@@ -58,7 +58,7 @@ fn with_swaps<const N: usize>(
 
 /// # Safety
 /// Of [`Swaps::release`].
-unsafe fn release_all(frames: &Frames<'_, Host>, swaps: &Swaps<'_, Host>, runs: Vec<SwapRun>) {
+unsafe fn release_all(frames: &Frames<'_, Host>, swaps: &Swaps<Host>, runs: Vec<SwapRun>) {
     // SAFETY: by contract.
     runs.into_iter().for_each(|run| unsafe { swaps.release(frames, run) });
 }
@@ -66,7 +66,7 @@ unsafe fn release_all(frames: &Frames<'_, Host>, swaps: &Swaps<'_, Host>, runs: 
 /// The highest priority first, and those of one priority in turn; a lower one when they are full.
 #[test]
 fn devices_are_used_by_priority_and_in_turn() {
-    let test = |host: &Host, frames: &Frames<'_, Host>, swaps: &Swaps<'_, Host>, [low, a, b]: [u8; 3]| {
+    let test = |host: &Host, frames: &Frames<'_, Host>, swaps: &Swaps<Host>, [low, a, b]: [u8; 3]| {
         let mut runs = Vec::new();
         let mut used = [0; 3];
         for _ in 0..1024 / 16 {
@@ -98,7 +98,7 @@ fn devices_are_used_by_priority_and_in_turn() {
 /// A device is used no more once it is closed, and goes only when nothing of it is in use.
 #[test]
 fn a_device_goes_when_nothing_is_left_in_it() {
-    let test = |host: &Host, frames: &Frames<'_, Host>, swaps: &Swaps<'_, Host>, [id, other]: [u8; 2]| {
+    let test = |host: &Host, frames: &Frames<'_, Host>, swaps: &Swaps<Host>, [id, other]: [u8; 2]| {
         assert_eq!(swaps.detach(frames, id), Err(DetachError::Open));
         assert_eq!(swaps.detach(frames, 9), Err(DetachError::Unknown(9)));
         let run = swaps.allocate(host, 2).unwrap();

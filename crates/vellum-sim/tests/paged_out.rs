@@ -1,0 +1,265 @@
+//! Memory goes to a swap device and comes back, on the strict machine.
+
+use vellum::addr::VirtRange;
+use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
+use vellum::frame::policy::Knob;
+use vellum::group::GroupId;
+use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
+use vellum::stats::{Counter, SizeCounter};
+use vellum::swap::Compressed;
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Cpu, Hostility, Silicon, Strict, Strictness};
+
+const BASE: u64 = 0x20_0000_0000;
+const HUGE: u64 = 2 << 20;
+
+type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+
+/// A machine with a swap device, and the CPU that the test runs on.
+struct Bench<'m, A: Silicon = X86_64> {
+    sim: &'m Strict<A>,
+    cpu: &'m Cpu<'m, Strict<A>>,
+    machine: &'m Machine<'m, Strict<A>>,
+    device: u8,
+    arch: A,
+}
+
+/// A test that gives back all it takes, memory and slots.
+fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
+    let sim = Config::with_arch(arch, bytes).cpus(1).strict(Strictness::new(7).hostility(Hostility::USUAL)).unwrap();
+    let cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    let store = Compressed::new(machine.frames(), slots).unwrap();
+    // SAFETY: nobody else uses it, and it outlives the machine.
+    let device = unsafe { machine.swaps().attach(machine.frames(), &store, slots, 0) }.unwrap();
+    sim.baseline();
+    let free = machine.frames().free_frames();
+    let bench = Bench { sim: &sim, cpu: &cpu, machine: &machine, device, arch };
+    test(&bench);
+    assert_eq!(machine.frames().free_frames(), free);
+    assert_eq!(bench.used(), 0);
+    sim.finish();
+}
+
+impl<'m, A: Silicon> Bench<'m, A> {
+    fn space(&self) -> Space<'m, A> {
+        AddressSpace::new(self.machine, self.arch, GroupId::ROOT, Limits::default()).unwrap()
+    }
+
+    fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
+        self.cpu.enter(space).load_u64(va).unwrap()
+    }
+
+    fn store(&self, space: &Space<'_, A>, va: u64, value: u64) {
+        self.cpu.enter(space).store_u64(va, value).unwrap();
+    }
+
+    /// Slots in use.
+    fn used(&self) -> u32 {
+        self.machine.swaps().usage(self.sim, self.device).unwrap().used
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.machine.counter(counter)
+    }
+}
+
+fn map<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64) {
+    let prot = Prot::READ | Prot::WRITE;
+    space.map(MapRequest { addr, len, prot, flags: MapFlags::FIXED }).unwrap();
+}
+
+fn range(start: u64, len: u64) -> VirtRange {
+    VirtRange { start, end: start + len }
+}
+
+/// Resident and swapped bytes of a range.
+fn held<A: Silicon>(space: &Space<'_, A>, range: VirtRange) -> (u64, u64) {
+    let (mut resident, mut swapped) = (0, 0);
+    space.runs(range, |run| match run.kind {
+        Kind::Leaf => resident += run.range(space.arch()).len(),
+        Kind::Swap => swapped += run.range(space.arch()).len(),
+        _ => {}
+    });
+    assert_eq!(space.usage(range).swap, swapped);
+    (resident, swapped)
+}
+
+/// Run this in every format.
+macro_rules! in_every_format {
+    ($($name:ident => $check:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            $check(X86_64::four_levels());
+            $check(Aarch64::granule_4k());
+            $check(Aarch64::granule_16k());
+            $check(Aarch64::granule_64k().wide());
+            $check(Riscv64::sv39().with_napot());
+        }
+    )*};
+}
+
+in_every_format! {
+    what_went_out_comes_back => goes_and_comes,
+    a_family_swaps_each_for_itself => family,
+    what_is_pinned_stays => pinned,
+    what_finds_no_room_is_as_it_was => no_room,
+    slots_go_with_their_entries => unmaps,
+}
+
+/// The contents come back, and all counts are as before.
+fn goes_and_comes<A: Silicon>(arch: A) {
+    for order in [0, 2, 4] {
+        on(arch, 64 << 20, 4096, |on| {
+            on.machine.policy().set(order, Knob::Always);
+            let page = 1 << arch.page_shift();
+            let space = on.space();
+            map(&space, BASE, 64 * page);
+            (0..60).for_each(|i| on.store(&space, BASE + i * page, 1000 + i));
+            let all = range(BASE, 64 * page);
+            let (resident, _) = held(&space, all);
+            space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+            assert_eq!(held(&space, all), (0, resident), "order {order}");
+            assert_eq!(on.used() as u64, resident >> 12);
+            for i in (0..64).rev() {
+                assert_eq!(on.load(&space, BASE + i * page), if i < 60 { 1000 + i } else { 0 });
+            }
+            (0..60).for_each(|i| on.store(&space, BASE + i * page, 2000 + i));
+            assert_eq!(held(&space, range(BASE, 60 * page)), (60 * page, 0));
+            assert_eq!(on.used(), 0);
+            assert_eq!(on.count(Counter::SwapIn), on.count(Counter::SwapOut));
+            (0..60).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), 2000 + i));
+        });
+    }
+}
+
+/// Parent and child have the same slots, and each gets a copy of its own.
+fn family<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        let page = 1 << arch.page_shift();
+        let parent = on.space();
+        map(&parent, BASE, 32 * page);
+        (0..32).for_each(|i| on.store(&parent, BASE + i * page, i));
+        parent.advise(BASE, 16 * page, Advise::PageOut).unwrap();
+        let child = parent.fork().unwrap();
+        // What both have stays where it is.
+        parent.advise(BASE, 32 * page, Advise::PageOut).unwrap();
+        assert_eq!(held(&parent, range(BASE, 32 * page)), (16 * page, 16 * page));
+        assert_eq!(held(&child, range(BASE, 32 * page)), (16 * page, 16 * page));
+        (0..32).for_each(|i| on.store(&child, BASE + i * page, 100 + i));
+        (0..32).for_each(|i| assert_eq!(on.load(&parent, BASE + i * page), i));
+        (0..32).for_each(|i| assert_eq!(on.load(&child, BASE + i * page), 100 + i));
+        // The child has gone from what was theirs together, so that is the parent's alone.
+        parent.advise(BASE, 32 * page, Advise::PageOut).unwrap();
+        assert_eq!(held(&parent, range(BASE, 32 * page)), (0, 32 * page));
+        (0..32).for_each(|i| assert_eq!(on.load(&parent, BASE + i * page), i));
+    });
+}
+
+/// Who has pinned a page goes on writing to what the space has.
+fn pinned<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = 1 << arch.page_shift();
+        let space = on.space();
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        let pin = space.pin(BASE + 20 * page, Access::Write).unwrap();
+        space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+        let (resident, swapped) = held(&space, range(BASE, 64 * page));
+        assert!(resident >= page && resident <= page.max(16 << 12) && resident + swapped == 64 * page);
+        assert_eq!(held(&space, range(BASE + 20 * page, page)).0, page);
+        drop(pin);
+        space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+        assert_eq!(held(&space, range(BASE, 64 * page)).0, 0);
+        (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+    });
+}
+
+/// When there are no slots left, entries say what they said, and memory that could not go is written to without a copy.
+fn no_room<A: Silicon>(arch: A) {
+    let page: u64 = 1 << arch.page_shift();
+    on(arch, 64 << 20, (20 * (page >> 12)) as u32, |on| {
+        let space = on.space();
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        let all = range(BASE, 64 * page);
+        let mut before = Vec::new();
+        space.runs(all, |run| before.push((run.range(&arch), run.attrs(&arch))));
+        space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+        assert_eq!(held(&space, all), (44 * page, 20 * page));
+        space.runs(all, |run| {
+            if run.kind == Kind::Leaf {
+                let was = before.iter().find(|(range, _)| range.covers(&run.range(&arch)));
+                let hardware = Attrs::HARDWARE;
+                assert_eq!(was.map(|was| was.1 - hardware), Some(run.attrs(&arch) - hardware));
+            }
+        });
+        let copies = on.count(Counter::CowCopies) + on.count(Counter::CowReuses);
+        (20..64).for_each(|i| on.store(&space, BASE + i * page, 100 + i));
+        assert_eq!(on.count(Counter::CowCopies) + on.count(Counter::CowReuses), copies);
+        (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), if i < 20 { i } else { 100 + i }));
+    });
+}
+
+/// Whatever becomes of swap entries, their slots are free afterwards.
+fn unmaps<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        let page = 1 << arch.page_shift();
+        let space = on.space();
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+        let child = space.fork().unwrap();
+        space.unmap(BASE, 10 * page).unwrap();
+        space.advise(BASE + 20 * page, 10 * page, Advise::DontNeed).unwrap();
+        assert_eq!(on.used() as u64, 64 * (page >> 12));
+        child.unmap(BASE + 5 * page, 20 * page).unwrap();
+        assert_eq!(on.used() as u64, 54 * (page >> 12));
+        drop(space);
+        assert_eq!(on.used() as u64, 44 * (page >> 12));
+        assert_eq!(on.load(&child, BASE + 30 * page), 30);
+    });
+}
+
+/// A huge mapping goes out as one entry, and comes back as one; a part of it that goes before takes only its own slots along.
+#[test]
+fn huge_mappings_go_out_in_one_piece() {
+    let arch = X86_64::four_levels();
+    on(arch, 64 << 20, 4096, |on| {
+        on.machine.policy().set(9, Knob::Always);
+        let space = on.space();
+        map(&space, BASE, 2 * HUGE);
+        on.store(&space, BASE, 1);
+        on.store(&space, BASE + HUGE + 0x5000, 2);
+        space.advise(BASE, 2 * HUGE, Advise::PageOut).unwrap();
+        let mut levels = Vec::new();
+        space.runs(range(BASE, 2 * HUGE), |run| levels.push((run.kind, run.level, run.len)));
+        assert_eq!(levels, [(Kind::Swap, 2, 1); 2]);
+        assert_eq!((on.load(&space, BASE), on.machine.size_counter(SizeCounter::SwapIn, 9)), (1, 1));
+        let child = space.fork().unwrap();
+        space.unmap(BASE + HUGE, 0x3000).unwrap();
+        assert_eq!(on.used(), 512, "the child has all");
+        drop(child);
+        assert_eq!((on.load(&space, BASE + HUGE + 0x5000), on.load(&space, BASE + HUGE + 0x7000)), (2, 0));
+        space.protect(BASE, 0x1000, Prot::READ).unwrap();
+        assert_eq!(on.load(&space, BASE), 1);
+    });
+}
+
+/// What comes back has the rights that its area has by then.
+#[test]
+fn rights_change_while_it_is_away() {
+    on(X86_64::four_levels(), 64 << 20, 4096, |on| {
+        let space = on.space();
+        map(&space, BASE, 0x4000);
+        (0..4).for_each(|i| on.store(&space, BASE + i * 0x1000, i));
+        space.advise(BASE, 0x4000, Advise::PageOut).unwrap();
+        space.protect(BASE, 0x2000, Prot::READ).unwrap();
+        assert_eq!(on.load(&space, BASE + 0x1000), 1);
+        assert!(on.cpu.enter(&space).store_u64(BASE + 0x1000, 5).is_err());
+        on.store(&space, BASE + 0x2000, 7);
+        assert_eq!(on.load(&space, BASE + 0x2000), 7);
+    });
+}

@@ -1,0 +1,151 @@
+//! What was swapped out is touched, and comes back: the page, or as much around it as one folio that policy allows takes, went
+//! out side by side, and went nowhere else since. What went out in one huge piece comes back as that.
+//!
+//! It is the space's alone then, whoever had it together before: each has its own reference to the slots, and gets a copy.
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::platform::Platform;
+use crate::stats::{Counter, SizeCounter, SpaceCounter};
+use crate::swap::{Slots, SwapRun};
+use crate::table::{Found, LockedTable, Run};
+use crate::vma::Vma;
+
+use super::fault::Outcome;
+use super::{AddressSpace, FaultError};
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Bring back what was swapped out at an address, in a folio of one of these orders or in a page.
+    ///
+    /// # Errors
+    /// There is no memory, or the device does not give back what it got.
+    pub(super) fn swap_in(&self, area: &Vma, addr: u64, orders: u32) -> Result<Outcome, FaultError> {
+        let arch = &self.tables.arch;
+        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
+        let start = align_down(addr, table.shift());
+        let entry = VirtRange { start, end: start + (1 << table.shift()) };
+        let found = match table.level {
+            1 => self.tables.blocks(addr, area.range, orders).find(|(block, _)| self.swapped(&table, *block).is_some()),
+            _ => None,
+        };
+        table.release();
+        let smallest = (entry.len().ilog2() - FRAME_SHIFT) as u8;
+        let wanted = found.map_or(smallest, |(_, order)| order);
+        let (pfn, order) = self.new_folio(area, wanted, orders, false)?;
+        if order < smallest {
+            self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
+            return self.in_parts(addr, entry);
+        }
+        let start = align_down(addr, order as u32 + FRAME_SHIFT);
+        let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
+        match self.bring_back(area, block, pfn) {
+            Brought::Back => {
+                if order > arch.page_order() {
+                    self.tables.machine.count_size(SizeCounter::SwapIn, order);
+                }
+                Ok(Outcome::Mapped(block))
+            }
+            back => {
+                self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
+                match back {
+                    // Perhaps it is another page that is lost.
+                    Brought::Lost if order > arch.page_order() && smallest == arch.page_order() => {
+                        self.swap_in(area, addr, 0)
+                    }
+                    Brought::Lost if order > arch.page_order() => self.in_parts(addr, entry),
+                    Brought::Lost => Err(FaultError::Poisoned(addr)),
+                    _ => Ok(Outcome::Again),
+                }
+            }
+        }
+    }
+
+    /// What went out in one piece comes back page by page.
+    fn in_parts(&self, addr: u64, huge: VirtRange) -> Result<Outcome, FaultError> {
+        let page = align_down(addr, self.page_shift());
+        self.tables.split_at(if page == huge.start { page + (1 << self.page_shift()) } else { page })?;
+        Ok(Outcome::Again)
+    }
+
+    /// The slots that all of a block went to, side by side.
+    fn swapped(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> Option<Run> {
+        let arch = &self.tables.arch;
+        let run = table.run(block.start, block.end)?;
+        (run.kind == Kind::Swap && run.range(arch) == block).then_some(run)
+    }
+
+    fn bring_back(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> Brought {
+        let arch = &self.tables.arch;
+        let machine = self.tables.machine;
+        let Found::Table(table) = self.tables.find(block.start, block.end) else { return Brought::Changed };
+        let Some(run) = self.swapped(&table, block) else {
+            table.release();
+            return Brought::Changed;
+        };
+        let slots = self.slots_of(&run);
+        // As long as there is another reference, nothing else goes there: if the entries are the same afterwards, so are the contents.
+        // Without one it is the table's lock that sees to it.
+        // SAFETY: the entries have references, which stay while the table is locked.
+        let held = unsafe { machine.swaps().duplicate(self.tables.platform(), slots) }.is_ok();
+        let mut locked = Some(table);
+        if held && let Some(table) = locked.take() {
+            table.release();
+        }
+        // SAFETY: there are references, as said above. The folio is not mapped yet.
+        let read = unsafe { machine.swaps().read(machine.frames(), slots, pfn) };
+        if locked.is_none()
+            && let Found::Table(table) = self.tables.find(block.start, block.end)
+        {
+            locked = Some(table);
+        }
+        let mut brought = Brought::Changed;
+        if let Some(table) = locked {
+            if self.swapped(&table, block).is_some_and(|now| now == run) {
+                brought = if read.is_ok() { Brought::Back } else { Brought::Lost };
+            }
+            if matches!(brought, Brought::Back) {
+                let attrs = arch.swapped(run.raw).attrs | area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
+                let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
+                let raw = arch.leaf(pfn.addr(), attrs, run.level);
+                table.replace(&run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
+            }
+            table.release();
+        }
+        if held {
+            // SAFETY: the reference taken above.
+            unsafe { machine.swaps().release(machine.frames(), slots) };
+        }
+        if matches!(brought, Brought::Back) {
+            self.forget_swapped(&run);
+            let pages = run.frames(arch);
+            self.tables.slot().add(SpaceCounter::Anon, pages as i64);
+            machine.count(Counter::SwapIn, pages as u64);
+        }
+        brought
+    }
+
+    /// The slots of a run.
+    pub(super) fn slots_of(&self, run: &Run) -> SwapRun {
+        let arch = &self.tables.arch;
+        let swapped = arch.swapped(run.raw);
+        let first = (swapped.slot as u32) << arch.page_order();
+        SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
+    }
+
+    /// The entries of a run are no more: give up their references.
+    pub(super) fn forget_swapped(&self, run: &Run) {
+        let machine = self.tables.machine;
+        self.tables.slot().add(SpaceCounter::Swap, -(run.frames(&self.tables.arch) as i64));
+        // SAFETY: those of the entries that were there.
+        unsafe { machine.swaps().release(machine.frames(), self.slots_of(run)) };
+    }
+}
+
+/// What became of an attempt to bring memory back.
+enum Brought {
+    Back,
+    /// The device does not give it back.
+    Lost,
+    /// It is not there any more.
+    Changed,
+}
