@@ -124,7 +124,7 @@ impl SlotSet {
         while at < end {
             let rest = (self.0[at as usize / 64] ^ flip) >> (at % 64);
             if rest != 0 {
-                return end.min(at + rest.trailing_zeros());
+                return at + rest.trailing_zeros();
             }
             at = (at / 64 + 1) * 64;
         }

@@ -7,8 +7,8 @@ use crate::platform::Platform;
 
 /// A place for pages, by the run: slots in a row from frames in a row, or into them.
 ///
-/// Calls wait for the device, and may take long; no lock is held by the caller. What a call writes, later reads of the same
-/// slots see, whichever CPU they come from, if the caller orders the two.
+/// Writing and reading wait for the device, and may take long: the caller holds no lock. Forgetting waits for nothing. What a call
+/// writes, later reads of the same slots see, whichever CPU they come from, if the caller orders the two.
 pub trait SwapDevice<P: Platform>: Sync {
     /// Keep the contents of `slots.count` frames from `from` on. What the slots held before is forgotten.
     ///

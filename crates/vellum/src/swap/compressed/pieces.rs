@@ -4,7 +4,7 @@
 //! of a span are free is a word in the descriptor of its first frame, and the descriptors thread a list of spans that have a
 //! free one; so a span has no header, and its pieces take all of it. A span without a piece in use goes back at once.
 //!
-//! Sizes are such that a piece is on average 6 % larger than what is in it. Four frames in a row may not be had when memory is
+//! Sizes are such that pages of all lengths take about a tenth more than they are long. Four frames in a row may not be had when memory is
 //! short; a piece of the next size that needs only one does then.
 
 use core::array;
