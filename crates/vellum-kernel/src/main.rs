@@ -65,15 +65,22 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
     let Boot { map, command_line, archive } = boot;
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
     let command_line = paging::choose(command_line)?;
+    // Time is instructions (QEMU's `-icount shift=0`): the same work takes the same number of them every time.
+    let (counted, command_line) = match command_line.strip_suffix("counted") {
+        Some(rest) => (true, rest.trim_end()),
+        None => (false, command_line),
+    };
     match command_line.split_once(' ').unwrap_or((command_line, "")) {
-        ("" | "check", story) => checks::run(boot_engine(map, start_clock(), 1)?, story).map_err(|_| "a check failed"),
+        ("" | "check", story) => {
+            checks::run(boot_engine(map, start_clock(counted), 1)?, story, counted).map_err(|_| "a check failed")
+        }
         ("processors", _) => {
-            let (machine, cpus) = boot_all(map)?;
+            let (machine, cpus) = boot_all(map, counted)?;
             checks::processors::prepare(machine, cpus).map_err(|_| "a check failed")?;
             smp::release(cpus, checks::processors::part);
             checks::processors::part()
         }
-        ("run", wish) => run(map, archive, wish),
+        ("run", wish) => run(map, archive, wish, counted),
         // Ways to fail on purpose, to see that a failure is seen.
         ("fail", _) => Err("asked to"),
         ("panic", _) => panic!("asked to"),
@@ -83,14 +90,14 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
             interrupts::halt();
         },
         _ => Err(
-            "unknown command line: [la57] [check [STORY] | processors | run [apart] | fail | panic | overflow | stray | hang]",
+            "unknown command line: [la57] [check [STORY] | processors | run [apart] | fail | panic | overflow | stray | hang] [counted]",
         ),
     }
 }
 
-fn start_clock() -> Clock {
+fn start_clock(counted: bool) -> Clock {
     // SAFETY: called once, and nobody else knows of the machine's timers.
-    unsafe { Clock::start() }
+    unsafe { Clock::start(counted) }
 }
 
 /// Hands the machine's memory to the engine.
@@ -102,10 +109,10 @@ fn boot_engine(map: &MemoryMap, clock: Clock, cpus: usize) -> Result<&'static Ma
 }
 
 /// Starts all processors, and hands their machine's memory to the engine.
-fn boot_all(map: &MemoryMap) -> Result<(&'static Machine, usize), &'static str> {
+fn boot_all(map: &MemoryMap, counted: bool) -> Result<(&'static Machine, usize), &'static str> {
     hooks::set_shootdown(mem::shootdown::answer);
     // SAFETY: called once, and nobody else knows of the machine's timers.
-    let (clock, cpus) = unsafe { smp::start() };
+    let (clock, cpus) = unsafe { smp::start(counted) };
     println!("{cpus} processors");
     let machine = boot_engine(map, clock, cpus)?;
     interrupts::enable();
@@ -114,8 +121,8 @@ fn boot_all(map: &MemoryMap) -> Result<(&'static Machine, usize), &'static str> 
 
 /// Runs the program that the archive names, until it ends and with it the machine. By `wish`, memory is mapped without
 /// contiguous blocks.
-fn run(map: &MemoryMap, archive: &'static [u8], wish: &str) -> Result<(), &'static str> {
-    let (machine, cpus) = boot_all(map)?;
+fn run(map: &MemoryMap, archive: &'static [u8], wish: &str, counted: bool) -> Result<(), &'static str> {
+    let (machine, cpus) = boot_all(map, counted)?;
     match wish {
         "" => {}
         "apart" => machine.policy().set_joins(false),

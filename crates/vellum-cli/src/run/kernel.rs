@@ -93,11 +93,10 @@ impl Kernel {
         Ok(Self { image: fs::canonicalize(image)?, kind, arch })
     }
 
-    /// What the kernel is told; `joins` as in [`super::machine::Machine`].
-    pub fn command_line(&self, joins: bool) -> String {
+    /// What the kernel is told; `joins` and `counts` as in [`super::machine::Machine`].
+    pub fn command_line(&self, joins: bool, counts: bool) -> String {
         match self.kind {
-            Kind::Vellum if joins => "run".into(),
-            Kind::Vellum => "run apart".into(),
+            Kind::Vellum => ["run", if joins { "" } else { " apart" }, if counts { " counted" } else { "" }].concat(),
             // Without what guards against flaws of hardware that an emulated CPU doesn't have: the reference kernel has
             // none of it. A panic ends the machine.
             Kind::Linux => {

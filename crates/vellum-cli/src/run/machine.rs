@@ -124,7 +124,7 @@ impl Machine<'_> {
             qemu.args(["-icount", "shift=0,sleep=off"]);
         }
         qemu.arg("-kernel").arg(&self.kernel.image);
-        let command_line = self.kernel.command_line(self.joins);
+        let command_line = self.kernel.command_line(self.joins, self.counts);
         let first = match self.kernel.kind {
             Kind::Vellum => arch.hand_over(&mut qemu, archive, self.archive.len()),
             Kind::Linux => {

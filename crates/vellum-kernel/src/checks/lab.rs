@@ -42,6 +42,8 @@ pub struct Lab {
     pub machine: &'static Machine,
     /// The group that the story's spaces are charged to.
     pub group: GroupId,
+    /// Whether time is instructions.
+    pub counted: bool,
 }
 
 impl Lab {

@@ -59,8 +59,8 @@ const STORIES: [Story; 10] = [
     ("switch", switch::story),
 ];
 
-/// Checks all stories, or those whose name is given.
-pub fn run(machine: &'static Machine, only: &str) -> Checked {
+/// Checks all stories, or those whose name is given. `counted`: time is instructions, and they are told.
+pub fn run(machine: &'static Machine, only: &str, counted: bool) -> Checked {
     hooks::set_page_fault(user::resolve);
     let groups = machine.groups();
     let stories = || STORIES.iter().filter(|(name, _)| only.is_empty() || *name == only);
@@ -72,7 +72,7 @@ pub fn run(machine: &'static Machine, only: &str) -> Checked {
         let before = Baseline::of(machine);
         let group = must("create a group", groups.create(machine.frames(), GroupId::ROOT, u64::MAX))?;
         println!("{name}");
-        story(&Lab { machine, group })?;
+        story(&Lab { machine, group, counted })?;
         // Refused if anything is still charged to it.
         must("remove the group", groups.remove(machine.frames(), group))?;
         expect("memory after the story", Baseline::of(machine), before)?;

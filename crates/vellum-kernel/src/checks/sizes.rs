@@ -6,8 +6,8 @@ use super::memory::{
     written,
 };
 use super::user::{Space, load, run_in, store};
-use crate::arch::clock::{counts_instructions, ticks};
 use crate::arch::paging::phys_to_virt;
+use crate::mem::now_ns;
 use crate::println;
 use vellum::Run;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
@@ -53,9 +53,9 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
     soil()?;
     tally.expect("read and written again", &[])?;
 
-    let start = ticks();
+    let start = now_ns();
     unmap(space, range)?;
-    let cost = ticks() - start;
+    let cost = lab.counted.then(|| now_ns() - start);
     tally.expect(
         "unmapped",
         &[(RunsCleared, runs), (PagesCleared, PAGES), (FoliosFreed, folios), (Flushes, 1), (TablesFreed, born)],
@@ -106,12 +106,12 @@ fn check_run(lab: &Lab, space: &Space, run: &Run, order: u8) -> Checked {
     Ok(())
 }
 
-fn print(order: u8, folios: u64, tables: u64, runs: u64, cost: u64) {
+fn print(order: u8, folios: u64, tables: u64, runs: u64, cost: Option<u64>) {
     let size = FRAME_SIZE << order >> 10;
     crate::arch::serial::print(format_args!(
         "  {size:>4} KiB: {PAGES} pages by {folios} faults, {tables} tables; unmapped in {runs} runs, 1 invalidation"
     ));
-    if counts_instructions() {
+    if let Some(cost) = cost {
         println!(", {}.{:02} instructions a page", cost / PAGES, cost * 100 / PAGES % 100);
     } else {
         println!("");

@@ -127,41 +127,6 @@ impl Meta {
         (self.device.number(), self.inode)
     }
 
-    /// For `stat` and its kin. Each architecture has the fields in its own order and width.
-    #[allow(clippy::unnecessary_cast)]
-    pub fn stat(&self) -> general::stat {
-        general::stat {
-            st_dev: self.device.number(),
-            st_ino: self.inode,
-            st_nlink: self.links as _,
-            st_mode: self.st_mode(),
-            st_uid: self.uid,
-            st_gid: self.gid,
-            #[cfg(target_arch = "x86_64")]
-            __pad0: 0,
-            #[cfg(target_arch = "aarch64")]
-            __pad1: 0,
-            #[cfg(target_arch = "aarch64")]
-            __pad2: 0,
-            st_rdev: self.special.number(),
-            st_size: self.size as i64,
-            st_blksize: 4096,
-            st_blocks: self.used.div_ceil(512) as i64,
-            st_atime: self.accessed.seconds as _,
-            st_atime_nsec: self.accessed.nanoseconds.into(),
-            st_mtime: self.modified.seconds as _,
-            st_mtime_nsec: self.modified.nanoseconds.into(),
-            st_ctime: self.changed.seconds as _,
-            st_ctime_nsec: self.changed.nanoseconds.into(),
-            #[cfg(target_arch = "x86_64")]
-            __unused: [0; 3],
-            #[cfg(target_arch = "aarch64")]
-            __unused4: 0,
-            #[cfg(target_arch = "aarch64")]
-            __unused5: 0,
-        }
-    }
-
     /// For `statx`.
     pub fn statx(&self) -> general::statx {
         let time = |time: Time| statx_timestamp { tv_sec: time.seconds, tv_nsec: time.nanoseconds, __reserved: 0 };

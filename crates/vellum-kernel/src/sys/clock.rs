@@ -21,16 +21,6 @@ pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
     Ok(seconds.saturating_mul(SECOND).saturating_add(ns))
 }
 
-/// Copies a `struct timeval` of how long, in nanoseconds.
-#[cfg(target_arch = "x86_64")]
-pub fn read_micro(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
-    let [seconds, us] = read_pair(thread, from)?;
-    if seconds > i64::MAX as u64 || us > i64::MAX as u64 {
-        return Err(Errno::EINVAL);
-    }
-    Ok(seconds.saturating_mul(SECOND).saturating_add(us.saturating_mul(1000)))
-}
-
 /// Copies so many nanoseconds to a program's `struct timeval`.
 pub fn write_micro(thread: &Arc<Thread>, to: u64, ns: u64) -> Result<(), Errno> {
     write_pair(thread, to, [ns / SECOND, ns % SECOND / 1000])
@@ -102,16 +92,6 @@ pub fn gettimeofday(thread: &Arc<Thread>, to: u64) -> Answer {
         write_pair(thread, to, [now / SECOND, now % SECOND / 1000])?;
     }
     Ok(0)
-}
-
-/// `time`.
-#[cfg(target_arch = "x86_64")]
-pub fn seconds(thread: &Arc<Thread>, to: u64) -> Answer {
-    let now = (EPOCH + now_ns()) / SECOND;
-    if to != 0 {
-        uaccess::write(&thread.memory(), to, &now.to_le_bytes())?;
-    }
-    Ok(now)
 }
 
 /// `nanosleep`.

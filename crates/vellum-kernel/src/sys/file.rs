@@ -366,13 +366,6 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
     Ok(ready)
 }
 
-/// When a `poll` with this timeout in milliseconds gives up.
-#[cfg(target_arch = "x86_64")]
-pub fn poll_deadline(ms: u64) -> Option<u64> {
-    let ms = ms as i32;
-    (ms >= 0).then(|| now_ns() + ms as u64 * 1_000_000)
-}
-
 /// `ppoll`.
 pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
     let [array, count, timeout, mask, size, _] = a;

@@ -80,8 +80,27 @@ pub fn fstat(thread: &Thread, fd: u64, to: u64) -> Answer {
     write_stat(thread, &file::open_of(thread, fd)?.inode().meta(), to)
 }
 
+/// Each architecture has the fields in its own order and width, and other ones between them.
+#[allow(clippy::unnecessary_cast)]
 fn write_stat(thread: &Thread, meta: &Meta, to: u64) -> Answer {
-    let stat = meta.stat();
+    // SAFETY: integers, for which zero bits are a value.
+    let mut stat: abi::stat = unsafe { core::mem::zeroed() };
+    stat.st_dev = meta.device.number();
+    stat.st_ino = meta.inode;
+    stat.st_nlink = meta.links as _;
+    stat.st_mode = meta.st_mode();
+    stat.st_uid = meta.uid;
+    stat.st_gid = meta.gid;
+    stat.st_rdev = meta.special.number();
+    stat.st_size = meta.size as i64;
+    stat.st_blksize = 4096;
+    stat.st_blocks = meta.used.div_ceil(512) as i64;
+    stat.st_atime = meta.accessed.seconds as _;
+    stat.st_atime_nsec = meta.accessed.nanoseconds.into();
+    stat.st_mtime = meta.modified.seconds as _;
+    stat.st_mtime_nsec = meta.modified.nanoseconds.into();
+    stat.st_ctime = meta.changed.seconds as _;
+    stat.st_ctime_nsec = meta.changed.nanoseconds.into();
     uaccess::write(&thread.memory(), to, uaccess::bytes_of(&stat)).map(|()| 0)
 }
 

@@ -1,4 +1,4 @@
-//! `select` and `pselect6`: `poll` with sets of bits.
+//! `pselect6`, and what `select` shares with it: `poll` with sets of bits.
 
 use super::{Answer, clock};
 use crate::mem::{now_ns, uaccess};
@@ -20,7 +20,7 @@ const SETS: [(u32, u32); 3] = [
 ];
 
 /// Waits for what the sets name, and leaves in them what is ready.
-async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Option<u64>) -> Answer {
+pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Option<u64>) -> Answer {
     let files = thread.files();
     let count = count as i32;
     if count < 0 {
@@ -69,21 +69,6 @@ async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Option
         }
     }
     Ok(found)
-}
-
-/// `select`: what is left of the time is told.
-#[cfg(target_arch = "x86_64")]
-pub async fn select(thread: &Arc<Thread>, [count, read, write, other, timeout, _]: [u64; 6]) -> Answer {
-    let deadline = match timeout {
-        0 => None,
-        _ => Some(now_ns().saturating_add(clock::read_micro(thread, timeout)?)),
-    };
-    let answer = wait(thread, count, [read, write, other], deadline).await;
-    if let Some(deadline) = deadline {
-        // Who gave the time in memory that can't be written is none the worse for it.
-        let _ = clock::write_micro(thread, timeout, deadline.saturating_sub(now_ns()));
-    }
-    answer
 }
 
 /// `pselect6`: with a mask of signals, whose address and size are in memory.

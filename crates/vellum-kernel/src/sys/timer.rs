@@ -56,7 +56,8 @@ impl Timer {
         Self { deadline: 0, interval: 0, version: 0, real, overrun: 0, then }
     }
 
-    fn left(&self) -> u64 {
+    /// Nanoseconds until it fires; 0: never.
+    pub fn left(&self) -> u64 {
         if self.deadline == 0 { 0 } else { self.deadline.saturating_sub(now_ns()).max(1) }
     }
 }
@@ -124,17 +125,10 @@ fn waits(process: &Process, number: u32, then: Then) -> bool {
 }
 
 /// Sets the interval timer of real time; what it was.
-fn set_real(process: &Arc<Process>, ns: u64, interval: u64) -> Result<Timer, Errno> {
+pub fn set_real(process: &Arc<Process>, ns: u64, interval: u64) -> Result<Timer, Errno> {
     let info = Info { signal: abi::SIGALRM, code: abi::SI_KERNEL as i32, fields: [0; 4] };
     process.timers.lock().entry(REAL).or_insert(Timer::new(Then::Tell(info), false));
     set(process, REAL, if ns == 0 { 0 } else { now_ns().saturating_add(ns) }, interval)
-}
-
-/// `alarm`.
-#[cfg(target_arch = "x86_64")]
-pub fn alarm(thread: &Arc<Thread>, seconds: u64) -> Answer {
-    let before = set_real(&thread.process, (seconds & 0xffff_ffff) * SECOND, 0)?;
-    Ok(before.left().div_ceil(SECOND))
 }
 
 /// `setitimer`: of real time; the timers of processor time never fire.

@@ -15,14 +15,14 @@ static READY: AtomicUsize = AtomicUsize::new(1);
 /// What they do from [`release`] on.
 static WORK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Starts the clock and all processors; how many there are. The others wait for [`release`].
+/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`release`].
 ///
 /// # Safety
 ///
 /// To be called once, on the boot processor, when it has its final tables.
-pub unsafe fn start() -> (Clock, usize) {
+pub unsafe fn start(counted: bool) -> (Clock, usize) {
     // SAFETY: by contract.
-    let clock = unsafe { Clock::start() };
+    let clock = unsafe { Clock::start(counted) };
     irq::init_all(devicetree::processors().count());
     irq::init();
     let entry = paging::image_to_phys(boot_other as *const () as u64);

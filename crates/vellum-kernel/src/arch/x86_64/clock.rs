@@ -1,6 +1,5 @@
 //! Time: the processor's time-stamp counter, whose rate is found out once by the PC's interval timer.
 
-use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
 use x86_64::instructions::port::Port;
 
@@ -25,14 +24,13 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the clock, at the rate that the interval timer says.
+    /// Starts the clock, at the rate that the interval timer says. `counted`: the counter is QEMU's virtual time, in nanoseconds.
     ///
     /// # Safety
     ///
     /// Nobody else uses the timer meanwhile.
-    pub unsafe fn start() -> Self {
-        if counts_instructions() {
-            // Then it is QEMU's virtual time, in nanoseconds, and nothing needs to be found out.
+    pub unsafe fn start(counted: bool) -> Self {
+        if counted {
             return Self { start: self::ticks(), scale: 1 << 32 };
         }
         // SAFETY: by contract.
@@ -73,16 +71,4 @@ unsafe fn ticks_of_timer() -> Option<u64> {
         control.write(gate);
         Some(passed).filter(|passed| *passed > 0)
     }
-}
-
-/// Whether the counter counts instructions, one by one: under QEMU's `-icount shift=0`, which `./x boot --count` asks
-/// for. Then the same work takes the same number of them every time.
-pub fn counts_instructions() -> bool {
-    const ROUNDS: u64 = 1000;
-    (0..8).all(|_| {
-        let start = ticks();
-        // SAFETY: counts a register down: two instructions a round.
-        unsafe { asm!("2: dec {0}", "jnz 2b", inout(reg) ROUNDS => _, options(nomem, nostack)) };
-        (2 * ROUNDS..2 * ROUNDS + 20).contains(&(ticks() - start))
-    })
 }

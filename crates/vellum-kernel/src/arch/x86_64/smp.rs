@@ -110,16 +110,16 @@ fn expected() -> usize {
     if count == u16::MAX { 1 } else { usize::from(count).clamp(1, MAX_CPUS) }
 }
 
-/// Starts the clock and all processors; how many there are. The others wait for [`release`].
+/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`release`].
 ///
 /// # Safety
 ///
 /// To be called once, on the boot processor, when it has its final tables. Nobody else uses the PC's timers.
-pub unsafe fn start() -> (Clock, usize) {
+pub unsafe fn start(counted: bool) -> (Clock, usize) {
     held::init();
     irq::init();
     // SAFETY: by contract.
-    let clock = unsafe { Clock::start() };
+    let clock = unsafe { Clock::start(counted) };
     irq::calibrate(|| clock.now_ns());
     // SAFETY: by contract.
     let cpus = unsafe { start_others(&clock) };
