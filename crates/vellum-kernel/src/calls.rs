@@ -197,6 +197,8 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::stat, Full),
     (Sysno::statfs, Full),
     (Sysno::statx, Partial("every field, whatever the mask")),
+    (Sysno::swapoff, Partial("of the one device that there may be; not while anything is there")),
+    (Sysno::swapon, Partial("of the one device that there may be")),
     (Sysno::symlink, Full),
     (Sysno::symlinkat, Full),
     (Sysno::sync, Full),

@@ -131,6 +131,7 @@ fn run(map: &MemoryMap, archive: &'static [u8], wish: &str, counted: bool) -> Re
     hooks::set_page_fault(mem::uaccess::resolve);
     files::init(archive).map_err(|_| "the archive of first files can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;
+    follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {
         let bytes = files::find(name.as_bytes()).and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
         bytes.split_inclusive(|byte| *byte == 0).map(|word| word[..word.len() - 1].to_vec()).collect()
@@ -149,6 +150,19 @@ fn run(map: &MemoryMap, archive: &'static [u8], wish: &str, counted: bool) -> Re
     }
     smp::release(cpus, task::executor::run);
     task::executor::run()
+}
+
+/// What the archive wishes beside its program: lines `key=value`.
+fn follow_options() -> Result<(), &'static str> {
+    let options = files::find(b".vellum/options").and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
+    let options = str::from_utf8(&options).map_err(|_| "the options are no text")?;
+    options.lines().try_for_each(|line| match line.split_once('=') {
+        Some(("swap", bytes)) => {
+            let bytes = bytes.parse().map_err(|_| "the size of swap is no number")?;
+            mem::swap::init(bytes).map_err(|_| "no memory for so much swap")
+        }
+        _ => Err("an unknown option"),
+    })
 }
 
 /// The program is none: its fault, and told as a shell would.

@@ -25,7 +25,6 @@ use accel::Accel;
 use anyhow::{bail, ensure};
 use arch::Arch;
 pub use kernel::Kernel;
-use kernel::Kind;
 pub use machine::{End, Outcome};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -50,7 +49,7 @@ pub struct Task {
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size::parse)]
     mem: u64,
 
-    /// Swap in compressed memory, on a kernel that can
+    /// Swap in compressed memory
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     swap: Option<u64>,
 
@@ -137,9 +136,6 @@ impl Task {
         );
         if self.icount && self.smp > 1 {
             bail!("--icount counts the instructions of one CPU: leave out --smp");
-        }
-        if self.swap.is_some() && kernel.kind == Kind::Vellum {
-            eprintln!("vellum: the reference kernel has no swap yet; it runs without");
         }
         let (extras, options) = kernel.needs(self.swap)?;
         let program = archive::Program {

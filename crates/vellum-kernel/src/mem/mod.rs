@@ -6,6 +6,7 @@
 //! | [`heap`] | the kernel's own memory, from the engine's frames |
 //! | [`shootdown`] | invalidating translations, here and on other processors |
 //! | [`space`] | the address spaces of processes, and which one a processor has loaded |
+//! | [`swap`] | where memory goes that nobody has used for a while |
 //! | [`oom`] | memory runs out |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
@@ -14,6 +15,7 @@ pub mod oom;
 pub mod platform;
 pub mod shootdown;
 pub mod space;
+pub mod swap;
 pub mod uaccess;
 
 use crate::arch::clock::Clock;

@@ -121,6 +121,36 @@ pub fn vmstat<'a>(text: &mut Text, counters: impl IntoIterator<Item = (&'a str, 
     counters.into_iter().try_for_each(|(name, count)| writeln!(text, "{name} {count}"))
 }
 
+/// Swap that is in use.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Swap<'a> {
+    /// Of its file.
+    pub path: &'a str,
+    pub size: u64,
+    pub used: u64,
+    pub priority: i16,
+}
+
+/// `swaps`.
+///
+/// # Errors
+/// No memory for the text.
+pub fn swaps<'a>(text: &mut Text, devices: impl IntoIterator<Item = Swap<'a>>) -> fmt::Result {
+    /// Where the second word begins, and numbers that leave no room for a tab.
+    const COLUMN: usize = 40;
+    const WIDE: u64 = 10_000_000;
+    text.write_str("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")?;
+    for Swap { path, size, used, priority } in devices {
+        write!(text, "{path:<width$}partition", width = COLUMN.max(path.len() + 1))?;
+        for kib in [size, used].map(kib) {
+            write!(text, "\t{kib}{}", if kib < WIDE { "\t" } else { "" })?;
+        }
+        writeln!(text, "\t{priority}")?;
+    }
+    Ok(())
+}
+
 /// A CPU's time, in hundredths of a second.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -226,6 +256,17 @@ mod tests {
             let (name, count) = words(line);
             assert_eq!(theirs(&name), Some((name, count)));
         }
+    }
+
+    /// Letter by letter what Linux writes.
+    #[test]
+    fn swaps_as_linux_does() {
+        let small = Swap { path: "/dev/zram0", size: 65532 << 10, used: 0, priority: -1 };
+        let large = Swap { path: "/dev/zram1", size: 10_000_000 << 10, used: 10_000_000 << 10, priority: 5 };
+        let expected = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+            /dev/zram0                              partition\t65532\t\t0\t\t-1\n\
+            /dev/zram1                              partition\t10000000\t10000000\t5\n";
+        assert_eq!(text(|text| swaps(text, [small, large])), expected);
     }
 
     #[test]

@@ -146,6 +146,9 @@ pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     put(32, frames.total() * page);
     put(40, frames.free_frames() * page);
     put(48, shared * page);
+    let [swap, free] = crate::mem::swap::bytes();
+    put(64, swap);
+    put(72, free);
     bytes[80..82].copy_from_slice(&(crate::task::process::count() as u16).to_le_bytes());
     bytes[104..108].copy_from_slice(&1u32.to_le_bytes());
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)

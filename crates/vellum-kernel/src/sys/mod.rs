@@ -9,6 +9,7 @@
 //! | [`mod@lock`] | locks on files |
 //! | [`path`] | files by name |
 //! | [`mod@mount`] | what is mounted where |
+//! | [`swap`] | what swap is in use |
 //! | [`program`] | programs: into memory, and `execve` |
 //! | [`process`] | processes and threads |
 //! | [`pidfd`] | descriptors of processes |
@@ -44,6 +45,7 @@ pub mod schedule;
 pub mod select;
 pub mod shm;
 pub mod signal;
+pub mod swap;
 pub mod timer;
 
 use crate::arch;
@@ -154,6 +156,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_getcwd => path::getcwd(thread, a[0], a[1]),
         nr::__NR_mount => mount::mount(thread, a),
         nr::__NR_umount2 => mount::unmount(thread, a[0], a[1]),
+        nr::__NR_swapon => swap::on(thread, a[0], a[1]),
+        nr::__NR_swapoff => swap::off(thread, a[0]),
         nr::__NR_umask => path::umask(thread, a[0]),
 
         nr::__NR_clone => {

@@ -31,7 +31,7 @@ fn masked(files: &Files, mode: u64) -> u32 {
 }
 
 /// What a path and the flags of an `…at` call mean: perhaps the descriptor itself.
-fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
+pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
     inode_for(thread, &thread.credentials().who(), at, name, flags, nofollow)
 }
 

@@ -211,8 +211,9 @@ pub fn figures(memory: &UserSpace) -> Memory {
     }
 }
 
-/// The frame's number.
+/// The frame's number; of what is swapped out the device's, and above it the slot's.
 const PLACE: u64 = (1 << 55) - 1;
+const SLOT_SHIFT: u32 = 5;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OBJECTS: u64 = 1 << 61;
@@ -261,7 +262,14 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
                     pfn = pfn.add(1);
                 }
             }
-            Kind::Swap => entries[places].iter_mut().for_each(|entry| *entry |= SWAPPED),
+            Kind::Swap => {
+                let swapped = arch.swapped(run.raw);
+                let first = (swapped.slot << arch.page_order()) + ((part.start - run.va) >> FRAME_SHIFT);
+                let written = if swapped.attrs.contains(Attrs::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
+                for (slot, entry) in (first..).zip(&mut entries[places]) {
+                    *entry |= SWAPPED | slot << SLOT_SHIFT | u64::from(swapped.device) | written;
+                }
+            }
             _ => {}
         }
     });

@@ -24,7 +24,7 @@ const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setti
     Setting { name, value: AtomicU64::new(value), least, most }
 }
 
-/// Numbers of `vm`. There is no swap and no page that would be written back, so most say how that would be done.
+/// Numbers of `vm`. No page is written back, so most say how that would be done.
 static MEMORY: [Setting; 18] = [
     setting("compaction_proactiveness", 20, 0, 100),
     setting("dirty_background_ratio", 10, 0, 100),

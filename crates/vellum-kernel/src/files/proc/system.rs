@@ -3,7 +3,7 @@
 use super::frames;
 use crate::arch::cpuinfo;
 use crate::files::mount;
-use crate::mem::{Machine, heap, machine, now_ns};
+use crate::mem::{Machine, heap, machine, now_ns, swap};
 use crate::sys::{clock::EPOCH, misc, shm};
 use crate::task::process as processes;
 use crate::task::process::last_number;
@@ -37,7 +37,7 @@ const FILES: [File; 15] = [
     ("mounts", mounts),
     ("modules", || Ok(Vec::new())),
     ("stat", stat),
-    ("swaps", || Ok(b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n".to_vec())),
+    ("swaps", swaps),
     ("uptime", uptime),
     ("version", version),
     ("vmstat", vmstat),
@@ -83,6 +83,7 @@ fn memory(machine: &Machine) -> words::Memory {
     let groups = crate::files::groups::listed();
     let free = frames.free_frames() * FRAME_SIZE;
     let shmem = machine.counter(Counter::ShmemPages) * FRAME_SIZE;
+    let [swap_total, swap_free] = swap::bytes();
     let [anonymous, unevictable] = [groups.anonymous, groups.unevictable].map(|pages| pages * FRAME_SIZE);
     words::Memory {
         total: frames.total() * FRAME_SIZE,
@@ -98,10 +99,24 @@ fn memory(machine: &Machine) -> words::Memory {
         slab_unreclaimable: heap::used(),
         kernel_stack: (machine.platform().count() * crate::arch::stack::MAIN_STACK_SIZE) as u64,
         tables: spaces.tables,
-        commit_limit: frames.total() * FRAME_SIZE,
+        swap_total,
+        swap_free,
+        commit_limit: frames.total() * FRAME_SIZE + swap_total,
         huge_page: FRAME_SIZE << HUGE_ORDER,
         ..words::Memory::default()
     }
+}
+
+/// `swaps`.
+fn swaps() -> Result<Vec<u8>, Errno> {
+    let usage = swap::usage();
+    let devices = usage.iter().map(|usage| words::Swap {
+        path: swap::PATH,
+        size: u64::from(usage.slots) * FRAME_SIZE,
+        used: u64::from(usage.used) * FRAME_SIZE,
+        priority: usage.priority,
+    });
+    Words::of(|text| words::swaps(text, devices))
 }
 
 /// `meminfo`.
@@ -148,8 +163,8 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("nr_shmem", pages(memory.shmem)),
         ("nr_kernel_stack", memory.kernel_stack / 1024),
         ("nr_page_table_pages", pages(memory.tables)),
-        ("pswpin", 0),
-        ("pswpout", 0),
+        ("pswpin", counter(Counter::SwapIn)),
+        ("pswpout", counter(Counter::SwapOut)),
         ("pgfault", counter(Counter::Faults)),
         ("pgmajfault", 0),
         ("oom_kill", crate::mem::oom::killed()),
