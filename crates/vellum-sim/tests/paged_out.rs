@@ -22,6 +22,8 @@ struct Bench<'m, A: Silicon = X86_64> {
     cpu: &'m Cpu<'m, Strict<A>>,
     machine: &'m Machine<'m, Strict<A>>,
     device: u8,
+    /// Of all spaces.
+    group: GroupId,
     arch: A,
 }
 
@@ -33,9 +35,10 @@ fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, 
     let store = Compressed::new(machine.frames(), slots).unwrap();
     // SAFETY: nobody else uses it, and it outlives the machine.
     let device = unsafe { machine.swaps().attach(machine.frames(), &store, slots, 0) }.unwrap();
+    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
     sim.baseline();
     let free = machine.frames().free_frames();
-    let bench = Bench { sim: &sim, cpu: &cpu, machine: &machine, device, arch };
+    let bench = Bench { sim: &sim, cpu: &cpu, machine: &machine, device, group, arch };
     test(&bench);
     assert_eq!(machine.frames().free_frames(), free);
     assert_eq!(bench.used(), 0);
@@ -44,7 +47,7 @@ fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, 
 
 impl<'m, A: Silicon> Bench<'m, A> {
     fn space(&self) -> Space<'m, A> {
-        AddressSpace::new(self.machine, self.arch, GroupId::ROOT, Limits::default()).unwrap()
+        AddressSpace::new(self.machine, self.arch, self.group, Limits::default()).unwrap()
     }
 
     fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
@@ -106,6 +109,8 @@ in_every_format! {
     what_is_pinned_stays => pinned,
     what_finds_no_room_is_as_it_was => no_room,
     slots_go_with_their_entries => unmaps,
+    neighbours_come_back_together => neighbours,
+    what_a_limit_leaves_no_room_for_stays_out => alone,
 }
 
 /// The contents come back, and all counts are as before.
@@ -220,6 +225,61 @@ fn unmaps<A: Silicon>(arch: A) {
         drop(space);
         assert_eq!(on.used() as u64, 44 * (page >> 12));
         assert_eq!(on.load(&child, BASE + 30 * page), 30);
+    });
+}
+
+/// What went out side by side comes back side by side, 64 KiB of it, in folios as large as policy allows.
+fn neighbours<A: Silicon>(arch: A) {
+    for order in [0, 2] {
+        on(arch, 64 << 20, 4096, |on| {
+            on.machine.policy().set(order, Knob::Always);
+            let page = 1 << arch.page_shift();
+            let row = page.max(64 << 10);
+            let space = on.space();
+            map(&space, BASE, 4 * row);
+            (0..4 * row / page).for_each(|i| on.store(&space, BASE + i * page, i));
+            space.advise(BASE, 4 * row, Advise::PageOut).unwrap();
+            // Half of a row is another area, and so not its neighbour.
+            space.protect(BASE + 2 * row, row / 2, Prot::READ).unwrap();
+            let parts = if page < row { &[(row + page, row), (2 * row, row / 2)][..] } else { &[(row, row)] };
+            for &(touched, back) in parts {
+                let faults = on.count(Counter::Faults);
+                assert_eq!(on.load(&space, BASE + touched), touched / page);
+                assert_eq!(held(&space, range(BASE + touched / row * row, row)), (back, row - back));
+                assert_eq!(on.count(Counter::Faults), faults + 1);
+            }
+            space.runs(range(BASE + row, row), |run| {
+                for i in 0..run.frames(&arch) {
+                    let (_, frame) = on.machine.frames().head(run.pfn(&arch).add(i));
+                    assert_eq!(frame.order(), arch.page_order().max(order));
+                }
+            });
+            assert_eq!(on.machine.size_counter(SizeCounter::SwapIn, 2) > 0, order > arch.page_order());
+        });
+    }
+}
+
+/// Who may have a few pages more, but no row of them, gets the page that was touched.
+fn alone<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        let page = 1 << arch.page_shift();
+        let space = on.space();
+        let all = range(BASE, 32 * page);
+        map(&space, BASE, 32 * page);
+        (0..32).for_each(|i| on.store(&space, BASE + i * page, i));
+        space.advise(BASE, 32 * page, Advise::PageOut).unwrap();
+        on.machine.groups().set_limit(on.group, 64 * (page >> 12)).unwrap();
+        let other = BASE + HUGE * (page >> 9);
+        map(&space, other, 64 * page);
+        let cpu = on.cpu.enter(&space);
+        let full = (0..64).find(|i| cpu.store_u64(other + i * page, *i).is_err()).unwrap();
+        drop(cpu);
+        space.unmap(other + (full - 3) * page, 3 * page).unwrap();
+        for i in 0..3 {
+            assert_eq!(on.load(&space, BASE + i * page), i);
+        }
+        assert_eq!(held(&space, all), (3 * page, 29 * page));
+        assert!(on.cpu.enter(&space).load_u64(BASE + 3 * page).is_err());
     });
 }
 

@@ -213,10 +213,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn new_folio(&self, area: &Vma, order: u8, orders: u32, zero: bool) -> Result<(Pfn, u8), FaultError> {
         let machine = self.tables.machine;
         let smallest = self.tables.arch.page_order();
-        let list = if area.flags.contains(AreaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon };
         let mut order = order;
         loop {
-            let tried = self.try_folio(order, list, zero);
+            let tried = self.try_folio(order, list_of(area), zero);
             if tried.is_ok() {
                 if order > smallest {
                     machine.count_size(SizeCounter::Faults, order);
@@ -236,11 +235,40 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
+    /// Folios of one order in a row, as many as make a block of another, each as [`AddressSpace::new_folio`] makes one; their
+    /// contents are unspecified. None, if not all of them can be had.
+    pub(super) fn new_row(&self, area: &Vma, block: u8, order: u8) -> Option<Pfn> {
+        let machine = self.tables.machine;
+        let pages = 1u32 << order;
+        let first = machine.frames().alloc(block, false, Use::Folio).ok()?;
+        for i in (0..1 << block).step_by(pages as usize) {
+            if self.make_folio(first.add(i), order, list_of(area), false).is_err() {
+                self.put_row(first, i, order);
+                // SAFETY: of what was just allocated all behind those that were folios: nobody else knows of it.
+                unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
+                return None;
+            }
+        }
+        Some(first)
+    }
+
+    /// Give back so many frames of [`AddressSpace::new_row`] that are not mapped.
+    pub(super) fn put_row(&self, first: Pfn, frames: u32, order: u8) {
+        let pages = 1u32 << order;
+        (0..frames).step_by(pages as usize).for_each(|i| self.tables.machine.put_folio(first.add(i), pages, pages));
+    }
+
     #[inline(always)]
     fn try_folio(&self, order: u8, list: LruList, zero: bool) -> Result<Pfn, FaultError> {
+        let pfn = self.tables.machine.frames().alloc(order, zero, Use::Folio)?;
+        self.make_folio(pfn, order, list, zero).map(|()| pfn)
+    }
+
+    /// Make a folio of frames that were just allocated; if that fails they are free again.
+    #[inline(always)]
+    fn make_folio(&self, pfn: Pfn, order: u8, list: LruList, zero: bool) -> Result<(), FaultError> {
         let machine = self.tables.machine;
         let frames = machine.frames();
-        let pfn = frames.alloc(order, zero, Use::Folio)?;
         let pages = 1u32 << order;
         frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         frames.frame(pfn).set_data(self.tables.tlb.space.0 as u64);
@@ -250,7 +278,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };
             return Err(over.into());
         }
-        Ok(pfn)
+        Ok(())
     }
 
     /// Which blocks a read may fill with zeros where faults may use these orders: any up to the largest, because the folio of
@@ -387,4 +415,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.unlock(&mut gather);
         }
     }
+}
+
+/// Which list a new folio of an area goes on.
+#[inline]
+fn list_of(area: &Vma) -> LruList {
+    if area.flags.contains(AreaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon }
 }

@@ -1,5 +1,5 @@
-//! What was swapped out is touched, and comes back: the page, or as much around it as one folio that policy allows takes, went
-//! out side by side, and went nowhere else since. What went out in one huge piece comes back as that.
+//! What was swapped out is touched, and comes back with as much around it as went out side by side, and went nowhere else since: in
+//! one folio that policy allows, or, up to [`ROW`], in a row of smaller ones. What went out in one huge piece comes back as that.
 //!
 //! It is the space's alone then, whoever had it together before: each has its own reference to the slots, and gets a copy.
 
@@ -14,49 +14,63 @@ use crate::vma::Vma;
 use super::fault::Outcome;
 use super::{AddressSpace, FaultError};
 
+/// Orders of what comes back in a row of folios that are smaller than it: up to 64 KiB, as much as what a fault on an object maps.
+const ROW: u32 = 0b11111;
+
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Bring back what was swapped out at an address, in a folio of one of these orders or in a page.
+    /// Bring back what was swapped out at an address, in folios of one of these orders or in pages.
     ///
     /// # Errors
     /// There is no memory, or the device does not give back what it got.
     pub(super) fn swap_in(&self, area: &Vma, addr: u64, orders: u32) -> Result<Outcome, FaultError> {
+        self.swap_in_around(area, addr, orders, orders | ROW)
+    }
+
+    /// The same, with as much around it as is of one of the orders `around`.
+    fn swap_in_around(&self, area: &Vma, addr: u64, orders: u32, around: u32) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
         let start = align_down(addr, table.shift());
         let entry = VirtRange { start, end: start + (1 << table.shift()) };
         let found = match table.level {
-            1 => self.tables.blocks(addr, area.range, orders).find(|(block, _)| self.swapped(&table, *block).is_some()),
+            1 => self.tables.blocks(addr, area.range, around).find(|(block, _)| self.swapped(&table, *block).is_some()),
             _ => None,
         };
         table.release();
         let smallest = (entry.len().ilog2() - FRAME_SHIFT) as u8;
         let wanted = found.map_or(smallest, |(_, order)| order);
-        let (pfn, order) = self.new_folio(area, wanted, orders, false)?;
+        let fits = orders & ((2 << wanted) - 1) & !((1 << smallest) - 1);
+        let folio = fits.checked_ilog2().map_or(smallest, |order| order as u8);
+        let row = if folio < wanted { self.new_row(area, wanted, folio).map(|pfn| (pfn, folio)) } else { None };
+        let (order, (pfn, folio)) = match row {
+            Some(row) => (wanted, row),
+            None => {
+                let alone = self.new_folio(area, folio, orders, false)?;
+                (alone.1, alone)
+            }
+        };
         if order < smallest {
-            self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
+            self.put_row(pfn, 1 << order, folio);
             return self.in_parts(addr, entry);
         }
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
-        match self.bring_back(area, block, pfn) {
-            Brought::Back => {
-                if order > arch.page_order() {
-                    self.tables.machine.count_size(SizeCounter::SwapIn, order);
-                }
-                Ok(Outcome::Mapped(block))
+        let back = self.bring_back(area, block, pfn);
+        if let Brought::Back = back {
+            if folio > arch.page_order() {
+                (0..1 << (order - folio)).for_each(|_| self.tables.machine.count_size(SizeCounter::SwapIn, folio));
             }
-            back => {
-                self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
-                match back {
-                    // Perhaps it is another page that is lost.
-                    Brought::Lost if order > arch.page_order() && smallest == arch.page_order() => {
-                        self.swap_in(area, addr, 0)
-                    }
-                    Brought::Lost if order > arch.page_order() => self.in_parts(addr, entry),
-                    Brought::Lost => Err(FaultError::Poisoned(addr)),
-                    _ => Ok(Outcome::Again),
-                }
+            return Ok(Outcome::Mapped(block));
+        }
+        self.put_row(pfn, 1 << order, folio);
+        match back {
+            // Perhaps it is another page that is lost.
+            Brought::Lost if order > arch.page_order() && smallest == arch.page_order() => {
+                self.swap_in_around(area, addr, 0, 0)
             }
+            Brought::Lost if order > arch.page_order() => self.in_parts(addr, entry),
+            Brought::Lost => Err(FaultError::Poisoned(addr)),
+            _ => Ok(Outcome::Again),
         }
     }
 
@@ -107,6 +121,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let attrs = arch.swapped(run.raw).attrs | area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
                 let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
                 let raw = arch.leaf(pfn.addr(), attrs, run.level);
+                machine.frames().expose(pfn, run.frames(arch), attrs);
                 table.replace(&run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
             }
             table.release();
