@@ -48,6 +48,8 @@ pub mod group;
 #[cfg(not(loom))]
 mod machine;
 #[cfg(not(loom))]
+pub mod reclaim;
+#[cfg(not(loom))]
 pub mod space;
 #[cfg(not(loom))]
 pub mod stats;

@@ -42,6 +42,10 @@ pub enum Counter {
     SwapOut,
     /// Pages of 4 KiB swapped in (`pswpin`).
     SwapIn,
+    /// Pages of 4 KiB of which it was said that their contents may go (`pglazyfree`).
+    LazyFree,
+    /// Of these, pages that went (`pglazyfreed`).
+    LazyFreed,
     /// Pages of 4 KiB that memory objects have now (`Shmem`): goes down too.
     ShmemPages,
 }

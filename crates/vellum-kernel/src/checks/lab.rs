@@ -71,7 +71,7 @@ impl Lab {
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
         let usage = must("read the group's usage", self.machine.groups().usage(self.machine.frames(), self.group))?;
         let GroupUsage { peak, limit, .. } = usage;
-        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0], deferred };
+        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred };
         expect("the group", usage, expected)
     }
 }
@@ -94,6 +94,8 @@ const ALL_COUNTERS: [Counter; COUNTERS - 2] = [
     Counter::CowReuses,
     Counter::SwapOut,
     Counter::SwapIn,
+    Counter::LazyFree,
+    Counter::LazyFreed,
     Counter::ShmemPages,
 ];
 

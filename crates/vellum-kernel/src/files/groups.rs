@@ -156,7 +156,7 @@ pub struct Listed {
 
 impl Listed {
     fn add(&mut self, usage: &GroupUsage) {
-        self.anonymous += usage.lru[LruList::Anon as usize];
+        self.anonymous += usage.lru[LruList::Anon as usize] + usage.lru[LruList::Lazy as usize];
         self.objects += usage.lru[LruList::Shmem as usize];
         self.unevictable += usage.lru[LruList::Unevictable as usize];
     }

@@ -52,6 +52,44 @@ pub mod flag {
     pub const ZEROS: u32 = 1 << 19;
     /// A folio that is, or was, a memory object's.
     pub const OBJECT: u32 = 1 << 20;
+    /// A folio that somebody has taken off its list, with a reference, to see whether it can go.
+    pub const ISOLATED: u32 = 1 << 21;
+    /// A folio whose contents may go as long as nobody has written to it since that was said.
+    pub const LAZY: u32 = 1 << 22;
+}
+
+/// Where the reverse map of an anonymous folio begins: with the spaces of one family (a space, and what was forked from it and from
+/// those), at the page where it was first mapped. A hint to look there, and no promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) family: Family,
+    /// The address in pages of 4 KiB.
+    pub(crate) page: u64,
+}
+
+/// A number that all spaces of a family share, and perhaps others, because there are fewer numbers than families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Family(pub(crate) u32);
+
+impl Owner {
+    const PAGE_BITS: u32 = 44;
+
+    #[inline]
+    pub(crate) fn pack(self) -> u64 {
+        (self.family.0 as u64) << Self::PAGE_BITS | self.page & ((1 << Self::PAGE_BITS) - 1)
+    }
+
+    #[inline]
+    pub(crate) fn unpack(raw: u64) -> Owner {
+        Owner { family: Family((raw >> Self::PAGE_BITS) as u32), page: raw & ((1 << Self::PAGE_BITS) - 1) }
+    }
+}
+
+impl Family {
+    /// That of a space which was not forked.
+    pub(crate) fn of(space: u32) -> Family {
+        Family(space & ((1 << (64 - Owner::PAGE_BITS)) - 1))
+    }
 }
 
 /// References and mappings of a folio, read at one instant.
@@ -178,6 +216,21 @@ impl Frame {
     #[inline]
     pub(crate) fn set_flag(&self, flag: u32) -> bool {
         self.state.fetch_or(flag, Ordering::Relaxed) & flag != 0
+    }
+
+    /// Clear a [`flag`]; whether it was set before.
+    #[inline]
+    pub(crate) fn clear_flag(&self, flag: u32) -> bool {
+        self.state.fetch_and(!flag, Ordering::Relaxed) & flag != 0
+    }
+
+    /// Refer to a folio unless nobody does any more. Whoever knows of it by a list keeps it from being freed meanwhile, by the list's
+    /// lock.
+    #[inline]
+    pub(crate) fn try_get(&self) -> bool {
+        let one = Counts { refs: 1, maps: 0 }.pack();
+        let add = |raw| (Counts::unpack(raw).refs > 0).then_some(raw + one);
+        self.counts.fetch_update(Ordering::Acquire, Ordering::Relaxed, add).is_ok()
     }
 
     /// References and mappings of a folio.

@@ -84,6 +84,16 @@ impl FrameList {
         self.len -= cut.len;
     }
 
+    /// The last one, and the one before each.
+    pub(crate) fn backward<P: Platform>(&self, frames: &Frames<'_, P>) -> impl Iterator<Item = Pfn> {
+        let mut at = self.tail;
+        core::iter::from_fn(move || {
+            let pfn = at.some()?;
+            at = Pfn(frames.frame(pfn).link(0).load(Relaxed));
+            Some(pfn)
+        })
+    }
+
     /// Take the first one off.
     #[inline]
     pub fn pop<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Option<Pfn> {

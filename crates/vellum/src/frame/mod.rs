@@ -25,7 +25,8 @@ pub mod policy;
 mod tests;
 
 pub use boot::{BootError, BootOptions};
-pub use desc::{Counts, Frame, FrameKind, FrameState, flag};
+pub(crate) use desc::Owner;
+pub use desc::{Counts, Family, Frame, FrameKind, FrameState, flag};
 pub(crate) use list::Cut;
 pub use list::FrameList;
 
@@ -332,6 +333,16 @@ impl<'p, P: Platform> Frames<'p, P> {
             )
         });
         frame.put(refs, maps)
+    }
+
+    /// [`Frame::try_get`].
+    #[inline]
+    pub(crate) fn try_get(&self, head: Pfn, frame: &Frame) -> bool {
+        trace(self.platform, || {
+            let Counts { refs, maps } = frame.counts();
+            Event::Counts(head, (refs, maps), (refs + u32::from(refs > 0), maps))
+        });
+        frame.try_get()
     }
 
     /// Add references and mappings to a folio. The caller has a reference, or keeps whoever has one from dropping it.

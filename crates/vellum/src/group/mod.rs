@@ -327,6 +327,50 @@ impl<'p> Groups<'p> {
         }
     }
 
+    /// See [`Lists::isolate`]: off the lists that a CPU has of a group.
+    pub(crate) fn isolate<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        (id, cpu): (GroupId, usize),
+        list: LruList,
+        pages: u64,
+        isolated: &mut [Pfn],
+    ) -> usize {
+        self.shard(id, cpu).0.lock(frames.platform()).isolate(frames, list, pages, isolated)
+    }
+
+    /// Put a folio on a list, as the youngest: one that somebody has isolated, or one that is on `from`. The caller has a reference.
+    pub(crate) fn relist<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, from: Option<LruList>, to: LruList) {
+        let frame = frames.frame(pfn);
+        let Home { group, cpu, .. } = Home::unpack(frame.home());
+        let mut lists = self.shard(group, cpu).0.lock(frames.platform());
+        // Whoever has isolated it puts it back where it belongs then.
+        if Home::unpack(frame.home()).list == from {
+            lists.relist(frames, pfn, to);
+        }
+    }
+
+    /// How many pages a CPU's list of a group has.
+    pub(crate) fn listed<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        (id, cpu): (GroupId, usize),
+        list: LruList,
+    ) -> u64 {
+        self.shard(id, cpu).0.lock(frames.platform()).pages()[list as usize]
+    }
+
+    /// A group and all that descend from it.
+    pub(crate) fn descendants(&self, id: GroupId) -> impl Iterator<Item = GroupId> + '_ {
+        let groups = (0..MAX_GROUPS as u16).map(GroupId).filter(|group| self.find(*group).is_some());
+        groups.filter(move |group| self.ancestors(*group).any(|other| other == id))
+    }
+
+    /// How many CPUs have lists.
+    pub(crate) fn cpus(&self) -> usize {
+        self.cpus
+    }
+
     /// A charge failed: perhaps other CPUs have in stock what is missing.
     #[cold]
     fn reclaim_stock<P: Platform>(

@@ -1,7 +1,7 @@
 //! One CPU's part of a group: LRU lists and a stock of charged pages, behind one lock.
 
 use crate::addr::Pfn;
-use crate::frame::{Cut, Frame, FrameList, Frames};
+use crate::frame::{Cut, Frame, FrameList, Frames, flag};
 use crate::group::GroupId;
 use crate::platform::Platform;
 use crate::sync::SpinLock;
@@ -17,11 +17,13 @@ pub enum LruList {
     /// Folios of memory objects. Apart from anonymous ones, because their mappings are found through the object, and because
     /// groups say how many they have.
     Shmem = 2,
+    /// Anonymous folios whose contents may go.
+    Lazy = 3,
 }
 
 impl LruList {
     /// How many lists there are.
-    pub const COUNT: usize = 3;
+    pub const COUNT: usize = 4;
 
     /// The list on which a folio is now, by its head.
     pub fn of(head: &Frame) -> Option<LruList> {
@@ -53,6 +55,7 @@ impl Home {
             1 => Some(LruList::Anon),
             2 => Some(LruList::Unevictable),
             3 => Some(LruList::Shmem),
+            4 => Some(LruList::Lazy),
             _ => None,
         };
         Home { group: GroupId(raw as u16), cpu: (raw >> 16 & 0xff) as usize, list }
@@ -89,6 +92,55 @@ impl Lists {
     pub(crate) fn add<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, list: LruList) {
         self.lru[list as usize].push(frames, pfn);
         self.pages[list as usize] += 1 << order;
+    }
+
+    /// Take a folio off its list, without its leaving the group.
+    fn unlist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, home: Home) {
+        let frame = frames.frame(pfn);
+        if let Some(list) = home.list {
+            self.lru[list as usize].remove(frames, pfn);
+            self.pages[list as usize] -= 1 << frame.order();
+            frame.set_home(Home { list: None, ..home }.pack());
+        }
+    }
+
+    /// Put a folio on a list of this shard, where its home is.
+    pub(crate) fn relist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
+        let frame = frames.frame(pfn);
+        let home = Home::unpack(frame.home());
+        self.unlist(frames, pfn, home);
+        frame.set_home(Home { list: Some(list), ..home }.pack());
+        self.add(frames, pfn, frame.order(), list);
+    }
+
+    /// Take folios off the old end of a list, as many as `isolated` has room for, but no more than make up so many pages; each with a
+    /// reference. How many that were.
+    pub(crate) fn isolate<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        list: LruList,
+        pages: u64,
+        isolated: &mut [Pfn],
+    ) -> usize {
+        let (mut used, mut sum) = (0, 0);
+        for pfn in self.lru[list as usize].backward(frames) {
+            if used == isolated.len() || sum >= pages {
+                break;
+            }
+            let frame = frames.frame(pfn);
+            // One to which nobody refers is about to leave the list by itself.
+            if frames.try_get(pfn, frame) {
+                isolated[used] = pfn;
+                used += 1;
+                sum += 1 << frame.order();
+            }
+        }
+        for pfn in &isolated[..used] {
+            let frame = frames.frame(*pfn);
+            self.unlist(frames, *pfn, Home::unpack(frame.home()));
+            frame.set_flag(flag::ISOLATED);
+        }
+        used
     }
 
     /// Neighbours leave a list, or, on none, only the group; their pages return to the stock.

@@ -28,7 +28,7 @@ fn charges_and_lists_add_up() {
         if dice.roll(5) < 3 {
             let order = dice.roll(5) as u8;
             let group = [GroupId::ROOT, parent, child][dice.roll(3) as usize];
-            let list = [LruList::Anon, LruList::Unevictable, LruList::Shmem][dice.roll(3) as usize];
+            let list = [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy][dice.roll(4) as usize];
             let pfn = folio(&frames, order);
             groups.admit(&frames, group, pfn, order, Some(list)).unwrap();
             held.push((pfn, order, group, list));
@@ -53,7 +53,7 @@ fn charges_and_lists_add_up() {
                 assert_eq!(usage.charged, pages(None, false), "{group:?}");
                 assert_eq!(
                     usage.lru,
-                    [LruList::Anon, LruList::Unevictable, LruList::Shmem].map(|l| pages(Some(l), true)),
+                    [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy].map(|l| pages(Some(l), true)),
                     "{group:?}"
                 );
             }

@@ -22,7 +22,7 @@ pub enum Advise {
     NoHuge,
     /// As [`Advise::DontNeed`], locked areas too (`MADV_DONTNEED_LOCKED`).
     DontNeedLocked,
-    /// Its contents may go when memory is short (`MADV_FREE`). They stay: the answer is right, and nothing is done.
+    /// Its contents may go when memory is short, until they are written to (`MADV_FREE`): private anonymous memory only.
     Free,
     /// A child is not to have it (`MADV_DONTFORK`).
     DontFork,
@@ -191,7 +191,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Advise::Reading => self.all(range, false, false),
             Advise::Cold => self.all(range, true, false),
             Advise::PageOut => self.page_out(range),
-            Advise::Free => self.all(range, true, true),
+            Advise::Free => self.free_lazily(range),
             Advise::PopulateRead => self.populate_all(range, Access::Read),
             Advise::PopulateWrite => self.populate_all(range, Access::Write),
             Advise::GuardInstall => self.install_guards(range),

@@ -54,7 +54,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if (order as u32) < smallest {
             return self.unshare_part(addr, page);
         }
-        let (pfn, order) = self.new_folio(area, order, orders, false)?;
+        let (pfn, order) = self.new_folio(area, addr, order, orders, false)?;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
         if (order as u32) >= smallest && self.replace_by_copy(area, block, pfn) {

@@ -3,7 +3,7 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker};
 use crate::errno::Errno;
-use crate::frame::{Counts, OutOfMemory, Use};
+use crate::frame::{Counts, OutOfMemory, Owner, Use};
 use crate::group::{GroupId, LruList, OverLimit};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
@@ -165,7 +165,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A new folio, of `order` if there is memory for it, smaller if not.
     #[inline(always)]
     fn map_new(&self, area: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
-        let (pfn, order) = self.new_folio(area, order, orders, true)?;
+        let (pfn, order) = self.new_folio(area, addr, order, orders, true)?;
         self.map_folio(area, addr, pfn, order)
     }
 
@@ -207,15 +207,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         (level, 1 << (order as u32 + FRAME_SHIFT - arch.level_shift(level)))
     }
 
-    /// A folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it. `zero`: it holds
-    /// zeros; else it is to be written in full.
+    /// A folio, charged and listed, with a reference and a mapping for each of its pages: the caller maps it, around `addr`.
+    /// `zero`: it holds zeros; else it is to be written in full.
     #[inline(always)]
-    pub(super) fn new_folio(&self, area: &Vma, order: u8, orders: u32, zero: bool) -> Result<(Pfn, u8), FaultError> {
+    pub(super) fn new_folio(
+        &self,
+        area: &Vma,
+        addr: u64,
+        order: u8,
+        orders: u32,
+        zero: bool,
+    ) -> Result<(Pfn, u8), FaultError> {
         let machine = self.tables.machine;
         let smallest = self.tables.arch.page_order();
         let mut order = order;
         loop {
-            let tried = self.try_folio(order, list_of(area), zero);
+            let tried = self.try_folio(addr, order, list_of(area), zero);
             if tried.is_ok() {
                 if order > smallest {
                     machine.count_size(SizeCounter::Faults, order);
@@ -237,12 +244,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Folios of one order in a row, as many as make a block of another, each as [`AddressSpace::new_folio`] makes one; their
     /// contents are unspecified. None, if not all of them can be had.
-    pub(super) fn new_row(&self, area: &Vma, block: u8, order: u8) -> Option<Pfn> {
+    pub(super) fn new_row(&self, area: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
         let machine = self.tables.machine;
         let pages = 1u32 << order;
         let first = machine.frames().alloc(block, false, Use::Folio).ok()?;
+        let start = align_down(addr, block as u32 + FRAME_SHIFT);
         for i in (0..1 << block).step_by(pages as usize) {
-            if self.make_folio(first.add(i), order, list_of(area), false).is_err() {
+            if self
+                .make_folio(start + (u64::from(i) << FRAME_SHIFT), first.add(i), order, list_of(area), false)
+                .is_err()
+            {
                 self.put_row(first, i, order);
                 // SAFETY: of what was just allocated all behind those that were folios: nobody else knows of it.
                 unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
@@ -259,19 +270,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     #[inline(always)]
-    fn try_folio(&self, order: u8, list: LruList, zero: bool) -> Result<Pfn, FaultError> {
+    fn try_folio(&self, addr: u64, order: u8, list: LruList, zero: bool) -> Result<Pfn, FaultError> {
         let pfn = self.tables.machine.frames().alloc(order, zero, Use::Folio)?;
-        self.make_folio(pfn, order, list, zero).map(|()| pfn)
+        self.make_folio(addr, pfn, order, list, zero).map(|()| pfn)
     }
 
     /// Make a folio of frames that were just allocated; if that fails they are free again.
     #[inline(always)]
-    fn make_folio(&self, pfn: Pfn, order: u8, list: LruList, zero: bool) -> Result<(), FaultError> {
+    fn make_folio(&self, addr: u64, pfn: Pfn, order: u8, list: LruList, zero: bool) -> Result<(), FaultError> {
         let machine = self.tables.machine;
         let frames = machine.frames();
         let pages = 1u32 << order;
         frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
-        frames.frame(pfn).set_data(self.tables.tlb.space.0 as u64);
+        let owner = Owner { family: self.family, page: align_down(addr, order as u32 + FRAME_SHIFT) >> FRAME_SHIFT };
+        frames.frame(pfn).set_data(owner.pack());
         if let Err(over) = machine.groups().admit(frames, self.tables.group(), pfn, order, Some(list)) {
             frames.put(pfn, frames.frame(pfn), pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.

@@ -99,6 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group(), limits)?;
         child.tables.max_run = self.tables.max_run;
         child.tables.joins = self.tables.joins;
+        child.family = self.family;
         child.tracks.store(self.tracks(), Relaxed);
         change.areas().copy_to(&mut child)?;
         change.areas().each(all, |v| v.state = State::Held);
@@ -182,6 +183,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if !area.backing.is_anonymous() {
                         self.cut(&mut run, |frame| frame.has(flag::OBJECT));
                     }
+                    // Whether what may go was written is known by the folio, in the child as well.
+                    if !run.settled && self.cut(&mut run, |frame| frame.has(flag::LAZY)) {
+                        run = self.first_folio(table, &run);
+                    }
                     match self.share_run(table, &mut run, gather) {
                         Shared::Both => {
                             let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE;
@@ -248,7 +253,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         for n in 0..pages as u32 {
             let va = run.va + ((n as u64) << arch.page_shift());
             let from = run.pfn(arch).add(n << arch.page_order());
-            let (pfn, order) = child.new_folio(area, arch.page_order(), 0, false).map_err(|_| OutOfMemory)?;
+            let (pfn, order) = child.new_folio(area, va, arch.page_order(), 0, false).map_err(|_| OutOfMemory)?;
             // SAFETY: the parent has the page mapped until its areas are held no more; the copy is nobody else's yet.
             unsafe { cache::copy_frames(self.tables.machine, from, pfn, 1 << order) };
             child.map_folio(area, va, pfn, order).map_err(|_| OutOfMemory)?;

@@ -21,7 +21,9 @@
 //! | `fork` | a child |
 //! | `cow` | what parent and child both have is written |
 //! | `guard` | pages that may not be touched |
-//! | `swap_out` | memory goes to a swap device |
+//! | `evict` | memory is wanted elsewhere |
+//! | `lazy` | what may go then without being kept |
+//! | `swap_out` | what goes to a swap device |
 //! | `swap_in` | and comes back |
 //! | `pin` | a page is kept, for the host to use |
 //! | `lock` | memory that is to stay |
@@ -44,9 +46,11 @@ mod advise;
 mod areas;
 mod cow;
 mod discard;
+mod evict;
 mod fault;
 mod fork;
 mod guard;
+mod lazy;
 mod lock;
 mod map;
 mod object;
@@ -69,6 +73,7 @@ mod zap;
 
 pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
+pub(crate) use evict::Whose;
 pub use fault::{Access, FaultError};
 pub use fork::ForkError;
 pub use lock::{LockAll, LockError};
@@ -87,7 +92,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::frame::{OutOfMemory, Use};
+use crate::frame::{Family, OutOfMemory, Use};
 use crate::group::{GroupError, GroupId};
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
@@ -102,6 +107,8 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     areas: PerCpuLock<Areas>,
     /// Whether no entry may be written that does not say that it was. Set in the lock of the areas.
     tracks: AtomicBool,
+    /// It, and what it was forked from, and what was forked from any of these.
+    family: Family,
     /// The most pages that were ever resident, as far as looked at.
     peak: AtomicU64,
     slots_at: Pfn,
@@ -124,6 +131,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let slots: &'m [SpaceSlot] = unsafe { core::slice::from_raw_parts(first, cpus) };
         match PageTables::new(machine, arch, group, slots) {
             Ok(tables) => Ok(AddressSpace {
+                family: Family::of(tables.tlb.space.0),
                 areas: PerCpuLock::new(Areas::new(limits, &arch)),
                 tables,
                 tracks: AtomicBool::new(false),
@@ -152,6 +160,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Its number on this machine.
     pub fn id(&self) -> SpaceId {
         self.tables.tlb.space
+    }
+
+    /// Its family: spaces of different families have no anonymous memory together.
+    pub fn family(&self) -> Family {
+        self.family
     }
 
     /// The frame of the root table, for the CPU's register. The part of it that translates addresses from the format's

@@ -190,7 +190,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if let Looked::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
-        let (pfn, order) = self.new_folio(area, self.tables.arch.page_order(), 0, true)?;
+        let (pfn, order) = self.new_folio(area, addr, self.tables.arch.page_order(), 0, true)?;
         if let Looked::Page(page) = looked {
             // SAFETY: a page of the space's size, which is the object's, just allocated.
             unsafe { page.copy_to(pfn) };

@@ -41,11 +41,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let wanted = found.map_or(smallest, |(_, order)| order);
         let fits = orders & ((2 << wanted) - 1) & !((1 << smallest) - 1);
         let folio = fits.checked_ilog2().map_or(smallest, |order| order as u8);
-        let row = if folio < wanted { self.new_row(area, wanted, folio).map(|pfn| (pfn, folio)) } else { None };
+        let row = if folio < wanted { self.new_row(area, addr, wanted, folio).map(|pfn| (pfn, folio)) } else { None };
         let (order, (pfn, folio)) = match row {
             Some(row) => (wanted, row),
             None => {
-                let alone = self.new_folio(area, folio, orders, false)?;
+                let alone = self.new_folio(area, addr, folio, orders, false)?;
                 (alone.1, alone)
             }
         };

@@ -295,6 +295,14 @@ impl<P: Platform> Swaps<P> {
         Some(Usage { slots: slots.len(), used, priority: *priority, closed: slots.is_closed() })
     }
 
+    /// Whether any device has a slot left.
+    pub fn has_room(&self, platform: &P) -> bool {
+        let order = self.order(platform);
+        // SAFETY: they are in the order.
+        let slots = |id: &u8| unsafe { &self.device(*id).slots };
+        order.ids().iter().any(|id| !slots(id).is_closed() && slots(id).free_slots() > 0)
+    }
+
     /// A naturally aligned block of `1 << wanted` slots, each of which the caller has a reference to.
     ///
     /// # Errors

@@ -241,8 +241,25 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
     }
 }
 
-/// Gives frames back, those in a row together. Exists only inside [`Gather::free_frames`] and [`Gather::free_tables`],
-/// behind their proof.
+/// Drop a reference to each of these folios, none of which is an entry's. Those that had no other are freed: how many pages that are.
+pub(crate) fn put_unmapped<P: Platform>(machine: &crate::machine::Machine<'_, P>, heads: &[Pfn]) -> u64 {
+    let mut release = Release::new(machine, Use::Folio);
+    let mut pages = 0;
+    for head in heads {
+        let frame = machine.frames().frame(*head);
+        let order = frame.order();
+        if machine.frames().put(*head, frame, 1, 0).refs == 0 {
+            release.free(*head, frame, order);
+            pages += 1 << order;
+        }
+        release.rest();
+    }
+    machine.count(Counter::FoliosFreed, release.freed);
+    pages
+}
+
+/// Gives frames back, those in a row together. Exists only behind the proof of a flush ([`Gather::free_frames`],
+/// [`Gather::free_tables`]), or where what is freed was mapped by nobody ([`put_unmapped`]).
 struct Release<'a, 'm, P: Platform> {
     machine: &'a crate::machine::Machine<'m, P>,
     leavers: Leavers<'a, 'm, P>,

@@ -1,0 +1,227 @@
+//! Memory is short, on the strict machine: what goes, what stays, and that contents come back.
+
+use vellum::addr::VirtRange;
+use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
+use vellum::frame::policy::Knob;
+use vellum::group::GroupId;
+use vellum::reclaim::reclaim;
+use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
+use vellum::stats::Counter;
+use vellum::swap::Compressed;
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Cpu, Hostility, Silicon, Strict, Strictness};
+
+const BASE: u64 = 0x20_0000_0000;
+const HUGE: u64 = 2 << 20;
+
+type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
+
+struct Bench<'m, A: Silicon> {
+    cpu: &'m Cpu<'m, Strict<A>>,
+    machine: &'m Machine<'m, Strict<A>>,
+    arch: A,
+}
+
+/// A test that gives back all it takes. With a swap device of so many slots, if any.
+fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
+    // What is said to have been used was: no CPU looks ahead.
+    let sim = Config::with_arch(arch, 64 << 20).cpus(2).strict(Strictness::new(7).hostility(Hostility::NONE)).unwrap();
+    let cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    // What a group takes is kept for the next, so it is no loss.
+    let groups = [0; 3].map(|_| machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
+    groups.iter().for_each(|group| machine.groups().remove(machine.frames(), *group).unwrap());
+    let store = Compressed::new(machine.frames(), slots).unwrap();
+    if slots > 0 {
+        // SAFETY: nobody else uses it, and it outlives the machine.
+        unsafe { machine.swaps().attach(machine.frames(), &store, slots, 0) }.unwrap();
+    }
+    sim.baseline();
+    let free = machine.frames().free_frames();
+    test(&Bench { cpu: &cpu, machine: &machine, arch });
+    assert_eq!(machine.frames().free_frames(), free);
+    sim.finish();
+}
+
+impl<'m, A: Silicon> Bench<'m, A> {
+    fn space(&self, group: GroupId) -> Space<'m, A> {
+        AddressSpace::new(self.machine, self.arch, group, Limits::default()).unwrap()
+    }
+
+    fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
+        self.cpu.enter(space).load_u64(va).unwrap()
+    }
+
+    fn store(&self, space: &Space<'_, A>, va: u64, value: u64) {
+        self.cpu.enter(space).store_u64(va, value).unwrap();
+    }
+
+    fn reclaim(&self, spaces: &[&Space<'m, A>], group: GroupId, pages: u64) -> u64 {
+        reclaim::<_, A>(self.machine, spaces, group, pages).unwrap()
+    }
+
+    fn page(&self) -> u64 {
+        1 << self.arch.page_shift()
+    }
+}
+
+fn map<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64) {
+    let prot = Prot::READ | Prot::WRITE;
+    space.map(MapRequest { addr, len, prot, flags: MapFlags::FIXED }).unwrap();
+}
+
+fn resident<A: Silicon>(space: &Space<'_, A>, start: u64, len: u64) -> u64 {
+    let mut sum = 0;
+    space.runs(VirtRange { start, end: start + len }, |run| {
+        sum += if run.kind == Kind::Leaf { run.range(space.arch()).len() } else { 0 };
+    });
+    sum
+}
+
+/// Run this in every format.
+macro_rules! in_every_format {
+    ($($name:ident => $check:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            $check(X86_64::four_levels());
+            $check(Aarch64::granule_4k());
+            $check(Aarch64::granule_16k());
+            $check(Aarch64::granule_64k().wide());
+            $check(Riscv64::sv39().with_napot());
+        }
+    )*};
+}
+
+in_every_format! {
+    a_group_gives_what_is_its_own => groups,
+    what_was_used_stays_longer => ages,
+    a_family_gives_what_it_has_together => family,
+    what_is_locked_stays => locked,
+    what_may_go_goes_without_swap => lazily,
+}
+
+fn groups<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = on.page();
+        let groups = [0, 1].map(|_| on.machine.groups().create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
+        let child = on.machine.groups().create(on.machine.frames(), groups[0], u64::MAX).unwrap();
+        let spaces = [groups[0], groups[1], child].map(|group| on.space(group));
+        for (n, space) in spaces.iter().enumerate() {
+            map(space, BASE, 64 * page);
+            (0..64).for_each(|i| on.store(space, BASE + i * page, n as u64 * 100 + i));
+        }
+        let all = [&spaces[0], &spaces[1], &spaces[2]];
+        let frames = 64 * (page >> 12);
+        assert_eq!(on.reclaim(&all, groups[0], u64::MAX), 2 * frames);
+        assert_eq!(all.map(|space| resident(space, BASE, 64 * page)), [0, 64 * page, 0]);
+        let usage = on.machine.groups().usage(on.machine.frames(), groups[0]).unwrap();
+        assert_eq!(usage.charged, all.iter().step_by(2).map(|s| s.stats().tables >> 12).sum::<u64>());
+        // A little is asked for, and not much more given.
+        let got = on.reclaim(&all, GroupId::ROOT, 20);
+        assert!((20..20 + 16.max(frames / 64)).contains(&got), "{got}");
+        for (n, space) in spaces.iter().enumerate() {
+            (0..64).for_each(|i| assert_eq!(on.load(space, BASE + i * page), n as u64 * 100 + i));
+        }
+        drop(spaces);
+        [child, groups[0], groups[1]].iter().for_each(|g| on.machine.groups().remove(on.machine.frames(), *g).unwrap());
+    });
+}
+
+fn ages<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page();
+        let space = on.space(GroupId::ROOT);
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        // Whoever looks finds all of it used, and has it forgotten that.
+        space.forget_recorded(
+            VirtRange { start: BASE, end: BASE + 64 * page },
+            vellum::arch::Attrs::ACCESSED,
+            |_, _| (),
+        );
+        (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page), 4 * i));
+        let frames = 48 * (page >> 12);
+        assert_eq!(on.reclaim(&[&space], GroupId::ROOT, frames), frames);
+        let stays: Vec<u64> = (0..64).filter(|i| resident(&space, BASE + i * page, page) > 0).collect();
+        assert_eq!(stays, (0..16).map(|i| 4 * i).collect::<Vec<_>>());
+        (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+    });
+}
+
+fn family<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = on.page();
+        let parent = on.space(GroupId::ROOT);
+        map(&parent, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&parent, BASE + i * page, i));
+        let child = parent.fork().unwrap();
+        (0..8).for_each(|i| on.store(&child, BASE + i * page, 100 + i));
+        let both = [&parent, &child];
+        on.reclaim(&both, GroupId::ROOT, u64::MAX);
+        assert_eq!(both.map(|space| resident(space, BASE, 64 * page)), [0, 0]);
+        for i in 0..64 {
+            assert_eq!(on.load(&parent, BASE + i * page), i);
+            assert_eq!(on.load(&child, BASE + i * page), if i < 8 { 100 + i } else { i });
+        }
+    });
+}
+
+fn locked<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page();
+        let space = on.space(GroupId::ROOT);
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        space.lock(BASE + 16 * page, 16 * page, false).unwrap();
+        let pin = space.pin(BASE + 40 * page, Access::Write).unwrap();
+        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        assert_eq!(resident(&space, BASE, 64 * page), 17 * page);
+        assert_eq!(resident(&space, BASE + 16 * page, 16 * page), 16 * page);
+        drop(pin);
+        (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+    });
+}
+
+fn lazily<A: Silicon>(arch: A) {
+    for order in [0, 4] {
+        on(arch, 0, |on| {
+            on.machine.policy().set(order, Knob::Always);
+            let page = on.page().max(4096 << order);
+            let space = on.space(GroupId::ROOT);
+            map(&space, BASE, 40 * page);
+            (0..40).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
+            space.advise(BASE, 40 * page, Advise::Free).unwrap();
+            // What is only read may go all the same.
+            (0..5).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), 1 + i));
+            (0..40).step_by(10).for_each(|i| on.store(&space, BASE + i * page, 100 + i));
+            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, u64::MAX), 36 * (page >> 12));
+            assert_eq!(on.machine.counter(Counter::LazyFreed), 36 * (page >> 12));
+            for i in 0..40 {
+                assert_eq!(on.load(&space, BASE + i * page), if i % 10 == 0 { 100 + i } else { 0 });
+            }
+        });
+    }
+}
+
+/// Huge mappings go in one piece, unless they were written to.
+#[test]
+fn huge_mappings_go_whole() {
+    on(X86_64::four_levels(), 0, |on| {
+        on.machine.policy().set(9, Knob::Always);
+        let space = on.space(GroupId::ROOT);
+        map(&space, BASE, 10 * HUGE);
+        (0..10).for_each(|i| on.store(&space, BASE + i * HUGE, 1 + i));
+        space.advise(BASE, 10 * HUGE, Advise::Free).unwrap();
+        on.store(&space, BASE + 7 * HUGE + 0x3000, 5);
+        let child = space.fork().unwrap();
+        assert_eq!(on.reclaim(&[&space, &child], GroupId::ROOT, u64::MAX), 9 * 512);
+        assert_eq!(on.machine.counter(Counter::HugeSplits), 0);
+        for space in [&space, &child] {
+            assert_eq!(resident(space, BASE, 10 * HUGE), HUGE);
+            assert_eq!((on.load(space, BASE + 7 * HUGE), on.load(space, BASE + 7 * HUGE + 0x3000)), (8, 5));
+        }
+    });
+}

@@ -1,0 +1,168 @@
+//! Memory is short: what was not used for a while goes, from the groups that should have less.
+//!
+//! Who runs out of memory is told so, having changed nothing; it is the host who reclaims and has it tried again. So nothing here
+//! runs inside another operation, and no lock is held when it begins.
+//!
+//! # Mechanism
+//! Folios are taken off the old end of a group's lists, a batch at a time, each with a reference and a mark
+//! ([`flag::ISOLATED`]). Where they are mapped is asked of the spaces of their family, at the page where they were first mapped:
+//! a fork costs nothing for it, and neither does an unmap. A folio that was used since somebody last looked goes back to the
+//! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
+//! freed together. What may go without being kept ([`LruList::Lazy`]) goes first.
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::Arch;
+use crate::frame::{Counts, Family, Owner, flag};
+use crate::group::{GroupError, GroupId, LruList};
+use crate::machine::Machine;
+use crate::platform::Platform;
+use crate::space::{AddressSpace, Whose};
+use crate::tlb::put_unmapped;
+
+/// Folios that are looked at together.
+const BATCH: usize = 128;
+/// How often a list is gone through: the last time, what was used may go too.
+const ROUNDS: usize = 3;
+
+/// The address spaces that a host has.
+pub trait Spaces<'m, P: Platform, A: Arch> {
+    /// Show all spaces of this family, those that are ending included. Each stays until `visit` returns.
+    fn each(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
+}
+
+impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
+    fn each(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
+        self.iter().filter(|space| space.family() == family).for_each(|space| visit(space));
+    }
+}
+
+/// Free about so many pages (of 4 KiB) of what a group and its descendants have, as far as that can be. How many that were.
+///
+/// # Errors
+/// There is no such group.
+pub fn reclaim<'m, P: Platform, A: Arch>(
+    machine: &'m Machine<'m, P>,
+    spaces: &(impl Spaces<'m, P, A> + ?Sized),
+    group: GroupId,
+    pages: u64,
+) -> Result<u64, GroupError> {
+    if !machine.groups().exists(group) {
+        return Err(GroupError::NoSuchGroup(group));
+    }
+    let mut work = Reclaim { machine, spaces, wanted: pages, freed: 0, arch: core::marker::PhantomData };
+    work.list(group, LruList::Lazy, false);
+    for round in 1..=ROUNDS {
+        if machine.swaps().has_room(machine.platform()) {
+            work.list(group, LruList::Anon, round < ROUNDS);
+        }
+    }
+    Ok(work.freed)
+}
+
+struct Reclaim<'s, 'm, P: Platform, A: Arch, S: ?Sized> {
+    machine: &'m Machine<'m, P>,
+    spaces: &'s S,
+    wanted: u64,
+    freed: u64,
+    arch: core::marker::PhantomData<A>,
+}
+
+/// A folio that was isolated.
+#[derive(Clone, Copy)]
+struct Victim {
+    head: Pfn,
+    family: Family,
+    /// Where it was first mapped.
+    range: VirtRange,
+    /// It was used.
+    young: bool,
+}
+
+impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
+    /// Go once through a list of a group and its descendants, as far as is wanted.
+    fn list(&mut self, group: GroupId, list: LruList, ages: bool) {
+        let machine = self.machine;
+        let (groups, frames) = (machine.groups(), machine.frames());
+        for group in groups.descendants(group) {
+            for cpu in 0..groups.cpus() {
+                let mut left = groups.listed(frames, (group, cpu), list);
+                while left > 0 && self.freed < self.wanted {
+                    let mut isolated = [Pfn::NONE; BATCH];
+                    let most = left.min(self.wanted - self.freed);
+                    let used = groups.isolate(frames, (group, cpu), list, most, &mut isolated);
+                    if used == 0 {
+                        break;
+                    }
+                    let pages = isolated[..used].iter().map(|head| 1 << frames.frame(*head).order()).sum::<u64>();
+                    left = left.saturating_sub(pages);
+                    self.batch(&isolated[..used], ages);
+                    machine.platform().resched();
+                }
+            }
+        }
+    }
+
+    fn batch(&mut self, isolated: &[Pfn], ages: bool) {
+        let frames = self.machine.frames();
+        let nothing =
+            Victim { head: Pfn::NONE, family: Family::of(0), range: VirtRange { start: 0, end: 0 }, young: false };
+        let mut victims = [nothing; BATCH];
+        for (victim, head) in victims.iter_mut().zip(isolated) {
+            let frame = frames.frame(*head);
+            let Owner { family, page } = Owner::unpack(frame.data());
+            let start = page << FRAME_SHIFT;
+            let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
+            *victim = Victim { head: *head, family, range, young: false };
+        }
+        for family in victims[..isolated.len()].chunk_by_mut(|a, b| a.family == b.family) {
+            self.family(family, ages);
+        }
+        self.settle(isolated);
+    }
+
+    /// Folios of one family.
+    fn family(&self, victims: &mut [Victim], ages: bool) {
+        let Some(Victim { family, .. }) = victims.first().copied() else { return };
+        if ages {
+            self.spaces.each(family, &mut |space| {
+                for victim in victims.iter_mut() {
+                    victim.young |= space.used(victim.range, victim.head);
+                }
+            });
+        }
+        victims.sort_unstable_by_key(|victim| (victim.young, victim.range.start));
+        let old = victims.iter().take_while(|victim| !victim.young);
+        let mut ranges = [VirtRange { start: 0, end: 0 }; BATCH];
+        let mut used = 0;
+        for Victim { range, .. } in old {
+            match ranges[..used].last_mut() {
+                Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                _ => {
+                    ranges[used] = *range;
+                    used += 1;
+                }
+            }
+        }
+        self.spaces.each(family, &mut |space| {
+            space.evict(&ranges[..used], Whose::Isolated);
+        });
+    }
+
+    /// What nobody has any more is freed, and the others go back to their lists.
+    fn settle(&mut self, isolated: &[Pfn]) {
+        let frames = self.machine.frames();
+        let stays = |head: &Pfn| {
+            let frame = frames.frame(*head);
+            // Nobody can find it any more to have it anew.
+            let gone = frame.counts() == Counts { refs: 1, maps: 0 };
+            if !gone {
+                frame.clear_flag(flag::ISOLATED);
+                let list = if frame.has(flag::LAZY) { LruList::Lazy } else { LruList::Anon };
+                self.machine.groups().relist(frames, *head, None, list);
+            }
+            !gone
+        };
+        isolated.iter().filter(|head| stays(head)).for_each(drop);
+        self.freed += put_unmapped(self.machine, isolated);
+    }
+}

@@ -1,0 +1,376 @@
+//! Memory leaves a space, because it is wanted elsewhere: what a swap device takes, or what nobody needs to keep.
+//!
+//! Who evicts has what he evicts as a child would ([`super::fork`]): he takes references, and the right to write in place goes from the
+//! entries. After one flush for many runs nobody writes to what is held, and whoever wants to gets a copy. So no lock is held while
+//! contents are written, no page is missing, and there is no cache of pages that are on their way. When it is decided what becomes
+//! of them ([`Way`]), the entries that still map them change in one go; entries that say something else by then stay.
+//!
+//! What can't go has its entries back as they were, but for what hardware has recorded since.
+//!
+//! Runs are not folios: of a folio that is mapped in part, that part goes, and nothing needs to be split first.
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::frame::{Counts, HUGE_ORDER, flag};
+use crate::platform::Platform;
+use crate::stats::{Counter, SpaceCounter};
+use crate::swap::{Slots, SwapRun};
+use crate::table::{Found, LockedTable, Run};
+use crate::tlb::Gather;
+use crate::vma::{AreaFlags, Prot, State};
+
+use super::AddressSpace;
+
+/// Runs that are held at a time, behind one flush.
+const RUNS: usize = 32;
+/// Pages in them, after which no more are added.
+const PAGES: u32 = 1 << 12;
+
+/// Whose memory may go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// What is this space's alone.
+    Own,
+    /// Folios that were isolated, whoever else has them too.
+    Isolated,
+}
+
+/// A run as it was before it was held.
+#[derive(Clone, Copy)]
+pub(super) struct Held {
+    pub(super) run: Run,
+    /// Whether its contents may go.
+    pub(super) lazy: bool,
+}
+
+struct Batch {
+    held: [Held; RUNS],
+    used: usize,
+    pages: u32,
+}
+
+impl Batch {
+    fn is_full(&self) -> bool {
+        self.used == RUNS || self.pages >= PAGES
+    }
+}
+
+/// What happens to memory that is held.
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    /// It is in these slots.
+    Swap(SwapRun),
+    /// It goes, unless it was written to.
+    Drop,
+    /// It stays.
+    Stay,
+}
+
+/// There is no room for more.
+pub(super) struct NoRoom;
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Evict what these ranges, in ascending order, have of what may go, side by side with faults. What can't go stays. How many pages
+    /// (of 4 KiB) went.
+    pub(crate) fn evict(&self, ranges: &[VirtRange], whose: Whose) -> u64 {
+        let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return 0 };
+        self.note_peak();
+        let mut went = 0;
+        let mut room = Ok(());
+        let mut left = ranges.iter();
+        let mut range = *first;
+        left.next();
+        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), lazy: false };
+        loop {
+            let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
+            let mut batch = Batch { held: [nothing; RUNS], used: 0, pages: 0 };
+            while !batch.is_full() {
+                if range.is_empty() {
+                    let Some(next) = left.next() else { break };
+                    range = *next;
+                    continue;
+                }
+                match self.hold_next(range, whose, &mut batch, &mut gather) {
+                    Some(next) => range.start = next.min(range.end),
+                    None if batch.used > 0 => break,
+                    None => self.tables.platform().wait(),
+                }
+            }
+            // From here on nobody writes to what is held.
+            gather.flush();
+            for held in &batch.held[..batch.used] {
+                let all = held.run.range(&self.tables.arch);
+                went += match room {
+                    _ if held.lazy => self.settle(&held.run, all, Way::Drop, &mut gather),
+                    Ok(()) => {
+                        let (pages, left) = self.send(&held.run, &mut gather);
+                        room = left;
+                        pages
+                    }
+                    Err(NoRoom) => self.settle(&held.run, all, Way::Stay, &mut gather),
+                };
+                self.tables.platform().resched();
+            }
+            if range.is_empty() && left.len() == 0 || batch.used == 0 {
+                return went;
+            }
+        }
+    }
+
+    /// Whether a folio was used through what these addresses have of it, since somebody last asked.
+    pub(crate) fn used(&self, range: VirtRange, head: Pfn) -> bool {
+        let arch = &self.tables.arch;
+        let mut used = false;
+        let mut at = range.start;
+        while at < range.end {
+            let areas = self.read();
+            let held = areas.find(at).is_none_or(|area| area.state != State::Live);
+            match self.tables.find(at, range.end) {
+                Found::Hole(end) => at = end,
+                Found::Table(table) => {
+                    let Some(run) = table.run(at, range.end) else {
+                        table.release();
+                        continue;
+                    };
+                    at = run.range(arch).end;
+                    let its = run.kind == Kind::Leaf && self.tables.machine.frames().head(run.pfn(arch)).0 == head;
+                    if its && !held && run.attrs(arch).contains(Attrs::ACCESSED) {
+                        table.forget_recorded(&run, Attrs::ACCESSED, |_, _| used = true);
+                    }
+                    table.release();
+                }
+            }
+        }
+        used
+    }
+
+    /// Hold what the next table has of a range; how far that was. None, if the area there is not to be touched for a while.
+    fn hold_next(
+        &self,
+        range: VirtRange,
+        whose: Whose,
+        batch: &mut Batch,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Option<u64> {
+        let arch = &self.tables.arch;
+        let areas = self.read();
+        let Some(area) = areas.overlapping(range).next() else { return Some(range.end) };
+        let part = area.range.intersect(&range);
+        match area.state {
+            State::Held => return None,
+            State::Dying => return Some(part.end),
+            State::Live if area.flags.contains(AreaFlags::LOCKED) || area.backing.is_shared() => return Some(part.end),
+            State::Live => {}
+        }
+        let table = match self.tables.find(part.start, part.end) {
+            Found::Hole(end) => return Some(end),
+            Found::Table(table) => table,
+        };
+        let end = part.end.min(table.end());
+        let mut at = part.start;
+        while at < end && !batch.is_full() {
+            let most = at.saturating_add(u64::from(PAGES - batch.pages) << FRAME_SHIFT);
+            let Some(mut run) = table.run(at, end.min(most)) else { break };
+            let whole = part.covers(&run.range(arch));
+            // What is as large as no block of slots, or reaches across an end of the range, stays.
+            if run.kind == Kind::Leaf && whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32 {
+                let was = run;
+                if let Some(lazy) = self.hold(&table, &mut run, whose, &batch.held[..batch.used], gather) {
+                    batch.held[batch.used] = Held { run: Run { len: run.len, ..was }, lazy };
+                    batch.used += 1;
+                    batch.pages += run.frames(arch);
+                }
+            }
+            at = run.range(arch).end;
+        }
+        table.release();
+        Some(at)
+    }
+
+    /// Hold a run, as far as it may go, nobody has it pinned, and its contents may all go or none, which is the answer. None: it may not
+    /// go, as far as it goes then.
+    fn hold(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        run: &mut Run,
+        whose: Whose,
+        held: &[Held],
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Option<bool> {
+        let arch = &self.tables.arch;
+        let frames = self.tables.machine.frames();
+        if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
+            return None;
+        }
+        let attrs = run.attrs(arch);
+        let alone = attrs.contains(Attrs::EXCLUSIVE);
+        let (mut taken, mut stays, mut lazy) = (0, 0, None);
+        for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
+            let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
+            let isolated = u32::from(state.has(flag::ISOLATED));
+            let pinned = refs > maps + isolated && refs - maps - isolated > self.held_of(head, state.order(), held);
+            let may = match whose {
+                Whose::Own => alone || maps == pages,
+                Whose::Isolated => isolated != 0,
+            };
+            if pinned || !may || state.has(flag::OBJECT) {
+                stays = pages;
+                break;
+            }
+            if *lazy.get_or_insert(state.has(flag::LAZY)) != state.has(flag::LAZY) {
+                break;
+            }
+            frames.get_counts(head, frame, pages, 0);
+            taken += pages;
+        }
+        let pages = if taken == 0 { stays } else { taken };
+        run.len = (pages >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        if taken != 0 && attrs.intersects(Attrs::EXCLUSIVE | Attrs::WRITE) {
+            let new = attrs - Attrs::EXCLUSIVE - Attrs::WRITE;
+            table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+            gather.note(run.range(arch), table.shift());
+        }
+        lazy.filter(|_| taken != 0)
+    }
+
+    /// How many pages of a folio are held already, by the last of these runs.
+    fn held_of(&self, head: Pfn, order: u8, held: &[Held]) -> u32 {
+        let arch = &self.tables.arch;
+        let of_it = |Held { run, .. }: &Held| {
+            let (start, end) = (run.pfn(arch).0, run.pfn(arch).0 + run.frames(arch));
+            end.min(head.0 + (1 << order)).saturating_sub(start.max(head.0))
+        };
+        held.iter().rev().map(of_it).take_while(|pages| *pages > 0).sum()
+    }
+
+    /// The frame that a run mapped at an address when it was held.
+    pub(super) fn held_at(&self, run: &Run, at: u64) -> Pfn {
+        run.pfn(&self.tables.arch).add(((at - run.va) >> FRAME_SHIFT) as u32)
+    }
+
+    /// A part of what was held goes its way, where its entries are as they were left. Slots that nothing became of are given up, and so
+    /// are the references. How many pages went.
+    pub(super) fn settle(&self, run: &Run, part: VirtRange, way: Way, gather: &mut Gather<'_, 'm, P>) -> u64 {
+        let arch = &self.tables.arch;
+        let machine = self.tables.machine;
+        let mut went = 0;
+        let mut at = part.start;
+        while at < part.end {
+            if gather.is_full() {
+                gather.flush();
+            }
+            let areas = self.read();
+            let area = areas.find(at).filter(|v| v.state == State::Live && !v.flags.contains(AreaFlags::LOCKED));
+            let pfn = self.held_at(run, at);
+            let (mut end, mut goes) = (area.map_or(part.end, |v| v.range.end.min(part.end)), false);
+            match self.tables.find(at, end) {
+                Found::Hole(next) => end = next,
+                Found::Table(table) => {
+                    end = end.min(table.end());
+                    let mut now = table.run(at, end);
+                    if let (Way::Drop, Some(run)) = (way, &now)
+                        && run.kind == Kind::Leaf
+                        && run.attrs(arch).contains(Attrs::DIRTY)
+                    {
+                        // Some of it was written: which is known by the folio.
+                        now = Some(self.first_folio(&table, run));
+                    }
+                    if let Some(now) = now {
+                        end = now.range(arch).end.min(end);
+                        let whole = now.range(arch) == VirtRange { start: at, end };
+                        let same = now.kind == Kind::Leaf && now.pfn(arch) == pfn && now.level == run.level;
+                        if let Some(area) = area
+                            && whole
+                            && same
+                            && !now.attrs(arch).contains(Attrs::EXCLUSIVE)
+                        {
+                            goes = self.go(&table, &now, way, at - part.start, gather);
+                            if !goes {
+                                self.restore(&table, &now, run, area.prot);
+                            }
+                        }
+                    }
+                    table.unlock(gather);
+                }
+            }
+            drop(areas);
+            let pages = ((end - at) >> FRAME_SHIFT) as u32;
+            if goes {
+                went += pages as u64;
+            } else if let Way::Swap(slots) = way {
+                // SAFETY: no entry was made of this part of what was allocated.
+                unsafe { machine.swaps().release(machine.frames(), part_of(slots, at - part.start, pages)) };
+            }
+            for (head, frame, pages) in machine.frames().folios(pfn, pages) {
+                machine.put_refs(head, frame, pages);
+            }
+            at = end;
+        }
+        self.tables.slot().add(SpaceCounter::Anon, -(went as i64));
+        match way {
+            Way::Swap(_) => {
+                self.tables.slot().add(SpaceCounter::Swap, went as i64);
+                machine.count(Counter::SwapOut, went);
+            }
+            Way::Drop => machine.count(Counter::LazyFreed, went),
+            Way::Stay => {}
+        }
+        went
+    }
+
+    /// Of a run, what maps its first folio.
+    pub(super) fn first_folio(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run) -> Run {
+        let arch = &self.tables.arch;
+        let first = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch)).next();
+        let end = first.map_or(run.va, |(.., pages)| run.va + (u64::from(pages) << FRAME_SHIFT));
+        table.run(run.va, end).unwrap_or(*run)
+    }
+
+    /// The entries of a run change, if they may: `skip` bytes before them are another part's.
+    fn go(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        now: &Run,
+        way: Way,
+        skip: u64,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> bool {
+        let arch = &self.tables.arch;
+        match way {
+            Way::Swap(slots) => self.turn(table, now, part_of(slots, skip, now.frames(arch)), gather),
+            // Since the flush no hardware records that it was written, so it is known in full now.
+            Way::Drop if now.attrs(arch).contains(Attrs::DIRTY) => {
+                let frames = self.tables.machine.frames();
+                for (_, frame, _) in frames.folios(now.pfn(arch), now.frames(arch)) {
+                    frame.clear_flag(flag::LAZY);
+                }
+                return false;
+            }
+            Way::Drop => {
+                let Some(removed) = table.take(now.va, now.range(arch).end) else { return false };
+                gather.push(removed);
+            }
+            Way::Stay => return false,
+        }
+        true
+    }
+
+    /// What was taken from entries when they were held is theirs again, unless a child has them now.
+    fn restore(&self, table: &LockedTable<'_, 'm, P, A>, now: &Run, was: &Run, prot: Prot) {
+        let arch = &self.tables.arch;
+        let frames = self.tables.machine.frames();
+        let alone =
+            frames.folios(now.pfn(arch), now.frames(arch)).all(|(_, frame, pages)| frame.counts().maps == pages);
+        if alone && was.attrs(arch).contains(Attrs::EXCLUSIVE) {
+            let attrs = now.attrs(arch) | Attrs::EXCLUSIVE;
+            let attrs = (attrs - Attrs::PROT) | self.rights(attrs, prot);
+            table.rewrite(now, arch.leaf(arch.leaf_addr(now.raw, now.level), attrs, now.level));
+        }
+    }
+}
+
+/// The slots of a part of a block: so many pages, so many bytes from its beginning.
+fn part_of(slots: SwapRun, skip: u64, count: u32) -> SwapRun {
+    let skip = (skip >> FRAME_SHIFT) as u32;
+    SwapRun { slots: Slots { first: slots.slots.first + skip, count }, ..slots }
+}
