@@ -41,7 +41,7 @@ impl Settings {
 
     /// A benchmark that would run for a very long time.
     fn benchmark(&self, ops: &str) -> Child {
-        self.unmap(&["--runs=1000000", "--folios=64", "--ops", ops]).spawn().unwrap()
+        self.unmap(&["--size=64MiB", "--runs=1000000", "--folios=64", "--ops", ops]).spawn().unwrap()
     }
 
     fn unmap(&self, args: &[&str]) -> Command {
@@ -50,9 +50,29 @@ impl Settings {
 
     fn command(&self, bench: &str, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-        command.args(["bench", bench, "--no-huge", "--size=64MiB", "--thp-root"]).arg(self.path()).args(args);
+        command.args(["bench", bench, "--no-huge", "--thp-root"]).arg(self.path()).args(args);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
+    }
+}
+
+/// A length of regions that nobody else's swap devices are made for.
+const SWAPPED: &str = "--size=66MiB";
+const OF_SWAPPED: &str = "135164";
+
+/// Whether a swap device for regions of that length is in use.
+fn has_swap() -> bool {
+    std::fs::read_to_string("/proc/swaps").unwrap().lines().any(|line| line.contains(OF_SWAPPED))
+}
+
+/// Why there would be none, if so.
+fn no_swap() -> Option<&'static str> {
+    let control = Path::new("/sys/class/zram-control/hot_add");
+    // SAFETY: asks who we are.
+    match (control.exists(), unsafe { libc::geteuid() }) {
+        (false, _) => Some("this kernel has no compressed swap devices (zram)"),
+        (true, 0) => None,
+        (true, _) => Some("needs root, to set up a swap device"),
     }
 }
 
@@ -75,7 +95,7 @@ fn signal(child: &Child, signal: i32) {
 #[test]
 fn a_benchmark_that_ends_by_itself_restores() {
     let settings = Settings::new();
-    let status = settings.unmap(&["--runs=2", "--folios=4,64", "--ops=munmap,exit"]).status().unwrap();
+    let status = settings.unmap(&["--size=64MiB", "--runs=2", "--folios=4,64", "--ops=munmap,exit"]).status().unwrap();
     assert!(status.success());
     assert!(settings.are_original());
 }
@@ -83,8 +103,11 @@ fn a_benchmark_that_ends_by_itself_restores() {
 #[test]
 fn a_fork_is_measured_by_everybody_and_its_child_is_gone_with_it() {
     let settings = Settings::new();
-    let mut child =
-        settings.command("fork", &["--runs=2", "--folios=4,64", "--json=-"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = settings
+        .command("fork", &["--size=64MiB", "--runs=2", "--folios=4,64", "--json=-"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut out = String::new();
     // Ends when nobody holds the other end any more, children of forks included.
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
@@ -133,7 +156,7 @@ fn without_the_right_to_change_them_the_other_rows_are_measured_still() {
     let settings = Settings::new();
     // A kernel with folios of this size, whose setting is no file that could be written.
     std::fs::remove_file(settings.path().join("defrag")).unwrap();
-    let mut command = settings.unmap(&["--runs=1", "--folios=4,64", "--ops=munmap", "--json=-"]);
+    let mut command = settings.unmap(&["--size=64MiB", "--runs=1", "--folios=4,64", "--ops=munmap", "--json=-"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut out = String::new();
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
@@ -143,4 +166,39 @@ fn without_the_right_to_change_them_the_other_rows_are_measured_still() {
     assert!(rows[0]["linux_ns"].is_u64() && rows[0].get("skipped").is_none());
     assert!(rows[1]["linux_ns"].is_null() && rows[1]["floor_ns"].is_u64());
     assert!(rows[1]["skipped"]["linux_ns"].as_str().unwrap().contains("defrag"));
+}
+
+/// One test, since it is one device that may be there or not.
+#[test]
+fn a_swap_device_is_there_for_the_benchmark_and_goes_with_it() {
+    let settings = Settings::new();
+    let mut command = settings.command("pageout", &[SWAPPED, "--runs=1", "--folios=4", "--json=-"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert!(child.wait().unwrap().success());
+    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["data"].as_str().unwrap())).collect();
+    assert_eq!(names, [("out", "same-filled"), ("in", "same-filled"), ("out", "compressible"), ("in", "compressible")]);
+    for row in &rows {
+        for column in ["floor_ns", "vellum_ns", "page_ns"] {
+            assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
+        }
+        match no_swap() {
+            Some(why) => assert_eq!(row["skipped"]["linux_ns"], why),
+            None => assert!(row["linux_ns"].as_u64().is_some_and(|ns| ns > 0), "{row}"),
+        }
+    }
+    assert!(!has_swap());
+    if no_swap().is_some() {
+        return;
+    }
+    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGKILL] {
+        let mut child = settings.command("pageout", &[SWAPPED, "--runs=1000000", "--folios=4"]).spawn().unwrap();
+        until("there is swap", has_swap);
+        signal(&child, number);
+        assert_eq!(child.wait().unwrap().signal(), Some(number));
+        until("there is none", || !has_swap());
+    }
+    assert!(settings.are_original());
 }

@@ -2,6 +2,8 @@
 
 use clap::ValueEnum;
 
+use super::data::Data;
+
 /// Bytes of a page: the smallest thing a page-table entry maps.
 pub const PAGE: u64 = 4 << 10;
 /// Bytes that one page table maps, and that one huge mapping maps.
@@ -55,12 +57,18 @@ pub enum Op {
     /// Make a child of the address space that holds it. A benchmark of its own, so none of `--ops`.
     #[value(skip)]
     Fork,
+    /// Have what is in it written to swap (`MADV_PAGEOUT`). A benchmark of its own.
+    #[value(skip)]
+    Out(Data),
+    /// Read one byte in each page of it, after that.
+    #[value(skip)]
+    In(Data),
     /// Write one byte in each page of it, fresh: the page faults. Reported, not compared.
     Touch,
 }
 
 impl Op {
-    /// The name on the command line, in tables and in JSON.
+    /// The name on the command line and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Op::Munmap => "munmap",
@@ -68,8 +76,28 @@ impl Op {
             Op::Exit => "exit",
             Op::Protect => "protect",
             Op::Fork => "fork",
+            Op::Out(_) => "out",
+            Op::In(_) => "in",
             Op::Touch => "touch",
         }
+    }
+
+    /// What is in the region, where that matters.
+    pub fn data(self) -> Option<Data> {
+        match self {
+            Op::Out(data) | Op::In(data) => Some(data),
+            _ => None,
+        }
+    }
+
+    /// What brings back what it took away.
+    pub fn back(self) -> Option<Op> {
+        if let Op::Out(data) = self { Some(Op::In(data)) } else { None }
+    }
+
+    /// The name in tables.
+    pub fn title(self) -> String {
+        self.data().map_or_else(|| self.name().to_owned(), |data| format!("{}, {}", self.name(), data.name()))
     }
 }
 

@@ -91,6 +91,8 @@ impl<T> IndexMut<Column> for Columns<T> {
 pub struct Sample {
     /// Nanoseconds to touch every page of the fresh region; `None` where that is not this contender's work.
     pub touch_ns: Option<u64>,
+    /// Nanoseconds to bring back what the operation took away; `None` where nothing comes back.
+    pub back_ns: Option<u64>,
     /// Nanoseconds of the operation itself. For [`Op::Touch`], any operation may be behind it.
     pub op_ns: u64,
     /// Share of the region, 0 to 1, that is not mapped the way the case says. Other than zero only where the contender cannot
@@ -165,6 +167,18 @@ pub enum Skip {
         /// What the kernel said.
         error: String,
     },
+    /// Only the superuser may.
+    #[error("needs root, to {0}")]
+    NotRoot(&'static str),
+    /// The kernel was built without, or nobody has loaded it.
+    #[error("this kernel has no {0}")]
+    Missing(&'static str),
+    /// What was to go did not.
+    #[error("{0} pages could not be swapped out")]
+    Stayed(u64),
+    /// The contents of memory are not what they were.
+    #[error("{0} pages came back with something else in them")]
+    Lost(u64),
     /// The helper process failed.
     #[error("the measured child process failed: {0}")]
     Child(String),

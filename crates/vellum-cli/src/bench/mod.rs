@@ -3,6 +3,7 @@
 //! | module | its story |
 //! |---|---|
 //! | [`case`] | what is measured: a region of folios of one size, and the operations on it |
+//! | [`data`] | what is in memory, where that matters |
 //! | [`contender`] | who is measured, and what a contender must supply |
 //! | [`turns`] | taking turns, so that noise falls on everybody |
 //! | [`shuffle`] | an order that nobody chose |
@@ -10,8 +11,8 @@
 //! | [`floor`] | the contender that does the least an operation can be |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
 //! | [`linux`] | the contender that is the kernel of this machine |
-//! | [`unmap`], [`fork`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
-//! | [`regions`] | what the first two have in common |
+//! | [`unmap`], [`fork`], [`pageout`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
+//! | [`regions`] | what the first three have in common |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under policies |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
@@ -21,12 +22,14 @@
 pub mod case;
 pub mod contender;
 pub mod contpte;
+pub mod data;
 pub mod engine;
 pub mod floor;
 pub mod fork;
 pub mod linux;
 pub mod machine;
 pub mod memory;
+pub mod pageout;
 pub mod progress;
 pub mod regions;
 pub mod report;
@@ -63,6 +66,18 @@ pub enum Bench {
         /// On what to measure.
         #[command(flatten)]
         args: regions::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Have memory written to swap, and read it again: MADV_PAGEOUT.
+    ///
+    /// A region's pages are filled, go to swap in compressed memory (lz4), and come back; all are compared afterwards. For Linux the
+    /// swap device (zram) is made by the benchmark, and removed however it ends, which needs root.
+    Pageout {
+        /// On what to measure.
+        #[command(flatten)]
+        args: pageout::Args,
         /// Where to write it.
         #[command(flatten)]
         output: report::Output,
@@ -105,7 +120,7 @@ pub enum Bench {
     },
     /// Run every benchmark of time and memory, into one report.
     All {
-        /// What `unmap` measures, and on what `fork` is measured.
+        /// What `unmap` measures, on what `fork` is measured, and of that `pageout` with less.
         #[command(flatten)]
         unmap: unmap::Args,
         /// What `threads` measures besides: no more than `unmap`.
@@ -134,6 +149,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             let writer = output.open()?;
             (vec![fork::section(&args)?], writer)
         }
+        Bench::Pageout { args, output } => {
+            let writer = output.open()?;
+            (vec![pageout::section(args)?], writer)
+        }
         Bench::Threads { args, output } => {
             let writer = output.open()?;
             (vec![threads::section(&args)?], writer)
@@ -152,6 +171,7 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             let sections = vec![
                 unmap::section(&unmap)?,
                 fork::section(&unmap.regions)?,
+                pageout::section(pageout::Args::beside(&unmap.regions))?,
                 threads::section(&threads)?,
                 tables::section(&tables),
             ];

@@ -14,6 +14,8 @@ pub struct Outcome {
     pub ops: Vec<u64>,
     /// Nanoseconds of the touch before it.
     pub touches: Vec<u64>,
+    /// Nanoseconds of what was brought back after it.
+    pub backs: Vec<u64>,
     /// The worst share of the region that was not mapped as the case says.
     pub fallback: f64,
     /// What was counted of the last operation.
@@ -36,13 +38,14 @@ pub fn take(
     }
     for _ in 0..runs {
         for contender in contenders.iter_mut() {
-            progress.say(format!("{} {} {}", op.name(), case.label(), contender.column().name()));
+            progress.say(format!("{} {} {}", op.title(), case.label(), contender.column().name()));
             let outcome = &mut outcomes[contender.column()];
             if outcome.skip.is_none() {
                 match contender.run(case, op) {
                     Ok(sample) => {
                         outcome.ops.push(sample.op_ns);
                         outcome.touches.extend(sample.touch_ns);
+                        outcome.backs.extend(sample.back_ns);
                         outcome.fallback = outcome.fallback.max(sample.fallback);
                         outcome.work = sample.work;
                     }
@@ -81,7 +84,13 @@ mod tests {
             if self.skip_at == Some(self.runs) {
                 return Err(Skip::Busy);
             }
-            Ok(Sample { touch_ns: Some(1), op_ns: self.runs, fallback: 0.5 / self.runs as f64, work: None })
+            Ok(Sample {
+                touch_ns: Some(1),
+                back_ns: None,
+                op_ns: self.runs,
+                fallback: 0.5 / self.runs as f64,
+                work: None,
+            })
         }
     }
 

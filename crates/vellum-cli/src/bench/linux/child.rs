@@ -3,14 +3,17 @@
 //! They are started afresh rather than forked. A fork copies the benchmark's page tables, and then each write of
 //! another contender to its own memory is a fault; a fresh process has nothing but what it maps itself.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
-use super::{exit, fork, held, keeper, spans};
+use super::{exit, fork, held, keeper, lent, spans};
 use crate::bench::contender::Skip;
 
 /// What a helper does.
@@ -18,6 +21,12 @@ use crate::bench::contender::Skip;
 pub enum Role {
     /// Put settings back when standard input ends.
     Keeper,
+    /// Make something, say so, and remove it when standard input ends.
+    Lent {
+        /// What.
+        #[command(subcommand)]
+        thing: lent::Thing,
+    },
     /// Map and touch a region, say so, wait for a byte, and exit.
     Exit(exit::Args),
     /// Map and touch a region, say so, wait for a byte, fork, and say how long it took.
@@ -41,6 +50,8 @@ pub enum Message {
         /// Nanoseconds of the fork.
         ns: u64,
     },
+    /// What was asked for is there.
+    Lent,
     /// Part of the span that is done, 0 to 1.
     Progress(f64),
     /// Page tables of the process.
@@ -51,6 +62,7 @@ pub enum Message {
 pub fn run(role: Role) -> anyhow::Result<()> {
     match role {
         Role::Keeper => keeper::keep(std::io::stdin().lock()),
+        Role::Lent { thing } => lent::lend(&thing),
         Role::Exit(args) => {
             die_with_parent()?;
             exit::exit(&args)
@@ -64,6 +76,16 @@ pub fn run(role: Role) -> anyhow::Result<()> {
             spans::count(&args)
         }
     }
+}
+
+/// From now on, what ends a benchmark does not end this process. A service manager that stops the one stops every process of
+/// it; the work of helpers that put things back begins then.
+pub fn outlive_signals() -> io::Result<()> {
+    let noticed = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, noticed.clone())?;
+    }
+    Ok(())
 }
 
 /// A helper that holds a gigabyte shall not outlive a benchmark that was killed.
@@ -99,6 +121,8 @@ impl Helper {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // Ctrl-C goes to all of a terminal's foreground group. Helpers end with the benchmark, or after it.
+            .process_group(0)
             .spawn()
             .map_err(|error| failed(&error))?;
         let go = process.stdin.take();
@@ -110,14 +134,27 @@ impl Helper {
     pub fn hear(&mut self) -> Result<Message, Skip> {
         let mut line = String::new();
         match self.says.read_line(&mut line) {
-            Ok(0) => {
-                let mut error = String::new();
-                let _ = self.process.stderr.take().map(|mut stderr| stderr.read_to_string(&mut error));
-                let status = self.process.wait().map(|status| status.to_string()).unwrap_or_default();
-                Err(Skip::Child(format!("{status} {}", error.trim())))
-            }
+            Ok(0) => Err(self.finish().err().unwrap_or_else(|| Skip::Child("it ended too early".into()))),
             Ok(_) => serde_json::from_str(&line).map_err(|error| Skip::Child(error.to_string())),
             Err(error) => Err(Skip::Child(error.to_string())),
+        }
+    }
+
+    fn last_words(&mut self) -> String {
+        let mut error = String::new();
+        let _ = self.process.stderr.take().map(|mut stderr| stderr.read_to_string(&mut error));
+        error
+    }
+
+    /// Ends its standard input, and waits for its end. What it wrote to standard error is an error.
+    pub fn finish(&mut self) -> Result<(), Skip> {
+        self.go = None;
+        let error = self.last_words();
+        let status = self.process.wait().map_err(|error| Skip::Child(error.to_string()))?;
+        if status.success() && error.is_empty() {
+            Ok(())
+        } else {
+            Err(Skip::Child(format!("{status} {}", error.trim())))
         }
     }
 

@@ -42,7 +42,13 @@ impl ExitTimer {
             None => *self.empty.insert(empty_exit()?),
         };
         let op_ns = full.time_exit()?.saturating_sub(empty);
-        Ok(Sample { touch_ns: Some(full.holding.touch_ns), op_ns, fallback: full.holding.fallback, work: None })
+        Ok(Sample {
+            touch_ns: Some(full.holding.touch_ns),
+            back_ns: None,
+            op_ns,
+            fallback: full.holding.fallback,
+            work: None,
+        })
     }
 }
 

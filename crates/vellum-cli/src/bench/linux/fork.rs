@@ -35,7 +35,7 @@ impl ForkTimer {
             None => *self.empty.insert(empty_fork()?),
         };
         let op_ns = time(&mut full)?.saturating_sub(empty);
-        Ok(Sample { touch_ns: Some(full.touch_ns), op_ns, fallback: full.fallback, work: None })
+        Ok(Sample { touch_ns: Some(full.touch_ns), back_ns: None, op_ns, fallback: full.fallback, work: None })
     }
 }
 

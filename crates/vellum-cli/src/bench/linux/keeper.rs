@@ -9,9 +9,8 @@ use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
+use super::child::outlive_signals;
 use super::knobs::{self, Change};
 
 /// Told when everything is as it was.
@@ -61,11 +60,7 @@ impl Drop for Keeper {
 
 /// The keeper's own life.
 pub fn keep(notes: impl BufRead) -> anyhow::Result<()> {
-    // A service manager that stops the benchmark stops every process of it; the keeper's work begins then.
-    let noticed = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, noticed.clone())?;
-    }
+    outlive_signals()?;
     let mut changed = BTreeMap::new();
     for line in notes.lines() {
         let line = line?;

@@ -9,6 +9,8 @@
 //! | [`child`] | helper processes: those that exit or fork to be measured, one whose page tables are counted |
 //! | [`held`] | the region that such a child holds |
 //! | [`exit`], [`fork`] | timing the exit, or a fork, of such a child |
+//! | [`lent`] | what such a process makes, and removes when the benchmark ends |
+//! | [`zram`], [`swapped`] | a swap device of that kind, and memory that goes there and comes back |
 //! | [`spans`] | counting the page tables of such a child |
 //! | [`cpu`] | staying on one CPU, and the clock |
 //!
@@ -22,9 +24,12 @@ pub mod fork;
 pub mod held;
 pub mod keeper;
 pub mod knobs;
+pub mod lent;
 pub mod mthp;
 pub mod region;
 pub mod spans;
+pub mod swapped;
+pub mod zram;
 
 use std::path::Path;
 
@@ -36,6 +41,7 @@ use fork::ForkTimer;
 use knobs::Knobs;
 use mthp::Mthp;
 use region::Region;
+use swapped::Swapped;
 
 /// Where the kernel's memory compactor is asked to run.
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
@@ -46,6 +52,7 @@ pub struct Linux {
     knobs: Knobs,
     exits: ExitTimer,
     forks: ForkTimer,
+    swapped: Swapped,
 }
 
 impl Linux {
@@ -56,6 +63,7 @@ impl Linux {
             knobs: Knobs::guarded(thp_root),
             exits: ExitTimer::default(),
             forks: ForkTimer::default(),
+            swapped: Swapped::default(),
         }
     }
 }
@@ -74,6 +82,9 @@ impl Contender for Linux {
     }
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
+        if op.data().is_some() {
+            self.swapped.prepare(case.bytes)?;
+        }
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
         match op {
             Op::Exit => return self.exits.measure(case, settings),
@@ -82,14 +93,20 @@ impl Contender for Linux {
         }
         let region = Region::map(case.bytes)?;
         let touched = region.touch(case)?;
+        if let Some(data) = op.data() {
+            // What comes back has the sizes that the settings ask for.
+            let sample = self.swapped.measure(&region, case.pages(), data)?;
+            settings.restore()?;
+            return Ok(Sample { touch_ns: Some(touched.ns), fallback: touched.fallback, ..sample });
+        }
         // The rest of the machine gets its settings back at once: the operations below read none of them.
         settings.restore()?;
         let op_ns = match op {
             Op::Dontneed => region.discard()?,
             Op::Protect => region.protect()?,
-            Op::Munmap | Op::Touch | Op::Exit | Op::Fork => region.unmap()?,
+            _ => region.unmap()?,
         };
-        Ok(Sample { touch_ns: Some(touched.ns), op_ns, fallback: touched.fallback, work: None })
+        Ok(Sample { touch_ns: Some(touched.ns), back_ns: None, op_ns, fallback: touched.fallback, work: None })
     }
 }
 

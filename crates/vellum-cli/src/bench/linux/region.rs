@@ -10,6 +10,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anony
 use super::cpu::now_ns;
 use crate::bench::case::{Case, PAGE, TABLE_SPAN};
 use crate::bench::contender::Skip;
+use crate::bench::data::Page;
 
 /// Private anonymous memory, aligned to 2 MiB, with inaccessible memory on both sides.
 ///
@@ -80,6 +81,54 @@ impl Region {
         let huge = self.huge_bytes().map_err(|error| Skip::system("/proc/self/smaps", error))?;
         let wrong = if case.huge { case.bytes.saturating_sub(huge) } else { huge };
         Ok(small.max(wrong as f64 / case.bytes as f64))
+    }
+
+    /// Writes whole pages.
+    pub fn fill(&self, page: impl Fn(u64) -> Page) {
+        for number in 0..self.len as u64 / PAGE {
+            // SAFETY: a page of the region, as in `write`; both are aligned.
+            unsafe { self.page(number).write_volatile(page(number)) };
+        }
+    }
+
+    /// Reads one byte in each page; nanoseconds.
+    pub fn read(&self) -> u64 {
+        let start = now_ns();
+        for number in 0..self.len as u64 / PAGE {
+            // SAFETY: a page of the region, as in `write`; and any byte is one.
+            unsafe { self.page(number).cast::<u8>().read_volatile() };
+        }
+        now_ns() - start
+    }
+
+    /// What is in a page.
+    pub fn contents(&self, number: u64) -> Page {
+        // SAFETY: as in `fill`, and any words are a page.
+        unsafe { self.page(number).read_volatile() }
+    }
+
+    fn page(&self, number: u64) -> *mut Page {
+        assert!(number < self.len as u64 / PAGE);
+        self.start.wrapping_byte_add((number * PAGE) as usize).cast()
+    }
+
+    /// `madvise(MADV_PAGEOUT)` of the whole region; nanoseconds.
+    pub fn page_out(&self) -> Result<u64, Skip> {
+        let start = now_ns();
+        // SAFETY: the advice changes no contents.
+        let result = unsafe { madvise(self.start, self.len, Advice::LinuxPageOut) };
+        let ns = now_ns() - start;
+        result.map(|()| ns).map_err(|error| Skip::system("madvise", error))
+    }
+
+    /// Pages of it that are in memory.
+    pub fn present(&self) -> Result<u64, Skip> {
+        let mut pages = vec![0u8; self.len / PAGE as usize];
+        // SAFETY: a byte a page of the region is written to the array, which has so many.
+        if unsafe { libc::mincore(self.start, self.len, pages.as_mut_ptr()) } != 0 {
+            return Err(Skip::system("mincore", std::io::Error::last_os_error()));
+        }
+        Ok(pages.iter().filter(|&&page| page & 1 == 1).count() as u64)
     }
 
     /// Writes one byte every `step` bytes in `len` bytes from `offset`.

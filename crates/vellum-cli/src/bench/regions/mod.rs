@@ -47,6 +47,14 @@ pub struct Args {
     pub thp_root: PathBuf,
 }
 
+impl Args {
+    /// Those of some folio sizes that are measured here; if none is, all that are.
+    pub fn those_of(&self, folios: &[u32]) -> Vec<u32> {
+        let those: Vec<u32> = folios.iter().copied().filter(|folio| self.folios.contains(folio)).collect();
+        if those.is_empty() { self.folios.clone() } else { those }
+    }
+}
+
 /// Everybody who is measured. A contender listed here appears in every table, chart and JSON row.
 pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
     let engine = Engine::of(args.size);
@@ -64,6 +72,8 @@ pub struct Subject {
     pub name: &'static str,
     /// What its headline says is done to the region.
     pub title: &'static str,
+    /// What is to be said of how it is measured, besides what holds for all of them.
+    pub method: &'static [(&'static str, &'static str)],
 }
 
 /// Measures `ops`, and tells of it.
@@ -82,7 +92,7 @@ fn cases(args: &Args) -> impl Iterator<Item = Case> {
 
 /// Runs everything, and returns the rows in the order of the operations asked for.
 fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Vec<Row> {
-    let mut timed: Vec<Op> = ops.iter().copied().filter(|&op| op != Op::Touch).collect();
+    let mut timed: Vec<Op> = ops.iter().copied().filter(|op| !matches!(op, Op::Touch | Op::In(_))).collect();
     if timed.is_empty() {
         timed.push(Op::Touch);
     }
@@ -95,6 +105,7 @@ fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Ve
             let outcomes = turns::take(contenders, &case, op, args.runs, &progress);
             rows::gather_touches(&mut all, &outcomes);
             rows.push(Row::new(op, case, &outcomes));
+            rows.extend(op.back().filter(|back| ops.contains(back)).map(|back| Row::new(back, case, &outcomes)));
         }
         rows.retain(|row| row.op != Op::Touch || row.case != case);
         if ops.contains(&Op::Touch) {
@@ -105,6 +116,7 @@ fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Ve
     rows
 }
 
-fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
+/// Reads a length.
+pub fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
     crate::size::parse(text)
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::bench::case::{Case, Op};
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
+use crate::bench::data::Data;
 use crate::bench::stats::Summary;
 use crate::bench::turns::Outcome;
 
@@ -65,11 +66,15 @@ impl Cell {
 }
 
 impl Row {
-    /// The row of `outcomes`. For [`Op::Touch`] their touches count.
+    /// The row of `outcomes`. For [`Op::Touch`] their touches count, for [`Op::In`] what they brought back.
     pub fn new(op: Op, case: Case, outcomes: &Columns<Outcome>) -> Row {
-        let samples =
-            |outcome: &Outcome| Cell::new(if op == Op::Touch { &outcome.touches } else { &outcome.ops }, outcome);
-        Row { op, case, cells: outcomes.map(samples), work: outcomes.vellum.work.filter(|_| op != Op::Touch) }
+        let of = |outcome: &Outcome| match op {
+            Op::Touch => Cell::new(&outcome.touches, outcome),
+            Op::In(_) => Cell::new(&outcome.backs, outcome),
+            _ => Cell::new(&outcome.ops, outcome),
+        };
+        let beside = matches!(op, Op::Touch | Op::In(_));
+        Row { op, case, cells: outcomes.map(of), work: outcomes.vellum.work.filter(|_| !beside) }
     }
 
     /// Median of a column in nanoseconds.
@@ -93,6 +98,7 @@ impl Row {
         let json = Json {
             bench,
             op: self.op.name(),
+            data: self.op.data().map(Data::name),
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
             bytes: self.case.bytes,
@@ -111,12 +117,14 @@ impl Row {
     }
 }
 
-/// The keys of a row. `skipped` (why there is no figure) and `fallback` (the share of the region that was not
+/// The keys of a row. `data` (what was in memory) appears only where it matters; `skipped` (why there is no figure) and `fallback` (the share of the region that was not
 /// what the row says) appear only where there is something to say.
 #[derive(Serialize)]
 struct Json {
     bench: &'static str,
     op: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'static str>,
     folio_kib: u32,
     huge: bool,
     bytes: u64,
@@ -207,6 +215,18 @@ mod tests {
         }
         let row = Row::new(Op::Touch, CASE, &all);
         assert_eq!(row.cells.linux.summary(), Summary::of(&[10, 20, 30, 40]));
+    }
+
+    #[test]
+    fn what_came_back_is_a_row_of_its_own_and_both_say_what_it_was() {
+        let outcomes =
+            Columns { page: Outcome { ops: vec![5], backs: vec![7], ..Outcome::default() }, ..Columns::default() };
+        let out = Op::Out(Data::Compressible);
+        let rows = [out, out.back().unwrap()].map(|op| Row::new(op, CASE, &outcomes).json("pageout"));
+        for (row, op, ns) in [(&rows[0], "out", 5), (&rows[1], "in", 7)] {
+            assert_eq!((&row["op"], &row["data"], &row["page_ns"]), (&op.into(), &"compressible".into(), &ns.into()));
+        }
+        assert!(Row::new(Op::Munmap, CASE, &outcomes).json("unmap").get("data").is_none());
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
     Section {
         id: subject.name,
         title: format!("{} {}, by folio size", subject.title, crate::size::show(bytes)),
-        method: method(runs),
+        method: method(subject, runs),
         parts: rows.chunk_by(|a, b| a.op == b.op).map(part).collect(),
         notes: notes(rows),
         json: rows.iter().map(|row| row.json(subject.name)).collect(),
@@ -24,7 +24,7 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
 
 fn part(rows: &[Row]) -> Part {
     let op = rows[0].op;
-    Part { title: op.name().to_owned(), text: what(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
+    Part { title: op.title(), text: what(op).to_owned(), chart: Some(chart(rows)), table: table(rows) }
 }
 
 fn what(op: Op) -> &'static str {
@@ -48,6 +48,14 @@ fn what(op: Op) -> &'static str {
              floor: each entry is read, written back without the right to write, and written into a table of the child; each \
              folio's descriptor gets the references."
         }
+        Op::Out(_) => {
+            "What is in the region is written to compressed memory (MADV_PAGEOUT), and its folios are freed. A page that one word \
+             fills is known by that word; any other is compressed by lz4."
+        }
+        Op::In(_) => {
+            "One byte is read in each page, in order: all of it comes back. The engine's faults enter no kernel here, which \
+             Linux's do: compare the two with the clock that counts instructions (vellum compare --icount)."
+        }
         Op::Touch => {
             "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. Reported, \
              not compared: zeroing is most of it, and a simulated machine has no exceptions to take."
@@ -55,7 +63,7 @@ fn what(op: Op) -> &'static str {
     }
 }
 
-fn method(runs: u32) -> Vec<(&'static str, String)> {
+fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
     let texts = [
         (
             "floor",
@@ -97,7 +105,7 @@ fn method(runs: u32) -> Vec<(&'static str, String)> {
              machine."
         ),
     )];
-    method.extend(texts.map(|(term, text)| (term, text.to_owned())));
+    method.extend(texts.iter().chain(subject.method).map(|&(term, text)| (term, text.to_owned())));
     method
 }
 
@@ -157,7 +165,7 @@ fn chart(rows: &[Row]) -> Chart {
         (!series.line.is_empty() || !series.lone.is_empty()).then_some(series)
     });
     Chart {
-        label: format!("{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic", rows[0].op.name()),
+        label: format!("{}: nanoseconds a page of 4 KiB by folio size, both axes logarithmic", rows[0].op.title()),
         y_name: "ns a page".to_owned(),
         scale: Scale::Decades,
         ticks,
@@ -181,8 +189,8 @@ fn notes(rows: &[Row]) -> Vec<String> {
             },
         };
         let name = match row.cells[column].notable_fallback() {
-            Some(share) => format!("{} {} ({:.0} %)", row.op.name(), row.case.label(), share * 100.0),
-            None => format!("{} {}", row.op.name(), row.case.label()),
+            Some(share) => format!("{} {} ({:.0} %)", row.op.title(), row.case.label(), share * 100.0),
+            None => format!("{} {}", row.op.title(), row.case.label()),
         };
         match reasons.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, names)) => names.push(name),
@@ -212,7 +220,7 @@ fn work(rows: &[Row]) -> Option<String> {
     let all: Vec<String> = rows.iter().filter_map(told).collect();
     let cleared = rows.iter().any(|row| row.work.is_some_and(|work| work.runs > 0));
     let what = if cleared { "TLB flushes / runs cleared" } else { "TLB flushes" };
-    let name = rows[0].op.name();
+    let name = rows[0].op.title();
     (!all.is_empty()).then(|| format!("vellum's {what} in one {name}: {}.", all.join(", ")))
 }
 
@@ -255,7 +263,7 @@ mod tests {
     #[test]
     fn a_row_that_fell_back_is_marked() {
         let linux = Outcome { ops: vec![2000], fallback: 0.2, ..Outcome::default() };
-        let section = of(&Subject { name: "unmap", title: "" }, &[row(Op::Munmap, 64, linux)], 1);
+        let section = of(&Subject { name: "unmap", title: "", method: &[] }, &[row(Op::Munmap, 64, linux)], 1);
         let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else { panic!("no figure") };
         assert!(main.ends_with(MARK), "{main}");
         assert!(section.notes.iter().any(|note| note.contains("munmap 64 KiB (20 %)")), "{:?}", section.notes);

@@ -62,11 +62,7 @@ pub struct Crowd {
 impl Args {
     /// As part of `bench all`: no more, and nothing longer, than `unmap` measures.
     pub fn beside(crowd: Crowd, unmap: &regions::Args) -> Args {
-        let mut folios = FOLIOS.to_vec();
-        folios.retain(|folio| unmap.folios.contains(folio));
-        if folios.is_empty() {
-            folios.clone_from(&unmap.folios);
-        }
+        let folios = unmap.those_of(&FOLIOS);
         Args { crowd, size: unmap.size.min(SIZE), runs: unmap.runs, folios, thp_root: unmap.thp_root.clone() }
     }
 }

@@ -7,7 +7,9 @@
 //! kernel's direct map. What a kernel has on top of it is not there: the entry by an exception or a system call, and the
 //! TLB instructions themselves, which are counted instead.
 
-use std::cell::OnceCell;
+mod swapped;
+
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -22,11 +24,11 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Access, Config, Cpu, Fast, Program};
 
-use super::case::{Case, Op, PAGE, TABLE_SPAN};
-use super::contender::{Column, Contender, Sample, Skip, Work};
-use super::memory;
-use super::shuffle::{SEED, shuffle};
-use super::walker::{Tables, Variant, Walker};
+use crate::bench::case::{Case, Op, PAGE, TABLE_SPAN};
+use crate::bench::contender::{Column, Contender, Sample, Skip, Work};
+use crate::bench::memory;
+use crate::bench::shuffle::{SEED, shuffle};
+use crate::bench::walker::{Tables, Variant, Walker};
 
 /// An address space of the simulated machine.
 pub type Space<'m> = AddressSpace<'m, Fast, X86_64>;
@@ -44,6 +46,8 @@ pub struct Engine {
 struct Booted {
     machine: &'static Machine<'static, Fast>,
     cpu: Cpu<'static, Fast>,
+    /// Whether it has swap.
+    swap: Cell<bool>,
 }
 
 impl Engine {
@@ -65,7 +69,7 @@ impl Engine {
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
-        Ok(self.booted.get_or_init(|| Booted { machine, cpu }))
+        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false) }))
     }
 }
 
@@ -202,13 +206,16 @@ impl Contender for ByRun {
         let touch_ns = booted.touch(&space, range)?;
         shape(&space, range, case)?;
         let between = Counted::now(booted.machine);
+        let fallback = before.fallback(&between, case);
+        if let Some(data) = op.data() {
+            if !booted.swap.replace(true) {
+                swapped::attach(booted.machine, case.bytes)?;
+            }
+            let swapped = swapped::measure(booted, &space, range, data)?;
+            return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..swapped });
+        }
         let (op_ns, after) = timed(booted, space, range, op)?;
-        Ok(Sample {
-            touch_ns: Some(touch_ns),
-            op_ns,
-            fallback: before.fallback(&between, case),
-            work: Some(between.work(&after)),
-        })
+        Ok(Sample { touch_ns: Some(touch_ns), back_ns: None, op_ns, fallback, work: Some(between.work(&after)) })
     }
 }
 
@@ -231,7 +238,7 @@ fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<
     let done = match op {
         Op::Dontneed => space.advise(range.start, range.len(), Advise::DontNeed).map_err(|e| Skip::system("advise", e)),
         Op::Protect => space.protect(range.start, range.len(), Prot::READ).map_err(|e| Skip::system("protect", e)),
-        Op::Munmap | Op::Touch | Op::Exit | Op::Fork => unmap(&space, range),
+        _ => unmap(&space, range),
     };
     let told = of(start);
     done.map(|()| told)

@@ -11,16 +11,21 @@
 //! the walk from the root. It fetches nothing ahead either, which the engine
 //! does: where descriptors lie far apart the engine can come close to it, or below. The question is how near it comes.
 //!
+//! Swapping out and in is in [`swapped`].
+//!
 //! `munmap`, `dontneed` and `exit` are the same loop here: what tells them apart is none of the floor's work.
+
+mod swapped;
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use bytemuck::Zeroable;
 
-use super::case::{Case, Op, TABLE_SPAN};
-use super::contender::{Column, Contender, Sample, Skip};
-use super::memory::Mapped;
+use crate::bench::case::{Case, Op, TABLE_SPAN};
+use crate::bench::contender::{Column, Contender, Sample, Skip};
+use crate::bench::memory::Mapped;
+use swapped::Swap;
 
 /// Entries of one table.
 const ENTRIES: usize = 512;
@@ -81,6 +86,7 @@ impl FreeList {
 #[derive(Default)]
 pub struct Floor {
     arena: Option<Arena>,
+    swap: Option<Swap>,
     elsewhere: Option<Mapped<u64>>,
 }
 
@@ -123,7 +129,7 @@ impl Contender for Floor {
 
     fn prepare(&mut self, case: &Case) -> Result<(), Skip> {
         if self.arena.as_ref().is_none_or(|arena| arena.case != *case) {
-            self.arena = None;
+            (self.arena, self.swap) = (None, None);
             self.arena = Some(Arena::new(case).map_err(|error| Skip::system("mmap", error))?);
         }
         Ok(())
@@ -135,12 +141,19 @@ impl Contender for Floor {
             return Err(Skip::system("mmap", "no memory"));
         };
         arena.fill();
+        if let Some(data) = op.data() {
+            let swap = match &mut self.swap {
+                Some(swap) => swap,
+                None => self.swap.insert(Swap::new(case).map_err(|error| Skip::system("mmap", error))?),
+            };
+            return swap.measure(arena, data);
+        }
         cool(&mut self.elsewhere)?;
         let start = Instant::now();
         let freed = arena.perform(op);
         let op_ns = start.elapsed().as_nanos() as u64;
         black_box(freed);
-        Ok(Sample { touch_ns: None, op_ns, fallback: 0.0, work: None })
+        Ok(Sample { touch_ns: None, back_ns: None, op_ns, fallback: 0.0, work: None })
     }
 }
 

@@ -1,0 +1,50 @@
+//! Swap, by the engine: to compressed memory and back.
+
+use std::time::Instant;
+
+use vellum::addr::VirtRange;
+use vellum::space::Advise;
+use vellum::swap::Compressed;
+use vellum_sim::Access;
+
+use super::{Booted, Counted, Fast, Machine, Sample, Space};
+use crate::bench::case::PAGE;
+use crate::bench::contender::Skip;
+use crate::bench::data::Data;
+
+/// Gives the machine compressed memory, as much as `bytes` become at worst. For as long as the machine is there.
+pub fn attach(machine: &'static Machine<'static, Fast>, bytes: u64) -> Result<(), Skip> {
+    let slots = (bytes / PAGE) as u32;
+    let store = Compressed::new(machine.frames(), slots).map_err(|error| Skip::system("swap", error))?;
+    let store: &'static Compressed = Box::leak(Box::new(store));
+    // SAFETY: it is never given back, and nobody else uses it.
+    let attached = unsafe { machine.swaps().attach(machine.frames(), store, slots, 0) };
+    attached.map(drop).map_err(|error| Skip::system("swap", error))
+}
+
+/// Measures going out and coming back of a touched region. All of it is in memory afterwards, and is what it was.
+pub fn measure(booted: &Booted, space: &Space<'_>, range: VirtRange, data: Data) -> Result<Sample, Skip> {
+    let program = booted.cpu.enter(space);
+    let pages = range.len() / PAGE;
+    for page in 0..pages {
+        program.write(range.start + page * PAGE, data.page(page).bytes()).map_err(fault)?;
+    }
+    let before = Counted::now(booted.machine);
+    let start = Instant::now();
+    space.advise(range.start, range.len(), Advise::PageOut).map_err(|error| Skip::system("advise", error))?;
+    let op_ns = start.elapsed().as_nanos() as u64;
+    let work = Some(before.work(&Counted::now(booted.machine)));
+    let left = range.len() - space.usage(range).swap;
+    if left > 0 {
+        return Err(Skip::Stayed(left / PAGE));
+    }
+    let start = Instant::now();
+    program.touch(range, PAGE, Access::Read).map_err(fault)?;
+    let back_ns = Some(start.elapsed().as_nanos() as u64);
+    data.check(pages, |number, page| program.read(range.start + number * PAGE, page.bytes_mut()).map_err(fault))?;
+    Ok(Sample { touch_ns: None, op_ns, back_ns, fallback: 0.0, work })
+}
+
+fn fault(error: impl std::fmt::Debug) -> Skip {
+    Skip::system("swap", format!("{error:?}"))
+}

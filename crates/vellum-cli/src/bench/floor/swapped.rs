@@ -1,0 +1,197 @@
+//! Swap, at the least: pages that a word fills are known by it, the others are compressed to where they stay; the entries
+//! say where. And back.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use bytemuck::Zeroable;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+
+use super::{ATTRIBUTES, Arena, Descriptor, ENTRIES, FIRST_FRAME, FRAME, FreeList, LARGE, Table, change_run};
+use crate::bench::case::{Case, PAGE};
+use crate::bench::contender::{Sample, Skip};
+use crate::bench::data::{Data, Page, WORDS};
+use crate::bench::memory::Mapped;
+
+/// Bytes that a page may become at worst.
+const LONGEST: usize = get_maximum_output_size(PAGE as usize);
+
+/// Bit of an entry whose page is out.
+const OUT: u64 = 1 << 1;
+
+/// What is known of a page that is out.
+#[derive(Clone, Copy, Zeroable)]
+struct Record {
+    /// Bytes that it became; 0 if a word fills it.
+    len: u64,
+    /// Where they are, or that word.
+    at: u64,
+}
+
+/// The memory of one case, kept between its runs.
+pub struct Swap {
+    pages: Mapped<Page>,
+    records: Mapped<Record>,
+    pieces: Mapped<u8>,
+    table: CompressTable,
+}
+
+impl Swap {
+    /// Memory for a case.
+    pub fn new(case: &Case) -> rustix::io::Result<Swap> {
+        let pages = case.pages() as usize;
+        Ok(Swap {
+            pages: Mapped::zeroed(pages)?,
+            records: Mapped::zeroed(pages)?,
+            pieces: Mapped::zeroed(pages * LONGEST)?,
+            table: CompressTable::small(),
+        })
+    }
+
+    /// Measures going out of a filled arena, and coming back.
+    pub fn measure(&mut self, arena: &mut Arena, data: Data) -> Result<Sample, Skip> {
+        // What is written here also drives the arena out of the caches.
+        (0..).zip(self.pages.iter_mut()).for_each(|(number, page)| *page = data.page(number));
+        let start = Instant::now();
+        black_box(self.take_out(arena));
+        let op_ns = start.elapsed().as_nanos() as u64;
+        // So that it is seen whether coming back brings them.
+        self.pages.fill(Page([0; WORDS]));
+        let start = Instant::now();
+        self.bring_back(arena);
+        let back_ns = Some(start.elapsed().as_nanos() as u64);
+        data.check(self.pages.len() as u64, |number, page| {
+            *page = self.pages[number as usize];
+            Ok(())
+        })?;
+        Ok(Sample { touch_ns: None, op_ns, back_ns, fallback: 0.0, work: None })
+    }
+
+    /// Keeps what all pages hold, and frees their folios. Returns how many.
+    #[inline(never)]
+    fn take_out(&mut self, arena: &mut Arena) -> u64 {
+        let huge = arena.case.huge;
+        let mut free = FreeList::default();
+        let mut end = 0;
+        for Table(table) in arena.tables.iter_mut() {
+            let mut rest = &mut table[..];
+            while let Some(&first) = rest.first() {
+                let head = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+                let Some(descriptor) = arena.descriptors.get_mut(head) else {
+                    break;
+                };
+                let limit = if huge { 1 } else { (descriptor.pages as usize).clamp(1, rest.len()) };
+                let run = change_run(&mut rest[..limit], first, |_, part| {
+                    part.iter_mut().for_each(|entry| *entry = ((*entry & FRAME) - (FIRST_FRAME << 12)) | OUT);
+                });
+                let pages = if huge { ENTRIES } else { run };
+                self.keep(head, pages, &mut end);
+                descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
+                descriptor.references = descriptor.references.wrapping_sub(run as u32);
+                if descriptor.references == 0 {
+                    free.push(head, descriptor);
+                }
+                rest = &mut rest[run..];
+            }
+        }
+        free.folios
+    }
+
+    /// Makes folios of the case's size of all that is kept.
+    #[inline(never)]
+    fn bring_back(&mut self, arena: &mut Arena) {
+        let per_entry = if arena.case.huge { ENTRIES } else { 1 };
+        let (folio, leaf) = (arena.case.pages_per_folio() as usize, if arena.case.huge { LARGE } else { 0 });
+        for Table(table) in arena.tables.iter_mut() {
+            for entries in table.chunks_mut(folio / per_entry) {
+                if entries[0] & OUT == 0 {
+                    break;
+                }
+                let slot = (entries[0] >> 12) as usize;
+                self.restore(slot, folio);
+                for entry in entries.iter_mut() {
+                    *entry = ((*entry & FRAME) + (FIRST_FRAME << 12)) | ATTRIBUTES | leaf;
+                }
+                let descriptor = &mut arena.descriptors[slot];
+                *descriptor = Descriptor {
+                    references: entries.len() as u32,
+                    maps: entries.len() as u32,
+                    pages: folio as u32,
+                    ..Descriptor::zeroed()
+                };
+            }
+        }
+    }
+
+    /// Keeps so many pages; `end` is where the pieces end.
+    #[inline(always)]
+    fn keep(&mut self, first: usize, count: usize, end: &mut usize) {
+        let pages = self.pages[first..].iter().zip(&mut self.records[first..]);
+        for (page, record) in pages.take(count) {
+            *record = match repeated(page) {
+                Some(word) => Record { len: 0, at: word },
+                None => {
+                    let room = &mut self.pieces[*end..*end + LONGEST];
+                    let len = compress_into_with_table(page.bytes(), room, &mut self.table).unwrap_or(0);
+                    let at = *end as u64;
+                    *end += len;
+                    Record { len: len as u64, at }
+                }
+            };
+        }
+    }
+
+    /// Makes so many pages of what is kept.
+    #[inline(always)]
+    fn restore(&mut self, first: usize, count: usize) {
+        let pages = self.pages[first..].iter_mut().zip(&self.records[first..]);
+        for (page, record) in pages.take(count) {
+            if record.len == 0 {
+                page.0.fill(record.at);
+            } else {
+                let piece = &self.pieces[record.at as usize..][..record.len as usize];
+                // What fails here is noticed by what is in the page.
+                let _ = decompress_into(piece, page.bytes_mut());
+            }
+        }
+    }
+}
+
+/// The word that fills a page, if one does.
+#[inline(always)]
+fn repeated(page: &Page) -> Option<u64> {
+    let word = page.0[0];
+    page.0.as_chunks::<16>().0.iter().all(|stretch| stretch.iter().all(|&other| other == word)).then_some(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::floor::PRESENT;
+
+    #[test]
+    fn every_folio_goes_once_and_comes_back_with_what_was_in_it() {
+        let small = [4, 64, 2048].map(|folio_kib| Case { bytes: 4 << 20, folio_kib, huge: false });
+        for case in small.into_iter().chain([Case { bytes: 4 << 20, folio_kib: 2048, huge: true }]) {
+            for data in [Data::SameFilled, Data::Compressible] {
+                let (mut arena, mut swap) = (Arena::new(&case).unwrap(), Swap::new(&case).unwrap());
+                arena.fill();
+                let before: Vec<u64> = arena.tables.iter().flat_map(|table| table.0).collect();
+                // What it brought back is checked in there.
+                swap.measure(&mut arena, data).unwrap();
+                assert!(arena.tables.iter().flat_map(|table| table.0).eq(before));
+                assert_eq!(swap.take_out(&mut arena), case.folios(), "{} {}", data.name(), case.label());
+                assert!(arena.descriptors.iter().all(|descriptor| descriptor.references == 0 && descriptor.maps == 0));
+                assert!(arena.tables.iter().flat_map(|table| table.0).all(|entry| entry & PRESENT == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_is_kept_in_a_word_only_if_one_fills_all_of_it() {
+        let mut page = Data::SameFilled.page(7);
+        assert_eq!(repeated(&page), Some(page.0[0]));
+        page.0[WORDS - 1] ^= 1;
+        assert_eq!(repeated(&page), None);
+    }
+}
