@@ -25,6 +25,7 @@
 //! | [`vma`] | areas |
 //! | [`cache`] | memory objects: shared memory and files |
 //! | [`space`] | address spaces |
+//! | [`reclaim`] | memory is short |
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn, missing_docs)]
 

@@ -41,6 +41,8 @@ pub(super) struct Held {
     pub(super) run: Run,
     /// Whether its contents may go.
     pub(super) lazy: bool,
+    /// Whose it is: what was isolated has a reference from that already.
+    whose: Whose,
 }
 
 struct Batch {
@@ -80,7 +82,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut left = ranges.iter();
         let mut range = *first;
         left.next();
-        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), lazy: false };
+        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), lazy: false, whose };
         loop {
             let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
             let mut batch = Batch { held: [nothing; RUNS], used: 0, pages: 0 };
@@ -101,13 +103,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             for held in &batch.held[..batch.used] {
                 let all = held.run.range(&self.tables.arch);
                 went += match room {
-                    _ if held.lazy => self.settle(&held.run, all, Way::Drop, &mut gather),
+                    _ if held.lazy => self.settle(held, all, Way::Drop, &mut gather),
                     Ok(()) => {
-                        let (pages, left) = self.send(&held.run, &mut gather);
+                        let (pages, left) = self.send(held, &mut gather);
                         room = left;
                         pages
                     }
-                    Err(NoRoom) => self.settle(&held.run, all, Way::Stay, &mut gather),
+                    Err(NoRoom) => self.settle(held, all, Way::Stay, &mut gather),
                 };
                 self.tables.platform().resched();
             }
@@ -176,7 +178,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if run.kind == Kind::Leaf && whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32 {
                 let was = run;
                 if let Some(lazy) = self.hold(&table, &mut run, whose, &batch.held[..batch.used], gather) {
-                    batch.held[batch.used] = Held { run: Run { len: run.len, ..was }, lazy };
+                    batch.held[batch.used] = Held { run: Run { len: run.len, ..was }, lazy, whose };
                     batch.used += 1;
                     batch.pages += run.frames(arch);
                 }
@@ -220,7 +222,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if *lazy.get_or_insert(state.has(flag::LAZY)) != state.has(flag::LAZY) {
                 break;
             }
-            frames.get_counts(head, frame, pages, 0);
+            if whose == Whose::Own {
+                frames.get_counts(head, frame, pages, 0);
+            }
             taken += pages;
         }
         let pages = if taken == 0 { stays } else { taken };
@@ -250,7 +254,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A part of what was held goes its way, where its entries are as they were left. Slots that nothing became of are given up, and so
     /// are the references. How many pages went.
-    pub(super) fn settle(&self, run: &Run, part: VirtRange, way: Way, gather: &mut Gather<'_, 'm, P>) -> u64 {
+    pub(super) fn settle(&self, held: &Held, part: VirtRange, way: Way, gather: &mut Gather<'_, 'm, P>) -> u64 {
+        let run = &held.run;
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let mut went = 0;
@@ -301,8 +306,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 // SAFETY: no entry was made of this part of what was allocated.
                 unsafe { machine.swaps().release(machine.frames(), part_of(slots, at - part.start, pages)) };
             }
-            for (head, frame, pages) in machine.frames().folios(pfn, pages) {
-                machine.put_refs(head, frame, pages);
+            if held.whose == Whose::Own {
+                for (head, frame, pages) in machine.frames().folios(pfn, pages) {
+                    machine.put_refs(head, frame, pages);
+                }
             }
             at = end;
         }

@@ -9,7 +9,7 @@ use crate::swap::{NoSlots, SwapRun, WriteError};
 use crate::table::{LockedTable, Run};
 use crate::tlb::Gather;
 
-use super::evict::{NoRoom, Way, Whose};
+use super::evict::{Held, NoRoom, Way, Whose};
 use super::{AddressSpace, AdviseError};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -22,7 +22,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn its entries into swap entries. How many
     /// pages went, and whether there is room for more: if not, what was not written stays.
-    pub(super) fn send(&self, run: &Run, gather: &mut Gather<'_, 'm, P>) -> (u64, Result<(), NoRoom>) {
+    pub(super) fn send(&self, held: &Held, gather: &mut Gather<'_, 'm, P>) -> (u64, Result<(), NoRoom>) {
+        let run = &held.run;
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let smallest = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
@@ -39,20 +40,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     largest = order - 1;
                     continue;
                 }
-                Err(_) => return (went + self.settle(run, rest, Way::Stay, gather), Err(NoRoom)),
+                Err(_) => return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom)),
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
             // SAFETY: the slots were allocated just now. The frames are held: whoever might have written to them has lost the right
             // before a flush, and won't have it back before they are settled.
             match unsafe { machine.swaps().write(machine.frames(), slots, self.held_at(run, at)) } {
-                Ok(()) => went += self.settle(run, block, Way::Swap(slots), gather),
+                Ok(()) => went += self.settle(held, block, Way::Swap(slots), gather),
                 Err(error) => {
                     // SAFETY: nobody else has seen these slots.
                     unsafe { machine.swaps().release(machine.frames(), slots) };
                     if error == WriteError::NoMemory {
-                        return (went + self.settle(run, rest, Way::Stay, gather), Err(NoRoom));
+                        return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom));
                     }
-                    self.settle(run, block, Way::Stay, gather);
+                    self.settle(held, block, Way::Stay, gather);
                 }
             }
             at = block.end;
