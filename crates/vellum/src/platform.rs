@@ -135,7 +135,14 @@ impl CpuSet {
 
     /// The members, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..MAX_CPUS).filter(|c| self.contains(*c))
+        self.words.iter().enumerate().flat_map(|(i, word)| {
+            let mut left = *word;
+            core::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(i * 64 + bit)
+            })
+        })
     }
 }
 
@@ -241,5 +248,22 @@ impl<T: Memory + Cpus + Tlb + Clock + Trace + Sync> Platform for T {}
 pub(crate) fn trace<P: Trace>(platform: &P, event: impl FnOnce() -> Event) {
     if P::ENABLED {
         platform.event(event());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn the_members_of_a_set_are_told_in_order() {
+        let members = [0, 1, 63, 64, 130, MAX_CPUS - 1];
+        let mut words = [0; MAX_CPUS / 64];
+        members.iter().for_each(|cpu| words[cpu / 64] |= 1 << (cpu % 64));
+        let set = CpuSet::from_words(words);
+        assert_eq!(set.iter().collect::<Vec<_>>(), members);
+        assert!((0..MAX_CPUS).all(|cpu| set.contains(cpu) == members.contains(&cpu)));
+        assert_eq!(CpuSet::default().iter().next(), None);
     }
 }

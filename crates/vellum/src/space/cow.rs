@@ -86,7 +86,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let frames = self.tables.machine.frames();
         let Some(page) = table.run(addr, addr + 1).filter(|run| self.is_shared(run)) else { return Seen::Changed };
         let (head, frame) = frames.head(page.pfn(arch));
-        if !frame.has(flag::OBJECT) {
+        // More mappings than it has pages are not all of this run, and neither are references without a mapping: mostly that is
+        // seen here, without a look at the run.
+        let counts = frame.counts();
+        if !frame.has(flag::OBJECT) && counts.refs == counts.maps && counts.maps <= 1 << frame.order() {
             // The run in which the page stands, no further back than to its folio's first page: so it begins with that folio.
             let before = (page.pfn(arch).0 - head.0) as u64;
             let first = page.va.saturating_sub(before << FRAME_SHIFT).max(area.range.start).max(table.base);

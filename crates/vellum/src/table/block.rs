@@ -123,16 +123,17 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         (left >> (self.shift() - FRAME_SHIFT)) as usize & !(block - 1)
     }
 
-    /// Whether writing a run can make a block whole, as far as is known without a look at its neighbours: what most faults write, a
-    /// page that is a folio by itself, can't.
+    /// Whether writing a run can make a block whole, as far as is known without a look at its neighbours: what most faults write,
+    /// a folio that is smaller than a block, can't.
     #[inline]
     pub(super) fn may_complete(&self, index: usize, run: &Run) -> bool {
         if A::JOINED == 0 || !self.tables.joins || run.kind != Kind::Leaf {
             return false;
         }
         let arch = &self.tables.arch;
-        let alone = run.len == 1 && self.tables.machine.frames().frame(run.pfn(arch)).order() == arch.page_order();
-        !alone && self.may_join(index, run.raw)
+        let small = run.len < 1 << arch.block_bits(self.level)
+            && run.frames(arch) == 1 << self.tables.machine.frames().frame(run.pfn(arch)).order();
+        !small && self.may_join(index, run.raw)
     }
 
     /// The pieces of `n` entries from `index` on, the first of which is to be `raw`, that can be blocks (`true`) or not.
@@ -172,6 +173,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             return self.write_joined(index, run.len, run.raw, Some(0));
         }
         let step = run.step(&self.tables.arch);
+        if run.joined == Joined::None {
+            // Read from another table, where it lay as it does here.
+            self.write(index, run.len, Some((0, 0)), (run.raw, step));
+            return self.join_around(index, run.len);
+        }
         self.pieces(index, run.len, run.raw, |index, n, raw, joined| match joined {
             true => self.write_joined(index, n, raw, Some(0)),
             false => self.write(index, n, Some((0, 0)), (raw, step)),
@@ -294,6 +300,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let may_join = self.may_join(index, new);
         if may_join && self.is_whole(index, run) {
             return self.rewrite_joined(run, index, run.len, new);
+        }
+        if may_join && run.joined == Joined::None && self.may_join(index, run.raw) {
+            // Nothing but what it maps and where could keep a block from being joined, and that stays.
+            self.rewrite_single(run, index, run.len, new);
+            return self.join_around(index, run.len);
         }
         self.part_at(index);
         self.part_at(index + run.len);

@@ -38,9 +38,9 @@ pub struct Run {
 /// How much of a run is joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// Nothing.
+    /// Nothing, though all of it that may be joined is: so there is no whole block in it that may.
     None,
-    /// What of it is has to be looked up.
+    /// What of it is, or may be, has to be looked up.
     Some,
     /// All of it; at its ends it may be parts of blocks.
     All,
@@ -49,7 +49,7 @@ pub enum Joined {
 impl Run {
     /// A run that nobody has read from a table.
     pub(crate) const fn new(va: u64, level: u8, kind: Kind, raw: u64, len: usize) -> Run {
-        Run { va, len, level, kind, raw, settled: false, joined: Joined::None }
+        Run { va, len, level, kind, raw, settled: false, joined: Joined::Some }
     }
 
     /// What to add to an entry for the next one.
