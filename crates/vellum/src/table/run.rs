@@ -38,7 +38,7 @@ pub struct Run {
 /// How much of a run is joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// Nothing, though all of it that may be joined is: so there is no whole block in it that may.
+    /// Nothing; and as what may be joined is, no whole block in it may.
     None,
     /// What of it is, or may be, has to be looked up.
     Some,
