@@ -40,6 +40,9 @@ impl Plot {
         match (got, expected) {
             (Ok(()), Ok(())) => self.model.touch(page, access == Access::Write, &on.rules(self.exact)),
             (Err(got), Err(expected)) if got == expected => {}
+            (Err(FaultError::Poisoned(at)), Ok(())) if on.may_be_lost(self.model.get(page)) => {
+                assert_eq!(at >> self.bounds.page_shift, page, "another page is lost");
+            }
             // Zeros that were to make place for memory that there was none of are gone.
             (Err(FaultError::OutOfMemory | FaultError::OverLimit(_)), Ok(())) if on.tight => {
                 self.model.blur(page..page + 1);
@@ -80,8 +83,8 @@ impl Plot {
     pub fn touch<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, write: bool) {
         let Some(program) = on.program else { return };
         let access = if write { Access::Write } else { Access::Read };
-        if on.tight {
-            // Where memory ends has to be known.
+        if on.uncertain() {
+            // Where it ends has to be known.
             for page in pages {
                 let value = (0x0101 * page) | 1;
                 self.program(on, Spot::At(page), 0, access, value);

@@ -8,12 +8,14 @@ use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind};
 use vellum::frame::{FrameKind, flag};
 use vellum::group::GroupId;
+use vellum::swap::{DEVICES, Slots, SwapRun};
 use vellum::vma::{AreaFlags, Prot};
 
 use super::host::Host;
 use super::look::areas_in;
 use super::model::{Page, SLOTS, areas_of};
 use super::presence::Presence;
+use super::swap::Glass;
 use super::walk::{self, Leaf, Space, Tree};
 
 /// A space, the group that pays for it, and its pages by all models.
@@ -35,16 +37,49 @@ struct Bill {
 pub fn take<H: Host>(
     host: &H,
     machine: &Machine<'_, H>,
+    glass: Glass,
     spaces: &[Counted<'_, '_, H>],
     parents: &[(GroupId, GroupId)],
 ) {
     let mut bills: BTreeMap<u16, Bill> = BTreeMap::new();
+    let mut slots = BTreeMap::new();
     for counted in spaces {
         let tree = walk::tree(host, counted.space);
         let bill = bills.entry(number(counted.group, parents)).or_default();
         check_space(host, machine, counted, &tree, bill);
+        check_swapped(host, machine, glass, counted, &tree);
+        tree.swapped.iter().for_each(|(_, run)| each_slot(run, |slot| *slots.entry(slot).or_default() += 1));
     }
     check_groups(machine, &bills, parents);
+    check_slots(host, machine, &slots);
+}
+
+fn each_slot(run: &SwapRun, f: impl FnMut((u8, u32))) {
+    let Slots { first, count } = run.slots;
+    (first..first + count).map(|slot| (run.device, slot)).for_each(f);
+}
+
+/// What is swapped out is what was stored.
+fn check_swapped<H: Host>(host: &H, machine: &Machine<'_, H>, glass: Glass, counted: &Counted<'_, '_, H>, tree: &Tree) {
+    for (at, run) in &tree.swapped {
+        let Some(page) = counted.pages.get(at) else { panic!("page {at:#x} is swapped out in no area") };
+        let found = glass.words(host, machine, *run);
+        assert_eq!(found, Ok(page.words), "page {at:#x} of {:?}, in {run:?}: the words {SLOTS:?}", counted.space.id());
+    }
+}
+
+/// Slots are referred to as often as entries name them, and no others are in use.
+fn check_slots<H: Host>(host: &H, machine: &Machine<'_, H>, slots: &BTreeMap<(u8, u32), u8>) {
+    for (&(device, slot), &entries) in slots {
+        // SAFETY: an entry has one.
+        let references = unsafe { machine.swaps().references(host, device, slot) };
+        assert_eq!(references, entries, "references to slot {slot} of device {device}");
+    }
+    for device in 0..DEVICES as u8 {
+        let Some(usage) = machine.swaps().usage(host, device) else { continue };
+        let named = slots.keys().filter(|(of, _)| *of == device).count();
+        assert_eq!(usage.used as usize, named, "slots in use of device {device}");
+    }
 }
 
 /// Groups are told apart by their place in the list: what they are called is the engine's business.
@@ -81,14 +116,15 @@ fn check_space<H: Host>(
     let table_frames = tree.tables.len() as u64 * per_page;
     assert_eq!(stats.tables, table_frames * FRAME_SIZE, "bytes of page tables");
     assert!(
-        !tree.leaves.is_empty() || !tree.markers.is_empty() || tree.tables.len() == 1,
+        [tree.leaves.len(), tree.swapped.len(), tree.markers.len()] != [0; 3] || tree.tables.len() == 1,
         "tables without pages: {:?}",
         tree.tables
     );
     bill.tables += table_frames;
 
     // A page that is not resident holds nothing.
-    let mapped: BTreeSet<u64> = tree.leaves.iter().flat_map(|leaf| leaf.page..leaf.page + leaf.pages).collect();
+    let leaves = tree.leaves.iter().flat_map(|leaf| leaf.page..leaf.page + leaf.pages);
+    let mapped: BTreeSet<u64> = leaves.chain(tree.swapped.iter().map(|(at, _)| *at)).collect();
     for (at, page) in counted.pages.iter().filter(|(at, _)| !mapped.contains(at)) {
         assert_eq!(page.words, [0; SLOTS.len()], "page {at:#x} is lost: {page:x?}");
     }
@@ -100,7 +136,9 @@ fn check_space<H: Host>(
     for leaf in &tree.leaves {
         resident += check_leaf(host, machine, counted, leaf, per_page, bill);
     }
-    assert_eq!((stats.anon, stats.file, stats.shmem, stats.swap), (resident * FRAME_SIZE, 0, 0, 0), "resident bytes");
+    let swapped = tree.swapped.len() as u64 * page_bytes;
+    let expected = (resident * FRAME_SIZE, 0, 0, swapped);
+    assert_eq!((stats.anon, stats.file, stats.shmem, stats.swap), expected, "resident and swapped bytes");
     assert!(stats.peak >= stats.anon, "{stats:?}");
     check_runs(space, tree, resident);
 }
@@ -143,17 +181,26 @@ fn check_runs<H: Host>(space: &Space<'_, H>, tree: &Tree, resident: u64) {
     // Nothing may fail while runs are shown: a table is locked then.
     let mut shown = Vec::new();
     space.runs(everything, |run| shown.push(*run));
-    let mut entries = Vec::new();
+    let (mut entries, mut swapped) = (Vec::new(), Vec::new());
     for run in shown.iter().filter(|run| !matches!(run.kind, Kind::None | Kind::Marker)) {
-        assert_eq!(run.kind, Kind::Leaf, "{run:?}");
         let shift = arch.level_shift(run.level);
+        if run.kind == Kind::Swap {
+            let named = arch.swapped(run.raw);
+            let pages = (run.len as u64) << (shift - arch.page_shift());
+            let page = |i| ((run.va >> arch.page_shift()) + i, (named.device, (named.slot + i) as u32));
+            swapped.extend((0..pages).map(page));
+            continue;
+        }
+        assert_eq!(run.kind, Kind::Leaf, "{run:?}");
         let entry = |i: u64| (run.va + (i << shift), run.pfn(arch).add((i << (shift - FRAME_SHIFT)) as u32));
         entries.extend((0..run.len as u64).map(entry));
     }
     let leaves = tree.leaves.iter().map(|leaf| (leaf.page << arch.page_shift(), leaf.pfn));
     assert!(leaves.eq(entries.iter().copied()), "runs are not what the tables hold: {entries:x?}");
+    let in_tables = tree.swapped.iter().map(|(at, run)| (*at, (run.device, run.slots.first >> arch.page_order())));
+    assert!(in_tables.eq(swapped.iter().copied()), "runs are not what the tables hold: {swapped:x?}");
     let usage = space.usage(everything);
-    assert_eq!((usage.resident, usage.swap), (resident * FRAME_SIZE, 0));
+    assert_eq!((usage.resident, usage.swap), (resident * FRAME_SIZE, (swapped.len() as u64) << arch.page_shift()));
     assert!(usage.dirty <= usage.resident && usage.huge <= usage.resident, "{usage:?}");
 }
 
@@ -197,6 +244,7 @@ pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u6
         machine.groups().remove(frames, *group).expect("nothing is charged to the group any more");
     }
     check_groups(machine, &BTreeMap::new(), &[]);
+    check_slots(host, machine, &BTreeMap::new());
     assert_eq!(frames.free_frames(), free_before, "free frames");
     for region in host.regions() {
         let mut at = region.base.pfn();

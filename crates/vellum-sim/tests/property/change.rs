@@ -2,17 +2,15 @@
 
 use std::ops::Range;
 
-use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
 use vellum::space::{Access, Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
 use vellum::vma::{AreaFlags, Prot};
 
 use super::expect::{self, Where};
 use super::host::Host;
-use super::model::{Kind, SLOTS};
+use super::model::Kind;
 use super::op::{Place, Span, Spot, advised};
 use super::plot::{Plot, Scene};
-use super::presence::Presence;
 use super::walk;
 
 /// So many areas of the engine's own choosing are kept.
@@ -161,6 +159,9 @@ impl Plot {
             _ => {}
         }
         let got = on.space.advise(addr, len, advise);
+        if advise == Advise::PageOut {
+            return self.paged_out(on, pages, got);
+        }
         if matches!(advise, Advise::DontNeed | Advise::DontNeedLocked) {
             return self.forgotten(on, pages, got, advise == Advise::DontNeedLocked);
         }
@@ -175,6 +176,20 @@ impl Plot {
             (Err(AdviseError::NotMapped), false) => {}
             (Err(AdviseError::TooManyAreas | AdviseError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("advise answers {got:x?}; is all of it mapped: {all}"),
+        }
+        self.check(on, &pages);
+    }
+
+    fn paged_out<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, got: Result<(), AdviseError>) {
+        let locked = self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        match got {
+            Err(AdviseError::Locked(_)) => assert!(locked, "no area is locked"),
+            Err(AdviseError::NotMapped) => assert!(!self.model.covers(pages.clone())),
+            got => {
+                assert_eq!(got, Ok(()));
+                assert!(!locked && self.model.covers(pages.clone()));
+                self.model.page_out(pages.clone());
+            }
         }
         self.check(on, &pages);
     }
@@ -213,9 +228,7 @@ impl Plot {
     /// Each page holds either what it held or nothing: find out which.
     fn look_again<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         for (at, page) in self.model.iter_mut(pages) {
-            let found = walk::find(on.host, on.space, at).map(|pa| walk::words(on.host, pa)).unwrap_or_default();
-            assert!(found == page.words || found == [0; SLOTS.len()], "page {at:#x} holds {found:x?}");
-            (page.words, page.presence, page.recorded) = (found, Presence::Unknown, Attrs::empty());
+            page.look_again(at, walk::find(on.host, on.space, at), |at| walk::words(on.host, at));
         }
     }
 }

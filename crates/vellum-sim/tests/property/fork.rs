@@ -6,11 +6,10 @@ use vellum_sim::Cpu;
 
 use super::dice::Dice;
 use super::host::Host;
-use super::model::SLOTS;
 use super::op::Choice;
 use super::plot::{Plot, Scene};
 use super::threads::Leaky;
-use super::walk::{self, Space};
+use super::walk::Space;
 
 /// Fork, look at all that the child has of the plot, and do a few things in both.
 pub fn run<'m, H: Host>(
@@ -49,7 +48,8 @@ pub fn run<'m, H: Host>(
 /// Nobody else is at work in the space: what a page holds is what stands where its entry points.
 fn look_at_all<H: Host>(on: &Scene<'_, '_, H>, plot: &Plot) {
     for (page, held) in plot.model.all() {
-        let found = walk::find(on.host, on.space, page).map(|pa| walk::words(on.host, pa));
-        assert_eq!(found.unwrap_or([0; SLOTS.len()]), held.words, "page {page:#x} of a child");
+        if let Some((found, _)) = on.words(page) {
+            assert_eq!(found, held.words, "page {page:#x} of a child");
+        }
     }
 }

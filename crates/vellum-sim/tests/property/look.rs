@@ -29,7 +29,7 @@ impl Plot {
                 let known = match page.presence {
                     Presence::Own | Presence::Zeros => Some(true),
                     Presence::Absent | Presence::Guard => Some(false),
-                    Presence::Unknown => None,
+                    Presence::Away | Presence::Unknown => None,
                 };
                 assert!(
                     known.is_none_or(|k| k == *resident),
@@ -92,9 +92,13 @@ impl Plot {
             assert_eq!(stats.locked, expect::locked(&self.model) * page);
             assert!(stats.peak >= stats.anon, "{stats:?}");
         }
-        if self.bounds.alone && self.exact && !on.tight {
-            let own = self.model.all().filter(|(_, page)| page.presence == Presence::Own).count() as u64;
-            assert_eq!((stats.anon, on.space.usage(everything).resident), (own * page, own * page));
+        if self.bounds.alone && self.exact && !on.uncertain() {
+            let count = |wanted| self.model.all().filter(|(_, page)| page.presence == wanted).count() as u64 * page;
+            let (own, away) = (count(Presence::Own), count(Presence::Away));
+            let usage = on.space.usage(everything);
+            assert_eq!((usage.resident, usage.swap), (stats.anon, stats.swap));
+            assert_eq!(stats.anon + stats.swap, own + away);
+            assert!(stats.anon >= own, "{own} of {stats:?}");
         }
     }
 }

@@ -20,6 +20,7 @@
 //! | `walk` | page tables, read from the machine's memory as hardware reads them |
 //! | `census` | the whole machine against all models, when nothing runs |
 //! | `cases`, `races` | small cases, on one CPU and on two |
+//! | `swap` | devices to swap to, and what is in their slots |
 //! | `setup` | what machine, spaces and actors a seed stands for |
 //! | `threads` | actors as threads of the host, or of a deterministic schedule |
 //! | `world` | a case: boot, rounds of operations and counting, exit |
@@ -45,6 +46,7 @@ pub mod remap;
 pub mod setup;
 pub mod shared;
 pub mod shrink;
+pub mod swap;
 pub mod threads;
 pub mod walk;
 pub mod watch;

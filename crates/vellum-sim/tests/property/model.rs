@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use vellum::addr::PhysAddr;
 use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
 use vellum::vma::{AreaFlags, Prot};
 
 use super::presence::Presence;
+use super::walk::Place;
 
 /// Where in a page words are written and looked at: at its ends, and around places where small folios of other page sizes
 /// would begin.
@@ -34,6 +36,17 @@ pub struct Page {
 }
 
 impl Page {
+    /// It was forgotten, or not; where its contents are tells. (Those of a slot others may bring back meanwhile.)
+    pub fn look_again(&mut self, at: u64, place: Place, words: impl Fn(PhysAddr) -> [u64; SLOTS.len()]) {
+        let found = match place {
+            Place::Nowhere => [0; SLOTS.len()],
+            Place::Memory(pa) => words(pa),
+            Place::Swap(_) => self.words,
+        };
+        assert!(found == self.words || found == [0; SLOTS.len()], "page {at:#x} holds {found:x?}");
+        (self.words, self.presence, self.recorded) = (found, Presence::Unknown, Attrs::empty());
+    }
+
     /// What is in it is forgotten.
     pub fn clear(&mut self) {
         (self.words, self.recorded) = ([0; SLOTS.len()], Attrs::empty());

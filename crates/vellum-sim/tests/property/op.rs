@@ -129,6 +129,7 @@ enum Form {
     Pin,
     Forget,
     Advice,
+    PageOut,
     Load,
     Store,
     Touch,
@@ -142,7 +143,7 @@ enum Form {
     Policy,
 }
 
-const FORMS: [(u64, Form); 23] = [
+const FORMS: [(u64, Form); 24] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
@@ -155,6 +156,7 @@ const FORMS: [(u64, Form); 23] = [
     (20, Form::Pin),
     (60, Form::Forget),
     (30, Form::Advice),
+    (40, Form::PageOut),
     (230, Form::Load),
     (260, Form::Store),
     (40, Form::Touch),
@@ -233,6 +235,7 @@ impl Choice {
             Form::Forget if dice.percent(10) => Op::Advise(span(dice), Advise::DontNeedLocked),
             Form::Forget => Op::Advise(span(dice), Advise::DontNeed),
             Form::Advice => Op::Advise(span(dice), dice.weighted(&ADVICE)),
+            Form::PageOut => Op::Advise(span(dice), Advise::PageOut),
             Form::Load => Op::Load(spot(dice), slot(dice)),
             // Never 0: that would look like a page that nobody wrote to.
             Form::Store => Op::Store(spot(dice), slot(dice), dice.any() | 1),

@@ -10,10 +10,11 @@ use vellum_sim::Program;
 
 use super::expect::{self, Bounds};
 use super::host::Host;
-use super::model::Model;
+use super::model::{Model, Page, SLOTS};
 use super::op::{Op, Span, Spot, Window};
-use super::presence::Rules;
-use super::walk::Space;
+use super::presence::{Presence, Rules};
+use super::swap::Glass;
+use super::walk::{self, Space};
 
 /// What an actor has of a space.
 #[derive(Clone)]
@@ -36,6 +37,9 @@ pub struct Scene<'s, 'm, H: Host> {
     pub program: Option<&'s Program<'s, H, Space<'m, H>>>,
     /// Whether memory may run out.
     pub tight: bool,
+    /// Whether swap devices may fail to read.
+    pub unreadable: bool,
+    pub glass: Glass,
 }
 
 impl<H: Host> Scene<'_, '_, H> {
@@ -47,6 +51,31 @@ impl<H: Host> Scene<'_, '_, H> {
         let zeros = (self.machine.frames().total() / 1024).max(1).ilog2().clamp(4, 9);
         let zeros = zeros.saturating_sub(u32::from(vellum::arch::Arch::page_order(self.space.arch())));
         Rules { exact, orders, zeros }
+    }
+}
+
+impl<H: Host> Scene<'_, '_, H> {
+    /// Whether bringing several pages may end anywhere.
+    pub fn uncertain(&self) -> bool {
+        self.tight || self.unreadable
+    }
+
+    /// Whether what is in this page may be out of reach for now.
+    pub fn may_be_lost(&self, page: Option<&Page>) -> bool {
+        self.unreadable && page.is_some_and(|page| matches!(page.presence, Presence::Away | Presence::Unknown))
+    }
+
+    /// What a page holds, and whether it is swapped out. None: nobody can tell, because the device fails.
+    pub fn words(&self, page: u64) -> Option<([u64; SLOTS.len()], bool)> {
+        match walk::find(self.host, self.space, page) {
+            walk::Place::Nowhere => Some(([0; SLOTS.len()], false)),
+            walk::Place::Memory(at) => Some((walk::words(self.host, at), false)),
+            walk::Place::Swap(slots) => match self.glass.words(self.host, self.machine, slots) {
+                Ok(words) => Some((words, true)),
+                Err(_) if self.unreadable => None,
+                Err(error) => panic!("page {page:#x}: {error}"),
+            },
+        }
     }
 }
 

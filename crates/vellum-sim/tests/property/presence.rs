@@ -8,10 +8,11 @@
 //!   and goes on as if the page had never been touched.
 //!
 //! That is exact where nobody else has faults in the same area and memory does not run out. Elsewhere a page is sure to be
-//! resident once it was written, until it is unmapped or forgotten; of others nothing is known.
+//! resident once it was written, until it is unmapped or forgotten, or swapped out; of others nothing is known.
 
 use std::ops::Range;
 
+use vellum::arch::Attrs;
 use vellum::frame::LARGEST_FOLIO;
 use vellum::frame::policy::Advice;
 
@@ -26,6 +27,8 @@ pub enum Presence {
     Zeros,
     /// Memory of the space's own.
     Own,
+    /// The same, or swapped out.
+    Away,
     /// One of these.
     Unknown,
     /// Nothing, and it may not be touched: a guard.
@@ -79,6 +82,9 @@ impl Model {
         if presence == Presence::Guard {
             return;
         }
+        if presence == Presence::Away {
+            return self.set(page..page + 1, Presence::Own);
+        }
         if !rules.exact {
             if write {
                 self.set(page..page + 1, Presence::Own);
@@ -86,7 +92,7 @@ impl Model {
             return;
         }
         match presence {
-            Presence::Own | Presence::Guard => return,
+            Presence::Own | Presence::Away | Presence::Guard => return,
             Presence::Zeros | Presence::Unknown if !write => return,
             Presence::Absent => {}
             Presence::Zeros | Presence::Unknown => {
@@ -122,7 +128,7 @@ impl Model {
                 continue;
             }
             let has = |wanted: &[Presence]| self.iter(block.clone()).any(|(_, p)| wanted.contains(&p.presence));
-            if !has(&[Presence::Own, Presence::Zeros, Presence::Guard]) {
+            if !has(&[Presence::Own, Presence::Away, Presence::Zeros, Presence::Guard]) {
                 return (order, !has(&[Presence::Unknown]));
             }
         }
@@ -132,8 +138,17 @@ impl Model {
     /// Something ended halfway: nothing but what is the space's own for sure is known of these pages any more.
     pub fn blur(&mut self, pages: Range<u64>) {
         for (_, page) in self.iter_mut(pages) {
-            if !matches!(page.presence, Presence::Own | Presence::Guard) {
+            if !matches!(page.presence, Presence::Own | Presence::Away | Presence::Guard) {
                 page.presence = Presence::Unknown;
+            }
+        }
+    }
+
+    /// What these pages hold may have been swapped out, and what hardware has recorded with it.
+    pub fn page_out(&mut self, pages: Range<u64>) {
+        for (_, page) in self.iter_mut(pages) {
+            if page.presence == Presence::Own {
+                (page.presence, page.recorded) = (Presence::Away, Attrs::empty());
             }
         }
     }

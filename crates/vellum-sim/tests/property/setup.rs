@@ -12,6 +12,7 @@ use vellum_sim::{Config, Silicon, TlbModel};
 
 use super::dice::{Dice, derive};
 use super::op::{Choice, Step, Window};
+use super::swap;
 
 /// What to draw from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +103,10 @@ pub struct Setup<A> {
     pub policy: bool,
     /// Entries that a run may have.
     pub cap: usize,
+    /// Devices to swap to.
+    pub swap: Vec<swap::Plan>,
+    /// How many of their writes and reads fail, in a hundred.
+    pub broken: (u8, u8),
     /// By actor.
     pub choices: Vec<Choice>,
 }
@@ -145,6 +150,9 @@ impl<A: Family> Setup<A> {
             Choice { whole: whole(&own), own, plots, policy }
         });
         let choices = choices.collect();
+        let swap = devices(dice, arch.page_order());
+        let percent = |dice: &mut Dice| dice.weighted(&[(70, 0), (20, 5), (10, 40)]);
+        let broken = (percent(dice), percent(dice));
         let tlb = dice.one_of(&[0, 1, 2]);
         let mut config = Config::with_arch(arch, 0).regions(memory).cpus(cpus);
         if A::LEAVES_RECORDS && dice.percent(35) {
@@ -166,6 +174,8 @@ impl<A: Family> Setup<A> {
             knobs,
             policy,
             cap: dice.weighted(&[(80, usize::MAX), (8, 1), (6, 3), (6, 16)]),
+            swap,
+            broken,
             choices,
         }
     }
@@ -218,6 +228,17 @@ fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
         if tight && dice.percent(60) { 50 + dice.below(1500) } else { u64::MAX }
     };
     (0..groups).map(|at| (dice.below(at as u64 + 1) as usize, limit(dice))).collect()
+}
+
+/// Up to three devices, of which some are soon full.
+fn devices(dice: &mut Dice, page_order: u8) -> Vec<swap::Plan> {
+    let device = |dice: &mut Dice| swap::Plan {
+        disk: dice.percent(50),
+        slots: dice.weighted(&[(20, 60), (30, 700), (50, 20_000)]) << page_order,
+        priority: dice.below(2) as i16,
+    };
+    let devices = dice.weighted(&[(15, 0), (45, 1), (25, 2), (15, 3)]);
+    (0..devices).map(|_| device(dice)).collect()
 }
 
 /// For each actor the windows of its plot in one space. Those of several actors are side by side, at pages where no table

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use vellum::AddressSpace;
 use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr};
 use vellum::arch::{Arch, Attrs, Kind};
+use vellum::swap::{Slots, SwapRun};
 
 use super::host::Host;
 use super::model::SLOTS;
@@ -31,6 +32,8 @@ pub struct Tree {
     pub leaves: Vec<Leaf>,
     /// Pages with a marker.
     pub markers: Vec<u64>,
+    /// Pages that are swapped out, and their slots.
+    pub swapped: Vec<(u64, SwapRun)>,
     /// Tables, the root included.
     pub tables: Vec<Pfn>,
 }
@@ -78,6 +81,11 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
                 pfn: arch.leaf_pfn(raw, level),
                 attrs: arch.attrs(raw, level) | recorded(host, arch, (table, level), index),
             }),
+            Kind::Swap => {
+                let first = va >> arch.page_shift();
+                let pages = first..first + (1 << (shift - arch.page_shift()));
+                tree.swapped.extend(pages.map(|page| (page, slots(arch, raw, page - first))));
+            }
             Kind::Marker => tree.markers.push(va >> arch.page_shift()),
             kind => panic!("{va:#x}: {kind:?} ({raw:#x}) at rest, at level {level}"),
         }
@@ -96,8 +104,23 @@ fn recorded<A: Arch>(host: &impl Host, arch: &A, (table, level): (Pfn, u8), inde
     block.fold(Attrs::empty(), |all, i| all | arch.attrs(entry(i), level) & Attrs::HARDWARE)
 }
 
-/// Where a page is in memory, if it is resident. The page must stay so meanwhile.
-pub fn find<H: Host>(host: &H, space: &Space<'_, H>, page: u64) -> Option<PhysAddr> {
+/// Where the contents of a page are.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    Nowhere,
+    Memory(PhysAddr),
+    Swap(SwapRun),
+}
+
+/// The slots of the n-th page of what an entry says is swapped out.
+fn slots(arch: &impl Arch, raw: u64, n: u64) -> SwapRun {
+    let swapped = arch.swapped(raw);
+    let first = ((swapped.slot + n) as u32) << arch.page_order();
+    SwapRun { device: swapped.device, slots: Slots { first, count: 1 << arch.page_order() } }
+}
+
+/// Where a page is. It must stay so meanwhile.
+pub fn find<H: Host>(host: &H, space: &Space<'_, H>, page: u64) -> Place {
     let arch = space.arch();
     let va = page << arch.page_shift();
     let (mut table, mut level) = (space.root(), arch.levels());
@@ -108,9 +131,13 @@ pub fn find<H: Host>(host: &H, space: &Space<'_, H>, page: u64) -> Option<PhysAd
             Kind::Leaf => {
                 let inside = va & ((1 << arch.level_shift(level)) - 1);
                 let raw = arch.single(raw, arch.index(va, level));
-                return Some(PhysAddr(arch.leaf_addr(raw, level).0 + inside));
+                return Place::Memory(PhysAddr(arch.leaf_addr(raw, level).0 + inside));
             }
-            _ => return None,
+            Kind::Swap => {
+                let inside = va & ((1 << arch.level_shift(level)) - 1);
+                return Place::Swap(slots(arch, raw, inside >> arch.page_shift()));
+            }
+            _ => return Place::Nowhere,
         }
     }
 }

@@ -20,6 +20,7 @@ use super::model::Model;
 use super::op::{Op, Step};
 use super::plot::{Plot, Scene};
 use super::setup::{Family, Setup};
+use super::swap::{Devices, Glass};
 use super::threads::{Doing, Leaky, Threads, together};
 use super::walk::Space;
 use super::watch::Case;
@@ -38,6 +39,8 @@ struct World<'m, H: Host> {
     case: &'m Arc<Case>,
     spaces: Vec<Leaky<Space<'m, H>>>,
     groups: Vec<(GroupId, GroupId)>,
+    /// One for each actor, and one for the census.
+    glasses: Vec<Glass>,
 }
 
 /// Run these steps, by actor. Panics when something is not as it should be.
@@ -55,9 +58,12 @@ pub fn run<H: Host<Arch: Family>>(
     machine.policy().set_global(setup.knobs[0]);
     (1..=LARGEST_FOLIO).for_each(|order| machine.policy().set(order, setup.knobs[usize::from(order)]));
     let groups = make_groups(&machine, &setup.groups);
+    let devices = Devices::new(&machine, setup.seed, &setup.swap);
+    devices.attach(&machine, &setup.swap);
+    let glasses = (0..=setup.actors).map(|_| Glass::new(&machine, setup.arch.page_order())).collect();
     host.booted();
     let free = machine.frames().free_frames();
-    let mut world = World { host, machine: &machine, setup, case, spaces: Vec::new(), groups };
+    let mut world = World { host, machine: &machine, setup, case, spaces: Vec::new(), groups, glasses };
     for group in &setup.spaces {
         world.spaces.push(world.new_space(*group).expect("memory for an empty space"));
     }
@@ -65,8 +71,10 @@ pub fn run<H: Host<Arch: Family>>(
     drop(seat);
     for round in 0..setup.plan.rounds {
         host.fail_allocations(if setup.tight { setup.plan.fail } else { 0 });
+        devices.fail(setup.broken.0, setup.broken.1);
         world.round(round, steps, &mut actors, threads);
         host.fail_allocations(0);
+        devices.fail(0, 0);
         let _seat = host.seat(0);
         world.count(&actors);
     }
@@ -113,7 +121,7 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
                 windows: windows.clone(),
                 bounds: self.bounds(alone),
                 elsewhere: Vec::new(),
-                exact: self.setup.small() || alone && !self.setup.tight,
+                exact: self.setup.small() || alone && !self.setup.tight && self.setup.broken.1 == 0,
             }
         });
         let own = self.setup.private.then(|| self.new_space(self.own_group(actor))).flatten();
@@ -181,11 +189,11 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
         if let Some(space) = self.spaces.get(step.plot) {
             if let Op::Fork(seed, _) = step.op {
                 let choice = &self.setup.choices[at];
-                let on = self.scene(space, programs[step.plot].as_ref());
+                let on = self.scene(space, at, programs[step.plot].as_ref());
                 let child = fork::run(&on, plot, cpu, choice, (step.plot, seed));
                 return child.into_iter().for_each(|(child, _)| child.end());
             }
-            return plot.apply(&self.scene(space, programs[step.plot].as_ref()), step.op);
+            return plot.apply(&self.scene(space, at, programs[step.plot].as_ref()), step.op);
         }
         if step.op == Op::Exec || actor.own.is_none() {
             actor.own.take().into_iter().for_each(Leaky::end);
@@ -197,7 +205,7 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
             let choice = &self.setup.choices[at];
             let child = {
                 let program = cpu.enter(&**space);
-                fork::run(&self.scene(space, Some(&program)), plot, cpu, choice, (step.plot, seed))
+                fork::run(&self.scene(space, at, Some(&program)), plot, cpu, choice, (step.plot, seed))
             };
             let Some((mut child, twin)) = child else { return };
             if stays {
@@ -208,16 +216,25 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
         }
         if let Some(space) = &actor.own {
             let program = cpu.enter(&**space);
-            plot.apply(&self.scene(space, Some(&program)), step.op);
+            plot.apply(&self.scene(space, at, Some(&program)), step.op);
         }
     }
 
     fn scene<'s>(
         &'s self,
         space: &'s Space<'m, H>,
+        actor: usize,
         program: Option<&'s Program<'s, H, Space<'m, H>>>,
     ) -> Scene<'s, 'm, H> {
-        Scene { host: self.host, machine: self.machine, space, program, tight: self.setup.tight }
+        Scene {
+            host: self.host,
+            machine: self.machine,
+            space,
+            program,
+            tight: self.setup.tight,
+            unreadable: self.setup.broken.1 > 0,
+            glass: self.glasses[actor],
+        }
     }
 
     /// Compare everything.
@@ -234,7 +251,7 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
             Some(Counted { space, group: id(&self.groups, self.own_group(at)), pages })
         });
         let all: Vec<Counted<'_, 'm, H>> = shared.chain(own).collect();
-        census::take(self.host, self.machine, &all, &self.groups);
+        census::take(self.host, self.machine, self.glasses[self.setup.actors], &all, &self.groups);
         let used: u64 = all.iter().map(|counted| counted.space.stats().tables >> FRAME_SHIFT).sum();
         assert!(self.machine.frames().free_frames() + used <= self.machine.frames().total());
         let actors = self.setup.actors;
