@@ -4,12 +4,12 @@ use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
+use vellum::space::{Access, Advise, FaultError, Limits, MapFlags, MapRequest};
 use vellum::stats::{Counter, SizeCounter};
-use vellum::swap::Compressed;
+use vellum::swap::{Compressed, DetachError};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Cpu, Hostility, Silicon, Strict, Strictness};
+use vellum_sim::{Config, Cpu, Disk, Hostility, Refusal, Silicon, Strict, Strictness};
 
 const BASE: u64 = 0x20_0000_0000;
 const HUGE: u64 = 2 << 20;
@@ -111,6 +111,9 @@ in_every_format! {
     slots_go_with_their_entries => unmaps,
     neighbours_come_back_together => neighbours,
     what_a_limit_leaves_no_room_for_stays_out => alone,
+    what_was_written_is_known_while_it_is_away => tracked,
+    a_device_is_emptied => emptied,
+    a_device_is_emptied_as_far_as_memory_goes => emptied_in_part,
 }
 
 /// The contents come back, and all counts are as before.
@@ -280,6 +283,102 @@ fn alone<A: Silicon>(arch: A) {
         }
         assert_eq!(held(&space, all), (3 * page, 29 * page));
         assert!(on.cpu.enter(&space).load_u64(BASE + 3 * page).is_err());
+    });
+}
+
+/// Which pages were written since somebody asked is told of those that are swapped out too, and is the same when they are back.
+fn tracked<A: Silicon>(arch: A) {
+    if !arch.supported().contains(Attrs::SOFT_DIRTY) {
+        return;
+    }
+    on(arch, 64 << 20, 4096, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = 1 << arch.page_shift();
+        let space = on.space();
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        let written = || {
+            let mut pages = Vec::new();
+            space.runs(range(BASE, 64 * page), |run| {
+                let attrs = if run.kind == Kind::Swap { arch.swapped(run.raw).attrs } else { run.attrs(&arch) };
+                let first = (run.va - BASE) / page;
+                let all = first..first + run.range(&arch).len() / page;
+                pages.extend(all.filter(|_| attrs.contains(Attrs::SOFT_DIRTY)));
+            });
+            pages
+        };
+        space.advise(BASE, 32 * page, Advise::PageOut).unwrap();
+        assert_eq!((written(), held(&space, range(BASE, 64 * page)).1), ((0..64).collect(), 32 * page));
+        space.track_writes().unwrap();
+        assert_eq!(written(), []);
+        // To read is not to write, and what is written is told also when it was away before, or goes after.
+        [3, 40].iter().for_each(|i| assert_eq!(on.load(&space, BASE + i * page), *i));
+        [5, 41].iter().for_each(|i| on.store(&space, BASE + i * page, *i));
+        assert_eq!(written(), [5, 41]);
+        space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+        assert_eq!((written(), held(&space, range(BASE, 64 * page)).0), (vec![5, 41], 0));
+        (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+        assert_eq!(written(), [5, 41]);
+    });
+}
+
+/// What a closed device has comes back, whatever may be done there, and then it can go.
+fn emptied<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = 1 << arch.page_shift();
+        let disk = Disk::new(1);
+        // SAFETY: nobody else uses it, and it is detached below.
+        let other = unsafe { on.machine.swaps().attach(on.machine.frames(), &disk, 4096, 1) }.unwrap();
+        let space = on.space();
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        space.advise(BASE, 48 * page, Advise::PageOut).unwrap();
+        let swaps = on.machine.swaps();
+        swaps.close(on.sim, other).unwrap();
+        space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+        assert_eq!((disk.used() as u64, on.used() as u64), (48 * (page >> 12), 16 * (page >> 12)));
+        space.protect(BASE, 20 * page, Prot::empty()).unwrap();
+        let child = space.fork().unwrap();
+        assert_eq!(swaps.detach(on.machine.frames(), other), Err(DetachError::InUse(48 * (page >> 12) as u32)));
+        // While nothing can be read, nothing is lost.
+        let lost = BASE + 20 * page;
+        disk.refuse_reads(Refusal::Percent(100));
+        assert_eq!(space.swap_off(other), Err(FaultError::Poisoned(BASE)));
+        assert_eq!(held(&space, range(BASE, 64 * page)), (0, 64 * page));
+        disk.refuse_reads(Refusal::Never);
+        space.unmap(lost, page).unwrap();
+        assert_eq!(space.swap_off(other), Ok(()));
+        assert_eq!(held(&space, range(BASE, 64 * page)), (47 * page, 16 * page));
+        assert_eq!(held(&child, range(BASE, 64 * page)), (0, 64 * page));
+        assert_eq!(child.swap_off(other), Ok(()));
+        swaps.detach(on.machine.frames(), other).unwrap();
+        for space in [&space, &child] {
+            space.protect(BASE, 20 * page, Prot::READ | Prot::WRITE).unwrap();
+            let kept = (0..64).filter(|i| *i != 20);
+            kept.for_each(|i| assert_eq!(on.load(space, BASE + i * page), i));
+        }
+        assert_eq!(on.load(&child, lost), 20);
+    });
+}
+
+/// When memory runs out, what has not come back is where it was.
+fn emptied_in_part<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        let page = 1 << arch.page_shift();
+        let space = on.space();
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
+        on.machine.swaps().close(on.sim, on.device).unwrap();
+        on.sim.refuse(Refusal::From(11));
+        assert_eq!(space.swap_off(on.device), Err(FaultError::OutOfMemory));
+        on.sim.refuse(Refusal::Never);
+        assert_eq!(held(&space, range(BASE, 64 * page)), (10 * page, 54 * page));
+        (0..64).step_by(9).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+        assert_eq!(space.swap_off(on.device), Ok(()));
+        assert_eq!((held(&space, range(BASE, 64 * page)).1, on.used()), (0, 0));
+        (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
     });
 }
 

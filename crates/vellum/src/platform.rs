@@ -193,11 +193,30 @@ pub trait Trace {
     /// Something is about to happen (for writes: has not happened yet). May run other simulated CPUs meanwhile.
     fn event(&self, event: Event);
 
-    /// Asked before each allocation of `1 << order` frames; `false` makes it fail. Only asked when `ENABLED`.
-    fn allow_allocation(&self, order: u8) -> bool {
-        let _ = order;
+    /// Asked wherever the engine may be refused something; `false` has it refused. Only asked when `ENABLED`.
+    fn allow(&self, wanted: Wanted) -> bool {
+        let _ = wanted;
         true
     }
+}
+
+/// What the engine may be refused: see [`Trace::allow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A block of frames.
+    Frames,
+    /// A block of swap slots.
+    Slots,
+    /// One more reference to each of some slots in use.
+    References,
+    /// A folio that nobody has pinned, to be swapped out. Refused, it passes for pinned.
+    Unpinned,
+}
+
+/// Whether the engine may have what it wants.
+#[inline(always)]
+pub(crate) fn allows<P: Platform>(platform: &P, wanted: Wanted) -> bool {
+    !P::ENABLED || platform.allow(wanted)
 }
 
 /// See [`Trace`]. Frames are first frame and count.

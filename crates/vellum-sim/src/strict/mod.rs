@@ -46,7 +46,7 @@ use std::{mem, thread};
 
 use vellum::addr::{Pfn, PhysAddr};
 use vellum::arch::X86_64;
-use vellum::platform::{Event, SpaceId};
+use vellum::platform::{Event, SpaceId, Wanted};
 
 use crate::hardware::{Hardware, Simulated};
 use crate::inject::{Injector, Refusal};
@@ -66,7 +66,8 @@ pub struct Strict<A = X86_64> {
     /// Never held while another CPU gets a turn: coroutines share one thread of the host.
     checker: Mutex<Checker<A>>,
     adversary: Adversary,
-    injector: Injector,
+    /// One for each of [`Wanted`].
+    injectors: [Injector; 4],
     violations: Mutex<Vec<Violation>>,
     /// A rule was broken, and whoever noticed is panicking: nobody else goes on.
     stopped: AtomicBool,
@@ -88,7 +89,7 @@ impl<A: Silicon> Strict<A> {
             collect: strictness.collect,
             checker: Mutex::new(checker),
             adversary: Adversary::new(strictness.seed, strictness.hostility),
-            injector: Injector::new(strictness.seed ^ 0x5eed),
+            injectors: std::array::from_fn(|at| Injector::new(strictness.seed ^ 0x5eed ^ at as u64)),
             violations: Mutex::new(Vec::new()),
             stopped: AtomicBool::new(false),
             ticks: AtomicU64::new(0),
@@ -127,12 +128,22 @@ impl<A: Silicon> Strict<A> {
 
     /// Which allocations fail from now on.
     pub fn refuse(&self, refusal: Refusal) {
-        self.injector.set(refusal);
+        self.refuse_wanted(Wanted::Frames, refusal);
+    }
+
+    /// Which of the other things that the engine wants it is refused from now on.
+    pub fn refuse_wanted(&self, wanted: Wanted, refusal: Refusal) {
+        self.injectors[wanted as usize].set(refusal);
+    }
+
+    /// How often it wanted that, and was refused, since the last [`Strict::refuse_wanted`].
+    pub fn wanted(&self, wanted: Wanted) -> (u64, u64) {
+        self.injectors[wanted as usize].counts()
     }
 
     /// Allocations asked for, and refused, since the last [`Strict::refuse`].
     pub fn allocations(&self) -> (u64, u64) {
-        self.injector.counts()
+        self.wanted(Wanted::Frames)
     }
 
     /// From here on, whatever is allocated has to be freed before [`Strict::finish`]. To be called when the engine has

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
-use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace, Wanted};
 
 use super::violation::Rule;
 use super::{PATIENCE, PATIENCE_WITH_THE_DEAD, Strict};
@@ -154,8 +154,10 @@ impl<A: Silicon> Trace for Strict<A> {
         self.handle(event);
     }
 
-    fn allow_allocation(&self, _order: u8) -> bool {
-        self.handle(Event::Step);
-        self.injector.allow()
+    fn allow(&self, wanted: Wanted) -> bool {
+        if wanted == Wanted::Frames {
+            self.handle(Event::Step);
+        }
+        self.injectors[wanted as usize].allow()
     }
 }

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use vellum::frame::policy::Advice;
+use vellum::space::FaultError;
 use vellum::space::{Access, Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
+use vellum::swap::DEVICES;
 use vellum::vma::{AreaFlags, Prot};
 
 use super::expect::{self, Where};
@@ -192,6 +194,26 @@ impl Plot {
             }
         }
         self.check(on, &pages);
+    }
+
+    /// `swap_off`, of all devices. Others may open one that is closed here, but nobody else swaps out what is here.
+    pub fn swap_off<H: Host>(&mut self, on: &Scene<'_, '_, H>) {
+        for device in 0..DEVICES as u8 {
+            let swaps = on.machine.swaps();
+            if swaps.close(on.host, device).is_err() {
+                break;
+            }
+            let got = on.space.swap_off(device);
+            assert_eq!(swaps.open(on.host, device), Ok(()));
+            match got {
+                Ok(()) => {}
+                Err(FaultError::Poisoned(_)) if on.unreadable => return,
+                Err(FaultError::OutOfMemory | FaultError::OverLimit(_)) if on.tight => return,
+                got => panic!("swap_off answers {got:x?}"),
+            }
+        }
+        self.model.swap_in();
+        self.query(on);
     }
 
     fn forgotten<H: Host>(

@@ -74,6 +74,8 @@ pub enum Op {
     Resident(Span),
     /// What hardware has recorded is asked for and forgotten: this of it.
     Recorded(Span, Attrs),
+    /// Swap devices are emptied of the space, one after the other.
+    SwapOff,
     /// All questions about the whole space.
     Query,
     /// The space ends, and a new one takes its place.
@@ -130,6 +132,7 @@ enum Form {
     Forget,
     Advice,
     PageOut,
+    SwapOff,
     Load,
     Store,
     Touch,
@@ -143,7 +146,7 @@ enum Form {
     Policy,
 }
 
-const FORMS: [(u64, Form); 24] = [
+const FORMS: [(u64, Form); 25] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
@@ -157,6 +160,7 @@ const FORMS: [(u64, Form); 24] = [
     (60, Form::Forget),
     (30, Form::Advice),
     (40, Form::PageOut),
+    (2, Form::SwapOff),
     (230, Form::Load),
     (260, Form::Store),
     (40, Form::Touch),
@@ -236,6 +240,7 @@ impl Choice {
             Form::Forget => Op::Advise(span(dice), Advise::DontNeed),
             Form::Advice => Op::Advise(span(dice), dice.weighted(&ADVICE)),
             Form::PageOut => Op::Advise(span(dice), Advise::PageOut),
+            Form::SwapOff => Op::SwapOff,
             Form::Load => Op::Load(spot(dice), slot(dice)),
             // Never 0: that would look like a page that nobody wrote to.
             Form::Store => Op::Store(spot(dice), slot(dice), dice.any() | 1),

@@ -100,6 +100,7 @@ impl Plot {
             Op::Fault(spot, access) => self.fault(on, spot, access),
             Op::Resident(span) => self.on_pages(span, |plot, pages| plot.check(on, &pages)),
             Op::Recorded(span, what) => self.on_pages(span, |plot, pages| plot.recorded(on, pages, what)),
+            Op::SwapOff => self.swap_off(on),
             Op::Query => self.query(on),
             Op::Policy(0, knob) => on.machine.policy().set_global(knob),
             Op::Policy(order, knob) => on.machine.policy().set(order, knob),

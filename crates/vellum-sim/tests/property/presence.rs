@@ -153,7 +153,14 @@ impl Model {
         }
     }
 
-    /// The same of what faults there may have brought.
+    /// All that was swapped out is back.
+    pub fn swap_in(&mut self) {
+        self.iter_mut(0..u64::MAX)
+            .filter(|(_, page)| page.presence == Presence::Away)
+            .for_each(|(_, page)| page.presence = Presence::Own);
+    }
+
+    /// As [`Model::blur`], of what faults there may have brought.
     pub fn blur_around(&mut self, pages: &Range<u64>) {
         let reach = 1 << LARGEST_FOLIO;
         self.blur(pages.start.saturating_sub(reach)..pages.end + reach);

@@ -3,7 +3,7 @@
 //! Every other page holds counters that all add to. Nobody may lose an addition, or read a counter that is behind what
 //! somebody is known to have made of it: that is what a translation would show that is left of zeros, or of a page that was
 //! moved. The pages in between are anybody's to forget, unmap and map anew, so that around the counters tables come and go,
-//! folios lose pages and huge mappings are split.
+//! folios lose pages and huge mappings are split. And any of them may be swapped out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -19,6 +19,7 @@ use vellum_sim::{Fault, Program};
 use super::dice::{Dice, derive};
 use super::host::Host;
 use super::setup::borders;
+use super::swap;
 use super::threads::{Leaky, Threads, together};
 use super::walk::Space;
 use super::watch::Case;
@@ -66,6 +67,11 @@ pub fn run<H: Host>(host: &H, seed: u64, load: Load, threads: Threads, case: &Ar
     for order in 1..10 {
         machine.policy().set(order, dice.weighted(&[(60, Knob::Never), (30, Knob::Always), (10, Knob::Madvise)]));
     }
+    let device = swap::Plan { disk: dice.percent(50), slots: 16 + dice.below(2000) as u32, priority: 0 };
+    let plans = vec![device; dice.weighted(&[(20, 0), (80, 1)])];
+    let devices = swap::Devices::new(&machine, seed, &plans);
+    devices.attach(&machine, &plans);
+    devices.fail(if dice.percent(30) { 10 } else { 0 }, 0);
     host.booted();
     let arch = *host.hardware().arch();
     let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).expect("memory");
@@ -93,6 +99,7 @@ pub fn run<H: Host>(host: &H, seed: u64, load: Load, threads: Threads, case: &Ar
     }
     let _seat = host.seat(0);
     space.end();
+    assert!(machine.swaps().usage(host, 0).is_none_or(|usage| usage.used == 0), "slots are left");
     host.over();
 }
 
@@ -174,7 +181,8 @@ impl<'m, H: Host> Field<'_, 'm, H> {
             87 => drop(self.space.protect(addr, len, Prot::READ)),
             88 => drop(self.space.protect(addr, len, RW | Prot::EXEC)),
             89..=91 => drop(self.space.advise(addr, len, dice.one_of(&[Advise::Huge, Advise::NoHuge]))),
-            92..=95 => drop(self.space.fault(addr, Access::Read)),
+            92..=93 => drop(self.space.fault(addr, Access::Read)),
+            94..=97 => drop(self.space.advise(addr, len, Advise::PageOut)),
             _ => {
                 let mut resident = vec![false; self.pages as usize];
                 let _ = self.space.resident(addr, len, &mut resident);

@@ -36,7 +36,7 @@ use percpu::Cache;
 
 use crate::addr::{FRAME_SIZE, Pfn, PhysAddr};
 use crate::arch::Attrs;
-use crate::platform::{Event, Platform, trace};
+use crate::platform::{Event, Platform, Wanted, allows, trace};
 use crate::sync::SpinLock;
 
 /// The largest block: 1 GiB.
@@ -202,7 +202,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// A block of `1 << order` frames, the caller's alone; contents unspecified unless `zero`.
     #[inline]
     pub fn alloc(&self, order: u8, zero: bool, usage: Use) -> Result<Pfn, OutOfMemory> {
-        if P::ENABLED && !self.platform.allow_allocation(order) {
+        if !allows(self.platform, Wanted::Frames) {
             return Err(OutOfMemory);
         }
         let (pfn, is_zero) = self.alloc_any(order, zero, usage).ok_or(OutOfMemory)?;

@@ -12,7 +12,7 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Counts, HUGE_ORDER, flag};
-use crate::platform::Platform;
+use crate::platform::{Platform, Wanted, allows};
 use crate::stats::{Counter, SpaceCounter};
 use crate::swap::{Slots, SwapRun};
 use crate::table::{Found, LockedTable, Run};
@@ -211,6 +211,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
             let isolated = u32::from(state.has(flag::ISOLATED));
             let pinned = refs > maps + isolated && refs - maps - isolated > self.held_of(head, state.order(), held);
+            let pinned = pinned || !allows(self.tables.platform(), Wanted::Unpinned);
             let may = match whose {
                 Whose::Own => alone || maps == pages,
                 Whose::Isolated => isolated != 0,

@@ -219,11 +219,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match run.kind {
                 Kind::Leaf if !self.tables.machine.zeros_folio().contains(run.pfn(arch)) => {
                     usage.runs += 1;
-                    let first = run.pfn(arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
-                    if let (Some(table), Some(blocks)) = (table, usage.blocks.get_mut(usize::from(run.level) - 1)) {
+                    let Some(table) = table else { return };
+                    if let Some(blocks) = usage.blocks.get_mut(usize::from(run.level) - 1) {
                         *blocks += (table.joined(run) as u64) << table.shift();
                     }
-                    self.count_folios(&mut usage, first, (part.len() >> FRAME_SHIFT) as u32, run);
+                    // Its entries may differ in what hardware has recorded.
+                    let mut rest = part;
+                    while !rest.is_empty() {
+                        let piece = if run.settled { rest } else { recorded_alike(table, rest) };
+                        let attrs =
+                            if run.settled { run.attrs(arch) } else { arch.attrs(table.get(piece.start), run.level) };
+                        let first = run.pfn(arch).add(((piece.start - run.va) >> FRAME_SHIFT) as u32);
+                        self.count_folios(&mut usage, first, (piece.len() >> FRAME_SHIFT) as u32, run.level, attrs);
+                        rest.start = piece.end;
+                    }
                 }
                 Kind::Swap => usage.swap += part.len(),
                 _ => {}
@@ -233,8 +242,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Adds frames that a run maps, whose table is locked: so they are in use.
-    fn count_folios(&self, usage: &mut Usage, first: Pfn, count: u32, run: &Run) {
-        let attrs = run.attrs(&self.tables.arch);
+    fn count_folios(&self, usage: &mut Usage, first: Pfn, count: u32, level: u8, attrs: Attrs) {
         let end = first.add(count);
         let mut at = first;
         while at < end {
@@ -249,8 +257,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             usage.anonymous += if anonymous { bytes } else { 0 };
             usage.dirty += if dirty { bytes } else { 0 };
             usage.referenced += if attrs.contains(Attrs::ACCESSED) { bytes } else { 0 };
-            usage.huge += if run.level > 1 { bytes } else { 0 };
-            usage.huge_objects += if run.level > 1 && !anonymous { bytes } else { 0 };
+            usage.huge += if level > 1 { bytes } else { 0 };
+            usage.huge_objects += if level > 1 && !anonymous { bytes } else { 0 };
             usage.proportional.add(bytes * size / maps.max(size), anonymous, dirty);
             if maps > size {
                 usage.shared.add(bytes, anonymous, dirty);
@@ -258,4 +266,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             at = next;
         }
     }
+}
+
+/// The first entries of a part of a run that are alike in what hardware has recorded, of all of a block at once.
+fn recorded_alike<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: VirtRange) -> VirtRange {
+    let recorded = |at: u64| table.get(at) & A::HARDWARE;
+    let step = 1 << table.shift();
+    let first = recorded(part.start);
+    let mut end = (part.start | (step - 1)) + 1;
+    while end < part.end && recorded(end) == first {
+        end += step;
+    }
+    VirtRange { start: part.start, end: end.min(part.end) }
 }

@@ -23,8 +23,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let mut change = self.change(range);
         change.let_go();
         let mut last: Option<(VirtRange, Attrs)> = None;
-        self.each_leaf_run(range, |table, run| {
-            if !run.attrs(&self.tables.arch).intersects(what) {
+        self.each_run(range, |table, run| {
+            if run.kind != Kind::Leaf || !run.attrs(&self.tables.arch).intersects(what) {
                 return false;
             }
             table.forget_recorded(run, what, |range, attrs| match &mut last {
@@ -43,9 +43,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
     }
 
-    /// Show each run of leaves that lie in `range` entirely to who may change it, in its locked table. What it answers is
-    /// whether it did: then that is flushed, at the end.
-    pub(super) fn each_leaf_run(&self, range: VirtRange, mut f: impl FnMut(&LockedTable<'_, '_, P, A>, &Run) -> bool) {
+    /// Show each run of leaves, or of what is swapped out, that lies in `range` entirely to who may change it, in its locked
+    /// table. What it answers is whether translations have changed: then they are flushed, at the end.
+    pub(super) fn each_run(&self, range: VirtRange, mut f: impl FnMut(&LockedTable<'_, '_, P, A>, &Run) -> bool) {
         let arch = &self.tables.arch;
         let mut gather = self.gather(range);
         let mut at = range.start;
@@ -61,13 +61,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             while at < end
                 && let Some(mut run) = table.run(at, end)
             {
-                if run.kind == Kind::Leaf && run.va < at {
+                let shown = matches!(run.kind, Kind::Leaf | Kind::Swap);
+                if shown && run.va < at {
                     at = run.va + (1 << table.shift());
                     continue;
                 }
                 at = run.range(arch).end;
-                run.len -= usize::from(run.kind == Kind::Leaf && at > range.end);
-                if run.kind == Kind::Leaf && run.len > 0 && f(&table, &run) {
+                run.len -= usize::from(shown && at > range.end);
+                if shown && run.len > 0 && f(&table, &run) {
                     gather.note(run.range(arch), table.shift());
                 }
             }

@@ -9,7 +9,7 @@ use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{Slots, SwapRun};
 use crate::table::{Found, LockedTable, Run};
-use crate::vma::Vma;
+use crate::vma::{State, Vma};
 
 use super::fault::Outcome;
 use super::{AddressSpace, FaultError};
@@ -71,6 +71,82 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Brought::Lost if order > arch.page_order() => self.in_parts(addr, entry),
             Brought::Lost => Err(FaultError::Poisoned(addr)),
             _ => Ok(Outcome::Again),
+        }
+    }
+
+    /// Bring back everything that is on a device, in folios as faults would, for the host to do with each space before it detaches
+    /// the device ([`Swaps::close`](crate::swap::Swaps::close) comes first: what is on its way there while this runs, or is forked
+    /// off by a space that is yet to come, stays there, and detaching says so). Faults go on meanwhile; who wants to change areas waits.
+    ///
+    /// # Errors
+    /// There is no memory for all of it, and what has not come back is still on the device; or ([`FaultError::Poisoned`]) the device does
+    /// not give back what it got for this page, the first of those, and all others have come back.
+    pub fn swap_off(&self, device: u8) -> Result<(), FaultError> {
+        let mut rest = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        // So that nothing moves to where this has looked already.
+        let mut change = self.change(rest);
+        change.let_go();
+        let mut result = Ok(());
+        while let Some(addr) = self.next_on(rest, device) {
+            rest.start = addr;
+            match self.fetch(addr) {
+                Ok(Outcome::Mapped(block)) => rest.start = block.end,
+                Ok(Outcome::Again) => self.tables.platform().relax(),
+                Ok(Outcome::Held | Outcome::Nothing) => self.tables.platform().wait(),
+                Err(FaultError::Poisoned(_)) => {
+                    result = result.and(Err(FaultError::Poisoned(addr)));
+                    rest.start = addr + (1 << self.page_shift());
+                }
+                Err(error) => return Err(error),
+            }
+            self.tables.platform().resched();
+        }
+        result
+    }
+
+    /// The first address of a range of which the contents are on this device.
+    fn next_on(&self, range: VirtRange, device: u8) -> Option<u64> {
+        let arch = &self.tables.arch;
+        let mut at = range.start;
+        while at < range.end {
+            match self.tables.find(at, range.end) {
+                Found::Hole(end) => at = end,
+                Found::Table(table) => {
+                    let end = range.end.min(table.end());
+                    let on_it = |run: &Run| run.kind == Kind::Swap && arch.swapped(run.raw).device == device;
+                    let mut found = false;
+                    while at < end
+                        && let Some(run) = table.run(at, end)
+                    {
+                        found = on_it(&run);
+                        if found {
+                            break;
+                        }
+                        at = run.range(arch).end;
+                    }
+                    table.release();
+                    if found {
+                        return Some(at);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// A try to bring back what was swapped out at an address, whatever may be done there.
+    fn fetch(&self, addr: u64) -> Result<Outcome, FaultError> {
+        let areas = self.read();
+        match areas.find(addr) {
+            None => Ok(Outcome::Nothing),
+            Some(area) if area.state == State::Held => Ok(Outcome::Held),
+            Some(area) => {
+                let (raw, level, _) = self.tables.room(addr, area.range, 0);
+                match self.tables.arch.kind(raw, level) {
+                    Kind::Swap => self.swap_in(area, addr, self.orders(area)),
+                    _ => Ok(Outcome::Again),
+                }
+            }
         }
     }
 

@@ -5,14 +5,16 @@
 //! answer is exact to the page though TLBs hold larger translations: a block is taken apart by the first write to it, and joined again
 //! when all of it was written. Only a huge mapping is one page.
 //!
+//! What is swapped out has the bit in its entry too, and comes back as it went.
+//!
 //! Memory that comes into being counts as written, as do areas that are newer than the question, or moved since.
 
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, Swapped};
 use crate::platform::Platform;
-use crate::table::Found;
+use crate::table::{Found, Run};
 use crate::vma::{AreaFlags, Prot, Vma};
 
 use super::AddressSpace;
@@ -48,7 +50,15 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         change.areas().each(all, |v| v.flags |= AreaFlags::TRACKED);
         self.tracks.store(true, Relaxed);
         change.let_go();
-        self.each_leaf_run(all, |table, run| {
+        self.each_run(all, |table, run| {
+            if run.kind == Kind::Swap {
+                let swapped = arch.swapped(run.raw);
+                let raw = arch.swap(Swapped { attrs: swapped.attrs - Attrs::SOFT_DIRTY, ..swapped });
+                if raw != run.raw {
+                    table.replace(run, &Run { raw, ..*run });
+                }
+                return false;
+            }
             let attrs = run.attrs(arch);
             let new = attrs - Attrs::SOFT_DIRTY - Attrs::WRITE;
             if new != attrs {

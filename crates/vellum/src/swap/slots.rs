@@ -22,7 +22,7 @@ use super::files::{Files, NONE};
 use super::paged::Paged;
 use super::{Saturated, Slots};
 use crate::frame::{Frames, HUGE_ORDER, OutOfMemory, Zeroable};
-use crate::platform::{Event, Platform, trace};
+use crate::platform::{Event, Platform, Wanted, allows, trace};
 use crate::sync::SpinLock;
 
 /// Which cluster a CPU takes slots from, [`NONE`] being a possible answer; on a cache line of its own.
@@ -95,7 +95,7 @@ impl SlotAllocator {
     #[inline]
     pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
         let count = 1u32.checked_shl(order.into()).filter(|_| order <= HUGE_ORDER)?;
-        if self.free.load(Relaxed) < count.into() {
+        if self.free.load(Relaxed) < count.into() || !allows(platform, Wanted::Slots) {
             return None;
         }
         let here = platform.current();
@@ -150,6 +150,9 @@ impl SlotAllocator {
     /// If there are no such slots: numbers that no caller can supply.
     #[inline]
     pub fn duplicate<P: Platform>(&self, platform: &P, slots: Slots) -> Result<(), Saturated> {
+        if !allows(platform, Wanted::References) {
+            return Err(Saturated { slot: slots.first });
+        }
         for (index, range) in pieces(slots) {
             trace(platform, || Event::Step);
             if let Err(full) = self.clusters.get(index).state.lock(platform).duplicate(&range) {
