@@ -157,9 +157,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(Outcome::Again)
     }
 
-    /// The slots that all of a block went to, side by side.
+    /// The slots that all of a block went to, side by side, if this table has all of it.
     fn swapped(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> Option<Run> {
         let arch = &self.tables.arch;
+        if block.start < table.base || block.end > table.end() {
+            return None;
+        }
         let run = table.run(block.start, block.end)?;
         (run.kind == Kind::Swap && run.range(arch) == block).then_some(run)
     }

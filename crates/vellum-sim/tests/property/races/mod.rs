@@ -7,11 +7,13 @@
 //! | `fork` | a parent that goes on while it has a child |
 //! | `remap` | memory that moves while others use it |
 //! | `seen` | what a third CPU sees through its TLB |
+//! | `swap` | memory that is swapped out or comes back meanwhile |
 
 mod areas;
 mod fork;
 mod remap;
 mod seen;
+mod swap;
 
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
