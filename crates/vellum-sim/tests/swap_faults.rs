@@ -356,7 +356,7 @@ fn scenarios<A: Silicon>() -> Vec<Scenario<A>> {
         }),
         scenario("a family under pressure", nothing, |w| {
             w.fork(0);
-            let all = 3 * w.pages << w.family[0].space.arch().page_order();
+            let all = (3 * w.pages) << w.family[0].space.arch().page_order();
             w.machine.groups().set_limit(w.group, all).unwrap();
             for round in 0..2 {
                 for who in 0..w.family.len() {
@@ -375,7 +375,7 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     let strictness = Strictness::new(n).hostility(Hostility::USUAL);
     let page_order = arch.page_order();
     let pages = 1 << (order.max(page_order + 3) - page_order);
-    let bytes = (24 << 20) + (48 * pages << arch.page_shift());
+    let bytes = (24 << 20) + ((48 * pages) << arch.page_shift());
     let sim = Config::with_arch(arch, bytes).cpus(1).strict(strictness).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
@@ -383,7 +383,7 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     let disks = [Disk::new(n), Disk::new(n + 1)];
     // The first has room for a block and a half.
     for (disk, (slots, priority)) in
-        disks.iter().zip([((pages + pages / 2) << page_order, 1), (16 * pages << page_order, 0)])
+        disks.iter().zip([((pages + pages / 2) << page_order, 1), ((16 * pages) << page_order, 0)])
     {
         // SAFETY: nobody else uses it, and it outlives the machine's use of it.
         unsafe { machine.swaps().attach(machine.frames(), disk, slots as u32, priority) }.unwrap();
@@ -423,7 +423,10 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     refused > 0
 }
 
-/// All scenarios; `stride`: the n-th of how many are left out, in parts of n, where a folio alone has hundreds.
+/// With each n.
+const EACH: u64 = u64::MAX;
+
+/// All scenarios. Where a folio alone has hundreds of points, n grows by a part of itself.
 fn all<A: Silicon + std::fmt::Debug>(arch: A, order: u8, stride: u64) {
     let (mut points, mut count) = (0, 0);
     for scenario in &scenarios::<A>() {
@@ -441,7 +444,7 @@ fn all<A: Silicon + std::fmt::Debug>(arch: A, order: u8, stride: u64) {
                         std::panic::resume_unwind(failure);
                     }
                 }
-                n += if stride == 0 { 1 } else { 1 + n / stride };
+                n += 1 + n / stride;
             }
         }
     }
@@ -459,11 +462,11 @@ macro_rules! in_formats {
 }
 
 in_formats! {
-    x86_64_pages: X86_64::four_levels(), 0, 0;
-    x86_64_16k_folios: X86_64::four_levels(), 2, 0;
+    x86_64_pages: X86_64::four_levels(), 0, EACH;
+    x86_64_16k_folios: X86_64::four_levels(), 2, EACH;
     x86_64_huge_folios: X86_64::four_levels(), 9, 2;
-    aarch64_64k_folios: Aarch64::granule_4k(), 4, 0;
-    aarch64_of_16k: Aarch64::granule_16k(), 4, 0;
+    aarch64_64k_folios: Aarch64::granule_4k(), 4, EACH;
+    aarch64_of_16k: Aarch64::granule_16k(), 4, 8;
     aarch64_of_64k: Aarch64::granule_64k(), 4, 8;
-    riscv64_64k_folios: Riscv64::sv39().with_napot(), 4, 0;
+    riscv64_64k_folios: Riscv64::sv39().with_napot(), 4, EACH;
 }

@@ -20,8 +20,8 @@ pub struct Plan {
 }
 
 enum Store {
-    Memory(Compressed),
-    Disk(Disk),
+    Memory(Box<Compressed>),
+    Disk(Box<Disk>),
 }
 
 /// The devices of a machine.
@@ -31,8 +31,8 @@ impl Devices {
     pub fn new<H: Host>(machine: &Machine<'_, H>, seed: u64, plans: &[Plan]) -> Self {
         let store = |plan: &Plan| {
             Ok(match plan.disk {
-                true => Store::Disk(Disk::new(seed)),
-                false => Store::Memory(Compressed::new(machine.frames(), plan.slots)?),
+                true => Store::Disk(Box::new(Disk::new(seed))),
+                false => Store::Memory(Box::new(Compressed::new(machine.frames(), plan.slots)?)),
             })
         };
         let stores: Result<_, OutOfMemory> = plans.iter().map(store).collect();
@@ -45,8 +45,10 @@ impl Devices {
             // SAFETY: nobody else uses them, and they live as long as anybody swaps.
             let attached = unsafe {
                 match store {
-                    Store::Memory(store) => machine.swaps().attach(machine.frames(), store, plan.slots, plan.priority),
-                    Store::Disk(store) => machine.swaps().attach(machine.frames(), store, plan.slots, plan.priority),
+                    Store::Memory(store) => {
+                        machine.swaps().attach(machine.frames(), &**store, plan.slots, plan.priority)
+                    }
+                    Store::Disk(store) => machine.swaps().attach(machine.frames(), &**store, plan.slots, plan.priority),
                 }
             };
             attached.expect("memory for the counts of slots");
