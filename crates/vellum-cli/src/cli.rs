@@ -81,6 +81,7 @@ Examples:
   vellum bench unmap --ops munmap --folios 4,64,2048    the short version
   vellum bench fork                                     a child, of a process with so much memory
   vellum bench pageout                                  to compressed memory, and back
+  vellum bench lazyfree                                 memory that nobody needs is reclaimed
   vellum bench threads                                  do threads that unmap wait for each other?
   vellum bench contpte --trace cc1.trace                what are larger translations worth to a program?
   vellum bench tables --span 2GiB                       who frees empty page tables?
@@ -89,7 +90,7 @@ Examples:
 
 Linux is compared at a folio size by setting /sys/kernel/mm/transparent_hugepage, which needs root. The settings \
 are changed only while a region is being touched and are put back on every way out, kill -9 included; so is what a benchmark \
-sets up for itself: swap in compressed memory (zram), which needs root too. \
+sets up for itself: swap in compressed memory (zram), a control group. That needs root too. \
 Without root the rows that need no change are still compared, and the others say why they are not.";
 
 #[cfg(test)]

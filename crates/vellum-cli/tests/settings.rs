@@ -202,3 +202,42 @@ fn a_swap_device_is_there_for_the_benchmark_and_goes_with_it() {
     }
     assert!(settings.are_original());
 }
+
+/// Where control groups are, if there are any that this user may make.
+fn groups() -> Option<&'static Path> {
+    // SAFETY: asks who we are.
+    let root = unsafe { libc::geteuid() } == 0;
+    let all = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory"].map(Path::new);
+    all.into_iter().find(|path| root && path.join("cgroup.procs").exists())
+}
+
+#[test]
+fn a_control_group_is_there_for_the_benchmark_and_goes_with_it() {
+    let settings = Settings::new();
+    let mut command = settings.command("lazyfree", &["--size=40MiB", "--runs=1", "--folios=4", "--json=-"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert!(child.wait().unwrap().success());
+    let rows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<_> =
+        rows.iter().map(|row| (row["op"].as_str().unwrap(), row["written"].as_str().unwrap())).collect();
+    assert_eq!(names, [("reclaim", "none"), ("reclaim", "every tenth")]);
+    for row in &rows {
+        for column in ["floor_ns", "vellum_ns", "page_ns"] {
+            assert!(row[column].as_u64().is_some_and(|ns| ns > 0), "{column} in {row}");
+        }
+        // How much a kernel takes back is its own affair: it says why, if it took less.
+        assert_ne!(row["linux_ns"].is_u64(), row.get("skipped").is_some(), "{row}");
+    }
+    let Some(groups) = groups() else { return };
+    for number in [libc::SIGINT, libc::SIGKILL] {
+        let mut child =
+            settings.command("lazyfree", &["--size=40MiB", "--runs=1000000", "--folios=4"]).spawn().unwrap();
+        let group = groups.join(format!("vellum-{}", child.id()));
+        until("there is a group", || group.exists());
+        signal(&child, number);
+        assert_eq!(child.wait().unwrap().signal(), Some(number));
+        until("there is none", || !group.exists());
+    }
+}

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use super::data::Data;
+use super::data::{Data, Written};
 
 /// Bytes of a page: the smallest thing a page-table entry maps.
 pub const PAGE: u64 = 4 << 10;
@@ -63,6 +63,9 @@ pub enum Op {
     /// Read one byte in each page of it, after that.
     #[value(skip)]
     In(Data),
+    /// Have its memory taken back by its group, after its owner said that the contents may go (`MADV_FREE`).
+    #[value(skip)]
+    Reclaim(Written),
     /// Write one byte in each page of it, fresh: the page faults. Reported, not compared.
     Touch,
 }
@@ -78,6 +81,7 @@ impl Op {
             Op::Fork => "fork",
             Op::Out(_) => "out",
             Op::In(_) => "in",
+            Op::Reclaim(_) => "reclaim",
             Op::Touch => "touch",
         }
     }
@@ -90,6 +94,11 @@ impl Op {
         }
     }
 
+    /// What was written to it once more, where that matters.
+    pub fn written(self) -> Option<Written> {
+        if let Op::Reclaim(written) = self { Some(written) } else { None }
+    }
+
     /// What brings back what it took away.
     pub fn back(self) -> Option<Op> {
         if let Op::Out(data) = self { Some(Op::In(data)) } else { None }
@@ -97,7 +106,11 @@ impl Op {
 
     /// The name in tables.
     pub fn title(self) -> String {
-        self.data().map_or_else(|| self.name().to_owned(), |data| format!("{}, {}", self.name(), data.name()))
+        match (self.data(), self.written()) {
+            (Some(data), _) => format!("{}, {}", self.name(), data.name()),
+            (_, Some(written)) => format!("{}, {} written again", self.name(), written.name()),
+            _ => self.name().to_owned(),
+        }
     }
 }
 

@@ -176,6 +176,9 @@ pub enum Skip {
     /// What was to go did not.
     #[error("{0} pages could not be swapped out")]
     Stayed(u64),
+    /// What was to be taken was not.
+    #[error("{0} pages were not reclaimed")]
+    Kept(u64),
     /// The contents of memory are not what they were.
     #[error("{0} pages came back with something else in them")]
     Lost(u64),

@@ -6,5 +6,5 @@ use super::report::Section;
 
 /// Measures, and tells of it.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    regions::section(args, &[Op::Fork], &Subject { name: "fork", title: "Forking", method: &[] })
+    regions::section(args, &[Op::Fork], &Subject { name: "fork", title: "Forking", ..Subject::default() })
 }

@@ -11,8 +11,8 @@
 //! | [`floor`] | the contender that does the least an operation can be |
 //! | [`engine`] | the contender that is Vellum, on a simulated machine |
 //! | [`linux`] | the contender that is the kernel of this machine |
-//! | [`unmap`], [`fork`], [`pageout`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
-//! | [`regions`] | what the first three have in common |
+//! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
+//! | [`regions`] | what the first four have in common |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under policies |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
@@ -26,6 +26,7 @@ pub mod data;
 pub mod engine;
 pub mod floor;
 pub mod fork;
+pub mod lazyfree;
 pub mod linux;
 pub mod machine;
 pub mod memory;
@@ -74,10 +75,24 @@ pub enum Bench {
     ///
     /// A region's pages are filled, go to swap in compressed memory (lz4), and come back; all are compared afterwards. For Linux the
     /// swap device (zram) is made by the benchmark, and removed however it ends, which needs root.
+    #[command(mut_arg("size", |size| size.default_value("256MiB")), mut_arg("folios", few))]
     Pageout {
         /// On what to measure.
         #[command(flatten)]
-        args: pageout::Args,
+        args: regions::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
+    /// Have memory taken back that its owner has no use for any more: MADV_FREE, and reclaim by its group.
+    ///
+    /// A region is mapped, touched and said to be free; then its group gives back what it can. Once nobody writes to it meanwhile, once
+    /// every tenth stretch of 2 MiB is written to: exactly that must stay. For Linux this needs root, to make a control group.
+    #[command(mut_arg("folios", few))]
+    Lazyfree {
+        /// On what to measure.
+        #[command(flatten)]
+        args: regions::Args,
         /// Where to write it.
         #[command(flatten)]
         output: report::Output,
@@ -120,7 +135,7 @@ pub enum Bench {
     },
     /// Run every benchmark of time and memory, into one report.
     All {
-        /// What `unmap` measures, on what `fork` is measured, and of that `pageout` with less.
+        /// What `unmap` measures, on what `fork` is measured, and, with less of it, `pageout` and `lazyfree`.
         #[command(flatten)]
         unmap: unmap::Args,
         /// What `threads` measures besides: no more than `unmap`.
@@ -133,6 +148,11 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
+}
+
+/// [`regions::FEW_FOLIOS`], unless others are asked for.
+fn few(folios: clap::Arg) -> clap::Arg {
+    folios.default_value("4,64,2048")
 }
 
 /// Runs what was asked for and writes the report.
@@ -151,7 +171,11 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         }
         Bench::Pageout { args, output } => {
             let writer = output.open()?;
-            (vec![pageout::section(args)?], writer)
+            (vec![pageout::section(&args)?], writer)
+        }
+        Bench::Lazyfree { args, output } => {
+            let writer = output.open()?;
+            (vec![lazyfree::section(&args)?], writer)
         }
         Bench::Threads { args, output } => {
             let writer = output.open()?;
@@ -171,7 +195,8 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
             let sections = vec![
                 unmap::section(&unmap)?,
                 fork::section(&unmap.regions)?,
-                pageout::section(pageout::Args::beside(&unmap.regions))?,
+                pageout::section(&unmap.regions.less(256 << 20))?,
+                lazyfree::section(&unmap.regions.less(1 << 30))?,
                 threads::section(&threads)?,
                 tables::section(&tables),
             ];

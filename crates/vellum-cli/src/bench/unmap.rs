@@ -18,5 +18,5 @@ pub struct Args {
 
 /// Measures, and tells of it.
 pub fn section(args: &Args) -> anyhow::Result<Section> {
-    regions::section(&args.regions, &args.ops, &Subject { name: "unmap", title: "Taking away", method: &[] })
+    regions::section(&args.regions, &args.ops, &Subject { name: "unmap", title: "Taking away", ..Subject::default() })
 }

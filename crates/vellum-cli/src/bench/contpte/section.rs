@@ -112,7 +112,7 @@ fn part(rows: &[Row], figure: &Figure) -> Part {
     let head = std::iter::once("policy".to_owned()).chain(models.iter().map(|model| model.name.to_string())).collect();
     let cell = |policy: &str, model: &TlbModel| match policy {
         BASE => counts(rows, model, BASE).map(|counts| show::grouped((figure.of)(counts) as u64)),
-        _ => relative(rows, model, policy, figure).map(change),
+        _ => relative(rows, model, policy, figure).map(show::change),
     };
     let line = |policy: &&str| {
         let cells = models.iter().map(|model| cell(policy, model).map_or(Value::None, Value::Text));
@@ -140,15 +140,6 @@ fn part(rows: &[Row], figure: &Figure) -> Part {
             series: series.collect(),
         }),
         table: Table { head, rows: NAMES.iter().map(line).collect() },
-    }
-}
-
-/// A ratio as a change in percent, with a digit more where little is left.
-fn change(ratio: f64) -> String {
-    let percent = (ratio - 1.0) * 100.0;
-    match percent {
-        ..-95.0 => format!("−{:.2} %", -percent),
-        _ => show::change(ratio),
     }
 }
 

@@ -7,6 +7,7 @@
 //! kernel's direct map. What a kernel has on top of it is not there: the entry by an exception or a system call, and the
 //! TLB instructions themselves, which are counted instead.
 
+mod lazy;
 mod swapped;
 
 use std::cell::{Cell, OnceCell};
@@ -48,6 +49,8 @@ struct Booted {
     cpu: Cpu<'static, Fast>,
     /// Whether it has swap.
     swap: Cell<bool>,
+    /// The group whose memory is reclaimed.
+    group: GroupId,
 }
 
 impl Engine {
@@ -69,13 +72,15 @@ impl Engine {
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
-        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false) }))
+        let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX);
+        let group = group.map_err(|error| Skip::system("group", format!("{error:?}")))?;
+        Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), group }))
     }
 }
 
 impl Booted {
-    fn space(&self, folio_kib: u32) -> Result<Space<'static>, Skip> {
-        space(self.machine, folio_kib)
+    fn space(&self, folio_kib: u32, group: GroupId) -> Result<Space<'static>, Skip> {
+        space(self.machine, folio_kib, group)
     }
 
     /// Writes a byte in each page of `range`, through the simulated MMU; nanoseconds.
@@ -103,13 +108,13 @@ pub fn boot(sim: &Fast) -> Result<Machine<'_, Fast>, Skip> {
 }
 
 /// An empty space, on a machine whose faults from now on use folios of this size and no other.
-pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32) -> Result<Space<'m>, Skip> {
+pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32, group: GroupId) -> Result<Space<'m>, Skip> {
     let wanted = (u64::from(folio_kib) << 10).ilog2() - PAGE.ilog2();
     for order in 1..=HUGE_ORDER {
         let knob = if u32::from(order) == wanted { Knob::Always } else { Knob::Never };
         machine.policy().set(order, knob);
     }
-    AddressSpace::new(machine, X86_64::four_levels(), GroupId::ROOT, Limits::default())
+    AddressSpace::new(machine, X86_64::four_levels(), group, Limits::default())
         .map_err(|error| Skip::system("new", error))
 }
 
@@ -197,7 +202,8 @@ impl Contender for ByRun {
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
         let booted = self.engine.booted()?;
-        let mut space = booted.space(case.folio_kib)?;
+        let group = if op.written().is_some() { booted.group } else { GroupId::ROOT };
+        let mut space = booted.space(case.folio_kib, group)?;
         if self.column == Column::Page {
             space.cap_runs(1);
         }
@@ -213,6 +219,10 @@ impl Contender for ByRun {
             }
             let swapped = swapped::measure(booted, &space, range, data)?;
             return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..swapped });
+        }
+        if let Some(written) = op.written() {
+            let reclaimed = lazy::measure(booted, &space, range, written)?;
+            return Ok(Sample { touch_ns: Some(touch_ns), fallback, ..reclaimed });
         }
         let (op_ns, after) = timed(booted, space, range, op)?;
         Ok(Sample { touch_ns: Some(touch_ns), back_ns: None, op_ns, fallback, work: Some(between.work(&after)) })
@@ -247,7 +257,7 @@ fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<
 impl Walker for Engine {
     fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip> {
         let booted = self.booted()?;
-        let space = booted.space(4)?;
+        let space = booted.space(4, GroupId::ROOT)?;
         let range = map(&space, span)?;
         let start_kb = space.stats().tables >> 10;
         let (mut peak_kb, steps) = (start_kb, span / TABLE_SPAN);

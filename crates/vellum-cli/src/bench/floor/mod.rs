@@ -24,6 +24,7 @@ use bytemuck::Zeroable;
 
 use crate::bench::case::{Case, Op, TABLE_SPAN};
 use crate::bench::contender::{Column, Contender, Sample, Skip};
+use crate::bench::data::Written;
 use crate::bench::memory::Mapped;
 use swapped::Swap;
 
@@ -141,6 +142,9 @@ impl Contender for Floor {
             return Err(Skip::system("mmap", "no memory"));
         };
         arena.fill();
+        if let Some(written) = op.written() {
+            arena.free_lazily(written);
+        }
         if let Some(data) = op.data() {
             let swap = match &mut self.swap {
                 Some(swap) => swap,
@@ -194,6 +198,17 @@ impl Arena {
         self.descriptors[self.case.pages() as usize..].fill(Descriptor::zeroed());
     }
 
+    /// All but what is written to again is as if nobody had ever. Not measured.
+    fn free_lazily(&mut self, written: Written) {
+        let pages = if self.case.huge { ENTRIES as u64 } else { 1 };
+        let entries = self.tables.iter_mut().flat_map(|table| table.0.iter_mut());
+        for (n, entry) in (0..).zip(entries) {
+            if !written.again(n * pages) {
+                *entry &= !(ACCESSED | DIRTY);
+            }
+        }
+    }
+
     /// The measured part. Returns the folios freed, tables among them; of a fork, the runs shared.
     pub fn perform(&mut self, op: Op) -> u64 {
         match (op, self.case.huge) {
@@ -203,7 +218,9 @@ impl Arena {
             }
             (Op::Fork, false) => share(&mut self.tables, &mut self.copies, &mut self.descriptors),
             (Op::Fork, true) => share_huge(&mut self.tables, &mut self.copies, &mut self.descriptors),
-            (_, true) => unmap_huge(&mut self.tables, &mut self.descriptors),
+            (Op::Reclaim(_), false) => reclaim(&mut self.tables, &mut self.descriptors),
+            (Op::Reclaim(_), true) => unmap_huge::<DIRTY>(&mut self.tables, &mut self.descriptors),
+            (_, true) => unmap_huge::<0>(&mut self.tables, &mut self.descriptors),
             (_, false) => unmap(&mut self.tables, &mut self.descriptors, self.case.pages() as usize),
         }
     }
@@ -215,34 +232,54 @@ fn unmap(tables: &mut [Table], descriptors: &mut [Descriptor], frames: usize) ->
     let (frames, of_tables) = descriptors.split_at_mut(frames);
     let mut free = FreeList::default();
     for (number, (Table(table), of_table)) in tables.iter_mut().zip(of_tables).enumerate() {
-        let mut rest = &mut table[..];
-        while let Some(&first) = rest.first() {
-            if first & PRESENT == 0 {
-                rest = &mut rest[1..];
-                continue;
-            }
-            let frame = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
-            let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
-                break;
-            };
-            let head = frame.wrapping_sub(to_head);
-            let Some(descriptor) = frames.get_mut(head) else {
-                break;
-            };
-            // No run reaches beyond its folio, or beyond its table.
-            let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
-            let run = take_run(&mut rest[..limit], first);
-            rest = &mut rest[run..];
-
-            descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
-            descriptor.references = descriptor.references.wrapping_sub(run as u32);
-            if descriptor.references == 0 {
-                free.push(head, descriptor);
-            }
-        }
+        unmap_table::<0>(table, frames, &mut free);
         free.push(frames.len() + number, of_table);
     }
     free.folios
+}
+
+/// Unmaps and frees every folio that was not written to.
+#[inline(never)]
+fn reclaim(tables: &mut [Table], frames: &mut [Descriptor]) -> u64 {
+    let mut free = FreeList::default();
+    for Table(table) in tables {
+        unmap_table::<DIRTY>(table, frames, &mut free);
+    }
+    free.folios
+}
+
+/// Unmaps everything that a table maps, and frees it, but for folios with an entry that says `STAYS`.
+#[inline(always)]
+fn unmap_table<const STAYS: u64>(table: &mut [u64], frames: &mut [Descriptor], free: &mut FreeList) {
+    let mut rest = table;
+    while let Some(&first) = rest.first() {
+        if first & PRESENT == 0 {
+            rest = &mut rest[1..];
+            continue;
+        }
+        let frame = ((first & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
+        let Some(to_head) = frames.get(frame).map(|descriptor| descriptor.to_head as usize) else {
+            break;
+        };
+        let head = frame.wrapping_sub(to_head);
+        let Some(descriptor) = frames.get_mut(head) else {
+            break;
+        };
+        // No run reaches beyond its folio, or beyond its table.
+        let limit = (descriptor.pages as usize).wrapping_sub(to_head).clamp(1, rest.len());
+        if STAYS != 0 && rest[..limit].iter().fold(0, |all, entry| all | entry) & STAYS != 0 {
+            rest = &mut rest[limit..];
+            continue;
+        }
+        let run = take_run(&mut rest[..limit], first);
+        rest = &mut rest[run..];
+
+        descriptor.maps = descriptor.maps.wrapping_sub(run as u32);
+        descriptor.references = descriptor.references.wrapping_sub(run as u32);
+        if descriptor.references == 0 {
+            free.push(head, descriptor);
+        }
+    }
 }
 
 /// Clears the entries from the start that map consecutive frames with the same attributes, at least the first,
@@ -342,12 +379,12 @@ fn share_huge(tables: &mut [Table], copies: &mut [Table], frames: &mut [Descript
     runs
 }
 
-/// Unmaps and frees every huge mapping: one entry and one descriptor each.
+/// Unmaps and frees every huge mapping that does not say `STAYS`: one entry and one descriptor each.
 #[inline(never)]
-fn unmap_huge(tables: &mut [Table], descriptors: &mut [Descriptor]) -> u64 {
+fn unmap_huge<const STAYS: u64>(tables: &mut [Table], descriptors: &mut [Descriptor]) -> u64 {
     let mut free = FreeList::default();
     for entry in tables.iter_mut().flat_map(|table| table.0.iter_mut()) {
-        if *entry & PRESENT == 0 {
+        if *entry & PRESENT == 0 || *entry & STAYS != 0 {
             continue;
         }
         let head = ((*entry & FRAME) >> 12).wrapping_sub(FIRST_FRAME) as usize;
@@ -398,6 +435,23 @@ mod tests {
                 assert_eq!(arena.perform(op), case.folios() + tables, "{} {}", op.name(), case.label());
                 assert!(entries(&arena).all(|entry| entry == 0));
                 assert!(arena.descriptors.iter().all(|d| d.references == 0 && d.maps == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_written_again_is_not_reclaimed() {
+        for case in cases().map(|case| Case { bytes: 10 * TABLE_SPAN, ..case }) {
+            for (written, stays) in [(Written::None, 0), (Written::EveryTenth, case.folios() / 10)] {
+                let mut arena = Arena::new(&case).unwrap();
+                arena.fill();
+                let before: Vec<u64> = entries(&arena).collect();
+                arena.free_lazily(written);
+                assert_eq!(arena.perform(Op::Reclaim(written)), case.folios() - stays, "{}", case.label());
+                let pages = case.pages() / (case.bytes / TABLE_SPAN) / if case.huge { 512 } else { 1 };
+                for (n, (after, before)) in (0..).zip(entries(&arena).zip(before)) {
+                    assert_eq!(after, if stays > 0 && n / pages == 3 { before } else { 0 });
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
-use super::{exit, fork, held, keeper, lent, spans};
+use super::{exit, fork, held, keeper, lazy, lent, spans};
 use crate::bench::contender::Skip;
 
 /// What a helper does.
@@ -31,6 +31,8 @@ pub enum Role {
     Exit(exit::Args),
     /// Map and touch a region, say so, wait for a byte, fork, and say how long it took.
     Fork(held::Args),
+    /// Map and touch a region in a group, say so, wait for a byte, have it reclaimed, and say how long it took.
+    Reclaim(lazy::Args),
     /// Touch and discard a span, and count the page tables.
     Tables(spans::Args),
 }
@@ -52,6 +54,11 @@ pub enum Message {
     },
     /// What was asked for is there.
     Lent,
+    /// What could go has gone.
+    Reclaimed {
+        /// Nanoseconds of the reclaim.
+        ns: u64,
+    },
     /// Part of the span that is done, 0 to 1.
     Progress(f64),
     /// Page tables of the process.
@@ -70,6 +77,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Fork(args) => {
             die_with_parent()?;
             fork::fork(&args)
+        }
+        Role::Reclaim(args) => {
+            die_with_parent()?;
+            lazy::reclaim(&args)
         }
         Role::Tables(args) => {
             die_with_parent()?;
@@ -158,10 +169,16 @@ impl Helper {
         }
     }
 
+    /// Tells it to go on.
+    pub fn go(&mut self) -> Result<(), Skip> {
+        let mut go = self.go.take().ok_or_else(|| Skip::Child("already gone".into()))?;
+        go.write_all(b"!").map_err(|error| Skip::Child(error.to_string()))
+    }
+
     /// Tells it to go on, and waits for its end.
     pub fn go_and_wait(&mut self) -> Result<(), Skip> {
         let failed = |error: std::io::Error| Skip::Child(error.to_string());
-        self.go.take().ok_or_else(|| Skip::Child("already gone".into()))?.write_all(b"!").map_err(failed)?;
+        self.go()?;
         let status = self.process.wait().map_err(failed)?;
         if status.success() { Ok(()) } else { Err(Skip::Child(status.to_string())) }
     }

@@ -21,6 +21,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// How much.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Maps and touches it, and says so.
     pub fn hold(&self) -> anyhow::Result<Option<Region>> {
         let case = Case { bytes: self.bytes, folio_kib: self.folio_kib, huge: self.huge };

@@ -6,6 +6,7 @@
 use std::io::Read;
 
 use super::child::{Helper, Message, outlive_signals, say};
+use super::group::{self, Group};
 use super::zram::{self, Zram};
 use crate::bench::contender::Skip;
 
@@ -18,18 +19,26 @@ pub enum Thing {
         #[arg(long)]
         bytes: u64,
     },
+    /// A control group.
+    Group {
+        /// Its name.
+        #[arg(long)]
+        name: String,
+    },
 }
 
 impl Thing {
     fn args(&self) -> [String; 2] {
         match self {
             Thing::Zram { bytes } => ["zram".into(), format!("--bytes={bytes}")],
+            Thing::Group { name } => ["group".into(), format!("--name={name}")],
         }
     }
 
     fn available(&self) -> Result<(), Skip> {
         match self {
             Thing::Zram { .. } => zram::available(),
+            Thing::Group { .. } => group::available(),
         }
     }
 }
@@ -60,9 +69,14 @@ impl Drop for Lent {
 /// The helper's life.
 pub fn lend(thing: &Thing) -> anyhow::Result<()> {
     outlive_signals()?;
-    let _made = match thing {
-        Thing::Zram { bytes } => Zram::set_up(*bytes)?,
-    };
+    match thing {
+        Thing::Zram { bytes } => keep(Zram::set_up(*bytes)?),
+        Thing::Group { name } => keep(Group::make(name)?),
+    }
+}
+
+/// Keeps something until standard input ends.
+fn keep<T>(_thing: T) -> anyhow::Result<()> {
     say(Message::Lent)?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

@@ -11,6 +11,7 @@
 //! | [`exit`], [`fork`] | timing the exit, or a fork, of such a child |
 //! | [`lent`] | what such a process makes, and removes when the benchmark ends |
 //! | [`zram`], [`swapped`] | a swap device of that kind, and memory that goes there and comes back |
+//! | [`group`], [`lazy`] | a control group of that kind, and timing the reclaim of a child's memory in it |
 //! | [`spans`] | counting the page tables of such a child |
 //! | [`cpu`] | staying on one CPU, and the clock |
 //!
@@ -21,9 +22,11 @@ pub mod child;
 pub mod cpu;
 pub mod exit;
 pub mod fork;
+pub mod group;
 pub mod held;
 pub mod keeper;
 pub mod knobs;
+pub mod lazy;
 pub mod lent;
 pub mod mthp;
 pub mod region;
@@ -39,6 +42,7 @@ use super::memory;
 use exit::ExitTimer;
 use fork::ForkTimer;
 use knobs::Knobs;
+use lazy::LazyTimer;
 use mthp::Mthp;
 use region::Region;
 use swapped::Swapped;
@@ -53,6 +57,7 @@ pub struct Linux {
     exits: ExitTimer,
     forks: ForkTimer,
     swapped: Swapped,
+    lazy: LazyTimer,
 }
 
 impl Linux {
@@ -64,6 +69,7 @@ impl Linux {
             exits: ExitTimer::default(),
             forks: ForkTimer::default(),
             swapped: Swapped::default(),
+            lazy: LazyTimer::default(),
         }
     }
 }
@@ -85,10 +91,14 @@ impl Contender for Linux {
         if op.data().is_some() {
             self.swapped.prepare(case.bytes)?;
         }
+        if op.written().is_some() {
+            self.lazy.prepare()?;
+        }
         let settings = self.knobs.apply(&self.mthp.plan(case)?)?;
         match op {
             Op::Exit => return self.exits.measure(case, settings),
             Op::Fork => return self.forks.measure(case, settings),
+            Op::Reclaim(written) => return self.lazy.measure(case, written, settings),
             _ => {}
         }
         let region = Region::map(case.bytes)?;

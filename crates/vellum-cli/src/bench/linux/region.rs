@@ -101,6 +101,25 @@ impl Region {
         now_ns() - start
     }
 
+    /// `madvise(MADV_FREE)` of the whole region.
+    pub fn free(&self) -> Result<(), Skip> {
+        // SAFETY: lies in the region, of whose contents nobody has a reference.
+        let result = unsafe { madvise(self.start, self.len, Advice::LinuxFree) };
+        result.map_err(|error| Skip::system("madvise", error))
+    }
+
+    /// Writes the first word of a page.
+    pub fn set_word(&self, number: u64, word: u64) {
+        // SAFETY: a page of the region, as in `write`; it is aligned.
+        unsafe { self.page(number).cast::<u64>().write_volatile(word) };
+    }
+
+    /// The first word of a page.
+    pub fn word(&self, number: u64) -> u64 {
+        // SAFETY: as above, and any word is one.
+        unsafe { self.page(number).cast::<u64>().read_volatile() }
+    }
+
     /// What is in a page.
     pub fn contents(&self, number: u64) -> Page {
         // SAFETY: as in `fill`, and any words are a page.

@@ -17,12 +17,12 @@ use super::floor::Floor;
 use super::linux::Linux;
 use super::linux::cpu::OnOneCpu;
 use super::progress::Progress;
-use super::report::Section;
+use super::report::{Part, Section};
 use super::turns::{self, Outcome};
-use rows::Row;
+pub use rows::Row;
 
 /// On what to measure.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[group(skip)]
 pub struct Args {
     /// Length of the region: a multiple of 2 MiB.
@@ -47,7 +47,15 @@ pub struct Args {
     pub thp_root: PathBuf,
 }
 
+/// Sizes of folios, in KiB, that tell the most.
+pub const FEW_FOLIOS: [u32; 3] = [4, 64, 2048];
+
 impl Args {
+    /// The same with no more bytes than these, and with folios of sizes that tell the most.
+    pub fn less(&self, size: u64) -> Args {
+        Args { size: self.size.min(size), folios: self.those_of(&FEW_FOLIOS), ..self.clone() }
+    }
+
     /// Those of some folio sizes that are measured here; if none is, all that are.
     pub fn those_of(&self, folios: &[u32]) -> Vec<u32> {
         let those: Vec<u32> = folios.iter().copied().filter(|folio| self.folios.contains(folio)).collect();
@@ -67,6 +75,7 @@ pub fn contenders(args: &Args) -> Vec<Box<dyn Contender>> {
 }
 
 /// What a benchmark is about.
+#[derive(Default)]
 pub struct Subject {
     /// Its name on the command line and in JSON.
     pub name: &'static str,
@@ -74,6 +83,8 @@ pub struct Subject {
     pub title: &'static str,
     /// What is to be said of how it is measured, besides what holds for all of them.
     pub method: &'static [(&'static str, &'static str)],
+    /// A finding besides a table an operation.
+    pub beside: Option<fn(&[Row]) -> Part>,
 }
 
 /// Measures `ops`, and tells of it.
@@ -116,7 +127,6 @@ fn measure(args: &Args, ops: &[Op], contenders: &mut [Box<dyn Contender>]) -> Ve
     rows
 }
 
-/// Reads a length.
-pub fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
+fn parse_size(text: &str) -> Result<u64, crate::size::SizeError> {
     crate::size::parse(text)
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::bench::case::{Case, Op};
 use crate::bench::contender::{Column, Columns, NOTABLE_FALLBACK, Skip, Work};
-use crate::bench::data::Data;
+use crate::bench::data::{Data, Written};
 use crate::bench::stats::Summary;
 use crate::bench::turns::Outcome;
 
@@ -99,6 +99,7 @@ impl Row {
             bench,
             op: self.op.name(),
             data: self.op.data().map(Data::name),
+            written: self.op.written().map(Written::name),
             folio_kib: self.case.folio_kib,
             huge: self.case.huge,
             bytes: self.case.bytes,
@@ -117,7 +118,7 @@ impl Row {
     }
 }
 
-/// The keys of a row. `data` (what was in memory) appears only where it matters; `skipped` (why there is no figure) and `fallback` (the share of the region that was not
+/// The keys of a row. `data` (what was in memory) and `written` (what of it was written to once more) appear only where they matter; `skipped` (why there is no figure) and `fallback` (the share of the region that was not
 /// what the row says) appear only where there is something to say.
 #[derive(Serialize)]
 struct Json {
@@ -125,6 +126,8 @@ struct Json {
     op: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written: Option<&'static str>,
     folio_kib: u32,
     huge: bool,
     bytes: u64,

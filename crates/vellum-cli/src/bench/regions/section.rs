@@ -16,7 +16,7 @@ pub fn of(subject: &Subject, rows: &[Row], runs: u32) -> Section {
         id: subject.name,
         title: format!("{} {}, by folio size", subject.title, crate::size::show(bytes)),
         method: method(subject, runs),
-        parts: rows.chunk_by(|a, b| a.op == b.op).map(part).collect(),
+        parts: rows.chunk_by(|a, b| a.op == b.op).map(part).chain(subject.beside.map(|part| part(rows))).collect(),
         notes: notes(rows),
         json: rows.iter().map(|row| row.json(subject.name)).collect(),
     }
@@ -55,6 +55,11 @@ fn what(op: Op) -> &'static str {
         Op::In(_) => {
             "One byte is read in each page, in order: all of it comes back. The engine's faults enter no kernel here, which \
              Linux's do: compare the two with the clock that counts instructions (vellum compare --icount)."
+        }
+        Op::Reclaim(_) => {
+            "The owner says that the contents may go (MADV_FREE, not in the figure), and the group that has the memory gives back all \
+             it can: what was not written to since. Linux is asked by memory.reclaim, or by memory.force_empty where groups are of the \
+             first version; of a huge page it first makes 512 entries."
         }
         Op::Touch => {
             "One byte is written in each page of the fresh region: page faults, and the zeroing of every page. Reported, \
@@ -263,7 +268,7 @@ mod tests {
     #[test]
     fn a_row_that_fell_back_is_marked() {
         let linux = Outcome { ops: vec![2000], fallback: 0.2, ..Outcome::default() };
-        let section = of(&Subject { name: "unmap", title: "", method: &[] }, &[row(Op::Munmap, 64, linux)], 1);
+        let section = of(&Subject { name: "unmap", ..Subject::default() }, &[row(Op::Munmap, 64, linux)], 1);
         let Value::Figure { main, .. } = &section.parts[0].table.rows[0][4] else { panic!("no figure") };
         assert!(main.ends_with(MARK), "{main}");
         assert!(section.notes.iter().any(|note| note.contains("munmap 64 KiB (20 %)")), "{:?}", section.notes);

@@ -19,11 +19,15 @@ pub fn ratio(ratio: f64) -> String {
     format!("{}×", three_digits(ratio))
 }
 
-/// A ratio as the change it is, in percent.
+/// A ratio as the change it is, in percent; with more digits where little is left.
 pub fn change(ratio: f64) -> String {
-    let percent = ((ratio - 1.0) * 100.0).round();
+    let percent = (ratio - 1.0) * 100.0;
     // A true minus sign, and none in front of zero.
-    if percent < 0.0 { format!("−{:.0} %", -percent) } else { format!("+{:.0} %", percent.abs()) }
+    match percent.round() {
+        ..-95.0 => format!("−{:.2} %", -percent),
+        whole @ ..0.0 => format!("−{:.0} %", -whole),
+        whole => format!("+{:.0} %", whole.abs()),
+    }
 }
 
 /// A whole number with its thousands apart.
@@ -63,6 +67,7 @@ mod tests {
         }
         assert_eq!(change(0.42), "−58 %");
         assert_eq!(change(0.9999), "+0 %");
+        assert_eq!(change(0.0123), "−98.77 %");
         assert_eq!(change(1.5), "+50 %");
         assert_eq!(grouped(102_640), "102\u{202f}640");
         assert_eq!(grouped(240), "240");

@@ -22,7 +22,7 @@ use super::contender::{Columns, Skip};
 use super::engine;
 use super::linux::cpu::allowed;
 use super::progress::Progress;
-use super::regions;
+use super::regions::{self, FEW_FOLIOS};
 use super::report::Section;
 use rows::{Outcome, Row};
 use teams::{Engine, Floor, Linux, Team};
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
     /// Folio sizes in KiB whose pages are mapped one entry each.
-    #[arg(long, value_delimiter = ',', default_values_t = FOLIOS, value_parser = parse_folio)]
+    #[arg(long, value_delimiter = ',', default_values_t = FEW_FOLIOS, value_parser = parse_folio)]
     pub folios: Vec<u32>,
     /// Where the huge-page settings are.
     #[arg(long, hide = true, default_value = "/sys/kernel/mm/transparent_hugepage")]
@@ -49,7 +49,6 @@ pub struct Args {
 }
 
 const SIZE: u64 = 512 << 20;
-const FOLIOS: [u32; 3] = [4, 64, 2048];
 
 /// What of it can be chosen where other benchmarks are run too.
 #[derive(clap::Args)]
@@ -62,7 +61,7 @@ pub struct Crowd {
 impl Args {
     /// As part of `bench all`: no more, and nothing longer, than `unmap` measures.
     pub fn beside(crowd: Crowd, unmap: &regions::Args) -> Args {
-        let folios = unmap.those_of(&FOLIOS);
+        let folios = unmap.those_of(&FEW_FOLIOS);
         Args { crowd, size: unmap.size.min(SIZE), runs: unmap.runs, folios, thp_root: unmap.thp_root.clone() }
     }
 }

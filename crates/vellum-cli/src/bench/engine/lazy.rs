@@ -1,0 +1,36 @@
+//! Memory that its owner has no use for any more, taken back by its group.
+
+use std::time::Instant;
+
+use vellum::addr::VirtRange;
+use vellum::arch::X86_64;
+use vellum::reclaim::reclaim;
+use vellum::space::Advise;
+
+use super::{Booted, Counted, Fast, Sample, Space};
+use crate::bench::case::PAGE;
+use crate::bench::contender::Skip;
+use crate::bench::data::Written;
+
+/// Measures the reclaim of a touched region, by a group that has nothing else. What was not written again is gone afterwards.
+pub fn measure(booted: &Booted, space: &Space<'static>, range: VirtRange, written: Written) -> Result<Sample, Skip> {
+    let pages = range.len() / PAGE;
+    space.advise(range.start, range.len(), Advise::Free).map_err(|error| Skip::system("advise", error))?;
+    let program = booted.cpu.enter(space);
+    for page in (0..pages).filter(|&page| written.again(page)) {
+        program.store_u64(range.start + page * PAGE, Written::word(page)).map_err(fault)?;
+    }
+    let before = Counted::now(booted.machine);
+    let start = Instant::now();
+    let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[space][..], booted.group, u64::MAX);
+    let op_ns = start.elapsed().as_nanos() as u64;
+    let work = Some(before.work(&Counted::now(booted.machine)));
+    reclaimed.map_err(|error| Skip::system("reclaim", format!("{error:?}")))?;
+    let kept = space.usage(range).resident / PAGE;
+    written.check(pages, kept, |page| program.load_u64(range.start + page * PAGE).map_err(fault))?;
+    Ok(Sample { touch_ns: None, op_ns, back_ns: None, fallback: 0.0, work })
+}
+
+fn fault(error: impl std::fmt::Debug) -> Skip {
+    Skip::system("touch", format!("{error:?}"))
+}

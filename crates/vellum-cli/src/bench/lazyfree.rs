@@ -1,0 +1,59 @@
+//! `bench lazyfree`: memory whose contents may go is taken back, by folio size.
+
+use super::case::Op;
+use super::contender::Column::{Linux, Vellum};
+use super::data::Written;
+use super::regions::{self, Args, Row, Subject};
+use super::report::{Part, Section, Table, Value};
+
+/// Measures, and tells of it.
+pub fn section(args: &Args) -> anyhow::Result<Section> {
+    let ops = [Written::None, Written::EveryTenth].map(Op::Reclaim);
+    let subject =
+        Subject { name: "lazyfree", title: "Reclaiming what may go:", method: METHOD, beside: Some(published) };
+    regions::section(args, &ops, &subject)
+}
+
+const METHOD: &[(&str, &str)] = &[
+    (
+        "floor",
+        "looks whether one of a folio's entries was written to, and else clears them and frees it: by the entries, in their order.",
+    ),
+    (
+        "linux",
+        "has the memory in a process and a control group of their own. Reclaim that stops early is asked for again, at most eight times, \
+         which is in its figure.",
+    ),
+    (
+        "all",
+        "are looked at afterwards: what was written again must be there with what was written, and nothing else may be in memory.",
+    ),
+];
+
+/// What it was worth to Linux, beside what it is worth here.
+fn published(rows: &[Row]) -> Part {
+    let row = rows.iter().find(|row| row.case.huge && row.op == Op::Reclaim(Written::None));
+    let line = |name: &str, old: Option<f64>, new: Option<f64>| {
+        let seconds = |s: Option<f64>| s.map_or(Value::None, |s| Value::Text(format!("{s:.6} s")));
+        let change = old.zip(new).map_or(Value::None, |(old, new)| {
+            Value::Text(format!("{:+.2} %", (new / old - 1.0) * 100.0).replace('-', "−"))
+        });
+        vec![Value::Text(name.to_owned()), seconds(old), seconds(new), change]
+    };
+    let seconds = |column| Some(row?.median(column)? as f64 / 1e9);
+    Part {
+        title: "beside what Linux would have gained".to_owned(),
+        text: "Reclaiming 1 GiB of huge pages through mem_cgroup_force_empty() on an Intel i5, with a patch that unmaps each \
+               in one piece (Lance Yang, [PATCH v2 1/1] mm/vmscan: avoid split PMD-mapped THP during shrink_folio_list(), linux-mm, \
+               22 April 2024); and the same here, Linux against the engine."
+            .to_owned(),
+        chart: None,
+        table: Table {
+            head: ["2 MiB huge", "before", "after", "change"].map(str::to_owned).to_vec(),
+            rows: vec![
+                line("the patch", Some(0.683426), Some(0.049197)),
+                line("linux, vellum", seconds(Linux), seconds(Vellum)),
+            ],
+        },
+    }
+}
