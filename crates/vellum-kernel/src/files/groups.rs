@@ -20,8 +20,9 @@ use vellum::group::{GroupError, GroupId, GroupUsage, LruList};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
+use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Folder, System};
+use vellum_kernel::fs::text::System;
 use vellum_kernel::proc::Text as Words;
 
 /// The group that every other is below.

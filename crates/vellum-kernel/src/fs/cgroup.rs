@@ -4,9 +4,10 @@
 //! The memory controller is the only one. Partial: its files are there whether `cgroup.subtree_control` of the group above has
 //! it or not, and what is switched there is only remembered.
 
+use super::folder::{Folder, More};
 use super::inode::{Entry, Inode};
 use super::meta::Kind;
-use super::text::{Folder, Make, More, System, Take, Text};
+use super::text::{Make, System, Take, Text};
 use crate::errno::Errno;
 use alloc::boxed::Box;
 use alloc::format;

@@ -15,6 +15,7 @@
 //! | [`pipe`], [`event`], [`device`] | files without contents of their own |
 //! | [`tmpfs`] | the file system in memory |
 //! | [`text`] | files whose contents are made when they are read |
+//! | [`folder`] | folders of such files |
 //! | [`cgroup`] | the file system of control groups |
 //! | [`archive`] | the archive of first files |
 
@@ -22,6 +23,7 @@ pub mod archive;
 pub mod cgroup;
 pub mod device;
 pub mod event;
+pub mod folder;
 pub mod inode;
 pub mod io;
 pub mod lock;

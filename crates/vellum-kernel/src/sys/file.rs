@@ -1,14 +1,12 @@
 //! Descriptors: reading, writing, and what else is done with open files.
 
 use super::{Answer, lock};
+use crate::files;
 use crate::files::user::UserBytes;
-use crate::files::{self, Files};
-use crate::mem::{now_ns, uaccess};
-use crate::sys::clock;
+use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
@@ -16,7 +14,6 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::event::Event;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::open::Name;
-use vellum_kernel::fs::poll;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::Node;
 use vellum_kernel::fs::{Inode, Open, device, pipe};
@@ -26,7 +23,8 @@ pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
     thread.files().open(fd)
 }
 
-fn limit(thread: &Thread) -> u64 {
+/// How many descriptors the thread may have.
+pub fn limit(thread: &Thread) -> u64 {
     thread.process.limits.lock()[abi::RLIMIT_NOFILE as usize][0]
 }
 
@@ -319,64 +317,6 @@ pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
         return Err(error);
     }
     Ok(0)
-}
-
-/// `poll`, with a timeout in milliseconds; `ppoll`, with one in memory and a mask of signals.
-pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option<u64>) -> Answer {
-    if count > limit(thread) {
-        return Err(Errno::EINVAL);
-    }
-    let memory = thread.memory();
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(count as usize * 8)?;
-    bytes.resize(count as usize * 8, 0);
-    uaccess::read(&memory, array, &mut bytes)?;
-    let files: Arc<Files> = thread.files();
-    let mut set = Vec::new();
-    let mut bad = 0;
-    set.try_reserve_exact(count as usize)?;
-    for one in bytes.chunks_exact_mut(8) {
-        let fd = i32::from_le_bytes(core::array::from_fn(|i| one[i]));
-        let wanted = u32::from(u16::from_le_bytes([one[4], one[5]]));
-        one[6..8].fill(0);
-        let open = if fd < 0 { None } else { files.open(fd as u64).ok() };
-        if fd >= 0 && open.is_none() {
-            one[6..8].copy_from_slice(&(abi::POLLNVAL as u16).to_le_bytes());
-            bad += 1;
-        }
-        set.push((open, wanted));
-    }
-    if bad == 0 {
-        let deadline = deadline.map(|deadline| thread.wait_until(deadline));
-        match thread.interruptible(poll::any(&set), deadline).await {
-            Ok(ready) => ready?,
-            Err(Errno::ETIMEDOUT) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let mut ready = 0;
-    for (one, interest) in bytes.chunks_exact_mut(8).zip(&set) {
-        let found = poll::ready(interest) as u16;
-        if found != 0 {
-            one[6..8].copy_from_slice(&found.to_le_bytes());
-        }
-        ready += u64::from(one[6..8] != [0, 0]);
-    }
-    uaccess::write(&memory, array, &bytes)?;
-    Ok(ready)
-}
-
-/// `ppoll`.
-pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
-    let [array, count, timeout, mask, size, _] = a;
-    let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
-    if mask != 0 {
-        let mask = crate::task::deliver::read_set(thread, mask, size)?;
-        // SAFETY: the thread's own future.
-        unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
-        thread.set_mask(mask);
-    }
-    poll(thread, array, count, deadline).await
 }
 
 /// `vmsplice`: bytes of a pipe into memory, or of memory into a pipe, as much as there is room for; they are copied.

@@ -185,7 +185,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
     let files = context.files.clone();
-    *context = crate::task::thread::Context::new(space, files.clone(), registers);
+    *context = crate::task::context::Context::new(space, files.clone(), registers);
     loop {
         let closed = files.table.lock().remove_next((0, u32::MAX), true);
         let Some(slot) = closed else { break };

@@ -5,7 +5,7 @@ use crate::mem::uaccess;
 use crate::println;
 use crate::task::process::Life;
 use crate::task::signal::{self, Action, Default, Info, Set, bit};
-use crate::task::{Thread, thread::Context};
+use crate::task::{Thread, context::Context};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;

@@ -5,6 +5,7 @@
 //! | [`executor`] | who may run, and on which processor |
 //! | [`time`] | waiting for a moment |
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
+//! | [`context`] | what a thread has of the processor, and what from its maker |
 //! | [`process`] | what the threads of a program share, and who knows whom |
 //! | [`count`] | how many there are |
 //! | [`allowance`] | how long processors may work for a process |
@@ -13,6 +14,7 @@
 //! | [`futex`] | waiting for a word of memory |
 
 pub mod allowance;
+pub mod context;
 pub mod count;
 pub mod deliver;
 pub mod executor;

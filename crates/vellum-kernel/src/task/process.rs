@@ -17,7 +17,7 @@ use linux_raw_sys::general as abi;
 use spin::{Mutex, Once};
 use vellum_kernel::credentials::{Credentials, place};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::text::Folder;
+use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::wait::Queue;
 
 /// The process that everybody descends from: the kernel's own, without memory or threads.

@@ -56,7 +56,7 @@ pub async fn call(thread: &Arc<Thread>, number: u32, a: [u64; 6]) -> Option<Answ
         nr::__NR_open => path::open(thread, HERE, a[0], a[1], a[2]).await,
         nr::__NR_pause => signal::pause(thread).await,
         nr::__NR_pipe => file::pipe(thread, a[0], 0),
-        nr::__NR_poll => file::poll(thread, a[0], a[1], poll_deadline(a[2])).await,
+        nr::__NR_poll => select::poll(thread, a[0], a[1], poll_deadline(a[2])).await,
         nr::__NR_readlink => path::readlink(thread, HERE, a[0], a[1], a[2]),
         nr::__NR_rename => path::rename(thread, HERE, a[0], HERE, a[1], 0),
         nr::__NR_rmdir => path::unlink(thread, HERE, a[0], nr::AT_REMOVEDIR.into()),

@@ -4,9 +4,9 @@
 use crate::arch::entry::{Registers, USER_CODE, USER_DATA};
 use crate::arch::paging::user_end;
 use crate::mem::uaccess;
+use crate::task::context::Context;
 use crate::task::deliver::{stack_flags, stack_for};
 use crate::task::signal::{Action, Info, Set};
-use crate::task::thread::Context;
 use alloc::vec::Vec;
 use linux_raw_sys::general::SA_RESTORER;
 use vellum_kernel::errno::Errno;

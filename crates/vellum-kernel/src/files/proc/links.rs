@@ -8,7 +8,8 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::text::{Folder, Jump, Link, Make, More, System, Text};
+use vellum_kernel::fs::folder::{Folder, More};
+use vellum_kernel::fs::text::{Jump, Link, Make, System, Text};
 use vellum_kernel::fs::{Inode, Kind, Open, inode::Entry};
 
 /// Where a link leads, and by which name.

@@ -28,8 +28,9 @@ use alloc::sync::Arc;
 use linux_raw_sys::general::PROC_SUPER_MAGIC;
 use spin::Once;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Folder, Link, Make, More, System};
+use vellum_kernel::fs::text::{Link, Make, System};
 use vellum_kernel::fs::{Inode, Kind, Sink, inode::Entry};
 
 /// The root directory; there is one, wherever it is mounted.

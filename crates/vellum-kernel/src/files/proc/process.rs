@@ -11,7 +11,8 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use vellum_kernel::credentials::place;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::text::{Folder, Make, More, Owner, System, Take, Text, Window};
+use vellum_kernel::fs::folder::{Folder, More};
+use vellum_kernel::fs::text::{Make, Owner, System, Take, Text, Window};
 use vellum_kernel::fs::{Inode, Kind, inode::Entry};
 
 /// Whom a file is about: a process, or one of its threads. It keeps neither.

@@ -10,7 +10,8 @@ use alloc::format;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::text::{Folder, Make, Take, Text};
+use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::text::{Make, Take, Text};
 
 /// A number that may be written, in these bounds. What nothing here depends on is remembered, and no more.
 struct Setting {

@@ -18,8 +18,9 @@ use vellum::frame::HUGE_ORDER;
 use vellum::platform::Cpus;
 use vellum::stats::Counter;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Folder, Text, Window};
+use vellum_kernel::fs::text::{Text, Window};
 use vellum_kernel::proc::{Text as Words, system as words};
 
 /// A file: its name, and what is in it.

@@ -15,7 +15,8 @@ use vellum::frame::{FrameKind, HUGE_ORDER, LARGEST_FOLIO, flag};
 use vellum::platform::Memory;
 use vellum::stats::SizeCounter;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::text::{Folder, Make, Take, Text};
+use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::text::{Make, Take, Text};
 use vellum_kernel::proc::{Text as Words, choice};
 
 /// The smallest folio that has a knob, as on Linux.

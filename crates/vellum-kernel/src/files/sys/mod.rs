@@ -14,8 +14,9 @@ use linux_raw_sys::general::SYSFS_MAGIC;
 use spin::Once;
 use vellum::platform::Cpus;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
-use vellum_kernel::fs::text::{Folder, System, Text};
+use vellum_kernel::fs::text::{System, Text};
 use vellum_kernel::proc::{Text as Words, processors};
 
 /// The root directory.

@@ -531,7 +531,7 @@ fn who_changes_what() {
 /// What is behind a name is not always an inode's own contents.
 #[test]
 fn devices_fifos_and_jumps() {
-    use crate::fs::{device, text};
+    use crate::fs::{device, folder, text};
     let world = World::new();
     let node = |path: &str, kind, special| world.view().make(path.as_bytes(), kind, 0o666, special, &[]).unwrap();
     node("/null", Kind::Char, device::number::NULL);
@@ -552,7 +552,7 @@ fn devices_fifos_and_jumps() {
     let lost = world.view().get(b"lost", false).unwrap();
     world.view().remove(b"lost", false).unwrap();
     let system = text::System { device: Device { major: 0, minor: 9 }, magic: 0, owner: None };
-    let folder = text::Folder::new(system, None, None);
+    let folder = folder::Folder::new(system, None, None);
     let to = lost.clone();
     let link = text::Link::new(
         system,
