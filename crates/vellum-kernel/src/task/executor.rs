@@ -2,8 +2,8 @@
 //!
 //! One line serves all processors, and who has been worked for least goes first: so a task that makes long system calls gets
 //! no more than one that makes short ones, and one that sleeps a lot goes ahead when it wakes. It does not save up time
-//! while it sleeps: it stands no further ahead than at the front. A new task stands a turn behind, so that a stream of new
-//! ones holds up nobody.
+//! while it sleeps: it stands no further ahead than at the front. A new task stands a turn behind whoever made it, so that a stream
+//! of new ones holds up nobody.
 //!
 //! A processor that finds the line empty halts, and says so before it looks a last time; so whoever joins the line either is
 //! seen or sees an idle processor to kick.
@@ -35,6 +35,8 @@ struct Line {
 static LINE: Mutex<Line> = Mutex::new(Line { tasks: BTreeMap::new(), came: 0, front: 0 });
 /// When each processor began with the task that it has.
 static BEGAN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+/// What that task had used then.
+static USED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 /// The processors that halt, or are about to, a bit each.
 static IDLE: AtomicU64 = AtomicU64::new(0);
 /// How many are in line.
@@ -42,7 +44,8 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts a task.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
-    let used = Arc::new(AtomicU64::new(LINE.lock().front + time::TURN));
+    let maker = USED[percpu::current().index].load(Ordering::Relaxed) + elapsed();
+    let used = Arc::new(AtomicU64::new(LINE.lock().front.max(maker) + time::TURN));
     let (task, handle) = Builder::new().metadata(used).spawn(|_| future, WithInfo(join));
     handle.detach();
     task.schedule();
@@ -99,6 +102,7 @@ pub fn run() -> ! {
         while let Some(task) = next() {
             BEGAN[percpu::current().index].store(now_ns(), Ordering::Relaxed);
             let used = task.metadata().clone();
+            USED[percpu::current().index].store(used.load(Ordering::Relaxed), Ordering::Relaxed);
             let joined_again = task.run();
             if !joined_again {
                 used.fetch_add(elapsed(), Ordering::Relaxed);

@@ -264,6 +264,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Take references and mappings for the child, and from the entries the right to write in place. What of the run was dealt
     /// with is left of it.
+    #[inline(never)]
     fn share_run(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> Shared {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
