@@ -102,6 +102,7 @@ in_every_format! {
     a_part_is_protected_and_comes_back => protects,
     a_part_goes => zaps,
     a_fork_keeps_blocks => forks,
+    what_a_fork_makes_alike_is_joined => forks_parts,
     a_fork_that_fails_keeps_blocks => forks_in_vain,
     blocks_move => moves,
 }
@@ -316,6 +317,16 @@ fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.program.store_u64(BASE + on.page, 7).unwrap();
     let left = if on.level == 1 { (4, (0, 0)) } else { (3, (0, 1)) };
     assert_eq!((on.joined(BASE, 0..4), on.turned()), left);
+    on.holds(BASE, 0..4);
+}
+
+/// A block of which a part may not be written is none. Neither may the rest, once there is a child: parent and child have it joined.
+fn forks_parts<A: Silicon>(on: &Scene<'_, '_, A>) {
+    on.protect(4 * on.pages() - on.pages() / 2, on.pages() / 2, Prot::READ);
+    assert_eq!(on.joined(BASE, 0..4), 3);
+    let child = on.space.fork().unwrap();
+    assert_eq!(on.joined(BASE, 0..4), 4);
+    assert_eq!(Scene { space: &child, ..*on }.joined(BASE, 0..4), 4);
     on.holds(BASE, 0..4);
 }
 
