@@ -139,6 +139,16 @@ fn two_bring_back_the_same() {
     at_once(true, counts, |on| on.holds(on.space, (0..PAGES).rev()), counted);
 }
 
+/// Who brings back what somebody else has brought back, written and swapped out again meanwhile, does not bring back what it was.
+#[test]
+fn back_and_out_again_while_another_brings_it_back() {
+    let back_and_out = |on: &Scene<'_, '_>| {
+        counts(on);
+        out(on);
+    };
+    at_once(true, back_and_out, |on| on.holds(on.space, 0..PAGES), counted);
+}
+
 #[test]
 fn out_and_back_at_once() {
     at_once(true, counts, out, counted);
