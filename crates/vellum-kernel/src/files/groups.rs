@@ -3,7 +3,7 @@
 //! A group that is removed may still be charged for memory, as of files in memory or of a process that has moved on. The engine
 //! keeps it until it is charged for nothing; nobody finds it by then.
 
-use crate::mem::{machine, oom};
+use crate::mem::{machine, oom, reclaim};
 use crate::task::process::{self as processes, Life};
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
@@ -105,6 +105,17 @@ pub fn nearest_full(process: &Process, pages: u64) -> Option<u32> {
     })
 }
 
+/// The engine's group of a number, if there is such a group.
+pub fn engine(group: u32) -> Option<GroupId> {
+    TABLE.lock().engine(group).ok()
+}
+
+/// How many pages a group has more than it may have.
+pub fn excess(group: u32) -> u64 {
+    let usage = engine(group).and_then(|group| usage(group).ok());
+    usage.map_or(0, |usage| usage.charged.saturating_sub(usage.limit))
+}
+
 /// How many pages a group may have.
 pub fn limit(group: u32) -> u64 {
     TABLE.lock().engine(group).ok().and_then(|group| usage(group).ok()).map_or(u64::MAX, |usage| usage.limit)
@@ -127,15 +138,29 @@ pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
     Ok([b"0::", &path(process.cgroup.load(Relaxed))[..], b"\n"].concat())
 }
 
-/// Notes for a group and those above it that it wanted more than it may have, or that a process of it was killed for memory.
-pub fn note(group: u32, killed: bool) {
+/// What a group, or one below it, has come to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// It wanted more than it may have.
+    Max,
+    /// There was nothing to reclaim.
+    OutOfMemory,
+    /// A process of it was killed for memory.
+    Killed,
+}
+
+/// Notes an event for a group and those above it.
+pub fn note(group: u32, event: Event) {
     let mut table = TABLE.lock();
     let above: Vec<u32> = table.ancestors(group).collect();
     for number in above {
         if let Some(group) = table.groups.get_mut(&number) {
-            group.events.max += u64::from(!killed);
-            group.events.oom += u64::from(!killed);
-            group.events.kills += u64::from(killed);
+            let Events { max, oom, kills } = &mut group.events;
+            *match event {
+                Event::Max => max,
+                Event::OutOfMemory => oom,
+                Event::Killed => kills,
+            } += 1;
         }
     }
 }
@@ -237,6 +262,12 @@ impl cgroup::Groups for Memory {
                 Words::of(|text| numbers.iter().try_for_each(|number| writeln!(text, "{number}")))
             }
             Control::Current => Ok(bytes(usage(engine)?.charged)),
+            Control::SwapCurrent => {
+                let below = processes::all().into_iter().filter(|process| is_below(process, group));
+                let spaces = reclaim::spaces_of(below);
+                Ok(said(Some(spaces.iter().map(|space| space.engine.stats().swap).sum())))
+            }
+            Control::SwapMax => Ok(said(None)),
             Control::Peak => usage(engine).map(|usage| bytes(usage.peak.max(usage.charged))),
             Control::Max => match usage(engine)?.limit {
                 u64::MAX => Ok(said(None)),
@@ -271,17 +302,19 @@ impl cgroup::Groups for Memory {
                 let limit = amount(value)?.map_or(u64::MAX, |bytes| bytes / FRAME_SIZE);
                 let engine = TABLE.lock().engine(group)?;
                 machine().groups().set_limit(engine, limit).map_err(|_| Errno::ENODEV)?;
-                // Nothing can be taken back from those who have more but by ending them.
-                if usage(engine)?.charged > limit {
+                if excess(group) > 0 {
                     oom::enforce(group);
                 }
                 Ok(())
             }
-            // There is nothing to write memory to, so none that is in use can be reclaimed.
-            Control::Reclaim => match amount(value)? {
-                Some(0) => Ok(()),
-                Some(_) => Err(Errno::EAGAIN),
-                None => Err(Errno::EINVAL),
+            Control::Reclaim => {
+                let wanted = amount(value)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
+                let engine = TABLE.lock().engine(group)?;
+                if reclaim::reclaim(engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
+            }
+            Control::SwapMax => match amount(value)? {
+                None => Ok(()),
+                Some(_) => Err(Errno::EINVAL),
             },
             Control::Kill => {
                 if value.trim_ascii() != b"1" {

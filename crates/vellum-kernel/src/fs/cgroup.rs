@@ -28,12 +28,14 @@ pub enum Control {
     Stat,
     Events,
     Reclaim,
+    SwapCurrent,
+    SwapMax,
     Populated,
     Kill,
 }
 
 /// Name, what it is, whether it can be read and written, and whether the root has it.
-const CONTROLS: [(&str, Control, bool, bool, bool); 9] = [
+const CONTROLS: [(&str, Control, bool, bool, bool); 11] = [
     ("cgroup.procs", Control::Procs, true, true, true),
     ("memory.current", Control::Current, true, false, false),
     ("memory.peak", Control::Peak, true, false, false),
@@ -43,6 +45,8 @@ const CONTROLS: [(&str, Control, bool, bool, bool); 9] = [
     ("cgroup.events", Control::Populated, true, false, false),
     ("cgroup.kill", Control::Kill, false, true, false),
     ("memory.reclaim", Control::Reclaim, false, true, true),
+    ("memory.swap.current", Control::SwapCurrent, true, false, false),
+    ("memory.swap.max", Control::SwapMax, true, true, false),
 ];
 
 /// The kernel's groups, by numbers of its choice.

@@ -7,12 +7,14 @@
 //! | [`shootdown`] | invalidating translations, here and on other processors |
 //! | [`space`] | the address spaces of processes, and which one a processor has loaded |
 //! | [`swap`] | where memory goes that nobody has used for a while |
+//! | [`reclaim`] | memory is short |
 //! | [`oom`] | memory runs out |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
 pub mod heap;
 pub mod oom;
 pub mod platform;
+pub mod reclaim;
 pub mod shootdown;
 pub mod space;
 pub mod swap;

@@ -1,10 +1,11 @@
-//! Memory runs out, the machine's or a group's: a process is killed for it, and who wanted memory tries again.
+//! Memory runs out, the machine's or a group's: some is reclaimed, or else a process is killed for it, and who wanted memory tries
+//! again.
 //!
-//! There is no swap, and files in memory have nothing behind them, so what is in use comes back only from who ends. The process
-//! with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
+//! Where there is no swap left, what is in use comes back only from who ends, because files in memory have nothing behind them. The
+//! process with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
 
-use crate::files::groups;
-use crate::mem::machine;
+use crate::files::groups::{self, Event};
+use crate::mem::{machine, reclaim::reclaim};
 use crate::println;
 use crate::task::process::{self as processes, FIRST, Life};
 use crate::task::{Process, Thread, executor};
@@ -13,12 +14,16 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use linux_raw_sys::general::SIGKILL;
 use vellum::addr::FRAME_SIZE;
+use vellum::group::GroupId;
 use vellum::space::{FaultError, SpaceStats};
 
 /// A process that is never killed has this said about it.
 const NEVER: i32 = -1000;
 /// What a group may fall short of its limit and still be the reason why a page table could not be had.
 const TABLES: u64 = 4;
+
+/// Pages that are reclaimed for who finds none: enough to be worth the while, and not so many that one pays for all.
+const AT_ONCE: u64 = 128;
 
 static KILLED: AtomicU64 = AtomicU64::new(0);
 
@@ -40,6 +45,15 @@ impl Scope {
             Scope::Machine => true,
             Scope::Group(group) => groups::is_below(process, group),
         }
+    }
+
+    /// Whether some memory could be reclaimed.
+    fn reclaims(self, pages: u64) -> bool {
+        let group = match self {
+            Scope::Machine => Some(GroupId::ROOT),
+            Scope::Group(group) => groups::engine(group),
+        };
+        group.is_some_and(|group| reclaim(group, pages) > 0)
     }
 
     /// How many pages there are in all.
@@ -73,8 +87,8 @@ pub fn score(process: &Process) -> u64 {
     (points.max(0) as u64) * 1000 / all
 }
 
-/// A fault found no memory. Returns when there may be some: when a process that had it is gone, or the caller is to end itself;
-/// `false`: nobody can be killed.
+/// A fault found no memory. Returns when there may be some: when some was reclaimed, when a process that had it is gone, or the
+/// caller is to end itself; `false`: nobody can be killed.
 pub async fn relieve(thread: &Arc<Thread>, error: FaultError) -> bool {
     let scope = match error {
         FaultError::OverLimit(group) => Scope::Group(groups::number_of(group)),
@@ -85,7 +99,13 @@ pub async fn relieve(thread: &Arc<Thread>, error: FaultError) -> bool {
         return true;
     }
     if let Scope::Group(group) = scope {
-        groups::note(group, false);
+        groups::note(group, Event::Max);
+    }
+    if scope.reclaims(AT_ONCE) {
+        return true;
+    }
+    if let Scope::Group(group) = scope {
+        groups::note(group, Event::OutOfMemory);
     }
     let Some(victim) = leaving(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
     while !victim.threads.lock().is_empty() && !thread.process.life.lock().is_over() {
@@ -94,10 +114,19 @@ pub async fn relieve(thread: &Arc<Thread>, error: FaultError) -> bool {
     true
 }
 
-/// A group may have less than it has: one of it is killed.
+/// A group may have less than it has: some is reclaimed, or one of it is killed.
 pub fn enforce(group: u32) {
     let scope = Scope::Group(group);
-    groups::note(group, false);
+    groups::note(group, Event::Max);
+    while let over @ 1.. = groups::excess(group) {
+        if !scope.reclaims(over) {
+            break;
+        }
+    }
+    if groups::excess(group) == 0 {
+        return;
+    }
+    groups::note(group, Event::OutOfMemory);
     if leaving(scope).is_none() {
         kill(scope, None);
     }
@@ -122,7 +151,7 @@ fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     let (points, victim, has) = counted.max_by_key(|(points, ..)| *points)?;
     say(scope, wanting, victim, points, &has);
     KILLED.fetch_add(1, Relaxed);
-    groups::note(victim.cgroup.load(Relaxed), true);
+    groups::note(victim.cgroup.load(Relaxed), Event::Killed);
     let memory = victim.memory.lock().clone();
     for process in &known {
         let shared =
@@ -158,13 +187,14 @@ fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
     }
     println!(
         "out of memory: killed process {} ({}): {} kB anonymous, {} kB of files, {} kB shared, {} kB of page tables, \
-         oom_score_adj {}, {points} points",
+         {} kB swapped out, oom_score_adj {}, {points} points",
         victim.pid,
         name(victim),
         kib(has.anon),
         kib(has.file),
         kib(has.shmem),
         kib(has.tables),
+        kib(has.swap),
         victim.badness.load(Relaxed),
     );
 }

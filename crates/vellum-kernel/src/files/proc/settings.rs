@@ -43,7 +43,7 @@ static MEMORY: [Setting; 18] = [
     setting("overcommit_ratio", 50, 0, u64::MAX),
     setting("page-cluster", 3, 0, 31),
     setting("panic_on_oom", 0, 0, 0),
-    setting("swappiness", 60, 0, 200),
+    setting("swappiness", 60, 60, 60),
     setting("vfs_cache_pressure", 100, 0, u64::MAX),
     setting("watermark_scale_factor", 10, 1, 3000),
 ];

@@ -3,12 +3,11 @@
 use super::frames;
 use crate::arch::cpuinfo;
 use crate::files::mount;
-use crate::mem::{Machine, heap, machine, now_ns, swap};
+use crate::mem::{Machine, heap, machine, now_ns, reclaim, swap};
 use crate::sys::{clock::EPOCH, misc, shm};
 use crate::task::process as processes;
 use crate::task::process::last_number;
 use alloc::boxed::Box;
-use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -64,15 +63,11 @@ struct Spaces {
 }
 
 fn spaces() -> Spaces {
-    let mut seen = BTreeSet::new();
     let mut sum = Spaces { tables: 0, mapped: 0 };
-    for process in processes::all() {
-        let Some(memory) = process.memory.lock().clone() else { continue };
-        if seen.insert(Arc::as_ptr(&memory) as usize) {
-            let stats = memory.engine.stats();
-            sum.tables += stats.tables;
-            sum.mapped += stats.file + stats.shmem;
-        }
+    for space in reclaim::spaces_of(processes::all()) {
+        let stats = space.engine.stats();
+        sum.tables += stats.tables;
+        sum.mapped += stats.file + stats.shmem;
     }
     sum
 }
@@ -168,6 +163,8 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("pswpout", counter(Counter::SwapOut)),
         ("pgfault", counter(Counter::Faults)),
         ("pgmajfault", 0),
+        ("pglazyfree", counter(Counter::LazyFree)),
+        ("pglazyfreed", counter(Counter::LazyFreed)),
         ("oom_kill", crate::mem::oom::killed()),
         ("thp_split_pmd", counter(Counter::HugeSplits)),
         ("thp_deferred_split_page", counter(Counter::SplitDeferred)),
