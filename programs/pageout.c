@@ -7,29 +7,13 @@
 //
 // Pages hold one word over and over, another in each ("same-filled"), or a third of noise and two thirds of text ("compressible").
 // All of it is compared afterwards. Needs swap, such as that of `vellum run --swap`.
+#include "contents.h"
 #include "folios.h"
 #include <inttypes.h>
 
-enum { WORDS = PAGE / sizeof(uint64_t), MOST = 8 };
+enum { MOST = 8 };
 
 static size_t length;
-
-// What is in a page of so many words.
-typedef void Contents(uint64_t *words, uint64_t page);
-
-static void same_filled(uint64_t *words, uint64_t page) {
-    for (int word = 0; word < WORDS; word++)
-        words[word] = UINT64_C(0x9e3779b97f4a7c15) * (page + 1);
-}
-
-static void compressible(uint64_t *words, uint64_t page) {
-    uint64_t noise = page + 1;
-    for (int word = 0; word < WORDS; word++) {
-        // xorshift
-        noise ^= noise << 13, noise ^= noise >> 7, noise ^= noise << 17;
-        words[word] = word % 3 ? UINT64_C(0x2074786574206120) : noise;
-    }
-}
 
 static const struct {
     const char *name;

@@ -5,7 +5,7 @@
 //! process with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
 
 use crate::files::groups::{self, Event};
-use crate::mem::{machine, reclaim::reclaim};
+use crate::mem::{machine, reclaim::reclaim, swap};
 use crate::println;
 use crate::task::process::{self as processes, FIRST, Life};
 use crate::task::{Process, Thread, executor};
@@ -175,7 +175,8 @@ fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
         Scope::Machine => {
             let frames = machine().frames();
             let [free, all] = [frames.free_frames(), frames.total()].map(|pages| kib(pages * FRAME_SIZE));
-            println!("out of memory: {free} kB of {all} kB are free");
+            let [swap, swap_free] = swap::bytes().map(kib);
+            println!("out of memory: {free} kB of {all} kB are free, {swap_free} kB of {swap} kB of swap");
         }
         Scope::Group(group) => {
             let (path, limit) = (groups::path(group), kib(groups::limit(group) * FRAME_SIZE));

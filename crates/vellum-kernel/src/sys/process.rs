@@ -15,6 +15,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
+use vellum::space::FaultError;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Open;
@@ -93,7 +94,10 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     }
     let counted = count_one(thread)?;
     let memory = thread.memory();
-    let memory = if has(abi::CLONE_VM) { memory } else { Arc::new(memory.fork()?) };
+    let memory = match has(abi::CLONE_VM) {
+        true => memory,
+        false => Arc::new(memory.fork().inspect_err(|_| thread.starves(FaultError::OutOfMemory))?),
+    };
     thread.save_held();
     // SAFETY: the thread's own future.
     let parent = unsafe { thread.context() };

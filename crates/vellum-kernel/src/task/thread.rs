@@ -360,7 +360,7 @@ async fn may_repeat(thread: &Arc<Thread>, answer: sys::Answer) -> bool {
     thread.starved.store(false, Ordering::Relaxed);
     let shortage = thread.shortage.lock().take();
     match shortage {
-        Some(error) if answer == Err(Errno::EFAULT) => oom::relieve(thread, error).await,
+        Some(error) if matches!(answer, Err(Errno::EFAULT | Errno::ENOMEM)) => oom::relieve(thread, error).await,
         _ => false,
     }
 }

@@ -151,7 +151,8 @@ impl Pieces {
             return Ok((Piece::new(span, free.trailing_zeros(), class, len), 0));
         }
         drop(spans);
-        let span = frames.alloc(class.order(), false, Use::Kernel)?;
+        // Where all memory is in use, none comes free before some of it is written here.
+        let span = frames.alloc_kept(class.order(), Use::Kernel)?;
         let left = class.all() & !1;
         frames.frame(span).set_data(left);
         if left != 0 {
@@ -182,7 +183,7 @@ impl Pieces {
             return 0;
         }
         // SAFETY: no piece of it is in use, and it is on no list; so nobody else can find it.
-        unsafe { frames.free(span, 1 << class.order(), false, Use::Kernel) };
+        unsafe { frames.free_kept(span, class.order(), Use::Kernel) };
         1 << class.order()
     }
 }
