@@ -82,6 +82,9 @@ our_programs() {
     expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null
     expect 0 unmap guest -- "$1/unmap" 8 </dev/null
     expect 0 tables guest -- "$1/tables" 1 </dev/null
+    expect 0 pageout guest --swap 32M -- "$1/pageout" 8 </dev/null
+    expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
+    expect 0 pressure guest --smp 2 --mem 96M --swap 256M -- "$1/pressure" 160 1 </dev/null
     expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
     expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null
 }

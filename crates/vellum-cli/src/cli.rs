@@ -58,8 +58,8 @@ Examples:
   vellum run --icount -- ./measure 256                  the clock counts instructions: the same figures every time
   vellum run --file data.txt:/tmp/data.txt -- ./count /tmp/data.txt
   vellum run --file busybox:/bin/sh -- /bin/sh -c 'echo $0 | wc -c'
-  vellum run --kernel target/linux/vmlinuz --swap 64MiB -- ./hello
-                                                        the same on Linux, here with swap
+  vellum run --mem 256MiB --swap 1GiB -- ./large        with more memory than the machine has
+  vellum run --kernel target/linux/vmlinuz -- ./hello   the same on Linux
 
 The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns swap on, \
 and runs the program; mitigations against flaws of hardware are off.

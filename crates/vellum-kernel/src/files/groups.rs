@@ -34,6 +34,8 @@ struct Group {
     parent: u32,
     name: Box<[u8]>,
     events: Events,
+    /// With so many bytes in swap, it and those below it get no more there when they are at their limit.
+    swap: u64,
 }
 
 /// What has happened to a group, and those below it.
@@ -114,6 +116,22 @@ pub fn engine(group: u32) -> Option<GroupId> {
 pub fn excess(group: u32) -> u64 {
     let usage = engine(group).and_then(|group| usage(group).ok());
     usage.map_or(0, |usage| usage.charged.saturating_sub(usage.limit))
+}
+
+/// Bytes that a group and those below it have in swap; what several have, each of them has.
+fn swapped(group: u32) -> u64 {
+    let below = processes::all().into_iter().filter(|process| is_below(process, group));
+    reclaim::spaces_of(below).iter().map(|space| space.engine.stats().swap).sum()
+}
+
+/// Whether a group may have more in swap, as may those above it.
+pub fn may_swap(group: u32) -> bool {
+    let table = TABLE.lock();
+    let limited = |number: u32| table.groups.get(&number).filter(|group| group.swap < u64::MAX);
+    let above = table.ancestors(group).filter_map(|number| limited(number).map(|group| (number, group.swap)));
+    let limits: Vec<(u32, u64)> = above.collect();
+    drop(table);
+    limits.iter().all(|(number, most)| swapped(*number) < *most)
 }
 
 /// How many pages a group may have.
@@ -234,7 +252,9 @@ impl cgroup::Groups for Memory {
             GroupError::NoSuchGroup(_) | GroupError::Busy(_) => Errno::ENOENT,
         })?;
         let number = NUMBERS.fetch_add(1, Relaxed);
-        table.groups.insert(number, Group { engine, parent, name: name.into(), events: Events::default() });
+        table
+            .groups
+            .insert(number, Group { engine, parent, name: name.into(), events: Events::default(), swap: u64::MAX });
         Ok(number)
     }
 
@@ -262,12 +282,11 @@ impl cgroup::Groups for Memory {
                 Words::of(|text| numbers.iter().try_for_each(|number| writeln!(text, "{number}")))
             }
             Control::Current => Ok(bytes(usage(engine)?.charged)),
-            Control::SwapCurrent => {
-                let below = processes::all().into_iter().filter(|process| is_below(process, group));
-                let spaces = reclaim::spaces_of(below);
-                Ok(said(Some(spaces.iter().map(|space| space.engine.stats().swap).sum())))
+            Control::SwapCurrent => Ok(said(Some(swapped(group)))),
+            Control::SwapMax => {
+                let most = TABLE.lock().groups.get(&group).map_or(u64::MAX, |group| group.swap);
+                Ok(said((most < u64::MAX).then_some(most)))
             }
-            Control::SwapMax => Ok(said(None)),
             Control::Peak => usage(engine).map(|usage| bytes(usage.peak.max(usage.charged))),
             Control::Max => match usage(engine)?.limit {
                 u64::MAX => Ok(said(None)),
@@ -312,10 +331,11 @@ impl cgroup::Groups for Memory {
                 let engine = TABLE.lock().engine(group)?;
                 if reclaim::reclaim(engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
             }
-            Control::SwapMax => match amount(value)? {
-                None => Ok(()),
-                Some(_) => Err(Errno::EINVAL),
-            },
+            Control::SwapMax => {
+                let most = amount(value)?.unwrap_or(u64::MAX);
+                TABLE.lock().groups.get_mut(&group).ok_or(Errno::ENODEV)?.swap = most;
+                Ok(())
+            }
             Control::Kill => {
                 if value.trim_ascii() != b"1" {
                     return Err(Errno::EINVAL);

@@ -51,7 +51,7 @@ impl Scope {
     fn reclaims(self, pages: u64) -> bool {
         let group = match self {
             Scope::Machine => Some(GroupId::ROOT),
-            Scope::Group(group) => groups::engine(group),
+            Scope::Group(group) => groups::engine(group).filter(|_| groups::may_swap(group)),
         };
         group.is_some_and(|group| reclaim(group, pages) > 0)
     }
