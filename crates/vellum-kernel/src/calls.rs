@@ -197,7 +197,7 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::stat, Full),
     (Sysno::statfs, Full),
     (Sysno::statx, Partial("every field, whatever the mask")),
-    (Sysno::swapoff, Partial("of the one device that there may be; not while anything is there")),
+    (Sysno::swapoff, Partial("of the one device that there may be")),
     (Sysno::swapon, Partial("of the one device that there may be")),
     (Sysno::symlink, Full),
     (Sysno::symlinkat, Full),

@@ -3,6 +3,8 @@
 
 use crate::files;
 use crate::mem::machine;
+use crate::mem::reclaim::spaces_of;
+use crate::task::process as processes;
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
 use vellum::swap::{Compressed, DetachError, Usage};
@@ -56,26 +58,37 @@ pub fn on(priority: i16) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes the device out of use.
+/// Takes the device out of use, once everybody has back what is there.
 ///
 /// # Errors
 ///
-/// `EINVAL`: it is in none. `ENOMEM`: what is there can't be brought back; it stays in use.
+/// `EINVAL`: it is in none. `ENOMEM`: not all can be brought back; it stays in use.
 pub fn off() -> Result<(), Errno> {
     let mut in_use = IN_USE.lock();
     let id = in_use.ok_or(Errno::EINVAL)?;
     let (swaps, platform) = (machine().swaps(), machine().platform());
     swaps.close(platform, id).map_err(|_| Errno::EINVAL)?;
-    match swaps.detach(machine().frames(), id) {
-        Ok(()) => {
-            *in_use = None;
-            Ok(())
+    let emptied = empty(id);
+    match emptied {
+        Ok(()) => *in_use = None,
+        Err(_) => swaps.open(platform, id).map_err(|_| Errno::EINVAL)?,
+    }
+    emptied
+}
+
+/// Has a device that is closed emptied, and forgotten.
+fn empty(id: u8) -> Result<(), Errno> {
+    let mut left = u32::MAX;
+    loop {
+        for space in spaces_of(processes::all()) {
+            space.engine.swap_off(id).map_err(|_| Errno::ENOMEM)?;
         }
-        Err(DetachError::InUse(_)) => {
-            swaps.open(platform, id).map_err(|_| Errno::EINVAL)?;
-            Err(Errno::ENOMEM)
+        match machine().swaps().detach(machine().frames(), id) {
+            Ok(()) => return Ok(()),
+            // Who was forked meanwhile, or is about to end, has some.
+            Err(DetachError::InUse(slots)) if slots < left => left = slots,
+            Err(_) => return Err(Errno::ENOMEM),
         }
-        Err(_) => Err(Errno::EINVAL),
     }
 }
 
