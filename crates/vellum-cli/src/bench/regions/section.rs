@@ -81,7 +81,7 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
             "vellum",
             "is the engine on real memory, in a simulated machine with one CPU. In its figure is all that it does when a \
              kernel runs it: areas found, split and merged; the walk from the root; table locks; entries cleared; the \
-             flush gathered and the TLB's owner called; each folio's references, map count and owner (which so far are \
+             flush gathered and the TLB's owner called; each folio's references, map count and owner (which are \
              all of its reverse map for anonymous memory), its group's charge and LRU list; statistics; folios and empty \
              tables given back and merged. Not in it: entering a kernel by a system call or an exception, and the TLB \
              instructions themselves, which are counted instead: see the notes.",
@@ -92,7 +92,7 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
             "is the kernel of this machine through its system calls, at its best: memory compacted beforehand, only the \
              folio size in question enabled, the sizes checked after each touch. In its figure is all that it does, \
              entering the kernel and invalidating the TLB too, and some that the engine has no counterpart of yet: a map \
-             count a page, file mappings and swap looked out for, the hooks of userfaultfd, uprobes, MMU notifiers and \
+             count a page, file mappings looked out for, the hooks of userfaultfd, uprobes, MMU notifiers and \
              cgroup v1.",
         ),
         (
