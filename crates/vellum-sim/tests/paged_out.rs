@@ -127,6 +127,8 @@ fn goes_and_comes<A: Silicon>(arch: A) {
             (0..60).for_each(|i| on.store(&space, BASE + i * page, 1000 + i));
             let all = range(BASE, 64 * page);
             let (resident, _) = held(&space, all);
+            let blocks = space.usage(all).blocks;
+            assert_eq!(blocks[0] != 0, A::JOINED != 0 && order == 4 && arch.page_shift() == 12, "{blocks:?}");
             space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
             assert_eq!(held(&space, all), (0, resident), "order {order}");
             assert_eq!(on.used() as u64, resident >> 12);
@@ -134,6 +136,7 @@ fn goes_and_comes<A: Silicon>(arch: A) {
                 assert_eq!(on.load(&space, BASE + i * page), if i < 60 { 1000 + i } else { 0 });
             }
             (0..60).for_each(|i| on.store(&space, BASE + i * page, 2000 + i));
+            assert_eq!(space.usage(all).blocks, blocks, "what was joined is so again");
             assert_eq!(held(&space, range(BASE, 60 * page)), (60 * page, 0));
             assert_eq!(on.used(), 0);
             assert_eq!(on.count(Counter::SwapIn), on.count(Counter::SwapOut));
