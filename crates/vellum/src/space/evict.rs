@@ -23,7 +23,7 @@ use super::AddressSpace;
 
 /// Runs that are held at a time, behind one flush.
 const RUNS: usize = 32;
-/// Pages in them, after which no more are added.
+/// Pages in them that are to be written, after which no more are added.
 const PAGES: u32 = 1 << 12;
 
 /// Whose memory may go.
@@ -171,16 +171,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let end = part.end.min(table.end());
         let mut at = part.start;
         while at < end && !batch.is_full() {
-            let most = at.saturating_add(u64::from(PAGES - batch.pages) << FRAME_SHIFT);
-            let Some(mut run) = table.run(at, end.min(most)) else { break };
+            let Some(mut run) = table.run(at, end) else { break };
             let whole = part.covers(&run.range(arch));
             // What is as large as no block of slots, or reaches across an end of the range, stays.
             if run.kind == Kind::Leaf && whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32 {
                 let was = run;
-                if let Some(lazy) = self.hold(&table, &mut run, whose, &batch.held[..batch.used], gather) {
+                if let Some(lazy) = self.hold(&table, &mut run, whose, batch, gather) {
                     batch.held[batch.used] = Held { run: Run { len: run.len, ..was }, lazy, whose };
                     batch.used += 1;
-                    batch.pages += run.frames(arch);
+                    // What is not written is not held for long.
+                    batch.pages += if lazy { 0 } else { run.frames(arch) };
                 }
             }
             at = run.range(arch).end;
@@ -196,7 +196,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
         whose: Whose,
-        held: &[Held],
+        batch: &Batch,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<bool> {
         let arch = &self.tables.arch;
@@ -210,7 +210,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
             let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
             let isolated = u32::from(state.has(flag::ISOLATED));
-            let pinned = refs > maps + isolated && refs - maps - isolated > self.held_of(head, state.order(), held);
+            let pinned = refs > maps + isolated
+                && refs - maps - isolated > self.held_of(head, state.order(), &batch.held[..batch.used]);
             let pinned = pinned || !allows(self.tables.platform(), Wanted::Unpinned);
             let may = match whose {
                 Whose::Own => alone || maps == pages,
@@ -221,6 +222,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 break;
             }
             if *lazy.get_or_insert(state.has(flag::LAZY)) != state.has(flag::LAZY) {
+                break;
+            }
+            if lazy == Some(false) && taken != 0 && batch.pages + taken + pages > PAGES {
                 break;
             }
             if whose == Whose::Own {
