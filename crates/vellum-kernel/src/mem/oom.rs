@@ -25,6 +25,9 @@ const TABLES: u64 = 4;
 /// Pages that are reclaimed for who finds none: enough to be worth the while, and not so many that one pays for all.
 const AT_ONCE: u64 = 128;
 
+/// How often nothing is found to reclaim before somebody is killed.
+const TRIES: usize = 16;
+
 static KILLED: AtomicU64 = AtomicU64::new(0);
 
 /// How many were killed for memory.
@@ -101,8 +104,12 @@ pub async fn relieve(thread: &Arc<Thread>, error: FaultError) -> bool {
     if let Scope::Group(group) = scope {
         groups::note(group, Event::Max);
     }
-    if scope.reclaims(AT_ONCE) {
-        return true;
+    // What another processor is just looking at, or is about to free, can't be found.
+    for _ in 0..TRIES {
+        if scope.reclaims(AT_ONCE) {
+            return true;
+        }
+        executor::give_way().await;
     }
     if let Scope::Group(group) = scope {
         groups::note(group, Event::OutOfMemory);
