@@ -84,6 +84,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         left.next();
         let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), lazy: false, whose };
         loop {
+            let _evicting = self.tables.tlb.evicting();
             let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
             let mut batch = Batch { held: [nothing; RUNS], used: 0, pages: 0 };
             while !batch.is_full() {

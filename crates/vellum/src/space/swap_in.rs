@@ -201,6 +201,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
                 let raw = arch.leaf(pfn.addr(), attrs, run.level);
                 machine.frames().expose(pfn, run.frames(arch), attrs);
+                self.tables.tlb.before_filling(block, self.page_shift());
                 table.replace(&run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
             }
             table.release();

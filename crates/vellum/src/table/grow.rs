@@ -123,7 +123,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     #[inline]
     pub(crate) fn map_run(&self, run: &Run) -> Result<(), NotMapped> {
         let &Run { va, level, len, .. } = run;
-        let write = |table: &LockedTable<'_, 'm, P, A>| table.set(run);
+        let write = |table: &LockedTable<'_, 'm, P, A>| {
+            self.tlb.before_filling(run.range(&self.arch), self.arch.page_shift());
+            table.set(run);
+        };
         self.put_there(va, level, len, write).unwrap_or_else(|| self.put(va, level, len, &mut Spares::new(self), write))
     }
 

@@ -20,11 +20,30 @@ pub(crate) struct Shootdown<'m, P: Platform> {
     slots: &'m [SpaceSlot],
     /// Gathers that may have emptied entries and not flushed.
     gathers: AtomicU32,
+    /// Evictions of which the same is true.
+    evictions: AtomicU32,
+}
+
+/// As long as there is one, somebody may have emptied entries, and not flushed yet, without anybody having asked for new contents.
+pub(crate) struct Evicting<'a>(&'a AtomicU32);
+
+impl Drop for Evicting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl<'m, P: Platform> Shootdown<'m, P> {
     pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn, slots: &'m [SpaceSlot]) -> Self {
-        Shootdown { machine, space, root, users: Default::default(), slots, gathers: AtomicU32::new(0) }
+        Shootdown {
+            machine,
+            space,
+            root,
+            users: Default::default(),
+            slots,
+            gathers: AtomicU32::new(0),
+            evictions: AtomicU32::new(0),
+        }
     }
 
     /// A CPU is about to load the root. The host does so only after this returns, so that whoever clears an entry and does
@@ -61,6 +80,24 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     /// lock of its table, is either counted here or has flushed.
     pub(super) fn others_are_open(&self) -> bool {
         self.gathers.load(Ordering::Acquire) > 1
+    }
+
+    /// An eviction begins: before the first entry that it will empty. It flushes before it drops the answer.
+    pub(crate) fn evicting(&self) -> Evicting<'_> {
+        self.evictions.fetch_add(1, Ordering::Relaxed);
+        Evicting(&self.evictions)
+    }
+
+    /// Entries that were found empty are about to be filled, under the lock of their table. The program goes on with what was there
+    /// before or, if somebody forgot it, has asked for that itself: unless an eviction has emptied them, behind everybody's back,
+    /// and not flushed yet. No CPU may read the old contents any more when another one has written the new. `shift`: of the smallest
+    /// pages that may have been there.
+    #[inline]
+    pub(crate) fn before_filling(&self, range: VirtRange, shift: u32) {
+        // Whoever emptied them under the same lock is either counted here or has flushed.
+        if self.evictions.load(Ordering::Acquire) != 0 {
+            self.invalidate(&[range], shift, false);
+        }
     }
 
     pub(crate) fn users(&self) -> CpuSet {

@@ -4,15 +4,25 @@ use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
 use vellum::Machine;
 use vellum::frame::policy::Knob;
-use vellum::space::{Access, Advise, FaultError, MapFlags};
-use vellum_sim::{Cpu, Fault, Strict};
+use vellum::space::{Advise, FaultError, MapFlags};
+use vellum_sim::{Cpu, Disk, Fault, Strict};
 
 use super::{PAGE, Space, at, check, every, fixed, space, strict};
+
+/// What the third CPU has a translation of.
+#[derive(Clone, Copy)]
+enum Had {
+    /// Two pages of zeros that one fault will take away together.
+    Zeros,
+    Written,
+    /// The same, when a child had it as well, so that nobody may write it in place.
+    Shared,
+}
 
 /// A CPU that has a translation of page 1 cached, and uses it when another one says that it is done: `first` and `then` run on
 /// two more CPUs, and whatever `first` is in the middle of, after `then` this CPU must see what `see` expects.
 fn seen_by_a_third(
-    access: Access,
+    had: Had,
     first: impl Fn(&Space<'_>, &Ran<'_>) + Clone + Send + Sync + 'static,
     then: impl Fn(&Space<'_>, &Ran<'_>) + Clone + Send + Sync + 'static,
     see: impl Fn(Result<u64, Fault<FaultError>>) -> bool + Clone + Send + Sync + 'static,
@@ -22,6 +32,9 @@ fn seen_by_a_third(
         let boot = sim.cpu(0);
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(2, Knob::Always);
+        let disk = Disk::new(1);
+        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        unsafe { machine.swaps().attach(machine.frames(), &disk, 64, 0) }.unwrap();
         let space = space(&machine);
         space.map(fixed(0, 4, MapFlags::empty())).unwrap();
         // So that the table stays whatever happens to the others.
@@ -36,11 +49,14 @@ fn seen_by_a_third(
             s.spawn(|| {
                 let cpu = sim.cpu(2);
                 let program = cpu.enter(&space);
-                if access == Access::Write {
-                    program.store_u64(at(1), 1).unwrap();
-                } else {
-                    // Two pages of zeros that one fault will take away together.
-                    assert_eq!((program.load_u64(at(1)), program.load_u64(at(2))), (Ok(0), Ok(0)));
+                match had {
+                    Had::Zeros => assert_eq!((program.load_u64(at(1)), program.load_u64(at(2))), (Ok(0), Ok(0))),
+                    Had::Written => program.store_u64(at(1), 1).unwrap(),
+                    Had::Shared => {
+                        program.store_u64(at(1), 1).unwrap();
+                        drop(space.fork().unwrap());
+                        assert_eq!(program.load_u64(at(1)), Ok(1));
+                    }
                 }
                 ready.store(true, Ordering::SeqCst);
                 wait(&done);
@@ -71,14 +87,14 @@ struct Ran<'c>(&'c Cpu<'c, Strict>);
 #[test]
 fn forgetting_what_another_cpu_forgets() {
     let forget = |space: &Space<'_>, _: &Ran<'_>| space.advise(at(1), PAGE, Advise::DontNeed).unwrap();
-    seen_by_a_third(Access::Write, forget, forget, |seen| seen == Ok(0));
+    seen_by_a_third(Had::Written, forget, forget, |seen| seen == Ok(0));
 }
 
 /// When memory was unmapped, nobody reaches it.
 #[test]
 fn unmapping_what_another_cpu_forgets() {
     seen_by_a_third(
-        Access::Write,
+        Had::Written,
         |space, _| {
             // The page may be unmapped already.
             let _ = space.advise(at(1), PAGE, Advise::DontNeed);
@@ -92,8 +108,19 @@ fn unmapping_what_another_cpu_forgets() {
 #[test]
 fn writing_to_zeros_that_another_cpu_replaces() {
     seen_by_a_third(
-        Access::Read,
+        Had::Zeros,
         |space, cpu| cpu.0.enter(space).store_u64(at(2), 5).unwrap(),
+        |space, cpu| cpu.0.enter(space).store_u64(at(1), 7).unwrap(),
+        |seen| seen == Ok(7),
+    );
+}
+
+/// The same where it went out meanwhile, and came back to be written.
+#[test]
+fn writing_to_what_another_cpu_swaps_out() {
+    seen_by_a_third(
+        Had::Shared,
+        |space, _| space.advise(at(0), 4 * PAGE, Advise::PageOut).unwrap(),
         |space, cpu| cpu.0.enter(space).store_u64(at(1), 7).unwrap(),
         |seen| seen == Ok(7),
     );
