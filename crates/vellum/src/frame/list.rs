@@ -84,13 +84,17 @@ impl FrameList {
         self.len -= cut.len;
     }
 
-    /// The last one, and the one before each.
-    pub(crate) fn backward<P: Platform>(&self, frames: &Frames<'_, P>) -> impl Iterator<Item = Pfn> {
+    /// The last one, and the one before each, which the list may lose when it has been shown.
+    pub(crate) fn backward<'f, 'p, P: Platform>(
+        &self,
+        frames: &'f Frames<'p, P>,
+    ) -> impl Iterator<Item = (Pfn, &'p Frame)> + use<'f, 'p, P> {
         let mut at = self.tail;
         core::iter::from_fn(move || {
             let pfn = at.some()?;
-            at = Pfn(frames.frame(pfn).link(0).load(Relaxed));
-            Some(pfn)
+            let frame = frames.frame(pfn);
+            at = Pfn(frame.link(0).load(Relaxed));
+            Some((pfn, frame))
         })
     }
 

@@ -4,7 +4,7 @@
 //! other on its list. Its lock is held from one to the next, their pages return to its stock with one addition each and to
 //! the group once a batch, and a stretch of the list is cut out by its two ends.
 
-use super::shard::{Home, Lists, LruList};
+use super::shard::{Home, Lists};
 use super::{Groups, STOCK};
 use crate::addr::Pfn;
 use crate::frame::{Cut, Frame, Frames, flag};
@@ -16,51 +16,40 @@ use crate::sync::SpinGuard;
 pub(crate) struct Leavers<'a, 'p, P: Platform> {
     frames: &'a Frames<'p, P>,
     groups: &'a Groups<'p>,
-    shard: u32,
+    /// The home of who left last, whose shard's lock is held; or [`NOBODY`].
+    home: u32,
     lists: Option<SpinGuard<'a, Lists, P>>,
     /// Neighbours on a list of this shard that have left, and are still to be cut out of it.
     cut: Cut,
-    from: Option<LruList>,
     pages: u32,
 }
 
+/// No home.
+const NOBODY: u32 = !0;
+
 impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
     pub(crate) fn new(frames: &'a Frames<'p, P>, groups: &'a Groups<'p>) -> Self {
-        Leavers { frames, groups, shard: 0, lists: None, cut: Cut::default(), from: None, pages: 0 }
+        Leavers { frames, groups, home: NOBODY, lists: None, cut: Cut::default(), pages: 0 }
     }
 
     /// The lists of the shard where a frame with this home is.
-    #[inline]
-    fn lists(&mut self, home: u32) -> &mut Lists {
-        if self.lists.is_none() || self.shard != home & Home::SHARD {
-            self.switch(home & Home::SHARD);
-        }
-        match &mut self.lists {
-            Some(lists) => lists,
-            None => unreachable!("`switch` took the lock"),
-        }
-    }
-
     #[cold]
-    fn switch(&mut self, shard: u32) {
-        self.pause();
-        let home = Home::unpack(shard);
-        self.shard = shard;
-        self.lists = Some(self.groups.shard(home.group, home.cpu).0.lock(self.frames.platform()));
+    fn lists(&mut self, home: u32) -> &mut Lists {
+        let shard = home & Home::SHARD;
+        if self.home == NOBODY || self.home & Home::SHARD != shard {
+            self.pause();
+            self.home = shard;
+        }
+        let Home { group, cpu, .. } = Home::unpack(shard);
+        self.lists.get_or_insert_with(|| self.groups.shard(group, cpu).0.lock(self.frames.platform()))
     }
 
     /// A frame that [`Groups::admit`] admitted, and that nobody refers to any more, leaves. The caller frees it.
     #[inline]
     pub(crate) fn leave(&mut self, pfn: Pfn, frame: &Frame, order: u8) {
         let home = frame.home();
-        if self.lists.is_none() || self.shard != home & Home::SHARD {
-            self.switch(home & Home::SHARD);
-        }
-        let list = Home::unpack(home).list;
-        if list != self.from || !self.cut.extend(pfn, frame) {
-            self.settle();
-            self.from = list;
-            self.cut = Cut::one(pfn, frame);
+        if home != self.home || home & !Home::SHARD != 0 && !self.cut.extend(pfn, frame) {
+            self.leave_elsewhere(pfn, frame, home);
         }
         self.pages += 1 << order;
         if frame.state().has(flag::PARTIAL) {
@@ -69,13 +58,21 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
         }
     }
 
+    /// Whoever leaves is not a neighbour of who left before.
+    #[inline(never)]
+    fn leave_elsewhere(&mut self, pfn: Pfn, frame: &Frame, home: u32) {
+        self.settle();
+        self.lists(home);
+        self.home = home;
+        self.cut = if home & !Home::SHARD != 0 { Cut::one(pfn, frame) } else { Cut::default() };
+    }
+
     /// Cut out whoever has left.
     #[inline]
     fn settle(&mut self) {
         if let Some(lists) = &mut self.lists {
-            lists.leave(self.frames, &self.cut, self.from, self.pages);
+            lists.leave(self.frames, &self.cut, Home::unpack(self.home).list, self.pages);
             self.cut = Cut::default();
-            self.from = None;
             self.pages = 0;
         }
     }
@@ -96,12 +93,13 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
     /// Let go of the lock; a stock that has grown too large goes back to the group.
     pub(crate) fn pause(&mut self) {
         self.settle();
+        let home = core::mem::replace(&mut self.home, NOBODY);
         let Some(mut lists) = self.lists.take() else { return };
         if lists.stock > 2 * STOCK {
             let back = lists.stock - STOCK;
             lists.stock = STOCK;
             drop(lists);
-            self.groups.uncharge_all(Home::unpack(self.shard).group, back);
+            self.groups.uncharge_all(Home::unpack(home).group, back);
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) use shard::{Home, Shard};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
-use crate::frame::{Frames, OutOfMemory, Use};
+use crate::frame::{Frame, Frames, OutOfMemory, Use};
 use crate::platform::Platform;
 use crate::sync::SpinLock;
 use shard::Lists;
@@ -333,10 +333,10 @@ impl<'p> Groups<'p> {
         frames: &Frames<'p, P>,
         (id, cpu): (GroupId, usize),
         list: LruList,
-        pages: u64,
-        isolated: &mut [Pfn],
-    ) -> usize {
-        self.shard(id, cpu).0.lock(frames.platform()).isolate(frames, list, pages, isolated)
+        most: (usize, u64),
+        take: impl FnMut(Pfn, &'p Frame),
+    ) -> u64 {
+        self.shard(id, cpu).0.lock(frames.platform()).isolate(frames, list, most, take)
     }
 
     /// Put a folio on a list, as the youngest: one that somebody has isolated, or one that is on `from`. The caller has a reference.

@@ -113,34 +113,37 @@ impl Lists {
         self.add(frames, pfn, frame.order(), list);
     }
 
-    /// Take folios off the old end of a list, as many as `isolated` has room for, but no more than make up so many pages; each with a
-    /// reference. How many that were.
-    pub(crate) fn isolate<P: Platform>(
+    /// Take folios off the old end of a list, no more than this many, and no more than make up so many pages; each with a reference, and
+    /// shown to `take`. How many pages that were.
+    pub(crate) fn isolate<'p, P: Platform>(
         &mut self,
-        frames: &Frames<'_, P>,
+        frames: &Frames<'p, P>,
         list: LruList,
-        pages: u64,
-        isolated: &mut [Pfn],
-    ) -> usize {
-        let (mut used, mut sum) = (0, 0);
-        for pfn in self.lru[list as usize].backward(frames) {
-            if used == isolated.len() || sum >= pages {
+        (mut folios, pages): (usize, u64),
+        mut take: impl FnMut(Pfn, &'p Frame),
+    ) -> u64 {
+        let mut sum = 0;
+        let mut cut = Cut::default();
+        for (pfn, frame) in self.lru[list as usize].backward(frames) {
+            if folios == 0 || sum >= pages {
                 break;
             }
-            let frame = frames.frame(pfn);
             // One to which nobody refers is about to leave the list by itself.
             if frames.try_get(pfn, frame) {
-                isolated[used] = pfn;
-                used += 1;
+                if !cut.extend(pfn, frame) {
+                    self.lru[list as usize].cut(frames, &cut);
+                    cut = Cut::one(pfn, frame);
+                }
+                frame.set_home(frame.home() & Home::SHARD);
+                frame.set_flag(flag::ISOLATED);
                 sum += 1 << frame.order();
+                folios -= 1;
+                take(pfn, frame);
             }
         }
-        for pfn in &isolated[..used] {
-            let frame = frames.frame(*pfn);
-            self.unlist(frames, *pfn, Home::unpack(frame.home()));
-            frame.set_flag(flag::ISOLATED);
-        }
-        used
+        self.lru[list as usize].cut(frames, &cut);
+        self.pages[list as usize] -= sum;
+        sum
     }
 
     /// Neighbours leave a list, or, on none, only the group; their pages return to the stock.

@@ -10,9 +10,11 @@
 //! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
 //! freed together. What may go without being kept ([`LruList::Lazy`]) goes first.
 
+use arrayvec::ArrayVec;
+
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::frame::{Counts, Family, Owner, flag};
+use crate::frame::{Counts, Family, Frame, Owner, flag};
 use crate::group::{GroupError, GroupId, LruList};
 use crate::machine::Machine;
 use crate::platform::Platform;
@@ -69,13 +71,23 @@ struct Reclaim<'s, 'm, P: Platform, A: Arch, S: ?Sized> {
 
 /// A folio that was isolated.
 #[derive(Clone, Copy)]
-struct Victim {
+struct Victim<'m> {
     head: Pfn,
+    frame: &'m Frame,
     family: Family,
     /// Where it was first mapped.
     range: VirtRange,
     /// It was used.
     young: bool,
+}
+
+impl<'m> Victim<'m> {
+    fn new(head: Pfn, frame: &'m Frame) -> Self {
+        let Owner { family, page } = Owner::unpack(frame.data());
+        let start = page << FRAME_SHIFT;
+        let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
+        Victim { head, frame, family, range, young: false }
+    }
 }
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
@@ -87,41 +99,26 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             for cpu in 0..groups.cpus() {
                 let mut left = groups.listed(frames, (group, cpu), list);
                 while left > 0 && self.freed < self.wanted {
-                    let mut isolated = [Pfn::NONE; BATCH];
-                    let most = left.min(self.wanted - self.freed);
-                    let used = groups.isolate(frames, (group, cpu), list, most, &mut isolated);
-                    if used == 0 {
+                    let mut victims = ArrayVec::<_, BATCH>::new();
+                    let most = (BATCH, left.min(self.wanted - self.freed));
+                    let take = |head, frame| victims.push(Victim::new(head, frame));
+                    let pages = groups.isolate(frames, (group, cpu), list, most, take);
+                    if pages == 0 {
                         break;
                     }
-                    let pages = isolated[..used].iter().map(|head| 1 << frames.frame(*head).order()).sum::<u64>();
                     left = left.saturating_sub(pages);
-                    self.batch(&isolated[..used], ages);
+                    for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
+                        self.family(family, ages);
+                    }
+                    self.settle(&victims);
                     machine.platform().resched();
                 }
             }
         }
     }
 
-    fn batch(&mut self, isolated: &[Pfn], ages: bool) {
-        let frames = self.machine.frames();
-        let nothing =
-            Victim { head: Pfn::NONE, family: Family::of(0), range: VirtRange { start: 0, end: 0 }, young: false };
-        let mut victims = [nothing; BATCH];
-        for (victim, head) in victims.iter_mut().zip(isolated) {
-            let frame = frames.frame(*head);
-            let Owner { family, page } = Owner::unpack(frame.data());
-            let start = page << FRAME_SHIFT;
-            let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
-            *victim = Victim { head: *head, family, range, young: false };
-        }
-        for family in victims[..isolated.len()].chunk_by_mut(|a, b| a.family == b.family) {
-            self.family(family, ages);
-        }
-        self.settle(isolated);
-    }
-
     /// Folios of one family.
-    fn family(&self, victims: &mut [Victim], ages: bool) {
+    fn family(&self, victims: &mut [Victim<'m>], ages: bool) {
         let Some(Victim { family, .. }) = victims.first().copied() else { return };
         if ages {
             self.spaces.each(family, &mut |space| {
@@ -131,38 +128,29 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             });
         }
         victims.sort_unstable_by_key(|victim| (victim.young, victim.range.start));
-        let old = victims.iter().take_while(|victim| !victim.young);
-        let mut ranges = [VirtRange { start: 0, end: 0 }; BATCH];
-        let mut used = 0;
-        for Victim { range, .. } in old {
-            match ranges[..used].last_mut() {
+        let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
+        for Victim { range, .. } in victims.iter().take_while(|victim| !victim.young) {
+            match ranges.last_mut() {
                 Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-                _ => {
-                    ranges[used] = *range;
-                    used += 1;
-                }
+                _ => ranges.push(*range),
             }
         }
         self.spaces.each(family, &mut |space| {
-            space.evict(&ranges[..used], Whose::Isolated);
+            space.evict(&ranges, Whose::Isolated);
         });
     }
 
     /// What nobody has any more is freed, and the others go back to their lists.
-    fn settle(&mut self, isolated: &[Pfn]) {
-        let frames = self.machine.frames();
-        let stays = |head: &Pfn| {
-            let frame = frames.frame(*head);
+    fn settle(&mut self, victims: &[Victim<'m>]) {
+        for Victim { head, frame, .. } in victims {
             // Nobody can find it any more to have it anew.
             let gone = frame.counts() == Counts { refs: 1, maps: 0 };
             if !gone {
                 frame.clear_flag(flag::ISOLATED);
                 let list = if frame.has(flag::LAZY) { LruList::Lazy } else { LruList::Anon };
-                self.machine.groups().relist(frames, *head, None, list);
+                self.machine.groups().relist(self.machine.frames(), *head, None, list);
             }
-            !gone
-        };
-        isolated.iter().filter(|head| stays(head)).for_each(drop);
-        self.freed += put_unmapped(self.machine, isolated);
+        }
+        self.freed += put_unmapped(self.machine, victims.iter().map(|victim| (victim.head, victim.frame)));
     }
 }

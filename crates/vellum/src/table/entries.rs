@@ -375,6 +375,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             let old = run.raw.wrapping_add(old_step.wrapping_mul((index - self.index(run.va)) as u64));
             return self.write(index, len, Some((old, old_step)), (arch.carry(new, old), step));
         }
+        let first = self.entry(index).load(Relaxed);
+        if let Some(change) = Bits::between::<A>(first, arch.carry(new, first))
+            && arch.step(first, self.level) == step
+        {
+            return (index..index + len).for_each(|i| _ = self.change_bits(i, change));
+        }
         let mut new = new;
         for i in index..index + len {
             self.change(i, new);
@@ -391,6 +397,16 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         } else {
             let _ = self.change_contended(index, |old| self.tables.arch.carry(new, old));
         }
+    }
+
+    /// Change bits of an entry in which hardware may set others meanwhile. What it was before.
+    #[inline]
+    fn change_bits(&self, index: usize, change: Bits) -> u64 {
+        let entry = self.entry(index);
+        trace(self.tables.platform(), || {
+            Event::Exchange(self.pfn, index as u16, entry.load(Relaxed) & !change.clear | change.set)
+        });
+        if change.set == 0 { entry.fetch_and(!change.clear, Release) } else { entry.fetch_or(change.set, Release) }
     }
 
     /// Hardware may still set a bit in this entry: exchange until it didn't. What the last was that it made of it.
@@ -424,10 +440,20 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let (mut at, end) = (self.index(run.va), self.index(run.va) + run.len);
         self.part_at(at);
         self.part_at(end);
+        let arch = &self.tables.arch;
+        let all = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
+        let none =
+            arch.leaf(arch.leaf_addr(run.raw, self.level), (run.attrs(arch) | Attrs::HARDWARE) - what, self.level);
+        let bits = Bits::between::<A>(all, none);
+        let forget = |index| match bits {
+            // What hardware sets after this look is set after it was forgotten.
+            Some(bits) if self.entry(index).load(Relaxed) & bits.clear == 0 => Attrs::empty(),
+            Some(bits) => arch.attrs(self.change_bits(index, bits), self.level) & what,
+            None => self.amend(index, |attrs| attrs - what) & what,
+        };
         while at < end {
             let block = self.block(self.entry(at).load(Relaxed));
-            let forget = |all, index| all | self.amend(index, |attrs| attrs - what) & what;
-            let recorded = (at..at + block).fold(Attrs::empty(), forget);
+            let recorded = (at..at + block).fold(Attrs::empty(), |all, index| all | forget(index));
             let start = self.base + ((at as u64) << self.shift());
             told(VirtRange { start, end: start + ((block as u64) << self.shift()) }, recorded);
             at += block;
@@ -442,6 +468,23 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level) | old & A::JOINED
         });
         arch.attrs(old, self.level)
+    }
+}
+
+/// Bits that are cleared in an entry, or set, and nothing else is done.
+#[derive(Clone, Copy)]
+struct Bits {
+    clear: u64,
+    set: u64,
+}
+
+impl Bits {
+    /// What makes `new` of `old`, if it can be done beside hardware in one step: where that only ever sets bits, and it need not be
+    /// looked at what those are.
+    #[inline]
+    fn between<A: Arch>(old: u64, new: u64) -> Option<Self> {
+        let (clear, set) = (old & !new, new & !old);
+        (A::HARDWARE_INVERTED == 0 && (clear == 0 || set == 0)).then_some(Bits { clear, set })
     }
 }
 

@@ -242,14 +242,16 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
 }
 
 /// Drop a reference to each of these folios, none of which is an entry's. Those that had no other are freed: how many pages that are.
-pub(crate) fn put_unmapped<P: Platform>(machine: &crate::machine::Machine<'_, P>, heads: &[Pfn]) -> u64 {
+pub(crate) fn put_unmapped<'p, P: Platform>(
+    machine: &crate::machine::Machine<'p, P>,
+    folios: impl Iterator<Item = (Pfn, &'p Frame)>,
+) -> u64 {
     let mut release = Release::new(machine, Use::Folio);
     let mut pages = 0;
-    for head in heads {
-        let frame = machine.frames().frame(*head);
+    for (head, frame) in folios {
         let order = frame.order();
-        if machine.frames().put(*head, frame, 1, 0).refs == 0 {
-            release.free(*head, frame, order);
+        if machine.frames().put(head, frame, 1, 0).refs == 0 {
+            release.free(head, frame, order);
             pages += 1 << order;
         }
         release.rest();
