@@ -20,7 +20,8 @@ use vellum_kernel::boot::Boot;
 const DEVICE_TREE: u64 = 0x4000_0000;
 
 /// SCTLR_EL1: translation and caches on, stacks aligned, no execution of what is writable left to chance; user mode may zero
-/// and clean caches, and wait. SPAN is clear: exceptions forbid touching user memory. The others are those that must be set.
+/// and clean caches, and wait. SPAN is clear: exceptions forbid touching user memory. So is A: words of normal memory need not be
+/// aligned, which the compiler is told (`scripts/prepare.sh`). The others are those that must be set.
 const SYSTEM_CONTROL: u64 = {
     let on = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 12;
     let user = 1 << 14 | 1 << 15 | 1 << 16 | 1 << 18 | 1 << 26;

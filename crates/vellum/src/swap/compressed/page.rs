@@ -38,10 +38,12 @@ impl Page {
     #[inline]
     pub(super) fn repeated(&self) -> Option<u64> {
         let word = self.0[0];
-        // x86 compares with memory and jumps in one operation; others rather chain comparisons, or collect differences.
+        // x86 compares with memory and jumps in one operation. AArch64 loads two words in one, and chains two comparisons, which
+        // compilers make of a pair only if it is one number.
+        let number = |[high, low]: [u64; 2]| u128::from(high) << 64 | u128::from(low);
         let same = |stretch: &[u64; STRETCH]| match cfg!(target_arch = "x86_64") {
             true => stretch.iter().all(|other| *other == word),
-            false => stretch.iter().fold(0, |differs, other| differs | (other ^ word)) == 0,
+            false => stretch.as_chunks().0.iter().all(|pair| number(*pair) == number([word; 2])),
         };
         self.0.as_chunks().0.iter().all(same).then_some(word)
     }
