@@ -121,35 +121,53 @@ static void load_module(const char *path) {
     unlink(path);
 }
 
-// Swap of so many bytes in compressed memory.
-static void swap_on(const char *bytes) {
-    uint64_t size = strtoull(bytes, NULL, 10);
+// Takes a disk of so many bytes for swap.
+static void swap_to(const char *path, uint64_t size, int flags) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    int fd = open("/sys/block/zram0/comp_algorithm", O_WRONLY);
-    // What a disk for swap begins with: after 1024 bytes for others a version and the last page's number …
+    // What one begins with: after 1024 bytes for others a version and the last page's number …
     uint32_t version[2] = { 1, (uint32_t)(size / page - 1) };
     char *first = calloc(1, page);
+    int fd = open(path, O_RDWR);
+
+    if (fd < 0 || !first)
+        die("%s", path);
+    memcpy(first + 1024, version, sizeof version);
+    // … and at the end of the first page its name.
+    memcpy(first + page - 10, "SWAPSPACE2", 10);
+    write_all(fd, first, page);
+    fsync(fd);
+    close(fd);
+    free(first);
+    if (swapon(path, flags) != 0)
+        die("swapon %s", path);
+}
+
+// Swap of so many bytes in compressed memory, to be used before all other.
+static void swap_to_memory(const char *bytes) {
+    int fd = open("/sys/block/zram0/comp_algorithm", O_WRONLY);
 
     // The fastest, where the kernel has it; else what it has.
     if (fd >= 0 && (write(fd, "lz4", 3) == 3 || errno == EINVAL))
         close(fd);
     fd = open("/sys/block/zram0/disksize", O_WRONLY);
-    if (fd < 0 || !first)
+    if (fd < 0)
         die("/sys/block/zram0/disksize");
     write_all(fd, bytes, strlen(bytes));
     close(fd);
-    memcpy(first + 1024, version, sizeof version);
-    // … and at the end of the first page its name.
-    memcpy(first + page - 10, "SWAPSPACE2", 10);
-    fd = open("/dev/zram0", O_RDWR);
-    if (fd < 0)
-        die("/dev/zram0");
-    write_all(fd, first, page);
-    fsync(fd);
-    close(fd);
-    free(first);
-    if (swapon("/dev/zram0", 0) != 0)
-        die("swapon");
+    swap_to("/dev/zram0", strtoull(bytes, NULL, 10), SWAP_FLAG_PREFER | 1);
+}
+
+// Swap on the disk, all of it.
+static void swap_to_disk(void) {
+    size_t size;
+    char *sectors;
+
+    // It may take its time to show up.
+    for (int tries = 0; access("/dev/vda", F_OK) != 0 && tries < 1000; tries++)
+        usleep(10000);
+    sectors = contents("/sys/block/vda/size", &size);
+    swap_to("/dev/vda", strtoull(sectors, NULL, 10) * 512, 0);
+    free(sectors);
 }
 
 // Lines `key=value`: modules to load, in this order, and swap to have after that.
@@ -161,7 +179,9 @@ static void follow_options(void) {
         if (strncmp(line, "module=", 7) == 0)
             load_module(line + 7);
         else if (strncmp(line, "swap=", 5) == 0)
-            swap_on(line + 5);
+            swap_to_memory(line + 5);
+        else if (strcmp(line, "swap-disk=") == 0)
+            swap_to_disk();
         else if (*line)
             errno = EINVAL, die("the option %s", line);
     }

@@ -83,8 +83,12 @@ our_programs() {
     expect 0 unmap guest -- "$1/unmap" 8 </dev/null
     expect 0 tables guest -- "$1/tables" 1 </dev/null
     expect 0 pageout guest --swap 32M -- "$1/pageout" 8 </dev/null
+    expect 0 "a disk" guest --swap-disk 16M -- "$1/disk" works </dev/null
+    expect 0 "a disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null
+    expect 0 "a disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
-    expect 0 pressure guest --smp 2 --mem 96M --swap 256M -- "$1/pressure" 160 1 </dev/null
+    # What does not fit in compressed memory goes to the disk.
+    expect 0 pressure guest --smp 2 --mem 96M --swap 64M --swap-disk 192M -- "$1/pressure" 160 1 </dev/null
     expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
     expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null
 }

@@ -59,6 +59,8 @@ Examples:
   vellum run --file data.txt:/tmp/data.txt -- ./count /tmp/data.txt
   vellum run --file busybox:/bin/sh -- /bin/sh -c 'echo $0 | wc -c'
   vellum run --mem 256MiB --swap 1GiB -- ./large        with more memory than the machine has
+  vellum run --mem 256MiB --swap 64MiB --swap-disk 1GiB -- ./large
+                                                        with a disk for what does not fit in compressed memory
   vellum run --kernel target/linux/vmlinuz -- ./hello   the same on Linux
 
 The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns swap on, \

@@ -159,8 +159,9 @@ fn follow_options() -> Result<(), &'static str> {
     options.lines().try_for_each(|line| match line.split_once('=') {
         Some(("swap", bytes)) => {
             let bytes = bytes.parse().map_err(|_| "the size of swap is no number")?;
-            mem::swap::init(bytes).map_err(|_| "no memory for so much swap")
+            mem::swap::init_memory(bytes).map_err(|_| "no memory for so much swap")
         }
+        Some(("swap-disk", "")) => mem::swap::init_disk().map_err(|_| "there is no disk, or no memory to swap to it"),
         _ => Err("an unknown option"),
     })
 }

@@ -68,7 +68,7 @@ fn recall(text: &str, boot: &str) -> Option<bool> {
 fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), nothing())?;
-    let (extras, options) = kernel.needs(None)?;
+    let (extras, options) = kernel.needs(None, false)?;
     let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[] };
     let machine = Machine {
         kernel,
@@ -76,6 +76,7 @@ fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
         accel: Accel::Kvm,
         cpus: 1,
         memory: 256 << 20,
+        disk: None,
         counts: false,
         joins: true,
         timeout: Some(PATIENCE),

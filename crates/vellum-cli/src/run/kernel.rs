@@ -120,7 +120,7 @@ impl Kernel {
     ///
     /// # Errors
     /// There is no such file.
-    pub fn needs(&self, swap: Option<u64>) -> anyhow::Result<(Vec<Extra>, String)> {
+    pub fn needs(&self, swap: Option<u64>, disk: bool) -> anyhow::Result<(Vec<Extra>, String)> {
         let (mut files, mut options) = (Vec::new(), String::new());
         if self.kind == Kind::Linux {
             let init = built(self.arch.init())?;
@@ -128,8 +128,8 @@ impl Kernel {
                 format!("no init for Linux at {}: build it by `./x build --kernel`", init.display())
             })?;
             files.push(Extra { path: "init".into(), mode: 0o755, contents });
-            if swap.is_some() {
-                for (name, contents) in modules::with_dependencies(&self.image, "zram")? {
+            for module in [swap.map(|_| "zram"), disk.then_some("virtio_blk")].into_iter().flatten() {
+                for (name, contents) in modules::with_dependencies(&self.image, module)? {
                     options += &format!("module=/.vellum/{name}.ko\n");
                     files.push(Extra { path: format!(".vellum/{name}.ko"), mode: 0o644, contents });
                 }
@@ -137,6 +137,9 @@ impl Kernel {
         }
         if let Some(bytes) = swap {
             options += &format!("swap={bytes}\n");
+        }
+        if disk {
+            options += "swap-disk=\n";
         }
         Ok((files, options))
     }

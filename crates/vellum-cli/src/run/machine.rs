@@ -5,6 +5,7 @@
 
 use super::accel::Accel;
 use super::arch::Arch;
+use super::disk::Disk;
 use super::kernel::{Kernel, Kind};
 use super::wire;
 use anyhow::{Context, bail};
@@ -31,6 +32,7 @@ pub struct Machine<'a> {
     pub cpus: u8,
     /// Bytes of memory.
     pub memory: u64,
+    pub disk: Option<Disk<'a>>,
     /// Whether its clock counts instructions.
     pub counts: bool,
     /// Whether the reference kernel may map memory in contiguous blocks.
@@ -164,7 +166,10 @@ impl Machine<'_> {
         let path = |name| folder.path().join(name);
         fs::write(path("archive"), self.archive).context("writing the archive")?;
         let complaints = File::create(path("complaints"))?;
-        let command = self.command(&path("archive"), &path("console"), complaints);
+        let mut command = self.command(&path("archive"), &path("console"), complaints);
+        if let Some(disk) = self.disk {
+            disk.plug_in(&mut command, folder.path())?;
+        }
         let mut running = Running::start(command, self.kernel.arch)?;
         let (Some(to), Some(from)) = (running.child.stdin.take(), running.child.stdout.take()) else {
             bail!("QEMU was started without pipes");

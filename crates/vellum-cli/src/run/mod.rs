@@ -5,6 +5,7 @@
 //! | [`accel`] | who executes the machine's instructions |
 //! | [`arch`] | architectures: what each asks of QEMU |
 //! | [`archive`] | the program and its files, packed for the kernel |
+//! | [`disk`] | a disk to swap to |
 //! | [`kernel`] | the kernel to boot: which it is, and what that asks of the machine |
 //! | [`machine`] | the virtual machine: started, watched, ended |
 //! | [`modules`] | modules of a Linux kernel, with what they depend on |
@@ -14,6 +15,7 @@
 mod accel;
 mod arch;
 mod archive;
+mod disk;
 mod kernel;
 mod machine;
 mod modules;
@@ -52,6 +54,14 @@ pub struct Task {
     /// Swap in compressed memory
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     swap: Option<u64>,
+
+    /// A disk to swap to, once compressed memory is full: a new one of this size, or a file, whose contents are lost
+    #[arg(long, value_name = "SIZE|FILE", value_parser = disk::parse)]
+    swap_disk: Option<disk::Image>,
+
+    /// Have that disk fail, to see what comes of it
+    #[arg(long, value_name = "reads|writes", value_enum, hide_possible_values = true, requires = "swap_disk")]
+    swap_disk_fails: Option<disk::Failing>,
 
     /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With one CPU only
     #[arg(long)]
@@ -137,7 +147,8 @@ impl Task {
         if self.icount && self.smp > 1 {
             bail!("--icount counts the instructions of one CPU: leave out --smp");
         }
-        let (extras, options) = kernel.needs(self.swap)?;
+        let disk = self.swap_disk.as_ref().map(|image| disk::Disk { image, failing: self.swap_disk_fails });
+        let (extras, options) = kernel.needs(self.swap, disk.is_some())?;
         let program = archive::Program {
             path: &self.program,
             arguments: &self.arguments,
@@ -150,6 +161,7 @@ impl Task {
             accel,
             cpus: self.smp,
             memory: self.mem,
+            disk,
             counts: self.icount,
             joins: !self.no_contiguous,
             timeout: self.timeout.map(Duration::from_secs),

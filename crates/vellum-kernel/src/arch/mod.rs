@@ -20,16 +20,18 @@
 //! | `held` | what a processor holds of a thread beside the general registers |
 //! | `clock` | time |
 //! | `ports` | the serial ports |
+//! | `devices` | where the machine has other devices |
 //! | `mod@exit` | how the machine stops |
 //! | `cpuinfo` | what the processor says of itself |
 //! | `calls` | the system calls that no other has |
 //! | `abi` | names and numbers that programs know the architecture by |
 //!
-//! [`hooks`], [`serial`] and [`stack`] are common to them.
+//! [`hooks`], [`pci`], [`serial`] and [`stack`] are common to them.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 pub mod hooks;
+pub mod pci;
 pub mod serial;
 pub mod stack;
 #[cfg(target_arch = "x86_64")]

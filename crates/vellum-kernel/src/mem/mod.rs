@@ -7,10 +7,12 @@
 //! | [`shootdown`] | invalidating translations, here and on other processors |
 //! | [`space`] | the address spaces of processes, and which one a processor has loaded |
 //! | [`swap`] | where memory goes that nobody has used for a while |
+//! | [`disk`] | the disk among these |
 //! | [`reclaim`] | memory is short |
 //! | [`oom`] | memory runs out |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
+pub mod disk;
 pub mod heap;
 pub mod oom;
 pub mod platform;

@@ -1,87 +1,135 @@
-//! Swap: one device, which is compressed memory, as large as whoever started the machine wished. It is in use from the start, and a
-//! program may take it out of use and into it again.
+//! Swap: compressed memory and a disk, as whoever started the machine wished. Both are in use from the start, the memory first; a
+//! program may take each out of use and into it again.
 
 use crate::files;
+use crate::mem::disk::Disk;
 use crate::mem::machine;
+use crate::mem::platform::Host;
 use crate::mem::reclaim::spaces_of;
 use crate::task::process as processes;
+use alloc::boxed::Box;
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
-use vellum::swap::{Compressed, DetachError, Usage};
+use vellum::space::FaultError;
+use vellum::swap::{Compressed, DetachError, SwapDevice, Usage};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Kind;
 use vellum_kernel::fs::meta::Device;
 
-/// The device's file.
-pub const PATH: &str = "/dev/zram0";
-/// The device's number.
-pub const NUMBER: Device = Device { major: 254, minor: 0 };
-/// The priority of what nobody gives one to.
-pub const USUAL: i16 = -1;
-
-struct Disk {
-    memory: Compressed,
+/// Where pages may go.
+pub struct Store {
+    /// Its file.
+    pub path: &'static str,
+    number: Device,
+    /// The priority that it has if nobody gives it one.
+    usual: i16,
+    device: Box<dyn SwapDevice<Host> + Send>,
     slots: u32,
+    /// Which device it is to the engine, while it is in use. Held by who changes that.
+    in_use: Mutex<Option<u8>>,
 }
 
-static DISK: Once<Disk> = Once::new();
-/// Which device it is to the engine, while it is in use. Held by who changes that.
-static IN_USE: Mutex<Option<u8>> = Mutex::new(None);
+static MEMORY: Once<Store> = Once::new();
+static DISK: Once<Store> = Once::new();
 
-/// Makes a device of so many bytes, and takes it into use.
+/// All there are.
+pub fn stores() -> impl Iterator<Item = &'static Store> {
+    [&MEMORY, &DISK].into_iter().filter_map(Once::get)
+}
+
+/// The one of this number.
+pub fn find(number: Device) -> Option<&'static Store> {
+    stores().find(|store| store.number == number)
+}
+
+/// Makes a device of so many bytes of compressed memory, and takes it into use.
 ///
 /// # Errors
 ///
 /// `EINVAL`: there can be none of this size. `ENOMEM`.
-pub fn init(bytes: u64) -> Result<(), Errno> {
+pub fn init_memory(bytes: u64) -> Result<(), Errno> {
     let slots = u32::try_from(bytes / FRAME_SIZE).ok().filter(|slots| *slots > 0).ok_or(Errno::EINVAL)?;
-    DISK.try_call_once(|| Compressed::new(machine().frames(), slots).map(|memory| Disk { memory, slots }))
-        .map_err(|_| Errno::ENOMEM)?;
-    files::from_root(|view| view.make(PATH.as_bytes(), Kind::Block, 0o600, NUMBER, &[]))?;
-    on(USUAL)
+    let device = Box::new(Compressed::new(machine().frames(), slots).map_err(|_| Errno::ENOMEM)?);
+    let number = Device { major: 254, minor: 0 };
+    init(&MEMORY, Store { path: "/dev/zram0", number, usual: -1, device, slots, in_use: Mutex::new(None) })
 }
 
-/// Takes the device into use.
+/// Takes the machine's disk into use, all of it.
 ///
 /// # Errors
 ///
-/// `EBUSY`: it is. `EINVAL`: there is none. `ENOMEM`.
-pub fn on(priority: i16) -> Result<(), Errno> {
-    let mut in_use = IN_USE.lock();
-    let disk = DISK.get().ok_or(Errno::EINVAL)?;
-    if in_use.is_some() {
-        return Err(Errno::EBUSY);
-    }
-    // SAFETY: only who finds it out of use, under the lock, gets here; and it lives for ever.
-    let id = unsafe { machine().swaps().attach(machine().frames(), &disk.memory, disk.slots, priority) };
-    *in_use = Some(id.map_err(|_| Errno::ENOMEM)?);
-    Ok(())
+/// `ENODEV`: there is none. `ENOMEM`.
+pub fn init_disk() -> Result<(), Errno> {
+    let (disk, slots) = Disk::find().filter(|(_, slots)| *slots > 0).ok_or(Errno::ENODEV)?;
+    let number = Device { major: 253, minor: 0 };
+    let store = Store { path: "/dev/vda", number, usual: -2, device: Box::new(disk), slots, in_use: Mutex::new(None) };
+    init(&DISK, store)
 }
 
-/// Takes the device out of use, once everybody has back what is there.
-///
-/// # Errors
-///
-/// `EINVAL`: it is in none. `ENOMEM`: not all can be brought back; it stays in use.
-pub fn off() -> Result<(), Errno> {
-    let mut in_use = IN_USE.lock();
-    let id = in_use.ok_or(Errno::EINVAL)?;
-    let (swaps, platform) = (machine().swaps(), machine().platform());
-    swaps.close(platform, id).map_err(|_| Errno::EINVAL)?;
-    let emptied = empty(id);
-    match emptied {
-        Ok(()) => *in_use = None,
-        Err(_) => swaps.open(platform, id).map_err(|_| Errno::EINVAL)?,
+fn init(place: &'static Once<Store>, store: Store) -> Result<(), Errno> {
+    files::from_root(|view| view.make(store.path.as_bytes(), Kind::Block, 0o600, store.number, &[]))?;
+    place.call_once(|| store).on(None)
+}
+
+impl Store {
+    /// Takes it into use, with this priority or its usual one.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`: it is. `ENOMEM`.
+    pub fn on(&'static self, priority: Option<i16>) -> Result<(), Errno> {
+        let mut in_use = self.in_use.lock();
+        if in_use.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        let priority = priority.unwrap_or(self.usual);
+        // SAFETY: only who finds it out of use, under the lock, gets here; and it lives for ever.
+        let id = unsafe { machine().swaps().attach(machine().frames(), &*self.device, self.slots, priority) };
+        *in_use = Some(id.map_err(|_| Errno::ENOMEM)?);
+        Ok(())
     }
-    emptied
+
+    /// Takes it out of use, once everybody has back what is there.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: it is in none. It stays in use, if not all can be brought back: `ENOMEM`, or `EIO` if the device failed, and all
+    /// that it gave is back.
+    pub fn off(&self) -> Result<(), Errno> {
+        let mut in_use = self.in_use.lock();
+        let id = in_use.ok_or(Errno::EINVAL)?;
+        let (swaps, platform) = (machine().swaps(), machine().platform());
+        swaps.close(platform, id).map_err(|_| Errno::EINVAL)?;
+        let emptied = empty(id);
+        match emptied {
+            Ok(()) => *in_use = None,
+            Err(_) => swaps.open(platform, id).map_err(|_| Errno::EINVAL)?,
+        }
+        emptied
+    }
+
+    /// What there is to know of it, if it is in use.
+    pub fn usage(&self) -> Option<Usage> {
+        // Whoever takes it out of use meanwhile leaves a number that stands for nothing.
+        let id = self.in_use.lock().as_ref().copied()?;
+        machine().swaps().usage(machine().platform(), id)
+    }
 }
 
 /// Has a device that is closed emptied, and forgotten.
 fn empty(id: u8) -> Result<(), Errno> {
     let mut left = u32::MAX;
     loop {
+        let mut lost = false;
         for space in spaces_of(processes::all()) {
-            space.engine.swap_off(id).map_err(|_| Errno::ENOMEM)?;
+            match space.engine.swap_off(id) {
+                Ok(()) => {}
+                Err(FaultError::Poisoned(_)) => lost = true,
+                Err(_) => return Err(Errno::ENOMEM),
+            }
+        }
+        if lost {
+            return Err(Errno::EIO);
         }
         match machine().swaps().detach(machine().frames(), id) {
             Ok(()) => return Ok(()),
@@ -92,15 +140,9 @@ fn empty(id: u8) -> Result<(), Errno> {
     }
 }
 
-/// What there is to know of the device, if it is in use.
-pub fn usage() -> Option<Usage> {
-    // Whoever takes it out of use meanwhile leaves a number that stands for nothing.
-    let id = IN_USE.lock().as_ref().copied()?;
-    machine().swaps().usage(machine().platform(), id)
-}
-
 /// Bytes of swap in all, and those that are free.
 pub fn bytes() -> [u64; 2] {
-    let pages = usage().map_or([0; 2], |usage| [usage.slots, usage.slots - usage.used]);
-    pages.map(|pages| u64::from(pages) * FRAME_SIZE)
+    let pages = |usage: Usage| [usage.slots, usage.slots - usage.used].map(u64::from);
+    let sum = stores().filter_map(Store::usage).map(pages).fold([0; 2], |[all, free], [a, f]| [all + a, free + f]);
+    sum.map(|pages| pages * FRAME_SIZE)
 }

@@ -1,7 +1,7 @@
 //! `swapon` and `swapoff`.
 
 use super::{Answer, path};
-use crate::mem::swap;
+use crate::mem::swap::{self, Store};
 use crate::task::Thread;
 use linux_raw_sys::general::CAP_SYS_ADMIN;
 use vellum_kernel::errno::Errno;
@@ -19,20 +19,18 @@ pub fn on(thread: &Thread, name: u64, flags: u64) -> Answer {
     if flags & !(PREFER | PRIORITY | DISCARD) != 0 {
         return Err(Errno::EINVAL);
     }
-    find(thread, name)?;
-    let priority = if flags & PREFER != 0 { (flags & PRIORITY) as i16 } else { swap::USUAL };
-    swap::on(priority).map(|()| 0)
+    let priority = (flags & PREFER != 0).then_some((flags & PRIORITY) as i16);
+    find(thread, name)?.on(priority).map(|()| 0)
 }
 
 /// `swapoff`.
 pub fn off(thread: &Thread, name: u64) -> Answer {
-    find(thread, name)?;
-    swap::off().map(|()| 0)
+    find(thread, name)?.off().map(|()| 0)
 }
 
-/// A path is that of the device.
-fn find(thread: &Thread, name: u64) -> Result<(), Errno> {
+/// What has its file at a path.
+fn find(thread: &Thread, name: u64) -> Result<&'static Store, Errno> {
     thread.credentials().needs(CAP_SYS_ADMIN)?;
     let meta = path::inode_at(thread, path::HERE, name, 0, 0)?.meta();
-    if meta.kind == Kind::Block && meta.special == swap::NUMBER { Ok(()) } else { Err(Errno::EINVAL) }
+    swap::find(meta.special).filter(|_| meta.kind == Kind::Block).ok_or(Errno::EINVAL)
 }

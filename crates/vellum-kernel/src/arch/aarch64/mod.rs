@@ -3,7 +3,6 @@
 //! | file | story |
 //! |---|---|
 //! | [`devicetree`] | what the machine says of itself |
-//! | [`pci`] | the one device that is no part of the machine: the wire's port |
 //! | [`register`] | system registers |
 //! | [`vectors`] | where exceptions begin |
 
@@ -18,6 +17,7 @@ pub mod calls;
 pub mod clock;
 pub mod cpu;
 pub mod cpuinfo;
+pub mod devices;
 mod devicetree;
 pub mod entry;
 pub mod exit;
@@ -27,7 +27,6 @@ pub mod interrupts;
 pub mod irq;
 pub mod manual;
 pub mod paging;
-mod pci;
 pub mod percpu;
 pub mod ports;
 pub mod smp;

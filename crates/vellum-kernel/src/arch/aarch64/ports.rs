@@ -1,6 +1,6 @@
 //! The serial ports: the machine's own for the console, one on PCI for the wire.
 
-use super::pci;
+use super::devices;
 use crate::arch::irq;
 use crate::arch::paging::phys_to_virt;
 use arm_pl011_uart::{DataBits, LineConfig, PL011Registers, Parity, StopBits, Uart, UniqueMmioPointer};
@@ -45,7 +45,7 @@ pub fn console() -> Option<Console> {
 
 /// The wire's port, if there is one. To be asked for once.
 pub fn wire() -> Option<Uart16550<Backend>> {
-    let (address, line) = pci::serial()?;
+    let (address, line) = devices::serial()?;
     WIRE_LINE.store(line, Relaxed);
     // SAFETY: the port's registers, a byte each; who asked for it is its only user.
     unsafe { Uart16550::new_mmio(NonNull::new(phys_to_virt(address))?, 1) }.ok()

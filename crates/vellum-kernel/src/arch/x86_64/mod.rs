@@ -13,6 +13,7 @@ pub mod calls;
 pub mod clock;
 pub mod cpu;
 pub mod cpuinfo;
+pub mod devices;
 pub mod entry;
 pub mod exit;
 pub mod frame;

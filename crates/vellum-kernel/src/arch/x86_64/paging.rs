@@ -94,6 +94,11 @@ pub fn phys_to_virt<T>(address: u64) -> *mut T {
     (DIRECT_MAP + address) as *mut T
 }
 
+/// The physical address of what the direct map shows, or is in the image.
+pub fn virt_to_phys(address: u64) -> u64 {
+    if address >= KERNEL_BASE { image_to_phys(address) } else { address - DIRECT_MAP }
+}
+
 /// Builds the final tables and switches to them. Memory that the direct map cannot reach is taken from `map`.
 ///
 /// # Safety

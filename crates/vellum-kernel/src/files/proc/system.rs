@@ -105,9 +105,9 @@ fn memory(machine: &Machine) -> words::Memory {
 
 /// `swaps`.
 fn swaps() -> Result<Vec<u8>, Errno> {
-    let usage = swap::usage();
-    let devices = usage.iter().map(|usage| words::Swap {
-        path: swap::PATH,
+    let in_use = swap::stores().filter_map(|store| store.usage().map(|usage| (store.path, usage)));
+    let devices = in_use.map(|(path, usage)| words::Swap {
+        path,
         size: u64::from(usage.slots) * FRAME_SIZE,
         used: u64::from(usage.used) * FRAME_SIZE,
         priority: usage.priority,
