@@ -1,10 +1,11 @@
 //! Memory is short, on the strict machine: what goes, what stays, and that contents come back.
 
 use vellum::addr::VirtRange;
-use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
+use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
+use vellum::frame::Family;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::reclaim::reclaim;
+use vellum::reclaim::{Spaces, reclaim};
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::swap::Compressed;
@@ -61,6 +62,11 @@ impl<'m, A: Silicon> Bench<'m, A> {
         reclaim::<_, A>(self.machine, spaces, group, pages).unwrap()
     }
 
+    /// Slots in use.
+    fn used(&self) -> u64 {
+        self.machine.swaps().usage(self.machine.platform(), 0).unwrap().used.into()
+    }
+
     fn page(&self) -> u64 {
         1 << self.arch.page_shift()
     }
@@ -97,6 +103,7 @@ in_every_format! {
     a_group_gives_what_is_its_own => groups,
     what_was_used_stays_longer => ages,
     a_family_gives_what_it_has_together => family,
+    what_another_has_isolated_is_left_to_him => beside,
     what_is_locked_stays => locked,
     what_may_go_goes_without_swap => lazily,
 }
@@ -159,13 +166,60 @@ fn family<A: Silicon>(arch: A) {
         (0..64).for_each(|i| on.store(&parent, BASE + i * page, i));
         let child = parent.fork().unwrap();
         (0..8).for_each(|i| on.store(&child, BASE + i * page, 100 + i));
+        let mut own = 0;
+        child.runs(VirtRange { start: BASE, end: BASE + 64 * page }, |run| {
+            own += if run.attrs(&on.arch).contains(Attrs::EXCLUSIVE) { run.range(&on.arch).len() } else { 0 };
+        });
         let both = [&parent, &child];
         on.reclaim(&both, GroupId::ROOT, u64::MAX);
         assert_eq!(both.map(|space| resident(space, BASE, 64 * page)), [0, 0]);
+        // What both have is written once.
+        let written = (64 * page + own) >> 12;
+        assert_eq!(on.used(), written);
+        assert_eq!(on.machine.counter(Counter::SwapOut), written);
         for i in 0..64 {
             assert_eq!(on.load(&parent, BASE + i * page), i);
             assert_eq!(on.load(&child, BASE + i * page), if i < 8 { 100 + i } else { i });
         }
+    });
+}
+
+/// A host that does something else first when it is asked.
+struct First<'s, 'm, A: Silicon, F> {
+    spaces: [&'s Space<'m, A>; 2],
+    first: F,
+}
+
+impl<'m, A: Silicon, F: Fn()> Spaces<'m, Strict<A>, A> for First<'_, 'm, A, F> {
+    fn each(&self, family: Family, visit: &mut dyn FnMut(&Space<'m, A>)) {
+        (self.first)();
+        self.spaces.each(family, visit);
+    }
+}
+
+fn beside<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page();
+        let parent = on.space(GroupId::ROOT);
+        map(&parent, BASE, page);
+        on.store(&parent, BASE, 1);
+        let child = parent.fork().unwrap();
+        on.store(&child, BASE, 2);
+        let both = [&parent, &child];
+        for space in both {
+            space.forget_recorded(VirtRange { start: BASE, end: BASE + page }, Attrs::ACCESSED, |_, _| ());
+        }
+        // The parent's has been isolated when the child's is.
+        let first = || {
+            if on.used() == 0 {
+                on.reclaim(&both, GroupId::ROOT, 1);
+                assert_eq!(both.map(|space| resident(space, BASE, page)), [page, 0]);
+            }
+        };
+        let spaces = First { spaces: both, first };
+        assert_eq!(reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, 1), Ok(page >> 12));
+        assert_eq!(both.map(|space| resident(space, BASE, page)), [0, 0]);
+        assert_eq!(both.map(|space| on.load(space, BASE)), [1, 2]);
     });
 }
 

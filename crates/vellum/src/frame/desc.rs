@@ -7,7 +7,7 @@
 //! | `counts` | references, mappings | | | |
 //! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
 //! | `home` | group, LRU shard, LRU list | group, shard | | |
-//! | `link` | LRU list | lock, live count | free list | first tail only: the deferred-split list |
+//! | `link` | LRU list, or its place among the isolated | lock, live count | free list | first tail only: the deferred-split list |
 //! | `data` | owner, for the reverse map | parent and index there | | |
 //!
 //! A tail carries nothing but the way to its head, so that unmapping a folio touches one descriptor however large it is.
@@ -295,6 +295,18 @@ impl Frame {
     #[inline]
     pub(crate) fn set_data(&self, data: u64) {
         self.data.store(data, Ordering::Relaxed);
+    }
+
+    /// Of a folio that somebody has isolated: how many he had isolated before it.
+    #[inline]
+    pub(crate) fn place_among_isolated(&self) -> usize {
+        self.link[0].load(Ordering::Relaxed) as usize
+    }
+
+    /// Set that.
+    #[inline]
+    pub(crate) fn set_place_among_isolated(&self, place: usize) {
+        self.link[0].store(place as u32, Ordering::Relaxed);
     }
 
     /// Previous (0) and next (1) on a list.

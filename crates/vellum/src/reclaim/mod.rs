@@ -18,11 +18,9 @@ use crate::frame::{Counts, Family, Frame, Owner, flag};
 use crate::group::{GroupError, GroupId, LruList};
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, Whose};
+use crate::space::{AddressSpace, BATCH, Isolated};
 use crate::tlb::put_unmapped;
 
-/// Folios that are looked at together.
-const BATCH: usize = 128;
 /// How often a list is gone through: the last time, what was used may go too.
 const ROUNDS: usize = 3;
 
@@ -99,17 +97,21 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             for cpu in 0..groups.cpus() {
                 let mut left = groups.listed(frames, (group, cpu), list);
                 while left > 0 && self.freed < self.wanted {
-                    let mut victims = ArrayVec::<_, BATCH>::new();
+                    let (mut victims, mut isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::default());
                     let most = (BATCH, left.min(self.wanted - self.freed));
-                    let take = |head, frame| victims.push(Victim::new(head, frame));
+                    let take = |head, frame| {
+                        isolated.add(head, frame);
+                        victims.push(Victim::new(head, frame));
+                    };
                     let pages = groups.isolate(frames, (group, cpu), list, most, take);
                     if pages == 0 {
                         break;
                     }
                     left = left.saturating_sub(pages);
                     for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
-                        self.family(family, ages);
+                        self.family(family, &mut isolated, ages);
                     }
+                    isolated.forget(machine);
                     self.settle(&victims);
                     machine.platform().resched();
                 }
@@ -118,7 +120,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     }
 
     /// Folios of one family.
-    fn family(&self, victims: &mut [Victim<'m>], ages: bool) {
+    fn family(&self, victims: &mut [Victim<'m>], isolated: &mut Isolated, ages: bool) {
         let Some(Victim { family, .. }) = victims.first().copied() else { return };
         if ages {
             self.spaces.each(family, &mut |space| {
@@ -136,7 +138,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
         }
         self.spaces.each(family, &mut |space| {
-            space.evict(&ranges, Whose::Isolated);
+            space.evict(&ranges, Some(isolated));
         });
     }
 

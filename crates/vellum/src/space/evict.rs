@@ -19,21 +19,12 @@ use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State};
 
-use super::AddressSpace;
+use super::{AddressSpace, Isolated};
 
 /// Runs that are held at a time, behind one flush.
 const RUNS: usize = 32;
 /// Pages in them that are to be written, after which no more are added.
 const PAGES: u32 = 1 << 12;
-
-/// Whose memory may go.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
-    /// What is this space's alone.
-    Own,
-    /// Folios that were isolated, whoever else has them too.
-    Isolated,
-}
 
 /// A run as it was before it was held.
 #[derive(Clone, Copy)]
@@ -41,8 +32,10 @@ pub(super) struct Held {
     pub(super) run: Run,
     /// Whether its contents may go.
     pub(super) lazy: bool,
-    /// Whose it is: what was isolated has a reference from that already.
-    whose: Whose,
+    /// Whether some of it is mapped elsewhere too.
+    pub(super) shared: bool,
+    /// What was isolated has a reference from that; what was not has one from being held.
+    own: bool,
 }
 
 struct Batch {
@@ -72,9 +65,9 @@ pub(super) enum Way {
 pub(super) struct NoRoom;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Evict what these ranges, in ascending order, have of what may go, side by side with faults. What can't go stays. How many pages
-    /// (of 4 KiB) went.
-    pub(crate) fn evict(&self, ranges: &[VirtRange], whose: Whose) -> u64 {
+    /// Evict what these ranges, in ascending order, have of folios that were isolated, whoever else has them too, or else of what is
+    /// this space's alone; side by side with faults. What can't go stays. How many pages (of 4 KiB) went.
+    pub(crate) fn evict(&self, ranges: &[VirtRange], mut isolated: Option<&mut Isolated>) -> u64 {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return 0 };
         self.note_peak();
         let mut went = 0;
@@ -82,7 +75,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut left = ranges.iter();
         let mut range = *first;
         left.next();
-        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), lazy: false, whose };
+        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), lazy: false, shared: false, own: false };
         loop {
             let _evicting = self.tables.tlb.evicting();
             let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
@@ -93,7 +86,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     range = *next;
                     continue;
                 }
-                match self.hold_next(range, whose, &mut batch, &mut gather) {
+                match self.hold_next(range, isolated.as_deref(), &mut batch, &mut gather) {
                     Some(next) => range.start = next.min(range.end),
                     None if batch.used > 0 => break,
                     None => self.tables.platform().wait(),
@@ -106,7 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 went += match room {
                     _ if held.lazy => self.settle(held, all, Way::Drop, &mut gather),
                     Ok(()) => {
-                        let (pages, left) = self.send(held, &mut gather);
+                        let (pages, left) = self.send(held, isolated.as_deref_mut(), &mut gather);
                         room = left;
                         pages
                     }
@@ -151,7 +144,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn hold_next(
         &self,
         range: VirtRange,
-        whose: Whose,
+        isolated: Option<&Isolated>,
         batch: &mut Batch,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<u64> {
@@ -176,12 +169,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let whole = part.covers(&run.range(arch));
             // What is as large as no block of slots, or reaches across an end of the range, stays.
             if run.kind == Kind::Leaf && whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32 {
-                let was = run;
-                if let Some(lazy) = self.hold(&table, &mut run, whose, batch, gather) {
-                    batch.held[batch.used] = Held { run: Run { len: run.len, ..was }, lazy, whose };
+                if let Some(held) = self.hold(&table, &mut run, isolated, batch, gather) {
+                    batch.held[batch.used] = held;
                     batch.used += 1;
                     // What is not written is not held for long.
-                    batch.pages += if lazy { 0 } else { run.frames(arch) };
+                    batch.pages += if held.lazy { 0 } else { run.frames(arch) };
                 }
             }
             at = run.range(arch).end;
@@ -190,34 +182,37 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Some(at)
     }
 
-    /// Hold a run, as far as it may go, nobody has it pinned, and its contents may all go or none, which is the answer. None: it may not
-    /// go, as far as it goes then.
+    /// Hold a run, as far as it may go, nobody has it pinned, and its contents may all go or none. None: it may not go, as far as it
+    /// goes then.
     fn hold(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
-        whose: Whose,
+        isolated: Option<&Isolated>,
         batch: &Batch,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Option<bool> {
+    ) -> Option<Held> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
             return None;
         }
+        let was = *run;
         let attrs = run.attrs(arch);
         let alone = attrs.contains(Attrs::EXCLUSIVE);
-        let (mut taken, mut stays, mut lazy) = (0, 0, None);
+        let (mut taken, mut stays, mut lazy, mut shared) = (0, 0, None, false);
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
             let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
-            let isolated = u32::from(state.has(flag::ISOLATED));
-            let pinned = refs > maps + isolated
-                && refs - maps - isolated > self.held_of(head, state.order(), &batch.held[..batch.used]);
-            let pinned = pinned || !allows(self.tables.platform(), Wanted::Unpinned);
-            let may = match whose {
-                Whose::Own => alone || maps == pages,
-                Whose::Isolated => isolated != 0,
+            // Whoever else has isolated a folio gives it up when he likes.
+            let may = match isolated {
+                None => alone || maps == pages,
+                Some(isolated) => state.has(flag::ISOLATED) && isolated.has(head, frame),
             };
+            let known = u32::from(state.has(flag::ISOLATED));
+            let pinned = refs > maps + known
+                && (isolated.is_some()
+                    || refs - maps - known > self.held_of(head, state.order(), &batch.held[..batch.used]));
+            let pinned = pinned || !allows(self.tables.platform(), Wanted::Unpinned);
             if pinned || !may || state.has(flag::OBJECT) {
                 stays = pages;
                 break;
@@ -228,10 +223,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if lazy == Some(false) && taken != 0 && batch.pages + taken + pages > PAGES {
                 break;
             }
-            if whose == Whose::Own {
+            if isolated.is_none() {
                 frames.get_counts(head, frame, pages, 0);
             }
             taken += pages;
+            shared |= maps > pages;
         }
         let pages = if taken == 0 { stays } else { taken };
         run.len = (pages >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
@@ -240,7 +236,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             gather.note(run.range(arch), table.shift());
         }
-        lazy.filter(|_| taken != 0)
+        let lazy = lazy.filter(|_| taken != 0)?;
+        Some(Held { run: Run { len: run.len, ..was }, lazy, shared, own: isolated.is_none() })
     }
 
     /// How many pages of a folio are held already, by the last of these runs.
@@ -312,7 +309,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 // SAFETY: no entry was made of this part of what was allocated.
                 unsafe { machine.swaps().release(machine.frames(), part_of(slots, at - part.start, pages)) };
             }
-            if held.whose == Whose::Own {
+            if held.own {
                 for (head, frame, pages) in machine.frames().folios(pfn, pages) {
                     machine.put_refs(head, frame, pages);
                 }
@@ -321,10 +318,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         self.tables.slot().add(SpaceCounter::Anon, -(went as i64));
         match way {
-            Way::Swap(_) => {
-                self.tables.slot().add(SpaceCounter::Swap, went as i64);
-                machine.count(Counter::SwapOut, went);
-            }
+            Way::Swap(_) => self.tables.slot().add(SpaceCounter::Swap, went as i64),
             Way::Drop => machine.count(Counter::LazyFreed, went),
             Way::Stay => {}
         }
@@ -383,7 +377,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 }
 
 /// The slots of a part of a block: so many pages, so many bytes from its beginning.
-fn part_of(slots: SwapRun, skip: u64, count: u32) -> SwapRun {
+pub(super) fn part_of(slots: SwapRun, skip: u64, count: u32) -> SwapRun {
     let skip = (skip >> FRAME_SHIFT) as u32;
     SwapRun { slots: Slots { first: slots.slots.first + skip, count }, ..slots }
 }

@@ -22,6 +22,7 @@
 //! | `cow` | what parent and child both have is written |
 //! | `guard` | pages that may not be touched |
 //! | `evict` | memory is wanted elsewhere |
+//! | `isolated` | what a family has together is written once |
 //! | `lazy` | what may go then without being kept |
 //! | `swap_out` | what goes to a swap device |
 //! | `swap_in` | and comes back |
@@ -50,6 +51,7 @@ mod evict;
 mod fault;
 mod fork;
 mod guard;
+mod isolated;
 mod lazy;
 mod lock;
 mod map;
@@ -73,9 +75,9 @@ mod zap;
 
 pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
-pub(crate) use evict::Whose;
 pub use fault::{Access, FaultError};
 pub use fork::ForkError;
+pub(crate) use isolated::{BATCH, Isolated};
 pub use lock::{LockAll, LockError};
 pub use map::{MapError, MapFlags, MapRequest};
 pub use object::SharedKey;

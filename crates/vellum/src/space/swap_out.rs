@@ -5,31 +5,47 @@ use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, Swapped};
 use crate::frame::HUGE_ORDER;
 use crate::platform::Platform;
+use crate::stats::Counter;
 use crate::swap::{NoSlots, SwapRun, WriteError};
 use crate::table::{LockedTable, Run};
 use crate::tlb::Gather;
 
-use super::evict::{Held, NoRoom, Way, Whose};
-use super::{AddressSpace, AdviseError};
+use super::evict::{Held, NoRoom, Way};
+use super::{AddressSpace, AdviseError, Isolated};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what a range has that is this space's alone (Linux: `MADV_PAGEOUT`). What can't go stays.
     pub(super) fn page_out(&self, range: VirtRange) -> Result<(), AdviseError> {
         self.all(range, true, false)?;
-        self.evict(&[range], Whose::Own);
+        self.evict(&[range], None);
         Ok(())
     }
 
-    /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn its entries into swap entries. How many
-    /// pages went, and whether there is room for more: if not, what was not written stays.
-    pub(super) fn send(&self, held: &Held, gather: &mut Gather<'_, 'm, P>) -> (u64, Result<(), NoRoom>) {
+    /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn its entries into swap entries; what
+    /// another space has had written already is not written again. How many pages went, and whether there is room for more: if not,
+    /// what was not written stays.
+    pub(super) fn send(
+        &self,
+        held: &Held,
+        isolated: Option<&mut Isolated>,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> (u64, Result<(), NoRoom>) {
         let run = &held.run;
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let smallest = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
         let range = run.range(arch);
+        let mut family = isolated.filter(|_| !run.attrs(arch).contains(Attrs::EXCLUSIVE));
         let (mut went, mut largest, mut at) = (0, HUGE_ORDER, range.start);
         while at < range.end {
+            let (pfn, frames) = (self.held_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
+            if let Some(slots) = family.as_deref_mut().and_then(|family| family.written(machine, pfn, frames, smallest))
+            {
+                let block = VirtRange { start: at, end: at + ((slots.slots.count as u64) << FRAME_SHIFT) };
+                went += self.settle(held, block, Way::Swap(slots), gather);
+                at = block.end;
+                continue;
+            }
             let aligned = (at >> FRAME_SHIFT).trailing_zeros() as u8;
             let fits = ((range.end - at) >> FRAME_SHIFT).ilog2() as u8;
             let order = largest.min(aligned).min(fits).max(smallest);
@@ -45,8 +61,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
             // SAFETY: the slots were allocated just now. The frames are held: whoever might have written to them has lost the right
             // before a flush, and won't have it back before they are settled.
-            match unsafe { machine.swaps().write(machine.frames(), slots, self.held_at(run, at)) } {
-                Ok(()) => went += self.settle(held, block, Way::Swap(slots), gather),
+            match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
+                Ok(()) => {
+                    if let Some(family) = family.as_deref_mut().filter(|_| held.shared) {
+                        family.remember(machine, pfn, slots);
+                    }
+                    let pages = self.settle(held, block, Way::Swap(slots), gather);
+                    machine.count(Counter::SwapOut, pages);
+                    went += pages;
+                }
                 Err(error) => {
                     // SAFETY: nobody else has seen these slots.
                     unsafe { machine.swaps().release(machine.frames(), slots) };

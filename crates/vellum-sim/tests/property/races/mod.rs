@@ -5,12 +5,14 @@
 //! |---|---|
 //! | `areas` | areas and folios that two change |
 //! | `fork` | a parent that goes on while it has a child |
+//! | `reclaim` | what a family has together goes meanwhile |
 //! | `remap` | memory that moves while others use it |
 //! | `seen` | what a third CPU sees through its TLB |
 //! | `swap` | memory that is swapped out or comes back meanwhile |
 
 mod areas;
 mod fork;
+mod reclaim;
 mod remap;
 mod seen;
 mod swap;
