@@ -168,13 +168,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let Some(mut run) = table.run(at, end) else { break };
             let whole = part.covers(&run.range(arch));
             // What is as large as no block of slots, or reaches across an end of the range, stays.
-            if run.kind == Kind::Leaf && whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32 {
-                if let Some(held) = self.hold(&table, &mut run, isolated, batch, gather) {
-                    batch.held[batch.used] = held;
-                    batch.used += 1;
-                    // What is not written is not held for long.
-                    batch.pages += if held.lazy { 0 } else { run.frames(arch) };
-                }
+            let fits = whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
+            if run.kind == Kind::Leaf
+                && fits
+                && let Some(held) = self.hold(&table, &mut run, isolated, batch, gather)
+            {
+                batch.held[batch.used] = held;
+                batch.used += 1;
+                // What is not written is not held for long.
+                batch.pages += if held.lazy { 0 } else { run.frames(arch) };
             }
             at = run.range(arch).end;
         }

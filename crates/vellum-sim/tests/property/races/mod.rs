@@ -21,11 +21,12 @@ use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use vellum::addr::VirtRange;
 use vellum::arch::{Kind, X86_64};
+use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Hostility, Schedule, Strict, Strictness};
+use vellum_sim::{Config, Cpu, Disk, Hostility, Schedule, Strict, Strictness};
 
 pub(super) const PAGE: u64 = 4096;
 const BASE: u64 = 0x4000_0000_0000;
@@ -50,6 +51,27 @@ pub(super) fn space<'m>(machine: &'m Machine<'m, Strict>) -> Space<'m> {
 pub(super) fn every(run: impl Fn() + Clone + Send + Sync + 'static) {
     Runner::new(RandomScheduler::new_from_seed(1, 1500), Default::default()).run(run.clone());
     Runner::new(PctScheduler::new_from_seed(1, 3, 1500), Default::default()).run(run);
+}
+
+/// The same on a machine that has a disk to swap to, and may use folios of two pages. Nothing is left in the end.
+pub(super) fn every_swapping(
+    run: impl Fn(&Strict, &Cpu<'_, Strict>, &Machine<'_, Strict>, &Disk) + Clone + Send + Sync + 'static,
+) {
+    every(move || {
+        let sim = strict();
+        let boot = sim.cpu(0);
+        let machine = Machine::boot(&sim, Default::default()).unwrap();
+        machine.policy().set(1, Knob::Always);
+        let disk = Disk::new(1);
+        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        unsafe { machine.swaps().attach(machine.frames(), &disk, 64, 0) }.unwrap();
+        let free = machine.frames().free_frames();
+        run(&sim, &boot, &machine, &disk);
+        let used = machine.swaps().usage(&sim, 0).unwrap().used;
+        assert_eq!((used, disk.used()), (0, 0));
+        assert_eq!(machine.frames().free_frames(), free);
+        drop(boot);
+    });
 }
 
 /// The address of a page.

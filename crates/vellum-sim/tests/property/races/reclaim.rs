@@ -4,13 +4,12 @@ use shuttle::thread;
 use vellum::Machine;
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
-use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, MapFlags};
 use vellum_sim::{Cpu, Disk, Strict};
 
-use super::{PAGE, Space, at, every, fixed, space, strict};
+use super::{PAGE, Space, at, every_swapping, fixed, space};
 
 /// Pages that a parent and a child have together, in one folio; and one of which each has its own.
 const PAGES: u64 = 2;
@@ -45,16 +44,8 @@ fn at_once(
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
-    let run = move || {
-        let sim = strict();
-        let boot = sim.cpu(0);
-        let machine = Machine::boot(&sim, Default::default()).unwrap();
-        machine.policy().set(1, Knob::Always);
-        let disk = Disk::new(1);
-        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
-        unsafe { machine.swaps().attach(machine.frames(), &disk, 64, 0) }.unwrap();
-        let free = machine.frames().free_frames();
-        let parent = space(&machine);
+    every_swapping(move |sim, boot, machine, disk| {
+        let parent = space(machine);
         parent.map(fixed(0, PAGES, MapFlags::empty())).unwrap();
         parent.map(fixed(PAGES, 1, MapFlags::empty())).unwrap();
         (0..=PAGES).for_each(|page| boot.enter(&parent).store_u64(at(page), 100 + page).unwrap());
@@ -65,7 +56,7 @@ fn at_once(
             let all = VirtRange { start: at(0), end: at(PAGES + 1) };
             space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
         }
-        let here = Scene { machine: &machine, disk: &disk, parent: &parent, child: &child, cpu: &boot };
+        let here = Scene { machine, disk, parent: &parent, child: &child, cpu: boot };
         thread::scope(|s| {
             s.spawn(|| {
                 let cpu = sim.cpu(1);
@@ -77,14 +68,7 @@ fn at_once(
             });
         });
         look(&here);
-        drop(parent);
-        drop(child);
-        let used = machine.swaps().usage(&sim, 0).unwrap().used;
-        assert_eq!((used, disk.used()), (0, 0));
-        assert_eq!(machine.frames().free_frames(), free);
-        drop(boot);
-    };
-    every(run);
+    });
 }
 
 /// How many pages of a space are swapped out.

@@ -3,12 +3,11 @@
 use shuttle::thread;
 use vellum::Machine;
 use vellum::arch::{Arch, Attrs, Kind};
-use vellum::frame::policy::Knob;
 use vellum::space::{Access, Advise, FaultError, MapFlags, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum_sim::{Cpu, Disk, Fault, Refusal, Strict};
 
-use super::{PAGE, Space, at, every, fixed, space, strict};
+use super::{PAGE, Space, at, every_swapping, fixed, space};
 
 /// Pages that are swapped out, of two folios.
 const PAGES: u64 = 4;
@@ -54,19 +53,11 @@ fn at_once(
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
-    let run = move || {
-        let sim = strict();
-        let boot = sim.cpu(0);
-        let machine = Machine::boot(&sim, Default::default()).unwrap();
-        machine.policy().set(1, Knob::Always);
-        let disk = Disk::new(1);
-        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
-        unsafe { machine.swaps().attach(machine.frames(), &disk, 64, 0) }.unwrap();
-        let free = machine.frames().free_frames();
-        let space = space(&machine);
+    every_swapping(move |sim, boot, machine, disk| {
+        let space = space(machine);
         space.map(fixed(0, PAGES, MapFlags::POPULATE)).unwrap();
         space.map(fixed(PAGES, 1, MapFlags::POPULATE)).unwrap();
-        let here = Scene { sim: &sim, machine: &machine, disk: &disk, space: &space, cpu: &boot };
+        let here = Scene { sim, machine, disk, space: &space, cpu: boot };
         (0..PAGES).for_each(|page| boot.enter(&space).store_u64(at(page), 100 + page).unwrap());
         if away {
             out(&here);
@@ -84,13 +75,7 @@ fn at_once(
         });
         assert_eq!(here.swapped(&space), here.used(), "slots that no entry names, or that two do");
         look(&here);
-        drop(space);
-        let used = machine.swaps().usage(&sim, 0).unwrap().used;
-        assert_eq!((used, disk.used()), (0, 0));
-        assert_eq!(machine.frames().free_frames(), free);
-        drop(boot);
-    };
-    every(run);
+    });
 }
 
 /// All goes out that can.
