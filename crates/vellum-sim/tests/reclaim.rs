@@ -101,6 +101,7 @@ macro_rules! in_every_format {
 
 in_every_format! {
     a_group_gives_what_is_its_own => groups,
+    each_gives_as_much_as_it_has_of_the_whole => in_proportion,
     what_was_used_stays_longer => ages,
     a_family_gives_what_it_has_together => family,
     what_another_has_isolated_is_left_to_him => beside,
@@ -133,6 +134,30 @@ fn groups<A: Silicon>(arch: A) {
         }
         drop(spaces);
         [child, groups[0], groups[1]].iter().for_each(|g| on.machine.groups().remove(on.machine.frames(), *g).unwrap());
+    });
+}
+
+fn in_proportion<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page();
+        let groups = [0; 3].map(|_| on.machine.groups().create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
+        let spaces = groups.map(|group| on.space(group));
+        let pages = [96, 32, 64];
+        for (space, pages) in spaces.iter().zip(pages) {
+            map(space, BASE, pages * page);
+            (0..pages).for_each(|i| on.store(space, BASE + i * page, i));
+            let all = VirtRange { start: BASE, end: BASE + pages * page };
+            space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
+        }
+        // What is used lately is looked at with the rest, and what others have not used goes instead.
+        (0..64).for_each(|i| _ = on.load(&spaces[2], BASE + i * page));
+        let all = [&spaces[0], &spaces[1], &spaces[2]];
+        let each = page >> 12;
+        assert!((32 * each..=36 * each).contains(&on.reclaim(&all, GroupId::ROOT, 32 * each)));
+        let gone = [0, 1, 2].map(|n| pages[n] - resident(all[n], BASE, pages[n] * page) / page);
+        assert!((23..=27).contains(&gone[0]) && (7..=12).contains(&gone[1]) && gone[2] == 0, "{gone:?}");
+        drop(spaces);
+        groups.iter().for_each(|g| on.machine.groups().remove(on.machine.frames(), *g).unwrap());
     });
 }
 

@@ -3,7 +3,9 @@
 //! The descriptors need memory before there is anything to allocate from, so they are carved off the low end of the
 //! largest region. A machine with holes pays for descriptors by section (32 MiB), not for the holes between.
 
-use super::{Buddy, CacheLine, Frame, Frames, MAX_ORDER, SECTION_SHIFT, percpu::Cache};
+use core::sync::atomic::AtomicBool;
+
+use super::{Buddy, CacheLine, Frame, Frames, MAX_ORDER, SECTION_SHIFT, Watermarks, percpu::Cache};
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, align_down, align_up};
 use crate::platform::{MAX_CPUS, Platform, Region};
 use crate::sync::SpinLock;
@@ -44,6 +46,8 @@ pub struct BootOptions {
     /// Frames that only [`Frames::alloc_kept`] gives out: what the host itself needs when users have taken all the rest (Linux:
     /// `min_free_kbytes`).
     pub kept: u64,
+    /// Frames between one watermark and the next, of [`Watermarks`](super::Watermarks). 0: a 64th of all frames.
+    pub watermarks: u64,
 }
 
 /// Memory for what lives as long as the machine, off the low end of one region.
@@ -119,6 +123,8 @@ impl<'p, P: Platform> Frames<'p, P> {
             buddy: SpinLock::new(Buddy::new(options.kept)),
             caches,
             total: 0,
+            marks: Watermarks { min: options.kept, low: 0, high: 0 },
+            short: AtomicBool::new(false),
             zero_on_free: options.zero_on_free,
         };
         for region in regions {
@@ -129,6 +135,9 @@ impl<'p, P: Platform> Frames<'p, P> {
             frames.total += (to - from) >> FRAME_SHIFT;
             frames.release(from, to, region.zeroed);
         }
+        let step = if options.watermarks == 0 { frames.total / 64 } else { options.watermarks };
+        frames.marks.low = options.kept.saturating_add(step);
+        frames.marks.high = frames.marks.low.saturating_add(step);
         Ok(frames)
     }
 

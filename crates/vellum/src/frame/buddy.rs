@@ -4,6 +4,8 @@
 //! blocks that are not stand on separate lists, a request says which it would rather have, and a merged block is zero if
 //! both halves are.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use super::{FrameKind, FrameList, Frames, MAX_ORDER, flag};
 use crate::addr::Pfn;
 use crate::platform::Platform;
@@ -28,11 +30,6 @@ impl Buddy {
     /// Free frames.
     pub(super) fn frames(&self) -> u64 {
         self.frames
-    }
-
-    /// How many are to be kept.
-    pub(super) fn kept(&self) -> u64 {
-        self.kept
     }
 
     /// Whether part of what is to be kept was given out.
@@ -77,6 +74,9 @@ impl Buddy {
                 }
                 frames.frame(pfn).become_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
+                if self.frames < frames.marks.low {
+                    frames.short.store(true, Relaxed);
+                }
                 return Some((pfn, zero));
             }
         }

@@ -32,6 +32,7 @@ pub use list::FrameList;
 
 use buddy::Buddy;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use percpu::Cache;
 
 use crate::addr::{FRAME_SIZE, Pfn, PhysAddr};
@@ -86,7 +87,23 @@ pub struct Frames<'p, P: Platform> {
     buddy: SpinLock<Buddy>,
     caches: &'p [CacheLine],
     total: u64,
+    marks: Watermarks,
+    /// Fewer than the low watermark were free, and nobody has found as many as the high one since.
+    short: AtomicBool,
     zero_on_free: bool,
+}
+
+/// How many frames should be free (Linux's words for the same): what is below them is dealt with by the host.
+///
+/// They are of the whole machine, and set at boot ([`BootOptions`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watermarks {
+    /// With so few free, only [`Frames::alloc_kept`] gives out any ([`BootOptions::kept`]).
+    pub min: u64,
+    /// With fewer, memory should be reclaimed beside those who use it, so that they don't have to wait for it.
+    pub low: u64,
+    /// With so many, that is enough.
+    pub high: u64,
 }
 
 /// A CPU's cache, on cache lines of its own.
@@ -113,13 +130,37 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// How many of them are kept: [`BootOptions::kept`].
     pub fn kept(&self) -> u64 {
-        self.buddy.lock_irq(self.platform).kept()
+        self.marks.min
     }
 
     /// Frames that are free now: exact when nothing runs.
     pub fn free_frames(&self) -> u64 {
         let cached: u64 = self.caches.iter().map(|c| c.0.lock_irq(self.platform).frames() as u64).sum();
         cached + self.buddy.lock_irq(self.platform).frames()
+    }
+
+    /// How many frames should be free.
+    pub fn watermarks(&self) -> Watermarks {
+        self.marks
+    }
+
+    /// How many frames should be reclaimed in the background: as many as are missing to the high watermark, from when fewer than the
+    /// low one are left (but for what CPUs have at hand) until the high one is reached (with that). 0 at all other times.
+    ///
+    /// A host has a task for this ([`reclaim`](crate::reclaim::reclaim), of [`GroupId::ROOT`](crate::group::GroupId::ROOT)), and asks
+    /// after each fault, say, whether to wake it. The answer 0 is one load; another takes the locks of all CPUs' caches.
+    #[inline]
+    pub fn shortage(&self) -> u64 {
+        if self.short.load(Relaxed) { self.missing() } else { 0 }
+    }
+
+    #[cold]
+    fn missing(&self) -> u64 {
+        let missing = self.marks.high.saturating_sub(self.free_frames());
+        if missing == 0 {
+            self.short.store(false, Relaxed);
+        }
+        missing
     }
 
     /// Free blocks of each order in the buddy allocator (`/proc/buddyinfo`); what CPUs have cached is not among them.

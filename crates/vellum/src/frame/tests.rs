@@ -58,12 +58,40 @@ fn the_last_frames_are_kept() {
     }
 }
 
+/// The host hears of a shortage from below the low watermark until the high one, and at no other time.
+#[test]
+fn a_shortage_lasts_until_enough_is_free() {
+    const STEP: u64 = 700;
+    let host = Host::new(&[(16, 8000, true)], 1);
+    let frames = Frames::boot(&host, BootOptions { kept: 100, watermarks: STEP, ..Default::default() }).unwrap();
+    let marks = frames.watermarks();
+    assert_eq!(marks, Watermarks { min: 100, low: 100 + STEP, high: 100 + 2 * STEP });
+    let mut held = Vec::new();
+    while frames.shortage() == 0 {
+        held.push(frames.alloc(0, false, Use::Kernel).unwrap());
+    }
+    // A CPU has no more than a 32nd of all at hand.
+    assert!((marks.low - 1..marks.low + 8000 / 32).contains(&frames.free_frames()));
+    let mut free = || {
+        // SAFETY: from the allocator, and nobody else's.
+        unsafe { frames.free(held.pop().unwrap(), 1, false, Use::Kernel) };
+        frames.free_frames()
+    };
+    assert_eq!(frames.shortage(), marks.high - frames.free_frames());
+    while free() < marks.high {
+        assert_eq!(frames.shortage(), marks.high - frames.free_frames());
+    }
+    (0..3).for_each(|_| assert_eq!(frames.shortage(), 0));
+    let _ = frames.alloc(0, false, Use::Kernel);
+    assert_eq!(frames.shortage(), 0, "a little less than much is no shortage");
+}
+
 /// INV-10, and that no frame is given out twice: random blocks of all sizes, on several CPUs, zero or not.
 #[test]
 fn blocks_are_disjoint_and_zero_blocks_are_zero() {
     for zero_on_free in [false, true] {
         let host = Host::new(&[(16, 3000, true), (9000, 5000, false), (30000, 700, true)], 3);
-        let frames = Frames::boot(&host, BootOptions { zero_on_free, kept: 0 }).unwrap();
+        let frames = Frames::boot(&host, BootOptions { zero_on_free, ..Default::default() }).unwrap();
         let total = all_free(&frames);
         assert_eq!(total, frames.total());
         let mut held: Vec<(Pfn, u8, Use, bool)> = Vec::new();

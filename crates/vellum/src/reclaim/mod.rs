@@ -36,7 +36,8 @@ impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
     }
 }
 
-/// Free about so many pages (of 4 KiB) of what a group and its descendants have, as far as that can be. How many that were.
+/// Free about so many pages (of 4 KiB) of what a group and its descendants have, as far as that can be, of each as much as it has of
+/// the whole. How many that were. ([`GroupId::ROOT`]: of the whole machine.)
 ///
 /// # Errors
 /// There is no such group.
@@ -89,33 +90,48 @@ impl<'m> Victim<'m> {
 }
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Go once through a list of a group and its descendants, as far as is wanted.
+    /// Go once through a list of a group and its descendants, as far as is wanted: in turns, in each of which the same part of what
+    /// each of them has is looked at, and of that what it owes of the rest is freed; in the next one twice as much is looked at.
     fn list(&mut self, group: GroupId, list: LruList, ages: bool) {
+        let (groups, frames) = (self.machine.groups(), self.machine.frames());
+        let shards = || groups.descendants(group).flat_map(|id| (0..groups.cpus()).map(move |cpu| (id, cpu)));
+        let all: u64 = shards().map(|shard| groups.listed(frames, shard, list)).sum();
+        let (mut looked, mut turn) = (0, self.wanted.min(all));
+        while looked < all && self.freed < self.wanted {
+            let missing = self.wanted - self.freed;
+            for shard in shards() {
+                let listed = groups.listed(frames, shard, list);
+                let part_of = |pages: u64| (listed as u128 * pages as u128).div_ceil(all as u128) as u64;
+                self.shard(shard, list, part_of(turn), part_of(missing), ages);
+            }
+            looked += turn;
+            turn = (2 * turn).min(all);
+        }
+    }
+
+    /// Look at so many pages of one CPU's list, and free no more of them than is owed and wanted.
+    fn shard(&mut self, shard: (GroupId, usize), list: LruList, mut left: u64, owed: u64, ages: bool) {
+        let enough = self.wanted.min(self.freed.saturating_add(owed));
         let machine = self.machine;
         let (groups, frames) = (machine.groups(), machine.frames());
-        for group in groups.descendants(group) {
-            for cpu in 0..groups.cpus() {
-                let mut left = groups.listed(frames, (group, cpu), list);
-                while left > 0 && self.freed < self.wanted {
-                    let (mut victims, mut isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::default());
-                    let most = (BATCH, left.min(self.wanted - self.freed));
-                    let take = |head, frame| {
-                        isolated.add(head, frame);
-                        victims.push(Victim::new(head, frame));
-                    };
-                    let pages = groups.isolate(frames, (group, cpu), list, most, take);
-                    if pages == 0 {
-                        break;
-                    }
-                    left = left.saturating_sub(pages);
-                    for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
-                        self.family(family, &mut isolated, ages);
-                    }
-                    isolated.forget(machine);
-                    self.settle(&victims);
-                    machine.platform().resched();
-                }
+        while left > 0 && self.freed < enough {
+            let (mut victims, mut isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::default());
+            let most = (BATCH, left.min(enough - self.freed));
+            let take = |head, frame| {
+                isolated.add(head, frame);
+                victims.push(Victim::new(head, frame));
+            };
+            let pages = groups.isolate(frames, shard, list, most, take);
+            if pages == 0 {
+                break;
             }
+            left = left.saturating_sub(pages);
+            for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
+                self.family(family, &mut isolated, ages);
+            }
+            isolated.forget(machine);
+            self.settle(&victims);
+            machine.platform().resched();
         }
     }
 
