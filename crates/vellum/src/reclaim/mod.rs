@@ -145,7 +145,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 }
             });
         }
-        victims.sort_unstable_by_key(|victim| (victim.young, victim.range.start));
+        // Addresses have no highest bit.
+        victims.sort_unstable_by_key(|victim| victim.range.start | u64::from(victim.young) << 63);
         let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
         for Victim { range, .. } in victims.iter().take_while(|victim| !victim.young) {
             match ranges.last_mut() {

@@ -202,7 +202,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let was = *run;
         let attrs = run.attrs(arch);
         let alone = attrs.contains(Attrs::EXCLUSIVE);
-        let (mut taken, mut stays, mut lazy, mut shared) = (0, 0, None, false);
+        let lazy = frames.head(run.pfn(arch)).1.has(flag::LAZY);
+        let (mut taken, mut stays, mut shared) = (0, 0, false);
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
             let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
             // Whoever else has isolated a folio gives it up when he likes.
@@ -219,10 +220,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 stays = pages;
                 break;
             }
-            if *lazy.get_or_insert(state.has(flag::LAZY)) != state.has(flag::LAZY) {
-                break;
-            }
-            if lazy == Some(false) && taken != 0 && batch.pages + taken + pages > PAGES {
+            let full = !lazy && batch.pages + taken + pages > PAGES;
+            if taken != 0 && (full || state.has(flag::LAZY) != lazy) {
                 break;
             }
             if isolated.is_none() {
@@ -238,8 +237,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             gather.note(run.range(arch), table.shift());
         }
-        let lazy = lazy.filter(|_| taken != 0)?;
-        Some(Held { run: Run { len: run.len, ..was }, lazy, shared, own: isolated.is_none() })
+        (taken != 0).then(|| Held { run: Run { len: run.len, ..was }, lazy, shared, own: isolated.is_none() })
     }
 
     /// How many pages of a folio are held already, by the last of these runs.
@@ -355,10 +353,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 return false;
             }
-            Way::Drop => {
-                let Some(removed) = table.take(now.va, now.range(arch).end) else { return false };
-                gather.push(removed);
-            }
+            Way::Drop => gather.push(table.take_run(now)),
             Way::Stay => return false,
         }
         true

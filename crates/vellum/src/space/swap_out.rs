@@ -99,13 +99,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             slot: (slots.slots.first >> arch.page_order()) as u64,
             attrs: now.attrs(arch) & (Attrs::WATCHED | Attrs::SOFT_DIRTY),
         });
-        if now.level > 1 {
+        let removed = if now.level > 1 {
             let (_, removed) = table.take_busy(now.va);
             table.fill(now.va, raw);
-            gather.push(removed);
-        } else if let Some(removed) = table.take(now.va, now.range(arch).end) {
+            removed
+        } else {
+            let removed = table.take_run(now);
             table.set(&Run::new(now.va, now.level, Kind::Swap, raw, now.len));
-            gather.push(removed);
-        }
+            removed
+        };
+        gather.push(removed);
     }
 }

@@ -111,6 +111,23 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         Some(Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() })
     }
 
+    /// Empty a run of leaves that was found under this lock: the same as [`LockedTable::take`], without another look.
+    pub(crate) fn take_run(&self, run: &Run) -> Removed {
+        let arch = &self.tables.arch;
+        let index = self.index(run.va);
+        self.part_at(index);
+        self.part_at(index + run.len);
+        if self.level > 1 {
+            fence(Release);
+        }
+        for (i, entry) in self.entries()[index..index + run.len].iter().enumerate() {
+            trace(self.tables.platform(), || Event::Discard(self.pfn, (index + i) as u16, entry.load(Relaxed)));
+            entry.store(0, Relaxed);
+        }
+        self.set_live(self.live() - run.len as u32);
+        Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() }
+    }
+
     /// Take the leaf for `va` out and leave a busy entry, so that nobody takes the place for empty before it is filled again
     /// ([`LockedTable::fill`]). For upper levels (INV-4); at the last one, entries are empty for as long as the lock is held.
     pub(crate) fn take_busy(&self, va: u64) -> (u64, Removed) {
@@ -379,7 +396,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if let Some(change) = Bits::between::<A>(first, arch.carry(new, first))
             && arch.step(first, self.level) == step
         {
-            return (index..index + len).for_each(|i| _ = self.change_bits(i, change));
+            for (i, entry) in self.entries()[index..index + len].iter().enumerate() {
+                self.change_bits(index + i, entry, change);
+            }
+            return;
         }
         let mut new = new;
         for i in index..index + len {
@@ -401,8 +421,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Change bits of an entry in which hardware may set others meanwhile. What it was before.
     #[inline]
-    fn change_bits(&self, index: usize, change: Bits) -> u64 {
-        let entry = self.entry(index);
+    fn change_bits(&self, index: usize, entry: &AtomicU64, change: Bits) -> u64 {
         trace(self.tables.platform(), || {
             Event::Exchange(self.pfn, index as u16, entry.load(Relaxed) & !change.clear | change.set)
         });
@@ -448,7 +467,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let forget = |index| match bits {
             // What hardware sets after this look is set after it was forgotten.
             Some(bits) if self.entry(index).load(Relaxed) & bits.clear == 0 => Attrs::empty(),
-            Some(bits) => arch.attrs(self.change_bits(index, bits), self.level) & what,
+            Some(bits) => arch.attrs(self.change_bits(index, self.entry(index), bits), self.level) & what,
             None => self.amend(index, |attrs| attrs - what) & what,
         };
         while at < end {

@@ -241,7 +241,8 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
     }
 }
 
-/// Drop a reference to each of these folios, none of which is an entry's. Those that had no other are freed: how many pages that are.
+/// Drop a reference to each of these folios, a batch of them, none of which is an entry's. Those that had no other are freed: how many
+/// pages that are.
 pub(crate) fn put_unmapped<'p, P: Platform>(
     machine: &crate::machine::Machine<'p, P>,
     folios: impl Iterator<Item = (Pfn, &'p Frame)>,
@@ -254,7 +255,6 @@ pub(crate) fn put_unmapped<'p, P: Platform>(
             release.free(head, frame, order);
             pages += 1 << order;
         }
-        release.rest();
     }
     machine.count(Counter::FoliosFreed, release.freed);
     pages
