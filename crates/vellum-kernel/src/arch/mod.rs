@@ -14,7 +14,7 @@
 //! | `paging` | the kernel half of every address space; dropping translations; the format of the user half |
 //! | `manual` | entries of page tables, by the processor's manual |
 //! | `trap` | exceptions and interrupts |
-//! | `access` | the instructions that touch user memory |
+//! | `touch` | the instructions that touch user memory |
 //! | `entry` | into user mode and back |
 //! | `frame` | what a signal's handler finds on its stack |
 //! | `held` | what a processor holds of a thread beside the general registers |
@@ -26,10 +26,11 @@
 //! | `calls` | the system calls that no other has |
 //! | `abi` | names and numbers that programs know the architecture by |
 //!
-//! [`hooks`], [`pci`], [`serial`] and [`stack`] are common to them.
+//! [`access`], [`hooks`], [`pci`], [`serial`] and [`stack`] are common to them.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+pub mod access;
 pub mod hooks;
 pub mod pci;
 pub mod serial;

@@ -71,6 +71,59 @@ impl Registers {
     }
 }
 
+/// The general registers but X0 and X1, and what an exception left behind, go to where the stack pointer points; X2 says what it was.
+macro_rules! save_registers {
+    () => {
+        r#"
+    stp     x2, x3, [sp, #16]
+    stp     x4, x5, [sp, #32]
+    stp     x6, x7, [sp, #48]
+    stp     x8, x9, [sp, #64]
+    stp     x10, x11, [sp, #80]
+    stp     x12, x13, [sp, #96]
+    stp     x14, x15, [sp, #112]
+    stp     x16, x17, [sp, #128]
+    stp     x18, x19, [sp, #144]
+    stp     x20, x21, [sp, #160]
+    stp     x22, x23, [sp, #176]
+    stp     x24, x25, [sp, #192]
+    stp     x26, x27, [sp, #208]
+    stp     x28, x29, [sp, #224]
+    mrs     x2, sp_el0
+    stp     x30, x2, [sp, #240]
+    mrs     x2, elr_el1
+    mrs     x3, spsr_el1
+    stp     x2, x3, [sp, #256]
+    mrs     x2, esr_el1
+    "#
+    };
+}
+
+/// The general registers but X30 come from where the stack pointer points.
+macro_rules! restore_registers {
+    () => {
+        r#"
+    ldp     x0, x1, [sp]
+    ldp     x2, x3, [sp, #16]
+    ldp     x4, x5, [sp, #32]
+    ldp     x6, x7, [sp, #48]
+    ldp     x8, x9, [sp, #64]
+    ldp     x10, x11, [sp, #80]
+    ldp     x12, x13, [sp, #96]
+    ldp     x14, x15, [sp, #112]
+    ldp     x16, x17, [sp, #128]
+    ldp     x18, x19, [sp, #144]
+    ldp     x20, x21, [sp, #160]
+    ldp     x22, x23, [sp, #176]
+    ldp     x24, x25, [sp, #192]
+    ldp     x26, x27, [sp, #208]
+    ldp     x28, x29, [sp, #224]
+    "#
+    };
+}
+
+pub(super) use {restore_registers, save_registers};
+
 core::arch::global_asm!(
     r#"
     .section .text.entry, "ax", @progbits
@@ -92,45 +145,16 @@ enter_user:                             // (registers)
     ldp     x1, x2, [sp, #256]
     msr     elr_el1, x1
     msr     spsr_el1, x2
-    ldp     x0, x1, [sp]
-    ldp     x2, x3, [sp, #16]
-    ldp     x4, x5, [sp, #32]
-    ldp     x6, x7, [sp, #48]
-    ldp     x8, x9, [sp, #64]
-    ldp     x10, x11, [sp, #80]
-    ldp     x12, x13, [sp, #96]
-    ldp     x14, x15, [sp, #112]
-    ldp     x16, x17, [sp, #128]
-    ldp     x18, x19, [sp, #144]
-    ldp     x20, x21, [sp, #160]
-    ldp     x22, x23, [sp, #176]
-    ldp     x24, x25, [sp, #192]
-    ldp     x26, x27, [sp, #208]
-    ldp     x28, x29, [sp, #224]
+    "#,
+    restore_registers!(),
+    r#"
     eret
 
     .globl trap_from_user
 trap_from_user:                         // X0 and X1 are saved, X1 is the kind
-    stp     x2, x3, [sp, #16]
-    stp     x4, x5, [sp, #32]
-    stp     x6, x7, [sp, #48]
-    stp     x8, x9, [sp, #64]
-    stp     x10, x11, [sp, #80]
-    stp     x12, x13, [sp, #96]
-    stp     x14, x15, [sp, #112]
-    stp     x16, x17, [sp, #128]
-    stp     x18, x19, [sp, #144]
-    stp     x20, x21, [sp, #160]
-    stp     x22, x23, [sp, #176]
-    stp     x24, x25, [sp, #192]
-    stp     x26, x27, [sp, #208]
-    stp     x28, x29, [sp, #224]
-    mrs     x2, sp_el0
-    stp     x30, x2, [sp, #240]
-    mrs     x2, elr_el1
-    mrs     x3, spsr_el1
-    stp     x2, x3, [sp, #256]
-    mrs     x2, esr_el1
+    "#,
+    save_registers!(),
+    r#"
     stp     x0, x2, [sp, #272]
     mov     x0, x1
     mrs     x1, tpidr_el1

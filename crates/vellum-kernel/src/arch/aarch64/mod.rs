@@ -10,7 +10,6 @@
 mod register;
 
 pub mod abi;
-pub mod access;
 pub mod boot;
 pub mod caches;
 pub mod calls;
@@ -30,5 +29,6 @@ pub mod paging;
 pub mod percpu;
 pub mod ports;
 pub mod smp;
+mod touch;
 pub mod trap;
 mod vectors;

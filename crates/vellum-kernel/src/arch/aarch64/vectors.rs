@@ -1,7 +1,7 @@
 //! Where exceptions begin (Arm ARM, DDI 0487, D1.3.4, "Exception vectors"). SP_EL1 is the stack pointer: see
 //! [`crate::arch::boot`].
 
-use crate::arch::entry::SIZE;
+use crate::arch::entry::{SIZE, restore_registers, save_registers};
 use crate::arch::trap;
 
 /// The kinds of exceptions that the vectors tell apart.
@@ -46,26 +46,9 @@ vectors:
 
     .balign 128
 trap_from_kernel:                       // X0 and X1 are saved, X1 is the kind
-    stp     x2, x3, [sp, #16]
-    stp     x4, x5, [sp, #32]
-    stp     x6, x7, [sp, #48]
-    stp     x8, x9, [sp, #64]
-    stp     x10, x11, [sp, #80]
-    stp     x12, x13, [sp, #96]
-    stp     x14, x15, [sp, #112]
-    stp     x16, x17, [sp, #128]
-    stp     x18, x19, [sp, #144]
-    stp     x20, x21, [sp, #160]
-    stp     x22, x23, [sp, #176]
-    stp     x24, x25, [sp, #192]
-    stp     x26, x27, [sp, #208]
-    stp     x28, x29, [sp, #224]
-    mrs     x2, sp_el0
-    stp     x30, x2, [sp, #240]
-    mrs     x2, elr_el1
-    mrs     x3, spsr_el1
-    stp     x2, x3, [sp, #256]
-    mrs     x2, esr_el1
+    "#,
+    save_registers!(),
+    r#"
     stp     xzr, x2, [sp, #272]
     mov     x0, sp
     bl      {handle}
@@ -73,21 +56,9 @@ trap_from_kernel:                       // X0 and X1 are saved, X1 is the kind
     msr     elr_el1, x2
     msr     spsr_el1, x3
     ldr     x30, [sp, #240]
-    ldp     x28, x29, [sp, #224]
-    ldp     x26, x27, [sp, #208]
-    ldp     x24, x25, [sp, #192]
-    ldp     x22, x23, [sp, #176]
-    ldp     x20, x21, [sp, #160]
-    ldp     x18, x19, [sp, #144]
-    ldp     x16, x17, [sp, #128]
-    ldp     x14, x15, [sp, #112]
-    ldp     x12, x13, [sp, #96]
-    ldp     x10, x11, [sp, #80]
-    ldp     x8, x9, [sp, #64]
-    ldp     x6, x7, [sp, #48]
-    ldp     x4, x5, [sp, #32]
-    ldp     x2, x3, [sp, #16]
-    ldp     x0, x1, [sp]
+    "#,
+    restore_registers!(),
+    r#"
     add     sp, sp, #{size}
     eret
     "#,

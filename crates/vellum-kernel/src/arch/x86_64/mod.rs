@@ -6,7 +6,6 @@
 //! | [`ioapic`] | devices' interrupts |
 
 pub mod abi;
-pub mod access;
 pub mod boot;
 pub mod caches;
 pub mod calls;
@@ -27,4 +26,5 @@ pub mod percpu;
 pub mod ports;
 mod pvh;
 pub mod smp;
+mod touch;
 pub mod trap;

@@ -1,38 +1,10 @@
-//! The instructions that touch user memory: each of them may fault, and be refused. Then the function says so.
-
-core::arch::global_asm!(
-    r#"
-    .section .text.access, "ax", @progbits
-user_copy:                              // (to, from, bytes): the bytes that were not copied
-    movq %rdx, %rcx
-    rep movsb
-user_copy_refused:
-    movq %rcx, %rax
-    retq
-user_exchange:                          // (address, expected, new, where to put what was there): whether it was refused
-    movl %esi, %eax
-    lock cmpxchgl %edx, (%rdi)
-    movl %eax, (%rcx)
-    xorl %eax, %eax
-    retq
-user_load:                              // (address, where to put the value): whether it was refused
-    movq (%rdi), %rax
-    movq %rax, (%rsi)
-    xorl %eax, %eax
-    retq
-user_store:                             // (address, value): whether it was refused
-    movq %rsi, (%rdi)
-    xorl %eax, %eax
-    retq
-user_refused:
-    movl $1, %eax
-    retq
-    "#,
-    options(att_syntax),
-);
+//! User memory, touched by instructions that may be refused: what comes of each says so.
+//!
+//! The instructions themselves are an architecture's (`touch`).
 
 unsafe extern "C" {
     fn user_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
+    fn user_copy_bytes();
     fn user_copy_refused();
     fn user_exchange(address: u64, expected: u32, new: u32, found: *mut u32) -> u32;
     fn user_load(address: u64, value: *mut u64) -> u32;
@@ -84,9 +56,13 @@ pub unsafe fn store(address: u64, value: u64) -> bool {
 
 /// Where the code that faulted goes on if the access is refused, if it is one of those that may be.
 pub fn refused(pc: u64) -> Option<u64> {
-    let [copy, copy_refused] = [user_copy as *const () as u64, user_copy_refused as *const () as u64];
-    let [exchange, refused] = [user_exchange as *const () as u64, user_refused as *const () as u64];
-    if (copy..copy_refused).contains(&pc) {
+    let at = |function: *const ()| function as u64;
+    let [copy, bytes] = [at(user_copy as *const ()), at(user_copy_bytes as *const ())];
+    let [copy_refused, exchange] = [at(user_copy_refused as *const ()), at(user_exchange as *const ())];
+    let refused = at(user_refused as *const ());
+    if (copy..bytes).contains(&pc) {
+        Some(bytes)
+    } else if (bytes..copy_refused).contains(&pc) {
         Some(copy_refused)
     } else {
         (exchange..refused).contains(&pc).then_some(refused)
