@@ -2,11 +2,12 @@
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
+use vellum::cache::Object;
 use vellum::frame::Family;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::reclaim::{Spaces, reclaim};
-use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
+use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::swap::Compressed;
 use vellum::vma::Prot;
@@ -107,6 +108,10 @@ in_every_format! {
     what_another_has_isolated_is_left_to_him => beside,
     what_is_locked_stays => locked,
     what_may_go_goes_without_swap => lazily,
+    what_was_moved_is_found => moved,
+    what_a_child_moved_is_found => moved_in_a_child,
+    what_was_moved_ages => moved_ages,
+    copies_of_an_object_are_found => copies,
 }
 
 fn groups<A: Silicon>(arch: A) {
@@ -168,11 +173,7 @@ fn ages<A: Silicon>(arch: A) {
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         // Whoever looks finds all of it used, and has it forgotten that.
-        space.forget_recorded(
-            VirtRange { start: BASE, end: BASE + 64 * page },
-            vellum::arch::Attrs::ACCESSED,
-            |_, _| (),
-        );
+        space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
         assert_eq!(on.reclaim(&[&space], GroupId::ROOT, frames), frames);
@@ -283,6 +284,110 @@ fn lazily<A: Silicon>(arch: A) {
             }
         });
     }
+}
+
+/// Another place, as far into tables as the first, and one that is not.
+const FAR: u64 = BASE + (1 << 36);
+const ODD: u64 = FAR + (1 << 33) + 0x7_0000;
+
+fn moves<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64, new_addr: u64, leave: bool) {
+    let mut flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    flags.set(RemapFlags::DONTUNMAP, leave);
+    assert_eq!(space.remap(RemapRequest { addr, old_len: len, new_len: len, flags, new_addr }), Ok(new_addr));
+}
+
+/// All that is in a space, in pages.
+fn all_resident<A: Silicon>(space: &Space<'_, A>) -> u64 {
+    resident(space, 0, space.arch().user_end()) >> space.arch().page_shift()
+}
+
+/// Parts of folios, twice, with their place left behind and used again, and back.
+fn moved<A: Silicon>(arch: A) {
+    for order in [0, 6] {
+        on(arch, 8192, |on| {
+            on.machine.policy().set(order, Knob::Always);
+            let page = on.page();
+            let space = on.space(GroupId::ROOT);
+            map(&space, BASE, 64 * page);
+            (0..64).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
+            moves(&space, BASE + 5 * page, 20 * page, ODD + page, false);
+            moves(&space, ODD + 10 * page, 3 * page, FAR, false);
+            moves(&space, BASE + 30 * page, 16 * page, FAR + 30 * page, true);
+            (30..46).for_each(|i| on.store(&space, BASE + i * page, 100 + i));
+            moves(&space, BASE + 60 * page, 4 * page, FAR + 60 * page, false);
+            moves(&space, FAR + 60 * page, 4 * page, BASE + 60 * page, false);
+            assert_eq!(all_resident(&space), 64 + 16);
+            on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+            assert_eq!(all_resident(&space), 0);
+            let at = |i: u64| match i {
+                14..17 => FAR + (i - 14) * page,
+                5..25 => ODD + (i - 4) * page,
+                30..46 => FAR + i * page,
+                _ => BASE + i * page,
+            };
+            (0..64).for_each(|i| assert_eq!(on.load(&space, at(i)), 1 + i));
+            (30..46).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), 100 + i));
+        });
+    }
+}
+
+fn moved_in_a_child<A: Silicon>(arch: A) {
+    on(arch, 8192, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = on.page();
+        let parent = on.space(GroupId::ROOT);
+        map(&parent, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&parent, BASE + i * page, i));
+        moves(&parent, BASE, 64 * page, FAR, false);
+        let child = parent.fork().unwrap();
+        moves(&child, FAR + 8 * page, 40 * page, ODD, false);
+        moves(&parent, FAR, 64 * page, BASE, false);
+        (0..8).for_each(|i| on.store(&child, ODD + i * page, 100 + i));
+        let both = [&parent, &child];
+        on.reclaim(&both, GroupId::ROOT, u64::MAX);
+        assert_eq!(both.map(all_resident), [0, 0]);
+        for i in 0..64 {
+            assert_eq!(on.load(&parent, BASE + i * page), i);
+            let at = if (8..48).contains(&i) { ODD + (i - 8) * page } else { FAR + i * page };
+            assert_eq!(on.load(&child, at), if (8..16).contains(&i) { 92 + i } else { i });
+        }
+    });
+}
+
+fn moved_ages<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page();
+        let space = on.space(GroupId::ROOT);
+        map(&space, BASE, 64 * page);
+        (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+        moves(&space, BASE, 64 * page, ODD, false);
+        space.forget_recorded(VirtRange { start: ODD, end: ODD + 64 * page }, Attrs::ACCESSED, |_, _| ());
+        (0..16).for_each(|i| assert_eq!(on.load(&space, ODD + 4 * i * page), 4 * i));
+        let frames = 48 * (page >> 12);
+        assert_eq!(on.reclaim(&[&space], GroupId::ROOT, frames), frames);
+        let stays: Vec<u64> = (0..64).filter(|i| resident(&space, ODD + i * page, page) > 0).collect();
+        assert_eq!(stays, (0..16).map(|i| 4 * i).collect::<Vec<_>>());
+    });
+}
+
+/// They are where they were made, or moved since.
+fn copies<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page();
+        let space = on.space(GroupId::ROOT);
+        let object = Object::new(on.machine, &on.arch, GroupId::ROOT, 1, 64 * page).unwrap();
+        let prot = Prot::READ | Prot::WRITE;
+        let request = MapRequest { addr: BASE, len: 48 * page, prot, flags: MapFlags::FIXED };
+        space.map_object(request, &object, 16 * page).unwrap();
+        (0..48).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
+        moves(&space, BASE + 10 * page, 10 * page, ODD, false);
+        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        assert_eq!(all_resident(&space), 0);
+        for i in 0..48 {
+            let at = if (10..20).contains(&i) { ODD + (i - 10) * page } else { BASE + i * page };
+            assert_eq!(on.load(&space, at), 1 + i);
+        }
+    });
 }
 
 /// Huge mappings go in one piece, unless they were written to.

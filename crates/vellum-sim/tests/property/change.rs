@@ -66,7 +66,7 @@ impl Plot {
             self.elsewhere.push(pages.clone());
         }
         let rules = on.rules(self.exact);
-        let mut kind = Kind { prot, flags: AreaFlags::empty(), advice: Advice::None };
+        let mut kind = Kind { prot, flags: AreaFlags::empty(), advice: Advice::None, moved: 0 };
         kind.flags.set(AreaFlags::GROWSDOWN, flags.contains(MapFlags::GROWSDOWN));
         kind.flags.set(AreaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
         kind.flags.set(AreaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));

@@ -107,12 +107,13 @@ impl Plot {
 pub fn areas_in<H: Host>(space: &Space<'_, H>, page_shift: u32, pages: &Range<u64>) -> Vec<Area> {
     let mut areas = Vec::new();
     let mut last = 0;
-    space.areas(pages.start << page_shift, |&Vma { range, prot, flags, advice, .. }| {
+    space.areas(pages.start << page_shift, |&Vma { range, prot, flags, advice, backing, .. }| {
         assert!(range.start >= last && range.end > range.start, "{range:?} after an area that ends at {last:#x}");
         last = range.end;
         let (start, end) = ((range.start >> page_shift).max(pages.start), (range.end >> page_shift).min(pages.end));
         if start < end {
-            areas.push((start..end, Kind { prot, flags, advice }));
+            let moved = backing.offset(range.start).wrapping_sub(range.start) as i64 >> page_shift;
+            areas.push((start..end, Kind { prot, flags, advice, moved: moved as u64 }));
         }
         range.end >> page_shift < pages.end
     });

@@ -22,6 +22,8 @@ pub struct Kind {
     pub prot: Prot,
     pub flags: AreaFlags,
     pub advice: Advice,
+    /// How many pages above where it is it was mapped first (wrapping around).
+    pub moved: u64,
 }
 
 /// A mapped page.

@@ -8,8 +8,11 @@ use vellum::vma::{AreaFlags, Prot};
 use super::change::ELSEWHERE;
 use super::expect::{self, Where};
 use super::host::Host;
+use super::look::areas_in;
+use super::model::Page;
 use super::op::{Span, Spot, Window};
 use super::plot::{Plot, Scene};
+use super::presence::Presence;
 
 impl Plot {
     /// `remap`.
@@ -57,10 +60,35 @@ impl Plot {
         }
     }
 
+    /// Pages that have moved so far: an area that had nothing is a new one, and others still know where they were mapped first.
+    fn at_new_places<H: Host>(&self, on: &Scene<'_, '_, H>, moved: Vec<(u64, Page)>, far: u64) -> Vec<(u64, Page)> {
+        let mut there: Vec<_> = moved.into_iter().map(|(at, page)| (at.wrapping_add(far), page)).collect();
+        let alike = |a: &(u64, Page), b: &(u64, Page)| a.0 + 1 == b.0 && a.1.kind == b.1.kind;
+        for area in there.chunk_by_mut(alike) {
+            let has = |(_, page): &(u64, Page)| match page.presence {
+                Presence::Absent => Some(false),
+                Presence::Unknown => None,
+                Presence::Zeros | Presence::Own | Presence::Away | Presence::Guard => Some(true),
+            };
+            let (mut new, mut kept) = (true, true);
+            match area.iter().map(has).max_by_key(|has| has.map_or(1, |has| 2 * u8::from(has))) {
+                Some(Some(true)) => new = false,
+                Some(Some(false)) => kept = false,
+                _ => {}
+            }
+            let (first, page) = area[0];
+            let moved = page.kind.moved.wrapping_sub(far);
+            let seen = areas_in(on.space, self.bounds.page_shift, &(first..first + 1));
+            let found = seen.first().map_or(0, |(_, kind)| kind.moved);
+            assert!(new && found == 0 || kept && found == moved, "moved {found:#x}; new: {new}, or {moved:#x}: {kept}");
+            area.iter_mut().for_each(|(_, page)| page.kind.moved = found);
+        }
+        there
+    }
+
     fn remapped<H: Host>(&mut self, on: &Scene<'_, '_, H>, old: &Range<u64>, new: Range<u64>, flags: RemapFlags) {
         let rules = on.rules(self.exact);
         let kept = old.start..old.end.min(old.start + (new.end - new.start));
-        let kind = self.model.get(old.start).map(|page| page.kind);
         self.elsewhere.retain(|all| all != old || flags.contains(RemapFlags::DONTUNMAP));
         if new.start == old.start {
             self.model.unmap(kept.end..old.end);
@@ -70,12 +98,13 @@ impl Plot {
                 for (at, page) in &moved {
                     let mut kind = page.kind;
                     kind.flags -= AreaFlags::LOCKS;
+                    kind.moved = 0;
                     self.model.map(*at..at + 1, kind, rules.fresh());
                 }
             } else {
                 self.model.unmap(old.clone());
             }
-            let there: Vec<_> = moved.into_iter().map(|(at, page)| (new.start + (at - old.start), page)).collect();
+            let there = self.at_new_places(on, moved, new.start.wrapping_sub(old.start));
             let alone = self.is_mine(&new) || there.iter().all(|(at, _)| self.model.get(*at).is_none());
             assert!(alone, "the engine chose {new:x?}, where something is");
             there.into_iter().for_each(|(at, page)| self.model.put(at, page));
@@ -84,6 +113,7 @@ impl Plot {
             self.elsewhere.push(new.clone());
         }
         let grown = new.start + (kept.end - kept.start)..new.end;
+        let kind = self.model.get(grown.start - 1).map(|page| page.kind);
         if let Some(kind) = kind.filter(|_| !grown.is_empty()) {
             self.model.map(grown.clone(), kind, rules.fresh());
             if kind.flags & AreaFlags::LOCKS == AreaFlags::LOCKED && !kind.prot.is_empty() {

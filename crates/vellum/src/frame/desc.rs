@@ -59,11 +59,12 @@ pub mod flag {
 }
 
 /// Where the reverse map of an anonymous folio begins: with the spaces of one family (a space, and what was forked from it and from
-/// those), at the page where it was first mapped. A hint to look there, and no promise.
+/// those), and with the areas there that have its place behind them ([`Backing`](crate::vma::Backing)). A hint to look there, and no
+/// promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) family: Family,
-    /// The address in pages of 4 KiB.
+    /// Its place in pages of 4 KiB, as many bits of it as user addresses have.
     pub(crate) page: u64,
 }
 
@@ -72,7 +73,8 @@ pub(crate) struct Owner {
 pub struct Family(pub(crate) u32);
 
 impl Owner {
-    const PAGE_BITS: u32 = 44;
+    /// So many bits of a place are kept, in pages of 4 KiB.
+    pub(crate) const PAGE_BITS: u32 = 44;
 
     #[inline]
     pub(crate) fn pack(self) -> u64 {

@@ -5,8 +5,9 @@
 //!
 //! # Mechanism
 //! Folios are taken off the old end of a group's lists, a batch at a time, each with a reference and a mark
-//! ([`flag::ISOLATED`]). Where they are mapped is asked of the spaces of their family, at the page where they were first mapped:
-//! a fork costs nothing for it, and neither does an unmap. A folio that was used since somebody last looked goes back to the
+//! ([`flag::ISOLATED`]). Where they are mapped is asked of the spaces of their family, where an area has their place behind it:
+//! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for areas that
+//! were moved, or have an object behind them; which a space goes through only if it has any. A folio that was used since somebody last looked goes back to the
 //! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
 //! freed together. What may go without being kept ([`LruList::Lazy`]) goes first.
 
@@ -20,6 +21,7 @@ use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, BATCH, Isolated};
 use crate::tlb::put_unmapped;
+use crate::vma::Vma;
 
 /// How often a list is gone through: the last time, what was used may go too.
 const ROUNDS: usize = 3;
@@ -74,7 +76,7 @@ struct Victim<'m> {
     head: Pfn,
     frame: &'m Frame,
     family: Family,
-    /// Where it was first mapped.
+    /// Its places.
     range: VirtRange,
     /// It was used.
     young: bool,
@@ -86,6 +88,23 @@ impl<'m> Victim<'m> {
         let start = page << FRAME_SHIFT;
         let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
         Victim { head, frame, family, range, young: false }
+    }
+}
+
+/// Where to look for folios.
+#[derive(Clone, Copy)]
+enum Area {
+    /// Wherever an address is its own place.
+    Plain,
+    Displaced(Vma),
+}
+
+impl Area {
+    fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
+        match self {
+            Area::Plain => Some(victim.range),
+            Area::Displaced(area) => area.with_places(victim.range),
+        }
     }
 }
 
@@ -139,23 +158,51 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     fn family(&self, victims: &mut [Victim<'m>], isolated: &mut Isolated, ages: bool) {
         let Some(Victim { family, .. }) = victims.first().copied() else { return };
         if ages {
-            self.spaces.each(family, &mut |space| {
-                for victim in victims.iter_mut() {
-                    victim.young |= space.used(victim.range, victim.head);
+            self.each_area(family, victims, |space, area, victims| {
+                for victim in victims {
+                    victim.young |= area.find(victim).is_some_and(|range| space.used(range, victim.head));
                 }
             });
         }
         // Addresses have no highest bit.
         victims.sort_unstable_by_key(|victim| victim.range.start | u64::from(victim.young) << 63);
-        let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
-        for Victim { range, .. } in victims.iter().take_while(|victim| !victim.young) {
-            match ranges.last_mut() {
-                Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-                _ => ranges.push(*range),
+        let old = victims.partition_point(|victim| !victim.young);
+        self.each_area(family, &mut victims[..old], |space, area, victims| {
+            let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
+            for range in victims.iter().filter_map(|victim| area.find(victim)) {
+                match ranges.last_mut() {
+                    Some(last) if last.start <= range.start && range.start <= last.end => {
+                        last.end = last.end.max(range.end);
+                    }
+                    _ => ranges.push(range),
+                }
             }
-        }
-        self.spaces.each(family, &mut |space| {
+            if let Area::Displaced(_) = area {
+                // Places may begin anew within it.
+                ranges.sort_unstable_by_key(|range| range.start);
+            }
             space.evict(&ranges, Some(isolated));
+        });
+    }
+
+    /// Show every area of a family that may have some of these folios.
+    fn each_area(
+        &self,
+        family: Family,
+        victims: &mut [Victim<'m>],
+        mut visit: impl FnMut(&AddressSpace<'m, P, A>, Area, &mut [Victim<'m>]),
+    ) {
+        let start = victims.iter().map(|victim| victim.range.start).min();
+        let end = victims.iter().map(|victim| victim.range.end).max();
+        let (Some(start), Some(end)) = (start, end) else { return };
+        let all = VirtRange { start, end };
+        self.spaces.each(family, &mut |space| {
+            visit(space, Area::Plain, victims);
+            let mut at = 0;
+            while let Some(area) = space.next_displaced(at, all) {
+                visit(space, Area::Displaced(area), victims);
+                at = area.range.end;
+            }
         });
     }
 

@@ -73,6 +73,8 @@ pub(super) struct Areas {
     pub(super) data: u64,
     /// Bytes of locked areas.
     pub(super) locked: u64,
+    /// Bytes of areas that are displaced.
+    displaced: u64,
     /// What is added to new areas, of [`AreaFlags::LOCKS`].
     pub(super) future: AreaFlags,
     /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
@@ -114,6 +116,7 @@ impl Areas {
             most_mapped: 0,
             data: 0,
             locked: 0,
+            displaced: 0,
             future: AreaFlags::empty(),
             orphans: Orphans::default(),
             claims: [VirtRange { start: 0, end: 0 }; CLAIMS],
@@ -181,6 +184,12 @@ impl Areas {
     pub(super) fn cuts(&self, range: VirtRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
+    }
+
+    /// The areas that end above `addr` and are displaced.
+    pub(super) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
+        let any = self.displaced != 0;
+        self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
     }
 
     /// Split areas so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Areas::cuts`] areas.
@@ -299,6 +308,9 @@ impl Areas {
         }
         if area.flags.contains(AreaFlags::LOCKED) {
             self.locked = self.locked.wrapping_add(bytes);
+        }
+        if area.is_displaced() {
+            self.displaced = self.displaced.wrapping_add(bytes);
         }
     }
 }

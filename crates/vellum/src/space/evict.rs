@@ -17,7 +17,7 @@ use crate::stats::{Counter, SpaceCounter};
 use crate::swap::{Slots, SwapRun};
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, Prot, State};
+use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::{AddressSpace, Isolated};
 
@@ -111,6 +111,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return went;
             }
         }
+    }
+
+    /// The first area from `addr` on that is displaced and has some of these places.
+    pub(crate) fn next_displaced(&self, addr: u64, places: VirtRange) -> Option<Vma> {
+        self.read().displaced(addr).find(|area| area.with_places(places).is_some()).copied()
     }
 
     /// Whether a folio was used through what these addresses have of it, since somebody last asked.

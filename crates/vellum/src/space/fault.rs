@@ -222,7 +222,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let smallest = self.tables.arch.page_order();
         let mut order = order;
         loop {
-            let tried = self.try_folio(addr, order, list_of(area), zero);
+            let tried = self.try_folio(area, addr, order, zero);
             if tried.is_ok() {
                 if order > smallest {
                     machine.count_size(SizeCounter::Faults, order);
@@ -250,10 +250,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let first = machine.frames().alloc(block, false, Use::Folio).ok()?;
         let start = align_down(addr, block as u32 + FRAME_SHIFT);
         for i in (0..1 << block).step_by(pages as usize) {
-            if self
-                .make_folio(start + (u64::from(i) << FRAME_SHIFT), first.add(i), order, list_of(area), false)
-                .is_err()
-            {
+            if self.make_folio(area, start + (u64::from(i) << FRAME_SHIFT), first.add(i), order, false).is_err() {
                 self.put_row(first, i, order);
                 // SAFETY: of what was just allocated all behind those that were folios: nobody else knows of it.
                 unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
@@ -270,21 +267,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     #[inline(always)]
-    fn try_folio(&self, addr: u64, order: u8, list: LruList, zero: bool) -> Result<Pfn, FaultError> {
+    fn try_folio(&self, area: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
         let pfn = self.tables.machine.frames().alloc(order, zero, Use::Folio)?;
-        self.make_folio(addr, pfn, order, list, zero).map(|()| pfn)
+        self.make_folio(area, addr, pfn, order, zero).map(|()| pfn)
     }
 
     /// Make a folio of frames that were just allocated; if that fails they are free again.
     #[inline(always)]
-    fn make_folio(&self, addr: u64, pfn: Pfn, order: u8, list: LruList, zero: bool) -> Result<(), FaultError> {
+    fn make_folio(&self, area: &Vma, addr: u64, pfn: Pfn, order: u8, zero: bool) -> Result<(), FaultError> {
         let machine = self.tables.machine;
         let frames = machine.frames();
         let pages = 1u32 << order;
         frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
-        let owner = Owner { family: self.family, page: align_down(addr, order as u32 + FRAME_SHIFT) >> FRAME_SHIFT };
+        let place = area.backing.offset(align_down(addr, order as u32 + FRAME_SHIFT));
+        let owner = Owner { family: self.family, page: place >> FRAME_SHIFT };
         frames.frame(pfn).set_data(owner.pack());
-        if let Err(over) = machine.groups().admit(frames, self.tables.group(), pfn, order, Some(list)) {
+        if let Err(over) = machine.groups().admit(frames, self.tables.group(), pfn, order, Some(list_of(area))) {
             frames.put(pfn, frames.frame(pfn), pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };

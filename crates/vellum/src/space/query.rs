@@ -158,6 +158,35 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.runs_in_tables(range, |_, run| visit(run));
     }
 
+    /// Where the first run of a range begins that is like this, holes aside.
+    pub(super) fn next_run(&self, range: VirtRange, like: impl Fn(&Run) -> bool) -> Option<u64> {
+        let arch = &self.tables.arch;
+        let mut at = range.start;
+        while at < range.end {
+            let table = match self.tables.find(at, range.end) {
+                Found::Hole(end) => {
+                    at = end;
+                    continue;
+                }
+                Found::Table(table) => table,
+            };
+            let end = range.end.min(table.end());
+            let mut found = false;
+            while at < end
+                && !found
+                && let Some(run) = table.run(at, end)
+            {
+                found = run.kind != Kind::None && like(&run);
+                at = if found { at } else { run.range(arch).end };
+            }
+            table.release();
+            if found {
+                return Some(at);
+            }
+        }
+        None
+    }
+
     /// The same, with the table that the run stands in.
     fn runs_in_tables(&self, range: VirtRange, mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P, A>>, &Run)) {
         let arch = &self.tables.arch;

@@ -3,6 +3,9 @@
 //! The areas of the old addresses and of the new are held, so that faults there wait. What is replaced is emptied; the entries of
 //! the page tables move ([`crate::table`]), and neither references nor mappings change by that. Then the old addresses are
 //! flushed, and in one step the areas are in their new place.
+//!
+//! What is moved keeps its place behind the area ([`Backing`]), by which the reverse map finds it. So it is one area with what is
+//! beside it only if that continues it there too; but an area that has nothing may as well be a new one.
 
 use core::convert::Infallible;
 
@@ -57,17 +60,31 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         parts.each(areas, |areas, part| {
             cache::hold(machine, &part.area.backing);
             areas.remove(machine, part.area.range);
-            let inserted = areas.tree.insert(part.area);
+            let area = self.renewed(areas, part.area);
+            let inserted = areas.tree.insert(area);
             debug_assert!(inserted.is_ok(), "the place is free, and the node was promised");
         });
         if leave {
             areas.account_all(kept, -1);
-            areas.each(kept, |v| (v.state, v.flags) = (State::Live, v.flags - AreaFlags::LOCKS));
+            areas.each(kept, |v| {
+                (v.state, v.flags, v.backing) = (State::Live, v.flags - AreaFlags::LOCKS, v.backing.renewed());
+            });
             areas.account_all(kept, 1);
         } else {
             areas.remove(machine, wanted.old);
         }
         Ok(())
+    }
+
+    /// An area that has come to its new place; as a new one would be, if nothing came with it.
+    fn renewed(&self, areas: &mut Areas, area: Vma) -> Vma {
+        let renewed = Vma { backing: area.backing.renewed(), ..area };
+        if renewed == area || self.next_run(area.range, |_| true).is_some() {
+            return area;
+        }
+        areas.account(&area, area.range, -1);
+        areas.account(&renewed, area.range, 1);
+        renewed
     }
 
     /// All that can fail, short of changing anything: huge mappings are split that reach across a border, and tables provided.
@@ -201,10 +218,7 @@ impl Parts {
         let start = self.to.start + (from.start - self.kept.start);
         // The last one grows.
         let end = if from.end == self.kept.end { self.to.end } else { start + from.len() };
-        let backing = match area.backing.is_anonymous() {
-            true => area.backing,
-            false => Backing { delta: area.backing.offset(from.start).wrapping_sub(start), ..area.backing },
-        };
+        let backing = Backing { delta: area.backing.offset(from.start).wrapping_sub(start), ..area.backing };
         let flags = area.flags - AreaFlags::TRACKED;
         Some(Part { from, area: Vma { range: VirtRange { start, end }, backing, flags, state: State::Live, ..area } })
     }

@@ -87,7 +87,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut change = self.change(rest);
         change.let_go();
         let mut result = Ok(());
-        while let Some(addr) = self.next_on(rest, device) {
+        let on_it = |run: &Run| run.kind == Kind::Swap && self.tables.arch.swapped(run.raw).device == device;
+        while let Some(addr) = self.next_run(rest, on_it) {
             rest.start = addr;
             match self.fetch(addr) {
                 Ok(Outcome::Mapped(block)) => rest.start = block.end,
@@ -102,36 +103,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.tables.platform().resched();
         }
         result
-    }
-
-    /// The first address of a range of which the contents are on this device.
-    fn next_on(&self, range: VirtRange, device: u8) -> Option<u64> {
-        let arch = &self.tables.arch;
-        let mut at = range.start;
-        while at < range.end {
-            match self.tables.find(at, range.end) {
-                Found::Hole(end) => at = end,
-                Found::Table(table) => {
-                    let end = range.end.min(table.end());
-                    let on_it = |run: &Run| run.kind == Kind::Swap && arch.swapped(run.raw).device == device;
-                    let mut found = false;
-                    while at < end
-                        && let Some(run) = table.run(at, end)
-                    {
-                        found = on_it(&run);
-                        if found {
-                            break;
-                        }
-                        at = run.range(arch).end;
-                    }
-                    table.release();
-                    if found {
-                        return Some(at);
-                    }
-                }
-            }
-        }
-        None
     }
 
     /// A try to bring back what was swapped out at an address, whatever may be done there.

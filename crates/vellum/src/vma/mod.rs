@@ -18,8 +18,9 @@ pub use tree::{Area, AreaTree, Iter, NodeMemory, OutOfNodes};
 
 use bitflags::bitflags;
 
-use crate::addr::{Pfn, VirtRange};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Attrs;
+use crate::frame::Owner;
 use crate::frame::policy::Advice;
 
 bitflags! {
@@ -86,6 +87,9 @@ pub(crate) enum Sharing {
 ///
 /// The object's address is not said by what the area begins with but by how far the two are apart. So a part of an area has
 /// the area's backing, and two neighbours continue each other exactly when they have the same.
+///
+/// Anonymous memory has its place too: the address where it was mapped first, which it keeps when it is moved. It is how the reverse
+/// map finds it ([`crate::reclaim`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing {
     /// The object's own frame.
@@ -106,6 +110,11 @@ impl Backing {
         self.object == Pfn::NONE
     }
 
+    /// What stands behind an area like this when it has nothing yet.
+    pub(crate) fn renewed(self) -> Backing {
+        if self.is_anonymous() { Backing::ANONYMOUS } else { self }
+    }
+
     /// Whether the area is shared: what is written to it is written to the object (`MAP_SHARED`).
     #[inline]
     pub fn is_shared(&self) -> bool {
@@ -122,7 +131,7 @@ impl Backing {
         self.tag
     }
 
-    /// Which byte of the object is found at an address.
+    /// Which byte of the object is found at an address; of anonymous memory, at which address that was mapped first.
     #[inline]
     pub fn offset(&self, addr: u64) -> u64 {
         addr.wrapping_add(self.delta)
@@ -166,6 +175,25 @@ impl Vma {
     /// Whether it counts as a program's data: private memory that may be written, stacks aside.
     pub(crate) fn is_data(&self) -> bool {
         self.prot.contains(Prot::WRITE) && !self.backing.is_shared() && !self.flags.contains(AreaFlags::GROWSDOWN)
+    }
+
+    /// Whether it may have private memory that is not where its place behind the area says.
+    pub(crate) fn is_displaced(&self) -> bool {
+        self.backing.delta != 0 && !self.backing.is_shared()
+    }
+
+    /// Where in the area memory with these places is: those that begin as far into user addresses, whatever is above those bits.
+    pub(crate) fn with_places(&self, places: VirtRange) -> Option<VirtRange> {
+        let bits = |place: u64| place & ((1 << (Owner::PAGE_BITS + FRAME_SHIFT)) - 1);
+        let (here, whole) = (self.backing.offset(self.range.start), self.range);
+        let after = bits(places.start.wrapping_sub(here));
+        let before = bits(here.wrapping_sub(places.start));
+        let (skip, len) = match after < whole.len() {
+            true => (after, places.len()),
+            false => (0, places.len().saturating_sub(before)),
+        };
+        let start = whole.start + skip;
+        (len > 0).then_some(VirtRange { start, end: whole.end.min(start + len) })
     }
 
     /// Whether the two are neighbours that could be one.
