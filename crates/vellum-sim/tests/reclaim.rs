@@ -108,6 +108,7 @@ in_every_format! {
     what_another_has_isolated_is_left_to_him => beside,
     what_is_locked_stays => locked,
     what_may_go_goes_without_swap => lazily,
+    what_may_go_is_written_past_the_entries => pinned,
     what_was_moved_is_found => moved,
     what_a_child_moved_is_found => moved_in_a_child,
     what_was_moved_ages => moved_ages,
@@ -284,6 +285,22 @@ fn lazily<A: Silicon>(arch: A) {
             }
         });
     }
+}
+
+/// Who writes through a pin keeps what he has written.
+fn pinned<A: Silicon>(arch: A) {
+    on(arch, 0, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = on.page().max(4096 << 4);
+        let space = on.space(GroupId::ROOT);
+        map(&space, BASE, 8 * page);
+        (0..8).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
+        space.advise(BASE, 8 * page, Advise::Free).unwrap();
+        space.pin(BASE + 3 * page, Access::Write).unwrap().write(0, &77u64.to_ne_bytes());
+        drop(space.pin(BASE + 5 * page, Access::Read).unwrap());
+        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        (0..8).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), if i == 3 { 77 } else { 0 }));
+    });
 }
 
 /// Another place, as far into tables as the first, and one that is not.

@@ -64,19 +64,31 @@ impl Plot {
             Access::Write => program.store_u64(va, value).map(|()| value),
             Access::Exec => program.execute(va).map(u64::from),
         };
-        let held = self.model.get(page).map(|p| p.words[slot]);
         let took_place = self.judge(on, page, access, expected, got.map(|_| ()).map_err(cause));
         if !took_place {
             return self.check(on, &(page..page + 1));
         }
-        self.model.record(page, access == Access::Write);
-        match (access, self.model.get_mut(page)) {
-            (Access::Write, Some(page)) => page.words[slot] = value,
-            (Access::Read, _) => assert_eq!(got.ok(), held, "page {page:#x}, word {}", SLOTS[slot]),
-            _ => assert_eq!(got.ok(), held.map(|word| word & 0xff), "page {page:#x}, executed"),
+        self.record(on, page, access == Access::Write);
+        if let (Ok(got), Some(held)) = (got, self.model.get_mut(page)) {
+            let could = match access {
+                Access::Write => {
+                    held.contents.change(|words| words[slot] = value);
+                    true
+                }
+                Access::Read => held.contents.see(|words| words[slot] == got),
+                Access::Exec => held.contents.see(|words| words[slot] & 0xff == got),
+            };
+            assert!(could, "page {page:#x}, word {}, {access:?}: {got:#x}, not {held:x?}", SLOTS[slot]);
         }
         let near = if self.bounds.alone { page.saturating_sub(4)..page + 12 } else { page..page + 1 };
         self.check(on, &near);
+    }
+
+    /// What programs did is known to hardware, as long as nobody else asks it to forget that.
+    fn record<H: Host>(&mut self, on: &Scene<'_, '_, H>, page: u64, write: bool) {
+        if !on.reclaims {
+            self.model.record(page, write);
+        }
     }
 
     /// A program touches each page.
@@ -102,9 +114,9 @@ impl Plot {
                 break;
             }
             self.model.touch(page, write, &rules);
-            self.model.record(page, write);
+            self.record(on, page, write);
             if let (true, Some(page)) = (write, self.model.get_mut(page)) {
-                page.words[0] = page.words[0] & !0xff | 1;
+                page.contents.change(|words| words[0] = words[0] & !0xff | 1);
             }
         }
         assert_eq!(got.map(|_| ()).map_err(cause), expected, "a touch of {range:?}, write: {write}");

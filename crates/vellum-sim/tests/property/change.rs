@@ -13,7 +13,6 @@ use super::host::Host;
 use super::model::Kind;
 use super::op::{Place, Span, Spot, advised};
 use super::plot::{Plot, Scene};
-use super::walk;
 
 /// So many areas of the engine's own choosing are kept.
 pub const ELSEWHERE: usize = 6;
@@ -164,6 +163,9 @@ impl Plot {
         if advise == Advise::PageOut {
             return self.paged_out(on, pages, got);
         }
+        if advise == Advise::Free {
+            return self.freed(on, pages, got);
+        }
         if matches!(advise, Advise::DontNeed | Advise::DontNeedLocked) {
             return self.forgotten(on, pages, got, advise == Advise::DontNeedLocked);
         }
@@ -178,6 +180,22 @@ impl Plot {
             (Err(AdviseError::NotMapped), false) => {}
             (Err(AdviseError::TooManyAreas | AdviseError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("advise answers {got:x?}; is all of it mapped: {all}"),
+        }
+        self.check(on, &pages);
+    }
+
+    fn freed<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, got: Result<(), AdviseError>) {
+        let locked = self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        let may = expect::may_forget(&self.model, &pages);
+        match got {
+            Err(AdviseError::Sealed(_)) => assert!(!may),
+            Err(AdviseError::Locked(_)) => assert!(locked),
+            Err(AdviseError::NotMapped) => assert!(!self.model.covers(pages.clone())),
+            got => {
+                assert_eq!(got, Ok(()));
+                assert!(may && !locked && self.model.covers(pages.clone()));
+                self.model.free(pages.clone());
+            }
         }
         self.check(on, &pages);
     }
@@ -250,7 +268,7 @@ impl Plot {
     /// Each page holds either what it held or nothing: find out which.
     fn look_again<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         for (at, page) in self.model.iter_mut(pages) {
-            page.look_again(at, walk::find(on.host, on.space, at), |at| walk::words(on.host, at));
+            on.look_again(at, page);
         }
     }
 }

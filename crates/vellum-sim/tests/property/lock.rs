@@ -13,7 +13,6 @@ use super::model::SLOTS;
 use super::op::Spot;
 use super::plot::{Plot, Scene};
 use super::presence::Presence;
-use super::walk;
 
 impl Plot {
     /// `lock`.
@@ -30,6 +29,9 @@ impl Plot {
             assert_eq!(got, Err(LockError::NotMapped));
         } else if matches!(got, Err(LockError::TooManyAreas | LockError::OutOfMemory)) && self.may_fail(on, &pages) {
         } else {
+            if on.reclaims {
+                self.model.page_out(pages.clone());
+            }
             for (_, page) in self.model.iter_mut(pages.clone()) {
                 page.kind.flags |= AreaFlags::LOCKED;
                 page.kind.flags.set(AreaFlags::ONFAULT, on_fault);
@@ -109,6 +111,9 @@ impl Plot {
         if expected.is_ok() {
             self.model.future = if flags.contains(LockAll::FUTURE) { lock } else { AreaFlags::empty() };
             if flags.contains(LockAll::CURRENT) {
+                if on.reclaims {
+                    self.model.page_out(0..u64::MAX);
+                }
                 now(&mut self.model, lock);
                 for (area, _) in self.model.areas(0..u64::MAX).into_iter().filter(|_| lock == AreaFlags::LOCKED) {
                     let _ = self.populated(on, area, None);
@@ -179,7 +184,7 @@ impl Plot {
             }
         });
         for (at, page) in self.model.iter_mut(pages) {
-            page.look_again(at, walk::find(on.host, on.space, at), |at| walk::words(on.host, at));
+            on.look_again(at, page);
             if guards.contains(&at) {
                 page.presence = Presence::Guard;
             }
@@ -210,12 +215,16 @@ impl Plot {
             match value {
                 Some(value) => {
                     assert_eq!(pin.write(inside, &value.to_ne_bytes()), 8);
-                    page.words[slot] = value;
+                    page.contents.change(|words| words[slot] = value);
                 }
                 None => {
                     let mut word = [0; 8];
                     assert_eq!(pin.read(inside, &mut word), 8);
-                    assert_eq!(u64::from_ne_bytes(word), page.words[slot], "page {at:#x}, pinned");
+                    let word = u64::from_ne_bytes(word);
+                    assert!(
+                        page.contents.see(|words| words[slot] == word),
+                        "page {at:#x}, pinned, holds {word:#x}: {page:x?}"
+                    );
                 }
             }
         }

@@ -27,6 +27,7 @@ impl Plot {
             assert_eq!(on.space.resident(addr, len, &mut answer), Ok(()));
             for ((at, page), resident) in self.model.iter(area.clone()).zip(&answer) {
                 let known = match page.presence {
+                    Presence::Own if on.may_be_away(page) => None,
                     Presence::Own | Presence::Zeros => Some(true),
                     Presence::Absent | Presence::Guard => Some(false),
                     Presence::Away | Presence::Unknown => None,
@@ -92,7 +93,8 @@ impl Plot {
             assert_eq!(stats.locked, expect::locked(&self.model) * page);
             assert!(stats.peak >= stats.anon, "{stats:?}");
         }
-        if self.bounds.alone && self.exact && !on.uncertain() {
+        let known = || self.model.all().all(|(_, page)| page.presence != Presence::Unknown);
+        if self.bounds.alone && self.exact && !on.uncertain() && known() {
             let count = |wanted| self.model.all().filter(|(_, page)| page.presence == wanted).count() as u64 * page;
             let (own, away) = (count(Presence::Own), count(Presence::Away));
             let usage = on.space.usage(everything);

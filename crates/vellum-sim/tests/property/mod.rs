@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `dice` | chance from a seed |
 //! | `model` | pages of a space, and the areas that follow from them |
+//! | `contents` | what a page holds |
 //! | `lock` | locking, sealing, populating, guarding, pinning |
 //! | `presence` | which pages are resident |
 //! | `remap` | areas that change their size or place |
@@ -32,6 +33,7 @@ pub mod access;
 mod cases;
 pub mod census;
 pub mod change;
+pub mod contents;
 pub mod dice;
 pub mod expect;
 pub mod fork;

@@ -9,6 +9,7 @@ use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
 use vellum::vma::{AreaFlags, Prot};
 
+use super::contents::{Contents, NOTHING, Words};
 use super::presence::Presence;
 use super::walk::Place;
 
@@ -30,8 +31,7 @@ pub struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
     pub kind: Kind,
-    /// What is in each of [`SLOTS`]. All the rest is zero.
-    pub words: [u64; SLOTS.len()],
+    pub contents: Contents,
     pub presence: Presence,
     /// What hardware has to have recorded of the page: what programs did there since it was last forgotten.
     pub recorded: Attrs,
@@ -39,19 +39,24 @@ pub struct Page {
 
 impl Page {
     /// It was forgotten, or not; where its contents are tells. (Those of a slot others may bring back meanwhile.)
-    pub fn look_again(&mut self, at: u64, place: Place, words: impl Fn(PhysAddr) -> [u64; SLOTS.len()]) {
-        let found = match place {
-            Place::Nowhere => [0; SLOTS.len()],
-            Place::Memory(pa) => words(pa),
-            Place::Swap(_) => self.words,
-        };
-        assert!(found == self.words || found == [0; SLOTS.len()], "page {at:#x} holds {found:x?}");
-        (self.words, self.presence, self.recorded) = (found, Presence::Unknown, Attrs::empty());
+    pub fn look_again(&mut self, at: u64, place: Place, words: impl Fn(PhysAddr) -> Words) {
+        match place {
+            Place::Nowhere => self.clear(),
+            Place::Memory(pa) => {
+                let found = words(pa);
+                if !self.contents.see(|words| *words == found) {
+                    assert_eq!(found, NOTHING, "page {at:#x}, not {:x?}", self.contents);
+                    self.clear();
+                }
+            }
+            Place::Swap(_) => {}
+        }
+        (self.presence, self.recorded) = (Presence::Unknown, Attrs::empty());
     }
 
     /// What is in it is forgotten.
     pub fn clear(&mut self) {
-        (self.words, self.recorded) = ([0; SLOTS.len()], Attrs::empty());
+        (self.contents, self.recorded) = (Contents::NOTHING, Attrs::empty());
     }
 }
 
@@ -97,7 +102,7 @@ impl Model {
 
     /// Map new pages, in place of what is there.
     pub fn map(&mut self, range: Range<u64>, kind: Kind, presence: Presence) {
-        let page = Page { kind, words: [0; SLOTS.len()], presence, recorded: Attrs::empty() };
+        let page = Page { kind, contents: Contents::NOTHING, presence, recorded: Attrs::empty() };
         self.pages.extend(range.map(|at| (at, page)));
     }
 
@@ -134,6 +139,17 @@ impl Model {
     pub fn record(&mut self, at: u64, write: bool) {
         if let Some(page) = self.get_mut(at).filter(|page| page.presence == Presence::Own) {
             page.recorded |= if write { Attrs::HARDWARE } else { Attrs::ACCESSED };
+        }
+    }
+
+    /// What these pages hold may go as long as nobody writes to it, and what was swapped out is gone.
+    pub fn free(&mut self, range: Range<u64>) {
+        for (_, page) in self.iter_mut(range).filter(|(_, page)| page.presence != Presence::Guard) {
+            page.contents.let_go();
+            page.recorded = Attrs::empty();
+            if page.presence == Presence::Away {
+                page.presence = Presence::Unknown;
+            }
         }
     }
 

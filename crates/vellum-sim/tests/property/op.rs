@@ -74,6 +74,11 @@ pub enum Op {
     Resident(Span),
     /// What hardware has recorded is asked for and forgotten: this of it.
     Recorded(Span, Attrs),
+    /// So many pages (of 4 KiB) are reclaimed, from all groups or the space's.
+    Reclaim {
+        all: bool,
+        pages: u64,
+    },
     /// Swap devices are emptied of the space, one after the other.
     SwapOff,
     /// All questions about the whole space.
@@ -115,6 +120,10 @@ pub struct Choice {
     pub whole: Vec<bool>,
     /// Whether the sizes of folios change meanwhile.
     pub policy: bool,
+    /// Whether memory is freed lazily.
+    pub frees: bool,
+    /// Whether it is reclaimed.
+    pub reclaims: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -132,6 +141,8 @@ enum Form {
     Forget,
     Advice,
     PageOut,
+    Free,
+    Reclaim,
     SwapOff,
     Load,
     Store,
@@ -146,7 +157,7 @@ enum Form {
     Policy,
 }
 
-const FORMS: [(u64, Form); 25] = [
+const FORMS: [(u64, Form); 27] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
@@ -160,6 +171,8 @@ const FORMS: [(u64, Form); 25] = [
     (60, Form::Forget),
     (30, Form::Advice),
     (40, Form::PageOut),
+    (40, Form::Free),
+    (12, Form::Reclaim),
     (2, Form::SwapOff),
     (230, Form::Load),
     (260, Form::Store),
@@ -239,7 +252,12 @@ impl Choice {
             Form::Forget if dice.percent(10) => Op::Advise(span(dice), Advise::DontNeedLocked),
             Form::Forget => Op::Advise(span(dice), Advise::DontNeed),
             Form::Advice => Op::Advise(span(dice), dice.weighted(&ADVICE)),
-            Form::PageOut => Op::Advise(span(dice), Advise::PageOut),
+            Form::Free if self.frees => Op::Advise(span(dice), Advise::Free),
+            Form::Reclaim if self.reclaims => {
+                let most = dice.weighted(&[(40, 16), (30, 300), (30, 5000)]);
+                Op::Reclaim { all: dice.percent(50), pages: 1 + dice.below(most) }
+            }
+            Form::PageOut | Form::Free | Form::Reclaim => Op::Advise(span(dice), Advise::PageOut),
             Form::SwapOff => Op::SwapOff,
             Form::Load => Op::Load(spot(dice), slot(dice)),
             // Never 0: that would look like a page that nobody wrote to.

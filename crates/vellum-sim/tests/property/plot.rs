@@ -4,16 +4,23 @@
 use std::ops::Range;
 
 use vellum::Machine;
+use vellum::arch::Attrs;
+use vellum::frame::Family;
 use vellum::frame::policy::Advice;
+use vellum::group::GroupId;
+use vellum::reclaim::{Spaces, reclaim};
 use vellum::space::Access;
+use vellum::vma::AreaFlags;
 use vellum_sim::Program;
 
+use super::contents::{NOTHING, Words};
 use super::expect::{self, Bounds};
 use super::host::Host;
-use super::model::{Model, Page, SLOTS};
+use super::model::{Model, Page};
 use super::op::{Op, Span, Spot, Window};
 use super::presence::{Presence, Rules};
 use super::swap::Glass;
+use super::threads::Leaky;
 use super::walk::{self, Space};
 
 /// What an actor has of a space.
@@ -40,6 +47,27 @@ pub struct Scene<'s, 'm, H: Host> {
     /// Whether swap devices may fail to read.
     pub unreadable: bool,
     pub glass: Glass,
+    /// Whether anybody reclaims memory.
+    pub reclaims: bool,
+    /// The spaces that all actors have, and the one that this is a child of.
+    pub shared: &'s [Leaky<Space<'m, H>>],
+    pub parent: Option<&'s Space<'m, H>>,
+}
+
+/// The spaces that reclaim may go through.
+struct Shown<'a, 's, 'm, H: Host>(&'a Scene<'s, 'm, H>);
+
+impl<'m, H: Host> Spaces<'m, H, H::Arch> for Shown<'_, '_, 'm, H> {
+    fn each(&self, family: Family, visit: &mut dyn FnMut(&Space<'m, H>)) {
+        let on = self.0;
+        let mut shown = Vec::new();
+        for space in on.shared.iter().map(|space| &**space).chain(on.parent).chain([on.space]) {
+            if space.family() == family && !shown.contains(&space.id()) {
+                shown.push(space.id());
+                visit(space);
+            }
+        }
+    }
 }
 
 impl<H: Host> Scene<'_, '_, H> {
@@ -62,13 +90,37 @@ impl<H: Host> Scene<'_, '_, H> {
 
     /// Whether what is in this page may be out of reach for now.
     pub fn may_be_lost(&self, page: Option<&Page>) -> bool {
-        self.unreadable && page.is_some_and(|page| matches!(page.presence, Presence::Away | Presence::Unknown))
+        let away = |page: &Page| matches!(page.presence, Presence::Away | Presence::Unknown) || self.may_be_away(page);
+        self.unreadable && page.is_some_and(away)
+    }
+
+    /// Whether what was in memory when the space last had to do with it may have been reclaimed since.
+    pub fn may_be_away(&self, page: &Page) -> bool {
+        self.reclaims && !page.kind.flags.contains(AreaFlags::LOCKED)
+    }
+
+    /// It was forgotten, or not: find out which, or else take it for either.
+    pub fn look_again(&self, at: u64, page: &mut Page) {
+        match self.reclaims {
+            true => {
+                page.contents.or_nothing();
+                (page.presence, page.recorded) = (Presence::Unknown, Attrs::empty());
+            }
+            false => page.look_again(at, walk::find(self.host, self.space, at), |at| walk::words(self.host, at)),
+        }
+    }
+
+    /// Memory is reclaimed, from a group or from all.
+    fn reclaim(&self, all: bool, pages: u64) {
+        let group = if all { GroupId::ROOT } else { self.space.group() };
+        let freed = reclaim::<H, H::Arch>(self.machine, &Shown(self), group, pages);
+        assert!(freed.is_ok(), "{freed:?}");
     }
 
     /// What a page holds, and whether it is swapped out. None: nobody can tell, because the device fails.
-    pub fn words(&self, page: u64) -> Option<([u64; SLOTS.len()], bool)> {
+    pub fn words(&self, page: u64) -> Option<(Words, bool)> {
         match walk::find(self.host, self.space, page) {
-            walk::Place::Nowhere => Some(([0; SLOTS.len()], false)),
+            walk::Place::Nowhere => Some((NOTHING, false)),
             walk::Place::Memory(at) => Some((walk::words(self.host, at), false)),
             walk::Place::Swap(slots) => match self.glass.words(self.host, self.machine, slots) {
                 Ok(words) => Some((words, true)),
@@ -101,6 +153,7 @@ impl Plot {
             Op::Resident(span) => self.on_pages(span, |plot, pages| plot.check(on, &pages)),
             Op::Recorded(span, what) => self.on_pages(span, |plot, pages| plot.recorded(on, pages, what)),
             Op::SwapOff => self.swap_off(on),
+            Op::Reclaim { all, pages } => on.reclaim(all, pages),
             Op::Query => self.query(on),
             Op::Policy(0, knob) => on.machine.policy().set_global(knob),
             Op::Policy(order, knob) => on.machine.policy().set(order, knob),

@@ -7,8 +7,8 @@
 //! * A write where zeros are mapped takes away all zeros of the largest block that policy allows in the area, empty or not,
 //!   and goes on as if the page had never been touched.
 //!
-//! That is exact where nobody else has faults in the same area and memory does not run out. Elsewhere a page is sure to be
-//! resident once it was written, until it is unmapped or forgotten, or swapped out; of others nothing is known.
+//! That is exact where nobody else has faults in the same area, memory does not run out, and none is reclaimed. Elsewhere a page is
+//! sure to be resident once it was written, until it is unmapped or forgotten, or swapped out; of others nothing is known.
 
 use std::ops::Range;
 
@@ -93,9 +93,15 @@ impl Model {
         }
         match presence {
             Presence::Own | Presence::Away | Presence::Guard => return,
-            Presence::Zeros | Presence::Unknown if !write => return,
+            Presence::Unknown => {
+                let sizes = sizes(if write { rules.folios(kind.advice) } else { rules.blocks(kind.advice) });
+                let largest = { sizes }.map(|order| block(page, order)).find(|b| self.in_one_area(b.clone()));
+                self.blur(largest.unwrap_or(page..page + 1));
+                return self.set(page..page + 1, if write { Presence::Own } else { Presence::Unknown });
+            }
+            Presence::Zeros if !write => return,
             Presence::Absent => {}
-            Presence::Zeros | Presence::Unknown => {
+            Presence::Zeros => {
                 let all = sizes(rules.folios(kind.advice)).map(|order| block(page, order));
                 let largest = { all }.find(|b| self.in_one_area(b.clone()));
                 for (_, near) in self.iter_mut(largest.unwrap_or(page..page + 1)) {
@@ -148,7 +154,9 @@ impl Model {
     pub fn page_out(&mut self, pages: Range<u64>) {
         for (_, page) in self.iter_mut(pages) {
             if page.presence == Presence::Own {
-                (page.presence, page.recorded) = (Presence::Away, Attrs::empty());
+                let stays = !page.contents.may_go();
+                page.presence = if stays { Presence::Away } else { Presence::Unknown };
+                page.recorded = Attrs::empty();
             }
         }
     }

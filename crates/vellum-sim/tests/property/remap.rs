@@ -68,6 +68,7 @@ impl Plot {
             let has = |(_, page): &(u64, Page)| match page.presence {
                 Presence::Absent => Some(false),
                 Presence::Unknown => None,
+                Presence::Own | Presence::Away if page.contents.may_go() => None,
                 Presence::Zeros | Presence::Own | Presence::Away | Presence::Guard => Some(true),
             };
             let (mut new, mut kept) = (true, true);

@@ -107,6 +107,8 @@ pub struct Setup<A> {
     pub swap: Vec<swap::Plan>,
     /// How many of their writes and reads fail, in a hundred.
     pub broken: (u8, u8),
+    /// Whether memory is reclaimed.
+    pub reclaims: bool,
     /// By actor.
     pub choices: Vec<Choice>,
 }
@@ -143,11 +145,12 @@ impl<A: Family> Setup<A> {
         let limits = limits(dice, alone, plan.pages, &plots, arch.page_shift());
         let knobs = knobs(dice, plan.largest);
         let policy = alone && dice.percent(25);
+        let (frees, reclaims) = (dice.percent(50), dice.percent(50));
         let own = |n: usize| (0..n).map(|plot| plot >= spaces.len()).collect();
         let whole = |own: &Vec<bool>| own.iter().map(|own| alone || *own).collect();
         let choices = plots.into_iter().map(|plots| {
             let own: Vec<bool> = own(plots.len());
-            Choice { whole: whole(&own), own, plots, policy }
+            Choice { whole: whole(&own), own, plots, policy, frees, reclaims }
         });
         let choices = choices.collect();
         let swap = devices(dice, arch.page_order());
@@ -176,6 +179,7 @@ impl<A: Family> Setup<A> {
             cap: dice.weighted(&[(80, usize::MAX), (8, 1), (6, 3), (6, 16)]),
             swap,
             broken,
+            reclaims,
             choices,
         }
     }

@@ -121,7 +121,8 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
                 windows: windows.clone(),
                 bounds: self.bounds(alone),
                 elsewhere: Vec::new(),
-                exact: self.setup.small() || alone && !self.setup.tight && self.setup.broken.1 == 0,
+                exact: !self.setup.reclaims
+                    && (self.setup.small() || alone && !self.setup.tight && self.setup.broken.1 == 0),
             }
         });
         let own = self.setup.private.then(|| self.new_space(self.own_group(actor))).flatten();
@@ -234,6 +235,9 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
             tight: self.setup.tight,
             unreadable: self.setup.broken.1 > 0,
             glass: self.glasses[actor],
+            reclaims: self.setup.reclaims,
+            shared: &self.spaces,
+            parent: None,
         }
     }
 

@@ -12,7 +12,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// freed before what is answered is dropped, and counts as had by somebody else until then.
     ///
     /// What is written to it is what the space finds there, and a child that it has meanwhile does not, until the space unmaps
-    /// or forgets the page.
+    /// or forgets the page. It counts as written from now on.
     ///
     /// # Errors
     /// See [`FaultError`].
@@ -35,6 +35,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     let pfn = arch.leaf_pfn(raw, table.level).add(inside as u32);
                     // SAFETY: a page of the space's size, which the entry refers to, under the lock of its table.
                     page = Some(unsafe { ObjectPage::get(self.tables.machine, pfn, arch.page_shift()) });
+                    if access == Access::Write && !arch.attrs(raw, table.level).contains(Attrs::HARDWARE) {
+                        // What is written past the entry hardware will not record, and clean memory may go.
+                        table.record(addr, Attrs::HARDWARE);
+                    }
                 }
                 table.release();
                 if let Some(page) = page {

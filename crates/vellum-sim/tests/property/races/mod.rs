@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `areas` | areas and folios that two change |
 //! | `fork` | a parent that goes on while it has a child |
+//! | `lazy` | memory that was freed lazily and is reclaimed meanwhile |
 //! | `reclaim` | what a family has together goes meanwhile |
 //! | `remap` | memory that moves while others use it |
 //! | `seen` | what a third CPU sees through its TLB |
@@ -12,6 +13,7 @@
 
 mod areas;
 mod fork;
+mod lazy;
 mod reclaim;
 mod remap;
 mod seen;
