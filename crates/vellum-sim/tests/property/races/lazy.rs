@@ -165,23 +165,27 @@ fn reading_what_was_freed() {
 /// Somebody frees while another writes: what was written after that stays, but who comes first nobody knows.
 #[test]
 fn freeing_what_is_written() {
-    at_once(Scene::frees, stores, |on| {
-        for page in 0..PAGES {
-            let found = on.load(on.space, at(page));
-            assert!(found == Ok(0) || found == Ok(300 + page), "page {page}: {found:?}");
-        }
-    });
+    at_once(
+        |on| on.frees(),
+        stores,
+        |on| {
+            for page in 0..PAGES {
+                let found = on.load(on.space, at(page));
+                assert!(found == Ok(0) || found == Ok(300 + page), "page {page}: {found:?}");
+            }
+        },
+    );
 }
 
 /// It is freed once more while it goes.
 #[test]
 fn freeing_what_goes() {
-    meanwhile(Scene::frees, |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
+    meanwhile(|on| on.frees(), |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
 }
 
 #[test]
 fn two_reclaim_what_was_freed() {
-    meanwhile(Scene::reclaims, |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
+    meanwhile(|on| on.reclaims(), |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
 }
 
 /// Parent and child each have what was there, or nothing, and neither sees what the other writes.

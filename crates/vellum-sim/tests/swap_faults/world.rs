@@ -1,0 +1,201 @@
+//! What a scenario is about: a machine, a family of spaces, and a model of plain maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vellum::addr::VirtRange;
+use vellum::arch::Kind;
+use vellum::group::GroupId;
+use vellum::reclaim::reclaim;
+use vellum::space::{Advise, FaultError, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Cpu, Disk, Fault, Silicon, Strict};
+
+const BASE: u64 = 0x20_0000_0000;
+pub const RW: Prot = Prot::READ.union(Prot::WRITE);
+
+/// A space, and what programs have in its pages; pages that are not mapped are not there.
+pub struct Member<'m, A: Silicon> {
+    pub space: AddressSpace<'m, Strict<A>, A>,
+    pub pages: BTreeMap<u64, u64>,
+    /// Those that were freed lazily, and not written since: they may hold nothing.
+    pub free: BTreeSet<u64>,
+}
+
+impl<A: Silicon> Member<'_, A> {
+    pub fn could_hold(&self, page: u64, found: u64) -> bool {
+        self.pages.get(&page) == Some(&found) || found == 0 && self.free.contains(&page)
+    }
+}
+
+/// A machine with two disks, of which the second is the larger one and used last, and a family of spaces.
+pub struct World<'m, A: Silicon> {
+    pub sim: &'m Strict<A>,
+    pub cpu: &'m Cpu<'m, Strict<A>>,
+    pub machine: &'m Machine<'m, Strict<A>>,
+    pub disks: [&'m Disk; 2],
+    pub family: Vec<Member<'m, A>>,
+    /// In a block that scenarios are about, two of which are mapped.
+    pub pages: u64,
+    pub group: GroupId,
+}
+
+impl<A: Silicon> World<'_, A> {
+    pub fn at(&self, page: u64) -> u64 {
+        BASE + page * self.page()
+    }
+
+    pub fn page(&self) -> u64 {
+        1 << self.family[0].space.arch().page_shift()
+    }
+
+    pub fn all(&self) -> VirtRange {
+        VirtRange { start: BASE, end: self.at(8 * self.pages) }
+    }
+
+    pub fn map(&mut self, who: usize, page: u64, pages: u64) {
+        let request = MapRequest { addr: self.at(page), len: pages * self.page(), prot: RW, flags: MapFlags::FIXED };
+        if self.family[who].space.map(request).is_ok() {
+            self.family[who].pages.extend((page..page + pages).map(|page| (page, 0)));
+        }
+    }
+
+    pub fn store(&mut self, who: usize, page: u64, value: u64) {
+        let va = self.at(page);
+        let stored = self.cpu.enter(&self.family[who].space).store_u64(va, value);
+        match stored {
+            Ok(()) => {
+                self.family[who].pages.insert(page, value);
+                self.family[who].free.remove(&page);
+            }
+            Err(error) => self.excuses(page, error),
+        }
+    }
+
+    pub fn load(&self, who: usize, page: u64) {
+        match self.cpu.enter(&self.family[who].space).load_u64(self.at(page)) {
+            Ok(found) => assert!(self.family[who].could_hold(page, found), "page {page} of {who} holds {found}"),
+            Err(error) => self.excuses(page, error),
+        }
+    }
+
+    /// What may be refused a program whose memory was swapped out.
+    pub fn excuses(&self, page: u64, error: Fault<FaultError>) {
+        match error {
+            Fault::Handler(FaultError::OutOfMemory | FaultError::OverLimit(_)) => {}
+            Fault::Handler(FaultError::Poisoned(va)) => {
+                assert_eq!((va - BASE) / self.page(), page, "another page is lost")
+            }
+            error => panic!("page {page}: {error:?}"),
+        }
+    }
+
+    pub fn write_all(&mut self, who: usize, value: u64) {
+        let pages: Vec<u64> = self.family[who].pages.keys().copied().collect();
+        pages.into_iter().for_each(|page| self.store(who, page, value + page));
+    }
+
+    pub fn read_all(&self, who: usize) {
+        self.family[who].pages.keys().for_each(|page| self.load(who, *page));
+    }
+
+    pub fn advise(&self, who: usize, page: u64, pages: u64, advise: Advise) -> bool {
+        self.family[who].space.advise(self.at(page), pages * self.page(), advise).is_ok()
+    }
+
+    pub fn out(&self, who: usize) {
+        assert!(self.advise(who, 0, 2 * self.pages, Advise::PageOut), "pages that can't go stay");
+    }
+
+    /// All of the block is freed lazily.
+    pub fn free(&mut self, who: usize) {
+        assert!(self.advise(who, 0, 2 * self.pages, Advise::Free), "it needs nothing");
+        let all = self.family[who].pages.keys().copied().collect();
+        self.family[who].free = all;
+    }
+
+    /// The family gives what it can.
+    pub fn reclaim(&self) {
+        let spaces: Vec<_> = self.family.iter().map(|member| &member.space).collect();
+        reclaim::<_, A>(self.machine, &spaces[..], self.group, u64::MAX).unwrap();
+    }
+
+    /// Every third page is written, once or until it can be.
+    pub fn write_some(&mut self, who: usize, value: u64) {
+        (0..2 * self.pages).step_by(3).for_each(|page| self.store(who, page, value + page));
+    }
+
+    pub fn fork(&mut self, who: usize) {
+        let Ok(space) = self.family[who].space.fork() else { return };
+        let Member { pages, free, .. } = &self.family[who];
+        let (pages, free) = (pages.clone(), free.clone());
+        self.family.push(Member { space, pages, free });
+    }
+
+    /// The last of the family ends.
+    pub fn ends(&mut self) {
+        if self.family.len() > 1 {
+            self.family.pop();
+        }
+    }
+
+    pub fn swap_off(&self, who: usize) {
+        for device in 0..2 {
+            self.machine.swaps().close(self.sim, device).unwrap();
+            let back = self.family[who].space.swap_off(device);
+            let may = matches!(
+                back,
+                Ok(()) | Err(FaultError::OutOfMemory | FaultError::Poisoned(_) | FaultError::OverLimit(_))
+            );
+            assert!(may, "{back:?}");
+            if back.is_ok() {
+                let on_it = |slots: &BTreeMap<(u8, u64), u32>| slots.keys().filter(|slot| slot.0 == device).count();
+                assert_eq!(on_it(&self.slots(who)), 0, "some are left on device {device}");
+            }
+            self.machine.swaps().open(self.sim, device).unwrap();
+        }
+    }
+
+    /// The slots that entries of a space name, by device.
+    pub fn slots(&self, who: usize) -> BTreeMap<(u8, u64), u32> {
+        let (space, mut slots) = (&self.family[who].space, BTreeMap::new());
+        let arch = space.arch();
+        space.runs(self.all(), |run| {
+            if run.kind == Kind::Swap {
+                let swapped = arch.swapped(run.raw);
+                let count = run.range(arch).len() >> arch.page_shift();
+                (0..count).for_each(|n| *slots.entry((swapped.device, swapped.slot + n)).or_default() += 1);
+            }
+        });
+        slots
+    }
+
+    /// Slots are in use as entries say; programs find what the model says, and so again after all was brought back.
+    pub fn check(&self) {
+        let order = self.family[0].space.arch().page_order();
+        let mut named: BTreeMap<(u8, u64), u32> = BTreeMap::new();
+        for who in 0..self.family.len() {
+            let slots = self.slots(who);
+            let frames = (slots.len() as u64) << order << 12;
+            assert_eq!(self.family[who].space.stats().swap, frames, "swapped bytes of {who}");
+            slots.into_iter().for_each(|(slot, entries)| *named.entry(slot).or_default() += entries);
+        }
+        for (device, disk) in (0..).zip(self.disks) {
+            let used = self.machine.swaps().usage(self.sim, device).unwrap().used as usize;
+            let on_it = named.keys().filter(|slot| slot.0 == device).count() << order;
+            assert_eq!((used, disk.used()), (on_it, on_it), "slots of device {device} in use, and with contents");
+        }
+        for ((device, slot), entries) in named {
+            // SAFETY: an entry has one.
+            let found = unsafe { self.machine.swaps().references(self.sim, device, (slot << order) as u32) };
+            assert_eq!(u32::from(found), entries, "references to slot {slot} of device {device}");
+        }
+        (0..self.family.len()).for_each(|who| {
+            let program = self.cpu.enter(&self.family[who].space);
+            for page in self.family[who].pages.keys() {
+                let found = program.load_u64(self.at(*page)).unwrap();
+                assert!(self.family[who].could_hold(*page, found), "page {page} of {who} holds {found}");
+            }
+        });
+    }
+}
