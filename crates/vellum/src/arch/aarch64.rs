@@ -205,10 +205,10 @@ const fn dirty_bits(writable: bool, dirty: bool) -> u64 {
     }
 }
 
-/// Whether a leaf is dirty.
+/// Whether a leaf is dirty: all that are clean say so in the same way.
 #[inline]
 const fn is_dirty(raw: u64) -> bool {
-    if raw & WRITE != 0 { raw & READ_ONLY == 0 } else { raw & DIRTY_NOT_WRITABLE != 0 }
+    raw & (READ_ONLY | DIRTY_NOT_WRITABLE) != READ_ONLY
 }
 
 impl Arch for Aarch64 {
@@ -342,6 +342,18 @@ impl Arch for Aarch64 {
     #[inline]
     fn table_addr(&self, raw: u64) -> PhysAddr {
         self.unpack(raw)
+    }
+
+    #[inline]
+    fn forget(&self, raw: u64, what: Attrs, _level: u8) -> u64 {
+        let mut raw = raw;
+        if what.contains(Attrs::ACCESSED) {
+            raw &= !ACCESSED;
+        }
+        if what.contains(Attrs::DIRTY) {
+            raw = raw & !DIRTY_NOT_WRITABLE | READ_ONLY;
+        }
+        raw
     }
 
     #[inline]

@@ -216,6 +216,12 @@ pub trait Arch: Copy + Send + Sync + 'static {
         new & !Self::HARDWARE | old & Self::HARDWARE
     }
 
+    /// A leaf without some of what hardware has recorded in it.
+    #[inline]
+    fn forget(&self, raw: u64, what: Attrs, level: u8) -> u64 {
+        self.leaf(self.leaf_addr(raw, level), self.attrs(raw, level) - what, level) | raw & Self::JOINED
+    }
+
     /// Whether hardware has nothing left to write in this leaf: whatever it may set is set already, or it can't reach the
     /// entry. Such an entry may be changed by a plain store.
     fn hardware_idle(&self, raw: u64) -> bool;

@@ -372,10 +372,13 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             return self.write_joined(index, n, arch.carry(new, run.raw), None);
         }
         let (block, step) = (1usize << arch.block_bits(self.level), arch.step(new, self.level));
-        for at in 0..n {
-            let first = arch.join(new.wrapping_add(step.wrapping_mul((at & !(block - 1)) as u64)));
-            let into = (at & (block - 1)) as u64;
-            self.change(index + at, first.wrapping_add(arch.joined_step(new, self.level).wrapping_mul(into)));
+        let joined_step = arch.joined_step(new, self.level);
+        for at in (0..n).step_by(block) {
+            let mut next = arch.join(new.wrapping_add(step.wrapping_mul(at as u64)));
+            for i in index + at..index + at + block {
+                self.change(i, next);
+                next = next.wrapping_add(joined_step);
+            }
         }
     }
 

@@ -429,12 +429,15 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 
     /// Hardware may still set a bit in this entry: exchange until it didn't. What the last was that it made of it.
-    #[cold]
+    #[inline]
     fn change_contended(&self, index: usize, new: impl Fn(u64) -> u64) -> u64 {
         let entry = self.entry(index);
         let mut old = entry.load(Relaxed);
         loop {
             let next = new(old);
+            if next == old {
+                return old;
+            }
             trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, next));
             match entry.compare_exchange(old, next, Release, Relaxed) {
                 Ok(_) => return old,
@@ -460,15 +463,15 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.part_at(at);
         self.part_at(end);
         let arch = &self.tables.arch;
-        let all = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
-        let none =
-            arch.leaf(arch.leaf_addr(run.raw, self.level), (run.attrs(arch) | Attrs::HARDWARE) - what, self.level);
-        let bits = Bits::between::<A>(all, none);
+        let recorded = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
+        let bits = Bits::between::<A>(recorded, arch.forget(recorded, what, self.level));
         let forget = |index| match bits {
             // What hardware sets after this look is set after it was forgotten.
             Some(bits) if self.entry(index).load(Relaxed) & bits.clear == 0 => Attrs::empty(),
             Some(bits) => arch.attrs(self.change_bits(index, self.entry(index), bits), self.level) & what,
-            None => self.amend(index, |attrs| attrs - what) & what,
+            None => {
+                arch.attrs(self.change_contended(index, |old| arch.forget(old, what, self.level)), self.level) & what
+            }
         };
         while at < end {
             let block = self.block(self.entry(at).load(Relaxed));
