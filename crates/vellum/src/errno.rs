@@ -6,6 +6,7 @@
 #[allow(missing_docs)]
 pub enum Errno {
     EPERM = 1,
+    ENOENT = 2,
     EAGAIN = 11,
     ENOMEM = 12,
     EACCES = 13,

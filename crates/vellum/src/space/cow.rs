@@ -66,18 +66,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A huge mapping that can't be copied in one piece becomes a table of pages.
-    fn unshare_part(&self, addr: u64, huge: VirtRange) -> Result<Outcome, FaultError> {
+    pub(super) fn unshare_part(&self, addr: u64, huge: VirtRange) -> Result<Outcome, FaultError> {
         let page = 1 << self.page_shift();
         let inside = align_down(addr, self.page_shift());
         self.tables.split_at(if inside == huge.start { inside + page } else { inside })?;
         Ok(Outcome::Again)
     }
 
-    /// Whether entries are mapped, but not as the space's own.
+    /// Whether entries are mapped, but not as the space's own, and nobody watches for a write to them.
     fn is_shared(&self, run: &Run) -> bool {
         let arch = &self.tables.arch;
         run.kind == Kind::Leaf
-            && !run.attrs(arch).contains(Attrs::EXCLUSIVE)
+            && !run.attrs(arch).intersects(Attrs::EXCLUSIVE | Attrs::WATCHED)
             && !self.tables.machine.zeros_folio().contains(run.pfn(arch))
     }
 

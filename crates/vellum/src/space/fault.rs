@@ -10,8 +10,8 @@ use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::table::{Found, NotMapped, Run};
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
-use super::AddressSpace;
 use super::stack::Growth;
+use super::{AddressSpace, Watched};
 
 /// What user mode tried to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub enum FaultError {
     OutOfMemory,
     /// This group may have no more.
     OverLimit(GroupId),
+    /// Somebody watches for this: when he has dealt with it, the access may be tried again.
+    Watched(Watched),
 }
 
 impl FaultError {
@@ -60,6 +62,7 @@ impl core::fmt::Display for FaultError {
             FaultError::Poisoned(addr) => write!(f, "the contents of {addr:#x} were lost"),
             FaultError::OutOfMemory => OutOfMemory.fmt(f),
             FaultError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+            FaultError::Watched(watched) => write!(f, "{:#x} is watched", watched.page),
         }
     }
 }
@@ -149,12 +152,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         };
         let (raw, level, order) = self.tables.room(addr, area.range, wanted);
         match self.tables.arch.kind(raw, level) {
+            Kind::None if area.flags.contains(AreaFlags::MISSING) => self.tell_missing(area, addr, access),
             Kind::None if !area.backing.is_anonymous() => self.map_object_page(area, addr, access, order),
             Kind::None if access == Access::Write => self.map_new(area, addr, order, orders),
             Kind::None => self.map_zeros(area, addr, order),
             Kind::Leaf => self.touch_mapped(area, addr, access, raw, level),
             Kind::Marker => match self.tables.arch.marked(raw) {
                 Some(Marker::Guard) => Err(FaultError::Denied(addr)),
+                Some(Marker::Watched) => self.touch_marker(area, addr, access),
                 _ => Err(FaultError::Poisoned(addr)),
             },
             Kind::Swap => self.swap_in(area, addr, orders),
@@ -201,7 +206,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// How a folio of this order is mapped: the level of its leaves, and how many.
-    fn shape(&self, order: u8) -> (u8, usize) {
+    pub(super) fn shape(&self, order: u8) -> (u8, usize) {
         let arch = &self.tables.arch;
         let level = if order as u32 + FRAME_SHIFT >= arch.level_shift(2) { 2 } else { 1 };
         (level, 1 << (order as u32 + FRAME_SHIFT - arch.level_shift(level)))
@@ -291,29 +296,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Which blocks a read may fill with zeros where faults may use these orders: any up to the largest, because the folio of
-    /// zeros serves for each, and a piece that is missing should not cost a fault for each of its pages.
-    fn zeros_orders(&self, orders: u32) -> u32 {
-        let largest = orders.checked_ilog2().map(|top| top.min(self.tables.machine.zeros_folio().order as u32));
-        largest.map_or(0, |top| (2 << top) - 1)
-    }
-
-    /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
-    fn map_zeros(&self, area: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
-        let arch = &self.tables.arch;
-        let zeros = self.tables.machine.zeros_folio();
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        let (level, entries) = self.shape(order);
-        let offset = (start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
-        let attrs = (area.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED;
-        let raw = arch.leaf(zeros.pfn.add(offset).addr(), attrs, level);
-        match self.tables.map_run(&Run::new(start, level, Kind::Leaf, raw, entries)) {
-            Ok(()) => Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) })),
-            Err(NotMapped::Occupied) => Ok(Outcome::Again),
-            Err(NotMapped::OutOfMemory) => Err(FaultError::OutOfMemory),
-        }
-    }
-
     /// Something is mapped: perhaps another CPU was quicker, perhaps it is zeros that are to be written, perhaps the area
     /// allows more than the entry says.
     fn touch_mapped(&self, area: &Vma, addr: u64, access: Access, raw: u64, level: u8) -> Result<Outcome, FaultError> {
@@ -333,7 +315,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.record_access(addr, page, access, attrs);
             return Ok(Outcome::Mapped(page));
         }
+        if access == Access::Write && attrs.contains(Attrs::WATCHED) {
+            return self.touch_watched(area, addr, page);
+        }
         if access == Access::Write && self.tables.machine.zeros_folio().contains(arch.leaf_pfn(raw, level)) {
+            if area.flags.contains(AreaFlags::MISSING) {
+                return self.replace_zeros(area, addr, page);
+            }
             self.unmap_zeros(area, page);
             return Ok(Outcome::Again);
         }
@@ -381,48 +369,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if access == Access::Write {
             // A TLB may hold the clean entry, which on AArch64 does not allow writing.
             self.gather(page).note(page, arch.page_shift());
-        }
-    }
-
-    /// Memory that was only read is to be written: away with the zeros, so that the fault finds a hole for a folio of its
-    /// own. Of the area's zeros around the page as much goes as one large folio could take.
-    ///
-    /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes to it must not be
-    /// contradicted by zeros in some CPU's TLB.
-    fn unmap_zeros(&self, area: &Vma, page: VirtRange) {
-        let arch = &self.tables.arch;
-        let zeros = self.tables.machine.zeros_folio();
-        let orders = self.tables.machine.policy().orders(area.advice);
-        let mut blocks = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block);
-        let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
-        let mut gather = self.gather(block);
-        let mut at = block.start;
-        while at < block.end {
-            let table = match self.tables.find(at, block.end) {
-                Found::Hole(end) => {
-                    at = end;
-                    continue;
-                }
-                Found::Table(table) => table,
-            };
-            let end = block.end.min(table.end());
-            let mut stale: Option<VirtRange> = None;
-            while at < end
-                && let Some(run) = table.run(at, end)
-            {
-                if run.kind == Kind::Leaf
-                    && zeros.contains(run.pfn(arch))
-                    && let Some(removed) = table.take(at, end)
-                {
-                    let range = removed.uncounted();
-                    stale = Some(VirtRange { start: stale.map_or(range.start, |s| s.start), end: range.end });
-                }
-                at = run.range(arch).end;
-            }
-            if let Some(range) = stale {
-                self.tables.tlb.invalidate(&[range], table.shift(), false);
-            }
-            table.unlock(&mut gather);
         }
     }
 }

@@ -17,7 +17,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::arch::{Arch, Attrs, Kind, Marker, Swapped};
 use crate::cache;
 use crate::errno::Errno;
 use crate::frame::{Frame, OutOfMemory, flag};
@@ -84,7 +84,7 @@ impl Batch {
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A child with the same limits, charged to the same group; memory that both have stays charged where it was. Areas that
-    /// are not to be had by a child are missing, and none is locked. Of object memory only private copies are mapped; the rest
+    /// are not to be had by a child are missing, and none is locked or watched. Of object memory only private copies are mapped; the rest
     /// the child faults in.
     ///
     /// Nothing else changes this space meanwhile, and its faults wait.
@@ -189,7 +189,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     }
                     match self.share_run(table, &mut run, gather) {
                         Shared::Both => {
-                            let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE;
+                            let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::WATCHED;
                             batch.push(Run {
                                 raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level),
                                 ..run
@@ -205,7 +205,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     // SAFETY: the entries have references, and the table is locked.
                     unsafe { self.tables.machine.swaps().duplicate(self.tables.platform(), self.slots_of(&run)) }
                         .map_err(|_| OutOfMemory)?;
-                    batch.push(run);
+                    let swapped = arch.swapped(run.raw);
+                    let raw = arch.swap(Swapped { attrs: swapped.attrs - Attrs::WATCHED, ..swapped });
+                    batch.push(Run { raw, ..run });
                 }
                 Kind::None | Kind::Table | Kind::Busy => {}
             }
@@ -215,7 +217,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Of a run, keep the first entries of whose folios the same is to be said; what that is.
-    fn cut(&self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
+    pub(super) fn cut(&self, run: &mut Run, say: impl Fn(&Frame) -> bool) -> bool {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         let first = run.pfn(arch);
@@ -367,7 +369,8 @@ impl Areas {
         let areas = child.areas.get_mut();
         areas.reserve(machine, self.tree.len())?;
         for area in self.tree.iter_from(0).filter(|v| !v.flags.contains(AreaFlags::DONTFORK)) {
-            let area = Vma { flags: area.flags - AreaFlags::LOCKS, ..*area };
+            let flags = area.flags - AreaFlags::LOCKS - AreaFlags::WATCHES;
+            let area = Vma { flags, watcher: None, ..*area };
             let inserted = areas.tree.insert(area);
             debug_assert!(inserted.is_ok(), "an area was added without being reserved");
             cache::hold(machine, &area.backing);

@@ -365,5 +365,5 @@ fn new_area(range: VirtRange, request: &Request, future: AreaFlags) -> Vma {
     flags |= future;
     flags.set(AreaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
     let backing = request.source.at(range.start);
-    Vma { range, prot: request.prot, flags, advice: Advice::None, backing, state: State::Live }
+    Vma { range, prot: request.prot, flags, watcher: None, advice: Advice::None, backing, state: State::Live }
 }

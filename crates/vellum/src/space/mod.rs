@@ -18,6 +18,7 @@
 //! | `areas` | the areas and what limits them: split, merge, count |
 //! | `map` | new areas |
 //! | `fault` | a page is touched |
+//! | `zeros` | pages that were only read |
 //! | `fork` | a child |
 //! | `cow` | what parent and child both have is written |
 //! | `guard` | pages that may not be touched |
@@ -40,6 +41,9 @@
 //! | `protect` | areas change what may be done with them |
 //! | `advise` | hints |
 //! | `query` | what is mapped, what is resident |
+//! | `watch` | somebody is told what happens to pages, or says so in their place |
+//! | `supply` | what he puts there |
+//! | `scan` | what pages are, and which were written since they were protected |
 //! | `track` | which pages were written since somebody asked |
 //! | `recorded` | what hardware knows of that |
 
@@ -62,8 +66,10 @@ mod query;
 mod recorded;
 mod relocate;
 mod remap;
+mod scan;
 mod seal;
 mod stack;
+mod supply;
 mod swap_in;
 mod swap_out;
 mod sync;
@@ -71,7 +77,9 @@ mod sync;
 mod tests;
 mod track;
 mod unmap;
+mod watch;
 mod zap;
+mod zeros;
 
 pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
@@ -84,10 +92,13 @@ pub use object::SharedKey;
 pub use protect::ProtectError;
 pub use query::{QueryError, SpaceStats, Split, Usage};
 pub use remap::{RemapError, RemapFlags, RemapRequest};
+pub use scan::{Categories, Region, Scan, ScanError, Scanned};
 pub use seal::SealError;
+pub use supply::{Stopped, SupplyError};
 pub use sync::SyncError;
 pub use track::CantTrack;
 pub use unmap::UnmapError;
+pub use watch::{Happening, WatchError, Watched};
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU64};

@@ -191,9 +191,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Give a run of leaves the rights that its area has, as far as it may have them now: only memory that is the space's
     /// alone may be written in place, and where somebody asks what is written, only what says so. Whether some right was taken away, so that TLBs must be told.
     pub(super) fn permit(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
+        self.restate(table, run, run.attrs(&self.tables.arch), prot)
+    }
+
+    /// The same for leaves that say something else from now on.
+    pub(super) fn restate(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, attrs: Attrs, prot: Prot) -> bool {
         let arch = &self.tables.arch;
         let old = run.attrs(arch);
-        let new = (old - Attrs::PROT) | self.rights(old, prot);
+        let new = (attrs - Attrs::PROT) | self.rights(attrs, prot);
         if new == old {
             return false;
         }

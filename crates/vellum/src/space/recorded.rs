@@ -11,7 +11,7 @@ use crate::table::{Found, LockedTable, Run};
 
 use super::AddressSpace;
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Forget what hardware has recorded in `range` of `what`, some of [`Attrs::HARDWARE`], and hear what that was: by
     /// pieces in ascending order, in which all pages were recorded alike. Huge mappings that don't lie in the range entirely are
     /// left out. When this returns, whatever happens anew is recorded anew; what happens while it runs is told now, or stays for the
@@ -43,9 +43,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
     }
 
-    /// Show each run of leaves, or of what is swapped out, that lies in `range` entirely to who may change it, in its locked
-    /// table. What it answers is whether translations have changed: then they are flushed, at the end.
-    pub(super) fn each_run(&self, range: VirtRange, mut f: impl FnMut(&LockedTable<'_, '_, P, A>, &Run) -> bool) {
+    /// Show each run of leaves, of what is swapped out, or of markers, that lies in `range` entirely to who may change it, in its
+    /// locked table. What it answers is whether translations have changed: then they are flushed, at the end.
+    pub(super) fn each_run(&self, range: VirtRange, mut f: impl FnMut(&LockedTable<'_, 'm, P, A>, &Run) -> bool) {
         let arch = &self.tables.arch;
         let mut gather = self.gather(range);
         let mut at = range.start;
@@ -61,7 +61,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             while at < end
                 && let Some(mut run) = table.run(at, end)
             {
-                let shown = matches!(run.kind, Kind::Leaf | Kind::Swap);
+                let shown = matches!(run.kind, Kind::Leaf | Kind::Swap | Kind::Marker);
                 if shown && run.va < at {
                     at = run.va + (1 << table.shift());
                     continue;

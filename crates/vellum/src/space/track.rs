@@ -14,11 +14,12 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Swapped};
 use crate::platform::Platform;
-use crate::table::{Found, Run};
+use crate::table::{Found, LockedTable, Run};
 use crate::vma::{AreaFlags, Prot, Vma};
 
 use super::AddressSpace;
 use super::fault::Outcome;
+use super::watch::tells;
 
 /// The format's entries have no room to remember what was written ([`Arch::supported`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl core::fmt::Display for CantTrack {
 
 impl core::error::Error for CantTrack {}
 
-impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Ask: from now on a page was written exactly if its entry has [`Attrs::SOFT_DIRTY`], or its area lacks
     /// [`AreaFlags::TRACKED`]. What is written while this runs may count or not. A child that is forked has the bits and the
     /// question.
@@ -51,11 +52,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         self.tracks.store(true, Relaxed);
         change.let_go();
         self.each_run(all, |table, run| {
-            if run.kind == Kind::Swap {
-                let swapped = arch.swapped(run.raw);
-                let raw = arch.swap(Swapped { attrs: swapped.attrs - Attrs::SOFT_DIRTY, ..swapped });
-                if raw != run.raw {
-                    table.replace(run, &Run { raw, ..*run });
+            if run.kind != Kind::Leaf {
+                if run.kind == Kind::Swap {
+                    self.restate_swapped(table, run, arch.swapped(run.raw).attrs - Attrs::SOFT_DIRTY);
                 }
                 return false;
             }
@@ -79,24 +78,34 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     #[inline]
     pub(super) fn rights(&self, attrs: Attrs, prot: Prot) -> Attrs {
         let mut rights = prot.attrs();
-        if !attrs.contains(Attrs::EXCLUSIVE) || self.tracks() && !attrs.contains(Attrs::SOFT_DIRTY) {
+        let told = attrs.contains(Attrs::WATCHED) || self.tracks() && !attrs.contains(Attrs::SOFT_DIRTY);
+        if told || !attrs.contains(Attrs::EXCLUSIVE) {
             rights -= Attrs::WRITE;
         }
         rights
     }
 
-    /// A page that is the space's own is written for the first time since somebody asked.
+    /// Entries of what is swapped out say something else from now on.
+    pub(super) fn restate_swapped(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, attrs: Attrs) {
+        let arch = &self.tables.arch;
+        let raw = arch.swap(Swapped { attrs, ..arch.swapped(run.raw) });
+        if raw != run.raw {
+            table.replace(run, &Run { raw, ..*run });
+        }
+    }
+
+    /// A page is written for the first time since somebody asked. Who watches for writes has been told, if he is to be told at once.
     #[cold]
     pub(super) fn first_write(&self, area: &Vma, addr: u64) -> Outcome {
         let arch = &self.tables.arch;
         let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Outcome::Again };
         if let Some(run) = table.run(align_down(addr, table.shift()), addr + 1)
             && run.kind == Kind::Leaf
-            && run.attrs(arch).contains(Attrs::EXCLUSIVE)
         {
-            let attrs = run.attrs(arch) | Attrs::SOFT_DIRTY;
-            let new = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
-            table.rewrite(&run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
+            let mut attrs = run.attrs(arch);
+            attrs.set(Attrs::WATCHED, attrs.contains(Attrs::WATCHED) && tells(area));
+            attrs.set(Attrs::SOFT_DIRTY, attrs.intersects(Attrs::SOFT_DIRTY | Attrs::EXCLUSIVE));
+            self.restate(&table, &run, attrs, area.prot);
         }
         table.release();
         Outcome::Again

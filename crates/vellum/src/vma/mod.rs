@@ -16,6 +16,8 @@ mod tree;
 pub use gap::Direction;
 pub use tree::{Area, AreaTree, Iter, NodeMemory, OutOfNodes};
 
+use core::num::NonZeroU16;
+
 use bitflags::bitflags;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
@@ -56,6 +58,14 @@ bitflags! {
         const SEALED = 128;
         /// It was there when somebody asked last what is written ([`crate::AddressSpace::track_writes`]).
         const TRACKED = 256;
+        /// Somebody is told of pages that are touched and not there ([`crate::AddressSpace::watch`]).
+        const MISSING = 512;
+        /// Somebody is told of writes to pages that he has protected.
+        const WRITES = 1024;
+        /// Writes to protected pages go on, and can be asked for later. Together with `WRITES`.
+        const ASYNC = 2048;
+        /// All that is watched for.
+        const WATCHES = Self::MISSING.bits() | Self::WRITES.bits() | Self::ASYNC.bits();
         /// All that locking is about.
         const LOCKS = Self::LOCKED.bits() | Self::ONFAULT.bits();
     }
@@ -152,6 +162,10 @@ pub(crate) enum State {
     Held,
 }
 
+/// Who watches an area: a number that the host knows him by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Watcher(pub NonZeroU16);
+
 /// Guard pages below a stack (Linux: `stack_guard_gap`), in bytes.
 pub const STACK_GUARD: u64 = 256 << 12;
 
@@ -164,6 +178,8 @@ pub struct Vma {
     pub prot: Prot,
     /// What else is to know.
     pub flags: AreaFlags,
+    /// Who watches it, if somebody does, for what [`AreaFlags::WATCHES`] says.
+    pub watcher: Option<Watcher>,
     /// What the program said about large folios.
     pub advice: Advice,
     /// What stands behind it.

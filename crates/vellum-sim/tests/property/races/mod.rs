@@ -10,6 +10,7 @@
 //! | `remap` | memory that moves while others use it |
 //! | `seen` | what a third CPU sees through its TLB |
 //! | `swap` | memory that is swapped out or comes back meanwhile |
+//! | `watch` | memory whose faults and writes somebody watches |
 
 mod areas;
 mod fork;
@@ -18,6 +19,7 @@ mod reclaim;
 mod remap;
 mod seen;
 mod swap;
+mod watch;
 
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};

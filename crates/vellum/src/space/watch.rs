@@ -1,0 +1,346 @@
+//! Somebody is told what happens to pages before it happens, and decides what comes of it (Linux: `userfaultfd`).
+//!
+//! An area may be watched for pages that are touched and not there ([`AreaFlags::MISSING`]), and for writes to pages that its watcher
+//! has protected ([`AreaFlags::WRITES`]). Such a fault changes nothing and says who is to be told ([`FaultError::Watched`]); the host has
+//! the thread wait, and when the watcher has supplied the page ([`super::supply`]) or given the right to write back, the access is tried
+//! again. Or writes go on at once, and take the protection with them ([`AreaFlags::ASYNC`]): then [`super::scan`] tells what was written.
+//!
+//! A page is protected by its entry ([`Attrs::WATCHED`]), where it went by its swap entry, and where there is none by a marker. So
+//! protecting is done by the run, outlives swapping and moving, and is exact to the page: what is protected and what is not are
+//! different runs. A child is not watched, and has no protection.
+
+use crate::addr::{VirtRange, align_down};
+use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::errno::Errno;
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+use crate::table::{Found, Run};
+use crate::vma::{AreaFlags, Vma, Watcher};
+
+use super::fault::Outcome;
+use super::{Access, AddressSpace, FaultError, ProtectError};
+
+/// Of what a watcher is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// Who is to be told.
+    pub by: Watcher,
+    /// The page.
+    pub page: u64,
+    /// What somebody wanted with it.
+    pub access: Access,
+    /// Why he can't have it.
+    pub what: Happening,
+}
+
+/// What happens to a page that is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happening {
+    /// It was touched, and is not there.
+    Missing,
+    /// It was to be written, and is protected.
+    Write,
+}
+
+/// Why nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchError {
+    /// The range is not in whole pages.
+    Unaligned(VirtRange),
+    /// Nothing is to be watched for, or writes are to go on that nobody watches for.
+    Nothing,
+    /// Not all of the range is mapped.
+    NotMapped,
+    /// This area can't be watched so: only private anonymous memory can, unless writes are to go on.
+    Unwatchable(VirtRange),
+    /// Somebody else watches this area.
+    Taken(VirtRange),
+    /// Not all of the range is watched for writes.
+    NotWatched,
+    /// Areas would have to be split, and the space has as many as it may.
+    TooManyAreas,
+    /// No memory to split areas or huge mappings, or for tables of markers. Of what is to be protected, some may be.
+    OutOfMemory,
+}
+
+impl WatchError {
+    /// What Linux's requests to a `userfaultfd` answer.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            WatchError::Taken(_) => Errno::EBUSY,
+            WatchError::NotWatched => Errno::ENOENT,
+            WatchError::TooManyAreas | WatchError::OutOfMemory => Errno::ENOMEM,
+            _ => Errno::EINVAL,
+        }
+    }
+}
+
+impl core::fmt::Display for WatchError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            WatchError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
+            WatchError::Nothing => f.write_str("nothing to watch for"),
+            WatchError::NotMapped => f.write_str("not all of the range is mapped"),
+            WatchError::Unwatchable(range) => write!(f, "{range:?} can't be watched so"),
+            WatchError::Taken(range) => write!(f, "somebody else watches {range:?}"),
+            WatchError::NotWatched => f.write_str("not all of the range is watched for writes"),
+            WatchError::TooManyAreas => f.write_str("too many areas"),
+            WatchError::OutOfMemory => OutOfMemory.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for WatchError {}
+
+impl From<OutOfMemory> for WatchError {
+    fn from(_: OutOfMemory) -> Self {
+        WatchError::OutOfMemory
+    }
+}
+
+impl From<ProtectError> for WatchError {
+    fn from(error: ProtectError) -> Self {
+        match error {
+            ProtectError::NotMapped => WatchError::NotMapped,
+            ProtectError::TooManyAreas => WatchError::TooManyAreas,
+            _ => WatchError::OutOfMemory,
+        }
+    }
+}
+
+/// Whether writes to what is protected in an area are told at once.
+pub(super) fn tells(area: &Vma) -> bool {
+    area.flags & (AreaFlags::WRITES | AreaFlags::ASYNC) == AreaFlags::WRITES
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// From now on `by` is told of what happens in a range: of `what`, some of [`AreaFlags::WATCHES`], instead of what he was told of before.
+    ///
+    /// # Errors
+    /// See [`WatchError`]: nothing was changed.
+    pub fn watch(&self, range: VirtRange, by: Watcher, what: AreaFlags) -> Result<(), WatchError> {
+        self.whole_pages(range)?;
+        let what = what & AreaFlags::WATCHES;
+        if what.is_empty() || what.contains(AreaFlags::ASYNC) && !what.contains(AreaFlags::WRITES) {
+            return Err(WatchError::Nothing);
+        }
+        let mut change = self.change(range);
+        let areas = change.areas();
+        if !areas.covers(range) {
+            return Err(WatchError::NotMapped);
+        }
+        let waits = what.contains(AreaFlags::MISSING) || !what.contains(AreaFlags::ASYNC);
+        for area in areas.overlapping(range) {
+            if waits && !area.backing.is_anonymous() {
+                return Err(WatchError::Unwatchable(area.range));
+            }
+            if area.watcher.is_some_and(|watcher| watcher != by) {
+                return Err(WatchError::Taken(area.range));
+            }
+        }
+        let now = |v: &Vma| (v.flags - AreaFlags::WATCHES) | what;
+        let same = |v: &Vma| v.watcher == Some(by) && v.flags == now(v);
+        self.set_areas(&mut change, range, same, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
+        if !what.contains(AreaFlags::WRITES) {
+            change.let_go();
+            self.forget_marks(range);
+        }
+        Ok(())
+    }
+
+    /// From now on `by` is told of nothing in a range, and what he has protected there is so no more.
+    ///
+    /// # Errors
+    /// See [`WatchError`]: what lies before the area that could not be split is done. No area needs to be if the range is all of the space.
+    pub fn unwatch(&self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
+        self.whole_pages(range)?;
+        let mut change = self.change(range);
+        let mut rest = range;
+        loop {
+            let area = change.areas().overlapping(rest).find(|v| v.watcher == Some(by)).copied();
+            let Some(area) = area else { return Ok(()) };
+            let part = area.range.intersect(&rest);
+            let nobody = |v: &mut Vma| (v.watcher, v.flags) = (None, v.flags - AreaFlags::WATCHES);
+            self.set_areas(&mut change, part, |_| false, nobody)?;
+            change.let_go();
+            self.forget_marks(part);
+            rest.start = part.end;
+        }
+    }
+
+    /// Protect every page of a range that is watched for writes, and (if `unmapped`) those where there is none yet. When this returns
+    /// whoever writes there faults.
+    ///
+    /// # Errors
+    /// See [`WatchError`].
+    pub fn write_protect(&self, range: VirtRange, unmapped: bool) -> Result<(), WatchError> {
+        let change = self.change_watched(range)?;
+        let protected = self.protect_all(range, unmapped);
+        drop(change);
+        Ok(protected?)
+    }
+
+    /// Let every page of a range that is watched for writes be written again.
+    ///
+    /// # Errors
+    /// See [`WatchError`].
+    pub fn write_unprotect(&self, range: VirtRange) -> Result<(), WatchError> {
+        let _change = self.change_watched(range)?;
+        self.split_edges(range)?;
+        self.forget_marks(range);
+        Ok(())
+    }
+
+    /// Begin to change a range that is watched for writes.
+    fn change_watched(&self, range: VirtRange) -> Result<super::areas::Change<'_, 'm, P, A>, WatchError> {
+        self.whole_pages(range)?;
+        let mut change = self.change(range);
+        let areas = change.areas();
+        let watched = areas.overlapping(range).all(|v| v.flags.contains(AreaFlags::WRITES));
+        if !watched || !areas.covers(range) {
+            return Err(WatchError::NotWatched);
+        }
+        change.let_go();
+        Ok(change)
+    }
+
+    fn whole_pages(&self, range: VirtRange) -> Result<(), WatchError> {
+        let inside = (range.start | range.end) & ((1 << self.page_shift()) - 1) != 0;
+        if inside || range.is_empty() { Err(WatchError::Unaligned(range)) } else { Ok(()) }
+    }
+
+    /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is reaches across its ends.
+    fn forget_marks(&self, range: VirtRange) {
+        let arch = &self.tables.arch;
+        self.each_run(range, |table, run| {
+            match run.kind {
+                Kind::Leaf if run.attrs(arch).contains(Attrs::WATCHED) => {
+                    // What the area allows, the next write finds out, for all of the run.
+                    let attrs = run.attrs(arch) - Attrs::WATCHED;
+                    table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
+                }
+                Kind::Swap => self.restate_swapped(table, run, arch.swapped(run.raw).attrs - Attrs::WATCHED),
+                Kind::Marker if arch.marked(run.raw) == Some(Marker::Watched) => table.erase(run),
+                _ => {}
+            }
+            false
+        });
+    }
+
+    fn told(&self, area: &Vma, addr: u64, access: Access, what: Happening) -> Result<Outcome, FaultError> {
+        match area.watcher {
+            Some(by) => {
+                Err(FaultError::Watched(Watched { by, page: align_down(addr, self.page_shift()), access, what }))
+            }
+            None => Ok(Outcome::Again),
+        }
+    }
+
+    /// Nothing is there but perhaps such a marker, and somebody watches for that; unless somebody else is about to put something there.
+    #[cold]
+    pub(super) fn tell_missing(&self, area: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
+        let arch = &self.tables.arch;
+        if let Found::Table(table) = self.tables.find(addr, area.range.end) {
+            let raw = table.get(addr);
+            let kind = arch.kind(raw, table.level);
+            table.release();
+            if kind != Kind::None && !(kind == Kind::Marker && arch.marked(raw) == Some(Marker::Watched)) {
+                return Ok(Outcome::Again);
+            }
+        }
+        self.told(area, addr, access, Happening::Missing)
+    }
+
+    /// Nothing is there but a marker that says that writes are watched for.
+    #[cold]
+    pub(super) fn touch_marker(&self, area: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
+        if area.flags.contains(AreaFlags::MISSING) {
+            return self.tell_missing(area, addr, access);
+        }
+        if access != Access::Write {
+            return self.map_marked_zeros(area, addr);
+        }
+        if tells(area) {
+            return self.told(area, addr, Access::Write, Happening::Write);
+        }
+        let page = align_down(addr, self.page_shift());
+        self.each_run(VirtRange { start: page, end: page + (1 << self.page_shift()) }, |table, run| {
+            if run.kind == Kind::Marker && self.tables.arch.marked(run.raw) == Some(Marker::Watched) {
+                table.erase(run);
+            }
+            false
+        });
+        Ok(Outcome::Again)
+    }
+
+    /// A page is there, is to be written, and is protected. `mapping`: what its entry maps.
+    #[cold]
+    pub(super) fn touch_watched(&self, area: &Vma, addr: u64, mapping: VirtRange) -> Result<Outcome, FaultError> {
+        if tells(area) {
+            return self.told(area, addr, Access::Write, Happening::Write);
+        }
+        if mapping.len() > 1 << self.page_shift() {
+            return self.unshare_part(addr, mapping);
+        }
+        Ok(self.first_write(area, addr))
+    }
+
+    /// The largest block around a page, of these orders, that holds nothing but such markers; the page alone, if none does.
+    pub(super) fn marked_block(
+        &self,
+        window: VirtRange,
+        addr: u64,
+        orders: u32,
+        marker: Option<Marker>,
+    ) -> (VirtRange, u8) {
+        let arch = &self.tables.arch;
+        let start = align_down(addr, arch.page_shift());
+        let mut found = (VirtRange { start, end: start + (1 << arch.page_shift()) }, arch.page_order());
+        if let Found::Table(table) = self.tables.find(addr, window.end) {
+            let marked = |(block, _): &(VirtRange, u8)| {
+                block.start >= table.base
+                    && block.end <= table.end()
+                    && table.run(block.start, block.end).is_some_and(|run| self.is_marker(&run, *block, marker))
+            };
+            if table.level == 1
+                && let Some(block) = self.tables.blocks(addr, window, orders).find(marked)
+            {
+                found = block;
+            }
+            table.release();
+        }
+        found
+    }
+
+    fn is_marker(&self, run: &Run, range: VirtRange, marker: Option<Marker>) -> bool {
+        let arch = &self.tables.arch;
+        run.kind == Kind::Marker && arch.marked(run.raw) == marker && run.range(arch) == range
+    }
+
+    /// Write a run where nothing but such markers stands. `false`: something else does.
+    pub(super) fn map_over_markers(&self, run: &Run, marker: Option<Marker>) -> bool {
+        let arch = &self.tables.arch;
+        let range = run.range(arch);
+        let Found::Table(table) = self.tables.find(range.start, range.end) else { return false };
+        let old = table
+            .run(range.start, range.end)
+            .filter(|old| self.is_marker(old, range, marker) && old.level == run.level);
+        if let Some(old) = &old {
+            self.tables.tlb.before_filling(range, arch.page_shift());
+            table.replace(old, run);
+        }
+        table.release();
+        old.is_some()
+    }
+
+    /// A read of untouched memory whose writes are watched for.
+    fn map_marked_zeros(&self, area: &Vma, addr: u64) -> Result<Outcome, FaultError> {
+        let orders = self.zeros_orders(self.orders(area));
+        let (block, _) = self.marked_block(area.range, addr, orders, Some(Marker::Watched));
+        let zeros = self.zeros_run(area, block, Attrs::WATCHED);
+        match self.map_over_markers(&zeros, Some(Marker::Watched)) {
+            true => Ok(Outcome::Mapped(block)),
+            false => Ok(Outcome::Again),
+        }
+    }
+}
