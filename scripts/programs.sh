@@ -79,6 +79,7 @@ our_programs() {
     expect 0 figures guest --smp 2 -- "$1/figures" </dev/null
     expect 0 frames guest --smp 2 -- "$1/frames" </dev/null
     expect 0 pointers guest --smp 2 -- "$1/pointers" </dev/null
+    expect 0 watch guest --smp 2 -- "$1/watch" </dev/null
     expect 0 bomb guest --smp 2 -- "$1/bomb" </dev/null
     expect 0 unmap guest -- "$1/unmap" 8 </dev/null
     expect 0 tables guest -- "$1/tables" 1 </dev/null

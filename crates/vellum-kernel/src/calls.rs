@@ -218,6 +218,7 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::uname, Full),
     (Sysno::unlink, Full),
     (Sysno::unlinkat, Full),
+    (Sysno::userfaultfd, Partial("private anonymous memory; no events but faults, no minor faults, no UFFDIO_MOVE")),
     (Sysno::utimensat, Full),
     (Sysno::vfork, Full),
     (Sysno::vmsplice, Partial("bytes are copied, never given")),

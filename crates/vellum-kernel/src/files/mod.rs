@@ -9,6 +9,7 @@
 //! | [`proc`] | `/proc` |
 //! | [`mod@sys`] | `/sys` |
 //! | [`groups`] | control groups |
+//! | [`watch`] | memory whose faults a program deals with itself |
 //!
 //! A process has a [`Files`]: its descriptors, and where its paths begin.
 
@@ -19,6 +20,7 @@ pub mod proc;
 pub mod stream;
 pub mod sys;
 pub mod user;
+pub mod watch;
 
 use crate::mem::now_ns;
 use crate::sys::clock::EPOCH;

@@ -288,6 +288,14 @@ pub trait File: Send + Sync {
         Err(Errno::EINVAL)
     }
 
+    /// `ioctl`, of what only this kind of file knows.
+    ///
+    /// # Errors
+    /// `ENOTTY`: it has no such thing.
+    fn request(&self, _request: u32, _argument: u64) -> Result<u64, Errno> {
+        Err(Errno::ENOTTY)
+    }
+
     /// For the kernel, to know its own (terminals and their `ioctl`s).
     fn as_any(&self) -> &dyn Any;
 }

@@ -12,7 +12,7 @@
 //! | [`table`] | descriptors |
 //! | [`lock`] | locks on files |
 //! | [`poll`] | to wait for one of many |
-//! | [`pipe`], [`event`], [`device`] | files without contents of their own |
+//! | [`pipe`], [`event`], [`watch`], [`device`] | files without contents of their own |
 //! | [`tmpfs`] | the file system in memory |
 //! | [`text`] | files whose contents are made when they are read |
 //! | [`folder`] | folders of such files |
@@ -36,6 +36,7 @@ pub mod poll;
 pub mod table;
 pub mod text;
 pub mod tmpfs;
+pub mod watch;
 
 pub use inode::{Directory, File, Inode};
 pub use io::{Sink, Source};

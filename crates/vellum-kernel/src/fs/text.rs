@@ -161,18 +161,27 @@ pub type ReadAt = Box<dyn Fn(u64, &mut dyn Sink) -> Result<usize, Errno> + Send 
 /// Writes at an offset.
 pub type WriteAt = Box<dyn Fn(u64, &mut dyn Source) -> Result<usize, Errno> + Send + Sync>;
 
+/// Carries out a request (`ioctl`), with its argument.
+pub type Asked = Box<dyn Fn(u32, u64) -> Result<u64, Errno> + Send + Sync>;
+
 /// A file that shows something at an offset, which may be large (`/proc/PID/mem`).
 pub struct Window {
     system: System,
     meta: Meta,
     read: ReadAt,
     write: Option<WriteAt>,
+    asked: Option<Asked>,
 }
 
 impl Window {
     /// A file of this mode.
-    pub fn new(system: System, mode: u32, read: ReadAt, write: Option<WriteAt>) -> Arc<Window> {
-        Arc::new(Window { system, meta: system.meta(Kind::Regular, mode), read, write })
+    pub fn new(system: System, mode: u32, read: ReadAt, write: Option<WriteAt>) -> Window {
+        Window { system, meta: system.meta(Kind::Regular, mode), read, write, asked: None }
+    }
+
+    /// The same, with requests of its own.
+    pub fn asked(self, asked: Asked) -> Window {
+        Window { asked: Some(asked), ..self }
     }
 }
 
@@ -205,6 +214,10 @@ impl File for Window {
 
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
         self.write.as_ref().ok_or(Errno::EINVAL)?(at, from)
+    }
+
+    fn request(&self, request: u32, argument: u64) -> Result<u64, Errno> {
+        self.asked.as_ref().ok_or(Errno::ENOTTY)?(request, argument)
     }
 
     fn seekable(&self) -> bool {
@@ -303,12 +316,13 @@ mod tests {
     #[test]
     fn windows() {
         let read: ReadAt = Box::new(|at, to| if at < 8 { to.put(&at.to_le_bytes()[..1]) } else { Ok(0) });
-        let window = Window::new(SYSTEM, 0o400, read, None);
+        let window = Arc::new(Window::new(SYSTEM, 0o400, read, None).asked(Box::new(|_, argument| Ok(argument))));
         assert_eq!(window.space().magic, 7);
         let file = window.open(0).unwrap();
         let mut byte = [0];
         assert_eq!((file.read(5, &mut &mut byte[..]), byte), (Ok(1), [5]));
         assert_eq!(file.read(8, &mut &mut byte[..]), Ok(0));
+        assert_eq!(file.request(1, 2), Ok(2));
         assert_eq!(file.write(0, &mut &b"x"[..]), Err(Errno::EINVAL));
     }
 }

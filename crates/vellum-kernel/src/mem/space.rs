@@ -5,18 +5,23 @@
 
 use crate::arch::paging::{kernel_root, load_root, load_tagged_root};
 use crate::arch::{cpu, interrupts};
+use crate::files::watch::Watch;
 use crate::mem::{self, Space};
 use crate::percpu::{self, MAX_CPUS};
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::num::NonZeroU16;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
+use vellum::addr::{FRAME_SHIFT, VirtRange, align_up};
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
 use vellum::platform::SpaceId;
 use vellum::space::Limits;
+use vellum::vma::Watcher;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::Mapped;
@@ -37,6 +42,8 @@ pub struct UserSpace {
     refusals: AtomicU32,
     /// The program that was put into it.
     pub image: Mutex<Image>,
+    /// Who watches its faults and writes.
+    pub watchers: Mutex<Watchers>,
     /// The files that it maps, by the tags of their objects; some that it mapped once.
     mapped: Mutex<Arc<BTreeMap<u64, Mapped>>>,
 }
@@ -69,6 +76,35 @@ pub struct Heap {
     pub end: u64,
 }
 
+/// Who watches a space, by number.
+#[derive(Default)]
+pub struct Watchers(BTreeMap<NonZeroU16, Weak<Watch>>);
+
+impl Watchers {
+    /// One more, made with the number that it is to have.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`: there are as many as there may be.
+    pub fn add(&mut self, make: impl FnOnce(Watcher) -> Arc<Watch>) -> Result<Arc<Watch>, Errno> {
+        let unused = (1..=u16::MAX).filter_map(NonZeroU16::new).find(|number| !self.0.contains_key(number));
+        let number = unused.ok_or(Errno::ENOMEM)?;
+        let watch = make(Watcher(number));
+        self.0.insert(number, Arc::downgrade(&watch));
+        Ok(watch)
+    }
+
+    /// The one with a number, unless it is being closed.
+    pub fn find(&self, number: Watcher) -> Option<Arc<Watch>> {
+        self.0.get(&number.0)?.upgrade()
+    }
+
+    /// It is closed.
+    pub fn remove(&mut self, number: Watcher) {
+        self.0.remove(&number.0);
+    }
+}
+
 impl UserSpace {
     /// A space without a heap yet.
     pub fn new(engine: Space) -> Self {
@@ -78,7 +114,18 @@ impl UserSpace {
             barriers: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
             image: Mutex::default(),
+            watchers: Mutex::default(),
             mapped: Mutex::default(),
+        }
+    }
+
+    /// Nobody watches what was moved here any more.
+    pub fn unwatch(&self, start: u64, len: u64) {
+        let numbers: Vec<Watcher> = self.watchers.lock().0.keys().copied().map(Watcher).collect();
+        let end = align_up(len, FRAME_SHIFT).and_then(|len| start.checked_add(len)).unwrap_or(start);
+        for by in numbers {
+            // The areas begin and end there: none needs to be split.
+            let _ = self.engine.unwatch(VirtRange { start, end }, by);
         }
     }
 
@@ -128,6 +175,7 @@ impl UserSpace {
             barriers,
             refusals: AtomicU32::new(0),
             image: Mutex::new(image),
+            watchers: Mutex::default(),
             mapped: Mutex::new(mapped),
         };
         child.engine.set_limits(|limits| limits.exec_gain = true);

@@ -10,8 +10,8 @@ use crate::arch::paging::user_end;
 use crate::mem::{UserSpace, space};
 use crate::percpu;
 use crate::task::Thread;
+use crate::task::hindrance::Hindrance;
 use alloc::sync::Arc;
-use vellum::space::FaultError;
 use vellum_kernel::errno::Errno;
 
 /// Whether the range lies in user space.
@@ -87,12 +87,11 @@ pub fn resolve(fault: &Fault) -> Outcome {
     };
     match space.engine.fault(fault.address, fault.access) {
         Ok(()) => return Outcome::Retry,
-        Err(error @ (FaultError::OutOfMemory | FaultError::OverLimit(_))) => {
-            if let Some(thread) = Thread::current() {
-                thread.starves(error);
+        Err(error) => {
+            if let (Some(hindrance), Some(thread)) = (Hindrance::of(error, space), Thread::current()) {
+                thread.is_hindered(hindrance);
             }
         }
-        Err(_) => {}
     }
     access::refused(fault.pc).map_or(Outcome::Unresolved, Outcome::Resume)
 }

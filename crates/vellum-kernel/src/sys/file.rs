@@ -1,8 +1,8 @@
 //! Descriptors: reading, writing, and what else is done with open files.
 
 use super::{Answer, lock};
-use crate::files;
 use crate::files::user::UserBytes;
+use crate::files::{self, watch};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
@@ -237,7 +237,7 @@ pub fn ioctl(thread: &Thread, fd: u64, request: u64, argument: u64) -> Answer {
         }
         ioctl::FIOCLEX => set_close_on_exec(true),
         ioctl::FIONCLEX => set_close_on_exec(false),
-        _ => Err(Errno::ENOTTY),
+        other => open.file()?.request(other, argument),
     }
 }
 
@@ -384,6 +384,18 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
     }
     uaccess::write(&memory, to, uaccess::bytes_of(&found))?;
     Ok(0)
+}
+
+/// `userfaultfd`.
+pub fn userfaultfd(thread: &Thread, flags: u64) -> Answer {
+    let flags = flags as u32;
+    if flags & abi::UFFD_USER_MODE_ONLY == 0 {
+        thread.credentials().needs(abi::CAP_SYS_PTRACE)?;
+    }
+    if flags & !(abi::UFFD_USER_MODE_ONLY | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    add(thread, watch::open(thread, flags)?, flags)
 }
 
 /// `eventfd2`.

@@ -6,10 +6,11 @@ use crate::files::user::UserBytes;
 use crate::files::{contents, proc};
 use crate::mem::uaccess;
 use crate::task::Thread;
+use crate::task::hindrance::Hindrance;
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
-use vellum::space::{Advise, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{Advise, AdviseError, FaultError, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
@@ -113,7 +114,12 @@ pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
 pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u64; 6]) -> Answer {
     let flags = u8::try_from(flags).ok().and_then(RemapFlags::from_bits).ok_or(Errno::EINVAL)?;
     let request = RemapRequest { addr, old_len, new_len, flags, new_addr };
-    thread.memory().engine.remap(request).map_err(|error| error.errno().into())
+    let memory = thread.memory();
+    let to = memory.engine.remap(request).map_err(|error| Errno::from(error.errno()))?;
+    if to != addr {
+        memory.unwatch(to, new_len);
+    }
+    Ok(to)
 }
 
 /// `madvise`.
@@ -140,7 +146,14 @@ pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
         abi::MADV_GUARD_REMOVE => Advise::GuardRemove,
         _ => return Err(Errno::EINVAL),
     };
-    thread.memory().engine.advise(addr, len, advice).map_err(|error| error.errno().into()).map(|()| 0)
+    let memory = thread.memory();
+    let taken = memory.engine.advise(addr, len, advice).map_err(|error| {
+        if let AdviseError::Fault(FaultError::Watched(watched)) = error {
+            thread.is_hindered(Hindrance::Watched(memory.clone(), watched));
+        }
+        Errno::from(error.errno())
+    });
+    taken.map(|()| 0)
 }
 
 /// `madvise` with `MADV_REMOVE`.

@@ -125,6 +125,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_fadvise64 => file::advise(thread, a[0], a[2], a[3]),
         nr::__NR_ppoll => select::ppoll(thread, a).await,
         nr::__NR_cachestat => file::cachestat(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_userfaultfd => file::userfaultfd(thread, a[0]),
         nr::__NR_eventfd2 => file::eventfd(thread, a[0], a[1]),
         nr::__NR_vmsplice => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await,
         nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),

@@ -4,6 +4,7 @@ use super::Answer;
 use super::process::process_of;
 use crate::files::user::UserBytes;
 use crate::mem::UserSpace;
+use crate::task::hindrance::Hindrance;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use alloc::vec;
@@ -64,9 +65,20 @@ pub fn may_look_into(thread: &Thread, process: &Process) -> Result<(), Errno> {
 }
 
 /// Copies what lies in one page.
-fn copy_in_page(memory: &UserSpace, way: Way, address: u64, most: usize, mine: &mut UserBytes) -> Result<usize, Errno> {
+fn copy_in_page(
+    memory: &Arc<UserSpace>,
+    way: Way,
+    address: u64,
+    most: usize,
+    mine: &mut UserBytes,
+) -> Result<usize, Errno> {
     let access = if way == Way::Read { Access::Read } else { Access::Write };
-    let page = memory.engine.pin(address, access).map_err(|_| Errno::EFAULT)?;
+    let page = memory.engine.pin(address, access).map_err(|error| {
+        if let (Some(hindrance), Some(thread)) = (Hindrance::of(error, memory), Thread::current()) {
+            thread.is_hindered(hindrance);
+        }
+        Errno::EFAULT
+    })?;
     let inside = address as usize & (PAGE - 1);
     // The caller's memory may be the same page, and a fault there must not find it half copied.
     let mut bytes = vec![0; most.min(mine.left())];

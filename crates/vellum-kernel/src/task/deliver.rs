@@ -156,6 +156,8 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
         FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
         FaultError::BeyondEnd(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
+        // The access is made again.
+        FaultError::Watched(_) => return,
         FaultError::OutOfMemory | FaultError::OverLimit(_) => {
             let process = &thread.process;
             println!("process {} is killed: {error}", process.pid);

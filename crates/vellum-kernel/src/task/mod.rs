@@ -5,6 +5,7 @@
 //! | [`executor`] | who may run, and on which processor |
 //! | [`time`] | waiting for a moment |
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
+//! | [`hindrance`] | what keeps it from its memory for a while |
 //! | [`context`] | what a thread has of the processor, and what from its maker |
 //! | [`process`] | what the threads of a program share, and who knows whom |
 //! | [`count`] | how many there are |
@@ -19,6 +20,7 @@ pub mod count;
 pub mod deliver;
 pub mod executor;
 pub mod futex;
+pub mod hindrance;
 pub mod process;
 pub mod signal;
 pub mod thread;

@@ -3,11 +3,12 @@
 use crate::arch::entry;
 use crate::arch::{Trap, interrupts, irq};
 use crate::files::Files;
-use crate::mem::{UserSpace, now_ns, oom, space};
+use crate::mem::{UserSpace, now_ns, space};
 use crate::percpu;
 use crate::sys;
 use crate::task::context::{Context, Traits};
 use crate::task::count::Counted;
+use crate::task::hindrance::Hindrance;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::{Process, deliver, executor, time};
 use alloc::sync::Arc;
@@ -45,9 +46,9 @@ pub struct Thread {
     pub awaited: AtomicU64,
     /// What it is called: up to 15 bytes, the others zero.
     pub name: Mutex<Name>,
-    /// Whether a copy to or from its memory failed because memory was short, and why.
-    starved: AtomicBool,
-    shortage: Mutex<Option<FaultError>>,
+    /// Whether its system call is to be made again if it fails, and after what.
+    hindered: AtomicBool,
+    hindrance: Mutex<Option<Hindrance>>,
     /// What those it makes have from it.
     pub traits: Mutex<Traits>,
     /// It counts until it ends.
@@ -90,8 +91,8 @@ impl Thread {
             exit_status: AtomicU32::new(0),
             mask: AtomicU64::new(maker.map_or(0, |maker| maker.mask.load(Ordering::Relaxed))),
             awaited: AtomicU64::new(0),
-            starved: AtomicBool::new(false),
-            shortage: Mutex::new(None),
+            hindered: AtomicBool::new(false),
+            hindrance: Mutex::new(None),
             name: Mutex::new(maker.map_or_else(Name::default, |maker| *maker.name.lock())),
             traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().passed_on())),
             counted: Mutex::new(Some(counted)),
@@ -144,10 +145,15 @@ impl Thread {
         })
     }
 
-    /// A copy to or from its memory fails because memory is short: its system call is made again when there may be some.
+    /// The same, because memory is short.
     pub fn starves(&self, error: FaultError) {
-        *self.shortage.lock() = Some(error);
-        self.starved.store(true, Ordering::Relaxed);
+        self.is_hindered(Hindrance::Shortage(error));
+    }
+
+    /// A copy to or from memory fails for such a reason: its system call is made again when that has passed.
+    pub fn is_hindered(&self, by: Hindrance) {
+        *self.hindrance.lock() = Some(by);
+        self.hindered.store(true, Ordering::Relaxed);
     }
 
     /// Whose it is.
@@ -350,17 +356,13 @@ impl<F: Future<Output = ()>> Future for Running<F> {
     }
 }
 
-fn is_short(error: &FaultError) -> bool {
-    matches!(error, FaultError::OutOfMemory | FaultError::OverLimit(_))
-}
-
-/// Whether a system call failed for no other reason than that memory was short, and may succeed now.
+/// Whether a system call failed for no other reason than that its memory could not be had for a while, and may succeed now.
 #[cold]
 async fn may_repeat(thread: &Arc<Thread>, answer: sys::Answer) -> bool {
-    thread.starved.store(false, Ordering::Relaxed);
-    let shortage = thread.shortage.lock().take();
-    match shortage {
-        Some(error) if matches!(answer, Err(Errno::EFAULT | Errno::ENOMEM)) => oom::relieve(thread, error).await,
+    thread.hindered.store(false, Ordering::Relaxed);
+    let hindrance = thread.hindrance.lock().take();
+    match hindrance {
+        Some(hindrance) if matches!(answer, Err(Errno::EFAULT | Errno::ENOMEM)) => hindrance.passes(thread, true).await,
         _ => false,
     }
 }
@@ -373,8 +375,12 @@ async fn run(thread: Arc<Thread>) {
                 // SAFETY: the thread's own future, and the reference ends with the statement.
                 let result = unsafe { thread.context() }.memory.engine.fault(address, access);
                 if let Err(error) = result {
-                    let relieved = is_short(&error) && oom::relieve(&thread, error).await;
-                    if !relieved {
+                    let hindrance = Hindrance::of(error, &thread.memory());
+                    let passed = match hindrance {
+                        Some(hindrance) => hindrance.passes(&thread, false).await,
+                        None => false,
+                    };
+                    if !passed {
                         deliver::fault(&thread, address, error);
                     }
                 }
@@ -383,7 +389,7 @@ async fn run(thread: Arc<Thread>) {
                 // SAFETY: as above.
                 let arguments = unsafe { thread.context() }.registers.arguments();
                 let answer = sys::call(&thread, number, arguments).await;
-                if thread.starved.load(Ordering::Relaxed) && may_repeat(&thread, answer).await {
+                if thread.hindered.load(Ordering::Relaxed) && may_repeat(&thread, answer).await {
                     deliver::again(&thread, number);
                 } else {
                     deliver::answer(&thread, number, answer);

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::CAP_SYS_ADMIN;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
-use vellum::arch::{Arch, Attrs, Kind};
+use vellum::arch::{Arch, Attrs, Kind, Marker};
 use vellum::frame::flag;
 use vellum::frame::policy::Advice;
 use vellum::vma::{AreaFlags, Prot, Vma};
@@ -20,7 +20,7 @@ use vellum_kernel::proc::maps::{self as words, Area, Usage};
 use vellum_kernel::proc::process::Memory;
 
 /// The memory of whom a file is about; none if it has ended.
-fn space(subject: &Subject) -> Result<Option<Arc<UserSpace>>, Errno> {
+pub fn space(subject: &Subject) -> Result<Option<Arc<UserSpace>>, Errno> {
     Ok(subject.process()?.memory.lock().clone())
 }
 
@@ -133,6 +133,8 @@ fn flags(area: &Vma) -> Vec<&'static str> {
         (has(AreaFlags::NORESERVE), "nr"),
         (has(AreaFlags::WIPEONFORK), "wf"),
         (has(AreaFlags::DONTDUMP), "dd"),
+        (has(AreaFlags::MISSING), "um"),
+        (has(AreaFlags::WRITES), "uw"),
         (area.advice == Advice::Huge, "hg"),
         (area.advice == Advice::NoHuge, "nh"),
     ];
@@ -218,6 +220,8 @@ const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OBJECTS: u64 = 1 << 61;
 const ALONE: u64 = 1 << 56;
+const GUARD: u64 = 1 << 58;
+const WATCHED: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 55;
 
 /// `pagemap`: eight bytes a page.
@@ -251,10 +255,11 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
             Kind::Leaf => {
                 let mut pfn = run.pfn(arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
                 let attrs = run.attrs(arch);
+                let watched = if attrs.contains(Attrs::WATCHED) { WATCHED } else { 0 };
                 for entry in &mut entries[places] {
                     let (_, frame) = machine().frames().head(pfn);
                     let state = frame.state();
-                    *entry |= PRESENT | u64::from(pfn.0);
+                    *entry |= PRESENT | watched | u64::from(pfn.0);
                     *entry |= if state.has(flag::OBJECT) { OBJECTS } else { 0 };
                     let maps = u64::from(frame.counts().maps);
                     *entry |= if maps <= 1 << state.order() && !state.has(flag::ZEROS) { ALONE } else { 0 };
@@ -265,10 +270,19 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
             Kind::Swap => {
                 let swapped = arch.swapped(run.raw);
                 let first = (swapped.slot << arch.page_order()) + ((part.start - run.va) >> FRAME_SHIFT);
-                let written = if swapped.attrs.contains(Attrs::SOFT_DIRTY) { SOFT_DIRTY } else { 0 };
+                let said = |attr, bit| if swapped.attrs.contains(attr) { bit } else { 0 };
+                let marks = said(Attrs::SOFT_DIRTY, SOFT_DIRTY) | said(Attrs::WATCHED, WATCHED);
                 for (slot, entry) in (first..).zip(&mut entries[places]) {
-                    *entry |= SWAPPED | slot << SLOT_SHIFT | u64::from(swapped.device) | written;
+                    *entry |= SWAPPED | slot << SLOT_SHIFT | u64::from(swapped.device) | marks;
                 }
+            }
+            Kind::Marker => {
+                let mark = match arch.marked(run.raw) {
+                    Some(Marker::Guard) => GUARD,
+                    Some(Marker::Watched) => WATCHED,
+                    _ => 0,
+                };
+                entries[places].iter_mut().for_each(|entry| *entry |= mark);
             }
             _ => {}
         }

@@ -5,6 +5,7 @@
 //! | [`process`] | a process's directory, and a thread's |
 //! | [`facts`] | who and what a process is: `status`, `stat`, `limits` and the like |
 //! | [`memory`] | what of its memory is where: `maps`, `smaps`, `pagemap` |
+//! | [`scan`] | requests to `pagemap` |
 //! | [`links`] | what it has open, and its program |
 //! | [`frames`] | the machine's memory: `kpageflags`, `kpagecount` |
 //! | [`system`] | the machine: `meminfo`, `vmstat`, `stat` and the like |
@@ -15,6 +16,7 @@ mod frames;
 mod links;
 mod memory;
 mod process;
+mod scan;
 pub mod settings;
 mod system;
 

@@ -2,7 +2,7 @@
 //!
 //! A directory is made when somebody first looks for it, and stays as long as its process does.
 
-use super::{ROOT, facts, links, memory, number};
+use super::{ROOT, facts, links, memory, number, scan};
 use crate::task::process::find;
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
@@ -122,12 +122,14 @@ fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
     let clear: Take = Box::new(move |value| memory::clear(&of, value));
     folder.add("clear_refs", Text::new(folder.system(), 0o200, None, Some(clear)))?;
     let of = subject.clone();
-    let pagemap = Window::new(folder.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None);
-    folder.add("pagemap", pagemap)?;
+    let asks = subject.clone();
+    let pagemap = Window::new(folder.system(), 0o400, Box::new(move |at, to| memory::pagemap(&of, at, to)), None)
+        .asked(Box::new(move |request, argument| scan::request(&asks, request, argument)));
+    folder.add("pagemap", Arc::new(pagemap))?;
     let (reads, writes) = (subject.clone(), subject.clone());
     let read = Box::new(move |at, to: &mut dyn vellum_kernel::fs::Sink| memory::read(&reads, at, to));
     let write = Box::new(move |at, from: &mut dyn vellum_kernel::fs::Source| memory::write(&writes, at, from));
-    folder.add("mem", Window::new(folder.system(), 0o600, read, Some(write)))?;
+    folder.add("mem", Arc::new(Window::new(folder.system(), 0o600, read, Some(write))))?;
     links::fill(folder, subject)
 }
 

@@ -50,8 +50,8 @@ const FILES: [File; 15] = [
 /// `ENOMEM`.
 pub fn fill(root: &Arc<Folder>) -> Result<(), Errno> {
     FILES.iter().try_for_each(|(name, make)| root.add(name, Text::read_only(root.system(), *make)))?;
-    root.add("kpageflags", Window::new(root.system(), 0o400, Box::new(frames::flags), None))?;
-    root.add("kpagecount", Window::new(root.system(), 0o400, Box::new(frames::counts), None))?;
+    root.add("kpageflags", Arc::new(Window::new(root.system(), 0o400, Box::new(frames::flags), None)))?;
+    root.add("kpagecount", Arc::new(Window::new(root.system(), 0o400, Box::new(frames::counts), None)))?;
     let shared = root.add_folder("sysvipc")?;
     shared.add("shm", Text::read_only(root.system(), shm::list))
 }

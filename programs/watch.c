@@ -1,0 +1,424 @@
+// watch: memory whose faults and writes another thread deals with (userfaultfd), and which pages were written since they were protected
+// (PAGEMAP_SCAN). A row a rule; each has new memory, and a thread that does what the rule says.
+#include "common.h"
+#include <linux/types.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+
+// As in linux/userfaultfd.h and linux/fs.h, of which there may be older ones here.
+enum { PAGES = 16, MISSING = 1, WRITES = 2, FAULT = 18, DONT_WAKE = 1, PROTECT = 2 };
+enum { FLAG_WRITE = 1, FLAG_WP = 2 };
+enum { WP = 1 << 0, THREAD = 1 << 8, UNPOPULATED = 1 << 13, POISONS = 1 << 14, ASYNC = 1 << 15 };
+enum { IS_WRITTEN = 2, IS_PRESENT = 8, IS_SWAPPED = 16 };
+struct message {
+    uint8_t event, reserved[7];
+    uint64_t flags, address;
+    uint32_t thread, more;
+};
+struct range {
+    uint64_t start, length;
+};
+struct api {
+    uint64_t api, features, requests;
+};
+struct use {
+    struct range range;
+    uint64_t mode;
+    int64_t answer;
+};
+struct copy {
+    uint64_t to, from, length, mode;
+    int64_t answer;
+};
+struct protection {
+    struct range range;
+    uint64_t mode;
+};
+struct scan {
+    uint64_t size, flags, start, end, walk_end, regions, room, pages, inverted, all, any, shown;
+};
+struct region {
+    uint64_t start, end, is;
+};
+#define REQUEST(number, type) _IOWR(0xaa, number, type)
+#define API REQUEST(0x3f, struct api)
+#define REGISTER REQUEST(0, struct use)
+#define UNREGISTER _IOR(0xaa, 1, struct range)
+#define WAKE _IOR(0xaa, 2, struct range)
+#define COPY REQUEST(3, struct copy)
+#define ZEROS REQUEST(4, struct use)
+#define WRITE_PROTECT REQUEST(6, struct protection)
+#define POISON REQUEST(8, struct use)
+#define SCAN _IOWR('f', 16, struct scan)
+
+static int file;
+static char *memory;
+static uint64_t size;
+static volatile uint64_t told_flags[PAGES], told_thread;
+static volatile int told;
+
+static uint64_t word(int page) {
+    return *(volatile uint64_t *)(memory + page * PAGE);
+}
+
+static void set(int page, uint64_t value) {
+    *(volatile uint64_t *)(memory + page * PAGE) = value;
+}
+
+static struct range pages(int first, int count) {
+    return (struct range){(uint64_t)(uintptr_t)memory + (uint64_t)first * PAGE, (uint64_t)count * PAGE};
+}
+
+// New memory, watched for these by a new file with these features.
+static bool begin(uint64_t features, uint64_t modes) {
+    file = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    struct api api = {0xaa, features, 0};
+    size = PAGES * PAGE;
+    memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (file < 0 || memory == MAP_FAILED || ioctl(file, API, &api) || (api.features & features) != features)
+        die("userfaultfd with features %#lx", (unsigned long)features);
+    struct use use = {pages(0, PAGES), modes, 0};
+    told = 0;
+    memset((void *)told_flags, 0, sizeof told_flags);
+    return !modes || !ioctl(file, REGISTER, &use);
+}
+
+static void over(void) {
+    close(file);
+    munmap(memory, size);
+}
+
+// A page full of what its number says.
+static const char *contents(int page) {
+    static __thread uint64_t words[PAGE / 8];
+    for (int i = 0; i < PAGE / 8; i++)
+        words[i] = 1000 + (uint64_t)page;
+    return (const char *)words;
+}
+
+static long copy(int page, uint64_t mode) {
+    struct range to = pages(page, 1);
+    struct copy copy = {to.start, (uint64_t)(uintptr_t)contents(page), PAGE, mode, 0};
+    return ioctl(file, COPY, &copy) ? -errno : copy.answer;
+}
+
+static int protect(int first, int count, uint64_t mode) {
+    struct protection protection = {pages(first, count), mode};
+    return ioctl(file, WRITE_PROTECT, &protection) ? -errno : 0;
+}
+
+// What a thread does for each message, until there have been so many.
+struct work {
+    int messages;
+    void (*deal)(int page, uint64_t flags);
+};
+
+static void *serve(void *argument) {
+    const struct work *work = argument;
+    while (told < work->messages) {
+        struct pollfd poll_for = {file, POLLIN, 0};
+        struct message message;
+        if (poll(&poll_for, 1, 10000) != 1 || read(file, &message, sizeof message) != sizeof message || message.event != FAULT)
+            die("no message");
+        int page = (int)((message.address - (uint64_t)(uintptr_t)memory) / PAGE);
+        told_flags[page] = message.flags | 16;
+        told_thread = message.thread;
+        told++;
+        work->deal(page, message.flags);
+    }
+    return NULL;
+}
+
+static pthread_t served(const struct work *work) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, serve, (void *)work))
+        die("no thread");
+    return thread;
+}
+
+static void supplies(int page, uint64_t flags) {
+    (void)flags;
+    if (copy(page, 0) != PAGE)
+        die("page %d was not supplied", page);
+}
+
+static bool missing_pages_are_supplied(void) {
+    static const struct work work = {3, supplies};
+    bool good = begin(THREAD, MISSING);
+    pthread_t thread = served(&work);
+    good &= word(3) == 1003;
+    set(5, word(5) + 1);
+    good &= word(5) == 1006;
+    set(7, 7);
+    pthread_join(thread, NULL);
+    good &= told_flags[3] == 16 && told_flags[5] == 16 && told_flags[7] == (16 | FLAG_WRITE);
+    good &= word(7) == 7 && *(uint64_t *)(memory + 7 * PAGE + 8) == 1007;
+    good &= told_thread == (uint64_t)syscall(SYS_gettid);
+    over();
+    return good;
+}
+
+static bool the_kernels_own_accesses_wait_too(void) {
+    static const struct work work = {2, supplies};
+    int ends[2];
+    uint64_t read_back[2] = {0, 0};
+    bool good = begin(0, MISSING) && !pipe(ends);
+    pthread_t thread = served(&work);
+    good &= write(ends[1], memory + PAGE, 8) == 8 && read(ends[0], read_back, 8) == 8 && read_back[0] == 1001;
+    read_back[0] = 77;
+    good &= write(ends[1], read_back, 8) == 8 && read(ends[0], memory + 2 * PAGE, 8) == 8;
+    pthread_join(thread, NULL);
+    good &= word(2) == 77 && *(uint64_t *)(memory + 2 * PAGE + 8) == 1002;
+    close(ends[0]);
+    close(ends[1]);
+    over();
+    return good;
+}
+
+static bool a_page_is_supplied_once(void) {
+    struct use use;
+    bool good = begin(0, MISSING) && copy(4, 0) == PAGE && copy(4, 0) == -EEXIST && word(4) == 1004;
+    use = (struct use){pages(3, 3), 0, 0};
+    good &= ioctl(file, ZEROS, &use) == -1 && errno == EAGAIN && use.answer == PAGE;
+    good &= ioctl(file, ZEROS, &use) == -1 && errno == EEXIST && use.answer == -EEXIST;
+    use = (struct use){pages(5, 2), 0, 0};
+    good &= !ioctl(file, ZEROS, &use) && use.answer == 2 * PAGE && word(5) == 0;
+    // Zeros that were supplied are there, also when they are written.
+    set(6, 6);
+    good &= word(6) == 6 && word(5) == 0;
+    struct range range = pages(0, PAGES);
+    good &= !ioctl(file, UNREGISTER, &range) && word(9) == 0 && copy(9, 0) == -ENOENT;
+    over();
+    return good;
+}
+
+static void unprotects(int page, uint64_t flags) {
+    (void)flags;
+    if (protect(page, 1, 0))
+        die("page %d can't be written", page);
+}
+
+static bool writes_to_protected_pages_wait(void) {
+    static const struct work work = {2, unprotects};
+    bool good = begin(WP, WRITES);
+    for (int page = 0; page < PAGES; page++)
+        set(page, (uint64_t)page);
+    good &= !protect(4, 8, 1);
+    pthread_t thread = served(&work);
+    set(3, 33);
+    set(4, 44);
+    good &= word(5) == 5;
+    set(11, 111);
+    set(12, 122);
+    pthread_join(thread, NULL);
+    good &= told_flags[4] == (16 | FLAG_WRITE | FLAG_WP) && told_flags[11] == (16 | FLAG_WRITE | FLAG_WP);
+    good &= !told_flags[3] && !told_flags[12] && word(4) == 44 && word(11) == 111;
+    set(4, 45);
+    good &= protect(0, PAGES, 0) == 0;
+    set(6, 66);
+    over();
+    return good;
+}
+
+static bool pages_that_are_not_there_are_protected(void) {
+    static const struct work work = {2, unprotects};
+    bool good = begin(WP | UNPOPULATED, WRITES) && !protect(0, PAGES, 1) && word(2) == 0;
+    pthread_t thread = served(&work);
+    set(2, 22);
+    set(9, 99);
+    pthread_join(thread, NULL);
+    good &= (told_flags[2] & told_flags[9]) == (16 | FLAG_WRITE | FLAG_WP) && word(2) == 22 && word(9) == 99;
+    over();
+    return good;
+}
+
+static bool what_is_supplied_can_be_protected(void) {
+    static const struct work work = {1, unprotects};
+    bool good = begin(WP, MISSING | WRITES) && copy(1, PROTECT) == PAGE && word(1) == 1001;
+    pthread_t thread = served(&work);
+    set(1, 11);
+    pthread_join(thread, NULL);
+    good &= told_flags[1] == (16 | FLAG_WRITE | FLAG_WP) && word(1) == 11;
+    over();
+    return good;
+}
+
+static bool a_child_is_not_watched(void) {
+    bool good = begin(WP | UNPOPULATED, MISSING | WRITES) && copy(1, PROTECT) == PAGE;
+    pid_t child = fork();
+    if (!child) {
+        bool own = word(1) == 1001 && word(2) == 0;
+        set(1, 1);
+        set(2, 2);
+        _exit(own && word(1) == 1 ? 0 : 1);
+    }
+    int status;
+    good &= waitpid(child, &status, 0) == child && status == 0 && word(1) == 1001;
+    over();
+    return good;
+}
+
+static void *touches(void *argument) {
+    (void)argument;
+    return (void *)(uintptr_t)(word(3) + 1);
+}
+
+// Waits until somebody is told of something.
+static bool is_told(void) {
+    struct pollfd poll_for = {file, POLLIN, 0};
+    return poll(&poll_for, 1, 10000) == 1 && poll_for.revents == POLLIN;
+}
+
+static bool who_waits_is_let_go_when_the_file_is_closed(void) {
+    pthread_t thread;
+    void *result;
+    bool good = begin(0, MISSING) && !pthread_create(&thread, NULL, touches, NULL) && is_told();
+    close(file);
+    good &= !pthread_join(thread, &result) && (uintptr_t)result == 1;
+    munmap(memory, size);
+    return good;
+}
+
+static bool who_is_woken_tries_again(void) {
+    pthread_t thread;
+    void *result;
+    struct message message;
+    struct range one = pages(3, 1);
+    bool good = begin(0, MISSING) && !pthread_create(&thread, NULL, touches, NULL) && is_told();
+    one = pages(3, 1);
+    good &= read(file, &message, sizeof message) == sizeof message && read(file, &message, sizeof message) == -1;
+    good &= errno == EAGAIN;
+    // Nothing is there: the same is told again.
+    good &= !ioctl(file, WAKE, &one) && is_told() && read(file, &message, sizeof message) == sizeof message;
+    good &= copy(3, DONT_WAKE) == PAGE && !ioctl(file, WAKE, &one);
+    good &= !pthread_join(thread, &result) && (uintptr_t)result == 1004;
+    over();
+    return good;
+}
+
+static sigjmp_buf back;
+static volatile int lost_code;
+
+static void lost(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)context;
+    lost_code = info->si_code;
+    siglongjmp(back, 1);
+}
+
+static bool poison_is_a_bus_error(void) {
+    struct sigaction action = {.sa_sigaction = lost, .sa_flags = SA_SIGINFO};
+    sigaction(SIGBUS, &action, NULL);
+    volatile bool good = begin(POISONS, MISSING);
+    struct use use = {pages(2, 2), 0, 0};
+    good &= !ioctl(file, POISON, &use) && use.answer == 2 * PAGE;
+    for (int page = 2; page < 4; page++) {
+        lost_code = 0;
+        if (!sigsetjmp(back, 1))
+            word(page);
+        good &= lost_code == BUS_MCEERR_AR;
+    }
+    good &= ioctl(file, POISON, &use) == -1 && errno == EEXIST;
+    good &= madvise(memory + 2 * PAGE, PAGE, MADV_DONTNEED) == 0 && copy(2, 0) == PAGE && word(2) == 1002;
+    good &= copy(3, 0) == PAGE && word(3) == 1003;
+    over();
+    return good;
+}
+
+// The pages that were written since they were protected, as bits; protects them.
+static unsigned written(int pagemap, uint64_t flags, uint64_t room) {
+    struct region regions[PAGES];
+    struct scan scan = {sizeof scan, flags, pages(0, 1).start, pages(PAGES, 0).start, 0, (uint64_t)(uintptr_t)regions,
+                        room, 0, 0, IS_WRITTEN, 0, IS_WRITTEN};
+    int found = ioctl(pagemap, SCAN, &scan);
+    if (found < 0)
+        return ~0u;
+    unsigned set = 0;
+    for (int i = 0; i < found; i++)
+        for (uint64_t at = regions[i].start; at < regions[i].end; at += PAGE)
+            set |= regions[i].is == IS_WRITTEN ? 1u << (at - (uint64_t)(uintptr_t)memory) / PAGE : ~0u;
+    if (room >= PAGES && scan.walk_end != scan.end)
+        return ~0u;
+    return set;
+}
+
+static bool writes_that_go_on_are_found(void) {
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    bool good = begin(WP | UNPOPULATED | ASYNC, WRITES) && pagemap >= 0;
+    for (int page = 0; page < 8; page++)
+        set(page, (uint64_t)page);
+    good &= !protect(0, PAGES, 1);
+    good &= written(pagemap, 3, PAGES) == 0;
+    set(2, 22);
+    set(3, 33);
+    set(12, 112);
+    good &= word(7) == 7 && word(14) == 0;
+    good &= written(pagemap, 0, PAGES) == 0x100c;
+    good &= written(pagemap, 3, 1) == 0xc && written(pagemap, 3, PAGES) == 0x1000 && written(pagemap, 3, PAGES) == 0;
+    set(3, 34);
+    good &= written(pagemap, 3, PAGES) == 8 && word(2) == 22 && word(3) == 34 && word(12) == 112;
+    // What is forgotten and written anew is written.
+    good &= !madvise(memory, 2 * PAGE, MADV_DONTNEED);
+    set(0, 10);
+    set(1, 11);
+    good &= written(pagemap, 0, PAGES) == 3;
+    // Where writes don't go on, it can't be asked.
+    struct range half = pages(8, 8);
+    good &= !ioctl(file, UNREGISTER, &half) && written(pagemap, 3, PAGES) == ~0u && errno == EPERM;
+    close(pagemap);
+    over();
+    return good;
+}
+
+static bool what_moves_is_watched_no_more(void) {
+    bool good = begin(WP, MISSING | WRITES) && copy(1, PROTECT) == PAGE;
+    char *to = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    good &= mremap(memory, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
+    memory = to;
+    set(1, 1);
+    good &= word(2) == 0 && word(1) == 1;
+    over();
+    return good;
+}
+
+static bool what_can_not_be_watched_is_refused(void) {
+    struct api api = {0xab, 0, 0};
+    bool good = begin(0, 0);
+    int other = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    good &= ioctl(other, API, &api) == -1 && errno == EINVAL;
+    struct use use = {pages(0, 1), MISSING, 0};
+    good &= ioctl(other, REGISTER, &use) == -1 && errno == EINVAL;
+    api = (struct api){0xaa, 0, 0};
+    good &= !ioctl(other, API, &api) && (api.features & ASYNC) && (api.requests & 3) == 3;
+    good &= !ioctl(file, REGISTER, &use) && ioctl(other, REGISTER, &use) == -1 && errno == EBUSY;
+    use = (struct use){pages(1, 1), 0, 0};
+    good &= ioctl(file, REGISTER, &use) == -1 && errno == EINVAL;
+    use = (struct use){pages(1, 0), MISSING, 0};
+    good &= ioctl(file, REGISTER, &use) == -1 && errno == EINVAL;
+    good &= protect(0, 1, 1) == -ENOENT && protect(0, 1, 3) == -EINVAL;
+    good &= syscall(SYS_userfaultfd, 2) == -1 && errno == EINVAL;
+    close(other);
+    over();
+    return good;
+}
+
+int main(void) {
+    static const struct rule rules[] = {
+        {"missing pages are supplied", missing_pages_are_supplied},
+        {"the kernel's own accesses wait too", the_kernels_own_accesses_wait_too},
+        {"a page is supplied once", a_page_is_supplied_once},
+        {"writes to protected pages wait", writes_to_protected_pages_wait},
+        {"pages that are not there are protected", pages_that_are_not_there_are_protected},
+        {"what is supplied can be protected", what_is_supplied_can_be_protected},
+        {"a child is not watched", a_child_is_not_watched},
+        {"who waits is let go when the file is closed", who_waits_is_let_go_when_the_file_is_closed},
+        {"who is woken tries again", who_is_woken_tries_again},
+        {"poison is a bus error", poison_is_a_bus_error},
+        {"writes that go on are found", writes_that_go_on_are_found},
+        {"what moves is watched no more", what_moves_is_watched_no_more},
+        {"what can't be watched is refused", what_can_not_be_watched_is_refused},
+    };
+    return check_rules(rules, sizeof rules / sizeof *rules);
+}
