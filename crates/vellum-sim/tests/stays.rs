@@ -3,9 +3,9 @@
 //! after it; what went before it is gone.
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Barrier, Mutex};
 
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
@@ -216,16 +216,21 @@ in_every_format! {
 fn written_meanwhile<A: Silicon>(on: &Bench<'_, A>, part: u64, page: u64) {
     let (told, go) = on.hook(part);
     let (sim, space, va) = (on.sim, &on.space, on.at(page) + 8);
+    let barrier = &Barrier::new(2);
     std::thread::scope(|s| {
         s.spawn(move || {
             let cpu = sim.cpu(1);
             let program = cpu.enter(space);
+            // So its TLB says that the page may be written.
+            program.store_u64(va, 6).unwrap();
+            barrier.wait();
             told.recv().unwrap();
             program.store_u64(va, 7).unwrap();
             drop(program);
             drop(cpu);
             go.send(()).unwrap();
         });
+        barrier.wait();
         on.out();
     });
     *on.device.meanwhile.lock().unwrap() = None;
