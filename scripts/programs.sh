@@ -51,12 +51,13 @@ on_host() {
     rm -rf "$folder"
 }
 
-# same_as_host SCRIPT: its output on the kernel is what `on_host` found.
+# same_as_host SCRIPT: its output on the kernel is what `on_host` found. The script may begin with the options of its machine.
 same_as_host() {
-    local script=$1 name
+    local script=$1 name options
+    read -ra options <<<"$(sed -n '1s/^# vellum run //p' "$script")"
     name=target/busybox/$(basename "$script" .sh)
     expect 0 "$script on the kernel (standard error: $name.$ARCH.errors)" \
-        guest --smp 2 --file "$busybox:/bin/busybox" --file "$script:/script" -- \
+        guest --smp 2 "${options[@]}" --file "$busybox:/bin/busybox" --file "$script:/script" -- \
         /bin/busybox sh -c "$WITH_APPLETS" /bin/busybox /script /tmp </dev/null >"$name.$ARCH" 2>"$name.$ARCH.errors"
     diff "$name.host" "$name.$ARCH" || die "$script prints something else on the kernel"
 }
@@ -89,6 +90,7 @@ our_programs() {
     expect 0 "a disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
     # What does not fit in compressed memory goes to the disk.
+    expect 0 limit guest --smp 2 --mem 128M --swap 128M -- "$1/limit" 24 </dev/null
     expect 0 pressure guest --smp 2 --mem 96M --swap 64M --swap-disk 192M -- "$1/pressure" 160 1 </dev/null
     expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
     expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null

@@ -142,12 +142,13 @@ fn run(map: &MemoryMap, archive: &'static [u8], wish: &str, counted: bool) -> Re
     }
     let path = arguments.remove(0);
     serial::wire::init();
-    let program = files::find(&path).and_then(|inode| sys::path::read_all(&inode));
+    let program = files::find(&path).and_then(|inode| sys::program::Program::open(&inode));
     let started = program.and_then(|program| sys::process::first(&program, &path, &arguments, &words(".vellum/env")));
     if let Err(error) = started {
         refuse(&path, error);
         return Ok(());
     }
+    mem::background::start();
     smp::release(cpus, task::executor::run);
     task::executor::run()
 }

@@ -106,6 +106,7 @@ in_every_format! {
     what_was_used_stays_longer => ages,
     a_family_gives_what_it_has_together => family,
     what_another_has_isolated_is_left_to_him => beside,
+    a_group_swaps_no_more_than_it_may => swap_room,
     what_is_locked_stays => locked,
     what_may_go_goes_without_swap => lazily,
     what_may_go_is_written_past_the_entries => pinned,
@@ -424,5 +425,36 @@ fn huge_mappings_go_whole() {
             assert_eq!(resident(space, BASE, 10 * HUGE), HUGE);
             assert_eq!((on.load(space, BASE + 7 * HUGE), on.load(space, BASE + 7 * HUGE + 0x3000)), (8, 5));
         }
+    });
+}
+
+fn swap_room<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page();
+        let (groups, frames) = (on.machine.groups(), on.machine.frames());
+        let parent = groups.create(frames, GroupId::ROOT, u64::MAX).unwrap();
+        let child = groups.create(frames, parent, u64::MAX).unwrap();
+        let spaces = [parent, child].map(|group| on.space(group));
+        for space in &spaces {
+            map(space, BASE, 16 * page);
+            (0..16).for_each(|i| on.store(space, BASE + i * page, i));
+        }
+        let left = || spaces.each_ref().map(|space| resident(space, BASE, 16 * page) / page);
+        // The room of the upper one is everybody's.
+        groups.set_swap_room(parent, 5 * (page >> 12)).unwrap();
+        spaces[1].advise(BASE, 16 * page, Advise::PageOut).unwrap();
+        assert_eq!(left(), [16, 11]);
+        on.reclaim(&spaces.each_ref(), GroupId::ROOT, u64::MAX);
+        assert_eq!(left(), [16, 11]);
+        // The lower one's is its own.
+        groups.set_swap_room(parent, u64::MAX).unwrap();
+        groups.set_swap_room(child, 2 * (page >> 12)).unwrap();
+        on.reclaim(&spaces.each_ref(), GroupId::ROOT, u64::MAX);
+        assert_eq!(left(), [0, 9]);
+        for space in &spaces {
+            (0..16).for_each(|i| assert_eq!(on.load(space, BASE + i * page), i));
+        }
+        drop(spaces);
+        [child, parent].into_iter().for_each(|group| groups.remove(frames, group).unwrap());
     });
 }

@@ -15,8 +15,10 @@ pub enum Arch {
     Aarch64,
 }
 
-/// Where in memory the archive of first files goes on a machine whose loader knows none: above the reference kernel.
-const ARCHIVE: u64 = 0x4400_0000;
+/// Where `virt` has its memory.
+const MEMORY: u64 = 0x4000_0000;
+/// Where in it the archive of first files goes, as the loader knows none: above the reference kernel, which has 16 MiB at most.
+const ARCHIVE: u64 = MEMORY + (16 << 20);
 
 impl Arch {
     /// The architecture for which an ELF file is.
@@ -108,6 +110,14 @@ impl Arch {
                 qemu.arg("-serial").arg(format!("file:{}", console.display()));
                 qemu.args(wire).args(["-device", "pci-serial,chardev=wire,addr=1"]);
             }
+        }
+    }
+
+    /// The memory, in bytes, that the reference kernel and an archive of this length fill, if the command and not QEMU places them.
+    pub fn filled(self, len: usize) -> u64 {
+        match self {
+            Arch::X86_64 => 0,
+            Arch::Aarch64 => ARCHIVE - MEMORY + len as u64,
         }
     }
 

@@ -8,7 +8,7 @@ use super::arch::Arch;
 use super::disk::Disk;
 use super::kernel::{Kernel, Kind};
 use super::wire;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -162,6 +162,12 @@ impl Machine<'_> {
         output: impl Write,
         errors: impl Write,
     ) -> anyhow::Result<End> {
+        let filled = self.kernel.arch.filled(self.archive.len());
+        ensure!(
+            self.kernel.kind == Kind::Linux || filled < self.memory,
+            "the program and its files need a machine with more than {} MiB of memory: give --mem",
+            filled.div_ceil(1 << 20)
+        );
         let folder = tempfile::tempdir().context("making a folder for the machine")?;
         let path = |name| folder.path().join(name);
         fs::write(path("archive"), self.archive).context("writing the archive")?;

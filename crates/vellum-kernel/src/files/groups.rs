@@ -3,7 +3,8 @@
 //! A group that is removed may still be charged for memory, as of files in memory or of a process that has moved on. The engine
 //! keeps it until it is charged for nothing; nobody finds it by then.
 
-use crate::mem::{machine, oom, reclaim};
+use crate::mem::reclaim::{self, Who};
+use crate::mem::{machine, oom};
 use crate::task::process::{self as processes, Life};
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
@@ -124,14 +125,17 @@ fn swapped(group: u32) -> u64 {
     reclaim::spaces_of(below).iter().map(|space| space.engine.stats().swap).sum()
 }
 
-/// Whether a group may have more in swap, as may those above it.
-pub fn may_swap(group: u32) -> bool {
-    let table = TABLE.lock();
-    let limited = |number: u32| table.groups.get(&number).filter(|group| group.swap < u64::MAX);
-    let above = table.ancestors(group).filter_map(|number| limited(number).map(|group| (number, group.swap)));
-    let limits: Vec<(u32, u64)> = above.collect();
-    drop(table);
-    limits.iter().all(|(number, most)| swapped(*number) < *most)
+/// Tells the engine how much more those groups may have in swap that may not have as much as there is. To be called before memory
+/// goes there.
+pub fn tell_swap_room() {
+    let limited =
+        |(number, group): (&u32, &Group)| (group.swap < u64::MAX).then_some((*number, group.engine, group.swap));
+    let limits: Vec<_> = TABLE.lock().groups.iter().filter_map(limited).collect();
+    for (number, engine, most) in limits {
+        let room = most.saturating_sub(swapped(number)) / FRAME_SIZE;
+        // It may be gone by now.
+        let _ = machine().groups().set_swap_room(engine, room);
+    }
 }
 
 /// How many pages a group may have.
@@ -329,11 +333,17 @@ impl cgroup::Groups for Memory {
             Control::Reclaim => {
                 let wanted = amount(value)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
                 let engine = TABLE.lock().engine(group)?;
-                if reclaim::reclaim(engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
+                if reclaim::reclaim(Who::Asked, engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
             }
             Control::SwapMax => {
                 let most = amount(value)?.unwrap_or(u64::MAX);
-                TABLE.lock().groups.get_mut(&group).ok_or(Errno::ENODEV)?.swap = most;
+                let mut table = TABLE.lock();
+                let found = table.groups.get_mut(&group).ok_or(Errno::ENODEV)?;
+                found.swap = most;
+                // Without a limit it is not told again.
+                machine().groups().set_swap_room(found.engine, u64::MAX).map_err(|_| Errno::ENODEV)?;
+                drop(table);
+                tell_swap_room();
                 Ok(())
             }
             Control::Kill => {

@@ -9,9 +9,11 @@
 //! | [`swap`] | where memory goes that nobody has used for a while |
 //! | [`disk`] | the disk among these |
 //! | [`reclaim`] | memory is short |
+//! | [`background`] | it is reclaimed before it is |
 //! | [`oom`] | memory runs out |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
+pub mod background;
 pub mod disk;
 pub mod heap;
 pub mod oom;

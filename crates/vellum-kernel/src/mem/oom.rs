@@ -5,7 +5,8 @@
 //! process with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
 
 use crate::files::groups::{self, Event};
-use crate::mem::{machine, reclaim::reclaim, swap};
+use crate::mem::reclaim::{Who, reclaim};
+use crate::mem::{machine, swap};
 use crate::println;
 use crate::task::process::{self as processes, FIRST, Life};
 use crate::task::{Process, Thread, executor};
@@ -52,11 +53,11 @@ impl Scope {
 
     /// Whether some memory could be reclaimed.
     fn reclaims(self, pages: u64) -> bool {
-        let group = match self {
-            Scope::Machine => Some(GroupId::ROOT),
-            Scope::Group(group) => groups::engine(group).filter(|_| groups::may_swap(group)),
+        let (why, group) = match self {
+            Scope::Machine => (Who::Direct, Some(GroupId::ROOT)),
+            Scope::Group(group) => (Who::Limit, groups::engine(group)),
         };
-        group.is_some_and(|group| reclaim(group, pages) > 0)
+        group.is_some_and(|group| reclaim(why, group, pages) > 0)
     }
 
     /// How many pages there are in all.
@@ -67,6 +68,11 @@ impl Scope {
             Scope::Group(group) => groups::limit(group).min(total),
         }
     }
+}
+
+/// Reclaims some of the machine's memory; how many pages that were.
+pub fn find_some() -> u64 {
+    reclaim(Who::Direct, GroupId::ROOT, AT_ONCE)
 }
 
 fn stats(process: &Process) -> Option<SpaceStats> {

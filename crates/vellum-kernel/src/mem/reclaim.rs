@@ -1,12 +1,14 @@
 //! Memory is short: some of it goes to swap, or, where its owner said that it may, for good.
 
 use crate::arch::paging::Format;
+use crate::files::groups;
 use crate::mem::platform::Host;
 use crate::mem::{Space, UserSpace, machine};
 use crate::task::Process;
 use crate::task::process as processes;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::frame::Family;
 use vellum::group::GroupId;
 use vellum::reclaim::Spaces;
@@ -28,7 +30,31 @@ pub fn spaces_of(processes: impl IntoIterator<Item = Arc<Process>>) -> Vec<Arc<U
     spaces
 }
 
+/// Why memory is reclaimed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    /// Little of it is free.
+    Background,
+    /// Somebody waits for some.
+    Direct,
+    /// A group has as much as it may have.
+    Limit,
+    /// A program asks for it.
+    Asked,
+}
+
+/// Pages that were freed, for each of these reasons.
+static FREED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+
+/// Pages that were freed for a reason.
+pub fn freed(why: Who) -> u64 {
+    FREED[why as usize].load(Relaxed)
+}
+
 /// Frees about so many pages of what a group and those below it have, as far as that can be; how many that were.
-pub fn reclaim(group: GroupId, pages: u64) -> u64 {
-    vellum::reclaim::reclaim(machine(), &All(spaces_of(processes::all())), group, pages).unwrap_or(0)
+pub fn reclaim(why: Who, group: GroupId, pages: u64) -> u64 {
+    groups::tell_swap_room();
+    let freed = vellum::reclaim::reclaim(machine(), &All(spaces_of(processes::all())), group, pages).unwrap_or(0);
+    FREED[why as usize].fetch_add(freed, Relaxed);
+    freed
 }

@@ -85,7 +85,12 @@ pub fn resolve(fault: &Fault) -> Outcome {
     let Some(space) = (unsafe { (*percpu::current().space.get()).as_ref() }) else {
         return Outcome::Unresolved;
     };
-    match space.engine.fault(fault.address, fault.access) {
+    let deal = || space.engine.fault(fault.address, fault.access);
+    let result = match Thread::current() {
+        Some(thread) => thread.faults.count(deal),
+        None => deal(),
+    };
+    match result {
         Ok(()) => return Outcome::Retry,
         Err(error) => {
             if let (Some(hindrance), Some(thread)) = (Hindrance::of(error, space), Thread::current()) {

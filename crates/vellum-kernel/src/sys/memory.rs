@@ -3,7 +3,7 @@
 use super::Answer;
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
-use crate::files::{contents, proc};
+use crate::files::{contents, groups, proc};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::hindrance::Hindrance;
@@ -139,7 +139,10 @@ pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
         abi::MADV_HUGEPAGE => Advise::Huge,
         abi::MADV_NOHUGEPAGE => Advise::NoHuge,
         abi::MADV_COLD => Advise::Cold,
-        abi::MADV_PAGEOUT => Advise::PageOut,
+        abi::MADV_PAGEOUT => {
+            groups::tell_swap_room();
+            Advise::PageOut
+        }
         abi::MADV_POPULATE_READ => Advise::PopulateRead,
         abi::MADV_POPULATE_WRITE => Advise::PopulateWrite,
         abi::MADV_GUARD_INSTALL => Advise::GuardInstall,

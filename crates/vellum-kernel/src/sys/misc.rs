@@ -6,6 +6,7 @@ use crate::arch::clock::ticks;
 use crate::mem::{now_ns, shootdown, uaccess};
 use crate::percpu;
 use crate::task::process::find_thread;
+use crate::task::usage::Usage;
 use crate::task::{Process, Thread, allowance};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -164,10 +165,11 @@ pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
     Ok(0)
 }
 
-/// A `struct rusage` of someone for whom processors worked so long. Nobody tells the kernel's own work from the program's.
-fn usage(worked: u64, most: u64) -> [u8; 144] {
+/// A `struct rusage` of someone who used so much. Nobody tells the kernel's own work from the program's.
+fn usage(used: Usage, most: u64) -> [u8; 144] {
     let mut bytes = [0; 144];
-    let words = [worked / 1_000_000_000, worked % 1_000_000_000 / 1000, 0, 0, most >> 10];
+    let Usage { time, minor, major } = used;
+    let words = [time / 1_000_000_000, time % 1_000_000_000 / 1000, 0, 0, most >> 10, 0, 0, 0, minor, major];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
         place.copy_from_slice(&word.to_le_bytes());
     }
@@ -176,7 +178,7 @@ fn usage(worked: u64, most: u64) -> [u8; 144] {
 
 /// What `wait4` says about a child that it has reaped.
 pub fn usage_of(process: &Process) -> [u8; 144] {
-    usage(process.processor_time() + process.children_time.load(Ordering::Relaxed), 0)
+    usage(process.usage() + *process.children_usage.lock(), 0)
 }
 
 /// `getrusage`.
@@ -186,9 +188,9 @@ pub fn getrusage(thread: &Arc<Thread>, whom: u64, to: u64) -> Answer {
     const THREAD: i32 = 1;
     let most = thread.memory().engine.stats().peak * vellum::addr::FRAME_SIZE;
     let bytes = match whom as i32 {
-        OWN => usage(thread.process.processor_time(), most),
-        CHILDREN => usage(thread.process.children_time.load(Ordering::Relaxed), 0),
-        THREAD => usage(thread.processor_time(), most),
+        OWN => usage(thread.process.usage(), most),
+        CHILDREN => usage(*thread.process.children_usage.lock(), 0),
+        THREAD => usage(thread.usage(), most),
         _ => return Err(Errno::EINVAL),
     };
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
@@ -199,7 +201,7 @@ pub fn times(thread: &Arc<Thread>, to: u64) -> Answer {
     const TICK: u64 = 10_000_000;
     if to != 0 {
         let process = &thread.process;
-        let (own, children) = (process.processor_time(), process.children_time.load(Ordering::Relaxed));
+        let (own, children) = (process.processor_time(), process.children_usage.lock().time);
         let words = [own / TICK, 0, children / TICK, 0];
         let bytes: [u8; 32] = core::array::from_fn(|i| words[i / 8].to_le_bytes()[i % 8]);
         uaccess::write(&thread.memory(), to, &bytes)?;

@@ -49,7 +49,7 @@ pub mod swap;
 pub mod timer;
 
 use crate::arch;
-use crate::mem::heap;
+use crate::mem::{heap, oom};
 use crate::println;
 use crate::task::{Thread, executor};
 use alloc::sync::Arc;
@@ -68,7 +68,8 @@ pub type Answer = Result<u64, Errno>;
 /// Carries out a system call.
 pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
     let process = &thread.process;
-    if heap::is_short() && costs_memory(number as u32) {
+    // What the kernel keeps for itself is not to be used up by those who can be told no; unless there is something to be had.
+    if heap::is_short() && costs_memory(number as u32) && oom::find_some() == 0 {
         return Err(Errno::ENOMEM);
     }
     match number as u32 {

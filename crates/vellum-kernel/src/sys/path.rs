@@ -308,8 +308,8 @@ pub fn umask(thread: &Thread, mask: u64) -> Answer {
     Ok(thread.files().umask.swap(mask as u32 & 0o777, Ordering::Relaxed).into())
 }
 
-/// A file's contents, for `execve`, and the file; with an empty path that of the descriptor.
-pub fn contents(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result<(Vec<u8>, Executable), Errno> {
+/// A file for `execve`; with an empty path that of the descriptor.
+pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result<Executable, Errno> {
     let file = if path.is_empty() {
         let open = file::open_of(thread, at & 0xffff_ffff)?;
         (open.inode().clone(), Mapped::of(&open))
@@ -320,20 +320,7 @@ pub fn contents(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result<(
         return Err(Errno::ELOOP);
     }
     thread.credentials().who().may(&file.0.meta(), Want::EXECUTE)?;
-    Ok((read_all(&file.0)?, file))
-}
-
-/// All of a file that may be executed.
-///
-/// # Errors
-///
-/// `EACCES`: it may not. `ENOMEM`.
-pub fn read_all(inode: &Arc<dyn Inode>) -> Result<Vec<u8>, Errno> {
-    let meta = inode.meta();
-    if meta.kind != Kind::Regular || meta.mode & 0o111 == 0 {
-        return Err(Errno::EACCES);
-    }
-    read_file(inode)
+    Ok(file)
 }
 
 /// All of a file.

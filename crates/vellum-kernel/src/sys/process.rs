@@ -26,7 +26,12 @@ use vellum_kernel::fs::lock::Owner;
 /// # Errors
 ///
 /// What `execve` answers.
-pub fn first(file: &[u8], path: &[u8], arguments: &[Vec<u8>], environment: &[Vec<u8>]) -> Result<(), Errno> {
+pub fn first(
+    file: &program::Program,
+    path: &[u8],
+    arguments: &[Vec<u8>],
+    environment: &[Vec<u8>],
+) -> Result<(), Errno> {
     let everybodys = Process::new(FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
     let (memory, registers) = program::load(file, path, arguments, environment, &limits, &Credentials::root(), false)?;

@@ -1,6 +1,6 @@
 //! Programs: into memory, and `execve`.
 
-use super::path::{HERE, contents};
+use super::path::{HERE, executable};
 use super::{Answer, misc, timer};
 use crate::arch::abi as machine;
 use crate::arch::entry::Registers;
@@ -12,6 +12,7 @@ use crate::task::Thread;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use linux_raw_sys::general as abi;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
@@ -22,9 +23,44 @@ use vellum_kernel::exec::elf::{self, Contents, Mapping};
 use vellum_kernel::exec::script;
 use vellum_kernel::exec::stack::{self, Aux};
 use vellum_kernel::fs::names::LONGEST_PATH;
+use vellum_kernel::fs::{File, Inode, Kind};
 
 /// Bytes that a stack is mapped with; it grows from there.
 const STACK: u64 = 132 << 10;
+/// Bytes of a file that are read at a time.
+const PIECE: u64 = 64 << 10;
+
+/// A file that is to be executed. It is read a piece at a time, because memory may not have room for all of it in one.
+pub struct Program {
+    file: Arc<dyn File>,
+    size: u64,
+}
+
+impl Program {
+    /// Of a file.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES`: it may not be executed. The file's own.
+    pub fn open(inode: &Arc<dyn Inode>) -> Result<Self, Errno> {
+        let meta = inode.meta();
+        if meta.kind != Kind::Regular || meta.mode & 0o111 == 0 {
+            return Err(Errno::EACCES);
+        }
+        Ok(Self { file: inode.clone().open(abi::O_RDONLY)?, size: meta.size })
+    }
+
+    /// A part of it, as far as it has one.
+    fn part(&self, range: Range<u64>) -> Result<Vec<u8>, Errno> {
+        let mut bytes = Vec::new();
+        let len = range.end.min(self.size).saturating_sub(range.start) as usize;
+        bytes.try_reserve_exact(len)?;
+        bytes.resize(len, 0);
+        let read = self.file.read(range.start, &mut &mut bytes[..])?;
+        bytes.truncate(read);
+        Ok(bytes)
+    }
+}
 
 /// A space with a program in it, and the registers it begins with. It will have these credentials; `gained`: more than who
 /// executes it.
@@ -33,7 +69,7 @@ const STACK: u64 = 132 << 10;
 ///
 /// What `execve` answers.
 pub fn load(
-    file: &[u8],
+    file: &Program,
     path: &[u8],
     arguments: &[Vec<u8>],
     environment: &[Vec<u8>],
@@ -45,9 +81,12 @@ pub fn load(
     let top = user_end().min(machine::ADDRESSES_END) - 4096;
     let known =
         elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: machine::ELF_MACHINE };
-    let head = elf::head(file, known.machine)?;
-    let table = file.get(head.table.start as usize..head.table.end as usize).ok_or(Errno::ENOEXEC)?;
-    let plan = elf::plan(&head, table, file.len() as u64, &known)?;
+    let head = elf::head(&file.part(0..elf::HEAD as u64)?, known.machine)?;
+    let table = file.part(head.table.clone())?;
+    if (table.len() as u64) < head.table.end - head.table.start {
+        return Err(Errno::ENOEXEC);
+    }
+    let plan = elf::plan(&head, &table, file.size, &known)?;
     if plan.interpreter.is_some() {
         // No loader to hand it to yet.
         return Err(Errno::ENOEXEC);
@@ -111,14 +150,16 @@ pub fn load(
     Ok((space, Registers::start(aux.entry, stack.start)))
 }
 
-fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &[u8]) -> Result<(), Errno> {
+fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &Program) -> Result<(), Errno> {
     let (start, len) = (base + mapping.range.start, mapping.range.end - mapping.range.start);
     let request = MapRequest { addr: start, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
     space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
     if let Contents::File { offset, clear } = &mapping.contents {
         let bytes = len - (clear.end - clear.start);
-        let end = (offset + bytes).min(file.len() as u64);
-        uaccess::write(space, start, file.get(*offset as usize..end as usize).ok_or(Errno::EINVAL)?)?;
+        let end = (offset + bytes).min(file.size);
+        for at in (*offset..end).step_by(PIECE as usize) {
+            uaccess::write(space, start + (at - offset), &file.part(at..end.min(at + PIECE))?)?;
+        }
     }
     let mut prot = Prot::empty();
     prot.set(Prot::READ, mapping.rights.read);
@@ -141,7 +182,8 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     let mut arguments = read_strings(&memory, arguments)?;
     let environment = read_strings(&memory, environment)?;
     let follow = flags & abi::AT_SYMLINK_NOFOLLOW == 0;
-    let (mut file, mut executable) = contents(thread, at, &name, follow)?;
+    let mut found = executable(thread, at, &name, follow)?;
+    let mut file = Program::open(&found.0)?;
     // By what name a script's interpreter, and the program itself, find the file.
     let mut path = match at as i32 {
         abi::AT_FDCWD => name,
@@ -151,23 +193,25 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     };
     let called = path.clone();
     for depth in 0.. {
-        let Some(script) = script::parse(&file) else { break };
+        let first = file.part(0..script::HEAD as u64)?;
+        let Some(script) = script::parse(&first) else { break };
         let script = script?;
         if depth == script::DEPTH {
             return Err(Errno::ELOOP);
         }
         arguments = script.arguments(&path, arguments)?;
         path = script.interpreter.to_vec();
-        (file, executable) = contents(thread, HERE, &path, true)?;
+        found = executable(thread, HERE, &path, true)?;
+        file = Program::open(&found.0)?;
     }
     let limits = *thread.process.limits.lock();
     let before = thread.credentials();
     let gains = !thread.traits.lock().no_new_privileges;
-    let own = before.executing(&executable.0.meta(), gains);
+    let own = before.executing(&found.0.meta(), gains);
     let gained = own.uids != before.uids || own.gids != before.gids;
     let (space, registers) = load(&file, &path, &arguments, &environment, &limits, &own, gained)?;
     drop((file, arguments, environment));
-    space.image.lock().file = Some(executable);
+    space.image.lock().file = Some(found);
     space.inherit(&memory);
     // The other threads end first.
     let process = &thread.process;

@@ -104,6 +104,7 @@ pub fn run() -> ! {
             let used = task.metadata().clone();
             USED[percpu::current().index].store(used.load(Ordering::Relaxed), Ordering::Relaxed);
             let joined_again = task.run();
+            percpu::current().gave_way.set(false);
             if !joined_again {
                 used.fetch_add(elapsed(), Ordering::Relaxed);
             }

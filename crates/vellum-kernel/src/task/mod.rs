@@ -10,6 +10,7 @@
 //! | [`process`] | what the threads of a program share, and who knows whom |
 //! | [`count`] | how many there are |
 //! | [`allowance`] | how long processors may work for a process |
+//! | [`usage`] | what a thread has used |
 //! | [`signal`] | signals: sending |
 //! | [`deliver`] | signals: what a thread does about them |
 //! | [`futex`] | waiting for a word of memory |
@@ -25,6 +26,7 @@ pub mod process;
 pub mod signal;
 pub mod thread;
 pub mod time;
+pub mod usage;
 
 pub use process::Process;
 pub use thread::Thread;

@@ -9,10 +9,12 @@ use crate::sys::timer::Timers;
 use crate::task::Thread;
 use crate::task::count::Counted;
 use crate::task::signal::{self, Info, Signals};
+use crate::task::usage::Usage;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::ops::Add;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use linux_raw_sys::general as abi;
 use spin::{Mutex, Once};
 use vellum_kernel::credentials::{Credentials, place};
@@ -104,10 +106,10 @@ pub struct Process {
     pub cgroup: AtomicU32,
     /// What of its memory a core file would have (`coredump_filter`).
     pub core_filter: AtomicU32,
-    /// How long processors worked for its threads that have ended, in nanoseconds.
-    ended_time: AtomicU64,
-    /// How long for its children that it has waited for, and theirs.
-    pub children_time: AtomicU64,
+    /// What its threads used that have ended.
+    ended_usage: Mutex<Usage>,
+    /// What its children used that it has waited for, and theirs.
+    pub children_usage: Mutex<Usage>,
     /// The signal that it gets when its parent ends; 0: none.
     pub death_signal: AtomicU32,
     /// Whether the children of its descendants become its own when they lose their parent.
@@ -218,8 +220,8 @@ impl Process {
             badness: AtomicI32::new(parent.map_or(0, |p| p.badness.load(Ordering::Relaxed))),
             cgroup: AtomicU32::new(parent.map_or(0, |p| p.cgroup.load(Ordering::Relaxed))),
             core_filter: AtomicU32::new(parent.map_or(0x33, |p| p.core_filter.load(Ordering::Relaxed))),
-            ended_time: AtomicU64::new(0),
-            children_time: AtomicU64::new(0),
+            ended_usage: Mutex::default(),
+            children_usage: Mutex::default(),
             death_signal: AtomicU32::new(0),
             adopts: AtomicBool::new(false),
             dumpable: AtomicU32::new(parent.map_or(1, |p| p.dumpable.load(Ordering::Relaxed))),
@@ -257,11 +259,15 @@ impl Process {
         self.parent.lock().upgrade().map_or(0, |parent| parent.pid)
     }
 
+    /// What it has used.
+    pub fn usage(&self) -> Usage {
+        let threads = self.threads.lock();
+        threads.iter().map(|thread| thread.usage()).fold(*self.ended_usage.lock(), Usage::add)
+    }
+
     /// How long processors have worked for it, in nanoseconds.
     pub fn processor_time(&self) -> u64 {
-        let threads = self.threads.lock();
-        let now: u64 = threads.iter().map(|thread| thread.processor_time()).sum();
-        now + self.ended_time.load(Ordering::Relaxed)
+        self.usage().time
     }
 
     /// Ends the process: its threads end as soon as they come to it. The first reason counts.
@@ -335,7 +341,9 @@ impl Process {
     pub fn thread_ended(self: &Arc<Self>, thread: &Arc<Thread>) {
         let left = {
             let mut threads = self.threads.lock();
-            self.ended_time.fetch_add(thread.processor_time(), Ordering::Relaxed);
+            let mut ended = self.ended_usage.lock();
+            *ended = *ended + thread.usage();
+            drop(ended);
             threads.retain(|other| !Arc::ptr_eq(other, thread));
             threads.len()
         };
@@ -406,8 +414,10 @@ impl Process {
 
     /// Forgets a child that is over.
     pub fn reap(&self, child: &Process) {
-        let time = child.processor_time() + child.children_time.load(Ordering::Relaxed);
-        self.children_time.fetch_add(time, Ordering::Relaxed);
+        let all = child.usage() + *child.children_usage.lock();
+        let mut children = self.children_usage.lock();
+        *children = *children + all;
+        drop(children);
         self.children.lock().retain(|other| other.pid != child.pid);
         TABLE.lock().remove(&child.pid);
         *child.counted.lock() = None;

@@ -3,13 +3,14 @@
 use crate::arch::entry;
 use crate::arch::{Trap, interrupts, irq};
 use crate::files::Files;
-use crate::mem::{UserSpace, now_ns, space};
+use crate::mem::{UserSpace, background, now_ns, space};
 use crate::percpu;
 use crate::sys;
 use crate::task::context::{Context, Traits};
 use crate::task::count::Counted;
 use crate::task::hindrance::Hindrance;
 use crate::task::signal::{self, Pending, Set};
+use crate::task::usage::{Faults, Usage};
 use crate::task::{Process, deliver, executor, time};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -55,6 +56,8 @@ pub struct Thread {
     pub counted: Mutex<Option<Counted>>,
     /// Whether it waits for something.
     asleep: AtomicBool,
+    /// How often what it touched was not there.
+    pub faults: Faults,
     /// How long processors have worked for it, until it gave way last, in nanoseconds.
     worked: AtomicU64,
     /// Since when one does; 0: none does.
@@ -97,6 +100,7 @@ impl Thread {
             traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().passed_on())),
             counted: Mutex::new(Some(counted)),
             asleep: AtomicBool::new(false),
+            faults: Faults::default(),
             worked: AtomicU64::new(0),
             working: AtomicU64::new(0),
             folder: Once::new(),
@@ -173,6 +177,11 @@ impl Thread {
             began => now_ns().saturating_sub(began),
         };
         self.worked.load(Ordering::Relaxed) + since
+    }
+
+    /// What it has used.
+    pub fn usage(&self) -> Usage {
+        Usage { time: self.processor_time(), ..self.faults.usage() }
     }
 
     /// What it is called, without what fills it up.
@@ -373,7 +382,8 @@ async fn run(thread: Arc<Thread>) {
         match thread.enter() {
             Trap::PageFault(address, access) => {
                 // SAFETY: the thread's own future, and the reference ends with the statement.
-                let result = unsafe { thread.context() }.memory.engine.fault(address, access);
+                let memory = &unsafe { thread.context() }.memory;
+                let result = thread.faults.count(|| memory.engine.fault(address, access));
                 if let Err(error) = result {
                     let hindrance = Hindrance::of(error, &thread.memory());
                     let passed = match hindrance {
@@ -383,6 +393,9 @@ async fn run(thread: Arc<Thread>) {
                     if !passed {
                         deliver::fault(&thread, address, error);
                     }
+                }
+                if background::look() {
+                    executor::give_way().await;
                 }
             }
             Trap::SystemCall(number) => {

@@ -92,6 +92,8 @@ struct Group {
     charged: AtomicU64,
     peak: AtomicU64,
     limit: AtomicU64,
+    /// How many pages may yet go to swap; `u64::MAX`: as many as there is room for.
+    swap_room: AtomicU64,
 }
 
 /// All groups of a machine.
@@ -157,6 +159,7 @@ impl<'p> Groups<'p> {
         group.parent.store(parent.0 as u32, Relaxed);
         group.peak.store(0, Relaxed);
         group.limit.store(limit, Relaxed);
+        group.swap_room.store(u64::MAX, Relaxed);
         for cpu in 0..self.cpus {
             let mut lists = self.shard(id, cpu).0.lock(frames.platform());
             if lists.stock == 0 && lists.is_unused() {
@@ -189,6 +192,33 @@ impl<'p> Groups<'p> {
         Ok(())
     }
 
+    /// From now on so many pages of a group's spaces and of those of its descendants may go to swap, and no more until this is called
+    /// again (`u64::MAX`: any number). Who has what in swap is the host's to know: it says how much less than a limit that is.
+    ///
+    /// # Errors
+    /// There is no such group.
+    pub fn set_swap_room(&self, id: GroupId, pages: u64) -> Result<(), GroupError> {
+        let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
+        group.swap_room.store(pages, Relaxed);
+        Ok(())
+    }
+
+    /// How many pages more may go to swap.
+    #[inline]
+    pub(crate) fn swap_room(&self, id: GroupId) -> u64 {
+        self.ancestors(id).map(|at| self.of(at).swap_room.load(Relaxed)).min().unwrap_or(u64::MAX)
+    }
+
+    /// So many went. (Two CPUs that find room at a time may both use it.)
+    #[inline]
+    pub(crate) fn use_swap_room(&self, id: GroupId, pages: u64) {
+        let less = |room: u64| (room < u64::MAX).then(|| room.saturating_sub(pages));
+        for at in self.ancestors(id) {
+            // Without a limit there is nothing to count.
+            let _ = self.of(at).swap_room.fetch_update(Relaxed, Relaxed, less);
+        }
+    }
+
     /// What it holds now.
     pub fn usage<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<GroupUsage, GroupError> {
         let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
@@ -214,6 +244,11 @@ impl<'p> Groups<'p> {
         Ok(usage)
     }
 
+    /// A group that exists or existed.
+    fn of(&self, id: GroupId) -> &'p Group {
+        self.memory(Pfn(self.table[id.0 as usize].load(Relaxed)))
+    }
+
     fn memory(&self, pfn: Pfn) -> &'p Group {
         // SAFETY: only frames set up by `set_up` get here; they begin with a `Group` (zeros are a valid one) and are never
         // freed.
@@ -235,7 +270,7 @@ impl<'p> Groups<'p> {
     /// The group itself, its parent, and so on to the root.
     fn ancestors(&self, id: GroupId) -> impl Iterator<Item = GroupId> + '_ {
         let parent = |id: &GroupId| {
-            let group = self.memory(Pfn(self.table[id.0 as usize].load(Relaxed)));
+            let group = self.of(*id);
             (*id != GroupId::ROOT).then(|| GroupId(group.parent.load(Relaxed) as u16))
         };
         core::iter::successors(Some(id), parent)
@@ -254,14 +289,12 @@ impl<'p> Groups<'p> {
     /// Charge to the group and its ancestors, or to none of them.
     fn charge_all(&self, id: GroupId, pages: u32) -> Result<(), OverLimit> {
         for at in self.ancestors(id) {
-            let group = self.memory(Pfn(self.table[at.0 as usize].load(Relaxed)));
+            let group = self.of(at);
             let now = group.charged.fetch_add(pages as u64, Relaxed) + pages as u64;
             if now > group.limit.load(Relaxed) {
                 group.charged.fetch_sub(pages as u64, Relaxed);
                 for undo in self.ancestors(id).take_while(|g| *g != at) {
-                    self.memory(Pfn(self.table[undo.0 as usize].load(Relaxed)))
-                        .charged
-                        .fetch_sub(pages as u64, Relaxed);
+                    self.of(undo).charged.fetch_sub(pages as u64, Relaxed);
                 }
                 return Err(OverLimit(at));
             }
@@ -274,7 +307,7 @@ impl<'p> Groups<'p> {
 
     fn uncharge_all(&self, id: GroupId, pages: u32) {
         for at in self.ancestors(id) {
-            self.memory(Pfn(self.table[at.0 as usize].load(Relaxed))).charged.fetch_sub(pages as u64, Relaxed);
+            self.of(at).charged.fetch_sub(pages as u64, Relaxed);
         }
     }
 

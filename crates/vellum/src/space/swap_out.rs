@@ -47,9 +47,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 continue;
             }
             let aligned = (at >> FRAME_SHIFT).trailing_zeros() as u8;
-            let fits = ((range.end - at) >> FRAME_SHIFT).ilog2() as u8;
-            let order = largest.min(aligned).min(fits).max(smallest);
             let rest = VirtRange { start: at, ..range };
+            let room = machine.groups().swap_room(self.group());
+            let fits = match (rest.len() >> FRAME_SHIFT).min(room).checked_ilog2() {
+                Some(fits) if fits >= smallest as u32 => fits as u8,
+                _ => return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom)),
+            };
+            let order = largest.min(aligned).min(fits).max(smallest);
             let slots = match machine.swaps().allocate(self.tables.platform(), order) {
                 Ok(slots) => slots,
                 Err(NoSlots::Scattered) if order > smallest => {
@@ -63,6 +67,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // before a flush, and won't have it back before they are settled.
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {
+                    machine.groups().use_swap_room(self.group(), 1 << order);
                     if let Some(family) = family.as_deref_mut().filter(|_| held.shared) {
                         family.remember(machine, pfn, slots);
                     }

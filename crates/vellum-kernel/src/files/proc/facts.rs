@@ -216,7 +216,7 @@ fn described(
     let descriptors = files.as_ref().map_or(0, |files| files.table.lock().room());
     let own_pending = thread.as_ref().map_or(0, |thread| thread.pending.lock().set());
     let life = *process.life.lock();
-    // Let go of before the next that takes it: the processor time.
+    let (own_usage, children_usage) = (process.usage(), *process.children_usage.lock());
     let threads = process.threads.lock().len().max(1) as u32;
     let own = thread.as_ref().map_or_else(|| Arc::new(Credentials::root()), |thread| thread.credentials());
     tell(&words::Process {
@@ -238,7 +238,8 @@ fn described(
         ignored,
         caught,
         uids: own.uids,
-        times: [process.processor_time() / TICK, 0, process.children_time.load(Relaxed) / TICK, 0],
+        times: [own_usage.time / TICK, 0, children_usage.time / TICK, 0],
+        faults: [own_usage.minor, children_usage.minor, own_usage.major, children_usage.major],
         gids: own.gids,
         groups: &own.groups,
         capabilities: own.effective,

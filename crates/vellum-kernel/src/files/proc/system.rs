@@ -3,10 +3,12 @@
 use super::frames;
 use crate::arch::cpuinfo;
 use crate::files::mount;
-use crate::mem::{Machine, heap, machine, now_ns, reclaim, swap};
+use crate::mem::reclaim::{self, Who};
+use crate::mem::{Machine, heap, machine, now_ns, swap};
 use crate::sys::{clock::EPOCH, misc, shm};
 use crate::task::process as processes;
 use crate::task::process::last_number;
+use crate::task::usage;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -162,7 +164,10 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("pswpin", counter(Counter::SwapIn)),
         ("pswpout", counter(Counter::SwapOut)),
         ("pgfault", counter(Counter::Faults)),
-        ("pgmajfault", 0),
+        ("pgmajfault", usage::major_faults()),
+        ("pgsteal_kswapd", reclaim::freed(Who::Background)),
+        ("pgsteal_direct", reclaim::freed(Who::Direct)),
+        ("pgsteal_proactive", reclaim::freed(Who::Asked)),
         ("pglazyfree", counter(Counter::LazyFree)),
         ("pglazyfreed", counter(Counter::LazyFreed)),
         ("oom_kill", crate::mem::oom::killed()),
