@@ -39,8 +39,6 @@ pub struct PerCpu {
     pub polled: Cell<*const Thread>,
     /// Whether that ended its turn with no other wish than to have the next.
     pub gave_way: Cell<bool>,
-    /// How many faults have been dealt with here.
-    pub faults: Cell<u32>,
 }
 
 impl PerCpu {
@@ -55,7 +53,6 @@ impl PerCpu {
             thread: Cell::new(ptr::null()),
             polled: Cell::new(ptr::null()),
             gave_way: Cell::new(false),
-            faults: Cell::new(0),
         }
     }
 }

@@ -1,24 +1,18 @@
 //! Memory is reclaimed before it runs out, by a task beside those who use it (Linux: `kswapd`).
 //!
-//! Whoever has a fault looks now and then whether little is free. Then the task is woken, and let go first; it reclaims until enough
-//! is free. So those who want memory seldom have to wait until some has been found for them.
+//! Whoever has a fault looks whether little is free. Then the task is woken, and let go first; it reclaims until enough is free. So those who want memory seldom have to wait until some has been found for them.
 
 use crate::mem::reclaim::{Who, reclaim};
 use crate::mem::{machine, now_ns};
-use crate::percpu;
 use crate::task::{executor, time};
 use core::future::poll_fn;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use core::task::{Poll, Waker};
-use spin::{Mutex, Once};
+use spin::Mutex;
 use vellum::group::GroupId;
 
-/// A fault of so many looks.
-const OFTEN: u32 = 16;
 /// Pages that are reclaimed before others are let go on.
 const AT_ONCE: u64 = 256;
-/// No more is kept free for who comes next, in frames: 16 MiB.
-const MOST: u64 = 4096;
 /// How long nothing is tried once nothing was found, in nanoseconds.
 const PAUSE: u64 = 100_000_000;
 
@@ -26,34 +20,26 @@ const PAUSE: u64 = 100_000_000;
 static AT_WORK: AtomicBool = AtomicBool::new(false);
 static WAKER: Mutex<Option<Waker>> = Mutex::new(None);
 
-/// With less than the first free, the task is woken; with the second, it stops. In frames.
-fn marks() -> [u64; 2] {
-    static MARKS: Once<[u64; 2]> = Once::new();
-    *MARKS.call_once(|| {
-        let frames = machine().frames();
-        let (kept, part) = (frames.kept(), (frames.total() / 32).min(MOST));
-        [kept + part, kept + 2 * part]
-    })
+/// To be called after a fault. Whether its thread had better let the task go first.
+#[inline]
+pub fn look() -> bool {
+    machine().frames().shortage() > 0 && {
+        wake();
+        true
+    }
 }
 
-/// To be called after a fault. Whether its thread had better let others go first, because the task was woken.
-pub fn look() -> bool {
-    let cpu = percpu::current();
-    let faults = cpu.faults.get();
-    cpu.faults.set(faults.wrapping_add(1));
-    if !faults.is_multiple_of(OFTEN) || AT_WORK.load(SeqCst) || machine().frames().free_frames() >= marks()[0] {
-        return false;
+#[cold]
+fn wake() {
+    if !AT_WORK.swap(true, SeqCst) {
+        let waker = WAKER.lock().take();
+        waker.iter().for_each(Waker::wake_by_ref);
     }
-    if AT_WORK.swap(true, SeqCst) {
-        return false;
-    }
-    let waker = WAKER.lock().take();
-    waker.inspect(Waker::wake_by_ref).is_some()
 }
 
 /// Has the task ready.
 pub fn start() {
-    executor::spawn(run());
+    executor::spawn_first(run());
 }
 
 async fn run() {
@@ -63,8 +49,13 @@ async fn run() {
             if AT_WORK.load(SeqCst) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        while machine().frames().free_frames() < marks()[1] {
-            if reclaim(Who::Background, GroupId::ROOT, AT_ONCE) == 0 {
+        loop {
+            let missing = machine().frames().shortage();
+            if missing == 0 {
+                break;
+            }
+            let found = reclaim(Who::Background, GroupId::ROOT, missing.min(AT_ONCE));
+            if found == 0 {
                 time::until(now_ns() + PAUSE).await;
                 break;
             }

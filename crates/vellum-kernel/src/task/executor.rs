@@ -18,9 +18,15 @@ use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use spin::Mutex;
 
-/// How long processors have worked for a task, in nanoseconds, and how far it was put back for other reasons.
-type Used = Arc<AtomicU64>;
-type Task = Runnable<Used>;
+/// What puts a task where it is in the line.
+struct Rank {
+    /// How long processors have worked for it, in nanoseconds, and how far it was put back for other reasons.
+    used: AtomicU64,
+    /// It goes first whatever it has used.
+    first: bool,
+}
+
+type Task = Runnable<Arc<Rank>>;
 
 /// Those who want a processor.
 struct Line {
@@ -45,8 +51,17 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// Starts a task.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     let maker = USED[percpu::current().index].load(Ordering::Relaxed) + elapsed();
-    let used = Arc::new(AtomicU64::new(LINE.lock().front.max(maker) + time::TURN));
-    let (task, handle) = Builder::new().metadata(used).spawn(|_| future, WithInfo(join));
+    let used = LINE.lock().front.max(maker) + time::TURN;
+    start(future, Rank { used: AtomicU64::new(used), first: false });
+}
+
+/// Starts a task that goes first whenever it wants a processor: it works for all others.
+pub fn spawn_first(future: impl Future<Output = ()> + Send + 'static) {
+    start(future, Rank { used: AtomicU64::new(0), first: true });
+}
+
+fn start(future: impl Future<Output = ()> + Send + 'static, rank: Rank) {
+    let (task, handle) = Builder::new().metadata(Arc::new(rank)).spawn(|_| future, WithInfo(join));
     handle.detach();
     task.schedule();
 }
@@ -59,13 +74,13 @@ fn elapsed() -> u64 {
 /// A task joins the line: it was woken, or this processor is done with it for now and it wants to go on.
 fn join(task: Task, info: ScheduleInfo) {
     if info.woken_while_running {
-        task.metadata().fetch_add(elapsed(), Ordering::Relaxed);
+        task.metadata().used.fetch_add(elapsed(), Ordering::Relaxed);
     }
     let mut line = LINE.lock();
-    let used = task.metadata().fetch_max(line.front, Ordering::Relaxed).max(line.front);
+    let used = task.metadata().used.fetch_max(line.front, Ordering::Relaxed).max(line.front);
     line.came += 1;
-    let came = line.came;
-    line.tasks.insert((used, came), task);
+    let place = if task.metadata().first { (0, line.came) } else { (used, line.came) };
+    line.tasks.insert(place, task);
     drop(line);
     WAITING.fetch_add(1, Ordering::SeqCst);
     let idle = IDLE.load(Ordering::SeqCst);
@@ -101,12 +116,12 @@ pub fn run() -> ! {
     loop {
         while let Some(task) = next() {
             BEGAN[percpu::current().index].store(now_ns(), Ordering::Relaxed);
-            let used = task.metadata().clone();
-            USED[percpu::current().index].store(used.load(Ordering::Relaxed), Ordering::Relaxed);
+            let rank = task.metadata().clone();
+            USED[percpu::current().index].store(rank.used.load(Ordering::Relaxed), Ordering::Relaxed);
             let joined_again = task.run();
             percpu::current().gave_way.set(false);
             if !joined_again {
-                used.fetch_add(elapsed(), Ordering::Relaxed);
+                rank.used.fetch_add(elapsed(), Ordering::Relaxed);
             }
             time::expire();
         }
