@@ -381,7 +381,7 @@ async fn run(thread: Arc<Thread>) {
     loop {
         match thread.enter() {
             Trap::PageFault(address, access) => {
-                // SAFETY: the thread's own future, and the reference ends with the statement.
+                // SAFETY: the thread's own future, and the reference is used for the last time by the fault.
                 let memory = &unsafe { thread.context() }.memory;
                 let result = thread.faults.count(|| memory.engine.fault(address, access));
                 if let Err(error) = result {
