@@ -4,7 +4,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Access, Advise, FaultError, Limits, MapFlags, MapRequest};
+use vellum::space::{Access, Advise, AdviseError, FaultError, Limits, MapFlags, MapRequest};
 use vellum::stats::{Counter, SizeCounter};
 use vellum::swap::{Compressed, DetachError};
 use vellum::vma::Prot;
@@ -107,6 +107,7 @@ in_every_format! {
     what_went_out_comes_back => goes_and_comes,
     a_family_swaps_each_for_itself => family,
     what_is_pinned_stays => pinned,
+    what_will_be_needed_comes_back => needed,
     what_finds_no_room_is_as_it_was => no_room,
     slots_go_with_their_entries => unmaps,
     neighbours_come_back_together => neighbours,
@@ -143,6 +144,36 @@ fn goes_and_comes<A: Silicon>(arch: A) {
             (0..60).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), 2000 + i));
         });
     }
+}
+
+/// All of a range that there is memory for comes back, and the rest stays where it is.
+fn needed<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        let page = 1 << arch.page_shift();
+        let space = on.space();
+        map(&space, BASE, 64 * page);
+        map(&space, BASE + 100 * page, 64 * page);
+        let [first, second] = [range(BASE, 64 * page), range(BASE + 100 * page, 64 * page)];
+        (0..60).for_each(|i| on.store(&space, BASE + i * page, 1000 + i));
+        (100..164).for_each(|i| on.store(&space, BASE + i * page, 1000 + i));
+        let needed = |from, pages| space.advise(BASE + from * page, pages * page, Advise::WillNeed);
+        [0, 100].iter().for_each(|from| space.advise(BASE + from * page, 64 * page, Advise::PageOut).unwrap());
+        needed(0, 32).unwrap();
+        let (resident, swapped) = held(&space, range(BASE, 60 * page));
+        assert_eq!(resident + swapped, 60 * page);
+        assert!((32 * page..60 * page).contains(&resident), "{resident:#x}");
+        // What is not mapped, or has no contents, is not brought.
+        assert_eq!(needed(0, 65), Err(AdviseError::NotMapped));
+        needed(0, 64).unwrap();
+        assert_eq!(held(&space, first), (60 * page, 0));
+        // There is no memory.
+        on.sim.refuse(Refusal::From(3));
+        needed(100, 64).unwrap();
+        on.sim.refuse(Refusal::Never);
+        let (resident, swapped) = held(&space, second);
+        assert!(resident > 0 && swapped > 0 && resident + swapped == 64 * page);
+        (0..60).chain(100..164).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), 1000 + i));
+    });
 }
 
 /// Parent and child have the same slots, and each gets a copy of its own.

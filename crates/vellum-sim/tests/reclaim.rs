@@ -5,9 +5,9 @@ use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
 use vellum::cache::Object;
 use vellum::frame::Family;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::group::{GroupId, LruList};
 use vellum::reclaim::{Spaces, reclaim};
-use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{Access, Advise, AdviseError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::swap::Compressed;
 use vellum::vma::Prot;
@@ -108,6 +108,7 @@ in_every_format! {
     what_another_has_isolated_is_left_to_him => beside,
     a_group_swaps_no_more_than_it_may => swap_room,
     what_is_locked_stays => locked,
+    what_is_cold_goes_first => cold,
     what_may_go_goes_without_swap => lazily,
     what_may_go_is_written_past_the_entries => pinned,
     what_was_moved_is_found => moved,
@@ -263,8 +264,67 @@ fn locked<A: Silicon>(arch: A) {
         assert_eq!(resident(&space, BASE, 64 * page), 17 * page);
         assert_eq!(resident(&space, BASE + 16 * page, 16 * page), 16 * page);
         drop(pin);
+        // They are out of the way, until they are not locked any more.
+        let listed =
+            |list: LruList| on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap().lru[list as usize];
+        let locked = 16 * (page >> 12);
+        assert_eq!(listed(LruList::Unevictable), locked);
+        space.unlock(BASE + 16 * page, 4 * page).unwrap();
+        assert_eq!(listed(LruList::Unevictable), locked / 4 * 3);
+        space.unlock_all();
+        assert_eq!(listed(LruList::Unevictable), 0);
+        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        assert_eq!(resident(&space, BASE, 64 * page), 0);
         (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+        // A child locks nothing, and when its parent is gone, nobody does.
+        space.lock(BASE, 16 * page, false).unwrap();
+        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        let child = space.fork().unwrap();
+        assert_eq!(on.reclaim(&[&space, &child], GroupId::ROOT, u64::MAX), 0);
+        drop(space);
+        assert_eq!(listed(LruList::Unevictable), locked);
+        on.reclaim(&[&child], GroupId::ROOT, u64::MAX);
+        assert_eq!((listed(LruList::Unevictable), resident(&child, BASE, 64 * page)), (0, 0));
+        (0..64).for_each(|i| assert_eq!(on.load(&child, BASE + i * page), i));
     });
+}
+
+fn cold<A: Silicon>(arch: A) {
+    for used in [true, false] {
+        on(arch, 4096, |on| {
+            let page = on.page();
+            let space = on.space(GroupId::ROOT);
+            map(&space, BASE, 64 * page);
+            (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
+            let all = VirtRange { start: BASE, end: BASE + 64 * page };
+            if !used {
+                space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
+            }
+            space.advise(BASE + 40 * page, 16 * page, Advise::Cold).unwrap();
+            assert_eq!(resident(&space, BASE, 64 * page), 64 * page);
+            let frames = 16 * (page >> 12);
+            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, frames), frames);
+            assert_eq!(resident(&space, BASE + 40 * page, 16 * page), 0);
+            // What is used again is as warm as the rest.
+            (40..48).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+            space.advise(BASE, 64 * page, Advise::Cold).unwrap();
+            (0..64).filter(|i| *i != 13).for_each(|i| _ = on.load(&space, BASE + i * page));
+            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, 1), page >> 12);
+            assert_eq!(resident(&space, BASE + 13 * page, page), 0);
+            // What two have is not for one to call cold, and what is locked neither.
+            let child = space.fork().unwrap();
+            (0..8).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
+            space.advise(BASE, 64 * page, Advise::Cold).unwrap();
+            let mut used = 0;
+            space.runs(VirtRange { start: BASE, end: BASE + 8 * page }, |run| {
+                used += if run.attrs(&on.arch).contains(Attrs::ACCESSED) { run.len } else { 0 };
+            });
+            assert_eq!(used, 8);
+            space.lock(BASE, page, false).unwrap();
+            assert!(matches!(space.advise(BASE, page, Advise::Cold), Err(AdviseError::Locked(_))));
+            drop(child);
+        });
+    }
 }
 
 fn lazily<A: Silicon>(arch: A) {

@@ -4,7 +4,7 @@ use super::Answer;
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, groups, proc};
-use crate::mem::uaccess;
+use crate::mem::{UserSpace, uaccess};
 use crate::task::Thread;
 use crate::task::hindrance::Hindrance;
 use alloc::sync::Arc;
@@ -124,9 +124,19 @@ pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u6
 
 /// `madvise`.
 pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
+    advise(thread, &thread.memory(), addr, len, advice)
+}
+
+/// Advice about a space's memory.
+///
+/// # Errors
+///
+/// Those of `madvise`.
+pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, advice: u64) -> Answer {
     let advice = match advice as u32 {
-        abi::MADV_REMOVE => return remove(thread, addr, len),
-        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL | abi::MADV_WILLNEED => Advise::Reading,
+        abi::MADV_REMOVE => return remove(memory, addr, len),
+        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL => Advise::Reading,
+        abi::MADV_WILLNEED => Advise::WillNeed,
         abi::MADV_DONTNEED => Advise::DontNeed,
         abi::MADV_DONTNEED_LOCKED => Advise::DontNeedLocked,
         abi::MADV_FREE => Advise::Free,
@@ -149,7 +159,6 @@ pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
         abi::MADV_GUARD_REMOVE => Advise::GuardRemove,
         _ => return Err(Errno::EINVAL),
     };
-    let memory = thread.memory();
     let taken = memory.engine.advise(addr, len, advice).map_err(|error| {
         if let AdviseError::Fault(FaultError::Watched(watched)) = error {
             thread.is_hindered(Hindrance::Watched(memory.clone(), watched));
@@ -160,8 +169,8 @@ pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
 }
 
 /// `madvise` with `MADV_REMOVE`.
-fn remove(thread: &Thread, addr: u64, len: u64) -> Answer {
-    let removed = thread.memory().engine.remove(addr, len, |object, bytes| {
+fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
+    let removed = memory.engine.remove(addr, len, |object, bytes| {
         contents::discard(object, &object.punch_hole(bytes));
     });
     removed.map_err(|error| error.errno().into()).map(|()| 0)

@@ -86,6 +86,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_mseal => memory::mseal(thread, a[0], a[1], a[2]),
         nr::__NR_process_vm_readv => remote::copy(thread, remote::Way::Read, a),
         nr::__NR_process_vm_writev => remote::copy(thread, remote::Way::Write, a),
+        nr::__NR_process_madvise => remote::advise(thread, a),
         nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]),
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),

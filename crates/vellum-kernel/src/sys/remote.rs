@@ -1,14 +1,15 @@
-//! The memory of other processes, page by page: a page is pinned there and copied to or from the caller's.
+//! The memory of other processes. To read or write it goes page by page: a page is pinned there and copied to or from the caller's.
 
 use super::Answer;
 use super::process::process_of;
+use super::{memory, pidfd};
 use crate::files::user::UserBytes;
 use crate::mem::UserSpace;
 use crate::task::hindrance::Hindrance;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use alloc::vec;
-use linux_raw_sys::general::CAP_SYS_PTRACE;
+use linux_raw_sys::general::{CAP_SYS_PTRACE, MADV_COLD, MADV_PAGEOUT, MADV_WILLNEED};
 use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;
@@ -46,6 +47,30 @@ pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
+        }
+    }
+    Ok(done)
+}
+
+/// `process_madvise`: as many bytes as advice is taken about before it is refused.
+pub fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: [u64; 6]) -> Answer {
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (process, _) = pidfd::process_of(thread, fd)?;
+    let pieces = UserBytes::many(thread, array, count)?;
+    // What another process would notice is not for others to say.
+    if process.pid != thread.process.pid && !matches!(advice as u32, MADV_COLD | MADV_PAGEOUT | MADV_WILLNEED) {
+        return Err(Errno::EINVAL);
+    }
+    may_look_into(thread, &process)?;
+    let memory = process.memory.lock().clone().ok_or(Errno::ESRCH)?;
+    let mut done = 0;
+    for (address, len) in pieces.pieces() {
+        match memory::advise(thread, &memory, address, len, advice) {
+            Ok(_) => done += len,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
         }
     }
     Ok(done)

@@ -166,6 +166,7 @@ impl Kernel for Linux {
             Advise::DontDump => libc::MADV_DONTDUMP,
             Advise::DoDump => libc::MADV_DODUMP,
             Advise::Reading => libc::MADV_SEQUENTIAL,
+            Advise::WillNeed => libc::MADV_WILLNEED,
             Advise::Cold => libc::MADV_COLD,
             Advise::PageOut => libc::MADV_PAGEOUT,
             Advise::PopulateRead => libc::MADV_POPULATE_READ,

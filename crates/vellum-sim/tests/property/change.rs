@@ -160,8 +160,8 @@ impl Plot {
             _ => {}
         }
         let got = on.space.advise(addr, len, advise);
-        if advise == Advise::PageOut {
-            return self.paged_out(on, pages, got);
+        if matches!(advise, Advise::PageOut | Advise::Cold | Advise::WillNeed) {
+            return self.hinted(on, pages, got, advise);
         }
         if advise == Advise::Free {
             return self.freed(on, pages, got);
@@ -200,15 +200,25 @@ impl Plot {
         self.check(on, &pages);
     }
 
-    fn paged_out<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, got: Result<(), AdviseError>) {
-        let locked = self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+    /// An advice that changes nothing but where contents are.
+    fn hinted<H: Host>(
+        &mut self,
+        on: &Scene<'_, '_, H>,
+        pages: Range<u64>,
+        got: Result<(), AdviseError>,
+        advise: Advise,
+    ) {
+        let locked = advise != Advise::WillNeed
+            && self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
         match got {
             Err(AdviseError::Locked(_)) => assert!(locked, "no area is locked"),
             Err(AdviseError::NotMapped) => assert!(!self.model.covers(pages.clone())),
             got => {
                 assert_eq!(got, Ok(()));
                 assert!(!locked && self.model.covers(pages.clone()));
-                self.model.page_out(pages.clone());
+                if advise == Advise::PageOut {
+                    self.model.page_out(pages.clone());
+                }
             }
         }
         self.check(on, &pages);

@@ -198,7 +198,7 @@ const PROTS: [(u64, Prot); 7] = [
     (5, Prot::EXEC),
 ];
 
-const ADVICE: [(u64, Advise); 10] = [
+const ADVICE: [(u64, Advise); 12] = [
     (25, Advise::Huge),
     (25, Advise::NoHuge),
     (8, Advise::DontFork),
@@ -209,6 +209,8 @@ const ADVICE: [(u64, Advise); 10] = [
     (15, Advise::PopulateWrite),
     (15, Advise::GuardInstall),
     (15, Advise::GuardRemove),
+    (10, Advise::Cold),
+    (15, Advise::WillNeed),
 ];
 
 impl Choice {

@@ -58,6 +58,17 @@ impl FrameList {
         self.len += 1;
     }
 
+    /// Put `pfn`, which is on no list, behind all others.
+    pub(crate) fn push_back<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn) {
+        let Some(last) = self.tail.some() else { return self.push(frames, pfn) };
+        let frame = frames.frame(pfn);
+        frame.link(0).store(last.0, Relaxed);
+        frame.link(1).store(Pfn::NONE.0, Relaxed);
+        frames.frame(last).link(1).store(pfn.0, Relaxed);
+        self.tail = pfn;
+        self.len += 1;
+    }
+
     /// Take `pfn`, which is on this list, off it.
     #[inline]
     pub fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn) {

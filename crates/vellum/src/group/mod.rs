@@ -383,6 +383,16 @@ impl<'p> Groups<'p> {
         }
     }
 
+    /// A folio that is on this list is the next to be looked at. The caller has a reference.
+    pub(crate) fn make_oldest<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, list: LruList) {
+        let frame = frames.frame(pfn);
+        let Home { group, cpu, .. } = Home::unpack(frame.home());
+        let mut lists = self.shard(group, cpu).0.lock(frames.platform());
+        if LruList::of(frame) == Some(list) {
+            lists.make_oldest(frames, pfn, list);
+        }
+    }
+
     /// How many pages a CPU's list of a group has.
     pub(crate) fn listed<P: Platform>(
         &self,

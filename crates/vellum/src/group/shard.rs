@@ -104,6 +104,12 @@ impl Lists {
         }
     }
 
+    /// Make a folio that is on a list of this shard the oldest there.
+    pub(crate) fn make_oldest<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
+        self.lru[list as usize].remove(frames, pfn);
+        self.lru[list as usize].push_back(frames, pfn);
+    }
+
     /// Put a folio on a list of this shard, where its home is.
     pub(crate) fn relist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
         let frame = frames.frame(pfn);

@@ -59,6 +59,10 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
             work.list(group, LruList::Anon, round < ROUNDS);
         }
     }
+    // Among what was locked may be what is not any more: of a parent that is gone, say.
+    if machine.swaps().has_room(machine.platform()) {
+        work.list(group, LruList::Unevictable, false);
+    }
     Ok(work.freed)
 }
 
@@ -148,8 +152,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
                 self.family(family, &mut isolated, ages);
             }
+            self.settle(&victims, &isolated);
             isolated.forget(machine);
-            self.settle(&victims);
             machine.platform().resched();
         }
     }
@@ -207,13 +211,17 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     }
 
     /// What nobody has any more is freed, and the others go back to their lists.
-    fn settle(&mut self, victims: &[Victim<'m>]) {
+    fn settle(&mut self, victims: &[Victim<'m>], isolated: &Isolated) {
         for Victim { head, frame, .. } in victims {
             // Nobody can find it any more to have it anew.
             let gone = frame.counts() == Counts { refs: 1, maps: 0 };
             if !gone {
+                let list = match isolated.is_locked(frame) {
+                    true => LruList::Unevictable,
+                    false if frame.has(flag::LAZY) => LruList::Lazy,
+                    false => LruList::Anon,
+                };
                 frame.clear_flag(flag::ISOLATED);
-                let list = if frame.has(flag::LAZY) { LruList::Lazy } else { LruList::Anon };
                 self.machine.groups().relist(self.machine.frames(), *head, None, list);
             }
         }

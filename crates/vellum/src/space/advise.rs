@@ -36,10 +36,11 @@ pub enum Advise {
     DontDump,
     /// For core files (`MADV_DODUMP`).
     DoDump,
-    /// How it will be read, or that it will be (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`, `MADV_WILLNEED`). Nothing is read
-    /// from anywhere, so nothing depends on it.
+    /// How it will be read (`MADV_NORMAL`, `MADV_RANDOM`, `MADV_SEQUENTIAL`). Nothing depends on it.
     Reading,
-    /// Not needed soon (`MADV_COLD`).
+    /// Needed soon: what is swapped out comes back, as far as there is memory (`MADV_WILLNEED`).
+    WillNeed,
+    /// Not needed soon: what is this space's alone counts as not used, and is looked at first when memory is short (`MADV_COLD`).
     Cold,
     /// Not needed soon: what is this space's alone goes to a swap device, as far as there is room (`MADV_PAGEOUT`).
     PageOut,
@@ -189,7 +190,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Advise::DontDump => self.set_flags(range, AreaFlags::DONTDUMP, true),
             Advise::DoDump => self.set_flags(range, AreaFlags::DONTDUMP, false),
             Advise::Reading => self.all(range, false, false),
-            Advise::Cold => self.all(range, true, false),
+            Advise::WillNeed => self.will_need(range),
+            Advise::Cold => self.cool(range),
             Advise::PageOut => self.page_out(range),
             Advise::Free => self.free_lazily(range),
             Advise::PopulateRead => self.populate_all(range, Access::Read),

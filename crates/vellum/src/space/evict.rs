@@ -86,7 +86,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     range = *next;
                     continue;
                 }
-                match self.hold_next(range, isolated.as_deref(), &mut batch, &mut gather) {
+                match self.hold_next(range, isolated.as_deref_mut(), &mut batch, &mut gather) {
                     Some(next) => range.start = next.min(range.end),
                     None if batch.used > 0 => break,
                     None => self.tables.platform().wait(),
@@ -149,7 +149,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn hold_next(
         &self,
         range: VirtRange,
-        isolated: Option<&Isolated>,
+        mut isolated: Option<&mut Isolated>,
         batch: &mut Batch,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<u64> {
@@ -160,8 +160,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         match area.state {
             State::Held => return None,
             State::Dying => return Some(part.end),
-            State::Live if area.flags.contains(AreaFlags::LOCKED) || area.backing.is_shared() => return Some(part.end),
+            State::Live if area.backing.is_shared() => return Some(part.end),
             State::Live => {}
+        }
+        let locked = area.flags.contains(AreaFlags::LOCKED);
+        if locked && isolated.is_none() {
+            return Some(part.end);
         }
         let table = match self.tables.find(part.start, part.end) {
             Found::Hole(end) => return Some(end),
@@ -174,9 +178,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let whole = part.covers(&run.range(arch));
             // What is as large as no block of slots, or reaches across an end of the range, stays.
             let fits = whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
-            if run.kind == Kind::Leaf
+            if locked {
+                self.tell_locked(&run, isolated.as_deref_mut());
+            } else if run.kind == Kind::Leaf
                 && fits
-                && let Some(held) = self.hold(&table, &mut run, isolated, batch, gather)
+                && let Some(held) = self.hold(&table, &mut run, isolated.as_deref(), batch, gather)
             {
                 batch.held[batch.used] = held;
                 batch.used += 1;
@@ -214,7 +220,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // Whoever else has isolated a folio gives it up when he likes.
             let may = match isolated {
                 None => alone || maps == pages,
-                Some(isolated) => state.has(flag::ISOLATED) && isolated.has(head, frame),
+                Some(isolated) => state.has(flag::ISOLATED) && isolated.may_go(head, frame),
             };
             let known = u32::from(state.has(flag::ISOLATED));
             let pinned = refs > maps + known

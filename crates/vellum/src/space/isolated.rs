@@ -19,9 +19,10 @@ pub(crate) const BATCH: usize = 128;
 const PIECES: usize = 128;
 
 /// Folios that were taken off their lists together, and what was written of them.
-#[derive(Default)]
 pub(crate) struct Isolated {
     heads: ArrayVec<Pfn, BATCH>,
+    /// Of each, whether an area that maps it is locked.
+    locked: [bool; BATCH],
     written: ArrayVec<Piece, PIECES>,
     /// Where the last one was found: the next space has them in about the same order.
     last: usize,
@@ -34,6 +35,12 @@ struct Piece {
     slots: SwapRun,
 }
 
+impl Default for Isolated {
+    fn default() -> Self {
+        Isolated { heads: ArrayVec::new(), locked: [false; BATCH], written: ArrayVec::new(), last: 0 }
+    }
+}
+
 impl Isolated {
     /// One more, which the caller has isolated just now.
     #[inline]
@@ -42,10 +49,28 @@ impl Isolated {
         self.heads.push(head);
     }
 
+    /// Whether a folio that somebody has isolated is one of these, and not known to be locked.
+    #[inline]
+    pub(super) fn may_go(&self, head: Pfn, frame: &Frame) -> bool {
+        self.has(head, frame) && !self.is_locked(frame)
+    }
+
     /// Whether a folio that somebody has isolated is one of these.
     #[inline]
-    pub(super) fn has(&self, head: Pfn, frame: &Frame) -> bool {
+    fn has(&self, head: Pfn, frame: &Frame) -> bool {
         self.heads.get(frame.place_among_isolated()) == Some(&head)
+    }
+
+    /// A folio that somebody has isolated is mapped by an area that is locked.
+    pub(super) fn lock(&mut self, head: Pfn, frame: &Frame) {
+        if self.has(head, frame) {
+            self.locked[frame.place_among_isolated()] = true;
+        }
+    }
+
+    /// Whether an area was found that maps one of these, and is locked.
+    pub(crate) fn is_locked(&self, frame: &Frame) -> bool {
+        self.locked[frame.place_among_isolated()]
     }
 
     /// These frames are in these slots, as long as the caller has them.

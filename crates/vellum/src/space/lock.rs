@@ -1,18 +1,22 @@
 //! Memory that is to stay: `mlock` and its kin.
 //!
-//! A locked area is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only the latter. What has been
-//! faulted in before stays on the LRU list where it is: who reclaims asks the area.
+//! A locked area is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only the latter. Who reclaims asks
+//! the area. So what was faulted in before stays on its LRU list until somebody looks at it there; then, and what is faulted in
+//! later at once, it goes to the list of what is not to be looked at. Unlocking brings it back from there. (What nobody has locked
+//! any more for another reason is found there when nothing else can be reclaimed.)
 
 use bitflags::bitflags;
 
-use crate::addr::{VirtRange, align_down, align_up};
-use crate::arch::Arch;
+use crate::addr::{Pfn, VirtRange, align_down, align_up};
+use crate::arch::{Arch, Kind};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
+use crate::frame::{Frame, OutOfMemory, flag};
+use crate::group::LruList;
 use crate::platform::Platform;
+use crate::table::Run;
 use crate::vma::{AreaFlags, Prot, Vma};
 
-use super::{Access, AddressSpace, FaultError, ProtectError};
+use super::{Access, AddressSpace, FaultError, Isolated, ProtectError};
 
 bitflags! {
     /// Which areas to lock, and how. The bits are Linux's.
@@ -128,7 +132,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     pub fn unlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
         let range = self.pages_of(addr, len)?;
         let same = |v: &Vma| !v.flags.intersects(AreaFlags::LOCKS);
-        self.set_areas(&mut self.change(range), range, same, |v| v.flags -= AreaFlags::LOCKS)?;
+        let mut change = self.change(range);
+        self.set_areas(&mut change, range, same, |v| v.flags -= AreaFlags::LOCKS)?;
+        self.make_evictable(range);
         Ok(())
     }
 
@@ -176,9 +182,43 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let mut change = self.change(all);
         let areas = change.areas();
         areas.future = AreaFlags::empty();
+        let some = areas.locked > 0;
         areas.account_all(all, -1);
         areas.each(all, |v| v.flags -= AreaFlags::LOCKS);
         areas.account_all(all, 1);
+        if some {
+            change.let_go();
+            self.make_evictable(all);
+        }
+    }
+
+    /// What a range has may be reclaimed again, unless who wants to finds it locked elsewhere.
+    fn make_evictable(&self, range: VirtRange) {
+        let machine = self.tables.machine;
+        self.each_run(range, |_, run| {
+            for (head, frame) in self.folios_of(run) {
+                if LruList::of(frame) == Some(LruList::Unevictable) {
+                    machine.groups().relist(machine.frames(), head, Some(LruList::Unevictable), LruList::Anon);
+                }
+            }
+            false
+        });
+    }
+
+    /// Who has isolated folios hears which of them a run of a locked area maps.
+    pub(super) fn tell_locked(&self, run: &Run, isolated: Option<&mut Isolated>) {
+        let Some(isolated) = isolated else { return };
+        for (head, frame) in self.folios_of(run).filter(|(_, frame)| frame.has(flag::ISOLATED)) {
+            isolated.lock(head, frame);
+        }
+    }
+
+    /// The folios that a run maps, if it maps any.
+    fn folios_of(&self, run: &Run) -> impl Iterator<Item = (Pfn, &Frame)> {
+        let (arch, machine) = (&self.tables.arch, self.tables.machine);
+        let maps = run.kind == Kind::Leaf && !machine.zeros_folio().contains(run.pfn(arch));
+        let folios = maps.then(|| machine.frames().folios(run.pfn(arch), run.frames(arch)));
+        folios.into_iter().flatten().map(|(head, frame, _)| (head, frame))
     }
 
     /// The pages that a range touches.

@@ -40,6 +40,7 @@
 //! | `relocate` | how they change their place |
 //! | `protect` | areas change what may be done with them |
 //! | `advise` | hints |
+//! | `cold` | hints about what is in memory or not |
 //! | `query` | what is mapped, what is resident |
 //! | `watch` | somebody is told what happens to pages, or says so in their place |
 //! | `supply` | what he puts there |
@@ -49,6 +50,7 @@
 
 mod advise;
 mod areas;
+mod cold;
 mod cow;
 mod discard;
 mod evict;

@@ -4,7 +4,7 @@
 //! It is the space's alone then, whoever had it together before: each has its own reference to the slots, and gets a copy.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, Swapped};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{Slots, SwapRun};
@@ -82,13 +82,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// There is no memory for all of it, and what has not come back is still on the device; or ([`FaultError::Poisoned`]) the device does
     /// not give back what it got for this page, the first of those, and all others have come back.
     pub fn swap_off(&self, device: u8) -> Result<(), FaultError> {
-        let mut rest = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let rest = VirtRange { start: 0, end: self.tables.arch.user_end() };
         // So that nothing moves to where this has looked already.
         let mut change = self.change(rest);
         change.let_go();
+        self.bring_all_back(rest, |swapped| swapped.device == device)
+    }
+
+    /// Bring back what a range has in slots like these.
+    ///
+    /// # Errors
+    /// As of [`AddressSpace::swap_off`].
+    pub(super) fn bring_all_back(
+        &self,
+        mut rest: VirtRange,
+        like: impl Fn(&Swapped) -> bool,
+    ) -> Result<(), FaultError> {
         let mut result = Ok(());
-        let on_it = |run: &Run| run.kind == Kind::Swap && self.tables.arch.swapped(run.raw).device == device;
-        while let Some(addr) = self.next_run(rest, on_it) {
+        let is_it = |run: &Run| run.kind == Kind::Swap && like(&self.tables.arch.swapped(run.raw));
+        while let Some(addr) = self.next_run(rest, is_it) {
             rest.start = addr;
             match self.fetch(addr) {
                 Ok(Outcome::Mapped(block)) => rest.start = block.end,

@@ -68,7 +68,7 @@ pub static ADVISE: [Row; 12] = [
 ];
 
 /// All that is not about huge pages, and not to forget.
-const HINTS: [Advise; 10] = [
+const HINTS: [Advise; 11] = [
     Advise::Free,
     Advise::DontFork,
     Advise::DoFork,
@@ -77,6 +77,7 @@ const HINTS: [Advise; 10] = [
     Advise::DontDump,
     Advise::DoDump,
     Advise::Reading,
+    Advise::WillNeed,
     Advise::Cold,
     Advise::PageOut,
 ];

@@ -1,0 +1,72 @@
+//! Memory that is not needed soon, or will be: hints about what is in memory.
+
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Attrs, Kind};
+use crate::frame::flag;
+use crate::group::LruList;
+use crate::platform::Platform;
+use crate::table::{Found, LockedTable, Run};
+
+use super::{AddressSpace, AdviseError};
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
+    /// What a range has that is this space's alone was not used, and is the first to be looked at when memory is short
+    /// (`MADV_COLD`). Side by side with faults.
+    pub(super) fn cool(&self, range: VirtRange) -> Result<(), AdviseError> {
+        self.all(range, true, false)?;
+        let mut gather = self.gather(range);
+        self.each_area(range, |_, part| {
+            let table = match self.tables.find(part.start, part.end) {
+                Found::Hole(end) => return Ok(end),
+                Found::Table(table) => table,
+            };
+            let end = part.end.min(table.end());
+            let mut at = part.start;
+            while at < end
+                && let Some(run) = table.run(at, end)
+            {
+                if run.kind == Kind::Leaf && part.covers(&run.range(&self.tables.arch)) && self.cool_run(&table, &run) {
+                    gather.note(run.range(&self.tables.arch), table.shift());
+                }
+                at = run.range(&self.tables.arch).end;
+            }
+            table.unlock(&mut gather);
+            self.tables.platform().resched();
+            Ok(at)
+        })
+    }
+
+    /// Whether translations have changed.
+    fn cool_run(&self, table: &LockedTable<'_, '_, P, A>, run: &Run) -> bool {
+        let arch = &self.tables.arch;
+        let machine = self.tables.machine;
+        let attrs = run.attrs(arch);
+        if machine.zeros_folio().contains(run.pfn(arch)) {
+            return false;
+        }
+        let folios = || machine.frames().folios(run.pfn(arch), run.frames(arch));
+        // What others have too may be needed there.
+        if !attrs.contains(Attrs::EXCLUSIVE) && folios().any(|(_, frame, pages)| frame.counts().maps != pages) {
+            return false;
+        }
+        for (head, frame, pages) in folios() {
+            // Of a folio that goes on beyond this, the rest may be needed.
+            if pages == 1 << frame.order() && !frame.has(flag::OBJECT) {
+                machine.groups().make_oldest(machine.frames(), head, LruList::Anon);
+            }
+        }
+        let used = attrs.contains(Attrs::ACCESSED);
+        if used {
+            table.forget_recorded(run, Attrs::ACCESSED, |_, _| ());
+        }
+        used
+    }
+
+    /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
+    pub(super) fn will_need(&self, range: VirtRange) -> Result<(), AdviseError> {
+        self.all(range, false, false)?;
+        // What does not come now comes when it is touched, or else is not there: that is no matter of a hint.
+        let _ = self.bring_all_back(range, |_| true);
+        Ok(())
+    }
+}
