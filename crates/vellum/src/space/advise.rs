@@ -6,6 +6,8 @@ use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
 use crate::platform::Platform;
+use crate::table::{Found, LockedTable, Run};
+use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::zap::Keep;
@@ -271,6 +273,38 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             at = act(area, part)?;
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
+    }
+
+    /// Show each run that lies in a range entirely, and may be made shorter by that, in its locked table; side by side with faults.
+    ///
+    /// # Errors
+    /// Not all of the range is mapped.
+    pub(super) fn each_whole_run(
+        &self,
+        range: VirtRange,
+        mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>),
+    ) -> Result<(), AdviseError> {
+        let arch = &self.tables.arch;
+        let mut gather = self.gather(range);
+        self.each_area(range, |_, part| {
+            let table = match self.tables.find(part.start, part.end) {
+                Found::Hole(end) => return Ok(end),
+                Found::Table(table) => table,
+            };
+            let end = part.end.min(table.end());
+            let mut at = part.start;
+            while at < end
+                && let Some(mut run) = table.run(at, end)
+            {
+                if part.covers(&run.range(arch)) {
+                    act(&table, &mut run, &mut gather);
+                }
+                at = run.range(arch).end;
+            }
+            table.unlock(&mut gather);
+            self.tables.platform().resched();
+            Ok(at)
+        })
     }
 
     /// Split a huge mapping that reaches across an address, as a reader of the areas, when what is there is not held.

@@ -5,7 +5,7 @@ use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::flag;
 use crate::group::LruList;
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{LockedTable, Run};
 
 use super::{AddressSpace, AdviseError};
 
@@ -14,25 +14,10 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// (`MADV_COLD`). Side by side with faults.
     pub(super) fn cool(&self, range: VirtRange) -> Result<(), AdviseError> {
         self.all(range, true, false)?;
-        let mut gather = self.gather(range);
-        self.each_area(range, |_, part| {
-            let table = match self.tables.find(part.start, part.end) {
-                Found::Hole(end) => return Ok(end),
-                Found::Table(table) => table,
-            };
-            let end = part.end.min(table.end());
-            let mut at = part.start;
-            while at < end
-                && let Some(run) = table.run(at, end)
-            {
-                if run.kind == Kind::Leaf && part.covers(&run.range(&self.tables.arch)) && self.cool_run(&table, &run) {
-                    gather.note(run.range(&self.tables.arch), table.shift());
-                }
-                at = run.range(&self.tables.arch).end;
+        self.each_whole_run(range, |table, run, gather| {
+            if run.kind == Kind::Leaf && self.cool_run(table, run) {
+                gather.note(run.range(&self.tables.arch), table.shift());
             }
-            table.unlock(&mut gather);
-            self.tables.platform().resched();
-            Ok(at)
         })
     }
 

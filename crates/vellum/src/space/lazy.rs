@@ -9,7 +9,7 @@ use crate::frame::{Counts, flag};
 use crate::group::LruList;
 use crate::platform::Platform;
 use crate::stats::Counter;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{LockedTable, Run};
 use crate::tlb::Gather;
 
 use super::{AddressSpace, AdviseError};
@@ -18,33 +18,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whatever a range has may go, as long as nobody writes to it: folios that this space has alone and that lie in the range entirely,
     /// and what is swapped out, at once. Side by side with faults.
     pub(super) fn free_lazily(&self, range: VirtRange) -> Result<(), AdviseError> {
-        let arch = &self.tables.arch;
         self.all(range, true, true)?;
-        let mut gather = self.gather(range);
-        self.each_area(range, |_, part| {
-            let table = match self.tables.find(part.start, part.end) {
-                Found::Hole(end) => return Ok(end),
-                Found::Table(table) => table,
-            };
-            let end = part.end.min(table.end());
-            let mut at = part.start;
-            while at < end
-                && let Some(mut run) = table.run(at, end)
-            {
-                let whole = part.covers(&run.range(arch));
-                match run.kind {
-                    Kind::Leaf if whole => self.mark_lazy(&table, &mut run, &mut gather),
-                    Kind::Swap if whole => {
-                        table.erase(&run);
-                        self.forget_swapped(&run);
-                    }
-                    _ => {}
-                }
-                at = run.range(arch).end;
+        self.each_whole_run(range, |table, run, gather| match run.kind {
+            Kind::Leaf => self.mark_lazy(table, run, gather),
+            Kind::Swap => {
+                table.erase(run);
+                self.forget_swapped(run);
             }
-            table.unlock(&mut gather);
-            self.tables.platform().resched();
-            Ok(at)
+            _ => {}
         })
     }
 
