@@ -200,7 +200,7 @@ impl Plot {
         self.check(on, &pages);
     }
 
-    /// An advice that changes nothing but where contents are.
+    /// An advice that changes nothing but where contents are, and what hardware has recorded.
     fn hinted<H: Host>(
         &mut self,
         on: &Scene<'_, '_, H>,
@@ -216,8 +216,10 @@ impl Plot {
             got => {
                 assert_eq!(got, Ok(()));
                 assert!(!locked && self.model.covers(pages.clone()));
-                if advise == Advise::PageOut {
-                    self.model.page_out(pages.clone());
+                match advise {
+                    Advise::PageOut => self.model.page_out(pages.clone()),
+                    Advise::Cold => self.model.cool(pages.clone()),
+                    _ => {}
                 }
             }
         }

@@ -161,6 +161,11 @@ impl Model {
         }
     }
 
+    /// That these pages were used may be forgotten.
+    pub fn cool(&mut self, pages: Range<u64>) {
+        self.iter_mut(pages).for_each(|(_, page)| page.recorded -= Attrs::ACCESSED);
+    }
+
     /// All that was swapped out is back.
     pub fn swap_in(&mut self) {
         self.iter_mut(0..u64::MAX)
