@@ -1,15 +1,13 @@
 //! Memory that was freed lazily is reclaimed while others use it: what is written again stays, with its contents, and whoever has
 //! found nothing where something was finds nothing from then on.
 
-use shuttle::thread;
 use vellum::Machine;
-use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Access, Advise, FaultError, MapFlags, RemapFlags, RemapRequest};
 use vellum_sim::{Cpu, Fault, Strict};
 
-use super::{PAGE, Space, at, every, fixed, space, strict};
+use super::{PAGE, Space, at, both, every_swapping, fixed, space};
 
 /// Pages that were freed lazily, of two folios.
 const PAGES: u64 = 4;
@@ -69,38 +67,20 @@ fn at_once(
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
-    let run = move || {
-        let sim = strict();
-        let boot = sim.cpu(0);
-        let machine = Machine::boot(&sim, Default::default()).unwrap();
-        machine.policy().set(1, Knob::Always);
-        let free = machine.frames().free_frames();
-        let space = space(&machine);
+    every_swapping(move |sim, boot, machine, _| {
+        let space = space(machine);
         space.map(fixed(0, PAGES, MapFlags::POPULATE)).unwrap();
-        let here = Scene { machine: &machine, space: &space, cpu: &boot };
+        let here = Scene { machine, space: &space, cpu: boot };
         for page in 0..PAGES {
             boot.enter(&space).store_u64(at(page), 100 + page).unwrap();
             boot.enter(&space).store_u64(at(page) + 8, 200 + page).unwrap();
         }
         here.frees();
-        thread::scope(|s| {
-            s.spawn(|| {
-                let cpu = sim.cpu(1);
-                one(&Scene { cpu: &cpu, ..here });
-            });
-            s.spawn(|| {
-                let cpu = sim.cpu(2);
-                other(&Scene { cpu: &cpu, ..here });
-            });
-        });
+        both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
         look(&here);
         here.reclaims();
         look(&here);
-        drop(space);
-        assert_eq!(machine.frames().free_frames(), free);
-        drop(boot);
-    };
-    every(run);
+    });
 }
 
 fn stores(on: &Scene<'_, '_>) {

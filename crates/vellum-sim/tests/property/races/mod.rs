@@ -23,6 +23,7 @@ mod watch;
 
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::thread;
 use vellum::addr::VirtRange;
 use vellum::arch::{Kind, X86_64};
 use vellum::frame::policy::Knob;
@@ -75,6 +76,18 @@ pub(super) fn every_swapping(
         assert_eq!((used, disk.used()), (0, 0));
         assert_eq!(machine.frames().free_frames(), free);
         drop(boot);
+    });
+}
+
+/// Two do something at once, from a CPU each.
+pub(super) fn both(
+    sim: &Strict,
+    one: impl for<'a> FnOnce(&'a Cpu<'a, Strict>) + Send,
+    other: impl for<'a> FnOnce(&'a Cpu<'a, Strict>) + Send,
+) {
+    thread::scope(|s| {
+        s.spawn(|| one(&sim.cpu(1)));
+        s.spawn(|| other(&sim.cpu(2)));
     });
 }
 

@@ -1,6 +1,5 @@
 //! What a family has is reclaimed, while others reclaim, use and change it.
 
-use shuttle::thread;
 use vellum::Machine;
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
@@ -9,7 +8,7 @@ use vellum::reclaim::reclaim;
 use vellum::space::{Advise, MapFlags};
 use vellum_sim::{Cpu, Disk, Strict};
 
-use super::{PAGE, Space, at, every_swapping, fixed, space};
+use super::{PAGE, Space, at, both, every_swapping, fixed, space};
 
 /// Pages that a parent and a child have together, in one folio; and one of which each has its own.
 const PAGES: u64 = 2;
@@ -57,16 +56,7 @@ fn at_once(
             space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
         }
         let here = Scene { machine, disk, parent: &parent, child: &child, cpu: boot };
-        thread::scope(|s| {
-            s.spawn(|| {
-                let cpu = sim.cpu(1);
-                one(&Scene { cpu: &cpu, ..here });
-            });
-            s.spawn(|| {
-                let cpu = sim.cpu(2);
-                other(&Scene { cpu: &cpu, ..here });
-            });
-        });
+        both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
         look(&here);
     });
 }

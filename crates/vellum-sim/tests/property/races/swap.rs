@@ -1,13 +1,12 @@
 //! Memory that is swapped out, or comes back, while others use it, change it, or have it with a child.
 
-use shuttle::thread;
 use vellum::Machine;
 use vellum::arch::{Arch, Attrs, Kind};
 use vellum::space::{Access, Advise, FaultError, MapFlags, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum_sim::{Cpu, Disk, Fault, Refusal, Strict};
 
-use super::{PAGE, Space, at, every_swapping, fixed, space};
+use super::{PAGE, Space, at, both, every_swapping, fixed, space};
 
 /// Pages that are swapped out, of two folios.
 const PAGES: u64 = 4;
@@ -63,16 +62,7 @@ fn at_once(
             out(&here);
             assert_eq!(here.swapped(&space), PAGES);
         }
-        thread::scope(|s| {
-            s.spawn(|| {
-                let cpu = sim.cpu(1);
-                one(&Scene { cpu: &cpu, ..here });
-            });
-            s.spawn(|| {
-                let cpu = sim.cpu(2);
-                other(&Scene { cpu: &cpu, ..here });
-            });
-        });
+        both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
         assert_eq!(here.swapped(&space), here.used(), "slots that no entry names, or that two do");
         look(&here);
     });
