@@ -25,7 +25,7 @@ impl<P: Platform, A: Silicon> Handler for AddressSpace<'_, P, A> {
             Access::Write => space::Access::Write,
             Access::Execute => space::Access::Exec,
         };
-        AddressSpace::fault(self, va, access)
+        AddressSpace::fault(self, va, access).map(|_| ())
     }
 
     fn enter(&self, cpu: usize) {

@@ -4,7 +4,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Access, Advise, AdviseError, FaultError, Limits, MapFlags, MapRequest};
+use vellum::space::{Access, Advise, AdviseError, FaultError, Limits, MapFlags, MapRequest, Resolved};
 use vellum::stats::{Counter, SizeCounter};
 use vellum::swap::{Compressed, DetachError};
 use vellum::vma::Prot;
@@ -105,6 +105,7 @@ macro_rules! in_every_format {
 
 in_every_format! {
     what_went_out_comes_back => goes_and_comes,
+    a_fault_says_what_it_took => told,
     a_family_swaps_each_for_itself => family,
     what_is_pinned_stays => pinned,
     what_will_be_needed_comes_back => needed,
@@ -115,6 +116,18 @@ in_every_format! {
     what_was_written_is_known_while_it_is_away => tracked,
     a_device_is_emptied => emptied,
     a_device_is_emptied_as_far_as_memory_goes => emptied_in_part,
+}
+
+/// Whoever brings contents back has waited for them; nobody else has.
+fn told<A: Silicon>(arch: A) {
+    on(arch, 64 << 20, 4096, |on| {
+        let space = on.space();
+        map(&space, BASE, 64 << arch.page_shift());
+        let touch = |access| space.fault(BASE, access).unwrap();
+        assert_eq!([touch(Access::Read), touch(Access::Write)], [Resolved::Minor; 2]);
+        space.advise(BASE, 64 << arch.page_shift(), Advise::PageOut).unwrap();
+        assert_eq!([touch(Access::Read), touch(Access::Write)], [Resolved::Major, Resolved::Minor]);
+    });
 }
 
 /// The contents come back, and all counts are as before.

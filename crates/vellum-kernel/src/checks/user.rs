@@ -131,7 +131,7 @@ pub fn resolve(fault: &Fault) -> Outcome {
         fault.access
     );
     match space.fault(fault.address, fault.access) {
-        Ok(()) => Outcome::Retry,
+        Ok(_) => Outcome::Retry,
         Err(error) => {
             *seat().refused.lock() = Some(error);
             access::refused(fault.pc).map_or(Outcome::Unresolved, Outcome::Resume)

@@ -85,15 +85,15 @@ pub fn resolve(fault: &Fault) -> Outcome {
     let Some(space) = (unsafe { (*percpu::current().space.get()).as_ref() }) else {
         return Outcome::Unresolved;
     };
-    let deal = || space.engine.fault(fault.address, fault.access);
-    let result = match Thread::current() {
-        Some(thread) => thread.faults.count(deal),
-        None => deal(),
-    };
+    let result = space.engine.fault(fault.address, fault.access);
+    let thread = Thread::current();
+    if let Some(thread) = &thread {
+        thread.faults.count(&result);
+    }
     match result {
-        Ok(()) => return Outcome::Retry,
+        Ok(_) => return Outcome::Retry,
         Err(error) => {
-            if let (Some(hindrance), Some(thread)) = (Hindrance::of(error, space), Thread::current()) {
+            if let (Some(hindrance), Some(thread)) = (Hindrance::of(error, space), thread) {
                 thread.is_hindered(hindrance);
             }
         }

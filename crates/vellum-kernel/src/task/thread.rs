@@ -383,7 +383,8 @@ async fn run(thread: Arc<Thread>) {
             Trap::PageFault(address, access) => {
                 // SAFETY: the thread's own future, and the reference is used for the last time by the fault.
                 let memory = &unsafe { thread.context() }.memory;
-                let result = thread.faults.count(|| memory.engine.fault(address, access));
+                let result = memory.engine.fault(address, access);
+                thread.faults.count(&result);
                 if let Err(error) = result {
                     let hindrance = Hindrance::of(error, &thread.memory());
                     let passed = match hindrance {

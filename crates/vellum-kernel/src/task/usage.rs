@@ -1,9 +1,8 @@
 //! What a thread has used: what `getrusage` tells of it, of its process, and of the children that this has waited for.
 
-use crate::mem::machine;
 use core::ops::Add;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use vellum::stats::Counter;
+use vellum::space::Resolved;
 
 /// All faults that had to wait for swap.
 static MAJOR: AtomicU64 = AtomicU64::new(0);
@@ -35,20 +34,15 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Counts one, and deals with it.
+    /// Counts one that came to this end.
     #[inline]
-    pub fn count<T>(&self, deal: impl FnOnce() -> T) -> T {
-        // Nothing else runs on this processor meanwhile.
-        let brought = || machine().counter_here(Counter::SwapIn);
-        let before = brought();
-        let result = deal();
-        if brought() == before {
-            self.minor.fetch_add(1, Relaxed);
-        } else {
+    pub fn count<E>(&self, end: &Result<Resolved, E>) {
+        if let Ok(Resolved::Major) = end {
             self.major.fetch_add(1, Relaxed);
             MAJOR.fetch_add(1, Relaxed);
+        } else {
+            self.minor.fetch_add(1, Relaxed);
         }
-        result
     }
 
     /// How many there were.

@@ -83,7 +83,7 @@ impl Engine<'_> {
             Call::Sync { addr, len, invalidate } => {
                 answer(self.space.sync(addr, len, invalidate), |error| error.errno())
             }
-            Call::Reach(addr) => number(self.space.fault(addr, Access::Read).map_err(|error| error.errno()), |()| 1),
+            Call::Reach(addr) => number(self.space.fault(addr, Access::Read).map_err(|error| error.errno()), |_| 1),
         }
     }
 }

@@ -128,7 +128,7 @@ impl Plot {
         let Some(page) = self.page(spot) else { return };
         let va = (page << self.bounds.page_shift) + 123;
         let expected = self.foresee(on, va, access);
-        self.judge(on, page, access, expected, on.space.fault(va, access));
+        self.judge(on, page, access, expected, on.space.fault(va, access).map(|_| ()));
         self.check(on, &(page..page + 1));
     }
 }

@@ -150,13 +150,6 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.counters.iter().fold(0, |sum, c| sum.wrapping_add(c.get(counter)))
     }
 
-    /// What the running CPU has added to a counter. So that what an operation here has done can be told, as long as nothing
-    /// else runs on the CPU meanwhile.
-    #[inline]
-    pub fn counter_here(&self, counter: Counter) -> u64 {
-        self.counters[self.platform().current()].get(counter)
-    }
-
     /// What a counter of large folios of one order stands at.
     pub fn size_counter(&self, counter: SizeCounter, order: u8) -> u64 {
         self.counters.iter().map(|c| c.get_size(counter, order)).sum()

@@ -330,7 +330,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let end = area.range.end.min(range.end);
             while at < end {
                 match self.fault_in(at, access) {
-                    Ok(mapped) => at = mapped.end,
+                    Ok((mapped, _)) => at = mapped.end,
                     Err(FaultError::Unmapped(_)) => return Err(AdviseError::NotMapped),
                     Err(error) => return Err(AdviseError::Fault(error)),
                 }

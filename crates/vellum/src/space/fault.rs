@@ -24,6 +24,15 @@ pub enum Access {
     Exec,
 }
 
+/// What it took to resolve a fault, as Linux counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolved {
+    /// Nothing that takes long (`pgfault`, but not `pgmajfault`).
+    Minor,
+    /// Contents came back from a swap device (`pgmajfault`).
+    Major,
+}
+
 /// Why a fault can't be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultError {
@@ -85,6 +94,8 @@ impl From<OverLimit> for FaultError {
 pub(super) enum Outcome {
     /// These addresses are mapped now.
     Mapped(VirtRange),
+    /// The same, and their contents came back from a swap device.
+    Back(VirtRange),
     /// Something changed meanwhile: look again.
     Again,
     /// There is no area, but there may be a stack above.
@@ -94,30 +105,32 @@ pub(super) enum Outcome {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Resolve a page fault: when it returns, the access may be tried again.
+    /// Resolve a page fault: when it returns, the access may be tried again. The answer is what that took.
     ///
     /// # Errors
     /// See [`FaultError`]; nothing was changed.
     #[inline]
-    pub fn fault(&self, addr: u64, access: Access) -> Result<(), FaultError> {
+    pub fn fault(&self, addr: u64, access: Access) -> Result<Resolved, FaultError> {
         self.tables.machine.count(Counter::Faults, 1);
-        self.fault_in(addr, access).map(|_| ())
+        self.fault_in(addr, access).map(|(_, resolved)| resolved)
     }
 
     /// Fault in every page of `range`, as far as it goes.
     pub(super) fn populate(&self, range: VirtRange, access: Access) -> Result<(), FaultError> {
         let mut at = range.start;
         while at < range.end {
-            at = self.fault_in(at, access)?.end;
+            at = self.fault_in(at, access)?.0.end;
             self.tables.platform().resched();
         }
         Ok(())
     }
 
-    pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<VirtRange, FaultError> {
+    /// What is mapped now, and what that took.
+    pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
         loop {
             match self.try_fault(addr, access)? {
-                Outcome::Mapped(range) => return Ok(range),
+                Outcome::Mapped(range) => return Ok((range, Resolved::Minor)),
+                Outcome::Back(range) => return Ok((range, Resolved::Major)),
                 Outcome::Again => self.tables.platform().relax(),
                 Outcome::Held => self.tables.platform().wait(),
                 Outcome::Nothing => match self.grow_stack(addr)? {

@@ -85,7 +85,7 @@ mod zeros;
 
 pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
-pub use fault::{Access, FaultError};
+pub use fault::{Access, FaultError, Resolved};
 pub use fork::ForkError;
 pub(crate) use isolated::{BATCH, Isolated};
 pub use lock::{LockAll, LockError};

@@ -60,7 +60,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if folio > arch.page_order() {
                 (0..1 << (order - folio)).for_each(|_| self.tables.machine.count_size(SizeCounter::SwapIn, folio));
             }
-            return Ok(Outcome::Mapped(block));
+            return Ok(Outcome::Back(block));
         }
         self.put_row(pfn, 1 << order, folio);
         match back {
@@ -103,7 +103,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         while let Some(addr) = self.next_run(rest, is_it) {
             rest.start = addr;
             match self.fetch(addr) {
-                Ok(Outcome::Mapped(block)) => rest.start = block.end,
+                Ok(Outcome::Mapped(block) | Outcome::Back(block)) => rest.start = block.end,
                 Ok(Outcome::Again) => self.tables.platform().relax(),
                 Ok(Outcome::Held | Outcome::Nothing) => self.tables.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {

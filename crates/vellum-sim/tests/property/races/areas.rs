@@ -4,7 +4,7 @@ use shuttle::thread;
 use vellum::Machine;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest};
+use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, Resolved};
 use vellum::vma::Prot;
 use vellum_sim::{Config, Fault, Hostility, Refusal, Schedule, Strictness};
 
@@ -218,7 +218,7 @@ fn using_memory_while_unmapping_it_fails() {
             s.spawn(|| {
                 let _cpu = sim.cpu(1);
                 // Zeros take no memory, and their table is there.
-                (601..603).for_each(|page| assert_eq!(space.fault(at(page), Access::Read), Ok(())));
+                (601..603).for_each(|page| assert_eq!(space.fault(at(page), Access::Read), Ok(Resolved::Minor)));
             });
             let _cpu = sim.cpu(0);
             space.unmap(at(100), 503 * PAGE).unwrap_err();
