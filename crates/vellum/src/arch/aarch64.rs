@@ -281,7 +281,8 @@ impl Arch for Aarch64 {
         }
     }
 
-    #[inline]
+    // The attributes are mostly known where it is called.
+    #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
         let mut raw = self.pack(pa) | Self::NORMAL_MEMORY << TYPE_OF_MEMORY_SHIFT | USER | NOT_GLOBAL;
         // What user mode may write the kernel must never execute.

@@ -190,7 +190,8 @@ impl Arch for Riscv64 {
         }
     }
 
-    #[inline]
+    // The attributes are mostly known where it is called.
+    #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, _level: u8) -> u64 {
         let mut raw = frame_bits(pa) | USER;
         let mut set = |attr: Attrs, bit: u64| {

@@ -114,7 +114,8 @@ impl Arch for X86_64 {
         }
     }
 
-    #[inline]
+    // The attributes are mostly known where it is called.
+    #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
         let mut raw = pa.0 & ADDR;
         let mut set = |attr: Attrs, bit: u64| {

@@ -57,10 +57,10 @@ impl<'m, P: Platform> Spare<'m, P> {
         let frames = self.machine.frames();
         let pfn = frames.alloc(order, true, Use::Folio)?;
         let refs = 1 << (order - self.page_order);
-        frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
-        frames.frame(pfn).set_data(object.0 as u64);
-        if let Err(over) = self.machine.groups().admit(frames, group, pfn, order, Some(LruList::Shmem)) {
-            frames.put(pfn, frames.frame(pfn), refs, 0);
+        let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
+        head.set_data(object.0 as u64);
+        if let Err(over) = self.machine.groups().admit(frames, group, (pfn, head), order, Some(LruList::Shmem)) {
+            frames.put(pfn, head, refs, 0);
             // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, 1 << order, true, Use::Folio) };
             return Err(over.into());
@@ -79,7 +79,7 @@ impl<'m, P: Platform> Spare<'m, P> {
         let frames = self.machine.frames();
         while self.count < count {
             let node = frames.alloc(0, true, Use::Kernel)?;
-            if let Err(over) = self.machine.groups().admit(frames, group, node, 0, None) {
+            if let Err(over) = self.machine.groups().admit(frames, group, (node, frames.frame(node)), 0, None) {
                 // SAFETY: just allocated, and still all zero.
                 unsafe { frames.free(node, 1, true, Use::Kernel) };
                 return Err(over.into());

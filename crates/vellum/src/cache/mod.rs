@@ -161,7 +161,7 @@ impl<'m, P: Platform> Object<'m, P> {
         }
         let frames = machine.frames();
         let at = frames.alloc(0, false, Use::Kernel)?;
-        if let Err(over) = machine.groups().admit(frames, group, at, 0, None) {
+        if let Err(over) = machine.groups().admit(frames, group, (at, frames.frame(at)), 0, None) {
             // SAFETY: just allocated, and nobody else's.
             unsafe { frames.free(at, 1, false, Use::Kernel) };
             return Err(over.into());

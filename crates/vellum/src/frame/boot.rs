@@ -5,7 +5,7 @@
 
 use core::sync::atomic::AtomicBool;
 
-use super::{Buddy, CacheLine, Frame, Frames, MAX_ORDER, SECTION_SHIFT, Watermarks, percpu::Cache};
+use super::{Buddy, CacheLine, Frames, MAX_ORDER, SECTION_SHIFT, Section, Watermarks, percpu::Cache};
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, align_down, align_up};
 use crate::platform::{MAX_CPUS, Platform, Region};
 use crate::sync::SpinLock;
@@ -142,15 +142,19 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Zeroed descriptors for each section that has memory, and the table that finds them.
-    fn describe(platform: &'p P, regions: &[Region], early: &mut Early) -> Result<&'p [u64], BootError> {
+    fn describe(
+        platform: &'p P,
+        regions: &[Region],
+        early: &mut Early,
+    ) -> Result<&'p [Option<&'p Section>], BootError> {
         let section_bytes = FRAME_SIZE << SECTION_SHIFT;
         let last = regions.iter().map(|r| r.base.0 + r.len).max().unwrap_or(0);
         let count = last.div_ceil(section_bytes) as usize;
-        let table = early.take(platform, (count * size_of::<u64>()) as u64)?;
-        // SAFETY: `take` gave this many zero bytes, aligned, to nobody else, for as long as the machine lives (`'p`).
-        let sections = unsafe {
-            core::slice::from_raw_parts_mut(platform.direct_map().wrapping_add(table.0 as usize).cast::<u64>(), count)
-        };
+        let at = |pa: PhysAddr| platform.direct_map().wrapping_add(pa.0 as usize);
+        let table = early.take(platform, (count * size_of::<Option<&Section>>()) as u64)?;
+        // SAFETY: `take` gave this many zero bytes, aligned, to nobody else, for as long as the machine lives (`'p`); zeros are
+        // the `None` of a reference.
+        let sections = unsafe { core::slice::from_raw_parts_mut(at(table).cast::<Option<&Section>>(), count) };
         for region in regions {
             let (from, to) = whole_frames(region)?;
             if from == to {
@@ -158,8 +162,10 @@ impl<'p, P: Platform> Frames<'p, P> {
             }
             for section in from / section_bytes..=(to - 1) / section_bytes {
                 let slot = &mut sections[section as usize];
-                if *slot == 0 {
-                    *slot = early.take(platform, (size_of::<Frame>() as u64) << SECTION_SHIFT)?.0;
+                if slot.is_none() {
+                    let descriptors = early.take(platform, size_of::<Section>() as u64)?;
+                    // SAFETY: as above; zeros are valid descriptors, which are made of atomics and so may be shared.
+                    *slot = Some(unsafe { &*at(descriptors).cast::<Section>() });
                 }
             }
         }

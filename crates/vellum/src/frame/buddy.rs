@@ -102,7 +102,8 @@ impl Buddy {
     }
 
     fn insert<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool) {
-        frames.frame(pfn).become_kind(FrameKind::Free, order, if zero { flag::ZERO } else { 0 });
-        self.free[zero as usize][order as usize].push(frames, pfn);
+        let frame = frames.frame(pfn);
+        frame.become_kind(FrameKind::Free, order, if zero { flag::ZERO } else { 0 });
+        self.free[zero as usize][order as usize].push(frames, pfn, frame);
     }
 }

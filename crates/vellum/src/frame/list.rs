@@ -44,10 +44,9 @@ impl FrameList {
         self.head.some()
     }
 
-    /// Put `pfn`, which is on no list, in front.
+    /// Put a frame, which is on no list, in front.
     #[inline]
-    pub fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn) {
-        let frame = frames.frame(pfn);
+    pub fn push<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, frame: &Frame) {
         frame.link(0).store(Pfn::NONE.0, Relaxed);
         frame.link(1).store(self.head.0, Relaxed);
         match self.head.some() {
@@ -58,10 +57,9 @@ impl FrameList {
         self.len += 1;
     }
 
-    /// Put `pfn`, which is on no list, behind all others.
-    pub(crate) fn push_back<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn) {
-        let Some(last) = self.tail.some() else { return self.push(frames, pfn) };
-        let frame = frames.frame(pfn);
+    /// Put a frame, which is on no list, behind all others.
+    pub(crate) fn push_back<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, frame: &Frame) {
+        let Some(last) = self.tail.some() else { return self.push(frames, pfn, frame) };
         frame.link(0).store(last.0, Relaxed);
         frame.link(1).store(Pfn::NONE.0, Relaxed);
         frames.frame(last).link(1).store(pfn.0, Relaxed);

@@ -49,6 +49,9 @@ pub const LARGEST_FOLIO: u8 = 13;
 /// log2 of the frames whose descriptors stand in one piece: 32 MiB of memory, 256 KiB of descriptors.
 const SECTION_SHIFT: u32 = 13;
 
+/// The descriptors of so many frames in a row, of which at least one exists.
+type Section = [Frame; 1 << SECTION_SHIFT];
+
 /// What frames are for. Those that stay where they are keep together, so that few of them don't keep much memory from
 /// becoming whole again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +85,8 @@ impl core::error::Error for OutOfMemory {}
 pub struct Frames<'p, P: Platform> {
     platform: &'p P,
     direct: *mut u8,
-    /// Physical address of each section's descriptors; 0 where a section has no memory.
-    sections: &'p [u64],
+    /// None where there is no memory.
+    sections: &'p [Option<&'p Section>],
     buddy: SpinLock<Buddy>,
     caches: &'p [CacheLine],
     total: u64,
@@ -171,16 +174,14 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// A frame's descriptor, if the machine has such a frame or could have (a hole inside a section reads as reserved).
     #[inline]
     pub fn get(&self, pfn: Pfn) -> Option<&'p Frame> {
-        let base = *self.sections.get((pfn.0 >> SECTION_SHIFT) as usize)?;
-        // SAFETY: a section with a base has descriptors for each of its frames; boot wrote zeros, a valid `Frame`, into
-        // memory that stays the engine's for `'p`. All fields are atomics, so sharing is fine.
-        (base != 0).then(|| unsafe { &*self.descriptor(base, pfn) })
+        self.row(pfn)?.first()
     }
 
+    /// A frame's descriptor and those behind it that stand in one piece with it.
     #[inline]
-    fn descriptor(&self, base: u64, pfn: Pfn) -> *const Frame {
-        let index = (pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize;
-        self.direct.wrapping_add(base as usize).cast::<Frame>().wrapping_add(index)
+    fn row(&self, pfn: Pfn) -> Option<&'p [Frame]> {
+        let section = (*self.sections.get((pfn.0 >> SECTION_SHIFT) as usize)?)?;
+        Some(&section[(pfn.0 & ((1 << SECTION_SHIFT) - 1)) as usize..])
     }
 
     /// The descriptor of a frame that came from this allocator.
@@ -228,9 +229,8 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// If there is no such frame: a number that no caller can supply.
     #[inline]
     pub(crate) fn stretch(&self, pfn: Pfn, count: u32) -> &'p [Frame] {
-        let left = (1 << SECTION_SHIFT) - (pfn.0 & ((1 << SECTION_SHIFT) - 1));
-        // SAFETY: as in `get`, for consecutive descriptors of one section.
-        unsafe { core::slice::from_raw_parts(self.frame(pfn), left.min(count) as usize) }
+        let row = self.row(pfn).unwrap_or_else(|| no_such_frame(pfn));
+        &row[..row.len().min(count as usize)]
     }
 
     /// Where a physical address appears to the engine. Merely a number until somebody who owns the frame uses it.
@@ -417,9 +417,10 @@ impl<'p, P: Platform> Frames<'p, P> {
         })
     }
 
-    /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head.
+    /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head, whose descriptor
+    /// is the answer.
     #[inline]
-    pub(crate) fn make_folio(&self, pfn: Pfn, order: u8, flags: u32, counts: Counts) {
+    pub(crate) fn make_folio(&self, pfn: Pfn, order: u8, flags: u32, counts: Counts) -> &'p Frame {
         for i in 1..1u32 << order {
             self.frame(pfn.add(i)).become_kind(FrameKind::Tail, order, 0);
         }
@@ -427,6 +428,7 @@ impl<'p, P: Platform> Frames<'p, P> {
         head.become_kind(FrameKind::Folio, order, flags);
         trace(self.platform, || Event::Counts(pfn, (0, 0), (counts.refs, counts.maps)));
         head.set_counts(counts);
+        head
     }
 
     /// Whether freed memory is zeroed at once, so that no data outlives its owner (Linux: `init_on_free`).

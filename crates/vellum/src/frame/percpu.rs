@@ -174,9 +174,16 @@ impl Cache {
         for upper in (few..have).rev() {
             self.push(frames, pfn.add(1 << upper), upper, zero, usage);
         }
-        for i in (0..1 << (few - order)).rev() {
-            self.push(frames, pfn.add(i << order), order, zero, usage);
+        let stack = &mut self.stacks[usage as usize][zero as usize][order as usize];
+        let row = frames.stretch(pfn, 1 << few);
+        let mut next = stack.top;
+        for i in (0..row.len()).step_by(1 << order).rev() {
+            row[i].become_kind(FrameKind::Cached, order, if zero { flag::ZERO } else { 0 });
+            row[i].link(1).store(next.0, Relaxed);
+            next = pfn.add(i as u32);
         }
+        *stack = Stack { top: pfn, len: stack.len + (1 << (few - order)) };
+        self.frames += 1 << few;
     }
 
     /// Give a block back.

@@ -85,7 +85,7 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
         let lists = self.lists(frame.home());
         let new = !frame.set_flag(flag::PARTIAL);
         if new {
-            lists.deferred.push(frames, pfn.add(1));
+            lists.deferred.push(frames, pfn.add(1), frames.frame(pfn.add(1)));
         }
         new
     }

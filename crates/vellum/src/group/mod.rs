@@ -329,14 +329,14 @@ impl<'p> Groups<'p> {
         }
     }
 
-    /// Charge `1 << order` frames starting at `pfn` to a group and, if `list` says so, put the folio on that list of this
-    /// CPU's shard. The frame's descriptor remembers where it is at home.
-    #[inline]
+    /// Charge `1 << order` frames, of which this is the first, to a group and, if `list` says so, put the folio on that list of
+    /// this CPU's shard. The frame's descriptor remembers where it is at home.
+    #[inline(always)]
     pub(crate) fn admit<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: GroupId,
-        pfn: Pfn,
+        (pfn, frame): (Pfn, &Frame),
         order: u8,
         list: Option<LruList>,
     ) -> Result<(), OverLimit> {
@@ -352,9 +352,9 @@ impl<'p> Groups<'p> {
                 continue;
             }
             lists.stock -= pages;
-            frames.frame(pfn).set_home(Home { group: id, cpu, list }.pack());
+            frame.set_home(Home { group: id, cpu, list }.pack());
             if let Some(list) = list {
-                lists.add(frames, pfn, order, list);
+                lists.add(frames, (pfn, frame), order, list);
             }
             return Ok(());
         }

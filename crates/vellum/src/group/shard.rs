@@ -89,8 +89,14 @@ impl Lists {
     }
 
     #[inline]
-    pub(crate) fn add<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, list: LruList) {
-        self.lru[list as usize].push(frames, pfn);
+    pub(crate) fn add<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        (pfn, frame): (Pfn, &Frame),
+        order: u8,
+        list: LruList,
+    ) {
+        self.lru[list as usize].push(frames, pfn, frame);
         self.pages[list as usize] += 1 << order;
     }
 
@@ -107,7 +113,7 @@ impl Lists {
     /// Make a folio that is on a list of this shard the oldest there.
     pub(crate) fn make_oldest<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
         self.lru[list as usize].remove(frames, pfn);
-        self.lru[list as usize].push_back(frames, pfn);
+        self.lru[list as usize].push_back(frames, pfn, frames.frame(pfn));
     }
 
     /// Put a folio on a list of this shard, where its home is.
@@ -116,7 +122,7 @@ impl Lists {
         let home = Home::unpack(frame.home());
         self.unlist(frames, pfn, home);
         frame.set_home(Home { list: Some(list), ..home }.pack());
-        self.add(frames, pfn, frame.order(), list);
+        self.add(frames, (pfn, frame), frame.order(), list);
     }
 
     /// Take folios off the old end of a list, no more than this many, and no more than make up so many pages; each with a reference, and

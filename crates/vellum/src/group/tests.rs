@@ -6,10 +6,9 @@ use super::*;
 use crate::frame::{BootOptions, Counts, Use};
 use crate::testing::{Dice, Host};
 
-fn folio(frames: &Frames<'_, Host>, order: u8) -> Pfn {
+fn folio<'p>(frames: &Frames<'p, Host>, order: u8) -> (Pfn, &'p Frame) {
     let pfn = frames.alloc(order, false, Use::Folio).unwrap();
-    frames.make_folio(pfn, order, 0, Counts { refs: 1, maps: 0 });
-    pfn
+    (pfn, frames.make_folio(pfn, order, 0, Counts { refs: 1, maps: 0 }))
 }
 
 /// INV-9: what is charged is what was admitted and has not left, in the group and in every ancestor, whichever CPUs did it
@@ -29,9 +28,9 @@ fn charges_and_lists_add_up() {
             let order = dice.roll(5) as u8;
             let group = [GroupId::ROOT, parent, child][dice.roll(3) as usize];
             let list = [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy][dice.roll(4) as usize];
-            let pfn = folio(&frames, order);
-            groups.admit(&frames, group, pfn, order, Some(list)).unwrap();
-            held.push((pfn, order, group, list));
+            let folio = folio(&frames, order);
+            groups.admit(&frames, group, folio, order, Some(list)).unwrap();
+            held.push((folio.0, order, group, list));
         } else {
             let mut leavers = Leavers::new(&frames, &groups);
             // A stretch of the list, from both ends and from the middle, as unmapping might free them.
@@ -72,8 +71,7 @@ fn a_limit_is_reached_and_not_passed() {
     let mut admitted = 0;
     let over = loop {
         host.on_cpu(admitted % 4);
-        let pfn = folio(&frames, 0);
-        match groups.admit(&frames, child, pfn, 0, Some(LruList::Anon)) {
+        match groups.admit(&frames, child, folio(&frames, 0), 0, Some(LruList::Anon)) {
             Ok(()) => admitted += 1,
             Err(over) => break over,
         }
@@ -95,11 +93,11 @@ fn groups_come_and_go() {
     let groups = Groups::boot(&frames).unwrap();
     let group = groups.create(&frames, GroupId::ROOT, u64::MAX).unwrap();
     let child = groups.create(&frames, group, u64::MAX).unwrap();
-    let pfn = folio(&frames, 2);
-    groups.admit(&frames, child, pfn, 2, Some(LruList::Anon)).unwrap();
+    let (pfn, frame) = folio(&frames, 2);
+    groups.admit(&frames, child, (pfn, frame), 2, Some(LruList::Anon)).unwrap();
     assert_eq!(groups.remove(&frames, group), Err(GroupError::Busy(group)), "it has a child");
     assert_eq!(groups.remove(&frames, child), Err(GroupError::Busy(child)), "it has pages");
-    Leavers::new(&frames, &groups).leave(pfn, frames.frame(pfn), 2);
+    Leavers::new(&frames, &groups).leave(pfn, frame, 2);
     assert_eq!(groups.remove(&frames, child), Ok(()));
     assert_eq!(groups.remove(&frames, child), Err(GroupError::NoSuchGroup(child)));
     assert_eq!(groups.remove(&frames, GroupId::ROOT), Err(GroupError::Busy(GroupId::ROOT)));

@@ -296,12 +296,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let machine = self.tables.machine;
         let frames = machine.frames();
         let pages = 1u32 << order;
-        frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
+        let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         let place = area.backing.offset(align_down(addr, order as u32 + FRAME_SHIFT));
         let owner = Owner { family: self.family, page: place >> FRAME_SHIFT };
-        frames.frame(pfn).set_data(owner.pack());
-        if let Err(over) = machine.groups().admit(frames, self.tables.group(), pfn, order, Some(list_of(area))) {
-            frames.put(pfn, frames.frame(pfn), pages, pages);
+        head.set_data(owner.pack());
+        if let Err(over) = machine.groups().admit(frames, self.tables.group(), (pfn, head), order, Some(list_of(area)))
+        {
+            frames.put(pfn, head, pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };
             return Err(over.into());
@@ -311,6 +312,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Something is mapped: perhaps another CPU was quicker, perhaps it is zeros that are to be written, perhaps the area
     /// allows more than the entry says.
+    #[inline(never)]
     fn touch_mapped(&self, area: &Vma, addr: u64, access: Access, raw: u64, level: u8) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let attrs = arch.attrs(raw, level);

@@ -21,6 +21,7 @@ pub(super) enum Growth {
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// The page at `addr` was touched and is not mapped: let the stack above it grow down to it.
+    #[cold]
     pub(super) fn grow_stack(&self, addr: u64) -> Result<Growth, OutOfMemory> {
         let start = align_down(addr, self.page_shift());
         let mut areas = self.write();

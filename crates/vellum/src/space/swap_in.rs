@@ -22,6 +22,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// There is no memory, or the device does not give back what it got.
+    #[cold]
     pub(super) fn swap_in(&self, area: &Vma, addr: u64, orders: u32) -> Result<Outcome, FaultError> {
         self.swap_in_around(area, addr, orders, orders | ROW)
     }

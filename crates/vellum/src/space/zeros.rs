@@ -20,6 +20,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
+    #[inline(never)]
     pub(super) fn map_zeros(&self, area: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };

@@ -239,7 +239,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Whether `n` entries from `va` are all empty.
     pub(crate) fn is_empty(&self, va: u64, n: usize) -> bool {
         let index = self.index(va);
-        (index..index + n).all(|i| self.entry(i).load(Relaxed) == 0)
+        self.entries()[index..index + n].iter().all(|entry| entry.load(Relaxed) == 0)
     }
 
     /// Write a run of any kind into entries that are empty.

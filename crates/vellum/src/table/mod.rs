@@ -133,12 +133,13 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
         let pfn = frames.alloc(order, true, Use::Kernel)?;
-        if self.machine.groups().admit(frames, self.group(), pfn, order, None).is_err() {
+        let frame = frames.frame(pfn);
+        if self.machine.groups().admit(frames, self.group(), (pfn, frame), order, None).is_err() {
             // SAFETY: just allocated, and still all zero.
             unsafe { frames.free(pfn, 1 << order, true, Use::Kernel) };
             return Err(OutOfMemory);
         }
-        frames.frame(pfn).become_table(level, order);
+        frame.become_table(level, order);
         trace(self.platform(), || Event::TableBorn(pfn, level, self.tlb.space));
         Ok(pfn)
     }

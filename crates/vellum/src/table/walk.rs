@@ -31,19 +31,21 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// The caller is in a walk.
     #[inline]
     pub(super) unsafe fn descend(&self, va: u64, lowest: u8) -> Landing {
+        // Its own copy: after each of the loads it would have to be read again.
+        let arch = self.arch;
         let mut table = self.root;
-        let mut level = self.arch.levels();
+        let mut level = arch.levels();
         loop {
-            trace(self.platform(), || Event::Descend(table, self.arch.index(va, level) as u16));
+            trace(self.platform(), || Event::Descend(table, arch.index(va, level) as u16));
             // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
             // walk began, and can't be freed before the walk ends (INV-1). `index` is in range by its definition.
-            let raw = unsafe { self.entry(table, self.arch.index(va, level)) }.load(Acquire);
-            let kind = self.arch.kind(raw, level);
+            let raw = unsafe { self.entry(table, arch.index(va, level)) }.load(Acquire);
+            let kind = arch.kind(raw, level);
             if level <= lowest || kind != Kind::Table {
-                let raw = if kind == Kind::Leaf { self.arch.single(raw, self.arch.index(va, level)) } else { raw };
+                let raw = if kind == Kind::Leaf { arch.single(raw, arch.index(va, level)) } else { raw };
                 return Landing { table, level, raw };
             }
-            table = self.arch.table_addr(raw).pfn();
+            table = arch.table_addr(raw).pfn();
             level -= 1;
         }
     }
@@ -85,11 +87,24 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         if at.raw != 0 {
             return (at.raw, at.level, 0);
         }
+        if orders == 0 {
+            return (0, at.level, self.arch.page_order());
+        }
+        // SAFETY: in the walk that landed there.
+        (0, at.level, unsafe { self.largest_empty(&at, va, area, orders) })
+    }
+
+    /// The largest of some orders, or else a page's, whose block around an empty entry lies in `area` and is empty.
+    ///
+    /// # Safety
+    /// The caller is in the walk that landed there.
+    #[inline(never)]
+    unsafe fn largest_empty(&self, at: &Landing, va: u64, area: VirtRange, orders: u32) -> u8 {
         let order = self.blocks(va, area, orders).find(|(block, _)| {
-            // SAFETY: in the walk that landed there.
-            unsafe { self.is_empty_in(&at, *block) }
+            // SAFETY: by contract.
+            unsafe { self.is_empty_in(at, *block) }
         });
-        (0, at.level, order.map_or(self.arch.page_order(), |(_, order)| order))
+        order.map_or(self.arch.page_order(), |(_, order)| order)
     }
 
     /// The naturally aligned blocks around `va` that lie in `area` entirely, of these orders and larger than a page, the

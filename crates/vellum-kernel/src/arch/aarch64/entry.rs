@@ -186,7 +186,7 @@ unsafe extern "C" {
 ///
 /// Interrupts are off; the state is one that user mode may have; what is loaded is the address space, and the vector
 /// registers, of whoever the registers belong to.
-#[inline]
+#[inline(always)]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.state & trap::KERNEL_STATE == 0);
     // SAFETY: by contract. The entries write to the registers and nothing else.

@@ -193,7 +193,7 @@ unsafe extern "C" {
 ///
 /// Interrupts are off; the segments are the user's, the flags of the kind that user mode may have; what is loaded is the
 /// address space, and the vector registers, of whoever the registers belong to.
-#[inline]
+#[inline(always)]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.cs == USER_CODE && registers.ss == USER_DATA);
     // SAFETY: by contract. The entries write to the registers and nothing else, and this processor's `Own` says where

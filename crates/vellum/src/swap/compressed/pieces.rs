@@ -154,9 +154,10 @@ impl Pieces {
         // Where all memory is in use, none comes free before some of it is written here.
         let span = frames.alloc_kept(class.order(), Use::Kernel)?;
         let left = class.all() & !1;
-        frames.frame(span).set_data(left);
+        let frame = frames.frame(span);
+        frame.set_data(left);
         if left != 0 {
-            self.0[class.0 as usize].lock(platform).push(frames, span);
+            self.0[class.0 as usize].lock(platform).push(frames, span, frame);
         }
         Ok((Piece::new(span, 0, class, len), 1 << class.order()))
     }
@@ -174,7 +175,7 @@ impl Pieces {
         debug_assert!(before != after, "a piece is freed twice");
         frame.set_data(after);
         match (before == 0, after == class.all()) {
-            (true, false) => spans.push(frames, span),
+            (true, false) => spans.push(frames, span, frame),
             (false, true) => spans.remove(frames, span),
             _ => {}
         }
