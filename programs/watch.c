@@ -299,6 +299,35 @@ static bool who_is_woken_tries_again(void) {
     return good;
 }
 
+static bool a_file_that_waits_is_not_polled(void) {
+    int waits = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    struct api api = {0xaa, 0, 0};
+    struct pollfd poll_for = {waits, POLLIN, 0};
+    bool good = !ioctl(waits, API, &api) && poll(&poll_for, 1, 0) == 1 && poll_for.revents == POLLERR;
+    good &= !fcntl(waits, F_SETFL, O_NONBLOCK) && poll(&poll_for, 1, 0) == 0;
+    close(waits);
+    return good;
+}
+
+static volatile uintptr_t handled_at;
+
+static void notes(int signal) {
+    handled_at = (uintptr_t)&signal;
+}
+
+static bool a_handlers_frame_waits_for_its_stack(void) {
+    static const struct work work = {PAGES, supplies};
+    struct sigaction action = {.sa_handler = notes, .sa_flags = SA_ONSTACK};
+    stack_t none = {.ss_flags = SS_DISABLE};
+    bool good = begin(0, MISSING) && !sigaction(SIGUSR1, &action, NULL);
+    stack_t stack = {.ss_sp = memory, .ss_size = size};
+    pthread_t thread = served(&work);
+    good &= !sigaltstack(&stack, NULL) && !raise(SIGUSR1) && handled_at - (uintptr_t)memory < size && told > 0;
+    good &= !pthread_cancel(thread) && !pthread_join(thread, NULL) && !sigaltstack(&none, NULL);
+    over();
+    return good;
+}
+
 static sigjmp_buf back;
 static volatile int lost_code;
 
@@ -415,6 +444,8 @@ int main(void) {
         {"a child is not watched", a_child_is_not_watched},
         {"who waits is let go when the file is closed", who_waits_is_let_go_when_the_file_is_closed},
         {"who is woken tries again", who_is_woken_tries_again},
+        {"a file that waits is not polled", a_file_that_waits_is_not_polled},
+        {"a handler's frame waits for its stack", a_handlers_frame_waits_for_its_stack},
         {"poison is a bus error", poison_is_a_bus_error},
         {"writes that go on are found", writes_that_go_on_are_found},
         {"what moves is watched no more", what_moves_is_watched_no_more},

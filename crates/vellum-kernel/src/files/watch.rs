@@ -255,6 +255,11 @@ impl File for Watch {
         }
     }
 
+    // userfaultfd(2): else it always shows an error.
+    fn is_polled_unblocked(&self) -> bool {
+        true
+    }
+
     fn queue(&self) -> Option<&Queue> {
         Some(&self.faults.told)
     }

@@ -241,6 +241,11 @@ pub trait File: Send + Sync {
         general::POLLIN | general::POLLOUT | general::POLLRDNORM | general::POLLWRNORM
     }
 
+    /// Whether only those may ask for that who would not wait for it by reading (`O_NONBLOCK`).
+    fn is_polled_unblocked(&self) -> bool {
+        false
+    }
+
     /// Where it is told that something became ready. Only what is always ready has none.
     fn queue(&self) -> Option<&Queue> {
         None

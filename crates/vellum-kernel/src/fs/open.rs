@@ -14,8 +14,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use linux_raw_sys::general::{
     O_ACCMODE, O_APPEND, O_CLOEXEC, O_CREAT, O_DIRECT, O_EXCL, O_NOATIME, O_NOCTTY, O_NONBLOCK, O_PATH, O_RDONLY,
-    O_TRUNC, O_WRONLY, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE,
-    SEEK_SET,
+    O_TRUNC, O_WRONLY, POLLERR, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, SEEK_CUR, SEEK_DATA, SEEK_END,
+    SEEK_HOLE, SEEK_SET,
 };
 use spin::{Mutex, Once};
 
@@ -346,6 +346,7 @@ impl Open {
     /// What can be done without waiting: `POLLIN` and its kin.
     pub fn ready(&self) -> u32 {
         match &self.file {
+            Some(file) if self.flags() & O_NONBLOCK == 0 && file.is_polled_unblocked() => POLLERR,
             Some(file) => file.ready(),
             None if self.flags() & O_PATH != 0 => POLLNVAL,
             None => POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM,

@@ -221,7 +221,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_rt_sigpending => signal::sigpending(thread, a[0], a[1]),
         nr::__NR_rt_sigsuspend => signal::sigsuspend(thread, a[0], a[1]).await,
         nr::__NR_rt_sigtimedwait => signal::sigtimedwait(thread, a[0], a[1], a[2], a[3]).await,
-        nr::__NR_rt_sigreturn => signal::sigreturn(thread),
+        nr::__NR_rt_sigreturn => signal::sigreturn(thread).await,
         nr::__NR_rt_sigqueueinfo => signal::sigqueueinfo(thread, a[0], None, a[1], a[2]),
         nr::__NR_rt_tgsigqueueinfo => signal::sigqueueinfo(thread, a[0], Some(a[1]), a[2], a[3]),
         nr::__NR_sigaltstack => signal::sigaltstack(thread, a[0], a[1]),

@@ -173,8 +173,8 @@ pub fn sigaltstack(thread: &Arc<Thread>, new: u64, old: u64) -> Answer {
 }
 
 /// `rt_sigreturn`.
-pub fn sigreturn(thread: &Arc<Thread>) -> Answer {
-    deliver::return_from_handler(thread)
+pub async fn sigreturn(thread: &Arc<Thread>) -> Answer {
+    deliver::return_from_handler(thread).await
 }
 
 /// Whether the thread may send this signal there.

@@ -32,11 +32,7 @@ pub async fn settle(thread: &Arc<Thread>) -> bool {
                 Default::Stop => thread.process.stop(info.signal),
                 Default::Ignore | Default::Continue => {}
             },
-            _ => {
-                if handle(thread, &info, &action).is_err() {
-                    thread.process.end(Life::Killed(abi::SIGSEGV));
-                }
-            }
+            _ => once_there(thread, || handle(thread, &info, &action)).await.unwrap_or_default(),
         }
     }
     // SAFETY: the thread's own future.
@@ -68,7 +64,26 @@ pub fn again(thread: &Thread, number: u64) {
     unsafe { thread.context() }.registers.repeat(number);
 }
 
-/// Has the thread run a handler.
+/// Does something with the frame of a handler, as soon as its memory can be had. None: that is never, and the program ends.
+async fn once_there<T>(thread: &Arc<Thread>, attempt: impl Fn() -> Result<T, Errno>) -> Option<T> {
+    loop {
+        let result = attempt();
+        if let Ok(done) = result {
+            return Some(done);
+        }
+        if !thread.was_hindered() || !thread.may_repeat(result).await {
+            thread.process.end(Life::Killed(abi::SIGSEGV));
+            return None;
+        }
+        // What comes meanwhile is dealt with afterwards; but for the end.
+        thread.has_heard();
+        if thread.ending.load(Ordering::Relaxed) {
+            return None;
+        }
+    }
+}
+
+/// Has the thread run a handler. What fails may be tried again.
 fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errno> {
     let flags = action.flags as u32;
     let now = thread.mask.load(Ordering::Relaxed);
@@ -81,11 +96,11 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
         context.registers.repeat(number);
     }
     context.waits_until = None;
-    let before = context.saved_mask.take().unwrap_or(now);
     thread.save_held();
     // SAFETY: as above; the reference before ended.
     let context = unsafe { thread.context() };
-    frame::push(context, info, action, before)?;
+    frame::push(context, info, action, context.saved_mask.unwrap_or(now))?;
+    context.saved_mask = None;
     let own = if flags & abi::SA_NODEFER == 0 { bit(info.signal) } else { 0 };
     thread.set_mask(now | action.mask | own);
     if flags & abi::SA_RESETHAND != 0 {
@@ -95,17 +110,15 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
 }
 
 /// Returns from a handler: to what the frame says, as far as a program may say it.
-pub fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
-    thread.save_held();
-    // SAFETY: the thread's own future.
-    let context = unsafe { thread.context() };
-    let mask = match frame::pop(context) {
-        Ok(mask) => mask,
-        Err(_) => {
-            thread.process.end(Life::Killed(abi::SIGSEGV));
-            return Ok(0);
-        }
+pub async fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
+    let attempt = || {
+        thread.save_held();
+        // SAFETY: the thread's own future.
+        frame::pop(unsafe { thread.context() })
     };
+    let Some(mask) = once_there(thread, attempt).await else { return Ok(0) };
+    // SAFETY: as above; the reference before ended.
+    let context = unsafe { thread.context() };
     context.restart = None;
     let answer = context.registers.answer();
     thread.forget_held();

@@ -160,6 +160,30 @@ impl Thread {
         self.hindered.store(true, Ordering::Relaxed);
     }
 
+    /// Whether that was so.
+    #[inline]
+    pub fn was_hindered(&self) -> bool {
+        self.hindered.load(Ordering::Relaxed)
+    }
+
+    /// Whether something failed for no other reason than that, and may succeed now.
+    #[cold]
+    pub async fn may_repeat<T>(self: &Arc<Self>, result: Result<T, Errno>) -> bool {
+        self.hindered.store(false, Ordering::Relaxed);
+        let hindrance = self.hindrance.lock().take();
+        match hindrance {
+            Some(hindrance) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM)) => {
+                hindrance.passes(self, true).await
+            }
+            _ => false,
+        }
+    }
+
+    /// What it was alerted to is seen to, or will be before it enters user mode.
+    pub fn has_heard(&self) {
+        self.alerted.store(false, Ordering::SeqCst);
+    }
+
     /// Whose it is.
     pub fn credentials(&self) -> Arc<Credentials> {
         self.traits.lock().credentials.clone()
@@ -365,17 +389,6 @@ impl<F: Future<Output = ()>> Future for Running<F> {
     }
 }
 
-/// Whether a system call failed for no other reason than that its memory could not be had for a while, and may succeed now.
-#[cold]
-async fn may_repeat(thread: &Arc<Thread>, answer: sys::Answer) -> bool {
-    thread.hindered.store(false, Ordering::Relaxed);
-    let hindrance = thread.hindrance.lock().take();
-    match hindrance {
-        Some(hindrance) if matches!(answer, Err(Errno::EFAULT | Errno::ENOMEM)) => hindrance.passes(thread, true).await,
-        _ => false,
-    }
-}
-
 /// The thread's life.
 async fn run(thread: Arc<Thread>) {
     loop {
@@ -403,7 +416,7 @@ async fn run(thread: Arc<Thread>) {
                 // SAFETY: as above.
                 let arguments = unsafe { thread.context() }.registers.arguments();
                 let answer = sys::call(&thread, number, arguments).await;
-                if thread.hindered.load(Ordering::Relaxed) && may_repeat(&thread, answer).await {
+                if thread.was_hindered() && thread.may_repeat(answer).await {
                     deliver::again(&thread, number);
                 } else {
                     deliver::answer(&thread, number, answer);

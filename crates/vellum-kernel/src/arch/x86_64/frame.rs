@@ -106,6 +106,14 @@ pub fn pop(context: &mut Context) -> Result<Set, Errno> {
     uaccess::read(&context.memory, at, &mut bytes)?;
     let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
     let machine = |index: usize| word(MACHINE + 8 * index);
+    let vector_at = machine(VECTOR_WORD);
+    let mut vector = Vec::new();
+    if vector_at != 0 {
+        vector.try_reserve_exact(context.held.vector.bytes().len())?;
+        vector.resize(context.held.vector.bytes().len(), 0);
+        uaccess::read(&context.memory, vector_at, &mut vector)?;
+    }
+    // What can be tried again ends here.
     let r = &mut context.registers;
     let places = [
         &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13, &mut r.r14, &mut r.r15, &mut r.rdi,
@@ -119,12 +127,7 @@ pub fn pop(context: &mut Context) -> Result<Set, Errno> {
     }
     (r.cs, r.ss) = (USER_CODE, USER_DATA);
     r.rflags = machine(17) & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits();
-    let vector_at = machine(VECTOR_WORD);
     if vector_at != 0 {
-        let mut vector = Vec::new();
-        vector.try_reserve_exact(context.held.vector.bytes().len())?;
-        vector.resize(context.held.vector.bytes().len(), 0);
-        uaccess::read(&context.memory, vector_at, &mut vector)?;
         context.held.vector.set(&vector);
     }
     Ok(word(MASK))
