@@ -89,7 +89,7 @@ fn a_child_has_a_moment_of_untouched_memory() {
 
 #[test]
 fn a_child_has_a_moment_of_zeros() {
-    the_child_has_a_moment(|space| drop(space.fault(at(0), Access::Read).unwrap()));
+    the_child_has_a_moment(|space| _ = space.fault(at(0), Access::Read).unwrap());
 }
 
 #[test]
