@@ -172,7 +172,7 @@ impl<'m, P: Platform> Object<'m, P> {
             next: AtomicU32::new(Pfn::NONE.0),
             group,
             page_order: arch.page_order(),
-            serial: machine.next_object(),
+            serial: machine.next_number(),
             tag,
             contents: SpinLock::new(Contents { size, index: Index::new() }),
         };

@@ -7,7 +7,7 @@
 //! | `counts` | references, mappings | | | |
 //! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
 //! | `home` | group, LRU shard, LRU list | group, shard | | |
-//! | `link` | LRU list, or its place among the isolated | lock, live count | free list | first tail only: the deferred-split list |
+//! | `link` | LRU list, or who has isolated it | lock, live count | free list | first tail only: the deferred-split list |
 //! | `data` | owner, for the reverse map | parent and index there | | |
 //!
 //! A tail carries nothing but the way to its head, so that unmapping a folio touches one descriptor however large it is.
@@ -299,16 +299,18 @@ impl Frame {
         self.data.store(data, Ordering::Relaxed);
     }
 
-    /// Of a folio that somebody has isolated: how many he had isolated before it.
+    /// Who has isolated a folio.
     #[inline]
-    pub(crate) fn place_among_isolated(&self) -> usize {
-        self.link[0].load(Ordering::Relaxed) as usize
+    pub(crate) fn isolated_by(&self) -> u64 {
+        let [low, high] = [0, 1].map(|i| u64::from(self.link[i].load(Ordering::Relaxed)));
+        high << 32 | low
     }
 
-    /// Set that.
+    /// Set that, for whoever has just isolated it.
     #[inline]
-    pub(crate) fn set_place_among_isolated(&self, place: usize) {
-        self.link[0].store(place as u32, Ordering::Relaxed);
+    pub(crate) fn set_isolated_by(&self, by: u64) {
+        self.link[0].store(by as u32, Ordering::Relaxed);
+        self.link[1].store((by >> 32) as u32, Ordering::Relaxed);
     }
 
     /// Previous (0) and next (1) on a list.

@@ -18,6 +18,7 @@
 mod boot;
 mod buddy;
 mod desc;
+mod folios;
 mod list;
 mod percpu;
 pub mod policy;
@@ -398,23 +399,6 @@ impl<'p, P: Platform> Frames<'p, P> {
             )
         });
         frame.get(refs, maps);
-    }
-
-    /// The folios that frames in a row belong to, in order: of each the head, its descriptor, and how many of the frames are
-    /// its. All of them are folios' and stay so meanwhile.
-    #[inline]
-    pub(crate) fn folios(&self, pfn: Pfn, count: u32) -> impl Iterator<Item = (Pfn, &'p Frame, u32)> {
-        let (mut at, end) = (pfn, pfn.add(count));
-        core::iter::from_fn(move || {
-            if at == end {
-                return None;
-            }
-            let (head, frame) = self.head(at);
-            let next = head.add(1 << frame.order()).min(end);
-            let pages = next.0 - at.0;
-            at = next;
-            Some((head, frame, pages))
-        })
     }
 
     /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head, whose descriptor

@@ -174,11 +174,10 @@ impl<'p> Groups<'p> {
     pub fn remove<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<(), GroupError> {
         let _changing = self.changing.lock(frames.platform());
         let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
-        let child =
-            |other: GroupId| other != id && self.find(other).is_some_and(|g| g.parent.load(Relaxed) == id.0 as u32);
+        let child = |other: GroupId| other != id && self.of(other).parent.load(Relaxed) == id.0 as u32;
         self.drain_stocks(frames, id);
         let busy = id == GroupId::ROOT || group.charged.load(Relaxed) != 0;
-        if busy || (0..MAX_GROUPS as u16).map(GroupId).any(child) {
+        if busy || self.all().any(child) {
             return Err(GroupError::Busy(id));
         }
         group.live.store(0, Relaxed);
@@ -228,7 +227,7 @@ impl<'p> Groups<'p> {
             limit: group.limit.load(Relaxed),
             ..GroupUsage::default()
         };
-        for other in (0..MAX_GROUPS as u16).map(GroupId).filter(|g| self.find(*g).is_some()) {
+        for other in self.all() {
             if !self.ancestors(other).any(|g| g == id) {
                 continue;
             }
@@ -405,8 +404,14 @@ impl<'p> Groups<'p> {
 
     /// A group and all that descend from it.
     pub(crate) fn descendants(&self, id: GroupId) -> impl Iterator<Item = GroupId> + '_ {
-        let groups = (0..MAX_GROUPS as u16).map(GroupId).filter(|group| self.find(*group).is_some());
-        groups.filter(move |group| self.ancestors(*group).any(|other| other == id))
+        self.all().filter(move |group| self.ancestors(*group).any(|other| other == id))
+    }
+
+    /// All groups. Numbers are given out from the lowest on, and the memory of a group that was removed is kept: behind the first
+    /// number that has none, none has.
+    fn all(&self) -> impl Iterator<Item = GroupId> + '_ {
+        let known = self.table.iter().take_while(|slot| slot.load(Relaxed) != 0);
+        (0..).map(GroupId).zip(known).map(|(id, _)| id).filter(|id| self.find(*id).is_some())
     }
 
     /// How many CPUs have lists.
@@ -423,7 +428,7 @@ impl<'p> Groups<'p> {
         pages: u32,
         over: OverLimit,
     ) -> Result<(), OverLimit> {
-        for at in (0..MAX_GROUPS as u16).map(GroupId).filter(|g| self.find(*g).is_some()) {
+        for at in self.all() {
             if self.ancestors(at).any(|g| g == over.0) {
                 self.drain_stocks(frames, at);
             }

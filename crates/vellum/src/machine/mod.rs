@@ -39,7 +39,7 @@ pub struct Machine<'p, P: Platform> {
     zeros: Zeros,
     swaps: Swaps<P>,
     spaces: AtomicU32,
-    objects: AtomicU64,
+    numbers: AtomicU64,
 }
 
 /// The folio of zeros, which read faults map. Entries that map it are present runs like any other; that they count as
@@ -87,7 +87,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             zeros,
             swaps,
             spaces: AtomicU32::new(1),
-            objects: AtomicU64::new(1),
+            numbers: AtomicU64::new(1),
         })
     }
 
@@ -201,8 +201,9 @@ impl<'p, P: Platform> Machine<'p, P> {
         unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
     }
 
-    pub(crate) fn next_object(&self) -> u64 {
-        self.objects.fetch_add(1, Relaxed)
+    /// A number that was never given out before, and is not 0.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Relaxed)
     }
 
     pub(crate) fn next_space(&self) -> SpaceId {

@@ -93,6 +93,13 @@ impl<'m> Victim<'m> {
         let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
         Victim { head, frame, family, range, young: false }
     }
+
+    /// What lies between the places of these.
+    fn places(victims: &[Self]) -> VirtRange {
+        let start = victims.iter().map(|victim| victim.range.start).min().unwrap_or(0);
+        let end = victims.iter().map(|victim| victim.range.end).max().unwrap_or(0);
+        VirtRange { start, end }
+    }
 }
 
 /// Where to look for folios.
@@ -138,10 +145,10 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let machine = self.machine;
         let (groups, frames) = (machine.groups(), machine.frames());
         while left > 0 && self.freed < enough {
-            let (mut victims, mut isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::default());
+            let (mut victims, mut isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::new(machine));
             let most = (BATCH, left.min(enough - self.freed));
             let take = |head, frame| {
-                isolated.add(head, frame);
+                isolated.add(frame);
                 victims.push(Victim::new(head, frame));
             };
             let pages = groups.isolate(frames, shard, list, most, take);
@@ -196,14 +203,13 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         victims: &mut [Victim<'m>],
         mut visit: impl FnMut(&AddressSpace<'m, P, A>, Area, &mut [Victim<'m>]),
     ) {
-        let start = victims.iter().map(|victim| victim.range.start).min();
-        let end = victims.iter().map(|victim| victim.range.end).max();
-        let (Some(start), Some(end)) = (start, end) else { return };
-        let all = VirtRange { start, end };
+        if victims.is_empty() {
+            return;
+        }
         self.spaces.each(family, &mut |space| {
             visit(space, Area::Plain, victims);
-            let mut at = 0;
-            while let Some(area) = space.next_displaced(at, all) {
+            let (mut at, mut all) = (0, None);
+            while let Some(area) = space.next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims))) {
                 visit(space, Area::Displaced(area), victims);
                 at = area.range.end;
             }

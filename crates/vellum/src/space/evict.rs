@@ -1,6 +1,7 @@
-//! Memory leaves a space, because it is wanted elsewhere: what a swap device takes, or what nobody needs to keep.
+//! Memory leaves a space, because it is wanted elsewhere: what nobody needs to keep ([`super::lazy`]), at once; and what a swap device
+//! takes.
 //!
-//! Who evicts has what he evicts as a child would ([`super::fork`]): he takes references, and the right to write in place goes from the
+//! Who evicts that has it as a child would ([`super::fork`]): he takes references, and the right to write in place goes from the
 //! entries. After one flush for many runs nobody writes to what is held, and whoever wants to gets a copy. So no lock is held while
 //! contents are written, no page is missing, and there is no cache of pages that are on their way. When it is decided what becomes
 //! of them ([`Way`]), the entries that still map them change in one go; entries that say something else by then stay.
@@ -11,9 +12,9 @@
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
-use crate::frame::{Counts, HUGE_ORDER, flag};
+use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
 use crate::platform::{Platform, Wanted, allows};
-use crate::stats::{Counter, SpaceCounter};
+use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
@@ -30,8 +31,6 @@ const PAGES: u32 = 1 << 12;
 #[derive(Clone, Copy)]
 pub(super) struct Held {
     pub(super) run: Run,
-    /// Whether its contents may go.
-    pub(super) lazy: bool,
     /// Whether some of it is mapped elsewhere too.
     pub(super) shared: bool,
     /// What was isolated has a reference from that; what was not has one from being held.
@@ -55,8 +54,6 @@ impl Batch {
 pub(super) enum Way {
     /// It is in these slots.
     Swap(SwapRun),
-    /// It goes, unless it was written to.
-    Drop,
     /// It stays.
     Stay,
 }
@@ -75,21 +72,27 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut left = ranges.iter();
         let mut range = *first;
         left.next();
-        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), lazy: false, shared: false, own: false };
+        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), shared: false, own: false };
         loop {
             let _evicting = self.tables.tlb.evicting();
             let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
             let mut batch = Batch { held: [nothing; RUNS], used: 0, pages: 0 };
-            while !batch.is_full() {
+            while !batch.is_full() && !gather.is_full() {
                 if range.is_empty() {
                     let Some(next) = left.next() else { break };
                     range = *next;
                     continue;
                 }
-                match self.hold_next(range, isolated.as_deref_mut(), &mut batch, &mut gather) {
-                    Some(next) => range.start = next.min(range.end),
+                match self.hold_next(range, isolated.as_deref(), &mut batch, &mut gather) {
+                    Some((next, dropped)) => {
+                        range.start = next.min(range.end);
+                        went += dropped;
+                    }
                     None if batch.used > 0 => break,
-                    None => self.tables.platform().wait(),
+                    None => {
+                        gather.flush();
+                        self.tables.platform().wait();
+                    }
                 }
             }
             // From here on nobody writes to what is held.
@@ -97,7 +100,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             for held in &batch.held[..batch.used] {
                 let all = held.run.range(&self.tables.arch);
                 went += match room {
-                    _ if held.lazy => self.settle(held, all, Way::Drop, &mut gather),
                     Ok(()) => {
                         let (pages, left) = self.send(held, isolated.as_deref_mut(), &mut gather);
                         room = left;
@@ -107,15 +109,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 };
                 self.tables.platform().resched();
             }
-            if range.is_empty() && left.len() == 0 || batch.used == 0 {
+            if range.is_empty() && left.len() == 0 {
                 return went;
             }
         }
     }
 
     /// The first area from `addr` on that is displaced and has some of these places.
-    pub(crate) fn next_displaced(&self, addr: u64, places: VirtRange) -> Option<Vma> {
-        self.read().displaced(addr).find(|area| area.with_places(places).is_some()).copied()
+    pub(crate) fn next_displaced(&self, addr: u64, mut places: impl FnMut() -> VirtRange) -> Option<Vma> {
+        self.read().displaced(addr).find(|area| area.with_places(places()).is_some()).copied()
     }
 
     /// Whether a folio was used through what these addresses have of it, since somebody last asked.
@@ -145,58 +147,80 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         used
     }
 
-    /// Hold what the next table has of a range; how far that was. None, if the area there is not to be touched for a while.
+    /// Hold what the next table has of a range, or drop it; how far that was, and how many pages (of 4 KiB) were dropped. None, if the
+    /// area there is not to be touched for a while.
     fn hold_next(
         &self,
         range: VirtRange,
-        mut isolated: Option<&mut Isolated>,
+        isolated: Option<&Isolated>,
         batch: &mut Batch,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Option<u64> {
+    ) -> Option<(u64, u64)> {
         let arch = &self.tables.arch;
         let areas = self.read();
-        let Some(area) = areas.overlapping(range).next() else { return Some(range.end) };
+        let Some(area) = areas.overlapping(range).next() else { return Some((range.end, 0)) };
         let part = area.range.intersect(&range);
         match area.state {
             State::Held => return None,
-            State::Dying => return Some(part.end),
-            State::Live if area.backing.is_shared() => return Some(part.end),
+            State::Dying => return Some((part.end, 0)),
+            State::Live if area.backing.is_shared() => return Some((part.end, 0)),
             State::Live => {}
         }
         let locked = area.flags.contains(AreaFlags::LOCKED);
         if locked && isolated.is_none() {
-            return Some(part.end);
+            return Some((part.end, 0));
         }
         let table = match self.tables.find(part.start, part.end) {
-            Found::Hole(end) => return Some(end),
+            Found::Hole(end) => return Some((end, 0)),
             Found::Table(table) => table,
         };
         let end = part.end.min(table.end());
-        let mut at = part.start;
-        while at < end && !batch.is_full() {
-            let Some(mut run) = table.run(at, end) else { break };
+        let (mut at, mut dropped) = (part.start, 0);
+        while at < end && !batch.is_full() && !gather.is_full() {
+            let Some(mut run) = table.run_whatever_recorded(at, end) else { break };
             let whole = part.covers(&run.range(arch));
             // What is as large as no block of slots, or reaches across an end of the range, stays.
             let fits = whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
             if locked {
-                self.tell_locked(&run, isolated.as_deref_mut());
-            } else if run.kind == Kind::Leaf
-                && fits
-                && let Some(held) = self.hold(&table, &mut run, isolated.as_deref(), batch, gather)
-            {
-                batch.held[batch.used] = held;
-                batch.used += 1;
-                // What is not written is not held for long.
-                batch.pages += if held.lazy { 0 } else { run.frames(arch) };
+                self.tell_locked(&run, isolated);
+            } else if run.kind == Kind::Leaf && fits {
+                if self.tables.machine.frames().head(run.pfn(arch)).1.has(flag::LAZY) {
+                    dropped += self.drop_lazily(&table, &mut run, isolated, gather);
+                } else if let Some(held) = self.hold(&table, &mut run, isolated, batch, gather) {
+                    batch.held[batch.used] = held;
+                    batch.used += 1;
+                    batch.pages += run.frames(arch);
+                }
             }
             at = run.range(arch).end;
         }
-        table.release();
-        Some(at)
+        table.unlock(gather);
+        Some((at, dropped))
     }
 
-    /// Hold a run, as far as it may go, nobody has it pinned, and its contents may all go or none. None: it may not go, as far as it
-    /// goes then.
+    /// Whether these pages of a folio may go from a space that has them alone, or not, and nobody has them pinned: but for who has
+    /// isolated the folio, and for what is the caller's own.
+    #[inline]
+    pub(super) fn may_go(
+        &self,
+        (frame, pages): (&Frame, u32),
+        alone: bool,
+        isolated: Option<&Isolated>,
+        own: impl FnOnce() -> u32,
+    ) -> bool {
+        let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
+        // Whoever else has isolated a folio gives it up when he likes.
+        let may = match isolated {
+            None => alone || maps == pages,
+            Some(isolated) => state.has(flag::ISOLATED) && isolated.may_go(frame),
+        };
+        let known = maps + u32::from(state.has(flag::ISOLATED));
+        may && !state.has(flag::OBJECT)
+            && (refs <= known || refs - known <= own())
+            && allows(self.tables.platform(), Wanted::Unpinned)
+    }
+
+    /// Hold a run, as far as it may go and is to be kept. None: it may not go, as far as it goes then.
     fn hold(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -213,33 +237,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let was = *run;
         let attrs = run.attrs(arch);
         let alone = attrs.contains(Attrs::EXCLUSIVE);
-        let lazy = frames.head(run.pfn(arch)).1.has(flag::LAZY);
         let (mut taken, mut stays, mut shared) = (0, 0, false);
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
-            let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
-            // Whoever else has isolated a folio gives it up when he likes.
-            let may = match isolated {
-                None => alone || maps == pages,
-                Some(isolated) => state.has(flag::ISOLATED) && isolated.may_go(head, frame),
+            // What was isolated is not held a second time, nor does being held add a reference to it.
+            let own = || match isolated {
+                None => self.held_of(head, frame.order(), &batch.held[..batch.used]),
+                Some(_) => 0,
             };
-            let known = u32::from(state.has(flag::ISOLATED));
-            let pinned = refs > maps + known
-                && (isolated.is_some()
-                    || refs - maps - known > self.held_of(head, state.order(), &batch.held[..batch.used]));
-            let pinned = pinned || !allows(self.tables.platform(), Wanted::Unpinned);
-            if pinned || !may || state.has(flag::OBJECT) {
+            if !self.may_go((frame, pages), alone, isolated, own) {
                 stays = pages;
                 break;
             }
-            let full = !lazy && batch.pages + taken + pages > PAGES;
-            if taken != 0 && (full || state.has(flag::LAZY) != lazy) {
+            if taken != 0 && (batch.pages + taken + pages > PAGES || frame.has(flag::LAZY)) {
                 break;
             }
             if isolated.is_none() {
                 frames.get_counts(head, frame, pages, 0);
             }
             taken += pages;
-            shared |= maps > pages;
+            shared |= frame.counts().maps > pages;
         }
         let pages = if taken == 0 { stays } else { taken };
         run.len = (pages >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
@@ -248,7 +264,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             gather.note(run.range(arch), table.shift());
         }
-        (taken != 0).then(|| Held { run: Run { len: run.len, ..was }, lazy, shared, own: isolated.is_none() })
+        (taken != 0).then(|| Held { run: Run { len: run.len, ..was }, shared, own: isolated.is_none() })
     }
 
     /// How many pages of a folio are held already, by the last of these runs.
@@ -286,15 +302,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Found::Hole(next) => end = next,
                 Found::Table(table) => {
                     end = end.min(table.end());
-                    let mut now = table.run(at, end);
-                    if let (Way::Drop, Some(run)) = (way, &now)
-                        && run.kind == Kind::Leaf
-                        && run.attrs(arch).contains(Attrs::DIRTY)
-                    {
-                        // Some of it was written: which is known by the folio.
-                        now = Some(self.first_folio(&table, run));
-                    }
-                    if let Some(now) = now {
+                    if let Some(now) = table.run(at, end) {
                         end = now.range(arch).end.min(end);
                         let whole = now.range(arch) == VirtRange { start: at, end };
                         let same = now.kind == Kind::Leaf && now.pfn(arch) == pfn && now.level == run.level;
@@ -328,20 +336,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             at = end;
         }
         self.tables.slot().add(SpaceCounter::Anon, -(went as i64));
-        match way {
-            Way::Swap(_) => self.tables.slot().add(SpaceCounter::Swap, went as i64),
-            Way::Drop => machine.count(Counter::LazyFreed, went),
-            Way::Stay => {}
+        if let Way::Swap(_) = way {
+            self.tables.slot().add(SpaceCounter::Swap, went as i64);
         }
         went
-    }
-
-    /// Of a run, what maps its first folio.
-    pub(super) fn first_folio(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run) -> Run {
-        let arch = &self.tables.arch;
-        let first = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch)).next();
-        let end = first.map_or(run.va, |(.., pages)| run.va + (u64::from(pages) << FRAME_SHIFT));
-        table.run(run.va, end).unwrap_or(*run)
     }
 
     /// The entries of a run change, if they may: `skip` bytes before them are another part's.
@@ -356,15 +354,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         match way {
             Way::Swap(slots) => self.turn(table, now, part_of(slots, skip, now.frames(arch)), gather),
-            // Since the flush no hardware records that it was written, so it is known in full now.
-            Way::Drop if now.attrs(arch).contains(Attrs::DIRTY) => {
-                let frames = self.tables.machine.frames();
-                for (_, frame, _) in frames.folios(now.pfn(arch), now.frames(arch)) {
-                    frame.clear_flag(flag::LAZY);
-                }
-                return false;
-            }
-            Way::Drop => gather.push(table.take_run(now)),
             Way::Stay => return false,
         }
         true

@@ -227,6 +227,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         said
     }
 
+    /// Of a run, what maps its first folio.
+    fn first_folio(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run) -> Run {
+        let arch = &self.tables.arch;
+        let first = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch)).next();
+        let end = first.map_or(run.va, |(.., pages)| run.va + (u64::from(pages) << FRAME_SHIFT));
+        table.run(run.va, end).unwrap_or(*run)
+    }
+
     /// Give the child copies of what has stayed the parent's own in an area. Nothing there changes meanwhile, but for what is
     /// written by who has pinned it.
     fn copy_pinned(&self, child: &Self, area: &Vma) -> Result<(), OutOfMemory> {

@@ -18,11 +18,13 @@ pub(crate) const BATCH: usize = 128;
 /// Pieces that are remembered; what is more scattered may be written again.
 const PIECES: usize = 128;
 
-/// Folios that were taken off their lists together, and what was written of them.
+/// What a folio says besides of which it is known that it is locked. (Numbers don't get there.)
+const LOCKED: u64 = 1 << 63;
+
+/// What is known of folios that were taken off their lists together: which they are, and what was written of them.
 pub(crate) struct Isolated {
-    heads: ArrayVec<Pfn, BATCH>,
-    /// Of each, whether an area that maps it is locked.
-    locked: [bool; BATCH],
+    /// What each of them says of who has isolated it.
+    by: u64,
     written: ArrayVec<Piece, PIECES>,
     /// Where the last one was found: the next space has them in about the same order.
     last: usize,
@@ -35,42 +37,34 @@ struct Piece {
     slots: SwapRun,
 }
 
-impl Default for Isolated {
-    fn default() -> Self {
-        Isolated { heads: ArrayVec::new(), locked: [false; BATCH], written: ArrayVec::new(), last: 0 }
-    }
-}
-
 impl Isolated {
+    /// None yet.
+    pub(crate) fn new<P: Platform>(machine: &Machine<'_, P>) -> Self {
+        Isolated { by: machine.next_number(), written: ArrayVec::new(), last: 0 }
+    }
+
     /// One more, which the caller has isolated just now.
     #[inline]
-    pub(crate) fn add(&mut self, head: Pfn, frame: &Frame) {
-        frame.set_place_among_isolated(self.heads.len());
-        self.heads.push(head);
+    pub(crate) fn add(&self, frame: &Frame) {
+        frame.set_isolated_by(self.by);
     }
 
     /// Whether a folio that somebody has isolated is one of these, and not known to be locked.
     #[inline]
-    pub(super) fn may_go(&self, head: Pfn, frame: &Frame) -> bool {
-        self.has(head, frame) && !self.is_locked(frame)
-    }
-
-    /// Whether a folio that somebody has isolated is one of these.
-    #[inline]
-    fn has(&self, head: Pfn, frame: &Frame) -> bool {
-        self.heads.get(frame.place_among_isolated()) == Some(&head)
+    pub(super) fn may_go(&self, frame: &Frame) -> bool {
+        frame.isolated_by() == self.by
     }
 
     /// A folio that somebody has isolated is mapped by an area that is locked.
-    pub(super) fn lock(&mut self, head: Pfn, frame: &Frame) {
-        if self.has(head, frame) {
-            self.locked[frame.place_among_isolated()] = true;
+    pub(super) fn lock(&self, frame: &Frame) {
+        if self.may_go(frame) {
+            frame.set_isolated_by(self.by | LOCKED);
         }
     }
 
     /// Whether an area was found that maps one of these, and is locked.
     pub(crate) fn is_locked(&self, frame: &Frame) -> bool {
-        self.locked[frame.place_among_isolated()]
+        frame.isolated_by() == self.by | LOCKED
     }
 
     /// These frames are in these slots, as long as the caller has them.

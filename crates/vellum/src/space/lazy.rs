@@ -1,18 +1,19 @@
 //! Memory whose contents may go when it is wanted elsewhere (`MADV_FREE`).
 //!
 //! It is remembered by the folio, and the entries forget that they were written. Who evicts it ([`super::evict`]) drops what was not
-//! written since, without a swap device, and huge mappings in one piece.
+//! written since, without a swap device, and huge mappings in one piece. That is decided under the lock of the table, and nothing is
+//! held for it: an entry that goes without saying that it was written to can't be written through any more.
 
-use crate::addr::VirtRange;
+use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Counts, flag};
 use crate::group::LruList;
 use crate::platform::Platform;
-use crate::stats::Counter;
+use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, Run};
 use crate::tlb::Gather;
 
-use super::{AddressSpace, AdviseError};
+use super::{AddressSpace, AdviseError, Isolated};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whatever a range has may go, as long as nobody writes to it: folios that this space has alone and that lie in the range entirely,
@@ -33,7 +34,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn mark_lazy(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
-        let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - crate::addr::FRAME_SHIFT);
+        let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zeros_folio().contains(pfn);
         let mut marked = 0;
         for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)) {
@@ -59,5 +60,52 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 machine.count(Counter::LazyFree, pages as u64);
             }
         }
+    }
+
+    /// Drop the folios at the beginning of a run that may go, but for those that were written to, which may not go any more. The run
+    /// becomes what was decided about. How many pages (of 4 KiB) went.
+    pub(super) fn drop_lazily(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        run: &mut Run,
+        isolated: Option<&Isolated>,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> u64 {
+        let arch = &self.tables.arch;
+        let machine = self.tables.machine;
+        let frames = machine.frames();
+        let (first, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
+        let alone = run.attrs(arch).contains(Attrs::EXCLUSIVE);
+        let mut pages = 0;
+        for (_, frame, its) in frames.folios(first, run.frames(arch)) {
+            if !frame.has(flag::LAZY) || !self.may_go((frame, its), alone, isolated, || 0) {
+                if pages == 0 {
+                    run.len = (its >> shift) as usize;
+                    return 0;
+                }
+                break;
+            }
+            pages += its;
+        }
+        let (mut gone, mut at) = (0, 0);
+        while at < pages && !gather.is_full() {
+            let rest = run.part(arch, (at >> shift) as usize, ((pages - at) >> shift) as usize);
+            let removed = table.take_clean(&rest);
+            at += removed.frames;
+            gone += removed.frames;
+            if removed.frames != 0 {
+                gather.push(removed);
+            }
+            if at < pages {
+                // That it was written to is known by the folio.
+                let (head, written) = frames.head(first.add(at));
+                written.clear_flag(flag::LAZY);
+                at = pages.min(head.0 + (1 << written.order()) - first.0);
+            }
+        }
+        run.len = (at >> shift) as usize;
+        self.tables.slot().add(SpaceCounter::Anon, -i64::from(gone));
+        machine.count(Counter::LazyFreed, gone as u64);
+        gone as u64
     }
 }

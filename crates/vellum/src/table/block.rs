@@ -48,12 +48,22 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let single = self.tables.arch.single(raw, index);
         let block = self.block(raw);
         let first = index & !(block - 1);
-        merged::<A>(single, self.differing(first, first + block, single))
+        merged::<A>(single, self.differing(first, block, single, |_, entry| entry.load(Relaxed)))
     }
 
-    /// The bits in which entries from `from` to `to` differ from this one, addresses aside.
-    fn differing(&self, from: usize, to: usize, raw: u64) -> u64 {
-        (from..to).fold(0, |all, i| all | self.entry(i).load(Relaxed) ^ raw) & A::HARDWARE
+    /// The bits of hardware in which what is found in any of `n` entries differs from this. Eight at a time, as [`Self::extend`] does.
+    #[inline(always)]
+    fn differing(&self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
+        let mut all = 0;
+        let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
+        for (at, eight) in (index..).step_by(8).zip(eights) {
+            for (i, entry) in eight.iter().enumerate() {
+                all |= look(at + i, entry) ^ raw;
+            }
+        }
+        let at = index + eights.len() * 8;
+        all = rest.iter().enumerate().fold(all, |all, (i, entry)| all | look(at + i, entry) ^ raw);
+        all & A::HARDWARE
     }
 
     /// How many joined leaves from `index`, at most `most`, follow what `first` begins. The first of a block speaks for all of it,
@@ -81,9 +91,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             }
             all.differing |= differs | A::JOINED;
             let into = at & (block - 1);
-            if !full || differs != 0 {
+            if !full {
                 let start = at - into;
-                all.differing |= self.differing(start, start + block, first);
+                all.differing |= self.differing(start, block, first, |_, entry| entry.load(Relaxed));
             }
             let (these, rest) = entries.split_at((block - into).min(entries.len()));
             each(at, these);
@@ -193,7 +203,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 
     /// Write whole blocks, where each entry is `old`, or whatever stands there.
-    fn write_joined(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
+    pub(super) fn write_joined(&self, index: usize, n: usize, raw: u64, old: Option<u64>) {
         let arch = &self.tables.arch;
         let old = old.map(|old| (old, 0));
         let (block, step) = (1usize << arch.block_bits(self.level), arch.step(raw, self.level));
@@ -209,9 +219,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Take entries out, leaving `instead`: the first one, as if it stood for itself, with all that hardware has recorded in any.
     pub(super) fn collect(&self, index: usize, n: usize, instead: u64) -> u64 {
-        let first = self.exchange(index, instead);
-        let differing = (index + 1..index + n).fold(0, |all, i| all | self.exchange(i, instead) ^ first);
-        merged::<A>(self.tables.arch.single(first, index), differing & A::HARDWARE)
+        let first = self.entry(index).load(Relaxed);
+        // What hardware has recorded in the first one since is among what differs.
+        let differing = self.differing(index, n, first, |i, entry| self.exchange_at(i, entry, instead));
+        merged::<A>(self.tables.arch.single(first, index), differing)
     }
 
     /// Between taking leaves out and putting them in again in another size.

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, fence};
 
 use super::run::Joined;
 use super::{LockedTable, Run};
-use crate::addr::VirtRange;
+use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::platform::{Event, Platform, trace};
 use crate::tlb::Removed;
@@ -43,6 +43,20 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// the run begins at the entry that contains it. A pointer to a table is never part of a run: `None`.
     #[inline]
     pub(crate) fn run(&self, va: u64, end: u64) -> Option<Run> {
+        self.read_run(va, end, |raw| raw)
+    }
+
+    /// The same for whoever does not ask what hardware has recorded: as if it were everything.
+    #[inline]
+    pub(crate) fn run_whatever_recorded(&self, va: u64, end: u64) -> Option<Run> {
+        let arch = &self.tables.arch;
+        let full = |raw| arch.attrs(raw, self.level) | Attrs::HARDWARE;
+        self.read_run(va, end, |raw| arch.leaf(arch.leaf_addr(raw, self.level), full(raw), self.level))
+    }
+
+    /// `taken`: what to take the first leaf for.
+    #[inline(always)]
+    fn read_run(&self, va: u64, end: u64, taken: impl FnOnce(u64) -> u64) -> Option<Run> {
         let arch = &self.tables.arch;
         let index = self.index(va);
         let until = self.index(end.min(self.end()) - 1) + 1;
@@ -61,7 +75,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             Kind::Swap if self.level > 1 => run(1, raw),
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
             Kind::Leaf => {
-                let first = arch.single(raw, index);
+                let first = taken(arch.single(raw, index));
                 let Extent { len, differing, joined } = self.extend_leaves(index, most, first, |_, _| ());
                 let joined = match joined {
                     0 => Joined::None,
@@ -126,6 +140,78 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         }
         self.set_live(self.live() - run.len as u32);
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift: self.shift() }
+    }
+
+    /// Empty a run of leaves that was found under this lock, up to a folio that was written to, which stays. Hardware that is to record
+    /// a write does so before the entry goes, or finds none and faults; and whoever may write by what his TLB holds has to record it
+    /// first. So what was found clean stays so, flushed or not.
+    pub(crate) fn take_clean(&self, run: &Run) -> Removed {
+        let arch = &self.tables.arch;
+        let index = self.index(run.va);
+        self.part_at(index);
+        self.part_at(index + run.len);
+        let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
+        let says = dirty ^ arch.forget(dirty, Attrs::DIRTY, self.level);
+        let written = |raw: u64| raw & says == dirty & says;
+        let mut len = 0;
+        while len < run.len {
+            let at = index + len;
+            let block = self.block(self.entry(at).load(Relaxed));
+            if block > 1 {
+                let raw = self.collect(at, block, 0);
+                if written(raw) {
+                    self.write_joined(at, block, raw, Some(0));
+                    break;
+                }
+                len += block;
+                continue;
+            }
+            let singles = if run.joined == Joined::None { run.len } else { 1 };
+            let clean = self.empty_clean(at, singles, written);
+            len += clean;
+            if clean < singles {
+                break;
+            }
+        }
+        self.set_live(self.live() - len as u32);
+        if len < run.len {
+            len = self.put_back(run, len);
+        }
+        let (run, shift) = (Run { len, ..*run }, self.shift());
+        Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift }
+    }
+
+    /// Empty leaves, none of which is joined, up to the first that was written to; how many those are.
+    #[inline(always)]
+    fn empty_clean(&self, index: usize, n: usize, written: impl Fn(u64) -> bool) -> usize {
+        // Upper entries must not look empty before that is final (INV-4).
+        let instead = if self.level > 1 { self.tables.arch.busy() } else { 0 };
+        for (i, entry) in self.entries()[index..index + n].iter().enumerate() {
+            let raw = self.exchange_at(index + i, entry, instead);
+            if written(raw) {
+                self.store(index + i, instead, raw);
+                return i;
+            }
+            if instead != 0 {
+                self.store(index + i, instead, 0);
+            }
+        }
+        n
+    }
+
+    /// Of so many entries of a run that were emptied, those come back, clean, that map a part of what the next one maps a part of.
+    /// How many are left.
+    #[cold]
+    fn put_back(&self, run: &Run, emptied: usize) -> usize {
+        let arch = &self.tables.arch;
+        let each = self.shift() - FRAME_SHIFT;
+        let (head, _) = self.tables.machine.frames().head(run.pfn(arch).add((emptied as u32) << each));
+        let kept = (head.0.saturating_sub(run.pfn(arch).0) >> each) as usize;
+        if kept < emptied {
+            let run = run.part(arch, kept, emptied - kept);
+            self.set(&Run { raw: arch.forget(run.raw, Attrs::DIRTY, self.level), ..run });
+        }
+        kept
     }
 
     /// Take the leaf for `va` out and leave a busy entry, so that nobody takes the place for empty before it is filled again
@@ -290,8 +376,14 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Put another entry there, for the last that hardware has made of this one.
     pub(super) fn exchange(&self, index: usize, new: u64) -> u64 {
+        self.exchange_at(index, self.entry(index), new)
+    }
+
+    /// The same where the entry is known.
+    #[inline(always)]
+    pub(super) fn exchange_at(&self, index: usize, entry: &AtomicU64, new: u64) -> u64 {
         trace(self.tables.platform(), || Event::Exchange(self.pfn, index as u16, new));
-        self.entry(index).swap(new, AcqRel)
+        entry.swap(new, AcqRel)
     }
 
     /// Empty a run that maps nothing: markers, or slots, which the caller gives up.

@@ -61,6 +61,12 @@ impl Run {
         }
     }
 
+    /// `len` entries of it, without the first `skip`.
+    pub(crate) fn part<A: Arch>(&self, arch: &A, skip: usize, len: usize) -> Run {
+        let va = self.va + ((skip as u64) << arch.level_shift(self.level));
+        Run { va, len, raw: self.raw.wrapping_add(self.step(arch).wrapping_mul(skip as u64)), ..*self }
+    }
+
     /// The addresses.
     pub fn range<A: Arch>(&self, arch: &A) -> VirtRange {
         VirtRange { start: self.va, end: self.va + ((self.len as u64) << arch.level_shift(self.level)) }
