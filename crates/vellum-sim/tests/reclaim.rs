@@ -111,6 +111,7 @@ in_every_format! {
     what_is_cold_goes_first => cold,
     what_may_go_goes_without_swap => lazily,
     what_may_go_is_written_past_the_entries => pinned,
+    what_may_go_is_written_somewhere => written_anywhere,
     what_was_moved_is_found => moved,
     what_a_child_moved_is_found => moved_in_a_child,
     what_was_moved_ages => moved_ages,
@@ -343,6 +344,41 @@ fn lazily<A: Silicon>(arch: A) {
             assert_eq!(on.machine.counter(Counter::LazyFreed), 36 * (page >> 12));
             for i in 0..40 {
                 assert_eq!(on.load(&space, BASE + i * page), if i % 10 == 0 { 100 + i } else { 0 });
+            }
+        });
+    }
+}
+
+/// A folio stays as it is, wherever in it somebody wrote, and whoever was told of that.
+fn written_anywhere<A: Silicon>(arch: A) {
+    for told in [false, true] {
+        on(arch, 0, |on| {
+            on.machine.policy().set(4, Knob::Always);
+            let page = on.page();
+            let each = (1 << 16) / page;
+            let space = on.space(GroupId::ROOT);
+            map(&space, BASE, 16 << 16);
+            let at = |folio, n| BASE + (folio << 16) + n * page;
+            let all = || (0..16).flat_map(|folio| (0..each).map(move |n| (folio, n)));
+            all().for_each(|(folio, n)| on.store(&space, at(folio, n), 1 + folio * 16 + n));
+            space.advise(BASE, 16 << 16, Advise::Free).unwrap();
+            (0..16).step_by(3).for_each(|folio| on.store(&space, at(folio, folio % each), 1000));
+            if told {
+                let mut written = 0;
+                let all = VirtRange { start: BASE, end: at(16, 0) };
+                space.forget_recorded(all, Attrs::HARDWARE, |_, attrs| {
+                    written += u32::from(attrs.contains(Attrs::DIRTY))
+                });
+                assert!(written > 0);
+            }
+            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, u64::MAX), 10 * 16);
+            for (folio, n) in all() {
+                let value = match folio % 3 {
+                    0 if n == folio % each => 1000,
+                    0 => 1 + folio * 16 + n,
+                    _ => 0,
+                };
+                assert_eq!(on.load(&space, at(folio, n)), value, "page {n} of folio {folio}");
             }
         });
     }

@@ -4,8 +4,9 @@
 //! Hardware may record what happens to any page of a block in any of its entries: so it is the block that was accessed or
 //! written, and is told as a whole. Who wants to know exactly which pages were written asks [`super::track`].
 
-use crate::addr::VirtRange;
+use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
+use crate::frame::flag;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 
@@ -27,12 +28,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if run.kind != Kind::Leaf || !run.attrs(&self.tables.arch).intersects(what) {
                 return false;
             }
-            table.forget_recorded(run, what, |range, attrs| match &mut last {
-                _ if attrs.is_empty() => {}
-                Some(last) if last.0.end == range.start && last.1 == attrs => last.0.end = range.end,
-                _ => {
-                    if let Some((range, attrs)) = last.replace((range, attrs)) {
-                        told(range, attrs);
+            table.forget_recorded(run, what, |range, attrs| {
+                if attrs.contains(Attrs::DIRTY) {
+                    self.keep(run, range);
+                }
+                match &mut last {
+                    _ if attrs.is_empty() => {}
+                    Some(last) if last.0.end == range.start && last.1 == attrs => last.0.end = range.end,
+                    _ => {
+                        if let Some((range, attrs)) = last.replace((range, attrs)) {
+                            told(range, attrs);
+                        }
                     }
                 }
             });
@@ -40,6 +46,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         });
         if let Some((range, attrs)) = last {
             told(range, attrs);
+        }
+    }
+
+    /// What a part of a run maps was written to, and its entries don't say so any more: it may not go.
+    fn keep(&self, run: &Run, part: VirtRange) {
+        let frames = self.tables.machine.frames();
+        let first = run.pfn(&self.tables.arch).add(((part.start - run.va) >> FRAME_SHIFT) as u32);
+        for (_, frame, _) in frames.folios(first, (part.len() >> FRAME_SHIFT) as u32) {
+            if frame.has(flag::LAZY) {
+                frame.clear_flag(flag::LAZY);
+            }
         }
     }
 
