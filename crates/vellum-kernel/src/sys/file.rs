@@ -1,22 +1,19 @@
 //! Descriptors: reading, writing, and what else is done with open files.
 
 use super::{Answer, lock};
+use crate::files;
 use crate::files::user::UserBytes;
-use crate::files::{self, watch};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::event::Event;
 use vellum_kernel::fs::inode::Mappable;
-use vellum_kernel::fs::open::Name;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::Node;
-use vellum_kernel::fs::{Inode, Open, device, pipe};
+use vellum_kernel::fs::{Inode, Open};
 
 /// The open file of a descriptor.
 pub fn open_of(thread: &Thread, fd: u64) -> Result<Arc<Open>, Errno> {
@@ -291,34 +288,6 @@ pub fn getdents(thread: &Thread, fd: u64, to: u64, len: u64) -> Answer {
     open_of(thread, fd)?.entries(&mut bytes).map(|n| n as u64)
 }
 
-/// `pipe`, `pipe2`.
-pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
-    static NUMBERS: AtomicU64 = AtomicU64::new(1);
-    let flags = flags as u32;
-    if flags & !(abi::O_CLOEXEC | abi::O_NONBLOCK | abi::O_DIRECT) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let who = thread.credentials().who();
-    let (inode, read, write) = pipe::Nameless::new(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
-    let inode: Arc<dyn Inode> = inode;
-    let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
-    let first = add(thread, end(read, abi::O_RDONLY), flags)?;
-    let second = match add(thread, end(write, abi::O_WRONLY), flags) {
-        Ok(second) => second,
-        Err(error) => {
-            close(thread, first)?;
-            return Err(error);
-        }
-    };
-    let bytes = (first | second << 32).to_le_bytes();
-    if let Err(error) = uaccess::write(&thread.memory(), to, &bytes) {
-        close(thread, first)?;
-        close(thread, second)?;
-        return Err(error);
-    }
-    Ok(0)
-}
-
 /// `vmsplice`: bytes of a pipe into memory, or of memory into a pipe, as much as there is room for; they are copied.
 pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, flags: u64) -> Answer {
     const KNOWN: u64 = 15;
@@ -343,25 +312,6 @@ pub async fn vmsplice(thread: &Arc<Thread>, fd: u64, pieces: u64, count: u64, fl
     done.map(|n| n as u64)
 }
 
-/// `memfd_create`.
-pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
-    let flags = flags as u32;
-    let known = abi::MFD_CLOEXEC | abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL | abi::MFD_EXEC;
-    if flags & !known != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let name = super::program::read_string(&thread.memory(), name, 250).map_err(|error| match error {
-        Errno::ENAMETOOLONG => Errno::EINVAL,
-        other => other,
-    })?;
-    let shown = [b"/memfd:".as_slice(), &name, b" (deleted)"].concat();
-    let who = thread.credentials().who();
-    let node = files::memfd(&who, flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
-    let file = node.clone().open(abi::O_RDWR)?;
-    let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, Some(Name::Shown(shown.into()))));
-    add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })
-}
-
 /// `cachestat`: how many pages of a range of a file are in memory.
 pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64) -> Answer {
     let open = open_of(thread, fd)?;
@@ -384,27 +334,4 @@ pub fn cachestat(thread: &Arc<Thread>, fd: u64, range: u64, to: u64, flags: u64)
     }
     uaccess::write(&memory, to, uaccess::bytes_of(&found))?;
     Ok(0)
-}
-
-/// `userfaultfd`.
-pub fn userfaultfd(thread: &Thread, flags: u64) -> Answer {
-    let flags = flags as u32;
-    if flags & abi::UFFD_USER_MODE_ONLY == 0 {
-        thread.credentials().needs(abi::CAP_SYS_PTRACE)?;
-    }
-    if flags & !(abi::UFFD_USER_MODE_ONLY | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    add(thread, watch::open(thread, flags)?, flags)
-}
-
-/// `eventfd2`.
-pub fn eventfd(thread: &Thread, count: u64, flags: u64) -> Answer {
-    const SEMAPHORE: u32 = 1;
-    let flags = flags as u32;
-    if flags & !(SEMAPHORE | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let event = Arc::new(Event::new(count as u32, flags & SEMAPHORE != 0));
-    add(thread, device::open(event, abi::O_RDWR | flags & abi::O_NONBLOCK), flags)
 }

@@ -5,6 +5,7 @@
 //! | [`memory`] | `mmap` and its kin |
 //! | [`remote`] | other processes' memory |
 //! | [`mod@file`] | descriptors |
+//! | [`nameless`] | files that are made without a name |
 //! | [`mod@select`] | waiting for one of a set of files |
 //! | [`mod@lock`] | locks on files |
 //! | [`path`] | files by name |
@@ -12,6 +13,7 @@
 //! | [`swap`] | what swap is in use |
 //! | [`program`] | programs: into memory, and `execve` |
 //! | [`process`] | processes and threads |
+//! | [`wait`] | waiting for children |
 //! | [`pidfd`] | descriptors of processes |
 //! | [`identity`] | users, groups, capabilities |
 //! | [`schedule`] | who runs where and how soon, for those who ask |
@@ -33,6 +35,7 @@ pub mod lock;
 pub mod memory;
 pub mod misc;
 pub mod mount;
+pub mod nameless;
 pub mod path;
 pub mod pi;
 pub mod pidfd;
@@ -47,6 +50,7 @@ pub mod shm;
 pub mod signal;
 pub mod swap;
 pub mod timer;
+pub mod wait;
 
 use crate::arch;
 use crate::mem::{heap, oom};
@@ -122,15 +126,15 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_ftruncate => file::ftruncate(thread, a[0], a[1]),
         nr::__NR_fallocate => file::fallocate(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_getdents64 => file::getdents(thread, a[0], a[1], a[2]),
-        nr::__NR_pipe2 => file::pipe(thread, a[0], a[1]),
+        nr::__NR_pipe2 => nameless::pipe(thread, a[0], a[1]),
         nr::__NR_pselect6 => select::pselect(thread, a).await,
         nr::__NR_fadvise64 => file::advise(thread, a[0], a[2], a[3]),
         nr::__NR_ppoll => select::ppoll(thread, a).await,
         nr::__NR_cachestat => file::cachestat(thread, a[0], a[1], a[2], a[3]),
-        nr::__NR_userfaultfd => file::userfaultfd(thread, a[0]),
-        nr::__NR_eventfd2 => file::eventfd(thread, a[0], a[1]),
+        nr::__NR_userfaultfd => nameless::userfaultfd(thread, a[0]),
+        nr::__NR_eventfd2 => nameless::eventfd(thread, a[0], a[1]),
         nr::__NR_vmsplice => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await,
-        nr::__NR_memfd_create => file::memfd_create(thread, a[0], a[1]),
+        nr::__NR_memfd_create => nameless::memfd_create(thread, a[0], a[1]),
 
         nr::__NR_openat => path::open(thread, a[0], a[1], a[2], a[3]).await,
         nr::__NR_newfstatat => path::stat(thread, a[0], a[1], a[2], a[3]),
@@ -181,8 +185,8 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_execveat => program::execve(thread, [a[0], a[1], a[2], a[3], a[4]]).await,
         nr::__NR_exit => process::exit(thread, a[0]),
         nr::__NR_exit_group => process::exit_group(thread, a[0]),
-        nr::__NR_wait4 => process::wait4(thread, a[0], a[1], a[2], a[3]).await,
-        nr::__NR_waitid => process::waitid(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_wait4 => wait::wait4(thread, a[0], a[1], a[2], a[3]).await,
+        nr::__NR_waitid => wait::waitid(thread, a[0], a[1], a[2], a[3]).await,
         nr::__NR_pidfd_open => pidfd::pidfd_open(thread, a[0], a[1]),
         nr::__NR_pidfd_send_signal => pidfd::pidfd_send_signal(thread, a[0], a[1], a[2], a[3]),
         nr::__NR_pidfd_getfd => pidfd::pidfd_getfd(thread, a[0], a[1], a[2]),

@@ -3,7 +3,7 @@
 use crate::arch::{Raised, calls, frame};
 use crate::mem::uaccess;
 use crate::println;
-use crate::task::process::Life;
+use crate::task::life::Life;
 use crate::task::signal::{self, Action, Default, Info, Set, bit};
 use crate::task::{Thread, context::Context};
 use alloc::sync::Arc;

@@ -8,6 +8,7 @@
 //! | [`hindrance`] | what keeps it from its memory for a while |
 //! | [`context`] | what a thread has of the processor, and what from its maker |
 //! | [`process`] | what the threads of a program share, and who knows whom |
+//! | [`life`] | how far its life has come |
 //! | [`count`] | how many there are |
 //! | [`allowance`] | how long processors may work for a process |
 //! | [`usage`] | what a thread has used |
@@ -22,6 +23,7 @@ pub mod deliver;
 pub mod executor;
 pub mod futex;
 pub mod hindrance;
+pub mod life;
 pub mod process;
 pub mod signal;
 pub mod thread;

@@ -8,6 +8,7 @@ use crate::mem::{UserSpace, now_ns};
 use crate::sys::timer::Timers;
 use crate::task::Thread;
 use crate::task::count::Counted;
+use crate::task::life::Life;
 use crate::task::signal::{self, Info, Signals};
 use crate::task::usage::Usage;
 use alloc::collections::BTreeMap;
@@ -29,48 +30,6 @@ static NUMBERS: AtomicU32 = AtomicU32::new(FIRST);
 static TABLE: Mutex<BTreeMap<u32, Arc<Process>>> = Mutex::new(BTreeMap::new());
 /// The threads by their numbers, but for each process's first, which has its process's.
 static THREADS: Mutex<BTreeMap<u32, Weak<Thread>>> = Mutex::new(BTreeMap::new());
-
-/// What has become of a process, as `wait` reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
-    /// It runs.
-    Running,
-    /// A signal stopped it; whether its parent has heard.
-    Stopped(u32, bool),
-    /// It was stopped and goes on; its parent has not heard.
-    Continued,
-    /// It ended: by itself, with this status.
-    Exited(u8),
-    /// It ended: by this signal.
-    Killed(u32),
-}
-
-impl Life {
-    /// Whether it is over.
-    pub fn is_over(self) -> bool {
-        matches!(self, Life::Exited(_) | Life::Killed(_))
-    }
-
-    /// As `wait4` says it.
-    pub fn status(self) -> u32 {
-        match self {
-            Life::Running => 0,
-            Life::Exited(status) => u32::from(status) << 8,
-            Life::Killed(signal) => signal,
-            Life::Stopped(signal, _) => signal << 8 | 0x7f,
-            Life::Continued => 0xffff,
-        }
-    }
-
-    /// As a shell says it.
-    pub fn shell_status(self) -> u32 {
-        match self {
-            Life::Exited(status) => status.into(),
-            Life::Killed(signal) | Life::Stopped(signal, _) => 128 + signal,
-            Life::Running | Life::Continued => 0,
-        }
-    }
-}
 
 /// A process.
 pub struct Process {

@@ -1,25 +1,28 @@
 //! A user thread: a future that enters user mode again and again.
+//!
+//! | file | story |
+//! |---|---|
+//! | `run` | into user mode, and what it comes back for |
 
-use crate::arch::entry;
-use crate::arch::{Trap, interrupts, irq};
+mod run;
+
+use crate::arch::irq;
 use crate::files::Files;
-use crate::mem::{UserSpace, background, now_ns, space};
+use crate::mem::{UserSpace, now_ns};
 use crate::percpu;
-use crate::sys;
 use crate::task::context::{Context, Traits};
 use crate::task::count::Counted;
 use crate::task::hindrance::Hindrance;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::usage::{Faults, Usage};
-use crate::task::{Process, deliver, executor, time};
+use crate::task::{Process, time};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::future::poll_fn;
-use core::pin::{Pin, pin};
-use core::ptr;
+use core::pin::pin;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use core::task::{Context as Waking, Poll, Waker};
+use core::task::{Poll, Waker};
 use spin::{Mutex, Once};
 use vellum::space::FaultError;
 use vellum_kernel::credentials::Credentials;
@@ -295,144 +298,4 @@ impl Thread {
         })
         .await
     }
-
-    /// Lets the thread run.
-    pub fn start(self: Arc<Self>) {
-        executor::spawn(Running { thread: self.clone(), future: run(self) });
-    }
-
-    /// Runs user mode until it comes back.
-    fn enter(self: &Arc<Self>) -> Trap {
-        interrupts::disable();
-        let cpu = percpu::current();
-        if cpu.thread.get() != Arc::as_ptr(self) {
-            self.resume();
-        }
-        self.place.store(cpu.index, Ordering::SeqCst);
-        if cpu.tick.load(Ordering::Relaxed) || self.alerted.load(Ordering::SeqCst) {
-            self.place.store(NOWHERE, Ordering::Relaxed);
-            interrupts::enable();
-            return Trap::Interrupt;
-        }
-        // SAFETY: the thread's own future runs this.
-        space::load(unsafe { &self.context().memory });
-        time::arm_for_turn();
-        // SAFETY: the thread's own future runs this, and keeps no reference.
-        let registers = unsafe { &mut self.context().registers };
-        // SAFETY: interrupts are off. The registers are the thread's, whose space and other registers are loaded; whoever
-        // writes the segments or flags takes what user mode may have.
-        let trap = unsafe { entry::enter(registers) };
-        self.place.store(NOWHERE, Ordering::Relaxed);
-        interrupts::enable();
-        trap
-    }
-
-    /// Has this processor hold the thread's registers, beside the general ones.
-    #[cold]
-    fn resume(&self) {
-        // SAFETY: the thread's own future runs this.
-        let context = unsafe { self.context() };
-        context.held.restore();
-        percpu::current().thread.set(ptr::from_ref(self));
-    }
-
-    /// Takes them back, if this processor holds them.
-    fn suspend(&self) {
-        self.save_held();
-        self.forget_held();
-    }
-
-    /// Brings the saved registers beside the general ones up to date. For the thread's own future.
-    pub fn save_held(&self) {
-        if ptr::eq(percpu::current().thread.get(), self) {
-            // SAFETY: the thread's own future runs this.
-            unsafe { self.context() }.held.save();
-        }
-    }
-
-    /// From now on the saved ones are those that count. For the thread's own future.
-    pub fn forget_held(&self) {
-        let cpu = percpu::current();
-        if ptr::eq(cpu.thread.get(), self) {
-            cpu.thread.set(ptr::null());
-        }
-    }
-}
-
-/// The thread's future, which takes the thread's registers along when it gives way.
-struct Running<F> {
-    thread: Arc<Thread>,
-    future: F,
-}
-
-impl<F: Future<Output = ()>> Future for Running<F> {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, context: &mut Waking) -> Poll<()> {
-        // SAFETY: `future` is never moved: this is the only access to it, and hands out a pinned reference.
-        let (thread, future) = unsafe {
-            let this = self.get_unchecked_mut();
-            (&this.thread, Pin::new_unchecked(&mut this.future))
-        };
-        let cpu = percpu::current();
-        cpu.polled.set(Arc::as_ptr(thread));
-        thread.asleep.store(false, Ordering::Relaxed);
-        let began = now_ns();
-        thread.working.store(began, Ordering::Relaxed);
-        let outcome = future.poll(context);
-        thread.asleep.store(!cpu.gave_way.replace(false), Ordering::Relaxed);
-        cpu.polled.set(ptr::null());
-        thread.worked.fetch_add(now_ns().saturating_sub(began), Ordering::Relaxed);
-        thread.working.store(0, Ordering::Relaxed);
-        thread.suspend();
-        outcome
-    }
-}
-
-/// The thread's life.
-async fn run(thread: Arc<Thread>) {
-    loop {
-        match thread.enter() {
-            Trap::PageFault(address, access) => {
-                // SAFETY: the thread's own future, and the reference is used for the last time by the fault.
-                let memory = &unsafe { thread.context() }.memory;
-                let result = memory.engine.fault(address, access);
-                thread.faults.count(&result);
-                if let Err(error) = result {
-                    let hindrance = Hindrance::of(error, &thread.memory());
-                    let passed = match hindrance {
-                        Some(hindrance) => hindrance.passes(&thread, false).await,
-                        None => false,
-                    };
-                    if !passed {
-                        deliver::fault(&thread, address, error);
-                    }
-                }
-                if background::look() {
-                    executor::give_way().await;
-                }
-            }
-            Trap::SystemCall(number) => {
-                // SAFETY: as above.
-                let arguments = unsafe { thread.context() }.registers.arguments();
-                let answer = sys::call(&thread, number, arguments).await;
-                if thread.was_hindered() && thread.may_repeat(answer).await {
-                    deliver::again(&thread, number);
-                } else {
-                    deliver::answer(&thread, number, answer);
-                }
-            }
-            Trap::Exception(raised) => deliver::exception(&thread, raised),
-            Trap::Interrupt => {
-                time::expire();
-                if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::settle(&thread).await {
-                    break;
-                }
-                if executor::others_wait() {
-                    executor::give_way().await;
-                }
-            }
-        }
-    }
-    sys::process::thread_ends(&thread);
 }

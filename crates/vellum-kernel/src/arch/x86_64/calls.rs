@@ -5,7 +5,7 @@ use crate::mem::{now_ns, uaccess};
 use crate::sys::clock::{EPOCH, SECOND, read_pair, write_micro};
 use crate::sys::path::HERE;
 use crate::sys::process::Wanted;
-use crate::sys::{Answer, file, path, process, select, signal, timer};
+use crate::sys::{Answer, file, nameless, path, process, select, signal, timer};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -45,7 +45,7 @@ pub async fn call(thread: &Arc<Thread>, number: u32, a: [u64; 6]) -> Option<Answ
         nr::__NR_chown => path::chown(thread, HERE, a[0], a[1], a[2], 0),
         nr::__NR_creat => path::open(thread, HERE, a[0], CREAT, a[1]).await,
         nr::__NR_dup2 => file::dup_to(thread, a[0], a[1], None),
-        nr::__NR_eventfd => file::eventfd(thread, a[0], 0),
+        nr::__NR_eventfd => nameless::eventfd(thread, a[0], 0),
         nr::__NR_fork => process::clone(thread, plain(0)).await,
         nr::__NR_getpgrp => Ok(thread.process.group.load(Ordering::Relaxed).into()),
         nr::__NR_lchown => path::chown(thread, HERE, a[0], a[1], a[2], nr::AT_SYMLINK_NOFOLLOW.into()),
@@ -55,7 +55,7 @@ pub async fn call(thread: &Arc<Thread>, number: u32, a: [u64; 6]) -> Option<Answ
         nr::__NR_mknod => path::mknod(thread, HERE, a[0], a[1], a[2]),
         nr::__NR_open => path::open(thread, HERE, a[0], a[1], a[2]).await,
         nr::__NR_pause => signal::pause(thread).await,
-        nr::__NR_pipe => file::pipe(thread, a[0], 0),
+        nr::__NR_pipe => nameless::pipe(thread, a[0], 0),
         nr::__NR_poll => select::poll(thread, a[0], a[1], poll_deadline(a[2])).await,
         nr::__NR_readlink => path::readlink(thread, HERE, a[0], a[1], a[2]),
         nr::__NR_rename => path::rename(thread, HERE, a[0], HERE, a[1], 0),

@@ -2,10 +2,19 @@
 //!
 //! A group that is removed may still be charged for memory, as of files in memory or of a process that has moved on. The engine
 //! keeps it until it is charged for nothing; nobody finds it by then.
+//!
+//! | file | story |
+//! |---|---|
+//! | `statistics` | what groups have, by kind |
+
+mod statistics;
+
+pub use statistics::listed;
 
 use crate::mem::reclaim::{self, Who};
 use crate::mem::{machine, oom};
-use crate::task::process::{self as processes, Life};
+use crate::task::life::Life;
+use crate::task::process as processes;
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -17,7 +26,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use linux_raw_sys::general::{CGROUP2_SUPER_MAGIC, SIGKILL};
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupError, GroupId, GroupUsage, LruList};
+use vellum::group::{GroupError, GroupId, GroupUsage};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
@@ -191,44 +200,6 @@ fn usage(group: GroupId) -> Result<GroupUsage, Errno> {
     machine().groups().usage(machine().frames(), group).map_err(|_| Errno::ENODEV)
 }
 
-/// Pages on lists.
-#[derive(Clone, Copy, Default)]
-pub struct Listed {
-    /// Anonymous ones that may be reclaimed.
-    pub anonymous: u64,
-    /// Those of objects.
-    pub objects: u64,
-    /// Those that may not be reclaimed.
-    pub unevictable: u64,
-}
-
-impl Listed {
-    fn add(&mut self, usage: &GroupUsage) {
-        self.anonymous += usage.lru[LruList::Anon as usize] + usage.lru[LruList::Lazy as usize];
-        self.objects += usage.lru[LruList::Shmem as usize];
-        self.unevictable += usage.lru[LruList::Unevictable as usize];
-    }
-}
-
-/// Pages on the lists of a group and those below it; of the root, with those that are leaving.
-fn listed_below(table: &Table, group: u32) -> Listed {
-    let mut sum = Listed::default();
-    let below = table.groups.iter().filter(|(number, _)| table.ancestors(**number).any(|above| above == group));
-    let leaving = table.leaving.iter().copied().filter(|_| group == ROOT);
-    let own = (group == ROOT).then_some(GroupId::ROOT);
-    for engine in below.map(|(_, group)| group.engine).chain(leaving).chain(own) {
-        if let Ok(usage) = usage(engine) {
-            sum.add(&usage);
-        }
-    }
-    sum
-}
-
-/// Pages on the lists of all groups.
-pub fn listed() -> Listed {
-    listed_below(&TABLE.lock(), ROOT)
-}
-
 /// The root directory.
 ///
 /// # Errors
@@ -296,7 +267,7 @@ impl cgroup::Groups for Memory {
                 u64::MAX => Ok(said(None)),
                 pages => Ok(bytes(pages)),
             },
-            Control::Stat => statistics(group, engine),
+            Control::Stat => statistics::of(group, engine),
             Control::Events => {
                 let events = TABLE.lock().groups.get(&group).map(|group| group.events).unwrap_or_default();
                 let Events { max, oom, kills } = events;
@@ -383,25 +354,4 @@ fn enter(process: &Process, group: u32) -> Result<(), Errno> {
     process.cgroup.store(group, Relaxed);
     let memory = process.memory.lock().clone();
     memory.map_or(Ok(()), |memory| memory.engine.set_group(engine).map_err(|_| Errno::ENODEV))
-}
-
-/// `memory.stat`. What a group is charged for is anonymous memory, objects', and the kernel's for it: page tables for the most
-/// part.
-fn statistics(group: u32, engine: GroupId) -> Result<Vec<u8>, Errno> {
-    let listed = listed_below(&TABLE.lock(), group);
-    let charged = usage(engine)?.charged;
-    let anonymous = listed.anonymous + listed.unevictable;
-    let rows = [
-        ("anon", anonymous),
-        ("file", listed.objects),
-        ("kernel", charged.saturating_sub(anonymous + listed.objects)),
-        ("shmem", listed.objects),
-        ("inactive_anon", 0),
-        ("active_anon", listed.anonymous),
-        ("inactive_file", 0),
-        ("active_file", 0),
-        ("unevictable", listed.unevictable),
-        ("swapcached", 0),
-    ];
-    Words::of(|text| rows.iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
 }
