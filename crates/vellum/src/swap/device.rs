@@ -9,6 +9,9 @@ use crate::platform::Platform;
 ///
 /// Writing and reading wait for the device, and may take long: the caller holds no lock. Forgetting waits for nothing. What a call
 /// writes, later reads of the same slots see, whichever CPU they come from, if the caller orders the two.
+///
+/// It sees frames and slots. So where memory has more than contents (the tags of Arm's MTE or SPARC's ADI), it is the device that keeps
+/// that with them, or refuses.
 pub trait SwapDevice<P: Platform>: Sync {
     /// Keep the contents of `slots.count` frames from `from` on. What the slots held before is forgotten.
     ///
@@ -41,7 +44,7 @@ pub trait SwapDevice<P: Platform>: Sync {
 pub enum WriteError {
     /// The device needs memory, and there is none.
     NoMemory,
-    /// The device failed.
+    /// The device failed, or can't keep all there is to these frames.
     Failed,
 }
 

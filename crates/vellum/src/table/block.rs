@@ -53,7 +53,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// The bits of hardware in which what is found in any of `n` entries differs from this. Eight at a time, as [`Self::extend`] does.
     #[inline(always)]
-    fn differing(&self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
+    pub(super) fn differing(&self, index: usize, n: usize, raw: u64, look: impl Fn(usize, &AtomicU64) -> u64) -> u64 {
         let mut all = 0;
         let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
         for (at, eight) in (index..).step_by(8).zip(eights) {

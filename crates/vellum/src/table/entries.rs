@@ -507,7 +507,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         if self.tables.arch.hardware_idle(old) {
             self.store(index, old, self.tables.arch.carry(new, old));
         } else {
-            let _ = self.change_contended(index, |old| self.tables.arch.carry(new, old));
+            let _ = self.change_contended(index, self.entry(index), |old| self.tables.arch.carry(new, old));
         }
     }
 
@@ -522,8 +522,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
 
     /// Hardware may still set a bit in this entry: exchange until it didn't. What the last was that it made of it.
     #[inline]
-    fn change_contended(&self, index: usize, new: impl Fn(u64) -> u64) -> u64 {
-        let entry = self.entry(index);
+    fn change_contended(&self, index: usize, entry: &AtomicU64, new: impl Fn(u64) -> u64) -> u64 {
         let mut old = entry.load(Relaxed);
         loop {
             let next = new(old);
@@ -557,19 +556,24 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let arch = &self.tables.arch;
         let recorded = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::HARDWARE, self.level);
         let bits = Bits::between::<A>(recorded, arch.forget(recorded, what, self.level));
-        let forget = |index| match bits {
+        let forget = |index, entry: &AtomicU64| match bits {
             // What hardware sets after this look is set after it was forgotten.
-            Some(bits) if self.entry(index).load(Relaxed) & bits.clear == 0 => Attrs::empty(),
-            Some(bits) => arch.attrs(self.change_bits(index, self.entry(index), bits), self.level) & what,
-            None => {
-                arch.attrs(self.change_contended(index, |old| arch.forget(old, what, self.level)), self.level) & what
-            }
+            Some(bits) => match entry.load(Relaxed) {
+                old if old & bits.clear == 0 => old,
+                _ => self.change_bits(index, entry, bits),
+            },
+            None => self.change_contended(index, entry, |old| arch.forget(old, what, self.level)),
         };
         while at < end {
-            let block = self.block(self.entry(at).load(Relaxed));
-            let recorded = (at..at + block).fold(Attrs::empty(), |all, index| all | forget(index));
+            let first = self.entry(at).load(Relaxed);
+            let block = self.block(first);
+            let old = match block {
+                1 => forget(at, self.entry(at)),
+                _ => merged::<A>(arch.single(first, at), self.differing(at, block, first, forget)),
+            };
             let start = self.base + ((at as u64) << self.shift());
-            told(VirtRange { start, end: start + ((block as u64) << self.shift()) }, recorded);
+            let range = VirtRange { start, end: start + ((block as u64) << self.shift()) };
+            told(range, arch.attrs(old, self.level) & what);
             at += block;
         }
     }
@@ -577,7 +581,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Change what a leaf says besides its frame, which hardware may change too; what that was.
     fn amend(&self, index: usize, change: impl Fn(Attrs) -> Attrs) -> Attrs {
         let arch = &self.tables.arch;
-        let old = self.change_contended(index, |old| {
+        let old = self.change_contended(index, self.entry(index), |old| {
             let attrs = change(arch.attrs(old, self.level));
             arch.leaf(arch.leaf_addr(old, self.level), attrs, self.level) | old & A::JOINED
         });
