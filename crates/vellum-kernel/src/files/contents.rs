@@ -42,7 +42,7 @@ pub fn discard(object: &Object, gone: &Gone) {
         return;
     }
     for process in process::all() {
-        let memory = process.memory.lock().clone();
+        let memory = process.memory();
         if let Some(memory) = memory {
             memory.engine.discard_object(object, gone);
         }

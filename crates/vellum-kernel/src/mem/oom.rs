@@ -77,7 +77,7 @@ pub fn find_some() -> u64 {
 }
 
 fn stats(process: &Process) -> Option<SpaceStats> {
-    let memory = process.memory.lock().clone();
+    let memory = process.memory();
     memory.map(|memory| memory.engine.stats())
 }
 
@@ -166,10 +166,9 @@ fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     say(scope, wanting, victim, points, &has);
     KILLED.fetch_add(1, Relaxed);
     groups::note(victim.cgroup.load(Relaxed), Event::Killed);
-    let memory = victim.memory.lock().clone();
+    let memory = victim.memory();
     for process in &known {
-        let shared =
-            memory.as_ref().zip(process.memory.lock().as_ref()).is_some_and(|(own, other)| Arc::ptr_eq(own, other));
+        let shared = memory.as_ref().zip(process.memory()).is_some_and(|(own, other)| Arc::ptr_eq(own, &other));
         if shared || Arc::ptr_eq(process, victim) {
             process.end(Life::Killed(SIGKILL));
         }

@@ -24,7 +24,7 @@ impl Spaces<'static, Host, Format> for All {
 
 /// The address spaces that these processes have, each once.
 pub fn spaces_of(processes: impl IntoIterator<Item = Arc<Process>>) -> Vec<Arc<UserSpace>> {
-    let mut spaces: Vec<_> = processes.into_iter().filter_map(|process| process.memory.lock().clone()).collect();
+    let mut spaces: Vec<_> = processes.into_iter().filter_map(|process| process.memory()).collect();
     spaces.sort_unstable_by_key(Arc::as_ptr);
     spaces.dedup_by(|a, b| Arc::ptr_eq(a, b));
     spaces

@@ -12,15 +12,16 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::num::NonZeroU16;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
 use vellum::addr::{FRAME_SHIFT, VirtRange, align_up};
+use vellum::arch::Arch;
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
 use vellum::platform::SpaceId;
-use vellum::space::Limits;
+use vellum::space::{Limits, UnmapError};
 use vellum::vma::Watcher;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
@@ -44,6 +45,8 @@ pub struct UserSpace {
     pub image: Mutex<Image>,
     /// Who watches its faults and writes.
     pub watchers: Mutex<Watchers>,
+    /// How many processes have it.
+    tenants: AtomicUsize,
     /// The files that it maps, by the tags of their objects; some that it mapped once.
     mapped: Mutex<Arc<BTreeMap<u64, Mapped>>>,
 }
@@ -115,6 +118,7 @@ impl UserSpace {
             refusals: AtomicU32::new(0),
             image: Mutex::default(),
             watchers: Mutex::default(),
+            tenants: AtomicUsize::new(0),
             mapped: Mutex::default(),
         }
     }
@@ -176,6 +180,7 @@ impl UserSpace {
             refusals: AtomicU32::new(0),
             image: Mutex::new(image),
             watchers: Mutex::default(),
+            tenants: AtomicUsize::new(0),
             mapped: Mutex::new(mapped),
         };
         child.engine.set_limits(|limits| limits.exec_gain = true);
@@ -202,6 +207,34 @@ impl UserSpace {
         let bits = from.refusals();
         if bits & PR_MDWE_NO_INHERIT == 0 {
             self.refuse(bits);
+        }
+    }
+}
+
+/// That a process has a space. When the last that had it gives it up, what was mapped there is unmapped: whoever else just looks
+/// at the space, or has not loaded another one yet, keeps no memory from being free.
+pub struct Tenancy(Arc<UserSpace>);
+
+impl Tenancy {
+    /// One more process has it.
+    pub fn new(space: Arc<UserSpace>) -> Self {
+        space.tenants.fetch_add(1, Relaxed);
+        Self(space)
+    }
+
+    /// The space.
+    pub fn space(&self) -> &Arc<UserSpace> {
+        &self.0
+    }
+}
+
+impl Drop for Tenancy {
+    fn drop(&mut self) {
+        if self.0.tenants.fetch_sub(1, AcqRel) == 1 {
+            let space = &self.0.engine;
+            let unmapped = space.unmap(0, space.arch().user_end());
+            // Then it goes with the space.
+            debug_assert!(matches!(unmapped, Ok(()) | Err(UnmapError::Sealed(_))), "{unmapped:?}");
         }
     }
 }

@@ -123,7 +123,7 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
         let mut limits = process.limits.lock();
         limits[which] = wanted;
         // Nobody else sets limits meanwhile, so that the space has the last.
-        if let Some(memory) = &*process.memory.lock() {
+        if let Some(memory) = process.memory() {
             memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits, &theirs));
         }
         drop(limits);

@@ -226,9 +226,10 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     thread.forget_held();
     let process = &thread.process;
     let last = process.threads.lock().len() == 1;
+    space::unload();
     // Before the parent hears of it: the memory is free then.
     if last {
-        *process.memory.lock() = None;
+        process.change_memory(None);
     }
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
@@ -238,7 +239,6 @@ pub fn thread_ends(thread: &Arc<Thread>) {
         *process.files.lock() = None;
         files::locks().release_all(Owner::Process(process.pid), None);
     }
-    space::unload();
     process.vfork_done();
     process.thread_ended(thread);
 }

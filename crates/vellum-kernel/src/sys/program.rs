@@ -224,7 +224,8 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     process.signals.lock().after_exec();
     process.timers.lock().retain(|number, _| *number == timer::REAL);
     thread.traits.lock().credentials = Arc::new(own);
-    *process.memory.lock() = Some(space.clone());
+    crate::mem::space::unload();
+    process.change_memory(Some(space.clone()));
     thread.forget_held();
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };

@@ -35,7 +35,7 @@ pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes
     let theirs = UserBytes::many(thread, remote, remotes)?;
     let process = if pid as i32 > 0 { process_of(thread, pid)? } else { return Err(Errno::ESRCH) };
     may_look_into(thread, &process)?;
-    let memory = process.memory.lock().clone().ok_or(Errno::ESRCH)?;
+    let memory = process.memory().ok_or(Errno::ESRCH)?;
     let mut done = 0;
     for (address, len) in theirs.pieces() {
         let mut at = 0;
@@ -64,7 +64,7 @@ pub fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: [u64; 
         return Err(Errno::EINVAL);
     }
     may_look_into(thread, &process)?;
-    let memory = process.memory.lock().clone().ok_or(Errno::ESRCH)?;
+    let memory = process.memory().ok_or(Errno::ESRCH)?;
     let mut done = 0;
     for (address, len) in pieces.pieces() {
         match memory::advise(thread, &memory, address, len, advice) {

@@ -57,7 +57,7 @@ fn now() -> u64 {
 
 /// All spaces there are.
 fn spaces() -> Vec<Arc<UserSpace>> {
-    process::all().iter().filter_map(|process| process.memory.lock().clone()).collect()
+    process::all().iter().filter_map(|process| process.memory()).collect()
 }
 
 /// How many areas have a segment attached.

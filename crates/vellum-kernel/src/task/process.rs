@@ -4,6 +4,7 @@
 //! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
+use crate::mem::space::Tenancy;
 use crate::mem::{UserSpace, now_ns};
 use crate::sys::timer::Timers;
 use crate::task::Thread;
@@ -50,7 +51,7 @@ pub struct Process {
     /// Its threads, the first one first.
     pub threads: Mutex<Vec<Arc<Thread>>>,
     /// Its memory, until it ends.
-    pub memory: Mutex<Option<Arc<UserSpace>>>,
+    pub memory: Mutex<Option<Tenancy>>,
     /// Its files, until it ends.
     pub files: Mutex<Option<Arc<Files>>>,
     /// What has become of it.
@@ -171,7 +172,7 @@ impl Process {
             child_changed: Queue::new(),
             exit_signal,
             threads: Mutex::new(Vec::new()),
-            memory: Mutex::new(memory),
+            memory: Mutex::new(memory.map(Tenancy::new)),
             files: Mutex::new(None),
             life: Mutex::new(Life::Running),
             changed: Queue::new(),
@@ -198,6 +199,18 @@ impl Process {
         }
         TABLE.lock().insert(pid, process.clone());
         process
+    }
+
+    /// Its memory, until it ends.
+    pub fn memory(&self) -> Option<Arc<UserSpace>> {
+        self.memory.lock().as_ref().map(|tenancy| tenancy.space().clone())
+    }
+
+    /// Gives it up, and may get other in its place. What nobody else has is free then.
+    pub fn change_memory(&self, next: Option<Arc<UserSpace>>) {
+        // Not under the lock.
+        let before = core::mem::replace(&mut *self.memory.lock(), next.map(Tenancy::new));
+        drop(before);
     }
 
     /// Whose it is, as its first thread says; a process without threads is nobody's.
@@ -322,7 +335,7 @@ impl Process {
             return;
         }
         *self.counted.lock() = counted;
-        *self.memory.lock() = None;
+        self.change_memory(None);
         *self.last_name.lock() = thread.name();
         let orphans = core::mem::take(&mut *self.children.lock());
         if let Some(guardian) = self.guardian() {

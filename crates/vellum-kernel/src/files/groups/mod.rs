@@ -352,6 +352,6 @@ fn enter(process: &Process, group: u32) -> Result<(), Errno> {
     let table = TABLE.lock();
     let engine = table.engine(group)?;
     process.cgroup.store(group, Relaxed);
-    let memory = process.memory.lock().clone();
+    let memory = process.memory();
     memory.map_or(Ok(()), |memory| memory.engine.set_group(engine).map_err(|_| Errno::ENODEV))
 }

@@ -38,7 +38,7 @@ pub fn rename(subject: &Subject, name: &[u8]) -> Result<(), Errno> {
 
 /// A range of a process's memory, as far as it is there.
 fn bytes(subject: &Subject, range: impl FnOnce(&UserSpace) -> [u64; 2]) -> Result<Vec<u8>, Errno> {
-    let Some(memory) = subject.process()?.memory.lock().clone() else { return Ok(Vec::new()) };
+    let Some(memory) = subject.process()?.memory() else { return Ok(Vec::new()) };
     let [start, end] = range(&memory);
     let mut bytes = Vec::new();
     let len = end.saturating_sub(start) as usize;
@@ -181,7 +181,7 @@ pub fn statm(subject: &Subject) -> Result<Vec<u8>, Errno> {
 }
 
 fn memory(process: &Process) -> Option<Memory> {
-    let memory = process.memory.lock().clone();
+    let memory = process.memory();
     memory.map(|memory| figures(&memory))
 }
 

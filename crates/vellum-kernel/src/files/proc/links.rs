@@ -34,7 +34,7 @@ pub fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
         Ok((current, path.unwrap_or_else(|| b"(deleted)".to_vec())))
     })?;
     add("exe", |subject| {
-        let memory = subject.process()?.memory.lock().clone().ok_or(Errno::ENOENT)?;
+        let memory = subject.process()?.memory().ok_or(Errno::ENOENT)?;
         let (inode, mapped) = memory.image.lock().file.clone().ok_or(Errno::ENOENT)?;
         let path = from_root(|view| view.names.path_of_mapped(&mapped, view.root));
         Ok((inode, path))

@@ -21,7 +21,7 @@ use vellum_kernel::proc::process::Memory;
 
 /// The memory of whom a file is about; none if it has ended.
 pub fn space(subject: &Subject) -> Result<Option<Arc<UserSpace>>, Errno> {
-    Ok(subject.process()?.memory.lock().clone())
+    Ok(subject.process()?.memory())
 }
 
 /// The areas, of one moment.

@@ -132,7 +132,7 @@ pub fn most_areas() -> usize {
 /// What was written holds for all who run, and not only for those to come.
 fn apply() {
     for process in processes::all() {
-        let memory = process.memory.lock().clone();
+        let memory = process.memory();
         if let Some(memory) = memory {
             memory.engine.set_limits(|limits| limits.areas = most_areas());
         }
