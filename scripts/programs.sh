@@ -89,6 +89,7 @@ our_programs() {
     expect 0 "a disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null
     expect 0 "a disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
+    expect 0 collapse guest --swap 64M -- "$1/collapse" </dev/null
     # What does not fit in compressed memory goes to the disk.
     expect 0 limit guest --smp 2 --mem 128M --swap 128M -- "$1/limit" 24 </dev/null
     expect 0 pressure guest --smp 2 --mem 96M --swap 64M --swap-disk 192M -- "$1/pressure" 160 1 </dev/null

@@ -96,7 +96,7 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::linkat, Full),
     (Sysno::lseek, Full),
     (Sysno::lstat, Full),
-    (Sysno::madvise, Partial("no collapsing and merging of pages")),
+    (Sysno::madvise, Partial("no merging of pages, and collapsing of private memory only")),
     (Sysno::mbind, Partial("checked, to no effect: one node")),
     (Sysno::membarrier, Partial("no MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ")),
     (Sysno::memfd_create, Partial("no huge pages")),

@@ -64,11 +64,19 @@ pub enum SizeCounter {
     SplitDeferred,
     /// Swapped in, in one piece (`swpin`).
     SwapIn,
+    /// Put in the place of smaller pieces (`collapse_alloc`).
+    Collapsed,
+    /// Wanted for that, and not to be had (`collapse_alloc_failed`).
+    CollapseFailed,
+    /// Split into smaller ones because part of it was not mapped (`split`).
+    Split,
+    /// Not split, though part of it was not mapped (`split_failed`).
+    SplitFailed,
 }
 
 /// How many orders folios have: single pages and larger.
 pub(crate) const SIZES: usize = 14;
-const SIZE_COUNTERS: usize = SizeCounter::SwapIn as usize + 1;
+const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;
 
 /// How many [`Counter`]s there are.
 pub const COUNTERS: usize = Counter::ShmemPages as usize + 1;

@@ -10,10 +10,12 @@
 //! | [`disk`] | the disk among these |
 //! | [`reclaim`] | memory is short |
 //! | [`background`] | it is reclaimed before it is |
+//! | [`collapse`] | where there is time, small pages become huge ones |
 //! | [`oom`] | memory runs out |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
 pub mod background;
+pub mod collapse;
 pub mod disk;
 pub mod heap;
 pub mod oom;

@@ -153,6 +153,7 @@ pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, adv
             groups::tell_swap_room();
             Advise::PageOut
         }
+        abi::MADV_COLLAPSE => Advise::Collapse,
         abi::MADV_POPULATE_READ => Advise::PopulateRead,
         abi::MADV_POPULATE_WRITE => Advise::PopulateWrite,
         abi::MADV_GUARD_INSTALL => Advise::GuardInstall,

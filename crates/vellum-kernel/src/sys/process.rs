@@ -62,6 +62,7 @@ pub fn first(
         }
     });
     thread.start();
+    executor::spawn(mem::collapse::run());
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::task::hindrance::Hindrance;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use alloc::vec;
-use linux_raw_sys::general::{CAP_SYS_PTRACE, MADV_COLD, MADV_PAGEOUT, MADV_WILLNEED};
+use linux_raw_sys::general::{CAP_SYS_PTRACE, MADV_COLD, MADV_COLLAPSE, MADV_PAGEOUT, MADV_WILLNEED};
 use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;
@@ -60,7 +60,9 @@ pub fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: [u64; 
     let (process, _) = pidfd::process_of(thread, fd)?;
     let pieces = UserBytes::many(thread, array, count)?;
     // What another process would notice is not for others to say.
-    if process.pid != thread.process.pid && !matches!(advice as u32, MADV_COLD | MADV_PAGEOUT | MADV_WILLNEED) {
+    if process.pid != thread.process.pid
+        && !matches!(advice as u32, MADV_COLD | MADV_COLLAPSE | MADV_PAGEOUT | MADV_WILLNEED)
+    {
         return Err(Errno::EINVAL);
     }
     may_look_into(thread, &process)?;

@@ -169,6 +169,7 @@ impl Kernel for Linux {
             Advise::WillNeed => libc::MADV_WILLNEED,
             Advise::Cold => libc::MADV_COLD,
             Advise::PageOut => libc::MADV_PAGEOUT,
+            Advise::Collapse => 25,
             Advise::PopulateRead => libc::MADV_POPULATE_READ,
             Advise::PopulateWrite => libc::MADV_POPULATE_WRITE,
             Advise::GuardInstall => 102,

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use vellum::addr::FRAME_SHIFT;
+use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Advice;
 use vellum::space::FaultError;
 use vellum::space::{Access, Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
@@ -10,7 +12,7 @@ use vellum::vma::{AreaFlags, Prot};
 
 use super::expect::{self, Where};
 use super::host::Host;
-use super::model::Kind;
+use super::model::{Kind, Page};
 use super::op::{Place, Span, Spot, advised};
 use super::plot::{Plot, Scene};
 
@@ -155,6 +157,7 @@ impl Plot {
         match advise {
             Advise::PopulateRead => return self.populate(on, pages, Access::Read),
             Advise::PopulateWrite => return self.populate(on, pages, Access::Write),
+            Advise::Collapse => return self.collapse(on, pages),
             Advise::GuardInstall => return self.install_guards(on, pages),
             Advise::GuardRemove => return self.remove_guards(on, pages),
             _ => {}
@@ -224,6 +227,32 @@ impl Plot {
             }
         }
         self.check(on, &pages);
+    }
+
+    /// `advise(Collapse)`, for each whole block. No contents change, and what was done is all the space's own.
+    fn collapse<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
+        let len = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT - self.bounds.page_shift);
+        for start in (pages.start.next_multiple_of(len)..pages.end).step_by(len as usize) {
+            let block = start..start + len;
+            if block.end > pages.end {
+                break;
+            }
+            let (addr, bytes) = self.bytes(&block);
+            // A block that is not of one area is none.
+            let whole = self.model.in_one_area(block.clone());
+            match on.space.advise(addr, bytes, Advise::Collapse) {
+                Ok(()) if whole => {
+                    let no_huge = |(_, page): (u64, &Page)| page.kind.advice == Advice::NoHuge;
+                    assert!(!self.model.iter(block.clone()).any(no_huge), "collapsed what may not be");
+                    self.model.own(block.clone());
+                }
+                Ok(()) => assert!(self.model.covers(block.clone())),
+                Err(AdviseError::NotMapped) => assert!(!self.model.covers(block.clone())),
+                Err(AdviseError::Collapse(_)) => {}
+                got => panic!("advise answers {got:x?}"),
+            }
+            self.check(on, &block);
+        }
     }
 
     /// `swap_off`, of all devices. Others may open one that is closed here, but nobody else swaps out what is here.

@@ -143,6 +143,7 @@ enum Form {
     PageOut,
     Free,
     Reclaim,
+    Collapse,
     SwapOff,
     Load,
     Store,
@@ -157,7 +158,7 @@ enum Form {
     Policy,
 }
 
-const FORMS: [(u64, Form); 27] = [
+const FORMS: [(u64, Form); 28] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
@@ -173,6 +174,7 @@ const FORMS: [(u64, Form); 27] = [
     (40, Form::PageOut),
     (40, Form::Free),
     (12, Form::Reclaim),
+    (15, Form::Collapse),
     (2, Form::SwapOff),
     (230, Form::Load),
     (260, Form::Store),
@@ -260,6 +262,7 @@ impl Choice {
                 Op::Reclaim { all: dice.percent(50), pages: 1 + dice.below(most) }
             }
             Form::PageOut | Form::Free | Form::Reclaim => Op::Advise(span(dice), Advise::PageOut),
+            Form::Collapse => Op::Advise(span(dice), Advise::Collapse),
             Form::SwapOff => Op::SwapOff,
             Form::Load => Op::Load(spot(dice), slot(dice)),
             // Never 0: that would look like a page that nobody wrote to.

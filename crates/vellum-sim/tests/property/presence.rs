@@ -166,6 +166,11 @@ impl Model {
         self.iter_mut(pages).for_each(|(_, page)| page.recorded -= Attrs::ACCESSED);
     }
 
+    /// All of these pages are the space's own, whatever they were.
+    pub fn own(&mut self, pages: Range<u64>) {
+        self.set(pages, Presence::Own);
+    }
+
     /// All that was swapped out is back.
     pub fn swap_in(&mut self) {
         self.iter_mut(0..u64::MAX)

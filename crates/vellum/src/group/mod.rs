@@ -10,18 +10,21 @@
 //! |---|---|
 //! | `shard` | one CPU's part: lists and stock |
 //! | `leave` | freeing folios in batches |
+//! | `split` | one folio becomes several |
 //!
 //! Locks: a shard's lock is taken with page-table locks held or without, never while holding another shard's or the
 //! allocator's; it is not for interrupt handlers.
 
 mod leave;
 mod shard;
+mod split;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use leave::Leavers;
 pub use shard::LruList;
 pub(crate) use shard::{Home, Shard};
+pub(crate) use split::Mapped;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

@@ -9,7 +9,10 @@
 //! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for areas that
 //! were moved, or have an object behind them; which a space goes through only if it has any. A folio that was used since somebody last looked goes back to the
 //! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
-//! freed together. What may go without being kept ([`LruList::Lazy`]) goes first.
+//! freed together. What is not mapped of folios that are mapped in part goes first (`split`), and then what may go without being kept
+//! ([`LruList::Lazy`]).
+
+mod split;
 
 use arrayvec::ArrayVec;
 
@@ -53,6 +56,7 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
         return Err(GroupError::NoSuchGroup(group));
     }
     let mut work = Reclaim { machine, spaces, wanted: pages, freed: 0, arch: core::marker::PhantomData };
+    work.freed = split::split_partial(machine, spaces, group, pages);
     work.list(group, LruList::Lazy, false);
     for round in 1..=ROUNDS {
         if machine.swaps().has_room(machine.platform()) {

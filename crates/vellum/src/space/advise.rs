@@ -11,7 +11,7 @@ use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::zap::Keep;
-use super::{Access, AddressSpace, FaultError, ProtectError};
+use super::{Access, AddressSpace, CollapseError, FaultError, ProtectError};
 
 /// What is said about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub enum Advise {
     Cold,
     /// Not needed soon: what is this space's alone goes to a swap device, as far as there is room (`MADV_PAGEOUT`).
     PageOut,
+    /// Have it in huge pages now, whatever policy says of faults (`MADV_COLLAPSE`): private anonymous memory of which something is there.
+    Collapse,
     /// Fault it in for reading (`MADV_POPULATE_READ`).
     PopulateRead,
     /// Fault it in for writing (`MADV_POPULATE_WRITE`).
@@ -94,6 +96,8 @@ pub enum AdviseError {
     Inaccessible(VirtRange),
     /// A page could not be faulted in; what lies before it was.
     Fault(FaultError),
+    /// Not all of it was had in huge pages.
+    Collapse(CollapseError),
     /// The space has as many areas as it may.
     TooManyAreas,
     /// No memory to split areas or huge mappings at the ends, or for the tables of guards.
@@ -112,6 +116,7 @@ impl AdviseError {
             | AdviseError::Inaccessible(_) => Errno::EINVAL,
             AdviseError::Fault(FaultError::Poisoned(_)) => Errno::EHWPOISON,
             AdviseError::Fault(error) => error.errno(),
+            AdviseError::Collapse(error) => error.errno(),
             AdviseError::Denied(_) => Errno::EACCES,
             AdviseError::Sealed(_) => Errno::EPERM,
             AdviseError::NotMapped => Errno::ENOMEM,
@@ -132,6 +137,7 @@ impl core::fmt::Display for AdviseError {
             AdviseError::NotPrivate(range) => write!(f, "{range:?} is not private anonymous memory"),
             AdviseError::Inaccessible(range) => write!(f, "{range:?} may not be accessed so"),
             AdviseError::Fault(error) => error.fmt(f),
+            AdviseError::Collapse(error) => error.fmt(f),
             AdviseError::NoObject(range) => write!(f, "no memory object stands behind {range:?}"),
             AdviseError::TooManyAreas => f.write_str("too many areas"),
             AdviseError::OutOfMemory => OutOfMemory.fmt(f),
@@ -196,6 +202,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Advise::Cold => self.cool(range),
             Advise::PageOut => self.page_out(range),
             Advise::Free => self.free_lazily(range),
+            Advise::Collapse => self.collapse(range),
             Advise::PopulateRead => self.populate_all(range, Access::Read),
             Advise::PopulateWrite => self.populate_all(range, Access::Write),
             Advise::GuardInstall => self.install_guards(range),

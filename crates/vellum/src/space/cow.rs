@@ -7,12 +7,10 @@
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind};
-use crate::cache;
 use crate::frame::{Counts, Frame, flag};
 use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::table::{Found, LockedTable, Run};
-use crate::tlb::{Gather, Removed};
 use crate::vma::Vma;
 
 use super::fault::Outcome;
@@ -140,51 +138,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Put a folio in the place of what a block maps, with the same contents. `false`: it is not what it was.
     fn replace_by_copy(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> bool {
-        let arch = &self.tables.arch;
         let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
-        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
-        let new = arch.leaf(pfn.addr(), attrs, table.level);
-        let huge = table.level > 1;
-        let fits = match huge {
+        let fits = match table.level > 1 {
             true => {
                 block.len() == 1 << table.shift()
                     && table.run(block.start, block.end).is_some_and(|run| self.is_shared(&run))
             }
             false => block.end <= table.end() && self.runs_to_copy(&table, block).is_some(),
         };
-        if !fits {
-            table.release();
-            return false;
+        match fits {
+            true => self.replace_part::<RUNS>(table, area, block, pfn),
+            false => table.release(),
         }
-        let mut removed: [Removed; RUNS] = core::array::from_fn(|_| Removed::nothing());
-        let mut used = 0;
-        let mut at = block.start;
-        while at < block.end {
-            let taken = if huge { Some(table.take_busy(at).1) } else { table.take(at, block.end) };
-            let Some(taken) = taken else {
-                unreachable!("a leaf of this block, which lies in it: looked at under the lock")
-            };
-            at = taken.range.end;
-            removed[used] = taken;
-            used += 1;
-        }
-        let removed = &removed[..used];
-        let flushed = self.tables.tlb.invalidate(&[block], table.shift(), false);
-        for old in removed {
-            let to = pfn.add(((old.range.start - block.start) >> FRAME_SHIFT) as u32);
-            // SAFETY: the references of what was taken out are dropped below; the copy is nobody else's before it is mapped.
-            unsafe { cache::copy_frames(self.tables.machine, old.pfn, to, old.frames) };
-        }
-        self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, attrs);
-        if huge {
-            table.fill(block.start, new);
-        } else {
-            let pages = (block.len() >> table.shift()) as usize;
-            table.set(&Run::new(block.start, table.level, Kind::Leaf, new, pages));
-        }
-        table.release();
-        // As many pages come as go. Those that were an object's counted as its, and the gather sets that right.
-        Gather::put_flushed(&self.tables.tlb, removed, &flushed);
-        true
+        fits
     }
 }

@@ -200,7 +200,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let (level, entries) = self.shape(order);
-        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
+        let attrs = self.own_attrs(area, Attrs::empty());
         let raw = arch.leaf(pfn.addr(), attrs, level);
         self.tables.machine.frames().expose(pfn, 1 << order, attrs);
         match self.tables.map_run(&Run::new(start, level, Kind::Leaf, raw, entries)) {
@@ -285,7 +285,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     #[inline(always)]
-    fn try_folio(&self, area: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
+    pub(super) fn try_folio(&self, area: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
         let pfn = self.tables.machine.frames().alloc(order, zero, Use::Folio)?;
         self.make_folio(area, addr, pfn, order, zero).map(|()| pfn)
     }

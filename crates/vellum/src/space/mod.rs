@@ -21,6 +21,9 @@
 //! | `zeros` | pages that were only read |
 //! | `fork` | a child |
 //! | `cow` | what parent and child both have is written |
+//! | `collapse` | small pieces become one large folio |
+//! | `replace` | how either is done: by a copy |
+//! | `split` | one large folio becomes small pieces |
 //! | `guard` | pages that may not be touched |
 //! | `evict` | memory is wanted elsewhere |
 //! | `isolated` | what a family has together is written once |
@@ -51,6 +54,7 @@
 mod advise;
 mod areas;
 mod cold;
+mod collapse;
 mod cow;
 mod discard;
 mod evict;
@@ -68,8 +72,10 @@ mod query;
 mod recorded;
 mod relocate;
 mod remap;
+mod replace;
 mod scan;
 mod seal;
+mod split;
 mod stack;
 mod supply;
 mod swap_in;
@@ -85,6 +91,7 @@ mod zeros;
 
 pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
+pub use collapse::{CollapseError, CollapseLimits, Collapsed};
 pub use fault::{Access, FaultError, Resolved};
 pub use fork::ForkError;
 pub(crate) use isolated::{BATCH, Isolated};

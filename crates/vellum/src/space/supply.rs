@@ -233,8 +233,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(false);
         }
         let (level, entries) = self.shape(place.order);
-        let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | marks;
-        let attrs = attrs | self.rights(attrs, area.prot);
+        let attrs = self.own_attrs(area, marks);
         let frames = 1 << place.order;
         self.tables.machine.frames().expose(pfn, frames, attrs);
         let raw = arch.leaf(pfn.addr(), attrs, level);

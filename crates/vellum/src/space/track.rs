@@ -78,11 +78,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[inline]
     pub(super) fn rights(&self, attrs: Attrs, prot: Prot) -> Attrs {
         let mut rights = prot.attrs();
-        let told = attrs.contains(Attrs::WATCHED) || self.tracks() && !attrs.contains(Attrs::SOFT_DIRTY);
+        let told = attrs.contains(Attrs::WATCHED) || !attrs.contains(Attrs::SOFT_DIRTY) && self.tracks();
         if told || !attrs.contains(Attrs::EXCLUSIVE) {
             rights -= Attrs::WRITE;
         }
         rights
+    }
+
+    /// The attributes of the first entries of what is the space's own, with these marks.
+    #[inline]
+    pub(super) fn own_attrs(&self, area: &Vma, marks: Attrs) -> Attrs {
+        let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | marks;
+        attrs | self.rights(attrs, area.prot)
     }
 
     /// Entries of what is swapped out say something else from now on.

@@ -155,7 +155,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     }
 
     /// The table that points to this one. It can't go away: it holds at least that pointer.
-    fn lock_parent(&self) -> LockedTable<'t, 'm, P, A> {
+    pub(super) fn lock_parent(&self) -> LockedTable<'t, 'm, P, A> {
         let pfn = Pfn(self.desc.data() as u32);
         let desc = self.tables.machine.frames().frame(pfn);
         trace(self.tables.platform(), || Event::Locking(pfn));

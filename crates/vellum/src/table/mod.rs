@@ -26,9 +26,11 @@
 //! | `walk` | down to a table |
 //! | `grow` | new tables |
 //! | `split` | a huge mapping becomes a table of pages |
+//! | `collapse` | and the other way round |
 //! | `relocate` | entries come to stand at other addresses |
 
 mod block;
+mod collapse;
 mod entries;
 mod grow;
 mod lock;

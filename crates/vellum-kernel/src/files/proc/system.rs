@@ -17,7 +17,7 @@ use core::fmt::{self, Write};
 use vellum::addr::FRAME_SIZE;
 use vellum::frame::HUGE_ORDER;
 use vellum::platform::Cpus;
-use vellum::stats::Counter;
+use vellum::stats::{Counter, SizeCounter};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
@@ -145,6 +145,7 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
     let memory = memory(machine);
     let pages = |bytes: u64| bytes / FRAME_SIZE;
     let counter = |counter| machine.counter(counter);
+    let huge = |counter| machine.size_counter(counter, HUGE_ORDER);
     let rows = [
         ("nr_free_pages", pages(memory.free)),
         ("nr_inactive_anon", 0),
@@ -172,6 +173,10 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("pglazyfreed", counter(Counter::LazyFreed)),
         ("oom_kill", crate::mem::oom::killed()),
         ("thp_split_pmd", counter(Counter::HugeSplits)),
+        ("thp_collapse_alloc", huge(SizeCounter::Collapsed)),
+        ("thp_collapse_alloc_failed", huge(SizeCounter::CollapseFailed)),
+        ("thp_split_page", huge(SizeCounter::Split)),
+        ("thp_split_page_failed", huge(SizeCounter::SplitFailed)),
         ("thp_deferred_split_page", counter(Counter::SplitDeferred)),
     ];
     Words::of(|text| words::vmstat(text, rows))

@@ -1,9 +1,9 @@
 //! `/sys/kernel/mm/transparent_hugepage`: which sizes of folios faults may use (the engine's policy), and how often they got
 //! them.
 //!
-//! What says how Linux would go about it (when to compact, how often to look for pages to collapse) is remembered, and no more:
-//! none of that is done here.
+//! What says how Linux would go about it (when to compact) is remembered, and no more: that is not done here.
 
+use crate::mem::collapse::{self, Setting};
 use crate::mem::machine;
 use alloc::boxed::Box;
 use alloc::format;
@@ -48,17 +48,28 @@ fn remembered(folder: &Arc<Folder>, name: &str, words: &'static [&'static str], 
     knob(folder, name, words, move || holds.load(Relaxed), move |chosen| sets.store(chosen, Relaxed))
 }
 
-/// A number that is remembered, and no more.
-fn number(folder: &Arc<Folder>, name: &str, at_first: u64, most: u64) -> Result<(), Errno> {
-    let holds = Arc::new(AtomicU64::new(at_first));
-    let sets = holds.clone();
-    let make: Make = Box::new(move || Ok(format!("{}\n", holds.load(Relaxed)).into_bytes()));
+/// A number.
+fn number(
+    folder: &Arc<Folder>,
+    name: &str,
+    [least, most]: [u64; 2],
+    get: impl Fn() -> u64 + Send + Sync + 'static,
+    set: impl Fn(u64) + Send + Sync + 'static,
+) -> Result<(), Errno> {
+    let make: Make = Box::new(move || Ok(format!("{}\n", get()).into_bytes()));
     let take: Take = Box::new(move |written| {
         let value = core::str::from_utf8(written).ok().and_then(|written| written.trim().parse().ok());
-        sets.store(value.filter(|value| *value <= most).ok_or(Errno::EINVAL)?, Relaxed);
+        set(value.filter(|value| (least..=most).contains(value)).ok_or(Errno::EINVAL)?);
         Ok(())
     });
     folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+}
+
+/// A yes or no that is remembered, and no more.
+fn remembered_bit(folder: &Arc<Folder>, name: &str) -> Result<(), Errno> {
+    let holds = Arc::new(AtomicU64::new(1));
+    let sets = holds.clone();
+    number(folder, name, [0, 1], move || holds.load(Relaxed), move |value| sets.store(value, Relaxed))
 }
 
 fn position(knobs: &[Knob], knob: Knob) -> usize {
@@ -77,7 +88,7 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     knob(folder, "enabled", words, get, |chosen| policy.set_global(knobs[chosen]))?;
     remembered(folder, "defrag", &["always", "defer", "defer+madvise", "madvise", "never"], 4)?;
     remembered(folder, "shmem_enabled", &["always", "within_size", "advise", "never", "deny", "force"], 3)?;
-    number(folder, "use_zero_page", 1, 1)?;
+    remembered_bit(folder, "use_zero_page")?;
     folder.add(
         "hpage_pmd_size",
         Text::read_only(folder.system(), || Ok(format!("{}\n", FRAME_SIZE << HUGE_ORDER).into_bytes())),
@@ -90,16 +101,21 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
         remembered(&size, "shmem_enabled", &["always", "inherit", "within_size", "advise", "never"], 4)?;
         counters(&size.add_folder("stats")?, order)?;
     }
-    let collapse = folder.add_folder("khugepaged")?;
-    number(&collapse, "alloc_sleep_millisecs", 60_000, u64::MAX)?;
-    number(&collapse, "defrag", 1, 1)?;
-    number(&collapse, "max_ptes_none", (1 << HUGE_ORDER) - 1, (1 << HUGE_ORDER) - 1)?;
-    number(&collapse, "max_ptes_shared", 1 << (HUGE_ORDER - 1), (1 << HUGE_ORDER) - 1)?;
-    number(&collapse, "max_ptes_swap", 1 << (HUGE_ORDER - 3), (1 << HUGE_ORDER) - 1)?;
-    number(&collapse, "pages_to_scan", 8 << HUGE_ORDER, u64::MAX)?;
-    number(&collapse, "scan_sleep_millisecs", 10_000, u64::MAX)?;
-    for name in ["full_scans", "pages_collapsed"] {
-        collapse.add(name, Text::read_only(collapse.system(), || Ok(b"0\n".to_vec())))?;
+    let task = folder.add_folder("khugepaged")?;
+    remembered_bit(&task, "defrag")?;
+    let settings: [(&str, &'static Setting); 6] = [
+        ("alloc_sleep_millisecs", &collapse::ALLOC_SLEEP),
+        ("max_ptes_none", &collapse::MAX_NONE),
+        ("max_ptes_shared", &collapse::MAX_SHARED),
+        ("max_ptes_swap", &collapse::MAX_SWAP),
+        ("pages_to_scan", &collapse::PAGES_TO_SCAN),
+        ("scan_sleep_millisecs", &collapse::SCAN_SLEEP),
+    ];
+    for (name, setting) in settings {
+        number(&task, name, setting.range, || setting.get(), |value| setting.set(value))?;
+    }
+    for (name, count) in [("full_scans", collapse::rounds as fn() -> u64), ("pages_collapsed", collapse::collapsed)] {
+        task.add(name, Text::read_only(task.system(), move || Ok(format!("{}\n", count()).into_bytes())))?;
     }
     Ok(())
 }
@@ -110,7 +126,12 @@ fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
         ("anon_fault_alloc", SizeCounter::Faults),
         ("anon_fault_fallback", SizeCounter::Fallbacks),
         ("anon_fault_fallback_charge", SizeCounter::ChargeFallbacks),
+        ("collapse_alloc", SizeCounter::Collapsed),
+        ("collapse_alloc_failed", SizeCounter::CollapseFailed),
+        ("split", SizeCounter::Split),
+        ("split_failed", SizeCounter::SplitFailed),
         ("split_deferred", SizeCounter::SplitDeferred),
+        ("swpin", SizeCounter::SwapIn),
     ];
     let add = |name: &str, count: Box<dyn Fn() -> u64 + Send + Sync>| {
         let make = move || Ok(format!("{}\n", count()).into_bytes());
@@ -121,11 +142,8 @@ fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
     }
     add("nr_anon", Box::new(move || in_use(order).0))?;
     add("nr_anon_partially_mapped", Box::new(move || in_use(order).1))?;
-    // Folios are neither split nor swapped out, and those of files in memory are pages.
+    // What goes out is not counted by folios, and those of files in memory are pages.
     for name in [
-        "split",
-        "split_failed",
-        "swpin",
         "swpin_fallback",
         "swpin_fallback_charge",
         "swpout",

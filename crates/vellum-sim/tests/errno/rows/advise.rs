@@ -85,7 +85,7 @@ const HINTS: [Advise; 11] = [
 const ACTS: [Advise; 5] =
     [Advise::DontNeedLocked, Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall, Advise::GuardRemove];
 
-pub static MORE_ADVICE: [Row; 8] = [
+pub static MORE_ADVICE: [Row; 9] = [
     row("advise: to fault in what says nothing of reading", |k| {
         let mut all = Vec::new();
         for prot in [Prot::WRITE, Prot::EXEC, NONE, R] {
@@ -114,6 +114,19 @@ pub static MORE_ADVICE: [Row; 8] = [
         k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
         let mut all = ACTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec();
         all.push(k.resident(BASE, 2 * PAGE, 2));
+        all
+    }),
+    row("advise: collapse where there are no large folios", |k| {
+        // Each area is smaller than a huge page, or may have none.
+        some(k, 4);
+        k.store(BASE);
+        let mut all = vec![k.advise(BASE, 4 * PAGE, Advise::Collapse), k.advise(BASE + 1, PAGE, Advise::Collapse)];
+        k.map(BASE, 1024 * PAGE, RW, FIXED);
+        k.advise(BASE, 1024 * PAGE, Advise::NoHuge);
+        k.store(BASE);
+        all.push(k.advise(BASE, 1024 * PAGE, Advise::Collapse));
+        k.unmap(BASE, 1024 * PAGE);
+        all.push(k.advise(BASE, 1024 * PAGE, Advise::Collapse));
         all
     }),
     row("advise: populate what may not be touched", |k| {

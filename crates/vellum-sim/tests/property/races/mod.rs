@@ -6,8 +6,10 @@
 //! | `areas` | areas and folios that two change |
 //! | `fork` | a parent that goes on while it has a child |
 //! | `lazy` | memory that was freed lazily and is reclaimed meanwhile |
+//! | `pieces` | memory that becomes one folio, or several |
 //! | `reclaim` | what a family has together goes meanwhile |
 //! | `remap` | memory that moves while others use it |
+//! | `scene` | a space whose memory comes and goes |
 //! | `seen` | what a third CPU sees through its TLB |
 //! | `swap` | memory that is swapped out or comes back meanwhile |
 //! | `watch` | memory whose faults and writes somebody watches |
@@ -15,8 +17,10 @@
 mod areas;
 mod fork;
 mod lazy;
+mod pieces;
 mod reclaim;
 mod remap;
+mod scene;
 mod seen;
 mod swap;
 mod watch;
@@ -42,8 +46,13 @@ pub(super) type Space<'m> = AddressSpace<'m, Strict, X86_64>;
 
 /// A small machine under a deterministic scheduler, whose hardware does only what it is asked for.
 pub(super) fn strict() -> Strict {
+    strict_of(4 << 20)
+}
+
+/// The same with so many bytes of memory.
+fn strict_of(bytes: u64) -> Strict {
     let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);
-    Config::new(4 << 20).cpus(3).strict(strictness).unwrap()
+    Config::new(bytes).cpus(3).strict(strictness).unwrap()
 }
 
 /// An empty space.
@@ -54,16 +63,30 @@ pub(super) fn space<'m>(machine: &'m Machine<'m, Strict>) -> Space<'m> {
 /// Many schedules, always the same: ones that switch whenever they can, and ones that switch seldom and so leave a CPU in
 /// the middle of something for long.
 pub(super) fn every(run: impl Fn() + Clone + Send + Sync + 'static) {
-    Runner::new(RandomScheduler::new_from_seed(1, 1500), Default::default()).run(run.clone());
-    Runner::new(PctScheduler::new_from_seed(1, 3, 1500), Default::default()).run(run);
+    some(1500, run);
+}
+
+/// The same, so many of each.
+fn some(schedules: usize, run: impl Fn() + Clone + Send + Sync + 'static) {
+    Runner::new(RandomScheduler::new_from_seed(1, schedules), Default::default()).run(run.clone());
+    Runner::new(PctScheduler::new_from_seed(1, 3, schedules), Default::default()).run(run);
 }
 
 /// The same on a machine that has a disk to swap to, and may use folios of two pages. Nothing is left in the end.
 pub(super) fn every_swapping(
     run: impl Fn(&Strict, &Cpu<'_, Strict>, &Machine<'_, Strict>, &Disk) + Clone + Send + Sync + 'static,
 ) {
-    every(move || {
-        let sim = strict();
+    some_swapping(1500, 4 << 20, run);
+}
+
+/// The same under so many schedules of each, with so many bytes of memory.
+pub(super) fn some_swapping(
+    schedules: usize,
+    bytes: u64,
+    run: impl Fn(&Strict, &Cpu<'_, Strict>, &Machine<'_, Strict>, &Disk) + Clone + Send + Sync + 'static,
+) {
+    some(schedules, move || {
+        let sim = strict_of(bytes);
         let boot = sim.cpu(0);
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(1, Knob::Always);

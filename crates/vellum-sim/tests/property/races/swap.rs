@@ -1,93 +1,27 @@
 //! Memory that is swapped out, or comes back, while others use it, change it, or have it with a child.
 
-use vellum::Machine;
 use vellum::arch::{Arch, Attrs, Kind};
-use vellum::space::{Access, Advise, FaultError, MapFlags, RemapFlags, RemapRequest};
+use vellum::space::{Access, Advise, FaultError, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
-use vellum_sim::{Cpu, Disk, Fault, Refusal, Strict};
+use vellum_sim::{Fault, Refusal};
 
-use super::{PAGE, Space, at, both, every_swapping, fixed, space};
+use super::scene::{PAGES, Scene, counted, counts, out, together};
+use super::{PAGE, at};
 
-/// Pages that are swapped out, of two folios.
-const PAGES: u64 = 4;
-
-/// What a case has: a space whose first pages hold 100, 101, … and a disk to swap to.
-struct Scene<'s, 'm> {
-    sim: &'s Strict,
-    machine: &'m Machine<'m, Strict>,
-    disk: &'s Disk,
-    space: &'s Space<'m>,
-    cpu: &'s Cpu<'s, Strict>,
-}
-
-impl Scene<'_, '_> {
-    fn load(&self, space: &Space<'_>, page: u64) -> Result<u64, Fault<FaultError>> {
-        self.cpu.enter(space).load_u64(at(page))
-    }
-
-    /// These pages hold what they held in the beginning.
-    fn holds(&self, space: &Space<'_>, pages: impl IntoIterator<Item = u64>) {
-        pages.into_iter().for_each(|page| assert_eq!(self.load(space, page), Ok(100 + page), "page {page}"));
-    }
-
-    /// Swapped pages of a space, by its entries.
-    fn swapped(&self, space: &Space<'_>) -> u64 {
-        let mut pages = 0;
-        let all = vellum::addr::VirtRange { start: at(0), end: at(2048) };
-        space.runs(all, |run| pages += if run.kind == Kind::Swap { run.len as u64 } else { 0 });
-        assert_eq!(space.stats().swap, pages * PAGE);
-        pages
-    }
-
-    fn used(&self) -> u64 {
-        self.machine.swaps().usage(self.sim, 0).unwrap().used.into()
-    }
-}
-
-/// Two do something at once, from another CPU each, with memory that is swapped out to begin with or not; then the third looks.
-/// Slots are in use as entries name them, and nothing is left in the end.
+/// [`together`], of what is swapped out to begin with or not.
 fn at_once(
     away: bool,
     one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
-    every_swapping(move |sim, boot, machine, disk| {
-        let space = space(machine);
-        space.map(fixed(0, PAGES, MapFlags::POPULATE)).unwrap();
-        space.map(fixed(PAGES, 1, MapFlags::POPULATE)).unwrap();
-        let here = Scene { sim, machine, disk, space: &space, cpu: boot };
-        (0..PAGES).for_each(|page| boot.enter(&space).store_u64(at(page), 100 + page).unwrap());
+    let begin = move |on: &Scene<'_, '_>| {
         if away {
-            out(&here);
-            assert_eq!(here.swapped(&space), PAGES);
+            out(on);
+            assert_eq!(on.swapped(on.space), PAGES);
         }
-        both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
-        assert_eq!(here.swapped(&space), here.used(), "slots that no entry names, or that two do");
-        look(&here);
-    });
-}
-
-/// All goes out that can.
-fn out(on: &Scene<'_, '_>) {
-    // Somebody may have locked it, or taken it away.
-    let _ = on.space.advise(at(0), PAGES * PAGE, Advise::PageOut);
-}
-
-/// Count in all pages, and find what was counted.
-fn counts(on: &Scene<'_, '_>) {
-    let program = on.cpu.enter(on.space);
-    for n in 0..3 {
-        for page in 0..PAGES {
-            assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n), "page {page}");
-        }
-    }
-}
-
-fn counted(on: &Scene<'_, '_>) {
-    on.holds(on.space, 0..PAGES);
-    let program = on.cpu.enter(on.space);
-    (0..PAGES).for_each(|page| assert_eq!(program.load_u64(at(page) + 8), Ok(3), "page {page}"));
+    };
+    together((1500, PAGES), begin, one, other, look);
 }
 
 #[test]

@@ -1,0 +1,409 @@
+//! Small pieces become one large folio: because the program asks for it, or because the host has time.
+//!
+//! What is swapped out comes back first. Then a folio is allocated, and everything that a block maps is replaced by a copy of it
+//! ([`super::replace`]), with zeros where there was nothing. What is one large folio already, and only mapped in pieces, is mapped huge as it
+//! is.
+//!
+//! What somebody has pinned stays where it is, and so does what stands beside it. Memory that others have too is copied, as if all of it had
+//! been written. Where somebody watches ([`super::watch`]), what is missing stays so, and what is protected too.
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::errno::Errno;
+use crate::frame::policy::Advice;
+use crate::frame::{HUGE_ORDER, OutOfMemory, flag};
+use crate::group::GroupId;
+use crate::platform::{Platform, Wanted, allows};
+use crate::stats::SizeCounter;
+use crate::table::{Found, LockedTable, Run};
+use crate::vma::{State, Vma};
+
+use super::fault::Outcome;
+use super::{AddressSpace, AdviseError, FaultError};
+
+/// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
+/// with larger pages.
+const RUNS: usize = 128;
+/// How often a block is looked at again because something has changed, besides once for each page that comes back from swap.
+const TRIES: u32 = 4;
+
+/// Why a block was not made one large folio. It is as it was, but for what came back from swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollapseError {
+    /// This area is no private anonymous memory, or may have no large folios, or is smaller than one.
+    NotAllowed(VirtRange),
+    /// Nothing is there but zeros, or something that is not memory.
+    Unfit(VirtRange),
+    /// More is missing, swapped out, or had by others too, than the limits allow, or than who watches this area; or nothing of it was used.
+    BeyondLimits(VirtRange),
+    /// Something there is pinned, or changes all the time.
+    Busy(VirtRange),
+    /// There is no memory for the folio.
+    OutOfMemory,
+    /// This group may have no more.
+    OverLimit(GroupId),
+    /// What is there can't be brought back from swap.
+    Lost(u64),
+}
+
+impl CollapseError {
+    /// What Linux's `madvise(MADV_COLLAPSE)` answers.
+    pub const fn errno(&self) -> Errno {
+        match self {
+            CollapseError::NotAllowed(_) | CollapseError::Unfit(_) | CollapseError::Lost(_) => Errno::EINVAL,
+            CollapseError::BeyondLimits(_) | CollapseError::OverLimit(_) => Errno::EBUSY,
+            CollapseError::Busy(_) => Errno::EAGAIN,
+            CollapseError::OutOfMemory => Errno::ENOMEM,
+        }
+    }
+
+    /// Whether it makes no sense to try others.
+    fn is_shortage(&self) -> bool {
+        matches!(self, CollapseError::OutOfMemory | CollapseError::OverLimit(_))
+    }
+}
+
+impl core::fmt::Display for CollapseError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            CollapseError::NotAllowed(range) => write!(f, "{range:?} may have no large folios, or no whole one"),
+            CollapseError::Unfit(range) => write!(f, "not all of {range:?} is memory, or nothing is there"),
+            CollapseError::BeyondLimits(range) => write!(f, "too little of {range:?} is there for it alone"),
+            CollapseError::Busy(range) => write!(f, "something in {range:?} is pinned or changes"),
+            CollapseError::OutOfMemory => OutOfMemory.fmt(f),
+            CollapseError::OverLimit(group) => FaultError::OverLimit(*group).fmt(f),
+            CollapseError::Lost(addr) => FaultError::Poisoned(*addr).fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for CollapseError {}
+
+impl From<FaultError> for CollapseError {
+    fn from(error: FaultError) -> Self {
+        match error {
+            FaultError::OverLimit(group) => CollapseError::OverLimit(group),
+            FaultError::Poisoned(addr) => CollapseError::Lost(addr),
+            _ => CollapseError::OutOfMemory,
+        }
+    }
+}
+
+impl From<OutOfMemory> for CollapseError {
+    fn from(_: OutOfMemory) -> Self {
+        CollapseError::OutOfMemory
+    }
+}
+
+/// What a block may lack to be collapsed without having been asked for it, in pages of 4 KiB of a huge page; of smaller blocks, in
+/// proportion. Linux: `khugepaged/max_ptes_*`, whose defaults these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollapseLimits {
+    /// Nothing is there, or zeros.
+    pub none: u32,
+    /// They are swapped out.
+    pub swapped: u32,
+    /// Other spaces have them too.
+    pub shared: u32,
+}
+
+impl Default for CollapseLimits {
+    fn default() -> Self {
+        CollapseLimits { none: (1 << HUGE_ORDER) - 1, swapped: 1 << (HUGE_ORDER - 3), shared: 1 << (HUGE_ORDER - 1) }
+    }
+}
+
+/// What [`AddressSpace::collapse_some`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collapsed {
+    /// Pages of 4 KiB that were looked at.
+    pub scanned: u64,
+    /// Blocks that are large folios now.
+    pub collapsed: u64,
+    /// Where to go on; none, when the end was reached.
+    pub next: Option<u64>,
+}
+
+/// What stands in a block, in pages of 4 KiB.
+#[derive(Default)]
+struct Survey {
+    /// Memory that counts.
+    resident: u32,
+    swapped: u32,
+    shared: u32,
+    /// Runs of leaves, those of zeros included.
+    runs: usize,
+    /// One that is swapped out.
+    away: Option<u64>,
+    used: bool,
+    pinned: bool,
+    /// Somewhere nothing is.
+    holes: bool,
+    /// There is something that can't be copied.
+    unfit: bool,
+    /// All of it is one folio, as large as the block or larger, in one run.
+    whole: bool,
+}
+
+/// What is to be done with a block.
+enum Next {
+    /// Nothing, any more.
+    Done,
+    /// Bring this page back first.
+    Fetch(u64),
+    /// The table that maps it has one run of one folio.
+    Promote,
+    /// Copy it.
+    Copy,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Have all of a range in huge pages, as far as whole ones lie in it (Linux: `MADV_COLLAPSE`). One that can't be had does not keep the
+    /// others from being tried, unless there is no memory.
+    ///
+    /// # Errors
+    /// See [`CollapseError`]: the last that a block met with.
+    pub(super) fn collapse(&self, range: VirtRange) -> Result<(), AdviseError> {
+        let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
+        let mut result = Ok(());
+        self.each_area(range, |area, part| {
+            let whole = |range: VirtRange| (range.start.next_multiple_of(size), align_down(range.end, size.ilog2()));
+            let ((first, end), (least, most)) = (whole(part), whole(area.range));
+            if least >= most || !self.may_collapse(area) {
+                return Err(AdviseError::Collapse(CollapseError::NotAllowed(area.range)));
+            }
+            if first >= end {
+                return Ok(part.end);
+            }
+            let block = VirtRange { start: first, end: first + size };
+            match self.collapse_block(area, block, None) {
+                Err(error) if error.is_shortage() => return Err(AdviseError::Collapse(error)),
+                Err(error) => result = Err(error),
+                Ok(_) => {}
+            }
+            self.tables.platform().resched();
+            Ok(if block.end == end { part.end } else { block.end })
+        })?;
+        result.map_err(AdviseError::Collapse)
+    }
+
+    /// Look at about so many pages (of 4 KiB) from an address on, and collapse what policy would have large and the limits allow: the
+    /// work of a host that has time (Linux: `khugepaged`). Side by side with faults.
+    ///
+    /// # Errors
+    /// There is no memory for the folio, or the group may not have it: then it makes no sense to go on soon. What came before is done.
+    pub fn collapse_some(&self, from: u64, pages: u64, limits: &CollapseLimits) -> Result<Collapsed, CollapseError> {
+        let mut done = Collapsed { next: Some(from), ..Collapsed::default() };
+        while let Some(at) = done.next
+            && done.scanned < pages
+        {
+            let areas = self.read();
+            let rest = VirtRange { start: at, end: self.tables.arch.user_end() };
+            let next = areas.overlapping(rest).find(|area| {
+                area.state == State::Live && area.range.end > at && self.may_collapse(area) && self.orders(area) != 0
+            });
+            let Some(area) = next.copied() else {
+                done.next = None;
+                break;
+            };
+            let order = self.orders(&area).ilog2().min(HUGE_ORDER as u32);
+            let start = area.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
+            let block = VirtRange { start, end: start + (1 << (order + FRAME_SHIFT)) };
+            if order as u8 <= self.tables.arch.page_order() || !area.range.covers(&block) {
+                done.next = Some(area.range.end);
+                continue;
+            }
+            match self.tables.find(block.start, area.range.end) {
+                Found::Hole(end) => {
+                    done.next = Some(end.max(block.end));
+                    done.scanned += 1;
+                    continue;
+                }
+                Found::Table(table) => table.release(),
+            }
+            done.next = Some(block.end);
+            done.scanned += 1 << order;
+            match self.collapse_block(&area, block, Some(limits)) {
+                Err(error) if error.is_shortage() => return Err(error),
+                Ok(true) => done.collapsed += 1,
+                Ok(false) | Err(_) => {}
+            }
+            drop(areas);
+            self.tables.platform().resched();
+        }
+        Ok(done)
+    }
+
+    fn may_collapse(&self, area: &Vma) -> bool {
+        area.backing.is_anonymous() && area.advice != Advice::NoHuge
+    }
+
+    /// Have a block of an area, whose lock the caller is in as a reader, in one folio. Whether anything had to be done for that.
+    fn collapse_block(
+        &self,
+        area: &Vma,
+        block: VirtRange,
+        limits: Option<&CollapseLimits>,
+    ) -> Result<bool, CollapseError> {
+        let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
+        let mut left = TRIES + (1 << order);
+        let mut limits = limits;
+        while left > 0 {
+            left -= 1;
+            match self.next_step(area, block, limits)? {
+                Next::Done => return Ok(false),
+                Next::Promote => {
+                    if self.promote(area, block) {
+                        return Ok(true);
+                    }
+                }
+                Next::Fetch(addr) => match self.swap_in(area, addr, 1 << order)? {
+                    Outcome::Mapped(_) => {}
+                    _ => self.tables.platform().relax(),
+                },
+                Next::Copy => {
+                    let machine = self.tables.machine;
+                    let pfn = self.try_folio(area, block.start, order, false).inspect_err(|_| {
+                        machine.count_size(SizeCounter::CollapseFailed, order);
+                    })?;
+                    if self.replace_all(area, block, pfn) {
+                        machine.count_size(SizeCounter::Collapsed, order);
+                        return Ok(true);
+                    }
+                    machine.put_folio(pfn, 1 << order, 1 << order);
+                }
+            }
+            // They are about what was found at first.
+            limits = None;
+        }
+        Err(CollapseError::Busy(block))
+    }
+
+    /// What is to be done with a block now.
+    fn next_step(&self, area: &Vma, block: VirtRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
+        match self.tables.find(block.start, area.range.end) {
+            Found::Hole(_) => Err(CollapseError::Unfit(block)),
+            Found::Table(table) => {
+                let next = self.judge(&table, area, block, limits);
+                table.release();
+                next
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        area: &Vma,
+        block: VirtRange,
+        limits: Option<&CollapseLimits>,
+    ) -> Result<Next, CollapseError> {
+        let Survey { resident, swapped, shared, runs, away, used, pinned, holes, unfit, whole } =
+            self.survey(table, block);
+        let all = table.range() == block;
+        if whole {
+            return Ok(if all { Next::Promote } else { Next::Done });
+        }
+        if unfit || resident + swapped == 0 || !all && runs > RUNS {
+            return Err(CollapseError::Unfit(block));
+        }
+        if holes && area.watcher.is_some() {
+            return Err(CollapseError::BeyondLimits(block));
+        }
+        if let Some(limits) = limits {
+            let share = |limit: u32| ((u64::from(limit) * (block.len() >> FRAME_SHIFT)) >> HUGE_ORDER) as u32;
+            let none = (block.len() >> FRAME_SHIFT) as u32 - resident - swapped;
+            let beyond = none > share(limits.none) || swapped > share(limits.swapped) || shared > share(limits.shared);
+            if beyond || !used {
+                return Err(CollapseError::BeyondLimits(block));
+            }
+        }
+        match away {
+            Some(addr) => Ok(Next::Fetch(addr)),
+            None if pinned => Err(CollapseError::Busy(block)),
+            None => Ok(Next::Copy),
+        }
+    }
+
+    fn survey(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> Survey {
+        let arch = &self.tables.arch;
+        let mut seen = Survey::default();
+        let mut at = block.start;
+        while at < block.end
+            && let Some(run) = table.run(at, block.end)
+        {
+            match run.kind {
+                Kind::None => seen.holes = true,
+                Kind::Leaf => self.survey_leaves(&run, block, &mut seen),
+                Kind::Swap => {
+                    seen.swapped += run.frames(arch);
+                    seen.away.get_or_insert(at);
+                    seen.unfit |= arch.swapped(run.raw).attrs.contains(Attrs::WATCHED);
+                }
+                Kind::Table | Kind::Marker | Kind::Busy => seen.unfit = true,
+            }
+            at = run.range(arch).end;
+        }
+        seen
+    }
+
+    fn survey_leaves(&self, run: &Run, block: VirtRange, seen: &mut Survey) {
+        let arch = &self.tables.arch;
+        let machine = self.tables.machine;
+        let (pfn, attrs, pages) = (run.pfn(arch), run.attrs(arch), run.frames(arch));
+        seen.runs += 1;
+        seen.whole |= run.level > 1;
+        seen.unfit |= attrs.contains(Attrs::WATCHED);
+        if machine.zeros_folio().contains(pfn) {
+            return;
+        }
+        let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
+        let one = pfn.is_aligned(order) && machine.frames().head(pfn).1.order() >= order;
+        seen.whole |= one && run.range(arch) == block;
+        seen.resident += pages;
+        seen.used |= attrs.contains(Attrs::ACCESSED);
+        seen.pinned |= !allows(self.tables.platform(), Wanted::Unpinned);
+        for (_, frame, pages) in machine.frames().folios(pfn, pages) {
+            let counts = frame.counts();
+            // Who has isolated it does nothing with it but in the way of a child.
+            seen.pinned |= counts.refs > counts.maps + u32::from(frame.has(flag::ISOLATED));
+            seen.unfit |= frame.has(flag::OBJECT);
+            if !attrs.contains(Attrs::EXCLUSIVE) && counts.maps > pages {
+                seen.shared += pages;
+            }
+        }
+    }
+
+    /// Map by one huge leaf what a table maps as one run of one folio. Whether that is still so.
+    fn promote(&self, area: &Vma, block: VirtRange) -> bool {
+        let arch = &self.tables.arch;
+        let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
+        let fits = matches!(self.judge(&table, area, block, None), Ok(Next::Promote));
+        let Some(run) = table.run(block.start, block.end).filter(|_| fits) else {
+            table.release();
+            return false;
+        };
+        let mut gather = self.gather(block);
+        let old = table.supplant(|table| {
+            // With all that hardware has recorded until nobody came by this table any more.
+            let last = table.run(run.va, block.end).unwrap_or(run);
+            arch.leaf(arch.leaf_addr(last.raw, last.level), last.attrs(arch), last.level + 1)
+        });
+        old.empty(&mut gather, |removed, _| {
+            removed.unsplit();
+        });
+        true
+    }
+
+    /// Put a folio in the place of all that a block maps. Whether it is still to be copied.
+    fn replace_all(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> bool {
+        let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
+        let fits = matches!(self.judge(&table, area, block, None), Ok(Next::Copy));
+        match fits {
+            true if table.range() == block => self.replace_table(table, area, pfn),
+            true => self.replace_part::<RUNS>(table, area, block, pfn),
+            false => table.release(),
+        }
+        fits
+    }
+}

@@ -1,0 +1,59 @@
+//! Folios that are mapped in part are split ([`crate::group`]'s `split`), where one table has all that maps them.
+
+use crate::addr::{Pfn, VirtRange};
+use crate::arch::{Arch, Kind};
+use crate::frame::HUGE_ORDER;
+use crate::group::Mapped;
+use crate::platform::Platform;
+use crate::table::{Found, LockedTable};
+
+use super::AddressSpace;
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Split a folio, to which the caller has a reference, if all that maps it are pages of these addresses, in one table. What is mapped
+    /// of it, then; in the place of his reference the caller has one to each piece that is not.
+    pub(crate) fn split_folio(&self, range: VirtRange, head: Pfn) -> Option<Mapped> {
+        let mut at = range.start;
+        while at < range.end {
+            match self.tables.find(at, range.end) {
+                Found::Hole(end) => at = end,
+                Found::Table(table) => {
+                    let end = range.end.min(table.end());
+                    let split = self.mapped_of(&table, VirtRange { start: at, end }, head).filter(|mapped| {
+                        self.tables.machine.groups().split(self.tables.machine.frames(), head, mapped)
+                    });
+                    table.release();
+                    if split.is_some() {
+                        return split;
+                    }
+                    at = end;
+                }
+            }
+        }
+        None
+    }
+
+    /// What a table maps of a folio, in single pages.
+    fn mapped_of(&self, table: &LockedTable<'_, 'm, P, A>, range: VirtRange, head: Pfn) -> Option<Mapped> {
+        let arch = &self.tables.arch;
+        let frames = self.tables.machine.frames();
+        let order = frames.frame(head).order();
+        if table.level > 1 || order > HUGE_ORDER {
+            return None;
+        }
+        let mut mapped = Mapped::none(order);
+        let mut at = range.start;
+        while at < range.end {
+            let run = table.run(at, range.end)?;
+            let first = run.pfn(arch).0;
+            if run.kind == Kind::Leaf && first < head.0 + (1 << order) && head.0 < first + run.frames(arch) {
+                let its = first.max(head.0)..(first + run.frames(arch)).min(head.0 + (1 << order));
+                if !{ its }.all(|pfn| mapped.add(pfn - head.0)) {
+                    return None;
+                }
+            }
+            at = run.range(arch).end;
+        }
+        Some(mapped).filter(|mapped| mapped.len() != 0 && mapped.len() < 1 << order)
+    }
+}
