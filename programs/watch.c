@@ -328,6 +328,43 @@ static bool a_handlers_frame_waits_for_its_stack(void) {
     return good;
 }
 
+// How a handler returns, with its frame at another place than the kernel put it: how much of it begins so far before its context.
+#ifdef __x86_64__
+enum { FRAME = 600, BEFORE = 0 };
+#define RETURN(frame) __asm__ volatile("mov %0, %%rsp\n mov $15, %%eax\n syscall" : : "r"(frame) : "memory")
+#else
+enum { FRAME = 4688, BEFORE = 128 };
+#define RETURN(frame) __asm__ volatile("mov sp, %0\n mov x8, #139\n svc #0" : : "r"(frame) : "memory")
+#endif
+enum { FRAME_PAGE = 4, FRAME_OFFSET = 256 };
+
+static char frame[2 * PAGE] __attribute__((aligned(4096)));
+
+static void supplies_frame(int page, uint64_t flags) {
+    (void)flags;
+    struct range to = pages(page, 1);
+    struct copy copy = {to.start, (uint64_t)(uintptr_t)frame + (uint64_t)(page - FRAME_PAGE) * PAGE, PAGE, 0, 0};
+    if (ioctl(file, COPY, &copy))
+        die("the frame was not supplied");
+}
+
+static void returns_from_elsewhere(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)info;
+    memcpy(frame + FRAME_OFFSET, (char *)context - BEFORE, FRAME);
+    RETURN(memory + FRAME_PAGE * PAGE + FRAME_OFFSET);
+}
+
+static bool a_handlers_return_waits_for_its_frame(void) {
+    static const struct work work = {PAGES, supplies_frame};
+    struct sigaction action = {.sa_sigaction = returns_from_elsewhere, .sa_flags = SA_SIGINFO};
+    bool good = begin(0, MISSING) && !sigaction(SIGUSR1, &action, NULL);
+    pthread_t thread = served(&work);
+    good &= !raise(SIGUSR1) && told > 0;
+    good &= !pthread_cancel(thread) && !pthread_join(thread, NULL);
+    over();
+    return good;
+}
+
 static sigjmp_buf back;
 static volatile int lost_code;
 
@@ -446,6 +483,7 @@ int main(void) {
         {"who is woken tries again", who_is_woken_tries_again},
         {"a file that waits is not polled", a_file_that_waits_is_not_polled},
         {"a handler's frame waits for its stack", a_handlers_frame_waits_for_its_stack},
+        {"a handler's return waits for its frame", a_handlers_return_waits_for_its_frame},
         {"poison is a bus error", poison_is_a_bus_error},
         {"writes that go on are found", writes_that_go_on_are_found},
         {"what moves is watched no more", what_moves_is_watched_no_more},
