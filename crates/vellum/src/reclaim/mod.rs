@@ -23,7 +23,7 @@ use crate::group::{GroupError, GroupId, LruList};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, BATCH, Isolated};
-use crate::tlb::put_unmapped;
+use crate::tlb::free_unmapped;
 use crate::vma::Vma;
 
 /// How often a list is gone through: the last time, what was used may go too.
@@ -88,6 +88,8 @@ struct Victim<'m> {
     range: VirtRange,
     /// It was used.
     young: bool,
+    /// Nobody has it any more.
+    gone: bool,
 }
 
 impl<'m> Victim<'m> {
@@ -95,7 +97,7 @@ impl<'m> Victim<'m> {
         let Owner { family, page } = Owner::unpack(frame.data());
         let start = page << FRAME_SHIFT;
         let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
-        Victim { head, frame, family, range, young: false }
+        Victim { head, frame, family, range, young: false, gone: false }
     }
 
     /// What lies between the places of these.
@@ -163,7 +165,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
                 self.family(family, &mut isolated, ages);
             }
-            self.settle(&victims, &isolated);
+            self.settle(&mut victims, &isolated);
             isolated.forget(machine);
             machine.platform().resched();
         }
@@ -221,11 +223,11 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     }
 
     /// What nobody has any more is freed, and the others go back to their lists.
-    fn settle(&mut self, victims: &[Victim<'m>], isolated: &Isolated) {
-        for Victim { head, frame, .. } in victims {
+    fn settle(&mut self, victims: &mut [Victim<'m>], isolated: &Isolated) {
+        for Victim { head, frame, gone, .. } in victims.iter_mut() {
             // Nobody can find it any more to have it anew.
-            let gone = frame.counts() == Counts { refs: 1, maps: 0 };
-            if !gone {
+            *gone = frame.counts() == Counts { refs: 1, maps: 0 };
+            if !*gone {
                 let list = match isolated.is_locked(frame) {
                     true => LruList::Unevictable,
                     false if frame.has(flag::LAZY) => LruList::Lazy,
@@ -233,8 +235,10 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 };
                 frame.clear_flag(flag::ISOLATED);
                 self.machine.groups().relist(self.machine.frames(), *head, None, list);
+                self.machine.put_refs(*head, frame, 1);
             }
         }
-        self.freed += put_unmapped(self.machine, victims.iter().map(|victim| (victim.head, victim.frame)));
+        let gone = victims.iter().filter(|victim| victim.gone).map(|victim| (victim.head, victim.frame));
+        self.freed += free_unmapped(self.machine, gone);
     }
 }

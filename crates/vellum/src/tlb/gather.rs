@@ -241,9 +241,8 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
     }
 }
 
-/// Drop a reference to each of these folios, a batch of them, none of which is an entry's. Those that had no other are freed: how many
-/// pages that are.
-pub(crate) fn put_unmapped<'p, P: Platform>(
+/// Free folios, a batch of them, that the caller alone refers to, and that nobody can find any more: how many pages they are.
+pub(crate) fn free_unmapped<'p, P: Platform>(
     machine: &crate::machine::Machine<'p, P>,
     folios: impl Iterator<Item = (Pfn, &'p Frame)>,
 ) -> u64 {
@@ -251,17 +250,16 @@ pub(crate) fn put_unmapped<'p, P: Platform>(
     let mut pages = 0;
     for (head, frame) in folios {
         let order = frame.order();
-        if machine.frames().put(head, frame, 1, 0).refs == 0 {
-            release.free(head, frame, order);
-            pages += 1 << order;
-        }
+        machine.frames().put_last(head, frame);
+        release.free(head, frame, order);
+        pages += 1 << order;
     }
     machine.count(Counter::FoliosFreed, release.freed);
     pages
 }
 
 /// Gives frames back, those in a row together. Exists only behind the proof of a flush ([`Gather::free_frames`],
-/// [`Gather::free_tables`]), or where what is freed was mapped by nobody ([`put_unmapped`]).
+/// [`Gather::free_tables`]), or where what is freed was mapped by nobody ([`free_unmapped`]).
 struct Release<'a, 'm, P: Platform> {
     machine: &'a crate::machine::Machine<'m, P>,
     leavers: Leavers<'a, 'm, P>,

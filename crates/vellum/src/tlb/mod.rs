@@ -16,5 +16,5 @@
 mod gather;
 mod shootdown;
 
-pub(crate) use gather::{DeadTable, Gather, Removed, put_unmapped};
+pub(crate) use gather::{DeadTable, Gather, Removed, free_unmapped};
 pub(crate) use shootdown::{Flushed, Shootdown};
