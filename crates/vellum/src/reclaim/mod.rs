@@ -239,6 +239,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
         }
         let gone = victims.iter().filter(|victim| victim.gone).map(|victim| (victim.head, victim.frame));
-        self.freed += free_unmapped(self.machine, gone);
+        let dropped = gone.inspect(|(head, frame)| self.machine.frames().put_last(*head, frame));
+        self.freed += free_unmapped(self.machine, dropped);
     }
 }

@@ -9,7 +9,7 @@ use crate::group::GroupId;
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::stats::SizeCounter;
-use crate::tlb::put_unmapped;
+use crate::tlb::free_unmapped;
 
 use super::Spaces;
 
@@ -72,9 +72,14 @@ fn split<'m, P: Platform, A: Arch>(
             machine.count_size(SizeCounter::SplitFailed, order);
         }
         machine.groups().defer_again(machine.frames(), head);
-        return put_unmapped(machine, [(head, frame)].into_iter());
+        return put_all(machine, [(head, frame)].into_iter());
     };
     machine.count_size(SizeCounter::Split, order);
     let unmapped = mapped.pieces().filter(|(.., mapped)| !mapped);
-    put_unmapped(machine, unmapped.map(|(at, ..)| (head.add(at), machine.frames().frame(head.add(at)))))
+    put_all(machine, unmapped.map(|(at, ..)| (head.add(at), machine.frames().frame(head.add(at)))))
+}
+
+/// Drop a reference to each; those that had no other are freed. How many pages they were.
+fn put_all<'p, P: Platform>(machine: &Machine<'p, P>, folios: impl Iterator<Item = (Pfn, &'p Frame)>) -> u64 {
+    free_unmapped(machine, folios.filter(|(head, frame)| machine.frames().put(*head, frame, 1, 0).refs == 0))
 }

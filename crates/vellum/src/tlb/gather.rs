@@ -241,7 +241,7 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
     }
 }
 
-/// Free folios, a batch of them, that the caller alone refers to, and that nobody can find any more: how many pages they are.
+/// Free folios, a batch of them, that nobody maps and to which the caller has just dropped the last reference: how many pages they are.
 pub(crate) fn free_unmapped<'p, P: Platform>(
     machine: &crate::machine::Machine<'p, P>,
     folios: impl Iterator<Item = (Pfn, &'p Frame)>,
@@ -250,7 +250,6 @@ pub(crate) fn free_unmapped<'p, P: Platform>(
     let mut pages = 0;
     for (head, frame) in folios {
         let order = frame.order();
-        machine.frames().put_last(head, frame);
         release.free(head, frame, order);
         pages += 1 << order;
     }
