@@ -1,17 +1,21 @@
-// pressure [MIB [ROUNDS]]: works on more memory than there is, and sees that every page holds what was last written to it. Needs
+// pressure [MIB [ROUNDS [READS]]]: works on more memory than there is, and sees that every page holds what was last written to it. Needs
 // swap, such as that of `vellum run --mem 256M --swap 1G`.
 //
 // Each round writes a part of all pages, in an order of no use to anybody who looks ahead, and has a child that does the same to a
 // quarter of its own copy, beside its parent. Pages hold one word over and over; every eighth holds what can be compressed to a half.
+//
+// With READS, every page can be compressed to a half, and parent and child read all of them so often: what both have, and neither
+// writes, takes no more than what one has, in memory and in swap.
 #include "contents.h"
 
 static char *memory;
 static uint64_t pages;
 // Of each page, how often it was written.
 static uint16_t *written;
+static uint64_t reads;
 
 static void fill(uint64_t *words, uint64_t page) {
-    (page % 8 ? same_filled : compressible)(words, page << 16 | written[page]);
+    (page % 8 && !reads ? same_filled : compressible)(words, page << 16 | written[page]);
 }
 
 static void write_page(uint64_t page) {
@@ -39,10 +43,11 @@ static void work(uint64_t noise, uint64_t first) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 3)
-        die("usage: %s [MIB [ROUNDS]]", argv[0]);
+    if (argc > 4)
+        die("usage: %s [MIB [ROUNDS [READS]]]", argv[0]);
     size_t length = (size_t)argument(argc, argv, 1, 600) << 20;
     uint64_t rounds = (uint64_t)argument(argc, argv, 2, 2);
+    reads = (uint64_t)argument(argc, argv, 3, 0);
     pages = length / PAGE;
     memory = map_aligned(length);
     written = calloc(pages, sizeof *written);
@@ -55,8 +60,10 @@ int main(int argc, char **argv) {
         pid_t child = fork();
         if (child < 0)
             die("fork");
-        work(2 * round + !child, child ? pages : pages / 4);
-        check(child ? "a parent" : "a child", child ? pages : pages / 4);
+        if (!reads)
+            work(2 * round + !child, child ? pages : pages / 4);
+        for (uint64_t read = 0; read < (reads ? reads : 1); read++)
+            check(child ? "a parent" : "a child", child || reads ? pages : pages / 4);
         if (!child)
             _exit(0);
         int status;

@@ -136,7 +136,7 @@ fn closing(schedule: Schedule) {
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let slots = SlotAllocator::new(&frames, 512).unwrap();
     drop(boot);
-    let in_use = || (0..512).filter(|slot| slots.references(&host, *slot) > 0).count();
+    let in_use = || (0..512).filter(|slot| slots.references(&host, Slots { first: *slot, count: 1 }) > 0).count();
     let seen = AtomicUsize::new(0);
     let closed = AtomicBool::new(false);
     on_all_cpus(schedule, &host, |cpu| {

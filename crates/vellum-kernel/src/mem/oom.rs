@@ -188,7 +188,7 @@ fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
         Scope::Machine => {
             let frames = machine().frames();
             let [free, all] = [frames.free_frames(), frames.total()].map(|pages| kib(pages * FRAME_SIZE));
-            let [swap, swap_free] = swap::bytes().map(kib);
+            let [swap, swap_free, _] = swap::bytes().map(kib);
             println!("out of memory: {free} kB of {all} kB are free, {swap_free} kB of {swap} kB of swap");
         }
         Scope::Group(group) => {

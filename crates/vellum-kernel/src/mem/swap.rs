@@ -140,9 +140,10 @@ fn empty(id: u8) -> Result<(), Errno> {
     }
 }
 
-/// Bytes of swap in all, and those that are free.
-pub fn bytes() -> [u64; 2] {
-    let pages = |usage: Usage| [usage.slots, usage.slots - usage.used].map(u64::from);
-    let sum = stores().filter_map(Store::usage).map(pages).fold([0; 2], |[all, free], [a, f]| [all + a, free + f]);
-    sum.map(|pages| pages * FRAME_SIZE)
+/// Bytes of swap in all, those that are free, and those that hold what is in memory too.
+pub fn bytes() -> [u64; 3] {
+    let bytes =
+        |usage: Usage| [usage.slots, usage.slots - usage.used, usage.cached].map(|slots| u64::from(slots) * FRAME_SIZE);
+    let add = |sum: [u64; 3], more: [u64; 3]| core::array::from_fn(|i| sum[i] + more[i]);
+    stores().filter_map(Store::usage).map(bytes).fold([0; 3], add)
 }

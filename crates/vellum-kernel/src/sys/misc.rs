@@ -147,7 +147,7 @@ pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     put(32, frames.total() * page);
     put(40, frames.free_frames() * page);
     put(48, shared * page);
-    let [swap, free] = crate::mem::swap::bytes();
+    let [swap, free, _] = crate::mem::swap::bytes();
     put(64, swap);
     put(72, free);
     bytes[80..82].copy_from_slice(&(crate::task::process::count() as u16).to_le_bytes());

@@ -43,16 +43,17 @@ pub fn take<H: Host>(
     parents: &[(GroupId, GroupId)],
 ) {
     let mut bills: BTreeMap<u16, Bill> = BTreeMap::new();
-    let mut slots = BTreeMap::new();
+    let (mut slots, mut cached) = (BTreeMap::new(), BTreeMap::new());
     for counted in spaces {
         let tree = walk::tree(host, counted.space);
         let bill = bills.entry(number(counted.group, parents)).or_default();
         check_space(host, machine, counted, &tree, bill);
         check_swapped(host, machine, glass, counted, &tree);
+        check_cached(host, machine, glass, counted, &tree, &mut cached);
         tree.swapped.iter().for_each(|(_, run)| each_slot(run, |slot| *slots.entry(slot).or_default() += 1));
     }
     check_groups(machine, &bills, parents);
-    check_slots(host, machine, &slots);
+    check_slots(host, machine, &slots, &cached);
 }
 
 fn each_slot(run: &SwapRun, f: impl FnMut((u8, u32))) {
@@ -70,17 +71,60 @@ fn check_swapped<H: Host>(host: &H, machine: &Machine<'_, H>, glass: Glass, coun
     }
 }
 
-/// Slots are referred to as often as entries name them, and no others are in use.
-fn check_slots<H: Host>(host: &H, machine: &Machine<'_, H>, slots: &BTreeMap<(u8, u32), u8>) {
-    for (&(device, slot), &entries) in slots {
-        // SAFETY: an entry has one.
-        let references = unsafe { machine.swaps().references(host, device, slot) };
-        assert_eq!(references, entries, "references to slot {slot} of device {device}");
+/// What is in memory and in a slot as well is the same, and nobody writes to it in place (INV-15); a slot has one copy at most.
+fn check_cached<H: Host>(
+    host: &H,
+    machine: &Machine<'_, H>,
+    glass: Glass,
+    counted: &Counted<'_, '_, H>,
+    tree: &Tree,
+    cached: &mut BTreeMap<(u8, u32), Pfn>,
+) {
+    let per_page = walk::frames_per_page(counted.space.arch()) as u32;
+    for leaf in &tree.leaves {
+        let mapped = leaf.pfn.0..leaf.pfn.0 + leaf.pages as u32 * per_page;
+        let mut at = leaf.pfn;
+        while at.0 < mapped.end {
+            let (head, frame) = machine.frames().head(at);
+            let folio = head.0..head.0 + (1 << frame.order());
+            at = Pfn(folio.end);
+            // A part that nobody maps any more may have slots too.
+            for pfn in folio.step_by(per_page as usize).map(Pfn).filter(|_| frame.has(flag::SWAP_CACHED)) {
+                let Some(slot) = machine.swaps().slot_of(host, pfn) else { continue };
+                let own = mapped.contains(&pfn.0) && leaf.attrs.intersects(Attrs::EXCLUSIVE | Attrs::WRITE);
+                assert!(!own, "INV-15: {leaf:?} may be written, and has {slot:?}");
+                let slots = SwapRun { slots: Slots { count: per_page, ..slot.slots }, ..slot };
+                let found = glass.words(host, machine, slots);
+                assert_eq!(found, Ok(walk::words(host, pfn.addr())), "{slots:?} and its copy {pfn:?} in {leaf:?}");
+                each_slot(&slots, |slot| {
+                    let copy = pfn.add(slot.1 - slots.slots.first);
+                    assert_eq!(*cached.entry(slot).or_insert(copy), copy, "slot {slot:?} has two copies");
+                });
+            }
+        }
+    }
+}
+
+/// Slots are referred to as often as entries name them, once more if they have copies, and no others are in use.
+fn check_slots<H: Host>(
+    host: &H,
+    machine: &Machine<'_, H>,
+    slots: &BTreeMap<(u8, u32), u8>,
+    cached: &BTreeMap<(u8, u32), Pfn>,
+) {
+    let mut slots = slots.clone();
+    cached.keys().for_each(|slot| *slots.entry(*slot).or_default() += 1);
+    for (&(device, slot), &expected) in &slots {
+        // SAFETY: an entry has one, or a copy.
+        let references =
+            unsafe { machine.swaps().references(host, SwapRun { device, slots: Slots { first: slot, count: 1 } }) };
+        assert_eq!(references, expected, "references to slot {slot} of device {device}");
     }
     for device in 0..DEVICES as u8 {
         let Some(usage) = machine.swaps().usage(host, device) else { continue };
-        let named = slots.keys().filter(|(of, _)| *of == device).count();
-        assert_eq!(usage.used as usize, named, "slots in use of device {device}");
+        let of = |all: usize, slot: &(u8, u32)| all + usize::from(slot.0 == device);
+        let expected = (slots.keys().fold(0, of), cached.keys().fold(0, of));
+        assert_eq!((usage.used as usize, usage.cached as usize), expected, "slots in use, cached, of device {device}");
     }
 }
 
@@ -247,7 +291,7 @@ pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u6
         machine.groups().remove(frames, *group).expect("nothing is charged to the group any more");
     }
     check_groups(machine, &BTreeMap::new(), &[]);
-    check_slots(host, machine, &BTreeMap::new());
+    check_slots(host, machine, &BTreeMap::new(), &BTreeMap::new());
     assert_eq!(frames.free_frames(), free_before, "free frames");
     for region in host.regions() {
         let mut at = region.base.pfn();

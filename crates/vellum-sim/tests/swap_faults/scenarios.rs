@@ -42,6 +42,37 @@ pub fn scenarios<A: Silicon>() -> Vec<Scenario<A>> {
             w.advise(0, 2, w.pages, Advise::PageOut);
             w.fork(0);
         }),
+        scenario("what is only read goes out again", out, |w| {
+            w.read_all(0);
+            w.out(0);
+            w.read_all(0);
+            w.write_some(0, 30_000);
+            w.out(0);
+            w.read_all(0);
+        }),
+        scenario("what was only read is forgotten in part, and goes with a child", out, |w| {
+            w.read_all(0);
+            if w.advise(0, 3, w.pages, Advise::DontNeed) {
+                (3..3 + w.pages).for_each(|page| _ = w.family[0].pages.insert(page, 0));
+            }
+            w.fork(0);
+            w.reclaim();
+            w.read_all(w.family.len() - 1);
+        }),
+        scenario("a family brings back what it has together, and it goes again", family, |w| {
+            w.reclaim();
+            (0..w.family.len()).for_each(|who| w.read_all(who));
+            w.reclaim();
+            (0..w.family.len()).rev().for_each(|who| w.read_all(who));
+            w.write_some(w.family.len() - 1, 31_000);
+            w.write_some(0, 32_000);
+            w.reclaim();
+        }),
+        scenario("the devices are emptied of what a family has in memory in part", family, |w| {
+            w.reclaim();
+            w.read_all(0);
+            (0..w.family.len()).for_each(|who| w.swap_off(who));
+        }),
         scenario("parent and child bring back what both had", family, |w| {
             w.read_all(0);
             if w.family.len() > 1 {

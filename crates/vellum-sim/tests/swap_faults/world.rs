@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vellum::addr::VirtRange;
-use vellum::arch::Kind;
+use vellum::addr::{Pfn, VirtRange};
+use vellum::arch::{Attrs, Kind};
+use vellum::frame::flag;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, FaultError, MapFlags, MapRequest};
+use vellum::swap::{Slots, SwapRun};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Cpu, Disk, Fault, Silicon, Strict};
@@ -170,7 +172,39 @@ impl<A: Silicon> World<'_, A> {
         slots
     }
 
-    /// Slots are in use as entries say; programs find what the model says, and so again after all was brought back.
+    /// The slots whose contents are in memory too, and the memory, which nobody may write to.
+    fn cached(&self) -> BTreeMap<(u8, u64), Pfn> {
+        let mut cached = BTreeMap::new();
+        for Member { space, .. } in &self.family {
+            let arch = space.arch();
+            space.runs(self.all(), |run| {
+                if run.kind != Kind::Leaf {
+                    return;
+                }
+                let frames = self.machine.frames();
+                let mapped = run.pfn(arch).0..run.pfn(arch).0 + (run.range(arch).len() >> 12) as u32;
+                let mut at = mapped.start;
+                while at < mapped.end {
+                    let (head, frame) = frames.head(Pfn(at));
+                    let folio = head.0..head.0 + (1 << frame.order());
+                    at = folio.end;
+                    // A part that nobody maps any more may have slots too.
+                    for pfn in folio.step_by(1 << arch.page_order()).filter(|_| frame.has(flag::SWAP_CACHED)) {
+                        let Some(SwapRun { device, slots }) = self.machine.swaps().slot_of(self.sim, Pfn(pfn)) else {
+                            continue;
+                        };
+                        let own = mapped.contains(&pfn) && run.attrs(arch).intersects(Attrs::EXCLUSIVE | Attrs::WRITE);
+                        assert!(!own, "INV-15: {run:?}");
+                        let slot = (device, u64::from(slots.first >> arch.page_order()));
+                        assert_eq!(*cached.entry(slot).or_insert(Pfn(pfn)), Pfn(pfn), "{slot:?} has two copies");
+                    }
+                }
+            });
+        }
+        cached
+    }
+
+    /// Slots are in use as entries say, and as copies; programs find what the model says, and so again after all was brought back.
     pub fn check(&self) {
         let order = self.family[0].space.arch().page_order();
         let mut named: BTreeMap<(u8, u64), u32> = BTreeMap::new();
@@ -180,15 +214,20 @@ impl<A: Silicon> World<'_, A> {
             assert_eq!(self.family[who].space.stats().swap, frames, "swapped bytes of {who}");
             slots.into_iter().for_each(|(slot, entries)| *named.entry(slot).or_default() += entries);
         }
+        let cached = self.cached();
+        cached.keys().for_each(|slot| *named.entry(*slot).or_default() += 1);
         for (device, disk) in (0..).zip(self.disks) {
-            let used = self.machine.swaps().usage(self.sim, device).unwrap().used as usize;
-            let on_it = named.keys().filter(|slot| slot.0 == device).count() << order;
-            assert_eq!((used, disk.used()), (on_it, on_it), "slots of device {device} in use, and with contents");
+            let usage = self.machine.swaps().usage(self.sim, device).unwrap();
+            let of = |all: usize, slot: &(u8, u64)| all + (usize::from(slot.0 == device) << order);
+            let expected = (named.keys().fold(0, of), named.keys().fold(0, of), cached.keys().fold(0, of));
+            let found = (usage.used as usize, disk.used(), usage.cached as usize);
+            assert_eq!(found, expected, "slots of device {device} in use, with contents, in memory too");
         }
-        for ((device, slot), entries) in named {
-            // SAFETY: an entry has one.
-            let found = unsafe { self.machine.swaps().references(self.sim, device, (slot << order) as u32) };
-            assert_eq!(u32::from(found), entries, "references to slot {slot} of device {device}");
+        for ((device, slot), expected) in named {
+            let slots = Slots { first: (slot << order) as u32, count: 1 << order };
+            // SAFETY: an entry has one, or a copy.
+            let found = unsafe { self.machine.swaps().references(self.sim, SwapRun { device, slots }) };
+            assert_eq!(u32::from(found), expected, "references to {slots:?} of device {device}");
         }
         (0..self.family.len()).for_each(|who| {
             let program = self.cpu.enter(&self.family[who].space);

@@ -56,6 +56,8 @@ pub mod flag {
     pub const ISOLATED: u32 = 1 << 21;
     /// A folio whose contents may go as long as nobody has written to it since that was said.
     pub const LAZY: u32 = 1 << 22;
+    /// A folio some of whose frames have, or had, slots that hold the same ([`crate::swap`]).
+    pub const SWAP_CACHED: u32 = 1 << 23;
 }
 
 /// Where the reverse map of an anonymous folio begins: with the spaces of one family (a space, and what was forked from it and from
@@ -226,12 +228,12 @@ impl Frame {
         self.state.fetch_and(!flag, Ordering::Relaxed) & flag != 0
     }
 
-    /// Refer to a folio unless nobody does any more. Whoever knows of it by a list keeps it from being freed meanwhile, by the list's
-    /// lock.
+    /// Add references and mappings to a folio unless nobody refers to it any more. Whoever knows of it by a list keeps it from being
+    /// freed meanwhile, by the list's lock.
     #[inline]
-    pub(crate) fn try_get(&self) -> bool {
-        let one = Counts { refs: 1, maps: 0 }.pack();
-        let add = |raw| (Counts::unpack(raw).refs > 0).then_some(raw + one);
+    pub(crate) fn try_get(&self, refs: u32, maps: u32) -> bool {
+        let more = Counts { refs, maps }.pack();
+        let add = |raw| (Counts::unpack(raw).refs > 0).then_some(raw + more);
         self.counts.fetch_update(Ordering::Acquire, Ordering::Relaxed, add).is_ok()
     }
 

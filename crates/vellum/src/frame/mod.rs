@@ -137,6 +137,11 @@ impl<'p, P: Platform> Frames<'p, P> {
         self.marks.min
     }
 
+    /// No frame has this number or a higher one.
+    pub(crate) fn end(&self) -> Pfn {
+        Pfn((self.sections.len() << SECTION_SHIFT).min(Pfn::NONE.0 as usize) as u32)
+    }
+
     /// Frames that are free now: exact when nothing runs.
     pub fn free_frames(&self) -> u64 {
         let cached: u64 = self.caches.iter().map(|c| c.0.lock_irq(self.platform).frames() as u64).sum();
@@ -387,12 +392,16 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// [`Frame::try_get`].
     #[inline]
-    pub(crate) fn try_get(&self, head: Pfn, frame: &Frame) -> bool {
-        trace(self.platform, || {
-            let Counts { refs, maps } = frame.counts();
-            Event::Counts(head, (refs, maps), (refs + u32::from(refs > 0), maps))
-        });
-        frame.try_get()
+    pub(crate) fn try_get(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> bool {
+        let got = frame.try_get(refs, maps);
+        if got {
+            // Said afterwards, because it was not certain. Nobody frees it meanwhile.
+            trace(self.platform, || {
+                let Counts { refs: all, maps: mapped } = frame.counts();
+                Event::Counts(head, (all.wrapping_sub(refs), mapped.wrapping_sub(maps)), (all, mapped))
+            });
+        }
+        got
     }
 
     /// Add references and mappings to a folio. The caller has a reference, or keeps whoever has one from dropping it.

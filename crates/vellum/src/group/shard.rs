@@ -141,7 +141,7 @@ impl Lists {
                 break;
             }
             // One to which nobody refers is about to leave the list by itself.
-            if frames.try_get(pfn, frame) {
+            if frames.try_get(pfn, frame, 1, 0) {
                 if !cut.extend(pfn, frame) {
                     self.lru[list as usize].cut(frames, &cut);
                     cut = Cut::one(pfn, frame);

@@ -38,6 +38,12 @@ impl Mapped {
         self.bits.iter().map(|word| word.count_ones()).sum()
     }
 
+    /// What a folio counts if these are all that map it, and somebody has one reference besides.
+    pub(crate) fn alone(&self) -> Counts {
+        let maps = self.len();
+        Counts { refs: maps + 1, maps }
+    }
+
     fn has(&self, frame: u32) -> bool {
         self.bits[(frame / u64::BITS) as usize] & 1 << (frame % u64::BITS) != 0
     }
@@ -61,7 +67,7 @@ impl Mapped {
 
 impl<'p> Groups<'p> {
     /// Split a folio, to which the caller has a reference that is no mapping's, if nobody else has one, and the mappings are these. They
-    /// stand in one table, which the caller has locked. What is mapped takes the folio's place on its list; the reference of the caller's
+    /// stand in one table, which the caller has locked, and nobody finds it by slots any more. What is mapped takes the folio's place on its list; the reference of the caller's
     /// is gone, and instead he has one to each piece that is not. Whether it was split.
     pub(crate) fn split<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn, mapped: &Mapped) -> bool {
         let frame = frames.frame(head);
@@ -69,8 +75,7 @@ impl<'p> Groups<'p> {
         let home = Home::unpack(frame.home());
         let mut lists = self.shard(home.group, home.cpu).0.lock(frames.platform());
         // Who takes a folio off its list has a reference from then on, and the lists are locked.
-        let (home, maps) = (Home::unpack(frame.home()), mapped.len());
-        let before = Counts { refs: maps + 1, maps };
+        let (home, before) = (Home::unpack(frame.home()), mapped.alone());
         let Some(list) = home.list.filter(|_| frame.counts() == before) else { return false };
         if frame.clear_flag(flag::PARTIAL) {
             lists.deferred.remove(frames, head.add(1));
@@ -116,7 +121,7 @@ impl<'p> Groups<'p> {
             let head = Pfn(tail.0 - 1);
             let frame = frames.frame(head);
             // One to which nobody refers is about to leave the queue by itself.
-            if frames.try_get(head, frame) {
+            if frames.try_get(head, frame, 1, 0) {
                 lists.deferred.remove(frames, tail);
                 frame.clear_flag(flag::PARTIAL);
                 take(head, frame);

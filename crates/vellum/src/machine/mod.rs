@@ -193,9 +193,17 @@ impl<'p, P: Platform> Machine<'p, P> {
         }
     }
 
+    /// A folio is to be freed or changed, which somebody has `alone`: its slots are given up, so that nobody else finds it. Whether he
+    /// has it alone until then; if not, some may have been given up.
+    #[inline]
+    pub(crate) fn uncache(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
+        !frame.has(flag::SWAP_CACHED) || self.swaps.uncache(&self.frames, head, 1 << frame.order(), alone)
+    }
+
     #[cold]
     fn free_folio(&self, head: Pfn, frame: &Frame) {
         let order = frame.order();
+        self.uncache(head, frame, || true);
         Leavers::new(&self.frames, &self.groups).leave(head, frame, order);
         // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
         unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };

@@ -151,7 +151,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let machine = self.machine;
         let (groups, frames) = (machine.groups(), machine.frames());
         while left > 0 && self.freed < enough {
-            let (mut victims, mut isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::new(machine));
+            let (mut victims, isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::new(machine));
             let most = (BATCH, left.min(enough - self.freed));
             let take = |head, frame| {
                 isolated.add(frame);
@@ -163,16 +163,15 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             left = left.saturating_sub(pages);
             for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
-                self.family(family, &mut isolated, ages);
+                self.family(family, isolated, ages);
             }
-            self.settle(&mut victims, &isolated);
-            isolated.forget(machine);
+            self.settle(&mut victims, isolated);
             machine.platform().resched();
         }
     }
 
     /// Folios of one family.
-    fn family(&self, victims: &mut [Victim<'m>], isolated: &mut Isolated, ages: bool) {
+    fn family(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool) {
         let Some(Victim { family, .. }) = victims.first().copied() else { return };
         if ages {
             self.each_area(family, victims, |space, area, victims| {
@@ -223,10 +222,11 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     }
 
     /// What nobody has any more is freed, and the others go back to their lists.
-    fn settle(&mut self, victims: &mut [Victim<'m>], isolated: &Isolated) {
+    fn settle(&mut self, victims: &mut [Victim<'m>], isolated: Isolated) {
         for Victim { head, frame, gone, .. } in victims.iter_mut() {
-            // Nobody can find it any more to have it anew.
-            *gone = frame.counts() == Counts { refs: 1, maps: 0 };
+            let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };
+            // Then nobody can find it any more to have it anew.
+            *gone = unmapped() && self.machine.uncache(*head, frame, unmapped) && unmapped();
             if !*gone {
                 let list = match isolated.is_locked(frame) {
                     true => LruList::Unevictable,

@@ -19,7 +19,7 @@ use crate::table::{Found, LockedTable, Run};
 use crate::vma::{State, Vma};
 
 use super::fault::Outcome;
-use super::{AddressSpace, AdviseError, FaultError};
+use super::{Access, AddressSpace, AdviseError, FaultError};
 
 /// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
 /// with larger pages.
@@ -257,7 +257,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         return Ok(true);
                     }
                 }
-                Next::Fetch(addr) => match self.swap_in(area, addr, 1 << order)? {
+                Next::Fetch(addr) => match self.swap_in(area, addr, Access::Write, 1 << order)? {
                     Outcome::Mapped(_) => {}
                     _ => self.tables.platform().relax(),
                 },

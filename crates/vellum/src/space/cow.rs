@@ -1,5 +1,7 @@
 //! Copy on write: a page is written that others have too (a parent, a child, the object behind a private area).
 //!
+//! What is the copy of slots ([`crate::swap`]) is written in the same way: they are given up, unless it is copied.
+//!
 //! If all references and mappings of its folio are those of the run that it stands in, nobody else has it any more, and the run
 //! becomes the space's own again in place. Otherwise it is copied, with as many of its neighbours as one folio of the size that
 //! policy allows takes: out with the old entries, flush, copy, in with the new, all under the table's lock. Nobody can write to
@@ -96,7 +98,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 run = table.run(part.range(arch).end, area.range.end);
             }
             if let Some(run) = run.filter(|run| self.is_shared(run))
-                && let Some(own) = self.own_part(&run)
+                && let Some(own) = self.own_part(&run, head, frame)
             {
                 let attrs = own.attrs(arch) | Attrs::EXCLUSIVE;
                 let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
@@ -112,14 +114,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Seen::Others(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
-    /// The part of a run, from its beginning, whose folios nobody else has.
-    fn own_part(&self, run: &Run) -> Option<Run> {
+    /// The part of a run, from its beginning, whose folios nobody else has; its first one is to be written.
+    fn own_part(&self, run: &Run, head: Pfn, first: &Frame) -> Option<Run> {
         let arch = &self.tables.arch;
+        let machine = self.tables.machine;
         let alone = |(_, frame, pages): &(Pfn, &Frame, u32)| {
             !frame.has(flag::OBJECT) && frame.counts() == Counts { refs: *pages, maps: *pages }
         };
-        let folios = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch));
-        let own: u32 = folios.take_while(alone).map(|(.., pages)| pages).sum();
+        let mut folios = machine.frames().folios(run.pfn(arch), run.frames(arch));
+        let mut own = folios.next().filter(alone).map(|(.., pages)| pages)?;
+        if first.has(flag::SWAP_CACHED) {
+            // Nobody finds it by its slots after this, and nobody may have found it before. The others keep theirs: they are not written.
+            let still = || alone(&(head, first, own));
+            (machine.uncache(head, first, still) && still()).then(|| first.clear_flag(flag::SWAP_CACHED))?;
+        } else {
+            let more = folios.take_while(|folio| alone(folio) && !folio.1.has(flag::SWAP_CACHED));
+            own += more.map(|(.., pages)| pages).sum::<u32>();
+        }
         let len = (own >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         (len > 0).then_some(Run { len, ..*run })
     }

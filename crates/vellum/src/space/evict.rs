@@ -64,7 +64,7 @@ pub(super) struct NoRoom;
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what these ranges, in ascending order, have of folios that were isolated, whoever else has them too, or else of what is
     /// this space's alone; side by side with faults. What can't go stays. How many pages (of 4 KiB) went.
-    pub(crate) fn evict(&self, ranges: &[VirtRange], mut isolated: Option<&mut Isolated>) -> u64 {
+    pub(crate) fn evict(&self, ranges: &[VirtRange], isolated: Option<Isolated>) -> u64 {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return 0 };
         self.note_peak();
         let mut went = 0;
@@ -83,7 +83,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     range = *next;
                     continue;
                 }
-                match self.hold_next(range, isolated.as_deref(), &mut batch, &mut gather) {
+                match self.hold_next(range, isolated, &mut batch, &mut gather) {
                     Some((next, dropped)) => {
                         range.start = next.min(range.end);
                         went += dropped;
@@ -101,7 +101,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let all = held.run.range(&self.tables.arch);
                 went += match room {
                     Ok(()) => {
-                        let (pages, left) = self.send(held, isolated.as_deref_mut(), &mut gather);
+                        let (pages, left) = self.send(held, isolated.is_some(), &mut gather);
                         room = left;
                         pages
                     }
@@ -152,7 +152,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn hold_next(
         &self,
         range: VirtRange,
-        isolated: Option<&Isolated>,
+        isolated: Option<Isolated>,
         batch: &mut Batch,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<(u64, u64)> {
@@ -205,7 +205,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         (frame, pages): (&Frame, u32),
         alone: bool,
-        isolated: Option<&Isolated>,
+        isolated: Option<Isolated>,
         own: impl FnOnce() -> u32,
     ) -> bool {
         let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
@@ -225,7 +225,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
-        isolated: Option<&Isolated>,
+        isolated: Option<Isolated>,
         batch: &Batch,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<Held> {

@@ -175,7 +175,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Some(Marker::Watched) => self.touch_marker(area, addr, access),
                 _ => Err(FaultError::Poisoned(addr)),
             },
-            Kind::Swap => self.swap_in(area, addr, orders),
+            Kind::Swap => self.swap_in(area, addr, access, orders),
             Kind::Table | Kind::Busy => Ok(Outcome::Again),
         }
     }

@@ -68,7 +68,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
-        isolated: Option<&Isolated>,
+        isolated: Option<Isolated>,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
         let arch = &self.tables.arch;

@@ -206,7 +206,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// Who has isolated folios hears which of them a run of a locked area maps.
-    pub(super) fn tell_locked(&self, run: &Run, isolated: Option<&Isolated>) {
+    pub(super) fn tell_locked(&self, run: &Run, isolated: Option<Isolated>) {
         let Some(isolated) = isolated else { return };
         for (_, frame) in self.folios_of(run).filter(|(_, frame)| frame.has(flag::ISOLATED)) {
             isolated.lock(frame);

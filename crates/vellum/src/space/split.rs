@@ -20,7 +20,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Found::Table(table) => {
                     let end = range.end.min(table.end());
                     let split = self.mapped_of(&table, VirtRange { start: at, end }, head).filter(|mapped| {
-                        self.tables.machine.groups().split(self.tables.machine.frames(), head, mapped)
+                        let machine = self.tables.machine;
+                        let frame = machine.frames().frame(head);
+                        let alone = || frame.counts() == mapped.alone();
+                        alone()
+                            && machine.uncache(head, frame, alone)
+                            && machine.groups().split(machine.frames(), head, mapped)
                     });
                     table.release();
                     if split.is_some() {

@@ -1,18 +1,20 @@
 //! What was swapped out is touched, and comes back with as much around it as went out side by side, and went nowhere else since: in
 //! one folio that policy allows, or, up to [`ROW`], in a row of smaller ones. What went out in one huge piece comes back as that.
 //!
-//! It is the space's alone then, whoever had it together before: each has its own reference to the slots, and gets a copy.
+//! What others of the family have brought back from the same slots is mapped with them ([`crate::swap`]'s `cache`). Otherwise it is the
+//! slots' copy from then on, not the space's own, so that it needs not be written again before somebody has written to it: unless nobody
+//! else has these slots, and it is written to right now, or is to stay, or slots are short.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Swapped};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
-use crate::swap::{Slots, SwapRun};
+use crate::swap::{NotCached, Slots, SwapRun};
 use crate::table::{Found, LockedTable, Run};
-use crate::vma::{State, Vma};
+use crate::vma::{AreaFlags, State, Vma};
 
 use super::fault::Outcome;
-use super::{AddressSpace, FaultError};
+use super::{Access, AddressSpace, FaultError};
 
 /// Orders of what comes back in a row of folios that are smaller than it: up to 64 KiB, as much as what a fault on an object maps.
 const ROW: u32 = 0b11111;
@@ -23,18 +25,39 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// There is no memory, or the device does not give back what it got.
     #[cold]
-    pub(super) fn swap_in(&self, area: &Vma, addr: u64, orders: u32) -> Result<Outcome, FaultError> {
-        self.swap_in_around(area, addr, orders, orders | ROW)
+    pub(super) fn swap_in(&self, area: &Vma, addr: u64, access: Access, orders: u32) -> Result<Outcome, FaultError> {
+        self.swap_in_around(area, addr, access, orders, orders | ROW)
     }
 
     /// The same, with as much around it as is of one of the orders `around`.
-    fn swap_in_around(&self, area: &Vma, addr: u64, orders: u32, around: u32) -> Result<Outcome, FaultError> {
+    fn swap_in_around(
+        &self,
+        area: &Vma,
+        addr: u64,
+        access: Access,
+        orders: u32,
+        around: u32,
+    ) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
         let start = align_down(addr, table.shift());
         let entry = VirtRange { start, end: start + (1 << table.shift()) };
+        let Some(run) = self.swapped(&table, entry) else {
+            table.release();
+            return Ok(Outcome::Again);
+        };
+        if self.is_cached(&run) {
+            let shared = self.share_swapped(&table, area, entry);
+            table.release();
+            return match shared {
+                true => Ok(Outcome::Mapped(entry)),
+                false if run.level > 1 => self.in_parts(addr, entry),
+                false => Ok(Outcome::Again),
+            };
+        }
+        let alone = |block| self.swapped(&table, block).is_some_and(|run| !self.is_cached(&run));
         let found = match table.level {
-            1 => self.tables.blocks(addr, area.range, around).find(|(block, _)| self.swapped(&table, *block).is_some()),
+            1 => self.tables.blocks(addr, area.range, around).find(|(block, _)| alone(*block)),
             _ => None,
         };
         table.release();
@@ -56,7 +79,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
         let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
-        let back = self.bring_back(area, block, pfn);
+        let back = self.bring_back(area, block, access, pfn);
         if let Brought::Back = back {
             if folio > arch.page_order() {
                 (0..1 << (order - folio)).for_each(|_| self.tables.machine.count_size(SizeCounter::SwapIn, folio));
@@ -67,7 +90,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         match back {
             // Perhaps it is another page that is lost.
             Brought::Lost if order > arch.page_order() && smallest == arch.page_order() => {
-                self.swap_in_around(area, addr, 0, 0)
+                self.swap_in_around(area, addr, access, 0, 0)
             }
             Brought::Lost if order > arch.page_order() => self.in_parts(addr, entry),
             Brought::Lost => Err(FaultError::Poisoned(addr)),
@@ -127,7 +150,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Some(area) => {
                 let (raw, level, _) = self.tables.room(addr, area.range, 0);
                 match self.tables.arch.kind(raw, level) {
-                    Kind::Swap => self.swap_in(area, addr, self.orders(area)),
+                    Kind::Swap => self.swap_in(area, addr, Access::Read, self.orders(area)),
                     _ => Ok(Outcome::Again),
                 }
             }
@@ -151,7 +174,76 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         (run.kind == Kind::Swap && run.range(arch) == block).then_some(run)
     }
 
-    fn bring_back(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> Brought {
+    /// Whether slots of a run, whose table is locked, have copies.
+    fn is_cached(&self, run: &Run) -> bool {
+        // SAFETY: the entries have references.
+        unsafe { self.tables.machine.swaps().is_cached(self.slots_of(run)) }
+    }
+
+    /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them.
+    fn share_swapped(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, entry: VirtRange) -> bool {
+        let machine = self.tables.machine;
+        let order = (entry.len().ilog2() - FRAME_SHIFT) as u8;
+        let row = ROW.ilog2() + FRAME_SHIFT;
+        let mut at = align_down(entry.start, row).max(area.range.start).max(table.base);
+        let end = (align_down(entry.start, row) + (1 << row)).max(entry.end).min(area.range.end).min(table.end());
+        let mut mapped = false;
+        while at < end
+            && let Some(run) = table.run(at, end)
+        {
+            at = run.range(&self.tables.arch).end;
+            if run.kind != Kind::Swap {
+                continue;
+            }
+            // SAFETY: the entries have references, which stay while the table is locked.
+            let shared = unsafe { machine.swaps().share(machine.frames(), self.slots_of(&run), order) };
+            at = run.va + entry.len();
+            if let Some((pfn, frames)) = shared {
+                let run = Run { len: (frames >> order) as usize, ..run };
+                at = run.range(&self.tables.arch).end;
+                self.turn_back(table, area, &run, pfn, Attrs::empty());
+                mapped |= run.range(&self.tables.arch).covers(&entry);
+                self.forget_swapped(&run);
+            }
+        }
+        mapped
+    }
+
+    /// Swap entries map frames from `pfn` on.
+    fn turn_back(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, run: &Run, pfn: Pfn, own: Attrs) {
+        let arch = &self.tables.arch;
+        let pages = run.frames(arch);
+        let attrs = arch.swapped(run.raw).attrs | area.prot.attrs() | Attrs::HARDWARE | own;
+        let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
+        let raw = arch.leaf(pfn.addr(), attrs, run.level);
+        self.tables.machine.frames().expose(pfn, pages, attrs);
+        self.tables.tlb.before_filling(run.range(arch), self.page_shift());
+        table.replace(run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
+        self.tables.slot().add(SpaceCounter::Anon, pages as i64);
+    }
+
+    /// Whether what comes back to frames is the space's own, which nobody finds by its slots; or else it is their copy now. None: by now
+    /// they have others. `more`: how many references the caller has to each beside that of the entries, whose table is locked.
+    fn is_own(&self, area: &Vma, access: Access, slots: SwapRun, pfn: Pfn, more: u8) -> Option<bool> {
+        let machine = self.tables.machine;
+        let swaps = machine.swaps();
+        // SAFETY: the entries have references, as all below needs; so the device is there.
+        let alone = unsafe { swaps.references(machine.platform(), slots) } == 1 + more;
+        let stays = || access == Access::Write || area.flags.contains(AreaFlags::LOCKED);
+        // SAFETY: as above.
+        if alone && (stays() || unsafe { swaps.is_crowded(slots.device) }) {
+            return Some(true);
+        }
+        // SAFETY: as above. The folios are new, and what was read just now is what the slots hold. They will not be mapped as the space's
+        // own; who makes them that sees to it.
+        match unsafe { swaps.cache(machine.frames(), slots, pfn) } {
+            Ok(()) => Some(false),
+            Err(NotCached::Taken) => None,
+            Err(NotCached::Refused) => Some(true),
+        }
+    }
+
+    fn bring_back(&self, area: &Vma, block: VirtRange, access: Access, pfn: Pfn) -> Brought {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let Found::Table(table) = self.tables.find(block.start, block.end) else { return Brought::Changed };
@@ -181,12 +273,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 brought = if read.is_ok() { Brought::Back } else { Brought::Lost };
             }
             if matches!(brought, Brought::Back) {
-                let attrs = arch.swapped(run.raw).attrs | area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE;
-                let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
-                let raw = arch.leaf(pfn.addr(), attrs, run.level);
-                machine.frames().expose(pfn, run.frames(arch), attrs);
-                self.tables.tlb.before_filling(block, self.page_shift());
-                table.replace(&run, &Run::new(run.va, run.level, Kind::Leaf, raw, run.len));
+                match self.is_own(area, access, slots, pfn, u8::from(held)) {
+                    Some(true) => self.turn_back(&table, area, &run, pfn, Attrs::EXCLUSIVE),
+                    Some(false) => self.turn_back(&table, area, &run, pfn, Attrs::empty()),
+                    None => brought = Brought::Changed,
+                }
             }
             table.release();
         }
@@ -196,9 +287,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         if matches!(brought, Brought::Back) {
             self.forget_swapped(&run);
-            let pages = run.frames(arch);
-            self.tables.slot().add(SpaceCounter::Anon, pages as i64);
-            machine.count(Counter::SwapIn, pages as u64);
+            machine.count(Counter::SwapIn, run.frames(arch).into());
         }
         brought
     }

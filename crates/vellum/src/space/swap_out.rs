@@ -1,5 +1,5 @@
-//! Memory goes to a swap device, by the run: what is held ([`super::evict`]) is written in naturally aligned blocks, and its entries
-//! become swap entries.
+//! Memory goes to a swap device, by the run: what is held ([`super::evict`]) is written in naturally aligned blocks, unless a slot has it
+//! already, and its entries become swap entries.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, Swapped};
@@ -11,7 +11,7 @@ use crate::table::{LockedTable, Run};
 use crate::tlb::Gather;
 
 use super::evict::{Held, NoRoom, Way};
-use super::{AddressSpace, AdviseError, Isolated};
+use super::{AddressSpace, AdviseError};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what a range has that is this space's alone (Linux: `MADV_PAGEOUT`). What can't go stays.
@@ -22,12 +22,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn its entries into swap entries; what
-    /// another space has had written already is not written again. How many pages went, and whether there is room for more: if not,
+    /// has slots already ([`crate::swap`]'s `cache`) is not written again. How many pages went, and whether there is room for more: if not,
     /// what was not written stays.
     pub(super) fn send(
         &self,
         held: &Held,
-        isolated: Option<&mut Isolated>,
+        isolated: bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> (u64, Result<(), NoRoom>) {
         let run = &held.run;
@@ -35,12 +35,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let machine = self.tables.machine;
         let smallest = (arch.level_shift(run.level) - FRAME_SHIFT) as u8;
         let range = run.range(arch);
-        let mut family = isolated.filter(|_| !run.attrs(arch).contains(Attrs::EXCLUSIVE));
+        // What somebody had as his own may be his own again before it is settled, if it can't go.
+        let own = run.attrs(arch).contains(Attrs::EXCLUSIVE);
         let (mut went, mut largest, mut at) = (0, HUGE_ORDER, range.start);
         while at < range.end {
             let (pfn, frames) = (self.held_at(run, at), ((range.end - at) >> FRAME_SHIFT) as u32);
-            if let Some(slots) = family.as_deref_mut().and_then(|family| family.written(machine, pfn, frames, smallest))
-            {
+            if !own && let Some(slots) = machine.swaps().slots_of(machine.frames(), pfn, frames, smallest) {
                 let block = VirtRange { start: at, end: at + ((slots.slots.count as u64) << FRAME_SHIFT) };
                 went += self.settle(held, block, Way::Swap(slots), gather);
                 at = block.end;
@@ -60,6 +60,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     largest = order - 1;
                     continue;
                 }
+                // What is in memory too makes room.
+                Err(_) if machine.swaps().trim(machine.frames()) > 0 => continue,
                 Err(_) => return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom)),
             };
             let block = VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) };
@@ -68,8 +70,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {
                     machine.groups().use_swap_room(self.group(), 1 << order);
-                    if let Some(family) = family.as_deref_mut().filter(|_| held.shared) {
-                        family.remember(machine, pfn, slots);
+                    if isolated && held.shared && !own {
+                        // SAFETY: the caller has a reference to each slot, and who has isolated folios has them alone. They hold what was
+                        // written just now, and are nobody's own. If it can't be, others write them again.
+                        let _ = unsafe { machine.swaps().cache(machine.frames(), slots, pfn) };
                     }
                     let pages = self.settle(held, block, Way::Swap(slots), gather);
                     machine.count(Counter::SwapOut, pages);
@@ -79,6 +83,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     // SAFETY: nobody else has seen these slots.
                     unsafe { machine.swaps().release(machine.frames(), slots) };
                     if error == WriteError::NoMemory {
+                        if machine.swaps().trim(machine.frames()) > 0 {
+                            continue;
+                        }
                         return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom));
                     }
                     self.settle(held, block, Way::Stay, gather);

@@ -69,7 +69,7 @@ impl SlotSet {
         self.0 == [0; WORDS]
     }
 
-    fn add(&mut self, other: &SlotSet) {
+    pub(super) fn add(&mut self, other: &SlotSet) {
         self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
     }
 

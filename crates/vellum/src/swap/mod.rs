@@ -3,17 +3,20 @@
 //! | file | story |
 //! |---|---|
 //! | `cluster`, `files`, `slots` | the slots of a device: free blocks, references |
+//! | `cache` | which frame holds what a slot holds |
 //! | `device` | what a device does: write, read, forget, by the run |
-//! | `swaps` | the devices of a machine, by priority |
+//! | `swaps`, `errors` | the devices of a machine, by priority |
 //! | `compressed` | the device that is memory: pages compressed, or known by the word that fills them |
 //! | `paged` | long arrays in single frames |
 //!
-//! The module knows nothing of folios or page tables: whoever takes memory out of them asks for slots, has the frames written, and
+//! The module knows nothing of page tables: whoever takes memory out of them asks for slots, has the frames written, and
 //! leaves in the entries what it got.
 
+mod cache;
 mod cluster;
 pub mod compressed;
 mod device;
+mod errors;
 mod files;
 mod paged;
 mod slots;
@@ -21,10 +24,12 @@ mod swaps;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use cache::NotCached;
 pub use compressed::Compressed;
 pub use device::{ReadError, SwapDevice, Unreadable, WriteError};
+pub use errors::{AttachError, DetachError, NoSlots};
 pub use slots::SlotAllocator;
-pub use swaps::{AttachError, DEVICES, DetachError, NoSlots, SwapRun, Swaps, Usage};
+pub use swaps::{DEVICES, SwapRun, Swaps, Usage};
 
 /// Slots in a row, of 4 KiB each, of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

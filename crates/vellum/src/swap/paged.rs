@@ -30,11 +30,28 @@ impl<T: Zeroable> Paged<T> {
     /// # Errors
     /// There is not enough memory; nothing of it is taken then.
     pub(super) fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
+        Self::with_holes(frames, len, |_| true)
+    }
+
+    /// The same without the items of blocks that begin with one that this says is not `there`.
+    ///
+    /// # Errors
+    /// As of [`Paged::new`].
+    pub(super) fn with_holes<P: Platform>(
+        frames: &Frames<'_, P>,
+        len: u32,
+        there: impl Fn(u32) -> bool,
+    ) -> Result<Self, OutOfMemory> {
         let directory = frames.alloc(Self::directory_order(len), false, Use::Kernel)?;
         let direct = frames.platform().direct_map();
         let paged = Paged { direct, directory, len, items: PhantomData };
         for block in 0..Self::blocks(len) {
-            match frames.alloc(Self::ORDER, true, Use::Kernel) {
+            let items = if there(block * Self::PER_BLOCK) {
+                frames.alloc(Self::ORDER, true, Use::Kernel)
+            } else {
+                Ok(Pfn::NONE)
+            };
+            match items {
                 // SAFETY: inside the directory, which was just allocated and which nobody else knows of.
                 Ok(pfn) => unsafe { paged.entry(block).write(pfn.0) },
                 Err(error) => {
@@ -58,6 +75,7 @@ impl<T: Zeroable> Paged<T> {
         // `T`, large enough for the index in it, aligned to a frame, and nobody else's until `free` takes the array.
         unsafe {
             let pfn = Pfn(self.entry(index / Self::PER_BLOCK).read());
+            assert!(pfn != Pfn::NONE, "{index} lies in a hole");
             let block = self.direct.wrapping_add(pfn.addr().0 as usize).cast::<T>();
             &*block.add((index % Self::PER_BLOCK) as usize)
         }
@@ -79,8 +97,12 @@ impl<T: Zeroable> Paged<T> {
     /// The first `count` entries of the directory are written, and nobody uses their blocks any more.
     unsafe fn free_blocks<P: Platform>(&self, frames: &Frames<'_, P>, count: u32) {
         for block in 0..count {
-            // SAFETY: by contract.
-            unsafe { frames.free(Pfn(self.entry(block).read()), 1 << Self::ORDER, false, Use::Kernel) };
+            // SAFETY: by contract; a hole has no block.
+            unsafe {
+                if let Some(items) = Pfn(self.entry(block).read()).some() {
+                    frames.free(items, 1 << Self::ORDER, false, Use::Kernel);
+                }
+            }
         }
         // SAFETY: allocated in `new`; its entries were read for the last time.
         unsafe { frames.free(self.directory, 1 << Self::directory_order(self.len), false, Use::Kernel) };

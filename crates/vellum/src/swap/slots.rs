@@ -9,15 +9,18 @@
 //! A slot has a count: how many entries refer to it, and whoever else has to. What is taken has been referred to once, by
 //! whoever took it. A slot whose last reference goes is free when its contents have been forgotten, and not before.
 //!
-//! Locks: a CPU's choice of a cluster, a cluster's, that of the files. The last reference is dropped with none held.
+//! Which frame in memory holds the same as a slot is known too: see [`super::cache`].
+//!
+//! Locks: a CPU's choice of a cluster, a cluster's, that of the files. The last reference is dropped with none of them held.
 
 use core::ops::Range;
 use core::sync::atomic::{
-    AtomicBool, AtomicI64,
+    AtomicBool, AtomicI64, AtomicU32,
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::cluster::{Cluster, SLOTS, SlotSet};
+use super::cache::Copies;
+use super::cluster::{Cluster, SLOTS, SlotSet, State};
 use super::files::{Files, NONE};
 use super::paged::Paged;
 use super::{Saturated, Slots};
@@ -36,7 +39,11 @@ unsafe impl Zeroable for Own {}
 /// The slots of one device.
 #[must_use]
 pub struct SlotAllocator {
-    clusters: Paged<Cluster>,
+    pub(super) clusters: Paged<Cluster>,
+    /// One a cluster.
+    pub(super) copies: Paged<Copies>,
+    /// How many slots have a copy in memory.
+    pub(super) cached: AtomicU32,
     own: Paged<Own>,
     files: SpinLock<Files>,
     len: u32,
@@ -46,18 +53,26 @@ pub struct SlotAllocator {
 }
 
 impl SlotAllocator {
-    /// For a device of `len` slots, all of which are free. The memory for its counts, a little over a byte a slot, is taken
-    /// here, and none afterwards.
+    /// For a device of `len` slots, all of which are free. The memory for what is known of them, a little over five bytes a slot, is
+    /// taken here, and none afterwards.
     ///
     /// # Errors
     /// There is not so much memory; nothing of it is taken then.
     pub fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
         let platform = frames.platform();
         let clusters = Paged::<Cluster>::new(frames, len.div_ceil(SLOTS))?;
+        let copies = match Paged::<Copies>::new(frames, clusters.len()) {
+            Ok(copies) => copies,
+            Err(error) => {
+                clusters.free(frames);
+                return Err(error);
+            }
+        };
         let own = match Paged::<Own>::new(frames, platform.count() as u32) {
             Ok(own) => own,
             Err(error) => {
                 clusters.free(frames);
+                copies.free(frames);
                 return Err(error);
             }
         };
@@ -71,7 +86,8 @@ impl SlotAllocator {
             files.refile(&clusters, index, state.room());
         }
         let free = AtomicI64::new(len.into());
-        Ok(SlotAllocator { clusters, own, files: SpinLock::new(files), len, free, closed: AtomicBool::new(false) })
+        let (files, cached, closed) = (SpinLock::new(files), AtomicU32::new(0), AtomicBool::new(false));
+        Ok(SlotAllocator { clusters, copies, cached, own, files, len, free, closed })
     }
 
     /// How many slots there are.
@@ -180,37 +196,53 @@ impl SlotAllocator {
     #[inline]
     pub fn release<P: Platform>(&self, platform: &P, slots: Slots, mut forget: impl FnMut(Slots)) {
         for (index, range) in pieces(slots) {
-            trace(platform, || Event::Step);
-            let cluster = self.clusters.get(index);
-            let dead = cluster.state.lock(platform).release(&range);
-            if dead.is_empty() {
-                continue;
-            }
-            let mut count = 0;
-            for stretch in dead.stretches(range) {
-                count += stretch.len() as i64;
-                forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
-            }
-            trace(platform, || Event::Step);
-            let mut state = cluster.state.lock(platform);
-            state.free(&dead);
-            if Files::would_move(cluster, || state.room()) {
-                trace(platform, || Event::Step);
-                self.files.lock(platform).refile(&self.clusters, index, state.room());
-            }
-            drop(state);
-            // The last access: who finds all slots free may take the memory away.
-            self.free.fetch_add(count, Release);
+            self.drop_in(platform, index, |state| state.release(&range), &mut forget);
         }
     }
 
-    /// How often a slot is referred to; 0 if it is free.
+    /// Drop references to slots of one cluster, under its lock, by `drop`, which says which slots had no other. These are forgotten,
+    /// and free then: how many.
+    #[inline]
+    pub(super) fn drop_in<P: Platform>(
+        &self,
+        platform: &P,
+        index: u32,
+        drop: impl FnOnce(&mut State) -> SlotSet,
+        mut forget: impl FnMut(Slots),
+    ) -> u32 {
+        trace(platform, || Event::Step);
+        let cluster = self.clusters.get(index);
+        let dead = drop(&mut cluster.state.lock(platform));
+        if dead.is_empty() {
+            return 0;
+        }
+        let mut count = 0;
+        for stretch in dead.stretches(0..SLOTS) {
+            count += stretch.len() as u32;
+            forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
+        }
+        trace(platform, || Event::Step);
+        let mut state = cluster.state.lock(platform);
+        state.free(&dead);
+        if Files::would_move(cluster, || state.room()) {
+            trace(platform, || Event::Step);
+            self.files.lock(platform).refile(&self.clusters, index, state.room());
+        }
+        core::mem::drop(state);
+        // The last access: who finds all slots free may take the memory away.
+        self.free.fetch_add(count.into(), Release);
+        count
+    }
+
+    /// How often that of some slots is referred to which has the most references; 0 if all are free.
     ///
     /// # Panics
-    /// If there is no such slot: a number that no caller can supply.
-    pub fn references<P: Platform>(&self, platform: &P, slot: u32) -> u8 {
-        let at = slot % SLOTS;
-        self.clusters.get(slot / SLOTS).state.lock(platform).counts(&(at..at + 1))[0]
+    /// If there are no such slots: numbers that no caller can supply.
+    pub fn references<P: Platform>(&self, platform: &P, slots: Slots) -> u8 {
+        let most = |(index, range)| {
+            self.clusters.get(index).state.lock(platform).counts(&range).iter().copied().max().unwrap_or(0)
+        };
+        pieces(slots).map(most).max().unwrap_or(0)
     }
 
     /// From the return of this call on, nothing is allocated; what is in use stays so.
@@ -233,13 +265,14 @@ impl SlotAllocator {
     /// Give the memory back.
     pub fn free<P: Platform>(self, frames: &Frames<'_, P>) {
         self.clusters.free(frames);
+        self.copies.free(frames);
         self.own.free(frames);
     }
 }
 
 /// What of some slots lies in each cluster.
 #[inline]
-fn pieces(slots: Slots) -> impl Iterator<Item = (u32, Range<u32>)> {
+pub(super) fn pieces(slots: Slots) -> impl Iterator<Item = (u32, Range<u32>)> {
     let end = slots.first as u64 + slots.count as u64;
     let mut at = slots.first as u64;
     core::iter::from_fn(move || {

@@ -8,8 +8,9 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use super::cache::Places;
 use super::paged::Paged;
-use super::{ReadError, Saturated, SlotAllocator, Slots, SwapDevice, WriteError};
+use super::{AttachError, DetachError, NoSlots, ReadError, Saturated, SlotAllocator, Slots, SwapDevice, WriteError};
 use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
@@ -27,69 +28,6 @@ pub struct SwapRun {
     pub slots: Slots,
 }
 
-/// Why there is no block of slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoSlots {
-    /// All slots are in use, or there are none.
-    Full,
-    /// What is free lies scattered, or no block is as large: there may be smaller ones.
-    Scattered,
-}
-
-impl core::fmt::Display for NoSlots {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(match self {
-            NoSlots::Full => "all swap slots are in use",
-            NoSlots::Scattered => "free swap slots lie in smaller blocks",
-        })
-    }
-}
-
-impl core::error::Error for NoSlots {}
-
-/// Why a device is not attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttachError {
-    /// There are [`DEVICES`] already.
-    TooMany,
-    /// There is no memory for the counts of its slots.
-    OutOfMemory,
-}
-
-impl core::fmt::Display for AttachError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            AttachError::TooMany => write!(f, "there are {DEVICES} swap devices already"),
-            AttachError::OutOfMemory => write!(f, "no memory for the counts of a swap device's slots"),
-        }
-    }
-}
-
-impl core::error::Error for AttachError {}
-
-/// Why a device stays attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DetachError {
-    /// There is no such device.
-    Unknown(u8),
-    /// It has not been closed.
-    Open,
-    /// So many of its slots are in use.
-    InUse(u32),
-}
-
-impl core::fmt::Display for DetachError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            DetachError::Unknown(id) => write!(f, "there is no swap device {id}"),
-            DetachError::Open => write!(f, "the swap device is not closed"),
-            DetachError::InUse(slots) => write!(f, "{slots} slots of the swap device are in use"),
-        }
-    }
-}
-
-impl core::error::Error for DetachError {}
-
 /// What there is to know of a device (`/proc/swaps`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
@@ -97,14 +35,16 @@ pub struct Usage {
     pub slots: u32,
     /// Those in use.
     pub used: u32,
+    /// Of these, how many have the same contents as memory that is in use too (all of them: `SwapCached`).
+    pub cached: u32,
     /// Its priority: the highest is used first.
     pub priority: i16,
     /// Whether nothing more goes there.
     pub closed: bool,
 }
 
-struct Attached<P: Platform> {
-    slots: SlotAllocator,
+pub(super) struct Attached<P: Platform> {
+    pub(super) slots: SlotAllocator,
     /// Lives until it is detached: the contract of [`Swaps::attach`]. (Its lifetime is not part of the type, because a machine that
     /// may be told of shorter ones could not be used where one of a longer life is wanted.)
     device: *const (dyn SwapDevice<P> + 'static),
@@ -112,21 +52,30 @@ struct Attached<P: Platform> {
 }
 
 impl<P: Platform> Attached<P> {
-    fn device(&self) -> &dyn SwapDevice<P> {
+    pub(super) fn device(&self) -> &dyn SwapDevice<P> {
         // SAFETY: it lives until it is detached, which nobody does while this is borrowed.
         unsafe { &*self.device }
     }
 }
 
 /// Those that are attached, by falling priority, of one priority by age.
-struct Order {
+pub(super) struct Order {
     ids: [u8; DEVICES],
     len: usize,
+    /// There when there is a device.
+    pub(super) places: Option<Places>,
 }
 
 impl Order {
-    fn ids(&self) -> &[u8] {
+    pub(super) fn ids(&self) -> &[u8] {
         &self.ids[..self.len]
+    }
+
+    fn make_places<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Result<(), AttachError> {
+        if self.places.is_none() {
+            self.places = Some(Places::new(frames).map_err(|OutOfMemory| AttachError::OutOfMemory)?);
+        }
+        Ok(())
     }
 
     fn insert(&mut self, at: usize, id: u8) {
@@ -177,7 +126,7 @@ impl<P: Platform> Swaps<P> {
     /// There is no memory.
     pub fn new(frames: &Frames<'_, P>) -> Result<Self, OutOfMemory> {
         let doors = Paged::new(frames, frames.platform().count() as u32)?;
-        let order = PerCpuLock::new(Order { ids: [0; DEVICES], len: 0 });
+        let order = PerCpuLock::new(Order { ids: [0; DEVICES], len: 0, places: None });
         Ok(Swaps { order, devices: [const { UnsafeCell::new(None) }; DEVICES], doors })
     }
 
@@ -186,7 +135,7 @@ impl<P: Platform> Swaps<P> {
         self.doors.get(platform.current() as u32)
     }
 
-    fn order<'a>(&'a self, platform: &P) -> ReadGuard<'a, Order> {
+    pub(super) fn order<'a>(&'a self, platform: &P) -> ReadGuard<'a, Order> {
         self.order.read(platform, &self.door(platform).readers)
     }
 
@@ -199,7 +148,7 @@ impl<P: Platform> Swaps<P> {
     /// # Safety
     /// As long as the answer is used, it is in the order, which the caller has, or somebody has a reference to one of its slots.
     #[inline]
-    unsafe fn device(&self, id: u8) -> &Attached<P> {
+    pub(super) unsafe fn device(&self, id: u8) -> &Attached<P> {
         // SAFETY: nobody writes it: that takes the order for writing, and that no slot is in use.
         match self.devices.get(id as usize).and_then(|device| unsafe { (*device.get()).as_ref() }) {
             Some(attached) => attached,
@@ -233,10 +182,14 @@ impl<P: Platform> Swaps<P> {
             unsafe { core::mem::transmute::<*const dyn SwapDevice<P>, *const (dyn SwapDevice<P> + 'static)>(device) };
         let slots = SlotAllocator::new(frames, slots).map_err(|OutOfMemory| AttachError::OutOfMemory)?;
         let mut order = self.change(frames.platform());
-        let Some(id) = (0..DEVICES as u8).find(|id| !order.ids().contains(id)) else {
-            drop(order);
-            slots.free(frames);
-            return Err(AttachError::TooMany);
+        let unused = (0..DEVICES as u8).find(|id| !order.ids().contains(id)).ok_or(AttachError::TooMany);
+        let id = match unused.and_then(|id| order.make_places(frames).map(|()| id)) {
+            Ok(id) => id,
+            Err(error) => {
+                drop(order);
+                slots.free(frames);
+                return Err(error);
+            }
         };
         // SAFETY: these are in the order.
         let before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
@@ -265,11 +218,12 @@ impl<P: Platform> Swaps<P> {
         Ok(())
     }
 
-    /// Forget a device that is closed, and of which no slot is in use any more.
+    /// Forget a device that is closed, and of which no slot is in use any more, but for those that hold what is in memory.
     ///
     /// # Errors
     /// [`DetachError`], and nothing is changed.
     pub fn detach(&self, frames: &Frames<'_, P>, id: u8) -> Result<(), DetachError> {
+        self.trim_device(frames, id);
         let mut order = self.change(frames.platform());
         let (at, attached) = self.find(&order, id)?;
         match attached.slots.len() - attached.slots.free_slots() {
@@ -280,9 +234,13 @@ impl<P: Platform> Swaps<P> {
         order.remove(at);
         // SAFETY: nobody else has the order, no slot is in use, and `attached` is used for the last time above.
         let removed = unsafe { (*self.devices[id as usize].get()).take() };
+        let places = if order.len == 0 { order.places.take() } else { None };
         drop(order);
         if let Some(attached) = removed {
             attached.slots.free(frames);
+        }
+        if let Some(places) = places {
+            places.free(frames);
         }
         Ok(())
     }
@@ -292,15 +250,17 @@ impl<P: Platform> Swaps<P> {
         let order = self.order(platform);
         let (_, Attached { slots, priority, .. }) = self.find(&order, id).ok()?;
         let used = slots.len() - slots.free_slots();
-        Some(Usage { slots: slots.len(), used, priority: *priority, closed: slots.is_closed() })
+        let cached = slots.cached.load(Relaxed);
+        Some(Usage { slots: slots.len(), used, cached, priority: *priority, closed: slots.is_closed() })
     }
 
-    /// Whether any device has a slot left.
+    /// Whether anything may go to a device: because it has a slot left, or one that holds what is in memory.
     pub fn has_room(&self, platform: &P) -> bool {
         let order = self.order(platform);
         // SAFETY: they are in the order.
         let slots = |id: &u8| unsafe { &self.device(*id).slots };
-        order.ids().iter().any(|id| !slots(id).is_closed() && slots(id).free_slots() > 0)
+        let room = |id: &u8| !slots(id).is_closed() && slots(id).free_slots() > 0 || slots(id).cached.load(Relaxed) > 0;
+        order.ids().iter().any(room)
     }
 
     /// A naturally aligned block of `1 << wanted` slots, each of which the caller has a reference to.
@@ -357,13 +317,13 @@ impl<P: Platform> Swaps<P> {
         attached.slots.release(frames.platform(), run.slots, |dead| unsafe { attached.device().forget(frames, dead) });
     }
 
-    /// How many references there are to a slot.
+    /// The most references that there are to one of these slots.
     ///
     /// # Safety
-    /// Somebody has one, and keeps it meanwhile.
-    pub unsafe fn references(&self, platform: &P, device: u8, slot: u32) -> u8 {
+    /// Somebody has one to each, and keeps it meanwhile.
+    pub unsafe fn references(&self, platform: &P, run: SwapRun) -> u8 {
         // SAFETY: by contract.
-        unsafe { self.device(device) }.slots.references(platform, slot)
+        unsafe { self.device(run.device) }.slots.references(platform, run.slots)
     }
 
     /// See [`SwapDevice::write`].

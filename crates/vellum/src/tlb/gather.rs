@@ -362,6 +362,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     /// goes back one by one is handed out in ever less of an order, and tables in no order take twice as long to unmap.
     #[inline]
     fn free(&mut self, pfn: Pfn, frame: &Frame, order: u8) {
+        self.machine.uncache(pfn, frame, || true);
         self.leavers.leave(pfn, frame, order);
         self.freed += 1;
         let pages = 1 << order;

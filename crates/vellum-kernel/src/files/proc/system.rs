@@ -81,13 +81,14 @@ fn memory(machine: &Machine) -> words::Memory {
     let groups = crate::files::groups::listed();
     let free = frames.free_frames() * FRAME_SIZE;
     let shmem = machine.counter(Counter::ShmemPages) * FRAME_SIZE;
-    let [swap_total, swap_free] = swap::bytes();
+    let [swap_total, swap_free, swap_cached] = swap::bytes();
     let [anonymous, unevictable] = [groups.anonymous, groups.unevictable].map(|pages| pages * FRAME_SIZE);
     words::Memory {
         total: frames.total() * FRAME_SIZE,
         free,
         available: free,
         cached: shmem,
+        swap_cached,
         active_anonymous: anonymous,
         unevictable,
         locked: unevictable,

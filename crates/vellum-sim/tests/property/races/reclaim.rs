@@ -1,8 +1,10 @@
 //! What a family has is reclaimed, while others reclaim, use and change it.
 
+use std::collections::BTreeSet;
+
 use vellum::Machine;
-use vellum::addr::VirtRange;
-use vellum::arch::{Attrs, Kind, X86_64};
+use vellum::addr::{Pfn, VirtRange};
+use vellum::arch::{Arch, Attrs, Kind, X86_64};
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, MapFlags};
@@ -37,8 +39,9 @@ impl Scene<'_, '_> {
     }
 }
 
-/// Two do something at once; then the third looks, and nothing is left in the end.
-fn at_once(
+/// After somebody has done something, two do something at once; then the third looks, and nothing is left in the end.
+fn after_that(
+    before: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
@@ -56,9 +59,19 @@ fn at_once(
             space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
         }
         let here = Scene { machine, disk, parent: &parent, child: &child, cpu: boot };
+        before(&here);
         both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
         look(&here);
     });
+}
+
+/// The same without anything before.
+fn at_once(
+    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+) {
+    after_that(|_| (), one, other, look);
 }
 
 /// How many pages of a space are swapped out.
@@ -114,5 +127,104 @@ fn a_parent_forgets_what_is_reclaimed_and_its_child_writes() {
     };
     at_once(all, forget, |on| {
         (0..PAGES).for_each(|page| assert_eq!((on.load(on.parent, page), on.load(on.child, page)), (0, 400 + page)));
+    });
+}
+
+/// The frames of the pages that both have.
+fn frames(space: &Space<'_>) -> Vec<Pfn> {
+    let mut frames = Vec::new();
+    space.runs(VirtRange { start: at(0), end: at(PAGES) }, |run| {
+        assert_eq!(run.kind, Kind::Leaf, "{run:?}");
+        frames.extend((0..run.len as u32).map(|i| run.pfn(space.arch()).add(i)));
+    });
+    frames
+}
+
+/// No slot has a copy that somebody may write to, and no slot is in use that neither an entry names nor a copy has.
+fn slots_are_had(on: &Scene<'_, '_>) {
+    let (mut named, mut cached) = (BTreeSet::new(), BTreeSet::new());
+    for space in [on.parent, on.child] {
+        let arch = space.arch();
+        space.runs(VirtRange { start: at(0), end: at(PAGES + 1) }, |run| {
+            for i in 0..run.len as u32 {
+                if run.kind == Kind::Swap {
+                    named.insert(arch.swapped(run.raw).slot as u32 + i);
+                } else if run.kind == Kind::Leaf
+                    && let Some(copied) = on.machine.swaps().slot_of(on.machine.platform(), run.pfn(arch).add(i))
+                {
+                    assert!(!run.attrs(arch).contains(Attrs::EXCLUSIVE), "{copied:?} is written by {run:?}");
+                    cached.insert(copied.slots.first);
+                }
+            }
+        });
+    }
+    let usage = on.machine.swaps().usage(on.machine.platform(), 0).unwrap();
+    let expected = (named.union(&cached).count(), cached.len());
+    assert_eq!((usage.used as usize, usage.cached as usize), expected, "{named:?}, and with copies {cached:?}");
+}
+
+fn parent_reads(on: &Scene<'_, '_>) {
+    on.holds(on.parent, 0..PAGES);
+}
+
+fn and_parent_reads(on: &Scene<'_, '_>) {
+    all(on);
+    parent_reads(on);
+}
+
+fn child_reads(on: &Scene<'_, '_>) {
+    on.holds(on.child, 0..PAGES);
+}
+
+#[test]
+fn two_bring_back_what_both_have() {
+    after_that(all, parent_reads, child_reads, |on| {
+        slots_are_had(on);
+        assert_eq!(frames(on.parent), frames(on.child), "both have one folio");
+        assert_eq!(on.disk.used() as u64, PAGES + 2);
+        as_it_was(on);
+    });
+}
+
+/// The same while it is reclaimed again, which may free what the other is about to find.
+#[test]
+fn what_both_have_is_brought_back_and_reclaimed() {
+    let other = |on: &Scene<'_, '_>| {
+        all(on);
+        child_reads(on);
+    };
+    for before in [all, and_parent_reads] {
+        after_that(before, other, parent_reads, |on| {
+            slots_are_had(on);
+            all(on);
+            slots_are_had(on);
+            assert_eq!(on.disk.used() as u64, PAGES + 2, "it is written again");
+            as_it_was(on);
+        });
+    }
+}
+
+/// One writes to what it has brought back while the other finds it there.
+#[test]
+fn what_one_has_brought_back_is_written() {
+    let write = |on: &Scene<'_, '_>| (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
+    for before in [all, and_parent_reads] {
+        after_that(before, write, child_reads, |on| {
+            slots_are_had(on);
+            all(on);
+            slots_are_had(on);
+            (0..PAGES).for_each(|page| assert_eq!(on.load(on.parent, page), 300 + page));
+            child_reads(on);
+        });
+    }
+}
+
+/// One forgets what it has brought back, the last who had it in memory, while the other is about to find it.
+#[test]
+fn what_one_has_brought_back_is_forgotten() {
+    let forget = |on: &Scene<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+    after_that(and_parent_reads, forget, child_reads, |on| {
+        slots_are_had(on);
+        (0..PAGES).for_each(|page| assert_eq!((on.load(on.parent, page), on.load(on.child, page)), (0, 100 + page)));
     });
 }

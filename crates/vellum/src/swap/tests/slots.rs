@@ -63,7 +63,7 @@ impl World<'_> {
         let free = self.counts.iter().filter(|count| **count == 0).count();
         assert_eq!(self.slots.free_slots() as usize, free);
         for (slot, count) in self.counts.iter().enumerate() {
-            assert_eq!(self.slots.references(self.host, slot as u32), *count, "slot {slot}");
+            assert_eq!(self.slots.references(self.host, Slots { first: slot as u32, count: 1 }), *count, "slot {slot}");
         }
     }
 
