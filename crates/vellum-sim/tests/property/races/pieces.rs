@@ -23,26 +23,39 @@ enum Pieces {
     Four,
     /// All of it but the second is a folio that is split.
     Split,
+    /// The same, when its first page was moved to where another table maps it.
+    Apart,
 }
 
-const ALL: [Pieces; 3] = [Pieces::Huge, Pieces::Four, Pieces::Split];
+const ALL: [Pieces; 4] = [Pieces::Huge, Pieces::Four, Pieces::Split, Pieces::Apart];
+/// Where that page is.
+const AWAY: u64 = 1600;
 
 impl Pieces {
     fn begin(self, on: &Scene<'_, '_>) {
         if self != Pieces::Huge {
             on.machine.policy().set(2, Knob::Always);
         }
-        if self == Pieces::Split {
+        if matches!(self, Pieces::Split | Pieces::Apart) {
             on.space.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
             let program = on.cpu.enter(on.space);
             (0..PAGES).for_each(|page| program.store_u64(at(page), 100 + page).unwrap());
             on.space.advise(at(1), PAGE, Advise::DontNeed).unwrap();
         }
+        if self == Pieces::Apart {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
+            let request = RemapRequest { addr: at(0), old_len: PAGE, new_len: PAGE, flags, new_addr: at(AWAY) };
+            assert_eq!(on.space.remap(request), Ok(at(AWAY)));
+        }
     }
 
     /// The pages whose contents are to be looked at.
     fn pages(self) -> impl Iterator<Item = u64> + Clone {
-        (0..PAGES).filter(move |page| self != Pieces::Split || *page != 1)
+        (0..PAGES).filter(move |page| match self {
+            Pieces::Huge | Pieces::Four => true,
+            Pieces::Split => *page != 1,
+            Pieces::Apart => *page > 1,
+        })
     }
 
     fn act(self, on: &Scene<'_, '_>) {
@@ -53,7 +66,9 @@ impl Pieces {
                 error => panic!("{error:?}"),
             },
             Pieces::Four => drop(on.space.collapse_some(0, 4096, &CollapseLimits::default()).unwrap()),
-            Pieces::Split => drop(reclaim(on.machine, [on.space].as_slice(), GroupId::ROOT, 1).unwrap()),
+            Pieces::Split | Pieces::Apart => {
+                reclaim(on.machine, [on.space].as_slice(), GroupId::ROOT, 1).unwrap();
+            }
         }
     }
 
@@ -62,7 +77,7 @@ impl Pieces {
         let (counter, order) = match self {
             Pieces::Huge => (SizeCounter::Collapsed, 9),
             Pieces::Four => (SizeCounter::Collapsed, 2),
-            Pieces::Split => (SizeCounter::Split, 2),
+            Pieces::Split | Pieces::Apart => (SizeCounter::Split, 2),
         };
         on.machine.size_counter(counter, order) > 0
     }
@@ -76,7 +91,13 @@ fn meanwhile(
 ) {
     let mapped = if pieces == Pieces::Huge { HUGE } else { PAGES };
     let act = move |on: &Scene<'_, '_>| pieces.act(on);
-    together((500, mapped), move |on| pieces.begin(on), act, other, look);
+    let look = move |on: &Scene<'_, '_>| {
+        look(on);
+        if pieces == Pieces::Apart {
+            assert_eq!(on.load(on.space, AWAY), Ok(100));
+        }
+    };
+    together((400, mapped), move |on| pieces.begin(on), act, other, look);
 }
 
 #[test]
@@ -87,16 +108,18 @@ fn stores() {
             counted(on);
         });
     }
-    let count = |on: &Scene<'_, '_>| {
-        let program = on.cpu.enter(on.space);
-        (0..3).for_each(|n| Pieces::Split.pages().for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n))));
-    };
-    meanwhile(Pieces::Split, count, |on| {
-        assert!(Pieces::Split.done(on), "nothing was in the way");
-        on.holds(on.space, Pieces::Split.pages());
-        let program = on.cpu.enter(on.space);
-        Pieces::Split.pages().for_each(|page| assert_eq!(program.load_u64(at(page) + 8), Ok(3)));
-    });
+    for pieces in [Pieces::Split, Pieces::Apart] {
+        let count = move |on: &Scene<'_, '_>| {
+            let program = on.cpu.enter(on.space);
+            (0..3).for_each(|n| pieces.pages().for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n))));
+        };
+        meanwhile(pieces, count, move |on| {
+            assert!(pieces == Pieces::Apart || pieces.done(on), "nothing was in the way");
+            on.holds(on.space, pieces.pages());
+            let program = on.cpu.enter(on.space);
+            pieces.pages().for_each(|page| assert_eq!(program.load_u64(at(page) + 8), Ok(3)));
+        });
+    }
 }
 
 /// Pages that nobody had touched are touched now, one of them in a block that is about to be copied.
