@@ -223,6 +223,8 @@ fn written_at_once<A: Silicon>(arch: A) {
     on(arch, 4 * PAGES, |on| {
         let space = on.space();
         on.out(&space);
+        on.store(&space, 0, 1000);
+        assert_eq!(on.counts()[2], 0, "nor do its neighbours");
         (0..PAGES).for_each(|i| on.store(&space, i, 1000 + i));
         assert_eq!(on.counts(), [PAGES, 0, 0]);
     });
