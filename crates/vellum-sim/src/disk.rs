@@ -1,4 +1,4 @@
-//! A disk to swap to, whose writes and reads fail as told.
+//! A disk to swap to, whose writes and reads fail as told, and whose contents change.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,6 +49,16 @@ impl Disk {
     /// Slots that hold something.
     pub fn used(&self) -> usize {
         self.pages().len()
+    }
+
+    /// A bit of what a slot holds is another from now on.
+    ///
+    /// # Panics
+    /// If it holds nothing, or pages have no such bit.
+    pub fn flip(&self, slot: u32, bit: u32) {
+        let mut pages = self.pages();
+        let page = pages.get_mut(&slot).unwrap_or_else(|| panic!("slot {slot} holds nothing"));
+        page[bit as usize / 8] ^= 1 << (bit % 8);
     }
 
     fn pages(&self) -> MutexGuard<'_, HashMap<u32, Box<Page>>> {

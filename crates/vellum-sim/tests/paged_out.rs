@@ -9,7 +9,7 @@ use vellum::stats::{Counter, SizeCounter};
 use vellum::swap::{Compressed, DetachError};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Cpu, Disk, Hostility, Refusal, Silicon, Strict, Strictness};
+use vellum_sim::{Config, Cpu, Disk, Fault, Hostility, Refusal, Silicon, Strict, Strictness};
 
 const BASE: u64 = 0x20_0000_0000;
 const HUGE: u64 = 2 << 20;
@@ -116,6 +116,7 @@ in_every_format! {
     what_was_written_is_known_while_it_is_away => tracked,
     a_device_is_emptied => emptied,
     a_device_is_emptied_as_far_as_memory_goes => emptied_in_part,
+    what_comes_back_as_something_else_is_lost => damaged,
 }
 
 /// Whoever brings contents back has waited for them; nobody else has.
@@ -428,6 +429,46 @@ fn emptied_in_part<A: Silicon>(arch: A) {
         assert_eq!((held(&space, range(BASE, 64 * page)).1, on.used()), (0, 0));
         (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
     });
+}
+
+/// A bit of a page changes on the device: whoever touches it is told so, and nobody else, as long as it has.
+fn damaged<A: Silicon>(arch: A) {
+    for order in [0, 4, 9] {
+        on(arch, 64 << 20, 64, |on| {
+            on.machine.policy().set(order, Knob::Always);
+            let page = 1 << arch.page_shift();
+            let disk = Disk::new(1);
+            // SAFETY: nobody else uses it, and it is detached below.
+            let device = unsafe { on.machine.swaps().attach(on.machine.frames(), &disk, 4096, 1) }.unwrap();
+            let space = on.space();
+            map(&space, BASE, HUGE);
+            let pages = HUGE / page;
+            (0..pages).for_each(|i| on.store(&space, BASE + i * page, i));
+            space.advise(BASE, HUGE, Advise::PageOut).unwrap();
+            assert_eq!(held(&space, range(BASE, HUGE)), (0, HUGE));
+            let child = space.fork().unwrap();
+            let lost = 21 % pages;
+            let mut slot = 0;
+            space.runs(range(BASE, HUGE), |run| {
+                let before = (BASE + lost * page).checked_sub(run.va).filter(|before| *before < run.range(&arch).len());
+                if let Some(before) = before {
+                    slot = ((arch.swapped(run.raw).slot << arch.page_order()) + (before >> 12)) as u32;
+                }
+            });
+            disk.flip(slot, 12345);
+            for space in [&space, &child] {
+                for i in (0..pages).rev() {
+                    let found = on.cpu.enter(space).load_u64(BASE + i * page);
+                    let told = Fault::Handler(FaultError::Poisoned(BASE + lost * page));
+                    assert_eq!(found, if i == lost { Err(told) } else { Ok(i) });
+                }
+            }
+            disk.flip(slot, 12345);
+            [&space, &child].iter().for_each(|space| assert_eq!(on.load(space, BASE + lost * page), lost));
+            on.machine.swaps().close(on.sim, device).unwrap();
+            on.machine.swaps().detach(on.machine.frames(), device).unwrap();
+        });
+    }
 }
 
 /// A huge mapping goes out as one entry, and comes back as one; a part of it that goes before takes only its own slots along.

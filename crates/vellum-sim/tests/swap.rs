@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use vellum::addr::Pfn;
 use vellum::frame::{BootOptions, Frames, HUGE_ORDER, Use};
-use vellum::platform::{Cpus, Event, Memory, Trace};
+use vellum::platform::{Cpus, Event, Memory, Platform, Trace};
 use vellum::swap::{
     Compressed, DetachError, NoSlots, ReadError, SlotAllocator, Slots, SwapDevice, SwapRun, Swaps, Unreadable,
     WriteError,
@@ -298,4 +298,68 @@ fn a_disk_fails_as_told() {
     unsafe { swaps.release(&frames, half) };
     assert_eq!(disk.used(), 2);
     assert_eq!(read(), Err(ReadError { slot: run.slots.first, reason: Unreadable::Empty }));
+}
+
+/// A disk of which nobody keeps checksums.
+struct Trusted(Disk);
+
+impl<P: Platform> SwapDevice<P> for Trusted {
+    unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
+        // SAFETY: the same contract.
+        unsafe { self.0.write(frames, slots, from) }
+    }
+
+    unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
+        // SAFETY: the same contract.
+        unsafe { self.0.read(frames, slots, to) }
+    }
+
+    unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots) {
+        // SAFETY: the same contract.
+        unsafe { SwapDevice::forget(&self.0, frames, slots) }
+    }
+
+    fn checked(&self) -> bool {
+        false
+    }
+}
+
+/// Whatever bit of whatever page changes is noticed, until the page is written again; where no checksums are kept it is not, and they
+/// take no memory.
+#[test]
+fn what_a_disk_changes_is_noticed() {
+    let host = machine(Schedule::Host, 4 << 20);
+    let _cpu = host.cpu(0);
+    let (checked, trusted) = (Disk::new(1), Trusted(Disk::new(2)));
+    let devices: [(&dyn SwapDevice<_>, &Disk); 2] = [(&checked, &checked), (&trusted, &trusted.0)];
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let buffer = frames.alloc(2, true, Use::Kernel).unwrap();
+    let taken = devices.map(|(device, disk)| {
+        let swaps = Swaps::new(&frames).unwrap();
+        let before = frames.free_frames();
+        // SAFETY: nobody else uses the disk.
+        let id = unsafe { swaps.attach(&frames, device, 1024, 0).unwrap() };
+        let taken = before - frames.free_frames();
+        let run = swaps.allocate(&host, 2).unwrap();
+        // SAFETY: slots and frames are the test's.
+        let (write, read) = unsafe { (|| swaps.write(&frames, run, buffer), || swaps.read(&frames, run, buffer)) };
+        for n in 0..4 {
+            assert_eq!((write(), read()), (Ok(()), Ok(())));
+            for bit in [0, 7000 + n, 32767] {
+                disk.flip(run.slots.first + n, bit);
+                let told = ReadError { slot: run.slots.first + n, reason: Unreadable::Damaged };
+                assert_eq!(read(), if device.checked() { Err(told) } else { Ok(()) });
+                disk.flip(run.slots.first + n, bit);
+                assert_eq!(read(), Ok(()));
+            }
+            disk.flip(run.slots.first + n, 0);
+        }
+        // SAFETY: as above.
+        unsafe { swaps.release(&frames, run) };
+        swaps.close(&host, id).unwrap();
+        swaps.detach(&frames, id).unwrap();
+        assert_eq!(frames.free_frames(), before);
+        taken
+    });
+    assert!(taken[0] > taken[1], "{taken:?}");
 }

@@ -133,8 +133,10 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let range = self.pages_of(addr, len)?;
         let same = |v: &Vma| !v.flags.intersects(AreaFlags::LOCKS);
         let mut change = self.change(range);
-        self.set_areas(&mut change, range, same, |v| v.flags -= AreaFlags::LOCKS)?;
-        self.make_evictable(range);
+        if self.set_areas(&mut change, range, same, |v| v.flags -= AreaFlags::LOCKS)? {
+            change.let_go();
+            self.make_evictable(range);
+        }
         Ok(())
     }
 

@@ -285,7 +285,7 @@ impl<P: Platform> Swaps<P> {
                     mine && alone
                 };
                 // SAFETY: as of `release`.
-                let forget = |dead| unsafe { attached.device().forget(frames, dead) };
+                let forget = |dead| unsafe { attached.forget(frames, dead) };
                 attached.slots.uncache(frames.platform(), (index, range), mine, forget);
             }
             at += row;
@@ -314,7 +314,7 @@ impl<P: Platform> Swaps<P> {
             }
             let only = |state: &State, at: u32, _| state.counts(&(at..at + 1)) == [1];
             // SAFETY: as of `release`.
-            let forget = |dead| unsafe { attached.device().forget(frames, dead) };
+            let forget = |dead| unsafe { attached.forget(frames, dead) };
             freed += u64::from(attached.slots.uncache(frames.platform(), (index, 0..SLOTS), only, forget));
             drop(order);
             frames.platform().resched();

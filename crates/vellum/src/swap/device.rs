@@ -37,6 +37,13 @@ pub trait SwapDevice<P: Platform>: Sync {
     /// # Safety
     /// As of [`SwapDevice::write`].
     unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots);
+
+    /// Whether a checksum of each page is kept, so that one that comes back as something else counts as lost
+    /// ([`Unreadable::Damaged`]) and is nobody's contents. That costs four bytes a slot, and a pass over each page either way. Asked
+    /// when the device is attached. Usually in strict mode only.
+    fn checked(&self) -> bool {
+        P::ENABLED
+    }
 }
 
 /// Why pages stay where they are.

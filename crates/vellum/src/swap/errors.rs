@@ -27,7 +27,7 @@ impl core::error::Error for NoSlots {}
 pub enum AttachError {
     /// There are [`DEVICES`] already.
     TooMany,
-    /// There is no memory for the counts of its slots.
+    /// There is no memory for what is kept of its slots.
     OutOfMemory,
 }
 
@@ -35,7 +35,7 @@ impl core::fmt::Display for AttachError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             AttachError::TooMany => write!(f, "there are {DEVICES} swap devices already"),
-            AttachError::OutOfMemory => write!(f, "no memory for the counts of a swap device's slots"),
+            AttachError::OutOfMemory => write!(f, "no memory for what is kept of a swap device's slots"),
         }
     }
 }

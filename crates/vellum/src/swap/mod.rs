@@ -5,6 +5,8 @@
 //! | `cluster`, `files`, `slots` | the slots of a device: free blocks, references |
 //! | `cache` | which frame holds what a slot holds |
 //! | `device` | what a device does: write, read, forget, by the run |
+//! | `checksums` | whether what comes back is what went out |
+//! | `attached` | a device in use, and what is kept of its slots |
 //! | `swaps`, `errors` | the devices of a machine, by priority |
 //! | `compressed` | the device that is memory: pages compressed, or known by the word that fills them |
 //! | `paged` | long arrays in single frames |
@@ -12,7 +14,9 @@
 //! The module knows nothing of page tables: whoever takes memory out of them asks for slots, has the frames written, and
 //! leaves in the entries what it got.
 
+mod attached;
 mod cache;
+mod checksums;
 mod cluster;
 pub mod compressed;
 mod device;

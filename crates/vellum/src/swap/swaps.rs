@@ -8,9 +8,10 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use super::attached::Attached;
 use super::cache::Places;
 use super::paged::Paged;
-use super::{AttachError, DetachError, NoSlots, ReadError, Saturated, SlotAllocator, Slots, SwapDevice, WriteError};
+use super::{AttachError, DetachError, NoSlots, ReadError, Saturated, Slots, SwapDevice, WriteError};
 use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
@@ -41,21 +42,6 @@ pub struct Usage {
     pub priority: i16,
     /// Whether nothing more goes there.
     pub closed: bool,
-}
-
-pub(super) struct Attached<P: Platform> {
-    pub(super) slots: SlotAllocator,
-    /// Lives until it is detached: the contract of [`Swaps::attach`]. (Its lifetime is not part of the type, because a machine that
-    /// may be told of shorter ones could not be used where one of a longer life is wanted.)
-    device: *const (dyn SwapDevice<P> + 'static),
-    priority: i16,
-}
-
-impl<P: Platform> Attached<P> {
-    pub(super) fn device(&self) -> &dyn SwapDevice<P> {
-        // SAFETY: it lives until it is detached, which nobody does while this is borrowed.
-        unsafe { &*self.device }
-    }
 }
 
 /// Those that are attached, by falling priority, of one priority by age.
@@ -178,16 +164,15 @@ impl<P: Platform> Swaps<P> {
         priority: i16,
     ) -> Result<u8, AttachError> {
         // SAFETY: it lives as long as it is used here, says the caller.
-        let device =
-            unsafe { core::mem::transmute::<*const dyn SwapDevice<P>, *const (dyn SwapDevice<P> + 'static)>(device) };
-        let slots = SlotAllocator::new(frames, slots).map_err(|OutOfMemory| AttachError::OutOfMemory)?;
+        let attached = unsafe { Attached::new(frames, device, slots, priority) };
+        let attached = attached.map_err(|OutOfMemory| AttachError::OutOfMemory)?;
         let mut order = self.change(frames.platform());
         let unused = (0..DEVICES as u8).find(|id| !order.ids().contains(id)).ok_or(AttachError::TooMany);
         let id = match unused.and_then(|id| order.make_places(frames).map(|()| id)) {
             Ok(id) => id,
             Err(error) => {
                 drop(order);
-                slots.free(frames);
+                attached.free(frames);
                 return Err(error);
             }
         };
@@ -195,7 +180,7 @@ impl<P: Platform> Swaps<P> {
         let before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
         let at = order.ids().iter().take_while(before).count();
         // SAFETY: it is not in the order, and has no slots that anybody could have.
-        unsafe { *self.devices[id as usize].get() = Some(Attached { slots, device, priority }) };
+        unsafe { *self.devices[id as usize].get() = Some(attached) };
         order.insert(at, id);
         Ok(id)
     }
@@ -237,7 +222,7 @@ impl<P: Platform> Swaps<P> {
         let places = if order.len == 0 { order.places.take() } else { None };
         drop(order);
         if let Some(attached) = removed {
-            attached.slots.free(frames);
+            attached.free(frames);
         }
         if let Some(places) = places {
             places.free(frames);
@@ -314,7 +299,7 @@ impl<P: Platform> Swaps<P> {
         // SAFETY: by contract; and while a slot's contents are being forgotten it is not free yet.
         let attached = unsafe { self.device(run.device) };
         // SAFETY: nobody has a reference to these slots any more, and nobody gets one before they are free.
-        attached.slots.release(frames.platform(), run.slots, |dead| unsafe { attached.device().forget(frames, dead) });
+        attached.slots.release(frames.platform(), run.slots, |dead| unsafe { attached.forget(frames, dead) });
     }
 
     /// The most references that there are to one of these slots.
@@ -335,18 +320,18 @@ impl<P: Platform> Swaps<P> {
     /// As of [`SwapDevice::write`]; the caller has a reference to each slot.
     pub unsafe fn write(&self, frames: &Frames<'_, P>, run: SwapRun, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: by contract.
-        unsafe { self.device(run.device).device().write(frames, run.slots, from) }
+        unsafe { self.device(run.device).write(frames, run.slots, from) }
     }
 
     /// See [`SwapDevice::read`].
     ///
     /// # Errors
-    /// [`ReadError`] names the first slot whose contents don't come back.
+    /// [`ReadError`] names the first slot whose contents don't come back, or, where checksums are kept, come back as something else.
     ///
     /// # Safety
     /// As of [`SwapDevice::read`]; the caller has a reference to each slot.
     pub unsafe fn read(&self, frames: &Frames<'_, P>, run: SwapRun, to: Pfn) -> Result<(), ReadError> {
         // SAFETY: by contract.
-        unsafe { self.device(run.device).device().read(frames, run.slots, to) }
+        unsafe { self.device(run.device).read(frames, run.slots, to) }
     }
 }
