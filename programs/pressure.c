@@ -74,6 +74,10 @@ int main(int argc, char **argv) {
             die("a child ended with status %#x", status);
     }
     long out = figure("/proc/vmstat", "pswpout"), in = figure("/proc/vmstat", "pswpin");
+    long freed = figure("/proc/vmstat", "pgsteal_kswapd") + figure("/proc/vmstat", "pgsteal_direct");
+    long looked = figure("/proc/vmstat", "pgscan_kswapd") + figure("/proc/vmstat", "pgscan_direct");
+    if (freed > looked || (out > 0 && freed <= 0))
+        die("%ld pages were freed, and %ld looked at", freed, looked);
     printf("{\"mib\":%zu,\"rounds\":%d,\"out\":%ld,\"in\":%ld}\n", length >> 20, (int)rounds, out, in);
     return 0;
 }

@@ -60,7 +60,7 @@ impl<'m, A: Silicon> Bench<'m, A> {
     }
 
     fn reclaim(&self, spaces: &[&Space<'m, A>], group: GroupId, pages: u64) -> u64 {
-        reclaim::<_, A>(self.machine, spaces, group, pages).unwrap()
+        reclaim::<_, A>(self.machine, spaces, group, pages).unwrap().freed
     }
 
     /// Slots in use.
@@ -180,7 +180,12 @@ fn ages<A: Silicon>(arch: A) {
         space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
-        assert_eq!(on.reclaim(&[&space], GroupId::ROOT, frames), frames);
+        let done = reclaim::<_, A>(on.machine, &[&space][..], GroupId::ROOT, frames).unwrap();
+        assert_eq!(done.freed, frames);
+        assert!(
+            frames < done.looked && done.looked <= 64 * (page >> 12),
+            "some that were used, and none twice: {done:?}"
+        );
         let stays: Vec<u64> = (0..64).filter(|i| resident(&space, BASE + i * page, page) > 0).collect();
         assert_eq!(stays, (0..16).map(|i| 4 * i).collect::<Vec<_>>());
         (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
@@ -247,7 +252,7 @@ fn beside<A: Silicon>(arch: A) {
             }
         };
         let spaces = First { spaces: both, first };
-        assert_eq!(reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, 1), Ok(page >> 12));
+        assert_eq!(reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
         assert_eq!(both.map(|space| resident(space, BASE, page)), [0, 0]);
         assert_eq!(both.map(|space| on.load(space, BASE)), [1, 2]);
     });

@@ -72,7 +72,7 @@ impl<'m, A: Silicon> Bench<'m, A> {
     }
 
     fn reclaim(&self, spaces: &[&Space<'m, A>]) -> u64 {
-        reclaim::<_, A>(self.machine, spaces, self.group, u64::MAX).unwrap()
+        reclaim::<_, A>(self.machine, spaces, self.group, u64::MAX).unwrap().freed
     }
 
     fn usage(&self) -> GroupUsage {
@@ -167,10 +167,10 @@ fn pieces<A: Silicon>(arch: A) {
         let space = on.space();
         let all = HUGE / on.page;
         on.forget(&space, 0, all / 2);
-        let half = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap();
+        let half = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap().freed;
         assert_eq!((half, on.folios(&space)), (1 << (ORDER - 1), vec![(1 << (ORDER - 1), ORDER - 1)]));
         on.forget(&space, all / 2, all / 4);
-        let quarter = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap();
+        let quarter = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap().freed;
         assert_eq!((quarter, on.folios(&space)), (1 << (ORDER - 2), vec![(3 << (ORDER - 2), ORDER - 2)]));
         let child = space.fork().unwrap();
         on.store(&child, BASE + (all - 1) * on.page, 7);
@@ -224,7 +224,7 @@ fn lazy<A: Silicon>(arch: A) {
         space.advise(BASE, HUGE, Advise::Free).unwrap();
         on.forget(&space, 0, all / 2);
         on.store(&space, BASE + (all - 1) * on.page, all);
-        let freed = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap();
+        let freed = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap().freed;
         assert_eq!(freed, 1 << (ORDER - 1));
         assert_eq!(on.usage().lru[LruList::Lazy as usize], 1 << (ORDER - 1));
         // One that is written to is kept as it is.

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::frame::Family;
 use vellum::group::GroupId;
-use vellum::reclaim::Spaces;
+use vellum::reclaim::{Reclaimed, Spaces};
 
 /// The address spaces that processes have. (A child that comes later keeps what it has.)
 struct All(Vec<Arc<UserSpace>>);
@@ -43,18 +43,20 @@ pub enum Who {
     Asked,
 }
 
-/// Pages that were freed, for each of these reasons.
-static FREED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+/// Pages that were looked at and freed, for each of these reasons.
+static DONE: [[AtomicU64; 2]; 4] = [const { [const { AtomicU64::new(0) }; 2] }; 4];
 
-/// Pages that were freed for a reason.
-pub fn freed(why: Who) -> u64 {
-    FREED[why as usize].load(Relaxed)
+/// What was done for a reason.
+pub fn done(why: Who) -> Reclaimed {
+    let [looked, freed] = &DONE[why as usize];
+    Reclaimed { looked: looked.load(Relaxed), freed: freed.load(Relaxed) }
 }
 
 /// Frees about so many pages of what a group and those below it have, as far as that can be; how many that were.
 pub fn reclaim(why: Who, group: GroupId, pages: u64) -> u64 {
     groups::tell_swap_room();
-    let freed = vellum::reclaim::reclaim(machine(), &All(spaces_of(processes::all())), group, pages).unwrap_or(0);
-    FREED[why as usize].fetch_add(freed, Relaxed);
+    let reclaimed = vellum::reclaim::reclaim(machine(), &All(spaces_of(processes::all())), group, pages);
+    let Reclaimed { looked, freed } = reclaimed.unwrap_or_default();
+    DONE[why as usize].iter().zip([looked, freed]).for_each(|(sum, pages)| _ = sum.fetch_add(pages, Relaxed));
     freed
 }

@@ -41,8 +41,17 @@ impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
     }
 }
 
+/// What became of an attempt, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Pages that were looked at, each time that they were (Linux: `pgscan`).
+    pub looked: u64,
+    /// Pages that were freed (`pgsteal`).
+    pub freed: u64,
+}
+
 /// Free about so many pages (of 4 KiB) of what a group and its descendants have, as far as that can be, of each as much as it has of
-/// the whole. How many that were. ([`GroupId::ROOT`]: of the whole machine.)
+/// the whole. ([`GroupId::ROOT`]: of the whole machine.)
 ///
 /// # Errors
 /// There is no such group.
@@ -51,12 +60,13 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
     group: GroupId,
     pages: u64,
-) -> Result<u64, GroupError> {
+) -> Result<Reclaimed, GroupError> {
     if !machine.groups().exists(group) {
         return Err(GroupError::NoSuchGroup(group));
     }
-    let mut work = Reclaim { machine, spaces, wanted: pages, freed: 0, arch: core::marker::PhantomData };
-    work.freed = split::split_partial(machine, spaces, group, pages);
+    let split = split::split_partial(machine, spaces, group, pages);
+    let done = Reclaimed { looked: split, freed: split };
+    let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
     work.list(group, LruList::Lazy, false);
     for round in 1..=ROUNDS {
         if machine.swaps().has_room(machine.platform()) {
@@ -67,14 +77,14 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
     if machine.swaps().has_room(machine.platform()) {
         work.list(group, LruList::Unevictable, false);
     }
-    Ok(work.freed)
+    Ok(work.done)
 }
 
 struct Reclaim<'s, 'm, P: Platform, A: Arch, S: ?Sized> {
     machine: &'m Machine<'m, P>,
     spaces: &'s S,
     wanted: u64,
-    freed: u64,
+    done: Reclaimed,
     arch: core::marker::PhantomData<A>,
 }
 
@@ -133,8 +143,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let shards = || groups.descendants(group).flat_map(|id| (0..groups.cpus()).map(move |cpu| (id, cpu)));
         let all: u64 = shards().map(|shard| groups.listed(frames, shard, list)).sum();
         let (mut looked, mut turn) = (0, self.wanted.min(all));
-        while looked < all && self.freed < self.wanted {
-            let missing = self.wanted - self.freed;
+        while looked < all && self.done.freed < self.wanted {
+            let missing = self.wanted - self.done.freed;
             for shard in shards() {
                 let listed = groups.listed(frames, shard, list);
                 let part_of = |pages: u64| (listed as u128 * pages as u128).div_ceil(all as u128) as u64;
@@ -147,12 +157,12 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
 
     /// Look at so many pages of one CPU's list, and free no more of them than is owed and wanted.
     fn shard(&mut self, shard: (GroupId, usize), list: LruList, mut left: u64, owed: u64, ages: bool) {
-        let enough = self.wanted.min(self.freed.saturating_add(owed));
+        let enough = self.wanted.min(self.done.freed.saturating_add(owed));
         let machine = self.machine;
         let (groups, frames) = (machine.groups(), machine.frames());
-        while left > 0 && self.freed < enough {
+        while left > 0 && self.done.freed < enough {
             let (mut victims, isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::new(machine));
-            let most = (BATCH, left.min(enough - self.freed));
+            let most = (BATCH, left.min(enough - self.done.freed));
             let take = |head, frame| {
                 isolated.add(frame);
                 victims.push(Victim::new(head, frame));
@@ -161,6 +171,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             if pages == 0 {
                 break;
             }
+            self.done.looked += pages;
             left = left.saturating_sub(pages);
             for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
                 self.family(family, isolated, ages);
@@ -240,6 +251,6 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         }
         let gone = victims.iter().filter(|victim| victim.gone).map(|victim| (victim.head, victim.frame));
         let dropped = gone.inspect(|(head, frame)| self.machine.frames().put_last(*head, frame));
-        self.freed += free_unmapped(self.machine, dropped);
+        self.done.freed += free_unmapped(self.machine, dropped);
     }
 }
