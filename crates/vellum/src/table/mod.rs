@@ -22,6 +22,8 @@
 //! | `run` | what a walk yields |
 //! | `lock` | a locked table; unhooking |
 //! | `entries` | its entries, one run at a time |
+//! | `take` | how they leave it |
+//! | `rewrite` | how leaves change beside hardware |
 //! | `block` | of which some are one translation together |
 //! | `walk` | down to a table |
 //! | `grow` | new tables |
@@ -35,8 +37,10 @@ mod entries;
 mod grow;
 mod lock;
 mod relocate;
+mod rewrite;
 mod run;
 mod split;
+mod take;
 mod walk;
 
 pub(crate) use grow::{NotMapped, Spares};
