@@ -101,6 +101,7 @@ impl Lists {
     }
 
     /// Take a folio off its list, without its leaving the group.
+    #[inline(always)]
     pub(crate) fn unlist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, home: Home) {
         let frame = frames.frame(pfn);
         if let Some(list) = home.list {

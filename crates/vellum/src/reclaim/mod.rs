@@ -237,7 +237,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         for Victim { head, frame, gone, .. } in victims.iter_mut() {
             let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };
             // Then nobody can find it any more to have it anew.
-            *gone = unmapped() && self.machine.uncache(*head, frame, unmapped) && unmapped();
+            let uncached = || self.machine.uncache(*head, frame, unmapped) && unmapped();
+            *gone = unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached());
             if !*gone {
                 let list = match isolated.is_locked(frame) {
                     true => LruList::Unevictable,
