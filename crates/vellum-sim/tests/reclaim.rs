@@ -529,6 +529,20 @@ fn huge_mappings_go_whole() {
     });
 }
 
+/// Where nothing is mapped behind huge mappings, an area ends all the same, and who gives memory up hears of the hole.
+#[test]
+fn holes_behind_huge_mappings_are_told() {
+    on(X86_64::four_levels(), 0, |on| {
+        on.machine.policy().set(9, Knob::Always);
+        let space = on.space(GroupId::ROOT);
+        map(&space, BASE, 2 * HUGE);
+        on.store(&space, BASE, 1);
+        space.unmap(BASE + HUGE + HUGE / 2, 4096).unwrap();
+        assert_eq!(space.advise(BASE, 2 * HUGE, Advise::DontNeed), Err(AdviseError::NotMapped));
+        assert_eq!(resident(&space, BASE, HUGE), 0);
+    });
+}
+
 fn swap_room<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page();

@@ -277,7 +277,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             let part = area.range.intersect(&left);
             holes |= part.start > at;
-            at = act(area, part)?;
+            // Where nothing is mapped, an entry of an upper table may reach beyond the area.
+            at = act(area, part)?.min(part.end);
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
     }
