@@ -86,6 +86,9 @@ impl Plot {
 
     /// What programs did is known to hardware, as long as nobody else asks it to forget that.
     fn record<H: Host>(&mut self, on: &Scene<'_, '_, H>, page: u64, write: bool) {
+        if let (true, Some(page)) = (write, self.model.get_mut(page)) {
+            page.untold = true;
+        }
         if !on.reclaims {
             self.model.record(page, write);
         }

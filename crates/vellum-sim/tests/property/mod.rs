@@ -22,6 +22,7 @@
 //! | `census` | the whole machine against all models, when nothing runs |
 //! | `cases`, `races` | small cases, on one CPU and on two |
 //! | `swap` | devices to swap to, and what is in their slots |
+//! | `watched` | writes that somebody asks for |
 //! | `setup` | what machine, spaces and actors a seed stands for |
 //! | `threads` | actors as threads of the host, or of a deterministic schedule |
 //! | `world` | a case: boot, rounds of operations and counting, exit |
@@ -52,6 +53,7 @@ pub mod swap;
 pub mod threads;
 pub mod walk;
 pub mod watch;
+pub mod watched;
 pub mod world;
 
 #[cfg(feature = "shuttle")]

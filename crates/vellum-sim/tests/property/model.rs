@@ -35,6 +35,8 @@ pub struct Page {
     pub presence: Presence,
     /// What hardware has to have recorded of the page: what programs did there since it was last forgotten.
     pub recorded: Attrs,
+    /// Whether a program has written to it since somebody was told of that.
+    pub untold: bool,
 }
 
 impl Page {
@@ -51,12 +53,12 @@ impl Page {
             }
             Place::Swap(_) => {}
         }
-        (self.presence, self.recorded) = (Presence::Unknown, Attrs::empty());
+        (self.presence, self.recorded, self.untold) = (Presence::Unknown, Attrs::empty(), false);
     }
 
     /// What is in it is forgotten.
     pub fn clear(&mut self) {
-        (self.contents, self.recorded) = (Contents::NOTHING, Attrs::empty());
+        (self.contents, self.recorded, self.untold) = (Contents::NOTHING, Attrs::empty(), false);
     }
 }
 
@@ -102,7 +104,7 @@ impl Model {
 
     /// Map new pages, in place of what is there.
     pub fn map(&mut self, range: Range<u64>, kind: Kind, presence: Presence) {
-        let page = Page { kind, contents: Contents::NOTHING, presence, recorded: Attrs::empty() };
+        let page = Page { kind, contents: Contents::NOTHING, presence, recorded: Attrs::empty(), untold: false };
         self.pages.extend(range.map(|at| (at, page)));
     }
 
@@ -146,7 +148,7 @@ impl Model {
     pub fn free(&mut self, range: Range<u64>) {
         for (_, page) in self.iter_mut(range).filter(|(_, page)| page.presence != Presence::Guard) {
             page.contents.let_go();
-            page.recorded = Attrs::empty();
+            (page.recorded, page.untold) = (Attrs::empty(), false);
             if page.presence == Presence::Away {
                 page.presence = Presence::Unknown;
             }
@@ -187,7 +189,7 @@ impl Model {
         let mut child = Model { future: AreaFlags::empty(), ..self.clone() };
         child.pages.retain(|_, page| !page.kind.flags.contains(AreaFlags::DONTFORK));
         for page in child.pages.values_mut() {
-            page.kind.flags -= AreaFlags::LOCKS;
+            page.kind.flags -= AreaFlags::LOCKS | AreaFlags::WATCHES;
             if page.kind.flags.contains(AreaFlags::WIPEONFORK) {
                 page.clear();
                 page.presence = fresh;

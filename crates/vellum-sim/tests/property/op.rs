@@ -74,6 +74,10 @@ pub enum Op {
     Resident(Span),
     /// What hardware has recorded is asked for and forgotten: this of it.
     Recorded(Span, Attrs),
+    /// From now on somebody asks for writes there, or nobody.
+    Watch(Span, bool),
+    /// He asks.
+    Written(Span),
     /// So many pages (of 4 KiB) are reclaimed, from all groups or the space's.
     Reclaim {
         all: bool,
@@ -152,13 +156,15 @@ enum Form {
     Fault,
     Resident,
     Recorded,
+    Watch,
+    Written,
     Query,
     Exec,
     Fork,
     Policy,
 }
 
-const FORMS: [(u64, Form); 28] = [
+const FORMS: [(u64, Form); 30] = [
     (120, Form::Map),
     (20, Form::Anywhere),
     (70, Form::Unmap),
@@ -183,6 +189,8 @@ const FORMS: [(u64, Form); 28] = [
     (20, Form::Fault),
     (30, Form::Resident),
     (30, Form::Recorded),
+    (15, Form::Watch),
+    (30, Form::Written),
     (15, Form::Query),
     (2, Form::Exec),
     (8, Form::Fork),
@@ -275,6 +283,8 @@ impl Choice {
                 let what = dice.weighted(&[(50, Attrs::HARDWARE), (25, Attrs::ACCESSED), (25, Attrs::DIRTY)]);
                 Op::Recorded(span(dice), what)
             }
+            Form::Watch => Op::Watch(span(dice), dice.percent(75)),
+            Form::Written => Op::Written(span(dice)),
             Form::Fork => Op::Fork(dice.any(), dice.percent(50)),
             Form::Exec if self.own[plot] => Op::Exec,
             Form::Policy if self.policy => {

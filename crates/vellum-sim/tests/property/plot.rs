@@ -104,7 +104,7 @@ impl<H: Host> Scene<'_, '_, H> {
         match self.reclaims {
             true => {
                 page.contents.or_nothing();
-                (page.presence, page.recorded) = (Presence::Unknown, Attrs::empty());
+                (page.presence, page.recorded, page.untold) = (Presence::Unknown, Attrs::empty(), false);
             }
             false => page.look_again(at, walk::find(self.host, self.space, at), |at| walk::words(self.host, at)),
         }
@@ -152,6 +152,8 @@ impl Plot {
             Op::Fault(spot, access) => self.fault(on, spot, access),
             Op::Resident(span) => self.on_pages(span, |plot, pages| plot.check(on, &pages)),
             Op::Recorded(span, what) => self.on_pages(span, |plot, pages| plot.recorded(on, pages, what)),
+            Op::Watch(span, watched) => self.on_pages(span, |plot, pages| plot.watch(on, pages, watched)),
+            Op::Written(span) => self.on_pages(span, |plot, pages| plot.written(on, pages)),
             Op::SwapOff => self.swap_off(on),
             Op::Reclaim { all, pages } => on.reclaim(all, pages),
             Op::Query => self.query(on),

@@ -15,6 +15,7 @@ use std::ops::Range;
 use vellum::arch::Attrs;
 use vellum::frame::LARGEST_FOLIO;
 use vellum::frame::policy::Advice;
+use vellum::vma::AreaFlags;
 
 use super::model::Model;
 
@@ -85,7 +86,11 @@ impl Model {
         if presence == Presence::Away {
             return self.set(page..page + 1, Presence::Own);
         }
-        if !rules.exact {
+        if !rules.exact || kind.flags.contains(AreaFlags::WRITES) {
+            if rules.exact {
+                // Of what is protected, a part may come alone.
+                self.blur_around(&(page..page + 1));
+            }
             if write {
                 self.set(page..page + 1, Presence::Own);
             }
