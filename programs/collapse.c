@@ -2,6 +2,7 @@
 // huge page that is mapped in part becomes smaller ones when memory is short. A row a rule. For root; makes a control group of its own.
 #include "folios.h"
 #include <sys/stat.h>
+#include <sys/swap.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -76,46 +77,57 @@ static bool what_was_swapped_out_comes_back(void) {
     return good;
 }
 
-static bool a_child_keeps_what_it_has(void) {
-    char *memory = thirds(HUGE);
-    int to_child[2], status;
-    char byte = 0;
+// A child that looks at memory when it is told to, and ends with the answer.
+struct child {
+    pid_t pid;
+    int tell;
+};
+
+static struct child child_that_looks(const char *memory, bool (*look)(const char *)) {
+    int to_child[2];
+    char byte;
     if (pipe(to_child))
         die("pipe");
-    pid_t child = fork();
-    if (child < 0)
+    pid_t pid = fork();
+    if (pid < 0)
         die("fork");
-    if (!child) {
+    if (!pid) {
         close(to_child[1]);
-        _exit(read(to_child[0], &byte, 1) != 1 || !holds_thirds(memory, HUGE));
+        _exit(read(to_child[0], &byte, 1) != 1 || !look(memory));
     }
+    close(to_child[0]);
+    return (struct child){pid, to_child[1]};
+}
+
+static bool sees_it(struct child child) {
+    int status;
+    bool told = write(child.tell, "", 1) == 1;
+    close(child.tell);
+    return waitpid(child.pid, &status, 0) == child.pid && told && !status;
+}
+
+static bool thirds_of_one(const char *memory) { return holds_thirds(memory, HUGE); }
+
+static bool a_child_keeps_what_it_has(void) {
+    char *memory = thirds(HUGE);
+    struct child child = child_that_looks(memory, thirds_of_one);
     bool good = !madvise(memory, HUGE, MADV_COLLAPSE) && huge_of(memory) == HUGE;
     memory[0] = 77;
-    good &= write(to_child[1], &byte, 1) == 1 && waitpid(child, &status, 0) == child && !status;
-    close(to_child[0]), close(to_child[1]);
+    good &= sees_it(child);
     munmap(memory, HUGE);
     return good;
 }
 
+static bool second_is_huge(const char *memory) { return holds_thirds(memory, 2 * HUGE) && huge_of(memory) == HUGE; }
+
 static bool another_process_has_it_done(void) {
     char *memory = thirds(2 * HUGE);
-    int to_child[2], status;
-    char byte = 0;
-    if (pipe(to_child))
-        die("pipe");
-    pid_t child = fork();
-    if (child < 0)
-        die("fork");
-    if (!child) {
-        close(to_child[1]);
-        bool good = read(to_child[0], &byte, 1) == 1 && holds_thirds(memory, 2 * HUGE);
-        _exit(!good || huge_of(memory) != HUGE);
-    }
-    int process = (int)syscall(SYS_pidfd_open, child, 0);
-    struct iovec pieces[] = {{memory + HUGE, HUGE}};
-    bool good = syscall(SYS_process_madvise, process, pieces, 1, MADV_COLLAPSE, 0) == HUGE && !huge_of(memory);
-    good &= write(to_child[1], &byte, 1) == 1 && waitpid(child, &status, 0) == child && !status;
-    close(process), close(to_child[0]), close(to_child[1]);
+    struct child child = child_that_looks(memory, second_is_huge);
+    int process = (int)syscall(SYS_pidfd_open, child.pid, 0);
+    struct iovec piece = {memory + HUGE, HUGE};
+    bool good = syscall(SYS_process_madvise, process, &piece, 1, MADV_COLLAPSE, 0) == HUGE && !huge_of(memory);
+    good &= sees_it(child);
+    close(process);
     munmap(memory, 2 * HUGE);
     return good;
 }
@@ -179,30 +191,54 @@ static long in_group(void) {
     return read_line(GROUP "memory.current", line, sizeof line) ? atol(line) / PAGE : -1;
 }
 
-static bool what_is_not_mapped_is_freed(void) {
+static bool holds_first_pages(const char *memory) {
+    bool good = true;
+    for (size_t page = 0; page < PIECES * PAGES; page += PAGES)
+        good &= *(volatile const uint64_t *)(memory + page * PAGE) == (page % 3 ? 0 : page + 1);
+    return good;
+}
+
+// Nothing can be swapped out any more.
+static bool swap_is_off(void) {
+    FILE *file = fopen("/proc/swaps", "re");
+    char line[256], name[128];
+    bool good = file && fgets(line, sizeof line, file);
+    while (good && fgets(line, sizeof line, file))
+        good = sscanf(line, "%127s", name) == 1 && !swapoff(name);
+    if (file)
+        fclose(file);
+    return good;
+}
+
+// Of huge pages only the first small one is mapped still, by this process and perhaps by a child.
+static bool rest_is_freed(bool forks) {
     size_t length = PIECES * HUGE;
     write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
     mkdir(GROUP, 0755);
     if (!write_line(GROUP "cgroup.procs", "0"))
         die(GROUP);
     char *memory = thirds(length);
-    bool good = !madvise(memory, length, MADV_COLLAPSE) && huge_of(memory) == (long)length;
+    bool good = swap_is_off() && !madvise(memory, length, MADV_COLLAPSE) && huge_of(memory) == (long)length;
     for (size_t at = 0; at < length; at += HUGE)
         good &= !madvise(memory + at + PAGE, HUGE - PAGE, MADV_DONTNEED);
+    struct child child = {0, 0};
+    if (forks)
+        child = child_that_looks(memory, holds_first_pages);
     long before = in_group();
     good &= before >= PIECES * PAGES;
     for (int tries = 0; tries < 20 && in_group() > before - PIECES * PAGES / 2; tries++)
         write_line(GROUP "memory.reclaim", "16777216");
     good &= in_group() <= before - PIECES * PAGES / 2;
-    for (size_t at = 0; at < length; at += HUGE) {
-        uint64_t page = at / PAGE;
-        good &= *(volatile uint64_t *)(memory + at) == (page % 3 ? 0 : page + 1);
-    }
+    good &= holds_first_pages(memory) && (!forks || sees_it(child));
     munmap(memory, length);
     write_line("/sys/fs/cgroup/cgroup.procs", "0");
     rmdir(GROUP);
     return good;
 }
+
+static bool what_is_not_mapped_is_freed(void) { return rest_is_freed(false); }
+
+static bool what_two_map_in_part_is_freed(void) { return rest_is_freed(true); }
 
 static const struct rule rules[] = {
     {"pages become huge ones, and what was missing zeros", pages_become_huge},
@@ -213,6 +249,7 @@ static const struct rule rules[] = {
     {"what can't be a huge page is refused", what_cannot_be_huge_is_refused},
     {"the kernel does it by itself, within its limits", the_kernel_has_time},
     {"what is not mapped of a huge page is freed", what_is_not_mapped_is_freed},
+    {"and if a child maps the rest too", what_two_map_in_part_is_freed},
 };
 
 int main(void) {

@@ -1,5 +1,6 @@
-// disk works|reads|writes: a disk to swap to does what it should; or every read of it fails, or every write (`vellum run --swap-disk
-// SIZE [--swap-disk-fails reads|writes]`).
+// disk works|reads|writes|damaged: a disk to swap to does what it should; or every read of it fails, or every write (`vellum run --swap-disk
+// SIZE [--swap-disk-fails reads|writes]`); or somebody else writes to it when told so on standard output, until told so on standard input
+// (`--swap-disk FILE --swap-disk-checksums`).
 #include "contents.h"
 #include <sys/swap.h>
 
@@ -75,6 +76,14 @@ static bool kills_readers(void) {
     return push_out() == 0 && kills_a_reader() && kills_a_reader();
 }
 
+static bool kills_who_reads_what_changed(void) {
+    char line[8];
+    fill();
+    if (push_out() || puts("out") < 0 || fflush(stdout) || !fgets(line, sizeof line, stdin))
+        return false;
+    return kills_a_reader();
+}
+
 static bool is_not_forgotten(void) {
     return swapoff(DISK) == -1 && errno == EIO && kills_a_reader();
 }
@@ -95,6 +104,9 @@ static const struct rule working[] = {
     {"who reads what is lost is killed, and nobody else", kills_readers},
     {"the disk can't go out of use while somebody has what is lost there", is_not_forgotten},
     {"what is lost can be given up, and the disk with it", is_forgotten},
+}, damaged[] = {
+    {"who reads what somebody else wrote there is killed", kills_who_reads_what_changed},
+    {"what is lost can be given up, and the disk with it", is_forgotten},
 };
 
 int main(int argc, char **argv) {
@@ -106,5 +118,7 @@ int main(int argc, char **argv) {
         return check_rules(writes, sizeof writes / sizeof *writes);
     if (!strcmp(how, "reads"))
         return check_rules(reads, sizeof reads / sizeof *reads);
-    die("usage: %s works|reads|writes", argv[0]);
+    if (!strcmp(how, "damaged"))
+        return check_rules(damaged, sizeof damaged / sizeof *damaged);
+    die("usage: %s works|reads|writes|damaged", argv[0]);
 }

@@ -3,6 +3,7 @@
 #include "common.h"
 #include <inttypes.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 enum { BEHIND = 1024, MIB = 1024 }; // KiB
 
@@ -287,6 +288,91 @@ static bool limits_hold(void) {
     return rmdir(groups) == 0 && good;
 }
 
+// What a node has of a kind, in KiB; without such a node -1.
+static long of_node(unsigned node, const char *name) {
+    char path[64], row[64];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%u/meminfo", node);
+    snprintf(row, sizeof row, "Node %u %s", node, name);
+    return figure(path, row);
+}
+
+static unsigned node_here(void) {
+    unsigned cpu, node;
+    if (syscall(SYS_getcpu, &cpu, &node, NULL))
+        die("getcpu");
+    return node;
+}
+
+// The sum of a row in a file by node, and of how many nodes it is.
+static long of_nodes(const char *path, const char *name, unsigned *nodes) {
+    FILE *file = fopen(path, "re");
+    char line[512], *rest = NULL;
+    long sum = 0;
+    *nodes = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        char *word = strtok_r(line, " ", &rest);
+        if (!word || strcmp(word, name))
+            continue;
+        while ((word = strtok_r(NULL, " ", &rest)) && strchr(word, '=')) {
+            sum += atol(strchr(word, '=') + 1);
+            ++*nodes;
+        }
+    }
+    if (file)
+        fclose(file);
+    return sum;
+}
+
+// Whether one node has so much more anonymous memory than before, and all others as much as before.
+static bool nodes_have(const long *before, unsigned nodes, unsigned node, long more) {
+    bool good = true;
+    for (unsigned other = 0; other < nodes; other++)
+        good &= near(of_node(other, "AnonPages") - before[other], other == node ? more : 0, 2 * BEHIND);
+    return good;
+}
+
+static bool memory_is_of_a_node(void) {
+    enum { MOST = 64, SIZE = 16 * MIB };
+    char path[64];
+    unsigned nodes = 0, listed;
+    long total = 0, before[MOST];
+    for (; nodes < MOST && of_node(nodes, "MemTotal") >= 0; nodes++) {
+        total += of_node(nodes, "MemTotal");
+        if (of_node(nodes, "MemTotal") != of_node(nodes, "MemFree") + of_node(nodes, "MemUsed"))
+            return false;
+    }
+    // A kernel may not know of nodes.
+    if (!nodes)
+        return true;
+    bool good = total == figure("/proc/meminfo", "MemTotal"), stayed = false;
+    of_nodes("/sys/fs/cgroup/memory.numa_stat", "anon", &listed);
+    good &= listed == 0 || listed == nodes;
+    // Who stays on a node while he touches memory has that of the node.
+    for (int tries = 0; good && !stayed && tries < 1000; tries++) {
+        unsigned node = node_here();
+        for (unsigned other = 0; other < nodes; other++)
+            before[other] = of_node(other, "AnonPages");
+        char *memory = map((size_t)SIZE * 1024, MAP_PRIVATE);
+        madvise(memory, (size_t)SIZE * 1024, MADV_NOHUGEPAGE);
+        stayed = node_here() == node;
+        for (size_t at = 0; at < (size_t)SIZE * 1024; at += 16 * PAGE) {
+            touch(memory + at, 16 * PAGE, 1);
+            stayed &= node_here() == node;
+        }
+        good &= !stayed || nodes_have(before, nodes, node, SIZE);
+        // What may go goes from that node, where the kernel can be asked for that.
+        snprintf(path, sizeof path, "/sys/devices/system/node/node%u/reclaim", node);
+        if (stayed && !access(path, W_OK) && !madvise(memory, (size_t)SIZE * 1024, MADV_FREE)) {
+            // It may find less.
+            write_line(path, "16M");
+            long left = of_node(node, "AnonPages") - before[node];
+            good &= left < SIZE - 2 * BEHIND && nodes_have(before, nodes, node, left);
+        }
+        munmap(memory, (size_t)SIZE * 1024);
+    }
+    return good && stayed;
+}
+
 static const struct rule rules[] = {
     {"mappings add up to the process", parts_are_the_whole},
     {"kinds of pages add up", kinds_are_the_whole},
@@ -295,6 +381,7 @@ static const struct rule rules[] = {
     {"what two have counts half in each", shares_are_halves},
     {"mappings are called by their names", names_are_told},
     {"what a process has the machine has not", the_machine_has_less},
+    {"memory is that of a processor's node", memory_is_of_a_node},
     {"folios are counted by size", folios_are_counted},
     {"groups are charged", groups_are_charged},
     {"limits of groups hold", limits_hold},

@@ -127,10 +127,31 @@ static bool swaps_no_more_than_it_may(void) {
     return was_killed(start(true, 2 * (mib << 20))) && kills() == 2 && good;
 }
 
+// What was read since it was swapped out is in memory and in swap as well, until it is written. (Linux keeps nothing in swap that is there
+// as compressed memory.)
+static bool counts_what_is_in_both(void) {
+    long length = (mib << 20) / 8;
+    if (!set("memory.swap.max", -1) || !write_line(GROUP "/cgroup.procs", "0"))
+        return false;
+    char *memory = filled(length);
+    // What is busy at the moment is passed over.
+    for (int tries = 0; tries < 8; tries++)
+        if (madvise(memory, (size_t)length, MADV_PAGEOUT))
+            die("MADV_PAGEOUT");
+    bool good = pages_present(memory, (size_t)length) == 0 && holds(memory, length);
+    good &= figure(GROUP "/memory.stat", "swapcached") == length;
+    good &= figure("/sys/fs/cgroup/memory.stat", "swapcached") >= length;
+    touch(memory, (size_t)length, 1);
+    good &= figure(GROUP "/memory.stat", "swapcached") == 0;
+    munmap(memory, (size_t)length);
+    return write_line("/sys/fs/cgroup/cgroup.procs", "0") && good;
+}
+
 static const struct rule rules[] = {
     {"a group with too much kills one of its own", only_its_own},
     {"it swaps, if it may", swaps_instead},
     {"it swaps no more than it may", swaps_no_more_than_it_may},
+    {"it knows what of it is in memory and in swap", counts_what_is_in_both},
 };
 
 int main(int argc, char **argv) {

@@ -74,10 +74,25 @@ streams() {
         guest --mem 96M "${shell[@]}" sh -c '/bin/busybox tail /dev/zero 2>/dev/null; test $? = 137' </dev/null
 }
 
+# damaged_disk FOLDER: what is on the disk is replaced by noise while the program that has swapped it out waits.
+damaged_disk() {
+    local disk=target/swap-disk
+    truncate -s 16M "$disk"
+    coproc GUEST { guest --swap-disk "$disk" --swap-disk-checksums -- "$1/disk" damaged; }
+    local guest=$GUEST_PID said
+    exec {said}<&"${GUEST[0]}"
+    read -r _ <&"$said"
+    head -c 16M /dev/urandom | dd of="$disk" conv=notrunc bs=1M iflag=fullblock status=none
+    echo damaged >&"${GUEST[1]}"
+    cat <&"$said"
+    expect 0 "a disk that is written by others" wait "$guest"
+    rm "$disk"
+}
+
 # our_programs FOLDER: those there, on `kernel`.
 our_programs() {
     expect 0 patterns guest --smp 2 -- "$1/patterns" </dev/null
-    expect 0 figures guest --smp 2 -- "$1/figures" </dev/null
+    expect 0 figures guest --smp 2 --numa 2 -- "$1/figures" </dev/null
     expect 0 frames guest --smp 2 -- "$1/frames" </dev/null
     expect 0 pointers guest --smp 2 -- "$1/pointers" </dev/null
     expect 0 watch guest --smp 2 -- "$1/watch" </dev/null
@@ -88,11 +103,15 @@ our_programs() {
     expect 0 "a disk" guest --swap-disk 16M -- "$1/disk" works </dev/null
     expect 0 "a disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null
     expect 0 "a disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null
+    damaged_disk "$1"
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
     expect 0 collapse guest --swap 64M -- "$1/collapse" </dev/null
     # What does not fit in compressed memory goes to the disk.
     expect 0 limit guest --smp 2 --mem 128M --swap 128M -- "$1/limit" 24 </dev/null
     expect 0 pressure guest --smp 2 --mem 96M --swap 64M --swap-disk 192M -- "$1/pressure" 160 1 </dev/null
+    # What a child has as well takes no room of its own.
+    expect 0 "pressure with a child" guest --mem 128M --swap 512M -- "$1/pressure" 144 1 1 </dev/null
+    expect 0 shared guest --smp 2 --mem 96M --swap 128M --swap-disk 128M -- "$1/shared" 130 </dev/null
     expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
     expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null
 }

@@ -1,5 +1,6 @@
 //! What the loader says about the machine: physical memory, the command line, the first files.
 
+use crate::nodes::Nodes;
 use core::fmt;
 
 /// Bytes of a page.
@@ -124,6 +125,8 @@ impl fmt::Display for MemoryMap {
 pub struct Boot {
     /// Physical memory.
     pub map: MemoryMap,
+    /// Whose it is.
+    pub nodes: Nodes,
     /// What the kernel is told; empty when absent or not UTF-8.
     pub command_line: &'static str,
     /// The archive of the first files; empty when absent. It stays where it is.

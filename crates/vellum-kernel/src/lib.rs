@@ -11,6 +11,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod acpi;
 pub mod boot;
 pub mod calls;
 pub mod credentials;
@@ -18,6 +19,7 @@ pub mod errno;
 pub mod exec;
 pub mod fs;
 pub mod ipc;
+pub mod nodes;
 pub mod proc;
 pub mod tags;
 #[cfg(test)]

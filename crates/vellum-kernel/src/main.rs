@@ -40,7 +40,7 @@ use arch::exit::{Outcome, exit};
 use arch::{hooks, interrupts, paging, serial, smp};
 use core::panic::PanicInfo;
 use mem::Machine;
-use vellum_kernel::boot::{Boot, MemoryMap};
+use vellum_kernel::boot::Boot;
 use vellum_kernel::errno::Errno;
 
 /// The first Rust code, called once by [`arch::boot`] with interrupts off, on the boot processor's stack.
@@ -62,7 +62,7 @@ extern "C" fn start(handed_over: u64) -> ! {
 
 /// What the kernel does, once there is ground to stand on.
 fn main(boot: &Boot) -> Result<(), &'static str> {
-    let Boot { map, command_line, archive } = boot;
+    let Boot { map, command_line, .. } = boot;
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
     let command_line = paging::choose(command_line)?;
     // Time is instructions (QEMU's `-icount shift=0`): the same work takes the same number of them every time.
@@ -72,15 +72,15 @@ fn main(boot: &Boot) -> Result<(), &'static str> {
     };
     match command_line.split_once(' ').unwrap_or((command_line, "")) {
         ("" | "check", story) => {
-            checks::run(boot_engine(map, start_clock(counted), 1)?, story, counted).map_err(|_| "a check failed")
+            checks::run(boot_engine(boot, start_clock(counted), 1)?, story, counted).map_err(|_| "a check failed")
         }
         ("processors", _) => {
-            let (machine, cpus) = boot_all(map, counted)?;
+            let (machine, cpus) = boot_all(boot, counted)?;
             checks::processors::prepare(machine, cpus).map_err(|_| "a check failed")?;
             smp::release(cpus, checks::processors::part);
             checks::processors::part()
         }
-        ("run", wish) => run(map, archive, wish, counted),
+        ("run", wish) => run(boot, wish, counted),
         // Ways to fail on purpose, to see that a failure is seen.
         ("fail", _) => Err("asked to"),
         ("panic", _) => panic!("asked to"),
@@ -101,35 +101,35 @@ fn start_clock(counted: bool) -> Clock {
 }
 
 /// Hands the machine's memory to the engine.
-fn boot_engine(map: &MemoryMap, clock: Clock, cpus: usize) -> Result<&'static Machine, &'static str> {
-    mem::init(map, clock, cpus).map_err(|error| {
+fn boot_engine(boot: &Boot, clock: Clock, cpus: usize) -> Result<&'static Machine, &'static str> {
+    mem::init(&boot.map, &boot.nodes, clock, cpus).map_err(|error| {
         println!("{error}");
         "the engine could not boot"
     })
 }
 
 /// Starts all processors, and hands their machine's memory to the engine.
-fn boot_all(map: &MemoryMap, counted: bool) -> Result<(&'static Machine, usize), &'static str> {
+fn boot_all(boot: &Boot, counted: bool) -> Result<(&'static Machine, usize), &'static str> {
     hooks::set_shootdown(mem::shootdown::answer);
     // SAFETY: called once, and nobody else knows of the machine's timers.
     let (clock, cpus) = unsafe { smp::start(counted) };
     println!("{cpus} processors");
-    let machine = boot_engine(map, clock, cpus)?;
+    let machine = boot_engine(boot, clock, cpus)?;
     interrupts::enable();
     Ok((machine, cpus))
 }
 
 /// Runs the program that the archive names, until it ends and with it the machine. By `wish`, memory is mapped without
 /// contiguous blocks.
-fn run(map: &MemoryMap, archive: &'static [u8], wish: &str, counted: bool) -> Result<(), &'static str> {
-    let (machine, cpus) = boot_all(map, counted)?;
+fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
+    let (machine, cpus) = boot_all(boot, counted)?;
     match wish {
         "" => {}
         "apart" => machine.policy().set_joins(false),
         _ => return Err("unknown wish: run [apart]"),
     }
     hooks::set_page_fault(mem::uaccess::resolve);
-    files::init(archive).map_err(|_| "the archive of first files can't be read")?;
+    files::init(boot.archive).map_err(|_| "the archive of first files can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;
     follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {
@@ -162,7 +162,9 @@ fn follow_options() -> Result<(), &'static str> {
             let bytes = bytes.parse().map_err(|_| "the size of swap is no number")?;
             mem::swap::init_memory(bytes).map_err(|_| "no memory for so much swap")
         }
-        Some(("swap-disk", "")) => mem::swap::init_disk().map_err(|_| "there is no disk, or no memory to swap to it"),
+        Some(("swap-disk", how @ ("" | "checked"))) => {
+            mem::swap::init_disk(how == "checked").map_err(|_| "there is no disk, or no memory to swap to it")
+        }
         _ => Err("an unknown option"),
     })
 }

@@ -161,7 +161,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     fn region(base: u64, len: u64, zeroed: bool) -> Region {
-        Region { base: PhysAddr(base), len, zeroed }
+        Region { base: PhysAddr(base), len, zeroed, node: 0 }
     }
 
     #[test]

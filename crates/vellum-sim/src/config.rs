@@ -22,6 +22,7 @@ const DEFAULT_BASE: u64 = 2 << 20;
 pub struct Config<A = X86_64> {
     pub(crate) arch: A,
     pub(crate) cpus: usize,
+    pub(crate) nodes: Vec<usize>,
     pub(crate) ram: Ram,
     pub(crate) tlb: Option<TlbModel>,
     pub(crate) leaves_records: bool,
@@ -37,14 +38,20 @@ impl Config<X86_64> {
 impl<A: Silicon> Config<A> {
     /// A machine with one CPU, and `memory` zeroed bytes in one region.
     pub fn with_arch(arch: A, memory: u64) -> Self {
-        let regions = vec![Region { base: PhysAddr(DEFAULT_BASE), len: memory, zeroed: true }];
+        let regions = vec![Region { base: PhysAddr(DEFAULT_BASE), len: memory, zeroed: true, node: 0 }];
         let ram = Ram { regions, prefault: false, reserve_swap: false, host_huge_pages: false };
-        Config { arch, cpus: 1, ram, tlb: None, leaves_records: false }
+        Config { arch, cpus: 1, nodes: Vec::new(), ram, tlb: None, leaves_records: false }
     }
 
     /// So many CPUs.
     pub fn cpus(mut self, cpus: usize) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// The node of each CPU, the others being on node 0. (That of memory is said by its regions.)
+    pub fn cpu_nodes(mut self, nodes: impl Into<Vec<usize>>) -> Self {
+        self.nodes = nodes.into();
         self
     }
 
@@ -99,6 +106,6 @@ impl<A: Silicon> Config<A> {
     }
 
     fn hardware(self, model: TlbModel, schedule: Schedule) -> io::Result<Hardware<A>> {
-        Hardware::new(self.arch, self.cpus, &self.ram, model, schedule, self.leaves_records)
+        Hardware::new(self.arch, (self.cpus, self.nodes), &self.ram, model, schedule, self.leaves_records)
     }
 }

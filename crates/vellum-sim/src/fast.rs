@@ -79,6 +79,10 @@ unsafe impl<A: Silicon> Cpus for Fast<A> {
         self.hardware.seats.current()
     }
 
+    fn node(&self, cpu: usize) -> usize {
+        self.hardware.node(cpu)
+    }
+
     fn relax(&self) {
         self.hardware.seats.schedule().relax();
     }

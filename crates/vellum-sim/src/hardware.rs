@@ -48,6 +48,7 @@ pub struct Hardware<A> {
     pub(crate) seats: Seats,
     mmus: Box<[Mmu]>,
     asked: Box<[Asked]>,
+    nodes: Vec<usize>,
 }
 
 /// One CPU's memory-management unit, alone on its cache lines.
@@ -80,7 +81,7 @@ pub(crate) struct MmuState {
 impl<A: Silicon> Hardware<A> {
     pub(crate) fn new(
         arch: A,
-        cpus: usize,
+        (cpus, nodes): (usize, Vec<usize>),
         ram: &Ram,
         model: TlbModel,
         schedule: Schedule,
@@ -109,6 +110,7 @@ impl<A: Silicon> Hardware<A> {
             mmus: (0..cpus).map(|_| Mmu { loaded: AtomicUsize::new(0), state: Mutex::new(mmu()) }).collect(),
             asked: (0..cpus).map(|_| Asked::default()).collect(),
             model,
+            nodes,
         })
     }
 
@@ -120,6 +122,11 @@ impl<A: Silicon> Hardware<A> {
     /// Its memory.
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// The node of a CPU.
+    pub(crate) fn node(&self, cpu: usize) -> usize {
+        self.nodes.get(cpu).copied().unwrap_or(0)
     }
 
     /// What its TLBs are like.

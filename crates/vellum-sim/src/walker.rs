@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn a_walk_sets_what_the_access_sets_and_no_more() {
         let arch = X86_64::four_levels();
-        let regions = vec![Region { base: PhysAddr(0), len: 16 << 20, zeroed: true }];
+        let regions = vec![Region { base: PhysAddr(0), len: 16 << 20, zeroed: true, node: 0 }];
         let arena = Arena::new(&Ram { regions, prefault: false, reserve_swap: false, host_huge_pages: false }).unwrap();
         let put = |table: u32, index: usize, raw: u64| {
             arena.word(PhysAddr(Pfn(table).addr().0 + 8 * index as u64)).store(raw, Ordering::Relaxed);

@@ -386,7 +386,7 @@ fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     let size = 3 * on.block + on.page;
     let file = Object::new(on.machine, on.space.arch(), GroupId::ROOT, 0, size).unwrap();
     file.allocate(0..size, GroupId::ROOT).unwrap();
-    file.page(on.pages() + 1).unwrap().write(8, &7u64.to_ne_bytes());
+    file.page(on.pages() + 1).unwrap().unwrap().write(8, &7u64.to_ne_bytes());
     let request =
         MapRequest { addr: ELSEWHERE, len: 4 * on.block, prot: Prot::READ | Prot::EXEC, flags: MapFlags::FIXED };
     on.space.map_object(request, &file, 0).unwrap();
@@ -396,7 +396,7 @@ fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!(on.program.load_u64(ELSEWHERE + size - 8), Ok(0));
     assert_eq!((on.joined(ELSEWHERE, 0..4), on.turned()), (2, (0, 0)));
     // A page of it goes, and with it the block.
-    let gone = file.punch_hole(on.block..on.block + on.page);
+    let gone = file.punch_hole(on.block..on.block + on.page).expect("memory");
     on.space.discard_object(&file, &gone);
     assert_eq!((on.joined(ELSEWHERE, 0..2), on.turned()), (1, (0, 1)));
     assert_eq!(on.program.load_u64(ELSEWHERE + on.block + on.page + 8), Ok(7));

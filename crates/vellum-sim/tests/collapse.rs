@@ -1,73 +1,34 @@
 //! Small pieces become one large folio, on the strict machine.
 
+mod bench;
+
 use std::num::NonZeroU16;
 
-use vellum::addr::{Pfn, VirtRange};
-use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
+use vellum::addr::Pfn;
+use vellum::arch::{Attrs, Kind};
 use vellum::errno::Errno;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
-use vellum::space::{
-    Access, Advise, AdviseError, CollapseError, CollapseLimits, Collapsed, Limits, MapFlags, MapRequest,
-};
+use vellum::space::{Access, Advise, AdviseError, CollapseError, CollapseLimits, Collapsed};
 use vellum::stats::{Counter, SizeCounter};
-use vellum::swap::Compressed;
 use vellum::vma::{AreaFlags, Prot, Watcher};
-use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Cpu, Hostility, Refusal, Silicon, Strict, Strictness};
+use vellum_sim::{Refusal, Silicon};
 
-const BASE: u64 = 0x20_0000_0000;
-const HUGE: u64 = 2 << 20;
+use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
-
-/// A machine with a swap device, and the CPU that the test runs on.
-struct Bench<'m, A: Silicon = X86_64> {
-    sim: &'m Strict<A>,
-    cpu: &'m Cpu<'m, Strict<A>>,
-    machine: &'m Machine<'m, Strict<A>>,
-    group: GroupId,
-    arch: A,
-    page: u64,
-}
-
-/// A test that gives back all it takes.
+/// A test on a machine with a swap device, where no folio is large by itself.
 fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
-    let strict = Strictness::new(11).hostility(Hostility::USUAL);
-    let sim = Config::with_arch(arch, 64 << 20).cpus(1).strict(strict).unwrap();
-    let cpu = sim.cpu(0);
-    let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let store = Compressed::new(machine.frames(), 4096).unwrap();
-    // SAFETY: nobody else uses it, and it outlives the machine.
-    unsafe { machine.swaps().attach(machine.frames(), &store, 4096, 0) }.unwrap();
-    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-    machine.policy().set_global(Knob::Never);
-    sim.baseline();
-    let free = machine.frames().free_frames();
-    test(&Bench { sim: &sim, cpu: &cpu, machine: &machine, group, arch, page: 1 << arch.page_shift() });
-    assert_eq!(machine.frames().free_frames(), free);
-    sim.finish();
+    bench::on(arch, Setup { slots: 4096, ..USUAL }, |on| {
+        on.machine.policy().set_global(Knob::Never);
+        test(on);
+    });
 }
 
 impl<'m, A: Silicon> Bench<'m, A> {
-    fn space(&self) -> Space<'m, A> {
-        AddressSpace::new(self.machine, self.arch, self.group, Limits::default()).unwrap()
-    }
-
     /// A space with so many bytes mapped.
     fn mapped(&self, len: u64) -> Space<'m, A> {
         let space = self.space();
-        let prot = Prot::READ | Prot::WRITE;
-        space.map(MapRequest { addr: BASE, len, prot, flags: MapFlags::FIXED }).unwrap();
+        map(&space, BASE, len);
         space
-    }
-
-    fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
-        self.cpu.enter(space).load_u64(va).unwrap()
-    }
-
-    fn store(&self, space: &Space<'_, A>, va: u64, value: u64) {
-        self.cpu.enter(space).store_u64(va, value).unwrap();
     }
 
     /// Store to each of these pages the number that it has.
@@ -100,29 +61,11 @@ impl<'m, A: Silicon> Bench<'m, A> {
     }
 }
 
-fn range(start: u64, len: u64) -> VirtRange {
-    VirtRange { start, end: start + len }
-}
-
 fn collapse<A: Silicon>(space: &Space<'_, A>, len: u64) -> Result<(), CollapseError> {
     space.advise(BASE, len, Advise::Collapse).map_err(|error| match error {
         AdviseError::Collapse(error) => error,
         other => panic!("{other:?}"),
     })
-}
-
-/// Run this in every format.
-macro_rules! in_every_format {
-    ($($name:ident => $check:ident,)*) => {$(
-        #[test]
-        fn $name() {
-            $check(X86_64::four_levels());
-            $check(Aarch64::granule_4k());
-            $check(Aarch64::granule_16k());
-            $check(Aarch64::granule_64k().wide());
-            $check(Riscv64::sv39().with_napot());
-        }
-    )*};
 }
 
 in_every_format! {

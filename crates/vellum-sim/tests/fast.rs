@@ -150,6 +150,7 @@ fn machines_and_holes() {
         base: PhysAddr(base),
         len,
         zeroed,
+        node: 0,
     });
     let a = Config::new(0).regions(regions).cpus(256).prefault().host_huge_pages().fast().unwrap();
     let b = Config::new(1 << 20).fast().unwrap();

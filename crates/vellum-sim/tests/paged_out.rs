@@ -1,80 +1,21 @@
 //! Memory goes to a swap device and comes back, on the strict machine.
 
+mod bench;
+
 use vellum::addr::VirtRange;
-use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
+use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
-use vellum::space::{Access, Advise, AdviseError, FaultError, Limits, MapFlags, MapRequest, Resolved};
+use vellum::space::{Access, Advise, AdviseError, FaultError, Resolved};
 use vellum::stats::{Counter, SizeCounter};
-use vellum::swap::{Compressed, DetachError};
+use vellum::swap::DetachError;
 use vellum::vma::Prot;
-use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Cpu, Disk, Fault, Hostility, Refusal, Silicon, Strict, Strictness};
+use vellum_sim::{Disk, Fault, Refusal, Silicon};
 
-const BASE: u64 = 0x20_0000_0000;
-const HUGE: u64 = 2 << 20;
+use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
-
-/// A machine with a swap device, and the CPU that the test runs on.
-struct Bench<'m, A: Silicon = X86_64> {
-    sim: &'m Strict<A>,
-    cpu: &'m Cpu<'m, Strict<A>>,
-    machine: &'m Machine<'m, Strict<A>>,
-    device: u8,
-    /// Of all spaces.
-    group: GroupId,
-    arch: A,
-}
-
-/// A test that gives back all it takes, memory and slots.
+/// A test on a machine with so many bytes of memory, and slots to swap to.
 fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
-    let sim = Config::with_arch(arch, bytes).cpus(1).strict(Strictness::new(7).hostility(Hostility::USUAL)).unwrap();
-    let cpu = sim.cpu(0);
-    let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let store = Compressed::new(machine.frames(), slots).unwrap();
-    // SAFETY: nobody else uses it, and it outlives the machine.
-    let device = unsafe { machine.swaps().attach(machine.frames(), &store, slots, 0) }.unwrap();
-    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-    sim.baseline();
-    let free = machine.frames().free_frames();
-    let bench = Bench { sim: &sim, cpu: &cpu, machine: &machine, device, group, arch };
-    test(&bench);
-    assert_eq!(machine.frames().free_frames(), free);
-    assert_eq!(bench.used(), 0);
-    sim.finish();
-}
-
-impl<'m, A: Silicon> Bench<'m, A> {
-    fn space(&self) -> Space<'m, A> {
-        AddressSpace::new(self.machine, self.arch, self.group, Limits::default()).unwrap()
-    }
-
-    fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
-        self.cpu.enter(space).load_u64(va).unwrap()
-    }
-
-    fn store(&self, space: &Space<'_, A>, va: u64, value: u64) {
-        self.cpu.enter(space).store_u64(va, value).unwrap();
-    }
-
-    /// Slots in use.
-    fn used(&self) -> u32 {
-        self.machine.swaps().usage(self.sim, self.device).unwrap().used
-    }
-
-    fn count(&self, counter: Counter) -> u64 {
-        self.machine.counter(counter)
-    }
-}
-
-fn map<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64) {
-    let prot = Prot::READ | Prot::WRITE;
-    space.map(MapRequest { addr, len, prot, flags: MapFlags::FIXED }).unwrap();
-}
-
-fn range(start: u64, len: u64) -> VirtRange {
-    VirtRange { start, end: start + len }
+    bench::on(arch, Setup { bytes, slots, ..USUAL }, test);
 }
 
 /// Resident and swapped bytes of a range.
@@ -87,20 +28,6 @@ fn held<A: Silicon>(space: &Space<'_, A>, range: VirtRange) -> (u64, u64) {
     });
     assert_eq!(space.usage(range).swap, swapped);
     (resident, swapped)
-}
-
-/// Run this in every format.
-macro_rules! in_every_format {
-    ($($name:ident => $check:ident,)*) => {$(
-        #[test]
-        fn $name() {
-            $check(X86_64::four_levels());
-            $check(Aarch64::granule_4k());
-            $check(Aarch64::granule_16k());
-            $check(Aarch64::granule_64k().wide());
-            $check(Riscv64::sv39().with_napot());
-        }
-    )*};
 }
 
 in_every_format! {
@@ -418,14 +345,14 @@ fn emptied_in_part<A: Silicon>(arch: A) {
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
-        on.machine.swaps().close(on.sim, on.device).unwrap();
+        on.machine.swaps().close(on.sim, 0).unwrap();
         on.sim.refuse(Refusal::From(3));
-        assert_eq!(space.swap_off(on.device), Err(FaultError::OutOfMemory));
+        assert_eq!(space.swap_off(0), Err(FaultError::OutOfMemory));
         on.sim.refuse(Refusal::Never);
         let (resident, swapped) = held(&space, range(BASE, 64 * page));
         assert!(resident > 0 && swapped > 0 && resident + swapped == 64 * page);
         (0..64).step_by(9).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
-        assert_eq!(space.swap_off(on.device), Ok(()));
+        assert_eq!(space.swap_off(0), Ok(()));
         assert_eq!((held(&space, range(BASE, 64 * page)).1, on.used()), (0, 0));
         (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
     });

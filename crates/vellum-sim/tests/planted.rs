@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use tiny::{ARCH, PAGE, RW, Space, Tiny};
 use vellum::addr::{Pfn, VirtRange};
-use vellum::arch::{Arch, Attrs};
+use vellum::arch::{Arch, Attrs, Swapped};
 use vellum::platform::{Cpus, Event, Invalidation, SpaceId, Tlb, Trace};
 use vellum_sim::{Config, Handler, Hostility, Program, Rule, Strict, Strictness};
 
@@ -355,8 +355,8 @@ mod entries {
 
     #[test]
     fn transiently_empty() {
-        // A trial unmap of a huge page, which is then put back.
-        let with = |between: u64| {
+        // A trial unmap of a huge page, which is then put back; or whose slots are put there.
+        let with = |between: u64, slots: Option<u64>| {
             move |_: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 let pfn = t.huge_frame();
                 s.map(BASE, pfn, FULL, 2);
@@ -365,12 +365,14 @@ mod entries {
                 t.lock(table);
                 let old = t.exchange(table, index, between);
                 s.flush(BASE, 2, false);
-                t.store(table, index, old);
+                t.store(table, index, slots.unwrap_or(old));
                 t.unlock(table);
             }
         };
-        caught(Rule::TransientlyEmpty, with(0));
-        clean(with(ARCH.busy()));
+        for slots in [None, Some(ARCH.swap(Swapped { device: 0, slot: 512, attrs: Attrs::empty() }))] {
+            caught(Rule::TransientlyEmpty, with(0, slots));
+            clean(with(ARCH.busy(), slots));
+        }
         // A pointer to a table, likewise; and a busy entry in between is no excuse.
         caught(Rule::TransientlyEmpty, |_, t, s| {
             s.map(BASE, t.frame(), FULL, 1);

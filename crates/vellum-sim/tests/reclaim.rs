@@ -1,81 +1,31 @@
 //! Memory is short, on the strict machine: what goes, what stays, and that contents come back.
 
+mod bench;
+#[path = "reclaim/objects.rs"]
+mod objects;
+
 use vellum::addr::VirtRange;
-use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
+use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::cache::Object;
-use vellum::frame::Family;
 use vellum::frame::policy::Knob;
 use vellum::group::{GroupId, LruList};
 use vellum::reclaim::{Spaces, reclaim};
-use vellum::space::{Access, Advise, AdviseError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{Access, Advise, AdviseError, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
-use vellum::swap::Compressed;
 use vellum::vma::Prot;
-use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Cpu, Hostility, Silicon, Strict, Strictness};
+use vellum_sim::{Hostility, Silicon, Strict};
 
-const BASE: u64 = 0x20_0000_0000;
-const HUGE: u64 = 2 << 20;
+use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map};
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
-
-struct Bench<'m, A: Silicon> {
-    cpu: &'m Cpu<'m, Strict<A>>,
-    machine: &'m Machine<'m, Strict<A>>,
-    arch: A,
-}
-
-/// A test that gives back all it takes. With a swap device of so many slots, if any.
+/// A test on a machine with so many slots to swap to. What is said to have been used was: no CPU looks ahead.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
-    // What is said to have been used was: no CPU looks ahead.
-    let sim = Config::with_arch(arch, 64 << 20).cpus(2).strict(Strictness::new(7).hostility(Hostility::NONE)).unwrap();
-    let cpu = sim.cpu(0);
-    let machine = Machine::boot(&sim, Default::default()).unwrap();
-    // What a group takes is kept for the next, so it is no loss.
-    let groups = [0; 3].map(|_| machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
-    groups.iter().for_each(|group| machine.groups().remove(machine.frames(), *group).unwrap());
-    let store = Compressed::new(machine.frames(), slots).unwrap();
-    if slots > 0 {
-        // SAFETY: nobody else uses it, and it outlives the machine.
-        unsafe { machine.swaps().attach(machine.frames(), &store, slots, 0) }.unwrap();
-    }
-    sim.baseline();
-    let free = machine.frames().free_frames();
-    test(&Bench { cpu: &cpu, machine: &machine, arch });
-    assert_eq!(machine.frames().free_frames(), free);
-    sim.finish();
+    bench::on(arch, Setup { slots, cpus: 2, hostility: Hostility::NONE, ..USUAL }, test);
 }
 
 impl<'m, A: Silicon> Bench<'m, A> {
-    fn space(&self, group: GroupId) -> Space<'m, A> {
-        AddressSpace::new(self.machine, self.arch, group, Limits::default()).unwrap()
-    }
-
-    fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
-        self.cpu.enter(space).load_u64(va).unwrap()
-    }
-
-    fn store(&self, space: &Space<'_, A>, va: u64, value: u64) {
-        self.cpu.enter(space).store_u64(va, value).unwrap();
-    }
-
     fn reclaim(&self, spaces: &[&Space<'m, A>], group: GroupId, pages: u64) -> u64 {
         reclaim::<_, A>(self.machine, spaces, group, pages).unwrap().freed
     }
-
-    /// Slots in use.
-    fn used(&self) -> u64 {
-        self.machine.swaps().usage(self.machine.platform(), 0).unwrap().used.into()
-    }
-
-    fn page(&self) -> u64 {
-        1 << self.arch.page_shift()
-    }
-}
-
-fn map<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64) {
-    let prot = Prot::READ | Prot::WRITE;
-    space.map(MapRequest { addr, len, prot, flags: MapFlags::FIXED }).unwrap();
 }
 
 fn resident<A: Silicon>(space: &Space<'_, A>, start: u64, len: u64) -> u64 {
@@ -84,20 +34,6 @@ fn resident<A: Silicon>(space: &Space<'_, A>, start: u64, len: u64) -> u64 {
         sum += if run.kind == Kind::Leaf { run.range(space.arch()).len() } else { 0 };
     });
     sum
-}
-
-/// Run this in every format.
-macro_rules! in_every_format {
-    ($($name:ident => $check:ident,)*) => {$(
-        #[test]
-        fn $name() {
-            $check(X86_64::four_levels());
-            $check(Aarch64::granule_4k());
-            $check(Aarch64::granule_16k());
-            $check(Aarch64::granule_64k().wide());
-            $check(Riscv64::sv39().with_napot());
-        }
-    )*};
 }
 
 in_every_format! {
@@ -111,20 +47,31 @@ in_every_format! {
     what_is_cold_goes_first => cold,
     what_may_go_goes_without_swap => lazily,
     what_may_go_is_written_past_the_entries => pinned,
+    what_a_child_has_does_not_go => freed_by_one,
     what_may_go_is_written_somewhere => written_anywhere,
     what_was_moved_is_found => moved,
     what_a_child_moved_is_found => moved_in_a_child,
     what_was_moved_ages => moved_ages,
     copies_of_an_object_are_found => copies,
+    what_an_object_has_goes_and_comes_back => objects::unmapped,
+    what_maps_an_object_lets_go => objects::mapped,
+    a_large_folio_of_an_object_goes_whole => objects::large,
+    what_of_an_object_is_in_hand_or_locked_stays => objects::stays,
+    what_an_object_forgets_leaves_its_slots => objects::forgotten,
+    a_device_gives_objects_back_what_it_has => objects::swap_off,
+    an_object_swaps_no_more_than_its_group_may => objects::room,
+    objects_age_as_they_are_used => objects::ages,
+    what_others_do_not_map_is_paged_out => objects::paged_out,
+    what_an_object_has_lost_is_gone_from_others => objects::ended,
 }
 
 fn groups<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         on.machine.policy().set(4, Knob::Always);
-        let page = on.page();
+        let page = on.page;
         let groups = [0, 1].map(|_| on.machine.groups().create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
         let child = on.machine.groups().create(on.machine.frames(), groups[0], u64::MAX).unwrap();
-        let spaces = [groups[0], groups[1], child].map(|group| on.space(group));
+        let spaces = [groups[0], groups[1], child].map(|group| on.space_of(group));
         for (n, space) in spaces.iter().enumerate() {
             map(space, BASE, 64 * page);
             (0..64).for_each(|i| on.store(space, BASE + i * page, n as u64 * 100 + i));
@@ -148,9 +95,9 @@ fn groups<A: Silicon>(arch: A) {
 
 fn in_proportion<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let page = on.page();
+        let page = on.page;
         let groups = [0; 3].map(|_| on.machine.groups().create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
-        let spaces = groups.map(|group| on.space(group));
+        let spaces = groups.map(|group| on.space_of(group));
         let pages = [96, 32, 64];
         for (space, pages) in spaces.iter().zip(pages) {
             map(space, BASE, pages * page);
@@ -172,8 +119,8 @@ fn in_proportion<A: Silicon>(arch: A) {
 
 fn ages<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let page = on.page();
-        let space = on.space(GroupId::ROOT);
+        let page = on.page;
+        let space = on.space_of(GroupId::ROOT);
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         // Whoever looks finds all of it used, and has it forgotten that.
@@ -195,8 +142,8 @@ fn ages<A: Silicon>(arch: A) {
 fn family<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         on.machine.policy().set(4, Knob::Always);
-        let page = on.page();
-        let parent = on.space(GroupId::ROOT);
+        let page = on.page;
+        let parent = on.space_of(GroupId::ROOT);
         map(&parent, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&parent, BASE + i * page, i));
         let child = parent.fork().unwrap();
@@ -210,7 +157,7 @@ fn family<A: Silicon>(arch: A) {
         assert_eq!(both.map(|space| resident(space, BASE, 64 * page)), [0, 0]);
         // What both have is written once.
         let written = (64 * page + own) >> 12;
-        assert_eq!(on.used(), written);
+        assert_eq!(u64::from(on.used()), written);
         assert_eq!(on.machine.counter(Counter::SwapOut), written);
         for i in 0..64 {
             assert_eq!(on.load(&parent, BASE + i * page), i);
@@ -226,16 +173,16 @@ struct First<'s, 'm, A: Silicon, F> {
 }
 
 impl<'m, A: Silicon, F: Fn()> Spaces<'m, Strict<A>, A> for First<'_, 'm, A, F> {
-    fn each(&self, family: Family, visit: &mut dyn FnMut(&Space<'m, A>)) {
+    fn each(&self, visit: &mut dyn FnMut(&Space<'m, A>)) {
         (self.first)();
-        self.spaces.each(family, visit);
+        self.spaces.each(visit);
     }
 }
 
 fn beside<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let page = on.page();
-        let parent = on.space(GroupId::ROOT);
+        let page = on.page;
+        let parent = on.space_of(GroupId::ROOT);
         map(&parent, BASE, page);
         on.store(&parent, BASE, 1);
         let child = parent.fork().unwrap();
@@ -260,8 +207,8 @@ fn beside<A: Silicon>(arch: A) {
 
 fn locked<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let page = on.page();
-        let space = on.space(GroupId::ROOT);
+        let page = on.page;
+        let space = on.space_of(GroupId::ROOT);
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         space.lock(BASE + 16 * page, 16 * page, false).unwrap();
@@ -298,8 +245,8 @@ fn locked<A: Silicon>(arch: A) {
 fn cold<A: Silicon>(arch: A) {
     for used in [true, false] {
         on(arch, 4096, |on| {
-            let page = on.page();
-            let space = on.space(GroupId::ROOT);
+            let page = on.page;
+            let space = on.space_of(GroupId::ROOT);
             map(&space, BASE, 64 * page);
             (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
             let all = VirtRange { start: BASE, end: BASE + 64 * page };
@@ -337,8 +284,8 @@ fn lazily<A: Silicon>(arch: A) {
     for order in [0, 4] {
         on(arch, 0, |on| {
             on.machine.policy().set(order, Knob::Always);
-            let page = on.page().max(4096 << order);
-            let space = on.space(GroupId::ROOT);
+            let page = on.page.max(4096 << order);
+            let space = on.space_of(GroupId::ROOT);
             map(&space, BASE, 40 * page);
             (0..40).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
             space.advise(BASE, 40 * page, Advise::Free).unwrap();
@@ -359,9 +306,9 @@ fn written_anywhere<A: Silicon>(arch: A) {
     for told in [false, true] {
         on(arch, 0, |on| {
             on.machine.policy().set(4, Knob::Always);
-            let page = on.page();
+            let page = on.page;
             let each = (1 << 16) / page;
-            let space = on.space(GroupId::ROOT);
+            let space = on.space_of(GroupId::ROOT);
             map(&space, BASE, 16 << 16);
             let at = |folio, n| BASE + (folio << 16) + n * page;
             let all = || (0..16).flat_map(|folio| (0..each).map(move |n| (folio, n)));
@@ -389,12 +336,30 @@ fn written_anywhere<A: Silicon>(arch: A) {
     }
 }
 
+/// What one of a family doesn't need any more the other one still does, though no entry says that it was written.
+fn freed_by_one<A: Silicon>(arch: A) {
+    for order in [0, 4] {
+        on(arch, 0, |on| {
+            on.machine.policy().set(order, Knob::Always);
+            let page = on.page.max(4096 << order);
+            let space = on.space_of(GroupId::ROOT);
+            map(&space, BASE, 8 * page);
+            (0..8).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
+            space.forget_recorded(VirtRange { start: BASE, end: BASE + 8 * page }, Attrs::HARDWARE, |_, _| ());
+            let child = space.fork().unwrap();
+            space.advise(BASE, 8 * page, Advise::Free).unwrap();
+            on.reclaim(&[&space, &child], GroupId::ROOT, u64::MAX);
+            (0..8).for_each(|i| assert_eq!(on.load(&child, BASE + i * page), 1 + i));
+        });
+    }
+}
+
 /// Who writes through a pin keeps what he has written.
 fn pinned<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         on.machine.policy().set(4, Knob::Always);
-        let page = on.page().max(4096 << 4);
-        let space = on.space(GroupId::ROOT);
+        let page = on.page.max(4096 << 4);
+        let space = on.space_of(GroupId::ROOT);
         map(&space, BASE, 8 * page);
         (0..8).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
         space.advise(BASE, 8 * page, Advise::Free).unwrap();
@@ -425,8 +390,8 @@ fn moved<A: Silicon>(arch: A) {
     for order in [0, 6] {
         on(arch, 8192, |on| {
             on.machine.policy().set(order, Knob::Always);
-            let page = on.page();
-            let space = on.space(GroupId::ROOT);
+            let page = on.page;
+            let space = on.space_of(GroupId::ROOT);
             map(&space, BASE, 64 * page);
             (0..64).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
             moves(&space, BASE + 5 * page, 20 * page, ODD + page, false);
@@ -453,8 +418,8 @@ fn moved<A: Silicon>(arch: A) {
 fn moved_in_a_child<A: Silicon>(arch: A) {
     on(arch, 8192, |on| {
         on.machine.policy().set(4, Knob::Always);
-        let page = on.page();
-        let parent = on.space(GroupId::ROOT);
+        let page = on.page;
+        let parent = on.space_of(GroupId::ROOT);
         map(&parent, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&parent, BASE + i * page, i));
         moves(&parent, BASE, 64 * page, FAR, false);
@@ -475,8 +440,8 @@ fn moved_in_a_child<A: Silicon>(arch: A) {
 
 fn moved_ages<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let page = on.page();
-        let space = on.space(GroupId::ROOT);
+        let page = on.page;
+        let space = on.space_of(GroupId::ROOT);
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         moves(&space, BASE, 64 * page, ODD, false);
@@ -492,8 +457,8 @@ fn moved_ages<A: Silicon>(arch: A) {
 /// They are where they were made, or moved since.
 fn copies<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let page = on.page();
-        let space = on.space(GroupId::ROOT);
+        let page = on.page;
+        let space = on.space_of(GroupId::ROOT);
         let object = Object::new(on.machine, &on.arch, GroupId::ROOT, 1, 64 * page).unwrap();
         let prot = Prot::READ | Prot::WRITE;
         let request = MapRequest { addr: BASE, len: 48 * page, prot, flags: MapFlags::FIXED };
@@ -514,7 +479,7 @@ fn copies<A: Silicon>(arch: A) {
 fn huge_mappings_go_whole() {
     on(X86_64::four_levels(), 0, |on| {
         on.machine.policy().set(9, Knob::Always);
-        let space = on.space(GroupId::ROOT);
+        let space = on.space_of(GroupId::ROOT);
         map(&space, BASE, 10 * HUGE);
         (0..10).for_each(|i| on.store(&space, BASE + i * HUGE, 1 + i));
         space.advise(BASE, 10 * HUGE, Advise::Free).unwrap();
@@ -534,7 +499,7 @@ fn huge_mappings_go_whole() {
 fn holes_behind_huge_mappings_are_told() {
     on(X86_64::four_levels(), 0, |on| {
         on.machine.policy().set(9, Knob::Always);
-        let space = on.space(GroupId::ROOT);
+        let space = on.space_of(GroupId::ROOT);
         map(&space, BASE, 2 * HUGE);
         on.store(&space, BASE, 1);
         space.unmap(BASE + HUGE + HUGE / 2, 4096).unwrap();
@@ -545,11 +510,11 @@ fn holes_behind_huge_mappings_are_told() {
 
 fn swap_room<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let page = on.page();
+        let page = on.page;
         let (groups, frames) = (on.machine.groups(), on.machine.frames());
         let parent = groups.create(frames, GroupId::ROOT, u64::MAX).unwrap();
         let child = groups.create(frames, parent, u64::MAX).unwrap();
-        let spaces = [parent, child].map(|group| on.space(group));
+        let spaces = [parent, child].map(|group| on.space_of(group));
         for space in &spaces {
             map(space, BASE, 16 * page);
             (0..16).for_each(|i| on.store(space, BASE + i * page, i));

@@ -1,69 +1,37 @@
 //! Folios that are mapped in part are split when memory is short, on the strict machine.
 
-use vellum::addr::VirtRange;
-use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
-use vellum::frame::policy::Knob;
-use vellum::group::{GroupId, GroupUsage, LruList};
-use vellum::reclaim::reclaim;
-use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
-use vellum::stats::SizeCounter;
-use vellum::swap::Compressed;
-use vellum::vma::Prot;
-use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Cpu, Hostility, Silicon, Strict, Strictness};
+mod bench;
 
-const BASE: u64 = 0x20_0000_0000;
-const HUGE: u64 = 2 << 20;
+use vellum::addr::VirtRange;
+use vellum::arch::Kind;
+use vellum::frame::policy::Knob;
+use vellum::group::{GroupUsage, LruList};
+use vellum::reclaim::reclaim;
+use vellum::space::{Access, Advise, RemapFlags, RemapRequest};
+use vellum::stats::SizeCounter;
+use vellum_sim::{Refusal, Silicon};
+
+use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map};
+
 /// Of a huge page.
 const ORDER: u8 = 9;
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
-
-struct Bench<'m, A: Silicon> {
-    cpu: &'m Cpu<'m, Strict<A>>,
-    machine: &'m Machine<'m, Strict<A>>,
-    group: GroupId,
-    arch: A,
-    page: u64,
-}
-
-/// A test that gives back all it takes. Folios are huge, and there are as many swap slots.
+/// A test on a machine with so many slots to swap to, where what is huge is one folio.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
-    let strict = Strictness::new(7).hostility(Hostility::USUAL);
-    let sim = Config::with_arch(arch, 64 << 20).cpus(2).strict(strict).unwrap();
-    let cpu = sim.cpu(0);
-    let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-    let store = Compressed::new(machine.frames(), slots).unwrap();
-    if slots > 0 {
-        // SAFETY: nobody else uses it, and it outlives the machine.
-        unsafe { machine.swaps().attach(machine.frames(), &store, slots, 0) }.unwrap();
-    }
-    machine.policy().set(ORDER, Knob::Always);
-    sim.baseline();
-    let free = machine.frames().free_frames();
-    test(&Bench { cpu: &cpu, machine: &machine, group, arch, page: 1 << arch.page_shift() });
-    assert_eq!(machine.frames().free_frames(), free);
-    sim.finish();
+    bench::on(arch, Setup { slots, cpus: 2, ..USUAL }, |on| {
+        on.machine.policy().set(ORDER, Knob::Always);
+        test(on);
+    });
 }
 
 impl<'m, A: Silicon> Bench<'m, A> {
     /// A space with one huge folio, each page of which holds its number.
-    fn space(&self) -> Space<'m, A> {
-        let space = AddressSpace::new(self.machine, self.arch, self.group, Limits::default()).unwrap();
-        let prot = Prot::READ | Prot::WRITE;
-        space.map(MapRequest { addr: BASE, len: HUGE, prot, flags: MapFlags::FIXED }).unwrap();
+    fn huge(&self) -> Space<'m, A> {
+        let space = self.space();
+        map(&space, BASE, HUGE);
         (0..HUGE / self.page).for_each(|i| self.store(&space, BASE + i * self.page, i + 1));
         assert_eq!(self.folios(&space), [(0, ORDER)]);
         space
-    }
-
-    fn load(&self, space: &Space<'_, A>, va: u64) -> u64 {
-        self.cpu.enter(space).load_u64(va).unwrap()
-    }
-
-    fn store(&self, space: &Space<'_, A>, va: u64, value: u64) {
-        self.cpu.enter(space).store_u64(va, value).unwrap();
     }
 
     /// Forget these pages.
@@ -111,24 +79,13 @@ impl<'m, A: Silicon> Bench<'m, A> {
     }
 }
 
-/// Run this in every format.
-macro_rules! in_every_format {
-    ($($name:ident => $check:ident,)*) => {$(
-        #[test]
-        fn $name() {
-            $check(X86_64::four_levels());
-            $check(Aarch64::granule_4k());
-            $check(Aarch64::granule_16k());
-            $check(Aarch64::granule_64k().wide());
-            $check(Riscv64::sv39().with_napot());
-        }
-    )*};
-}
-
 in_every_format! {
     what_is_not_mapped_is_freed => freed,
     pieces_are_folios_like_any_other => pieces,
-    what_two_spaces_have_is_left => shared,
+    what_two_spaces_have_they_have_together => shared,
+    what_there_is_no_room_for_is_left => no_room,
+    what_two_tables_have_is_split_too => apart,
+    what_would_take_more_than_it_frees_is_left => not_worth_it,
     what_is_pinned_is_left => pinned,
     what_may_go_is_still_what_may_go => lazy,
     what_was_moved_is_found => moved,
@@ -137,7 +94,7 @@ in_every_format! {
 /// The largest pieces that are mapped entirely stay, blocks of entries included; the rest is free, and nothing is swapped out for it.
 fn freed<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
-        let space = on.space();
+        let space = on.huge();
         let all = HUGE / on.page;
         on.forget(&space, 0, 1);
         on.forget(&space, all / 2, all / 4);
@@ -164,7 +121,7 @@ fn freed<A: Silicon>(arch: A) {
 /// They are unmapped in part, queued, and split once more; a child has them; they go out and come back; and each ends by itself.
 fn pieces<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
-        let space = on.space();
+        let space = on.huge();
         let all = HUGE / on.page;
         on.forget(&space, 0, all / 2);
         let half = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap().freed;
@@ -184,25 +141,121 @@ fn pieces<A: Silicon>(arch: A) {
     });
 }
 
-/// As long as there are two; the one that is left can be split.
+/// What two have goes to folios that both have: nobody gets a copy of his own before he writes.
 fn shared<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
-        let space = on.space();
+        let space = on.huge();
         let all = HUGE / on.page;
         let child = space.fork().unwrap();
         [&space, &child].iter().for_each(|space| on.forget(space, 0, all / 4 * 3));
-        let charged = on.usage().charged;
-        assert_eq!((on.reclaim(&[&space, &child]), on.splits()), (0, [0, 1]));
-        assert_eq!((on.usage().charged, on.usage().deferred), (charged, 1));
-        drop(child);
-        assert_eq!((on.reclaim(&[&space]), on.splits()), (3 << (ORDER - 2), [1, 1]));
+        // One of them has less than the other.
+        on.forget(&child, all - 1, 1);
+        let (before, used) = (on.usage(), space.usage(VirtRange { start: BASE, end: BASE + HUGE }));
+        assert_eq!((on.reclaim(&[&space, &child]), on.splits()), (3 << (ORDER - 2), [1, 0]));
+        let after = on.usage();
+        assert_eq!((after.charged + (3 << (ORDER - 2)), after.deferred), (before.charged, 0));
+        assert_eq!(after.lru[LruList::Anon as usize], 1 << (ORDER - 2));
+        assert_eq!(on.folios(&space), [(3 << (ORDER - 2), ORDER - 2)]);
+        assert_eq!(on.folios(&child), on.folios(&space));
+        let now = space.usage(VirtRange { start: BASE, end: BASE + HUGE });
+        assert_eq!((now.blocks, now.anonymous), (used.blocks, used.anonymous));
+        on.check(&child, |i| i >= all / 4 * 3 && i < all - 1);
+        on.store(&child, BASE + (all - 2) * on.page, 5);
         on.check(&space, |i| i >= all / 4 * 3);
+        drop(space);
+        assert_eq!(on.load(&child, BASE + (all - 2) * on.page), 5);
+        on.check(&child, |i| i >= all / 4 * 3 && i < all - 2);
+    });
+}
+
+/// Without room for what is mapped, nothing happens to it, or to what there is no room for.
+fn no_room<A: Silicon>(arch: A) {
+    on(arch, 0, |on| {
+        let space = on.huge();
+        let all = HUGE / on.page;
+        let child = space.fork().unwrap();
+        // In two pieces at least.
+        let kept = |i: u64| i >= all / 4 * 3 && i != all / 8 * 7;
+        for space in [&space, &child] {
+            on.forget(space, 0, all / 4 * 3);
+            on.forget(space, all / 8 * 7, 1);
+        }
+        let (charged, free) = (on.usage().charged, on.machine.frames().free_frames());
+        let unchanged = || {
+            assert_eq!((on.reclaim(&[&space, &child]), on.splits()[0]), (0, 0));
+            assert_eq!((on.usage().charged, on.usage().deferred), (charged, 1));
+            assert_eq!(on.machine.frames().free_frames(), free);
+            [&space, &child].iter().for_each(|space| on.check(space, kept));
+        };
+        on.machine.groups().set_limit(on.group, charged + 100).unwrap();
+        unchanged();
+        on.machine.groups().set_limit(on.group, u64::MAX).unwrap();
+        on.sim.refuse(Refusal::From(1));
+        unchanged();
+        on.sim.refuse(Refusal::From(2));
+        assert_eq!(on.reclaim(&[&space, &child]), 0);
+        assert!(on.usage().charged > charged && on.usage().charged < charged + (1 << (ORDER - 2)));
+        [&space, &child].iter().for_each(|space| on.check(space, kept));
+        on.sim.refuse(Refusal::Never);
+        assert!(on.reclaim(&[&space, &child]) >= 3 << (ORDER - 2));
+        assert_eq!((on.splits()[0], on.usage().deferred), (1, 0));
+        assert_eq!(on.usage().charged + (3 << (ORDER - 2)) + (on.page >> 12), charged);
+        [&space, &child].iter().for_each(|space| on.check(space, kept));
+    });
+}
+
+/// What would take more than comes free stays, and so does what somebody has pinned.
+fn not_worth_it<A: Silicon>(arch: A) {
+    on(arch, 0, |on| {
+        let space = on.huge();
+        let all = HUGE / on.page;
+        let quarter = |flags, from: u64, to: u64| RemapRequest {
+            addr: BASE + from,
+            old_len: HUGE / 4,
+            new_len: HUGE / 4,
+            flags,
+            new_addr: BASE + to,
+        };
+        let moves = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        space.remap(quarter(moves, HUGE / 4 * 3, 64 * HUGE)).unwrap();
+        on.forget(&space, 0, all / 4);
+        let charged = on.usage().charged;
+        assert_eq!((on.reclaim(&[&space]), on.splits(), on.usage().charged), (0, [0, 1], charged));
+        on.forget(&space, all / 4, all / 4);
+        let pin = space.pin(BASE + HUGE / 2, Access::Read).unwrap();
+        assert_eq!((on.reclaim(&[&space]), on.splits(), on.usage().charged), (0, [0, 2], charged));
+        drop(pin);
+        assert_eq!((on.reclaim(&[&space]), on.splits()), (1 << (ORDER - 1), [1, 2]));
+        on.check(&space, |i| i >= all / 2 && i < all / 4 * 3);
+    });
+}
+
+/// Of what is not where it was, two tables of one space have a part each.
+fn apart<A: Silicon>(arch: A) {
+    on(arch, 0, |on| {
+        let space = on.huge();
+        let all = HUGE / on.page;
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let (from, to) = (BASE + HUGE / 4 * 3, BASE + 64 * HUGE);
+        let quarter = RemapRequest { addr: from, old_len: HUGE / 4, new_len: HUGE / 4, flags, new_addr: to };
+        space.remap(quarter).unwrap();
+        on.forget(&space, 1, all / 2);
+        let gone = (all / 2) * (on.page >> 12);
+        assert_eq!((on.reclaim(&[&space]), on.splits()), (gone, [1, 0]));
+        assert_eq!((on.usage().deferred, space.stats().anon), (0, HUGE / 2));
+        on.check(&space, |i| i == 0 || i > all / 2 && i < all / 4 * 3);
+        (0..all / 4).for_each(|i| assert_eq!(on.load(&space, to + i * on.page), all / 4 * 3 + i + 1));
+        // Each is found where it is now.
+        on.forget(&space, all / 2 + 1, 1);
+        space.unmap(to + on.page, HUGE / 8).unwrap();
+        on.reclaim(&[&space]);
+        assert_eq!(on.usage().deferred, 0);
     });
 }
 
 fn pinned<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
-        let space = on.space();
+        let space = on.huge();
         let all = HUGE / on.page;
         let pins = [2, all - 1].map(|i| space.pin(BASE + i * on.page, Access::Write).unwrap());
         on.forget(&space, 0, all / 4 * 3);
@@ -219,7 +272,7 @@ fn pinned<A: Silicon>(arch: A) {
 /// Pieces of a folio that may go are on its list, and go without swap unless they are written to.
 fn lazy<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
-        let space = on.space();
+        let space = on.huge();
         let all = HUGE / on.page;
         space.advise(BASE, HUGE, Advise::Free).unwrap();
         on.forget(&space, 0, all / 2);
@@ -235,7 +288,7 @@ fn lazy<A: Silicon>(arch: A) {
 
 fn moved<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
-        let space = on.space();
+        let space = on.huge();
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         let to = BASE + 64 * HUGE;
         space.remap(RemapRequest { addr: BASE, old_len: HUGE, new_len: HUGE, flags, new_addr: to }).unwrap();

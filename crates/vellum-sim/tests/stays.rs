@@ -2,13 +2,15 @@
 //! pinned, or because it was written to meanwhile. That part is exactly as it was, bits and all, and what the same cause keeps from going
 //! after it; what went before it is gone.
 
+mod bench;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 
 use vellum::addr::{Pfn, VirtRange};
-use vellum::arch::{Aarch64, Attrs, Kind, Riscv64, X86_64};
+use vellum::arch::{Attrs, Kind};
 use vellum::frame::Frames;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
@@ -19,7 +21,8 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Disk, Hostility, Refusal, Silicon, Strict, Strictness};
 
-const BASE: u64 = 0x20_0000_0000;
+use bench::{BASE, in_every_format};
+
 /// Areas side by side, of one folio each, which is written as one block.
 const PARTS: u64 = 6;
 /// Pages in each.
@@ -154,45 +157,39 @@ fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) 
     }
 }
 
-/// Run this in every format.
-macro_rules! in_every_format {
-    ($($name:ident => $force:expr,)*) => {$(
-        #[test]
-        fn $name() {
-            stays(X86_64::four_levels(), $force);
-            stays(Aarch64::granule_4k(), $force);
-            stays(Aarch64::granule_16k(), $force);
-            stays(Aarch64::granule_64k().wide(), $force);
-            stays(Riscv64::sv39().with_napot(), $force);
-        }
-    )*};
-}
-
 in_every_format! {
-    what_finds_no_slots_stays_and_all_after_it => |on, part| {
+    what_finds_no_slots_stays_and_all_after_it => |arch| stays(arch, |on, part| {
         on.sim.refuse_wanted(Wanted::Slots, Refusal::From(part + 1));
         on.out();
         part * EACH..ALL
-    },
-    what_finds_no_memory_on_the_device_stays_and_all_after_it => |on, part| {
+    }),
+    what_finds_no_memory_on_the_device_stays_and_all_after_it => |arch| stays(arch, |on, part| {
         *on.device.fails.lock().unwrap() = Some(WriteError::NoMemory);
         on.device.left.store(part, SeqCst);
         on.out();
         part * EACH..ALL
-    },
-    what_the_device_refuses_stays => |on, part| {
+    }),
+    what_finds_no_memory_stays_and_the_rest_of_its_run => |arch| stays(arch, |on, _| {
+        // All of it one area, and so a run, which is written in two blocks or more.
+        on.space.advise(BASE, on.at(ALL) - BASE, Advise::DoDump).unwrap();
+        *on.device.fails.lock().unwrap() = Some(WriteError::NoMemory);
+        on.device.left.store(0, SeqCst);
+        on.out();
+        0..ALL
+    }),
+    what_the_device_refuses_stays => |arch| stays(arch, |on, part| {
         *on.device.fails.lock().unwrap() = Some(WriteError::Failed);
         on.device.left.store(part, SeqCst);
         on.out();
         part * EACH..(part + 1) * EACH
-    },
-    what_is_pinned_stays => |on, part| {
+    }),
+    what_is_pinned_stays => |arch| stays(arch, |on, part| {
         let pin = on.space.pin(on.at(part * EACH + 1), Access::Read).unwrap();
         on.out();
         drop(pin);
         part * EACH..(part + 1) * EACH
-    },
-    what_is_written_meanwhile_is_in_memory => |on, part| {
+    }),
+    what_is_written_meanwhile_is_in_memory => |arch| stays(arch, |on, part| {
         let page = part * EACH + 2;
         let before = on.entries();
         written_meanwhile(on, part, page);
@@ -203,13 +200,13 @@ in_every_format! {
         // So that it can be compared.
         on.out();
         0..0
-    },
-    what_is_written_before_its_turn_is_in_memory => |on, part| {
+    }),
+    what_is_written_before_its_turn_is_in_memory => |arch| stays(arch, |on, part| {
         written_meanwhile(on, part, ALL - 1);
         assert!((0..).zip(on.entries()).all(|(n, entry)| entry.is_some() == (n == ALL - 1)));
         on.out();
         0..0
-    },
+    }),
 }
 
 /// All is to go, and while this part is written, another CPU writes this page.

@@ -1,52 +1,52 @@
 //! What comes back by being read keeps its slots, and what a family has in one slot comes back once: on the strict machine.
 
+mod bench;
+
+use std::ops::Deref;
+
+use vellum::AddressSpace;
 use vellum::addr::{Pfn, VirtRange};
-use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
+use vellum::arch::{Kind, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
-use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Cpu, Disk, Hostility, Silicon, Strict, Strictness};
+use vellum_sim::{Disk, Silicon};
 
-const BASE: u64 = 0x20_0000_0000;
+use bench::{BASE, Bench, Space, USUAL, in_every_format, map};
+
 /// Pages that tests are about.
 const PAGES: u64 = 48;
 
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
-
 /// A machine with a disk to swap to.
-struct Bench<'m, A: Silicon = X86_64> {
-    sim: &'m Strict<A>,
-    cpu: &'m Cpu<'m, Strict<A>>,
-    machine: &'m Machine<'m, Strict<A>>,
+struct Disked<'m, A: Silicon = X86_64> {
+    bench: &'m Bench<'m, A>,
     disk: &'m Disk,
-    group: GroupId,
-    arch: A,
+}
+
+impl<'m, A: Silicon> Deref for Disked<'m, A> {
+    type Target = Bench<'m, A>;
+
+    fn deref(&self) -> &Self::Target {
+        self.bench
+    }
 }
 
 /// A test with room for so many pages on the disk; it gives back all it takes, memory and slots.
-fn on<A: Silicon>(arch: A, pages: u64, test: impl FnOnce(&Bench<'_, A>)) {
-    let strictness = Strictness::new(7).hostility(Hostility::USUAL);
-    let sim = Config::with_arch(arch, 64 << 20).cpus(1).strict(strictness).unwrap();
-    let cpu = sim.cpu(0);
-    let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let disk = Disk::new(1);
-    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-    sim.baseline();
-    let free = machine.frames().free_frames();
-    let bench = Bench { sim: &sim, cpu: &cpu, machine: &machine, disk: &disk, group, arch };
-    bench.attach(pages);
-    test(&bench);
-    bench.detach();
-    assert_eq!(machine.frames().free_frames(), free);
-    assert_eq!(disk.used(), 0, "slots that nobody has");
-    sim.finish();
+fn on<A: Silicon>(arch: A, pages: u64, test: impl FnOnce(&Disked<'_, A>)) {
+    bench::on(arch, USUAL, |bench| {
+        let disk = Disk::new(1);
+        let on = Disked { bench, disk: &disk };
+        on.attach(pages);
+        test(&on);
+        on.detach();
+        assert_eq!(disk.used(), 0, "slots that nobody has");
+    });
 }
 
-impl<'m, A: Silicon> Bench<'m, A> {
+impl<'m, A: Silicon> Disked<'m, A> {
     fn attach(&self, pages: u64) {
         let slots = (pages << self.arch.page_order()) as u32;
         // SAFETY: nobody else uses it, and it outlives the machine's use of it.
@@ -60,19 +60,18 @@ impl<'m, A: Silicon> Bench<'m, A> {
 
     /// A space with pages that hold 1000, 1001, ….
     fn space(&self) -> Space<'m, A> {
-        let space = AddressSpace::new(self.machine, self.arch, self.group, Limits::default()).unwrap();
-        let prot = Prot::READ | Prot::WRITE;
-        space.map(MapRequest { addr: BASE, len: PAGES * self.page(), prot, flags: MapFlags::FIXED }).unwrap();
+        self.space_of(self.group)
+    }
+
+    fn space_of(&self, group: GroupId) -> Space<'m, A> {
+        let space = self.bench.space_of(group);
+        map(&space, BASE, PAGES * self.page);
         (0..PAGES).for_each(|i| self.store(&space, i, 1000 + i));
         space
     }
 
-    fn page(&self) -> u64 {
-        1 << self.arch.page_shift()
-    }
-
     fn at(&self, page: u64) -> u64 {
-        BASE + page * self.page()
+        BASE + page * self.page
     }
 
     fn store(&self, space: &Space<'_, A>, page: u64, value: u64) {
@@ -89,7 +88,7 @@ impl<'m, A: Silicon> Bench<'m, A> {
     }
 
     fn out(&self, space: &Space<'_, A>) {
-        space.advise(BASE, PAGES * self.page(), Advise::PageOut).unwrap();
+        space.advise(BASE, PAGES * self.page, Advise::PageOut).unwrap();
         assert_eq!(self.frames(space), [], "some of it stays");
     }
 
@@ -117,20 +116,6 @@ impl<'m, A: Silicon> Bench<'m, A> {
     }
 }
 
-/// Run this in every format.
-macro_rules! in_every_format {
-    ($($name:ident => $check:ident,)*) => {$(
-        #[test]
-        fn $name() {
-            $check(X86_64::four_levels());
-            $check(Aarch64::granule_4k());
-            $check(Aarch64::granule_16k());
-            $check(Aarch64::granule_64k().wide());
-            $check(Riscv64::sv39().with_napot());
-        }
-    )*};
-}
-
 in_every_format! {
     what_was_only_read_is_not_written_again => read_only,
     what_was_written_since_is_written_again => written,
@@ -143,6 +128,7 @@ in_every_format! {
     what_is_locked_keeps_no_slots => locked,
     a_device_goes_though_its_slots_were_kept => detached,
     what_is_forgotten_gives_up_its_slots => forgotten,
+    each_group_knows_what_of_it_has_slots => groups,
 }
 
 fn read_only<A: Silicon>(arch: A) {
@@ -159,6 +145,24 @@ fn read_only<A: Silicon>(arch: A) {
         on.reclaim(&[&space]);
         assert_eq!((on.frames(&space), on.counts()), (vec![], [PAGES, PAGES, 0]));
         on.read(&space);
+    });
+}
+
+fn groups<A: Silicon>(arch: A) {
+    on(arch, 4 * PAGES, |on| {
+        let other = GroupId::ROOT;
+        let spaces = [on.group, other].map(|group| on.space_of(group));
+        spaces.iter().for_each(|space| on.out(space));
+        let cached = |group| on.machine.swap_cached(|of| of == group) >> arch.page_order();
+        (0..PAGES / 4).for_each(|i| assert_eq!(on.load(&spaces[1], i), 1000 + i));
+        // With neighbours.
+        let came = on.frames(&spaces[1]).len() as u64;
+        assert_eq!([on.group, other].map(cached), [0, came]);
+        on.read(&spaces[0]);
+        assert_eq!([on.group, other].map(cached), [PAGES, came]);
+        assert_eq!(on.machine.swap_cached(|_| true) >> arch.page_order(), on.counts()[2]);
+        drop(spaces);
+        assert_eq!(on.machine.swap_cached(|_| true), 0);
     });
 }
 
@@ -276,7 +280,7 @@ fn locked<A: Silicon>(arch: A) {
     on(arch, 4 * PAGES, |on| {
         let space = on.space();
         on.out(&space);
-        space.lock(BASE, PAGES * on.page(), true).unwrap();
+        space.lock(BASE, PAGES * on.page, true).unwrap();
         on.read(&space);
         assert_eq!(on.counts(), [PAGES, 0, 0]);
     });
@@ -308,8 +312,8 @@ fn forgotten<A: Silicon>(arch: A) {
         let space = on.space();
         on.out(&space);
         on.read(&space);
-        space.advise(BASE, 8 * on.page(), Advise::DontNeed).unwrap();
-        space.unmap(on.at(8), 8 * on.page()).unwrap();
+        space.advise(BASE, 8 * on.page, Advise::DontNeed).unwrap();
+        space.unmap(on.at(8), 8 * on.page).unwrap();
         assert_eq!(on.counts(), [PAGES, PAGES - 16, PAGES - 16]);
         assert_eq!(on.load(&space, 0), 0);
     });

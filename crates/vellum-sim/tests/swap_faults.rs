@@ -2,6 +2,17 @@
 //! look for pins, write or read of a device, for n = 1, 2, … until a scenario runs through. Each time programs find what a model
 //! of plain maps says, slots are in use exactly as entries name them, and nothing is left in the end.
 
+macro_rules! in_formats {
+    ($($name:ident: $arch:expr $(, $number:expr)*;)*) => {$(
+        #[test]
+        fn $name() {
+            all($arch $(, $number)*);
+        }
+    )*};
+}
+
+#[path = "swap_faults/objects.rs"]
+mod objects;
 #[path = "swap_faults/scenarios.rs"]
 mod scenarios;
 #[path = "swap_faults/world.rs"]
@@ -15,7 +26,7 @@ use vellum::group::GroupId;
 use vellum::platform::Wanted;
 use vellum::space::Limits;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Disk, Hostility, Refusal, Silicon, Strictness};
+use vellum_sim::{Config, Disk, Hostility, Refusal, Silicon, Strict, Strictness};
 
 use scenarios::{Scenario, scenarios};
 use world::{Member, World};
@@ -36,6 +47,24 @@ const POINTS: [Point; 6] = [
     Point::Write,
     Point::Read,
 ];
+
+/// From now on, or no more.
+fn refuse<A: Silicon>(sim: &Strict<A>, disks: [&Disk; 2], point: Point, refusal: Refusal) {
+    match point {
+        Point::Engine(wanted) => sim.refuse_wanted(wanted, refusal),
+        Point::Write => disks.iter().for_each(|disk| disk.refuse_writes(refusal)),
+        Point::Read => disks.iter().for_each(|disk| disk.refuse_reads(refusal)),
+    }
+}
+
+/// How often that was.
+fn refused<A: Silicon>(sim: &Strict<A>, disks: [&Disk; 2], point: Point) -> u64 {
+    match point {
+        Point::Engine(wanted) => sim.wanted(wanted).1,
+        Point::Write => disks.iter().map(|disk| disk.writes().1).sum(),
+        Point::Read => disks.iter().map(|disk| disk.reads().1).sum(),
+    }
+}
 
 /// Run a scenario with one thing refused; whether anything was.
 fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: u64) -> bool {
@@ -64,22 +93,10 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     world.map(0, 0, 2 * pages);
     world.write_all(0, 1);
     (scenario.before)(&mut world);
-    match point {
-        Point::Engine(wanted) => sim.refuse_wanted(wanted, Refusal::Nth(n)),
-        Point::Write => disks.iter().for_each(|disk| disk.refuse_writes(Refusal::Nth(n))),
-        Point::Read => disks.iter().for_each(|disk| disk.refuse_reads(Refusal::Nth(n))),
-    }
+    refuse(&sim, disks.each_ref(), point, Refusal::Nth(n));
     (scenario.act)(&mut world);
-    let refused = match point {
-        Point::Engine(wanted) => sim.wanted(wanted).1,
-        Point::Write => disks.iter().map(|disk| disk.writes().1).sum(),
-        Point::Read => disks.iter().map(|disk| disk.reads().1).sum(),
-    };
-    match point {
-        Point::Engine(wanted) => sim.refuse_wanted(wanted, Refusal::Never),
-        Point::Write => disks.iter().for_each(|disk| disk.refuse_writes(Refusal::Never)),
-        Point::Read => disks.iter().for_each(|disk| disk.refuse_reads(Refusal::Never)),
-    }
+    let refused = refused(&sim, disks.each_ref(), point);
+    refuse(&sim, disks.each_ref(), point, Refusal::Never);
     world.check();
     drop(world);
     assert_eq!(disks.each_ref().map(Disk::used), [0, 0], "slots hold what nobody has");
@@ -117,15 +134,6 @@ fn all<A: Silicon + std::fmt::Debug>(arch: A, order: u8, stride: u64) {
     }
     println!("{arch:?}, folios of order {order}: {points} points in {count} scenarios");
     assert!(count >= 38 && points > 500, "{points} points in {count} scenarios");
-}
-
-macro_rules! in_formats {
-    ($($name:ident: $arch:expr, $order:expr, $stride:expr;)*) => {$(
-        #[test]
-        fn $name() {
-            all($arch, $order, $stride);
-        }
-    )*};
 }
 
 in_formats! {

@@ -1,9 +1,11 @@
 //! Memory whose faults and writes somebody watches, on the strict machine.
 
+mod bench;
+
 use std::num::NonZeroU16;
 
 use vellum::addr::VirtRange;
-use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
+use vellum::arch::Kind;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::space::{
@@ -15,13 +17,12 @@ use vellum::vma::{AreaFlags, Prot, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fault, Hostility, Silicon, Strict, Strictness};
 
-const BASE: u64 = 0x20_0000_0000;
+use bench::{BASE, Space, in_every_format};
+
 const WATCHER: Watcher = Watcher(NonZeroU16::new(7).unwrap());
 const OTHER: Watcher = Watcher(NonZeroU16::new(8).unwrap());
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const LATER: AreaFlags = AreaFlags::WRITES.union(AreaFlags::ASYNC);
-
-type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
 /// A space with 64 pages, on a machine with a swap device.
 struct Bench<'m, A: Silicon> {
@@ -136,34 +137,23 @@ impl<A: Silicon> Bench<'_, A> {
     }
 }
 
-/// Run this in every format, with folios of a page, and with larger ones.
-macro_rules! in_every_format {
-    ($($name:ident => $check:ident,)*) => {$(
-        #[test]
-        fn $name() {
-            for order in [0, 4, 9] {
-                on(X86_64::four_levels(), order, $check);
-                on(Aarch64::granule_4k(), order, $check);
-                on(Aarch64::granule_16k(), order, $check);
-                on(Aarch64::granule_64k().wide(), order, $check);
-                on(Riscv64::sv39().with_napot(), order, $check);
-            }
-        }
-    )*};
+/// With folios of a page, and with larger ones.
+fn in_orders<A: Silicon>(arch: A, check: impl Fn(&Bench<'_, A>)) {
+    [0, 4, 9].iter().for_each(|order| on(arch, *order, &check));
 }
 
 in_every_format! {
-    what_is_missing_is_told_and_supplied => missing,
-    what_is_supplied_is_so_once => supplied,
-    what_is_protected_is_told => protected,
-    what_is_not_there_is_protected_by_markers => markers,
-    protection_is_exact_beside_zeros_and_copies => exact,
-    protection_goes_along => along,
-    a_child_is_not_watched => child,
-    who_watches_no_more_leaves_nothing => unwatched,
-    writes_that_go_on_are_found_once => later,
-    what_is_lost_is_so_until_forgotten => poisoned,
-    who_may_watch_what => refused,
+    what_is_missing_is_told_and_supplied => |arch| in_orders(arch, missing),
+    what_is_supplied_is_so_once => |arch| in_orders(arch, supplied),
+    what_is_protected_is_told => |arch| in_orders(arch, protected),
+    what_is_not_there_is_protected_by_markers => |arch| in_orders(arch, markers),
+    protection_is_exact_beside_zeros_and_copies => |arch| in_orders(arch, exact),
+    protection_goes_along => |arch| in_orders(arch, along),
+    a_child_is_not_watched => |arch| in_orders(arch, child),
+    who_watches_no_more_leaves_nothing => |arch| in_orders(arch, unwatched),
+    writes_that_go_on_are_found_once => |arch| in_orders(arch, later),
+    what_is_lost_is_so_until_forgotten => |arch| in_orders(arch, poisoned),
+    who_may_watch_what => |arch| in_orders(arch, refused),
 }
 
 fn missing<A: Silicon>(on: &Bench<'_, A>) {

@@ -7,6 +7,7 @@
 pub enum Errno {
     EPERM = 1,
     ENOENT = 2,
+    EIO = 5,
     EAGAIN = 11,
     ENOMEM = 12,
     EACCES = 13,

@@ -9,6 +9,8 @@ use crate::addr::{Pfn, PhysAddr, VirtRange};
 
 /// The most CPUs that one machine may have.
 pub const MAX_CPUS: usize = 256;
+/// The most nodes that one machine may have.
+pub const MAX_NODES: usize = 64;
 
 /// A stretch of usable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,9 @@ pub struct Region {
     pub len: u64,
     /// Whether the host vouches that every byte is zero.
     pub zeroed: bool,
+    /// The node that it belongs to, below [`MAX_NODES`]: memory that some CPUs reach sooner than others do (NUMA). Where all is alike
+    /// there is one, 0.
+    pub node: usize,
 }
 
 /// Physical memory.
@@ -29,6 +34,12 @@ pub struct Region {
 pub unsafe trait Memory {
     /// The memory that the engine manages, in ascending order and without overlap. Holes between regions are fine.
     fn regions(&self) -> &[Region];
+
+    /// How far the memory of one node is from the CPUs of another (ACPI's SLIT: 10 is at hand). Who finds none at hand asks
+    /// the nearest node next; of equally near ones that with the lowest number.
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        if from == to { 10 } else { 20 }
+    }
 
     /// Where physical address 0 appears in the engine's own address space: physical address `p` is at `direct_map() + p`.
     fn direct_map(&self) -> *mut u8;
@@ -81,6 +92,12 @@ pub unsafe trait Cpus {
     /// The CPU that is running this. The task may move at any moment when preemption is enabled, so the answer is only a
     /// hint about locality; everything per CPU in the engine has a lock or is atomic.
     fn current(&self) -> usize;
+
+    /// The node that a CPU belongs to, below [`MAX_NODES`]. Never changes.
+    fn node(&self, cpu: usize) -> usize {
+        let _ = cpu;
+        0
+    }
 
     /// Called while spinning. A machine without preemption may execute a pause; a simulated one may run another CPU.
     fn relax(&self) {

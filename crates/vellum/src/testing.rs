@@ -14,7 +14,8 @@ pub(crate) struct Host {
     layout: Layout,
     base: u64,
     regions: Vec<Region>,
-    cpus: usize,
+    /// The node of each CPU.
+    cpus: Vec<usize>,
     current: AtomicUsize,
     pub(crate) flushes: AtomicUsize,
     /// Bytes that became executable.
@@ -39,6 +40,7 @@ impl Host {
                 base: PhysAddr(first * FRAME_SIZE),
                 len: count * FRAME_SIZE,
                 zeroed: *zeroed,
+                node: 0,
             })
             .collect();
         for region in regions.iter().filter(|r| !r.zeroed) {
@@ -46,12 +48,29 @@ impl Host {
             unsafe { arena.add((region.base.0 - base) as usize).write_bytes(0xa5, region.len as usize) };
         }
         let zero = || AtomicUsize::new(0);
-        Host { arena, layout, base, regions, cpus, current: zero(), flushes: zero(), published: zero() }
+        Host {
+            arena,
+            layout,
+            base,
+            regions,
+            cpus: std::vec![0; cpus],
+            current: zero(),
+            flushes: zero(),
+            published: zero(),
+        }
     }
 
     /// One region of so many frames, all zero.
     pub(crate) fn with_frames(count: u64, cpus: usize) -> Host {
         Host::new(&[(16, count, true)], cpus)
+    }
+
+    /// The same with these nodes, of regions and of CPUs. What is so many apart is so far away.
+    pub(crate) fn with_nodes(mut self, regions: &[usize], cpus: &[usize]) -> Host {
+        assert_eq!((regions.len(), cpus.len()), (self.regions.len(), self.cpus.len()));
+        self.regions.iter_mut().zip(regions).for_each(|(region, node)| region.node = *node);
+        self.cpus = cpus.to_vec();
+        self
     }
 
     pub(crate) fn on_cpu(&self, cpu: usize) {
@@ -72,6 +91,10 @@ unsafe impl Memory for Host {
         &self.regions
     }
 
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        10 + from.abs_diff(to) as u8
+    }
+
     fn direct_map(&self) -> *mut u8 {
         self.arena.wrapping_sub(self.base as usize)
     }
@@ -84,7 +107,11 @@ unsafe impl Memory for Host {
 // SAFETY: tests of one thread, with no interrupts.
 unsafe impl Cpus for Host {
     fn count(&self) -> usize {
-        self.cpus
+        self.cpus.len()
+    }
+
+    fn node(&self, cpu: usize) -> usize {
+        self.cpus[cpu]
     }
 
     fn current(&self) -> usize {

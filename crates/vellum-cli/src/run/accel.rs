@@ -68,13 +68,14 @@ fn recall(text: &str, boot: &str) -> Option<bool> {
 fn attempt(kernel: &Kernel) -> anyhow::Result<Outcome> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), nothing())?;
-    let (extras, options) = kernel.needs(None, false)?;
+    let (extras, options) = kernel.needs(None, None)?;
     let program = Program { path: file.path(), arguments: &[], environment: &[], files: &[] };
     let machine = Machine {
         kernel,
         archive: &archive::pack(program, &extras, &options)?,
         accel: Accel::Kvm,
         cpus: 1,
+        nodes: 1,
         memory: 256 << 20,
         disk: None,
         counts: false,

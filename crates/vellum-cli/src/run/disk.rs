@@ -30,6 +30,8 @@ pub enum Failing {
 pub struct Disk<'a> {
     pub image: &'a Image,
     pub failing: Option<Failing>,
+    /// Whether the reference kernel keeps checksums of what is there.
+    pub checked: bool,
 }
 
 /// Reads a size, or else the path of a file.

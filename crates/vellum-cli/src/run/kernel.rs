@@ -2,6 +2,7 @@
 
 use super::arch::Arch;
 use super::archive::Extra;
+use super::disk::Disk;
 use super::modules;
 use anyhow::{Context, bail};
 use memchr::memmem;
@@ -120,7 +121,7 @@ impl Kernel {
     ///
     /// # Errors
     /// There is no such file.
-    pub fn needs(&self, swap: Option<u64>, disk: bool) -> anyhow::Result<(Vec<Extra>, String)> {
+    pub fn needs(&self, swap: Option<u64>, disk: Option<Disk<'_>>) -> anyhow::Result<(Vec<Extra>, String)> {
         let (mut files, mut options) = (Vec::new(), String::new());
         if self.kind == Kind::Linux {
             let init = built(self.arch.init())?;
@@ -128,7 +129,7 @@ impl Kernel {
                 format!("no init for Linux at {}: build it by `./x build --kernel`", init.display())
             })?;
             files.push(Extra { path: "init".into(), mode: 0o755, contents });
-            for module in [swap.map(|_| "zram"), disk.then_some("virtio_blk")].into_iter().flatten() {
+            for module in [swap.map(|_| "zram"), disk.map(|_| "virtio_blk")].into_iter().flatten() {
                 for (name, contents) in modules::with_dependencies(&self.image, module)? {
                     options += &format!("module=/.vellum/{name}.ko\n");
                     files.push(Extra { path: format!(".vellum/{name}.ko"), mode: 0o644, contents });
@@ -138,8 +139,9 @@ impl Kernel {
         if let Some(bytes) = swap {
             options += &format!("swap={bytes}\n");
         }
-        if disk {
-            options += "swap-disk=\n";
+        if let Some(disk) = disk {
+            let checked = disk.checked && self.kind == Kind::Vellum;
+            options += if checked { "swap-disk=checked\n" } else { "swap-disk=\n" };
         }
         Ok((files, options))
     }

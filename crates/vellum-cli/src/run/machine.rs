@@ -30,6 +30,7 @@ pub struct Machine<'a> {
     pub archive: &'a [u8],
     pub accel: Accel,
     pub cpus: u8,
+    pub nodes: u8,
     /// Bytes of memory.
     pub memory: u64,
     pub disk: Option<Disk<'a>>,
@@ -121,6 +122,7 @@ impl Machine<'_> {
         qemu.args(["-nodefaults", "-display", "none", "-no-reboot"]);
         arch.machine(&mut qemu, self.accel, console);
         qemu.args(["-m", &memory, "-smp", &self.cpus.to_string()]);
+        self.divide(&mut qemu);
         qemu.args(["-accel", self.accelerator()]);
         if self.counts {
             qemu.args(["-icount", "shift=0,sleep=off"]);
@@ -139,6 +141,19 @@ impl Machine<'_> {
         // SAFETY: between fork and exec only this system call is made.
         unsafe { qemu.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)) };
         qemu
+    }
+
+    /// Tells QEMU of the nodes, if there are several: the same part of memory for each, by the MiB, and CPUs in a row.
+    fn divide(&self, qemu: &mut Command) {
+        let (nodes, mib, cpus) = (u64::from(self.nodes), self.memory.div_ceil(1 << 20), u64::from(self.cpus));
+        for node in (0..nodes).filter(|_| nodes > 1) {
+            let start = |whole: u64, node: u64| (whole * node).div_ceil(nodes);
+            let part = |whole: u64| start(whole, node)..start(whole, node + 1);
+            let (memory, cpus) = (part(mib), part(cpus));
+            qemu.arg("-object").arg(format!("memory-backend-ram,id=node{node},size={}M", memory.end - memory.start));
+            let own = if cpus.is_empty() { String::new() } else { format!(",cpus={}-{}", cpus.start, cpus.end - 1) };
+            qemu.arg("-numa").arg(format!("node,nodeid={node},memdev=node{node}{own}"));
+        }
     }
 
     fn accelerator(&self) -> &'static str {

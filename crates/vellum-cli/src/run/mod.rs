@@ -51,6 +51,10 @@ pub struct Task {
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size::parse)]
     mem: u64,
 
+    /// Nodes of the machine, each with its part of the memory and of the CPUs
+    #[arg(long, value_name = "NODES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    numa: u8,
+
     /// Swap in compressed memory
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     swap: Option<u64>,
@@ -62,6 +66,11 @@ pub struct Task {
     /// Have that disk fail, to see what comes of it
     #[arg(long, value_name = "reads|writes", value_enum, hide_possible_values = true, requires = "swap_disk")]
     swap_disk_fails: Option<disk::Failing>,
+
+    /// Have the reference kernel keep a checksum of each page on that disk: one that comes back as something else is lost. Linux
+    /// does as ever
+    #[arg(long, requires = "swap_disk")]
+    swap_disk_checksums: bool,
 
     /// Make the machine's clock count instructions: one a nanosecond, the same in every run. With one CPU only
     #[arg(long)]
@@ -147,8 +156,12 @@ impl Task {
         if self.icount && self.smp > 1 {
             bail!("--icount counts the instructions of one CPU: leave out --smp");
         }
-        let disk = self.swap_disk.as_ref().map(|image| disk::Disk { image, failing: self.swap_disk_fails });
-        let (extras, options) = kernel.needs(self.swap, disk.is_some())?;
+        let disk = self.swap_disk.as_ref().map(|image| disk::Disk {
+            image,
+            failing: self.swap_disk_fails,
+            checked: self.swap_disk_checksums,
+        });
+        let (extras, options) = kernel.needs(self.swap, disk)?;
         let program = archive::Program {
             path: &self.program,
             arguments: &self.arguments,
@@ -160,6 +173,7 @@ impl Task {
             archive: &archive::pack(program, &extras, &options)?,
             accel,
             cpus: self.smp,
+            nodes: self.numa,
             memory: self.mem,
             disk,
             counts: self.icount,

@@ -71,7 +71,7 @@ impl Lab {
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
         let usage = must("read the group's usage", self.machine.groups().usage(self.machine.frames(), self.group))?;
         let GroupUsage { peak, limit, .. } = usage;
-        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred };
+        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0 };
         expect("the group", usage, expected)
     }
 }

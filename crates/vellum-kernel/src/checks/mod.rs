@@ -98,7 +98,7 @@ impl Baseline {
         let usage = machine.groups().usage(frames, GroupId::ROOT);
         Self {
             free: frames.free_frames(),
-            blocks: frames.free_blocks(),
+            blocks: frames.free_blocks_on(0),
             charged: usage.map_or(u64::MAX, |usage| usage.charged),
         }
     }

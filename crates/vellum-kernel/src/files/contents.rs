@@ -1,8 +1,8 @@
 //! The contents of files in memory, which are the engine's objects: so they can be mapped.
 
 use crate::files::groups;
-use crate::mem::{self, Object};
-use crate::task::process;
+use crate::mem::{self, Object, machine};
+use crate::task::{Thread, process};
 use alloc::sync::Arc;
 use alloc::vec;
 use core::any::Any;
@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::cache::{Gone, ObjectError};
+use vellum::space::FaultError;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
@@ -27,13 +28,20 @@ pub struct InObject {
 const AHEAD: u64 = 64 << 10;
 const PAGE: usize = FRAME_SIZE as usize;
 
+/// What a call answers; it is made again if memory is short and some of it may go to swap.
 fn errno(error: ObjectError) -> Errno {
-    match error {
-        ObjectError::TooLarge => Errno::EFBIG,
-        ObjectError::Busy => Errno::EBUSY,
-        ObjectError::OverLimit(_) => Errno::ENOMEM,
-        _ => Errno::ENOSPC,
+    let shortage = match error {
+        ObjectError::TooLarge => return Errno::EFBIG,
+        ObjectError::Busy => return Errno::EBUSY,
+        ObjectError::Lost => return Errno::EIO,
+        ObjectError::OverLimit(group) => FaultError::OverLimit(group),
+        ObjectError::OutOfMemory if machine().swaps().has_room(machine().platform()) => FaultError::OutOfMemory,
+        ObjectError::OutOfMemory => return Errno::ENOSPC,
+    };
+    if let Some(thread) = Thread::current() {
+        thread.starves(shortage);
     }
+    Errno::ENOMEM
 }
 
 /// Takes the pages that an object has lost out of every address space.
@@ -84,8 +92,10 @@ impl Pages for InObject {
             let (page, offset) = (from / FRAME_SIZE, (from % FRAME_SIZE) as usize);
             let count = to.room().min(PAGE - offset).min((size - from) as usize);
             match self.object.page(page) {
-                Some(page) => _ = page.read(offset, &mut buffer[..count]),
-                None => buffer[..count].fill(0),
+                Ok(Some(page)) => _ = page.read(offset, &mut buffer[..count]),
+                Ok(None) => buffer[..count].fill(0),
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(errno(error)),
             }
             match to.put(&buffer[..count]) {
                 Ok(put) => done += put,
@@ -107,16 +117,18 @@ impl Pages for InObject {
                 // What can't be had is asked for again below, by the page.
                 let _ = self.object.allocate(to..to + AHEAD, groups::current());
             }
+            // First the page: what has been taken can't be put back, and the call may be made again.
+            let page = match self.object.page_or_new(page, groups::current()) {
+                Ok(page) => page,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(errno(error)),
+            };
             let taken = match from.take(&mut buffer[..wanted]) {
                 Ok(taken) => taken,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             };
-            match self.object.page_or_new(page, groups::current()) {
-                Ok(page) => _ = page.write(offset, &buffer[..taken]),
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(errno(error)),
-            }
+            page.write(offset, &buffer[..taken]);
             done += taken;
             if to + taken as u64 > self.size() {
                 let _sizing = self.sizing.lock();
@@ -134,7 +146,7 @@ impl Pages for InObject {
     }
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
-        let gone = self.object.punch_hole(bytes);
+        let gone = self.object.punch_hole(bytes).map_err(errno)?;
         discard(&self.object, &gone);
         Ok(())
     }
@@ -149,7 +161,7 @@ impl Pages for InObject {
     }
 
     fn resident(&self) -> u64 {
-        self.object.resident()
+        (self.object.resident() + self.object.swapped()) * FRAME_SIZE
     }
 
     fn deny_shared_write(&self) -> Result<(), Errno> {

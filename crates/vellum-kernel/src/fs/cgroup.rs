@@ -26,6 +26,8 @@ pub enum Control {
     Peak,
     Max,
     Stat,
+    /// What of that is on which node.
+    NodeStat,
     Events,
     Reclaim,
     SwapCurrent,
@@ -35,12 +37,13 @@ pub enum Control {
 }
 
 /// Name, what it is, whether it can be read and written, and whether the root has it.
-const CONTROLS: [(&str, Control, bool, bool, bool); 11] = [
+const CONTROLS: [(&str, Control, bool, bool, bool); 12] = [
     ("cgroup.procs", Control::Procs, true, true, true),
     ("memory.current", Control::Current, true, false, false),
     ("memory.peak", Control::Peak, true, false, false),
     ("memory.max", Control::Max, true, true, false),
     ("memory.stat", Control::Stat, true, false, true),
+    ("memory.numa_stat", Control::NodeStat, true, false, true),
     ("memory.events", Control::Events, true, false, false),
     ("cgroup.events", Control::Populated, true, false, false),
     ("cgroup.kill", Control::Kill, false, true, false),

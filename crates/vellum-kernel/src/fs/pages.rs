@@ -26,7 +26,7 @@ pub trait Pages: Send + Sync {
     /// Read from `at` on, up to the end of the file or of the sink; how many bytes.
     ///
     /// # Errors
-    /// The sink's, if nothing was read.
+    /// The sink's, `EIO` or `ENOMEM`, if nothing was read.
     fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno>;
 
     /// Write from `at` on, which may be beyond the end; the file grows. How many bytes.
@@ -53,7 +53,7 @@ pub trait Pages: Send + Sync {
     /// The first byte from `at` on that is in a hole, wherever the file ends.
     fn next_hole(&self, at: u64) -> u64;
 
-    /// How many bytes of memory it has, for `st_blocks`.
+    /// How many bytes of memory and swap it has, for `st_blocks`.
     fn resident(&self) -> u64;
 
     /// From now on nobody may map it shared and writable (`F_SEAL_WRITE`).

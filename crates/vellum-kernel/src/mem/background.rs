@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use core::task::{Poll, Waker};
 use spin::Mutex;
 use vellum::group::GroupId;
+use vellum::reclaim::Part;
 
 /// Pages that are reclaimed before others are let go on.
 const AT_ONCE: u64 = 256;
@@ -50,11 +51,18 @@ async fn run() {
         })
         .await;
         loop {
-            let missing = machine().frames().shortage();
-            if missing == 0 {
+            let frames = machine().frames();
+            if frames.shortage() == 0 {
                 break;
             }
-            let found = reclaim(Who::Background, GroupId::ROOT, missing.min(AT_ONCE));
+            // Of each node what that lacks.
+            let found: u64 = (0..frames.nodes())
+                .map(|node| (node, frames.shortage_on(node).min(AT_ONCE)))
+                .filter(|(_, missing)| *missing > 0)
+                .map(|(node, missing)| {
+                    reclaim(Who::Background, Part { group: GroupId::ROOT, node: Some(node) }, missing)
+                })
+                .sum();
             if found == 0 {
                 time::until(now_ns() + PAUSE).await;
                 break;

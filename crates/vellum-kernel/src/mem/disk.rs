@@ -13,6 +13,7 @@ use core::ptr::NonNull;
 use spin::Mutex;
 use vellum::addr::{FRAME_SIZE, Pfn};
 use vellum::frame::Frames;
+use vellum::platform::Trace;
 use vellum::swap::{ReadError, Slots, SwapDevice, Unreadable, WriteError};
 use virtio_drivers::device::blk::{SECTOR_SIZE, VirtIOBlk};
 use virtio_drivers::transport::DeviceType;
@@ -62,11 +63,14 @@ unsafe impl Hal for Dma {
 }
 
 /// The disk.
-pub struct Disk(Mutex<VirtIOBlk<Dma, PciTransport>>);
+pub struct Disk {
+    driver: Mutex<VirtIOBlk<Dma, PciTransport>>,
+    checked: bool,
+}
 
 impl Disk {
-    /// The first disk of the machine, and how many slots there are on it.
-    pub fn find() -> Option<(Self, u32)> {
+    /// The first disk of the machine, and how many slots there are on it. Whether checksums are kept of what is there is to be said.
+    pub fn find(checked: bool) -> Option<(Self, u32)> {
         let mut root = pci::root();
         let place = pci::find(&root, |info| virtio_device_type(info) == Some(DeviceType::Block))?;
         pci::place(&mut root, place);
@@ -76,7 +80,7 @@ impl Disk {
         // Nobody waits for its interrupts.
         driver.disable_interrupts();
         let slots = u32::try_from(driver.capacity() / SECTORS as u64).unwrap_or(u32::MAX);
-        Some((Disk(Mutex::new(driver)), slots))
+        Some((Disk { driver: Mutex::new(driver), checked }, slots))
     }
 
     /// Brings slots in a row into frames in a row, as one request; whether that could be done.
@@ -86,7 +90,7 @@ impl Disk {
     unsafe fn request(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> bool {
         // SAFETY: the frames are the caller's alone.
         let bytes = unsafe { core::slice::from_raw_parts_mut(frames.at(to.addr()).as_ptr(), bytes(slots)) };
-        self.0.lock().read_blocks(slots.first as usize * SECTORS, bytes).is_ok()
+        self.driver.lock().read_blocks(slots.first as usize * SECTORS, bytes).is_ok()
     }
 }
 
@@ -98,7 +102,7 @@ impl SwapDevice<Host> for Disk {
     unsafe fn write(&self, frames: &Frames<'_, Host>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: the machine's frames, which nobody writes to meanwhile.
         let bytes = unsafe { core::slice::from_raw_parts(frames.at(from.addr()).as_ptr(), bytes(slots)) };
-        self.0.lock().write_blocks(slots.first as usize * SECTORS, bytes).map_err(|_| WriteError::Failed)
+        self.driver.lock().write_blocks(slots.first as usize * SECTORS, bytes).map_err(|_| WriteError::Failed)
     }
 
     unsafe fn read(&self, frames: &Frames<'_, Host>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
@@ -118,4 +122,8 @@ impl SwapDevice<Host> for Disk {
     }
 
     unsafe fn forget(&self, _: &Frames<'_, Host>, _: Slots) {}
+
+    fn checked(&self) -> bool {
+        self.checked || Host::ENABLED
+    }
 }

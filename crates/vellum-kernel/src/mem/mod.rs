@@ -38,6 +38,7 @@ use vellum::group::GroupId;
 use vellum::space::Limits;
 use vellum::stats::Counter;
 use vellum_kernel::boot::MemoryMap;
+use vellum_kernel::nodes::Nodes;
 
 /// The machine's memory.
 pub type Machine = vellum::Machine<'static, Host>;
@@ -56,8 +57,13 @@ static HOST: Once<Host> = Once::new();
 static MACHINE: Once<Machine> = Once::new();
 
 /// Hands the memory of a machine with so many processors to the engine.
-pub fn init(map: &MemoryMap, clock: Clock, cpus: usize) -> Result<&'static Machine, vellum::frame::BootError> {
-    let host = HOST.call_once(|| Host::new(map, clock, cpus));
+pub fn init(
+    map: &MemoryMap,
+    nodes: &Nodes,
+    clock: Clock,
+    cpus: usize,
+) -> Result<&'static Machine, vellum::frame::BootError> {
+    let host = HOST.call_once(|| Host::new(map, nodes, clock, cpus));
     let bytes: u64 = map.usable().map(|region| region.size).sum();
     let kept = (bytes / KEPT_PART).min(MOST_KEPT) / FRAME_SIZE;
     MACHINE.try_call_once(|| Machine::boot(host, BootOptions { kept, ..BootOptions::default() }))

@@ -3,14 +3,15 @@
 //! Kernel code is not preempted, and no interrupt handler calls the engine; so what the engine says about preemption and
 //! interrupts goes unheard.
 
-use crate::arch::caches;
 use crate::arch::clock::Clock;
 use crate::arch::paging::DIRECT_MAP;
+use crate::arch::{caches, smp};
 use crate::mem::shootdown;
-use crate::percpu;
+use crate::percpu::{self, MAX_CPUS};
 use vellum::addr::PhysAddr;
 use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
 use vellum_kernel::boot::{CAPACITY, MemoryMap};
+use vellum_kernel::nodes::Nodes;
 
 /// The machine.
 pub struct Host {
@@ -18,23 +19,29 @@ pub struct Host {
     len: usize,
     clock: Clock,
     cpus: usize,
+    nodes: Nodes,
+    /// Of each processor.
+    node: [usize; MAX_CPUS],
 }
 
 impl Host {
-    /// A machine with this memory and so many processors.
-    pub fn new(map: &MemoryMap, clock: Clock, cpus: usize) -> Self {
-        let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false };
+    /// A machine with this memory and so many processors, which have told their names.
+    pub fn new(map: &MemoryMap, nodes: &Nodes, clock: Clock, cpus: usize) -> Self {
+        let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false, node: 0 };
         let (mut regions, mut len) = ([nothing; CAPACITY], 0);
-        for (region, usable) in regions.iter_mut().zip(map.usable()) {
+        let pieces = map.usable().flat_map(|usable| nodes.pieces(usable.base..usable.end()));
+        for (region, (piece, node)) in regions.iter_mut().zip(pieces) {
             *region = Region {
-                base: PhysAddr(usable.base),
-                len: usable.size,
+                base: PhysAddr(piece.start),
+                len: piece.end - piece.start,
                 // The firmware ran in it, and left what it left.
                 zeroed: false,
+                node,
             };
             len += 1;
         }
-        Self { regions, len, clock, cpus }
+        let node = core::array::from_fn(|cpu| if cpu < cpus { nodes.of_processor(smp::name(cpu)) } else { 0 });
+        Self { regions, len, clock, cpus, nodes: nodes.clone(), node }
     }
 }
 
@@ -44,6 +51,10 @@ impl Host {
 unsafe impl Memory for Host {
     fn regions(&self) -> &[Region] {
         &self.regions[..self.len]
+    }
+
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        self.nodes.distance(from, to)
     }
 
     fn direct_map(&self) -> *mut u8 {
@@ -76,6 +87,11 @@ unsafe impl Cpus for Host {
     #[inline]
     fn current(&self) -> usize {
         percpu::current().index
+    }
+
+    #[inline]
+    fn node(&self, cpu: usize) -> usize {
+        self.node[cpu]
     }
 }
 

@@ -9,16 +9,14 @@ use crate::task::process as processes;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use vellum::frame::Family;
-use vellum::group::GroupId;
-use vellum::reclaim::{Reclaimed, Spaces};
+use vellum::reclaim::{Part, Reclaimed, Spaces};
 
 /// The address spaces that processes have. (A child that comes later keeps what it has.)
 struct All(Vec<Arc<UserSpace>>);
 
 impl Spaces<'static, Host, Format> for All {
-    fn each(&self, family: Family, visit: &mut dyn FnMut(&Space)) {
-        self.0.iter().filter(|space| space.engine.family() == family).for_each(|space| visit(&space.engine));
+    fn each(&self, visit: &mut dyn FnMut(&Space)) {
+        self.0.iter().for_each(|space| visit(&space.engine));
     }
 }
 
@@ -52,10 +50,10 @@ pub fn done(why: Who) -> Reclaimed {
     Reclaimed { looked: looked.load(Relaxed), freed: freed.load(Relaxed) }
 }
 
-/// Frees about so many pages of what a group and those below it have, as far as that can be; how many that were.
-pub fn reclaim(why: Who, group: GroupId, pages: u64) -> u64 {
+/// Frees about so many pages of what a group and those below it have, on one node or all, as far as that can be; how many that were.
+pub fn reclaim(why: Who, part: impl Into<Part>, pages: u64) -> u64 {
     groups::tell_swap_room();
-    let reclaimed = vellum::reclaim::reclaim(machine(), &All(spaces_of(processes::all())), group, pages);
+    let reclaimed = vellum::reclaim::reclaim(machine(), &All(spaces_of(processes::all())), part, pages);
     let Reclaimed { looked, freed } = reclaimed.unwrap_or_default();
     DONE[why as usize].iter().zip([looked, freed]).for_each(|(sum, pages)| _ = sum.fetch_add(pages, Relaxed));
     freed

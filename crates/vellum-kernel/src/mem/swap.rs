@@ -3,13 +3,14 @@
 
 use crate::files;
 use crate::mem::disk::Disk;
-use crate::mem::machine;
 use crate::mem::platform::Host;
 use crate::mem::reclaim::spaces_of;
+use crate::mem::{Object, machine};
 use crate::task::process as processes;
 use alloc::boxed::Box;
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
+use vellum::cache::ObjectError;
 use vellum::space::FaultError;
 use vellum::swap::{Compressed, DetachError, SwapDevice, Usage};
 use vellum_kernel::errno::Errno;
@@ -54,13 +55,13 @@ pub fn init_memory(bytes: u64) -> Result<(), Errno> {
     init(&MEMORY, Store { path: "/dev/zram0", number, usual: -1, device, slots, in_use: Mutex::new(None) })
 }
 
-/// Takes the machine's disk into use, all of it.
+/// Takes the machine's disk into use, all of it; with a checksum of each page, if it is to be `checked`.
 ///
 /// # Errors
 ///
 /// `ENODEV`: there is none. `ENOMEM`.
-pub fn init_disk() -> Result<(), Errno> {
-    let (disk, slots) = Disk::find().filter(|(_, slots)| *slots > 0).ok_or(Errno::ENODEV)?;
+pub fn init_disk(checked: bool) -> Result<(), Errno> {
+    let (disk, slots) = Disk::find(checked).filter(|(_, slots)| *slots > 0).ok_or(Errno::ENODEV)?;
     let number = Device { major: 253, minor: 0 };
     let store = Store { path: "/dev/vda", number, usual: -2, device: Box::new(disk), slots, in_use: Mutex::new(None) };
     init(&DISK, store)
@@ -127,6 +128,11 @@ fn empty(id: u8) -> Result<(), Errno> {
                 Err(FaultError::Poisoned(_)) => lost = true,
                 Err(_) => return Err(Errno::ENOMEM),
             }
+        }
+        match Object::swap_off(machine(), id) {
+            Ok(()) => {}
+            Err(ObjectError::Lost) => lost = true,
+            Err(_) => return Err(Errno::ENOMEM),
         }
         if lost {
             return Err(Errno::EIO);

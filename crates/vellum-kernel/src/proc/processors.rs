@@ -2,25 +2,33 @@
 
 use super::Text;
 use core::fmt::{self, Write};
-use core::ops::Range;
 
-/// A set of neighbours, as lists of processors and nodes say it: `0-3`.
+/// A set in ascending order, as lists of processors and nodes say it: `0-3,5`.
 ///
 /// # Errors
 /// No memory for the text.
-pub fn list(text: &mut Text, set: Range<usize>) -> fmt::Result {
-    match set.len() {
-        0 => writeln!(text),
-        1 => writeln!(text, "{}", set.start),
-        _ => writeln!(text, "{}-{}", set.start, set.end - 1),
+pub fn list(text: &mut Text, set: impl Iterator<Item = usize>) -> fmt::Result {
+    let mut set = set.peekable();
+    let mut comma = "";
+    while let Some(first) = set.next() {
+        let mut last = first;
+        while let Some(next) = set.next_if_eq(&(last + 1)) {
+            last = next;
+        }
+        write!(text, "{comma}{first}")?;
+        if last > first {
+            write!(text, "-{last}")?;
+        }
+        comma = ",";
     }
+    writeln!(text)
 }
 
 /// The same in hexadecimal, a bit each, with as many digits as `of` processors need, at most 32 of them.
 ///
 /// # Errors
 /// No memory for the text.
-pub fn mask(text: &mut Text, set: Range<usize>, of: usize) -> fmt::Result {
+pub fn mask(text: &mut Text, set: impl Iterator<Item = usize>, of: usize) -> fmt::Result {
     let bits = set.fold(0u64, |bits, one| bits | 1 << one);
     writeln!(text, "{bits:0digits$x}", digits = of.div_ceil(4))
 }
@@ -118,6 +126,11 @@ mod tests {
         assert_eq!(
             (text(|text| mask(text, 0..2, 2)), text(|text| mask(text, 0..1, 16))),
             ("3\n".into(), "0001\n".into())
+        );
+        let odd = || [0, 2, 3, 4, 6, 8, 9].into_iter();
+        assert_eq!(
+            (text(|text| list(text, odd())), text(|text| mask(text, odd(), 10))),
+            ("0,2-4,6,8-9\n".into(), "35d\n".into())
         );
     }
 }

@@ -171,9 +171,9 @@ pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, adv
 
 /// `madvise` with `MADV_REMOVE`.
 fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
-    let removed = memory.engine.remove(addr, len, |object, bytes| {
-        contents::discard(object, &object.punch_hole(bytes));
-    });
+    let removed = memory
+        .engine
+        .remove(addr, len, |object, bytes| object.punch_hole(bytes).map(|gone| contents::discard(object, &gone)));
     removed.map_err(|error| error.errno().into()).map(|()| 0)
 }
 

@@ -3,7 +3,7 @@
 use super::{Answer, process::process_of};
 use crate::arch::abi::NAME;
 use crate::arch::clock::ticks;
-use crate::mem::{now_ns, shootdown, uaccess};
+use crate::mem::{machine, now_ns, shootdown, uaccess};
 use crate::percpu;
 use crate::task::process::find_thread;
 use crate::task::usage::Usage;
@@ -11,6 +11,7 @@ use crate::task::{Process, Thread, allowance};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_CPU, RLIMIT_NOFILE};
+use vellum::platform::Cpus;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::table;
 
@@ -155,11 +156,12 @@ pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
     uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
 }
 
-/// `getcpu`: the processor, and the one node.
+/// `getcpu`: the processor, and its node.
 pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
-    for (to, value) in [(cpu, percpu::current().index as u32), (node, 0)] {
+    let index = percpu::current().index;
+    for (to, value) in [(cpu, index), (node, machine().platform().node(index))] {
         if to != 0 {
-            uaccess::write(&thread.memory(), to, &value.to_le_bytes())?;
+            uaccess::write(&thread.memory(), to, &(value as u32).to_le_bytes())?;
         }
     }
     Ok(0)

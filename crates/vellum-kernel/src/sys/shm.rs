@@ -254,13 +254,14 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
             Ok(highest as u64)
         }
         ALL => {
-            let (highest, count, pages, resident) = with(|segments| {
+            let (highest, count, pages, [resident, swapped]) = with(|segments| {
                 let pages = segments.iter().map(|segment| segment.what.size.div_ceil(FRAME_SIZE)).sum();
                 let objects = segments.iter().filter_map(|segment| segment.what.object.as_ref());
-                let resident = objects.map(|object| object.resident()).sum();
-                Ok((segments.highest(), segments.iter().count() as u64, pages, resident))
+                let has =
+                    objects.fold([0; 2], |[here, away], object| [here + object.resident(), away + object.swapped()]);
+                Ok((segments.highest(), segments.iter().count() as u64, pages, has))
             })?;
-            uaccess::write(&memory, at, &words(&[count, pages, resident, 0, 0, 0]))?;
+            uaccess::write(&memory, at, &words(&[count, pages, resident, swapped, 0, 0]))?;
             Ok(highest as u64)
         }
         STAT | STAT_PLACE | STAT_ANY => {
@@ -327,14 +328,15 @@ pub fn list() -> Result<Vec<u8>, Errno> {
             writeln!(text, "{:>21} {:>21}", "rss", "swap")?;
             segments.iter().try_for_each(|segment| {
                 let (rights, Segment { object, tag, size, times, pids }) = (&segment.rights, &segment.what);
-                let resident = object.as_ref().map_or(0, |object| object.resident()) * FRAME_SIZE;
+                let bytes = |object: &Object| [object.resident(), object.swapped()].map(|pages| pages * FRAME_SIZE);
+                let [resident, swapped] = object.as_ref().map_or([0; 2], bytes);
                 let [maker, makers] = rights.maker;
                 write!(text, "{:10} {:10} {:5o} {size:21} ", rights.key, segment.id, mode(segment))?;
                 let count = attached(*tag) as u32;
                 let small = [pids[0], pids[1], count, rights.uid, rights.gid, maker, makers];
                 small.iter().try_for_each(|word| write!(text, "{word:5} "))?;
                 times.iter().try_for_each(|time| write!(text, "{time:10} "))?;
-                writeln!(text, "{resident:21} {:21}", 0)
+                writeln!(text, "{resident:21} {swapped:21}")
             })
         })
     })

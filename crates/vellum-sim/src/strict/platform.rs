@@ -32,6 +32,10 @@ unsafe impl<A: Silicon> Cpus for Strict<A> {
         self.hardware.seats.current()
     }
 
+    fn node(&self, cpu: usize) -> usize {
+        self.hardware.node(cpu)
+    }
+
     fn relax(&self) {
         self.go_on();
         let cpu = self.hardware.seats.current();

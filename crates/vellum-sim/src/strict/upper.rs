@@ -39,8 +39,8 @@ impl<A: Silicon> Checker<A> {
         Some((target, first.map(|(index, raw)| self.leaf_pfn(raw, index, level - 1))))
     }
 
-    /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, as it was or in pages of
-    /// another size, unless it was unmapped in earnest, freed, or mapped elsewhere meanwhile.
+    /// Nothing transiently empty: what was taken out of an upper-level entry does not come back, as it was, in pages of
+    /// another size or as a swap entry, unless it was unmapped in earnest, freed, or mapped elsewhere meanwhile.
     pub fn check_transient(&mut self, pfn: Pfn, index: u16, level: u8, (old, new): (u64, u64), hardware: &Hardware<A>) {
         let at = (pfn, index);
         if new == 0 {
@@ -52,13 +52,16 @@ impl<A: Silicon> Checker<A> {
         let Some(&Emptied { target, first, when }) = self.emptied.get(&at) else {
             return;
         };
-        // Something that maps nothing, such as a busy entry, may stand there in between.
-        let Some((now, now_first)) = self.targets(new, index, level, hardware) else {
-            return;
+        let was = [Some(target), first];
+        let back = match self.targets(new, index, level, hardware) {
+            Some((now, now_first)) => {
+                [Some(now), now_first].into_iter().flatten().find(|pfn| was.contains(&Some(*pfn)))
+            }
+            None if self.arch.kind(new, level) == Kind::Swap => Some(target),
+            // Something else that maps nothing, such as a busy entry, may stand there in between.
+            None => return,
         };
         self.emptied.remove(&at);
-        let was = [Some(target), first];
-        let back = [Some(now), now_first].into_iter().flatten().find(|pfn| was.contains(&Some(*pfn)));
         let Some(back) = back else { return };
         let head = self.frame(back).map_or(back, |f| f.head.0);
         let in_earnest = [back, head].into_iter().any(|pfn| {
@@ -66,7 +69,9 @@ impl<A: Silicon> Checker<A> {
             frame.is_none_or(|f| f.since > when || f.fell > when || f.target_since > when)
         });
         if !in_earnest {
-            let text = format!("entry {index} of {pfn:?} was empty from event {when} until {back:?} came back to it");
+            let text = format!(
+                "entry {index} of {pfn:?} was empty from event {when} until {back:?} came back to it, or its slots"
+            );
             self.fail(Rule::TransientlyEmpty, text, &[back], &[at]);
         }
     }

@@ -66,7 +66,7 @@ impl Engine<'_> {
                 0
             }),
             Call::Punch(bytes) => {
-                self.space.discard_object(object(), &object().punch_hole(bytes));
+                self.space.discard_object(object(), &object().punch_hole(bytes).expect("memory"));
                 0
             }
             Call::Write(at) => {
@@ -76,7 +76,8 @@ impl Engine<'_> {
             Call::Seal => number(object().deny_shared_write().map_err(|error| error.errno()), |()| 0),
             Call::Remove { addr, len } => {
                 let removed = self.space.remove(addr, len, |object, bytes| {
-                    self.space.discard_object(object, &object.punch_hole(bytes));
+                    self.space.discard_object(object, &object.punch_hole(bytes)?);
+                    Ok(())
                 });
                 answer(removed, |error| error.errno())
             }

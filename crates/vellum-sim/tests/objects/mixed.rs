@@ -63,7 +63,7 @@ pub fn run() {
             assert_eq!(counted(child), (1, 1));
         }
 
-        let gone = object.punch_hole(0..2 * PAGE);
+        let gone = object.punch_hole(0..2 * PAGE).expect("memory");
         for any in [&space, &first, &second] {
             any.discard_object(&object, &gone);
             assert_eq!((frames(any).0, counted(any)), (there[..1].to_vec(), (1, 0)));

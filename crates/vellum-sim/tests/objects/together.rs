@@ -147,7 +147,7 @@ pub fn share(seed: u64, schedule: Schedule, load: Load) {
         let _seat = sim.cpu(0);
         for (page, made) in made.iter().enumerate() {
             let mut word = [0; 8];
-            object.page(page as u64).map(|page| page.read(0, &mut word));
+            object.page(page as u64).expect("memory").map(|page| page.read(0, &mut word));
             assert_eq!(u64::from_ne_bytes(word), made.load(SeqCst), "page {page}");
         }
     });
@@ -189,7 +189,7 @@ pub fn truncate(seed: u64, schedule: Schedule, load: Load) {
             let _cpu = sim.cpu(0);
             for _ in 0..load.rounds.div_ceil(3) {
                 let left = dice.below(load.pages);
-                let gone = object.set_size(left * PAGE).expect("not too large");
+                let gone = object.set_size(left * PAGE).expect("memory");
                 for space in spaces {
                     space.discard_object(object, &gone);
                 }
@@ -198,7 +198,7 @@ pub fn truncate(seed: u64, schedule: Schedule, load: Load) {
                     let beyond = VirtRange { start: base + left * PAGE, end: base + load.pages * PAGE };
                     space.runs(beyond, |run| assert_ne!(run.kind, Kind::Leaf, "{run:?} beyond page {left}"));
                 }
-                let gone = object.set_size(load.pages * PAGE).expect("not too large");
+                let gone = object.set_size(load.pages * PAGE).expect("memory");
                 assert!(gone.is_empty());
             }
         };
@@ -245,7 +245,7 @@ pub fn punch(seed: u64, schedule: Schedule, load: Load) {
         let puncher = || {
             let _cpu = sim.cpu(0);
             for page in 0..load.pages {
-                let gone = object.punch_hole(page * PAGE..(page + 1) * PAGE);
+                let gone = object.punch_hole(page * PAGE..(page + 1) * PAGE).expect("memory");
                 for space in spaces {
                     space.discard_object(object, &gone);
                 }

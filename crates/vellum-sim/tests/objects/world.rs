@@ -8,11 +8,12 @@ use vellum::arch::X86_64;
 use vellum::cache::{Gone, Object, ObjectError};
 use vellum::frame::policy::Knob;
 use vellum::group::{GroupId, LruList};
+use vellum::reclaim::reclaim;
 use vellum::space::{Advise, AdviseError, FaultError, Limits, MapError, MapFlags, MapRequest, ProtectError, SharedKey};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
-use vellum_sim::{Config, Fault, Refusal, Strict, Strictness};
+use vellum_sim::{Config, Disk, Fault, Refusal, Strict, Strictness};
 
 use super::dice::{Dice, derive};
 
@@ -69,6 +70,8 @@ pub struct World<'m> {
     groups: [GroupId; 2],
     /// Whether memory may run out, or be refused.
     pub(super) tight: bool,
+    /// Whether there is a disk to swap to.
+    swaps: bool,
     serial: u64,
 }
 
@@ -82,6 +85,13 @@ pub fn run(seed: u64, steps: usize) {
     if dice.percent(50) {
         machine.policy().set(2, Knob::Always);
     }
+    let disk = Disk::new(seed);
+    let swaps = dice.percent(60);
+    if swaps {
+        let slots = dice.one_of(&[40, 2000]) as u32;
+        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        unsafe { machine.swaps().attach(machine.frames(), &disk, slots, 0) }.expect("memory");
+    }
     let limit = if tight { 60 + dice.below(200) } else { u64::MAX };
     let group = machine.groups().create(machine.frames(), GroupId::ROOT, limit).expect("a group");
     sim.baseline();
@@ -94,6 +104,7 @@ pub fn run(seed: u64, steps: usize) {
         spaces: Vec::new(),
         groups: [GroupId::ROOT, group],
         tight,
+        swaps,
         serial: 0,
     };
     drop(seat);
@@ -121,7 +132,7 @@ pub fn run(seed: u64, steps: usize) {
         drop(things);
         drop(spaces);
     }
-    assert_eq!(machine.counter(Counter::ShmemPages), 0);
+    assert_eq!((machine.counter(Counter::ShmemPages), disk.used()), (0, 0));
     assert_eq!(machine.groups().usage(machine.frames(), group).expect("it exists").charged, 0);
     assert_eq!(machine.frames().free_frames(), before, "all memory is free again");
     sim.finish();
@@ -151,7 +162,9 @@ impl<'m> World<'m> {
             26..=31 => self.protect(),
             32..=36 => self.dont_need(),
             37..=41 => self.resize(),
-            42..=45 => self.punch(),
+            42..=44 => self.punch(),
+            45 if self.swaps => self.reclaim(),
+            45 => self.punch(),
             46..=48 => self.remove(),
             49..=51 => self.allocate(),
             52 => self.seal(),
@@ -366,7 +379,10 @@ impl<'m> World<'m> {
     fn resize(&mut self) {
         let Some((thing, object)) = self.a_handle() else { return };
         let size = if self.dice.percent(30) { at(self.dice.below(REACH)) } else { self.dice.below(at(REACH + 10)) };
-        let gone = object.set_size(size).expect("not too large");
+        let gone = match object.set_size(size) {
+            Ok(gone) => gone,
+            Err(error) => return self.may_fail(error),
+        };
         self.discard(thing, &object, gone);
         let model = &mut self.things[thing];
         if size <= model.size {
@@ -381,7 +397,10 @@ impl<'m> World<'m> {
         let Some((thing, object)) = self.a_handle() else { return };
         let start = self.dice.below(at(REACH));
         let end = start + self.dice.below(at(10));
-        let gone = object.punch_hole(start..end);
+        let gone = match object.punch_hole(start..end) {
+            Ok(gone) => gone,
+            Err(error) => return self.may_fail(error),
+        };
         self.discard(thing, &object, gone);
         self.things[thing].forget(start..end);
     }
@@ -392,6 +411,7 @@ impl<'m> World<'m> {
         let mut holes = Vec::new();
         let got = self.spaces[space].space.remove(at(span.start), at(span.end - span.start), |object, bytes| {
             holes.push((object.clone(), bytes));
+            Ok(())
         });
         let pages = &self.spaces[space].pages;
         let fine = |page: &u64| pages.get(page).is_none_or(|mapped| mapped.shared && mapped.may_write);
@@ -407,10 +427,17 @@ impl<'m> World<'m> {
         assert_eq!(told, at(removed.len() as u64));
         for (object, bytes) in holes {
             let thing = self.things.iter().position(|thing| thing.serial == object.serial()).expect("a known object");
-            let gone = object.punch_hole(bytes.clone());
+            let gone = object.punch_hole(bytes.clone()).expect("whole pages need no memory");
             self.discard(thing, &object, gone);
             self.things[thing].forget(bytes);
         }
+    }
+
+    /// What somebody has goes to swap: some of it, or all that can.
+    fn reclaim(&mut self) {
+        let (group, pages) = (self.groups[self.dice.below(2) as usize], self.dice.one_of(&[8, 64, u64::MAX]));
+        let spaces: Vec<_> = self.spaces.iter().map(|inhabited| &inhabited.space).collect();
+        reclaim::<_, X86_64>(self.machine, &spaces[..], group, pages).expect("the group exists");
     }
 
     fn allocate(&mut self) {
@@ -455,12 +482,15 @@ impl<'m> World<'m> {
         let Some((thing, object)) = self.a_handle() else { return };
         let page = self.dice.below(REACH);
         let expected = self.things[thing].pages.get(&page);
-        assert_eq!(object.page(page).map(|held| words_of(&held)), expected.copied(), "page {page}");
+        match object.page(page) {
+            Ok(found) => assert_eq!(found.map(|held| words_of(&held)), expected.copied(), "page {page}"),
+            Err(error) => self.may_fail(error),
+        }
         let from = self.dice.below(REACH);
         let pages = &self.things[thing].pages;
         assert_eq!(object.next_data(from), pages.range(from..).next().map(|(page, _)| *page));
         assert_eq!(Some(object.next_hole(from)), (from..).find(|page| !pages.contains_key(page)));
-        assert_eq!(object.resident(), pages.len() as u64);
+        assert_eq!(object.resident() + object.swapped(), pages.len() as u64);
     }
 
     /// Questions: what is resident, who waits where, what is behind an area.
@@ -474,7 +504,8 @@ impl<'m> World<'m> {
             let mapped = inhabited.pages.get(&page);
             if let (Ok(()), Some(mapped)) = (got, mapped) {
                 let there = self.things[mapped.thing].pages.contains_key(&mapped.page) || mapped.copy.is_some();
-                assert_eq!(answer[(page - span.start) as usize], there, "page {page:#x}: {mapped:x?}");
+                let answer = answer[(page - span.start) as usize];
+                assert!(answer == there || there && self.swaps, "page {page:#x}: {mapped:x?}");
             }
             let key = mapped
                 .filter(|mapped| mapped.shared)
@@ -580,7 +611,9 @@ impl<'m> World<'m> {
         let live: Vec<bool> = (0..self.things.len()).map(|i| self.things[i].handle.is_some() || known(i)).collect();
         let pages: u64 =
             self.things.iter().zip(&live).map(|(t, live)| if *live { t.pages.len() as u64 } else { 0 }).sum();
-        assert_eq!(self.machine.counter(Counter::ShmemPages), pages, "pages of objects");
+        let root = self.machine.groups().usage(self.machine.frames(), GroupId::ROOT).expect("it exists");
+        let pages = pages - root.swapped;
+        assert_eq!(self.machine.counter(Counter::ShmemPages), pages, "pages of objects in memory");
         let mut listed = 0;
         for group in self.groups {
             listed += self.machine.groups().usage(self.machine.frames(), group).expect("it exists").lru
@@ -613,7 +646,7 @@ impl<'m> World<'m> {
             let copies = inhabited.pages.values().filter(|mapped| mapped.copy.is_some()).count() as u64;
             let stats = inhabited.space.stats();
             assert_eq!((stats.anon >> FRAME_SHIFT, stats.shmem >> FRAME_SHIFT), (anon, shmem));
-            assert_eq!((anon, stats.mapped / PAGE), (copies, inhabited.pages.len() as u64));
+            assert_eq!((anon + stats.swap / PAGE, stats.mapped / PAGE), (copies, inhabited.pages.len() as u64));
             // Neighbours that continue each other are one.
             let mut before: Option<(u64, Mapped)> = None;
             let mut areas = 0;
@@ -632,9 +665,16 @@ impl<'m> World<'m> {
         }
         for (thing, _) in self.things.iter().zip(&live).filter(|(_, live)| **live) {
             let Some(object) = &thing.handle else { continue };
-            assert_eq!((object.size(), object.resident()), (thing.size, thing.pages.len() as u64));
+            assert_eq!(object.size(), thing.size);
+            assert_eq!(object.resident() + object.swapped(), thing.pages.len() as u64);
             for (page, words) in &thing.pages {
-                let held = object.page(*page).expect("a page of the model");
+                let held = match object.page(*page) {
+                    Ok(held) => held.expect("a page of the model"),
+                    Err(error) => {
+                        self.may_fail(error);
+                        continue;
+                    }
+                };
                 assert_eq!(words_of(&held), *words, "page {page} of {object:?}");
                 let counts = self.machine.frames().frame(held.pfn()).counts();
                 let maps = mappings.get(&held.pfn().0).copied().unwrap_or(0);

@@ -274,6 +274,7 @@ fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, 
         let parent = number(parents[at - 1].1, parents) as usize;
         sums[parent].0 += sums[at].0;
     }
+    check_nodes(machine, bills, parents);
     let ids = [GroupId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id));
     for (id, (charged, listed, partial)) in ids.zip(sums) {
         let usage = machine.groups().usage(frames, id).expect("the group is there");
@@ -281,6 +282,20 @@ fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, 
         assert_eq!(usage.lru.iter().sum::<u64>(), listed, "pages on the lists of {id:?}");
         assert_eq!(usage.deferred, partial, "folios of {id:?} that are mapped in part");
         assert!(usage.peak >= usage.charged, "{usage:?}");
+    }
+}
+
+/// The lists of a node have what is on it.
+fn check_nodes<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, parents: &[(GroupId, GroupId)]) {
+    let frames = machine.frames();
+    for (at, id) in [GroupId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id)).enumerate() {
+        for node in 0..frames.nodes() {
+            let folios = bills.get(&(at as u16)).into_iter().flat_map(|bill| bill.folios.keys());
+            let here = folios.filter(|head| frames.node_of(**head) == node);
+            let pages: u64 = here.map(|head| 1 << frames.frame(*head).order()).sum();
+            let listed = machine.groups().listed_on(frames, id, node).expect("the group is there");
+            assert_eq!(listed.iter().sum::<u64>(), pages, "pages on the lists of {id:?}, of node {node}");
+        }
     }
 }
 
@@ -293,12 +308,14 @@ pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u6
     check_groups(machine, &BTreeMap::new(), &[]);
     check_slots(host, machine, &BTreeMap::new(), &BTreeMap::new());
     assert_eq!(frames.free_frames(), free_before, "free frames");
+    let mut by_node = vec![0; frames.nodes()];
     for region in host.regions() {
         let mut at = region.base.pfn();
         while at.addr().0 < region.base.0 + region.len {
             let Some(frame) = frames.get(at) else { break };
             let free = matches!(frame.kind(), FrameKind::Free | FrameKind::Cached);
             let block = if free { 1 << frame.order() } else { 1 };
+            by_node[region.node] += if free { u64::from(block) } else { 0 };
             let zero = free && (frame.has(flag::ZERO) || frames.zero_on_free() && region.zeroed);
             for pfn in (at.0..at.0 + block).map(Pfn).filter(|_| zero) {
                 let found = walk::words(host, PhysAddr(pfn.addr().0));
@@ -307,4 +324,5 @@ pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u6
             at = at.add(block);
         }
     }
+    (0..).zip(by_node).for_each(|(node, free)| assert_eq!(frames.free_on(node), free, "free frames of node {node}"));
 }

@@ -20,8 +20,8 @@ pub struct Bounds {
     /// log2 of the bytes that an entry of the second level maps: areas as large as that begin at such an address.
     pub huge_shift: u32,
     pub user_end: u64,
-    /// Frames of 4 KiB that the machine has.
-    pub total_frames: u64,
+    /// Frames of 4 KiB that the machine has, and slots to swap to.
+    pub promised: u64,
     /// Whether the model holds all of the space, so that limits and free addresses can be foretold.
     pub alone: bool,
 }
@@ -96,7 +96,7 @@ pub fn map(
         }
     }
     let promised = prot.contains(Prot::WRITE) && !flags.contains(MapFlags::NORESERVE);
-    if promised && (pages << bounds.page_shift) >> 12 > bounds.total_frames {
+    if promised && (pages << bounds.page_shift) >> 12 > bounds.promised {
         return Err(MapError::Overcommit);
     }
     if let (Place::Fixed(page), true) = (place, replaced > 0)
@@ -188,7 +188,7 @@ pub fn remap(
     if pages > len {
         fits(pages - len, 0, &kind)?;
         let promised = kind.prot.contains(Prot::WRITE) && !kind.flags.contains(AreaFlags::NORESERVE);
-        if promised && at(pages - len) >> 12 > bounds.total_frames {
+        if promised && at(pages - len) >> 12 > bounds.promised {
             return Err(RemapError::Overcommit);
         }
     }

@@ -5,10 +5,9 @@ use std::ops::Range;
 
 use vellum::Machine;
 use vellum::arch::Attrs;
-use vellum::frame::Family;
 use vellum::frame::policy::Advice;
 use vellum::group::GroupId;
-use vellum::reclaim::{Spaces, reclaim};
+use vellum::reclaim::{Part, Spaces, reclaim};
 use vellum::space::Access;
 use vellum::vma::AreaFlags;
 use vellum_sim::Program;
@@ -58,11 +57,11 @@ pub struct Scene<'s, 'm, H: Host> {
 struct Shown<'a, 's, 'm, H: Host>(&'a Scene<'s, 'm, H>);
 
 impl<'m, H: Host> Spaces<'m, H, H::Arch> for Shown<'_, '_, 'm, H> {
-    fn each(&self, family: Family, visit: &mut dyn FnMut(&Space<'m, H>)) {
+    fn each(&self, visit: &mut dyn FnMut(&Space<'m, H>)) {
         let on = self.0;
         let mut shown = Vec::new();
         for space in on.shared.iter().map(|space| &**space).chain(on.parent).chain([on.space]) {
-            if space.family() == family && !shown.contains(&space.id()) {
+            if !shown.contains(&space.id()) {
                 shown.push(space.id());
                 visit(space);
             }
@@ -113,7 +112,10 @@ impl<H: Host> Scene<'_, '_, H> {
     /// Memory is reclaimed, from a group or from all.
     fn reclaim(&self, all: bool, pages: u64) {
         let group = if all { GroupId::ROOT } else { self.space.group() };
-        let freed = reclaim::<H, H::Arch>(self.machine, &Shown(self), group, pages);
+        // Of some node, or of all.
+        let node = Some(pages as usize % (self.machine.frames().nodes() + 1));
+        let node = node.filter(|node| *node < self.machine.frames().nodes());
+        let freed = reclaim::<H, H::Arch>(self.machine, &Shown(self), Part { group, node }, pages);
         assert!(freed.is_ok(), "{freed:?}");
     }
 

@@ -127,8 +127,14 @@ impl<A: Family> Setup<A> {
         let window = plan.pages << arch.page_order();
         let memory = match plan.largest {
             0..=HUGE_ORDER => memory(dice, tight, window, window * actors as u64 * spaces),
-            _ => vec![Region { base: PhysAddr(2 << 20), len: if tight { 128 << 20 } else { 1 << 30 }, zeroed: true }],
+            _ => vec![Region {
+                base: PhysAddr(2 << 20),
+                len: if tight { 128 << 20 } else { 1 << 30 },
+                zeroed: true,
+                node: 0,
+            }],
         };
+        let (memory, nodes) = nodes(&mut Dice::new(derive(seed, 1)), memory, cpus);
         let groups = groups(dice, tight);
         let pick = |dice: &mut Dice| dice.below(groups.len() as u64 + 1) as usize;
         let spaces: Vec<usize> = (0..spaces).map(|_| pick(dice)).collect();
@@ -157,7 +163,7 @@ impl<A: Family> Setup<A> {
         let percent = |dice: &mut Dice| dice.weighted(&[(70, 0), (20, 5), (10, 40)]);
         let broken = (percent(dice), percent(dice));
         let tlb = dice.one_of(&[0, 1, 2]);
-        let mut config = Config::with_arch(arch, 0).regions(memory).cpus(cpus);
+        let mut config = Config::with_arch(arch, 0).regions(memory).cpus(cpus).cpu_nodes(nodes);
         if A::LEAVES_RECORDS && dice.percent(35) {
             config = config.leaves_records();
         }
@@ -215,7 +221,7 @@ fn memory(dice: &mut Dice, tight: bool, window: u64, pages: u64) -> Vec<Region> 
         (if window < 512 { 6 << 20 } else { 32 << 20 }) + pages * 4096 * 6
     };
     let junk = bytes < 64 << 20 && dice.percent(20);
-    let region = |base: u64, len: u64| Region { base: PhysAddr(base), len, zeroed: !junk };
+    let region = |base: u64, len: u64| Region { base: PhysAddr(base), len, zeroed: !junk, node: 0 };
     let base = dice.one_of(&[2 << 20, 1 << 20, 0x1000, (6 << 20) + 0x5000]);
     if dice.percent(70) {
         return vec![region(base, bytes)];
@@ -223,6 +229,20 @@ fn memory(dice: &mut Dice, tight: bool, window: u64, pages: u64) -> Vec<Region> 
     let first = bytes / 8 + dice.below(bytes / 4);
     let hole = dice.one_of(&[0x1000, 1 << 20, 40 << 20]);
     vec![region(base, first), region((base + first + hole) & !0xfff, bytes)]
+}
+
+/// Whose memory it is, and whose CPUs: sometimes that of several nodes. Then one piece may be cut in two.
+fn nodes(dice: &mut Dice, mut memory: Vec<Region>, cpus: usize) -> (Vec<Region>, Vec<usize>) {
+    let nodes = dice.weighted(&[(60, 1), (30, 2), (10, 3)]);
+    let end = memory[0].base.0 + memory[0].len;
+    let at = (memory[0].base.0 + memory[0].len / 4 + dice.below(memory[0].len / 4)) & !0xfff;
+    if nodes > 1 && memory.len() == 1 {
+        // The engine's own structures are in the larger part.
+        memory[0].len = at - memory[0].base.0;
+        memory.push(Region { base: PhysAddr(at), len: end - at, ..memory[0] });
+    }
+    memory.iter_mut().for_each(|region| region.node = dice.below(nodes as u64) as usize);
+    (memory, (0..cpus).map(|_| dice.below(nodes as u64) as usize).collect())
 }
 
 /// Up to three groups, below the root or below each other.

@@ -131,12 +131,13 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
 
     fn bounds(&self, alone: bool) -> Bounds {
         let arch = self.setup.arch;
+        let swap: u64 = self.setup.swap.iter().map(|plan| u64::from(plan.slots)).sum();
         Bounds {
             limits: self.setup.limits,
             page_shift: arch.page_shift(),
             huge_shift: arch.level_shift(2),
             user_end: arch.user_end(),
-            total_frames: self.machine.frames().total(),
+            promised: self.machine.frames().total() + swap,
             alone,
         }
     }

@@ -2,8 +2,8 @@
 
 use core::ops::Range;
 
-use super::index::{self, MOST_NODES};
-use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, remove};
+use super::index::{self, MOST_NODES, Page};
+use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, owner, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
 use crate::group::{GroupId, LruList};
@@ -40,46 +40,72 @@ struct Together {
     orders: u32,
 }
 
+/// A folio that is to be an object's, got before the object is locked: charged, listed, and with the object's references, one a page. If
+/// it is not needed it goes back.
+pub(super) struct NewFolio<'m, P: Platform> {
+    machine: &'m Machine<'m, P>,
+    /// Its first frame, and its order.
+    folio: Option<(Pfn, u8)>,
+    page_order: u8,
+}
+
 /// What may be needed to add pages, got before the object is locked. What is not needed goes back.
 struct Spare<'m, P: Platform> {
     machine: &'m Machine<'m, P>,
-    /// With the object's references, one a page; and its order.
-    folio: Option<(Pfn, u8)>,
-    page_order: u8,
+    folio: NewFolio<'m, P>,
     nodes: [Pfn; MOST_NODES],
     count: usize,
 }
 
-impl<'m, P: Platform> Spare<'m, P> {
-    /// Zeroed pages in one folio, charged to a group and listed, with the object's references.
-    fn provide_folio(&mut self, object: Pfn, order: u8, group: GroupId) -> Result<(), ObjectError> {
-        self.drop_folio();
+impl<'m, P: Platform> NewFolio<'m, P> {
+    /// None yet.
+    pub(super) fn new(machine: &'m Machine<'m, P>, page_order: u8) -> Self {
+        NewFolio { machine, folio: None, page_order }
+    }
+
+    /// Get one of this order, instead of what there was. `zero`: it holds zeros.
+    pub(super) fn provide(&mut self, order: u8, zero: bool, group: GroupId) -> Result<(), ObjectError> {
+        self.put_back();
         let frames = self.machine.frames();
-        let pfn = frames.alloc(order, true, Use::Folio)?;
+        let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Folio)?;
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
-        head.set_data(object.0 as u64);
-        if let Err(over) = self.machine.groups().admit(frames, group, (pfn, head), order, Some(LruList::Shmem)) {
+        owner::leave(head);
+        let admitted = self.machine.groups().admit(frames, group, (pfn, head, shard), order, Some(LruList::Shmem));
+        if let Err(over) = admitted {
             frames.put(pfn, head, refs, 0);
             // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
-            unsafe { frames.free(pfn, 1 << order, true, Use::Folio) };
+            unsafe { frames.free(pfn, 1 << order, zero, Use::Folio) };
             return Err(over.into());
         }
         self.folio = Some((pfn, order));
         Ok(())
     }
 
-    fn drop_folio(&mut self) {
+    /// Its first frame, if there is one, of this order. It is the caller's to put into the index.
+    pub(super) fn take(&mut self, order: u8) -> Option<Pfn> {
+        self.folio.take_if(|folio| folio.1 == order).map(|(pfn, _)| pfn)
+    }
+
+    fn put_back(&mut self) {
         if let Some((pfn, order)) = self.folio.take() {
             self.machine.put_folio(pfn, 1 << (order - self.page_order), 0);
         }
     }
+}
 
+impl<P: Platform> Drop for NewFolio<'_, P> {
+    fn drop(&mut self) {
+        self.put_back();
+    }
+}
+
+impl<'m, P: Platform> Spare<'m, P> {
     fn provide_nodes(&mut self, count: usize, group: GroupId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
-            let node = frames.alloc(0, true, Use::Kernel)?;
-            if let Err(over) = self.machine.groups().admit(frames, group, (node, frames.frame(node)), 0, None) {
+            let (node, shard) = frames.alloc_at_home(0, true, Use::Kernel)?;
+            if let Err(over) = self.machine.groups().admit(frames, group, (node, frames.frame(node), shard), 0, None) {
                 // SAFETY: just allocated, and still all zero.
                 unsafe { frames.free(node, 1, true, Use::Kernel) };
                 return Err(over.into());
@@ -94,7 +120,6 @@ impl<'m, P: Platform> Spare<'m, P> {
 
 impl<P: Platform> Drop for Spare<'_, P> {
     fn drop(&mut self) {
-        self.drop_folio();
         for node in &self.nodes[..self.count] {
             remove::free_node(self.machine, *node);
         }
@@ -102,12 +127,16 @@ impl<P: Platform> Drop for Spare<'_, P> {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// A page by its number, if there is one, wherever the object ends.
-    pub fn page(&self, page: u64) -> Option<ObjectPage<'m, P>> {
-        let contents = self.lock();
-        let pfn = contents.index.find(self.machine.frames(), page)?;
-        // SAFETY: in the index of an object that is locked.
-        Some(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) })
+    /// A page by its number, if there is one, wherever the object ends. If it was on a swap device it comes back, charged to the object's
+    /// group.
+    ///
+    /// # Errors
+    /// No memory to bring it back to, or over a limit, or it is lost.
+    pub fn page(&self, page: u64) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
+        match self.look_within(MAX_SIZE, page, self.group())? {
+            Looked::Page(page) => Ok(Some(page)),
+            Looked::Hole | Looked::BeyondEnd => Ok(None),
+        }
     }
 
     /// A page by its number, wherever the object ends (files are allocated ahead of their size); zeros, charged to `group`, if
@@ -154,16 +183,28 @@ impl<'m, P: Platform> Object<'m, P> {
         Ok(())
     }
 
-    /// What a fault on a page may copy.
-    pub(crate) fn look(&self, page: u64) -> Looked<'m, P> {
-        let contents = self.lock();
-        if !self.is_inside(contents.size, page) {
-            return Looked::BeyondEnd;
-        }
-        match contents.index.find(self.machine.frames(), page) {
-            // SAFETY: in the index of an object that is locked.
-            Some(pfn) => Looked::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }),
-            None => Looked::Hole,
+    /// What a fault on a page may copy. What was on a swap device is charged to `group`.
+    pub(crate) fn look(&self, page: u64, group: GroupId) -> Result<Looked<'m, P>, ObjectError> {
+        self.look_within(0, page, group)
+    }
+
+    /// The same, of an object that is at least of this size.
+    fn look_within(&self, size: u64, page: u64, group: GroupId) -> Result<Looked<'m, P>, ObjectError> {
+        loop {
+            let contents = self.lock();
+            if !self.is_inside(contents.size.max(size), page) {
+                return Ok(Looked::BeyondEnd);
+            }
+            match contents.index.find(self.machine.frames(), page) {
+                None => return Ok(Looked::Hole),
+                Some(Page::Here(pfn)) => {
+                    // SAFETY: in the index of an object that is locked.
+                    return Ok(Looked::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }));
+                }
+                Some(Page::Held(_) | Page::Away(..)) => {}
+            }
+            drop(contents);
+            self.bring_back(page, group)?;
         }
     }
 
@@ -186,7 +227,8 @@ impl<'m, P: Platform> Object<'m, P> {
             let first = page - u64::from((pfn.0 - head.0) / step).min(page);
             let last = page + u64::from((head.add(1 << frame.order()).0 - pfn.0) / step);
             let window = around.start.min(first).max(window.start)..around.end.max(last).min(window.end);
-            let there = |page, pfn| window.contains(&page) && contents.index.find(frames, page) == Some(pfn);
+            let there =
+                |page, pfn| window.contains(&page) && contents.index.find(frames, page) == Some(Page::Here(pfn));
             while row.page > 0 && row.pfn.0 >= step && there(row.page - 1, Pfn(row.pfn.0 - step)) {
                 row = Row { page: row.page - 1, pfn: Pfn(row.pfn.0 - step), pages: row.pages + 1 };
             }
@@ -248,7 +290,8 @@ impl<'m, P: Platform> Object<'m, P> {
     ) -> Result<Option<R>, ObjectError> {
         let (machine, frames) = (self.machine, self.machine.frames());
         let page_order = self.head().page_order;
-        let mut spare = Spare { machine, folio: None, page_order, nodes: [Pfn::NONE; MOST_NODES], count: 0 };
+        let folio = NewFolio::new(machine, page_order);
+        let mut spare = Spare { machine, folio, nodes: [Pfn::NONE; MOST_NODES], count: 0 };
         let mut together = together.clone();
         loop {
             let mut contents = self.lock();
@@ -256,8 +299,14 @@ impl<'m, P: Platform> Object<'m, P> {
             if !self.is_inside(size, page) {
                 return Ok(None);
             }
-            if let Some(pfn) = contents.index.find(frames, page) {
-                return Ok(Some(found(&contents, pfn)));
+            match contents.index.find(frames, page) {
+                Some(Page::Here(pfn)) => return Ok(Some(found(&contents, pfn))),
+                Some(Page::Held(_) | Page::Away(..)) => {
+                    drop(contents);
+                    self.bring_back(page, group)?;
+                    continue;
+                }
+                None => {}
             }
             let missing = contents.index.missing(frames, page);
             if bounded {
@@ -265,7 +314,7 @@ impl<'m, P: Platform> Object<'m, P> {
             }
             let order = self.order_of(&contents, page, &together);
             if missing <= spare.count
-                && let Some((pfn, _)) = spare.folio.take_if(|folio| folio.1 == order)
+                && let Some(pfn) = spare.folio.take(order)
             {
                 // All of a folio is in one node, so only the first page may take nodes.
                 let pages = 1u64 << (order - page_order);
@@ -276,12 +325,13 @@ impl<'m, P: Platform> Object<'m, P> {
                         spare.nodes[spare.count]
                     });
                 }
+                owner::enter(frames.frame(pfn), self.at, first);
                 machine.count(Counter::ShmemPages, 1 << order);
                 return Ok(Some(found(&contents, pfn.add(((page - first) as u32) << page_order))));
             }
             drop(contents);
             spare.provide_nodes(missing, self.group())?;
-            match spare.provide_folio(self.at, order, group) {
+            match spare.folio.provide(order, true, group) {
                 // Then smaller ones.
                 Err(_) if order > page_order => together.orders &= (1 << order) - 1,
                 provided => provided?,

@@ -1,16 +1,17 @@
 //! Which pages an object has: a radix tree whose nodes are frames of 512 entries.
 //!
-//! An entry is 0 (nothing), or the number of a frame above a bit that says so; the other low bits are there for what else a
-//! page may become (a slot of a swap device). A node's descriptor counts its entries. Nodes come with the first page below
-//! them and go with the last.
+//! An entry is 0 (nothing), or a number above a bit that says what it is the number of: a frame, or a slot of a swap device, which is
+//! named beside it. A node's descriptor counts its entries. Nodes come with the first page below them and go with the last.
 //!
 //! Whoever calls holds the object's lock.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::frame::Frames;
 use crate::platform::Platform;
+use crate::swap::{Slots, SwapRun};
 
 /// log2 of the entries of a node.
 const BITS: u32 = 9;
@@ -21,6 +22,49 @@ const LEVELS: u32 = 6;
 pub(super) const MOST_NODES: usize = 2 * LEVELS as usize;
 /// In an entry: there is a frame.
 const FRAME: u64 = 1;
+/// Or a slot, of the device whose number begins at [`DEVICE_SHIFT`].
+const SLOT: u64 = 1 << 1;
+/// The frame is about to go to a device, and nobody may have it.
+const HELD: u64 = 1 << 2;
+/// Somebody would like to have it, though.
+const WANTED: u64 = 1 << 3;
+const DEVICE_SHIFT: u32 = 4;
+
+/// What an object knows of a page that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Page {
+    /// It is in memory: its first frame.
+    Here(Pfn),
+    /// It is in memory, and nobody may have it for a while, because it is about to go.
+    Held(Pfn),
+    /// It is on a swap device: which, and its first slot.
+    Away(u8, u32),
+}
+
+impl Page {
+    #[inline]
+    fn of(entry: u64) -> Option<Page> {
+        let number = (entry >> FRAME_SHIFT) as u32;
+        match entry & (FRAME | SLOT | HELD) {
+            FRAME => Some(Page::Here(Pfn(number))),
+            0 => None,
+            SLOT => Some(Page::Away((entry >> DEVICE_SHIFT) as u8, number)),
+            _ => Some(Page::Held(Pfn(number))),
+        }
+    }
+
+    /// Its first frame, if it is in memory.
+    pub(super) fn frame(self) -> Option<Pfn> {
+        match self {
+            Page::Here(pfn) | Page::Held(pfn) => Some(pfn),
+            Page::Away(..) => None,
+        }
+    }
+}
+
+fn slot_entry(device: u8, slot: u32) -> u64 {
+    u64::from(slot) << FRAME_SHIFT | u64::from(device) << DEVICE_SHIFT | SLOT
+}
 
 /// The tree. Does not free anything by itself: see [`Index::remove`].
 pub(super) struct Index {
@@ -28,6 +72,8 @@ pub(super) struct Index {
     /// Levels of nodes; 0 if there is none.
     height: u32,
     pages: u64,
+    /// Of these, on swap devices.
+    away: u64,
 }
 
 fn entry(pfn: Pfn) -> u64 {
@@ -115,12 +161,17 @@ impl Dead {
 
 impl Index {
     pub(super) fn new() -> Self {
-        Index { root: Pfn::NONE, height: 0, pages: 0 }
+        Index { root: Pfn::NONE, height: 0, pages: 0, away: 0 }
     }
 
-    /// How many pages there are.
-    pub(super) fn pages(&self) -> u64 {
-        self.pages
+    /// How many pages are in memory.
+    pub(super) fn here(&self) -> u64 {
+        self.pages - self.away
+    }
+
+    /// How many pages are on swap devices.
+    pub(super) fn away(&self) -> u64 {
+        self.away
     }
 
     #[inline]
@@ -128,17 +179,23 @@ impl Index {
         self.height != 0 && page >> (BITS * self.height) == 0
     }
 
-    /// The frame of a page.
+    /// The last node on the way to a page.
     #[inline]
-    pub(super) fn find<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> Option<Pfn> {
+    fn leaf<'f, 'p, P: Platform>(&self, frames: &'f Frames<'p, P>, page: u64) -> Option<Node<'f, 'p, P>> {
         if !self.reaches(page) {
             return None;
         }
         let mut at = self.root;
-        for level in (0..self.height).rev() {
+        for level in (1..self.height).rev() {
             at = frame_of(Node { frames, at }.get(slot(page, level)))?;
         }
-        Some(at)
+        Some(Node { frames, at })
+    }
+
+    /// A page.
+    #[inline]
+    pub(super) fn find<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) -> Option<Page> {
+        Page::of(self.leaf(frames, page)?.get(slot(page, 0)))
     }
 
     /// How many nodes are missing on the way to a page.
@@ -189,8 +246,8 @@ impl Index {
     }
 
     /// Take a page out, and the nodes that held nothing else.
-    pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, page: u64, dead: &mut Dead) -> Option<Pfn> {
-        let pfn = self.find(frames, page)?;
+    pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, page: u64, dead: &mut Dead) -> Option<Page> {
+        let was = self.find(frames, page)?;
         let mut path = [Pfn::NONE; LEVELS as usize];
         let mut at = self.root;
         for level in (0..self.height).rev() {
@@ -198,27 +255,28 @@ impl Index {
             at = frame_of(Node { frames, at }.get(slot(page, level))).unwrap_or(at);
         }
         self.pages -= 1;
+        self.away -= u64::from(was.frame().is_none());
         for level in 0..self.height {
             let at = path[level as usize];
             if (Node { frames, at }).clear(slot(page, level)) != 0 {
-                return Some(pfn);
+                return Some(was);
             }
             dead.push(frames, at);
         }
         (self.root, self.height) = (Pfn::NONE, 0);
-        Some(pfn)
+        Some(was)
     }
 
     /// The first page from `from` on that there is.
-    pub(super) fn next<P: Platform>(&self, frames: &Frames<'_, P>, from: u64) -> Option<(u64, Pfn)> {
+    pub(super) fn next<P: Platform>(&self, frames: &Frames<'_, P>, from: u64) -> Option<(u64, Page)> {
         let mut page = from;
         'from_the_root: while self.reaches(page) {
-            let mut at = self.root;
+            let (mut at, mut last) = (self.root, 0);
             for level in (0..self.height).rev() {
                 let node = Node { frames, at };
                 let shift = BITS * level;
                 let first = slot(page, level);
-                let found = (first..FANOUT).find_map(|slot| Some((slot, frame_of(node.get(slot))?)));
+                let found = (first..FANOUT).map(|slot| (slot, node.get(slot))).find(|(_, entry)| *entry != 0);
                 let Some((slot, below)) = found else {
                     page = ((page >> shift >> BITS) + 1) << BITS << shift;
                     continue 'from_the_root;
@@ -226,9 +284,9 @@ impl Index {
                 if slot != first {
                     page = (page >> shift >> BITS << BITS | slot) << shift;
                 }
-                at = below;
+                (at, last) = (frame_of(below).unwrap_or(at), below);
             }
-            return Some((page, at));
+            return Some((page, Page::of(last)?));
         }
         None
     }
@@ -251,6 +309,100 @@ impl Index {
         match (slot(page, 0)..FANOUT).find(|slot| node.get(*slot) == 0) {
             Some(slot) => Ok(base + slot),
             None => Err(base + FANOUT),
+        }
+    }
+
+    /// These pages are about to go, if they are in memory where frames from `first` on, `step` to a page, say. How many pages that is.
+    pub(super) fn hold<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) -> u32 {
+        let mut held = 0;
+        self.each_frame(frames, pages, first, step, |word, plain| {
+            if word.load(Relaxed) == plain {
+                word.store(plain | HELD, Relaxed);
+                held += 1;
+            }
+        });
+        held
+    }
+
+    /// Somebody would like to have a page that is held.
+    pub(super) fn want<P: Platform>(&self, frames: &Frames<'_, P>, page: u64) {
+        if let Some(node) = self.leaf(frames, page) {
+            let entry = node.get(slot(page, 0));
+            if entry & HELD != 0 {
+                node.entry(slot(page, 0)).store(entry | WANTED, Relaxed);
+            }
+        }
+    }
+
+    /// What was held goes to slots, unless somebody would like to have some of it, or there are none; then it stays. Whether somebody
+    /// would; and by the page, whether it is away now: it may have been removed meanwhile.
+    pub(super) fn settle<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        (first, step): (Pfn, u32),
+        slots: Option<SwapRun>,
+        mut settled: impl FnMut(u32, bool),
+    ) -> bool {
+        let mut wanted = false;
+        self.each_frame(frames, pages.clone(), first, step, |word, plain| {
+            wanted |= word.load(Relaxed) == plain | HELD | WANTED;
+        });
+        let slots = slots.filter(|_| !wanted);
+        let (mut at, mut away) = (0, 0);
+        self.each_frame(frames, pages, first, step, |word, plain| {
+            let held = word.load(Relaxed) & !WANTED == plain | HELD;
+            if held {
+                let slot = |run: SwapRun| slot_entry(run.device, run.slots.first + at * step);
+                word.store(slots.map_or(plain, slot), Relaxed);
+            }
+            let goes = held && slots.is_some();
+            away += u64::from(goes);
+            settled(at, goes);
+            at += 1;
+        });
+        self.away += away;
+        wanted
+    }
+
+    /// The slots of pages that are on a device all of them, in a row; `step` to a page.
+    pub(super) fn slots<P: Platform>(&self, frames: &Frames<'_, P>, pages: Range<u64>, step: u32) -> Option<SwapRun> {
+        let node = self.leaf(frames, pages.start)?;
+        let Some(Page::Away(device, first)) = Page::of(node.get(slot(pages.start, 0))) else { return None };
+        let count = (pages.end - pages.start) as u32;
+        let at = |i: u32| node.get(slot(pages.start + u64::from(i), 0));
+        let row = (1..count).all(|i| at(i) == slot_entry(device, first + i * step));
+        row.then_some(SwapRun { device, slots: Slots { first, count: count * step } })
+    }
+
+    /// Pages that are on a device are in memory from now on, in frames from `first` on, `step` to a page.
+    pub(super) fn bring_back<P: Platform>(&mut self, frames: &Frames<'_, P>, pages: Range<u64>, first: Pfn, step: u32) {
+        self.away -= pages.end - pages.start;
+        self.each_frame(frames, pages, first, step, |word, plain| {
+            debug_assert!(word.load(Relaxed) & SLOT != 0);
+            word.store(plain, Relaxed);
+        });
+    }
+
+    /// Pages that one node has, with what they say if they are in memory in these frames.
+    fn each_frame<P: Platform>(
+        &self,
+        frames: &Frames<'_, P>,
+        pages: Range<u64>,
+        first: Pfn,
+        step: u32,
+        mut visit: impl FnMut(&AtomicU64, u64),
+    ) {
+        let node = self.leaf(frames, pages.start);
+        debug_assert!(
+            pages.is_empty() || (pages.end - 1) / FANOUT == pages.start / FANOUT,
+            "all of a folio is in one node"
+        );
+        for (i, page) in pages.enumerate() {
+            // A node that is gone had nothing.
+            let none = AtomicU64::new(0);
+            let word = node.as_ref().map_or(&none, |node| node.entry(slot(page, 0)));
+            visit(word, entry(first.add(i as u32 * step)));
         }
     }
 }

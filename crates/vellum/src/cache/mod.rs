@@ -9,8 +9,8 @@
 //!
 //! # Mechanism
 //! - **No heap.** The object's head, and the nodes of its index, are frames, charged to a group.
-//! - **One lock an object**, for its size and its index. Nothing is allocated, copied or waited for under it, and no other
-//!   lock is taken.
+//! - **One lock an object**, for its size and its index. Nothing is allocated or copied under it, and no other lock is taken but a
+//!   cluster's of swap slots.
 //! - **The size decides under that lock** whether a fault finds a page. [`Object::set_size`] writes the size there first. A
 //!   fault that was ahead of it is still in the lock of its space's areas, which
 //!   [`crate::AddressSpace::discard_object`] takes as the writer before it looks: what such a fault has mapped is found and
@@ -18,21 +18,28 @@
 //! - **Large folios** need no other index: each slot names the frame of its own page, and a frame's descriptor knows the
 //!   way to the head of its folio. They come where none of their pages is there yet, and leave page by page; their memory is free
 //!   when the last has left.
+//! - **Swap**: slots take the place of frames in the index, and the other way round. Nobody gets a page while it is decided which.
 //!
 //! | file | story |
 //! |---|---|
 //! | `index` | which pages there are: a radix tree of frames |
 //! | `fill` | pages come |
 //! | `remove` | pages go: truncation, holes, the end |
+//! | `swap_out`, `swap_in` | pages go to swap devices, and come back |
+//! | `owner` | from a folio to its object; the objects that have something on swap devices |
 //! | `page` | a page in hand |
 
 mod fill;
 mod index;
+mod owner;
 mod page;
 mod remove;
+mod swap_in;
+mod swap_out;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use owner::page_of;
 pub use page::ObjectPage;
 pub(crate) use page::copy_frames;
 pub use remove::Gone;
@@ -41,7 +48,7 @@ pub(crate) use fill::Looked;
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{
-    AtomicU32,
+    AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
@@ -70,6 +77,8 @@ pub enum ObjectError {
     TooLarge,
     /// Shared areas map the object that may write to it.
     Busy,
+    /// A swap device does not give back what it got.
+    Lost,
 }
 
 impl ObjectError {
@@ -79,6 +88,7 @@ impl ObjectError {
             ObjectError::OutOfMemory | ObjectError::OverLimit(_) => Errno::ENOMEM,
             ObjectError::TooLarge => Errno::EFBIG,
             ObjectError::Busy => Errno::EBUSY,
+            ObjectError::Lost => Errno::EIO,
         }
     }
 }
@@ -90,6 +100,7 @@ impl core::fmt::Display for ObjectError {
             ObjectError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
             ObjectError::TooLarge => f.write_str("beyond the largest size of an object"),
             ObjectError::Busy => f.write_str("shared areas may write to the object"),
+            ObjectError::Lost => f.write_str("what was swapped out is lost"),
         }
     }
 }
@@ -122,6 +133,9 @@ struct Head {
     writers: AtomicU32,
     /// The next of the objects that wait to be freed.
     next: AtomicU32,
+    /// Whether it is among those that may have something on swap devices; then, before and after which.
+    listed: AtomicBool,
+    links: [AtomicU32; 2],
     group: GroupId,
     page_order: u8,
     serial: u64,
@@ -160,8 +174,8 @@ impl<'m, P: Platform> Object<'m, P> {
             return Err(ObjectError::OutOfMemory);
         }
         let frames = machine.frames();
-        let at = frames.alloc(0, false, Use::Kernel)?;
-        if let Err(over) = machine.groups().admit(frames, group, (at, frames.frame(at)), 0, None) {
+        let (at, shard) = frames.alloc_at_home(0, false, Use::Kernel)?;
+        if let Err(over) = machine.groups().admit(frames, group, (at, frames.frame(at), shard), 0, None) {
             // SAFETY: just allocated, and nobody else's.
             unsafe { frames.free(at, 1, false, Use::Kernel) };
             return Err(over.into());
@@ -170,6 +184,8 @@ impl<'m, P: Platform> Object<'m, P> {
             refs: AtomicU32::new(1),
             writers: AtomicU32::new(0),
             next: AtomicU32::new(Pfn::NONE.0),
+            listed: AtomicBool::new(false),
+            links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
             group,
             page_order: arch.page_order(),
             serial: machine.next_number(),
@@ -222,6 +238,11 @@ impl<'m, P: Platform> Object<'m, P> {
         self.head().page_order as u32 + FRAME_SHIFT
     }
 
+    /// log2 of the frames of a page.
+    pub(crate) fn page_order(&self) -> u8 {
+        self.head().page_order
+    }
+
     /// Its size in bytes. What lies beyond can't be mapped.
     pub fn size(&self) -> u64 {
         self.lock().size
@@ -229,7 +250,12 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// How many pages there are in memory.
     pub fn resident(&self) -> u64 {
-        self.lock().index.pages()
+        self.lock().index.here()
+    }
+
+    /// How many pages there are on swap devices.
+    pub fn swapped(&self) -> u64 {
+        self.lock().index.away()
     }
 
     /// Whether this is the object behind an area.
@@ -348,6 +374,7 @@ fn put<P: Platform>(machine: &Machine<'_, P>, at: Pfn) -> Option<Last> {
 impl Last {
     fn free<P: Platform>(self, machine: &Machine<'_, P>) {
         remove::end(machine, self.0);
+        owner::unlist(machine, self.0);
         let frames = machine.frames();
         Leavers::new(frames, machine.groups()).leave(self.0, frames.frame(self.0), 0);
         // SAFETY: nobody knows the object any more, its index is empty, and nothing in the head needs to be dropped.

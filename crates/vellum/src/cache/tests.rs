@@ -46,7 +46,7 @@ fn pages_are_where_they_were_put() {
                 }
                 3 => {
                     let end = page + dice.roll(3);
-                    let gone = object.punch_hole(page << FRAME_SHIFT..(end + 1) << FRAME_SHIFT);
+                    let gone = object.punch_hole(page << FRAME_SHIFT..(end + 1) << FRAME_SHIFT).unwrap();
                     assert_eq!((gone.first, gone.end), (page, (end + 1).min(LAST)), "the last page is not whole");
                     model.retain(|at, _| !(page..=end).contains(at));
                 }
@@ -57,7 +57,7 @@ fn pages_are_where_they_were_put() {
                 }
                 _ => {
                     let mut word = [0; 8];
-                    let found = object.page(page).map(|held| held.read(0, &mut word));
+                    let found = object.page(page).unwrap().map(|held| held.read(0, &mut word));
                     assert_eq!(found.is_some().then(|| u64::from_ne_bytes(word)), model.get(&page).copied(), "{page}");
                 }
             }
@@ -96,12 +96,12 @@ fn a_hole_ends_where_it_was_told() {
             if start < end {
                 model[start as usize..end as usize].fill(0);
             }
-            object.punch_hole(start..end)
+            object.punch_hole(start..end).unwrap()
         };
         assert_eq!(gone.copies, shrink);
         for page in 0..PAGES as u64 {
             let mut bytes = [0; 4096];
-            let held = object.page(page);
+            let held = object.page(page).unwrap();
             assert_eq!(held.is_none(), (gone.first..gone.end).contains(&page), "{gone:?}, {start}..{end}");
             if let Some(held) = held {
                 // In odd pieces: words and bytes alike.
@@ -193,16 +193,16 @@ fn large_folios_come_whole_and_leave_by_the_page() {
     let free = frames.free_frames();
     let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
     let bytes = |pages: Range<u64>| pages.start << FRAME_SHIFT..pages.end << FRAME_SHIFT;
-    let order = |page: u64| frames.head(object.page(page).unwrap().pfn()).1.order();
+    let order = |page: u64| frames.head(object.page(page).unwrap().unwrap().pfn()).1.order();
     drop(object.page_or_new(40, GroupId::ROOT).unwrap());
     object.allocate(bytes(3..70), GroupId::ROOT).unwrap();
     let orders: Vec<u8> = (3..70).map(order).collect();
     let expected = |page: u64| if matches!(page, 16..32 | 48..64) { 4 } else { 0 };
     assert_eq!(orders, (3..70).map(expected).collect::<Vec<u8>>());
     assert_eq!(object.resident(), 67);
-    let folio = object.page(16).unwrap().pfn();
+    let folio = object.page(16).unwrap().unwrap().pfn();
     for page in 16..32 {
-        assert_eq!(object.page(page).unwrap().pfn(), folio.add(page as u32 - 16));
+        assert_eq!(object.page(page).unwrap().unwrap().pfn(), folio.add(page as u32 - 16));
     }
     // A fault brings what policy allows within object and window; nothing comes beyond the object's end.
     machine.policy().set_objects(1 << 3 | 1 << 5);
@@ -216,9 +216,9 @@ fn large_folios_come_whole_and_leave_by_the_page() {
     }
     // A hole in a folio, and then the rest of it.
     let before = frames.free_frames();
-    assert!(!object.punch_hole(bytes(16..31)).is_empty());
+    assert!(!object.punch_hole(bytes(16..31)).unwrap().is_empty());
     assert_eq!((frames.free_frames(), object.has(30), object.has(31)), (before, false, true));
-    assert!(!object.punch_hole(bytes(31..32)).is_empty());
+    assert!(!object.punch_hole(bytes(31..32)).unwrap().is_empty());
     assert_eq!(frames.free_frames(), before + 16);
     drop(object);
     assert_eq!(frames.free_frames(), free);
@@ -235,6 +235,7 @@ fn smaller_folios_where_large_ones_may_not_be_had() {
     let all = 0..32u64 << FRAME_SHIFT;
     assert_eq!(object.allocate(all, group), Err(ObjectError::OverLimit(group)));
     assert_eq!(object.resident(), 20);
-    let orders: Vec<u8> = (0..20).map(|page| frames.head(object.page(page).unwrap().pfn()).1.order()).collect();
+    let orders: Vec<u8> =
+        (0..20).map(|page| frames.head(object.page(page).unwrap().unwrap().pfn()).1.order()).collect();
     assert_eq!(orders, [[4; 16].as_slice(), &[0; 4]].concat());
 }

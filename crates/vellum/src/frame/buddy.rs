@@ -6,25 +6,24 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{FrameKind, FrameList, Frames, MAX_ORDER, flag};
+use super::{FrameKind, FrameList, Frames, MAX_ORDER, Watermarks, flag};
 use crate::addr::Pfn;
 use crate::platform::Platform;
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
 
-/// The free blocks of a machine. Lives behind a lock in [`Frames`].
+/// The free blocks of a node. Lives behind a lock in [`super::node`].
 #[derive(Debug)]
 pub(super) struct Buddy {
     /// By "known to be zero", then by order.
     free: [[FrameList; ORDERS]; 2],
     frames: u64,
-    /// So many are for [`Buddy::alloc_kept`] only.
-    kept: u64,
+    marks: Watermarks,
 }
 
 impl Buddy {
-    pub(super) const fn new(kept: u64) -> Self {
-        Buddy { free: [[FrameList::new(); ORDERS]; 2], frames: 0, kept }
+    pub(super) const fn new(marks: Watermarks) -> Self {
+        Buddy { free: [[FrameList::new(); ORDERS]; 2], frames: 0, marks }
     }
 
     /// Free frames.
@@ -34,7 +33,12 @@ impl Buddy {
 
     /// Whether part of what is to be kept was given out.
     pub(super) fn is_short(&self) -> bool {
-        self.frames < self.kept
+        self.frames < self.marks.min
+    }
+
+    /// Whether so large a block would have to come from below the low watermark.
+    pub(super) fn is_low(&self, order: u8) -> bool {
+        self.frames < self.marks.low + (1 << order)
     }
 
     /// Free blocks of each order.
@@ -44,14 +48,16 @@ impl Buddy {
 
     /// A block of `1 << order` frames and whether it is zero. The smallest block that serves is split, so that large ones
     /// last; among equally large ones `rather_zero` decides. The remainder's lower part is handed out first, so that a
-    /// series of requests gets ascending, adjacent blocks.
+    /// series of requests gets ascending, adjacent blocks. No more than there is above the low watermark, or, while memory is short,
+    /// the lowest.
     pub(super) fn alloc<P: Platform>(
         &mut self,
         frames: &Frames<'_, P>,
         order: u8,
         rather_zero: bool,
     ) -> Option<(Pfn, bool)> {
-        if self.frames < self.kept + (1 << order) {
+        let floor = if frames.short.load(Relaxed) { self.marks.min } else { self.marks.low };
+        if self.frames < floor + (1 << order) {
             return None;
         }
         self.alloc_kept(frames, order, rather_zero)
@@ -74,9 +80,6 @@ impl Buddy {
                 }
                 frames.frame(pfn).become_kind(FrameKind::Private, order, 0);
                 self.frames -= 1 << order;
-                if self.frames < frames.marks.low {
-                    frames.short.store(true, Relaxed);
-                }
                 return Some((pfn, zero));
             }
         }

@@ -9,10 +9,11 @@
 //! | `list` | lists threaded through descriptors |
 //! | `buddy` | blocks of 2ⁿ frames |
 //! | `percpu` | what each CPU keeps at hand |
+//! | `node` | memory near and far, and when it is short |
 //! | `boot` | from a memory map to all of the above |
 //! | `policy` | which folio sizes a fault may use |
 //!
-//! Locks: a CPU's cache, then the buddy allocator's. Both with interrupts masked, so that frames may be allocated and freed
+//! Locks: a cache's, then a buddy allocator's, never two of either. Both with interrupts masked, so that frames may be allocated and freed
 //! anywhere.
 
 mod boot;
@@ -20,6 +21,7 @@ mod buddy;
 mod desc;
 mod folios;
 mod list;
+mod node;
 mod percpu;
 pub mod policy;
 #[cfg(test)]
@@ -33,7 +35,8 @@ pub use list::FrameList;
 
 use buddy::Buddy;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::AtomicBool;
+use node::Node;
 use percpu::Cache;
 
 use crate::addr::{FRAME_SIZE, Pfn, PhysAddr};
@@ -88,19 +91,18 @@ pub struct Frames<'p, P: Platform> {
     direct: *mut u8,
     /// None where there is no memory.
     sections: &'p [Option<&'p Section>],
-    buddy: SpinLock<Buddy>,
+    nodes: &'p [Node],
+    /// By shard: see `node`.
     caches: &'p [CacheLine],
-    total: u64,
-    marks: Watermarks,
-    /// Fewer than the low watermark were free, and nobody has found as many as the high one since.
+    /// No node had more than its low watermark free, and nobody has found as many as the high one on all of them since.
     short: AtomicBool,
     zero_on_free: bool,
 }
 
 /// How many frames should be free (Linux's words for the same): what is below them is dealt with by the host.
 ///
-/// They are of the whole machine, and set at boot ([`BootOptions`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// They are set at boot ([`BootOptions`]), for each node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
     /// With so few free, only [`Frames::alloc_kept`] gives out any ([`BootOptions::kept`]).
     pub min: u64,
@@ -110,7 +112,7 @@ pub struct Watermarks {
     pub high: u64,
 }
 
-/// A CPU's cache, on cache lines of its own.
+/// A shard's cache, on cache lines of its own.
 #[repr(align(128))]
 struct CacheLine(SpinLock<Cache>);
 
@@ -129,12 +131,12 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// Frames that the engine gives out, its own structures not counted.
     pub fn total(&self) -> u64 {
-        self.total
+        self.nodes.iter().map(|node| node.total).sum()
     }
 
     /// How many of them are kept: [`BootOptions::kept`].
     pub fn kept(&self) -> u64 {
-        self.marks.min
+        self.nodes.iter().map(|node| node.marks.min).sum()
     }
 
     /// No frame has this number or a higher one.
@@ -144,37 +146,7 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// Frames that are free now: exact when nothing runs.
     pub fn free_frames(&self) -> u64 {
-        let cached: u64 = self.caches.iter().map(|c| c.0.lock_irq(self.platform).frames() as u64).sum();
-        cached + self.buddy.lock_irq(self.platform).frames()
-    }
-
-    /// How many frames should be free.
-    pub fn watermarks(&self) -> Watermarks {
-        self.marks
-    }
-
-    /// How many frames should be reclaimed in the background: as many as are missing to the high watermark, from when fewer than the
-    /// low one are left (but for what CPUs have at hand) until the high one is reached (with that). 0 at all other times.
-    ///
-    /// A host has a task for this ([`reclaim`](crate::reclaim::reclaim), of [`GroupId::ROOT`](crate::group::GroupId::ROOT)), and asks
-    /// after each fault, say, whether to wake it. The answer 0 is one load; another takes the locks of all CPUs' caches.
-    #[inline]
-    pub fn shortage(&self) -> u64 {
-        if self.short.load(Relaxed) { self.missing() } else { 0 }
-    }
-
-    #[cold]
-    fn missing(&self) -> u64 {
-        let missing = self.marks.high.saturating_sub(self.free_frames());
-        if missing == 0 {
-            self.short.store(false, Relaxed);
-        }
-        missing
-    }
-
-    /// Free blocks of each order in the buddy allocator (`/proc/buddyinfo`); what CPUs have cached is not among them.
-    pub fn free_blocks(&self) -> [u64; MAX_ORDER as usize + 1] {
-        self.buddy.lock_irq(self.platform).blocks()
+        (0..self.nodes()).map(|node| self.free_on(node)).sum()
     }
 
     /// A frame's descriptor, if the machine has such a frame or could have (a hole inside a section reads as reserved).
@@ -246,29 +218,55 @@ impl<'p, P: Platform> Frames<'p, P> {
         unsafe { NonNull::new_unchecked(self.direct.wrapping_add(pa.0 as usize)) }
     }
 
-    /// A block of `1 << order` frames, the caller's alone; contents unspecified unless `zero`.
+    /// A block of `1 << order` frames, the caller's alone; contents unspecified unless `zero`. Of this CPU's node, as long as that or no
+    /// other has any to spare.
     #[inline]
     pub fn alloc(&self, order: u8, zero: bool, usage: Use) -> Result<Pfn, OutOfMemory> {
+        self.alloc_at_home(order, zero, usage).map(|(pfn, _)| pfn)
+    }
+
+    /// The same, and the shard where it is at home, for whoever has it admitted to a group.
+    #[inline(always)]
+    pub(crate) fn alloc_at_home(&self, order: u8, zero: bool, usage: Use) -> Result<(Pfn, usize), OutOfMemory> {
+        let (pfn, shard) = self.find(order, zero, usage);
+        pfn.some().map(|pfn| (pfn, shard)).ok_or(OutOfMemory)
+    }
+
+    /// The same, or [`Pfn::NONE`]: an answer that fits two registers.
+    fn find(&self, order: u8, zero: bool, usage: Use) -> (Pfn, usize) {
         if !allows(self.platform, Wanted::Frames) {
-            return Err(OutOfMemory);
+            return (Pfn::NONE, 0);
         }
-        let (pfn, is_zero) = self.alloc_any(order, zero, usage).ok_or(OutOfMemory)?;
+        if order <= HUGE_ORDER {
+            let cpu = self.platform.current();
+            let found = self.caches[cpu].0.lock_irq(self.platform).alloc(self, order, zero, usage);
+            if let Some((pfn, is_zero)) = found {
+                return (self.give(pfn, order, zero && !is_zero), cpu);
+            }
+        }
+        match self.find_anywhere(order, zero, usage) {
+            Some((pfn, is_zero, shard)) => (self.give(pfn, order, zero && !is_zero), shard),
+            None => (Pfn::NONE, 0),
+        }
+    }
+
+    /// A block leaves the allocator.
+    #[inline]
+    fn give(&self, pfn: Pfn, order: u8, clear: bool) -> Pfn {
         trace(self.platform, || Event::Allocated(pfn, 1 << order));
-        if zero && !is_zero {
+        if clear {
             // SAFETY: the block just left the allocator and is nobody else's.
             unsafe { self.zero(pfn, 1 << order) };
         }
-        Ok(pfn)
+        pfn
     }
 
     /// The same, of the frames too that [`BootOptions::kept`] keeps: for what the host can't do without, and gives back soon.
     /// Contents unspecified.
     pub fn alloc_kept(&self, order: u8, usage: Use) -> Result<Pfn, OutOfMemory> {
         self.alloc(order, false, usage).or_else(|error| {
-            let found = self.buddy.lock_irq(self.platform).alloc_kept(self, order, false);
-            let (pfn, _) = found.ok_or(error)?;
-            trace(self.platform, || Event::Allocated(pfn, 1 << order));
-            Ok(pfn)
+            let pfn = self.find_kept(order).ok_or(error)?;
+            Ok(self.give(pfn, order, false))
         })
     }
 
@@ -279,44 +277,12 @@ impl<'p, P: Platform> Frames<'p, P> {
     pub unsafe fn free_kept(&self, pfn: Pfn, order: u8, usage: Use) {
         // SAFETY: by contract.
         let zero = unsafe { self.leave(pfn, 1 << order, false) };
-        let mut buddy = self.buddy.lock_irq(self.platform);
+        let mut buddy = self.nodes[self.node_of(pfn)].buddy.lock_irq(self.platform);
         if buddy.is_short() {
             return buddy.free(self, pfn, order, zero);
         }
         drop(buddy);
         self.keep_at_hand(pfn, 1 << order, zero, usage);
-    }
-
-    #[inline]
-    fn alloc_any(&self, order: u8, rather_zero: bool, usage: Use) -> Option<(Pfn, bool)> {
-        if order <= HUGE_ORDER {
-            let found = self.cache().lock_irq(self.platform).alloc(self, order, rather_zero, usage);
-            if found.is_some() {
-                return found;
-            }
-        } else if order <= MAX_ORDER {
-            let found = self.buddy.lock_irq(self.platform).alloc(self, order, rather_zero);
-            if found.is_some() {
-                return found;
-            }
-        } else {
-            return None;
-        }
-        self.drain();
-        self.buddy.lock_irq(self.platform).alloc(self, order, rather_zero)
-    }
-
-    /// Give every CPU's cache back to the buddy allocator.
-    #[cold]
-    pub fn drain(&self) {
-        for cache in self.caches {
-            cache.0.lock_irq(self.platform).drain(self);
-        }
-    }
-
-    #[inline]
-    fn cache(&self) -> &'p SpinLock<Cache> {
-        &self.caches[self.platform.current()].0
     }
 
     /// Give back `count` consecutive frames of one use, however they were allocated. A long stretch goes straight to the buddy
@@ -349,7 +315,8 @@ impl<'p, P: Platform> Frames<'p, P> {
     #[inline]
     fn keep_at_hand(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         if count == 1 {
-            self.cache().lock_irq(self.platform).free(self, pfn, 0, zero, usage);
+            let shard = self.shard_on(self.node_of(pfn));
+            self.caches[shard].0.lock_irq(self.platform).free(self, pfn, 0, zero, usage);
         } else {
             self.free_blocks_of(pfn, count, zero, usage);
         }
@@ -358,12 +325,12 @@ impl<'p, P: Platform> Frames<'p, P> {
     fn free_blocks_of(&self, pfn: Pfn, count: u32, zero: bool, usage: Use) {
         /// From here on the buddy's lock is worth its price.
         const STRAIGHT: u32 = 32;
-        let blocks = Blocks { pfn, count };
+        let (blocks, node) = (Blocks { pfn, count }, self.node_of(pfn));
         if count >= STRAIGHT {
-            let mut buddy = self.buddy.lock_irq(self.platform);
+            let mut buddy = self.nodes[node].buddy.lock_irq(self.platform);
             blocks.for_each(|(pfn, order)| buddy.free(self, pfn, order, zero));
         } else {
-            let mut cache = self.cache().lock_irq(self.platform);
+            let mut cache = self.caches[self.shard_on(node)].0.lock_irq(self.platform);
             blocks.for_each(|(pfn, order)| cache.free(self, pfn, order, zero, usage));
         }
     }
@@ -422,10 +389,10 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// is the answer.
     #[inline]
     pub(crate) fn make_folio(&self, pfn: Pfn, order: u8, flags: u32, counts: Counts) -> &'p Frame {
-        for i in 1..1u32 << order {
-            self.frame(pfn.add(i)).become_kind(FrameKind::Tail, order, 0);
-        }
-        let head = self.frame(pfn);
+        const { assert!(LARGEST_FOLIO as u32 <= SECTION_SHIFT, "a folio's descriptors stand in one piece") };
+        let row = self.stretch(pfn, 1 << order);
+        let head = &row[0];
+        row[1..].iter().for_each(|tail| tail.become_kind(FrameKind::Tail, order, 0));
         head.become_kind(FrameKind::Folio, order, flags);
         trace(self.platform, || Event::Counts(pfn, (0, 0), (counts.refs, counts.maps)));
         head.set_counts(counts);

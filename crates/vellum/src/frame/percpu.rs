@@ -1,4 +1,4 @@
-//! Per-CPU caches in front of the buddy allocator, for blocks up to a huge page.
+//! Per-CPU caches in front of a node's buddy allocator, for blocks up to a huge page.
 //!
 //! A CPU's cache has a lock of its own that nobody else wants, except when memory runs out and every cache is emptied.
 //! Refills take a large block and cut off what is asked for, so that what a CPU hands out in a row lies in a row, and so
@@ -26,7 +26,7 @@ const LOOSE: u32 = 2 << REFILL_ORDER;
 /// The largest reserve: 256 MiB.
 const MAX_RESERVE: u8 = 16;
 
-/// One CPU's free blocks.
+/// The free blocks of one shard: mostly, one CPU's.
 #[derive(Debug)]
 pub(super) struct Cache {
     /// By [`Use`], then by "known to be zero", then by order.
@@ -34,6 +34,8 @@ pub(super) struct Cache {
     /// Frames on the stacks.
     frames: u32,
     limit: u32,
+    /// Whose memory it has.
+    node: usize,
     reserve: Reserve,
 }
 
@@ -64,9 +66,11 @@ impl Reserve {
     }
 
     /// Take the largest piece there is up to its size.
-    fn fill<P: Platform>(&mut self, frames: &Frames<'_, P>, rather_zero: bool) {
+    fn fill<P: Platform>(&mut self, frames: &Frames<'_, P>, node: usize, rather_zero: bool) {
         for order in (HUGE_ORDER + 1..=self.order).rev() {
-            if let Some((pfn, zero)) = frames.buddy.lock_irq(frames.platform()).alloc(frames, order, rather_zero) {
+            if let Some((pfn, zero)) =
+                frames.nodes[node].buddy.lock_irq(frames.platform()).alloc(frames, order, rather_zero)
+            {
                 (self.next, self.left, self.zero) = (pfn, 1 << order, zero);
                 for start in (0..1 << order).step_by(1 << HUGE_ORDER) {
                     frames.frame(pfn.add(start)).become_kind(FrameKind::Cached, HUGE_ORDER, 0);
@@ -78,12 +82,12 @@ impl Reserve {
 }
 
 impl Cache {
-    /// Of a CPU that may keep `limit` frames of all kinds and a reserve of `reserve` frames.
-    pub(super) fn new(limit: u32, reserve: u64) -> Self {
+    /// For memory of a node, of which it may keep `limit` frames of all kinds and a reserve of `reserve` frames.
+    pub(super) fn new(node: usize, limit: u32, reserve: u64) -> Self {
         let order = (reserve.max(1).ilog2() as u8).min(MAX_RESERVE);
         let reserve = Reserve { order, next: Pfn::NONE, left: 0, zero: false };
         let none = Stack { top: Pfn::NONE, len: 0 };
-        Cache { stacks: [[[none; ORDERS]; 2]; 2], frames: 0, limit, reserve }
+        Cache { stacks: [[[none; ORDERS]; 2]; 2], frames: 0, limit, node, reserve }
     }
 
     /// Free frames in it.
@@ -151,7 +155,7 @@ impl Cache {
         }
         if usage == Use::Folio {
             if self.reserve.left == 0 {
-                self.reserve.fill(frames, rather_zero);
+                self.reserve.fill(frames, self.node, rather_zero);
             }
             if let Some((pfn, zero)) = self.reserve.take() {
                 return self.cut(frames, pfn, HUGE_ORDER, order, zero, usage);
@@ -161,7 +165,7 @@ impl Cache {
             if from > order && self.frames + (1 << from) > self.limit / 2 {
                 continue;
             }
-            let found = frames.buddy.lock_irq(frames.platform()).alloc(frames, from, rather_zero);
+            let found = frames.nodes[self.node].buddy.lock_irq(frames.platform()).alloc(frames, from, rather_zero);
             if let Some((pfn, zero)) = found {
                 return self.cut(frames, pfn, from, order, zero, usage);
             }
@@ -200,7 +204,7 @@ impl Cache {
     /// Give blocks of a kind to the buddy allocator until no more than `keep` are left.
     #[cold]
     fn shorten<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, zero: bool, usage: Use, keep: u32) {
-        let mut buddy = frames.buddy.lock_irq(frames.platform());
+        let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());
         while self.stacks[usage as usize][zero as usize][order as usize].len > keep
             && let Some((pfn, zero)) = self.pop(frames, order, zero, usage)
         {
@@ -213,14 +217,14 @@ impl Cache {
     pub(super) fn drain<P: Platform>(&mut self, frames: &Frames<'_, P>) {
         self.shrink(frames, 0);
         while let Some((pfn, zero)) = self.reserve.take() {
-            frames.buddy.lock_irq(frames.platform()).free(frames, pfn, HUGE_ORDER, zero);
+            frames.nodes[self.node].buddy.lock_irq(frames.platform()).free(frames, pfn, HUGE_ORDER, zero);
         }
     }
 
     /// Give blocks to the buddy allocator until no more than `keep` frames are left on the stacks, the largest first.
     #[cold]
     fn shrink<P: Platform>(&mut self, frames: &Frames<'_, P>, keep: u32) {
-        let mut buddy = frames.buddy.lock_irq(frames.platform());
+        let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());
         for order in (0..ORDERS as u8).rev() {
             for usage in [Use::Folio, Use::Kernel] {
                 while self.frames > keep

@@ -40,8 +40,8 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
             self.pause();
             self.home = shard;
         }
-        let Home { group, cpu, .. } = Home::unpack(shard);
-        self.lists.get_or_insert_with(|| self.groups.shard(group, cpu).0.lock(self.frames.platform()))
+        let Home { group, shard, .. } = Home::unpack(shard);
+        self.lists.get_or_insert_with(|| self.groups.shard(group, shard).0.lock(self.frames.platform()))
     }
 
     /// A frame that [`Groups::admit`] admitted, and that nobody refers to any more, leaves. The caller frees it.

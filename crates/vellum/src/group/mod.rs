@@ -3,12 +3,13 @@
 //! Every folio is charged to a group and stands on one of its LRU lists from its first fault to its last unmap. Both are
 //! done in one step, because both belong to the same *shard*: a group has one shard a CPU, with a lock, lists, and a stock
 //! of pages charged in advance. A fault uses its own CPU's shard, so faults on different CPUs share no line; the group's
-//! counter is touched once a stock ([`STOCK`] pages). A folio stays in the shard where it was faulted in, and says which
+//! counter is touched once a stock ([`STOCK`] pages). Memory of another node goes to that node's own shard, so each list has
+//! memory of one node only ([`crate::frame`]). A folio stays in the shard where it was faulted in, and says which
 //! that is, so whoever frees a batch takes each shard's lock once for as many folios as stand there in a row.
 //!
 //! | file | story |
 //! |---|---|
-//! | `shard` | one CPU's part: lists and stock |
+//! | `shard` | one shard's part: lists and stock |
 //! | `leave` | freeing folios in batches |
 //! | `split` | one folio becomes several |
 //!
@@ -84,6 +85,8 @@ pub struct GroupUsage {
     pub lru: [u64; LruList::COUNT],
     /// Folios of this group waiting to be split because part of them is not mapped.
     pub deferred: u64,
+    /// Of objects, on swap devices; here and in all descendants.
+    pub swapped: u64,
 }
 
 /// The head of a group's memory; its shards follow.
@@ -97,6 +100,8 @@ struct Group {
     limit: AtomicU64,
     /// How many pages may yet go to swap; `u64::MAX`: as many as there is room for.
     swap_room: AtomicU64,
+    /// How many pages of its objects and of its descendants' are on swap devices.
+    swapped: AtomicU64,
 }
 
 /// All groups of a machine.
@@ -104,7 +109,7 @@ pub struct Groups<'p> {
     /// Frame number of each group's memory, 0 for none. Memory of removed groups is kept and used again.
     table: &'p [AtomicU32],
     direct: *mut u8,
-    cpus: usize,
+    shards: usize,
     changing: SpinLock<()>,
 }
 
@@ -123,7 +128,7 @@ impl<'p> Groups<'p> {
         let groups = Groups {
             table,
             direct: frames.platform().direct_map(),
-            cpus: frames.platform().count(),
+            shards: frames.shards(),
             changing: SpinLock::new(()),
         };
         groups.set_up(frames, GroupId::ROOT, GroupId::ROOT, u64::MAX)?;
@@ -154,7 +159,7 @@ impl<'p> Groups<'p> {
     ) -> Result<(), OutOfMemory> {
         let slot = &self.table[id.0 as usize];
         if slot.load(Relaxed) == 0 {
-            let bytes = size_of::<Group>() + self.cpus * size_of::<Shard>();
+            let bytes = size_of::<Group>() + self.shards * size_of::<Shard>();
             let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
             slot.store(frames.alloc(order, true, Use::Kernel)?.0, Relaxed);
         }
@@ -163,8 +168,8 @@ impl<'p> Groups<'p> {
         group.peak.store(0, Relaxed);
         group.limit.store(limit, Relaxed);
         group.swap_room.store(u64::MAX, Relaxed);
-        for cpu in 0..self.cpus {
-            let mut lists = self.shard(id, cpu).0.lock(frames.platform());
+        for shard in 0..self.shards {
+            let mut lists = self.shard(id, shard).0.lock(frames.platform());
             if lists.stock == 0 && lists.is_unused() {
                 *lists = Lists::default();
             }
@@ -194,7 +199,13 @@ impl<'p> Groups<'p> {
         Ok(())
     }
 
-    /// From now on so many pages of a group's spaces and of those of its descendants may go to swap, and no more until this is called
+    /// How many pages more it may be charged, as of an instant that nobody holds still.
+    pub(crate) fn room(&self, id: GroupId) -> u64 {
+        let room = |group: &Group| group.limit.load(Relaxed).saturating_sub(group.charged.load(Relaxed));
+        self.ancestors(id).map(|at| room(self.of(at))).min().unwrap_or(u64::MAX)
+    }
+
+    /// From now on so many pages of a group's spaces and objects and of those of its descendants may go to swap, and no more until this is called
     /// again (`u64::MAX`: any number). Who has what in swap is the host's to know: it says how much less than a limit that is.
     ///
     /// # Errors
@@ -221,6 +232,11 @@ impl<'p> Groups<'p> {
         }
     }
 
+    /// So many more pages of a group's objects are on swap devices, or fewer.
+    pub(crate) fn count_swapped(&self, id: GroupId, pages: i64) {
+        self.ancestors(id).for_each(|at| _ = self.of(at).swapped.fetch_add(pages as u64, Relaxed));
+    }
+
     /// What it holds now.
     pub fn usage<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<GroupUsage, GroupError> {
         let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
@@ -228,14 +244,15 @@ impl<'p> Groups<'p> {
             charged: group.charged.load(Relaxed),
             peak: group.peak.load(Relaxed),
             limit: group.limit.load(Relaxed),
+            swapped: group.swapped.load(Relaxed),
             ..GroupUsage::default()
         };
         for other in self.all() {
             if !self.ancestors(other).any(|g| g == id) {
                 continue;
             }
-            for cpu in 0..self.cpus {
-                let lists = self.shard(other, cpu).0.lock(frames.platform());
+            for shard in 0..self.shards {
+                let lists = self.shard(other, shard).0.lock(frames.platform());
                 usage.charged = usage.charged.saturating_sub(lists.stock as u64);
                 if other == id {
                     usage.lru.iter_mut().zip(lists.pages()).for_each(|(sum, n)| *sum += n);
@@ -244,6 +261,25 @@ impl<'p> Groups<'p> {
             }
         }
         Ok(usage)
+    }
+
+    /// Pages of a node on a group's own LRU lists, by list; what the lists of all nodes have is what [`Groups::usage`] says.
+    ///
+    /// # Errors
+    /// There is no such group.
+    pub fn listed_on<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        node: usize,
+    ) -> Result<[u64; LruList::COUNT], GroupError> {
+        self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
+        let mut sum = [0; LruList::COUNT];
+        for shard in frames.shards_on(Some(node)) {
+            let pages = self.shard(id, shard).0.lock(frames.platform()).pages();
+            sum.iter_mut().zip(pages).for_each(|(sum, n)| *sum += n);
+        }
+        Ok(sum)
     }
 
     /// A group that exists or existed.
@@ -278,14 +314,14 @@ impl<'p> Groups<'p> {
         core::iter::successors(Some(id), parent)
     }
 
-    /// One CPU's part of a group that exists or existed.
+    /// One shard of a group that exists or existed.
     #[inline]
-    pub(crate) fn shard(&self, id: GroupId, cpu: usize) -> &'p Shard {
-        debug_assert!(cpu < self.cpus);
+    pub(crate) fn shard(&self, id: GroupId, shard: usize) -> &'p Shard {
+        debug_assert!(shard < self.shards);
         let pfn = Pfn(self.table[id.0 as usize].load(Relaxed));
         let first = self.direct.wrapping_add(pfn.addr().0 as usize + size_of::<Group>()).cast::<Shard>();
-        // SAFETY: `set_up` allocated room for a `Shard` a CPU behind the `Group`; zeros are a valid one; never freed.
-        unsafe { &*first.wrapping_add(cpu) }
+        // SAFETY: `set_up` allocated room for so many behind the `Group`; zeros are a valid one; never freed.
+        unsafe { &*first.wrapping_add(shard) }
     }
 
     /// Charge to the group and its ancestors, or to none of them.
@@ -325,27 +361,26 @@ impl<'p> Groups<'p> {
     /// Return what the group's shards have in stock.
     #[cold]
     fn drain_stocks<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) {
-        for cpu in 0..self.cpus {
-            let stock = core::mem::take(&mut self.shard(id, cpu).0.lock(frames.platform()).stock);
+        for shard in 0..self.shards {
+            let stock = core::mem::take(&mut self.shard(id, shard).0.lock(frames.platform()).stock);
             self.uncharge_all(id, stock);
         }
     }
 
     /// Charge `1 << order` frames, of which this is the first, to a group and, if `list` says so, put the folio on that list of
-    /// this CPU's shard. The frame's descriptor remembers where it is at home.
+    /// its shard, which the allocator named ([`Frames::alloc_at_home`]). The frame's descriptor remembers where it is at home.
     #[inline(always)]
     pub(crate) fn admit<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: GroupId,
-        (pfn, frame): (Pfn, &Frame),
+        (pfn, frame, shard): (Pfn, &Frame, usize),
         order: u8,
         list: Option<LruList>,
     ) -> Result<(), OverLimit> {
-        let cpu = frames.platform().current();
         let pages = 1u32 << order;
         loop {
-            let mut lists = self.shard(id, cpu).0.lock(frames.platform());
+            let mut lists = self.shard(id, shard).0.lock(frames.platform());
             if lists.stock < pages
                 && let Err(over) = self.restock(id, &mut lists, pages)
             {
@@ -354,7 +389,7 @@ impl<'p> Groups<'p> {
                 continue;
             }
             lists.stock -= pages;
-            frame.set_home(Home { group: id, cpu, list }.pack());
+            frame.set_home(Home { group: id, shard, list }.pack());
             if let Some(list) = list {
                 lists.add(frames, (pfn, frame), order, list);
             }
@@ -362,23 +397,29 @@ impl<'p> Groups<'p> {
         }
     }
 
-    /// See [`Lists::isolate`]: off the lists that a CPU has of a group.
+    /// See [`Lists::isolate`]: off the lists that a shard has of a group.
     pub(crate) fn isolate<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
-        (id, cpu): (GroupId, usize),
+        (id, shard): (GroupId, usize),
         list: LruList,
         most: (usize, u64),
         take: impl FnMut(Pfn, &'p Frame),
     ) -> u64 {
-        self.shard(id, cpu).0.lock(frames.platform()).isolate(frames, list, most, take)
+        self.shard(id, shard).0.lock(frames.platform()).isolate(frames, list, most, take)
+    }
+
+    /// See [`Lists::isolate_one`].
+    pub(crate) fn isolate_one<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, list: LruList) -> bool {
+        let Home { group, shard, .. } = Home::unpack(frames.frame(pfn).home());
+        self.shard(group, shard).0.lock(frames.platform()).isolate_one(frames, pfn, list)
     }
 
     /// Put a folio on a list, as the youngest: one that somebody has isolated, or one that is on `from`. The caller has a reference.
     pub(crate) fn relist<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, from: Option<LruList>, to: LruList) {
         let frame = frames.frame(pfn);
-        let Home { group, cpu, .. } = Home::unpack(frame.home());
-        let mut lists = self.shard(group, cpu).0.lock(frames.platform());
+        let Home { group, shard, .. } = Home::unpack(frame.home());
+        let mut lists = self.shard(group, shard).0.lock(frames.platform());
         // Whoever has isolated it puts it back where it belongs then.
         if Home::unpack(frame.home()).list == from {
             lists.relist(frames, pfn, to);
@@ -388,21 +429,31 @@ impl<'p> Groups<'p> {
     /// A folio that is on this list is the next to be looked at. The caller has a reference.
     pub(crate) fn make_oldest<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, list: LruList) {
         let frame = frames.frame(pfn);
-        let Home { group, cpu, .. } = Home::unpack(frame.home());
-        let mut lists = self.shard(group, cpu).0.lock(frames.platform());
+        let Home { group, shard, .. } = Home::unpack(frame.home());
+        let mut lists = self.shard(group, shard).0.lock(frames.platform());
         if LruList::of(frame) == Some(list) {
             lists.make_oldest(frames, pfn, list);
         }
     }
 
-    /// How many pages a CPU's list of a group has.
+    /// How many pages a shard's list of a group has.
     pub(crate) fn listed<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
-        (id, cpu): (GroupId, usize),
+        (id, shard): (GroupId, usize),
         list: LruList,
     ) -> u64 {
-        self.shard(id, cpu).0.lock(frames.platform()).pages()[list as usize]
+        self.shard(id, shard).0.lock(frames.platform()).pages()[list as usize]
+    }
+
+    /// All shards of a group and its descendants that have memory of a node, or of any.
+    pub(crate) fn shards_on<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        node: Option<usize>,
+    ) -> impl Iterator<Item = (GroupId, usize)> {
+        self.descendants(id).flat_map(move |id| frames.shards_on(node).map(move |shard| (id, shard)))
     }
 
     /// A group and all that descend from it.
@@ -415,11 +466,6 @@ impl<'p> Groups<'p> {
     fn all(&self) -> impl Iterator<Item = GroupId> + '_ {
         let known = self.table.iter().take_while(|slot| slot.load(Relaxed) != 0);
         (0..).map(GroupId).zip(known).map(|(id, _)| id).filter(|id| self.find(*id).is_some())
-    }
-
-    /// How many CPUs have lists.
-    pub(crate) fn cpus(&self) -> usize {
-        self.cpus
     }
 
     /// A charge failed: perhaps other CPUs have in stock what is missing.

@@ -1,9 +1,9 @@
-//! One CPU's part of a group: LRU lists and a stock of charged pages, behind one lock.
+//! One shard's part of a group: LRU lists and a stock of charged pages, behind one lock.
 
 use crate::addr::Pfn;
 use crate::frame::{Cut, Frame, FrameList, Frames, flag};
 use crate::group::GroupId;
-use crate::platform::Platform;
+use crate::platform::{MAX_CPUS, MAX_NODES, Platform};
 use crate::sync::SpinLock;
 
 /// The LRU lists.
@@ -25,6 +25,15 @@ impl LruList {
     /// How many lists there are.
     pub const COUNT: usize = 4;
 
+    /// The list on which a folio belongs that no locked area maps.
+    pub(crate) fn evictable(head: &Frame) -> LruList {
+        match head.state() {
+            state if state.has(flag::OBJECT) => LruList::Shmem,
+            state if state.has(flag::LAZY) => LruList::Lazy,
+            _ => LruList::Anon,
+        }
+    }
+
     /// The list on which a folio is now, by its head.
     pub fn of(head: &Frame) -> Option<LruList> {
         Home::unpack(head.home()).list
@@ -35,32 +44,34 @@ impl LruList {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Home {
     pub(crate) group: GroupId,
-    pub(crate) cpu: usize,
+    pub(crate) shard: usize,
     pub(crate) list: Option<LruList>,
 }
 
 impl Home {
     /// Which shard: equal for frames that share one.
-    pub(crate) const SHARD: u32 = 0x00ff_ffff;
+    pub(crate) const SHARD: u32 = 0x0fff_ffff;
 
     #[inline]
     pub(crate) fn pack(self) -> u32 {
         let list = self.list.map_or(0, |l| l as u32 + 1);
-        self.group.0 as u32 | (self.cpu as u32) << 16 | list << 24
+        self.group.0 as u32 | (self.shard as u32) << 16 | list << 28
     }
 
     #[inline]
     pub(crate) fn unpack(raw: u32) -> Home {
-        let list = match raw >> 24 {
+        let list = match raw >> 28 {
             1 => Some(LruList::Anon),
             2 => Some(LruList::Unevictable),
             3 => Some(LruList::Shmem),
             4 => Some(LruList::Lazy),
             _ => None,
         };
-        Home { group: GroupId(raw as u16), cpu: (raw >> 16 & 0xff) as usize, list }
+        Home { group: GroupId(raw as u16), shard: (raw >> 16 & 0xfff) as usize, list }
     }
 }
+
+const _: () = assert!(MAX_CPUS + MAX_NODES <= 1 << 12);
 
 /// A shard, on cache lines of its own. Zeroed memory becomes a valid one in [`super::Groups::create`].
 #[repr(C, align(128))]
@@ -124,6 +135,19 @@ impl Lists {
         self.unlist(frames, pfn, home);
         frame.set_home(Home { list: Some(list), ..home }.pack());
         self.add(frames, (pfn, frame), frame.order(), list);
+    }
+
+    /// Take a folio off a list of this shard, if it is on that, with a reference; somebody else has one. Whether it was.
+    pub(crate) fn isolate_one<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) -> bool {
+        let frame = frames.frame(pfn);
+        let home = Home::unpack(frame.home());
+        let there = home.list == Some(list);
+        if there {
+            self.unlist(frames, pfn, home);
+            frames.get_counts(pfn, frame, 1, 0);
+            frame.set_flag(flag::ISOLATED);
+        }
+        there
     }
 
     /// Take folios off the old end of a list, no more than this many, and no more than make up so many pages; each with a reference, and

@@ -67,13 +67,13 @@ impl Mapped {
 
 impl<'p> Groups<'p> {
     /// Split a folio, to which the caller has a reference that is no mapping's, if nobody else has one, and the mappings are these. They
-    /// stand in one table, which the caller has locked, and nobody finds it by slots any more. What is mapped takes the folio's place on its list; the reference of the caller's
-    /// is gone, and instead he has one to each piece that is not. Whether it was split.
+    /// stand in one table, which the caller has locked, and nobody finds it by slots any more. What is mapped takes the folio's place on
+    /// its list; the reference of the caller's is gone, and instead he has one to each piece that is not. Whether it was split.
     pub(crate) fn split<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn, mapped: &Mapped) -> bool {
         let frame = frames.frame(head);
         let owner = Owner::unpack(frame.data());
         let home = Home::unpack(frame.home());
-        let mut lists = self.shard(home.group, home.cpu).0.lock(frames.platform());
+        let mut lists = self.shard(home.group, home.shard).0.lock(frames.platform());
         // Who takes a folio off its list has a reference from then on, and the lists are locked.
         let (home, before) = (Home::unpack(frame.home()), mapped.alone());
         let Some(list) = home.list.filter(|_| frame.counts() == before) else { return false };
@@ -108,11 +108,11 @@ impl<'p> Groups<'p> {
     pub(crate) fn take_deferred<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
-        (id, cpu): (GroupId, usize),
+        (id, shard): (GroupId, usize),
         folios: usize,
         mut take: impl FnMut(Pfn, &'p Frame),
     ) {
-        let mut lists = self.shard(id, cpu).0.lock(frames.platform());
+        let mut lists = self.shard(id, shard).0.lock(frames.platform());
         let mut left = folios;
         for (tail, _) in lists.deferred.backward(frames) {
             if left == 0 {
@@ -131,19 +131,32 @@ impl<'p> Groups<'p> {
         }
     }
 
-    /// Queue a folio again that could not be split, if it is still mapped in part only. The caller has a reference.
-    pub(crate) fn defer_again<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) {
+    /// Take a folio off its list, as [`Groups::isolate`] does; the caller's reference is the one that goes with that. Whether it was on one.
+    pub(crate) fn isolate_folio<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
         let frame = frames.frame(head);
-        let Home { group, cpu, .. } = Home::unpack(frame.home());
-        let mut lists = self.shard(group, cpu).0.lock(frames.platform());
-        let maps = frame.counts().maps;
-        if maps != 0 && maps < 1 << frame.order() && !frame.set_flag(flag::PARTIAL) {
-            lists.deferred.push(frames, head.add(1), frames.frame(head.add(1)));
-        }
+        let Home { group, shard, .. } = Home::unpack(frame.home());
+        let mut lists = self.shard(group, shard).0.lock(frames.platform());
+        let home = Home::unpack(frame.home());
+        lists.unlist(frames, head, home);
+        home.list.is_some() && !frame.set_flag(flag::ISOLATED)
     }
 
-    /// How many folios a CPU's queue of a group has.
-    pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, (id, cpu): (GroupId, usize)) -> u32 {
-        self.shard(id, cpu).0.lock(frames.platform()).deferred.len()
+    /// Queue a folio of which something was mapped, or that could not be split, if it is mapped in part only. The caller has a reference.
+    /// Whether it was not queued before.
+    pub(crate) fn defer_if_partial<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
+        let frame = frames.frame(head);
+        let Home { group, shard, .. } = Home::unpack(frame.home());
+        let mut lists = self.shard(group, shard).0.lock(frames.platform());
+        let maps = frame.counts().maps;
+        let new = maps != 0 && maps < 1 << frame.order() && !frame.set_flag(flag::PARTIAL);
+        if new {
+            lists.deferred.push(frames, head.add(1), frames.frame(head.add(1)));
+        }
+        new
+    }
+
+    /// How many folios a shard's queue of a group has.
+    pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, (id, shard): (GroupId, usize)) -> u32 {
+        self.shard(id, shard).0.lock(frames.platform()).deferred.len()
     }
 }

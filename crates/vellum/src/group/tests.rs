@@ -6,17 +6,22 @@ use super::*;
 use crate::frame::{BootOptions, Counts, Use};
 use crate::testing::{Dice, Host};
 
-fn folio<'p>(frames: &Frames<'p, Host>, order: u8) -> (Pfn, &'p Frame) {
-    let pfn = frames.alloc(order, false, Use::Folio).unwrap();
-    (pfn, frames.make_folio(pfn, order, 0, Counts { refs: 1, maps: 0 }))
+fn folio<'p>(frames: &Frames<'p, Host>, order: u8) -> (Pfn, &'p Frame, usize) {
+    let (pfn, shard) = frames.alloc_at_home(order, false, Use::Folio).unwrap();
+    (pfn, frames.make_folio(pfn, order, 0, Counts { refs: 1, maps: 0 }), shard)
 }
 
 /// INV-9: what is charged is what was admitted and has not left, in the group and in every ancestor, whichever CPUs did it
-/// and in whatever order; and the lists hold as much.
+/// and in whatever order; and the lists hold as much, those of each node what is on it.
 #[test]
 fn charges_and_lists_add_up() {
-    let host = Host::with_frames(20_000, 4);
-    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    add_up(&Host::with_frames(20_000, 4));
+    // The first node is soon in use.
+    add_up(&Host::new(&[(16, 3000, true), (3016, 17_000, true)], 4).with_nodes(&[0, 1], &[0, 1, 0, 1]));
+}
+
+fn add_up(host: &Host) {
+    let frames = Frames::boot(host, BootOptions::default()).unwrap();
     let groups = Groups::boot(&frames).unwrap();
     let parent = groups.create(&frames, GroupId::ROOT, u64::MAX).unwrap();
     let child = groups.create(&frames, parent, u64::MAX).unwrap();
@@ -55,6 +60,11 @@ fn charges_and_lists_add_up() {
                     [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy].map(|l| pages(Some(l), true)),
                     "{group:?}"
                 );
+                for node in 0..frames.nodes() {
+                    let here = held.iter().filter(|(pfn, _, g, _)| *g == group && frames.node_of(*pfn) == node);
+                    let listed = groups.listed_on(&frames, group, node).unwrap();
+                    assert_eq!(listed.iter().sum::<u64>(), here.map(|(_, order, ..)| 1 << order).sum(), "node {node}");
+                }
             }
         }
     }
@@ -93,8 +103,8 @@ fn groups_come_and_go() {
     let groups = Groups::boot(&frames).unwrap();
     let group = groups.create(&frames, GroupId::ROOT, u64::MAX).unwrap();
     let child = groups.create(&frames, group, u64::MAX).unwrap();
-    let (pfn, frame) = folio(&frames, 2);
-    groups.admit(&frames, child, (pfn, frame), 2, Some(LruList::Anon)).unwrap();
+    let (pfn, frame, shard) = folio(&frames, 2);
+    groups.admit(&frames, child, (pfn, frame, shard), 2, Some(LruList::Anon)).unwrap();
     assert_eq!(groups.remove(&frames, group), Err(GroupError::Busy(group)), "it has a child");
     assert_eq!(groups.remove(&frames, child), Err(GroupError::Busy(child)), "it has pages");
     Leavers::new(&frames, &groups).leave(pfn, frame, 2);

@@ -8,11 +8,11 @@ use crate::frame::{
     BootError, BootOptions, Counts, Frame, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable,
     flag,
 };
-use crate::group::{Groups, Leavers};
+use crate::group::{GroupId, Groups, Home, Leavers};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
 use crate::swap::Swaps;
-use crate::sync::Walkers;
+use crate::sync::{SpinLock, Walkers};
 
 mod scratch;
 
@@ -38,8 +38,14 @@ pub struct Machine<'p, P: Platform> {
     sheets: &'p [Sheet],
     zeros: Zeros,
     swaps: Swaps<P>,
+    objects: SpinLock<Objects>,
     spaces: AtomicU32,
     numbers: AtomicU64,
+}
+
+/// The memory objects that may have something on swap devices, linked through their heads (see [`crate::cache`]).
+pub(crate) struct Objects {
+    pub(crate) first: Pfn,
 }
 
 /// The folio of zeros, which read faults map. Entries that map it are present runs like any other; that they count as
@@ -86,6 +92,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             sheets,
             zeros,
             swaps,
+            objects: SpinLock::new(Objects { first: Pfn::NONE }),
             spaces: AtomicU32::new(1),
             numbers: AtomicU64::new(1),
         })
@@ -155,6 +162,16 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.counters.iter().map(|c| c.get_size(counter, order)).sum()
     }
 
+    /// How many pages (of 4 KiB) are in a slot as well, of those that are charged to groups of which this says so; locks are held when it is
+    /// asked. Looks at every slot of the devices that have such.
+    pub fn swap_cached(&self, of: impl Fn(GroupId) -> bool) -> u64 {
+        let mut pages = 0;
+        self.swaps.each_copy(&self.frames, |copy| {
+            pages += u64::from(of(Home::unpack(self.frames.head(copy).1.home()).group));
+        });
+        pages
+    }
+
     #[inline]
     pub(crate) fn count_size(&self, counter: SizeCounter, order: u8) {
         self.counters[self.platform().current()].add_size(counter, order);
@@ -168,6 +185,10 @@ impl<'p, P: Platform> Machine<'p, P> {
     #[inline]
     pub(crate) fn walkers(&self) -> &Walkers<'p> {
         &self.walkers
+    }
+
+    pub(crate) fn objects(&self) -> &SpinLock<Objects> {
+        &self.objects
     }
 
     #[inline]

@@ -9,21 +9,21 @@
 //! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for areas that
 //! were moved, or have an object behind them; which a space goes through only if it has any. A folio that was used since somebody last looked goes back to the
 //! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
-//! freed together. What is not mapped of folios that are mapped in part goes first (`split`), and then what may go without being kept
+//! freed together. What is an object's (`objects`) is unmapped wherever the object is mapped, and then goes from the object. What is not mapped of folios that are mapped in part goes first (`split`), and then what may go without being kept
 //! ([`LruList::Lazy`]).
 
+mod objects;
 mod split;
 
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::frame::{Counts, Family, Frame, Owner, flag};
+use crate::frame::{Family, Frame, Owner, flag};
 use crate::group::{GroupError, GroupId, LruList};
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Isolated};
-use crate::tlb::free_unmapped;
+use crate::space::{AddressSpace, BATCH, Copies, Isolated};
 use crate::vma::Vma;
 
 /// How often a list is gone through: the last time, what was used may go too.
@@ -31,13 +31,22 @@ const ROUNDS: usize = 3;
 
 /// The address spaces that a host has.
 pub trait Spaces<'m, P: Platform, A: Arch> {
-    /// Show all spaces of this family, those that are ending included. Each stays until `visit` returns.
-    fn each(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
+    /// Show all spaces, those that are ending included. Each stays until `visit` returns.
+    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
+
+    /// Show all spaces of a family.
+    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
+        self.each(&mut |space| {
+            if space.family() == family {
+                visit(space);
+            }
+        });
+    }
 }
 
 impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
-    fn each(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
-        self.iter().filter(|space| space.family() == family).for_each(|space| visit(space));
+    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
+        self.iter().for_each(|space| visit(space));
     }
 }
 
@@ -50,32 +59,49 @@ pub struct Reclaimed {
     pub freed: u64,
 }
 
-/// Free about so many pages (of 4 KiB) of what a group and its descendants have, as far as that can be, of each as much as it has of
-/// the whole. ([`GroupId::ROOT`]: of the whole machine.)
+/// Of what memory is reclaimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Of what this group and its descendants have ([`GroupId::ROOT`]: of all).
+    pub group: GroupId,
+    /// Only of what is on this node.
+    pub node: Option<usize>,
+}
+
+impl From<GroupId> for Part {
+    /// What a group and its descendants have, on whatever node.
+    fn from(group: GroupId) -> Self {
+        Part { group, node: None }
+    }
+}
+
+/// Free about so many pages (of 4 KiB) of what a group and its descendants have, on one node or all, as far as that can be, of each as much
+/// as it has of the whole. ([`GroupId::ROOT`]: of the whole machine.)
 ///
 /// # Errors
 /// There is no such group.
 pub fn reclaim<'m, P: Platform, A: Arch>(
     machine: &'m Machine<'m, P>,
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
-    group: GroupId,
+    part: impl Into<Part>,
     pages: u64,
 ) -> Result<Reclaimed, GroupError> {
-    if !machine.groups().exists(group) {
-        return Err(GroupError::NoSuchGroup(group));
+    let part = part.into();
+    if !machine.groups().exists(part.group) {
+        return Err(GroupError::NoSuchGroup(part.group));
     }
-    let split = split::split_partial(machine, spaces, group, pages);
-    let done = Reclaimed { looked: split, freed: split };
+    let done = Reclaimed::default();
     let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
-    work.list(group, LruList::Lazy, false);
+    work.split_partial(part);
+    work.lists(part, &[LruList::Lazy], false);
     for round in 1..=ROUNDS {
         if machine.swaps().has_room(machine.platform()) {
-            work.list(group, LruList::Anon, round < ROUNDS);
+            work.lists(part, &[LruList::Anon, LruList::Shmem], round < ROUNDS);
         }
     }
     // Among what was locked may be what is not any more: of a parent that is gone, say.
     if machine.swaps().has_room(machine.platform()) {
-        work.list(group, LruList::Unevictable, false);
+        work.lists(part, &[LruList::Unevictable], false);
     }
     Ok(work.done)
 }
@@ -98,8 +124,6 @@ struct Victim<'m> {
     range: VirtRange,
     /// It was used.
     young: bool,
-    /// Nobody has it any more.
-    gone: bool,
 }
 
 impl<'m> Victim<'m> {
@@ -107,7 +131,11 @@ impl<'m> Victim<'m> {
         let Owner { family, page } = Owner::unpack(frame.data());
         let start = page << FRAME_SHIFT;
         let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
-        Victim { head, frame, family, range, young: false, gone: false }
+        Victim { head, frame, family, range, young: false }
+    }
+
+    fn is_object(&self) -> bool {
+        self.frame.has(flag::OBJECT)
     }
 
     /// What lies between the places of these.
@@ -136,16 +164,17 @@ impl Area {
 }
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Go once through a list of a group and its descendants, as far as is wanted: in turns, in each of which the same part of what
+    /// Go once through lists of all groups concerned, as far as is wanted: in turns, in each of which the same part of what
     /// each of them has is looked at, and of that what it owes of the rest is freed; in the next one twice as much is looked at.
-    fn list(&mut self, group: GroupId, list: LruList, ages: bool) {
+    fn lists(&mut self, part: Part, lists: &[LruList], ages: bool) {
         let (groups, frames) = (self.machine.groups(), self.machine.frames());
-        let shards = || groups.descendants(group).flat_map(|id| (0..groups.cpus()).map(move |cpu| (id, cpu)));
-        let all: u64 = shards().map(|shard| groups.listed(frames, shard, list)).sum();
+        let each = |shard| lists.iter().map(move |list| (shard, *list));
+        let shards = || groups.shards_on(frames, part.group, part.node).flat_map(each);
+        let all: u64 = shards().map(|(shard, list)| groups.listed(frames, shard, list)).sum();
         let (mut looked, mut turn) = (0, self.wanted.min(all));
         while looked < all && self.done.freed < self.wanted {
             let missing = self.wanted - self.done.freed;
-            for shard in shards() {
+            for (shard, list) in shards() {
                 let listed = groups.listed(frames, shard, list);
                 let part_of = |pages: u64| (listed as u128 * pages as u128).div_ceil(all as u128) as u64;
                 self.shard(shard, list, part_of(turn), part_of(missing), ages);
@@ -155,7 +184,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         }
     }
 
-    /// Look at so many pages of one CPU's list, and free no more of them than is owed and wanted.
+    /// Look at so many pages of one shard's list, and free no more of them than is owed and wanted.
     fn shard(&mut self, shard: (GroupId, usize), list: LruList, mut left: u64, owed: u64, ages: bool) {
         let enough = self.wanted.min(self.done.freed.saturating_add(owed));
         let machine = self.machine;
@@ -173,16 +202,22 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             self.done.looked += pages;
             left = left.saturating_sub(pages);
-            for family in victims.chunk_by_mut(|a, b| a.family == b.family) {
-                self.family(family, isolated, ages);
+            if list == LruList::Unevictable {
+                victims.sort_unstable_by_key(Victim::is_object);
             }
-            self.settle(&mut victims, isolated);
+            let first = victims.partition_point(|victim| !victim.is_object());
+            let (anonymous, objects) = victims.split_at_mut(first);
+            for family in anonymous.chunk_by_mut(|a, b| a.family == b.family) {
+                self.family(family, isolated, ages, None);
+            }
+            self.objects(objects, isolated, ages);
+            self.done.freed += isolated.settle(machine, &mut victims, |victim| (victim.head, victim.frame));
             machine.platform().resched();
         }
     }
 
-    /// Folios of one family.
-    fn family(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool) {
+    /// Folios of one family go: to `copies`, or else to where memory is swapped.
+    fn family(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool, mut copies: Option<&mut Copies>) {
         let Some(Victim { family, .. }) = victims.first().copied() else { return };
         if ages {
             self.each_area(family, victims, |space, area, victims| {
@@ -208,7 +243,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 // Places may begin anew within it.
                 ranges.sort_unstable_by_key(|range| range.start);
             }
-            space.evict(&ranges, Some(isolated));
+            space.evict(&ranges, Some(isolated), copies.as_deref_mut());
         });
     }
 
@@ -222,7 +257,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         if victims.is_empty() {
             return;
         }
-        self.spaces.each(family, &mut |space| {
+        self.spaces.each_of(family, &mut |space| {
             visit(space, Area::Plain, victims);
             let (mut at, mut all) = (0, None);
             while let Some(area) = space.next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims))) {
@@ -230,28 +265,5 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 at = area.range.end;
             }
         });
-    }
-
-    /// What nobody has any more is freed, and the others go back to their lists.
-    fn settle(&mut self, victims: &mut [Victim<'m>], isolated: Isolated) {
-        for Victim { head, frame, gone, .. } in victims.iter_mut() {
-            let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };
-            // Then nobody can find it any more to have it anew.
-            let uncached = || self.machine.uncache(*head, frame, unmapped) && unmapped();
-            *gone = unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached());
-            if !*gone {
-                let list = match isolated.is_locked(frame) {
-                    true => LruList::Unevictable,
-                    false if frame.has(flag::LAZY) => LruList::Lazy,
-                    false => LruList::Anon,
-                };
-                frame.clear_flag(flag::ISOLATED);
-                self.machine.groups().relist(self.machine.frames(), *head, None, list);
-                self.machine.put_refs(*head, frame, 1);
-            }
-        }
-        let gone = victims.iter().filter(|victim| victim.gone).map(|victim| (victim.head, victim.frame));
-        let dropped = gone.inspect(|(head, frame)| self.machine.frames().put_last(*head, frame));
-        self.done.freed += free_unmapped(self.machine, dropped);
     }
 }

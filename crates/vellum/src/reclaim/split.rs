@@ -1,82 +1,98 @@
 //! What is mapped in part only is split, and what of it is not mapped is freed: nobody needs that, and it costs nobody anything.
+//!
+//! Where one table has all that maps a folio, only descriptors change. What more than one table maps, of one space or several, goes to
+//! folios of its own, in the way that memory is evicted: nobody holds the locks of two tables for that. So it takes memory first.
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::addr::Pfn;
 use crate::arch::Arch;
-use crate::frame::{Frame, Owner};
-use crate::group::GroupId;
+use crate::frame::{Frame, HUGE_ORDER};
+use crate::group::Home;
 use crate::machine::Machine;
 use crate::platform::Platform;
+use crate::space::{Copies, Isolated};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
-use super::Spaces;
+use super::{Part, Reclaim, Spaces, Victim};
 
 /// Folios that are taken from a queue together. If none of them can be split, the others have to wait: those go to the end of the queue.
 const BATCH: usize = 32;
 
-/// Free about so many pages (of 4 KiB) of folios of a group and its descendants that are mapped in part. How many that were. Who is mapped
-/// by more than one table, or referred to otherwise, stays as it is, and is queued again.
-pub(super) fn split_partial<'m, P: Platform, A: Arch>(
-    machine: &'m Machine<'m, P>,
-    spaces: &(impl Spaces<'m, P, A> + ?Sized),
-    group: GroupId,
-    pages: u64,
-) -> u64 {
-    let (groups, frames) = (machine.groups(), machine.frames());
-    let mut freed = 0;
-    for group in groups.descendants(group) {
-        for cpu in 0..groups.cpus() {
-            let mut left = groups.deferred(frames, (group, cpu)) as usize;
-            while left > 0 && freed < pages {
+impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
+    /// Free what is wanted of folios that are mapped in part. What is referred to otherwise than by page tables stays as it is, and is
+    /// queued again.
+    pub(super) fn split_partial(&mut self, part: Part) {
+        let machine = self.machine;
+        let (groups, frames) = (machine.groups(), machine.frames());
+        for shard in groups.shards_on(frames, part.group, part.node) {
+            let mut left = groups.deferred(frames, shard) as usize;
+            while left > 0 && self.done.freed < self.wanted {
                 let mut taken = ArrayVec::<_, BATCH>::new();
-                groups.take_deferred(frames, (group, cpu), left.min(BATCH), |head, frame| taken.push((head, frame)));
+                groups.take_deferred(frames, shard, left.min(BATCH), |head, frame| taken.push((head, frame)));
                 left -= taken.len();
-                let now = taken.iter().map(|(head, frame)| split(machine, spaces, *head, frame)).sum::<u64>();
+                let now = taken.iter().map(|(head, frame)| self.split(*head, frame)).sum::<u64>();
                 if now == 0 {
                     break;
                 }
-                freed += now;
+                self.done.looked += now;
+                self.done.freed += now;
                 machine.platform().resched();
             }
         }
     }
-    freed
-}
 
-/// Split a folio to which the caller has a reference, which he gives up. How many pages came free.
-fn split<'m, P: Platform, A: Arch>(
-    machine: &'m Machine<'m, P>,
-    spaces: &(impl Spaces<'m, P, A> + ?Sized),
-    head: Pfn,
-    frame: &'m Frame,
-) -> u64 {
-    let (Owner { family, page }, order) = (Owner::unpack(frame.data()), frame.order());
-    let start = page << FRAME_SHIFT;
-    let places = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
-    let mut mapped = None;
-    spaces.each(family, &mut |space| {
-        mapped = mapped.or_else(|| space.split_folio(places, head));
-        let mut at = 0;
-        while mapped.is_none()
-            && let Some(area) = space.next_displaced(at, || places)
-        {
-            mapped = area.with_places(places).and_then(|range| space.split_folio(range, head));
-            at = area.range.end;
+    /// Split a folio to which the caller has a reference, which he gives up. How many pages came free.
+    fn split(&self, head: Pfn, frame: &'m Frame) -> u64 {
+        let machine = self.machine;
+        let order = frame.order();
+        let victim = Victim::new(head, frame);
+        let mut mapped = None;
+        self.each_area(victim.family, &mut [victim], |space, area, _| {
+            mapped = mapped.or_else(|| area.find(&victim).and_then(|range| space.split_folio(range, head)));
+        });
+        if let Some(mapped) = mapped {
+            machine.count_size(SizeCounter::Split, order);
+            let unmapped = mapped.pieces().filter(|(.., mapped)| !mapped);
+            return put_all(machine, unmapped.map(|(at, ..)| (head.add(at), machine.frames().frame(head.add(at)))));
         }
-    });
-    let Some(mapped) = mapped else {
-        // What is not mapped any more goes with this reference.
-        if frame.counts().maps != 0 {
-            machine.count_size(SizeCounter::SplitFailed, order);
+        let maps = frame.counts().maps;
+        if maps == 0 || !self.may_copy(frame, maps) || !machine.groups().isolate_folio(machine.frames(), head) {
+            if maps != 0 {
+                machine.count_size(SizeCounter::SplitFailed, order);
+            }
+            machine.groups().defer_if_partial(machine.frames(), head);
+            // What is not mapped any more goes with this reference.
+            return put_all(machine, [(head, frame)].into_iter());
         }
-        machine.groups().defer_again(machine.frames(), head);
-        return put_all(machine, [(head, frame)].into_iter());
-    };
-    machine.count_size(SizeCounter::Split, order);
-    let unmapped = mapped.pieces().filter(|(.., mapped)| !mapped);
-    put_all(machine, unmapped.map(|(at, ..)| (head.add(at), machine.frames().frame(head.add(at)))))
+        let freed = self.transfer(victim);
+        machine.count_size(if freed > 0 { SizeCounter::Split } else { SizeCounter::SplitFailed }, order);
+        freed
+    }
+
+    /// Whether a folio that has so many mappings, and one reference besides, may be copied: it makes more memory free than it takes, and
+    /// there is that much.
+    fn may_copy(&self, frame: &Frame, maps: u32) -> bool {
+        let (groups, frames) = (self.machine.groups(), self.machine.frames());
+        let room = groups.room(Home::unpack(frame.home()).group).min(frames.free_frames());
+        frame.order() <= HUGE_ORDER
+            && frame.counts().refs == maps + 1
+            && 2 * maps <= 1 << frame.order()
+            && u64::from(maps) <= room
+    }
+
+    /// Have what is mapped of a folio, which the caller has isolated, in others. How many pages came free by that.
+    fn transfer(&self, victim: Victim<'m>) -> u64 {
+        let machine = self.machine;
+        let (isolated, mut copies) = (Isolated::new(machine), Copies::new(victim.head));
+        isolated.add(victim.frame);
+        self.family(&mut [victim], isolated, false, Some(&mut copies));
+        // While it can't be freed.
+        machine.groups().defer_if_partial(machine.frames(), victim.head);
+        let freed = isolated.settle(machine, &mut [victim], |victim| (victim.head, victim.frame));
+        freed.saturating_sub(copies.forget(machine))
+    }
 }
 
 /// Drop a reference to each; those that had no other are freed. How many pages they were.

@@ -257,9 +257,12 @@ impl Areas {
     }
 
     /// Join neighbours that say the same, from the area before `range` to the one behind it; but none that somebody is at
-    /// work on, who counts on where it begins and ends.
+    /// work on, who counts on where it begins and ends. So he who is done joins all areas that have a part in what he was at work on to
+    /// what is on either side of them.
     pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
-        let first = self.tree.find(range.start.saturating_sub(1)).or_else(|| self.tree.find_from(range.start));
+        let first = self.tree.find(range.start).or_else(|| self.tree.find_from(range.start));
+        let first = first.map_or(range.start, |area| area.range.start.min(range.start));
+        let first = self.tree.find(first.saturating_sub(1)).or_else(|| self.tree.find_from(first));
         let Some(mut before) = first.copied() else { return };
         while before.range.start <= range.end {
             let Some(next) = self.tree.find_from(before.range.end).copied() else { return };

@@ -4,12 +4,12 @@ use core::ops::Range;
 
 use crate::addr::{VirtRange, align_up};
 use crate::arch::Arch;
-use crate::cache::{Gone, Object};
+use crate::cache::{Gone, Object, ObjectError};
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, Sharing, State, Vma};
+use crate::vma::{AreaFlags, Sharing, State};
 
 use super::zap::Keep;
-use super::{AddressSpace, AdviseError};
+use super::{AddressSpace, AdviseError, FaultError};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Unmap pages that an object has lost. When this returns, no CPU reaches them through this space, and none will (INV-12).
@@ -23,10 +23,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return;
         }
         let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let pages = gone.first..gone.end;
         let mut change = self.change(all);
         let mut next = |at| {
             let areas = change.areas();
-            let found = areas.tree.iter_from(at).find_map(|area| Some((self.gone_in(area, object, gone)?, *area)));
+            let found = areas.tree.iter_from(at).find_map(|area| Some((self.mapped_in(area, object, &pages)?, *area)));
             // Faults go on while a part is emptied; whoever wants to change areas waits, so none moves.
             change.let_go();
             found
@@ -49,32 +50,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// Which addresses of an area map what its object has lost.
-    fn gone_in(&self, area: &Vma, object: &Object<'m, P>, gone: &Gone) -> Option<VirtRange> {
-        if !object.is_behind(&area.backing) {
-            return None;
-        }
-        let shift = self.page_shift();
-        let first = area.backing.offset(area.range.start) >> shift;
-        let pages = area.range.len() >> shift;
-        let start = gone.first.max(first) - first;
-        let end = gone.end.min(first + pages).saturating_sub(first);
-        let at = |page: u64| area.range.start + (page << shift);
-        (start < end).then(|| VirtRange { start: at(start), end: at(end) })
-    }
-
     /// Forget what shared memory holds in a range, for all who share it (`MADV_REMOVE`): `punch` is told, object by object, which
     /// bytes are to be forgotten. It makes the hole ([`Object::punch_hole`]) and has every space that maps the object hear of
     /// it ([`AddressSpace::discard_object`]), this one too. No lock is held meanwhile.
     ///
     /// # Errors
     /// Not all of the range is mapped; or an area is locked, has no object, or may not write to it. What lies before it is
-    /// done, as in Linux.
+    /// done, as in Linux. Or `punch` fails.
     pub fn remove(
         &self,
         addr: u64,
         len: u64,
-        mut punch: impl FnMut(&Object<'m, P>, Range<u64>),
+        mut punch: impl FnMut(&Object<'m, P>, Range<u64>) -> Result<(), ObjectError>,
     ) -> Result<(), AdviseError> {
         let shift = self.page_shift();
         if addr & ((1 << shift) - 1) != 0 {
@@ -104,7 +91,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let bytes = area.backing.offset(part.start)..area.backing.offset(part.start) + part.len();
             at = part.end;
             drop(areas);
-            punch(&object, bytes);
+            punch(&object, bytes).map_err(|error| AdviseError::Fault(FaultError::of(error, part.start)))?;
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
     }

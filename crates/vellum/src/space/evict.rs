@@ -20,7 +20,7 @@ use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
-use super::{AddressSpace, Isolated};
+use super::{AddressSpace, Copies, Isolated};
 
 /// Runs that are held at a time, behind one flush.
 const RUNS: usize = 32;
@@ -54,6 +54,8 @@ impl Batch {
 pub(super) enum Way {
     /// It is in these slots.
     Swap(SwapRun),
+    /// It is in these frames too, which have references and mappings for it.
+    Copy(Pfn),
     /// It stays.
     Stay,
 }
@@ -63,8 +65,14 @@ pub(super) struct NoRoom;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what these ranges, in ascending order, have of folios that were isolated, whoever else has them too, or else of what is
-    /// this space's alone; side by side with faults. What can't go stays. How many pages (of 4 KiB) went.
-    pub(crate) fn evict(&self, ranges: &[VirtRange], isolated: Option<Isolated>) -> u64 {
+    /// this space's alone; side by side with faults: to `copies`, or else to where memory is swapped. What can't go stays. How many pages
+    /// (of 4 KiB) went.
+    pub(crate) fn evict(
+        &self,
+        ranges: &[VirtRange],
+        isolated: Option<Isolated>,
+        mut copies: Option<&mut Copies>,
+    ) -> u64 {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return 0 };
         self.note_peak();
         let mut went = 0;
@@ -101,7 +109,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let all = held.run.range(&self.tables.arch);
                 went += match room {
                     Ok(()) => {
-                        let (pages, left) = self.send(held, isolated.is_some(), &mut gather);
+                        let (pages, left) = match &mut copies {
+                            Some(copies) => self.transfer(held, copies, &mut gather),
+                            None => self.send(held, isolated.is_some(), &mut gather),
+                        };
                         room = left;
                         pages
                     }
@@ -327,6 +338,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             } else if let Way::Swap(slots) = way {
                 // SAFETY: no entry was made of this part of what was allocated.
                 unsafe { machine.swaps().release(machine.frames(), part_of(slots, at - part.start, pages)) };
+            } else if let Way::Copy(copy) = way {
+                self.put_copy(copy.add(frames_of(at - part.start)), pages);
             }
             if held.own {
                 for (head, frame, pages) in machine.frames().folios(pfn, pages) {
@@ -335,8 +348,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             at = end;
         }
-        self.tables.slot().add(SpaceCounter::Anon, -(went as i64));
         if let Way::Swap(_) = way {
+            self.tables.slot().add(SpaceCounter::Anon, -(went as i64));
             self.tables.slot().add(SpaceCounter::Swap, went as i64);
         }
         went
@@ -352,10 +365,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> bool {
         let arch = &self.tables.arch;
-        match way {
-            Way::Swap(slots) => self.turn(table, now, part_of(slots, skip, now.frames(arch)), gather),
+        let (kind, raw) = match way {
+            Way::Swap(slots) => (Kind::Swap, self.swap_entry(now, part_of(slots, skip, now.frames(arch)))),
+            Way::Copy(copy) => (Kind::Leaf, arch.leaf(copy.add(frames_of(skip)).addr(), now.attrs(arch), now.level)),
             Way::Stay => return false,
+        };
+        let removed = if now.level > 1 { table.take_busy(now.va).1 } else { table.take_run(now) };
+        if kind == Kind::Leaf {
+            // Whoever writes to the copy is not contradicted by what a CPU still reads of the original.
+            self.tables.tlb.invalidate(&[now.range(arch)], table.shift(), false);
         }
+        if now.level > 1 {
+            table.fill(now.va, raw);
+        } else {
+            table.set(&Run::new(now.va, now.level, kind, raw, now.len));
+        }
+        gather.push(removed);
         true
     }
 
@@ -375,6 +400,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
 /// The slots of a part of a block: so many pages, so many bytes from its beginning.
 pub(super) fn part_of(slots: SwapRun, skip: u64, count: u32) -> SwapRun {
-    let skip = (skip >> FRAME_SHIFT) as u32;
-    SwapRun { slots: Slots { first: slots.slots.first + skip, count }, ..slots }
+    SwapRun { slots: Slots { first: slots.slots.first + frames_of(skip), count }, ..slots }
+}
+
+fn frames_of(bytes: u64) -> u32 {
+    (bytes >> FRAME_SHIFT) as u32
 }

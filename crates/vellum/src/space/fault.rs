@@ -265,10 +265,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn new_row(&self, area: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
         let machine = self.tables.machine;
         let pages = 1u32 << order;
-        let first = machine.frames().alloc(block, false, Use::Folio).ok()?;
+        let (first, shard) = machine.frames().alloc_at_home(block, false, Use::Folio).ok()?;
         let start = align_down(addr, block as u32 + FRAME_SHIFT);
         for i in (0..1 << block).step_by(pages as usize) {
-            if self.make_folio(area, start + (u64::from(i) << FRAME_SHIFT), first.add(i), order, false).is_err() {
+            let at = start + (u64::from(i) << FRAME_SHIFT);
+            if self.make_folio(area, at, (first.add(i), shard), order, false).is_err() {
                 self.put_row(first, i, order);
                 // SAFETY: of what was just allocated all behind those that were folios: nobody else knows of it.
                 unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
@@ -286,22 +287,41 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     #[inline(always)]
     pub(super) fn try_folio(&self, area: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
-        let pfn = self.tables.machine.frames().alloc(order, zero, Use::Folio)?;
-        self.make_folio(area, addr, pfn, order, zero).map(|()| pfn)
+        let (pfn, shard) = self.tables.machine.frames().alloc_at_home(order, zero, Use::Folio)?;
+        self.make_folio(area, addr, (pfn, shard), order, zero).map(|()| pfn)
     }
 
     /// Make a folio of frames that were just allocated; if that fails they are free again.
     #[inline(always)]
-    fn make_folio(&self, area: &Vma, addr: u64, pfn: Pfn, order: u8, zero: bool) -> Result<(), FaultError> {
+    fn make_folio(
+        &self,
+        area: &Vma,
+        addr: u64,
+        at_home: (Pfn, usize),
+        order: u8,
+        zero: bool,
+    ) -> Result<(), FaultError> {
+        let place = area.backing.offset(align_down(addr, order as u32 + FRAME_SHIFT));
+        let owner = Owner { family: self.family, page: place >> FRAME_SHIFT };
+        self.enlist_folio(at_home, (order, zero), owner, self.tables.group(), list_of(area))
+    }
+
+    /// The same, where this is whose it is, which group is charged for it, and which list it goes on.
+    #[inline(always)]
+    pub(super) fn enlist_folio(
+        &self,
+        (pfn, shard): (Pfn, usize),
+        (order, zero): (u8, bool),
+        owner: Owner,
+        group: GroupId,
+        list: LruList,
+    ) -> Result<(), FaultError> {
         let machine = self.tables.machine;
         let frames = machine.frames();
         let pages = 1u32 << order;
         let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
-        let place = area.backing.offset(align_down(addr, order as u32 + FRAME_SHIFT));
-        let owner = Owner { family: self.family, page: place >> FRAME_SHIFT };
         head.set_data(owner.pack());
-        if let Err(over) = machine.groups().admit(frames, self.tables.group(), (pfn, head), order, Some(list_of(area)))
-        {
+        if let Err(over) = machine.groups().admit(frames, group, (pfn, head, shard), order, Some(list)) {
             frames.put(pfn, head, pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };

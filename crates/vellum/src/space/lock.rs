@@ -200,7 +200,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         self.each_run(range, |_, run| {
             for (head, frame) in self.folios_of(run) {
                 if LruList::of(frame) == Some(LruList::Unevictable) {
-                    machine.groups().relist(machine.frames(), head, Some(LruList::Unevictable), LruList::Anon);
+                    let list = LruList::evictable(frame);
+                    machine.groups().relist(machine.frames(), head, Some(LruList::Unevictable), list);
                 }
             }
             false

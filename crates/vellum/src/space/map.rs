@@ -84,7 +84,7 @@ pub enum MapError {
     SealedArea(VirtRange),
     /// More locked memory than the limit allows.
     LockLimit,
-    /// More than the machine has, and not [`MapFlags::NORESERVE`].
+    /// More than the machine has, swap included, and not [`MapFlags::NORESERVE`].
     Overcommit,
     /// The object's address is not a multiple of the page size.
     UnalignedOffset(u64),
@@ -354,7 +354,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn is_too_much(&self, kind: &Vma, len: u64) -> bool {
         let promised =
             kind.prot.contains(Prot::WRITE) && !kind.flags.contains(AreaFlags::NORESERVE) && !kind.backing.is_shared();
-        promised && len / FRAME_SIZE > self.tables.machine.frames().total()
+        promised && self.exceeds_machine(len)
+    }
+
+    /// Whether so many bytes are more than there is memory and swap.
+    pub(super) fn exceeds_machine(&self, len: u64) -> bool {
+        let (machine, pages) = (self.tables.machine, len / FRAME_SIZE);
+        let memory = machine.frames().total();
+        pages > memory && pages > memory + machine.swaps().slots(machine.platform())
     }
 }
 

@@ -26,7 +26,8 @@
 //! | `split` | one large folio becomes small pieces |
 //! | `guard` | pages that may not be touched |
 //! | `evict` | memory is wanted elsewhere |
-//! | `isolated` | what a family has together is written once |
+//! | `transfer` | it goes to a folio of its own |
+//! | `isolated` | what was taken off its list for that |
 //! | `lazy` | what may go then without being kept |
 //! | `swap_out` | what goes to a swap device |
 //! | `swap_in` | and comes back |
@@ -73,6 +74,7 @@ mod recorded;
 mod relocate;
 mod remap;
 mod replace;
+mod reverse;
 mod scan;
 mod seal;
 mod split;
@@ -84,6 +86,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod track;
+mod transfer;
 mod unmap;
 mod watch;
 mod zap;
@@ -106,6 +109,7 @@ pub use seal::SealError;
 pub use supply::{Stopped, SupplyError};
 pub use sync::SyncError;
 pub use track::CantTrack;
+pub(crate) use transfer::Copies;
 pub use unmap::UnmapError;
 pub use watch::{Happening, WatchError, Watched};
 

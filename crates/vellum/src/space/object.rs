@@ -7,7 +7,7 @@
 
 use core::mem::ManuallyDrop;
 
-use crate::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_down};
+use crate::addr::{FRAME_SHIFT, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::cache::{Looked, MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
@@ -91,7 +91,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn map_shared(&self, request: MapRequest) -> Result<u64, MapError> {
         let len = self.length(&request)?;
         let machine = self.tables.machine;
-        if !request.flags.contains(MapFlags::NORESERVE) && len / FRAME_SIZE > machine.frames().total() {
+        if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_machine(len) {
             return Err(MapError::Overcommit);
         }
         let object = Object::new(machine, &self.tables.arch, self.tables.group(), 0, len)?;
@@ -153,7 +153,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
         let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
         let around = page >> AROUND << AROUND..((page >> AROUND) + 1) << AROUND;
-        let row = object.map_row(page, window, around, self.tables.group())?.ok_or(FaultError::BeyondEnd(addr))?;
+        let row =
+            object.map_row(page, window, around, self.tables.group()).map_err(|error| FaultError::of(error, addr))?;
+        let row = row.ok_or(FaultError::BeyondEnd(addr))?;
         let mut attrs = area.prot.attrs() | Attrs::ACCESSED;
         if area.backing.is_shared() {
             attrs |= Attrs::EXCLUSIVE;
@@ -186,7 +188,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// page for it.
     fn map_copy(&self, area: &Vma, addr: u64, object: &ManuallyDrop<Object<'m, P>>) -> Result<Outcome, FaultError> {
         let page = area.backing.offset(addr) >> self.page_shift();
-        let looked = object.look(page);
+        let looked = object.look(page, self.tables.group()).map_err(|error| FaultError::of(error, addr))?;
         if let Looked::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
@@ -198,8 +200,29 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.map_folio(area, addr, pfn, order)
     }
 
-    /// Pages of a range that the objects behind it have, though they are not mapped.
+    /// Pages of a range that the objects behind it have in memory, though they are not mapped.
     pub(super) fn resident_in_objects(&self, range: VirtRange, answer: &mut [bool]) {
+        self.each_in_objects(range, |_, addr, here| {
+            answer[((addr - range.start) >> self.page_shift()) as usize] |= here;
+        });
+    }
+
+    /// Bytes of a range that the objects behind it have on swap devices, but for those of which a private area has something of its own.
+    pub(super) fn swapped_in_objects(&self, range: VirtRange) -> u64 {
+        let mut bytes = 0;
+        self.each_in_objects(range, |area, addr, here| {
+            let own = || {
+                let (raw, level, _) = self.tables.room(addr, area.range, 0);
+                self.tables.arch.kind(raw, level) != Kind::None
+            };
+            let shared = area.backing.is_shared() || !area.prot.contains(Prot::WRITE);
+            bytes += if here || !shared && own() { 0 } else { 1 << self.page_shift() };
+        });
+        bytes
+    }
+
+    /// Show each page that the objects behind a range have: the area, where it would be mapped, and whether it is in memory.
+    fn each_in_objects(&self, range: VirtRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let areas = self.read();
         for area in areas.overlapping(range).filter(|area| !area.backing.is_anonymous()) {
@@ -207,22 +230,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
             let part = area.range.intersect(&range);
             let first = area.backing.offset(part.start) >> shift;
-            let answer = &mut answer[((part.start - range.start) >> shift) as usize..];
-            let mut at = 0;
-            while let Some(page) = object.next_data(first + at)
+            let mut at = first;
+            while let Some((page, here)) = object.next_there(at)
                 && page - first < part.len() >> shift
             {
-                at = page - first;
-                answer[at as usize] = true;
-                at += 1;
+                visit(area, part.start + ((page - first) << shift), here);
+                at = page + 1;
             }
         }
     }
 }
 
-impl From<ObjectError> for FaultError {
-    fn from(error: ObjectError) -> Self {
+impl FaultError {
+    /// What a fault at an address says of what became of an object's page.
+    pub(super) fn of(error: ObjectError, addr: u64) -> Self {
         match error {
+            ObjectError::Lost => FaultError::Poisoned(addr),
             ObjectError::OverLimit(group) => FaultError::OverLimit(group),
             _ => FaultError::OutOfMemory,
         }
@@ -234,7 +257,7 @@ impl From<ObjectError> for MapError {
         match error {
             ObjectError::OverLimit(group) => MapError::OverLimit(group),
             ObjectError::TooLarge => MapError::OffsetTooLarge,
-            ObjectError::Busy | ObjectError::OutOfMemory => MapError::OutOfMemory,
+            ObjectError::Busy | ObjectError::Lost | ObjectError::OutOfMemory => MapError::OutOfMemory,
         }
     }
 }

@@ -96,8 +96,10 @@ pub struct Usage {
     /// Of that, what a TLB may hold by blocks of entries, of the last level and of the one above; how large such a block is says
     /// [`Arch::block_bits`].
     pub blocks: [u64; 2],
-    /// Swapped out (`Swap`).
+    /// Swapped out (`SwapPss`).
     pub swap: u64,
+    /// Swapped out from the objects behind it, where nothing else is (`Swap`, together with the former).
+    pub swap_objects: u64,
     /// Runs: how many pieces the engine has to deal with.
     pub runs: u64,
 }
@@ -267,6 +269,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 _ => {}
             }
         });
+        usage.swap_objects = self.swapped_in_objects(range);
         usage
     }
 

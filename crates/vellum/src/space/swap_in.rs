@@ -7,6 +7,7 @@
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Swapped};
+use crate::frame::flag;
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{NotCached, Slots, SwapRun};
@@ -202,11 +203,27 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let run = Run { len: (frames >> order) as usize, ..run };
                 at = run.range(&self.tables.arch).end;
                 self.turn_back(table, area, &run, pfn, Attrs::empty());
+                self.defer_partial(pfn, frames);
                 mapped |= run.range(&self.tables.arch).covers(&entry);
                 self.forget_swapped(&run);
             }
         }
         mapped
+    }
+
+    /// Frames were mapped by their slots, for which they have references: of their folios nobody may map the rest by now.
+    fn defer_partial(&self, pfn: Pfn, count: u32) {
+        let machine = self.tables.machine;
+        for (head, frame, _) in machine.frames().folios(pfn, count) {
+            let order = frame.order();
+            if order != 0
+                && frame.counts().maps < 1 << order
+                && !frame.has(flag::PARTIAL)
+                && machine.groups().defer_if_partial(machine.frames(), head)
+            {
+                machine.count_size(SizeCounter::SplitDeferred, order);
+            }
+        }
     }
 
     /// Swap entries map frames from `pfn` on.

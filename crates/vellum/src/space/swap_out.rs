@@ -2,22 +2,23 @@
 //! already, and its entries become swap entries.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Kind, Swapped};
+use crate::arch::{Arch, Attrs, Swapped};
 use crate::frame::HUGE_ORDER;
 use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::swap::{NoSlots, SwapRun, WriteError};
-use crate::table::{LockedTable, Run};
+use crate::table::Run;
 use crate::tlb::Gather;
 
 use super::evict::{Held, NoRoom, Way};
 use super::{AddressSpace, AdviseError};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Evict what a range has that is this space's alone (Linux: `MADV_PAGEOUT`). What can't go stays.
+    /// Evict what a range has that nobody else maps (Linux: `MADV_PAGEOUT`). What can't go stays.
     pub(super) fn page_out(&self, range: VirtRange) -> Result<(), AdviseError> {
         self.all(range, true, false)?;
-        self.evict(&[range], None);
+        self.evict(&[range], None, None);
+        self.evict_objects(range);
         Ok(())
     }
 
@@ -97,29 +98,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         (went, Ok(()))
     }
 
-    /// Entries become swap entries.
-    pub(super) fn turn(
-        &self,
-        table: &LockedTable<'_, 'm, P, A>,
-        now: &Run,
-        slots: SwapRun,
-        gather: &mut Gather<'_, 'm, P>,
-    ) {
+    /// The first of the swap entries that a run becomes.
+    pub(super) fn swap_entry(&self, now: &Run, slots: SwapRun) -> u64 {
         let arch = &self.tables.arch;
-        let raw = arch.swap(Swapped {
+        arch.swap(Swapped {
             device: slots.device,
             slot: (slots.slots.first >> arch.page_order()) as u64,
             attrs: now.attrs(arch) & (Attrs::WATCHED | Attrs::SOFT_DIRTY),
-        });
-        let removed = if now.level > 1 {
-            let (_, removed) = table.take_busy(now.va);
-            table.fill(now.va, raw);
-            removed
-        } else {
-            let removed = table.take_run(now);
-            table.set(&Run::new(now.va, now.level, Kind::Swap, raw, now.len));
-            removed
-        };
-        gather.push(removed);
+        })
     }
 }

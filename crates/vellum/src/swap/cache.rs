@@ -14,6 +14,7 @@ use core::cell::Cell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::attached::Attached;
 use super::cluster::{SLOTS, SlotSet, State};
 use super::paged::Paged;
 use super::slots::pieces;
@@ -302,6 +303,28 @@ impl<P: Platform> Swaps<P> {
     /// The same, of one device if it is there.
     pub(super) fn trim_device(&self, frames: &Frames<'_, P>, device: u8) -> u64 {
         let mut freed = 0;
+        self.each_cluster(frames, device, |attached, index| {
+            let only = |state: &State, at: u32, _| state.counts(&(at..at + 1)) == [1];
+            // SAFETY: as of `release`.
+            let forget = |dead| unsafe { attached.forget(frames, dead) };
+            freed += u64::from(attached.slots.uncache(frames.platform(), (index, 0..SLOTS), only, forget));
+        });
+        freed
+    }
+
+    /// Show all copies. None of them is freed before `visit` returns; a cluster of slots is locked meanwhile.
+    pub(crate) fn each_copy(&self, frames: &Frames<'_, P>, mut visit: impl FnMut(Pfn)) {
+        for device in 0..DEVICES as u8 {
+            self.each_cluster(frames, device, |Attached { slots, .. }, index| {
+                let _state = slots.clusters.get(index).state.lock(frames.platform());
+                let copies = slots.copies.get(index).0.iter();
+                copies.filter_map(|copy| Pfn(!copy.load(Relaxed)).some()).for_each(&mut visit);
+            });
+        }
+    }
+
+    /// Show the clusters of a device, as long as it is there and has copies.
+    fn each_cluster(&self, frames: &Frames<'_, P>, device: u8, mut visit: impl FnMut(&Attached<P>, u32)) {
         for index in 0.. {
             let order = self.order(frames.platform());
             if !order.ids().contains(&device) {
@@ -312,14 +335,10 @@ impl<P: Platform> Swaps<P> {
             if index == attached.slots.clusters.len() || attached.slots.cached.load(Relaxed) == 0 {
                 break;
             }
-            let only = |state: &State, at: u32, _| state.counts(&(at..at + 1)) == [1];
-            // SAFETY: as of `release`.
-            let forget = |dead| unsafe { attached.forget(frames, dead) };
-            freed += u64::from(attached.slots.uncache(frames.platform(), (index, 0..SLOTS), only, forget));
+            visit(attached, index);
             drop(order);
             frames.platform().resched();
         }
-        freed
     }
 
     /// Whether a device has so little room that it should keep nothing that is in memory: less than half, or it is closed.

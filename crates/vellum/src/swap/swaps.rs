@@ -239,6 +239,13 @@ impl<P: Platform> Swaps<P> {
         Some(Usage { slots: slots.len(), used, cached, priority: *priority, closed: slots.is_closed() })
     }
 
+    /// Slots of all devices.
+    pub(crate) fn slots(&self, platform: &P) -> u64 {
+        let order = self.order(platform);
+        // SAFETY: they are in the order.
+        order.ids().iter().map(|id| u64::from(unsafe { self.device(*id) }.slots.len())).sum()
+    }
+
     /// Whether anything may go to a device: because it has a slot left, or one that holds what is in memory.
     pub fn has_room(&self, platform: &P) -> bool {
         let order = self.order(platform);

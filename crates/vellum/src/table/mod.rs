@@ -138,9 +138,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     fn alloc_table(&self, level: u8) -> Result<Pfn, OutOfMemory> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
-        let pfn = frames.alloc(order, true, Use::Kernel)?;
+        let (pfn, shard) = frames.alloc_at_home(order, true, Use::Kernel)?;
         let frame = frames.frame(pfn);
-        if self.machine.groups().admit(frames, self.group(), (pfn, frame), order, None).is_err() {
+        if self.machine.groups().admit(frames, self.group(), (pfn, frame, shard), order, None).is_err() {
             // SAFETY: just allocated, and still all zero.
             unsafe { frames.free(pfn, 1 << order, true, Use::Kernel) };
             return Err(OutOfMemory);

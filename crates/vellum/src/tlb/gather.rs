@@ -330,10 +330,11 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
             }
             self.objects += pages as u64;
         }
-        // An object has the rest of a folio of its own, mapped or not.
+        // An object has the rest of a folio of its own, mapped or not; and by its slots somebody may find a part of what this was
+        // all of, in between.
         let maps = if order != 0
             && !state.has(flag::PARTIAL | flag::OBJECT)
-            && (pages < 1 << order || frame.counts().maps != pages)
+            && (pages < 1 << order || state.has(flag::SWAP_CACHED) || frame.counts().maps != pages)
         {
             self.unmapped_in_part(head, frame, order, pages);
             0

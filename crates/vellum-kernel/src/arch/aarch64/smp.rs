@@ -40,6 +40,11 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
     (clock, cpus)
 }
 
+/// What the firmware calls a processor.
+pub fn name(cpu: usize) -> u64 {
+    devicetree::processors().nth(cpu).unwrap_or(0)
+}
+
 /// Lets the other processors work.
 pub fn release(cpus: usize, work: fn() -> !) {
     WORK.store(work as *mut (), SeqCst);

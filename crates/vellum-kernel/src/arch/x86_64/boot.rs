@@ -34,6 +34,7 @@ pub unsafe fn prepare(start_info: u64) -> Boot {
         trap::init();
         let mut boot = pvh::read(start_info);
         paging::init(&mut boot.map);
+        pvh::read_nodes(start_info, &mut boot);
         entry::init();
         boot
     }

@@ -105,6 +105,11 @@ pub fn served() {
     write(END, 0);
 }
 
+/// The APIC's number of a processor that has its APIC on.
+pub fn name(cpu: usize) -> u64 {
+    IDS[cpu].load(Relaxed).into()
+}
+
 /// Sends another processor an interrupt.
 pub fn send(cpu: usize, vector: u8) {
     command(u32::from(IDS[cpu].load(Relaxed)) << 24, u32::from(vector));

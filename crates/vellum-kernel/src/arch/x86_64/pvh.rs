@@ -5,7 +5,9 @@
 
 use crate::arch::paging::{self, PAGE_SIZE, phys_to_virt};
 use core::ffi::CStr;
+use vellum_kernel::acpi::{self, Physical};
 use vellum_kernel::boot::{Boot, Kind, MemoryMap};
+use vellum_kernel::nodes::Nodes;
 
 const MAGIC: u32 = 0x336e_c578;
 /// Below lie the BIOS data area, option ROMs and the frame buffer, whatever the memory map says.
@@ -95,5 +97,31 @@ pub unsafe fn read(start_info: u64) -> Boot {
         command_line = unsafe { CStr::from_ptr(phys_to_virt(info.command_line)) };
         keep(info.command_line, command_line.count_bytes() + 1);
     }
-    Boot { map, command_line: command_line.to_str().unwrap_or(""), archive }
+    Boot { map, nodes: Nodes::new(), command_line: command_line.to_str().unwrap_or(""), archive }
+}
+
+/// What is in memory, for who reads ACPI's tables.
+struct Memory<'b>(&'b MemoryMap);
+
+impl Physical for Memory<'_> {
+    fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
+        const REACH: u64 = 4 << 30;
+        let end = address.checked_add(len as u64).filter(|end| *end <= REACH)?;
+        let known = self.0.regions().iter().any(|region| region.base <= address && end <= region.end());
+        // SAFETY: the direct map shows all below 4 GiB; by contract of [`read_nodes`] nobody writes there yet.
+        known.then(|| unsafe { core::slice::from_raw_parts(phys_to_virt(address), len) })
+    }
+}
+
+/// Learns of nodes from the firmware's tables, if there are any.
+///
+/// # Safety
+///
+/// `start_info` is the physical address that the loader passed; the final tables are loaded, and nothing has been written since to
+/// memory outside the image.
+pub unsafe fn read_nodes(start_info: u64, boot: &mut Boot) {
+    // SAFETY: by contract, as in [`read`].
+    let info = unsafe { phys_to_virt::<StartInfo>(start_info).read_unaligned() };
+    // Where there are no tables, there is one node.
+    let _ = acpi::read(&Memory(&boot.map), info.rsdp, &mut boot.nodes);
 }

@@ -21,6 +21,8 @@ const PATIENCE: u64 = 1_000_000_000;
 
 /// How many processors have taken an index; the boot processor has 0.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
+/// How many have told their number.
+static READY: AtomicUsize = AtomicUsize::new(1);
 /// What they do from [`release`] on.
 static WORK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
@@ -158,7 +160,16 @@ unsafe fn start_others(clock: &Clock) -> usize {
         core::hint::spin_loop();
     }
     // Whoever comes now finds no index left.
-    COUNT.swap(MAX_CPUS, SeqCst).min(MAX_CPUS)
+    let count = COUNT.swap(MAX_CPUS, SeqCst).min(MAX_CPUS);
+    while READY.load(SeqCst) < count {
+        core::hint::spin_loop();
+    }
+    count
+}
+
+/// What the firmware calls a processor.
+pub fn name(cpu: usize) -> u64 {
+    irq::name(cpu)
 }
 
 /// Lets the other processors work.
@@ -181,6 +192,7 @@ extern "C" fn begin(index: usize) -> ! {
     irq::init();
     entry::init();
     held::init();
+    READY.fetch_add(1, SeqCst);
     loop {
         interrupts::disable();
         let work = WORK.load(SeqCst);

@@ -9,7 +9,7 @@
 
 mod statistics;
 
-pub use statistics::listed;
+pub use statistics::{listed, listed_on};
 
 use crate::mem::reclaim::{self, Who};
 use crate::mem::{machine, oom};
@@ -131,7 +131,8 @@ pub fn excess(group: u32) -> u64 {
 /// Bytes that a group and those below it have in swap; what several have, each of them has.
 fn swapped(group: u32) -> u64 {
     let below = processes::all().into_iter().filter(|process| is_below(process, group));
-    reclaim::spaces_of(below).iter().map(|space| space.engine.stats().swap).sum()
+    let objects = engine(group).and_then(|group| usage(group).ok()).map_or(0, |usage| usage.swapped * FRAME_SIZE);
+    reclaim::spaces_of(below).iter().map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
 /// Tells the engine how much more those groups may have in swap that may not have as much as there is. To be called before memory
@@ -268,6 +269,7 @@ impl cgroup::Groups for Memory {
                 pages => Ok(bytes(pages)),
             },
             Control::Stat => statistics::of(group, engine),
+            Control::NodeStat => statistics::by_node(group),
             Control::Events => {
                 let events = TABLE.lock().groups.get(&group).map(|group| group.events).unwrap_or_default();
                 let Events { max, oom, kills } = events;

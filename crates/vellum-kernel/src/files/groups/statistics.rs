@@ -1,10 +1,11 @@
 //! What groups have, by kind.
 
 use super::{ROOT, TABLE, Table, usage};
+use crate::mem::machine;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupId, GroupUsage, LruList};
+use vellum::group::{GroupId, LruList};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::proc::Text as Words;
 
@@ -20,49 +21,86 @@ pub struct Listed {
 }
 
 impl Listed {
-    fn add(&mut self, usage: &GroupUsage) {
-        self.anonymous += usage.lru[LruList::Anon as usize] + usage.lru[LruList::Lazy as usize];
-        self.objects += usage.lru[LruList::Shmem as usize];
-        self.unevictable += usage.lru[LruList::Unevictable as usize];
+    fn add(&mut self, lists: &[u64; LruList::COUNT]) {
+        self.anonymous += lists[LruList::Anon as usize] + lists[LruList::Lazy as usize];
+        self.objects += lists[LruList::Shmem as usize];
+        self.unevictable += lists[LruList::Unevictable as usize];
+    }
+
+    /// What files say of them.
+    fn rows(&self) -> [(&'static str, u64); 8] {
+        [
+            ("anon", self.anonymous + self.unevictable),
+            ("file", self.objects),
+            ("shmem", self.objects),
+            ("inactive_anon", 0),
+            ("active_anon", self.anonymous),
+            ("inactive_file", 0),
+            ("active_file", 0),
+            ("unevictable", self.unevictable),
+        ]
     }
 }
 
-/// Pages on the lists of a group and those below it; of the root, with those that are leaving.
-fn listed_below(table: &Table, group: u32) -> Listed {
+/// A group and those below it; of the root, those that are leaving too.
+fn below(table: &Table, group: u32) -> impl Iterator<Item = GroupId> {
+    let below = table.groups.iter().filter(move |(number, _)| table.ancestors(**number).any(|above| above == group));
+    let leaving = table.leaving.iter().copied().filter(move |_| group == ROOT);
+    below.map(|(_, group)| group.engine).chain(leaving).chain((group == ROOT).then_some(GroupId::ROOT))
+}
+
+/// Pages on their lists, of one node or all.
+fn listed_below(table: &Table, group: u32, node: Option<usize>) -> Listed {
+    let (groups, frames) = (machine().groups(), machine().frames());
     let mut sum = Listed::default();
-    let below = table.groups.iter().filter(|(number, _)| table.ancestors(**number).any(|above| above == group));
-    let leaving = table.leaving.iter().copied().filter(|_| group == ROOT);
-    let own = (group == ROOT).then_some(GroupId::ROOT);
-    for engine in below.map(|(_, group)| group.engine).chain(leaving).chain(own) {
-        if let Ok(usage) = usage(engine) {
-            sum.add(&usage);
-        }
+    for engine in below(table, group) {
+        let lists = match node {
+            Some(node) => groups.listed_on(frames, engine, node),
+            None => groups.usage(frames, engine).map(|usage| usage.lru),
+        };
+        // It may be gone by now.
+        let _ = lists.map(|lists| sum.add(&lists));
     }
     sum
 }
 
 /// Pages on the lists of all groups.
 pub fn listed() -> Listed {
-    listed_below(&TABLE.lock(), ROOT)
+    listed_below(&TABLE.lock(), ROOT, None)
+}
+
+/// Those of a node.
+pub fn listed_on(node: usize) -> Listed {
+    listed_below(&TABLE.lock(), ROOT, Some(node))
+}
+
+/// `memory.numa_stat`: what of `memory.stat` is on which node.
+pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
+    let table = TABLE.lock();
+    let rows_of = |node| listed_below(&table, group, Some(node)).rows();
+    let nodes: Vec<_> = (0..machine().frames().nodes()).map(rows_of).collect();
+    drop(table);
+    Words::of(|text| {
+        Listed::default().rows().iter().enumerate().try_for_each(|(row, (name, _))| {
+            text.write_str(name)?;
+            (0..).zip(&nodes).try_for_each(|(node, rows)| write!(text, " N{node}={}", rows[row].1 * FRAME_SIZE))?;
+            text.write_str("\n")
+        })
+    })
 }
 
 /// `memory.stat`. What a group is charged for is anonymous memory, objects', and the kernel's for it: page tables for the most
 /// part.
 pub fn of(group: u32, engine: GroupId) -> Result<Vec<u8>, Errno> {
-    let listed = listed_below(&TABLE.lock(), group);
+    let (listed, cached) = {
+        let table = TABLE.lock();
+        let mut groups = Vec::new();
+        groups.try_reserve_exact(table.groups.len() + table.leaving.len() + 1).map_err(|_| Errno::ENOMEM)?;
+        groups.extend(below(&table, group));
+        (listed_below(&table, group, None), machine().swap_cached(|of| groups.contains(&of)))
+    };
     let charged = usage(engine)?.charged;
-    let anonymous = listed.anonymous + listed.unevictable;
-    let rows = [
-        ("anon", anonymous),
-        ("file", listed.objects),
-        ("kernel", charged.saturating_sub(anonymous + listed.objects)),
-        ("shmem", listed.objects),
-        ("inactive_anon", 0),
-        ("active_anon", listed.anonymous),
-        ("inactive_file", 0),
-        ("active_file", 0),
-        ("unevictable", listed.unevictable),
-        ("swapcached", 0),
-    ];
-    Words::of(|text| rows.iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
+    let others = charged.saturating_sub(listed.anonymous + listed.unevictable + listed.objects);
+    let rows = listed.rows().into_iter().chain([("kernel", others), ("swapcached", cached)]);
+    Words::of(|text| rows.into_iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
 }

@@ -106,7 +106,7 @@ fn usage(memory: &UserSpace, area: &Vma) -> Usage {
         anonymous: found.anonymous,
         anon_huge: found.huge - found.huge_objects,
         shmem_huge: found.huge_objects,
-        swap: found.swap,
+        swap: found.swap + found.swap_objects,
         swap_pss: found.swap,
         locked: if area.flags.contains(AreaFlags::LOCKED) { found.proportional.all } else { 0 },
         ..Usage::default()

@@ -124,21 +124,23 @@ fn meminfo() -> Result<Vec<u8>, Errno> {
     Words::of(|text| words::meminfo(text, &memory))
 }
 
-/// What the machine's one node says of its memory.
-pub fn meminfo_of_node(text: &mut Words) -> fmt::Result {
-    let memory = memory(machine());
+/// What a node says of its memory.
+pub fn meminfo_of_node(text: &mut Words, node: usize) -> fmt::Result {
+    let (frames, lists) = (machine().frames(), crate::files::groups::listed_on(node));
+    let (total, free) = (frames.total_on(node), frames.free_on(node));
     let rows = [
-        ("MemTotal:", memory.total),
-        ("MemFree:", memory.free),
-        ("MemUsed:", memory.total - memory.free),
-        ("Active(anon):", memory.active_anonymous),
-        ("Unevictable:", memory.unevictable),
-        ("Mlocked:", memory.locked),
-        ("AnonPages:", memory.anonymous),
-        ("Shmem:", memory.shmem),
-        ("PageTables:", memory.tables),
+        ("MemTotal:", total),
+        ("MemFree:", free),
+        ("MemUsed:", total - free),
+        ("Active(anon):", lists.anonymous),
+        ("Unevictable:", lists.unevictable),
+        ("Mlocked:", lists.unevictable),
+        ("FilePages:", lists.objects),
+        ("AnonPages:", lists.anonymous + lists.unevictable),
+        ("Shmem:", lists.objects),
     ];
-    rows.iter().try_for_each(|(name, bytes)| writeln!(text, "Node 0 {name:<15}{:>8} kB", bytes / 1024))
+    let kib = |pages: u64| pages * FRAME_SIZE / 1024;
+    rows.iter().try_for_each(|(name, pages)| writeln!(text, "Node {node} {name:<15}{:>8} kB", kib(*pages)))
 }
 
 fn vmstat() -> Result<Vec<u8>, Errno> {
@@ -225,9 +227,12 @@ fn processors() -> Result<Vec<u8>, Errno> {
 
 fn buddies() -> Result<Vec<u8>, Errno> {
     Words::of(|text| {
-        text.write_str("Node 0, zone   Normal ")?;
-        machine().frames().free_blocks().iter().try_for_each(|count| write!(text, "{count:>6} "))?;
-        text.write_str("\n")
+        let frames = machine().frames();
+        (0..frames.nodes()).try_for_each(|node| {
+            write!(text, "Node {node}, zone   Normal ")?;
+            frames.free_blocks_on(node).iter().try_for_each(|count| write!(text, "{count:>6} "))?;
+            text.write_str("\n")
+        })
     })
 }
 

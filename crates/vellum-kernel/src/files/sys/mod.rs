@@ -8,12 +8,18 @@ mod folios;
 
 use crate::files::proc::meminfo_of_node;
 use crate::mem::machine;
+use crate::mem::reclaim::{Who, reclaim};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
 use linux_raw_sys::general::SYSFS_MAGIC;
 use spin::Once;
-use vellum::platform::Cpus;
+use vellum::addr::FRAME_SIZE;
+use vellum::group::GroupId;
+use vellum::platform::{Cpus, Memory};
+use vellum::reclaim::Part;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::cgroup::amount;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{System, Text};
@@ -35,7 +41,7 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
         merging(&memory.add_folder("ksm")?)?;
         let machine = root.add_folder("devices")?.add_folder("system")?;
         fill_processors(&machine.add_folder("cpu")?)?;
-        nodes(&machine.add_folder("node")?)?;
+        fill_nodes(&machine.add_folder("node")?)?;
         // Where control groups are mounted.
         root.add_folder("fs")?.add_folder("cgroup")?;
         Ok(root)
@@ -73,23 +79,48 @@ fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// There is one node, with all memory and all processors.
-fn nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
-    for name in ["online", "possible", "has_cpu", "has_memory", "has_normal_memory"] {
-        file(folder, name, |text| text.write_str("0\n"))?;
+/// The nodes, each with its memory and its processors.
+fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let frames = machine().frames();
+    let all = move || 0..frames.nodes();
+    let of = |node: usize| (0..cpus()).filter(move |cpu| machine().platform().node(*cpu) == node);
+    for name in ["online", "possible"] {
+        file(folder, name, move |text| processors::list(text, all()))?;
     }
-    let node = folder.add_folder("node0")?;
-    file(&node, "cpulist", |text| processors::list(text, 0..cpus()))?;
-    file(&node, "cpumap", |text| processors::mask(text, 0..cpus(), cpus()))?;
-    file(&node, "distance", |text| text.write_str("10\n"))?;
-    file(&node, "meminfo", meminfo_of_node)
+    file(folder, "has_cpu", move |text| processors::list(text, all().filter(|node| of(*node).next().is_some())))?;
+    for name in ["has_memory", "has_normal_memory"] {
+        file(folder, name, move |text| processors::list(text, all().filter(|node| frames.total_on(*node) > 0)))?;
+    }
+    for node in all() {
+        let own = folder.add_folder(&alloc::format!("node{node}"))?;
+        file(&own, "cpulist", move |text| processors::list(text, of(node)))?;
+        file(&own, "cpumap", move |text| processors::mask(text, of(node), cpus()))?;
+        file(&own, "distance", move |text| {
+            for other in all() {
+                let distance = machine().platform().distance(node, other);
+                write!(text, "{}{distance}", if other == 0 { "" } else { " " })?;
+            }
+            text.write_str("\n")
+        })?;
+        file(&own, "meminfo", move |text| meminfo_of_node(text, node))?;
+        let take = move |wanted: &[u8]| reclaim_from(node, wanted);
+        own.add("reclaim", Text::new(own.system(), 0o200, None, Some(Box::new(take))))?;
+    }
+    Ok(())
+}
+
+/// So many bytes are to be reclaimed from a node.
+fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
+    let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
+    let part = Part { group: GroupId::ROOT, node: Some(node) };
+    if reclaim(Who::Asked, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
 /// Equal pages are not made one: that can't be switched on.
 fn merging(folder: &Arc<Folder>) -> Result<(), Errno> {
     let zero = || Ok(b"0\n".to_vec());
     let take = |value: &[u8]| if matches!(value.trim_ascii(), b"0" | b"2") { Ok(()) } else { Err(Errno::EINVAL) };
-    let run = Text::new(folder.system(), 0o644, Some(alloc::boxed::Box::new(zero)), Some(alloc::boxed::Box::new(take)));
+    let run = Text::new(folder.system(), 0o644, Some(Box::new(zero)), Some(Box::new(take)));
     folder.add("run", run)?;
     for name in ["full_scans", "pages_shared", "pages_sharing", "pages_unshared", "pages_volatile"] {
         folder.add(name, Text::read_only(folder.system(), zero))?;

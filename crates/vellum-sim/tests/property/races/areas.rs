@@ -2,13 +2,15 @@
 
 use shuttle::thread;
 use vellum::Machine;
+use vellum::addr::VirtRange;
+use vellum::arch::Attrs;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, Resolved};
 use vellum::vma::Prot;
 use vellum_sim::{Config, Fault, Hostility, Refusal, Schedule, Strictness};
 
-use super::{PAGE, Space, at, check, every, fixed, space, strict};
+use super::{PAGE, Space, at, both, check, every, fixed, space, strict};
 
 /// Two CPUs unmap the two halves of a folio, while a third holds the lock that both need. Whoever comes first queues the
 /// folio to be split; the other frees it. When it is free, it is not queued.
@@ -43,6 +45,28 @@ fn two_cpus_free_one_folio() {
         drop(boot);
     };
     every(run);
+}
+
+/// An area comes to say what its neighbour does, while somebody is at work on the neighbour's far end: whoever is done last makes them one.
+#[test]
+fn what_says_the_same_is_one_area_in_the_end() {
+    every(|| {
+        let sim = strict();
+        let boot = sim.cpu(0);
+        let machine = Machine::boot(&sim, Default::default()).unwrap();
+        let space = space(&machine);
+        space.map(fixed(0, 6, MapFlags::POPULATE)).unwrap();
+        space.protect(at(1), 5 * PAGE, Prot::READ).unwrap();
+        both(
+            &sim,
+            |_| space.protect(at(0), PAGE, Prot::READ).unwrap(),
+            |_| space.forget_recorded(VirtRange { start: at(4), end: at(5) }, Attrs::HARDWARE, |_, _| ()),
+        );
+        assert_eq!(space.stats().areas, 1);
+        check(&space);
+        drop(space);
+        drop(boot);
+    });
 }
 
 /// While `first` runs over two areas and the hole between them, another CPU maps something into the hole, and uses it.

@@ -1,6 +1,8 @@
 //! Memory that was freed lazily is reclaimed while others use it: what is written again stays, with its contents, and whoever has
 //! found nothing where something was finds nothing from then on.
 
+use shuttle::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use shuttle::thread;
 use vellum::Machine;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
@@ -18,6 +20,8 @@ struct Scene<'s, 'm> {
     machine: &'m Machine<'m, Strict>,
     space: &'s Space<'m>,
     cpu: &'s Cpu<'s, Strict>,
+    /// For those who take turns.
+    turn: &'s AtomicU32,
 }
 
 impl Scene<'_, '_> {
@@ -45,6 +49,12 @@ impl Scene<'_, '_> {
         assert!(found == Ok(0) || found == Ok(200 + page), "page {page}: {found:?}");
     }
 
+    fn wait_for(&self, turn: u32) {
+        while self.turn.load(SeqCst) != turn {
+            thread::yield_now();
+        }
+    }
+
     fn frees(&self) {
         self.space.advise(at(0), PAGES * PAGE, Advise::Free).unwrap();
     }
@@ -70,7 +80,8 @@ fn at_once(
     every_swapping(move |sim, boot, machine, _| {
         let space = space(machine);
         space.map(fixed(0, PAGES, MapFlags::POPULATE)).unwrap();
-        let here = Scene { machine, space: &space, cpu: boot };
+        let turn = AtomicU32::new(0);
+        let here = Scene { machine, space: &space, cpu: boot, turn: &turn };
         for page in 0..PAGES {
             boot.enter(&space).store_u64(at(page), 100 + page).unwrap();
             boot.enter(&space).store_u64(at(page) + 8, 200 + page).unwrap();
@@ -155,6 +166,27 @@ fn freeing_what_is_written() {
             }
         },
     );
+}
+
+/// Who wrote before it was freed, and goes on, has what he writes: no TLB says any more that it was written already.
+#[test]
+fn freeing_beside_who_goes_on_writing() {
+    let frees = |on: &Scene<'_, '_>| {
+        on.wait_for(1);
+        on.frees();
+        on.turn.store(2, SeqCst);
+        on.wait_for(3);
+        on.reclaims();
+    };
+    let writes = |on: &Scene<'_, '_>| {
+        let program = on.cpu.enter(on.space);
+        (0..PAGES).for_each(|page| program.store_u64(at(page), 1).unwrap());
+        on.turn.store(1, SeqCst);
+        on.wait_for(2);
+        (0..PAGES).for_each(|page| program.store_u64(at(page), 300 + page).unwrap());
+        on.turn.store(3, SeqCst);
+    };
+    at_once(frees, writes, stored);
 }
 
 /// It is freed once more while it goes.

@@ -4,8 +4,11 @@
 //! | file | story |
 //! |---|---|
 //! | `areas` | areas and folios that two change |
+//! | `cached` | memory that has slots too becomes one folio, or several |
+//! | `family` | a parent and a child that have memory together |
 //! | `fork` | a parent that goes on while it has a child |
 //! | `lazy` | memory that was freed lazily and is reclaimed meanwhile |
+//! | `objects` | what an object has goes and comes back meanwhile |
 //! | `pieces` | memory that becomes one folio, or several |
 //! | `reclaim` | what a family has together goes meanwhile |
 //! | `remap` | memory that moves while others use it |
@@ -15,8 +18,11 @@
 //! | `watch` | memory whose faults and writes somebody watches |
 
 mod areas;
+mod cached;
+mod family;
 mod fork;
 mod lazy;
+mod objects;
 mod pieces;
 mod reclaim;
 mod remap;

@@ -4,7 +4,7 @@ use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
 use vellum::Machine;
 use vellum::frame::policy::Knob;
-use vellum::space::{Advise, FaultError, MapFlags};
+use vellum::space::{Advise, CollapseLimits, FaultError, MapFlags};
 use vellum_sim::{Cpu, Disk, Fault, Strict};
 
 use super::{PAGE, Space, at, check, every, fixed, space, strict};
@@ -17,6 +17,8 @@ enum Had {
     Written,
     /// The same, when a child had it as well, so that nobody may write it in place.
     Shared,
+    /// The same, in a folio of its own, which may go.
+    Lazy,
 }
 
 /// A CPU that has a translation of page 1 cached, and uses it when another one says that it is done: `first` and `then` run on
@@ -55,6 +57,13 @@ fn seen_by_a_third(
                     Had::Shared => {
                         program.store_u64(at(1), 1).unwrap();
                         drop(space.fork().unwrap());
+                        assert_eq!(program.load_u64(at(1)), Ok(1));
+                    }
+                    Had::Lazy => {
+                        machine.policy().set(2, Knob::Never);
+                        [0, 1].iter().for_each(|page| program.store_u64(at(*page), 1).unwrap());
+                        machine.policy().set(2, Knob::Always);
+                        space.advise(at(1), PAGE, Advise::Free).unwrap();
                         assert_eq!(program.load_u64(at(1)), Ok(1));
                     }
                 }
@@ -122,6 +131,20 @@ fn writing_to_what_another_cpu_swaps_out() {
         Had::Shared,
         |space, _| space.advise(at(0), 4 * PAGE, Advise::PageOut).unwrap(),
         |space, cpu| cpu.0.enter(space).store_u64(at(1), 7).unwrap(),
+        |seen| seen == Ok(7),
+    );
+}
+
+/// The same where it is dropped, and all around it becomes one folio, with zeros there.
+#[test]
+fn collapsing_and_writing_to_what_another_cpu_drops() {
+    seen_by_a_third(
+        Had::Lazy,
+        |space, _| space.advise(at(1), PAGE, Advise::PageOut).unwrap(),
+        |space, cpu| {
+            space.collapse_some(0, 4096, &CollapseLimits::default()).unwrap();
+            cpu.0.enter(space).store_u64(at(1), 7).unwrap();
+        },
         |seen| seen == Ok(7),
     );
 }

@@ -1,5 +1,7 @@
 //! The allocator against what it promises, on memory with holes.
 
+mod node;
+
 use std::vec::Vec;
 
 use super::policy::{Advice, FolioPolicy, Knob};
@@ -64,7 +66,7 @@ fn a_shortage_lasts_until_enough_is_free() {
     const STEP: u64 = 700;
     let host = Host::new(&[(16, 8000, true)], 1);
     let frames = Frames::boot(&host, BootOptions { kept: 100, watermarks: STEP, ..Default::default() }).unwrap();
-    let marks = frames.watermarks();
+    let marks = frames.watermarks_on(0);
     assert_eq!(marks, Watermarks { min: 100, low: 100 + STEP, high: 100 + 2 * STEP });
     let mut held = Vec::new();
     while frames.shortage() == 0 {
@@ -144,7 +146,7 @@ fn blocks_are_disjoint_and_zero_blocks_are_zero() {
 fn blocks_merge_until_they_are_whole() {
     let host = Host::with_frames(20_000, 2);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
-    let before = frames.free_blocks();
+    let before = frames.free_blocks_on(0);
     let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(0, false, Use::Folio).ok()).collect();
     assert_eq!(held.len() as u64, frames.total(), "single pages use all memory");
     // Every second one first: nothing can merge until the rest comes.
@@ -153,7 +155,7 @@ fn blocks_merge_until_they_are_whole() {
         unsafe { frames.free(*pfn, 1, false, Use::Folio) };
     }
     frames.drain();
-    assert_eq!(frames.free_blocks(), before);
+    assert_eq!(frames.free_blocks_on(0), before);
 }
 
 /// What one CPU asks for in a row lies in a row, in whatever sizes, and far from what another one asks for meanwhile.
@@ -182,7 +184,7 @@ fn cpus_that_take_turns_get_memory_apart() {
 fn a_stretch_of_any_length_can_be_freed() {
     let host = Host::with_frames(5000, 1);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
-    let before = frames.free_blocks();
+    let before = frames.free_blocks_on(0);
     let block = frames.alloc(10, false, Use::Folio).unwrap();
     let mut at = 0;
     for count in [1, 2, 3, 31, 32, 33, 100, 7, 815] {
@@ -192,7 +194,7 @@ fn a_stretch_of_any_length_can_be_freed() {
     }
     assert_eq!(at, 1024);
     frames.drain();
-    assert_eq!(frames.free_blocks(), before);
+    assert_eq!(frames.free_blocks_on(0), before);
 }
 
 /// Zeroed memory is not zeroed twice: what was freed as zero comes back without being written. (The frame is made dirty

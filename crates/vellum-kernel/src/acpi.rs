@@ -1,0 +1,179 @@
+//! What ACPI's tables say of nodes (ACPI specification: "Root System Description Pointer", "Extended System Description
+//! Table", "System Resource Affinity Table (SRAT)", "System Locality Information Table (SLIT)").
+
+use crate::nodes::Nodes;
+
+/// Bytes of the header that all tables begin with.
+const HEADER: usize = 36;
+/// The most tables that are looked at.
+const TABLES: usize = 64;
+/// A processor or a stretch of memory is there.
+const ENABLED: u32 = 1;
+
+/// Physical memory, for who reads tables: so many bytes at an address, if they can be read.
+pub trait Physical {
+    /// The bytes.
+    fn bytes(&self, address: u64, len: usize) -> Option<&[u8]>;
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+    let mut word = [0; 8];
+    word[..N].copy_from_slice(bytes.get(at..at + N)?);
+    Some(u64::from_le_bytes(word))
+}
+
+/// A table, its header included.
+fn table(memory: &impl Physical, address: u64) -> Option<&[u8]> {
+    let len = word::<4>(memory.bytes(address, HEADER)?, 4)? as usize;
+    memory.bytes(address, len.max(HEADER))
+}
+
+/// Learns of nodes from the tables that this root pointer leads to; what can't be read is left out.
+pub fn read(memory: &impl Physical, root: u64, nodes: &mut Nodes) -> Option<()> {
+    let pointer = memory.bytes(root, 36).or_else(|| memory.bytes(root, 20)).filter(|at| at.starts_with(b"RSD PTR "))?;
+    // From the second revision on there are addresses of 64 bits.
+    let wide = pointer[15] >= 2;
+    let list = table(memory, if wide { word::<8>(pointer, 24) } else { word::<4>(pointer, 16) }?)?;
+    let entries = list[HEADER..].chunks_exact(if wide { 8 } else { 4 });
+    for entry in entries.take(TABLES) {
+        let address = if wide { word::<8>(entry, 0) } else { word::<4>(entry, 0) };
+        let Some(table) = address.and_then(|address| table(memory, address)) else { continue };
+        match &table[..4] {
+            b"SRAT" => read_affinities(table, nodes),
+            b"SLIT" => read_distances(table, nodes),
+            _ => None,
+        };
+    }
+    Some(())
+}
+
+/// Whose memory and processors are: entries of a kind and a length.
+fn read_affinities(table: &[u8], nodes: &mut Nodes) -> Option<()> {
+    let mut at = HEADER + 12;
+    loop {
+        let len = usize::from(*table.get(at + 1)?);
+        let entry = table.get(at..at + len.max(2))?;
+        let enabled = |at| word::<4>(entry, at).is_some_and(|flags| flags as u32 & ENABLED != 0);
+        match entry[0] {
+            // Of a local APIC: the number of its node is in two parts.
+            0 if enabled(4) => {
+                let node = word::<1>(entry, 2)? | word::<3>(entry, 9)? << 8;
+                nodes.add_processor(word::<1>(entry, 3)?, node as usize);
+            }
+            1 if enabled(28) => {
+                let (base, len) = (word::<8>(entry, 8)?, word::<8>(entry, 16)?);
+                nodes.add_memory(base..base.saturating_add(len), word::<4>(entry, 2)? as usize);
+            }
+            // Of a local x2APIC.
+            2 if enabled(12) => nodes.add_processor(word::<4>(entry, 8)?, word::<4>(entry, 4)? as usize),
+            _ => {}
+        }
+        at += len.max(2);
+    }
+}
+
+/// A square of distances.
+fn read_distances(table: &[u8], nodes: &mut Nodes) -> Option<()> {
+    let count = word::<8>(table, HEADER)? as usize;
+    let distances = table[HEADER + 8..].chunks_exact(count.max(1)).take(count).enumerate();
+    for (from, row) in distances {
+        row.iter().enumerate().for_each(|(to, distance)| nodes.set_distance(from, to, *distance));
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    struct Ram(Vec<u8>);
+
+    impl Physical for Ram {
+        fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
+            self.0.get(address as usize..(address as usize).checked_add(len)?)
+        }
+    }
+
+    fn table(name: &[u8], contents: &[&[u8]]) -> Vec<u8> {
+        let contents = contents.concat();
+        let mut table = name.to_vec();
+        table.extend((HEADER as u32 + contents.len() as u32).to_le_bytes());
+        table.resize(HEADER, 0xee);
+        table.extend(contents);
+        table
+    }
+
+    fn memory(node: u8, base: u64, len: u64, flags: u8) -> Vec<u8> {
+        let mut entry = std::vec![1, 40, node, 0, 0, 0, 0, 0];
+        entry.extend([base.to_le_bytes(), len.to_le_bytes()].concat());
+        entry.extend([0, 0, 0, 0, flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        entry
+    }
+
+    /// Tables behind a root pointer of either revision.
+    fn tables(wide: bool) -> Ram {
+        let affinities = table(
+            b"SRAT",
+            &[
+                &[0; 12],
+                &[0, 16, 0, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                &[0, 16, 1, 4, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                // Not there.
+                &[0, 16, 2, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                // A kind that nobody knows.
+                &[77, 5, 1, 1, 1],
+                &[2, 24, 0, 0, 2, 0, 0, 0, 0x55, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                &memory(0, 0, 0xa0000, 1),
+                &memory(1, 0x1_0000_0000, 0x4000, 1),
+                &memory(2, 0x2_0000_0000, 0x4000, 0),
+            ],
+        );
+        let distances = table(b"SLIT", &[&3u64.to_le_bytes(), &[10, 21, 31, 22, 10, 32, 23, 33, 10]]);
+        let other = table(b"APIC", &[&[1, 2, 3]]);
+        let mut ram = std::vec![0; 64];
+        let mut put = |bytes: &[u8]| {
+            ram.extend(bytes);
+            (ram.len() - bytes.len()) as u64
+        };
+        let address = |at: u64| if wide { at.to_le_bytes().to_vec() } else { (at as u32).to_le_bytes().to_vec() };
+        let mut list: Vec<Vec<u8>> = [other, affinities, distances].iter().map(|table| address(put(table))).collect();
+        list.push(address(1 << 30));
+        let list: Vec<&[u8]> = list.iter().map(Vec::as_slice).collect();
+        let list = put(&table(if wide { b"XSDT" } else { b"RSDT" }, &list));
+        ram[..8].copy_from_slice(b"RSD PTR ");
+        ram[15] = if wide { 2 } else { 0 };
+        let at = if wide { 24 } else { 16 };
+        ram[at..at + address(list).len()].copy_from_slice(&address(list));
+        Ram(ram)
+    }
+
+    #[test]
+    fn nodes_are_what_the_tables_say() {
+        for wide in [false, true] {
+            let mut nodes = Nodes::new();
+            assert_eq!(read(&tables(wide), 0, &mut nodes), Some(()));
+            assert_eq!(nodes.count(), 3);
+            assert_eq!([3, 4, 5, 0x155].map(|name| nodes.of_processor(name)), [0, 1, 0, 2]);
+            let pieces: Vec<_> = nodes.pieces(0x1000..0x3_0000_0000).filter(|(_, node)| *node > 0).collect();
+            assert_eq!(pieces, [(0x1_0000_0000..0x1_0000_4000, 1)]);
+            assert_eq!([(0, 1), (1, 0), (2, 1), (2, 2)].map(|(a, b)| nodes.distance(a, b)), [21, 22, 33, 10]);
+        }
+    }
+
+    /// Wherever tables end too soon, and whatever a byte says, reading them ends, and nothing is read that is not there.
+    #[test]
+    fn tables_that_are_wrong_are_read_as_far_as_they_go() {
+        let whole = tables(true);
+        for end in 0..whole.0.len() {
+            let mut nodes = Nodes::new();
+            read(&Ram(whole.0[..end].to_vec()), 0, &mut nodes);
+            for byte in [0, 1, 0xff] {
+                let mut ram = Ram(whole.0.clone());
+                ram.0[end] = byte;
+                read(&ram, 0, &mut Nodes::new());
+            }
+        }
+        assert_eq!(read(&Ram(std::vec![0; 100]), 0, &mut Nodes::new()), None);
+    }
+}

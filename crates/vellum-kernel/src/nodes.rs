@@ -1,0 +1,142 @@
+//! Which memory and which processors are near each other: nodes, as ACPI and device trees tell of them.
+
+use core::ops::Range;
+
+/// The most nodes that are told apart. All others are taken for node 0.
+pub const MOST: usize = 16;
+/// The most stretches of memory, and the most processors, whose nodes are known.
+const ROOM: usize = 64;
+
+/// What the firmware says of nodes. At first there is one, with everything.
+#[derive(Clone)]
+pub struct Nodes {
+    count: usize,
+    memory: List<Range<u64>>,
+    /// By what the firmware calls them.
+    processors: List<u64>,
+    distances: [[u8; MOST]; MOST],
+}
+
+/// Things, each with its node.
+#[derive(Clone)]
+struct List<T> {
+    all: [Option<(T, usize)>; ROOM],
+    len: usize,
+}
+
+impl<T> List<T> {
+    fn add(&mut self, thing: T, node: usize) {
+        if let Some(slot) = self.all.get_mut(self.len) {
+            *slot = Some((thing, node));
+            self.len += 1;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &(T, usize)> {
+        self.all.iter().flatten()
+    }
+}
+
+impl Nodes {
+    /// One node.
+    pub const fn new() -> Self {
+        let mut distances = [[20; MOST]; MOST];
+        let mut node = 0;
+        while node < MOST {
+            distances[node][node] = 10;
+            node += 1;
+        }
+        let (memory, processors) = (List { all: [const { None }; ROOM], len: 0 }, List { all: [None; ROOM], len: 0 });
+        Self { count: 1, memory, processors, distances }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    fn known(&mut self, node: usize) -> Option<usize> {
+        let known = (node < MOST).then_some(node)?;
+        self.count = self.count.max(known + 1);
+        Some(known)
+    }
+
+    /// This memory is of that node.
+    pub fn add_memory(&mut self, memory: Range<u64>, node: usize) {
+        if let Some(node) = self.known(node) {
+            self.memory.add(memory, node);
+        }
+    }
+
+    /// The processor of this name is of that node.
+    pub fn add_processor(&mut self, name: u64, node: usize) {
+        if let Some(node) = self.known(node) {
+            self.processors.add(name, node);
+        }
+    }
+
+    /// So far is the memory of one node from the processors of another.
+    pub fn set_distance(&mut self, from: usize, to: usize, distance: u8) {
+        if let Some(known) = self.distances.get_mut(from).and_then(|row| row.get_mut(to)) {
+            *known = distance;
+        }
+    }
+
+    /// How far it is.
+    pub fn distance(&self, from: usize, to: usize) -> u8 {
+        self.distances.get(from).and_then(|row| row.get(to)).copied().unwrap_or(u8::MAX)
+    }
+
+    /// The node of a processor.
+    pub fn of_processor(&self, name: u64) -> usize {
+        self.processors.iter().find(|(other, _)| *other == name).map_or(0, |(_, node)| *node)
+    }
+
+    /// A stretch of memory in pieces of one node each.
+    pub fn pieces(&self, memory: Range<u64>) -> impl Iterator<Item = (Range<u64>, usize)> {
+        let mut rest = memory;
+        core::iter::from_fn(move || {
+            let start = (!rest.is_empty()).then_some(rest.start)?;
+            let here = self.memory.iter().find(|(range, _)| range.contains(&start));
+            let next = self.memory.iter().map(|(range, _)| range.start).filter(|border| *border > start).min();
+            let end = here.map(|(range, _)| range.end).or(next).unwrap_or(rest.end).min(rest.end);
+            rest.start = end;
+            Some((start..end, here.map_or(0, |(_, node)| *node)))
+        })
+    }
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn memory_falls_into_pieces_of_one_node() {
+        let mut nodes = Nodes::new();
+        assert_eq!(nodes.pieces(5..90).collect::<Vec<_>>(), [(5..90, 0)]);
+        nodes.add_memory(0..20, 1);
+        nodes.add_memory(30..50, 2);
+        nodes.add_memory(50..80, 1);
+        assert_eq!(nodes.count(), 3);
+        let expected = [(5..20, 1), (20..30, 0), (30..50, 2), (50..80, 1), (80..90, 0)];
+        assert_eq!(nodes.pieces(5..90).collect::<Vec<_>>(), expected);
+        assert_eq!(nodes.pieces(31..49).collect::<Vec<_>>(), [(31..49, 2)]);
+    }
+
+    #[test]
+    fn what_is_not_known_is_of_node_0_and_as_far_as_any() {
+        let mut nodes = Nodes::new();
+        nodes.add_processor(7, 1);
+        nodes.add_processor(8, MOST);
+        nodes.set_distance(0, 1, 33);
+        assert_eq!([7, 8, 9].map(|name| nodes.of_processor(name)), [1, 0, 0]);
+        assert_eq!((nodes.count(), nodes.distance(0, 1), nodes.distance(1, 0), nodes.distance(1, 1)), (2, 33, 20, 10));
+    }
+}

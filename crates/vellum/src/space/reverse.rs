@@ -1,0 +1,191 @@
+//! Where an object's pages are mapped in a space, for who reclaims them: whether they were used there, and to have them out of it.
+//!
+//! The entries become empty, because the object knows what there was: whoever touches it again finds it by the object. What is
+//! locked stays mapped, and so does what is watched or tracked, whose entries know what the object does not.
+
+use core::ops::Range;
+
+use arrayvec::ArrayVec;
+
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::cache::Object;
+use crate::frame::{Frame, flag};
+use crate::group::LruList;
+use crate::platform::Platform;
+use crate::stats::SpaceCounter;
+use crate::table::{Found, LockedTable, Run};
+use crate::tlb::Gather;
+use crate::vma::{AreaFlags, State, Vma};
+
+use super::{AddressSpace, BATCH, Isolated};
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// The first area from `addr` on that has some of these pages of an object behind it.
+    pub(crate) fn next_mapping(&self, object: &Object<'m, P>, pages: &Range<u64>, addr: u64) -> Option<Vma> {
+        let areas = self.read();
+        areas.tree.iter_from(addr).find(|area| self.mapped_in(area, object, pages).is_some()).copied()
+    }
+
+    /// Which addresses of an area have these pages of an object behind them.
+    pub(crate) fn mapped_in(&self, area: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<VirtRange> {
+        if !object.is_behind(&area.backing) {
+            return None;
+        }
+        let shift = self.page_shift();
+        let first = area.backing.offset(area.range.start) >> shift;
+        let count = area.range.len() >> shift;
+        let start = pages.start.max(first) - first;
+        let end = pages.end.min(first + count).saturating_sub(first);
+        let at = |page: u64| area.range.start + (page << shift);
+        (start < end).then(|| VirtRange { start: at(start), end: at(end) })
+    }
+
+    /// Evict folios of objects that a range maps, and nobody else.
+    pub(super) fn evict_objects(&self, range: VirtRange) {
+        let machine = self.tables.machine;
+        let mut at = range.start;
+        while at < range.end {
+            let (start, isolated) = (at, Isolated::new(machine));
+            let mut folios = ArrayVec::<(Pfn, &Frame), BATCH>::new();
+            while at < range.end && !folios.is_full() {
+                at = self.isolate_next(VirtRange { start: at, ..range }, isolated, &mut folios);
+            }
+            if !folios.is_empty() {
+                self.let_go(&[VirtRange { start, end: at }], isolated);
+            }
+            let room = folios.iter().all(|(head, frame)| {
+                let object = Object::of(machine, frame).filter(|_| !isolated.is_locked(frame));
+                object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
+            });
+            isolated.settle(machine, &mut folios, |folio| *folio);
+            if !room {
+                return;
+            }
+            self.tables.platform().resched();
+        }
+    }
+
+    /// Isolate what the next table has of these, as far as there is room; how far that was.
+    fn isolate_next(
+        &self,
+        range: VirtRange,
+        isolated: Isolated,
+        folios: &mut ArrayVec<(Pfn, &'m Frame), BATCH>,
+    ) -> u64 {
+        let (arch, machine) = (&self.tables.arch, self.tables.machine);
+        let areas = self.read();
+        let Some(area) = areas.overlapping(range).find(|area| !area.backing.is_anonymous()) else { return range.end };
+        let part = area.range.intersect(&range);
+        let table = match self.tables.find(part.start, part.end) {
+            Found::Hole(end) => return end,
+            Found::Table(table) => table,
+        };
+        let end = part.end.min(table.end());
+        let mut at = part.start;
+        while at < end
+            && folios.remaining_capacity() > 0
+            && let Some(run) = table.run_whatever_recorded(at, end)
+        {
+            at = run.range(arch).end;
+            if run.kind != Kind::Leaf || machine.zeros_folio().contains(run.pfn(arch)) {
+                continue;
+            }
+            let mut seen = run.va;
+            for (head, frame, pages) in machine.frames().folios(run.pfn(arch), run.frames(arch)) {
+                if folios.is_full() {
+                    at = seen;
+                    break;
+                }
+                seen += u64::from(pages) << FRAME_SHIFT;
+                let alone = pages == 1 << frame.order() && frame.counts().maps == pages;
+                if frame.has(flag::OBJECT)
+                    && alone
+                    && machine.groups().isolate_one(machine.frames(), head, LruList::Shmem)
+                {
+                    isolated.add(frame);
+                    folios.push((head, frame));
+                }
+            }
+        }
+        table.release();
+        at.max(part.start)
+    }
+
+    /// Empty what maps folios in these ranges that were isolated together and are an object's, unless they are to stay.
+    pub(crate) fn let_go(&self, ranges: &[VirtRange], isolated: Isolated) {
+        let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
+        self.note_peak();
+        let _evicting = self.tables.tlb.evicting();
+        let mut gather = self.gather(VirtRange { start: first.start, end: last.end });
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                at = self.let_go_next(VirtRange { start: at, ..*range }, isolated, &mut gather);
+                if gather.is_full() {
+                    gather.flush();
+                }
+            }
+        }
+    }
+
+    /// The same for what the next table has of a range; how far that was.
+    fn let_go_next(&self, range: VirtRange, isolated: Isolated, gather: &mut Gather<'_, 'm, P>) -> u64 {
+        let arch = &self.tables.arch;
+        let areas = self.read();
+        let Some(area) = areas.overlapping(range).next() else { return range.end };
+        let part = area.range.intersect(&range);
+        if area.state != State::Live {
+            return part.end;
+        }
+        let table = match self.tables.find(part.start, part.end) {
+            Found::Hole(end) => return end,
+            Found::Table(table) => table,
+        };
+        let end = part.end.min(table.end());
+        let mut at = part.start;
+        while at < end && !gather.is_full() {
+            let Some(mut run) = table.run_whatever_recorded(at, end) else { break };
+            if run.kind == Kind::Leaf {
+                if area.flags.contains(AreaFlags::LOCKED) {
+                    self.tell_locked(&run, Some(isolated));
+                } else if self.knows_nothing(area, &run) {
+                    self.empty_isolated(&table, &mut run, isolated, gather);
+                }
+            }
+            at = run.range(arch).end;
+        }
+        table.unlock(gather);
+        at.max(part.start)
+    }
+
+    /// Whether entries say nothing that an empty one does not.
+    fn knows_nothing(&self, area: &Vma, run: &Run) -> bool {
+        let mut says = AreaFlags::WATCHES;
+        says.set(AreaFlags::TRACKED, run.attrs(&self.tables.arch).contains(Attrs::SOFT_DIRTY));
+        !area.flags.intersects(says)
+    }
+
+    /// Empty the entries at the beginning of a run that may go; or else not, as far as it goes then.
+    fn empty_isolated(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        run: &mut Run,
+        isolated: Isolated,
+        gather: &mut Gather<'_, 'm, P>,
+    ) {
+        let arch = &self.tables.arch;
+        let shift = arch.level_shift(run.level) - FRAME_SHIFT;
+        let may =
+            |frame: &Frame| frame.state().has(flag::ISOLATED) && frame.has(flag::OBJECT) && isolated.may_go(frame);
+        let mut folios = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch));
+        let Some((_, frame, mut pages)) = folios.next() else { return };
+        let goes = may(frame);
+        pages += folios.take_while(|(_, frame, _)| may(frame) == goes).map(|(.., pages)| pages).sum::<u32>();
+        run.len = (pages >> shift) as usize;
+        if goes {
+            self.tables.slot().add(SpaceCounter::Anon, -i64::from(pages));
+            gather.push(table.take_run(run));
+        }
+    }
+}

@@ -1,0 +1,58 @@
+# Planted faults: that the tests notice when the engine breaks a rule. Sourced by `x`, from the repository's root.
+#
+# Each patch in MUTANTS takes one rule away where `planted` says so. It names the rule, and a test target of vellum-sim with (a part of)
+# the name of a test there, which fails then. All of them are planted at once, in a copy of the sources, so that each target is compiled
+# once; and a test runs first with none that takes effect, which it has to pass.
+
+MUTANTS=crates/vellum-sim/tests/mutants
+COPY=target/mutants
+
+# mutants [NAME...]: try these faults, or all.
+mutants() {
+    local name log test targets=() missed=()
+    [ $# != 0 ] || set -- $(basename -s .patch "$MUTANTS"/*.patch)
+    for name; do targets+=(--test "$(target_of "$name")"); done
+    need patch "to plant faults" patch
+    rm -rf "$COPY/crates"
+    mkdir -p "$COPY"
+    cp -a Cargo.toml Cargo.lock crates "$COPY"
+    # Each fits the sources as they are. Together they are in each other's context, where `patch` has to guess a little.
+    for name in "$MUTANTS"/*.patch; do
+        patch -s -F0 -p0 -d "$COPY" --dry-run <"$name" || die "$name has to be written anew"
+    done
+    for name in "$MUTANTS"/*.patch; do
+        patch -s -p0 --no-backup-if-mismatch -d "$COPY" <"$name" || die "$name does not go together with the others"
+    done
+    cat >>"$COPY/crates/vellum/src/lib.rs" <<'END'
+fn planted(name: &str) -> bool {
+    extern crate std;
+    static NAME: std::sync::OnceLock<std::string::String> = std::sync::OnceLock::new();
+    NAME.get_or_init(|| std::env::var("VELLUM_PLANTED").unwrap_or_default()) == name
+}
+END
+    in_copy '' --no-run "${targets[@]}"
+    for name; do
+        log=$COPY/$name.log
+        in_copy '' --test "$(target_of "$name")" -- "$(test_of "$name")" >"$log" 2>&1 ||
+            die "$(test_of "$name") fails with nothing planted ($log)"
+        if in_copy "$name" --test "$(target_of "$name")" -- "$(test_of "$name")" >"$log" 2>&1; then
+            say "NOT NOTICED: $name, by $(test_of "$name") ($log)"
+            missed+=("$name")
+        else
+            say "noticed: $name"
+        fi
+    done
+    [ ${#missed[@]} = 0 ] || die "${#missed[@]} of $# faults are not noticed: ${missed[*]}"
+    say "all $# faults are noticed"
+}
+
+# The test that a patch names.
+target_of() { sed -n 's/^Test: \([^ ]*\) .*/\1/p' "$MUTANTS/$1.patch"; }
+test_of() { sed -n 's/^Test: [^ ]* //p' "$MUTANTS/$1.patch"; }
+
+# in_copy FAULT ARGS: of cargo's `test`.
+in_copy() {
+    # Most of the time is the compiler's: optimise a little, which the stacks of schedules need.
+    run env -C "$COPY" VELLUM_PLANTED="$1" CARGO_TARGET_DIR="$PWD/target" CARGO_INCREMENTAL=0 CARGO_PROFILE_TEST_OPT_LEVEL=1 \
+        CARGO_PROFILE_TEST_DEBUG=0 timeout 1800 cargo test -p vellum-sim "${@:2}"
+}
