@@ -1,9 +1,13 @@
 //! The command line: what can be asked for, in words that teach it.
 
-use clap::{Parser, Subcommand};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::bench::{self, linux};
-use crate::{compare, run};
+use crate::{compare, inspect, run};
 
 /// Memory management by the run: measure it, beside the kernel you are running on.
 ///
@@ -31,6 +35,12 @@ pub enum Command {
         #[command(subcommand)]
         what: bench::Bench,
     },
+    /// What page tables live processes have, and which of them hold nothing. Without root, for processes of one's own.
+    ///
+    /// A process that reserves much and gives most of it back keeps page tables that hold nothing, and no other tool shows them. This one
+    /// counts them exactly, says where they are, and what would free them here. It reads, and changes nothing.
+    #[command(after_help = AFTER_INSPECT)]
+    Inspect(inspect::Args),
     /// Run a static Linux program on the reference kernel, or on Linux, in a virtual machine.
     ///
     /// The program's standard input, output, error and status are this command's. If the kernel fails instead, the status is 125
@@ -43,6 +53,18 @@ pub enum Command {
     /// The status is the program's; 1 if the two differ; 125 if a kernel, or this command, failed.
     #[command(after_help = AFTER_COMPARE)]
     Compare(compare::Args),
+    /// Write what a shell needs to complete this command's words.
+    ///
+    /// For bash: vellum completions bash > ~/.local/share/bash-completion/completions/vellum
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write manual pages, one for each subcommand, into a folder.
+    Man {
+        /// Where to; `man -l FOLDER/vellum-inspect.1` shows one.
+        folder: PathBuf,
+    },
     /// Runs as a helper process of a benchmark. Not for people.
     #[command(hide = true)]
     LinuxChild {
@@ -51,6 +73,20 @@ pub enum Command {
         role: linux::child::Role,
     },
 }
+
+const AFTER_INSPECT: &str = "\
+Examples:
+  vellum inspect 4711                                   one process, in full
+  vellum inspect --map 4711                             its address space, drawn
+  vellum inspect --all                                  who wastes most?
+  vellum inspect --cgroup system.slice/redis.service    the processes of a control group
+  vellum inspect --json - 4711 | jq .processes[].tables_needless
+
+What Linux counts as page tables (VmPTE) is compared with what the process's pages need, as the kernel itself tells it \
+(PAGEMAP_SCAN, from Linux 6.7 on; on older kernels every entry is read, and less is known). The process goes on meanwhile: its memory \
+lock is held for no longer than --max-hold at a time, and pauses are made if it needs the lock itself.
+
+Status: 1 if a process that was named could not be looked at.";
 
 const AFTER_RUN: &str = "\
 Examples:
@@ -61,6 +97,7 @@ Examples:
   vellum run --mem 256MiB --swap 1GiB -- ./large        with more memory than the machine has
   vellum run --mem 256MiB --swap 64MiB --swap-disk 1GiB -- ./large
                                                         with a disk for what does not fit in compressed memory
+  vellum run --smp 4 --numa 2 -- ./team 4               with memory near two CPUs each
   vellum run --kernel target/linux/vmlinuz -- ./hello   the same on Linux
 
 The program must be static (gcc -static). On Linux a small init mounts /proc, /sys, /dev and /sys/fs/cgroup, turns swap on, \
@@ -95,9 +132,34 @@ are changed only while a region is being touched and are put back on every way o
 sets up for itself: swap in compressed memory (zram), a control group. That needs root too. \
 Without root the rows that need no change are still compared, and the others say why they are not.";
 
+/// Write what a shell needs.
+pub fn completions(shell: clap_complete::Shell, out: &mut impl Write) {
+    clap_complete::generate(shell, &mut Cli::command(), "vellum", out);
+}
+
+/// Write manual pages.
+pub fn man(folder: &Path) -> anyhow::Result<()> {
+    let say = || format!("can't write manual pages into {}", folder.display());
+    std::fs::create_dir_all(folder).with_context(say)?;
+    clap_mangen::generate_to(Cli::command(), folder).with_context(say)
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+
+    #[test]
+    fn there_is_a_manual_page_for_each_subcommand() {
+        let folder = tempfile::tempdir().unwrap();
+        super::man(folder.path()).unwrap();
+        for page in ["vellum.1", "vellum-inspect.1", "vellum-bench-unmap.1"] {
+            let text = std::fs::read_to_string(folder.path().join(page)).unwrap();
+            assert!(text.contains(".TH"), "{page}");
+        }
+        let mut words = Vec::new();
+        super::completions(clap_complete::Shell::Bash, &mut words);
+        assert!(String::from_utf8(words).unwrap().contains("--max-hold"));
+    }
 
     #[test]
     fn the_command_line_is_one_that_can_be_parsed() {

@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod compare;
+mod inspect;
 mod run;
 mod size;
 
@@ -16,6 +17,9 @@ fn main() -> anyhow::Result<ExitCode> {
     match cli::Cli::parse().command {
         cli::Command::Bench { what } => bench::run(what)?,
         cli::Command::LinuxChild { role } => bench::linux::child::run(role)?,
+        cli::Command::Completions { shell } => cli::completions(shell, &mut std::io::stdout()),
+        cli::Command::Man { folder } => cli::man(&folder)?,
+        cli::Command::Inspect(args) => return inspect::run(&args),
         cli::Command::Compare(args) => return Ok(of_machine(compare::run(&args))),
         cli::Command::Run(args) => return Ok(of_machine(run::run(&args))),
     }

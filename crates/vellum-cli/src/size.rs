@@ -41,6 +41,20 @@ pub fn show(bytes: u64) -> String {
     format!("{} {}", bytes >> (10 * power), UNITS[power])
 }
 
+/// Writes about how much it is, to three digits.
+pub fn about(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    // What would be written as 1000 or more is one of the next unit, or nearly.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits =
+        if unit == 0 || value.fract() == 0.0 || value >= 100.0 { 0 } else { 2 - value.max(1.0).log10() as usize };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +65,13 @@ mod tests {
         {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
+    }
+
+    #[test]
+    fn about_is_three_digits() {
+        let sizes = [0, 512, 4096, 6636, 1000 << 10, 1776 << 10, 590 << 30, 55 << 40, u64::MAX];
+        let shown = ["0 B", "512 B", "4 KiB", "6.48 KiB", "0.98 MiB", "1.73 MiB", "590 GiB", "55 TiB", "16384 PiB"];
+        assert_eq!(sizes.map(about), shown);
     }
 
     #[test]

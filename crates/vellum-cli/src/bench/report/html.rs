@@ -6,9 +6,8 @@ use super::{Chart, Part, Report, Section, Table, Value, chart};
 
 const STYLE: &str = include_str!("style.css");
 
-/// The page.
-pub fn page(report: &Report) -> anyhow::Result<String> {
-    let sections: anyhow::Result<Vec<Markup>> = report.sections.iter().map(section).collect();
+/// A page: light and dark, on paper too. `style`: what it needs beside what all have.
+pub fn document(title: &str, style: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -16,28 +15,35 @@ pub fn page(report: &Report) -> anyhow::Result<String> {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { "Vellum: memory management by the run" }
-                style { (PreEscaped(STYLE)) }
+                title { (title) }
+                style { (PreEscaped(STYLE)) (PreEscaped(style)) }
             }
-            body {
-                header {
-                    p.brand { "Vellum" }
-                    h1 { "Memory management by the run" }
-                    p.lead {
-                        "A run is a stretch of consecutive page-table entries that say the same thing. Here is what \
-                         memory operations cost: the least they can be, in the engine that works by runs, and in the kernel \
-                         of the machine below."
-                    }
-                    dl.machine {
-                        @for (name, value) in &report.machine.facts { div { dt { (name) } dd { (value) } } }
-                    }
-                    @if let Some(busy) = &report.machine.busy { p.note { (busy) } }
-                }
-                main { @for section in sections? { (section) } }
-            }
+            body { (body) }
         }
     };
-    Ok(page.into_string())
+    page.into_string()
+}
+
+/// The page of a report.
+pub fn page(report: &Report) -> anyhow::Result<String> {
+    let sections: anyhow::Result<Vec<Markup>> = report.sections.iter().map(section).collect();
+    let body = html! {
+        header {
+            p.brand { "Vellum" }
+            h1 { "Memory management by the run" }
+            p.lead {
+                "A run is a stretch of consecutive page-table entries that say the same thing. Here is what \
+                 memory operations cost: the least they can be, in the engine that works by runs, and in the kernel \
+                 of the machine below."
+            }
+            dl.machine {
+                @for (name, value) in &report.machine.facts { div { dt { (name) } dd { (value) } } }
+            }
+            @if let Some(busy) = &report.machine.busy { p.note { (busy) } }
+        }
+        main { @for section in sections? { (section) } }
+    };
+    Ok(document("Vellum: memory management by the run", "", &body))
 }
 
 fn section(section: &Section) -> anyhow::Result<Markup> {

@@ -4,7 +4,7 @@
 //! all three for free, a new format sees all benchmarks.
 
 mod chart;
-mod html;
+pub mod html;
 pub mod show;
 pub mod terminal;
 

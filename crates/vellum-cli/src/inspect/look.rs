@@ -1,0 +1,120 @@
+//! One process, looked at.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use vellum_pagemap::{
+    Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable, Watcher,
+    survey,
+};
+
+use super::Args;
+
+/// Of more memory than this, frames are looked at only if that was asked for: it takes a tenth of a second for a GiB.
+const FEW: u64 = 16 << 30;
+
+/// What was seen of a process.
+pub struct Look {
+    pub pid: i32,
+    pub name: String,
+    pub user: u32,
+    pub survey: Survey,
+    pub places: Vec<Place>,
+    /// How its memory lies in frames, if that may be known.
+    pub lies: Option<Lies>,
+    pub took: Duration,
+}
+
+/// What is at an address where a table of the lowest level can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// A table that holds nothing.
+    Empty,
+    /// One that is so full, in eighths, rounded up.
+    Table(u8),
+    /// No table, but a huge page.
+    Huge,
+}
+
+/// Tables in a row that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub start: u64,
+    pub end: u64,
+    pub cell: Cell,
+}
+
+impl Look {
+    /// Look at it once.
+    pub fn at(target: Target, args: &Args, kernel: &Kernel, stop: &Arc<AtomicBool>) -> Result<Look, SurveyError> {
+        let began = Instant::now();
+        let mut pagemap = Pagemap::open(&target.process).map_err(|error| Unreadable::of(target.pid(), error))?;
+        if args.only_read {
+            pagemap = pagemap.only_read();
+        }
+        let tells = if pagemap.scans() { kernel.tells } else { Tells::Nothing };
+        let options = Options { tells, sample: args.sample.map(|share| (share, fastrand::u64(..))) };
+        let mut pace = Pace::new(args.max_hold).until(stop);
+        let entries = pagemap.page_size() / 8;
+        // In a list there is no room for it.
+        let one = args.pids.len() == 1 && !args.children;
+        let frames = match args.folios || one && target.memory()?.resident <= FEW {
+            true => Frames::open(&target.process)?,
+            false => None,
+        };
+        let mut seen = Seen {
+            table: pagemap.page_size() * entries,
+            entries,
+            kept: args.locate || args.map || args.html.is_some(),
+            ..Seen::default()
+        };
+        seen.frames = frames;
+        let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut seen)?;
+        let (pid, user) = (target.pid(), target.user);
+        // Who may not know frames is told that all are the first one.
+        let lies = seen.frames.and(Some(seen.lies)).filter(|lies| lies.pages > 0);
+        Ok(Look { pid, name: target.name, user, survey, places: seen.places, lies, took: began.elapsed() })
+    }
+
+    /// Bytes of tables that hold nothing or lead nowhere, as far as that is known.
+    pub fn empty(&self) -> u64 {
+        self.survey.empty().max(0) as u64 * self.survey.geometry.page()
+    }
+}
+
+/// Keeps what is shown, by the run.
+#[derive(Default)]
+struct Seen {
+    table: u64,
+    entries: u64,
+    /// Whether places are wanted.
+    kept: bool,
+    places: Vec<Place>,
+    frames: Option<Frames>,
+    lies: Lies,
+}
+
+impl Watcher for Seen {
+    fn region(&mut self, region: &Region) {
+        // What can't be read any more has gone.
+        if let Some(frames) = &mut self.frames {
+            let _ = frames.add(region, &mut self.lies);
+        }
+    }
+
+    fn table(&mut self, start: u64, entries: Option<u64>) {
+        if !self.kept {
+            return;
+        }
+        let cell = match entries {
+            None => Cell::Huge,
+            Some(0) => Cell::Empty,
+            Some(some) => Cell::Table((some * 8).div_ceil(self.entries) as u8),
+        };
+        match self.places.last_mut() {
+            Some(last) if last.end == start && last.cell == cell => last.end += self.table,
+            _ => self.places.push(Place { start, end: start + self.table, cell }),
+        }
+    }
+}

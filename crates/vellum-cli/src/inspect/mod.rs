@@ -1,0 +1,173 @@
+//! `vellum inspect`: what page tables and folios a live process has, without root.
+//!
+//! | module | story |
+//! |---|---|
+//! | `targets` | whom to look at |
+//! | `look` | one process, looked at |
+//! | `advice` | what would free empty tables, here |
+//! | `folios`, `tlb` | how memory lies, and what that is worth to translation caches |
+//! | `groups` | what many processes share |
+//! | `watch` | again and again, and what has changed |
+//! | `text`, `map`, `json`, `html` | how it is said |
+
+mod advice;
+mod folios;
+mod groups;
+mod html;
+mod json;
+mod look;
+mod map;
+mod targets;
+mod text;
+mod tlb;
+mod watch;
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::Context;
+use vellum_pagemap::{Kernel, Pace};
+
+use look::Look;
+
+/// Whom to look at, and how.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Processes, by their numbers.
+    #[arg(value_name = "PID", required_unless_present_any = ["all", "cgroup", "diff", "tlb_sources"])]
+    pids: Vec<i32>,
+    /// Their children, too, and theirs.
+    #[arg(long)]
+    children: bool,
+    /// All processes that may be read.
+    #[arg(long, conflicts_with_all = ["pids", "cgroup"])]
+    all: bool,
+    /// All processes of a control group and of those below it: a path below /sys/fs/cgroup, or a whole one.
+    #[arg(long, value_name = "PATH", conflicts_with = "pids")]
+    cgroup: Option<PathBuf>,
+    /// Say where the empty tables are, address by address.
+    #[arg(long)]
+    locate: bool,
+    /// Draw the address space: a cell for each table, or for as many as it takes to fit.
+    #[arg(long)]
+    map: bool,
+    /// Look into folios even if there is much memory: a tenth of a second for a GiB, and only for root.
+    #[arg(long)]
+    folios: bool,
+    /// Count entries of translation caches for the cores in this file, instead of those that are known (--tlb-sources).
+    #[arg(long, value_name = "FILE")]
+    tlb: Option<PathBuf>,
+    /// Say where the figures of cores are from, and nothing else.
+    #[arg(long)]
+    tlb_sources: bool,
+    /// Go through this share of large areas only (2%), and say how sure that is.
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    sample: Option<f64>,
+    /// Look again and again, this far apart: a line each time.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["all", "cgroup", "children", "json"])]
+    watch: Option<Duration>,
+    /// Compare two files that --json has written.
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["pids", "all", "cgroup"])]
+    diff: Vec<PathBuf>,
+    /// How many areas, or processes, to list.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+    /// Hold a process's memory lock for no longer than this at a time.
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = humantime::parse_duration)]
+    max_hold: Duration,
+    /// Read every entry, as on a kernel without PAGEMAP_SCAN.
+    #[arg(long, hide = true)]
+    only_read: bool,
+    /// Find empty tables by time, as on a kernel that doesn't tell them.
+    #[arg(long, hide = true)]
+    by_time: bool,
+    /// Write it as JSON as well, to a file, or to standard output instead of the text (-).
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write it as one web page as well, complete in itself.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Look, and say what was seen. The status says whether everybody who was named could be.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second time, it ends at once.
+        signal_hook::flag::register_conditional_default(signal, stop.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    let mut out = io::stdout().lock();
+    match look_around(args, &stop, &mut out) {
+        // Whoever has seen enough may close the pipe.
+        Err(error) if watch::closed(&error) => Ok(ExitCode::SUCCESS),
+        result => result,
+    }
+}
+
+fn look_around(args: &Args, stop: &Arc<AtomicBool>, out: &mut io::StdoutLock<'_>) -> anyhow::Result<ExitCode> {
+    let cores = tlb::cores(args.tlb.as_deref())?;
+    if args.tlb_sources {
+        folios::sources(&cores, out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let [before, after] = &args.diff[..] {
+        watch::diff(before, after, out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let kernel = match args.by_time {
+        false => Kernel::probe(&mut Pace::new(args.max_hold)),
+        true => Kernel::by_time(),
+    };
+    let kernel = kernel.context("this process's own page tables")?;
+    if let Some(every) = args.watch {
+        watch::watch(&args.pids, every, args, &kernel, stop, out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let targets = targets::find(args)?;
+    let mut looks = Vec::new();
+    let mut failures = Vec::new();
+    let several = targets.several();
+    for target in targets.processes {
+        match target.and_then(|target| Look::at(target, args, &kernel, stop)) {
+            Ok(look) => looks.push(look),
+            Err(error) => failures.push(error),
+        }
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, html::page(&looks, &kernel, &cores))
+            .with_context(|| format!("can't write {}", path.display()))?;
+    }
+    match &args.json {
+        Some(path) if path.as_os_str() == "-" => {
+            json::write(&looks, &kernel, out)?;
+            return Ok(targets::conclude(&failures, several));
+        }
+        Some(path) => {
+            let file = File::create(path).with_context(|| format!("can't write {}", path.display()))?;
+            json::write(&looks, &kernel, &mut BufWriter::new(file))?;
+        }
+        None => {}
+    }
+    let wide = out.is_terminal();
+    match several {
+        true => text::several(&looks, args, &kernel, out)?,
+        false => looks.iter().try_for_each(|look| text::one(look, args, &kernel, &cores, wide, out))?,
+    }
+    out.flush()?;
+    Ok(targets::conclude(&failures, several))
+}
+
+/// A share of something, as people write it.
+fn share(text: &str) -> Result<f64, String> {
+    let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number.trim(), 100.0));
+    match number.parse::<f64>().map(|number| number / unit) {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err("a share is more than 0 and no more than 1, or 100%, as in 2%".into()),
+    }
+}

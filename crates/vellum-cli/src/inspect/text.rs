@@ -1,0 +1,281 @@
+//! What was seen, on a terminal.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use procfs::process::MMPermissions;
+use vellum_pagemap::{Area, Kernel, Occupancy, Surveyed, Tells};
+
+use super::look::{Cell, Look};
+use super::tlb::Core;
+use super::{Args, advice, folios, groups, map};
+use crate::size::about;
+
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// One process, in full.
+pub fn one(
+    look: &Look,
+    args: &Args,
+    kernel: &Kernel,
+    cores: &[Core],
+    terminal: bool,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let survey = &look.survey;
+    let memory = &survey.after;
+    writeln!(
+        out,
+        "{} {}   VIRT {}   RES {}   swap {}   page tables {}",
+        look.name,
+        look.pid,
+        about(memory.reserved),
+        about(memory.resident),
+        about(memory.swapped),
+        about(memory.tables),
+    )?;
+    if let Some(sample) = survey.sample.filter(|sample| sample.seen > 0) {
+        writeln!(
+            out,
+            "By a sample: {} of {} GiB of large areas. Tables in use: ± {} (95 %).",
+            grouped(sample.seen),
+            grouped(sample.stretches),
+            grouped(sample.error)
+        )?;
+    }
+    if survey.changed() {
+        writeln!(out, "It has changed while this looked at it: figures may be off by that.")?;
+    }
+    writeln!(out, "\n{}", tables(look))?;
+    let advice = advice::of(look, kernel);
+    if !advice.is_empty() {
+        writeln!(out)?;
+    }
+    for (head, text) in advice {
+        paragraph(head, &text, out)?;
+    }
+    let mut areas: Vec<&Surveyed> = survey.areas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
+    areas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
+    writeln!(out, "\n{}", list(&areas[..areas.len().min(args.top)], survey.scanned))?;
+    if areas.len() > args.top {
+        writeln!(out, "… and {} more of {} areas (--top)", areas.len() - args.top, survey.areas.len())?;
+    }
+    match &look.lies {
+        Some(lies) => folios::write(lies, cores, out)?,
+        None if survey.after.resident == 0 => {}
+        None => writeln!(
+            out,
+            "\nWhich folios its memory is in: only root is told (CAP_SYS_ADMIN); of more than 16 GiB, with --folios."
+        )?,
+    }
+    if args.locate {
+        located(look, kernel, out)?;
+    }
+    if args.map {
+        map::draw(look, terminal, out)?;
+    }
+    let holds = survey.holds;
+    write!(
+        out,
+        "\nLooked at in {:.1?}: its memory lock held {:.1?} at the longest, {:.1?} in all, in {} steps",
+        look.took, holds.longest, holds.total, holds.steps
+    )?;
+    match holds.waited {
+        0 => writeln!(out, "."),
+        waited => writeln!(out, ", of which {waited} had to wait for it."),
+    }?;
+    if !survey.scanned {
+        paragraph(
+            "NOTE",
+            "This kernel has no PAGEMAP_SCAN (Linux has it from 6.7 on), so every entry was read: huge pages look like small ones, whose \
+             tables put by for them look empty; and empty tables are known by their number only.",
+            out,
+        )?;
+    }
+    Ok(())
+}
+
+fn tables(look: &Look) -> Table {
+    let survey = &look.survey;
+    let (tables, page) = (&survey.tables, survey.geometry.page());
+    let mut shown = new_table(["PAGE TABLES", "tables", "size", ""]);
+    let mut row = |name: &str, count: Option<u64>, note: String| {
+        let (count, size) = count.map_or(("?".into(), String::new()), |count| (grouped(count), about(count * page)));
+        shown.add_row([name.to_owned(), count, size, note]);
+    };
+    let full = tables.entries as f64 / (tables.used[0] * survey.geometry.entries()).max(1) as f64;
+    let note = match tables.used[0] {
+        0 => String::new(),
+        _ => format!("{:.0} % full   {}", full * 100.0, bars(&tables.occupancy)),
+    };
+    row("lowest level, in use", Some(tables.used[0]), note);
+    row("lowest level, EMPTY", tables.empty, String::new());
+    row("upper levels, in use", Some(tables.used[1..].iter().sum()), String::new());
+    if let (Some(empty), Some(nowhere)) = (tables.empty, tables.leading_nowhere()) {
+        row("upper levels, leading only to empty ones", Some(nowhere), String::new());
+        let rest = survey.empty() - (empty + nowhere) as i64;
+        row("upper levels, EMPTY", Some(rest.max(0) as u64), "or of devices' memory, which is not told".into());
+    }
+    if tables.deposited > 0 {
+        row("put by for huge pages", Some(tables.deposited), "for the day when one is taken apart".into());
+    }
+    let share = look.empty() as f64 / survey.after.tables.max(1) as f64;
+    row("needed for nothing, together", Some(look.empty() / page), format!("{:.0} % of all", share * 100.0));
+    let least = survey.least();
+    let times = survey.after.tables as f64 / (least * page).max(1) as f64;
+    let entries = format!("what {} pages need at least: it has {times:.1} times that", grouped(tables.entries));
+    row("the least", Some(least), entries);
+    align(&mut shown, [1, 2]);
+    shown
+}
+
+fn list(areas: &[&Surveyed], exact: bool) -> Table {
+    let mut shown = new_table(["AREA", "", "addresses", "in memory", "tables", "empty", "huge"]);
+    for one in areas {
+        let area = &one.area;
+        shown.add_row([
+            format!("{:012x}-{:012x}", area.start, area.end),
+            format!("{} {}", letters(area), name_of(area)),
+            about(area.len()),
+            about(one.resident),
+            grouped(one.used),
+            if exact { grouped(one.empty) } else { "?".into() },
+            if one.huge == 0 { String::new() } else { about(one.huge) },
+        ]);
+    }
+    align(&mut shown, [2, 3, 4, 5, 6]);
+    shown
+}
+
+fn located(look: &Look, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
+    let how = match kernel.tells {
+        Tells::Tables if look.survey.scanned => "",
+        Tells::Time(_) if look.survey.scanned => {
+            ", found by the time that it takes to find nothing: a few may be wrong"
+        }
+        _ => return writeln!(out, "\nWhere the empty tables are can't be told on this kernel."),
+    };
+    writeln!(out, "\nEMPTY TABLES of the lowest level, by the addresses that they serve{how}")?;
+    let empty = look.places.iter().filter(|place| place.cell == Cell::Empty);
+    let mut none = true;
+    for place in empty {
+        none = false;
+        let count = (place.end - place.start) / look.survey.geometry.span(0);
+        writeln!(out, "{:012x}-{:012x}  {count}", place.start, place.end)?;
+    }
+    if none { writeln!(out, "none") } else { Ok(()) }
+}
+
+/// Many processes, a line each.
+pub fn several(looks: &[Look], args: &Args, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
+    let mut order: Vec<&Look> = looks.iter().collect();
+    order.sort_by_key(|look| std::cmp::Reverse((look.empty(), look.survey.after.tables)));
+    let mut shown = new_table(["PROCESS", "", "VIRT", "RES", "page tables", "needed for nothing", ""]);
+    let percent = |part: u64, all: u64| format!("{:.0} %", part as f64 * 100.0 / all.max(1) as f64);
+    for look in order.iter().take(args.top) {
+        let memory = &look.survey.after;
+        shown.add_row([
+            look.pid.to_string(),
+            look.name.clone(),
+            about(memory.reserved),
+            about(memory.resident),
+            about(memory.tables),
+            about(look.empty()),
+            percent(look.empty(), memory.tables),
+        ]);
+    }
+    align(&mut shown, [0, 2, 3, 4, 5, 6]);
+    writeln!(out, "{shown}")?;
+    if looks.len() > args.top {
+        writeln!(out, "… and {} more (--top)", looks.len() - args.top)?;
+    }
+    let sum = |what: fn(&Look) -> u64| looks.iter().map(what).sum::<u64>();
+    let (tables, empty) = (sum(|look| look.survey.after.tables), sum(Look::empty));
+    writeln!(
+        out,
+        "\n{} processes: page tables {}, of which {} ({}) are needed for nothing",
+        looks.len(),
+        about(tables),
+        about(empty),
+        percent(empty, tables)
+    )?;
+    groups::write(looks, args.top, out)?;
+    let longest = looks.iter().map(|look| look.survey.holds.longest).max().unwrap_or_default();
+    let took = looks.iter().map(|look| look.took).sum::<std::time::Duration>();
+    writeln!(out, "Looked at in {took:.1?}: no memory lock was held for longer than {longest:.1?}.")?;
+    if kernel.tells == Tells::Nothing {
+        writeln!(out, "(This kernel doesn't tell empty tables one by one; their number is known all the same.)")?;
+    }
+    Ok(())
+}
+
+pub fn new_table<const N: usize>(head: [&str; N]) -> Table {
+    let mut shown = Table::new();
+    shown.load_style(STYLE);
+    shown.set_header(head);
+    shown
+}
+
+pub fn align<const N: usize>(shown: &mut Table, right: [usize; N]) {
+    for column in right {
+        if let Some(column) = shown.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// A word at the margin, and text beside it.
+pub fn paragraph(head: &str, text: &str, out: &mut impl Write) -> io::Result<()> {
+    const WIDTH: usize = 100;
+    let mut line = String::new();
+    let mut head = head;
+    for word in text.split(' ') {
+        if line.len() + word.len() >= WIDTH {
+            write_line(head, &line, out)?;
+            head = "";
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    write_line(head, &line, out)
+}
+
+fn write_line(head: &str, line: &str, out: &mut impl Write) -> io::Result<()> {
+    if head.is_empty() { writeln!(out, "       {line}") } else { writeln!(out, "{head:<6} {line}") }
+}
+
+/// As `/proc/PID/maps` writes it.
+pub fn letters(area: &Area) -> String {
+    let letters = [(MMPermissions::READ, 'r'), (MMPermissions::WRITE, 'w'), (MMPermissions::EXECUTE, 'x')];
+    let mut text: String =
+        letters.iter().map(|(right, letter)| if area.permissions.contains(*right) { *letter } else { '-' }).collect();
+    text.push(if area.is_shared() { 's' } else { 'p' });
+    text
+}
+
+pub fn name_of(area: &Area) -> &str {
+    if area.name.is_empty() { "anonymous" } else { &area.name }
+}
+
+/// A bar for each eighth.
+fn bars(occupancy: &Occupancy) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let most = occupancy.iter().copied().max().unwrap_or(0).max(1);
+    occupancy.iter().map(|count| if *count == 0 { '·' } else { BARS[(count * 7 / most) as usize] }).collect()
+}
+
+/// A number with its thousands apart.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

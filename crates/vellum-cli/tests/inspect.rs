@@ -1,0 +1,72 @@
+//! `vellum inspect`, as people use it.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn vellum(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vellum")).arg("inspect").args(words).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn what_it_says_of_itself_adds_up() {
+    let mut sleeper = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
+    let pid = sleeper.id().to_string();
+    let output = loop {
+        let output = vellum(&["--json", "-", &pid]);
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        // It has to have begun to sleep.
+        if json["processes"][0]["name"] == "sleep" && json["processes"][0]["changed_meanwhile"] == false {
+            break json["processes"][0].clone();
+        }
+    };
+    let count = |key: &str| output[key].as_u64().unwrap_or_else(|| panic!("{key} in {output}"));
+    let used: u64 = output["tables_used"].as_array().unwrap().iter().map(|level| level.as_u64().unwrap()).sum();
+    let all = count("page_tables") / count("table_size");
+    assert_eq!(all as i64, (used + count("tables_deposited")) as i64 + output["tables_needless"].as_i64().unwrap());
+    let areas = output["areas"].as_array().unwrap();
+    let sum: u64 = areas.iter().map(|area| area["tables_used"].as_u64().unwrap()).sum();
+    assert_eq!(sum, output["tables_used"][0].as_u64().unwrap());
+    for words in
+        [&["--map", "--locate", &pid][..], &["--only-read", &pid], &["--sample", "5%", &pid], &["--children", &pid]]
+    {
+        let output = vellum(words);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        assert!(text(&output.stdout).contains("sleep"), "{words:?}");
+    }
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let output = vellum(&[&pid]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), format!("vellum: there is no process {pid}\n"));
+}
+
+#[test]
+fn what_can_not_be_meant_is_refused() {
+    for (words, say) in [
+        (&["--sample", "300%", "1"][..], "a share is more than 0"),
+        (&["--cgroup", "no/such/group"], "there is no control group no/such/group"),
+        (&["--tlb", "no-such-file", "1"], "can't read no-such-file"),
+        (&["--diff", "no-such-file", "nor-this"], "can't read no-such-file"),
+        (&[], "Usage: vellum inspect"),
+    ] {
+        let output = vellum(words);
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains(say), "{words:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let command = format!("{} inspect --all --top 100000 | head -n 1", env!("CARGO_BIN_EXE_vellum"));
+    let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert!(
+        !text(&output.stderr).contains("panic") && !text(&output.stderr).contains("Broken"),
+        "{}",
+        text(&output.stderr)
+    );
+}

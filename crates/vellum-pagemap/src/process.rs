@@ -1,0 +1,260 @@
+//! What `/proc` says of a process's memory, and why it may not say it.
+
+use std::io::{self, Read};
+
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, StatFlags};
+use procfs::{FromBufRead, ProcError};
+
+/// Why a process's memory can't be told of.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// There is no such process; or not any more.
+    #[error("there is no process {0}")]
+    Gone(i32),
+    /// It has ended, and its parent has not asked for its status yet.
+    #[error("process {0} has ended (it is a zombie, until its parent has asked for its status): it has no memory")]
+    Zombie(i32),
+    /// It has no memory of its own.
+    #[error("{0} is a thread of the kernel, which has no memory of its own")]
+    KernelThread(i32),
+    /// It is not to be read by this user.
+    #[error(
+        "process {0} may not be read: that needs its user, or root (CAP_SYS_PTRACE), and kernel.yama.ptrace_scope may forbid it"
+    )]
+    Denied(i32),
+    /// What `/proc` says can't be read, or not be understood.
+    #[error("process {0}: {1}")]
+    Other(i32, #[source] ProcError),
+}
+
+/// A process, the same one for good: another one that gets its number later is not mistaken for it.
+#[derive(Debug)]
+pub struct Target {
+    /// As `procfs` has it.
+    pub process: Process,
+    /// What it was started as: the name of the program, as far as Linux keeps it.
+    pub name: String,
+    /// By whom: a user's number.
+    pub user: u32,
+    /// Its parent.
+    pub parent: i32,
+}
+
+/// What a process has of memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Addresses.
+    pub reserved: u64,
+    /// Present, files' pages included.
+    pub resident: u64,
+    /// Swapped out.
+    pub swapped: u64,
+    /// Page tables, of all levels but the highest (`VmPTE`).
+    pub tables: u64,
+}
+
+/// A mapped area: a line of `/proc/PID/maps`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// The first address.
+    pub start: u64,
+    /// The first address behind it.
+    pub end: u64,
+    /// What may be done there, and with whom it is shared.
+    pub permissions: MMPermissions,
+    /// What it is, by its name; empty if it has none.
+    pub name: String,
+    /// Whether it is a file's, or shared memory's; not anonymous.
+    pub file: bool,
+    /// Which file: its device's number and its own, if it is one's. Who has the same here has the same memory, where it is shared.
+    pub inode: (i32, i32, u64),
+}
+
+impl Area {
+    /// How many bytes of addresses.
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Whether others see what is written there.
+    pub fn is_shared(&self) -> bool {
+        self.permissions.contains(MMPermissions::SHARED)
+    }
+}
+
+impl Target {
+    /// A process that has memory, and may be read.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn open(pid: i32) -> Result<Self, Unreadable> {
+        let process = Process::new(pid).map_err(|error| Unreadable::of(pid, error))?;
+        let stat = process.stat().map_err(|error| Unreadable::of(pid, error))?;
+        if StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_KTHREAD) {
+            return Err(Unreadable::KernelThread(pid));
+        }
+        if stat.state == 'Z' || stat.state == 'X' {
+            return Err(Unreadable::Zombie(pid));
+        }
+        let user = process.uid().map_err(|error| Unreadable::of(pid, error))?;
+        Ok(Target { process, name: stat.comm, user, parent: stat.ppid })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.process.pid
+    }
+
+    /// How much it has.
+    ///
+    /// # Errors
+    /// [`Unreadable`]: it has ended.
+    pub fn memory(&self) -> Result<Memory, Unreadable> {
+        let status = self.process.status().map_err(|error| Unreadable::of(self.pid(), error))?;
+        let bytes = |kib: Option<u64>| kib.unwrap_or(0) << 10;
+        // Whoever has ended has none of them.
+        let Some(tables) = status.vmpte else { return Err(Unreadable::Zombie(self.pid())) };
+        Ok(Memory {
+            reserved: bytes(status.vmsize),
+            resident: bytes(status.vmrss),
+            swapped: bytes(status.vmswap),
+            tables: tables << 10,
+        })
+    }
+
+    /// Its areas, in the order of their addresses.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn areas(&self) -> Result<Vec<Area>, Unreadable> {
+        let mut bytes = Vec::new();
+        let read = self.process.open_relative("maps").and_then(|mut file| Ok(file.read_to_end(&mut bytes)?));
+        read.and_then(|_| areas_of(&bytes)).map_err(|error| Unreadable::of(self.pid(), error))
+    }
+}
+
+/// What `/proc/PID/maps` says. Names of files are any bytes.
+fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
+    let maps = MemoryMaps::from_buf_read(String::from_utf8_lossy(bytes).as_bytes())?;
+    let mut end = 0;
+    let area = |map: MemoryMap| {
+        let anonymous = map.inode == 0
+            // Mapped privately, it is anonymous memory, whatever it is called.
+            || map.perms.contains(MMPermissions::PRIVATE)
+                && matches!(&map.pathname, MMapPath::Path(path) if path.as_os_str() == "/dev/zero");
+        // It is read in pieces, between which areas may grow together.
+        let start = map.address.0.max(end);
+        end = end.max(map.address.1);
+        Area {
+            start,
+            end,
+            permissions: map.perms,
+            name: name_of(map.pathname),
+            file: !anonymous,
+            inode: (map.dev.0, map.dev.1, map.inode),
+        }
+    };
+    let own = maps.0.into_iter().filter(|map| !matches!(map.pathname, MMapPath::Vsyscall));
+    Ok(own.map(area).filter(|area| area.start < area.end).collect())
+}
+
+/// As `/proc/PID/maps` writes it.
+fn name_of(path: MMapPath) -> String {
+    match path {
+        MMapPath::Path(path) => path.to_string_lossy().into_owned(),
+        MMapPath::Heap => "[heap]".into(),
+        MMapPath::Stack => "[stack]".into(),
+        MMapPath::TStack(thread) => format!("[stack:{thread}]"),
+        MMapPath::Vdso => "[vdso]".into(),
+        MMapPath::Vvar => "[vvar]".into(),
+        MMapPath::Vsyscall => "[vsyscall]".into(),
+        MMapPath::Rollup => "[rollup]".into(),
+        MMapPath::Anonymous => String::new(),
+        MMapPath::Vsys(key) => format!("/SYSV{key:08x}"),
+        MMapPath::Other(name) => format!("[{name}]"),
+    }
+}
+
+impl Unreadable {
+    /// What an error of reading `/proc/PID` means.
+    pub fn of(pid: i32, error: ProcError) -> Self {
+        match error {
+            ProcError::NotFound(_) => Unreadable::Gone(pid),
+            ProcError::PermissionDenied(_) => Unreadable::Denied(pid),
+            ProcError::Io(error, _) if error.raw_os_error() == Some(libc::ESRCH) => Unreadable::Gone(pid),
+            ProcError::Io(error, _) if error.kind() == io::ErrorKind::PermissionDenied => Unreadable::Denied(pid),
+            error => Unreadable::Other(pid, error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/dbus daemon
+00e03000-00e24000 rw-p 00000000 00:00 0           [heap]
+7f1000000000-7f1000200000 rw-s 00001000 00:05 77          /dev/zero (deleted)
+7f1000200000-7f1000201000 rw-p 00000000 00:05 77          /dev/zero
+7f1000201000-7f1000202000 rw-p 00000000 00:00 0           [anon:it's \\012 mine]
+7ffd1c3d7000-7ffd1c3f8000 rw-p 00000000 00:00 0           [stack]
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
+";
+
+    #[test]
+    fn areas_are_what_is_said_but_for_what_is_the_kernels() {
+        let areas = areas_of(MAPS.as_bytes()).unwrap();
+        let said: Vec<_> = areas.iter().map(|area| (area.start, area.len(), area.file, area.is_shared())).collect();
+        let expected = [
+            (0x400000, 0x52000, true, false),
+            (0xe03000, 0x21000, false, false),
+            (0x7f1000000000, 0x200000, true, true),
+            (0x7f1000200000, 0x1000, false, false),
+            (0x7f1000201000, 0x1000, false, false),
+            (0x7ffd1c3d7000, 0x21000, false, false),
+        ];
+        assert_eq!(said, expected);
+        assert_eq!(areas[0].name, "/usr/bin/dbus daemon");
+    }
+
+    #[test]
+    fn areas_that_have_grown_together_meanwhile_do_not_overlap() {
+        let areas =
+            areas_of(b"1000-3000 rw-p 0 00:00 0 \n2000-5000 rw-p 0 00:00 0 \n3000-4000 rw-p 0 00:00 0 \n").unwrap();
+        assert_eq!(
+            areas.iter().map(|area| (area.start, area.end)).collect::<Vec<_>>(),
+            [(0x1000, 0x3000), (0x3000, 0x5000)]
+        );
+    }
+
+    /// Whatever stands there is understood or refused; and what is understood is in order.
+    #[test]
+    fn nothing_in_a_list_of_areas_is_taken_for_granted() {
+        let mut random = fastrand::Rng::with_seed(11);
+        let mut understood = 0;
+        for _ in 0..20_000 {
+            let mut bytes = MAPS.as_bytes().to_vec();
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(..bytes.len());
+                match random.u8(..3) {
+                    0 => bytes[at] = random.u8(..),
+                    1 => drop(bytes.drain(at..(at + random.usize(..20)).min(bytes.len()))),
+                    _ => bytes.insert(at, *random.choice(b"0123456789abcdef-rwxps:/ \n[]\xff").unwrap()),
+                }
+                if bytes.is_empty() {
+                    bytes.push(b'1');
+                }
+            }
+            let Ok(areas) = areas_of(&bytes) else { continue };
+            understood += 1;
+            assert!(areas.iter().all(|area| area.start < area.end));
+            assert!(areas.windows(2).all(|pair| pair[0].end <= pair[1].start), "{}", String::from_utf8_lossy(&bytes));
+        }
+        assert!(understood > 1000, "{understood}");
+    }
+}

@@ -1,0 +1,332 @@
+//! All that a process has mapped, gone through once: its areas, and its tables.
+
+use crate::calibrate::Tells;
+use crate::process::{Area, Memory, Target, Unreadable};
+use crate::tables::{Counter, Geometry, HUGE, Tables};
+use crate::{Categories, Holds, Pace, Pagemap, Query, Region, ScanError};
+
+/// What this many tables of the second level span is gone through together: pages first, then which tables exist.
+const TOGETHER: u64 = 16;
+/// Stretches that a sample has at least.
+const LEAST: u64 = 32;
+
+/// Why a process can't be surveyed.
+#[derive(Debug, thiserror::Error)]
+pub enum SurveyError {
+    /// It can't be read.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    /// What it has mapped can't be.
+    #[error("what process {0} has mapped can't be read: {1}")]
+    Scan(i32, #[source] ScanError),
+}
+
+/// What an area has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surveyed {
+    /// Where.
+    pub area: Area,
+    /// Bytes that are in memory.
+    pub resident: u64,
+    /// Bytes whose entries are swap entries, or markers.
+    pub swapped: u64,
+    /// Of `resident`, bytes that single entries of upper tables map.
+    pub huge: u64,
+    /// Of `resident`, bytes that are the page of zeros.
+    pub zero: u64,
+    /// Tables of the lowest level in use. One that several areas share is the first one's.
+    pub used: u64,
+    /// Tables of the lowest level that hold nothing.
+    pub empty: u64,
+}
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// What Linux says, before.
+    pub before: Memory,
+    /// And after: if they differ, the process has changed meanwhile, and so may the tables be wrong by that.
+    pub after: Memory,
+    /// How addresses are translated.
+    pub geometry: Geometry,
+    /// The tables.
+    pub tables: Tables,
+    /// The areas, in the order of addresses.
+    pub areas: Vec<Surveyed>,
+    /// How long its address space was locked.
+    pub holds: Holds,
+    /// If only a sample was gone through: all figures of pages and tables are what would be found of all of it, but those of the lock.
+    pub sample: Option<Sample>,
+    /// Whether Linux was asked, or every entry read (then huge pages look like small ones, and empty tables are known by number only).
+    pub scanned: bool,
+}
+
+impl Survey {
+    /// Tables that hold nothing, or lead only to such: what Linux counts and nobody needs. Negative, or not quite right, if the process
+    /// has changed meanwhile.
+    pub fn empty(&self) -> i64 {
+        (self.after.tables / self.geometry.page()) as i64 - self.tables.needed() as i64
+    }
+
+    /// Whether anything that Linux says has changed meanwhile.
+    pub fn changed(&self) -> bool {
+        self.before != self.after
+    }
+
+    /// The fewest tables that hold as many entries.
+    pub fn least(&self) -> u64 {
+        let mut tables = self.tables.entries.div_ceil(self.geometry.entries());
+        let mut least = tables + self.tables.deposited;
+        // What is huge needs an entry of the second level each.
+        tables += self.areas.iter().map(|area| area.huge).sum::<u64>() / self.geometry.span(0);
+        for _ in 1..self.geometry.levels() {
+            tables = tables.div_ceil(self.geometry.entries());
+            least += tables;
+        }
+        least
+    }
+}
+
+/// What a survey shows while it goes on.
+pub trait Watcher {
+    /// Pages in a row that are alike, in ascending order.
+    fn region(&mut self, region: &Region) {
+        let _ = region;
+    }
+
+    /// A table of the lowest level that exists, in ascending order: its range's first address and how many entries are not empty. None: a
+    /// huge page is there.
+    fn table(&mut self, start: u64, entries: Option<u64>) {
+        let _ = (start, entries);
+    }
+
+    /// So much of the addresses (in bytes, of areas) has been gone through.
+    fn went(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+}
+
+/// Nobody.
+impl Watcher for () {}
+
+/// How to go through it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Options {
+    /// How empty tables are found one by one ([`crate::Kernel`]).
+    pub tells: Tells,
+    /// Go through this share of the addresses only, chosen by chance from this seed.
+    pub sample: Option<(f64, u64)>,
+}
+
+/// What a sample says: of stretches of addresses, each what a table of the second level spans.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// How many there are.
+    pub stretches: u64,
+    /// How many were gone through.
+    pub seen: u64,
+    /// With a confidence of 95 %, the tables of the lowest level that are in use are no more and no less than this from what is told.
+    pub error: u64,
+}
+
+/// Go through all that a process has mapped.
+///
+/// # Errors
+/// [`SurveyError`]: it is gone, or may not be read, or the pace was told to stop.
+pub fn survey(
+    target: &Target,
+    pagemap: &mut Pagemap,
+    pace: &mut Pace<'_>,
+    options: &Options,
+    watcher: &mut impl Watcher,
+) -> Result<Survey, SurveyError> {
+    let pid = target.pid();
+    let before = target.memory()?;
+    let areas = target.areas()?;
+    let geometry = Geometry::of(pagemap.page_size(), areas.last().map_or(0, |area| area.end));
+    let mut areas = areas.into_iter().map(Surveyed::nothing).collect::<Vec<_>>();
+    let mut counter = Counter::new(geometry);
+    let mut walk = Walk { pagemap, pace, watcher, geometry, tells: options.tells, existing: Vec::new() };
+    let mut sample = None;
+    let mut from = 0;
+    if let Some((share, seed)) = options.sample {
+        let mut sampled =
+            Sampled { share, random: fastrand::Rng::with_seed(seed), sum: Sample::default(), variance: 0.0 };
+        for i in 0..areas.len() {
+            let inside = sampled.inside(&areas[i].area, geometry);
+            if inside.0 < inside.1 {
+                walk.all(&mut areas, (from, inside.0), &mut counter).map_err(|error| SurveyError::Scan(pid, error))?;
+                let found = sampled.some(&mut walk, &mut areas[i], inside);
+                counter.tables.add(&found.map_err(|error| SurveyError::Scan(pid, error))?);
+                from = inside.1;
+            }
+        }
+        sample = Some(Sample { error: (1.96 * sampled.variance.sqrt()) as u64, ..sampled.sum });
+    }
+    walk.all(&mut areas, (from, u64::MAX), &mut counter).map_err(|error| SurveyError::Scan(pid, error))?;
+    let (holds, scanned) = (walk.pace.holds(), walk.pagemap.scans());
+    let after = target.memory()?;
+    Ok(Survey { before, after, geometry, tables: counter.tables, areas, holds, sample, scanned })
+}
+
+/// Goes through addresses.
+struct Walk<'a, 'p, W> {
+    pagemap: &'a mut Pagemap,
+    pace: &'a mut Pace<'p>,
+    watcher: &'a mut W,
+    geometry: Geometry,
+    tells: Tells,
+    existing: Vec<u64>,
+}
+
+impl<W: Watcher> Walk<'_, '_, W> {
+    /// All areas as far as they lie in a range, which begins and ends where none does, or where a table of the second level does.
+    fn all(&mut self, areas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
+        let stretch = TOGETHER * self.geometry.span(1);
+        let mut at = range.0;
+        let mut first = areas.partition_point(|one| one.area.end <= at);
+        while first < areas.len() && areas[first].area.start < range.1 {
+            // From where the next area is, to the next multiple, or to the end of what lies close together.
+            at = at.max(areas[first].area.start / self.geometry.span(0) * self.geometry.span(0));
+            let end = (at / stretch + 1).saturating_mul(stretch).min(range.1);
+            let behind = areas.partition_point(|one| one.area.start < end);
+            let here = &mut areas[first..behind];
+            let to = here.last().map_or(end, |one| one.area.end.min(end));
+            self.some(here, (at, to), counter)?;
+            at = end;
+            first += here.iter().take_while(|one| one.area.end <= end).count();
+        }
+        Ok(())
+    }
+
+    /// A range, and the areas that it is of.
+    fn some(&mut self, areas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
+        let told = Categories::HUGE | Categories::FILE | Categories::ZERO | Categories::GUARD;
+        let mut cursor = 0;
+        self.pagemap.scan(range, &Query::there(Categories::THERE | told), self.pace, |region| {
+            split(areas, &mut cursor, region, |one, part| {
+                one.add(&part);
+                counter.add(&part, !one.area.file);
+                self.watcher.region(&part);
+            });
+        })?;
+        self.existing.clear();
+        let tell = |table| self.existing.push(table);
+        match &self.tells {
+            Tells::Nothing => {}
+            Tells::Tables => self.pagemap.tables(range, self.pace, tell)?,
+            Tells::Time(timing) => self.pagemap.tables_by_time(range, timing, self.pace, tell)?,
+        }
+        let mut cursor = 0;
+        for leaf in counter.take((self.tells != Tells::Nothing).then_some(&self.existing[..])) {
+            let entries = (leaf.entries != HUGE).then_some(leaf.entries);
+            while areas.get(cursor).is_some_and(|one| one.area.end <= leaf.start) {
+                cursor += 1;
+            }
+            if let Some(one) = areas.get_mut(cursor) {
+                one.used += u64::from(entries.is_some_and(|entries| entries > 0));
+                one.empty += u64::from(entries == Some(0));
+            }
+            self.watcher.table(leaf.start, entries);
+        }
+        let went = areas.iter().map(|one| one.area.end.min(range.1).saturating_sub(one.area.start.max(range.0)));
+        self.watcher.went(went.sum());
+        Ok(())
+    }
+}
+
+/// A sample: of each large area, some of the stretches that lie in it entirely, as many from each part of it.
+struct Sampled {
+    share: f64,
+    random: fastrand::Rng,
+    sum: Sample,
+    /// Of the number of tables in use.
+    variance: f64,
+}
+
+impl Sampled {
+    /// What of an area is worth sampling.
+    fn inside(&self, area: &Area, geometry: Geometry) -> (u64, u64) {
+        let span = geometry.span(1);
+        let inside = (area.start.next_multiple_of(span), area.end / span * span);
+        let stretches = inside.1.saturating_sub(inside.0) / span;
+        // Of less than that, a sample says little.
+        if stretches as f64 * self.share < LEAST as f64 { (0, 0) } else { inside }
+    }
+
+    /// Some of it, and what all of it has by that.
+    fn some<W: Watcher>(
+        &mut self,
+        walk: &mut Walk<'_, '_, W>,
+        one: &mut Surveyed,
+        (start, end): (u64, u64),
+    ) -> Result<Tables, ScanError> {
+        let span = walk.geometry.span(1);
+        let stretches = (end - start) / span;
+        let seen = ((stretches as f64 * self.share) as u64).clamp(LEAST, stretches);
+        let mut counter = Counter::new(walk.geometry);
+        let mut part = Surveyed::nothing(one.area.clone());
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for n in 0..seen {
+            let (from, to) = (n * stretches / seen, (n + 1) * stretches / seen);
+            let at = start + self.random.u64(from..to) * span;
+            let before = counter.tables.used[0];
+            walk.some(std::slice::from_mut(&mut part), (at, at + span), &mut counter)?;
+            let used = (counter.tables.used[0] - before) as f64;
+            (sum, squares) = (sum + used, squares + used * used);
+        }
+        let (all, n) = (stretches as f64, seen as f64);
+        let spread = (squares - sum * sum / n).max(0.0) / (n - 1.0).max(1.0);
+        self.variance += all * all * (spread / n) * (1.0 - n / all);
+        self.sum.stretches += stretches;
+        self.sum.seen += seen;
+        let scale = |count: u64| (count as f64 * all / n).round() as u64;
+        one.resident += scale(part.resident);
+        one.swapped += scale(part.swapped);
+        one.huge += scale(part.huge);
+        one.zero += scale(part.zero);
+        one.used += scale(part.used);
+        one.empty += scale(part.empty);
+        let found = counter.tables;
+        Ok(Tables {
+            // Tables of the highest level span so much that each was met.
+            used: [scale(found.used[0]), scale(found.used[1]), found.used[2]],
+            leading: [scale(found.leading[0]), scale(found.leading[1]), found.leading[2]],
+            deposited: scale(found.deposited),
+            empty: found.empty.map(scale),
+            occupancy: found.occupancy.map(scale),
+            entries: scale(found.entries),
+        })
+    }
+}
+
+/// A region by areas: what is in none of them was mapped meanwhile, and is left out.
+fn split(areas: &mut [Surveyed], cursor: &mut usize, mut region: Region, mut each: impl FnMut(&mut Surveyed, Region)) {
+    while !region.is_empty() {
+        while areas.get(*cursor).is_some_and(|one| one.area.end <= region.start) {
+            *cursor += 1;
+        }
+        let Some(one) = areas.get_mut(*cursor).filter(|one| one.area.start < region.end) else { return };
+        let part = Region {
+            start: region.start.max(one.area.start),
+            end: region.end.min(one.area.end),
+            categories: region.categories,
+        };
+        each(one, part);
+        region.start = part.end;
+    }
+}
+
+impl Surveyed {
+    fn nothing(area: Area) -> Self {
+        Surveyed { area, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
+    }
+
+    fn add(&mut self, region: &Region) {
+        let has = |category| if region.categories.contains(category) { region.len() } else { 0 };
+        self.resident += has(Categories::PRESENT);
+        self.swapped += has(Categories::SWAPPED);
+        self.huge += has(Categories::HUGE | Categories::PRESENT);
+        self.zero += has(Categories::ZERO);
+    }
+}

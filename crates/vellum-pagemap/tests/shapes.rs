@@ -1,0 +1,412 @@
+//! Address spaces of known shapes, in a process of their own, surveyed from outside.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr;
+use std::time::Duration;
+
+use procfs::process::Process;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect};
+use vellum_pagemap::{
+    Categories, Kernel, Options, Pace, Pagemap, Query, Region, Survey, Target, Tells, Watcher, survey,
+};
+
+const PAGE: u64 = 4096;
+const TABLE: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
+/// Far from anything that the system maps by itself, and at the beginning of a table of every level.
+const PLACE: u64 = 8 << 40;
+
+/// A process that has made a shape, and keeps it until this is dropped.
+struct Shape {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    /// It says more when it ends.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Shape {
+    fn new(name: &str) -> Shape {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "make_a_shape", "--ignored", "--nocapture", "--test-threads=1"])
+            .env("SHAPE", name)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let ready = stdout.by_ref().lines().any(|line| line.unwrap().ends_with("ready"));
+        let shape = Shape { child, stdin, _stdout: stdout };
+        assert!(ready, "{name} could not be made");
+        // It has said so, and is about to wait.
+        while !shape.waits() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        shape
+    }
+
+    fn waits(&self) -> bool {
+        let process = Process::new(self.pid()).unwrap();
+        process.tasks().unwrap().all(|task| task.unwrap().stat().unwrap().state == 'S')
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    fn survey(&self, how: impl Fn(Pagemap) -> Pagemap, watcher: &mut impl Watcher) -> Survey {
+        let target = Target::open(self.pid()).unwrap();
+        let mut pagemap = how(Pagemap::open(&target.process).unwrap());
+        let mut pace = Pace::new(Duration::from_millis(1));
+        let tells = if pagemap.scans() { Kernel::probe(&mut pace).unwrap().tells } else { Tells::Nothing };
+        let options = Options { tells, sample: None };
+        survey(&target, &mut pagemap, &mut pace, &options, watcher).unwrap()
+    }
+}
+
+impl Drop for Shape {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        self.child.wait().unwrap();
+    }
+}
+
+/// What the shapes are made with, by the process that has them.
+struct Maker;
+
+impl Maker {
+    fn map(&self, len: u64) -> u64 {
+        self.map_at(PLACE, len)
+    }
+
+    fn map_at(&self, at: u64, len: u64) -> u64 {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: nothing is there, or it fails.
+        unsafe { mmap_anonymous(ptr::without_provenance_mut(at as usize), len as usize, prot, flags) }.unwrap();
+        self.advise(at, len, Advice::LinuxNoHugepage);
+        at
+    }
+
+    fn file(&self, len: u64) -> u64 {
+        let file = memfd_create("shape", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, len).unwrap();
+        let (flags, prot) = (MapFlags::SHARED | MapFlags::FIXED_NOREPLACE, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: nothing is there, or it fails.
+        unsafe { mmap(ptr::without_provenance_mut(PLACE as usize), len as usize, prot, flags, &file, 0) }.unwrap();
+        PLACE
+    }
+
+    fn advise(&self, at: u64, len: u64, advice: Advice) {
+        // SAFETY: it is memory that was mapped here, in which nobody has anything.
+        let _ = unsafe { madvise(ptr::without_provenance_mut(at as usize), len as usize, advice) };
+    }
+
+    fn protect(&self, at: u64) {
+        // SAFETY: as above; and nobody writes there any more.
+        unsafe { mprotect(ptr::without_provenance_mut(at as usize), PAGE as usize, MprotectFlags::READ) }.unwrap();
+    }
+
+    fn touch(&self, at: u64) {
+        // SAFETY: as above.
+        unsafe { ptr::with_exposed_provenance_mut::<u8>(at as usize).write_volatile(1) };
+    }
+
+    fn touch_each(&self, start: u64, len: u64, step: u64) {
+        (start..start + len).step_by(step as usize).for_each(|at| self.touch(at));
+    }
+}
+
+/// Not a test: what [`Shape::new`] runs.
+#[test]
+#[ignore = "makes a shape for the other tests"]
+fn make_a_shape() {
+    let make = Maker;
+    match std::env::var("SHAPE").unwrap_or_default().as_str() {
+        "reserved" => _ = make.map(50 * GIB),
+        "sparse" => make.touch_each(make.map(2 * GIB), 2 * GIB, TABLE),
+        "dense" => make.touch_each(make.map(64 << 20), 64 << 20, PAGE),
+        "emptied in pieces" => {
+            let start = make.map(2 * GIB);
+            for at in (start..start + 2 * GIB).step_by(TABLE as usize) {
+                make.touch_each(at, 1 << 20, 64 << 10);
+                (0..16).for_each(|i| make.advise(at + (i << 16), 64 << 10, Advice::LinuxDontNeed));
+            }
+        }
+        "most emptied" => {
+            let start = make.map(2 * GIB);
+            make.touch_each(start, 2 * GIB, TABLE);
+            for at in (start..start + 2 * GIB).step_by(TABLE as usize).filter(|at| at / TABLE % 16 != 3) {
+                make.advise(at, PAGE, Advice::LinuxDontNeed);
+            }
+        }
+        "emptied whole" => {
+            let start = make.map(2 * GIB);
+            make.touch_each(start, 2 * GIB, TABLE);
+            make.advise(start, 2 * GIB, Advice::LinuxDontNeed);
+        }
+        "huge" => {
+            let start = make.map(64 << 20);
+            make.advise(start, 32 << 20, Advice::LinuxHugepage);
+            make.touch_each(start, 33 << 20, TABLE);
+        }
+        "shared" => make.touch_each(make.file(64 << 20), 16 << 20, PAGE),
+        "half" => {
+            let start = make.map(64 * GIB);
+            let mut random = fastrand::Rng::with_seed(7);
+            for gib in 0..64 {
+                // Some GiB have many, some few.
+                let share = random.f64();
+                for table in 0..16 {
+                    let at = start + gib * GIB + table * TABLE;
+                    make.touch(at);
+                    if random.f64() < share {
+                        make.advise(at, PAGE, Advice::LinuxDontNeed);
+                    }
+                }
+            }
+        }
+        "many" => {
+            let start = make.map(40_000 * PAGE);
+            make.touch_each(start, 40_000 * PAGE, 4 * PAGE);
+            for page in (0..40_000).step_by(2) {
+                make.protect(start + page * PAGE);
+            }
+        }
+        "neighbours" => {
+            // Two areas, and a hole, of one table.
+            make.touch(make.map_at(PLACE, 4 * PAGE));
+            make.touch(make.map_at(PLACE + 8 * PAGE, 4 * PAGE));
+        }
+        "alternating" => {
+            let start = make.map(64 << 20);
+            make.touch_each(start, 64 << 20, 2 * PAGE);
+        }
+        other => panic!("there is no shape {other:?}"),
+    }
+    println!("\nready");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// What was found where the shapes are.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    resident: u64,
+    used: u64,
+    empty: u64,
+}
+
+fn found(survey: &Survey) -> Found {
+    let there = survey.areas.iter().filter(|one| (PLACE..PLACE + 100 * GIB).contains(&one.area.start));
+    there.fold(Found::default(), |sum, one| Found {
+        resident: sum.resident + one.resident / PAGE,
+        used: sum.used + one.used,
+        empty: sum.empty + one.empty,
+    })
+}
+
+/// The process is quiet, so all that Linux counts is accounted for.
+fn nothing_is_left(survey: &Survey) {
+    assert!(!survey.changed());
+    let tables = &survey.tables;
+    assert_eq!(
+        survey.empty(),
+        (tables.empty.unwrap() + tables.leading_nowhere().unwrap()) as i64,
+        "{:?} of {:?}",
+        tables,
+        survey.after
+    );
+}
+
+#[test]
+fn what_is_only_reserved_has_no_tables() {
+    let survey = Shape::new("reserved").survey(|map| map, &mut ());
+    assert_eq!(found(&survey), Found::default());
+    nothing_is_left(&survey);
+    assert!(survey.before.reserved >= 50 * GIB);
+}
+
+#[test]
+fn tables_in_use_are_not_empty() {
+    for (shape, resident, used) in [("sparse", 1024, 1024), ("dense", 16384, 32), ("alternating", 8192, 32)] {
+        let survey = Shape::new(shape).survey(|map| map, &mut ());
+        assert_eq!(found(&survey), Found { resident, used, empty: 0 }, "{shape}");
+        nothing_is_left(&survey);
+    }
+}
+
+#[test]
+fn empty_tables_are_found_where_they_are() {
+    let survey = Shape::new("emptied in pieces").survey(|map| map, &mut ());
+    assert_eq!(found(&survey), Found { resident: 0, used: 0, empty: 1024 });
+    assert_eq!(survey.tables.leading_nowhere(), Some(3), "one of a level above for each GiB, and one above those");
+    nothing_is_left(&survey);
+
+    #[derive(Default)]
+    struct Empties(Vec<u64>);
+    impl Watcher for Empties {
+        fn table(&mut self, start: u64, entries: Option<u64>) {
+            self.0.extend((entries == Some(0)).then_some(start));
+        }
+    }
+    let mut empties = Empties::default();
+    let survey = Shape::new("most emptied").survey(|map| map, &mut empties);
+    assert_eq!(found(&survey), Found { resident: 64, used: 64, empty: 960 });
+    let all = (PLACE..PLACE + 2 * GIB).step_by(TABLE as usize);
+    let there: Vec<u64> = empties.0.into_iter().filter(|at| *at >= PLACE && *at < PLACE + 2 * GIB).collect();
+    assert_eq!(there, all.filter(|at| at / TABLE % 16 != 3).collect::<Vec<_>>());
+    nothing_is_left(&survey);
+}
+
+/// Where Linux has freed the tables itself (PT_RECLAIM, from 6.14), what is left is of upper levels, and where is not told.
+#[test]
+fn what_linux_has_freed_is_not_there() {
+    let survey = Shape::new("emptied whole").survey(|map| map, &mut ());
+    let Found { resident, used, empty } = found(&survey);
+    assert_eq!((resident, used), (0, 0));
+    let told = (survey.tables.empty.unwrap() + survey.tables.leading_nowhere().unwrap()) as i64;
+    let frees = Kernel::probe(&mut Pace::new(Duration::from_millis(1))).unwrap().frees_tables;
+    match empty {
+        1024 if frees == Some(false) => assert_eq!(survey.empty(), told),
+        0 if frees == Some(true) => assert_eq!(survey.empty(), told + 3, "a table for each GiB, and one above those"),
+        some => panic!("{some} of 1024 tables"),
+    }
+}
+
+#[test]
+fn huge_pages_have_tables_put_by() {
+    let survey = Shape::new("huge").survey(|map| map, &mut ());
+    let huge = survey.areas.iter().map(|one| one.huge).sum::<u64>();
+    assert!(huge == 32 << 20 || huge == 0, "all of them, or this machine has none");
+    assert_eq!(survey.tables.deposited, huge / TABLE);
+    assert_eq!(found(&survey).used, 17 - huge / TABLE);
+    nothing_is_left(&survey);
+}
+
+#[test]
+fn shared_memory_is_like_any() {
+    let survey = Shape::new("shared").survey(|map| map, &mut ());
+    assert_eq!(found(&survey), Found { resident: 4096, used: 8, empty: 0 });
+    nothing_is_left(&survey);
+}
+
+#[test]
+fn areas_that_share_a_table_have_one() {
+    let survey = Shape::new("neighbours").survey(|map| map, &mut ());
+    assert_eq!(found(&survey), Found { resident: 2, used: 1, empty: 0 });
+    nothing_is_left(&survey);
+}
+
+/// As many as a process may have (vm.max_map_count is 65,530), or nearly: each has its share of pages and tables.
+#[test]
+fn forty_thousand_areas_are_told_apart() {
+    let survey = Shape::new("many").survey(|map| map, &mut ());
+    let areas: Vec<_> =
+        survey.areas.iter().filter(|one| one.area.start >= PLACE && one.area.start < PLACE + GIB).collect();
+    assert_eq!(areas.len(), 40_000);
+    assert!(areas.iter().enumerate().all(|(n, one)| one.resident == if n % 4 == 0 { PAGE } else { 0 }));
+    assert_eq!(found(&survey), Found { resident: 10_000, used: 79, empty: 0 });
+    nothing_is_left(&survey);
+}
+
+/// Whatever is read entry by entry is the same, but for what only the call tells.
+#[test]
+fn reading_says_what_asking_says() {
+    for name in ["sparse", "dense", "shared", "most emptied", "alternating"] {
+        let shape = Shape::new(name);
+        let (asked, read) = (shape.survey(|map| map, &mut ()), shape.survey(Pagemap::only_read, &mut ()));
+        assert!(!read.scanned && read.tables.empty.is_none());
+        assert_eq!((asked.tables.used, asked.tables.occupancy), (read.tables.used, read.tables.occupancy), "{name}");
+        assert_eq!(asked.empty(), read.empty());
+        let resident = |survey: &Survey| survey.areas.iter().map(|one| (one.resident, one.swapped)).collect::<Vec<_>>();
+        assert_eq!(resident(&asked), resident(&read), "{name}");
+    }
+}
+
+/// 8,192 regions and steps that end in the middle: none is told twice, and none is left out.
+#[test]
+fn no_region_is_told_twice() {
+    let shape = Shape::new("alternating");
+    let target = Target::open(shape.pid()).unwrap();
+    let mut pagemap = Pagemap::open(&target.process).unwrap();
+    let mut pace = Pace::new(Duration::from_millis(1));
+    let mut told: Vec<Region> = Vec::new();
+    let query = Query::there(Categories::PRESENT);
+    pagemap.scan((PLACE, PLACE + (64 << 20)), &query, &mut pace, |region| told.push(region)).unwrap();
+    let expected = (PLACE..PLACE + (64 << 20)).step_by(2 * PAGE as usize);
+    let expected = expected.map(|start| Region { start, end: start + PAGE, categories: Categories::PRESENT });
+    assert_eq!(told, expected.collect::<Vec<_>>());
+}
+
+/// 64 GiB, half of whose tables are in use and half of them empty, in a pattern that no stride meets.
+#[test]
+fn a_sample_is_as_right_as_it_says() {
+    let shape = Shape::new("half");
+    let target = Target::open(shape.pid()).unwrap();
+    let all = shape.survey(|map| map, &mut ());
+    let used = all.tables.used[0] as f64;
+    let mut right = 0;
+    for seed in 0..20 {
+        let mut pagemap = Pagemap::open(&target.process).unwrap();
+        let mut pace = Pace::new(Duration::from_millis(1));
+        let options = Options { tells: Tells::Tables, sample: Some((0.5, seed)) };
+        let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut ()).unwrap();
+        let sample = survey.sample.unwrap();
+        assert_eq!((sample.stretches, sample.seen), (64, 32));
+        assert!(sample.error > 0 && (sample.error as f64) < used / 4.0, "{sample:?} of {used}");
+        right += u32::from((survey.tables.used[0] as f64 - used).abs() <= sample.error as f64);
+    }
+    assert!(right >= 16, "{right} of 20, where 19 are to be expected");
+}
+
+/// Where they have to be found by time, nearly all are; how many there are is known exactly all the same.
+#[test]
+#[ignore = "by the clock: for a quiet machine"]
+fn tables_are_found_by_time() {
+    let Tells::Time(timing) = Kernel::by_time().unwrap().tells else { panic!("no difference in time here") };
+    for (shape, empty) in [("most emptied", 960), ("sparse", 0), ("reserved", 0), ("emptied in pieces", 1024)] {
+        let shape = Shape::new(shape);
+        let target = Target::open(shape.pid()).unwrap();
+        let mut pagemap = Pagemap::open(&target.process).unwrap();
+        let options = Options { tells: Tells::Time(timing), sample: None };
+        let mut pace = Pace::new(Duration::from_millis(1));
+        let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut ()).unwrap();
+        let found = found(&survey).empty;
+        assert!(found.abs_diff(empty) <= 10, "{found} of {empty}");
+    }
+}
+
+#[test]
+fn who_is_gone_is_told_as_gone() {
+    let mut child = Command::new("true").spawn().unwrap();
+    let pid = child.id() as i32;
+    while Target::open(pid).is_ok() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(
+        Target::open(pid).unwrap_err().to_string().split(':').next().unwrap(),
+        format!("process {pid} has ended (it is a zombie, until its parent has asked for its status)")
+    );
+    child.wait().unwrap();
+    assert_eq!(Target::open(pid).unwrap_err().to_string(), format!("there is no process {pid}"));
+    // The kernel's own.
+    if let Err(error) = Target::open(2) {
+        assert!(
+            error.to_string().contains("thread of the kernel") || error.to_string().contains("no process"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn stopping_stops() {
+    let shape = Shape::new("dense");
+    let target = Target::open(shape.pid()).unwrap();
+    let mut pagemap = Pagemap::open(&target.process).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(true);
+    let mut pace = Pace::new(Duration::from_millis(1)).until(&stop);
+    let error = survey(&target, &mut pagemap, &mut pace, &Options::default(), &mut ()).unwrap_err();
+    assert!(error.to_string().contains("interrupted"), "{error}");
+}
