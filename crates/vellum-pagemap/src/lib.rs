@@ -35,6 +35,7 @@
 //! | `tables` | counting |
 //! | `survey` | all together |
 
+mod bpf;
 mod calibrate;
 mod category;
 mod frames;
@@ -46,6 +47,7 @@ mod survey;
 mod tables;
 mod timing;
 
+pub use bpf::{Refused, Table, Walked, Walker};
 pub use calibrate::{Kernel, Tells};
 pub use category::{Categories, Query, Region};
 pub use frames::{BLOCKS, Frames, Lies, ORDERS};

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use procfs::process::Process;
@@ -84,6 +85,11 @@ impl Pagemap {
     /// Pretend that it can't.
     pub fn only_read(self) -> Self {
         Pagemap { scans: false, ..self }
+    }
+
+    /// Its number among the files of this process.
+    pub(crate) fn number(&self) -> u64 {
+        self.file.as_raw_fd() as u64
     }
 
     /// The size of a page.
