@@ -23,12 +23,12 @@ pub(super) struct Direct {
     /// The address of the beginning of memory.
     pub(super) base: u64,
     /// A power of two: all memory lies before that.
-    end: u64,
+    pub(super) end: u64,
 }
 
 impl Direct {
     /// Find it. `structures`: the addresses of some that are small, so that they share pages with others.
-    pub(super) fn find(memory: &mut Memory, structures: &[u64], own: &Own) -> Result<Self, Refused> {
+    pub(super) fn find(memory: &mut impl Memory, structures: &[u64], own: &Own) -> Result<Self, Refused> {
         let pages = Pages::open().map_err(Refused::NoFlags)?;
         let place = own.place().ok_or(Refused::Denied)?;
         let first = structures.iter().copied().min().unwrap_or_default();

@@ -11,15 +11,18 @@
 //! | `layout` | where members of structures are |
 //! | `direct` | where all memory is mapped |
 //! | `walk` | tables, from the highest to the lowest |
+//! | `walker` | from an open `pagemap` to the tables |
 
 mod direct;
 mod layout;
 mod program;
 mod walk;
+mod walker;
 
 use std::io;
 
-pub use walk::{Table, Walked, Walker};
+pub use walk::{Table, Walked};
+pub use walker::Walker;
 
 /// Why tables can't be read themselves.
 #[derive(Debug, thiserror::Error)]

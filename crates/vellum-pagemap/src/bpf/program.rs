@@ -11,6 +11,32 @@ pub(super) const PAGE: u64 = size_of::<Page>() as u64;
 /// Pages that are read by one call.
 const TOGETHER: usize = 16;
 
+/// What can be read by address.
+pub(super) trait Memory {
+    /// The pages at these addresses, which are multiples of its size: each, or why there is nothing to be read.
+    ///
+    /// # Errors
+    /// Nothing can be read at all.
+    fn pages(&mut self, at: &[u64]) -> io::Result<Vec<io::Result<Page>>>;
+
+    /// The page at an address.
+    ///
+    /// # Errors
+    /// There is none.
+    fn page(&mut self, at: u64) -> io::Result<Page> {
+        self.pages(&[at])?.remove(0)
+    }
+
+    /// The word so many bytes behind an address, together a multiple of 8.
+    ///
+    /// # Errors
+    /// There is none.
+    fn word(&mut self, base: u64, offset: u64) -> io::Result<u64> {
+        let at = base.wrapping_add(offset);
+        Ok(self.page(at / PAGE * PAGE)?[(at % PAGE / 8) as usize])
+    }
+}
+
 /// What the program is given, and gives back.
 #[repr(C)]
 struct Context {
@@ -21,14 +47,14 @@ struct Context {
 }
 
 /// The program, and where it puts what it reads.
-pub(super) struct Memory {
+pub(super) struct Program {
     program: OwnedFd,
     /// One value, of so many pages.
     map: OwnedFd,
     pages: Vec<Page>,
 }
 
-impl Memory {
+impl Program {
     /// Load it.
     ///
     /// # Errors
@@ -55,41 +81,7 @@ impl Memory {
         // SAFETY: Linux reads the instructions, as many as told, and the licence up to its end; both live until it returns. It writes
         // nothing.
         let program = unsafe { make(5, &mut load) }?;
-        Ok(Memory { program, map, pages })
-    }
-
-    /// The pages at these addresses, which are multiples of its size: each, or why there is nothing to be read.
-    ///
-    /// # Errors
-    /// What `bpf(2)` says.
-    pub(super) fn pages(&mut self, at: &[u64]) -> io::Result<Vec<io::Result<Page>>> {
-        let mut pages = Vec::new();
-        for some in at.chunks(TOGETHER) {
-            let results = self.run(some)?.at.map(|result| result as i32);
-            let read = |(page, result): (&Page, i32)| match result {
-                0 => Ok(*page),
-                error => Err(io::Error::from_raw_os_error(error.wrapping_neg())),
-            };
-            pages.extend(self.pages.iter().zip(results).take(some.len()).map(read));
-        }
-        Ok(pages)
-    }
-
-    /// The page at an address.
-    ///
-    /// # Errors
-    /// Nothing is mapped there, or what `bpf(2)` says.
-    pub(super) fn page(&mut self, at: u64) -> io::Result<Page> {
-        self.pages(&[at])?.remove(0)
-    }
-
-    /// The word so many bytes behind an address, together a multiple of 8.
-    ///
-    /// # Errors
-    /// As of [`Memory::page`].
-    pub(super) fn word(&mut self, base: u64, offset: u64) -> io::Result<u64> {
-        let at = base.wrapping_add(offset);
-        Ok(self.page(at / PAGE * PAGE)?[(at % PAGE / 8) as usize])
+        Ok(Program { program, map, pages })
     }
 
     /// The `task_struct` of this thread.
@@ -120,6 +112,21 @@ impl Memory {
         // it returns.
         unsafe { bpf(1, &mut look) }?;
         Ok(context)
+    }
+}
+
+impl Memory for Program {
+    fn pages(&mut self, at: &[u64]) -> io::Result<Vec<io::Result<Page>>> {
+        let mut pages = Vec::new();
+        for some in at.chunks(TOGETHER) {
+            let results = self.run(some)?.at.map(|result| result as i32);
+            let read = |(page, result): (&Page, i32)| match result {
+                0 => Ok(*page),
+                error => Err(io::Error::from_raw_os_error(error.wrapping_neg())),
+            };
+            pages.extend(self.pages.iter().zip(results).take(some.len()).map(read));
+        }
+        Ok(pages)
     }
 }
 
