@@ -178,8 +178,10 @@ mod tests {
     #[test]
     fn five_levels_are_like_four() {
         let five = Direct { base: 0xff11_0000_4000_0000, end: 1 << 40 };
-        let (levels, changed) = walk(five, 5, &chain(5, &[(511, MAPS)]), nothing);
-        let starts: Vec<_> = levels.iter().map(|level| level[0].start).collect();
+        let mut pages = chain(5, &[(511, MAPS)]);
+        pages.push((ROOT, table(&[(200, 1 << 20 | LEADS)])));
+        let (levels, changed) = walk(five, 5, &pages, nothing);
+        let starts: Vec<_> = levels.iter().map(|level| level[0].start - (200 << 48)).collect();
         assert_eq!(starts, [1 << 39 | 2 << 30 | 3 << 21, 1 << 39 | 2 << 30, 1 << 39, 0]);
         assert!(!changed && levels.iter().flatten().all(|table| table.entries == 1 && !table.bare));
     }
