@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::io::Write;
 
 use serde::{Deserialize, Serialize};
-use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed};
+use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed, Walked};
 
+use super::locate::{self, Difference};
 use super::look::{Cell, Look};
 
 /// All of it.
@@ -54,6 +55,32 @@ pub struct Process<'a> {
     areas: Vec<Area<'a>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     empty_at: Vec<[u64; 2]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exact: Option<Exact>,
+    /// Why that is not there, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exact_refused: Option<Cow<'a, str>>,
+}
+
+/// What the tables say themselves: by level, the lowest first. Where: from an address to another.
+#[derive(Serialize, Deserialize)]
+struct Exact {
+    tables: Vec<u64>,
+    empty_at: Vec<Vec<[u64; 2]>>,
+    leading_nowhere_at: Vec<Vec<[u64; 2]>>,
+    /// As Linux counts them: three levels, and those put by.
+    counted: u64,
+    deposited: i64,
+    changed_meanwhile: bool,
+    /// Of the lowest level: how the scan differs.
+    scan: Option<Scan>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Scan {
+    empty_missed: u64,
+    empty_wrong: u64,
+    used_hidden: u64,
 }
 
 /// How sure the figures are.
@@ -94,7 +121,7 @@ pub fn write(looks: &[Look], kernel: &Kernel, out: &mut impl Write) -> anyhow::R
     let report = Saved {
         vellum: env!("CARGO_PKG_VERSION").into(),
         kernel_frees_tables: kernel.frees_tables,
-        processes: looks.iter().map(process).collect(),
+        processes: looks.iter().map(|look| process(look, kernel)).collect(),
     };
     serde_json::to_writer_pretty(&mut *out, &report)?;
     writeln!(out)?;
@@ -107,7 +134,7 @@ pub fn read(text: &[u8]) -> serde_json::Result<Saved<'static>> {
     serde_json::from_slice(text)
 }
 
-fn process(look: &Look) -> Process<'_> {
+fn process<'a>(look: &'a Look, kernel: &Kernel) -> Process<'a> {
     let survey = &look.survey;
     let nanos = |time: std::time::Duration| time.as_nanos() as u64;
     let exact = survey.tables.empty.is_some();
@@ -144,6 +171,27 @@ fn process(look: &Look) -> Process<'_> {
         took_ns: nanos(look.took),
         areas: survey.areas.iter().map(|one| area(one, exact)).collect(),
         empty_at: empty.map(|place| [place.start, place.end]).collect(),
+        exact: look.read.as_ref().and_then(|read| read.as_ref().ok()).map(|walked| themselves(look, walked, kernel)),
+        exact_refused: look.read.as_ref().and_then(|read| read.as_ref().err()).map(|why| why.as_str().into()),
+    }
+}
+
+fn themselves(look: &Look, walked: &Walked, kernel: &Kernel) -> Exact {
+    let levels = 0..walked.levels.len();
+    let bare = levels.map(|level| locate::bare(walked, level, look.survey.geometry.span(level)));
+    let (empty_at, leading_nowhere_at) = bare.map(|[empty, nowhere]| (empty, nowhere)).unzip();
+    Exact {
+        tables: walked.levels.iter().map(|level| level.len() as u64).collect(),
+        empty_at,
+        leading_nowhere_at,
+        counted: walked.counted,
+        deposited: walked.deposited(),
+        changed_meanwhile: walked.changed,
+        scan: Difference::of(look, walked, kernel).map(|difference| Scan {
+            empty_missed: difference.missed,
+            empty_wrong: difference.wrong,
+            used_hidden: difference.hidden,
+        }),
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use vellum_pagemap::{
-    Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable, Watcher,
-    survey,
+    Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable, Walked,
+    Watcher, survey,
 };
 
 use super::Args;
@@ -24,6 +24,8 @@ pub struct Look {
     /// How its memory lies in frames, if that may be known.
     pub lies: Option<Lies>,
     pub took: Duration,
+    /// Its tables as they were read themselves, if that was asked for, or why they were not.
+    pub read: Option<Result<Walked, String>>,
 }
 
 /// What is at an address where a table of the lowest level can be.
@@ -74,7 +76,7 @@ impl Look {
         let (pid, user) = (target.pid(), target.user);
         // Who may not know frames is told that all are the first one.
         let lies = seen.frames.and(Some(seen.lies)).filter(|lies| lies.pages > 0);
-        Ok(Look { pid, name: target.name, user, survey, places: seen.places, lies, took: began.elapsed() })
+        Ok(Look { pid, name: target.name, user, survey, places: seen.places, lies, took: began.elapsed(), read: None })
     }
 
     /// Bytes of tables that hold nothing or lead nowhere, as far as that is known.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `targets` | whom to look at |
 //! | `look` | one process, looked at |
+//! | `locate` | where empty tables are |
 //! | `advice` | what would free empty tables, here |
 //! | `folios`, `tlb` | how memory lies, and what that is worth to translation caches |
 //! | `groups` | what many processes share |
@@ -15,6 +16,7 @@ mod folios;
 mod groups;
 mod html;
 mod json;
+mod locate;
 mod look;
 mod map;
 mod targets;
@@ -50,7 +52,8 @@ pub struct Args {
     /// All processes of a control group and of those below it: a path below /sys/fs/cgroup, or a whole one.
     #[arg(long, value_name = "PATH", conflicts_with = "pids")]
     cgroup: Option<PathBuf>,
-    /// Say where the empty tables are, address by address.
+    /// Say where the empty tables are, address by address. For root, the tables themselves are read (by BPF): then it is exact, and upper
+    /// tables are told, too.
     #[arg(long)]
     locate: bool,
     /// Draw the address space: a cell for each table, or for as many as it takes to fit.
@@ -129,12 +132,17 @@ fn look_around(args: &Args, stop: &Arc<AtomicBool>, out: &mut io::StdoutLock<'_>
         watch::watch(&args.pids, every, args, &kernel, stop, out)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let mut reader = args.locate.then(locate::Reader::open);
     let targets = targets::find(args)?;
     let mut looks = Vec::new();
     let mut failures = Vec::new();
     let several = targets.several();
     for target in targets.processes {
-        match target.and_then(|target| Look::at(target, args, &kernel, stop)) {
+        let look = target.and_then(|target| {
+            let read = reader.as_mut().map(|reader| reader.read(&target));
+            Ok(Look { read, ..Look::at(target, args, &kernel, stop)? })
+        });
+        match look {
             Ok(look) => looks.push(look),
             Err(error) => failures.push(error),
         }

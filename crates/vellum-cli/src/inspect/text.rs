@@ -6,9 +6,9 @@ use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use procfs::process::MMPermissions;
 use vellum_pagemap::{Area, Kernel, Occupancy, Surveyed, Tells};
 
-use super::look::{Cell, Look};
+use super::look::Look;
 use super::tlb::Core;
-use super::{Args, advice, folios, groups, map};
+use super::{Args, advice, folios, groups, locate, map};
 use crate::size::about;
 
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
@@ -69,7 +69,7 @@ pub fn one(
         )?,
     }
     if args.locate {
-        located(look, kernel, out)?;
+        locate::write(look, kernel, out)?;
     }
     if args.map {
         map::draw(look, terminal, out)?;
@@ -145,25 +145,6 @@ fn list(areas: &[&Surveyed], exact: bool) -> Table {
     }
     align(&mut shown, [2, 3, 4, 5, 6]);
     shown
-}
-
-fn located(look: &Look, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
-    let how = match kernel.tells {
-        Tells::Tables if look.survey.scanned => "",
-        Tells::Time(_) if look.survey.scanned => {
-            ", found by the time that it takes to find nothing: a few may be wrong"
-        }
-        _ => return writeln!(out, "\nWhere the empty tables are can't be told on this kernel."),
-    };
-    writeln!(out, "\nEMPTY TABLES of the lowest level, by the addresses that they serve{how}")?;
-    let empty = look.places.iter().filter(|place| place.cell == Cell::Empty);
-    let mut none = true;
-    for place in empty {
-        none = false;
-        let count = (place.end - place.start) / look.survey.geometry.span(0);
-        writeln!(out, "{:012x}-{:012x}  {count}", place.start, place.end)?;
-    }
-    if none { writeln!(out, "none") } else { Ok(()) }
 }
 
 /// Many processes, a line each.
