@@ -31,14 +31,18 @@ impl Direct {
     pub(super) fn find(memory: &mut impl Memory, structures: &[u64], own: &Own) -> Result<Self, Refused> {
         let pages = Pages::open().map_err(Refused::NoFlags)?;
         let place = own.place().ok_or(Refused::Denied)?;
-        let first = structures.iter().copied().min().unwrap_or_default();
-        (0..)
+        Self::among(memory, &pages, structures, place, own.page()).ok_or(Refused::Unknown)
+    }
+
+    /// The one by which the page at a place in memory says what it has to.
+    fn among(memory: &mut impl Memory, pages: &Pages, structures: &[u64], place: u64, page: &[u64]) -> Option<Self> {
+        let first = structures.iter().copied().min()?;
+        let base = (0..)
             .map(|n| (first / STEP * STEP).wrapping_sub(n * STEP))
             .take_while(|base| pages.flags(first.wrapping_sub(*base)).is_some())
             .filter(|base| structures.iter().all(|at| pages.structures(at.wrapping_sub(*base))))
-            .find(|base| memory.page(base.wrapping_add(place)).is_ok_and(|read| read == *own.page()))
-            .map(|base| Direct { base, end: pages.end() })
-            .ok_or(Refused::Unknown)
+            .find(|base| memory.page(base.wrapping_add(place)).is_ok_and(|read| read == *page))?;
+        Some(Direct { base, end: pages.end() })
     }
 
     /// Where in memory an entry leads to. (Bits that no memory's place has mean something else: on AMD, that it is encrypted.)
@@ -106,5 +110,71 @@ impl Own {
         pagemap.read_exact_at(&mut entry, self.address() / PAGE * 8).ok()?;
         let frame = u64::from_ne_bytes(entry) & ((1 << 55) - 1);
         (frame != 0).then_some(frame * PAGE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bpf::program::Page;
+
+    const BASE: u64 = 0xffff_9a43_c000_0000;
+    /// How much memory there is, and where in it structures are, and the page that has to be found.
+    const ALL: u64 = 24 << 30;
+    const STRUCTURES: [u64; 2] = [(17 << 30) + 0x1040, (18 << 30) + 0x5ac0];
+    const OWN: u64 = 3 << 30 | 0x7000;
+
+    /// Memory in which one page says something.
+    struct One {
+        page: Page,
+        reads: Vec<u64>,
+    }
+
+    impl Memory for One {
+        fn pages(&mut self, at: &[u64]) -> io::Result<Vec<io::Result<Page>>> {
+            self.reads.extend(at);
+            Ok(at.iter().map(|at| Ok(if *at == BASE + OWN { self.page } else { [0; 512] })).collect())
+        }
+    }
+
+    /// What is told of memory that has structures at these places, and then is not told of any more.
+    fn pages(structures: &[u64]) -> Pages {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(ALL / PAGE * 8).unwrap();
+        for place in structures {
+            file.write_all_at(&(1u64 << 7).to_ne_bytes(), place / PAGE * 8).unwrap();
+        }
+        Pages(file)
+    }
+
+    fn find(told: &[u64]) -> (Option<Direct>, Vec<u64>) {
+        let mut memory = One { page: [7; 512], reads: Vec::new() };
+        let found = Direct::among(&mut memory, &pages(told), &STRUCTURES.map(|place| BASE + place), OWN, &[7; 512]);
+        (found, memory.reads)
+    }
+
+    #[test]
+    fn the_mapping_is_found_wherever_it_begins() {
+        let (found, reads) = find(&STRUCTURES);
+        let found = found.unwrap();
+        assert_eq!((found.base, found.end), (BASE, 32 << 30));
+        assert_eq!(reads, [BASE + OWN], "nothing is read by chance");
+    }
+
+    /// Structures may happen to be where a wrong beginning would have them: the page tells.
+    #[test]
+    fn what_only_looks_like_it_is_not_taken() {
+        let wrong = STRUCTURES.map(|place| place - (5 << 30));
+        let (found, reads) = find(&[wrong, STRUCTURES].concat());
+        assert_eq!(found.unwrap().base, BASE);
+        assert_eq!(reads, [BASE + (5 << 30) + OWN, BASE + OWN]);
+        assert!(find(&wrong).0.is_none());
+    }
+
+    /// One of them is elsewhere: it is not the mapping that they are in, and no page is read.
+    #[test]
+    fn all_structures_have_to_be_in_it() {
+        let (found, reads) = find(&STRUCTURES[..1]);
+        assert!(found.is_none() && reads.is_empty());
     }
 }
