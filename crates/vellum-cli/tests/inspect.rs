@@ -45,6 +45,35 @@ fn what_it_says_of_itself_adds_up() {
     assert_eq!(text(&output.stderr), format!("vellum: there is no process {pid}\n"));
 }
 
+/// The tables themselves, where they may be read: they are what Linux counts, and what the scan says. Else it is said why not.
+#[test]
+fn located_tables_are_those_that_linux_counts() {
+    let mut sleeper = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
+    let pid = sleeper.id().to_string();
+    let process = loop {
+        let json: Value = serde_json::from_slice(&vellum(&["--locate", "--json", "-", &pid]).stdout).unwrap();
+        let process = &json["processes"][0];
+        // It has to have begun to sleep.
+        if process["name"] == "sleep" && process["changed_meanwhile"] == false {
+            break process.clone();
+        }
+    };
+    let shown = text(&vellum(&["--locate", &pid]).stdout);
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let exact = &process["exact"];
+    if exact.is_null() {
+        let why = process["exact_refused"].as_str().unwrap();
+        assert!(shown.contains("NOTE") && shown.contains("were not read"), "{shown}");
+        return println!("NOT TESTED: {why}");
+    }
+    let tables: u64 = exact["tables"].as_array().unwrap().iter().take(3).map(|level| level.as_u64().unwrap()).sum();
+    assert_eq!(tables * 4096, process["page_tables"].as_u64().unwrap());
+    assert_eq!((&exact["counted"], &exact["deposited"]), (&tables.into(), &0.into()));
+    assert_eq!((&exact["scan"]["empty_missed"], &exact["scan"]["empty_wrong"]), (&0.into(), &0.into()));
+    assert!(shown.contains("(read by BPF: exact)") && shown.contains("The scan agrees"), "{shown}");
+}
+
 #[test]
 fn what_can_not_be_meant_is_refused() {
     for (words, say) in [

@@ -8,6 +8,7 @@
 //!
 //! From what is told follows how many page tables a process needs; Linux says how many it has; and the difference are empty ones
 //! ([`survey`]). Each of the lowest level is found as well ([`Pagemap::tables`]; where that does not work, [`Pagemap::tables_by_time`]).
+//! Root can have the tables themselves, of all levels ([`Walker`]).
 //!
 //! ```
 //! use std::time::Duration;
@@ -34,6 +35,7 @@
 //! | `frames` | where pages lie in memory, for root |
 //! | `tables` | counting |
 //! | `survey` | all together |
+//! | `bpf` | tables themselves, for root |
 
 mod bpf;
 mod calibrate;
