@@ -1,7 +1,7 @@
 //! Page tables themselves, read from the kernel's memory: for root.
 //!
-//! All else in this crate tells tables by what Linux says of them. Who may load BPF programs that read the kernel's memory (`CAP_BPF` and
-//! `CAP_PERFMON`, or `CAP_SYS_ADMIN`) can read them: `/proc/PID/pagemap`, once opened, is a file of ours that Linux knows to be of an
+//! All else in this crate tells tables by what Linux says of them. Whoever may load BPF programs that read the kernel's memory, and may know
+//! where pages are in memory (`CAP_SYS_ADMIN` is both), can read them: `/proc/PID/pagemap`, once opened, is a file of ours that Linux knows to be of an
 //! address space, which has a highest table, which leads to the others. No lock is taken, and nothing of the process is touched, so it
 //! doesn't notice.
 //!
@@ -30,8 +30,8 @@ pub enum Refused {
     /// What tables look like elsewhere is not known here.
     #[error("that is known for x86-64 only")]
     Architecture,
-    /// It is not permitted to load the program.
-    #[error("that needs root (CAP_BPF and CAP_PERFMON, and CAP_SYS_ADMIN to know where pages are in memory)")]
+    /// It is not permitted to load the program, or to know where pages are in memory.
+    #[error("that needs root (CAP_SYS_ADMIN)")]
     Denied,
     /// This kernel has no programs that do it, or lets nobody have them.
     #[error("this kernel lets no BPF program read its memory: {0}")]

@@ -106,8 +106,12 @@ impl Program {
         // verified that the program writes to that and to the map.
         unsafe { bpf(10, &mut run) }?;
         let key = 0u32;
-        let map = self.map.as_raw_fd() as u64;
-        let mut look = LookUp { map, key: (&raw const key) as u64, value: self.pages.as_mut_ptr() as u64 };
+        let mut look = LookUp {
+            map: self.map.as_raw_fd(),
+            unused: 0,
+            key: (&raw const key) as u64,
+            value: self.pages.as_mut_ptr() as u64,
+        };
         // SAFETY: Linux reads the key and writes the value; both are of the sizes that the map was made with, and nobody else's until
         // it returns.
         unsafe { bpf(1, &mut look) }?;
@@ -142,7 +146,8 @@ struct Create {
 /// `BPF_MAP_LOOKUP_ELEM`.
 #[repr(C)]
 struct LookUp {
-    map: u64,
+    map: RawFd,
+    unused: u32,
     key: u64,
     value: u64,
 }

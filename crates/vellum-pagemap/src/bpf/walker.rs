@@ -55,12 +55,12 @@ impl Walker {
 
     /// Read all tables of the address space that a `pagemap` is of.
     ///
-    /// It may change meanwhile. Each table is read at once, and told only if what had led to it still did so afterwards: what is told of a
+    /// It may change meanwhile. Each table is read in one go, and told only if what had led to it still did so afterwards: what is told of a
     /// table was true of one of this address space at some time. [`Walked::changed`] says whether tables were made or freed between the
     /// first and the last; entries of the lowest level may have changed without that.
     ///
     /// # Errors
-    /// [`Refused::Unknown`]: they lead where nothing is.
+    /// [`Refused::Unknown`]: they lead where nothing is, or can't be read any more.
     pub fn tables(&mut self, pagemap: &Pagemap) -> Result<Walked, Refused> {
         let space = Chain::follow(&mut self.memory, &self.layout, pagemap)?.space;
         let counted = self.memory.word(space, self.layout.counted)? / PAGE;
