@@ -46,8 +46,7 @@ pub fn write(looks: &[Look], top: usize, out: &mut impl Write) -> io::Result<()>
     if dear.is_empty() {
         return Ok(());
     }
-    let mut shown =
-        new_table(["SHARED MAPPING", "size", "in memory", "processes", "tables together", "saved by huge pages"]);
+    let mut shown = new_table(["SHARED MAPPING", "size", "in memory", "processes", "tables together"]);
     for shared in &dear {
         shown.add_row([
             shared.name.to_owned(),
@@ -55,10 +54,8 @@ pub fn write(looks: &[Look], top: usize, out: &mut impl Write) -> io::Result<()>
             about(shared.resident),
             grouped(shared.processes),
             about(shared.tables),
-            // Those of the lowest level go, all of them.
-            about(shared.tables),
         ]);
     }
-    align(&mut shown, [1, 2, 3, 4, 5]);
-    writeln!(out, "\n{shown}")
+    align(&mut shown, [1, 2, 3, 4]);
+    writeln!(out, "\n{shown}\nIn huge pages, none of these tables is needed.")
 }
