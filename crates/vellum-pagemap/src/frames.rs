@@ -35,7 +35,7 @@ pub struct Lies {
     pub pages: u64,
     /// Of these, in folios of each order; not only those that are mapped whole.
     pub by_order: [u64; ORDERS],
-    /// Entries of upper tables that map some of them.
+    /// Blocks of 2 MiB of them that are mapped by entries of upper tables; a page of 1 GiB is 512.
     pub huge: u64,
     /// Pages in frames that are in a row for at least so long, wherever that begins, by size of block.
     pub contiguous: [u64; 3],
@@ -59,19 +59,21 @@ impl Frames {
         Ok(Some(Frames { pagemap, flags, page, entries: vec![0; AT_ONCE * 8] }))
     }
 
-    /// Add how pages lie that are alike.
+    /// Add how pages lie that are alike, in an area whose pages are of this size ([`crate::Area`]).
     ///
     /// # Errors
     /// Whatever reading says.
-    pub fn add(&mut self, region: &Region, lies: &mut Lies) -> io::Result<()> {
+    pub fn add(&mut self, region: &Region, size: u64, lies: &mut Lies) -> io::Result<()> {
         if !region.categories.contains(Categories::PRESENT) {
             return Ok(());
         }
         let pages = region.len() / self.page;
-        if region.categories.contains(Categories::HUGE) {
+        // Of hugetlbfs, all are told to be huge, even if they are smaller than what an upper table maps.
+        let folio = if size > self.page { size / self.page } else { BLOCKS[2] };
+        if region.categories.contains(Categories::HUGE) && folio >= BLOCKS[2] {
             lies.pages += pages;
             lies.huge += pages.div_ceil(BLOCKS[2]);
-            lies.by_order[9] += pages;
+            lies.by_order[(folio.ilog2() as usize).min(ORDERS - 1)] += pages;
             BLOCKS.iter().zip(&mut lies.contiguous).for_each(|(_, count)| *count += pages);
             return Ok(());
         }

@@ -1,9 +1,9 @@
-//! The system call itself.
+//! The system calls themselves.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;
 
-use linux_raw_sys::general::{page_region, pm_scan_arg};
+use linux_raw_sys::general::{page_region, pm_scan_arg, procmap_query};
 use rustix::io;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
@@ -79,4 +79,50 @@ impl Regions {
         // flags it only reads.
         unsafe { ioctl(pagemap, scan) }
     }
+}
+
+/// `PROCMAP_QUERY` (Linux, `include/uapi/linux/fs.h`; from 6.11).
+struct Ask(procmap_query);
+
+// SAFETY: the opcode is this structure's, as Linux has it, which has written to it what is told.
+unsafe impl Ioctl for Ask {
+    type Output = procmap_query;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        opcode::read_write::<procmap_query>(b'f', 17)
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        (&raw mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, query: *mut c_void) -> io::Result<procmap_query> {
+        // SAFETY: it is what `as_ptr` gave.
+        Ok(unsafe { query.cast::<procmap_query>().read() })
+    }
+}
+
+/// The size of the pages of which an area is, that an address is in: the system's, or that of its hugetlbfs. `maps`: of `/proc/PID`.
+pub(crate) fn page_size_at(maps: impl AsFd, address: u64) -> io::Result<u64> {
+    let ask = Ask(procmap_query {
+        size: size_of::<procmap_query>() as u64,
+        // The area that is there, of any kind, and neither its name nor its build's.
+        query_flags: 0,
+        query_addr: address,
+        vma_start: 0,
+        vma_end: 0,
+        vma_flags: 0,
+        vma_page_size: 0,
+        vma_offset: 0,
+        inode: 0,
+        dev_major: 0,
+        dev_minor: 0,
+        vma_name_size: 0,
+        build_id_size: 0,
+        vma_name_addr: 0,
+        build_id_addr: 0,
+    });
+    // SAFETY: Linux writes to this structure alone, as there is room for no name, and changes nothing else that we have.
+    unsafe { ioctl(maps, ask) }.map(|told| told.vma_page_size)
 }

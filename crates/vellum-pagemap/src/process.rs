@@ -5,6 +5,8 @@ use std::io::{self, Read};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, StatFlags};
 use procfs::{FromBufRead, ProcError};
 
+use crate::ioctl::page_size_at;
+
 /// Why a process's memory can't be told of.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
@@ -68,6 +70,8 @@ pub struct Area {
     pub file: bool,
     /// Which file: its device's number and its own, if it is one's. Who has the same here has the same memory, where it is shared.
     pub inode: (i32, i32, u64),
+    /// The size of its pages, if they are of hugetlbfs, and Linux tells it (from 6.11 on); else that of the system.
+    pub page: u64,
 }
 
 impl Area {
@@ -79,6 +83,11 @@ impl Area {
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
+    }
+
+    /// Not worth asking of others: it is a file's, of no device's, and of whole pages of the smallest size that there is (Arm's 64 KiB).
+    fn may_be_hugetlb(&self) -> bool {
+        self.file && self.inode.0 == 0 && (self.start | self.end).is_multiple_of(64 << 10)
     }
 
     /// Whether others see what is written there.
@@ -132,15 +141,24 @@ impl Target {
     /// # Errors
     /// [`Unreadable`].
     pub fn areas(&self) -> Result<Vec<Area>, Unreadable> {
-        let mut bytes = Vec::new();
-        let read = self.process.open_relative("maps").and_then(|mut file| Ok(file.read_to_end(&mut bytes)?));
-        read.and_then(|_| areas_of(&bytes)).map_err(|error| Unreadable::of(self.pid(), error))
+        let read = || {
+            let mut maps = self.process.open_relative("maps")?;
+            let mut bytes = Vec::new();
+            maps.read_to_end(&mut bytes)?;
+            let mut areas = areas_of(&bytes)?;
+            for area in areas.iter_mut().filter(|area| area.may_be_hugetlb()) {
+                area.page = page_size_at(&maps, area.start).unwrap_or(area.page).max(area.page);
+            }
+            Ok(areas)
+        };
+        read().map_err(|error| Unreadable::of(self.pid(), error))
     }
 }
 
 /// What `/proc/PID/maps` says. Names of files are any bytes.
 fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
     let maps = MemoryMaps::from_buf_read(String::from_utf8_lossy(bytes).as_bytes())?;
+    let page = rustix::param::page_size() as u64;
     let mut end = 0;
     let area = |map: MemoryMap| {
         let anonymous = map.inode == 0
@@ -157,6 +175,7 @@ fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
             name: name_of(map.pathname),
             file: !anonymous,
             inode: (map.dev.0, map.dev.1, map.inode),
+            page,
         }
     };
     let own = maps.0.into_iter().filter(|map| !matches!(map.pathname, MMapPath::Vsyscall));

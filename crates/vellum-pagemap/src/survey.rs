@@ -2,7 +2,7 @@
 
 use crate::calibrate::Tells;
 use crate::process::{Area, Memory, Target, Unreadable};
-use crate::tables::{Counter, Geometry, HUGE, Tables};
+use crate::tables::{Counter, Geometry, Mapped, Tables};
 use crate::{Categories, Holds, Pace, Pagemap, Query, Region, ScanError};
 
 /// What this many tables of the second level span is gone through together: pages first, then which tables exist.
@@ -77,9 +77,10 @@ impl Survey {
     pub fn least(&self) -> u64 {
         let mut tables = self.tables.entries.div_ceil(self.geometry.entries());
         let mut least = tables + self.tables.deposited;
-        // What is huge needs an entry of the second level each.
-        tables += self.areas.iter().map(|area| area.huge).sum::<u64>() / self.geometry.span(0);
-        for _ in 1..self.geometry.levels() {
+        for level in 1..self.geometry.levels() {
+            // What is huge needs entries of its level.
+            let huge = self.areas.iter().filter(|one| self.geometry.level(one.area.page).max(1) == level);
+            tables += huge.map(|one| one.huge).sum::<u64>() / self.geometry.span(level - 1);
             tables = tables.div_ceil(self.geometry.entries());
             least += tables;
         }
@@ -89,9 +90,9 @@ impl Survey {
 
 /// What a survey shows while it goes on.
 pub trait Watcher {
-    /// Pages in a row that are alike, in ascending order.
-    fn region(&mut self, region: &Region) {
-        let _ = region;
+    /// Pages in a row that are alike, in ascending order, and the area that they are of.
+    fn region(&mut self, region: &Region, area: &Area) {
+        let _ = (region, area);
     }
 
     /// A table of the lowest level that exists, in ascending order: its range's first address and how many entries are not empty. None: a
@@ -203,11 +204,13 @@ impl<W: Watcher> Walk<'_, '_, W> {
     fn some(&mut self, areas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
         let told = Categories::HUGE | Categories::FILE | Categories::ZERO | Categories::GUARD;
         let mut cursor = 0;
+        let geometry = self.geometry;
         self.pagemap.scan(range, &Query::there(Categories::THERE | told), self.pace, |region| {
             split(areas, &mut cursor, region, |one, part| {
-                one.add(&part);
-                counter.add(&part, !one.area.file);
-                self.watcher.region(&part);
+                let mapped = one.mapped(&part, geometry);
+                one.add(&part, mapped);
+                counter.add(&part, mapped);
+                self.watcher.region(&part, &one.area);
             });
         })?;
         self.existing.clear();
@@ -219,7 +222,7 @@ impl<W: Watcher> Walk<'_, '_, W> {
         }
         let mut cursor = 0;
         for leaf in counter.take((self.tells != Tells::Nothing).then_some(&self.existing[..])) {
-            let entries = (leaf.entries != HUGE).then_some(leaf.entries);
+            let entries = leaf.table();
             while areas.get(cursor).is_some_and(|one| one.area.end <= leaf.start) {
                 cursor += 1;
             }
@@ -322,11 +325,20 @@ impl Surveyed {
         Surveyed { area, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
     }
 
-    fn add(&mut self, region: &Region) {
+    /// By what some of it is mapped.
+    fn mapped(&self, region: &Region, geometry: Geometry) -> Mapped {
+        if self.area.page > geometry.page() {
+            return Mapped { level: geometry.level(self.area.page), deposits: false };
+        }
+        let huge = region.categories.contains(Categories::HUGE);
+        Mapped { level: usize::from(huge), deposits: huge && !self.area.file }
+    }
+
+    fn add(&mut self, region: &Region, mapped: Mapped) {
         let has = |category| if region.categories.contains(category) { region.len() } else { 0 };
         self.resident += has(Categories::PRESENT);
         self.swapped += has(Categories::SWAPPED);
-        self.huge += has(Categories::HUGE | Categories::PRESENT);
+        self.huge += if mapped.level > 0 { has(Categories::PRESENT) } else { 0 };
         self.zero += has(Categories::ZERO);
     }
 }

@@ -5,7 +5,7 @@
 //! may share a table). One more is put by for each huge page of anonymous memory, for the day when that is taken apart. All the rest
 //! of what Linux counts (`VmPTE`) is empty. Those of the lowest level are found one by one ([`crate::Pagemap::tables`]).
 
-use crate::{Categories, Region};
+use crate::Region;
 
 /// How addresses are translated: what a table of each level spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,12 @@ impl Geometry {
     /// Bytes of addresses that a table of a level spans; level 0 is the lowest.
     pub fn span(&self, level: usize) -> u64 {
         self.page * self.entries().pow(level as u32 + 1)
+    }
+
+    /// The level of the tables whose entries map pages of a size, or parts of them: Arm maps some sizes of hugetlbfs by several entries
+    /// in a row.
+    pub(crate) fn level(&self, page: u64) -> usize {
+        (0..LEVELS - 1).find(|level| page < self.span(*level)).unwrap_or(LEVELS - 1)
     }
 
     /// How many levels are counted.
@@ -96,17 +102,32 @@ impl Tables {
     }
 }
 
-/// A table of the lowest level, and what is in it.
+/// What maps a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    /// Entries of tables of this level.
+    pub(crate) level: usize,
+    /// For each of which one of the lowest level is put by.
+    pub(crate) deposits: bool,
+}
+
+/// A table of the lowest level, and what is in it; or what is in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
     /// The first address of its range.
     pub(crate) start: u64,
-    /// Entries that are not empty; or [`HUGE`].
+    /// That of the table which maps these addresses; 0, or there is a huge page.
+    pub(crate) level: usize,
+    /// How many pages of the smallest size are mapped.
     pub(crate) entries: u64,
 }
 
-/// In the place of the table there is a huge page.
-pub(crate) const HUGE: u64 = u64::MAX;
+impl Leaf {
+    /// Entries that are not empty. None: a huge page.
+    pub(crate) fn table(&self) -> Option<u64> {
+        (self.level == 0).then_some(self.entries)
+    }
+}
 
 /// Counts tables of pages that are told in ascending order.
 #[derive(Debug)]
@@ -131,25 +152,23 @@ impl Counter {
         }
     }
 
-    /// Pages that have entries. `deposits`: those that are huge have a table put by.
-    pub(crate) fn add(&mut self, region: &Region, deposits: bool) {
+    /// Pages that have entries.
+    pub(crate) fn add(&mut self, region: &Region, mapped: Mapped) {
         let span = self.geometry.span(0);
-        let huge = region.categories.contains(Categories::HUGE);
         let (first, last) = (region.start / span, (region.end - 1) / span);
         for table in first..=last {
             let start = table * span;
             let bytes = region.end.min(start + span) - region.start.max(start);
-            let entries = if huge { HUGE } else { bytes / self.geometry.page() };
+            let entries = bytes / self.geometry.page();
             match self.leaves.last_mut() {
-                Some(leaf) if leaf.start == start && !huge => leaf.entries += entries,
-                Some(leaf) if leaf.start == start => (),
+                Some(leaf) if leaf.start == start => leaf.entries += entries,
                 _ => {
-                    self.leaves.push(Leaf { start, entries });
-                    self.tables.deposited += u64::from(huge && deposits);
+                    self.leaves.push(Leaf { start, level: mapped.level, entries });
+                    self.tables.deposited += u64::from(mapped.deposits);
                 }
             }
         }
-        for level in 1..self.geometry.levels() {
+        for level in mapped.level.max(1)..self.geometry.levels() {
             let span = self.geometry.span(level);
             let (first, last) = (region.start / span, (region.end - 1) / span);
             self.tables.used[level] += last - first + u64::from(self.last[level] != Some(first));
@@ -165,23 +184,23 @@ impl Counter {
             let used = leaves.len();
             for start in existing {
                 if leaves[..used].binary_search_by_key(start, |leaf| leaf.start).is_err() {
-                    leaves.push(Leaf { start: *start, entries: 0 });
+                    leaves.push(Leaf { start: *start, level: 0, entries: 0 });
                 }
             }
             *self.tables.empty.get_or_insert(0) += (leaves.len() - used) as u64;
             leaves.sort_by_key(|leaf| leaf.start);
         }
         for level in 1..self.geometry.levels() {
-            for leaf in &leaves {
+            for leaf in leaves.iter().filter(|leaf| leaf.level <= level) {
                 let upper = Some(leaf.start / self.geometry.span(level));
                 self.tables.leading[level] += u64::from(self.last_leading[level] != upper);
                 self.last_leading[level] = upper;
             }
         }
-        for leaf in leaves.iter().filter(|leaf| leaf.entries != HUGE && leaf.entries != 0) {
+        for entries in leaves.iter().filter_map(Leaf::table).filter(|entries| *entries != 0) {
             self.tables.used[0] += 1;
-            self.tables.entries += leaf.entries;
-            self.tables.occupancy[((leaf.entries - 1) * 8 / self.geometry.entries()).min(7) as usize] += 1;
+            self.tables.entries += entries;
+            self.tables.occupancy[((entries - 1) * 8 / self.geometry.entries()).min(7) as usize] += 1;
         }
         leaves
     }
@@ -190,13 +209,16 @@ impl Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Categories;
 
     const X86: u64 = 0x7fff_ffff_f000;
 
     fn counted(regions: &[(u64, u64, Categories)], existing: &[u64]) -> (Tables, Vec<Leaf>) {
         let mut counter = Counter::new(Geometry::of(4096, X86));
         for (start, end, categories) in regions {
-            counter.add(&Region { start: *start, end: *end, categories: *categories }, true);
+            let huge = categories.contains(Categories::HUGE);
+            let region = Region { start: *start, end: *end, categories: *categories };
+            counter.add(&region, Mapped { level: usize::from(huge), deposits: huge });
         }
         let leaves = counter.take(Some(existing));
         (counter.tables, leaves)
@@ -220,7 +242,7 @@ mod tests {
         let (tables, leaves) =
             counted(&[(0x1000, 0x3000, present), (0x5000, 0x6000, present | Categories::FILE)], &[0]);
         assert_eq!((tables.used, tables.empty, tables.entries), ([1, 1, 1], Some(0), 3));
-        assert_eq!(leaves, [Leaf { start: 0, entries: 3 }]);
+        assert_eq!(leaves, [Leaf { start: 0, level: 0, entries: 3 }]);
     }
 
     #[test]
@@ -237,6 +259,31 @@ mod tests {
         let huge = Categories::PRESENT | Categories::HUGE;
         let (tables, _) = counted(&[(0, 6 << 20, huge)], &[0, 2 << 20, 4 << 20]);
         assert_eq!((tables.used, tables.deposited, tables.empty), ([0, 1, 1], 3, Some(0)));
+    }
+
+    /// Each is one entry of the third level, and Linux tells a page where each table could be.
+    #[test]
+    fn pages_of_a_gib_have_no_tables_of_lower_levels() {
+        const GIB: u64 = 1 << 30;
+        let geometry = Geometry::of(4096, X86);
+        let mut counter = Counter::new(geometry);
+        let categories = Categories::PRESENT | Categories::HUGE | Categories::FILE;
+        let region = Region { start: 4 * GIB, end: 6 * GIB, categories };
+        counter.add(&region, Mapped { level: geometry.level(GIB), deposits: false });
+        let places: Vec<u64> = (4 * GIB..6 * GIB).step_by(2 << 20).collect();
+        let leaves = counter.take(Some(&places));
+        assert!(leaves.len() == 1024 && leaves.iter().all(|leaf| leaf.table().is_none()));
+        let tables = counter.tables;
+        assert_eq!((tables.used, tables.deposited, tables.empty), ([0, 0, 1], 0, Some(0)));
+        assert_eq!((tables.entries, tables.leading_nowhere()), (0, Some(0)));
+    }
+
+    /// Arm's hugetlbfs has pages of several entries: 64 KiB in a table of the lowest level, 32 MiB in one of the second.
+    #[test]
+    fn pages_of_several_entries_are_in_a_table_all_the_same() {
+        let levels = |page, sizes: [u64; 4]| sizes.map(|size| Geometry::of(page, X86).level(size));
+        assert_eq!(levels(4096, [64 << 10, 2 << 20, 32 << 20, 1 << 30]), [0, 1, 1, 2]);
+        assert_eq!(levels(65536, [2 << 20, 512 << 20, 16 << 30, 4 << 40]), [0, 1, 1, 2]);
     }
 
     #[test]

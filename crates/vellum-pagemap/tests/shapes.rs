@@ -1,6 +1,8 @@
 //! Address spaces of known shapes, in a process of their own, surveyed from outside.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr;
 use std::time::Duration;
@@ -99,6 +101,15 @@ impl Maker {
         PLACE
     }
 
+    /// Two pages of hugetlbfs, and room for two.
+    fn hugetlb(&self, size: u64, which: MapFlags) {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE | MapFlags::HUGETLB | which;
+        let (at, prot) = (ptr::without_provenance_mut(PLACE as usize), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: nothing is there, or it fails.
+        unsafe { mmap_anonymous(at, 4 * size as usize, prot, flags) }.unwrap();
+        self.touch_each(PLACE, 4 * size, 2 * size);
+    }
+
     fn advise(&self, at: u64, len: u64, advice: Advice) {
         // SAFETY: it is memory that was mapped here, in which nobody has anything.
         let _ = unsafe { madvise(ptr::without_provenance_mut(at as usize), len as usize, advice) };
@@ -153,6 +164,8 @@ fn make_a_shape() {
             make.touch_each(start, 33 << 20, TABLE);
         }
         "shared" => make.touch_each(make.file(64 << 20), 16 << 20, PAGE),
+        "hugetlb 2 MiB" => make.hugetlb(TABLE, MapFlags::HUGE_2MB),
+        "hugetlb 1 GiB" => make.hugetlb(GIB, MapFlags::HUGE_1GB),
         "half" => {
             let start = make.map(64 * GIB);
             let mut random = fastrand::Rng::with_seed(7);
@@ -283,6 +296,49 @@ fn huge_pages_have_tables_put_by() {
     assert_eq!(survey.tables.deposited, huge / TABLE);
     assert_eq!(found(&survey).used, 17 - huge / TABLE);
     nothing_is_left(&survey);
+}
+
+/// More pages of hugetlbfs than there were, as long as this lives.
+struct Pool {
+    file: PathBuf,
+    was: u64,
+}
+
+impl Pool {
+    fn more(size: u64, count: u64) -> Option<Pool> {
+        let folder = PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size >> 10));
+        let number = |file: &str| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
+        let pool = Pool { file: folder.join("nr_hugepages"), was: number("nr_hugepages")? };
+        let enough =
+            fs::write(&pool.file, (pool.was + count).to_string()).is_ok() && number("free_hugepages")? >= count;
+        enough.then_some(pool)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Who may not set it has not done so.
+        let _ = fs::write(&self.file, self.was.to_string());
+    }
+}
+
+#[test]
+fn pages_of_hugetlbfs_have_nothing_put_by() {
+    for (shape, size) in [("hugetlb 2 MiB", TABLE), ("hugetlb 1 GiB", GIB)] {
+        let Some(_pool) = Pool::more(size, 2) else {
+            println!("{shape}: not tried, as there are no such pages (that needs root, and memory in one piece)");
+            continue;
+        };
+        let shape = Shape::new(shape);
+        let survey = shape.survey(|map| map, &mut ());
+        assert_eq!(found(&survey), Found { resident: 2 * size / PAGE, used: 0, empty: 0 });
+        let areas: Vec<_> = survey.areas.iter().filter(|one| one.huge > 0).collect();
+        assert_eq!(areas.iter().map(|one| (one.area.page, one.huge)).collect::<Vec<_>>(), [(size, 2 * size)]);
+        assert_eq!(survey.tables.deposited, 0);
+        nothing_is_left(&survey);
+        let read = shape.survey(Pagemap::only_read, &mut ());
+        assert_eq!((read.tables.used, read.empty()), (survey.tables.used, survey.empty()));
+    }
 }
 
 #[test]

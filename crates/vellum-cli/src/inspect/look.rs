@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use vellum_pagemap::{
-    Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable, Walked,
+    Area, Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable, Walked,
     Watcher, survey,
 };
 
@@ -98,10 +98,10 @@ struct Seen {
 }
 
 impl Watcher for Seen {
-    fn region(&mut self, region: &Region) {
+    fn region(&mut self, region: &Region, area: &Area) {
         // What can't be read any more has gone.
         if let Some(frames) = &mut self.frames {
-            let _ = frames.add(region, &mut self.lies);
+            let _ = frames.add(region, area.page, &mut self.lies);
         }
     }
 
