@@ -21,6 +21,16 @@ pub enum SurveyError {
     Scan(i32, #[source] ScanError),
 }
 
+impl SurveyError {
+    fn of(pid: i32, error: ScanError) -> Self {
+        match error {
+            // It has ended in the middle.
+            ScanError::Io(error) if error.raw_os_error() == Some(libc::ESRCH) => Unreadable::Gone(pid).into(),
+            error => SurveyError::Scan(pid, error),
+        }
+    }
+}
+
 /// What an area has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surveyed {
@@ -141,7 +151,7 @@ pub fn survey(
     options: &Options,
     watcher: &mut impl Watcher,
 ) -> Result<Survey, SurveyError> {
-    let pid = target.pid();
+    let failed = |error| SurveyError::of(target.pid(), error);
     let before = target.memory()?;
     let areas = target.areas()?;
     let geometry = Geometry::of(pagemap.page_size(), areas.last().map_or(0, |area| area.end));
@@ -156,15 +166,15 @@ pub fn survey(
         for i in 0..areas.len() {
             let inside = sampled.inside(&areas[i].area, geometry);
             if inside.0 < inside.1 {
-                walk.all(&mut areas, (from, inside.0), &mut counter).map_err(|error| SurveyError::Scan(pid, error))?;
+                walk.all(&mut areas, (from, inside.0), &mut counter).map_err(failed)?;
                 let found = sampled.some(&mut walk, &mut areas[i], inside);
-                counter.tables.add(&found.map_err(|error| SurveyError::Scan(pid, error))?);
+                counter.tables.add(&found.map_err(failed)?);
                 from = inside.1;
             }
         }
         sample = Some(Sample { error: (1.96 * sampled.variance.sqrt()) as u64, ..sampled.sum });
     }
-    walk.all(&mut areas, (from, u64::MAX), &mut counter).map_err(|error| SurveyError::Scan(pid, error))?;
+    walk.all(&mut areas, (from, u64::MAX), &mut counter).map_err(failed)?;
     let (holds, scanned) = (walk.pace.holds(), walk.pagemap.scans());
     let after = target.memory()?;
     Ok(Survey { before, after, geometry, tables: counter.tables, areas, holds, sample, scanned })

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use procfs::process::Process;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect};
 use vellum_pagemap::{
-    Categories, Kernel, Options, Pace, Pagemap, Query, Region, Survey, Target, Tells, Watcher, survey,
+    Area, Categories, Kernel, Options, Pace, Pagemap, Query, Region, Survey, SurveyError, Target, Tells, Unreadable,
+    Watcher, survey,
 };
 
 const PAGE: u64 = 4096;
@@ -164,6 +165,12 @@ fn make_a_shape() {
             make.touch_each(start, 33 << 20, TABLE);
         }
         "shared" => make.touch_each(make.file(64 << 20), 16 << 20, PAGE),
+        "swapped" => {
+            let start = make.map(64 << 20);
+            make.touch_each(start, 64 << 20, PAGE);
+            // Pages that have just been made are in nobody's list for a while, and stay.
+            (0..10).for_each(|_| make.advise(start, 32 << 20, Advice::LinuxPageOut));
+        }
         "hugetlb 2 MiB" => make.hugetlb(TABLE, MapFlags::HUGE_2MB),
         "hugetlb 1 GiB" => make.hugetlb(GIB, MapFlags::HUGE_1GB),
         "half" => {
@@ -182,9 +189,9 @@ fn make_a_shape() {
             }
         }
         "many" => {
-            let start = make.map(40_000 * PAGE);
-            make.touch_each(start, 40_000 * PAGE, 4 * PAGE);
-            for page in (0..40_000).step_by(2) {
+            let start = make.map(most_areas() * PAGE);
+            make.touch_each(start, most_areas() * PAGE, 4 * PAGE);
+            for page in (0..most_areas()).step_by(2) {
                 make.protect(start + page * PAGE);
             }
         }
@@ -341,6 +348,50 @@ fn pages_of_hugetlbfs_have_nothing_put_by() {
     }
 }
 
+/// A file to swap to, as long as this lives.
+struct SwapFile(PathBuf);
+
+impl SwapFile {
+    fn new(len: u64) -> Result<SwapFile, String> {
+        let file = SwapFile(Path::new(env!("CARGO_TARGET_TMPDIR")).join("swap"));
+        fs::write(&file.0, vec![0; len as usize]).map_err(|error| error.to_string())?;
+        file.run("mkswap")?;
+        file.run("swapon")?;
+        Ok(file)
+    }
+
+    fn run(&self, command: &str) -> Result<(), String> {
+        let output = Command::new(command).arg(&self.0).output().map_err(|error| format!("{command}: {error}"))?;
+        output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+impl Drop for SwapFile {
+    fn drop(&mut self) {
+        let _ = self.run("swapoff");
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn tables_of_what_is_swapped_out_are_in_use() {
+    let _file = match SwapFile::new(64 << 20) {
+        Ok(file) => file,
+        Err(why) => return println!("not tried, as there is nowhere to swap to (that needs root): {why}"),
+    };
+    let shape = Shape::new("swapped");
+    let survey = shape.survey(|map| map, &mut ());
+    let swapped: u64 = survey.areas.iter().map(|one| one.swapped).sum();
+    // So that there are tables of which nothing is in memory.
+    assert!(swapped > 31 << 20, "{swapped} bytes are swapped out");
+    assert_eq!(swapped, survey.after.swapped);
+    assert_eq!(found(&survey), Found { resident: 16384 - swapped / PAGE, used: 32, empty: 0 });
+    assert_eq!(survey.tables.occupancy[7], 32, "all of them full");
+    nothing_is_left(&survey);
+    let read = shape.survey(Pagemap::only_read, &mut ());
+    assert_eq!((read.tables.used, read.after.swapped), (survey.tables.used, swapped));
+}
+
 #[test]
 fn shared_memory_is_like_any() {
     let survey = Shape::new("shared").survey(|map| map, &mut ());
@@ -355,15 +406,22 @@ fn areas_that_share_a_table_have_one() {
     nothing_is_left(&survey);
 }
 
-/// As many as a process may have (vm.max_map_count is 65,530), or nearly: each has its share of pages and tables.
+/// Nearly as many as a process may have: its program needs some, and they are made two at a time.
+fn most_areas() -> u64 {
+    let most: u64 = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+    (most.min(65_530) - 530) / 4 * 4
+}
+
+/// 65,000, unless a process may have less: each has its share of pages and tables.
 #[test]
-fn forty_thousand_areas_are_told_apart() {
+fn many_areas_are_told_apart() {
     let survey = Shape::new("many").survey(|map| map, &mut ());
     let areas: Vec<_> =
         survey.areas.iter().filter(|one| one.area.start >= PLACE && one.area.start < PLACE + GIB).collect();
-    assert_eq!(areas.len(), 40_000);
+    assert_eq!(areas.len() as u64, most_areas());
     assert!(areas.iter().enumerate().all(|(n, one)| one.resident == if n % 4 == 0 { PAGE } else { 0 }));
-    assert_eq!(found(&survey), Found { resident: 10_000, used: 79, empty: 0 });
+    let used = (most_areas() * PAGE).div_ceil(TABLE);
+    assert_eq!(found(&survey), Found { resident: most_areas() / 4, used, empty: 0 });
     nothing_is_left(&survey);
 }
 
@@ -453,6 +511,32 @@ fn who_is_gone_is_told_as_gone() {
             error.to_string().contains("thread of the kernel") || error.to_string().contains("no process"),
             "{error}"
         );
+    }
+}
+
+/// With areas and pages still to be told.
+#[test]
+fn who_ends_in_the_middle_is_told_as_ended() {
+    struct Killer(i32);
+    impl Watcher for Killer {
+        fn region(&mut self, region: &Region, _: &Area) {
+            if region.start >= PLACE {
+                // SAFETY: it is a child of ours that nobody has waited for.
+                unsafe { libc::kill(self.0, libc::SIGKILL) };
+                while Target::open(self.0).is_ok() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+    for how in [|map| map, Pagemap::only_read] {
+        let shape = Shape::new("alternating");
+        let target = Target::open(shape.pid()).unwrap();
+        let mut pagemap = how(Pagemap::open(&target.process).unwrap());
+        let mut pace = Pace::new(Duration::from_millis(1));
+        let survey = survey(&target, &mut pagemap, &mut pace, &Options::default(), &mut Killer(shape.pid()));
+        let error = survey.unwrap_err();
+        assert!(matches!(error, SurveyError::Unreadable(Unreadable::Zombie(_) | Unreadable::Gone(_))), "{error}");
     }
 }
 
