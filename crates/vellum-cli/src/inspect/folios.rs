@@ -51,11 +51,3 @@ pub fn write(lies: &Lies, cores: &[Core], out: &mut impl Write) -> io::Result<()
         out,
     )
 }
-
-/// Say where the figures of cores are from.
-pub fn sources(cores: &[Core], out: &mut impl Write) -> io::Result<()> {
-    for core in cores {
-        writeln!(out, "{:<32} {:<10} {}", core.name, format!("{:?}", core.confidence).to_lowercase(), core.source)?;
-    }
-    Ok(())
-}

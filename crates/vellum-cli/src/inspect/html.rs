@@ -188,7 +188,7 @@ fn folios(lies: &Lies, cores: &[Core]) -> Markup {
             thead { tr { th { "TLB entries for all of it, on" } th { "as it lies" } th { "in 64 KiB folios" } th { "in 2 MiB" } } }
             tbody { @for core in cores {
                 tr {
-                    th title=(core.source) { (core.name) }
+                    th title=(format!("{} ({:?})", core.source, core.confidence)) { (core.name) }
                     td { (grouped(core.entries(lies))) }
                     td { (grouped(core.in_large_folios(lies))) }
                     td { (grouped(core.in_huge_pages(lies))) }

@@ -120,3 +120,29 @@ impl Watcher for Seen {
         }
     }
 }
+
+#[cfg(test)]
+pub mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Inspect {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Those of a command line.
+    pub fn args(words: &[&str]) -> Args {
+        Inspect::parse_from(["inspect"].iter().chain(words)).args
+    }
+
+    /// This process, as these words want it looked at.
+    pub fn own(words: &[&str]) -> Look {
+        let pid = std::process::id().to_string();
+        let args = args(&[words, &[&pid]].concat());
+        let kernel = Kernel::probe(&mut Pace::new(args.max_hold)).unwrap();
+        Look::at(Target::open(args.pids[0]).unwrap(), &args, &kernel, &Arc::default()).unwrap()
+    }
+}

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use vellum_pagemap::{BLOCKS, Lies};
 
 /// What comes with the command.
-const KNOWN: &str = include_str!("tlb.toml");
+pub const KNOWN: &str = include_str!("tlb.toml");
 
 /// A core's translation caches. See `tlb.toml`.
 #[derive(Clone, Debug, Deserialize)]
@@ -45,19 +45,20 @@ fn one() -> u64 {
 
 /// The cores that are known, or those of a file instead.
 pub fn cores(file: Option<&Path>) -> anyhow::Result<Vec<Core>> {
-    let (text, place) = match file {
-        None => (KNOWN.into(), "the table of cores".into()),
-        Some(path) => {
-            let place = path.display().to_string();
-            (fs::read_to_string(path).with_context(|| format!("can't read {place}"))?, place)
-        }
-    };
-    let cores = toml::from_str::<Cores>(&text).with_context(|| format!("{place} is not understood"))?.core;
+    let Some(path) = file else { return understood(KNOWN) };
+    let text = fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?;
+    understood(&text).with_context(|| {
+        format!("{} is no table of cores, as `vellum inspect --tlb-sources` writes one", path.display())
+    })
+}
+
+fn understood(text: &str) -> anyhow::Result<Vec<Core>> {
+    let cores = toml::from_str::<Cores>(text)?.core;
     for core in &cores {
         let name = &core.name;
-        ensure!(core.l1 > 0 && core.l2 > 0, "{place}: {name}: a cache without entries");
-        ensure!([1, 4].contains(&core.coalesces), "{place}: {name}: coalesces is 1 or 4 pages");
-        ensure!([0, 65536].contains(&core.contiguous), "{place}: {name}: contiguous is 0 or 65536 bytes");
+        ensure!(core.l1 > 0 && core.l2 > 0, "{name}: a cache without entries");
+        ensure!([1, 4].contains(&core.coalesces), "{name}: coalesces is 1 or 4 pages");
+        ensure!([0, 65536].contains(&core.contiguous), "{name}: contiguous is 0 or 65536 bytes");
     }
     Ok(cores)
 }
@@ -91,6 +92,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fuzz::mutated;
     use super::*;
 
     #[test]
@@ -124,5 +126,31 @@ mod tests {
         fs::write(&file, "[[core]]\nname = \"x\"\nl1 = 4\nl3 = 7\nsource = \"me\"\nconfidence = \"manual\"").unwrap();
         let error = format!("{:#}", cores(Some(&file)).unwrap_err());
         assert!(error.contains("mine.toml") && error.contains("l3"), "{error}");
+        assert!(error.contains("--tlb-sources"), "{error}");
+    }
+
+    /// Whatever stands there is understood or refused; and what is understood can be counted with.
+    #[test]
+    fn nothing_in_a_table_of_cores_is_taken_for_granted() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let lies = Lies { pages: 16 + 512, huge: 1, in_folio: [4, 1, 0], congruent: [4, 1, 0], ..Lies::default() };
+        let counts = [4 + 1, 1 + 1, 16 + 1];
+        let (mut understood, mut refused) = (0, 0);
+        let known = "[[core]]\nname = 'x'\nl1 = 4\nl2 = 7\ncoalesces = 4\nsource = 'me'\nconfidence = 'manual'\n[[core]]\n\
+                     name = 'y'\nl1 = 4\nl2 = 7\ncontiguous = 65536\nsource = 'me'\nconfidence = 'report'\n";
+        for _ in 0..20_000 {
+            let text = mutated(known.as_bytes(), &mut random);
+            match super::understood(&String::from_utf8_lossy(&text)) {
+                Ok(cores) => {
+                    understood += 1;
+                    assert!(cores.iter().all(|core| counts.contains(&core.entries(&lies)) && core.l2 > 0));
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert!(!error.to_string().is_empty());
+                }
+            }
+        }
+        assert!(understood > 500 && refused > 500, "{understood} understood, {refused} refused");
     }
 }

@@ -80,9 +80,12 @@ fn change(from: u64, to: u64) -> Option<String> {
 pub fn diff(before: &Path, after: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let read = |path: &Path| -> anyhow::Result<Saved> {
         let text = fs::read(path).with_context(|| format!("can't read {}", path.display()))?;
-        json::read(&text).with_context(|| format!("{} is not what `vellum inspect --json` writes", path.display()))
+        json::read(&text).with_context(|| format!("{} is not what `vellum inspect --json FILE` writes", path.display()))
     };
-    let (before, after) = (read(before)?, read(after)?);
+    Ok(compare(&read(before)?, &read(after)?, out)?)
+}
+
+fn compare(before: &Saved<'_>, after: &Saved<'_>, out: &mut impl Write) -> io::Result<()> {
     let mut shown = new_table(["PROCESS", "", "", "before", "after", "change"]);
     let rows = |one: &Process<'_>| {
         [
@@ -90,7 +93,7 @@ pub fn diff(before: &Path, after: &Path, out: &mut impl Write) -> anyhow::Result
             ("RES", one.resident),
             ("swap", one.swapped),
             ("page tables", one.page_tables),
-            ("needed for nothing", one.tables_needless.max(0) as u64 * one.table_size),
+            ("needed for nothing", (one.tables_needless.max(0) as u64).saturating_mul(one.table_size)),
         ]
     };
     for now in &after.processes {
@@ -108,10 +111,62 @@ pub fn diff(before: &Path, after: &Path, out: &mut impl Write) -> anyhow::Result
         shown.add_row([was.pid.to_string(), was.name.to_string(), "has gone".into()]);
     }
     align(&mut shown, [0, 3, 4, 5]);
-    Ok(writeln!(out, "{shown}")?)
+    writeln!(out, "{shown}")
 }
 
 /// Standard output, and whether it was closed by whoever has seen enough.
 pub fn closed(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fuzz::mutated;
+    use super::super::look::tests::own;
+    use super::*;
+
+    fn saved() -> Vec<u8> {
+        let mut text = Vec::new();
+        let kernel = Kernel { tells: vellum_pagemap::Tells::Nothing, frees_tables: None };
+        let mut look = own(&[]);
+        look.survey.areas.truncate(1);
+        json::write(&[look], &kernel, &mut text).unwrap();
+        text
+    }
+
+    /// Whatever stands there is understood or refused; and what is understood can be compared.
+    #[test]
+    fn nothing_in_a_saved_look_is_taken_for_granted() {
+        let text = saved();
+        let valid = json::read(&text).unwrap();
+        let mut random = fastrand::Rng::with_seed(3);
+        let (mut understood, mut refused) = (0, 0);
+        for _ in 0..20_000 {
+            match json::read(&mutated(&text, &mut random)) {
+                Ok(saved) => {
+                    understood += 1;
+                    let mut shown = Vec::new();
+                    compare(&valid, &saved, &mut shown).unwrap();
+                    compare(&saved, &valid, &mut shown).unwrap();
+                    assert!(String::from_utf8_lossy(&shown).contains("PROCESS"));
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert!(error.line() > 0, "{error}");
+                }
+            }
+        }
+        assert!(understood > 500 && refused > 500, "{understood} understood, {refused} refused");
+    }
+
+    #[test]
+    fn a_file_that_was_not_saved_says_which() {
+        let folder = tempfile::tempdir().unwrap();
+        let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
+        fs::write(&good, saved()).unwrap();
+        fs::write(&bad, "[1, 2]").unwrap();
+        let error = format!("{:#}", diff(&good, &bad, &mut Vec::new()).unwrap_err());
+        assert!(error.contains("bad is not what `vellum inspect --json FILE` writes"), "{error}");
+        diff(&good, &good, &mut Vec::new()).unwrap();
+    }
 }
