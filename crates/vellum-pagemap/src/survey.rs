@@ -196,7 +196,7 @@ impl<W: Watcher> Walk<'_, '_, W> {
         let stretch = TOGETHER * self.geometry.span(1);
         let mut at = range.0;
         let mut first = areas.partition_point(|one| one.area.end <= at);
-        while first < areas.len() && areas[first].area.start < range.1 {
+        while at < range.1 && first < areas.len() && areas[first].area.start < range.1 {
             // From where the next area is, to the next multiple, or to the end of what lies close together.
             at = at.max(areas[first].area.start / self.geometry.span(0) * self.geometry.span(0));
             let end = (at / stretch + 1).saturating_mul(stretch).min(range.1);

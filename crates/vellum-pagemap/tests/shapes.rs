@@ -174,7 +174,8 @@ fn make_a_shape() {
         "hugetlb 2 MiB" => make.hugetlb(TABLE, MapFlags::HUGE_2MB),
         "hugetlb 1 GiB" => make.hugetlb(GIB, MapFlags::HUGE_1GB),
         "half" => {
-            let start = make.map(64 * GIB);
+            // With a page on either side, which no sample is of.
+            let start = make.map_at(PLACE - PAGE, 64 * GIB + 2 * PAGE) + PAGE;
             let mut random = fastrand::Rng::with_seed(7);
             for gib in 0..64 {
                 // Some GiB have many, some few.
