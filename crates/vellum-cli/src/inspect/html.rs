@@ -3,11 +3,11 @@
 use maud::{Markup, html};
 use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed};
 
-use super::advice;
 use super::look::Look;
 use super::map::{LEGEND, Stretch, WIDTH, stretches};
 use super::text::{grouped, letters, name_of};
 use super::tlb::Core;
+use super::{advice, groups};
 use crate::bench::report::html::document;
 use crate::size::about;
 
@@ -29,17 +29,65 @@ td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 /// Areas that are listed.
 const AREAS: usize = 40;
 
-/// The page.
-pub fn page(looks: &[Look], kernel: &Kernel, cores: &[Core]) -> String {
+/// The page of processes; or of a group, of which this many are told in full.
+pub fn page(looks: &[Look], group: Option<usize>, kernel: &Kernel, cores: &[Core]) -> String {
+    let order = if group.is_some() { groups::by_waste(looks) } else { looks.iter().collect() };
     let body = html! {
         header {
             p.brand { "Vellum" }
             h1 { "Page tables of live processes" }
             p.lead { "What Linux counts as page tables, what the pages in them need, and the difference." }
         }
-        main { @for look in looks { (process(look, kernel, cores)) } }
+        main {
+            @if let Some(top) = group { (together(looks, &order, top)) }
+            @for look in order.iter().take(group.unwrap_or(looks.len())) { (process(look, kernel, cores)) }
+        }
     };
     document("Vellum: page tables of live processes", OWN, &body)
+}
+
+/// A group: its processes, and what they share.
+fn together(looks: &[Look], order: &[&Look], top: usize) -> Markup {
+    let shared = groups::shared(looks, top);
+    html! {
+        section {
+            h2 { "All together" }
+            p { (groups::sum(looks)) "." }
+            div.scroll { table {
+                thead { tr { th { "process" } th { "" } th { "addresses" } th { "in memory" } th { "page tables" } th { "needed for nothing" } th { "" } } }
+                tbody { @for (n, look) in order.iter().enumerate() {
+                    @let memory = &look.survey.after;
+                    tr {
+                        td { @if n < top { a href=(format!("#p{}", look.pid)) { (look.pid) } } @else { (look.pid) } }
+                        td.name { (look.name) }
+                        td { (about(memory.reserved)) }
+                        td { (about(memory.resident)) }
+                        td { (about(memory.tables)) }
+                        td { (about(look.empty())) }
+                        td { (groups::percent(look.empty(), memory.tables)) }
+                    }
+                } }
+            } }
+            @if !shared.is_empty() {
+                article {
+                    h3 { "Shared mappings" }
+                    p { "Each process has tables of its own for memory that it shares. " (groups::SHARED) }
+                    div.scroll { table {
+                        thead { tr { th { "mapping" } th { "size" } th { "in memory" } th { "processes" } th { "tables together" } } }
+                        tbody { @for one in &shared {
+                            tr {
+                                td.name { (one.name) }
+                                td { (about(one.len)) }
+                                td { (about(one.resident)) }
+                                td { (grouped(one.processes)) }
+                                td { (about(one.tables)) }
+                            }
+                        } }
+                    } }
+                }
+            }
+        }
+    }
 }
 
 fn process(look: &Look, kernel: &Kernel, cores: &[Core]) -> Markup {
@@ -53,7 +101,7 @@ fn process(look: &Look, kernel: &Kernel, cores: &[Core]) -> Markup {
         ("looked at in", format!("{:.1?}, its lock held {:.1?} at the longest", look.took, look.survey.holds.longest)),
     ];
     html! {
-        section {
+        section id=(format!("p{}", look.pid)) {
             h2 { (look.name) " " (look.pid) }
             dl.machine { @for (name, value) in &facts { div { dt { (name) } dd { (value) } } } }
             @if look.survey.changed() { p.note { "It has changed while this looked at it: figures may be off by that." } }

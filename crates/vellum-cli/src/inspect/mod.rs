@@ -7,7 +7,7 @@
 //! | `locate` | where empty tables are |
 //! | `advice` | what would free empty tables, here |
 //! | `folios`, `tlb` | how memory lies, and what that is worth to translation caches |
-//! | `groups` | what many processes share |
+//! | `groups` | many processes together, and what they share |
 //! | `watch` | again and again, and what has changed |
 //! | `text`, `map`, `json`, `html` | how it is said |
 
@@ -94,7 +94,7 @@ pub struct Args {
     /// Write it as JSON as well, to a file, or to standard output instead of the text (-).
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write it as one web page as well, complete in itself.
+    /// Write it as one web page as well, complete in itself. Of many processes, those that --top lists are told in full.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -150,7 +150,7 @@ fn look_around(args: &Args, stop: &Arc<AtomicBool>, out: &mut io::StdoutLock<'_>
         }
     }
     if let Some(path) = &args.html {
-        std::fs::write(path, html::page(&looks, &kernel, &cores))
+        std::fs::write(path, html::page(&looks, several.then_some(args.top), &kernel, &cores))
             .with_context(|| format!("can't write {}", path.display()))?;
     }
     match &args.json {

@@ -149,11 +149,8 @@ fn list(areas: &[&Surveyed], exact: bool) -> Table {
 
 /// Many processes, a line each.
 pub fn several(looks: &[Look], args: &Args, kernel: &Kernel, out: &mut impl Write) -> io::Result<()> {
-    let mut order: Vec<&Look> = looks.iter().collect();
-    order.sort_by_key(|look| std::cmp::Reverse((look.empty(), look.survey.after.tables)));
     let mut shown = new_table(["PROCESS", "", "VIRT", "RES", "page tables", "needed for nothing", ""]);
-    let percent = |part: u64, all: u64| format!("{:.0} %", part as f64 * 100.0 / all.max(1) as f64);
-    for look in order.iter().take(args.top) {
+    for look in groups::by_waste(looks).iter().take(args.top) {
         let memory = &look.survey.after;
         shown.add_row([
             look.pid.to_string(),
@@ -162,7 +159,7 @@ pub fn several(looks: &[Look], args: &Args, kernel: &Kernel, out: &mut impl Writ
             about(memory.resident),
             about(memory.tables),
             about(look.empty()),
-            percent(look.empty(), memory.tables),
+            groups::percent(look.empty(), memory.tables),
         ]);
     }
     align(&mut shown, [0, 2, 3, 4, 5, 6]);
@@ -170,16 +167,7 @@ pub fn several(looks: &[Look], args: &Args, kernel: &Kernel, out: &mut impl Writ
     if looks.len() > args.top {
         writeln!(out, "… and {} more (--top)", looks.len() - args.top)?;
     }
-    let sum = |what: fn(&Look) -> u64| looks.iter().map(what).sum::<u64>();
-    let (tables, empty) = (sum(|look| look.survey.after.tables), sum(Look::empty));
-    writeln!(
-        out,
-        "\n{} processes: page tables {}, of which {} ({}) are needed for nothing",
-        looks.len(),
-        about(tables),
-        about(empty),
-        percent(empty, tables)
-    )?;
+    writeln!(out, "\n{}", groups::sum(looks))?;
     groups::write(looks, args.top, out)?;
     let longest = looks.iter().map(|look| look.survey.holds.longest).max().unwrap_or_default();
     let took = looks.iter().map(|look| look.took).sum::<std::time::Duration>();
