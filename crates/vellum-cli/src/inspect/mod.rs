@@ -82,7 +82,7 @@ pub struct Args {
     /// How many areas, or processes, to list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
-    /// Hold a process's memory lock for no longer than this at a time.
+    /// Hold a process's memory lock for no longer than this at a time; where it needs that itself, for much less, with pauses.
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = humantime::parse_duration)]
     max_hold: Duration,
     /// Read every entry, as on a kernel without PAGEMAP_SCAN.
