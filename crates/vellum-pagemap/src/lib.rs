@@ -26,7 +26,7 @@
 //! | module | story |
 //! |---|---|
 //! | `category` | what a page is, and how to ask for it |
-//! | `ioctl` | the system call |
+//! | `ioctl` | the system calls |
 //! | `pace` | steps within a budget |
 //! | `scan` | pages and tables of a range |
 //! | `calibrate` | what this kernel does with empty tables |
