@@ -99,3 +99,37 @@ fn a_reader_that_has_seen_enough_is_no_error() {
         text(&output.stderr)
     );
 }
+
+/// A copy is of what the process has, on both sides; and of all that is done to it, there is a figure, or a reason why not.
+#[test]
+fn what_it_would_cost_is_found_on_a_copy() {
+    let mut sleeper = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
+    let pid = sleeper.id().to_string();
+    let words = ["--estimate", "--estimate-runs", "1", "--estimate-folios", "64", "--json", "-", &pid];
+    let output = vellum(&words);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let estimate = &json["processes"][0]["estimate"];
+    assert_eq!(estimate["share"], 1.0);
+    let columns = estimate["folios"].as_array().unwrap();
+    assert!(columns[0]["folio_kib"].is_null(), "first as it is");
+    assert_eq!(columns.len(), 2);
+    for column in columns {
+        let memory = column["memory"].as_u64().unwrap();
+        let costs = column["costs"].as_array().unwrap();
+        let what: Vec<&str> = costs.iter().map(|cost| cost["what"].as_str().unwrap()).collect();
+        assert_eq!(what, ["exit", "munmap", "fork", "out", "reclaim"]);
+        for cost in costs {
+            for side in ["linux", "vellum"] {
+                let side = &cost[side];
+                assert!(side["ns"][0].as_u64().is_some() || side["why_not"].as_str().is_some(), "{cost}");
+            }
+            assert_eq!(cost["vellum"]["resident"], memory, "{cost}");
+            // It is counted by the batch, and a fault on a file brings pages around it that are there.
+            let linux = cost["linux"]["resident"].as_u64();
+            assert!(linux.is_none_or(|linux| linux.abs_diff(memory) < 1 << 20), "{cost}");
+        }
+    }
+}

@@ -59,11 +59,18 @@ impl Frames {
         Ok(Some(Frames { pagemap, flags, page, entries: vec![0; AT_ONCE * 8] }))
     }
 
-    /// Add how pages lie that are alike, in an area whose pages are of this size ([`crate::Area`]).
+    /// Add how pages lie that are alike, in an area whose pages are of this size ([`crate::Area`]). `tell` is told of each part of a folio,
+    /// in ascending order: from which address to which, and the folio's order.
     ///
     /// # Errors
     /// Whatever reading says.
-    pub fn add(&mut self, region: &Region, size: u64, lies: &mut Lies) -> io::Result<()> {
+    pub fn add(
+        &mut self,
+        region: &Region,
+        size: u64,
+        lies: &mut Lies,
+        tell: &mut impl FnMut(u64, u64, usize),
+    ) -> io::Result<()> {
         if !region.categories.contains(Categories::PRESENT) {
             return Ok(());
         }
@@ -75,6 +82,7 @@ impl Frames {
             lies.huge += pages.div_ceil(BLOCKS[2]);
             lies.by_order[(folio.ilog2() as usize).min(ORDERS - 1)] += pages;
             BLOCKS.iter().zip(&mut lies.contiguous).for_each(|(_, count)| *count += pages);
+            tell(region.start, region.end, 9);
             return Ok(());
         }
         let mut at = region.start;
@@ -89,7 +97,7 @@ impl Frames {
                 let entry = u64::from_ne_bytes(*entry);
                 let frame = if entry >> 63 == 1 { entry & ((1 << 55) - 1) } else { 0 };
                 if frame == 0 || run.pages == 0 || run.frame + run.pages != frame {
-                    self.run(&run, lies)?;
+                    self.run(&run, lies, tell)?;
                     run = Run { at, frame, pages: 0 };
                 }
                 run.pages += u64::from(frame != 0);
@@ -102,11 +110,11 @@ impl Frames {
                 break;
             }
         }
-        self.run(&run, lies)
+        self.run(&run, lies, tell)
     }
 
     /// Frames in a row.
-    fn run(&mut self, run: &Run, lies: &mut Lies) -> io::Result<()> {
+    fn run(&mut self, run: &Run, lies: &mut Lies, tell: &mut impl FnMut(u64, u64, usize)) -> io::Result<()> {
         if run.pages == 0 {
             return Ok(());
         }
@@ -117,6 +125,8 @@ impl Frames {
         let folios = self.folios(run)?;
         for folio in &folios {
             lies.by_order[folio.order.min(ORDERS - 1)] += folio.pages;
+            let start = run.at + folio.at * self.page;
+            tell(start, start + folio.pages * self.page, folio.order);
         }
         let first = run.at / self.page;
         let blocks = |size: u64| {

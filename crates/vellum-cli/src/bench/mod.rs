@@ -3,6 +3,7 @@
 //! | module | its story |
 //! |---|---|
 //! | [`case`] | what is measured: a region of folios of one size, and the operations on it |
+//! | [`layout`] | what a process has mapped, as something to measure on |
 //! | [`data`] | what is in memory, where that matters |
 //! | [`contender`] | who is measured, and what a contender must supply |
 //! | [`turns`] | taking turns, so that noise falls on everybody |
@@ -26,6 +27,7 @@ pub mod data;
 pub mod engine;
 pub mod floor;
 pub mod fork;
+pub mod layout;
 pub mod lazyfree;
 pub mod linux;
 pub mod machine;

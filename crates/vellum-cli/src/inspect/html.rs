@@ -3,11 +3,12 @@
 use maud::{Markup, html};
 use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed};
 
+use super::estimate::Estimate;
 use super::look::Look;
 use super::map::{LEGEND, Stretch, WIDTH, stretches};
 use super::text::{grouped, letters, name_of};
 use super::tlb::Core;
-use super::{advice, groups};
+use super::{advice, estimate, groups};
 use crate::bench::report::html::document;
 use crate::size::about;
 
@@ -120,7 +121,20 @@ fn process(look: &Look, kernel: &Kernel, cores: &[Core]) -> Markup {
                 }
             }
             @if let Some(lies) = &look.lies { article { h3 { "Folios" } (folios(lies, cores)) } }
+            @if let Some(estimate) = &look.estimate { article { h3 { "What it costs" } (costs(estimate)) } }
         }
+    }
+}
+
+fn costs(estimate: &Estimate) -> Markup {
+    let rows = estimate::cells(estimate);
+    html! {
+        div.scroll { table {
+            // The first column's heading is the article's.
+            thead { tr { th { "" } @for name in &rows[0][1..] { th { (name) } } } }
+            tbody { @for row in &rows[1..] { tr { th { (row[0]) } td.name { (row[1]) } @for cell in &row[2..] { td { (cell) } } } } }
+        } }
+        @for text in estimate::said(estimate) { p { (text) } }
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 use vellum_pagemap::{BLOCKS, Kernel, Lies, Surveyed, Walked};
 
+use super::estimate::Costs;
 use super::locate::{self, Difference};
 use super::look::{Cell, Look};
 
@@ -60,6 +61,8 @@ pub struct Process<'a> {
     /// Why that is not there, if it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exact_refused: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    estimate: Option<Costs>,
 }
 
 /// What the tables say themselves: by level, the lowest first. Where: from an address to another.
@@ -173,6 +176,7 @@ fn process<'a>(look: &'a Look, kernel: &Kernel) -> Process<'a> {
         empty_at: empty.map(|place| [place.start, place.end]).collect(),
         exact: look.read.as_ref().and_then(|read| read.as_ref().ok()).map(|walked| themselves(look, walked, kernel)),
         exact_refused: look.read.as_ref().and_then(|read| read.as_ref().err()).map(|why| why.as_str().into()),
+        estimate: look.estimate.as_ref().map(Costs::of),
     }
 }
 

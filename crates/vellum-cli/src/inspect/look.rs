@@ -10,6 +10,7 @@ use vellum_pagemap::{
 };
 
 use super::Args;
+use super::estimate::{Estimate, Import, Imported};
 
 /// Of more memory than this, frames are looked at only if that was asked for: it takes a tenth of a second for a GiB.
 const FEW: u64 = 16 << 30;
@@ -26,6 +27,10 @@ pub struct Look {
     pub took: Duration,
     /// Its tables as they were read themselves, if that was asked for, or why they were not.
     pub read: Option<Result<Walked, String>>,
+    /// What it has mapped, to be copied, if that was asked for.
+    pub imported: Option<Imported>,
+    /// What came of it.
+    pub estimate: Option<Estimate>,
 }
 
 /// What is at an address where a table of the lowest level can be.
@@ -72,11 +77,27 @@ impl Look {
             ..Seen::default()
         };
         seen.frames = frames;
+        if args.estimate.estimate {
+            let memory = target.memory()?;
+            seen.import = Some(Import::within(memory.resident + memory.tables, args.estimate.estimate_memory));
+        }
         let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut seen)?;
+        let imported = seen.import.map(|import| import.finish(&survey.areas));
         let (pid, user) = (target.pid(), target.user);
         // Who may not know frames is told that all are the first one.
         let lies = seen.frames.and(Some(seen.lies)).filter(|lies| lies.pages > 0);
-        Ok(Look { pid, name: target.name, user, survey, places: seen.places, lies, took: began.elapsed(), read: None })
+        Ok(Look {
+            pid,
+            name: target.name,
+            user,
+            survey,
+            places: seen.places,
+            lies,
+            took: began.elapsed(),
+            read: None,
+            imported,
+            estimate: None,
+        })
     }
 
     /// Bytes of tables that hold nothing or lead nowhere, as far as that is known.
@@ -95,17 +116,32 @@ struct Seen {
     places: Vec<Place>,
     frames: Option<Frames>,
     lies: Lies,
+    import: Option<Import>,
 }
 
 impl Watcher for Seen {
     fn region(&mut self, region: &Region, area: &Area) {
+        let import = &mut self.import;
+        let told = std::cell::Cell::new(false);
+        let mut add = |start, end, order| {
+            told.set(true);
+            if let Some(import) = import {
+                import.pages(&Region { start, end, ..*region }, area, order);
+            }
+        };
         // What can't be read any more has gone.
         if let Some(frames) = &mut self.frames {
-            let _ = frames.add(region, area.page, &mut self.lies);
+            let _ = frames.add(region, area.page, &mut self.lies, &mut add);
+        }
+        if !told.get() {
+            add(region.start, region.end, 0);
         }
     }
 
     fn table(&mut self, start: u64, entries: Option<u64>) {
+        if let (Some(import), Some(0)) = (&mut self.import, entries) {
+            import.empty_table(start);
+        }
         if !self.kept {
             return;
         }

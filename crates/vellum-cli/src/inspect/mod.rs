@@ -7,11 +7,13 @@
 //! | `locate` | where empty tables are |
 //! | `advice` | what would free empty tables, here |
 //! | `folios`, `tlb` | how memory lies, and what that is worth to translation caches |
+//! | `estimate` | what its end, and the like, would cost |
 //! | `groups` | many processes together, and what they share |
 //! | `watch` | again and again, and what has changed |
 //! | `text`, `map`, `json`, `html` | how it is said |
 
 mod advice;
+mod estimate;
 mod folios;
 #[cfg(test)]
 mod fuzz;
@@ -64,6 +66,8 @@ pub struct Args {
     /// Look into folios even if there is much memory: a tenth of a second for a GiB, and only for root.
     #[arg(long)]
     folios: bool,
+    #[command(flatten)]
+    estimate: estimate::Args,
     /// Count entries of translation caches for the cores in this file, instead of those that are known. --tlb-sources writes one.
     #[arg(long, value_name = "FILE")]
     tlb: Option<PathBuf>,
@@ -148,6 +152,9 @@ fn look_around(args: &Args, stop: &Arc<AtomicBool>, out: &mut io::StdoutLock<'_>
             Ok(look) => looks.push(look),
             Err(error) => failures.push(error),
         }
+    }
+    for look in &mut looks {
+        look.estimate = look.imported.take().map(|one| estimate::of(one, &args.estimate, stop)).transpose()?;
     }
     if let Some(path) = &args.html {
         std::fs::write(path, html::page(&looks, several.then_some(args.top), &kernel, &cores))

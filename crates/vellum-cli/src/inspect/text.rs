@@ -2,13 +2,13 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use comfy_table::{CellAlignment, LineStyle, Row, Table, TableStyle};
 use procfs::process::MMPermissions;
 use vellum_pagemap::{Area, Kernel, Occupancy, Surveyed, Tells};
 
 use super::look::Look;
 use super::tlb::Core;
-use super::{Args, advice, folios, groups, locate, map};
+use super::{Args, advice, estimate, folios, groups, locate, map};
 use crate::size::about;
 
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
@@ -67,6 +67,9 @@ pub fn one(
             out,
             "\nWhich folios its memory is in: only root is told (CAP_SYS_ADMIN); of more than 16 GiB, with --folios."
         )?,
+    }
+    if let Some(estimate) = &look.estimate {
+        estimate::write(estimate, out)?;
     }
     if args.locate {
         locate::write(look, kernel, out)?;
@@ -178,14 +181,14 @@ pub fn several(looks: &[Look], args: &Args, kernel: &Kernel, out: &mut impl Writ
     Ok(())
 }
 
-pub fn new_table<const N: usize>(head: [&str; N]) -> Table {
+pub fn new_table(head: impl Into<Row>) -> Table {
     let mut shown = Table::new();
     shown.load_style(STYLE);
     shown.set_header(head);
     shown
 }
 
-pub fn align<const N: usize>(shown: &mut Table, right: [usize; N]) {
+pub fn align(shown: &mut Table, right: impl IntoIterator<Item = usize>) {
     for column in right {
         if let Some(column) = shown.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);

@@ -7,6 +7,7 @@
 //! kernel's direct map. What a kernel has on top of it is not there: the entry by an exception or a system call, and the
 //! TLB instructions themselves, which are counted instead.
 
+mod copy;
 mod lazy;
 mod swapped;
 
@@ -107,13 +108,18 @@ pub fn boot(sim: &Fast) -> Result<Machine<'_, Fast>, Skip> {
     Ok(machine)
 }
 
-/// An empty space, on a machine whose faults from now on use folios of this size and no other.
-pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32, group: GroupId) -> Result<Space<'m>, Skip> {
+/// From now on, faults use folios of this size and no other.
+pub fn folios_of(machine: &Machine<'_, Fast>, folio_kib: u32) {
     let wanted = (u64::from(folio_kib) << 10).ilog2() - PAGE.ilog2();
     for order in 1..=HUGE_ORDER {
         let knob = if u32::from(order) == wanted { Knob::Always } else { Knob::Never };
         machine.policy().set(order, knob);
     }
+}
+
+/// An empty space, on a machine whose faults from now on use folios of this size and no other.
+pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32, group: GroupId) -> Result<Space<'m>, Skip> {
+    folios_of(machine, folio_kib);
     AddressSpace::new(machine, X86_64::four_levels(), group, Limits::default())
         .map_err(|error| Skip::system("new", error))
 }
@@ -137,10 +143,13 @@ pub fn shape(space: &Space<'_>, range: VirtRange, case: &Case) -> Result<(), Ski
     if case.folio_kib != 2048 || case.huge {
         return Ok(());
     }
-    for start in (range.start..range.end).step_by(TABLE_SPAN as usize) {
-        for prot in [Prot::READ, READ_WRITE] {
-            space.protect(start + PAGE, PAGE, prot).map_err(|error| Skip::system("protect", error))?;
-        }
+    (range.start..range.end).step_by(TABLE_SPAN as usize).try_for_each(|start| split(space, start))
+}
+
+/// Has what is mapped huge at an address mapped page by page.
+fn split(space: &Space<'_>, start: u64) -> Result<(), Skip> {
+    for prot in [Prot::READ, READ_WRITE] {
+        space.protect(start + PAGE, PAGE, prot).map_err(|error| Skip::system("protect", error))?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
-use super::{exit, fork, held, keeper, lazy, lent, spans};
+use super::{copy, exit, fork, held, keeper, lazy, lent, spans};
 use crate::bench::contender::Skip;
 
 /// What a helper does.
@@ -35,6 +35,8 @@ pub enum Role {
     Reclaim(lazy::Args),
     /// Touch and discard a span, and count the page tables.
     Tables(spans::Args),
+    /// Have mapped what another process has, and do something to it.
+    Copy(copy::Args),
 }
 
 /// What a helper says, a line of JSON each.
@@ -47,17 +49,24 @@ pub enum Message {
         /// Share of the region that is not mapped as asked, 0 to 1.
         fallback: f64,
     },
-    /// There was a child.
-    Forked {
-        /// Nanoseconds of the fork.
+    /// What it was to do is done.
+    Took {
+        /// Nanoseconds of it.
         ns: u64,
     },
     /// What was asked for is there.
     Lent,
-    /// What could go has gone.
-    Reclaimed {
-        /// Nanoseconds of the reclaim.
-        ns: u64,
+    /// It is about to touch memory that is to be in folios of this size.
+    Wants {
+        /// In KiB.
+        folio_kib: u32,
+    },
+    /// The copy is there; what comes next can be timed.
+    Copied {
+        /// Bytes of it that are in memory.
+        resident: u64,
+        /// Bytes of its page tables.
+        tables: u64,
     },
     /// Part of the span that is done, 0 to 1.
     Progress(f64),
@@ -85,6 +94,10 @@ pub fn run(role: Role) -> anyhow::Result<()> {
         Role::Tables(args) => {
             die_with_parent()?;
             spans::count(&args)
+        }
+        Role::Copy(args) => {
+            die_with_parent()?;
+            copy::live(&args)
         }
     }
 }
@@ -169,10 +182,25 @@ impl Helper {
         }
     }
 
-    /// Tells it to go on.
-    pub fn go(&mut self) -> Result<(), Skip> {
-        let mut go = self.go.take().ok_or_else(|| Skip::Child("already gone".into()))?;
+    /// Tells it to go on; it may ask again.
+    pub fn nod(&mut self) -> Result<(), Skip> {
+        let go = self.go.as_mut().ok_or_else(|| Skip::Child("already gone".into()))?;
         go.write_all(b"!").map_err(|error| Skip::Child(error.to_string()))
+    }
+
+    /// Tells it to go on, for the last time.
+    pub fn go(&mut self) -> Result<(), Skip> {
+        self.nod()?;
+        self.go = None;
+        Ok(())
+    }
+
+    /// How long took what it was told to do; nanoseconds.
+    pub fn took(&mut self) -> Result<u64, Skip> {
+        match self.hear()? {
+            Message::Took { ns } => Ok(ns),
+            other => Err(Skip::Child(format!("said {other:?}"))),
+        }
     }
 
     /// Tells it to go on, and waits for its end.

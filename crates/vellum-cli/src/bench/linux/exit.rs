@@ -72,8 +72,7 @@ impl Waiting {
 
     fn time_exit(&mut self) -> Result<u64, Skip> {
         self.holding.helper.go_and_wait()?;
-        let now = now_ns();
-        Ok(now.saturating_sub(self.stamp.0.load(Ordering::Acquire)))
+        Ok(self.stamp.since())
     }
 }
 
@@ -94,26 +93,25 @@ pub fn exit(args: &Args) -> anyhow::Result<()> {
     let stamp = Stamp::open(&File::options().read(true).write(true).open(&args.stamp)?)?;
     let _region = args.held.hold()?;
     if std::io::stdin().read(&mut [0])? == 1 {
-        stamp.0.store(now_ns(), Ordering::Release);
-        // SAFETY: ends the process. Nothing here waits to be written or cleaned up, and unmapping the region
-        // first is exactly what shall not happen.
-        unsafe { libc::_exit(0) }
+        stamp.exit();
     }
     Ok(())
 }
 
 /// A time in a page that two processes share.
-struct Stamp(&'static AtomicU64);
+pub struct Stamp(&'static AtomicU64);
 
 impl Stamp {
-    fn new() -> rustix::io::Result<(Stamp, File)> {
+    /// One, and the file that it is in.
+    pub fn new() -> rustix::io::Result<(Stamp, File)> {
         let file = memfd_create("vellum-stamp", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, PAGE)?;
         let file = File::from(file);
         Ok((Stamp::open(&file)?, file))
     }
 
-    fn open(file: &File) -> rustix::io::Result<Stamp> {
+    /// That which is in a file.
+    pub fn open(file: &File) -> rustix::io::Result<Stamp> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: no address is asked for, so that nothing that exists is replaced.
         let page = unsafe { mmap(null_mut(), PAGE as usize, access, MapFlags::SHARED, file, 0)? };
@@ -121,6 +119,19 @@ impl Stamp {
         // SAFETY: a page of zeroes, aligned, mapped until `drop`; the reference does not leave this value. The
         // other process writes it as an atomic, too.
         Ok(Stamp(unsafe { page.as_ref() }))
+    }
+
+    /// Nanoseconds since somebody noted the time.
+    pub fn since(&self) -> u64 {
+        now_ns().saturating_sub(self.0.load(Ordering::Acquire))
+    }
+
+    /// Notes the time and ends the process at once.
+    pub fn exit(&self) -> ! {
+        self.0.store(now_ns(), Ordering::Release);
+        // SAFETY: ends the process. Nothing here waits to be written or cleaned up, and unmapping what it has mapped
+        // first is exactly what shall not happen.
+        unsafe { libc::_exit(0) }
     }
 }
 

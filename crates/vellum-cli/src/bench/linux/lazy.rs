@@ -41,16 +41,13 @@ impl LazyTimer {
         let mut holding = Holding::start(args, Some(case))?;
         settings.restore()?;
         holding.helper.go()?;
-        match holding.helper.hear()? {
-            Message::Reclaimed { ns } => Ok(Sample {
-                touch_ns: Some(holding.touch_ns),
-                op_ns: ns,
-                back_ns: None,
-                fallback: holding.fallback,
-                work: None,
-            }),
-            other => Err(Skip::Child(format!("said {other:?}"))),
-        }
+        Ok(Sample {
+            touch_ns: Some(holding.touch_ns),
+            op_ns: holding.helper.took()?,
+            back_ns: None,
+            fallback: holding.fallback,
+            work: None,
+        })
     }
 }
 
@@ -91,5 +88,5 @@ pub fn reclaim(args: &Args) -> anyhow::Result<()> {
         }
     }
     written.check(pages, kept, |page| Ok(region.word(page)))?;
-    say(Message::Reclaimed { ns })
+    say(Message::Took { ns })
 }

@@ -12,6 +12,7 @@
 //! | [`lent`] | what such a process makes, and removes when the benchmark ends |
 //! | [`zram`], [`swapped`] | a swap device of that kind, and memory that goes there and comes back |
 //! | [`group`], [`lazy`] | a control group of that kind, and timing the reclaim of a child's memory in it |
+//! | [`mod@copy`] | what another process has mapped, in such a child, and timing what is done to it |
 //! | [`spans`] | counting the page tables of such a child |
 //! | [`cpu`] | staying on one CPU, and the clock |
 //!
@@ -19,6 +20,7 @@
 //! each size is checked after the fact, and neither the zeroing of pages nor their faults are in a figure but `touch`.
 
 pub mod child;
+pub mod copy;
 pub mod cpu;
 pub mod exit;
 pub mod fork;

@@ -1,0 +1,131 @@
+//! A copy of what a process has mapped, in the engine, and what is done to it.
+
+use std::time::Instant;
+
+use vellum::addr::VirtRange;
+use vellum::arch::X86_64;
+use vellum::cache::Object;
+use vellum::reclaim::reclaim;
+use vellum::space::{Advise, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum_sim::{Access, Program};
+
+use super::{Booted, Engine, Fast, READ_WRITE, Space, folios_of, split, swapped};
+use crate::bench::case::PAGE;
+use crate::bench::contender::Skip;
+use crate::bench::data::Data;
+use crate::bench::layout::{Area, Backing, Deed, Done, Folios, Layout, Run, What, tables_in};
+
+/// Where address 0 of a layout is.
+const BASE: u64 = 1 << 40;
+
+impl Engine {
+    /// Makes a copy and does something to it.
+    pub fn deed(&self, layout: &Layout, folios: Folios, deed: Deed) -> Result<Done, Skip> {
+        let booted = self.booted()?;
+        if deed == Deed::Out && !booted.swap.replace(true) {
+            swapped::attach(booted.machine, self.bytes)?;
+        }
+        // It outlives the copy, as what stands behind areas outlives a process.
+        let files = Object::new(booted.machine, &X86_64::four_levels(), booted.group, 0, layout.files().max(PAGE))
+            .map_err(|error| Skip::system("object", format!("{error:?}")))?;
+        let space = booted.space(4, booted.group)?;
+        map(&space, layout, &files)?;
+        fill(booted, &space, layout, folios, deed)?;
+        let stats = space.stats();
+        let resident = layout.areas.iter().map(|area| space.usage(range(area.start, area.end)).resident).sum();
+        let ns = timed(booted, space, layout, deed)?;
+        Ok(Done { ns, resident, tables: stats.tables })
+    }
+}
+
+fn range(start: u64, end: u64) -> VirtRange {
+    VirtRange { start: BASE + start, end: BASE + end }
+}
+
+fn map<'m>(space: &Space<'m>, layout: &Layout, files: &Object<'m, Fast>) -> Result<(), Skip> {
+    let mut offset = 0;
+    for (n, area) in layout.areas.iter().enumerate() {
+        // A right more keeps apart what would become one.
+        let apart = layout.would_merge(n) && n % 2 == 1;
+        let prot = if apart { READ_WRITE | Prot::EXEC } else { READ_WRITE };
+        let len = area.end - area.start;
+        let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
+        let request = MapRequest { addr: BASE + area.start, len, prot, flags };
+        let mapped = match area.backing {
+            Backing::Anonymous => space.map(request),
+            Backing::Private => space.map_object(request, files, offset),
+            Backing::Shared => {
+                space.map_object(MapRequest { flags: flags | MapFlags::SHARED, ..request }, files, offset)
+            }
+        };
+        mapped.map_err(|error| Skip::system("map", error))?;
+        offset += if area.backing == Backing::Anonymous { 0 } else { len };
+    }
+    Ok(())
+}
+
+fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, deed: Deed) -> Result<(), Skip> {
+    let program = booted.cpu.enter(space);
+    for size in layout.sizes(folios) {
+        folios_of(booted.machine, size.max(4));
+        for (_, run) in layout.runs().filter(|(_, run)| run.folio(folios) == size) {
+            touch(&program, run, deed)?;
+            if size == 2048 && !run.is_huge(folios) {
+                tables_in(run.start, run.end).try_for_each(|start| split(space, BASE + start))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn touch(program: &Program<'_, Fast, Space<'_>>, run: &Run, deed: Deed) -> Result<(), Skip> {
+    let here = range(run.start, run.end);
+    let failed = |error| Skip::system("touch", format!("{error:?}"));
+    match run.what {
+        // The engine keeps none.
+        What::Table => Ok(()),
+        What::Zero | What::File => program.touch(here, PAGE, Access::Read).map(drop).map_err(failed),
+        _ if deed == Deed::Out => (here.start..here.end).step_by(PAGE as usize).try_for_each(|at| {
+            let page = Data::Compressible.page(at / PAGE);
+            program.write(at, page.bytes()).map_err(|error| Skip::system("touch", format!("{error:?}")))
+        }),
+        _ => super::touch(program, here),
+    }
+}
+
+fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Deed) -> Result<u64, Skip> {
+    if deed == Deed::Exit {
+        let start = Instant::now();
+        drop(space);
+        return Ok(start.elapsed().as_nanos() as u64);
+    }
+    let anonymous = || layout.areas.iter().filter(|area| area.backing == Backing::Anonymous);
+    let advise = |area: &Area, advice| {
+        let advised = space.advise(BASE + area.start, area.end - area.start, advice);
+        advised.map_err(|error| Skip::system("advise", error))
+    };
+    if deed == Deed::Reclaim {
+        anonymous().try_for_each(|area| advise(area, Advise::Free))?;
+    }
+    let _program = booted.cpu.enter(&space);
+    let start = Instant::now();
+    let elapsed = || start.elapsed().as_nanos() as u64;
+    match deed {
+        Deed::Fork => {
+            let child = space.fork();
+            let ns = elapsed();
+            child.map(|_| ns).map_err(|error| Skip::system("fork", error))
+        }
+        Deed::Out => anonymous().try_for_each(|area| advise(area, Advise::PageOut)).map(|()| elapsed()),
+        Deed::Reclaim => {
+            let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[&space][..], booted.group, u64::MAX);
+            let ns = elapsed();
+            reclaimed.map(|_| ns).map_err(|error| Skip::system("reclaim", format!("{error:?}")))
+        }
+        _ => {
+            layout.areas.iter().try_for_each(|area| super::unmap(&space, range(area.start, area.end)))?;
+            Ok(elapsed())
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What a process has mapped, as something to measure on: areas, and what is in them.
+//!
+//! Addresses begin at 0, which stands for any multiple of 1 GiB. What shared a page table shares one here, and what was far apart is
+//! only as far apart as that takes.
+
+use std::collections::BTreeSet;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::case::{PAGE, TABLE_SPAN};
+
+/// Areas, in the order of addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Them.
+    pub areas: Vec<Area>,
+}
+
+/// One mapped area.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Area {
+    /// The first byte.
+    pub start: u64,
+    /// The first byte behind it.
+    pub end: u64,
+    /// What stands behind it.
+    pub backing: Backing,
+    /// What is there, in the order of addresses.
+    pub runs: Vec<Run>,
+}
+
+/// What stands behind an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// Nothing.
+    Anonymous,
+    /// A file, or shared memory; what is written stays here.
+    Private,
+    /// The same, and what is written is written there.
+    Shared,
+}
+
+/// Pages in a row that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// The first byte.
+    pub start: u64,
+    /// The first byte behind it.
+    pub end: u64,
+    /// What they are.
+    pub what: What,
+}
+
+/// What a page may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum What {
+    /// Anonymous memory, in folios of so many KiB, each page with an entry of its own.
+    Folios(u32),
+    /// Anonymous memory, mapped by entries of upper tables.
+    Huge,
+    /// The page of zeros.
+    Zero,
+    /// A page of what stands behind the area.
+    File,
+    /// Nothing; but a table is there for it.
+    Table,
+}
+
+/// Which folios anonymous memory is to be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Folios {
+    /// Those that it is in.
+    AsIs,
+    /// Those of one size, in KiB; 2048 is mapped huge.
+    Of(u32),
+}
+
+/// What is done to the whole layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Deed {
+    /// The process ends.
+    Exit,
+    /// Each area is unmapped.
+    Munmap,
+    /// The process makes a child.
+    Fork,
+    /// Anonymous memory is written to swap, in compressed memory (`MADV_PAGEOUT`).
+    Out,
+    /// Anonymous memory is said to be of no use any more (`MADV_FREE`), and is taken back: the taking back.
+    Reclaim,
+}
+
+impl Deed {
+    /// All of them.
+    pub const ALL: [Deed; 5] = [Deed::Exit, Deed::Munmap, Deed::Fork, Deed::Out, Deed::Reclaim];
+
+    /// In a list of arguments.
+    pub fn word(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// As it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Deed::Exit => "exit",
+            Deed::Munmap => "munmap",
+            Deed::Fork => "fork",
+            Deed::Out => "swap out",
+            Deed::Reclaim => "lazyfree reclaim",
+        }
+    }
+}
+
+/// What came of a deed, on a copy of a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Nanoseconds of it.
+    pub ns: u64,
+    /// Bytes that the copy had in memory before.
+    pub resident: u64,
+    /// Bytes of page tables that it had.
+    pub tables: u64,
+}
+
+impl Run {
+    /// Whether it is in anonymous memory.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(self.what, What::Folios(_) | What::Huge)
+    }
+
+    /// The size of folios, in KiB, that it is made of: 0 for what no setting is needed for.
+    pub fn folio(&self, folios: Folios) -> u32 {
+        match (self.what, folios) {
+            (What::Folios(_) | What::Huge, Folios::Of(kib)) => kib,
+            (What::Folios(kib), Folios::AsIs) => kib,
+            (What::Huge, Folios::AsIs) => 2048,
+            _ => 0,
+        }
+    }
+
+    /// Whether entries of upper tables map it.
+    pub fn is_huge(&self, folios: Folios) -> bool {
+        self.is_anonymous() && (folios == Folios::Of(2048) || self.what == What::Huge && folios == Folios::AsIs)
+    }
+}
+
+impl Layout {
+    /// The first byte behind all of it.
+    pub fn end(&self) -> u64 {
+        self.areas.last().map_or(0, |area| area.end)
+    }
+
+    /// All that is in it, by area.
+    pub fn runs(&self) -> impl Iterator<Item = (&Area, &Run)> {
+        self.areas.iter().flat_map(|area| area.runs.iter().map(move |run| (area, run)))
+    }
+
+    /// Bytes of files behind it.
+    pub fn files(&self) -> u64 {
+        self.areas.iter().filter(|area| area.backing != Backing::Anonymous).map(|area| area.end - area.start).sum()
+    }
+
+    /// The sizes of folios, in KiB, that it is made of one after the other, the largest first: what is smaller goes where room is left.
+    pub fn sizes(&self, folios: Folios) -> Vec<u32> {
+        let sizes: BTreeSet<u32> = self.runs().map(|(_, run)| run.folio(folios)).collect();
+        sizes.into_iter().rev().collect()
+    }
+
+    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if the area has room for it.
+    pub fn bytes(&self, folios: Folios) -> u64 {
+        let mut bytes = 0;
+        for area in &self.areas {
+            let mut taken = 0;
+            for run in &area.runs {
+                let size = (u64::from(run.folio(folios)) << 10).max(PAGE);
+                if matches!(run.what, What::Table | What::Zero) {
+                    continue;
+                }
+                let start = (run.start / size * size).max(area.start).max(taken);
+                let end = run.end.next_multiple_of(size).min(area.end).max(start);
+                bytes += end - start;
+                taken = taken.max(end);
+            }
+        }
+        bytes
+    }
+
+    /// Page tables that it has, of all levels but the highest, where there are four; with one put by for each that is huge.
+    pub fn tables(&self) -> u64 {
+        let mut levels = [const { BTreeSet::new() }; 3];
+        for (_, run) in self.runs() {
+            for table in run.start / TABLE_SPAN..run.end.div_ceil(TABLE_SPAN) {
+                levels[0].insert(table);
+                levels[1].insert(table / 512);
+                levels[2].insert(table / 512 / 512);
+            }
+        }
+        levels.iter().map(|level| level.len() as u64).sum()
+    }
+
+    /// Whether two areas in a row touch, and are of anonymous memory: of their own accord they would be one.
+    pub fn would_merge(&self, at: usize) -> bool {
+        at > 0
+            && self.areas[at - 1].end == self.areas[at].start
+            && self.areas[at - 1].backing == Backing::Anonymous
+            && self.areas[at].backing == Backing::Anonymous
+    }
+}
+
+/// The whole tables' spans that lie in a range.
+pub fn tables_in(start: u64, end: u64) -> impl Iterator<Item = u64> {
+    (start.next_multiple_of(TABLE_SPAN)..end / TABLE_SPAN * TABLE_SPAN).step_by(TABLE_SPAN as usize)
+}
