@@ -26,6 +26,10 @@ impl Engine {
         if deed == Deed::Out && !booted.swap.replace(true) {
             swapped::attach(booted.machine, self.bytes)?;
         }
+        // What must be kept is not swapped out instead, as it is not by Linux's group.
+        let room = if deed == Deed::Reclaim { 0 } else { u64::MAX };
+        let set = booted.machine.groups().set_swap_room(booted.group, room);
+        set.map_err(|error| Skip::system("swap.max", format!("{error:?}")))?;
         // It outlives the copy, as what stands behind areas outlives a process.
         let files = Object::new(booted.machine, &X86_64::four_levels(), booted.group, 0, layout.files().max(PAGE))
             .map_err(|error| Skip::system("object", format!("{error:?}")))?;

@@ -43,7 +43,7 @@ pub struct Args {
     /// Copies are made of what it has mapped (not of what is in it), in a helper process and in the engine, and it is these that are ended
     /// and unmapped. As root, settings of huge pages are changed for moments, and there is a swap device in memory and a control group
     /// meanwhile; all is put back, however this ends.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["all", "cgroup", "children", "watch", "diff"])]
     pub estimate: bool,
     /// Memory that a copy may take. Of a larger process, a share of it is copied.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size, requires = "estimate")]

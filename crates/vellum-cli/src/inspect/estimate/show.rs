@@ -56,7 +56,8 @@ pub fn cells(estimate: &Estimate) -> Vec<Vec<String>> {
         row("", "Vellum", &|column| cell(sides(column).as_ref().map(|sides| &sides[1])));
         row("", "", &|column| {
             let times = sides(column).and_then(|[linux, vellum]| linux.time().zip(vellum.time()));
-            times.map_or_else(String::new, |(linux, vellum)| ratio(linux.median as f64 / vellum.median.max(1) as f64))
+            let times = times.filter(|(linux, vellum)| linux.median > 0 && vellum.median > 0);
+            times.map_or_else(String::new, |(linux, vellum)| ratio(linux.median as f64 / vellum.median as f64))
         });
     }
     rows
@@ -121,6 +122,10 @@ fn whole(bytes: u64, share: f64) -> u64 {
 
 /// Of all of it, with its error.
 fn figure(time: Summary, share: f64) -> String {
+    // What any process pays is taken off.
+    if time.median == 0 {
+        return "≈ 0".into();
+    }
     let scale = |ns: u64| (ns as f64 / share) as u64;
     let time = Summary { median: scale(time.median), min: scale(time.min), max: scale(time.max) };
     let error = (time.max - time.min) as f64 * 50.0 / time.median.max(1) as f64;
