@@ -70,11 +70,7 @@ pub fn said(estimate: &Estimate) -> Vec<String> {
     let size = about(imported.layout.bytes(Folios::AsIs));
     let of = match imported.share {
         1.0.. => format!("A copy of it ({size})"),
-        share => format!(
-            "A copy of {:.2} % of it ({size}, every {:.0}th table; --estimate-memory)",
-            share * 100.0,
-            1.0 / share
-        ),
+        share => format!("A copy of {:.2} % of it, taken by chance ({size}: --estimate-memory)", share * 100.0),
     };
     let likeness = likeness(estimate).unwrap_or_default();
     said.push(format!(
