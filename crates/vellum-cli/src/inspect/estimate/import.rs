@@ -150,10 +150,9 @@ impl Import {
         let mut bare = self.sample.clone();
         for one in areas {
             let tables = one.area.start / TABLE_SPAN..=(one.area.end - 1) / TABLE_SPAN;
-            if self.kept.range(tables.clone()).next().is_none() && self.dropped.range(tables.clone()).next().is_none() {
-                if bare.takes() {
-                    self.kept.insert(*tables.start());
-                }
+            let met = |seen: &BTreeSet<u64>| seen.range(tables.clone()).next().is_some();
+            if !met(&self.kept) && !met(&self.dropped) && bare.takes() {
+                self.kept.insert(*tables.start());
             }
         }
         let places = self.places();
