@@ -21,7 +21,7 @@ pub struct Import {
     /// What was met, and what of it is kept: bytes of memory, and of tables.
     weight: [u64; 2],
     runs: Vec<Run>,
-    /// Bytes of what can't be copied: swapped out, or huge pages of files.
+    /// Bytes of what can't be copied: swapped out, huge pages of files, or the kernel's own.
     left_out: u64,
 }
 
@@ -86,7 +86,8 @@ impl Import {
         let categories = region.categories;
         let [present, huge, zero, file] = [Categories::PRESENT, Categories::HUGE, Categories::ZERO, Categories::FILE]
             .map(|one| categories.contains(one));
-        if !present || area.page > PAGE || huge && file {
+        // A file's pages in an area that is no file's are the kernel's own (vdso).
+        if !present || area.page > PAGE || file && (huge || !area.file) {
             self.left_out += region.len();
             return;
         }

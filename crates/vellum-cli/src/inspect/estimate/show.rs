@@ -80,7 +80,10 @@ pub fn said(estimate: &Estimate) -> Vec<String> {
         estimate.runs
     ));
     if imported.left_out > 0 {
-        said.push(format!("Left out, being swapped out or huge pages of files: {}.", about(imported.left_out)));
+        said.push(format!(
+            "Left out, being swapped out, huge pages of files, or the kernel's own: {}.",
+            about(imported.left_out)
+        ));
     }
     let mut why: Vec<String> = Vec::new();
     for column in &estimate.columns {
