@@ -103,14 +103,14 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 /// A copy is of what the process has, on both sides; and of all that is done to it, there is a figure, or a reason why not.
 #[test]
 fn what_it_would_cost_is_found_on_a_copy() {
-    let mut sleeper = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
-    let pid = sleeper.id().to_string();
+    // This process has enough for a copy that lacks something to be seen.
+    let held = vec![1u8; 16 << 20];
+    let pid = std::process::id().to_string();
     let words = ["--estimate", "--estimate-runs", "1", "--estimate-folios", "64", "--json", "-", &pid];
     let output = vellum(&words);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    sleeper.kill().unwrap();
-    sleeper.wait().unwrap();
+    drop(held);
     let estimate = &json["processes"][0]["estimate"];
     assert_eq!(estimate["share"], 1.0);
     let columns = estimate["folios"].as_array().unwrap();

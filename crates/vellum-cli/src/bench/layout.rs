@@ -167,20 +167,21 @@ impl Layout {
         sizes.into_iter().rev().collect()
     }
 
-    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if the area has room for it.
+    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if it lies in the area, and that is anonymous.
     pub fn bytes(&self, folios: Folios) -> u64 {
         let mut bytes = 0;
         for area in &self.areas {
-            let mut taken = 0;
-            for run in &area.runs {
+            let mut taken = area.start;
+            for run in area.runs.iter().filter(|run| !matches!(run.what, What::Table | What::Zero)) {
                 let size = (u64::from(run.folio(folios)) << 10).max(PAGE);
-                if matches!(run.what, What::Table | What::Zero) {
-                    continue;
+                let mut at = run.start.max(taken);
+                while at < run.end {
+                    let block = at / size * size;
+                    let whole = area.backing == Backing::Anonymous && area.start <= block && block + size <= area.end;
+                    let (start, end) = if whole { (block, block + size) } else { (at, run.end.min(block + size)) };
+                    bytes += end - start.max(taken);
+                    (at, taken) = (end, end);
                 }
-                let start = (run.start / size * size).max(area.start).max(taken);
-                let end = run.end.next_multiple_of(size).min(area.end).max(start);
-                bytes += end - start;
-                taken = taken.max(end);
             }
         }
         bytes
