@@ -128,20 +128,23 @@ impl Run {
     pub fn is_anonymous(&self) -> bool {
         matches!(self.what, What::Folios(_) | What::Huge)
     }
+}
 
-    /// The size of folios, in KiB, that it is made of: 0 for what no setting is needed for.
-    pub fn folio(&self, folios: Folios) -> u32 {
-        match (self.what, folios) {
-            (What::Folios(_) | What::Huge, Folios::Of(kib)) => kib,
+impl Area {
+    /// The size of folios, in KiB, that a run of it is made of: 0 for what no setting is needed for. Copies of a file's pages are single ones.
+    pub fn folio(&self, run: &Run, folios: Folios) -> u32 {
+        match (run.what, folios) {
+            (What::Zero | What::File | What::Table, _) => 0,
+            _ if self.backing != Backing::Anonymous => 4,
+            (_, Folios::Of(kib)) => kib,
             (What::Folios(kib), Folios::AsIs) => kib,
             (What::Huge, Folios::AsIs) => 2048,
-            _ => 0,
         }
     }
 
     /// Whether entries of upper tables map it.
-    pub fn is_huge(&self, folios: Folios) -> bool {
-        self.is_anonymous() && (folios == Folios::Of(2048) || self.what == What::Huge && folios == Folios::AsIs)
+    pub fn is_huge(&self, run: &Run, folios: Folios) -> bool {
+        self.folio(run, folios) == 2048 && (folios == Folios::Of(2048) || run.what == What::Huge)
     }
 }
 
@@ -163,7 +166,7 @@ impl Layout {
 
     /// The sizes of folios, in KiB, that it is made of one after the other, the largest first: what is smaller goes where room is left.
     pub fn sizes(&self, folios: Folios) -> Vec<u32> {
-        let sizes: BTreeSet<u32> = self.runs().map(|(_, run)| run.folio(folios)).collect();
+        let sizes: BTreeSet<u32> = self.runs().map(|(area, run)| area.folio(run, folios)).collect();
         sizes.into_iter().rev().collect()
     }
 
@@ -173,7 +176,7 @@ impl Layout {
         for area in &self.areas {
             let mut taken = area.start;
             for run in area.runs.iter().filter(|run| !matches!(run.what, What::Table | What::Zero)) {
-                let size = (u64::from(run.folio(folios)) << 10).max(PAGE);
+                let size = (u64::from(area.folio(run, folios)) << 10).max(PAGE);
                 let mut at = run.start.max(taken);
                 while at < run.end {
                     let block = at / size * size;
@@ -198,14 +201,6 @@ impl Layout {
             }
         }
         levels.iter().map(|level| level.len() as u64).sum()
-    }
-
-    /// Whether two areas in a row touch, and are of anonymous memory: of their own accord they would be one.
-    pub fn would_merge(&self, at: usize) -> bool {
-        at > 0
-            && self.areas[at - 1].end == self.areas[at].start
-            && self.areas[at - 1].backing == Backing::Anonymous
-            && self.areas[at].backing == Backing::Anonymous
     }
 }
 

@@ -51,8 +51,7 @@ fn map<'m>(space: &Space<'m>, layout: &Layout, files: &Object<'m, Fast>) -> Resu
     let mut offset = 0;
     for (n, area) in layout.areas.iter().enumerate() {
         // A right more keeps apart what would become one.
-        let apart = layout.would_merge(n) && n % 2 == 1;
-        let prot = if apart { READ_WRITE | Prot::EXEC } else { READ_WRITE };
+        let prot = if n % 2 == 1 { READ_WRITE | Prot::EXEC } else { READ_WRITE };
         let len = area.end - area.start;
         let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
         let request = MapRequest { addr: BASE + area.start, len, prot, flags };
@@ -73,9 +72,9 @@ fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, dee
     let program = booted.cpu.enter(space);
     for size in layout.sizes(folios) {
         folios_of(booted.machine, size.max(4));
-        for (_, run) in layout.runs().filter(|(_, run)| run.folio(folios) == size) {
+        for (area, run) in layout.runs().filter(|(area, run)| area.folio(run, folios) == size) {
             touch(&program, run, deed)?;
-            if size == 2048 && !run.is_huge(folios) {
+            if size == 2048 && !area.is_huge(run, folios) {
                 tables_in(run.start, run.end).try_for_each(|start| split(space, BASE + start))?;
             }
         }

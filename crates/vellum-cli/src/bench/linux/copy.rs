@@ -23,7 +23,7 @@ use super::{COMPACT, fork, group};
 use crate::bench::case::{Case, PAGE, TABLE_SPAN};
 use crate::bench::contender::Skip;
 use crate::bench::data::{Data, Page};
-use crate::bench::layout::{Backing, Deed, Done, Folios, Layout, Run, What, tables_in};
+use crate::bench::layout::{Area, Backing, Deed, Done, Folios, Layout, Run, What, tables_in};
 
 /// How often what did not go is asked to go again.
 const TRIES: usize = 8;
@@ -151,7 +151,7 @@ pub fn live(args: &Args) -> anyhow::Result<()> {
     for size in layout.sizes(folios) {
         // Without leave: no folio of this process is large.
         rustix::thread::disable_transparent_huge_pages(size <= 4)?;
-        if size > 4 && layout.runs().any(|(_, run)| run.folio(folios) == size && !run.is_huge(folios)) {
+        if size > 4 && layout.runs().any(|(area, run)| area.folio(run, folios) == size && !area.is_huge(run, folios)) {
             say(Message::Wants { folio_kib: size })?;
             if !told_to_go_on()? {
                 return Ok(());
@@ -220,7 +220,7 @@ impl<'a> Copy<'a> {
                 }
             };
             offset += if area.backing == Backing::Anonymous { 0 } else { len as u64 };
-            if layout.would_merge(n) && n % 2 == 1 {
+            if n % 2 == 1 {
                 // SAFETY: a mark of the area, that keeps apart what would become one.
                 unsafe { madvise(at, len, Advice::LinuxDontDump)? };
             }
@@ -235,9 +235,9 @@ impl<'a> Copy<'a> {
 
     /// Touches what is in folios of a size.
     fn fill(&self, size: u32, folios: Folios, deed: Deed) -> anyhow::Result<()> {
-        for (_, run) in self.layout.runs().filter(|(_, run)| run.folio(folios) == size) {
-            if run.is_huge(folios) {
-                self.fill_huge(run, deed)?;
+        for (area, run) in self.layout.runs().filter(|(area, run)| area.folio(run, folios) == size) {
+            if area.is_huge(run, folios) {
+                self.fill_huge(area, run, deed)?;
                 continue;
             }
             self.touch(run, deed)?;
@@ -255,9 +255,7 @@ impl<'a> Copy<'a> {
     }
 
     /// Has whole tables' spans mapped huge, as far as the area goes that far. That needs no setting, and nobody's leave.
-    fn fill_huge(&self, run: &Run, deed: Deed) -> anyhow::Result<()> {
-        let area = self.layout.areas.iter().find(|area| area.start <= run.start && run.start < area.end);
-        let Some(area) = area else { return Ok(()) };
+    fn fill_huge(&self, area: &Area, run: &Run, deed: Deed) -> anyhow::Result<()> {
         for start in (run.start / TABLE_SPAN * TABLE_SPAN..run.end).step_by(TABLE_SPAN as usize) {
             let inside = area.start <= start && start + TABLE_SPAN <= area.end;
             let (from, to) = if inside { (start, start + TABLE_SPAN) } else { (run.start.max(start), run.end) };
