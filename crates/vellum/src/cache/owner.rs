@@ -30,9 +30,9 @@ fn object_of(frame: &Frame) -> Option<Pfn> {
     Pfn((frame.data() >> 32) as u32).some().filter(|_| frame.has(flag::OBJECT))
 }
 
-/// Where a folio begins in its object.
-pub(crate) fn page_of(frame: &Frame) -> u64 {
-    frame.data() & u64::from(u32::MAX)
+/// Where a folio begins in its object, by what it says ([`Frame::data`]).
+pub(crate) fn page_of(data: u64) -> u64 {
+    data & u64::from(u32::MAX)
 }
 
 /// A page has left the index, which was in this frame, with others before it: if nothing of its folio is left there, the folio is no

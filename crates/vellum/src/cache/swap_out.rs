@@ -25,7 +25,7 @@ impl<P: Platform> Object<'_, P> {
     /// meanwhile, it stays.
     pub(crate) fn swap_out(&self, head: Pfn, frame: &Frame) -> Result<(), NoRoom> {
         let page_order = self.head().page_order;
-        let (first, order) = (owner::page_of(frame), frame.order());
+        let (first, order) = (owner::page_of(frame.data()), frame.order());
         if order > HUGE_ORDER {
             return Ok(());
         }

@@ -119,6 +119,8 @@ struct Reclaim<'s, 'm, P: Platform, A: Arch, S: ?Sized> {
 struct Victim<'m> {
     head: Pfn,
     frame: &'m Frame,
+    /// Whose it said to be, and where, when it was isolated. An object's may be nobody's any more; but what is sorted by it has to keep still.
+    owner: u64,
     family: Family,
     /// Its places.
     range: VirtRange,
@@ -128,10 +130,11 @@ struct Victim<'m> {
 
 impl<'m> Victim<'m> {
     fn new(head: Pfn, frame: &'m Frame) -> Self {
-        let Owner { family, page } = Owner::unpack(frame.data());
+        let owner = frame.data();
+        let Owner { family, page } = Owner::unpack(owner);
         let start = page << FRAME_SHIFT;
         let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
-        Victim { head, frame, family, range, young: false }
+        Victim { head, frame, owner, family, range, young: false }
     }
 
     fn is_object(&self) -> bool {

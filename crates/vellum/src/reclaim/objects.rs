@@ -18,7 +18,7 @@ use super::{Reclaim, Spaces, Victim};
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
     /// Folios of objects.
     pub(super) fn objects(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool) {
-        victims.sort_unstable_by_key(|victim| victim.frame.data());
+        victims.sort_unstable_by_key(|victim| victim.owner);
         let mut rest = victims;
         while let Some(first) = rest.first() {
             let object = Object::of(self.machine, first.frame);
@@ -42,7 +42,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 }
             });
         }
-        victims.sort_unstable_by_key(|victim| (victim.young, cache::page_of(victim.frame)));
+        victims.sort_unstable_by_key(|victim| (victim.young, victim.owner));
         let old = victims.partition_point(|victim| !victim.young);
         let old = &mut victims[..old];
         self.each_mapping(object, old, |space, area, victims| {
@@ -90,6 +90,6 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
 
 /// The pages of an object that a folio of it has.
 fn pages_of<P: Platform>(object: &Object<'_, P>, victim: &Victim<'_>) -> Range<u64> {
-    let first = cache::page_of(victim.frame);
+    let first = cache::page_of(victim.owner);
     first..first + (1 << (victim.frame.order() - object.page_order()))
 }

@@ -1,4 +1,4 @@
-//! Swap against what it promises. Several CPUs at once are in `vellum-sim`'s `tests/swap.rs`.
+//! Swap against what it promises. Several CPUs at once are in `vellum-sim`'s `tests/strict/swap.rs`.
 
 mod compressed;
 mod slots;

@@ -1,10 +1,23 @@
 //! Memory objects on the strict machine: shared memory, private mappings of files, truncation, the end.
+//!
+//! | file | story |
+//! |---|---|
+//! | `world` | objects, spaces that map them, and a model of plain maps; one operation at a time |
+//! | `remap` | areas of objects that change their size or place |
+//! | `formats` | pages of other sizes |
+//! | `mixed` | one run of copies and an object's pages |
+//! | `together` | several CPUs at once: what is shared is shared, what is gone is gone |
 
-#[path = "objects/mod.rs"]
-mod objects;
+#[path = "../property/dice.rs"]
+#[allow(dead_code)]
+mod dice;
+mod formats;
+mod mixed;
+mod remap;
+mod together;
+mod world;
 
-use objects::together::{self, Load};
-use objects::{dice, formats, mixed, world};
+use together::Load;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum_sim::Schedule;
 

@@ -1,24 +1,21 @@
 //! Folios that are mapped in part are split when memory is short, on the strict machine.
 
-mod bench;
-
 use vellum::addr::VirtRange;
 use vellum::arch::Kind;
 use vellum::frame::policy::Knob;
 use vellum::group::{GroupUsage, LruList};
-use vellum::reclaim::reclaim;
 use vellum::space::{Access, Advise, RemapFlags, RemapRequest};
 use vellum::stats::SizeCounter;
 use vellum_sim::{Refusal, Silicon};
 
-use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map};
+use crate::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map};
 
 /// Of a huge page.
 const ORDER: u8 = 9;
 
 /// A test on a machine with so many slots to swap to, where what is huge is one folio.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
-    bench::on(arch, Setup { slots, cpus: 2, ..USUAL }, |on| {
+    crate::bench::on(arch, Setup { slots, cpus: 2, ..USUAL }, |on| {
         on.machine.policy().set(ORDER, Knob::Always);
         test(on);
     });
@@ -37,10 +34,6 @@ impl<'m, A: Silicon> Bench<'m, A> {
     /// Forget these pages.
     fn forget(&self, space: &Space<'_, A>, from: u64, count: u64) {
         space.advise(BASE + from * self.page, count * self.page, Advise::DontNeed).unwrap();
-    }
-
-    fn reclaim(&self, spaces: &[&Space<'m, A>]) -> u64 {
-        reclaim::<_, A>(self.machine, spaces, self.group, u64::MAX).unwrap().freed
     }
 
     fn usage(&self) -> GroupUsage {
@@ -102,7 +95,7 @@ fn freed<A: Silicon>(arch: A) {
         let (before, free) = (on.usage(), on.machine.frames().free_frames());
         let blocks = space.usage(VirtRange { start: BASE, end: BASE + HUGE }).blocks;
         let gone = (1 + all / 4) * (on.page >> 12);
-        assert_eq!(on.reclaim(&[&space]), gone);
+        assert_eq!(on.reclaim_all(&[&space]), gone);
         let after = on.usage();
         assert_eq!((after.charged, after.deferred), (before.charged - gone, 0));
         assert_eq!(after.lru[LruList::Anon as usize], (1 << ORDER) - gone);
@@ -114,7 +107,7 @@ fn freed<A: Silicon>(arch: A) {
         on.check(&space, |i| i != 0 && !(all / 2..all / 4 * 3).contains(&i));
         assert_eq!(on.splits(), [1, 0]);
         // There is nothing more to split, and what is fully mapped is not looked at.
-        assert_eq!((on.reclaim(&[&space]), on.splits()), (0, [1, 0]));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits()), (0, [1, 0]));
     });
 }
 
@@ -124,10 +117,10 @@ fn pieces<A: Silicon>(arch: A) {
         let space = on.huge();
         let all = HUGE / on.page;
         on.forget(&space, 0, all / 2);
-        let half = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap().freed;
+        let half = on.reclaim(&[&space], on.group, 1);
         assert_eq!((half, on.folios(&space)), (1 << (ORDER - 1), vec![(1 << (ORDER - 1), ORDER - 1)]));
         on.forget(&space, all / 2, all / 4);
-        let quarter = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap().freed;
+        let quarter = on.reclaim(&[&space], on.group, 1);
         assert_eq!((quarter, on.folios(&space)), (1 << (ORDER - 2), vec![(3 << (ORDER - 2), ORDER - 2)]));
         let child = space.fork().unwrap();
         on.store(&child, BASE + (all - 1) * on.page, 7);
@@ -135,7 +128,7 @@ fn pieces<A: Silicon>(arch: A) {
         on.check(&child, |i| i >= all / 4 * 3 && i != all - 1);
         drop(child);
         on.forget(&space, all - 1, 1);
-        on.reclaim(&[&space]);
+        on.reclaim_all(&[&space]);
         assert_eq!((space.stats().anon, on.usage().lru), (0, [0; LruList::COUNT]));
         on.check(&space, |i| i >= all / 4 * 3 && i != all - 1);
     });
@@ -151,7 +144,7 @@ fn shared<A: Silicon>(arch: A) {
         // One of them has less than the other.
         on.forget(&child, all - 1, 1);
         let (before, used) = (on.usage(), space.usage(VirtRange { start: BASE, end: BASE + HUGE }));
-        assert_eq!((on.reclaim(&[&space, &child]), on.splits()), (3 << (ORDER - 2), [1, 0]));
+        assert_eq!((on.reclaim_all(&[&space, &child]), on.splits()), (3 << (ORDER - 2), [1, 0]));
         let after = on.usage();
         assert_eq!((after.charged + (3 << (ORDER - 2)), after.deferred), (before.charged, 0));
         assert_eq!(after.lru[LruList::Anon as usize], 1 << (ORDER - 2));
@@ -182,7 +175,7 @@ fn no_room<A: Silicon>(arch: A) {
         }
         let (charged, free) = (on.usage().charged, on.machine.frames().free_frames());
         let unchanged = || {
-            assert_eq!((on.reclaim(&[&space, &child]), on.splits()[0]), (0, 0));
+            assert_eq!((on.reclaim_all(&[&space, &child]), on.splits()[0]), (0, 0));
             assert_eq!((on.usage().charged, on.usage().deferred), (charged, 1));
             assert_eq!(on.machine.frames().free_frames(), free);
             [&space, &child].iter().for_each(|space| on.check(space, kept));
@@ -193,11 +186,11 @@ fn no_room<A: Silicon>(arch: A) {
         on.sim.refuse(Refusal::From(1));
         unchanged();
         on.sim.refuse(Refusal::From(2));
-        assert_eq!(on.reclaim(&[&space, &child]), 0);
+        assert_eq!(on.reclaim_all(&[&space, &child]), 0);
         assert!(on.usage().charged > charged && on.usage().charged < charged + (1 << (ORDER - 2)));
         [&space, &child].iter().for_each(|space| on.check(space, kept));
         on.sim.refuse(Refusal::Never);
-        assert!(on.reclaim(&[&space, &child]) >= 3 << (ORDER - 2));
+        assert!(on.reclaim_all(&[&space, &child]) >= 3 << (ORDER - 2));
         assert_eq!((on.splits()[0], on.usage().deferred), (1, 0));
         assert_eq!(on.usage().charged + (3 << (ORDER - 2)) + (on.page >> 12), charged);
         [&space, &child].iter().for_each(|space| on.check(space, kept));
@@ -220,12 +213,12 @@ fn not_worth_it<A: Silicon>(arch: A) {
         space.remap(quarter(moves, HUGE / 4 * 3, 64 * HUGE)).unwrap();
         on.forget(&space, 0, all / 4);
         let charged = on.usage().charged;
-        assert_eq!((on.reclaim(&[&space]), on.splits(), on.usage().charged), (0, [0, 1], charged));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits(), on.usage().charged), (0, [0, 1], charged));
         on.forget(&space, all / 4, all / 4);
         let pin = space.pin(BASE + HUGE / 2, Access::Read).unwrap();
-        assert_eq!((on.reclaim(&[&space]), on.splits(), on.usage().charged), (0, [0, 2], charged));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits(), on.usage().charged), (0, [0, 2], charged));
         drop(pin);
-        assert_eq!((on.reclaim(&[&space]), on.splits()), (1 << (ORDER - 1), [1, 2]));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits()), (1 << (ORDER - 1), [1, 2]));
         on.check(&space, |i| i >= all / 2 && i < all / 4 * 3);
     });
 }
@@ -241,14 +234,14 @@ fn apart<A: Silicon>(arch: A) {
         space.remap(quarter).unwrap();
         on.forget(&space, 1, all / 2);
         let gone = (all / 2) * (on.page >> 12);
-        assert_eq!((on.reclaim(&[&space]), on.splits()), (gone, [1, 0]));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits()), (gone, [1, 0]));
         assert_eq!((on.usage().deferred, space.stats().anon), (0, HUGE / 2));
         on.check(&space, |i| i == 0 || i > all / 2 && i < all / 4 * 3);
         (0..all / 4).for_each(|i| assert_eq!(on.load(&space, to + i * on.page), all / 4 * 3 + i + 1));
         // Each is found where it is now.
         on.forget(&space, all / 2 + 1, 1);
         space.unmap(to + on.page, HUGE / 8).unwrap();
-        on.reclaim(&[&space]);
+        on.reclaim_all(&[&space]);
         assert_eq!(on.usage().deferred, 0);
     });
 }
@@ -259,12 +252,12 @@ fn pinned<A: Silicon>(arch: A) {
         let all = HUGE / on.page;
         let pins = [2, all - 1].map(|i| space.pin(BASE + i * on.page, Access::Write).unwrap());
         on.forget(&space, 0, all / 4 * 3);
-        assert_eq!((on.reclaim(&[&space]), on.splits()), (0, [0, 1]));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits()), (0, [0, 1]));
         pins[0].write(0, &77u64.to_ne_bytes());
         pins[1].write(8, &78u64.to_ne_bytes());
         assert_eq!(on.load(&space, BASE + (all - 1) * on.page + 8), 78);
         drop(pins);
-        assert_eq!((on.reclaim(&[&space]), on.splits()), (3 << (ORDER - 2), [1, 1]));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits()), (3 << (ORDER - 2), [1, 1]));
         on.check(&space, |i| i >= all / 4 * 3);
     });
 }
@@ -277,11 +270,11 @@ fn lazy<A: Silicon>(arch: A) {
         space.advise(BASE, HUGE, Advise::Free).unwrap();
         on.forget(&space, 0, all / 2);
         on.store(&space, BASE + (all - 1) * on.page, all);
-        let freed = reclaim::<_, A>(on.machine, [&space].as_slice(), on.group, 1).unwrap().freed;
+        let freed = on.reclaim(&[&space], on.group, 1);
         assert_eq!(freed, 1 << (ORDER - 1));
         assert_eq!(on.usage().lru[LruList::Lazy as usize], 1 << (ORDER - 1));
         // One that is written to is kept as it is.
-        assert_eq!(on.reclaim(&[&space]), 0);
+        assert_eq!(on.reclaim_all(&[&space]), 0);
         on.check(&space, |i| i >= all / 2);
     });
 }
@@ -293,7 +286,7 @@ fn moved<A: Silicon>(arch: A) {
         let to = BASE + 64 * HUGE;
         space.remap(RemapRequest { addr: BASE, old_len: HUGE, new_len: HUGE, flags, new_addr: to }).unwrap();
         space.unmap(to, HUGE / 2).unwrap();
-        assert_eq!((on.reclaim(&[&space]), on.splits()), (1 << (ORDER - 1), [1, 0]));
+        assert_eq!((on.reclaim_all(&[&space]), on.splits()), (1 << (ORDER - 1), [1, 0]));
         assert_eq!(on.usage().deferred, 0);
         assert_eq!(on.load(&space, to + HUGE - on.page), HUGE / on.page);
     });

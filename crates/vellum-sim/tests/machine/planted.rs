@@ -1,12 +1,10 @@
 //! Planted faults: for each rule of the strict machine, a memory manager that breaks it and is caught, and one that does
 //! the same thing rightly and is not.
 
-mod tiny;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use tiny::{ARCH, PAGE, RW, Space, Tiny};
+use crate::tiny::{ARCH, PAGE, RW, Space, Tiny};
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Arch, Attrs, Swapped};
 use vellum::platform::{Cpus, Event, Invalidation, SpaceId, Tlb, Trace};

@@ -1,14 +1,12 @@
 //! The strict machine with several CPUs at work: under a deterministic scheduler, which finds a race and finds it again,
 //! and on threads of the host.
 
-mod tiny;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
+use crate::tiny::{ARCH, PAGE, RW, Space, Tiny};
 use shuttle::Runner;
 use shuttle::scheduler::PctScheduler;
-use tiny::{ARCH, PAGE, RW, Space, Tiny};
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind};
 use vellum::platform::Event;

@@ -1,12 +1,10 @@
 //! Planted faults with contiguous blocks, in both architectures that have them: a memory manager that breaks a rule and is
 //! caught, and one that does the same thing rightly and is not.
 
-mod tiny;
-
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use tiny::{PAGE, RW, Space, Tiny};
+use crate::tiny::{PAGE, RW, Space, Tiny};
 use vellum::addr::{PhysAddr, VirtRange};
 use vellum::arch::{Aarch64, Arch, Attrs, Riscv64};
 use vellum::platform::Event;

@@ -1,8 +1,6 @@
 //! The models of real cores: how much of memory their entries reach.
 
-mod tiny;
-
-use tiny::{PAGE, RW, Space, Tiny};
+use crate::tiny::{PAGE, RW, Space, Tiny};
 use vellum::addr::{PhysAddr, VirtRange};
 use vellum::arch::{Aarch64, Arch, Attrs, Riscv64, X86_64};
 use vellum_sim::{Access, Config, Silicon, Simulated, Stats, TlbModel};

@@ -1,10 +1,8 @@
 //! Programs on the fast machine, under the smallest memory manager.
 
-mod tiny;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tiny::{PAGE, Space, Tiny};
+use crate::tiny::{PAGE, Space, Tiny};
 use vellum::addr::{PhysAddr, VirtRange};
 use vellum::platform::{Cpus, Memory, Region};
 use vellum_sim::{Access, Config, Fault, Simulated, Stats, TlbModel, Touched};
@@ -42,7 +40,7 @@ fn a_program_reads_what_it_wrote() {
 
     // What the program sees is in the frame that the table names.
     let (table, index) = space.slot(BASE, 1);
-    let pfn = vellum::arch::Arch::leaf_pfn(&tiny::ARCH, tiny.entry(table, index), 1);
+    let pfn = vellum::arch::Arch::leaf_pfn(&crate::tiny::ARCH, tiny.entry(table, index), 1);
     assert_eq!(tiny.word(pfn, 1).load(Ordering::Relaxed), 78);
 }
 

@@ -1,7 +1,5 @@
 //! What comes back by being read keeps its slots, and what a family has in one slot comes back once: on the strict machine.
 
-mod bench;
-
 use std::ops::Deref;
 
 use vellum::AddressSpace;
@@ -9,13 +7,12 @@ use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Kind, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::reclaim::reclaim;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum_sim::{Disk, Silicon};
 
-use bench::{BASE, Bench, Space, USUAL, in_every_format, map};
+use crate::bench::{BASE, Bench, Space, USUAL, in_every_format, map};
 
 /// Pages that tests are about.
 const PAGES: u64 = 48;
@@ -36,7 +33,7 @@ impl<'m, A: Silicon> Deref for Disked<'m, A> {
 
 /// A test with room for so many pages on the disk; it gives back all it takes, memory and slots.
 fn on<A: Silicon>(arch: A, pages: u64, test: impl FnOnce(&Disked<'_, A>)) {
-    bench::on(arch, USUAL, |bench| {
+    crate::bench::on(arch, USUAL, |bench| {
         let disk = Disk::new(1);
         let on = Disked { bench, disk: &disk };
         on.attach(pages);
@@ -92,10 +89,6 @@ impl<'m, A: Silicon> Disked<'m, A> {
         assert_eq!(self.frames(space), [], "some of it stays");
     }
 
-    fn reclaim(&self, spaces: &[&Space<'m, A>]) {
-        reclaim::<_, A>(self.machine, spaces, self.group, u64::MAX).unwrap();
-    }
-
     /// The first frame of each page that is in memory.
     fn frames(&self, space: &Space<'_, A>) -> Vec<Pfn> {
         let mut frames = Vec::new();
@@ -142,7 +135,7 @@ fn read_only<A: Silicon>(arch: A) {
             on.out(&space);
         }
         on.read(&space);
-        on.reclaim(&[&space]);
+        on.reclaim_all(&[&space]);
         assert_eq!((on.frames(&space), on.counts()), (vec![], [PAGES, PAGES, 0]));
         on.read(&space);
     });
@@ -187,7 +180,7 @@ fn family<A: Silicon>(arch: A) {
         let child = parent.fork().unwrap();
         let grandchild = child.fork().unwrap();
         let all = [&parent, &child, &grandchild];
-        on.reclaim(&all);
+        on.reclaim_all(&all);
         assert_eq!(on.counts(), [PAGES, PAGES, 0]);
         for _ in 0..2 {
             let swapped_in = on.machine.counter(Counter::SwapIn);
@@ -196,7 +189,7 @@ fn family<A: Silicon>(arch: A) {
             let frames = all.map(|space| on.frames(space));
             assert_eq!((&frames[0], &frames[0]), (&frames[1], &frames[2]));
             assert_eq!(on.counts(), [PAGES; 3]);
-            on.reclaim(&all);
+            on.reclaim_all(&all);
             assert_eq!(on.counts(), [PAGES, PAGES, 0]);
         }
         all.iter().for_each(|space| on.read(space));
@@ -207,7 +200,7 @@ fn family_writes<A: Silicon>(arch: A) {
     on(arch, 4 * PAGES, |on| {
         let parent = on.space();
         let child = parent.fork().unwrap();
-        on.reclaim(&[&parent, &child]);
+        on.reclaim_all(&[&parent, &child]);
         (0..PAGES).step_by(2).for_each(|i| on.store(&child, i, 3000 + i));
         on.read(&parent);
         (0..PAGES).step_by(4).for_each(|i| on.store(&parent, i, 4000 + i));
@@ -216,7 +209,7 @@ fn family_writes<A: Silicon>(arch: A) {
                 assert_eq!(on.load(&child, i), if i % 2 == 0 { 3000 + i } else { 1000 + i });
                 assert_eq!(on.load(&parent, i), if i % 4 == 0 { 4000 + i } else { 1000 + i });
             }
-            on.reclaim(&[&parent, &child]);
+            on.reclaim_all(&[&parent, &child]);
         }
         // All once, half of it for the child, and a quarter of it for the parent.
         assert_eq!(on.counts()[0], PAGES + PAGES / 2 + PAGES / 4);
@@ -264,12 +257,12 @@ fn full<A: Silicon>(arch: A) {
     on(arch, PAGES, |on| {
         let parent = on.space();
         let child = parent.fork().unwrap();
-        on.reclaim(&[&parent, &child]);
+        on.reclaim_all(&[&parent, &child]);
         assert_eq!(on.counts(), [PAGES, PAGES, 0]);
         on.read(&parent);
         assert_eq!(on.counts(), [PAGES; 3], "the child has no other");
         assert!(on.machine.swaps().has_room(on.sim));
-        on.reclaim(&[&parent, &child]);
+        on.reclaim_all(&[&parent, &child]);
         assert_eq!((on.frames(&parent), on.counts()), (vec![], [PAGES, PAGES, 0]));
         assert!(!on.machine.swaps().has_room(on.sim));
         on.read(&child);
@@ -290,7 +283,7 @@ fn detached<A: Silicon>(arch: A) {
     on(arch, 4 * PAGES, |on| {
         let [space, other] = [on.space(), on.space()];
         let child = space.fork().unwrap();
-        on.reclaim(&[&space, &child, &other]);
+        on.reclaim_all(&[&space, &child, &other]);
         on.read(&space);
         on.read(&other);
         on.machine.swaps().close(on.sim, 0).unwrap();
@@ -302,7 +295,7 @@ fn detached<A: Silicon>(arch: A) {
         on.attach(4 * PAGES);
         on.out(&other);
         [&space, &child, &other].into_iter().for_each(|space| on.read(space));
-        on.reclaim(&[&space, &child]);
+        on.reclaim_all(&[&space, &child]);
         [&child, &space].into_iter().for_each(|space| on.read(space));
     });
 }
@@ -335,7 +328,7 @@ fn huge_mappings_keep_their_slots() {
         };
         let child = space.fork().unwrap();
         for _ in 0..2 {
-            on.reclaim(&[&space, &child]);
+            on.reclaim_all(&[&space, &child]);
             assert_eq!(on.counts(), [512, 512, 0]);
             assert_eq!([&space, &child].map(shapes), [[(Kind::Swap, 2)]; 2]);
             assert_eq!([&space, &child].map(|space| on.load(space, 7)), [7; 2]);
@@ -359,7 +352,7 @@ fn a_part_of_a_huge_page_is_shared() {
         space.map(MapRequest { addr: BASE, len: 2 << 20, prot, flags: MapFlags::FIXED }).unwrap();
         (0..512).for_each(|page| on.store(&space, page, 1000 + page));
         let child = space.fork().unwrap();
-        on.reclaim(&[&space, &child]);
+        on.reclaim_all(&[&space, &child]);
         on.machine.policy().set(9, Knob::Never);
         let reads = |space: &Space<'_, X86_64>| {
             (0..512).for_each(|page| assert_eq!(on.load(space, page), 1000 + page));

@@ -1,7 +1,5 @@
 //! Memory whose faults and writes somebody watches, on the strict machine.
 
-mod bench;
-
 use std::num::NonZeroU16;
 
 use vellum::addr::VirtRange;
@@ -17,7 +15,7 @@ use vellum::vma::{AreaFlags, Prot, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fault, Hostility, Silicon, Strict, Strictness};
 
-use bench::{BASE, Space, in_every_format};
+use crate::bench::{BASE, Space, in_every_format};
 
 const WATCHER: Watcher = Watcher(NonZeroU16::new(7).unwrap());
 const OTHER: Watcher = Watcher(NonZeroU16::new(8).unwrap());

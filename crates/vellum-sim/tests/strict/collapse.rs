@@ -1,7 +1,5 @@
 //! Small pieces become one large folio, on the strict machine.
 
-mod bench;
-
 use std::num::NonZeroU16;
 
 use vellum::addr::Pfn;
@@ -13,11 +11,11 @@ use vellum::stats::{Counter, SizeCounter};
 use vellum::vma::{AreaFlags, Prot, Watcher};
 use vellum_sim::{Refusal, Silicon};
 
-use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
+use crate::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
 
 /// A test on a machine with a swap device, where no folio is large by itself.
 fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
-    bench::on(arch, Setup { slots: 4096, ..USUAL }, |on| {
+    crate::bench::on(arch, Setup { slots: 4096, ..USUAL }, |on| {
         on.machine.policy().set_global(Knob::Never);
         test(on);
     });
@@ -37,7 +35,7 @@ impl<'m, A: Silicon> Bench<'m, A> {
     }
 
     /// Each page of the first block that is chosen holds its number, and all others zeros.
-    fn check(&self, space: &Space<'_, A>, chosen: impl Fn(u64) -> bool) {
+    fn holds(&self, space: &Space<'_, A>, chosen: impl Fn(u64) -> bool) {
         for i in 0..HUGE / self.page {
             assert_eq!(self.load(space, BASE + i * self.page), if chosen(i) { i + 1 } else { 0 }, "page {i}");
         }
@@ -94,7 +92,7 @@ fn scattered<A: Silicon>(arch: A) {
         let before = space.stats();
         collapse(&space, HUGE).unwrap();
         assert!(on.folio(&space, BASE).is_some());
-        on.check(&space, |i| i % 3 == 0);
+        on.holds(&space, |i| i % 3 == 0);
         let after = space.stats();
         assert_eq!(after.anon, HUGE);
         let table = if on.page == 4096 { 1 << 12 } else { 0 };
@@ -132,15 +130,15 @@ fn swapped<A: Silicon>(arch: A) {
         collapse(&space, HUGE).unwrap();
         assert!(on.folio(&space, BASE).is_some());
         assert_eq!((space.stats().swap, child.stats().swap), (0, HUGE / 2));
-        on.check(&space, |_| true);
-        on.check(&child, |_| true);
+        on.holds(&space, |_| true);
+        on.holds(&child, |_| true);
         // All of it was away.
         drop(child);
         space.advise(BASE, HUGE, Advise::PageOut).unwrap();
         assert_eq!(space.stats().swap, HUGE);
         collapse(&space, HUGE).unwrap();
         assert!(on.folio(&space, BASE).is_some());
-        on.check(&space, |_| true);
+        on.holds(&space, |_| true);
     });
 }
 
@@ -154,7 +152,7 @@ fn shared<A: Silicon>(arch: A) {
         collapse(&space, HUGE).unwrap();
         assert!(on.folio(&space, BASE).is_some() && on.folio(&child, BASE).is_none());
         on.store(&space, BASE + 2 * on.page, 88);
-        on.check(&child, |_| true);
+        on.holds(&child, |_| true);
         on.store(&child, BASE + 3 * on.page, 99);
         assert_eq!([1, 2, 3].map(|i| on.load(&space, BASE + i * on.page)), [77, 88, 4]);
         collapse(&child, HUGE).unwrap();
@@ -174,11 +172,11 @@ fn pinned<A: Silicon>(arch: A) {
         assert_eq!(CollapseError::Busy(range(BASE, HUGE)).errno(), Errno::EAGAIN);
         assert!(on.folio(&space, BASE).is_none() && on.folio(&space, BASE + HUGE).is_some());
         pin.write(0, &6u64.to_ne_bytes());
-        on.check(&space, |_| true);
+        on.holds(&space, |_| true);
         drop(pin);
         collapse(&space, 2 * HUGE).unwrap();
         assert!(on.folio(&space, BASE).is_some());
-        on.check(&space, |_| true);
+        on.holds(&space, |_| true);
     });
 }
 
@@ -226,9 +224,9 @@ fn no_memory<A: Silicon>(arch: A) {
         on.machine.groups().set_limit(on.group, u64::MAX).unwrap();
         assert_eq!((space.stats().anon, on.machine.frames().free_frames()), before);
         assert_eq!(on.machine.size_counter(SizeCounter::CollapseFailed, 9), 2);
-        on.check(&space, |i| i % 2 == 0);
+        on.holds(&space, |i| i % 2 == 0);
         collapse(&space, HUGE).unwrap();
-        on.check(&space, |i| i % 2 == 0);
+        on.holds(&space, |i| i % 2 == 0);
     });
 }
 
@@ -254,7 +252,7 @@ fn promoted<A: Silicon>(arch: A) {
             assert_eq!(space.stats().tables + 4096, tables);
         }
         drop(pin);
-        on.check(&child, |_| true);
+        on.holds(&child, |_| true);
         on.store(&space, BASE, 50);
         assert_eq!(on.load(&child, BASE), 1);
         drop(child);
@@ -274,7 +272,7 @@ fn rights<A: Silicon>(arch: A) {
             assert!(on.cpu.enter(&space).store_u64(BASE, 9).is_err());
             assert_eq!(on.cpu.enter(&space).load_u64(BASE).is_ok(), prot.contains(Prot::READ));
             space.protect(BASE, HUGE, Prot::READ | Prot::WRITE).unwrap();
-            on.check(&space, |i| i < HUGE / on.page / 2);
+            on.holds(&space, |i| i < HUGE / on.page / 2);
         }
     });
 }
@@ -325,7 +323,7 @@ fn limited<A: Silicon>(arch: A) {
         // Nothing is left to do, and the end is told.
         let rest = space.collapse_some(0, 1 << 20, &whole).unwrap();
         assert_eq!(rest, Collapsed { scanned: 4 * u64::from(pages), collapsed: 0, next: None });
-        on.check(&space, |i| i != 0);
+        on.holds(&space, |i| i != 0);
         drop(child);
     });
 }
@@ -389,7 +387,7 @@ fn watched<A: Silicon>(arch: A) {
             }
             collapse(&space, HUGE).unwrap();
             assert!(on.folio(&space, BASE).is_some());
-            on.check(&space, |i| i != 1 && (i != 4 || !what.contains(AreaFlags::WRITES)));
+            on.holds(&space, |i| i != 1 && (i != 4 || !what.contains(AreaFlags::WRITES)));
             // What is one folio already is so with all that is said of it.
             if what.contains(AreaFlags::WRITES) {
                 space.write_protect(all, true).unwrap();

@@ -1,7 +1,5 @@
 //! Memory is short, on the strict machine: what goes, what stays, and that contents come back.
 
-mod bench;
-#[path = "reclaim/objects.rs"]
 mod objects;
 
 use vellum::addr::VirtRange;
@@ -15,17 +13,11 @@ use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum_sim::{Hostility, Silicon, Strict};
 
-use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map};
+use crate::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map};
 
 /// A test on a machine with so many slots to swap to. What is said to have been used was: no CPU looks ahead.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
-    bench::on(arch, Setup { slots, cpus: 2, hostility: Hostility::NONE, ..USUAL }, test);
-}
-
-impl<'m, A: Silicon> Bench<'m, A> {
-    fn reclaim(&self, spaces: &[&Space<'m, A>], group: GroupId, pages: u64) -> u64 {
-        reclaim::<_, A>(self.machine, spaces, group, pages).unwrap().freed
-    }
+    crate::bench::on(arch, Setup { slots, cpus: 2, hostility: Hostility::NONE, ..USUAL }, test);
 }
 
 fn resident<A: Silicon>(space: &Space<'_, A>, start: u64, len: u64) -> u64 {
@@ -63,6 +55,7 @@ in_every_format! {
     objects_age_as_they_are_used => objects::ages,
     what_others_do_not_map_is_paged_out => objects::paged_out,
     what_an_object_has_lost_is_gone_from_others => objects::ended,
+    what_an_object_loses_meanwhile_is_left_out => objects::meanwhile,
 }
 
 fn groups<A: Silicon>(arch: A) {

@@ -1,8 +1,6 @@
 //! The smallest memory manager that is one: tables of 4 KiB pages (of x86-64, unless asked for others), a bump allocator with
 //! a free list, one lock a table. It tells its platform what it does in the same words as the engine, so tests can have it do the wrong thing.
 
-#![allow(dead_code)] // Each test binary uses its own part.
-
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Mutex;

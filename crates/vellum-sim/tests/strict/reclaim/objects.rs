@@ -1,6 +1,7 @@
 //! What memory objects have goes to swap devices, and comes back.
 
 use super::*;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use vellum::cache::ObjectError;
 use vellum::space::FaultError;
 
@@ -263,5 +264,31 @@ pub fn paged_out<A: Silicon>(arch: A) {
         assert_eq!((stays, object.resident()), (expected.clone(), 4 * expected.len() as u64));
         (0..32).for_each(|i| assert_eq!(on.load(&other, BASE + i * page + 8), i + 7));
         assert_eq!(object.swapped(), 0);
+    });
+}
+
+/// While memory is reclaimed, another CPU takes pages out of the object and puts new ones in.
+pub fn meanwhile<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        const PAGES: u64 = 256;
+        let object = object(on, PAGES);
+        let done = AtomicBool::new(false);
+        let (sim, bytes, object, done) = (on.sim, PAGES * on.page, &object, &done);
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                let _cpu = sim.cpu(1);
+                for _ in 0..60 {
+                    fill(object, PAGES);
+                    // Nobody maps it.
+                    let _ = object.punch_hole(0..bytes).unwrap();
+                }
+                fill(object, PAGES);
+                done.store(true, SeqCst);
+            });
+            while !done.load(SeqCst) {
+                on.reclaim(&[], GroupId::ROOT, u64::MAX);
+            }
+        });
+        (0..PAGES).for_each(|page| assert_eq!(word(object, page), Some(page + 7)));
     });
 }

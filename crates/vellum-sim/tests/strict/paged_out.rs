@@ -1,7 +1,5 @@
 //! Memory goes to a swap device and comes back, on the strict machine.
 
-mod bench;
-
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::frame::policy::Knob;
@@ -11,11 +9,11 @@ use vellum::swap::DetachError;
 use vellum::vma::Prot;
 use vellum_sim::{Disk, Fault, Refusal, Silicon};
 
-use bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
+use crate::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
 
 /// A test on a machine with so many bytes of memory, and slots to swap to.
 fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
-    bench::on(arch, Setup { bytes, slots, ..USUAL }, test);
+    crate::bench::on(arch, Setup { bytes, slots, ..USUAL }, test);
 }
 
 /// Resident and swapped bytes of a range.

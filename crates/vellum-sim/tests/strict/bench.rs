@@ -1,10 +1,9 @@
 //! What tests of the engine on the strict machine share: the machine, and the formats of page tables.
 
-#![allow(dead_code, unused_imports, unused_macros)] // Each test binary uses its own part.
-
 use vellum::addr::VirtRange;
-use vellum::arch::{Arch, X86_64};
+use vellum::arch::X86_64;
 use vellum::group::GroupId;
+use vellum::reclaim::reclaim;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::swap::Compressed;
@@ -87,6 +86,16 @@ impl<'m, A: Silicon> Bench<'m, A> {
     /// Slots in use of the device of compressed memory.
     pub fn used(&self) -> u32 {
         self.machine.swaps().usage(self.sim, 0).unwrap().used
+    }
+
+    /// A group's memory is taken back, so many pages of it; how many were.
+    pub fn reclaim(&self, spaces: &[&Space<'m, A>], group: GroupId, pages: u64) -> u64 {
+        reclaim::<_, A>(self.machine, spaces, group, pages).unwrap().freed
+    }
+
+    /// All that can be.
+    pub fn reclaim_all(&self, spaces: &[&Space<'m, A>]) -> u64 {
+        self.reclaim(spaces, self.group, u64::MAX)
     }
 
     pub fn count(&self, counter: Counter) -> u64 {

@@ -2,8 +2,6 @@
 //! pinned, or because it was written to meanwhile. That part is exactly as it was, bits and all, and what the same cause keeps from going
 //! after it; what went before it is gone.
 
-mod bench;
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,7 +19,7 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Disk, Hostility, Refusal, Silicon, Strict, Strictness};
 
-use bench::{BASE, in_every_format};
+use crate::bench::{BASE, in_every_format};
 
 /// Areas side by side, of one folio each, which is written as one block.
 const PARTS: u64 = 6;

@@ -11,11 +11,8 @@ macro_rules! in_formats {
     )*};
 }
 
-#[path = "swap_faults/objects.rs"]
 mod objects;
-#[path = "swap_faults/scenarios.rs"]
 mod scenarios;
-#[path = "swap_faults/world.rs"]
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,0 +1,22 @@
+//! The engine on the strict machine, which checks at every step that memory management keeps its rules.
+//!
+//! One program of all of them: the engine is compiled for each machine and each format of page tables once, not for every story.
+
+mod bench;
+
+mod blocks;
+mod collapse;
+mod engine;
+mod fork;
+mod nodes;
+mod objects;
+mod paged_out;
+mod reclaim;
+mod remap;
+mod split;
+mod stays;
+#[cfg(feature = "shuttle")]
+mod swap;
+mod swap_cache;
+mod swap_faults;
+mod watched;
