@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use vellum_pagemap::{Kernel, Pagemap, Refused, Table, Target, Tells, Unreadable, Walked, Walker};
+use vellum_pagemap::{Kernel, LEVELS, Pagemap, Refused, Table, Target, Tells, Unreadable, Walked, Walker};
 
 use super::look::{Cell, Look, Place};
 use super::text::{grouped, paragraph};
@@ -126,7 +126,8 @@ fn exact(look: &Look, walked: &Walked, kernel: &Kernel, out: &mut impl Write) ->
         }
         said += " ";
     }
-    let count: usize = walked.levels.iter().map(Vec::len).sum();
+    // Of five levels, Linux does not count the fourth.
+    let count: usize = walked.levels.iter().take(LEVELS).map(Vec::len).sum();
     said += &format!("Read were {} tables; Linux counts {}", grouped(count as u64), grouped(walked.counted));
     said += &match walked.deposited() {
         0 => ".".into(),
