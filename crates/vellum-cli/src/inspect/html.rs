@@ -16,7 +16,7 @@ use crate::size::about;
 const OWN: &str = "
 :root { --k0: color-mix(in srgb, var(--soft) 15%, var(--paper)); --k1: var(--linux); --k2: color-mix(in srgb, var(--vellum) 25%, var(--paper));
   --k3: color-mix(in srgb, var(--vellum) 45%, var(--paper)); --k4: color-mix(in srgb, var(--vellum) 70%, var(--paper));
-  --k5: var(--vellum); --k6: var(--line-2); --k7: var(--line-6); }
+  --k5: var(--vellum); --k6: var(--line-2); --k7: var(--line-3); --k8: var(--line-6); }
 .scroll + .scroll { margin-top: 1.5rem; }
 .map rect { stroke: var(--paper); stroke-width: .06; }
 .map { max-width: 44rem; }

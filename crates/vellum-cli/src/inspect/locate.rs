@@ -55,7 +55,7 @@ fn between(places: &[Place], lowest: &[Table], span: u64) -> Difference {
         lowest.iter().filter(|table| table.is_empty() == empty).map(|table| table.start).collect()
     };
     let (told_empty, empty) = (told(|cell| cell == Cell::Empty), read(true));
-    let told_used = told(|cell| matches!(cell, Cell::Table(_)));
+    let told_used = told(|cell| matches!(cell, Cell::Table(_) | Cell::Swap));
     Difference {
         missed: empty.difference(&told_empty).count() as u64,
         wrong: told_empty.difference(&empty).count() as u64,

@@ -1,12 +1,13 @@
 //! One process, looked at.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use vellum_pagemap::{
-    Area, Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable, Walked,
-    Watcher, survey,
+    Area, Categories, Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells,
+    Unreadable, Walked, Watcher, survey,
 };
 
 use super::Args;
@@ -40,6 +41,8 @@ pub enum Cell {
     Empty,
     /// One that is so full, in eighths, rounded up.
     Table(u8),
+    /// One most of whose entries are of what is swapped out, or markers.
+    Swap,
     /// No table, but a huge page.
     Huge,
 }
@@ -113,6 +116,8 @@ struct Seen {
     entries: u64,
     /// Whether places are wanted.
     kept: bool,
+    /// Entries of tables, by the first address of each, that are not of what is in memory.
+    swapped: BTreeMap<u64, u64>,
     places: Vec<Place>,
     frames: Option<Frames>,
     lies: Lies,
@@ -136,6 +141,12 @@ impl Watcher for Seen {
         if !told.get() {
             add(region.start, region.end, 0);
         }
+        if self.kept && !region.categories.contains(Categories::PRESENT) {
+            for table in (region.start / self.table * self.table..region.end).step_by(self.table as usize) {
+                let bytes = region.end.min(table + self.table) - region.start.max(table);
+                *self.swapped.entry(table).or_default() += bytes * self.entries / self.table;
+            }
+        }
     }
 
     fn table(&mut self, start: u64, entries: Option<u64>) {
@@ -145,9 +156,12 @@ impl Watcher for Seen {
         if !self.kept {
             return;
         }
+        // Its pages were all told before.
+        let swapped = self.swapped.remove(&start).unwrap_or(0);
         let cell = match entries {
             None => Cell::Huge,
             Some(0) => Cell::Empty,
+            Some(some) if swapped * 2 > some => Cell::Swap,
             Some(some) => Cell::Table((some * 8).div_ceil(self.entries) as u8),
         };
         match self.places.last_mut() {
@@ -160,6 +174,7 @@ impl Watcher for Seen {
 #[cfg(test)]
 pub mod tests {
     use clap::Parser;
+    use procfs::process::MMPermissions;
 
     use super::*;
 
@@ -180,5 +195,32 @@ pub mod tests {
         let args = args(&[words, &[&pid]].concat());
         let kernel = Kernel::probe(&mut Pace::new(args.max_hold)).unwrap();
         Look::at(Target::open(args.pids[0]).unwrap(), &args, &kernel, &Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn a_table_is_of_swap_if_most_of_it_is() {
+        let mut seen = Seen { table: 512 * 4096, entries: 512, kept: true, ..Seen::default() };
+        let permissions = MMPermissions::PRIVATE;
+        let area = Area {
+            start: 0,
+            end: 8 << 20,
+            permissions,
+            name: String::new(),
+            file: false,
+            inode: (0, 0, 0),
+            page: 4096,
+        };
+        let mut pages = |first: u64, count: u64, categories| {
+            seen.region(&Region { start: first * 4096, end: (first + count) * 4096, categories }, &area);
+        };
+        // From the middle of the first table to the third one, in which more is in memory.
+        pages(500, 12 + 512 + 4, Categories::SWAPPED);
+        pages(1028, 5, Categories::PRESENT);
+        for (page, entries) in [(0, 12), (512, 512), (1024, 9), (1536, 0)] {
+            seen.table(page * 4096, Some(entries));
+        }
+        let cells: Vec<Cell> = seen.places.iter().map(|place| place.cell).collect();
+        assert_eq!(cells, [Cell::Swap, Cell::Table(1), Cell::Empty]);
+        assert!(seen.swapped.is_empty(), "nothing is kept of what was told");
     }
 }

@@ -12,8 +12,8 @@ const HEIGHT: u64 = 16;
 /// What is farther apart is drawn apart.
 const GAP: u64 = 1 << 30;
 
-/// From empty to full, then huge: letters, their colours on a terminal, and what they mean.
-pub const LEGEND: [(char, &str, &str); 8] = [
+/// From empty to full, then huge and swap: letters, their colours on a terminal, and what they mean.
+pub const LEGEND: [(char, &str, &str); 9] = [
     ('.', "90", "no table"),
     ('!', "31;1", "EMPTY"),
     ('░', "34", "up to 1/8"),
@@ -21,6 +21,7 @@ pub const LEGEND: [(char, &str, &str); 8] = [
     ('▓', "32", "more"),
     ('█', "32;1", "full, or nearly"),
     ('H', "35;1", "huge page"),
+    ('s', "36;1", "swap"),
     ('~', "33", "several kinds, none of them empty"),
 ];
 
@@ -92,12 +93,13 @@ fn kind(places: &[Place], start: u64, end: u64) -> usize {
         Cell::Table(5..=7) => 4,
         Cell::Table(_) => 5,
         Cell::Huge => 6,
+        Cell::Swap => 7,
     });
     let Some(first) = kinds.next() else { return 0 };
     kinds.fold(first, |all, kind| match (all, kind) {
         (1, _) | (_, 1) => 1,
         (a, b) if a == b => a,
-        _ => 7,
+        _ => 8,
     })
 }
 
@@ -110,6 +112,7 @@ mod tests {
         let place = |start, end, cell| Place { start, end, cell };
         let places = [place(0, 4, Cell::Table(8)), place(4, 5, Cell::Empty), place(8, 12, Cell::Huge)];
         assert_eq!([(0, 4), (0, 8), (4, 8), (5, 8), (8, 16)].map(|(a, b)| kind(&places, a, b)), [5, 1, 1, 0, 6]);
-        assert_eq!(kind(&[place(0, 4, Cell::Table(8)), place(4, 8, Cell::Huge)], 0, 8), 7);
+        assert_eq!(kind(&[place(0, 4, Cell::Table(8)), place(4, 8, Cell::Huge)], 0, 8), 8);
+        assert_eq!(kind(&[place(0, 4, Cell::Swap)], 0, 4), 7);
     }
 }
