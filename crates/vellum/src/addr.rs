@@ -126,6 +126,30 @@ impl VirtRange {
         self.start < other.end && other.start < self.end
     }
 
+    /// Take in a range that overlaps this one, or touches it. Whether it does.
+    #[inline]
+    pub(crate) fn join(&mut self, other: &VirtRange) -> bool {
+        let touches = other.start <= self.end && self.start <= other.end;
+        if touches {
+            *self = VirtRange { start: self.start.min(other.start), end: self.end.max(other.end) };
+        }
+        touches
+    }
+
+    /// Sort ranges, and join those that touch: how many are left, before all others.
+    pub(crate) fn join_all(ranges: &mut [VirtRange]) -> usize {
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut left = ranges.len().min(1);
+        for i in 1..ranges.len() {
+            let next = ranges[i];
+            if !ranges[left - 1].join(&next) {
+                ranges[left] = next;
+                left += 1;
+            }
+        }
+        left
+    }
+
     /// What the two share; empty (at an unspecified place) if nothing.
     #[inline]
     pub fn intersect(&self, other: &VirtRange) -> VirtRange {

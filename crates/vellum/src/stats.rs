@@ -149,6 +149,13 @@ impl SpaceSlot {
     }
 }
 
+/// Pages of 4 KiB that are resident, on all CPUs' account.
+pub(crate) fn resident(slots: &[SpaceSlot]) -> u64 {
+    let of = |slot: &SpaceSlot, counter| slot.counts[counter as usize].load(Relaxed);
+    let all = |slot| of(slot, SpaceCounter::Anon) + of(slot, SpaceCounter::File) + of(slot, SpaceCounter::Shmem);
+    slots.iter().map(all).sum::<i64>().max(0) as u64
+}
+
 /// The sum over all CPUs. A share may be negative (mapped here, unmapped there); the sum is not, once all is quiet.
 pub(crate) fn sum(slots: &[SpaceSlot], counter: SpaceCounter) -> u64 {
     let total: i64 = slots.iter().map(|s| s.counts[counter as usize].load(Relaxed)).sum();

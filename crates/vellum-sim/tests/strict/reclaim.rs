@@ -2,6 +2,8 @@
 
 mod objects;
 
+use std::cell::Cell;
+
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::cache::Object;
@@ -34,6 +36,7 @@ in_every_format! {
     what_was_used_stays_longer => ages,
     a_family_gives_what_it_has_together => family,
     what_another_has_isolated_is_left_to_him => beside,
+    what_somebody_has_isolated_is_not_paged_out => not_paged_out,
     a_group_swaps_no_more_than_it_may => swap_room,
     what_is_locked_stays => locked,
     what_is_cold_goes_first => cold,
@@ -195,6 +198,29 @@ fn beside<A: Silicon>(arch: A) {
         assert_eq!(reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
         assert_eq!(both.map(|space| resident(space, BASE, page)), [0, 0]);
         assert_eq!(both.map(|space| on.load(space, BASE)), [1, 2]);
+    });
+}
+
+/// Who has isolated a folio has a reference to it, which can't be told from that of somebody who writes to it.
+fn not_paged_out<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let space = on.space_of(GroupId::ROOT);
+        map(&space, BASE, page);
+        on.store(&space, BASE, 1);
+        let asked = Cell::new(0);
+        let first = || {
+            asked.set(asked.get() + 1);
+            if asked.get() == 1 {
+                space.advise(BASE, page, Advise::PageOut).unwrap();
+                assert_eq!(resident(&space, BASE, page), page);
+            }
+        };
+        let spaces = First { spaces: [&space, &space], first };
+        assert_eq!(reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
+        assert!(asked.get() > 0);
+        assert_eq!(resident(&space, BASE, page), 0);
+        assert_eq!(on.load(&space, BASE), 1);
     });
 }
 

@@ -376,7 +376,7 @@ impl Last {
         remove::end(machine, self.0);
         owner::unlist(machine, self.0);
         let frames = machine.frames();
-        Leavers::new(frames, machine.groups()).leave(self.0, frames.frame(self.0), 0);
+        Leavers::new(frames, machine.groups()).leave(self.0, frames.frame(self.0), 1);
         // SAFETY: nobody knows the object any more, its index is empty, and nothing in the head needs to be dropped.
         unsafe { frames.free(self.0, 1, false, Use::Kernel) };
     }

@@ -138,7 +138,7 @@ pub(super) fn end<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
 /// Give back a node that holds nothing and that nobody else knows.
 pub(super) fn free_node<P: Platform>(machine: &Machine<'_, P>, node: Pfn) {
     let frames = machine.frames();
-    Leavers::new(frames, machine.groups()).leave(node, frames.frame(node), 0);
+    Leavers::new(frames, machine.groups()).leave(node, frames.frame(node), 1);
     // SAFETY: the caller's alone; a node without entries is all zero bits.
     unsafe { frames.free(node, 1, true, Use::Kernel) };
 }

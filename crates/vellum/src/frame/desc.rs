@@ -52,12 +52,10 @@ pub mod flag {
     pub const ZEROS: u32 = 1 << 19;
     /// A folio that is, or was, a memory object's.
     pub const OBJECT: u32 = 1 << 20;
-    /// A folio that somebody has taken off its list, with a reference, to see whether it can go.
-    pub const ISOLATED: u32 = 1 << 21;
     /// A folio whose contents may go as long as nobody has written to it since that was said.
-    pub const LAZY: u32 = 1 << 22;
+    pub const LAZY: u32 = 1 << 21;
     /// A folio some of whose frames have, or had, slots that hold the same ([`crate::swap`]).
-    pub const SWAP_CACHED: u32 = 1 << 23;
+    pub const SWAP_CACHED: u32 = 1 << 22;
 }
 
 /// Where the reverse map of an anonymous folio begins: with the spaces of one family (a space, and what was forked from it and from

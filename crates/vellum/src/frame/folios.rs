@@ -9,8 +9,12 @@ pub(crate) struct Folios<'f, 'p, P: Platform> {
     frames: &'f Frames<'p, P>,
     at: Pfn,
     left: u32,
-    /// Descriptors from `at` on that stand in one piece; not all there are.
-    here: &'p [Frame],
+    /// Descriptors that stand in one piece, and where among them that of `at` is; perhaps behind them.
+    row: &'p [Frame],
+    index: usize,
+    /// Of the last one: the order, and what that is in frames.
+    order: u8,
+    size: u32,
 }
 
 impl<'p, P: Platform> Frames<'p, P> {
@@ -18,7 +22,22 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// its. All of them are folios' and stay so meanwhile, but for those that were shown.
     #[inline(always)]
     pub(crate) fn folios(&self, pfn: Pfn, count: u32) -> Folios<'_, 'p, P> {
-        Folios { frames: self, at: pfn, left: count, here: &[] }
+        Folios { frames: self, at: pfn, left: count, row: &[], index: 0, order: 0, size: 1 }
+    }
+}
+
+/// Out of line, so that a processor goes on to the next folio without having waited for what this one says of its size.
+#[cold]
+#[inline(never)]
+fn size_of(order: u8) -> u32 {
+    1 << order
+}
+
+impl<'p, P: Platform> Folios<'_, 'p, P> {
+    /// Of the one that the first frame is only a part of.
+    #[cold]
+    fn head(&self) -> (Pfn, &'p Frame) {
+        self.frames.head(self.at)
     }
 }
 
@@ -30,15 +49,18 @@ impl<'p, P: Platform> Iterator for Folios<'_, 'p, P> {
         if self.left == 0 {
             return None;
         }
-        if self.here.is_empty() {
-            self.here = self.frames.stretch(self.at, self.left);
+        if self.index >= self.row.len() {
+            (self.row, self.index) = (self.frames.stretch(self.at, self.left), 0);
         }
-        let frame = self.here.first()?;
-        let (at, order) = (self.at, frame.order());
-        let skip = at.0 & ((1 << order) - 1);
-        let pages = ((1 << order) - skip).min(self.left);
-        let (head, frame) = if skip == 0 { (at, frame) } else { self.frames.head(at) };
-        self.here = self.here.get(pages as usize..).unwrap_or_default();
+        let frame = self.row.get(self.index)?;
+        if frame.order() != self.order {
+            self.order = frame.order();
+            self.size = size_of(self.order);
+        }
+        let (at, skip) = (self.at, self.at.0 & (self.size - 1));
+        let pages = (self.size - skip).min(self.left);
+        let (head, frame) = if skip == 0 { (at, frame) } else { self.head() };
+        self.index += pages as usize;
         (self.at, self.left) = (at.add(pages), self.left - pages);
         Some((head, frame, pages))
     }

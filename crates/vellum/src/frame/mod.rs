@@ -349,11 +349,13 @@ impl<'p, P: Platform> Frames<'p, P> {
         frame.put(refs, maps)
     }
 
-    /// The same for the only reference there is, where nobody can find the folio to have another.
+    /// The same for all there are, where nobody can find the folio to have another.
     #[inline]
-    pub(crate) fn put_last(&self, head: Pfn, frame: &Frame) {
-        debug_assert_eq!(frame.counts(), Counts { refs: 1, maps: 0 });
-        trace(self.platform, || Event::Counts(head, (1, 0), (0, 0)));
+    pub(crate) fn put_all(&self, head: Pfn, frame: &Frame) {
+        trace(self.platform, || {
+            let Counts { refs, maps } = frame.counts();
+            Event::Counts(head, (refs, maps), (0, 0))
+        });
         frame.set_counts(Counts { refs: 0, maps: 0 });
     }
 

@@ -44,14 +44,14 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
         self.lists.get_or_insert_with(|| self.groups.shard(group, shard).0.lock(self.frames.platform()))
     }
 
-    /// A frame that [`Groups::admit`] admitted, and that nobody refers to any more, leaves. The caller frees it.
+    /// So many frames that [`Groups::admit`] admitted as one, and that nobody refers to any more, leave. The caller frees them.
     #[inline]
-    pub(crate) fn leave(&mut self, pfn: Pfn, frame: &Frame, order: u8) {
+    pub(crate) fn leave(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         let home = frame.home();
-        if home != self.home || home & !Home::SHARD != 0 && !self.cut.extend(pfn, frame) {
+        if home != self.home || Home::is_listed(home) && !self.cut.extend(pfn, frame) {
             self.leave_elsewhere(pfn, frame, home);
         }
-        self.pages += 1 << order;
+        self.pages += pages;
         if frame.state().has(flag::PARTIAL) {
             let frames = self.frames;
             self.lists(home).deferred.remove(frames, pfn.add(1));
@@ -64,7 +64,7 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
         self.settle();
         self.lists(home);
         self.home = home;
-        self.cut = if home & !Home::SHARD != 0 { Cut::one(pfn, frame) } else { Cut::default() };
+        self.cut = if Home::is_listed(home) { Cut::one(pfn, frame) } else { Cut::default() };
     }
 
     /// Cut out whoever has left.

@@ -404,7 +404,7 @@ impl<'p> Groups<'p> {
         (id, shard): (GroupId, usize),
         list: LruList,
         most: (usize, u64),
-        take: impl FnMut(Pfn, &'p Frame),
+        take: impl FnMut(Pfn, &'p Frame, u32) -> bool,
     ) -> u64 {
         self.shard(id, shard).0.lock(frames.platform()).isolate(frames, list, most, take)
     }

@@ -52,6 +52,12 @@ impl Home {
     /// Which shard: equal for frames that share one.
     pub(crate) const SHARD: u32 = 0x0fff_ffff;
 
+    /// Whether a home names a list.
+    #[inline]
+    pub(crate) fn is_listed(raw: u32) -> bool {
+        raw & !Home::SHARD != 0
+    }
+
     #[inline]
     pub(crate) fn pack(self) -> u32 {
         let list = self.list.map_or(0, |l| l as u32 + 1);
@@ -145,19 +151,18 @@ impl Lists {
         if there {
             self.unlist(frames, pfn, home);
             frames.get_counts(pfn, frame, 1, 0);
-            frame.set_flag(flag::ISOLATED);
         }
         there
     }
 
     /// Take folios off the old end of a list, no more than this many, and no more than make up so many pages; each with a reference, and
-    /// shown to `take`. How many pages that were.
+    /// shown to `take`, with how many pages it is, as long as that says that it takes more. How many pages that were.
     pub(crate) fn isolate<'p, P: Platform>(
         &mut self,
         frames: &Frames<'p, P>,
         list: LruList,
         (mut folios, pages): (usize, u64),
-        mut take: impl FnMut(Pfn, &'p Frame),
+        mut take: impl FnMut(Pfn, &'p Frame, u32) -> bool,
     ) -> u64 {
         let mut sum = 0;
         let mut cut = Cut::default();
@@ -172,10 +177,12 @@ impl Lists {
                     cut = Cut::one(pfn, frame);
                 }
                 frame.set_home(frame.home() & Home::SHARD);
-                frame.set_flag(flag::ISOLATED);
-                sum += 1 << frame.order();
+                let its = 1 << frame.order();
+                sum += u64::from(its);
                 folios -= 1;
-                take(pfn, frame);
+                if !take(pfn, frame, its) {
+                    break;
+                }
             }
         }
         self.lru[list as usize].cut(frames, &cut);

@@ -122,7 +122,7 @@ impl<'p> Groups<'p> {
             let frame = frames.frame(head);
             // One to which nobody refers is about to leave the queue by itself; and who has isolated one may be the last to have it, and
             // relies on that nobody else finds it.
-            if !frame.has(flag::ISOLATED) && frames.try_get(head, frame, 1, 0) {
+            if Home::is_listed(frame.home()) && frames.try_get(head, frame, 1, 0) {
                 lists.deferred.remove(frames, tail);
                 frame.clear_flag(flag::PARTIAL);
                 take(head, frame);
@@ -138,7 +138,7 @@ impl<'p> Groups<'p> {
         let mut lists = self.shard(group, shard).0.lock(frames.platform());
         let home = Home::unpack(frame.home());
         lists.unlist(frames, head, home);
-        home.list.is_some() && !frame.set_flag(flag::ISOLATED)
+        home.list.is_some()
     }
 
     /// Queue a folio of which something was mapped, or that could not be split, if it is mapped in part only. The caller has a reference.

@@ -41,7 +41,7 @@ fn add_up(host: &Host) {
             // A stretch of the list, from both ends and from the middle, as unmapping might free them.
             for _ in 0..dice.roll(6).min(held.len() as u64) {
                 let (pfn, order, ..) = held.swap_remove(dice.roll(held.len() as u64) as usize);
-                leavers.leave(pfn, frames.frame(pfn), order);
+                leavers.leave(pfn, frames.frame(pfn), 1 << order);
             }
         }
         if round % 97 == 0 {
@@ -107,7 +107,7 @@ fn groups_come_and_go() {
     groups.admit(&frames, child, (pfn, frame, shard), 2, Some(LruList::Anon)).unwrap();
     assert_eq!(groups.remove(&frames, group), Err(GroupError::Busy(group)), "it has a child");
     assert_eq!(groups.remove(&frames, child), Err(GroupError::Busy(child)), "it has pages");
-    Leavers::new(&frames, &groups).leave(pfn, frame, 2);
+    Leavers::new(&frames, &groups).leave(pfn, frame, 4);
     assert_eq!(groups.remove(&frames, child), Ok(()));
     assert_eq!(groups.remove(&frames, child), Err(GroupError::NoSuchGroup(child)));
     assert_eq!(groups.remove(&frames, GroupId::ROOT), Err(GroupError::Busy(GroupId::ROOT)));

@@ -225,7 +225,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     fn free_folio(&self, head: Pfn, frame: &Frame) {
         let order = frame.order();
         self.uncache(head, frame, || true);
-        Leavers::new(&self.frames, &self.groups).leave(head, frame, order);
+        Leavers::new(&self.frames, &self.groups).leave(head, frame, 1 << order);
         // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
         unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
     }

@@ -4,8 +4,8 @@
 //! runs inside another operation, and no lock is held when it begins.
 //!
 //! # Mechanism
-//! Folios are taken off the old end of a group's lists, a batch at a time, each with a reference and a mark
-//! ([`flag::ISOLATED`]). Where they are mapped is asked of the spaces of their family, where an area has their place behind it:
+//! Folios are taken off the old end of a group's lists, a batch at a time, each with a reference and the number of who did
+//! ([`Isolated`]). Where they are mapped is asked of the spaces of their family, where an area has their place behind it:
 //! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for areas that
 //! were moved, or have an object behind them; which a space goes through only if it has any. A folio that was used since somebody last looked goes back to the
 //! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
@@ -26,8 +26,11 @@ use crate::platform::Platform;
 use crate::space::{AddressSpace, BATCH, Copies, Isolated};
 use crate::vma::Vma;
 
-/// How often a list is gone through: the last time, what was used may go too.
-const ROUNDS: usize = 3;
+/// Folios that are isolated together, if they are few rows: as many as are freed between two points where the CPU may do something else.
+const FOLIOS: usize = 512;
+
+/// What goes to where memory is swapped. It is gone through several times: the last time, what was used may go too.
+const EVICTABLE: &[LruList] = &[LruList::Anon, LruList::Shmem];
 
 /// The address spaces that a host has.
 pub trait Spaces<'m, P: Platform, A: Arch> {
@@ -94,14 +97,12 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
     let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
     work.split_partial(part);
     work.lists(part, &[LruList::Lazy], false);
-    for round in 1..=ROUNDS {
-        if machine.swaps().has_room(machine.platform()) {
-            work.lists(part, &[LruList::Anon, LruList::Shmem], round < ROUNDS);
-        }
-    }
     // Among what was locked may be what is not any more: of a parent that is gone, say.
-    if machine.swaps().has_room(machine.platform()) {
-        work.lists(part, &[LruList::Unevictable], false);
+    let rounds = [(EVICTABLE, true), (EVICTABLE, true), (EVICTABLE, false), (&[LruList::Unevictable], false)];
+    for (lists, ages) in rounds {
+        if work.done.freed < pages && machine.swaps().has_room(machine.platform()) {
+            work.lists(part, lists, ages);
+        }
     }
     Ok(work.done)
 }
@@ -114,27 +115,45 @@ struct Reclaim<'s, 'm, P: Platform, A: Arch, S: ?Sized> {
     arch: core::marker::PhantomData<A>,
 }
 
-/// A folio that was isolated.
+/// A folio that was isolated; or several, in a row in memory and by their places.
 #[derive(Clone, Copy)]
 struct Victim<'m> {
     head: Pfn,
+    /// How many frames.
+    frames: u32,
     frame: &'m Frame,
     /// Whose it said to be, and where, when it was isolated. An object's may be nobody's any more; but what is sorted by it has to keep still.
     owner: u64,
-    family: Family,
-    /// Its places.
-    range: VirtRange,
     /// It was used.
     young: bool,
 }
 
 impl<'m> Victim<'m> {
-    fn new(head: Pfn, frame: &'m Frame) -> Self {
-        let owner = frame.data();
-        let Owner { family, page } = Owner::unpack(owner);
-        let start = page << FRAME_SHIFT;
-        let range = VirtRange { start, end: start + (1 << (frame.order() as u32 + FRAME_SHIFT)) };
-        Victim { head, frame, owner, family, range, young: false }
+    #[inline]
+    fn new(head: Pfn, frame: &'m Frame, frames: u32) -> Self {
+        Victim { head, frames, frame, owner: frame.data(), young: false }
+    }
+
+    /// Take in an anonymous folio that goes on where these end. Whether it does.
+    #[inline]
+    fn join(&mut self, next: &Self) -> bool {
+        // Nothing is mapped at the first address, which might be taken for the one after another family's last.
+        let goes_on =
+            next.head == self.head.add(self.frames) && next.owner == self.owner.wrapping_add(u64::from(self.frames));
+        if goes_on {
+            self.frames += next.frames;
+        }
+        goes_on
+    }
+
+    fn family(&self) -> Family {
+        Owner::unpack(self.owner).family
+    }
+
+    /// Its places.
+    fn range(&self) -> VirtRange {
+        let start = Owner::unpack(self.owner).page << FRAME_SHIFT;
+        VirtRange { start, end: start + (u64::from(self.frames) << FRAME_SHIFT) }
     }
 
     fn is_object(&self) -> bool {
@@ -143,8 +162,8 @@ impl<'m> Victim<'m> {
 
     /// What lies between the places of these.
     fn places(victims: &[Self]) -> VirtRange {
-        let start = victims.iter().map(|victim| victim.range.start).min().unwrap_or(0);
-        let end = victims.iter().map(|victim| victim.range.end).max().unwrap_or(0);
+        let start = victims.iter().map(|victim| victim.range().start).min().unwrap_or(0);
+        let end = victims.iter().map(|victim| victim.range().end).max().unwrap_or(0);
         VirtRange { start, end }
     }
 }
@@ -160,8 +179,8 @@ enum Area {
 impl Area {
     fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
         match self {
-            Area::Plain => Some(victim.range),
-            Area::Displaced(area) => area.with_places(victim.range),
+            Area::Plain => Some(victim.range()),
+            Area::Displaced(area) => area.with_places(victim.range()),
         }
     }
 }
@@ -176,12 +195,13 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let all: u64 = shards().map(|(shard, list)| groups.listed(frames, shard, list)).sum();
         let (mut looked, mut turn) = (0, self.wanted.min(all));
         while looked < all && self.done.freed < self.wanted {
-            let missing = self.wanted - self.done.freed;
-            for (shard, list) in shards() {
+            let missing = (self.wanted - self.done.freed).min(all);
+            shards().for_each(|(shard, list)| {
                 let listed = groups.listed(frames, shard, list);
-                let part_of = |pages: u64| (listed as u128 * pages as u128).div_ceil(all as u128) as u64;
+                // There are fewer than 2^32 frames.
+                let part_of = |pages: u64| (listed * pages).div_ceil(all);
                 self.shard(shard, list, part_of(turn), part_of(missing), ages);
-            }
+            });
             looked += turn;
             turn = (2 * turn).min(all);
         }
@@ -193,11 +213,17 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let machine = self.machine;
         let (groups, frames) = (machine.groups(), machine.frames());
         while left > 0 && self.done.freed < enough {
-            let (mut victims, isolated) = (ArrayVec::<_, BATCH>::new(), Isolated::new(machine));
-            let most = (BATCH, left.min(enough - self.done.freed));
-            let take = |head, frame| {
+            let (mut victims, isolated) = (ArrayVec::<Victim<'_>, BATCH>::new(), Isolated::new(machine));
+            let most = (FOLIOS, left.min(enough - self.done.freed));
+            // Who asks whether they were used asks it of each.
+            let joins = !ages && matches!(list, LruList::Anon | LruList::Lazy);
+            let take = |head, frame, frames| {
                 isolated.add(frame);
-                victims.push(Victim::new(head, frame));
+                let next = Victim::new(head, frame, frames);
+                if !(joins && victims.last_mut().is_some_and(|last| last.join(&next))) {
+                    victims.push(next);
+                }
+                !victims.is_full()
             };
             let pages = groups.isolate(frames, shard, list, most, take);
             if pages == 0 {
@@ -210,18 +236,18 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             let first = victims.partition_point(|victim| !victim.is_object());
             let (anonymous, objects) = victims.split_at_mut(first);
-            for family in anonymous.chunk_by_mut(|a, b| a.family == b.family) {
+            for family in anonymous.chunk_by_mut(|a, b| a.family() == b.family()) {
                 self.family(family, isolated, ages, None);
             }
             self.objects(objects, isolated, ages);
-            self.done.freed += isolated.settle(machine, &mut victims, |victim| (victim.head, victim.frame));
+            self.done.freed += isolated.settle(machine, victims.iter().map(|victim| (victim.head, victim.frames)));
             machine.platform().resched();
         }
     }
 
     /// Folios of one family go: to `copies`, or else to where memory is swapped.
     fn family(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool, mut copies: Option<&mut Copies>) {
-        let Some(Victim { family, .. }) = victims.first().copied() else { return };
+        let Some(family) = victims.first().map(Victim::family) else { return };
         if ages {
             self.each_area(family, victims, |space, area, victims| {
                 for victim in victims {
@@ -229,23 +255,18 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 }
             });
         }
-        // Addresses have no highest bit.
-        victims.sort_unstable_by_key(|victim| victim.range.start | u64::from(victim.young) << 63);
-        let old = victims.partition_point(|victim| !victim.young);
-        self.each_area(family, &mut victims[..old], |space, area, victims| {
+        self.each_area(family, victims, |space, area, victims| {
+            let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| area.find(victim));
+            let Some(mut last) = old.next() else { return };
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
-            for range in victims.iter().filter_map(|victim| area.find(victim)) {
-                match ranges.last_mut() {
-                    Some(last) if last.start <= range.start && range.start <= last.end => {
-                        last.end = last.end.max(range.end);
-                    }
-                    _ => ranges.push(range),
+            for range in old {
+                if !last.join(&range) {
+                    ranges.push(core::mem::replace(&mut last, range));
                 }
             }
-            if let Area::Displaced(_) = area {
-                // Places may begin anew within it.
-                ranges.sort_unstable_by_key(|range| range.start);
-            }
+            ranges.push(last);
+            let left = VirtRange::join_all(&mut ranges);
+            ranges.truncate(left);
             space.evict(&ranges, Some(isolated), copies.as_deref_mut());
         });
     }

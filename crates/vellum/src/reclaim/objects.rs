@@ -48,9 +48,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         self.each_mapping(object, old, |space, area, victims| {
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
             for range in victims.iter().filter_map(|victim| space.mapped_in(area, object, &pages_of(object, victim))) {
-                match ranges.last_mut() {
-                    Some(last) if last.end == range.start => last.end = range.end,
-                    _ => ranges.push(range),
+                if !ranges.last_mut().is_some_and(|last| last.join(&range)) {
+                    ranges.push(range);
                 }
             }
             space.let_go(&ranges, isolated);

@@ -26,7 +26,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     pub(super) fn split_partial(&mut self, part: Part) {
         let machine = self.machine;
         let (groups, frames) = (machine.groups(), machine.frames());
-        for shard in groups.shards_on(frames, part.group, part.node) {
+        groups.shards_on(frames, part.group, part.node).for_each(|shard| {
             let mut left = groups.deferred(frames, shard) as usize;
             while left > 0 && self.done.freed < self.wanted {
                 let mut taken = ArrayVec::<_, BATCH>::new();
@@ -40,22 +40,22 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 self.done.freed += now;
                 machine.platform().resched();
             }
-        }
+        });
     }
 
     /// Split a folio to which the caller has a reference, which he gives up. How many pages came free.
     fn split(&self, head: Pfn, frame: &'m Frame) -> u64 {
         let machine = self.machine;
         let order = frame.order();
-        let victim = Victim::new(head, frame);
+        let victim = Victim::new(head, frame, 1 << order);
         let mut mapped = None;
-        self.each_area(victim.family, &mut [victim], |space, area, _| {
+        self.each_area(victim.family(), &mut [victim], |space, area, _| {
             mapped = mapped.or_else(|| area.find(&victim).and_then(|range| space.split_folio(range, head)));
         });
         if let Some(mapped) = mapped {
             machine.count_size(SizeCounter::Split, order);
             let unmapped = mapped.pieces().filter(|(.., mapped)| !mapped);
-            return put_all(machine, unmapped.map(|(at, ..)| (head.add(at), machine.frames().frame(head.add(at)))));
+            return put_all(machine, unmapped.map(|(at, order, _)| (head.add(at), 1 << order)));
         }
         let maps = frame.counts().maps;
         if maps == 0 || !self.may_copy(frame, maps) || !machine.groups().isolate_folio(machine.frames(), head) {
@@ -64,7 +64,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             machine.groups().defer_if_partial(machine.frames(), head);
             // What is not mapped any more goes with this reference.
-            return put_all(machine, [(head, frame)].into_iter());
+            return put_all(machine, [(head, 1 << order)].into_iter());
         }
         let freed = self.transfer(victim);
         machine.count_size(if freed > 0 { SizeCounter::Split } else { SizeCounter::SplitFailed }, order);
@@ -90,12 +90,12 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         self.family(&mut [victim], isolated, false, Some(&mut copies));
         // While it can't be freed.
         machine.groups().defer_if_partial(machine.frames(), victim.head);
-        let freed = isolated.settle(machine, &mut [victim], |victim| (victim.head, victim.frame));
+        let freed = isolated.settle(machine, [(victim.head, victim.frames)].into_iter());
         freed.saturating_sub(copies.forget(machine))
     }
 }
 
 /// Drop a reference to each; those that had no other are freed. How many pages they were.
-fn put_all<'p, P: Platform>(machine: &Machine<'p, P>, folios: impl Iterator<Item = (Pfn, &'p Frame)>) -> u64 {
-    free_unmapped(machine, folios.filter(|(head, frame)| machine.frames().put(*head, frame, 1, 0).refs == 0))
+fn put_all<P: Platform>(machine: &Machine<'_, P>, folios: impl Iterator<Item = (Pfn, u32)>) -> u64 {
+    free_unmapped(machine, folios, |head, frame| machine.frames().put(head, frame, 1, 0).refs == 0, |_, _| ())
 }

@@ -365,8 +365,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         seen.pinned |= !allows(self.tables.platform(), Wanted::Unpinned);
         for (_, frame, pages) in machine.frames().folios(pfn, pages) {
             let counts = frame.counts();
-            // Who has isolated it does nothing with it but in the way of a child.
-            seen.pinned |= counts.refs > counts.maps + u32::from(frame.has(flag::ISOLATED));
+            seen.pinned |= counts.refs > counts.maps;
             seen.unfit |= frame.has(flag::OBJECT);
             if !attrs.contains(Attrs::EXCLUSIVE) && counts.maps > pages {
                 seen.shared += pages;

@@ -10,6 +10,8 @@
 //!
 //! Runs are not folios: of a folio that is mapped in part, that part goes, and nothing needs to be split first.
 
+use arrayvec::ArrayVec;
+
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
@@ -37,15 +39,15 @@ pub(super) struct Held {
     own: bool,
 }
 
+#[derive(Default)]
 struct Batch {
-    held: [Held; RUNS],
-    used: usize,
+    held: ArrayVec<Held, RUNS>,
     pages: u32,
 }
 
 impl Batch {
     fn is_full(&self) -> bool {
-        self.used == RUNS || self.pages >= PAGES
+        self.held.is_full() || self.pages >= PAGES
     }
 }
 
@@ -80,11 +82,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut left = ranges.iter();
         let mut range = *first;
         left.next();
-        let nothing = Held { run: Run::new(0, 1, Kind::None, 0, 0), shared: false, own: false };
         loop {
             let _evicting = self.tables.tlb.evicting();
             let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
-            let mut batch = Batch { held: [nothing; RUNS], used: 0, pages: 0 };
+            let mut batch = Batch::default();
             while !batch.is_full() && !gather.is_full() {
                 if range.is_empty() {
                     let Some(next) = left.next() else { break };
@@ -96,7 +97,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         range.start = next.min(range.end);
                         went += dropped;
                     }
-                    None if batch.used > 0 => break,
+                    None if !batch.held.is_empty() => break,
                     None => {
                         gather.flush();
                         self.tables.platform().wait();
@@ -105,7 +106,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             // From here on nobody writes to what is held.
             gather.flush();
-            for held in &batch.held[..batch.used] {
+            for held in &batch.held {
                 let all = held.run.range(&self.tables.arch);
                 went += match room {
                     Ok(()) => {
@@ -198,8 +199,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 if self.tables.machine.frames().head(run.pfn(arch)).1.has(flag::LAZY) {
                     dropped += self.drop_lazily(&table, &mut run, isolated, gather);
                 } else if let Some(held) = self.hold(&table, &mut run, isolated, batch, gather) {
-                    batch.held[batch.used] = held;
-                    batch.used += 1;
+                    batch.held.push(held);
                     batch.pages += run.frames(arch);
                 }
             }
@@ -219,14 +219,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         isolated: Option<Isolated>,
         own: impl FnOnce() -> u32,
     ) -> bool {
-        let (Counts { refs, maps }, state) = (frame.counts(), frame.state());
-        // Whoever else has isolated a folio gives it up when he likes.
+        let Counts { refs, maps } = frame.counts();
         let may = match isolated {
             None => alone || maps == pages,
-            Some(isolated) => state.has(flag::ISOLATED) && isolated.may_go(frame),
+            Some(isolated) => isolated.may_go(frame),
         };
-        let known = maps + u32::from(state.has(flag::ISOLATED));
-        may && !state.has(flag::OBJECT)
+        // Whoever else has isolated a folio gives it up when he likes.
+        let known = maps + u32::from(isolated.is_some());
+        may && !frame.has(flag::OBJECT)
             && (refs <= known || refs - known <= own())
             && allows(self.tables.platform(), Wanted::Unpinned)
     }
@@ -252,7 +252,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         for (head, frame, pages) in frames.folios(run.pfn(arch), run.frames(arch)) {
             // What was isolated is not held a second time, nor does being held add a reference to it.
             let own = || match isolated {
-                None => self.held_of(head, frame.order(), &batch.held[..batch.used]),
+                None => self.held_of(head, frame.order(), &batch.held),
                 Some(_) => 0,
             };
             if !self.may_go((frame, pages), alone, isolated, own) {

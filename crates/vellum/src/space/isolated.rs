@@ -2,16 +2,18 @@
 
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, flag};
-use crate::group::LruList;
+use crate::group::{Home, LruList};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::tlb::free_unmapped;
 
-/// Folios that may be isolated together.
+/// Folios, or rows of them, that may be isolated together.
 pub(crate) const BATCH: usize = 128;
 
 /// What a folio says besides of which it is known that it is locked. (Numbers don't get there.)
 const LOCKED: u64 = 1 << 63;
+/// And of which it is known that nobody has it any more, whatever it counts.
+const UNMAPPED: u64 = 1 << 62;
 
 /// Who has isolated them: what each of them says of that.
 #[derive(Clone, Copy)]
@@ -29,53 +31,64 @@ impl Isolated {
         frame.set_isolated_by(self.0);
     }
 
-    /// Whether a folio that somebody has isolated is one of these, and not known to be locked.
+    /// Whether a folio is one of these, and not known to be locked.
     #[inline]
     pub(super) fn may_go(self, frame: &Frame) -> bool {
-        frame.isolated_by() == self.0
+        frame.isolated_by() == self.0 && !Home::is_listed(frame.home())
     }
 
-    /// A folio that somebody has isolated is mapped by an area that is locked.
+    /// Whether a folio may go all of which is mapped by these pages, and that nobody has otherwise: without them nobody finds it any more.
+    #[inline]
+    pub(super) fn is_sole(self, frame: &Frame, pages: u32) -> bool {
+        let state = frame.state();
+        frame.counts() == Counts { refs: pages + 1, maps: pages }
+            && pages == 1 << state.order()
+            && !state.has(flag::OBJECT | flag::SWAP_CACHED)
+            && self.may_go(frame)
+    }
+
+    /// Such a folio is unmapped and flushed when it is settled; or it isn't.
+    #[inline]
+    pub(super) fn set_unmapped(self, frame: &Frame, unmapped: bool) {
+        frame.set_isolated_by(self.0 | if unmapped { UNMAPPED } else { 0 });
+    }
+
+    /// A folio is mapped by an area that is locked.
     pub(super) fn lock(self, frame: &Frame) {
         if self.may_go(frame) {
             frame.set_isolated_by(self.0 | LOCKED);
         }
     }
 
-    /// These are no longer isolated: what nobody has any more is freed, and the others go back to their lists. How many pages (of 4 KiB)
-    /// were freed.
-    pub(crate) fn settle<'p, P: Platform, T: Copy>(
-        self,
-        machine: &Machine<'p, P>,
-        these: &mut [T],
-        folio: impl Fn(&T) -> (Pfn, &'p Frame) + Copy,
-    ) -> u64 {
-        // Those that nobody has come to the front, and leave their group together, for whose lock the others must not have to wait.
-        let mut gone = these.iter().take_while(|one| self.is_gone(machine, folio(one))).count();
-        for n in gone + 1..these.len() {
-            if self.is_gone(machine, folio(&these[n])) {
-                these[gone] = these[n];
-                gone += 1;
+    /// The folios in these rows of frames are no longer isolated: what nobody has any more is freed, and the others go back to their
+    /// lists. How many pages (of 4 KiB) were freed.
+    #[inline(never)]
+    pub(crate) fn settle<P: Platform>(self, machine: &Machine<'_, P>, these: impl Iterator<Item = (Pfn, u32)>) -> u64 {
+        let is_gone = |head, frame: &_| {
+            let gone = self.is_gone(machine, head, frame);
+            if gone {
+                machine.frames().put_all(head, frame);
             }
-        }
-        let dropped = these[..gone].iter().map(folio);
-        free_unmapped(machine, dropped.inspect(|(head, frame)| machine.frames().put_last(*head, frame)))
+            gone
+        };
+        let stays = |head, frame: &_| {
+            let list = if self.is_locked(frame) { LruList::Unevictable } else { LruList::evictable(frame) };
+            machine.groups().relist(machine.frames(), head, None, list);
+            machine.put_refs(head, frame, 1);
+        };
+        free_unmapped(machine, these, is_gone, stays)
     }
 
-    /// Whether nobody has a folio any more. If somebody does, it goes back to its list.
+    /// Whether nobody has a folio any more.
     #[inline]
-    fn is_gone<P: Platform>(self, machine: &Machine<'_, P>, (head, frame): (Pfn, &Frame)) -> bool {
+    fn is_gone<P: Platform>(self, machine: &Machine<'_, P>, head: Pfn, frame: &Frame) -> bool {
+        if frame.isolated_by() == self.0 | UNMAPPED {
+            return true;
+        }
         let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };
         // Then nobody can find it any more to have it anew.
         let uncached = || machine.uncache(head, frame, unmapped) && unmapped();
-        let gone = unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached());
-        if !gone {
-            let list = if self.is_locked(frame) { LruList::Unevictable } else { LruList::evictable(frame) };
-            frame.clear_flag(flag::ISOLATED);
-            machine.groups().relist(machine.frames(), head, None, list);
-            machine.put_refs(head, frame, 1);
-        }
-        gone
+        unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached())
     }
 
     /// Whether an area was found that maps one of these, and is locked.

@@ -8,7 +8,7 @@ use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Counts, flag};
 use crate::group::LruList;
-use crate::platform::Platform;
+use crate::platform::{Platform, Wanted, allows};
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, Run};
 use crate::tlb::Gather;
@@ -76,30 +76,45 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let frames = machine.frames();
         let (first, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let alone = run.attrs(arch).contains(Attrs::EXCLUSIVE);
-        let mut pages = 0;
+        let (mut pages, mut sole) = (0, None);
         for (_, frame, its) in frames.folios(first, run.frames(arch)) {
-            if !frame.has(flag::LAZY) || !self.may_go((frame, its), alone, isolated, || 0) {
+            let sole_if =
+                |isolated: &Isolated| isolated.is_sole(frame, its) && allows(self.tables.platform(), Wanted::Unpinned);
+            let its_sole = isolated.filter(sole_if);
+            if !frame.has(flag::LAZY) || its_sole.is_none() && !self.may_go((frame, its), alone, isolated, || 0) {
                 if pages == 0 {
                     run.len = (its >> shift) as usize;
                     return 0;
                 }
                 break;
             }
+            if *sole.get_or_insert(its_sole.is_some()) != its_sole.is_some() {
+                break;
+            }
+            if let Some(isolated) = its_sole {
+                isolated.set_unmapped(frame, true);
+            }
             pages += its;
         }
+        let sole = isolated.filter(|_| sole == Some(true));
         let (mut gone, mut at) = (0, 0);
-        while at < pages && !gather.is_full() {
+        while at < pages && (sole.is_some() || !gather.is_full()) {
             let rest = run.part(arch, (at >> shift) as usize, ((pages - at) >> shift) as usize);
             let removed = table.take_clean(&rest);
             at += removed.frames;
             gone += removed.frames;
-            if removed.frames != 0 {
-                gather.push(removed);
+            match sole {
+                _ if removed.frames == 0 => {}
+                Some(_) => gather.note(removed.isolated(), table.shift()),
+                None => gather.push(removed),
             }
             if at < pages {
                 // That it was written to is known by the folio.
                 let (head, written) = frames.head(first.add(at));
                 written.clear_flag(flag::LAZY);
+                if let Some(isolated) = sole {
+                    isolated.set_unmapped(written, false);
+                }
                 at = pages.min(head.0 + (1 << written.order()) - first.0);
             }
         }

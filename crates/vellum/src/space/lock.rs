@@ -10,7 +10,7 @@ use bitflags::bitflags;
 use crate::addr::{Pfn, VirtRange, align_down, align_up};
 use crate::arch::{Arch, Kind};
 use crate::errno::Errno;
-use crate::frame::{Frame, OutOfMemory, flag};
+use crate::frame::{Frame, OutOfMemory};
 use crate::group::LruList;
 use crate::platform::Platform;
 use crate::table::Run;
@@ -211,9 +211,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Who has isolated folios hears which of them a run of a locked area maps.
     pub(super) fn tell_locked(&self, run: &Run, isolated: Option<Isolated>) {
         let Some(isolated) = isolated else { return };
-        for (_, frame) in self.folios_of(run).filter(|(_, frame)| frame.has(flag::ISOLATED)) {
-            isolated.lock(frame);
-        }
+        self.folios_of(run).for_each(|(_, frame)| isolated.lock(frame));
     }
 
     /// The folios that a run maps, if it maps any.

@@ -122,7 +122,7 @@ use crate::frame::{Family, OutOfMemory, Use};
 use crate::group::{GroupError, GroupId};
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
-use crate::stats::{SpaceCounter, SpaceSlot, sum};
+use crate::stats::{SpaceSlot, resident};
 use crate::sync::PerCpuLock;
 use crate::table::PageTables;
 use areas::Areas;
@@ -244,7 +244,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Pages of 4 KiB now resident.
     fn resident_pages(&self) -> u64 {
-        [SpaceCounter::Anon, SpaceCounter::File, SpaceCounter::Shmem].iter().map(|c| sum(self.tables.slots, *c)).sum()
+        resident(self.tables.slots)
     }
 
     /// Remember how much was resident, before it becomes less.

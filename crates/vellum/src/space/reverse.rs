@@ -58,7 +58,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let object = Object::of(machine, frame).filter(|_| !isolated.is_locked(frame));
                 object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
             });
-            isolated.settle(machine, &mut folios, |folio| *folio);
+            isolated.settle(machine, folios.iter().map(|(head, frame)| (*head, 1 << frame.order())));
             if !room {
                 return;
             }
@@ -176,8 +176,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) {
         let arch = &self.tables.arch;
         let shift = arch.level_shift(run.level) - FRAME_SHIFT;
-        let may =
-            |frame: &Frame| frame.state().has(flag::ISOLATED) && frame.has(flag::OBJECT) && isolated.may_go(frame);
+        let may = |frame: &Frame| frame.has(flag::OBJECT) && isolated.may_go(frame);
         let mut folios = self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch));
         let Some((_, frame, mut pages)) = folios.next() else { return };
         let goes = may(frame);

@@ -155,7 +155,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     fn free_private(&self, table: Pfn, zero: bool) {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
-        crate::group::Leavers::new(frames, self.machine.groups()).leave(table, frames.frame(table), order);
+        crate::group::Leavers::new(frames, self.machine.groups()).leave(table, frames.frame(table), 1 << order);
         // SAFETY: only the caller knows of it, who vouches for the zeros.
         unsafe { frames.free(table, 1 << order, zero, Use::Kernel) };
     }

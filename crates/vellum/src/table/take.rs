@@ -2,7 +2,7 @@
 //! laid down elsewhere.
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
-use core::sync::atomic::{AtomicU64, fence};
+use core::sync::atomic::fence;
 
 use super::entries::Extent;
 use super::run::Joined;
@@ -110,27 +110,17 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     fn empty_clean(&self, index: usize, n: usize, written: impl Fn(u64) -> bool) -> usize {
         // Upper entries must not look empty before that is final (INV-4).
         let instead = if self.level > 1 { self.tables.arch.busy() } else { 0 };
-        let mut done = 0;
-        let mut take = |entries: &[AtomicU64]| {
-            for (i, entry) in entries.iter().enumerate() {
-                let at = index + done + i;
-                let raw = self.exchange_at(at, entry, instead);
-                if written(raw) {
-                    self.store(at, instead, raw);
-                    done += i;
-                    return false;
-                }
-                if instead != 0 {
-                    self.store(at, instead, 0);
-                }
+        for (i, entry) in self.entries()[index..index + n].iter().enumerate() {
+            let raw = self.exchange_at(index + i, entry, instead);
+            if written(raw) {
+                self.store(index + i, instead, raw);
+                return i;
             }
-            done += entries.len();
-            true
-        };
-        // Eight at a time, as they are read.
-        let (eights, rest) = self.entries()[index..index + n].as_chunks::<8>();
-        let _ = eights.iter().all(|eight| take(eight)) && take(rest);
-        done
+            if instead != 0 {
+                self.store(index + i, instead, 0);
+            }
+        }
+        n
     }
 
     /// Of so many entries of a run that were emptied, those come back, clean, that map a part of what the next one maps a part of.

@@ -49,6 +49,11 @@ impl Removed {
         self.range
     }
 
+    /// Who has isolated the frames frees them, whatever they count: what is left to do is to invalidate this range.
+    pub(crate) fn isolated(self) -> VirtRange {
+        self.range
+    }
+
     /// No frames, for a place that is yet to be filled.
     pub(crate) fn nothing() -> Self {
         Removed { pfn: Pfn(0), frames: 0, range: VirtRange { start: 0, end: 0 }, shift: 0 }
@@ -140,14 +145,9 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     #[inline]
     pub(crate) fn note(&mut self, range: VirtRange, shift: u32) {
         self.stride_shift = self.stride_shift.min(shift);
-        if let Some(last) = self.ranges[..self.ranges_used].last_mut()
-            && range.start <= last.end
-            && last.start <= range.end
-        {
-            *last = VirtRange { start: last.start.min(range.start), end: last.end.max(range.end) };
-            return;
+        if !self.ranges[..self.ranges_used].last_mut().is_some_and(|last| last.join(&range)) {
+            self.note_apart(range);
         }
-        self.note_apart(range);
     }
 
     /// What translates `range` moved elsewhere, tables and all.
@@ -176,22 +176,16 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         let stride = if self.stride_shift == u32::MAX { crate::addr::FRAME_SHIFT } else { self.stride_shift };
         let tables = core::mem::take(&mut self.moved) || self.tables != Pfn::NONE;
         // In ascending order and disjoint, as the platform is promised.
-        let ranges = &mut self.ranges[..self.ranges_used];
-        ranges.sort_unstable_by_key(|r| r.start);
-        let mut kept = 0;
-        for i in 1..ranges.len() {
-            if ranges[i].start <= ranges[kept].end {
-                ranges[kept].end = ranges[kept].end.max(ranges[i].end);
-            } else {
-                kept += 1;
-                ranges[kept] = ranges[i];
-            }
-        }
-        let flushed = self.tlb.invalidate(&self.ranges[..=kept], stride, tables);
+        let left = VirtRange::join_all(&mut self.ranges[..self.ranges_used]);
+        let flushed = self.tlb.invalidate(&self.ranges[..left], stride, tables);
         self.ranges_used = 0;
         self.stride_shift = u32::MAX;
-        self.free_frames(&flushed);
-        self.free_tables(&flushed);
+        if self.used != 0 {
+            self.free_frames(&flushed);
+        }
+        if self.tables != Pfn::NONE {
+            self.free_tables(&flushed);
+        }
     }
 
     /// Free frames that were removed by who has flushed them himself, under the lock of their table, which he has given back.
@@ -215,9 +209,6 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     }
 
     fn free_tables(&mut self, _proof: &Flushed) {
-        if self.tables == Pfn::NONE {
-            return;
-        }
         let machine = self.tlb.machine;
         machine.walkers().outwait(machine.platform());
         let mut release = Release::new(machine, Use::Kernel);
@@ -225,7 +216,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             let frame = machine.frames().frame(pfn);
             self.tables = Pfn(frame.data() as u32);
             trace(machine.platform(), || Event::TableDead(pfn));
-            release.free(pfn, frame, frame.state().order());
+            release.free(pfn, frame, 1 << frame.order());
             release.rest();
         }
     }
@@ -241,20 +232,29 @@ impl<P: Platform> Drop for Gather<'_, '_, P> {
     }
 }
 
-/// Free folios, a batch of them, that nobody maps and to which the caller has just dropped the last reference: how many pages they are.
-pub(crate) fn free_unmapped<'p, P: Platform>(
-    machine: &crate::machine::Machine<'p, P>,
-    folios: impl Iterator<Item = (Pfn, &'p Frame)>,
+/// Free those folios in rows of frames that nobody has any more, as the caller finds out: how many pages they are. The others are shown
+/// to `stays`, with no lock held.
+pub(crate) fn free_unmapped<P: Platform>(
+    machine: &crate::machine::Machine<'_, P>,
+    rows: impl Iterator<Item = (Pfn, u32)>,
+    is_gone: impl Fn(Pfn, &Frame) -> bool,
+    stays: impl Fn(Pfn, &Frame),
 ) -> u64 {
     let mut release = Release::new(machine, Use::Folio);
-    let mut pages = 0;
-    for (head, frame) in folios {
-        let order = frame.order();
-        release.free(head, frame, order);
-        pages += 1 << order;
+    let mut freed = 0;
+    for (first, count) in rows {
+        for (head, frame, pages) in machine.frames().folios(first, count) {
+            if is_gone(head, frame) {
+                release.free(head, frame, pages);
+                freed += u64::from(pages);
+            } else {
+                release.leavers.pause();
+                stays(head, frame);
+            }
+        }
     }
     machine.count(Counter::FoliosFreed, release.freed);
-    pages
+    freed
 }
 
 /// Gives frames back, those in a row together. Exists only behind the proof of a flush ([`Gather::free_frames`],
@@ -342,7 +342,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
             pages
         };
         if self.machine.frames().put(head, frame, pages, maps).refs == 0 {
-            self.free(head, frame, order);
+            self.free(head, frame, 1 << order);
         }
         self.rest();
     }
@@ -361,12 +361,11 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     ///
     /// Tables come in the opposite order of their addresses, so a row grows at either end. They must go back in rows: what
     /// goes back one by one is handed out in ever less of an order, and tables in no order take twice as long to unmap.
-    #[inline]
-    fn free(&mut self, pfn: Pfn, frame: &Frame, order: u8) {
+    #[inline(always)]
+    fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         self.machine.uncache(pfn, frame, || true);
-        self.leavers.leave(pfn, frame, order);
+        self.leavers.leave(pfn, frame, pages);
         self.freed += 1;
-        let pages = 1 << order;
         if pfn.0 + pages == self.start {
             self.start = pfn.0;
         } else if self.start + self.len != pfn.0 {
