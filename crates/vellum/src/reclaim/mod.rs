@@ -4,8 +4,8 @@
 //! runs inside another operation, and no lock is held when it begins.
 //!
 //! # Mechanism
-//! Folios are taken off the old end of a group's lists, a batch at a time, each with a reference and the number of who did
-//! ([`Isolated`]). Where they are mapped is asked of the spaces of their family, where an area has their place behind it:
+//! Folios are taken off the old end of a group's lists, a batch at a time, each with a reference and the number of who did.
+//! Those that go on in memory and by their places are one row from then on. Where they are mapped is asked of the spaces of their family, where an area has their place behind it:
 //! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for areas that
 //! were moved, or have an object behind them; which a space goes through only if it has any. A folio that was used since somebody last looked goes back to the
 //! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
