@@ -19,9 +19,10 @@ use crate::platform::Platform;
 const ORDERS: usize = HUGE_ORDER as usize + 1;
 /// log2 of how many blocks a refill cuts off, so that there is one for many requests.
 const REFILL_ORDER: u8 = 5;
-/// Blocks of a kind that come back one by one before some go on to the buddy allocator, which makes large ones of them
+/// Blocks of a kind that come back one by one before all go on to the buddy allocator, which makes large ones of them
 /// again. If they stayed, they would be handed out in ever less of an order: page tables that lie in a row are unmapped in
-/// half the time of those that don't, and single pages in a row are one run.
+/// half the time of those that don't, and single pages in a row are one run. And a few that stayed for good, here and there, would
+/// leave no large block whole.
 const LOOSE: u32 = 2 << REFILL_ORDER;
 /// The largest reserve: 256 MiB.
 const MAX_RESERVE: u8 = 16;
@@ -194,21 +195,21 @@ impl Cache {
     #[inline]
     pub(super) fn free<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, order: u8, zero: bool, usage: Use) {
         if self.push(frames, pfn, order, zero, usage) > LOOSE {
-            self.shorten(frames, order, zero, usage, LOOSE / 2);
+            self.empty(frames, usage);
         }
         if self.frames > self.limit {
             self.shrink(frames, self.limit / 2);
         }
     }
 
-    /// Give blocks of a kind to the buddy allocator until no more than `keep` are left.
+    /// Give all blocks of a use to the buddy allocator, what is left of former times too.
     #[cold]
-    fn shorten<P: Platform>(&mut self, frames: &Frames<'_, P>, order: u8, zero: bool, usage: Use, keep: u32) {
+    fn empty<P: Platform>(&mut self, frames: &Frames<'_, P>, usage: Use) {
         let mut buddy = frames.nodes[self.node].buddy.lock_irq(frames.platform());
-        while self.stacks[usage as usize][zero as usize][order as usize].len > keep
-            && let Some((pfn, zero)) = self.pop(frames, order, zero, usage)
-        {
-            buddy.free(frames, pfn, order, zero);
+        for order in 0..ORDERS as u8 {
+            while let Some((pfn, zero)) = self.pop(frames, order, false, usage) {
+                buddy.free(frames, pfn, order, zero);
+            }
         }
     }
 

@@ -158,6 +158,28 @@ fn blocks_merge_until_they_are_whole() {
     assert_eq!(frames.free_blocks_on(0), before);
 }
 
+/// What a CPU keeps at hand of former times does not stand in the way of large blocks.
+#[test]
+fn what_is_left_over_goes_back_too() {
+    let host = Host::new(&[(16, 8000, true)], 1);
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let held: Vec<Pfn> = core::iter::from_fn(|| frames.alloc(0, false, Use::Folio).ok()).collect();
+    // Here and there two at once, and then all others one by one.
+    let two =
+        |pfn: &Pfn| pfn.0 % 128 < 2 && held.contains(&pfn.align_down(1)) && held.contains(&pfn.align_down(1).add(1));
+    for pfn in held.iter().filter(|pfn| two(pfn) && pfn.is_aligned(1)) {
+        // SAFETY: from the allocator, and nobody else's.
+        unsafe { frames.free(*pfn, 2, false, Use::Folio) };
+    }
+    for pfn in held.iter().filter(|pfn| !two(pfn)) {
+        // SAFETY: as above.
+        unsafe { frames.free(*pfn, 1, false, Use::Folio) };
+    }
+    let cached = |pfn: &u32| frames.block(Pfn(*pfn)).is_some_and(|(.., state)| state.kind() == FrameKind::Cached);
+    let cached = (0..9000).filter(cached).count();
+    assert!(cached <= 64, "{cached} frames are kept at hand");
+}
+
 /// What one CPU asks for in a row lies in a row, in whatever sizes, and far from what another one asks for meanwhile.
 #[test]
 fn cpus_that_take_turns_get_memory_apart() {
