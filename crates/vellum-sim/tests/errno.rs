@@ -137,6 +137,11 @@ fn files_answer_as_in_linux() {
 }
 
 #[test]
+fn addresses_above_the_user_half_are_answered_as_linux_does() {
+    compare(&rows::BEYOND);
+}
+
+#[test]
 fn as_many_areas_as_linux_allows() {
     compare(&rows::MANY);
 }

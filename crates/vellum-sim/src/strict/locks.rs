@@ -146,6 +146,7 @@ impl<A: Silicon> Checker<A> {
             let text = format!("CPU {cpu} reads entry {index} of {pfn:?}, which is no table");
             return self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
         };
+        self.check_user_half(pfn, index, "reads");
         let holds_one = self.cpus[cpu].held.iter().any(|h| self.table(*h).is_some_and(|t| t.space == space));
         let child =
             super::entry(hardware, pfn, index).map(read).filter(|raw| self.arch.kind(*raw, level) == Kind::Table);

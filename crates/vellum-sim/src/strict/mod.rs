@@ -250,7 +250,7 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::Locking(table) => checker.locking(table),
         Event::Locked(table) => checker.locked(table, hardware),
         Event::Unlocking(table) => checker.unlocking(table, hardware),
-        Event::TableBorn(table, level, space) => checker.born(table, level, space),
+        Event::TableBorn(table, level, space) => checker.born(table, level, space, hardware),
         Event::TableDead(table) => checker.dead(table),
         Event::Store(table, index, expected, new) => checker.write(table, index, How::Store(expected), new, hardware),
         Event::Discard(table, index, expected) => checker.write(table, index, How::Discard(expected), 0, hardware),

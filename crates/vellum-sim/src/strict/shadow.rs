@@ -146,6 +146,14 @@ impl<A: Arch> Checker<A> {
         }
     }
 
+    /// Returns how many entries of a table of this level the engine may touch: those of a root that
+    /// translate no user address are the host's.
+    pub fn user_entries(&self, level: u8) -> u32 {
+        let all = 1u64 << self.arch.index_bits();
+        let user = self.arch.user_end().div_ceil(1 << self.arch.level_shift(level));
+        if level == self.arch.levels() { user.min(all) as u32 } else { all as u32 }
+    }
+
     pub fn frame(&mut self, pfn: Pfn) -> Option<&mut Frame> {
         self.frames.get_mut(pfn.0 as usize)
     }

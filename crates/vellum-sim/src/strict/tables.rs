@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 
-use vellum::addr::Pfn;
+use vellum::addr::{FRAME_SHIFT, Pfn, PhysAddr};
 use vellum::arch::Kind;
 use vellum::platform::SpaceId;
 
@@ -13,7 +13,7 @@ use crate::hardware::Hardware;
 use crate::walker::Silicon;
 
 impl<A: Silicon> Checker<A> {
-    pub fn born(&mut self, pfn: Pfn, level: u8, space: SpaceId) {
+    pub fn born(&mut self, pfn: Pfn, level: u8, space: SpaceId, hardware: &Hardware<A>) {
         let root = level == self.arch.levels();
         let (table, roots) = (self.table(pfn).is_some(), self.roots.get(&space).copied());
         if table || root && roots.is_some() || level == 0 || level > self.arch.levels() {
@@ -22,6 +22,7 @@ impl<A: Silicon> Checker<A> {
         }
         if root {
             self.roots.insert(space, pfn);
+            self.poison_host_half(pfn, hardware);
         }
         let table = Table {
             level,
@@ -39,6 +40,26 @@ impl<A: Silicon> Checker<A> {
             frame.table = Some(Box::new(table));
         }
         self.record_frame(pfn, true);
+    }
+
+    /// Fills the host's half of a root, as a kernel does that maps itself there: by entries that look
+    /// like pointers to tables, and lead to a bus error.
+    fn poison_host_half(&mut self, root: Pfn, hardware: &Hardware<A>) {
+        let poison = self.arch.table(PhysAddr((self.frames.len() as u64) << FRAME_SHIFT));
+        for index in self.user_entries(self.arch.levels())..1 << self.arch.index_bits() {
+            if let Some(entry) = super::entry(hardware, root, index as u16) {
+                entry.store(poison, Ordering::Release);
+            }
+        }
+    }
+
+    /// Fails if an entry is the host's.
+    pub fn check_user_half(&mut self, pfn: Pfn, index: u16, what: &str) {
+        let Some(level) = self.table(pfn).map(|t| t.level) else { return };
+        if u32::from(index) >= self.user_entries(level) {
+            let text = format!("CPU {} {what} entry {index} of the root {pfn:?}, which is the host's", self.cpu);
+            self.fail(Rule::HostHalf, text, &[pfn], &[(pfn, index)]);
+        }
     }
 
     pub fn dead(&mut self, pfn: Pfn) {
@@ -100,7 +121,7 @@ impl<A: Silicon> Checker<A> {
         if level == 1 {
             return Vec::new();
         }
-        let entries = 1u32 << self.arch.index_bits();
+        let entries = self.user_entries(level);
         let child = |index: u16| {
             let raw = super::entry(hardware, pfn, index)?.load(Ordering::Acquire);
             (self.arch.kind(raw, level) == Kind::Table).then(|| (index, self.arch.table_addr(raw).pfn()))
@@ -149,7 +170,7 @@ impl<A: Silicon> Checker<A> {
         for (index, child) in self.children(pfn, level, hardware) {
             self.hook(child, pfn, index, hardware);
         }
-        for index in 0..1u32 << self.arch.index_bits() {
+        for index in 0..self.user_entries(level) {
             let raw = self.table(pfn).and_then(|t| t.values.as_ref()).map_or(0, |v| v[index as usize]);
             if self.arch.kind(raw, level) == Kind::Leaf {
                 self.targeted(self.leaf_pfn(raw, index as u16, level), pfn, index as u16);

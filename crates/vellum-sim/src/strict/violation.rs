@@ -14,6 +14,8 @@ pub enum Rule {
     StillMapped,
     /// A table goes back only when no live entry points to it.
     StillHooked,
+    /// The engine neither reads nor writes those entries of a root that translate no user address: they are the host's.
+    HostHalf,
     /// A table goes back only when every lockless walker has left that was under way when it was unhooked.
     TableUnderWalker,
     /// A lockless walker begins once, ends once, and reads entries of tables only.

@@ -36,6 +36,7 @@ impl<A: Silicon> Checker<A> {
         let Some(entry) = super::entry(hardware, pfn, index) else {
             return self.fail(Rule::WrongTarget, format!("{pfn:?} has no entry {index}"), &[pfn], &[]);
         };
+        self.check_user_half(pfn, index, "writes");
         if dead {
             self.fail(Rule::Unlocked, format!("an entry of the dead table {pfn:?} is written"), &[pfn], &[at]);
         }

@@ -3,6 +3,7 @@
 //! One program of all of them: the engine is compiled for each machine and each format of page tables once, not for every story.
 
 mod bench;
+mod beyond;
 
 mod blocks;
 mod collapse;

@@ -16,10 +16,12 @@ mod aarch64;
 mod riscv64;
 #[cfg(test)]
 mod tests;
+mod user;
 mod x86_64;
 
 pub use aarch64::Aarch64;
 pub use riscv64::Riscv64;
+pub use user::{BadRange, UserRange};
 pub use x86_64::X86_64;
 
 use crate::addr::{Pfn, PhysAddr};

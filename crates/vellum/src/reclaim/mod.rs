@@ -180,7 +180,7 @@ impl Area {
     fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
         match self {
             Area::Plain => Some(victim.range()),
-            Area::Displaced(area) => area.with_places(victim.range()),
+            Area::Displaced(area) => area.with_places(victim.range()).map(VirtRange::from),
         }
     }
 }

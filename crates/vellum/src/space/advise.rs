@@ -1,7 +1,7 @@
 //! Hints about memory: `madvise`.
 
-use crate::addr::{VirtRange, align_up};
-use crate::arch::Arch;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
@@ -59,6 +59,19 @@ pub enum Advise {
 }
 
 impl Advise {
+    /// Returns whether this advice is taken for what is mapped of a range, holes or not.
+    fn passes_holes(self) -> bool {
+        matches!(
+            self,
+            Advise::DontNeed
+                | Advise::DontNeedLocked
+                | Advise::Collapse
+                | Advise::PopulateRead
+                | Advise::PopulateWrite
+                | Advise::GuardRemove
+        )
+    }
+
     /// Whether contents go, here or for a child.
     fn forgets(self) -> bool {
         matches!(
@@ -173,12 +186,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`AdviseError`].
     pub fn advise(&self, addr: u64, len: u64, advice: Advise) -> Result<(), AdviseError> {
-        let shift = self.page_shift();
-        if addr & ((1 << shift) - 1) != 0 {
-            return Err(AdviseError::Unaligned(addr));
-        }
-        let len = align_up(len, shift).ok_or(AdviseError::Overflow)?;
-        let range = VirtRange::new(addr, len).ok_or(AdviseError::Overflow)?;
+        let range = match UserRange::new(&self.tables.arch, addr, len) {
+            Ok(range) => range,
+            Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
+            Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
+            // The user half ends in a hole that can't be mapped.
+            Err(BadRange::Beyond(part)) => {
+                if advice.passes_holes() {
+                    self.advise_range(part, advice)?;
+                }
+                return Err(AdviseError::NotMapped);
+            }
+        };
+        self.advise_range(range, advice)
+    }
+
+    fn advise_range(&self, range: UserRange, advice: Advise) -> Result<(), AdviseError> {
         if range.is_empty() {
             return Ok(());
         }
@@ -213,41 +236,40 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Nothing in the page tables depends on it, so there is nothing to do but to change the areas.
-    fn set_advice(&self, range: VirtRange, advice: Advice) -> Result<(), AdviseError> {
+    fn set_advice(&self, range: UserRange, advice: Advice) -> Result<(), AdviseError> {
         self.set_areas(&mut self.change(range), range, |v| v.advice == advice, |v| v.advice = advice)?;
         Ok(())
     }
 
-    fn set_flags(&self, range: VirtRange, flags: AreaFlags, on: bool) -> Result<(), AdviseError> {
+    fn set_flags(&self, range: UserRange, flags: AreaFlags, on: bool) -> Result<(), AdviseError> {
         let same = |v: &Vma| v.flags.contains(flags) == on;
         self.set_areas(&mut self.change(range), range, same, |v| v.flags.set(flags, on))?;
         Ok(())
     }
 
     /// Whether a range is all mapped, and its areas (if that is asked) unlocked, and private anonymous memory.
-    pub(super) fn all(&self, range: VirtRange, unlocked: bool, private: bool) -> Result<(), AdviseError> {
+    pub(super) fn all(&self, range: UserRange, unlocked: bool, private: bool) -> Result<(), AdviseError> {
         let areas = self.read();
         for area in areas.overlapping(range).filter(|area| area.state != State::Dying) {
             if unlocked && area.flags.contains(AreaFlags::LOCKED) {
-                return Err(AdviseError::Locked(area.range));
+                return Err(AdviseError::Locked(*area.range));
             }
             if private && !area.backing.is_anonymous() {
-                return Err(AdviseError::NotPrivate(area.range));
+                return Err(AdviseError::NotPrivate(*area.range));
             }
         }
         if areas.covers(range) { Ok(()) } else { Err(AdviseError::NotMapped) }
     }
 
     /// Side by side with faults; between preemption points it looks again what is there.
-    fn dont_need(&self, range: VirtRange, locked: bool) -> Result<(), AdviseError> {
+    fn dont_need(&self, range: UserRange, locked: bool) -> Result<(), AdviseError> {
         // What can fail comes first, so that failing changes nothing.
-        self.split_beside_faults(range.start)?;
-        self.split_beside_faults(range.end)?;
+        self.split_beside_faults(range)?;
         self.note_peak();
-        let mut gather = self.gather(range);
+        let mut gather = self.gather(*range);
         self.each_area(range, |area, part| {
             if area.flags.contains(AreaFlags::LOCKED) && !locked {
-                return Err(AdviseError::Locked(area.range));
+                return Err(AdviseError::Locked(*area.range));
             }
             Ok(self.zap(part, Keep::Guards, &mut gather)?)
         })
@@ -260,14 +282,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// What `act` answers, at once; or, when all is done, that not all of the range is mapped.
     pub(super) fn each_area(
         &self,
-        range: VirtRange,
-        mut act: impl FnMut(&Vma, VirtRange) -> Result<u64, AdviseError>,
+        range: UserRange,
+        mut act: impl FnMut(&Vma, UserRange) -> Result<u64, AdviseError>,
     ) -> Result<(), AdviseError> {
         let mut holes = false;
         let mut at = range.start;
         while at < range.end {
             let areas = self.read();
-            let left = VirtRange { start: at, ..range };
+            let left = range.tail(at);
             let next = areas.overlapping(left).find(|v| v.state != State::Dying);
             let Some(area) = next else { return Err(AdviseError::NotMapped) };
             if area.state == State::Held {
@@ -289,13 +311,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Not all of the range is mapped.
     pub(super) fn each_whole_run(
         &self,
-        range: VirtRange,
+        range: UserRange,
         mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>),
     ) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
-        let mut gather = self.gather(range);
+        let mut gather = self.gather(*range);
         self.each_area(range, |_, part| {
-            let table = match self.tables.find(part.start, part.end) {
+            let table = match self.tables.find(part) {
                 Found::Hole(end) => return Ok(end),
                 Found::Table(table) => table,
             };
@@ -315,25 +337,27 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })
     }
 
-    /// Split a huge mapping that reaches across an address, as a reader of the areas, when what is there is not held.
-    fn split_beside_faults(&self, at: u64) -> Result<(), OutOfMemory> {
+    /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
+    /// the areas, once the areas there are not held.
+    fn split_beside_faults(&self, range: UserRange) -> Result<(), OutOfMemory> {
         loop {
             let areas = self.read();
-            if areas.tree.find(at).is_none_or(|v| v.state != State::Held) {
-                return self.tables.split_at(at);
+            let held = |at| areas.tree.find(at).is_some_and(|v| v.state == State::Held);
+            if !held(range.start) && !held(range.end - 1) {
+                return self.tables.split_edges(range);
             }
             drop(areas);
             self.tables.platform().wait();
         }
     }
 
-    fn populate_all(&self, range: VirtRange, access: Access) -> Result<(), AdviseError> {
+    fn populate_all(&self, range: UserRange, access: Access) -> Result<(), AdviseError> {
         let mut at = range.start;
         while at < range.end {
             let Some(area) = self.read().find(at).copied() else { return Err(AdviseError::NotMapped) };
             // As Linux does, by what the area says, though what may be written can be read.
             if !area.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
-                return Err(AdviseError::Inaccessible(area.range));
+                return Err(AdviseError::Inaccessible(*area.range));
             }
             let end = area.range.end.min(range.end);
             while at < end {

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::Arch;
+use crate::arch::{Arch, UserRange};
 use crate::cache::{self, Orphans};
 use crate::frame::{OutOfMemory, Use};
 use crate::machine::Machine;
@@ -80,7 +80,7 @@ pub(super) struct Areas {
     /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
     orphans: Orphans,
     /// Ranges that somebody is at work on, holes included.
-    claims: [VirtRange; CLAIMS],
+    claims: [UserRange; CLAIMS],
     claimed: usize,
     /// Areas that will be added by operations which have let go of the lock meanwhile, and can't fail any more.
     promised: usize,
@@ -119,7 +119,7 @@ impl Areas {
             displaced: 0,
             future: AreaFlags::empty(),
             orphans: Orphans::default(),
-            claims: [VirtRange { start: 0, end: 0 }; CLAIMS],
+            claims: [UserRange::default(); CLAIMS],
             claimed: 0,
             promised: 0,
         }
@@ -151,17 +151,17 @@ impl Areas {
     }
 
     /// The areas that overlap `range`, those being unmapped included.
-    pub(super) fn overlapping(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+    pub(super) fn overlapping(&self, range: UserRange) -> impl Iterator<Item = &Vma> {
         self.tree.iter_from(range.start).take_while(move |v| v.range.start < range.end)
     }
 
     /// The first of them.
-    pub(super) fn first(&self, range: VirtRange) -> Option<Vma> {
+    pub(super) fn first(&self, range: UserRange) -> Option<Vma> {
         self.overlapping(range).next().copied()
     }
 
     /// Those of them that lie before the first hole.
-    pub(super) fn connected(&self, range: VirtRange) -> impl Iterator<Item = &Vma> {
+    pub(super) fn connected(&self, range: UserRange) -> impl Iterator<Item = &Vma> {
         let mut end = range.start;
         self.overlapping(range).take_while(move |area| {
             let connected = area.range.start <= end && area.state != State::Dying;
@@ -171,17 +171,17 @@ impl Areas {
     }
 
     /// The first of them that is sealed.
-    pub(super) fn sealed(&self, range: VirtRange) -> Option<VirtRange> {
-        self.overlapping(range).find(|v| v.flags.contains(AreaFlags::SEALED)).map(|v| v.range)
+    pub(super) fn sealed(&self, range: UserRange) -> Option<VirtRange> {
+        self.overlapping(range).find(|v| v.flags.contains(AreaFlags::SEALED)).map(|v| *v.range)
     }
 
     /// Whether every address of `range` is mapped.
-    pub(super) fn covers(&self, range: VirtRange) -> bool {
+    pub(super) fn covers(&self, range: UserRange) -> bool {
         self.connected(range).last().map_or(range.start, |area| area.range.end) >= range.end
     }
 
     /// Of the ends of `range`, how many lie inside an area: how many areas [`Areas::isolate`] adds.
-    pub(super) fn cuts(&self, range: VirtRange) -> usize {
+    pub(super) fn cuts(&self, range: UserRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
     }
@@ -193,25 +193,25 @@ impl Areas {
     }
 
     /// Split areas so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Areas::cuts`] areas.
-    pub(super) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
+    pub(super) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         self.cut(machine, range.start);
         self.cut(machine, range.end);
     }
 
     fn cut<P: Platform>(&mut self, machine: &Machine<'_, P>, addr: u64) {
         let Some(area) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
-        self.tree.update(area.range.start, |v| v.range.end = addr);
-        let upper = Vma { range: VirtRange { start: addr, end: area.range.end }, ..area };
+        self.tree.update(area.range.start, |v| v.range = area.range.head(addr));
+        let upper = Vma { range: area.range.tail(addr), ..area };
         let inserted = self.tree.insert(upper);
         debug_assert!(inserted.is_ok(), "an area was added without being reserved");
         cache::hold(machine, &upper.backing);
     }
 
     /// Change each area of `range`, in full if it was not isolated.
-    pub(super) fn each(&mut self, range: VirtRange, mut change: impl FnMut(&mut Vma)) {
+    pub(super) fn each(&mut self, range: UserRange, mut change: impl FnMut(&mut Vma)) {
         let mut at = range.start;
         while at < range.end
-            && let Some(area) = self.first(VirtRange { start: at, ..range })
+            && let Some(area) = self.first(range.tail(at))
         {
             self.tree.update(area.range.start, &mut change);
             at = area.range.end.min(range.end);
@@ -219,7 +219,7 @@ impl Areas {
     }
 
     /// Take out every area of `range`, which was isolated.
-    pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
+    pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         while let Some(area) = self.first(range) {
             self.tree.remove(&Nodes(machine), area.range.start);
             cache::release(machine, &area.backing, &mut self.orphans);
@@ -236,11 +236,11 @@ impl Areas {
     }
 
     /// Whether somebody is at work on a part of `range`.
-    pub(super) fn is_claimed(&self, range: VirtRange) -> bool {
+    pub(super) fn is_claimed(&self, range: UserRange) -> bool {
         self.claims[..self.claimed].iter().any(|claim| claim.overlaps(&range))
     }
 
-    fn claim(&mut self, ranges: &[VirtRange]) -> bool {
+    fn claim(&mut self, ranges: &[UserRange]) -> bool {
         let free = self.claimed + ranges.len() <= CLAIMS && !ranges.iter().any(|range| self.is_claimed(*range));
         if free {
             self.claims[self.claimed..][..ranges.len()].copy_from_slice(ranges);
@@ -249,7 +249,7 @@ impl Areas {
         free
     }
 
-    fn disclaim(&mut self, range: VirtRange) {
+    fn disclaim(&mut self, range: UserRange) {
         if let Some(i) = self.claims[..self.claimed].iter().position(|claim| *claim == range) {
             self.claimed -= 1;
             self.claims.swap(i, self.claimed);
@@ -259,7 +259,7 @@ impl Areas {
     /// Join neighbours that say the same, from the area before `range` to the one behind it; but none that somebody is at
     /// work on, who counts on where it begins and ends. So he who is done joins all areas that have a part in what he was at work on to
     /// what is on either side of them.
-    pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: VirtRange) {
+    pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find(range.start).or_else(|| self.tree.find_from(range.start));
         let first = first.map_or(range.start, |area| area.range.start.min(range.start));
         let first = self.tree.find(first.saturating_sub(1)).or_else(|| self.tree.find_from(first));
@@ -269,8 +269,8 @@ impl Areas {
             if next.continues(&before) && !self.is_claimed(next.range) && !self.is_claimed(before.range) {
                 self.tree.remove(&Nodes(machine), next.range.start);
                 cache::release(machine, &next.backing, &mut self.orphans);
-                self.tree.update(before.range.start, |v| v.range.end = next.range.end);
-                before.range.end = next.range.end;
+                self.tree.update(before.range.start, |v| v.range.append(&next.range));
+                before.range.append(&next.range);
             } else {
                 before = next;
             }
@@ -278,9 +278,9 @@ impl Areas {
     }
 
     /// The same for each area of `range`.
-    pub(super) fn account_all(&mut self, range: VirtRange, sign: i64) {
+    pub(super) fn account_all(&mut self, range: UserRange, sign: i64) {
         let mut at = range.start;
-        while let Some(area) = self.first(VirtRange { start: at, ..range }) {
+        while let Some(area) = self.first(range.tail(at)) {
             self.account(&area, range, sign);
             at = area.range.end.min(range.end);
         }
@@ -302,7 +302,7 @@ impl Areas {
     }
 
     /// Bookkeeping for areas that come (`+1`) or go (`-1`).
-    pub(super) fn account(&mut self, area: &Vma, range: VirtRange, sign: i64) {
+    pub(super) fn account(&mut self, area: &Vma, range: UserRange, sign: i64) {
         let bytes = area.range.intersect(&range).len().wrapping_mul(sign as u64);
         self.mapped = self.mapped.wrapping_add(bytes);
         self.most_mapped = self.most_mapped.max(self.mapped);
@@ -332,8 +332,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Begin to change `range`, when nobody else is at work on a part of it.
-    pub(super) fn change(&self, range: VirtRange) -> Change<'_, 'm, P, A> {
-        match self.change_both(|_| Ok::<_, core::convert::Infallible>([range, VirtRange::default()])) {
+    pub(super) fn change(&self, range: UserRange) -> Change<'_, 'm, P, A> {
+        match self.change_both(|_| Ok::<_, core::convert::Infallible>([range, UserRange::default()])) {
             Ok(change) => change,
             Err(never) => match never {},
         }
@@ -343,7 +343,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// several times.
     pub(super) fn change_both<E>(
         &self,
-        mut choose: impl FnMut(&Areas) -> Result<[VirtRange; 2], E>,
+        mut choose: impl FnMut(&Areas) -> Result<[UserRange; 2], E>,
     ) -> Result<Change<'_, 'm, P, A>, E> {
         loop {
             let mut areas = self.write();
@@ -366,25 +366,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn read(&self) -> ReadGuard<'_, Areas> {
         self.areas.read(self.tables.platform(), &self.tables.slot().readers)
     }
-
-    /// Whether a huge mapping reaches across an end of `range`: not at any later time either, if it doesn't now and the areas
-    /// end there.
-    pub(super) fn has_edges(&self, range: VirtRange) -> bool {
-        self.tables.is_inside_huge(range.start) || self.tables.is_inside_huge(range.end)
-    }
-
-    /// Split huge mappings at both ends of `range`, so that none reaches across.
-    pub(super) fn split_edges(&self, range: VirtRange) -> Result<(), OutOfMemory> {
-        self.tables.split_at(range.start)?;
-        self.tables.split_at(range.end)
-    }
 }
 
 /// A change of a range of a space, or of two: nobody else changes a part of them, holes included, until this is dropped. The
 /// lock of the areas may be let go in between.
 pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
     space: &'s AddressSpace<'m, P, A>,
-    ranges: [VirtRange; 2],
+    ranges: [UserRange; 2],
     used: usize,
     promised: usize,
     areas: Option<WriteGuard<'s, Areas>>,

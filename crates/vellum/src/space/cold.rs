@@ -1,7 +1,6 @@
 //! Memory that is not needed soon, or will be: hints about what is in memory.
 
-use crate::addr::VirtRange;
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::flag;
 use crate::group::LruList;
 use crate::platform::Platform;
@@ -12,7 +11,7 @@ use super::{AddressSpace, AdviseError};
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// What a range has that is this space's alone was not used, and is the first to be looked at when memory is short
     /// (`MADV_COLD`). Side by side with faults.
-    pub(super) fn cool(&self, range: VirtRange) -> Result<(), AdviseError> {
+    pub(super) fn cool(&self, range: UserRange) -> Result<(), AdviseError> {
         self.all(range, true, false)?;
         self.each_whole_run(range, |table, run, gather| {
             if run.kind == Kind::Leaf && self.cool_run(table, run) {
@@ -48,7 +47,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
-    pub(super) fn will_need(&self, range: VirtRange) -> Result<(), AdviseError> {
+    pub(super) fn will_need(&self, range: UserRange) -> Result<(), AdviseError> {
         self.all(range, false, false)?;
         // What does not come now comes when it is touched, or else is not there: that is no matter of a hint.
         let _ = self.bring_all_back(range, |_| true);

@@ -8,7 +8,7 @@
 //! been written. Where somebody watches ([`super::watch`]), what is missing stays so, and what is protected too.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, OutOfMemory, flag};
@@ -163,19 +163,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// See [`CollapseError`]: the last that a block met with.
-    pub(super) fn collapse(&self, range: VirtRange) -> Result<(), AdviseError> {
+    pub(super) fn collapse(&self, range: UserRange) -> Result<(), AdviseError> {
         let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
         let mut result = Ok(());
         self.each_area(range, |area, part| {
             let whole = |range: VirtRange| (range.start.next_multiple_of(size), align_down(range.end, size.ilog2()));
-            let ((first, end), (least, most)) = (whole(part), whole(area.range));
+            let ((first, end), (least, most)) = (whole(*part), whole(*area.range));
             if least >= most || !self.may_collapse(area) {
-                return Err(AdviseError::Collapse(CollapseError::NotAllowed(area.range)));
+                return Err(AdviseError::Collapse(CollapseError::NotAllowed(*area.range)));
             }
             if first >= end {
                 return Ok(part.end);
             }
-            let block = VirtRange { start: first, end: first + size };
+            let block = part.tail(first).head(first + size);
             match self.collapse_block(area, block, None) {
                 Err(error) if error.is_shortage() => return Err(AdviseError::Collapse(error)),
                 Err(error) => result = Err(error),
@@ -198,7 +198,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             && done.scanned < pages
         {
             let areas = self.read();
-            let rest = VirtRange { start: at, end: self.tables.arch.user_end() };
+            let rest = UserRange::all(&self.tables.arch).tail(at);
             let next = areas.overlapping(rest).find(|area| {
                 area.state == State::Live && area.range.end > at && self.may_collapse(area) && self.orders(area) != 0
             });
@@ -209,11 +209,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let order = self.orders(&area).ilog2().min(HUGE_ORDER as u32);
             let start = area.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
             let block = VirtRange { start, end: start + (1 << (order + FRAME_SHIFT)) };
-            if order as u8 <= self.tables.arch.page_order() || !area.range.covers(&block) {
+            let fits = area.range.part(block).filter(|_| order as u8 > self.tables.arch.page_order());
+            let Some(block) = fits else {
                 done.next = Some(area.range.end);
                 continue;
-            }
-            match self.tables.find(block.start, area.range.end) {
+            };
+            match self.tables.find(area.range.tail(block.start)) {
                 Found::Hole(end) => {
                     done.next = Some(end.max(block.end));
                     done.scanned += 1;
@@ -242,7 +243,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn collapse_block(
         &self,
         area: &Vma,
-        block: VirtRange,
+        block: UserRange,
         limits: Option<&CollapseLimits>,
     ) -> Result<bool, CollapseError> {
         let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
@@ -276,13 +277,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // They are about what was found at first.
             limits = None;
         }
-        Err(CollapseError::Busy(block))
+        Err(CollapseError::Busy(*block))
     }
 
     /// What is to be done with a block now.
-    fn next_step(&self, area: &Vma, block: VirtRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
-        match self.tables.find(block.start, area.range.end) {
-            Found::Hole(_) => Err(CollapseError::Unfit(block)),
+    fn next_step(&self, area: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
+        match self.tables.find(area.range.tail(block.start)) {
+            Found::Hole(_) => Err(CollapseError::Unfit(*block)),
             Found::Table(table) => {
                 let next = self.judge(&table, area, block, limits);
                 table.release();
@@ -295,37 +296,37 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         area: &Vma,
-        block: VirtRange,
+        block: UserRange,
         limits: Option<&CollapseLimits>,
     ) -> Result<Next, CollapseError> {
         let Survey { resident, swapped, shared, runs, away, used, pinned, holes, unfit, whole } =
             self.survey(table, block);
-        let all = table.range() == block;
+        let all = block == table.range();
         if whole {
             return Ok(if all { Next::Promote } else { Next::Done });
         }
         if unfit || resident + swapped == 0 || !all && runs > RUNS {
-            return Err(CollapseError::Unfit(block));
+            return Err(CollapseError::Unfit(*block));
         }
         if holes && area.watcher.is_some() {
-            return Err(CollapseError::BeyondLimits(block));
+            return Err(CollapseError::BeyondLimits(*block));
         }
         if let Some(limits) = limits {
             let share = |limit: u32| ((u64::from(limit) * (block.len() >> FRAME_SHIFT)) >> HUGE_ORDER) as u32;
             let none = (block.len() >> FRAME_SHIFT) as u32 - resident - swapped;
             let beyond = none > share(limits.none) || swapped > share(limits.swapped) || shared > share(limits.shared);
             if beyond || !used {
-                return Err(CollapseError::BeyondLimits(block));
+                return Err(CollapseError::BeyondLimits(*block));
             }
         }
         match away {
             Some(addr) => Ok(Next::Fetch(addr)),
-            None if pinned => Err(CollapseError::Busy(block)),
+            None if pinned => Err(CollapseError::Busy(*block)),
             None => Ok(Next::Copy),
         }
     }
 
-    fn survey(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> Survey {
+    fn survey(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Survey {
         let arch = &self.tables.arch;
         let mut seen = Survey::default();
         let mut at = block.start;
@@ -347,7 +348,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         seen
     }
 
-    fn survey_leaves(&self, run: &Run, block: VirtRange, seen: &mut Survey) {
+    fn survey_leaves(&self, run: &Run, block: UserRange, seen: &mut Survey) {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let (pfn, attrs, pages) = (run.pfn(arch), run.attrs(arch), run.frames(arch));
@@ -359,7 +360,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
         let one = pfn.is_aligned(order) && machine.frames().head(pfn).1.order() >= order;
-        seen.whole |= one && run.range(arch) == block;
+        seen.whole |= one && block == run.range(arch);
         seen.resident += pages;
         seen.used |= attrs.contains(Attrs::ACCESSED);
         seen.pinned |= !allows(self.tables.platform(), Wanted::Unpinned);
@@ -374,15 +375,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Map by one huge leaf what a table maps as one run of one folio. Whether that is still so.
-    fn promote(&self, area: &Vma, block: VirtRange) -> bool {
+    fn promote(&self, area: &Vma, block: UserRange) -> bool {
         let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
+        let Found::Table(table) = self.tables.find(block) else { return false };
         let fits = matches!(self.judge(&table, area, block, None), Ok(Next::Promote));
         let Some(run) = table.run(block.start, block.end).filter(|_| fits) else {
             table.release();
             return false;
         };
-        let mut gather = self.gather(block);
+        let mut gather = self.gather(*block);
         let old = table.supplant(|table| {
             // With all that hardware has recorded until nobody came by this table any more.
             let last = table.run(run.va, block.end).unwrap_or(run);
@@ -395,11 +396,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Put a folio in the place of all that a block maps. Whether it is still to be copied.
-    fn replace_all(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> bool {
-        let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
+    fn replace_all(&self, area: &Vma, block: UserRange, pfn: Pfn) -> bool {
+        let Found::Table(table) = self.tables.find(block) else { return false };
         let fits = matches!(self.judge(&table, area, block, None), Ok(Next::Copy));
         match fits {
-            true if table.range() == block => self.replace_table(table, area, pfn),
+            true if block == table.range() => self.replace_table(table, area, pfn),
             true => self.replace_part::<RUNS>(table, area, block, pfn),
             false => table.release(),
         }

@@ -7,8 +7,8 @@
 //! policy allows takes: out with the old entries, flush, copy, in with the new, all under the table's lock. Nobody can write to
 //! what is copied while it is, and whoever writes to the copy is not contradicted by what a CPU still reads of the original.
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::{FRAME_SHIFT, Pfn};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, Frame, flag};
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -37,16 +37,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn unshare(&self, area: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // Neighbours were not written.
         let orders = if self.tracks() { 0 } else { self.orders(area) };
-        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
+        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
         let seen = self.look_for_others(&table, area, addr, orders);
-        let start = align_down(addr, table.shift());
-        let page = VirtRange { start, end: start + (1 << table.shift()) };
+        let page = area.range.around(addr, table.shift());
         table.release();
         let order = match seen {
             Seen::Changed => return Ok(Outcome::Again),
             Seen::Own => {
                 self.tables.machine.count(Counter::CowReuses, 1);
-                return Ok(Outcome::Mapped(page));
+                return Ok(Outcome::Mapped(*page));
             }
             Seen::Others(order) => order,
         };
@@ -55,21 +54,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return self.unshare_part(addr, page);
         }
         let (pfn, order) = self.new_folio(area, addr, order, orders, false)?;
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
+        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
         if (order as u32) >= smallest && self.replace_by_copy(area, block, pfn) {
             self.tables.machine.count(Counter::CowCopies, 1);
-            return Ok(Outcome::Mapped(block));
+            return Ok(Outcome::Mapped(*block));
         }
         self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
         if (order as u32) < smallest { self.unshare_part(addr, page) } else { Ok(Outcome::Again) }
     }
 
     /// A huge mapping that can't be copied in one piece becomes a table of pages.
-    pub(super) fn unshare_part(&self, addr: u64, huge: VirtRange) -> Result<Outcome, FaultError> {
-        let page = 1 << self.page_shift();
-        let inside = align_down(addr, self.page_shift());
-        self.tables.split_at(if inside == huge.start { inside + page } else { inside })?;
+    pub(super) fn unshare_part(&self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
+        self.tables.split_edges(huge.around(addr, self.page_shift()))?;
         Ok(Outcome::Again)
     }
 
@@ -106,7 +102,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Seen::Own;
             }
         }
-        let fits = |(block, _): &(VirtRange, u8)| match table.level {
+        let fits = |(block, _): &(UserRange, u8)| match table.level {
             1 => block.len() < 1 << arch.level_shift(2) && self.runs_to_copy(table, *block).is_some(),
             _ => block.len() == 1 << table.shift(),
         };
@@ -136,7 +132,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// How many runs stand in a block of the last level, if all of it is mapped, nothing as the space's own, and they are few.
-    fn runs_to_copy(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> Option<usize> {
+    fn runs_to_copy(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Option<usize> {
         let mut at = block.start;
         let mut runs = 0;
         while at < block.end {
@@ -148,8 +144,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Put a folio in the place of what a block maps, with the same contents. `false`: it is not what it was.
-    fn replace_by_copy(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> bool {
-        let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
+    fn replace_by_copy(&self, area: &Vma, block: UserRange, pfn: Pfn) -> bool {
+        let Found::Table(table) = self.tables.find(block) else { return false };
         let fits = match table.level > 1 {
             true => {
                 block.len() == 1 << table.shift()

@@ -2,8 +2,7 @@
 
 use core::ops::Range;
 
-use crate::addr::{VirtRange, align_up};
-use crate::arch::Arch;
+use crate::arch::{Arch, BadRange, UserRange};
 use crate::cache::{Gone, Object, ObjectError};
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, Sharing, State};
@@ -22,7 +21,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if gone.is_empty() {
             return;
         }
-        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let all = UserRange::all(&self.tables.arch);
         let pages = gone.first..gone.end;
         let mut change = self.change(all);
         let mut next = |at| {
@@ -34,14 +33,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         };
         let Some(mut found) = next(0) else { return };
         self.note_peak();
-        let mut gather = self.gather(all);
+        let mut gather = self.gather(*all);
         loop {
             let (range, area) = found;
             let keep = if gone.copies || area.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
                 // An area with an object has no huge mappings, so none reaches across an end.
-                at = self.zap(VirtRange { start: at, ..range }, keep, &mut gather).unwrap_or(range.end);
+                at = self.zap(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
             match next(area.range.end) {
                 Some(another) => found = another,
@@ -63,29 +62,28 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         len: u64,
         mut punch: impl FnMut(&Object<'m, P>, Range<u64>) -> Result<(), ObjectError>,
     ) -> Result<(), AdviseError> {
-        let shift = self.page_shift();
-        if addr & ((1 << shift) - 1) != 0 {
-            return Err(AdviseError::Unaligned(addr));
-        }
-        let len = align_up(len, shift).ok_or(AdviseError::Overflow)?;
-        let range = VirtRange::new(addr, len).ok_or(AdviseError::Overflow)?;
+        let (range, mut holes) = match UserRange::new(&self.tables.arch, addr, len) {
+            Ok(range) => (range, false),
+            Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
+            Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
+            Err(BadRange::Beyond(part)) => (part, true),
+        };
         let mut at = range.start;
-        let mut holes = false;
         while at < range.end {
             let areas = self.read();
-            let next = areas.overlapping(VirtRange { start: at, ..range }).find(|v| v.state != State::Dying);
+            let next = areas.overlapping(range.tail(at)).find(|v| v.state != State::Dying);
             let Some(area) = next else { return Err(AdviseError::NotMapped) };
             holes |= area.range.start > at;
             if area.flags.contains(AreaFlags::LOCKED) {
-                return Err(AdviseError::Locked(area.range));
+                return Err(AdviseError::Locked(*area.range));
             }
             if area.backing.is_anonymous() {
-                return Err(AdviseError::NoObject(area.range));
+                return Err(AdviseError::NoObject(*area.range));
             }
             if area.backing.sharing != Sharing::Shared {
-                return Err(AdviseError::Denied(area.range));
+                return Err(AdviseError::Denied(*area.range));
             }
-            let part = area.range.intersect(&VirtRange { start: at, ..range });
+            let part = area.range.intersect(&range.tail(at));
             // SAFETY: the areas are locked.
             let object = (*unsafe { Object::behind(self.tables.machine, &area.backing) }).clone();
             let bytes = area.backing.offset(part.start)..area.backing.offset(part.start) + part.len();

@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::SpaceCounter;
@@ -80,7 +80,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut went = 0;
         let mut room = Ok(());
         let mut left = ranges.iter();
-        let mut range = *first;
+        let mut range = self.user_part(*first);
         left.next();
         loop {
             let _evicting = self.tables.tlb.evicting();
@@ -89,12 +89,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             while !batch.is_full() && !gather.is_full() {
                 if range.is_empty() {
                     let Some(next) = left.next() else { break };
-                    range = *next;
+                    range = self.user_part(*next);
                     continue;
                 }
                 match self.hold_next(range, isolated, &mut batch, &mut gather) {
                     Some((next, dropped)) => {
-                        range.start = next.min(range.end);
+                        range = range.tail(next);
                         went += dropped;
                     }
                     None if !batch.held.is_empty() => break,
@@ -135,12 +135,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whether a folio was used through what these addresses have of it, since somebody last asked.
     pub(crate) fn used(&self, range: VirtRange, head: Pfn) -> bool {
         let arch = &self.tables.arch;
+        let range = self.user_part(range);
         let mut used = false;
         let mut at = range.start;
         while at < range.end {
             let areas = self.read();
             let held = areas.find(at).is_none_or(|area| area.state != State::Live);
-            match self.tables.find(at, range.end) {
+            match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let Some(run) = table.run(at, range.end) else {
@@ -163,7 +164,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// area there is not to be touched for a while.
     fn hold_next(
         &self,
-        range: VirtRange,
+        range: UserRange,
         isolated: Option<Isolated>,
         batch: &mut Batch,
         gather: &mut Gather<'_, 'm, P>,
@@ -182,7 +183,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if locked && isolated.is_none() {
             return Some((part.end, 0));
         }
-        let table = match self.tables.find(part.start, part.end) {
+        let table = match self.tables.find(part) {
             Found::Hole(end) => return Some((end, 0)),
             Found::Table(table) => table,
         };
@@ -309,7 +310,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let area = areas.find(at).filter(|v| v.state == State::Live && !v.flags.contains(AreaFlags::LOCKED));
             let pfn = self.held_at(run, at);
             let (mut end, mut goes) = (area.map_or(part.end, |v| v.range.end.min(part.end)), false);
-            match self.tables.find(at, end) {
+            match self.tables.find(self.user_part(VirtRange { start: at, end })) {
                 Found::Hole(next) => end = next,
                 Found::Table(table) => {
                     end = end.min(table.end());

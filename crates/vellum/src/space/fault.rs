@@ -1,7 +1,7 @@
 //! A page is touched that is not mapped, or not for that.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::frame::{Counts, OutOfMemory, Owner, Use};
 use crate::group::{GroupId, LruList, OverLimit};
@@ -116,7 +116,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Fault in every page of `range`, as far as it goes.
-    pub(super) fn populate(&self, range: VirtRange, access: Access) -> Result<(), FaultError> {
+    pub(super) fn populate(&self, range: UserRange, access: Access) -> Result<(), FaultError> {
         let mut at = range.start;
         while at < range.end {
             at = self.fault_in(at, access)?.0.end;
@@ -198,15 +198,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[inline(always)]
     pub(super) fn map_folio(&self, area: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
+        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
         let (level, entries) = self.shape(order);
         let attrs = self.own_attrs(area, Attrs::empty());
         let raw = arch.leaf(pfn.addr(), attrs, level);
         self.tables.machine.frames().expose(pfn, 1 << order, attrs);
-        match self.tables.map_run(&Run::new(start, level, Kind::Leaf, raw, entries)) {
+        match self.tables.map_run(block, &Run::new(block.start, level, Kind::Leaf, raw, entries)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Anon, 1 << order);
-                Ok(Outcome::Mapped(VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) }))
+                Ok(Outcome::Mapped(*block))
             }
             Err(error) => {
                 self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
@@ -341,14 +341,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Access::Write => Attrs::WRITE,
             Access::Exec => Attrs::EXEC,
         };
-        let start = align_down(addr, arch.level_shift(level));
-        let page = VirtRange { start, end: start + (1 << arch.level_shift(level)) };
+        let page = area.range.around(addr, arch.level_shift(level));
         if attrs.contains(needed) {
             self.tables.machine.count(Counter::SpuriousFaults, 1);
             // Perhaps the CPU walked through a table that another one is about to flush: let it.
             self.tables.platform().relax();
             self.record_access(addr, page, access, attrs);
-            return Ok(Outcome::Mapped(page));
+            return Ok(Outcome::Mapped(*page));
         }
         if access == Access::Write && attrs.contains(Attrs::WATCHED) {
             return self.touch_watched(area, addr, page);
@@ -367,7 +366,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(self.first_write(area, addr));
         }
         // Only a change of the area that is under way leaves entries behind it: a run at a time follows here.
-        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
+        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
         let mut stale = None;
         if let Some(run) = table.run(addr, area.range.end)
             && run.kind == Kind::Leaf
@@ -386,7 +385,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// The entry allows the access. If it was not for that that the CPU faulted, then because it leaves the accessed and
     /// dirty bits to software (RISC-V Svade; AArch64 without FEAT_HAFDBS).
-    fn record_access(&self, addr: u64, page: VirtRange, access: Access, attrs: Attrs) {
+    fn record_access(&self, addr: u64, page: UserRange, access: Access, attrs: Attrs) {
         let mut happened = Attrs::ACCESSED;
         if access == Access::Write {
             happened |= Attrs::DIRTY;
@@ -394,7 +393,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if attrs.contains(happened) {
             return;
         }
-        let Found::Table(table) = self.tables.find(addr, page.end) else { return };
+        let Found::Table(table) = self.tables.find(page.tail(addr)) else { return };
         let arch = &self.tables.arch;
         let raw = table.get(addr);
         if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(attrs & Attrs::PROT) {
@@ -403,7 +402,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         table.release();
         if access == Access::Write {
             // A TLB may hold the clean entry, which on AArch64 does not allow writing.
-            self.gather(page).note(page, arch.page_shift());
+            self.gather(*page).note(*page, arch.page_shift());
         }
     }
 }

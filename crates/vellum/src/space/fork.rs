@@ -16,8 +16,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Kind, Marker, Swapped};
+use crate::addr::FRAME_SHIFT;
+use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
 use crate::cache;
 use crate::errno::Errno;
 use crate::frame::{Frame, OutOfMemory, flag};
@@ -92,7 +92,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`ForkError`]: there is no child, and nothing was changed.
     pub fn fork(&self) -> Result<Self, ForkError> {
-        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let all = UserRange::all(&self.tables.arch);
         let mut change = self.change(all);
         let limits = change.areas().limits;
         change.let_go();
@@ -112,7 +112,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Give the child what is in its areas. Whatever it answers, nobody may write any more to what the child has got.
     fn share(&self, child: &Self) -> Result<(), OutOfMemory> {
-        let mut gather = self.gather(VirtRange { start: 0, end: self.tables.arch.user_end() });
+        let mut gather = self.gather(*UserRange::all(&self.tables.arch));
         let mut pinned = false;
         let shared = self.each_shared(child, |area| self.share_area(child, area, &mut pinned, &mut gather));
         drop(gather);
@@ -144,14 +144,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> Result<(), OutOfMemory> {
         let mut at = area.range.start;
         while at < area.range.end {
-            match self.tables.find(at, area.range.end) {
+            match self.tables.find(area.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let mut batch = Batch { runs: [Batch::NOTHING; Batch::ROOM], used: 0 };
-                    let range = VirtRange { start: at, ..area.range };
+                    let range = area.range.tail(at);
                     let shared = self.share_table(&table, range, area, &mut batch, pinned, gather);
                     table.release();
-                    child.adopt(&batch.runs[..batch.used])?;
+                    child.adopt(area.range, &batch.runs[..batch.used])?;
                     at = shared?;
                     self.tables.platform().resched();
                 }
@@ -167,7 +167,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn share_table(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
-        range: VirtRange,
+        range: UserRange,
         area: &Vma,
         batch: &mut Batch,
         pinned: &mut bool,
@@ -241,7 +241,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let mut at = area.range.start;
         while at < area.range.end {
-            match self.tables.find(at, area.range.end) {
+            match self.tables.find(area.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let run = table.run(at, area.range.end.min(table.end()));
@@ -316,11 +316,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Map runs of one table of the parent's, which have their references and mappings; if that fails they have them no more.
-    fn adopt(&self, runs: &[Run]) -> Result<(), OutOfMemory> {
+    fn adopt(&self, within: UserRange, runs: &[Run]) -> Result<(), OutOfMemory> {
         let arch = &self.tables.arch;
         let mut left = runs;
         while let [run, rest @ ..] = left {
-            if self.tables.map_run(run).is_err() {
+            if self.tables.map_run(within.intersect(&run.range(arch)), run).is_err() {
                 left.iter().for_each(|run| self.give_up(run));
                 return Err(OutOfMemory);
             }
@@ -328,7 +328,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             left = rest;
             // The table is there now: the rest without going down to it each time.
             let Some(next) = left.first() else { break };
-            if let Found::Table(table) = self.tables.find(next.va, next.range(arch).end) {
+            if let Found::Table(table) = self.tables.find(within.intersect(&next.range(arch))) {
                 while let [run, rest @ ..] = left
                     && run.level == table.level
                     && run.va < table.end()
@@ -384,7 +384,7 @@ impl Areas {
             cache::hold(machine, &area.backing);
             areas.account(&area, area.range, 1);
         }
-        areas.merge(machine, VirtRange { start: 0, end: u64::MAX });
+        areas.merge(machine, UserRange::all(&child.tables.arch));
         areas.trim(machine);
         Ok(())
     }

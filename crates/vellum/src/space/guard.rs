@@ -1,8 +1,7 @@
 //! Guards: pages that nobody may touch though their area says so, without an area of their own (`MADV_GUARD_INSTALL`). A guard
 //! is a marker in the page table: a run of equal entries, that outlives what is forgotten around it.
 
-use crate::addr::VirtRange;
-use crate::arch::{Arch, Kind, Marker};
+use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::State;
@@ -13,15 +12,15 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Forget what is in a range and guard it. Faults wait meanwhile, so that none fills a page again.
     ///
     /// If memory for tables runs out, what lies before is guarded and what lies behind is forgotten.
-    pub(super) fn install_guards(&self, range: VirtRange) -> Result<(), AdviseError> {
+    pub(super) fn install_guards(&self, range: UserRange) -> Result<(), AdviseError> {
         // All of the space: areas are held in full, also where the range ends inside of one.
-        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let all = UserRange::all(&self.tables.arch);
         let mut change = self.change(all);
         change.let_go();
         self.all(range, true, false)?;
         change.areas().each(range, |v| v.state = State::Held);
         change.let_go();
-        let guarded = self.split_edges(range).map_err(AdviseError::from).and_then(|()| {
+        let guarded = self.tables.split_edges(range).map_err(AdviseError::from).and_then(|()| {
             self.zap_all(range);
             self.put_guards(range)
         });
@@ -30,14 +29,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// Into a range that holds nothing, and that nobody else fills.
-    fn put_guards(&self, range: VirtRange) -> Result<(), AdviseError> {
+    fn put_guards(&self, range: UserRange) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
         let (page, table) = (arch.page_shift(), arch.level_shift(2));
         let mut at = range.start;
         while at < range.end {
             let end = ((at >> table << table).saturating_add(1 << table)).min(range.end);
             let guards = Run::new(at, 1, Kind::Marker, arch.marker(Marker::Guard), ((end - at) >> page) as usize);
-            self.tables.map_run(&guards).map_err(|_| AdviseError::OutOfMemory)?;
+            self.tables.map_run(range.tail(at).head(end), &guards).map_err(|_| AdviseError::OutOfMemory)?;
             at = end;
             self.tables.platform().resched();
         }
@@ -45,14 +44,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// Remove the guards of a range, side by side with faults.
-    pub(super) fn remove_guards(&self, range: VirtRange) -> Result<(), AdviseError> {
-        let mut gather = self.gather(range);
+    pub(super) fn remove_guards(&self, range: UserRange) -> Result<(), AdviseError> {
+        let mut gather = self.gather(*range);
         self.each_area(range, |_, part| {
-            let end = match self.tables.find(part.start, part.end) {
+            let end = match self.tables.find(part) {
                 Found::Hole(end) => end,
                 Found::Table(table) => {
                     let end = part.end.min(table.end());
-                    self.erase_guards(&table, VirtRange { end, ..part });
+                    self.erase_guards(&table, part.head(end));
                     table.unlock(&mut gather);
                     end
                 }
@@ -62,7 +61,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         })
     }
 
-    fn erase_guards(&self, table: &LockedTable<'_, '_, P, A>, range: VirtRange) {
+    fn erase_guards(&self, table: &LockedTable<'_, '_, P, A>, range: UserRange) {
         let arch = &self.tables.arch;
         let mut at = range.start;
         while at < range.end

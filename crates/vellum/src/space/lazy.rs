@@ -4,8 +4,8 @@
 //! written since, without a swap device, and huge mappings in one piece. That is decided under the lock of the table, and nothing is
 //! held for it: an entry that goes without saying that it was written to can't be written through any more.
 
-use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::FRAME_SHIFT;
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, flag};
 use crate::group::LruList;
 use crate::platform::{Platform, Wanted, allows};
@@ -18,7 +18,7 @@ use super::{AddressSpace, AdviseError, Isolated};
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whatever a range has may go, as long as nobody writes to it: folios that this space has alone and that lie in the range entirely,
     /// and what is swapped out, at once. Side by side with faults.
-    pub(super) fn free_lazily(&self, range: VirtRange) -> Result<(), AdviseError> {
+    pub(super) fn free_lazily(&self, range: UserRange) -> Result<(), AdviseError> {
         self.all(range, true, true)?;
         self.each_whole_run(range, |table, run, gather| match run.kind {
             Kind::Leaf => self.mark_lazy(table, run, gather),

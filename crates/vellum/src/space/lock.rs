@@ -7,8 +7,8 @@
 
 use bitflags::bitflags;
 
-use crate::addr::{Pfn, VirtRange, align_down, align_up};
-use crate::arch::{Arch, Kind};
+use crate::addr::{Pfn, align_down};
+use crate::arch::{Arch, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::{Frame, OutOfMemory};
 use crate::group::LruList;
@@ -102,16 +102,17 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// # Errors
     /// See [`LockError`]. (Linux locks what lies before a hole.)
     pub fn lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
-        let range = self.pages_of(addr, len)?;
+        let limit = self.limits().locked;
+        if limit == 0 {
+            return Err(LockError::Forbidden);
+        }
+        let range = self.pages_of(addr, len).map_err(|error| if len > limit { LockError::LockLimit } else { error })?;
         let mut lock = AreaFlags::LOCKED;
         lock.set(AreaFlags::ONFAULT, on_fault);
         let mut change = self.change(range);
         let areas = change.areas();
         let there = |area: &Vma| area.range.intersect(&range).len();
         let locked = areas.overlapping(range).filter(|v| v.flags.contains(AreaFlags::LOCKED)).map(there).sum::<u64>();
-        if areas.limits.locked == 0 {
-            return Err(LockError::Forbidden);
-        }
         if (areas.locked - locked).saturating_add(range.len()) > areas.limits.locked {
             return Err(LockError::LockLimit);
         }
@@ -149,7 +150,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         if !flags.intersects(LockAll::CURRENT | LockAll::FUTURE) || flags.bits() & !LockAll::all().bits() != 0 {
             return Err(LockError::Flags(flags));
         }
-        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let all = UserRange::all(&self.tables.arch);
         let mut lock = AreaFlags::LOCKED;
         lock.set(AreaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
         let mut change = self.change(all);
@@ -180,7 +181,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// Unlock all areas, and lock none from now on (`munlockall`).
     pub fn unlock_all(&self) {
-        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let all = UserRange::all(&self.tables.arch);
         let mut change = self.change(all);
         let areas = change.areas();
         areas.future = AreaFlags::empty();
@@ -195,7 +196,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// What a range has may be reclaimed again, unless who wants to finds it locked elsewhere.
-    fn make_evictable(&self, range: VirtRange) {
+    fn make_evictable(&self, range: UserRange) {
         let machine = self.tables.machine;
         self.each_run(range, |_, run| {
             for (head, frame) in self.folios_of(run) {
@@ -223,18 +224,20 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// The pages that a range touches.
-    fn pages_of(&self, addr: u64, len: u64) -> Result<VirtRange, LockError> {
-        let shift = self.page_shift();
-        let start = align_down(addr, shift);
-        let len = len.checked_add(addr - start).and_then(|len| align_up(len, shift)).ok_or(LockError::Overflow)?;
-        VirtRange::new(start, len).ok_or(LockError::Overflow)
+    fn pages_of(&self, addr: u64, len: u64) -> Result<UserRange, LockError> {
+        let start = align_down(addr, self.page_shift());
+        let len = len.checked_add(addr - start).ok_or(LockError::Overflow)?;
+        UserRange::new(&self.tables.arch, start, len).map_err(|bad| match bad {
+            BadRange::Beyond(_) => LockError::NotMapped,
+            BadRange::Unaligned(_) | BadRange::Overflow => LockError::Overflow,
+        })
     }
 
     /// Fault in what is locked in a range, if its areas don't say that it may come later.
-    pub(super) fn fault_in_locked(&self, range: VirtRange) -> Result<(), FaultError> {
+    pub(super) fn fault_in_locked(&self, range: UserRange) -> Result<(), FaultError> {
         let mut at = range.start;
         while at < range.end {
-            let left = VirtRange { start: at, ..range };
+            let left = range.tail(at);
             let Some(area) = self.read().first(left) else { return Ok(()) };
             let part = area.range.intersect(&left);
             if area.flags & AreaFlags::LOCKS == AreaFlags::LOCKED {

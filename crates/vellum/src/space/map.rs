@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use crate::addr::{FRAME_SIZE, VirtRange, align_down, align_up};
-use crate::arch::Arch;
+use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
@@ -229,21 +229,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(range.start)
     }
 
-    pub(super) fn fixed(&self, addr: u64, len: u64) -> Result<VirtRange, MapError> {
-        if addr > self.tables.arch.user_end() - len {
-            return Err(MapError::OutOfRange);
-        }
-        if addr & ((1 << self.page_shift()) - 1) != 0 {
-            return Err(MapError::Unaligned(addr));
-        }
-        Ok(VirtRange { start: addr, end: addr + len })
+    pub(super) fn fixed(&self, addr: u64, len: u64) -> Result<UserRange, MapError> {
+        UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+            // Linux looks first whether the end is in range.
+            BadRange::Unaligned(addr) if addr <= self.tables.arch.user_end() - len => MapError::Unaligned(addr),
+            _ => MapError::OutOfRange,
+        })
     }
 
-    fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<VirtRange, MapError> {
+    fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<UserRange, MapError> {
         loop {
             let mut areas = self.write();
             let range = match request.flags.contains(MapFlags::LOW) {
-                true => self.find_room_within(&areas, hint, len, LOW)?,
+                true => self.find_room_within(&areas, hint, len, self.user_part(LOW))?,
                 false => self.find_room(&areas, hint, len)?,
             };
             self.check(&areas, range, 0, request)?;
@@ -261,19 +259,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// At the hint, if it is free; else as high as possible, large areas where huge pages fit.
-    pub(super) fn find_room(&self, areas: &Areas, hint: u64, len: u64) -> Result<VirtRange, MapError> {
-        let all = VirtRange { start: areas.limits.lowest, end: self.tables.arch.user_end() };
+    pub(super) fn find_room(&self, areas: &Areas, hint: u64, len: u64) -> Result<UserRange, MapError> {
+        let all = UserRange::all(&self.tables.arch).tail(areas.limits.lowest);
         self.find_room_within(areas, hint, len, all)
     }
 
-    fn find_room_within(&self, areas: &Areas, hint: u64, len: u64, window: VirtRange) -> Result<VirtRange, MapError> {
+    fn find_room_within(&self, areas: &Areas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
         let shift = self.page_shift();
         let room = |from: u64, end: u64, align: u32| {
-            let window = VirtRange { start: from, end };
-            areas
-                .tree
-                .find_gap(len, align, window, Direction::TopDown)
-                .map(|start| VirtRange { start, end: start + len })
+            let room = window.tail(from).head(end);
+            areas.tree.find_gap(len, align, *room, Direction::TopDown).map(|start| room.tail(start).head(start + len))
         };
         let hint = align_down(hint, shift);
         if hint != 0 {
@@ -293,7 +288,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             .ok_or(MapError::NoRoom)
     }
 
-    fn map_fixed(&self, range: VirtRange, request: &Request) -> Result<(), MapError> {
+    fn map_fixed(&self, range: UserRange, request: &Request) -> Result<(), MapError> {
         let mut change = self.change(range);
         let areas = change.areas();
         if range.start < areas.limits.lowest {
@@ -302,7 +297,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if request.flags.contains(MapFlags::FIXED_NOREPLACE)
             && let Some(area) = areas.first(range)
         {
-            return Err(MapError::Exists(area.range.intersect(&range)));
+            return Err(MapError::Exists(*area.range.intersect(&range)));
         }
         let replaced: u64 = areas.overlapping(range).map(|v| v.range.intersect(&range).len()).sum();
         self.check(areas, range, replaced, request)?;
@@ -320,14 +315,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.zap_all(range);
         let areas = change.areas();
         let first = areas.first(range).map_or(range, |v| v.range);
-        areas.remove(self.tables.machine, VirtRange { start: first.end, end: range.end });
+        areas.remove(self.tables.machine, range.tail(first.end));
         let new = new_area(range, request, areas.future);
         areas.replace(self.tables.machine, first.start, new);
         areas.account(&new, range, 1);
         Ok(())
     }
 
-    fn add(&self, areas: &mut Areas, range: VirtRange, request: &Request) {
+    fn add(&self, areas: &mut Areas, range: UserRange, request: &Request) {
         let area = new_area(range, request, areas.future);
         let inserted = areas.tree.insert(area);
         debug_assert!(inserted.is_ok(), "room was found and a node reserved");
@@ -335,7 +330,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
-    fn check(&self, areas: &Areas, range: VirtRange, replaced: u64, request: &Request) -> Result<(), MapError> {
+    fn check(&self, areas: &Areas, range: UserRange, replaced: u64, request: &Request) -> Result<(), MapError> {
         if areas.tree.len() > areas.limits.areas {
             return Err(MapError::TooManyAreas);
         }
@@ -365,7 +360,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-fn new_area(range: VirtRange, request: &Request, future: AreaFlags) -> Vma {
+fn new_area(range: UserRange, request: &Request, future: AreaFlags) -> Vma {
     let mut flags = AreaFlags::empty();
     flags.set(AreaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
     flags.set(AreaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));

@@ -117,7 +117,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
-use crate::arch::Arch;
+use crate::arch::{Arch, UserRange};
 use crate::frame::{Family, OutOfMemory, Use};
 use crate::group::{GroupError, GroupId};
 use crate::machine::Machine;
@@ -238,6 +238,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.leave(cpu);
     }
 
+    /// Returns the part of `range` that lies in the user half. Places of folios come this way: those
+    /// of private copies of an object are offsets, and may be larger than any address.
+    fn user_part(&self, range: VirtRange) -> UserRange {
+        UserRange::all(&self.tables.arch).intersect(&range)
+    }
+
     fn page_shift(&self) -> u32 {
         self.tables.arch.page_shift()
     }
@@ -258,7 +264,7 @@ impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
     /// Exit: everything is unmapped and freed. Every CPU must have left the space ([`AddressSpace::cpu_leave`]), or will
     /// take part in the invalidation.
     fn drop(&mut self) {
-        let all = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let all = UserRange::all(&self.tables.arch);
         self.zap_all(all);
         self.tables.free_root();
         let machine = self.tables.machine;

@@ -7,8 +7,8 @@
 
 use core::mem::ManuallyDrop;
 
-use crate::addr::{FRAME_SHIFT, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::{FRAME_SHIFT, align_down};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::cache::{Looked, MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
@@ -167,12 +167,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             attrs |= Attrs::DIRTY;
         }
         let start = align_down(addr, shift) - ((page - row.page) << shift);
+        let block = area.range.tail(start).head(start + ((row.pages as u64) << shift));
         let raw = arch.leaf(row.pfn.addr(), attrs, 1);
         self.tables.machine.frames().expose(row.pfn, row.pages << arch.page_order(), attrs);
-        match self.tables.map_run(&Run::new(start, 1, Kind::Leaf, raw, row.pages as usize)) {
+        match self.tables.map_run(block, &Run::new(start, 1, Kind::Leaf, raw, row.pages as usize)) {
             Ok(()) => {
                 self.tables.slot().add(SpaceCounter::Shmem, (row.pages as i64) << arch.page_order());
-                Ok(Outcome::Mapped(VirtRange { start, end: start + ((row.pages as u64) << shift) }))
+                Ok(Outcome::Mapped(*block))
             }
             Err(error) => {
                 object.unmap_row(&row);
@@ -201,14 +202,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Pages of a range that the objects behind it have in memory, though they are not mapped.
-    pub(super) fn resident_in_objects(&self, range: VirtRange, answer: &mut [bool]) {
+    pub(super) fn resident_in_objects(&self, range: UserRange, answer: &mut [bool]) {
         self.each_in_objects(range, |_, addr, here| {
             answer[((addr - range.start) >> self.page_shift()) as usize] |= here;
         });
     }
 
     /// Bytes of a range that the objects behind it have on swap devices, but for those of which a private area has something of its own.
-    pub(super) fn swapped_in_objects(&self, range: VirtRange) -> u64 {
+    pub(super) fn swapped_in_objects(&self, range: UserRange) -> u64 {
         let mut bytes = 0;
         self.each_in_objects(range, |area, addr, here| {
             let own = || {
@@ -222,7 +223,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Show each page that the objects behind a range have: the area, where it would be mapped, and whether it is in memory.
-    fn each_in_objects(&self, range: VirtRange, mut visit: impl FnMut(&Vma, u64, bool)) {
+    fn each_in_objects(&self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let areas = self.read();
         for area in areas.overlapping(range).filter(|area| !area.backing.is_anonymous()) {

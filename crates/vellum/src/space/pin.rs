@@ -1,6 +1,6 @@
 //! A page is kept for the host to read or write, whatever the space does with it.
 
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::cache::ObjectPage;
 use crate::platform::Platform;
 use crate::table::Found;
@@ -23,11 +23,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Access::Write => Attrs::WRITE,
             Access::Exec => Attrs::EXEC,
         };
-        if addr >= arch.user_end() {
-            return Err(FaultError::Unmapped(addr));
-        }
         loop {
-            if let Found::Table(table) = self.tables.find(addr, addr.saturating_add(1)) {
+            if let Found::Table(table) = self.tables.find(UserRange::all(arch).tail(addr)) {
                 let raw = table.get(addr);
                 let mut page = None;
                 if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(needed) {

@@ -1,7 +1,7 @@
 //! Areas change what may be done with them: `mprotect`.
 
-use crate::addr::{VirtRange, align_up};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
@@ -78,24 +78,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`ProtectError`]: nothing was changed. (Linux changes what lies before a hole.)
     pub fn protect(&self, addr: u64, len: u64, prot: Prot) -> Result<(), ProtectError> {
-        let shift = self.page_shift();
-        if addr & ((1 << shift) - 1) != 0 {
-            return Err(ProtectError::Unaligned(addr));
-        }
-        let len = align_up(len, shift).ok_or(ProtectError::Overflow)?;
-        let range = VirtRange::new(addr, len).ok_or(ProtectError::Overflow)?;
+        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+            BadRange::Unaligned(addr) => ProtectError::Unaligned(addr),
+            BadRange::Overflow => ProtectError::Overflow,
+            BadRange::Beyond(_) => ProtectError::NotMapped,
+        })?;
         if range.is_empty() {
             return Ok(());
         }
         let mut change = self.change(range);
         if let Some(area) = change.areas().connected(range).find(|v| v.flags.contains(AreaFlags::SEALED)) {
-            return Err(ProtectError::Sealed(area.range));
+            return Err(ProtectError::Sealed(*area.range));
         }
         let never = |v: &&Vma| v.backing.sharing == Sharing::ReadOnly;
         if prot.contains(Prot::WRITE)
             && let Some(area) = change.areas().connected(range).find(never)
         {
-            return Err(ProtectError::Denied(area.range));
+            return Err(ProtectError::Denied(*area.range));
         }
         let areas = change.areas();
         let gains = |v: &&Vma| prot.contains(Prot::WRITE) || !v.prot.contains(Prot::EXEC);
@@ -103,7 +102,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             && prot.contains(Prot::EXEC)
             && let Some(area) = areas.connected(range).find(gains)
         {
-            return Err(ProtectError::ExecGain(area.range));
+            return Err(ProtectError::ExecGain(*area.range));
         }
         let becomes_data = |v: &&Vma| !v.is_data() && Vma { prot, ..**v }.is_data();
         let more = areas.overlapping(range).filter(becomes_data).map(|v| v.range.intersect(&range).len()).sum::<u64>();
@@ -122,7 +121,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn set_areas(
         &self,
         change: &mut Change<'_, 'm, P, A>,
-        range: VirtRange,
+        range: UserRange,
         same: impl Fn(&Vma) -> bool,
         set: impl Fn(&mut Vma),
     ) -> Result<bool, ProtectError> {
@@ -139,11 +138,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         areas.reserve(self.tables.machine, cuts)?;
         areas.isolate(self.tables.machine, range);
-        if self.has_edges(range) {
+        if self.tables.has_edges(range) {
             // Faults go on meanwhile, but the areas end at the ends of the range now, so that no new huge mapping reaches
             // across.
             change.let_go();
-            self.split_edges(range)?;
+            self.tables.split_edges(range)?;
         }
         let areas = change.areas();
         areas.account_all(range, -1);
@@ -153,14 +152,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Bring the entries of `range` in line with its areas.
-    fn reprotect(&self, range: VirtRange, prot: Prot) {
-        let mut gather = self.gather(range);
+    fn reprotect(&self, range: UserRange, prot: Prot) {
+        let mut gather = self.gather(*range);
         let mut at = range.start;
         while at < range.end {
-            match self.tables.find(at, range.end) {
+            match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
-                    at = self.reprotect_table(&table, VirtRange { start: at, ..range }, prot, &mut gather);
+                    at = self.reprotect_table(&table, range.tail(at), prot, &mut gather);
                     table.unlock(&mut gather);
                     self.tables.platform().resched();
                 }
@@ -171,7 +170,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn reprotect_table(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
-        range: VirtRange,
+        range: UserRange,
         prot: Prot,
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {

@@ -2,8 +2,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_up};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::flag;
 use crate::platform::Platform;
@@ -157,15 +157,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Show each run in `range`, in order. Holes come as runs of [`Kind::None`] at level 1. Each table is locked while its
     /// runs are shown: `visit` must be quick, and must not call back into the space.
     pub fn runs(&self, range: VirtRange, mut visit: impl FnMut(&Run)) {
-        self.runs_in_tables(range, |_, run| visit(run));
+        self.runs_in_tables(UserRange::all(&self.tables.arch).intersect(&range), |_, run| visit(run));
     }
 
     /// Where the first run of a range begins that is like this, holes aside.
-    pub(super) fn next_run(&self, range: VirtRange, like: impl Fn(&Run) -> bool) -> Option<u64> {
+    pub(super) fn next_run(&self, range: UserRange, like: impl Fn(&Run) -> bool) -> Option<u64> {
         let arch = &self.tables.arch;
         let mut at = range.start;
         while at < range.end {
-            let table = match self.tables.find(at, range.end) {
+            let table = match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => {
                     at = end;
                     continue;
@@ -190,11 +190,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// The same, with the table that the run stands in.
-    fn runs_in_tables(&self, range: VirtRange, mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P, A>>, &Run)) {
+    fn runs_in_tables(&self, range: UserRange, mut visit: impl FnMut(Option<&LockedTable<'_, 'm, P, A>>, &Run)) {
         let arch = &self.tables.arch;
         let mut at = range.start;
         while at < range.end {
-            match self.tables.find(at, range.end) {
+            match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => {
                     let len = (end - at).div_ceil(1 << arch.page_shift()) as usize;
                     visit(None, &Run::new(at, 1, Kind::None, 0, len));
@@ -222,17 +222,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// See [`QueryError`].
     pub fn resident(&self, addr: u64, len: u64, answer: &mut [bool]) -> Result<(), QueryError> {
         let shift = self.page_shift();
-        if addr & ((1 << shift) - 1) != 0 {
-            return Err(QueryError::Unaligned(addr));
-        }
-        let len = align_up(len, shift).ok_or(QueryError::NotMapped)?;
-        let range = VirtRange::new(addr, len).ok_or(QueryError::NotMapped)?;
-        let pages = (len >> shift) as usize;
+        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+            BadRange::Unaligned(addr) => QueryError::Unaligned(addr),
+            BadRange::Overflow | BadRange::Beyond(_) => QueryError::NotMapped,
+        })?;
+        let pages = (range.len() >> shift) as usize;
         let answer = answer.get_mut(..pages).ok_or(QueryError::TooShort(pages))?;
         if !range.is_empty() && !self.read().covers(range) {
             return Err(QueryError::NotMapped);
         }
-        self.runs(range, |run| {
+        self.runs(*range, |run| {
             let part = run.range(&self.tables.arch).intersect(&range);
             let first = ((part.start - addr) >> shift) as usize;
             answer[first..first + (part.len() >> shift) as usize].fill(run.kind == Kind::Leaf);
@@ -244,9 +243,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// What a range holds.
     pub fn usage(&self, range: VirtRange) -> Usage {
         let arch = &self.tables.arch;
+        let range = UserRange::all(arch).intersect(&range);
         let mut usage = Usage::default();
         self.runs_in_tables(range, |table, run| {
-            let part = run.range(arch).intersect(&range);
+            let part = range.intersect(&run.range(arch));
             match run.kind {
                 Kind::Leaf if !self.tables.machine.zeros_folio().contains(run.pfn(arch)) => {
                     usage.runs += 1;
@@ -262,7 +262,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                             if run.settled { run.attrs(arch) } else { arch.attrs(table.get(piece.start), run.level) };
                         let first = run.pfn(arch).add(((piece.start - run.va) >> FRAME_SHIFT) as u32);
                         self.count_folios(&mut usage, first, (piece.len() >> FRAME_SHIFT) as u32, run.level, attrs);
-                        rest.start = piece.end;
+                        rest = rest.tail(piece.end);
                     }
                 }
                 Kind::Swap => usage.swap += part.len(),
@@ -301,7 +301,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 }
 
 /// The first entries of a part of a run that are alike in what hardware has recorded, of all of a block at once.
-fn recorded_alike<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: VirtRange) -> VirtRange {
+fn recorded_alike<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part: UserRange) -> UserRange {
     let recorded = |at: u64| table.get(at) & A::HARDWARE;
     let step = 1 << table.shift();
     let first = recorded(part.start);
@@ -309,5 +309,5 @@ fn recorded_alike<P: Platform, A: Arch>(table: &LockedTable<'_, '_, P, A>, part:
     while end < part.end && recorded(end) == first {
         end += step;
     }
-    VirtRange { start: part.start, end: end.min(part.end) }
+    part.head(end)
 }

@@ -5,7 +5,7 @@
 //! written, and is told as a whole. Who wants to know exactly which pages were written asks [`super::track`].
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::flag;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
@@ -20,6 +20,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// A table is locked while its pieces are told: `told` must be quick, and must not call back into the space.
     pub fn forget_recorded(&self, range: VirtRange, what: Attrs, mut told: impl FnMut(VirtRange, Attrs)) {
+        let range = UserRange::all(&self.tables.arch).intersect(&range);
         let what = what & Attrs::HARDWARE;
         let mut change = self.change(range);
         change.let_go();
@@ -62,12 +63,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Show each run of leaves, of what is swapped out, or of markers, that lies in `range` entirely to who may change it, in its
     /// locked table. What it answers is whether translations have changed: then they are flushed, at the end.
-    pub(super) fn each_run(&self, range: VirtRange, mut f: impl FnMut(&LockedTable<'_, 'm, P, A>, &Run) -> bool) {
+    pub(super) fn each_run(&self, range: UserRange, mut f: impl FnMut(&LockedTable<'_, 'm, P, A>, &Run) -> bool) {
         let arch = &self.tables.arch;
-        let mut gather = self.gather(range);
+        let mut gather = self.gather(*range);
         let mut at = range.start;
         while at < range.end {
-            let table = match self.tables.find(at, range.end) {
+            let table = match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => {
                     at = end;
                     continue;

@@ -9,8 +9,7 @@
 
 use core::convert::Infallible;
 
-use crate::addr::VirtRange;
-use crate::arch::Arch;
+use crate::arch::{Arch, UserRange};
 use crate::cache;
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
@@ -27,7 +26,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         mut change: Change<'_, 'm, P, A>,
         wanted: &Wanted,
-        to: VirtRange,
+        to: UserRange,
     ) -> Result<(), RemapError> {
         let machine = self.tables.machine;
         let leave = wanted.flags.contains(RemapFlags::DONTUNMAP);
@@ -94,11 +93,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         wanted: &Wanted,
         parts: &Parts,
     ) -> Result<Spares<'_, 'm, P, A>, OutOfMemory> {
-        self.split_edges(wanted.old)?;
-        self.tables.split_at(parts.kept.end)?;
+        self.tables.split_edges(wanted.old)?;
+        self.tables.split_end(parts.kept)?;
         let mut spares = Spares::new(&self.tables);
         parts.each_without_lock(change, |part| {
-            self.split_edges(part.area.range)?;
+            self.tables.split_edges(part.area.range)?;
             self.tables.prepare_to_move(&part.route(), &mut spares)
         })?;
         Ok(spares)
@@ -117,11 +116,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.zap_all(part.area.range);
             Ok::<_, Infallible>(())
         });
-        let rest = VirtRange { start: parts.kept.end, ..wanted.old };
+        let rest = wanted.old.tail(parts.kept.end);
         if !rest.is_empty() {
             self.zap_all(rest);
         }
-        let mut gather = self.gather(wanted.old);
+        let mut gather = self.gather(*wanted.old);
         let Ok(()) = parts.each_without_lock(change, |part| {
             self.tables.relocate(&part.route(), &mut spares, &mut gather);
             Ok::<_, Infallible>(())
@@ -131,21 +130,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
 /// A part of the old addresses that lies in one area.
 struct Part {
-    from: VirtRange,
+    from: UserRange,
     /// The area at the new addresses.
     area: Vma,
 }
 
 impl Part {
     fn route(&self) -> Route {
-        Route { from: self.from, to: self.area.range.start }
+        Route { from: self.from, to: self.area.range }
     }
 }
 
 /// Where the old addresses go, area by area.
 struct Parts {
-    kept: VirtRange,
-    to: VirtRange,
+    kept: UserRange,
+    to: UserRange,
 }
 
 impl Parts {
@@ -212,14 +211,17 @@ impl Parts {
     fn next(&self, areas: &Areas, at: u64) -> Option<Part> {
         let area = match self.kept.is_empty() {
             true => *areas.find(at)?,
-            false => areas.first(VirtRange { start: at, ..self.kept })?,
+            false => areas.first(self.kept.tail(at))?,
         };
-        let from = VirtRange { start: area.range.start.max(at), end: area.range.end.min(self.kept.end) };
+        let from = area.range.tail(area.range.start.max(at)).head(self.kept.end);
         let start = self.to.start + (from.start - self.kept.start);
         // The last one grows.
         let end = if from.end == self.kept.end { self.to.end } else { start + from.len() };
         let backing = Backing { delta: area.backing.offset(from.start).wrapping_sub(start), ..area.backing };
         let flags = area.flags - AreaFlags::TRACKED;
-        Some(Part { from, area: Vma { range: VirtRange { start, end }, backing, flags, state: State::Live, ..area } })
+        Some(Part {
+            from,
+            area: Vma { range: self.to.tail(start).head(end), backing, flags, state: State::Live, ..area },
+        })
     }
 }

@@ -6,7 +6,7 @@
 use bitflags::bitflags;
 
 use crate::addr::{VirtRange, align_up};
-use crate::arch::Arch;
+use crate::arch::{Arch, UserRange};
 use crate::cache::{self, MAX_SIZE};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
@@ -161,7 +161,10 @@ impl From<UnmapError> for RemapError {
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     /// The old addresses.
-    pub(super) old: VirtRange,
+    pub(super) old: UserRange,
+    /// If the request names addresses behind those, which are no user addresses: the answer where
+    /// something is mapped at the first one.
+    beyond: Option<RemapError>,
     /// The new length.
     len: u64,
     pub(super) flags: RemapFlags,
@@ -179,8 +182,8 @@ impl Wanted {
     }
 
     /// The part of the old addresses that still is what it was afterwards.
-    pub(super) fn kept(&self) -> VirtRange {
-        VirtRange { end: self.old.end.min(self.old.start + self.len), ..self.old }
+    pub(super) fn kept(&self) -> UserRange {
+        self.old.head(self.old.start + self.len)
     }
 }
 
@@ -192,7 +195,7 @@ enum Plan {
     /// Map this as the area before it is.
     Grow(Vma),
     /// Move to these addresses.
-    Move(VirtRange),
+    Move(UserRange),
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -204,17 +207,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn remap(&self, request: RemapRequest) -> Result<u64, RemapError> {
         let wanted = self.wanted(&request)?;
         // Of no length, it is about the page.
-        let page = VirtRange { end: wanted.old.start + (1 << self.page_shift()), ..wanted.old };
+        let page = UserRange::all(&self.tables.arch).around(wanted.old.start, self.page_shift());
         let mut plan = Plan::Shrink;
         let change = self.change_both(|areas| {
             let old = if wanted.old.is_empty() { page } else { wanted.old };
             if areas.is_claimed(old) {
                 // What is there may soon be something else.
-                return Ok([old, VirtRange::default()]);
+                return Ok([old, UserRange::default()]);
             }
             plan = self.plan(areas, &wanted)?;
             let new = match plan {
-                Plan::Shrink => VirtRange::default(),
+                Plan::Shrink => UserRange::default(),
                 Plan::Grow(part) => part.range,
                 Plan::Move(to) => to,
             };
@@ -235,7 +238,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             Plan::Move(to) => {
                 self.move_areas(change, &wanted, to)?;
-                (to.start, VirtRange { start: to.start + wanted.kept().len(), ..to })
+                (to.start, to.tail(to.start + wanted.kept().len()))
             }
         };
         // What can't be faulted in is no error.
@@ -259,8 +262,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(RemapError::ZeroLength);
         }
         let old_len = align_up(request.old_len, shift).ok_or(RemapError::OutOfRange)?;
-        let old = VirtRange::new(addr, old_len).ok_or(RemapError::OutOfRange)?;
-        let wanted = Wanted { old, len, flags, to: new_addr };
+        let whole = VirtRange::new(addr, old_len);
+        let old = self.user_part(whole.unwrap_or(VirtRange { start: addr, end: u64::MAX }));
+        let beyond = match whole {
+            Some(whole) if old == whole => None,
+            _ if len <= old_len => Some(RemapError::OutOfRange),
+            _ => Some(RemapError::NotMapped(old.end)),
+        };
+        let mut wanted = Wanted { old, beyond, len, flags, to: new_addr };
         if wanted.moves() {
             if !flags.contains(RemapFlags::MAYMOVE) || flags.contains(RemapFlags::DONTUNMAP) && old_len != len {
                 return Err(RemapError::Flags(flags));
@@ -272,13 +281,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Err(RemapError::OutOfRange);
             }
             let new = VirtRange { start: new_addr, end: new_addr + len };
-            if old.overlaps(&new) {
+            if whole.is_some_and(|whole| whole.overlaps(&new)) {
                 return Err(RemapError::Overlap);
             }
             if flags.contains(RemapFlags::FIXED) && new.contains(addr) {
                 // What is to be mapped a second time would be unmapped first.
                 return Err(RemapError::NotMapped(addr));
             }
+        }
+        if beyond.is_some() && old.is_empty() {
+            return Err(RemapError::NotMapped(addr));
+        }
+        if beyond.is_some() && flags.contains(RemapFlags::FIXED) && old_len == len {
+            // What lies beyond is a hole, and stays one at the new addresses.
+            (wanted.beyond, wanted.len) = (None, old.len());
         }
         Ok(wanted)
     }
@@ -288,13 +304,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let old = wanted.old;
         let area = *areas.find(old.start).ok_or(RemapError::NotMapped(old.start))?;
         if area.flags.contains(AreaFlags::SEALED) {
-            return Err(RemapError::Sealed(area.range));
+            return Err(RemapError::Sealed(*area.range));
+        }
+        if let Some(error) = wanted.beyond {
+            return Err(error);
         }
         if !wanted.moves() && !wanted.grows() {
             return Ok(Plan::Shrink);
         }
         if old.is_empty() && !area.backing.is_shared() {
-            return Err(RemapError::NotShared(area.range));
+            return Err(RemapError::NotShared(*area.range));
         }
         let several = wanted.flags.contains(RemapFlags::FIXED) && old.len() == wanted.len;
         if !several && wanted.kept().end > area.range.end {
@@ -312,11 +331,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         if !wanted.moves() {
-            let part = VirtRange { start: old.end, end: old.start + wanted.len };
-            let fits =
-                part.end <= self.tables.arch.user_end() && areas.first(part).is_none_or(|v| v.state == State::Dying);
-            if !old.is_empty() && old.end == area.range.end && fits {
-                return Ok(Plan::Grow(Vma { range: part, ..area }));
+            let behind = VirtRange { start: old.end, end: old.start + wanted.len };
+            let part = UserRange::all(&self.tables.arch).part(behind);
+            let free = part.filter(|part| areas.first(*part).is_none_or(|v| v.state == State::Dying));
+            if !old.is_empty()
+                && old.end == area.range.end
+                && let Some(range) = free
+            {
+                return Ok(Plan::Grow(Vma { range, ..area }));
             }
             if !wanted.flags.contains(RemapFlags::MAYMOVE) {
                 return Err(RemapError::NoRoom);
@@ -333,11 +355,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(Plan::Move(to))
     }
 
-    fn target(&self, areas: &Areas, wanted: &Wanted) -> Result<VirtRange, RemapError> {
+    fn target(&self, areas: &Areas, wanted: &Wanted) -> Result<UserRange, RemapError> {
         if wanted.flags.contains(RemapFlags::FIXED) {
             return match wanted.to < areas.limits.lowest {
                 true => Err(RemapError::TooLow(wanted.to)),
-                false => Ok(VirtRange { start: wanted.to, end: wanted.to + wanted.len }),
+                false => Ok(self.user_part(VirtRange { start: wanted.to, end: wanted.to + wanted.len })),
             };
         }
         let hint = if wanted.flags.contains(RemapFlags::DONTUNMAP) { wanted.to } else { 0 };
@@ -348,7 +370,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         {
             // As far into a table of pages as it is now, so that tables can move as they are.
             let start = room.start + (wanted.old.start & ((1 << table) - 1));
-            return Ok(VirtRange { start, end: start + wanted.len });
+            return Ok(room.tail(start).head(start + wanted.len));
         }
         self.find_room(areas, hint, wanted.len).map_err(|_| RemapError::NoRoom)
     }

@@ -6,7 +6,7 @@
 //! nothing was: an eviction may have emptied that, and not flushed yet.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::cache;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
@@ -23,7 +23,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         table: LockedTable<'_, 'm, P, A>,
         area: &Vma,
-        block: VirtRange,
+        block: UserRange,
         pfn: Pfn,
     ) {
         let (new, len) = (self.leaf_of(area, pfn, table.level), (block.len() >> table.shift()) as usize);
@@ -49,8 +49,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             used += 1;
         }
         let removed = &removed[..used];
-        let flushed = self.tables.tlb.invalidate(&[block], table.shift(), false);
-        let resident = self.copy_parts(block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
+        let flushed = self.tables.tlb.invalidate(&[*block], table.shift(), false);
+        let resident = self.copy_parts(*block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
         self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, area.prot.attrs());
         if huge {
             table.fill(block.start, new);
@@ -58,7 +58,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.set(&Run::new(block.start, table.level, Kind::Leaf, new, len));
         }
         table.release();
-        self.count_replaced(block, resident);
+        self.count_replaced(*block, resident);
         // Those that were an object's counted as its, and the gather sets that right.
         Gather::put_flushed(&self.tables.tlb, removed, &flushed);
     }

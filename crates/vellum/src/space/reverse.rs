@@ -8,7 +8,7 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::cache::Object;
 use crate::frame::{Frame, flag};
 use crate::group::LruList;
@@ -28,7 +28,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Which addresses of an area have these pages of an object behind them.
-    pub(crate) fn mapped_in(&self, area: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<VirtRange> {
+    pub(crate) fn mapped_in(&self, area: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
         if !object.is_behind(&area.backing) {
             return None;
         }
@@ -38,21 +38,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let start = pages.start.max(first) - first;
         let end = pages.end.min(first + count).saturating_sub(first);
         let at = |page: u64| area.range.start + (page << shift);
-        (start < end).then(|| VirtRange { start: at(start), end: at(end) })
+        (start < end).then(|| area.range.tail(at(start)).head(at(end)))
     }
 
     /// Evict folios of objects that a range maps, and nobody else.
-    pub(super) fn evict_objects(&self, range: VirtRange) {
+    pub(super) fn evict_objects(&self, range: UserRange) {
         let machine = self.tables.machine;
         let mut at = range.start;
         while at < range.end {
             let (start, isolated) = (at, Isolated::new(machine));
             let mut folios = ArrayVec::<(Pfn, &Frame), BATCH>::new();
             while at < range.end && !folios.is_full() {
-                at = self.isolate_next(VirtRange { start: at, ..range }, isolated, &mut folios);
+                at = self.isolate_next(range.tail(at), isolated, &mut folios);
             }
             if !folios.is_empty() {
-                self.let_go(&[VirtRange { start, end: at }], isolated);
+                self.let_go(&[*range.tail(start).head(at)], isolated);
             }
             let room = folios.iter().all(|(head, frame)| {
                 let object = Object::of(machine, frame).filter(|_| !isolated.is_locked(frame));
@@ -69,7 +69,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Isolate what the next table has of these, as far as there is room; how far that was.
     fn isolate_next(
         &self,
-        range: VirtRange,
+        range: UserRange,
         isolated: Isolated,
         folios: &mut ArrayVec<(Pfn, &'m Frame), BATCH>,
     ) -> u64 {
@@ -77,7 +77,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let areas = self.read();
         let Some(area) = areas.overlapping(range).find(|area| !area.backing.is_anonymous()) else { return range.end };
         let part = area.range.intersect(&range);
-        let table = match self.tables.find(part.start, part.end) {
+        let table = match self.tables.find(part) {
             Found::Hole(end) => return end,
             Found::Table(table) => table,
         };
@@ -119,9 +119,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let _evicting = self.tables.tlb.evicting();
         let mut gather = self.gather(VirtRange { start: first.start, end: last.end });
         for range in ranges {
+            let range = self.user_part(*range);
             let mut at = range.start;
             while at < range.end {
-                at = self.let_go_next(VirtRange { start: at, ..*range }, isolated, &mut gather);
+                at = self.let_go_next(range.tail(at), isolated, &mut gather);
                 if gather.is_full() {
                     gather.flush();
                 }
@@ -130,7 +131,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// The same for what the next table has of a range; how far that was.
-    fn let_go_next(&self, range: VirtRange, isolated: Isolated, gather: &mut Gather<'_, 'm, P>) -> u64 {
+    fn let_go_next(&self, range: UserRange, isolated: Isolated, gather: &mut Gather<'_, 'm, P>) -> u64 {
         let arch = &self.tables.arch;
         let areas = self.read();
         let Some(area) = areas.overlapping(range).next() else { return range.end };
@@ -138,7 +139,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if area.state != State::Live {
             return part.end;
         }
-        let table = match self.tables.find(part.start, part.end) {
+        let table = match self.tables.find(part) {
             Found::Hole(end) => return end,
             Found::Table(table) => table,
         };

@@ -5,7 +5,7 @@
 use bitflags::bitflags;
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::frame::{OutOfMemory, flag};
 use crate::platform::Platform;
@@ -78,6 +78,8 @@ pub struct Scanned {
 pub enum ScanError {
     /// The range is not in whole pages.
     Unaligned(VirtRange),
+    /// The range reaches beyond the addresses of user mode.
+    OutOfRange(VirtRange),
     /// In this area writes don't go on.
     NotAsync(VirtRange),
     /// No memory to split huge mappings, or for tables of markers.
@@ -89,6 +91,7 @@ impl ScanError {
     pub const fn errno(&self) -> Errno {
         match self {
             ScanError::Unaligned(_) => Errno::EINVAL,
+            ScanError::OutOfRange(_) => Errno::EFAULT,
             ScanError::NotAsync(_) => Errno::EPERM,
             ScanError::OutOfMemory => Errno::ENOMEM,
         }
@@ -99,6 +102,7 @@ impl core::fmt::Display for ScanError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             ScanError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
+            ScanError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
             ScanError::NotAsync(range) => write!(f, "writes to {range:?} are not watched for, or told at once"),
             ScanError::OutOfMemory => OutOfMemory.fmt(f),
         }
@@ -132,7 +136,7 @@ struct Pass<'q, F> {
 
 impl<F: Fn(Categories) -> Option<Categories>> Pass<'_, F> {
     /// How much of a piece is to be told, and what; none, if it is not of interest, or there is no room.
-    fn admit(&mut self, piece: VirtRange, is: Categories) -> Option<(VirtRange, Categories)> {
+    fn admit(&mut self, piece: UserRange, is: Categories) -> Option<(UserRange, Categories)> {
         let is = (self.select)(is)?;
         let start = piece.start;
         let pages = (piece.len() >> self.shift).min(self.left);
@@ -147,17 +151,17 @@ impl<F: Fn(Categories) -> Option<Categories>> Pass<'_, F> {
             self.full = true;
             return None;
         }
-        Some((VirtRange { start, end: start + (pages << self.shift) }, is))
+        Some((piece.head(start + (pages << self.shift)), is))
     }
 
-    fn tell(&mut self, range: VirtRange, is: Categories) {
+    fn tell(&mut self, range: UserRange, is: Categories) {
         self.left -= range.len() >> self.shift;
         self.told += range.len() >> self.shift;
         let Some(out) = &mut self.out else { return };
         match out[..self.used].last_mut() {
             Some(last) if last.range.end == range.start && last.is == is => last.range.end = range.end,
             _ => {
-                out[self.used] = Region { range, is };
+                out[self.used] = Region { range: *range, is };
                 self.used += 1;
             }
         }
@@ -177,9 +181,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         out: Option<&mut [Region]>,
     ) -> Result<Scanned, ScanError> {
         let shift = self.page_shift();
-        if (range.start | range.end) & ((1 << shift) - 1) != 0 {
-            return Err(ScanError::Unaligned(range));
-        }
+        let range = UserRange::exact(&self.tables.arch, range).map_err(|bad| match bad {
+            BadRange::Beyond(_) => ScanError::OutOfRange(range),
+            BadRange::Unaligned(_) | BadRange::Overflow => ScanError::Unaligned(range),
+        })?;
         let Scan { select, pages, protect, only_async } = scan;
         let pass = Pass { select, out, used: 0, left: pages, told: 0, shift, protect, unmapped: true, full: false };
         let change = protect.then(|| {
@@ -190,7 +195,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         });
         let scanned = self.pass(range, pass, |area| match area.flags.contains(AreaFlags::ASYNC) {
             true => Ok(true),
-            false if only_async => Err(ScanError::NotAsync(area.range)),
+            false if only_async => Err(ScanError::NotAsync(*area.range)),
             false => Ok(!protect),
         });
         drop(change);
@@ -198,7 +203,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Protect all pages of a range that is claimed.
-    pub(super) fn protect_all(&self, range: VirtRange, unmapped: bool) -> Result<(), OutOfMemory> {
+    pub(super) fn protect_all(&self, range: UserRange, unmapped: bool) -> Result<(), OutOfMemory> {
         let pass = Pass {
             select: Some,
             out: None,
@@ -216,14 +221,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Look at the areas of a range for which `looks` says so.
     fn pass(
         &self,
-        range: VirtRange,
+        range: UserRange,
         mut pass: Pass<'_, impl Fn(Categories) -> Option<Categories>>,
         looks: impl Fn(&Vma) -> Result<bool, ScanError>,
     ) -> Result<Scanned, ScanError> {
-        let mut gather = self.gather(range);
+        let mut gather = self.gather(*range);
         let mut at = range.start;
         while at < range.end && !pass.full {
-            let rest = VirtRange { start: at, ..range };
+            let rest = range.tail(at);
             let next = self.read().overlapping(rest).find(|v| v.state != State::Dying).copied();
             let Some(area) = next else {
                 at = range.end;
@@ -243,13 +248,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn pass_table(
         &self,
         area: &Vma,
-        part: VirtRange,
+        part: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<u64, OutOfMemory> {
         let arch = &self.tables.arch;
-        let table = match self.tables.find(part.start, part.end) {
-            Found::Hole(end) => return self.pass_hole(area, VirtRange { end, ..part }, pass),
+        let table = match self.tables.find(part) {
+            Found::Hole(end) => return self.pass_hole(area, part.head(end), pass),
             Found::Table(table) => table,
         };
         let end = part.end.min(table.end());
@@ -259,11 +264,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             && let Some(mut run) = table.run(at, end)
         {
             if run.kind == Kind::None && table.level > 1 {
-                hole = Some(run.range(arch).intersect(&part));
+                hole = Some(part.intersect(&run.range(arch)));
                 break;
             }
             let is = self.categories(area, &mut run);
-            let seen = run.range(arch).intersect(&VirtRange { start: at, end: part.end });
+            let seen = part.tail(at).intersect(&run.range(arch));
             if let Some((piece, is)) = pass.admit(seen, is) {
                 if pass.protect && !self.protect_piece(&table, piece, area, pass.unmapped, gather) {
                     split = Some(piece);
@@ -279,8 +284,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         table.unlock(gather);
         if let Some(piece) = split {
-            self.tables.split_at(piece.start)?;
-            self.tables.split_at(piece.end)?;
+            self.tables.split_edges(piece)?;
         }
         match hole {
             Some(hole) => self.pass_hole(area, hole, pass),
@@ -292,7 +296,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn pass_hole(
         &self,
         area: &Vma,
-        hole: VirtRange,
+        hole: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
     ) -> Result<u64, OutOfMemory> {
         let arch = &self.tables.arch;
@@ -305,10 +309,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let table = arch.level_shift(2);
         let end = ((piece.start >> table << table).saturating_add(1 << table)).min(piece.end);
-        let markers = self.markers(VirtRange { end, ..piece });
-        match self.tables.map_run(&markers) {
+        let marked = piece.head(end);
+        match self.tables.map_run(marked, &self.markers(marked)) {
             Ok(()) => {
-                pass.tell(VirtRange { end, ..piece }, is);
+                pass.tell(marked, is);
                 Ok(end)
             }
             // It is no hole any more.
@@ -317,7 +321,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    fn markers(&self, range: VirtRange) -> Run {
+    fn markers(&self, range: UserRange) -> Run {
         let arch = &self.tables.arch;
         let entries = (range.len() >> arch.page_shift()) as usize;
         Run::new(range.start, 1, Kind::Marker, arch.marker(Marker::Watched), entries)
@@ -327,19 +331,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn protect_piece(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
-        piece: VirtRange,
+        piece: UserRange,
         area: &Vma,
         unmapped: bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> bool {
         let arch = &self.tables.arch;
         let Some(run) = table.run(piece.start, piece.end) else { return true };
-        if run.range(arch) != piece {
+        if piece != run.range(arch) {
             return false;
         }
         match run.kind {
             Kind::Leaf if self.restate(table, &run, run.attrs(arch) | Attrs::WATCHED, area.prot) => {
-                gather.note(piece, table.shift());
+                gather.note(*piece, table.shift());
             }
             Kind::Swap => self.restate_swapped(table, &run, arch.swapped(run.raw).attrs | Attrs::WATCHED),
             Kind::None if unmapped && area.backing.is_anonymous() => table.set(&self.markers(piece)),

@@ -2,8 +2,7 @@
 //! doesn't change; nor may what it holds be forgotten by who could not write to it. What the area forbids, the operations that
 //! it is about look at themselves.
 
-use crate::addr::{VirtRange, align_up};
-use crate::arch::Arch;
+use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
@@ -66,11 +65,11 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// # Errors
     /// See [`SealError`]: nothing was changed.
     pub fn seal(&self, addr: u64, len: u64) -> Result<(), SealError> {
-        let shift = self.page_shift();
-        if addr & ((1 << shift) - 1) != 0 {
-            return Err(SealError::Unaligned(addr));
-        }
-        let range = align_up(len, shift).and_then(|len| VirtRange::new(addr, len)).ok_or(SealError::Overflow)?;
+        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+            BadRange::Unaligned(addr) => SealError::Unaligned(addr),
+            BadRange::Overflow => SealError::Overflow,
+            BadRange::Beyond(_) => SealError::NotMapped,
+        })?;
         if range.is_empty() {
             return Ok(());
         }
@@ -80,11 +79,11 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where no object has it.
-    pub(super) fn may_forget(&self, range: VirtRange) -> Result<(), AdviseError> {
+    pub(super) fn may_forget(&self, range: UserRange) -> Result<(), AdviseError> {
         let areas = self.read();
         let mut sealed = areas.overlapping(range).filter(|v| v.flags.contains(AreaFlags::SEALED));
         let forbids =
             sealed.find(|v| v.state != State::Dying && v.backing.is_anonymous() && !v.prot.contains(Prot::WRITE));
-        forbids.map_or(Ok(()), |area| Err(AdviseError::Sealed(area.range)))
+        forbids.map_or(Ok(()), |area| Err(AdviseError::Sealed(*area.range)))
     }
 }

@@ -1,7 +1,7 @@
 //! Folios that are mapped in part are split ([`crate::group`]'s `split`), where one table has all that maps them.
 
 use crate::addr::{Pfn, VirtRange};
-use crate::arch::{Arch, Kind};
+use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::HUGE_ORDER;
 use crate::group::Mapped;
 use crate::platform::Platform;
@@ -13,13 +13,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Split a folio, to which the caller has a reference, if all that maps it are pages of these addresses, in one table. What is mapped
     /// of it, then; in the place of his reference the caller has one to each piece that is not.
     pub(crate) fn split_folio(&self, range: VirtRange, head: Pfn) -> Option<Mapped> {
+        let range = self.user_part(range);
         let mut at = range.start;
         while at < range.end {
-            match self.tables.find(at, range.end) {
+            match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let end = range.end.min(table.end());
-                    let split = self.mapped_of(&table, VirtRange { start: at, end }, head).filter(|mapped| {
+                    let split = self.mapped_of(&table, range.tail(at).head(end), head).filter(|mapped| {
                         let machine = self.tables.machine;
                         let frame = machine.frames().frame(head);
                         let alone = || frame.counts() == mapped.alone();
@@ -39,7 +40,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// What a table maps of a folio, in single pages.
-    fn mapped_of(&self, table: &LockedTable<'_, 'm, P, A>, range: VirtRange, head: Pfn) -> Option<Mapped> {
+    fn mapped_of(&self, table: &LockedTable<'_, 'm, P, A>, range: UserRange, head: Pfn) -> Option<Mapped> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         let order = frames.frame(head).order();

@@ -1,7 +1,7 @@
 //! Stacks: areas that grow down to where they are touched.
 
-use crate::addr::{VirtRange, align_down};
-use crate::arch::Arch;
+use crate::addr::align_down;
+use crate::arch::{Arch, UserRange};
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, STACK_GUARD, Vma};
@@ -29,13 +29,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             return Ok(Growth::There);
         }
         let Some(stack) = areas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
-        if areas.is_claimed(VirtRange { start, end: stack.range.end }) {
+        let whole = UserRange::all(&self.tables.arch).tail(start).head(stack.range.end);
+        if areas.is_claimed(whole) {
             return Ok(Growth::Wait);
         }
         if !stack.flags.contains(AreaFlags::GROWSDOWN) || start < areas.limits.lowest {
             return Ok(Growth::Nothing);
         }
-        let grown = VirtRange { start, end: stack.range.start };
+        let grown = whole.head(stack.range.start);
         let below = areas.tree.prev(stack.range.start).copied();
         let crowded = below.is_some_and(|v| {
             let guard = if v.flags.contains(AreaFlags::GROWSDOWN) || v.prot.is_empty() { 0 } else { STACK_GUARD };
@@ -44,7 +45,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         if crowded || stack.range.end - start > areas.limits.stack || areas.allow(&stack, grown.len(), 0).is_err() {
             return Ok(Growth::Nothing);
         }
-        areas.tree.update(stack.range.start, |v| v.range.start = start);
+        areas.tree.update(stack.range.start, |v| v.range = whole);
         areas.account(&Vma { range: grown, ..stack }, grown, 1);
         areas.merge(self.tables.machine, grown);
         Ok(Growth::There)

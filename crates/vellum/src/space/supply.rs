@@ -2,7 +2,7 @@
 //! policy allows and the range has room for.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::group::GroupId;
@@ -18,6 +18,8 @@ use super::{AddressSpace, FaultError};
 pub enum SupplyError {
     /// The range is not in whole pages.
     Unaligned(VirtRange),
+    /// The range reaches beyond the addresses of user mode.
+    OutOfRange(VirtRange),
     /// There is no area, or nobody watches it.
     NotWatched(u64),
     /// Something is there already.
@@ -34,7 +36,7 @@ impl SupplyError {
     /// What Linux's requests to a `userfaultfd` answer.
     pub const fn errno(&self) -> Errno {
         match self {
-            SupplyError::Unaligned(_) => Errno::EINVAL,
+            SupplyError::Unaligned(_) | SupplyError::OutOfRange(_) => Errno::EINVAL,
             SupplyError::NotWatched(_) => Errno::ENOENT,
             SupplyError::Exists(_) => Errno::EEXIST,
             SupplyError::NoContents(_) => Errno::EFAULT,
@@ -47,6 +49,7 @@ impl core::fmt::Display for SupplyError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             SupplyError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
+            SupplyError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
             SupplyError::NotWatched(addr) => write!(f, "nobody watches {addr:#x}"),
             SupplyError::Exists(addr) => write!(f, "something is at {addr:#x} already"),
             SupplyError::NoContents(addr) => write!(f, "no contents for {addr:#x}"),
@@ -79,7 +82,7 @@ pub struct Stopped {
 /// Where something is to be put.
 struct Place {
     area: Vma,
-    block: VirtRange,
+    block: UserRange,
     order: u8,
     /// Which smaller ones would do.
     orders: u32,
@@ -106,7 +109,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let Some(place) = self.place(&areas, rest, |area| self.orders(area))? else { return Ok(rest.start) };
             let (pfn, order) = self.new_folio(&place.area, rest.start, place.order, place.orders, false)?;
             drop(areas);
-            let block = VirtRange { start: rest.start, end: rest.start + (1 << (order as u32 + FRAME_SHIFT)) };
+            let block = place.block.around(rest.start, order as u32 + FRAME_SHIFT);
             let bytes = self.tables.machine.frames().at(pfn.addr());
             // SAFETY: a folio that was just allocated and is not mapped yet: nobody else reads or writes what it holds.
             let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), block.len() as usize) };
@@ -157,16 +160,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn supply(
         &self,
         range: VirtRange,
-        mut next: impl FnMut(VirtRange) -> Result<u64, SupplyError>,
+        mut next: impl FnMut(UserRange) -> Result<u64, SupplyError>,
     ) -> Result<(), Stopped> {
-        if (range.start | range.end) & ((1 << self.page_shift()) - 1) != 0 {
-            return Err(Stopped { done: 0, why: SupplyError::Unaligned(range) });
-        }
-        let mut rest = range;
+        let mut rest = UserRange::exact(&self.tables.arch, range).map_err(|bad| {
+            let why = match bad {
+                BadRange::Beyond(_) => SupplyError::OutOfRange(range),
+                BadRange::Unaligned(_) | BadRange::Overflow => SupplyError::Unaligned(range),
+            };
+            Stopped { done: 0, why }
+        })?;
         while !rest.is_empty() {
             match next(rest) {
                 Ok(at) if at == rest.start => self.tables.platform().wait(),
-                Ok(at) => rest.start = at,
+                Ok(at) => rest = rest.tail(at),
                 Err(why) => return Err(Stopped { done: rest.start - range.start, why }),
             }
             self.tables.platform().resched();
@@ -178,7 +184,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn place(
         &self,
         areas: &super::areas::Areas,
-        rest: VirtRange,
+        rest: UserRange,
         orders: impl Fn(&Vma) -> u32,
     ) -> Result<Option<Place>, SupplyError> {
         let arch = &self.tables.arch;
@@ -191,7 +197,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (window, orders) = (area.range.intersect(&rest), orders(&area));
         let (raw, level, order) = self.tables.room(at, window, orders);
         let (block, order, marked) = match arch.kind(raw, level) {
-            Kind::None => (VirtRange { start: at, end: at + (1 << (order as u32 + FRAME_SHIFT)) }, order, None),
+            Kind::None => (window.around(at, order as u32 + FRAME_SHIFT), order, None),
             Kind::Marker if arch.marked(raw).is_some_and(|marker| marker != Marker::Guard) => {
                 let marked = arch.marked(raw);
                 let (block, order) = self.marked_block(window, at, orders, marked);
@@ -206,9 +212,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Write a run there. `false`: it is not what it was.
     fn put(&self, place: &Place, run: &Run) -> Result<bool, SupplyError> {
         if place.marked.is_some() {
-            return Ok(self.map_over_markers(run, place.marked));
+            return Ok(self.map_over_markers(place.block, run, place.marked));
         }
-        match self.tables.map_run(run) {
+        match self.tables.map_run(place.block, run) {
             Ok(()) => Ok(true),
             Err(NotMapped::Occupied) => Ok(false),
             Err(NotMapped::OutOfMemory) => Err(SupplyError::OutOfMemory),

@@ -5,8 +5,8 @@
 //! slots' copy from then on, not the space's own, so that it needs not be written again before somebody has written to it: unless nobody
 //! else has these slots, and it is written to right now, or is to stay, or slots are short.
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind, Swapped};
+use crate::addr::{FRAME_SHIFT, Pfn, align_down};
+use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
 use crate::frame::flag;
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
@@ -40,9 +40,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         around: u32,
     ) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
-        let start = align_down(addr, table.shift());
-        let entry = VirtRange { start, end: start + (1 << table.shift()) };
+        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
+        let entry = area.range.around(addr, table.shift());
         let Some(run) = self.swapped(&table, entry) else {
             table.release();
             return Ok(Outcome::Again);
@@ -51,7 +50,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let shared = self.share_swapped(&table, area, entry);
             table.release();
             return match shared {
-                true => Ok(Outcome::Mapped(entry)),
+                true => Ok(Outcome::Mapped(*entry)),
                 false if run.level > 1 => self.in_parts(addr, entry),
                 false => Ok(Outcome::Again),
             };
@@ -78,14 +77,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.put_row(pfn, 1 << order, folio);
             return self.in_parts(addr, entry);
         }
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
+        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
         let back = self.bring_back(area, block, access, pfn);
         if let Brought::Back = back {
             if folio > arch.page_order() {
                 (0..1 << (order - folio)).for_each(|_| self.tables.machine.count_size(SizeCounter::SwapIn, folio));
             }
-            return Ok(Outcome::Back(block));
+            return Ok(Outcome::Back(*block));
         }
         self.put_row(pfn, 1 << order, folio);
         match back {
@@ -107,7 +105,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// There is no memory for all of it, and what has not come back is still on the device; or ([`FaultError::Poisoned`]) the device does
     /// not give back what it got for this page, the first of those, and all others have come back.
     pub fn swap_off(&self, device: u8) -> Result<(), FaultError> {
-        let rest = VirtRange { start: 0, end: self.tables.arch.user_end() };
+        let rest = UserRange::all(&self.tables.arch);
         // So that nothing moves to where this has looked already.
         let mut change = self.change(rest);
         change.let_go();
@@ -120,20 +118,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// As of [`AddressSpace::swap_off`].
     pub(super) fn bring_all_back(
         &self,
-        mut rest: VirtRange,
+        mut rest: UserRange,
         like: impl Fn(&Swapped) -> bool,
     ) -> Result<(), FaultError> {
         let mut result = Ok(());
         let is_it = |run: &Run| run.kind == Kind::Swap && like(&self.tables.arch.swapped(run.raw));
         while let Some(addr) = self.next_run(rest, is_it) {
-            rest.start = addr;
+            rest = rest.tail(addr);
             match self.fetch(addr) {
-                Ok(Outcome::Mapped(block) | Outcome::Back(block)) => rest.start = block.end,
+                Ok(Outcome::Mapped(block) | Outcome::Back(block)) => rest = rest.tail(block.end),
                 Ok(Outcome::Again) => self.tables.platform().relax(),
                 Ok(Outcome::Held | Outcome::Nothing) => self.tables.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
                     result = result.and(Err(FaultError::Poisoned(addr)));
-                    rest.start = addr + (1 << self.page_shift());
+                    rest = rest.tail(addr + (1 << self.page_shift()));
                 }
                 Err(error) => return Err(error),
             }
@@ -159,20 +157,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// What went out in one piece comes back page by page.
-    fn in_parts(&self, addr: u64, huge: VirtRange) -> Result<Outcome, FaultError> {
-        let page = align_down(addr, self.page_shift());
-        self.tables.split_at(if page == huge.start { page + (1 << self.page_shift()) } else { page })?;
+    fn in_parts(&self, addr: u64, huge: UserRange) -> Result<Outcome, FaultError> {
+        self.tables.split_edges(huge.around(addr, self.page_shift()))?;
         Ok(Outcome::Again)
     }
 
     /// The slots that all of a block went to, side by side, if this table has all of it.
-    fn swapped(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> Option<Run> {
+    fn swapped(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Option<Run> {
         let arch = &self.tables.arch;
         if block.start < table.base || block.end > table.end() {
             return None;
         }
         let run = table.run(block.start, block.end)?;
-        (run.kind == Kind::Swap && run.range(arch) == block).then_some(run)
+        (run.kind == Kind::Swap && block == run.range(arch)).then_some(run)
     }
 
     /// Whether slots of a run, whose table is locked, have copies.
@@ -182,7 +179,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them.
-    fn share_swapped(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, entry: VirtRange) -> bool {
+    fn share_swapped(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, entry: UserRange) -> bool {
         let machine = self.tables.machine;
         let order = (entry.len().ilog2() - FRAME_SHIFT) as u8;
         let row = ROW.ilog2() + FRAME_SHIFT;
@@ -260,10 +257,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    fn bring_back(&self, area: &Vma, block: VirtRange, access: Access, pfn: Pfn) -> Brought {
+    fn bring_back(&self, area: &Vma, block: UserRange, access: Access, pfn: Pfn) -> Brought {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
-        let Found::Table(table) = self.tables.find(block.start, block.end) else { return Brought::Changed };
+        let Found::Table(table) = self.tables.find(block) else { return Brought::Changed };
         let Some(run) = self.swapped(&table, block) else {
             table.release();
             return Brought::Changed;
@@ -280,7 +277,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // SAFETY: there are references, as said above. The folio is not mapped yet.
         let read = unsafe { machine.swaps().read(machine.frames(), slots, pfn) };
         if locked.is_none()
-            && let Found::Table(table) = self.tables.find(block.start, block.end)
+            && let Found::Table(table) = self.tables.find(block)
         {
             locked = Some(table);
         }

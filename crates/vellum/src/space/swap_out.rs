@@ -2,7 +2,7 @@
 //! already, and its entries become swap entries.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Swapped};
+use crate::arch::{Arch, Attrs, Swapped, UserRange};
 use crate::frame::HUGE_ORDER;
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -15,9 +15,9 @@ use super::{AddressSpace, AdviseError};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what a range has that nobody else maps (Linux: `MADV_PAGEOUT`). What can't go stays.
-    pub(super) fn page_out(&self, range: VirtRange) -> Result<(), AdviseError> {
+    pub(super) fn page_out(&self, range: UserRange) -> Result<(), AdviseError> {
         self.all(range, true, false)?;
-        self.evict(&[range], None, None);
+        self.evict(&[*range], None, None);
         self.evict_objects(range);
         Ok(())
     }

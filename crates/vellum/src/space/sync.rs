@@ -1,7 +1,7 @@
 //! `msync`. What is written to shared memory is in its object at once, so there is nothing to do but to look.
 
-use crate::addr::{VirtRange, align_up};
-use crate::arch::Arch;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::platform::Platform;
 use crate::vma::AreaFlags;
@@ -49,15 +49,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// # Errors
     /// See [`SyncError`].
     pub fn sync(&self, addr: u64, len: u64, invalidate: bool) -> Result<(), SyncError> {
-        let shift = self.page_shift();
-        if addr & ((1 << shift) - 1) != 0 {
-            return Err(SyncError::Unaligned(addr));
-        }
-        let range = align_up(len, shift).and_then(|len| VirtRange::new(addr, len)).ok_or(SyncError::NotMapped)?;
+        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+            BadRange::Unaligned(addr) => SyncError::Unaligned(addr),
+            BadRange::Overflow | BadRange::Beyond(_) => SyncError::NotMapped,
+        })?;
         let areas = self.read();
         let locked = |area: &&crate::vma::Vma| area.flags.contains(AreaFlags::LOCKED);
         if invalidate && let Some(area) = areas.overlapping(range).find(locked) {
-            return Err(SyncError::Locked(area.range));
+            return Err(SyncError::Locked(*area.range));
         }
         if range.is_empty() || areas.covers(range) { Ok(()) } else { Err(SyncError::NotMapped) }
     }

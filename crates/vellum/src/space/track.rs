@@ -11,8 +11,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind, Swapped};
+use crate::addr::align_down;
+use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::{AreaFlags, Prot, Vma};
@@ -45,7 +45,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !arch.supported().contains(Attrs::SOFT_DIRTY) {
             return Err(CantTrack);
         }
-        let all = VirtRange { start: 0, end: arch.user_end() };
+        let all = UserRange::all(arch);
         let mut change = self.change(all);
         // In the lock in which faults read it.
         change.areas().each(all, |v| v.flags |= AreaFlags::TRACKED);
@@ -105,7 +105,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[cold]
     pub(super) fn first_write(&self, area: &Vma, addr: u64) -> Outcome {
         let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Outcome::Again };
+        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Outcome::Again };
         if let Some(run) = table.run(align_down(addr, table.shift()), addr + 1)
             && run.kind == Kind::Leaf
         {

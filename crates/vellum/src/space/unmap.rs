@@ -1,7 +1,7 @@
 //! Areas go: `munmap`.
 
-use crate::addr::{VirtRange, align_up};
-use crate::arch::Arch;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
@@ -66,19 +66,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`UnmapError`]: nothing was changed.
     pub fn unmap(&self, addr: u64, len: u64) -> Result<(), UnmapError> {
-        let shift = self.page_shift();
-        let end = self.tables.arch.user_end();
-        if addr & ((1 << shift) - 1) != 0 {
-            return Err(UnmapError::Unaligned(addr));
-        }
-        if addr > end || len > end - addr {
-            return Err(UnmapError::OutOfRange);
-        }
-        let len = align_up(len, shift).ok_or(UnmapError::OutOfRange)?;
-        if len == 0 {
+        let range = UserRange::new(&self.tables.arch, addr, len).map_err(|bad| match bad {
+            BadRange::Unaligned(addr) => UnmapError::Unaligned(addr),
+            BadRange::Overflow | BadRange::Beyond(_) => UnmapError::OutOfRange,
+        })?;
+        if range.is_empty() {
             return Err(UnmapError::ZeroLength);
         }
-        let range = VirtRange { start: addr, end: addr + len };
         let mut change = self.change(range);
         if change.areas().first(range).is_none() {
             return Ok(());
@@ -94,7 +88,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn begin_unmap(
         &self,
         change: &mut Change<'_, 'm, P, A>,
-        range: VirtRange,
+        range: UserRange,
         going: State,
     ) -> Result<(), UnmapError> {
         let areas = change.areas();
@@ -110,9 +104,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.isolate(self.tables.machine, range);
         areas.each(range, |v| v.state = going);
         areas.account_all(range, -1);
-        let edges = self.has_edges(range);
+        let edges = self.tables.has_edges(range);
         change.let_go();
-        if edges && let Err(error) = self.split_edges(range) {
+        if edges && let Err(error) = self.tables.split_edges(range) {
             change.areas().each(range, |v| v.state = State::Live);
             change.areas().account_all(range, 1);
             return Err(error.into());

@@ -10,7 +10,7 @@
 //! different runs. A child is not watched, and has no protection.
 
 use crate::addr::{VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind, Marker};
+use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
@@ -45,8 +45,10 @@ pub enum Happening {
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchError {
-    /// The range is not in whole pages.
+    /// The range is not in whole pages, or empty.
     Unaligned(VirtRange),
+    /// The range reaches beyond the addresses of user mode.
+    OutOfRange(VirtRange),
     /// Nothing is to be watched for, or writes are to go on that nobody watches for.
     Nothing,
     /// Not all of the range is mapped.
@@ -78,7 +80,8 @@ impl WatchError {
 impl core::fmt::Display for WatchError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            WatchError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
+            WatchError::Unaligned(range) => write!(f, "{range:?} is empty or not in whole pages"),
+            WatchError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
             WatchError::Nothing => f.write_str("nothing to watch for"),
             WatchError::NotMapped => f.write_str("not all of the range is mapped"),
             WatchError::Unwatchable(range) => write!(f, "{range:?} can't be watched so"),
@@ -119,7 +122,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`WatchError`]: nothing was changed.
     pub fn watch(&self, range: VirtRange, by: Watcher, what: AreaFlags) -> Result<(), WatchError> {
-        self.whole_pages(range)?;
+        let range = self.whole_pages(range)?;
         let what = what & AreaFlags::WATCHES;
         if what.is_empty() || what.contains(AreaFlags::ASYNC) && !what.contains(AreaFlags::WRITES) {
             return Err(WatchError::Nothing);
@@ -132,10 +135,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let waits = what.contains(AreaFlags::MISSING) || !what.contains(AreaFlags::ASYNC);
         for area in areas.overlapping(range) {
             if waits && !area.backing.is_anonymous() {
-                return Err(WatchError::Unwatchable(area.range));
+                return Err(WatchError::Unwatchable(*area.range));
             }
             if area.watcher.is_some_and(|watcher| watcher != by) {
-                return Err(WatchError::Taken(area.range));
+                return Err(WatchError::Taken(*area.range));
             }
         }
         let now = |v: &Vma| (v.flags - AreaFlags::WATCHES) | what;
@@ -153,7 +156,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`WatchError`]: what lies before the area that could not be split is done. No area needs to be if the range is all of the space.
     pub fn unwatch(&self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
-        self.whole_pages(range)?;
+        let range = self.whole_pages(range)?;
         let mut change = self.change(range);
         let mut rest = range;
         loop {
@@ -164,7 +167,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.set_areas(&mut change, part, |_| false, nobody)?;
             change.let_go();
             self.forget_marks(part);
-            rest.start = part.end;
+            rest = rest.tail(part.end);
         }
     }
 
@@ -174,6 +177,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`WatchError`].
     pub fn write_protect(&self, range: VirtRange, unmapped: bool) -> Result<(), WatchError> {
+        let range = self.whole_pages(range)?;
         let change = self.change_watched(range)?;
         let protected = self.protect_all(range, unmapped);
         drop(change);
@@ -185,15 +189,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`WatchError`].
     pub fn write_unprotect(&self, range: VirtRange) -> Result<(), WatchError> {
+        let range = self.whole_pages(range)?;
         let _change = self.change_watched(range)?;
-        self.split_edges(range)?;
+        self.tables.split_edges(range)?;
         self.forget_marks(range);
         Ok(())
     }
 
     /// Begin to change a range that is watched for writes.
-    fn change_watched(&self, range: VirtRange) -> Result<super::areas::Change<'_, 'm, P, A>, WatchError> {
-        self.whole_pages(range)?;
+    fn change_watched(&self, range: UserRange) -> Result<super::areas::Change<'_, 'm, P, A>, WatchError> {
         let mut change = self.change(range);
         let areas = change.areas();
         let watched = areas.overlapping(range).all(|v| v.flags.contains(AreaFlags::WRITES));
@@ -204,13 +208,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(change)
     }
 
-    fn whole_pages(&self, range: VirtRange) -> Result<(), WatchError> {
-        let inside = (range.start | range.end) & ((1 << self.page_shift()) - 1) != 0;
-        if inside || range.is_empty() { Err(WatchError::Unaligned(range)) } else { Ok(()) }
+    fn whole_pages(&self, range: VirtRange) -> Result<UserRange, WatchError> {
+        match UserRange::exact(&self.tables.arch, range) {
+            Ok(exact) if !exact.is_empty() => Ok(exact),
+            Err(BadRange::Beyond(_)) => Err(WatchError::OutOfRange(range)),
+            _ => Err(WatchError::Unaligned(range)),
+        }
     }
 
     /// Nothing in a range is protected any more. The range is claimed, and no huge mapping that is reaches across its ends.
-    fn forget_marks(&self, range: VirtRange) {
+    fn forget_marks(&self, range: UserRange) {
         let arch = &self.tables.arch;
         self.each_run(range, |table, run| {
             match run.kind {
@@ -240,7 +247,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[cold]
     pub(super) fn tell_missing(&self, area: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        if let Found::Table(table) = self.tables.find(addr, area.range.end) {
+        if let Found::Table(table) = self.tables.find(area.range.tail(addr)) {
             let raw = table.get(addr);
             let kind = arch.kind(raw, table.level);
             table.release();
@@ -264,7 +271,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return self.told(area, addr, Access::Write, Happening::Write);
         }
         let page = align_down(addr, self.page_shift());
-        self.each_run(VirtRange { start: page, end: page + (1 << self.page_shift()) }, |table, run| {
+        self.each_run(area.range.around(page, self.page_shift()), |table, run| {
             if run.kind == Kind::Marker && self.tables.arch.marked(run.raw) == Some(Marker::Watched) {
                 table.erase(run);
             }
@@ -275,7 +282,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A page is there, is to be written, and is protected. `mapping`: what its entry maps.
     #[cold]
-    pub(super) fn touch_watched(&self, area: &Vma, addr: u64, mapping: VirtRange) -> Result<Outcome, FaultError> {
+    pub(super) fn touch_watched(&self, area: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
         if tells(area) {
             return self.told(area, addr, Access::Write, Happening::Write);
         }
@@ -288,16 +295,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The largest block around a page, of these orders, that holds nothing but such markers; the page alone, if none does.
     pub(super) fn marked_block(
         &self,
-        window: VirtRange,
+        window: UserRange,
         addr: u64,
         orders: u32,
         marker: Option<Marker>,
-    ) -> (VirtRange, u8) {
+    ) -> (UserRange, u8) {
         let arch = &self.tables.arch;
-        let start = align_down(addr, arch.page_shift());
-        let mut found = (VirtRange { start, end: start + (1 << arch.page_shift()) }, arch.page_order());
-        if let Found::Table(table) = self.tables.find(addr, window.end) {
-            let marked = |(block, _): &(VirtRange, u8)| {
+        let mut found = (window.around(addr, arch.page_shift()), arch.page_order());
+        if let Found::Table(table) = self.tables.find(window.tail(addr)) {
+            let marked = |(block, _): &(UserRange, u8)| {
                 block.start >= table.base
                     && block.end <= table.end()
                     && table.run(block.start, block.end).is_some_and(|run| self.is_marker(&run, *block, marker))
@@ -312,21 +318,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         found
     }
 
-    fn is_marker(&self, run: &Run, range: VirtRange, marker: Option<Marker>) -> bool {
+    fn is_marker(&self, run: &Run, range: UserRange, marker: Option<Marker>) -> bool {
         let arch = &self.tables.arch;
-        run.kind == Kind::Marker && arch.marked(run.raw) == marker && run.range(arch) == range
+        run.kind == Kind::Marker && arch.marked(run.raw) == marker && range == run.range(arch)
     }
 
     /// Write a run where nothing but such markers stands. `false`: something else does.
-    pub(super) fn map_over_markers(&self, run: &Run, marker: Option<Marker>) -> bool {
+    pub(super) fn map_over_markers(&self, range: UserRange, run: &Run, marker: Option<Marker>) -> bool {
         let arch = &self.tables.arch;
-        let range = run.range(arch);
-        let Found::Table(table) = self.tables.find(range.start, range.end) else { return false };
+        let Found::Table(table) = self.tables.find(range) else { return false };
         let old = table
             .run(range.start, range.end)
             .filter(|old| self.is_marker(old, range, marker) && old.level == run.level);
         if let Some(old) = &old {
-            self.tables.tlb.before_filling(range, arch.page_shift());
+            self.tables.tlb.before_filling(*range, arch.page_shift());
             table.replace(old, run);
         }
         table.release();
@@ -338,8 +343,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let orders = self.zeros_orders(self.orders(area));
         let (block, _) = self.marked_block(area.range, addr, orders, Some(Marker::Watched));
         let zeros = self.zeros_run(area, block, Attrs::WATCHED);
-        match self.map_over_markers(&zeros, Some(Marker::Watched)) {
-            true => Ok(Outcome::Mapped(block)),
+        match self.map_over_markers(block, &zeros, Some(Marker::Watched)) {
+            true => Ok(Outcome::Mapped(*block)),
             false => Ok(Outcome::Again),
         }
     }

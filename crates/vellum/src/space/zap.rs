@@ -1,7 +1,7 @@
 //! Emptying a range of page tables, by the run. `unmap`, `advise(DontNeed)` and exit are this.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, Kind, Marker};
+use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::frame::{OutOfMemory, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
@@ -31,13 +31,13 @@ struct Tally {
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was there.
-    pub(super) fn zap_all(&self, range: VirtRange) {
+    pub(super) fn zap_all(&self, range: UserRange) {
         self.note_peak();
-        let mut gather = self.gather(range);
+        let mut gather = self.gather(*range);
         let mut at = range.start;
         while at < range.end {
             // Nothing can map here any more, so no huge mapping reaches across an end again.
-            at = self.zap(VirtRange { start: at, end: range.end }, Keep::Nothing, &mut gather).unwrap_or(range.end);
+            at = self.zap(range.tail(at), Keep::Nothing, &mut gather).unwrap_or(range.end);
         }
     }
 
@@ -51,12 +51,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// A huge mapping reaches across an end of the range and there is no memory to split it; everything before it is done.
-    pub(super) fn zap(&self, range: VirtRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, OutOfMemory> {
+    pub(super) fn zap(&self, range: UserRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, OutOfMemory> {
         /// Tables between preemption points.
         const TABLES: usize = 32;
         let mut at = range.start;
         for _ in 0..TABLES {
-            let table = match self.tables.find(at, range.end) {
+            let table = match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => {
                     at = end;
                     if at >= range.end {
@@ -66,19 +66,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 Found::Table(table) => table,
             };
-            let (next, tally) = self.zap_table(&table, VirtRange { start: at, end: range.end }, keep, gather);
-            let shift = table.shift();
+            let (next, tally) = self.zap_table(&table, range.tail(at), keep, gather);
             table.unlock(gather);
             self.count_zapped(&tally);
             if gather.is_full() {
                 gather.flush();
             } else if next == at && at < range.end {
                 // Either a huge mapping of which the range has only a part, or a table that was hooked in meanwhile.
-                self.tables.split_at(at)?;
-                let end = (at >> shift << shift).saturating_add(1 << shift);
-                if range.end < end {
-                    self.tables.split_at(range.end)?;
-                }
+                self.tables.split_edges(range.tail(at))?;
             }
             at = next;
             if at >= range.end {
@@ -94,7 +89,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn zap_table(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
-        range: VirtRange,
+        range: UserRange,
         keep: Keep,
         gather: &mut Gather<'_, 'm, P>,
     ) -> (u64, Tally) {

@@ -1,7 +1,7 @@
 //! Memory that was only read is zeros: a folio that all have together, mapped by the run. Who writes gets his own in its place.
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
-use crate::arch::{Arch, Attrs, Kind};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{Found, LockedTable, NotMapped, Run};
@@ -22,17 +22,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
     #[inline(never)]
     pub(super) fn map_zeros(&self, area: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
-        match self.tables.map_run(&self.zeros_run(area, block, Attrs::empty())) {
-            Ok(()) => Ok(Outcome::Mapped(block)),
+        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
+        match self.tables.map_run(block, &self.zeros_run(area, block, Attrs::empty())) {
+            Ok(()) => Ok(Outcome::Mapped(*block)),
             Err(NotMapped::Occupied) => Ok(Outcome::Again),
             Err(NotMapped::OutOfMemory) => Err(FaultError::OutOfMemory),
         }
     }
 
     /// What maps a naturally aligned block, no larger than the folio of zeros, to zeros.
-    pub(super) fn zeros_run(&self, area: &Vma, block: VirtRange, marks: Attrs) -> Run {
+    pub(super) fn zeros_run(&self, area: &Vma, block: UserRange, marks: Attrs) -> Run {
         let zeros = self.tables.machine.zeros_folio();
         let (level, entries) = self.shape((block.len() >> FRAME_SHIFT).ilog2() as u8);
         let offset = (block.start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
@@ -46,16 +45,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes to it must not be
     /// contradicted by zeros in some CPU's TLB.
-    pub(super) fn unmap_zeros(&self, area: &Vma, page: VirtRange) {
+    pub(super) fn unmap_zeros(&self, area: &Vma, page: UserRange) {
         let arch = &self.tables.arch;
         let zeros = self.tables.machine.zeros_folio();
         let orders = self.tables.machine.policy().orders(area.advice);
         let mut blocks = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block);
         let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
-        let mut gather = self.gather(block);
+        let mut gather = self.gather(*block);
         let mut at = block.start;
         while at < block.end {
-            let table = match self.tables.find(at, block.end) {
+            let table = match self.tables.find(block.tail(at)) {
                 Found::Hole(end) => {
                     at = end;
                     continue;
@@ -87,11 +86,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The same where somebody watches for what is missing: zeros that he supplied must not be, not even for a moment. A folio takes the place
     /// of as many of them as policy allows: out, flush, in, under the lock of the table.
     #[cold]
-    pub(super) fn replace_zeros(&self, area: &Vma, addr: u64, page: VirtRange) -> Result<Outcome, FaultError> {
+    pub(super) fn replace_zeros(&self, area: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let orders = self.orders(area);
-        let Found::Table(table) = self.tables.find(addr, area.range.end) else { return Ok(Outcome::Again) };
-        let fits = |(block, _): &(VirtRange, u8)| self.are_zeros(&table, *block);
+        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
+        let fits = |(block, _): &(UserRange, u8)| self.are_zeros(&table, *block);
         let found = self.tables.blocks(addr, area.range, orders).find(fits);
         table.release();
         let smallest = (page.len().ilog2() - FRAME_SHIFT) as u8;
@@ -100,17 +99,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return self.unshare_part(addr, page);
         }
         let (pfn, order) = self.new_folio(area, addr, order, orders, true)?;
-        let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        let block = VirtRange { start, end: start + (1 << (order as u32 + FRAME_SHIFT)) };
+        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
         if order >= smallest && self.take_the_place_of_zeros(area, block, pfn) {
-            return Ok(Outcome::Mapped(block));
+            return Ok(Outcome::Mapped(*block));
         }
         self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
         if order < smallest { self.unshare_part(addr, page) } else { Ok(Outcome::Again) }
     }
 
     /// Whether a block holds nothing but zeros that nobody watches, in entries of this table.
-    fn are_zeros(&self, table: &LockedTable<'_, 'm, P, A>, block: VirtRange) -> bool {
+    fn are_zeros(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> bool {
         let arch = &self.tables.arch;
         let zeros = self.tables.machine.zeros_folio();
         let fits = if table.level > 1 { 1 << table.shift() } else { 1 << (arch.level_shift(2) - 1) };
@@ -119,14 +117,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let run = table.run(block.start, block.end);
         run.is_some_and(|run| {
-            let is = run.kind == Kind::Leaf && run.range(arch) == block && zeros.contains(run.pfn(arch));
+            let is = run.kind == Kind::Leaf && block == run.range(arch) && zeros.contains(run.pfn(arch));
             is && !run.attrs(arch).contains(Attrs::WATCHED)
         })
     }
 
-    fn take_the_place_of_zeros(&self, area: &Vma, block: VirtRange, pfn: Pfn) -> bool {
+    fn take_the_place_of_zeros(&self, area: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(block.start, block.end) else { return false };
+        let Found::Table(table) = self.tables.find(block) else { return false };
         if !self.are_zeros(&table, block) {
             table.release();
             return false;
@@ -135,7 +133,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             1 => _ = table.take(block.start, block.end).map(Removed::uncounted),
             _ => _ = table.take_busy(block.start).1.uncounted(),
         }
-        self.tables.tlb.invalidate(&[block], table.shift(), false);
+        self.tables.tlb.invalidate(&[*block], table.shift(), false);
         let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let frames = (block.len() >> FRAME_SHIFT) as u32;
         self.tables.machine.frames().expose(pfn, frames, attrs);

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::{LockedTable, PageTables, Run};
 use crate::addr::Pfn;
-use crate::arch::Arch;
+use crate::arch::{Arch, UserRange};
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -116,37 +116,41 @@ impl<P: Platform, A: Arch> Drop for Spares<'_, '_, P, A> {
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// Write a run of any kind where nothing is mapped yet; missing tables are made. All of it stands in one table.
+    /// Writes a run of any kind at `at`, all of which is the run's, where nothing is mapped yet, and
+    /// makes missing tables. All of the run stands in one table.
     ///
     /// # Errors
     /// If it can't be done in full, nothing was changed.
     #[inline]
-    pub(crate) fn map_run(&self, run: &Run) -> Result<(), NotMapped> {
-        let &Run { va, level, len, .. } = run;
+    pub(crate) fn map_run(&self, at: UserRange, run: &Run) -> Result<(), NotMapped> {
+        debug_assert_eq!(at, run.range(&self.arch));
+        let &Run { level, len, .. } = run;
         let write = |table: &LockedTable<'_, 'm, P, A>| {
             self.tlb.before_filling(run.range(&self.arch), self.arch.page_shift());
             table.set(run);
         };
-        self.put_there(va, level, len, write).unwrap_or_else(|| self.put(va, level, len, &mut Spares::new(self), write))
+        self.put_there(at, level, len, write).unwrap_or_else(|| self.put(at, level, len, &mut Spares::new(self), write))
     }
 
-    /// Have `write` write `n` entries from `va` at `level`, of one table, where nothing is mapped yet; missing tables come from
-    /// the spare ones, or else are made.
+    /// Calls `write` to write the first `n` entries of `level` at `at`, of one table, where nothing is
+    /// mapped yet; missing tables come from the spare ones, or else are made.
     ///
     /// # Errors
     /// If it can't be done in full, nothing was changed, and nothing written.
     pub(crate) fn put(
         &self,
-        va: u64,
+        range: UserRange,
         level: u8,
         n: usize,
         spares: &mut Spares<'_, 'm, P, A>,
         write: impl Fn(&LockedTable<'_, 'm, P, A>),
     ) -> Result<(), NotMapped> {
+        let va = range.start;
+        debug_assert!(!range.is_empty(), "an address without a page");
         loop {
             let walk = self.enter();
             // SAFETY: in a walk.
-            let at = unsafe { self.descend(va, level) };
+            let at = unsafe { self.descend(range, level) };
             if at.level > level && at.raw != 0 {
                 return Err(NotMapped::Occupied);
             }
@@ -180,14 +184,15 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     #[inline]
     fn put_there(
         &self,
-        va: u64,
+        range: UserRange,
         level: u8,
         n: usize,
         write: impl Fn(&LockedTable<'_, 'm, P, A>),
     ) -> Option<Result<(), NotMapped>> {
+        let va = range.start;
         let walk = self.enter();
         // SAFETY: in a walk.
-        let at = unsafe { self.descend(va, level) };
+        let at = unsafe { self.descend(range, level) };
         if at.level > level {
             return (at.raw != 0).then_some(Err(NotMapped::Occupied));
         }

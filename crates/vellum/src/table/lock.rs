@@ -77,10 +77,12 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         self.set_live(self.live() + n as u32);
     }
 
-    /// The address after the last that this table translates.
+    /// Returns the address after the last that this table translates for user mode. The rest of a
+    /// root is the host's: no run reaches there.
     #[inline]
     pub(crate) fn end(&self) -> u64 {
-        self.base.saturating_add((1u64 << self.tables.arch.index_bits()) << self.shift())
+        let end = self.base.saturating_add((1u64 << self.tables.arch.index_bits()) << self.shift());
+        end.min(self.tables.arch.user_end())
     }
 
     /// log2 of what an entry translates.

@@ -6,7 +6,7 @@
 use super::grow::Spares;
 use super::{Found, LockedTable, PageTables};
 use crate::addr::VirtRange;
-use crate::arch::Arch;
+use crate::arch::{Arch, UserRange};
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::tlb::Gather;
@@ -14,17 +14,17 @@ use crate::tlb::Gather;
 /// Entries that are moved at once.
 const BATCH: usize = 128;
 
-/// Where from, and the first address of where to.
+/// Where from and where to. `to` is no shorter than `from`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
-    pub(crate) from: VirtRange,
-    pub(crate) to: u64,
+    pub(crate) from: UserRange,
+    pub(crate) to: UserRange,
 }
 
 impl Route {
     /// Where an address goes.
     fn of(&self, at: u64) -> u64 {
-        self.to + (at - self.from.start)
+        self.to.start + (at - self.from.start)
     }
 }
 
@@ -55,7 +55,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let mut at = route.from.start;
         while at < route.from.end {
             let level = self.level_of_entries(route, at);
-            let table = match self.find_at(at, route.from.end, level) {
+            let table = match self.find_at(route.from.tail(at), level) {
                 Found::Hole(end) => {
                     at = end;
                     continue;
@@ -65,7 +65,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             if table.level > level {
                 let below = self.arch.level_shift(table.level - 1);
                 table.release();
-                self.split_at(at + (1 << below))?;
+                self.split_start(route.from.tail(at + (1 << below)))?;
                 continue;
             }
             let there = route.of(at);
@@ -88,7 +88,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let mut at = route.from.start;
         while at < route.from.end {
             let level = self.level_of_entries(route, at);
-            let table = match self.find_at(at, route.from.end, level) {
+            let table = match self.find_at(route.from.tail(at), level) {
                 Found::Hole(end) => {
                     at = end;
                     continue;
@@ -105,8 +105,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             }
             table.unlock(gather);
             if any {
-                let there = route.of(at);
-                let laid = self.put(there, level, lifted.len(), spares, |table| table.lay(there, lifted));
+                let there = route.to.tail(route.of(at));
+                let laid = self.put(there, level, lifted.len(), spares, |table| table.lay(there.start, lifted));
                 let Ok(()) = laid else { unreachable!("nothing is mapped there, and tables were provided: {laid:?}") };
             }
             at = end;

@@ -2,22 +2,43 @@
 
 use super::{Found, LockedTable, PageTables, Run};
 use crate::addr::PhysAddr;
-use crate::arch::{Arch, Kind};
+use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::stats::Counter;
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// If a huge mapping spans `va` and does not begin there, replace it by a table of mappings of the next smaller size;
-    /// repeat until none does. The folio stays whole; only how it is mapped changes.
+    /// Splits huge mappings that reach across an end of `range`, so that none does. The folios stay
+    /// whole; only how they are mapped changes. An empty range has no ends.
     ///
     /// # Errors
-    /// If there is no memory for the table, nothing was changed (but larger mappings may have been split already).
-    pub(crate) fn split_at(&self, va: u64) -> Result<(), OutOfMemory> {
+    /// If there is no memory for a table, that mapping was not changed; others may have been split.
+    pub(crate) fn split_edges(&self, range: UserRange) -> Result<(), OutOfMemory> {
+        self.split_start(range)?;
+        self.split_end(range)
+    }
+
+    /// Splits a huge mapping that reaches across the start of `range`: see
+    /// [`PageTables::split_edges`].
+    pub(crate) fn split_start(&self, range: UserRange) -> Result<(), OutOfMemory> {
+        self.split_at(range, range.start)
+    }
+
+    /// Splits a huge mapping that reaches across the end of `range`: see
+    /// [`PageTables::split_edges`]. It is found by the last address inside: the address behind that
+    /// may be the host's.
+    pub(crate) fn split_end(&self, range: UserRange) -> Result<(), OutOfMemory> {
+        self.split_at(last(range), range.end)
+    }
+
+    /// Replaces the huge mapping of the first address of `there`, unless it begins or ends at `edge`,
+    /// by a table of mappings of the next smaller size; repeats until there is none.
+    fn split_at(&self, there: UserRange, edge: u64) -> Result<(), OutOfMemory> {
+        let va = there.start;
         let mut spare = Spare { tree: self, table: None };
         loop {
-            let Found::Table(table) = self.find(va, va + 1) else { return Ok(()) };
-            let inside = va & ((1 << table.shift()) - 1) != 0;
+            let Found::Table(table) = self.find(there) else { return Ok(()) };
+            let inside = edge & ((1 << table.shift()) - 1) != 0;
             if !inside || !matches!(self.arch.kind(table.get(va), table.level), Kind::Leaf | Kind::Swap) {
                 table.release();
                 return Ok(());
@@ -39,12 +60,16 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// Whether a huge mapping spans `va` and does not begin there. A look without locks.
-    pub(crate) fn is_inside_huge(&self, va: u64) -> bool {
+    /// Returns whether a huge mapping reaches across an end of `range`. A look without locks.
+    pub(crate) fn has_edges(&self, range: UserRange) -> bool {
+        self.is_inside_huge(range, range.start) || self.is_inside_huge(last(range), range.end)
+    }
+
+    fn is_inside_huge(&self, there: UserRange, edge: u64) -> bool {
         let _walk = self.enter();
         // SAFETY: in a walk.
-        let at = unsafe { self.descend(va, 1) };
-        let inside = va & ((1 << self.arch.level_shift(at.level)) - 1) != 0;
+        let at = unsafe { self.descend(there, 1) };
+        let inside = edge & ((1 << self.arch.level_shift(at.level)) - 1) != 0;
         // Busy: somebody splits it just now.
         inside && at.level > 1 && matches!(self.arch.kind(at.raw, at.level), Kind::Leaf | Kind::Swap | Kind::Busy)
     }
@@ -85,6 +110,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         self.hooked(1);
         self.machine.count(Counter::TablesBorn, 1);
     }
+}
+
+/// Returns the last address of a range; of an empty one, nothing.
+fn last(range: UserRange) -> UserRange {
+    range.tail(range.end.saturating_sub(1).max(range.start))
 }
 
 /// A table at hand, given back if it is not needed.

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Acquire;
 
 use super::{LockedTable, PageTables};
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
-use crate::arch::{Arch, Kind};
+use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::flag;
 use crate::platform::{Event, Platform, trace};
 
@@ -25,16 +25,22 @@ pub(super) struct Landing {
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// The entry for `va` no lower than `level`: the first that is not a pointer to a table, on the way down.
+    /// Returns the entry that translates the first address of `at`, no lower than `lowest`: the
+    /// first on the way down that is not a pointer to a table. For an empty range, which may lie at
+    /// the very end of the user half, that is an empty entry of the root, and nothing is read.
     ///
     /// # Safety
     /// The caller is in a walk.
     #[inline]
-    pub(super) unsafe fn descend(&self, va: u64, lowest: u8) -> Landing {
+    pub(super) unsafe fn descend(&self, at: UserRange, lowest: u8) -> Landing {
         // Its own copy: after each of the loads it would have to be read again.
         let arch = self.arch;
         let mut table = self.root;
         let mut level = arch.levels();
+        let va = at.start;
+        if at.is_empty() {
+            return Landing { table, level, raw: 0 };
+        }
         loop {
             trace(self.platform(), || Event::Descend(table, arch.index(va, level) as u16));
             // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
@@ -50,25 +56,26 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// What stands at `va`: a hole, or a locked table. A hole is reported at most up to `end`.
+    /// Returns what stands where a range begins: a hole, which ends no later than the range, or a
+    /// locked table.
     #[inline]
-    pub(crate) fn find<'t>(&'t self, va: u64, end: u64) -> Found<'t, 'm, P, A> {
-        self.find_at(va, end, 1)
+    pub(crate) fn find<'t>(&'t self, range: UserRange) -> Found<'t, 'm, P, A> {
+        self.find_at(range, 1)
     }
 
     /// The same, going down no further than to a table of level `lowest`.
     #[inline]
-    pub(crate) fn find_at<'t>(&'t self, va: u64, end: u64, lowest: u8) -> Found<'t, 'm, P, A> {
+    pub(crate) fn find_at<'t>(&'t self, range: UserRange, lowest: u8) -> Found<'t, 'm, P, A> {
         loop {
             let walk = self.enter();
             // SAFETY: in a walk.
-            let at = unsafe { self.descend(va, lowest) };
+            let at = unsafe { self.descend(range, lowest) };
             if at.level > lowest && at.raw == 0 {
                 // SAFETY: in a walk, and the table was reached in it.
-                return Found::Hole(unsafe { self.hole_end(&at, va, end) });
+                return Found::Hole(unsafe { self.hole_end(&at, range) });
             }
             // SAFETY: in a walk, and the table was reached in it.
-            if let Some(locked) = unsafe { self.try_lock(at.table, at.level, va) } {
+            if let Some(locked) = unsafe { self.try_lock(at.table, at.level, range.start) } {
                 drop(walk);
                 return Found::Table(locked);
             }
@@ -77,13 +84,14 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// What stands at `va`, at which level, and, if that is nothing, the largest of `orders` whose block around `va` lies in
-    /// `area` and is as empty. A look without locks: [`PageTables::map_run`] decides.
+    /// Returns the entry for `va`, which lies in `area`, its level, and, if it is empty, the largest
+    /// of `orders` whose block around `va` lies in `area` and is as empty. A look without locks:
+    /// [`PageTables::map_run`] decides.
     #[inline]
-    pub(crate) fn room(&self, va: u64, area: VirtRange, orders: u32) -> (u64, u8, u8) {
+    pub(crate) fn room(&self, va: u64, area: UserRange, orders: u32) -> (u64, u8, u8) {
         let _walk = self.enter();
         // SAFETY: in a walk.
-        let at = unsafe { self.descend(va, 1) };
+        let at = unsafe { self.descend(area.tail(va), 1) };
         if at.raw != 0 {
             return (at.raw, at.level, 0);
         }
@@ -99,7 +107,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// # Safety
     /// The caller is in the walk that landed there.
     #[inline(never)]
-    unsafe fn largest_empty(&self, at: &Landing, va: u64, area: VirtRange, orders: u32) -> u8 {
+    unsafe fn largest_empty(&self, at: &Landing, va: u64, area: UserRange, orders: u32) -> u8 {
         let order = self.blocks(va, area, orders).find(|(block, _)| {
             // SAFETY: by contract.
             unsafe { self.is_empty_in(at, *block) }
@@ -110,7 +118,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// The naturally aligned blocks around `va` that lie in `area` entirely, of these orders and larger than a page, the
     /// largest first.
     #[inline]
-    pub(crate) fn blocks(&self, va: u64, area: VirtRange, orders: u32) -> impl Iterator<Item = (VirtRange, u8)> {
+    pub(crate) fn blocks(&self, va: u64, area: UserRange, orders: u32) -> impl Iterator<Item = (UserRange, u8)> {
         let mut left = orders & !((2 << self.arch.page_order()) - 1);
         core::iter::from_fn(move || {
             while left != 0 {
@@ -118,7 +126,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 left &= !(1 << order);
                 let start = align_down(va, order + FRAME_SHIFT);
                 let block = VirtRange { start, end: start.saturating_add(1 << (order + FRAME_SHIFT)) };
-                if area.covers(&block) {
+                if let Some(block) = area.part(block) {
                     return Some((block, order as u8));
                 }
             }
@@ -130,7 +138,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ///
     /// # Safety
     /// The caller is in the walk that landed there.
-    unsafe fn is_empty_in(&self, at: &Landing, block: VirtRange) -> bool {
+    unsafe fn is_empty_in(&self, at: &Landing, block: UserRange) -> bool {
         if block.len() >= 1 << (self.arch.level_shift(at.level) + self.arch.index_bits()) {
             // As large as the table, which would not be there if it were empty.
             return false;
@@ -168,11 +176,13 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         Some(locked)
     }
 
-    /// Where the hole at `va` ends, as far as the table that it was found in shows.
+    /// Returns where the hole ends that a range begins in, as far as the table that it was found in
+    /// shows.
     ///
     /// # Safety
     /// The caller is in the walk that landed there.
-    unsafe fn hole_end(&self, at: &Landing, va: u64, end: u64) -> u64 {
+    unsafe fn hole_end(&self, at: &Landing, range: UserRange) -> u64 {
+        let VirtRange { start: va, end } = *range;
         let shift = self.arch.level_shift(at.level);
         let mut index = self.arch.index(va, at.level);
         let mut to = va >> shift << shift;

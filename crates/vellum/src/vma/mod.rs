@@ -21,7 +21,7 @@ use core::num::NonZeroU16;
 use bitflags::bitflags;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
-use crate::arch::Attrs;
+use crate::arch::{Attrs, UserRange};
 use crate::frame::Owner;
 use crate::frame::policy::Advice;
 
@@ -173,7 +173,7 @@ pub const STACK_GUARD: u64 = 256 << 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vma {
     /// The addresses, in whole pages.
-    pub range: VirtRange,
+    pub range: UserRange,
     /// What may be done with it.
     pub prot: Prot,
     /// What else is to know.
@@ -199,7 +199,7 @@ impl Vma {
     }
 
     /// Where in the area memory with these places is: those that begin as far into user addresses, whatever is above those bits.
-    pub(crate) fn with_places(&self, places: VirtRange) -> Option<VirtRange> {
+    pub(crate) fn with_places(&self, places: VirtRange) -> Option<UserRange> {
         let bits = |place: u64| place & ((1 << (Owner::PAGE_BITS + FRAME_SHIFT)) - 1);
         let (here, whole) = (self.backing.offset(self.range.start), self.range);
         let after = bits(places.start.wrapping_sub(here));
@@ -209,7 +209,7 @@ impl Vma {
             false => (0, places.len().saturating_sub(before)),
         };
         let start = whole.start + skip;
-        (len > 0).then_some(VirtRange { start, end: whole.end.min(start + len) })
+        (len > 0).then(|| whole.tail(start).head(start + len))
     }
 
     /// Whether the two are neighbours that could be one.
@@ -221,7 +221,7 @@ impl Vma {
 
 impl Area for Vma {
     fn range(&self) -> VirtRange {
-        self.range
+        *self.range
     }
 
     fn reserved_start(&self) -> u64 {

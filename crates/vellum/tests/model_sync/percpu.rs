@@ -76,8 +76,8 @@ fn a_door_counts_its_readers() {
 
 /// Two writers and a reader that comes twice: writes are not lost, and what a reader has seen it sees again.
 ///
-/// Catches: `write` that goes on when it has waited for another writer, without trying again; a reader that steps back
-/// without counting itself out (nobody ever gets in again).
+/// Catches: `write` that does not wait for its turn; a reader that queues without counting itself out (nobody ever gets in
+/// again); one that gives its turn on before it is counted in.
 #[test]
 fn writers_take_turns() {
     explore(|| {
@@ -122,7 +122,7 @@ unsafe impl Cpus for Waiting {
 /// Once a writer waits for readers to leave, nobody who comes later enters before it: so it waits for each CPU's present
 /// reader at most, however many follow.
 ///
-/// Catches: `read` without `after_seqcst_rmw`; `read` that lets one in who met a writer.
+/// Catches: `read` without `after_seqcst_rmw`; `read` that lets a reader in that met a writer's ticket.
 #[test]
 fn nobody_overtakes_a_writer_that_waits() {
     explore(|| {
@@ -138,5 +138,29 @@ fn nobody_overtakes_a_writer_that_waits() {
             assert!(!late || seen == 1, "came in before a writer that waited already");
         }
         writer.join().unwrap();
+    });
+}
+
+/// A reader that met a writer is in the queue: a writer that comes after it does not overtake it.
+///
+/// Catches: a reader that waits for the end of the writer without a ticket of its own.
+#[test]
+fn no_writer_overtakes_a_reader_that_waits() {
+    explore(|| {
+        let house = Arc::new(House::default());
+        let waits = Arc::new(Outside::default());
+        let first = house.lock.write(&Cpu(2), house.doors.iter());
+        let reader = {
+            let (house, waits) = (house.clone(), waits.clone());
+            thread::spawn(move || {
+                let pair = house.lock.read(&Waiting(waits), &house.doors[0]);
+                pair[0].get()
+            })
+        };
+        let late = waits.is_raised();
+        drop(first);
+        house.write(&Cpu(1));
+        let seen = reader.join().unwrap();
+        assert!(!late || seen == 0, "a writer came in before a reader that waited already");
     });
 }

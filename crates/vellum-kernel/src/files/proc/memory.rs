@@ -45,7 +45,7 @@ const SHARED_DEVICE: Device = Device { major: 0, minor: 1 };
 
 /// Shows an area as `maps` does.
 fn show<T>(memory: &UserSpace, area: &Vma, tell: impl FnOnce(&Area<'_>) -> T) -> T {
-    let VirtRange { start, end } = area.range;
+    let VirtRange { start, end } = *area.range;
     let (heap, stack) = (*memory.heap.lock(), memory.image.lock().stack);
     let file = memory.mapped(area.backing.tag()).filter(|_| area.backing.tag() != 0);
     let path = file.as_ref().map(|file| from_root(|view| view.names.path_of_mapped(file, view.root)));
@@ -84,7 +84,7 @@ pub fn maps(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// What of an area is in memory.
 fn usage(memory: &UserSpace, area: &Vma) -> Usage {
-    let found = memory.engine.usage(area.range);
+    let found = memory.engine.usage(*area.range);
     let arch = memory.engine.arch();
     let block_size = |level| match arch.block_bits(level) {
         0 => 0,
@@ -337,7 +337,7 @@ pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
         let Some(memory) = &memory else { return Ok(()) };
         let areas = areas(memory)?;
         for area in areas.iter().filter(|area| concerns(area)) {
-            memory.engine.forget_recorded(area.range, Attrs::ACCESSED, |_, _| ());
+            memory.engine.forget_recorded(*area.range, Attrs::ACCESSED, |_, _| ());
         }
         Ok(())
     };

@@ -3,6 +3,7 @@
 //! | file | calls |
 //! |---|---|
 //! | `map` | `mmap` |
+//! | `beyond` | all of them, above the user half |
 //! | `change` | `munmap`, `mprotect` |
 //! | `remap` | `mremap` |
 //! | `lock` | `mlock` and its kin, `mseal` |
@@ -11,6 +12,7 @@
 //! | `many` | all of them, where there are as many areas as there may be |
 
 mod advise;
+mod beyond;
 mod change;
 mod file;
 mod lock;
@@ -19,6 +21,7 @@ mod map;
 mod remap;
 
 pub use advise::{ADVISE, MORE_ADVICE, RESIDENT};
+pub use beyond::BEYOND;
 pub use change::{PROTECT, UNMAP};
 pub use file::FILE;
 pub use lock::{LOCK, SEAL};
