@@ -286,6 +286,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         mut act: impl FnMut(&Vma, UserRange) -> Result<u64, AdviseError>,
     ) -> Result<(), AdviseError> {
         let mut holes = false;
+        let mut turn = None;
         let mut at = range.start;
         while at < range.end {
             let areas = self.read();
@@ -294,7 +295,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let Some(area) = next else { return Err(AdviseError::NotMapped) };
             if area.state == State::Held {
                 drop(areas);
-                self.tables.platform().wait();
+                drop(turn.take());
+                turn = Some(self.turn(left));
                 continue;
             }
             let part = area.range.intersect(&left);
@@ -340,15 +342,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
     /// the areas, once the areas there are not held.
     fn split_beside_faults(&self, range: UserRange) -> Result<(), OutOfMemory> {
-        loop {
-            let areas = self.read();
-            let held = |at| areas.tree.find(at).is_some_and(|v| v.state == State::Held);
-            if !held(range.start) && !held(range.end - 1) {
-                return self.tables.split_edges(range);
-            }
-            drop(areas);
-            self.tables.platform().wait();
+        let areas = self.read();
+        let held = |at| areas.tree.find(at).is_some_and(|v| v.state == State::Held);
+        if !held(range.start) && !held(range.end - 1) {
+            return self.tables.split_edges(range);
         }
+        drop(areas);
+        let _turn = self.turn(range);
+        self.tables.split_edges(range)
     }
 
     fn populate_all(&self, range: UserRange, access: Access) -> Result<(), AdviseError> {

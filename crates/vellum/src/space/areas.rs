@@ -12,6 +12,7 @@ use crate::sync::{ReadGuard, WriteGuard};
 use crate::vma::{AreaFlags, AreaTree, NodeMemory, State, Vma};
 
 use super::AddressSpace;
+use super::claims::Claims;
 
 /// What a space may have (Linux: resource limits and `vm.*` settings, by whose names they are described).
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +51,6 @@ impl Default for Limits {
     }
 }
 
-/// Changes of one space that can be under way side by side; more wait.
-const CLAIMS: usize = 32;
-
 /// A limit that would be exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excess {
@@ -78,12 +76,11 @@ pub(super) struct Areas {
     /// What is added to new areas, of [`AreaFlags::LOCKS`].
     pub(super) future: AreaFlags,
     /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
-    orphans: Orphans,
-    /// Ranges that somebody is at work on, holes included.
-    claims: [UserRange; CLAIMS],
-    claimed: usize,
+    pub(super) orphans: Orphans,
+    /// Which ranges are being changed, holes included.
+    pub(super) claims: Claims,
     /// Areas that will be added by operations which have let go of the lock meanwhile, and can't fail any more.
-    promised: usize,
+    pub(super) promised: usize,
 }
 
 /// Nodes of the tree are frames.
@@ -119,8 +116,7 @@ impl Areas {
             displaced: 0,
             future: AreaFlags::empty(),
             orphans: Orphans::default(),
-            claims: [UserRange::default(); CLAIMS],
-            claimed: 0,
+            claims: Claims::default(),
             promised: 0,
         }
     }
@@ -235,27 +231,6 @@ impl Areas {
         });
     }
 
-    /// Whether somebody is at work on a part of `range`.
-    pub(super) fn is_claimed(&self, range: UserRange) -> bool {
-        self.claims[..self.claimed].iter().any(|claim| claim.overlaps(&range))
-    }
-
-    fn claim(&mut self, ranges: &[UserRange]) -> bool {
-        let free = self.claimed + ranges.len() <= CLAIMS && !ranges.iter().any(|range| self.is_claimed(*range));
-        if free {
-            self.claims[self.claimed..][..ranges.len()].copy_from_slice(ranges);
-            self.claimed += ranges.len();
-        }
-        free
-    }
-
-    fn disclaim(&mut self, range: UserRange) {
-        if let Some(i) = self.claims[..self.claimed].iter().position(|claim| *claim == range) {
-            self.claimed -= 1;
-            self.claims.swap(i, self.claimed);
-        }
-    }
-
     /// Join neighbours that say the same, from the area before `range` to the one behind it; but none that somebody is at
     /// work on, who counts on where it begins and ends. So he who is done joins all areas that have a part in what he was at work on to
     /// what is on either side of them.
@@ -266,7 +241,7 @@ impl Areas {
         let Some(mut before) = first.copied() else { return };
         while before.range.start <= range.end {
             let Some(next) = self.tree.find_from(before.range.end).copied() else { return };
-            if next.continues(&before) && !self.is_claimed(next.range) && !self.is_claimed(before.range) {
+            if next.continues(&before) && !self.claims.is_changing(&next.range) && !self.claims.is_changing(&before.range) {
                 self.tree.remove(&Nodes(machine), next.range.start);
                 cache::release(machine, &next.backing, &mut self.orphans);
                 self.tree.update(before.range.start, |v| v.range.append(&next.range));
@@ -318,7 +293,10 @@ impl Areas {
     }
 }
 
-impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+/// The areas, as the writer.
+pub(super) type WriteAreas<'a> = WriteGuard<'a, Areas>;
+
+impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// What the space may have.
     pub fn limits(&self) -> Limits {
         self.read().limits
@@ -331,32 +309,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.limits.mmap_base = areas.limits.mmap_base.min(self.tables.arch.user_end());
     }
 
-    /// Begin to change `range`, when nobody else is at work on a part of it.
-    pub(super) fn change(&self, range: UserRange) -> Change<'_, 'm, P, A> {
-        match self.change_both(|_| Ok::<_, core::convert::Infallible>([range, UserRange::default()])) {
-            Ok(change) => change,
-            Err(never) => match never {},
-        }
-    }
-
-    /// Begin to change one or two ranges that `choose` chooses, when nobody else is at work on a part of them. It may be asked
-    /// several times.
-    pub(super) fn change_both<E>(
-        &self,
-        mut choose: impl FnMut(&Areas) -> Result<[UserRange; 2], E>,
-    ) -> Result<Change<'_, 'm, P, A>, E> {
-        loop {
-            let mut areas = self.write();
-            let ranges = choose(&areas)?;
-            let used = if ranges[1].is_empty() { 1 } else { 2 };
-            if areas.claim(&ranges[..used]) {
-                return Ok(Change { space: self, ranges, used, promised: 0, areas: Some(areas) });
-            }
-            drop(areas);
-            self.tables.platform().wait();
-        }
-    }
-
     /// Enter as the writer.
     pub(super) fn write(&self) -> WriteGuard<'_, Areas> {
         self.areas.write(self.tables.platform(), self.tables.slots.iter().map(|s| &s.readers))
@@ -365,53 +317,5 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Enter as a reader.
     pub(super) fn read(&self) -> ReadGuard<'_, Areas> {
         self.areas.read(self.tables.platform(), &self.tables.slot().readers)
-    }
-}
-
-/// A change of a range of a space, or of two: nobody else changes a part of them, holes included, until this is dropped. The
-/// lock of the areas may be let go in between.
-pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
-    space: &'s AddressSpace<'m, P, A>,
-    ranges: [UserRange; 2],
-    used: usize,
-    promised: usize,
-    areas: Option<WriteGuard<'s, Areas>>,
-}
-
-impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
-    /// The areas, as the writer.
-    pub(super) fn areas(&mut self) -> &mut Areas {
-        self.areas.get_or_insert_with(|| self.space.write())
-    }
-
-    /// Make sure that so many areas can be added now, and so many more later, when the lock was let go meanwhile.
-    pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), OutOfMemory> {
-        let machine = self.space.tables.machine;
-        let areas = self.areas();
-        areas.reserve(machine, now + later)?;
-        areas.promised += later;
-        self.promised += later;
-        Ok(())
-    }
-
-    /// Let others at the areas, outside of the range.
-    pub(super) fn let_go(&mut self) {
-        self.areas = None;
-    }
-}
-
-impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
-    /// The areas are as they should be, or again as they were: join what says the same, and let others at the range.
-    fn drop(&mut self) {
-        let (ranges, used, machine) = (self.ranges, self.used, self.space.tables.machine);
-        let promised = self.promised;
-        let areas = self.areas();
-        areas.promised -= promised;
-        ranges[..used].iter().for_each(|range| areas.disclaim(*range));
-        ranges[..used].iter().for_each(|range| areas.merge(machine, *range));
-        areas.trim(machine);
-        let orphans = core::mem::take(&mut areas.orphans);
-        self.let_go();
-        orphans.free(machine);
     }
 }

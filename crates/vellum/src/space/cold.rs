@@ -48,6 +48,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
     pub(super) fn will_need(&self, range: UserRange) -> Result<(), AdviseError> {
+        // No area goes or moves meanwhile.
+        let _turn = self.turn(range);
         self.all(range, false, false)?;
         // What does not come now comes when it is touched, or else is not there: that is no matter of a hint.
         let _ = self.bring_all_back(range, |_| true);

@@ -81,6 +81,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut room = Ok(());
         let mut left = ranges.iter();
         let mut range = self.user_part(*first);
+        let mut turn = None;
         left.next();
         loop {
             let _evicting = self.tables.tlb.evicting();
@@ -90,6 +91,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 if range.is_empty() {
                     let Some(next) = left.next() else { break };
                     range = self.user_part(*next);
+                    turn = None;
                     continue;
                 }
                 match self.hold_next(range, isolated, &mut batch, &mut gather) {
@@ -100,7 +102,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     None if !batch.held.is_empty() => break,
                     None => {
                         gather.flush();
-                        self.tables.platform().wait();
+                        drop(turn.take());
+                        turn = Some(self.turn(range));
                     }
                 }
             }

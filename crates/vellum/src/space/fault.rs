@@ -10,6 +10,7 @@ use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::table::{Found, NotMapped, Run};
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
+use super::claims::Change;
 use super::stack::Growth;
 use super::{AddressSpace, Watched};
 
@@ -132,13 +133,41 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Outcome::Mapped(range) => return Ok((range, Resolved::Minor)),
                 Outcome::Back(range) => return Ok((range, Resolved::Major)),
                 Outcome::Again => self.tables.platform().relax(),
-                Outcome::Held => self.tables.platform().wait(),
-                Outcome::Nothing => match self.grow_stack(addr)? {
-                    Growth::There => {}
-                    Growth::Wait => self.tables.platform().wait(),
+                outcome => return self.fault_in_turn(addr, access, outcome),
+            }
+        }
+    }
+
+    /// Goes on with a fault that can't be resolved at once: in its turn among the changes of what is there, so that no
+    /// stream of them keeps it out.
+    #[cold]
+    fn fault_in_turn(
+        &self,
+        addr: u64,
+        access: Access,
+        mut outcome: Outcome,
+    ) -> Result<(VirtRange, Resolved), FaultError> {
+        let mut turn = None;
+        loop {
+            let wanted = match outcome {
+                Outcome::Mapped(range) => return Ok((range, Resolved::Minor)),
+                Outcome::Back(range) => return Ok((range, Resolved::Major)),
+                Outcome::Again => None,
+                Outcome::Held => Some(UserRange::all(&self.tables.arch).around(addr, self.page_shift())),
+                Outcome::Nothing => match self.grow_stack(addr, turn.as_ref().map(Change::turn))? {
+                    Growth::There => None,
+                    Growth::Wait(range) => Some(range),
                     Growth::Nothing => return Err(FaultError::Unmapped(addr)),
                 },
+            };
+            match wanted {
+                Some(range) => {
+                    drop(turn);
+                    turn = Some(self.turn(range));
+                }
+                None => self.tables.platform().relax(),
             }
+            outcome = self.try_fault(addr, access)?;
         }
     }
 

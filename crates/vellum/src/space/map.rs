@@ -238,24 +238,29 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<UserRange, MapError> {
-        loop {
-            let mut areas = self.write();
-            let range = match request.flags.contains(MapFlags::LOW) {
-                true => self.find_room_within(&areas, hint, len, self.user_part(LOW))?,
-                false => self.find_room(&areas, hint, len)?,
-            };
+        let choose = |areas: &Areas| match request.flags.contains(MapFlags::LOW) {
+            true => self.find_room_within(areas, hint, len, self.user_part(LOW)),
+            false => self.find_room(areas, hint, len),
+        };
+        let mut areas = self.write();
+        let range = choose(&areas)?;
+        if !areas.claims.is_ahead(&range, None) {
             self.check(&areas, range, 0, request)?;
-            if !areas.is_claimed(range) {
-                areas.reserve(self.tables.machine, 1)?;
-                self.add(&mut areas, range, request);
-                areas.merge(self.tables.machine, range);
-                areas.trim(self.tables.machine);
-                return Ok(range);
-            }
-            // A hole in a range that is being unmapped: it is free when the rest is.
-            drop(areas);
-            self.tables.platform().wait();
+            areas.reserve(self.tables.machine, 1)?;
+            self.add(&mut areas, range, request);
+            areas.merge(self.tables.machine, range);
+            areas.trim(self.tables.machine);
+            return Ok(range);
         }
+        // A hole in a range that is being unmapped: it is free when the rest is.
+        drop(areas);
+        let mut change = self.change_both(|areas| Ok::<_, MapError>([choose(areas)?, UserRange::default()]))?;
+        let range = change.range();
+        let areas = change.areas();
+        self.check(areas, range, 0, request)?;
+        areas.reserve(self.tables.machine, 1)?;
+        self.add(areas, range, request);
+        Ok(range)
     }
 
     /// At the hint, if it is free; else as high as possible, large areas where huge pages fit.

@@ -16,6 +16,7 @@
 //! | file | story |
 //! |---|---|
 //! | `areas` | the areas and what limits them: split, merge, count |
+//! | `claims` | which ranges are being changed, and which change waits for which |
 //! | `map` | new areas |
 //! | `fault` | a page is touched |
 //! | `zeros` | pages that were only read |
@@ -54,6 +55,7 @@
 
 mod advise;
 mod areas;
+mod claims;
 mod cold;
 mod collapse;
 mod cow;
@@ -114,7 +116,7 @@ pub use unmap::UnmapError;
 pub use watch::{Happening, WatchError, Watched};
 
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
@@ -131,6 +133,8 @@ use areas::Areas;
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
     tables: PageTables<'m, P, A>,
     areas: PerCpuLock<Areas>,
+    /// How many claims have ended, or have become claims of something else: what waits for one looks here.
+    ended: AtomicU32,
     /// Whether no entry may be written that does not say that it was. Set in the lock of the areas.
     tracks: AtomicBool,
     /// It, and what it was forked from, and what was forked from any of these.
@@ -159,6 +163,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Ok(tables) => Ok(AddressSpace {
                 family: Family::of(tables.tlb.space.0),
                 areas: PerCpuLock::new(Areas::new(limits, &arch)),
+                ended: AtomicU32::new(0),
                 tables,
                 tracks: AtomicBool::new(false),
                 peak: AtomicU64::new(0),

@@ -10,7 +10,7 @@ use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, Sharing, Vma};
 
 use super::AddressSpace;
-use super::areas::Change;
+use super::claims::Change;
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

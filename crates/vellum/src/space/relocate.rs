@@ -17,7 +17,8 @@ use crate::table::{Route, Spares};
 use crate::vma::{AreaFlags, Backing, State, Vma};
 
 use super::AddressSpace;
-use super::areas::{Areas, Change};
+use super::areas::Areas;
+use super::claims::Change;
 use super::remap::{RemapError, RemapFlags, Wanted};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {

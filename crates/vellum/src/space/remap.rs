@@ -13,7 +13,8 @@ use crate::frame::OutOfMemory;
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, State, Vma};
 
-use super::areas::{Areas, Change, Excess};
+use super::areas::{Areas, Excess};
+use super::claims::Change;
 use super::{AddressSpace, UnmapError};
 
 bitflags! {
@@ -211,7 +212,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut plan = Plan::Shrink;
         let change = self.change_both(|areas| {
             let old = if wanted.old.is_empty() { page } else { wanted.old };
-            if areas.is_claimed(old) {
+            if areas.claims.is_changing(&old) {
                 // What is there may soon be something else.
                 return Ok([old, UserRange::default()]);
             }

@@ -7,6 +7,7 @@ use crate::platform::Platform;
 use crate::vma::{AreaFlags, STACK_GUARD, Vma};
 
 use super::AddressSpace;
+use super::claims::Turn;
 
 /// What became of an address that is not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,14 +16,15 @@ pub(super) enum Growth {
     There,
     /// It stays unmapped.
     Nothing,
-    /// Somebody is changing what is there: look again.
-    Wait,
+    /// These addresses are being changed: look again when it is this fault's turn there.
+    Wait(UserRange),
 }
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// The page at `addr` was touched and is not mapped: let the stack above it grow down to it.
+    /// Lets a stack grow down to the page at `addr`, which was touched and is not mapped. `turn`: that of the fault, if it
+    /// had to wait.
     #[cold]
-    pub(super) fn grow_stack(&self, addr: u64) -> Result<Growth, OutOfMemory> {
+    pub(super) fn grow_stack(&self, addr: u64, turn: Option<Turn>) -> Result<Growth, OutOfMemory> {
         let start = align_down(addr, self.page_shift());
         let mut areas = self.write();
         if areas.find(addr).is_some() {
@@ -30,8 +32,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
         let Some(stack) = areas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
         let whole = UserRange::all(&self.tables.arch).tail(start).head(stack.range.end);
-        if areas.is_claimed(whole) {
-            return Ok(Growth::Wait);
+        if areas.claims.is_ahead(&whole, turn) {
+            return Ok(Growth::Wait(whole));
         }
         if !stack.flags.contains(AreaFlags::GROWSDOWN) || start < areas.limits.lowest {
             return Ok(Growth::Nothing);

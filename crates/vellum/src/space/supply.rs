@@ -169,9 +169,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             };
             Stopped { done: 0, why }
         })?;
+        let mut turn = None;
         while !rest.is_empty() {
             match next(rest) {
-                Ok(at) if at == rest.start => self.tables.platform().wait(),
+                // What keeps it out is a change, or else a fault: that ends by itself.
+                Ok(at) if at == rest.start => match &turn {
+                    None => turn = Some(self.turn(rest)),
+                    Some(_) => self.tables.platform().relax(),
+                },
                 Ok(at) => rest = rest.tail(at),
                 Err(why) => return Err(Stopped { done: rest.start - range.start, why }),
             }

@@ -112,7 +112,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.bring_all_back(rest, |swapped| swapped.device == device)
     }
 
-    /// Bring back what a range has in slots like these.
+    /// Bring back what a range, which is claimed, has in slots like these.
     ///
     /// # Errors
     /// As of [`AddressSpace::swap_off`].
@@ -128,6 +128,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match self.fetch(addr) {
                 Ok(Outcome::Mapped(block) | Outcome::Back(block)) => rest = rest.tail(block.end),
                 Ok(Outcome::Again) => self.tables.platform().relax(),
+                // Not while the range is claimed.
                 Ok(Outcome::Held | Outcome::Nothing) => self.tables.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
                     result = result.and(Err(FaultError::Poisoned(addr)));

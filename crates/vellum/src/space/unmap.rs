@@ -8,7 +8,7 @@ use crate::platform::Platform;
 use crate::vma::State;
 
 use super::AddressSpace;
-use super::areas::Change;
+use super::claims::Change;
 
 /// Why nothing was unmapped. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

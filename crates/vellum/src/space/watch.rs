@@ -197,7 +197,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Begin to change a range that is watched for writes.
-    fn change_watched(&self, range: UserRange) -> Result<super::areas::Change<'_, 'm, P, A>, WatchError> {
+    fn change_watched(&self, range: UserRange) -> Result<super::claims::Change<'_, 'm, P, A>, WatchError> {
         let mut change = self.change(range);
         let areas = change.areas();
         let watched = areas.overlapping(range).all(|v| v.flags.contains(AreaFlags::WRITES));

@@ -1,0 +1,231 @@
+//! Claims: which ranges of a space are being changed, and which changes wait for which.
+//!
+//! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims it, and is alone there
+//! until it ends, also while it has let go of the lock of the areas. Changes are served in the order
+//! in which they arrive: a claim is granted once no granted claim overlaps it and none that arrived
+//! before it does. So a change waits for those that came before it and for no others, however many
+//! follow; and one that needs all of the space gets it though threads change parts of it all the
+//! time.
+//!
+//! There is room for a number of claims; changes beyond that wait to be let in, in the same order.
+//! A change that waits sleeps on a count of what has ended, and looks at the areas again only when
+//! that has changed.
+
+use core::convert::Infallible;
+use core::sync::atomic::Ordering::{Acquire, Release};
+
+use arrayvec::ArrayVec;
+
+use super::AddressSpace;
+use super::areas::{Areas, WriteAreas};
+use crate::addr::VirtRange;
+use crate::arch::{Arch, UserRange};
+use crate::frame::OutOfMemory;
+use crate::platform::Platform;
+
+/// Changes of one space that can be under way, or next in line.
+const ROOM: usize = 32;
+
+/// When a change arrived: the lower, the earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Turn(u64);
+
+#[derive(Clone, Copy)]
+struct Claim {
+    /// The second may be empty.
+    ranges: [UserRange; 2],
+    turn: Turn,
+    granted: bool,
+}
+
+impl Claim {
+    fn overlaps(&self, range: &VirtRange) -> bool {
+        self.ranges.iter().any(|claimed| claimed.overlaps(range))
+    }
+}
+
+/// See the module's text. What the lock of the areas protects.
+#[derive(Default)]
+pub(super) struct Claims {
+    claims: ArrayVec<Claim, ROOM>,
+    /// How many changes have arrived, and how many of them were let in.
+    arrived: u64,
+    admitted: u64,
+}
+
+impl Claims {
+    /// Returns whether a change is at work on a part of `range`.
+    pub(super) fn is_changing(&self, range: &VirtRange) -> bool {
+        self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
+    }
+
+    /// Returns whether a change is at work on a part of `range`, or will be before the one that
+    /// arrived at `turn`; without one, before a change that arrives now.
+    pub(super) fn is_ahead(&self, range: &VirtRange, turn: Option<Turn>) -> bool {
+        let earlier = |claim: &Claim| match turn {
+            Some(turn) => claim.turn != turn && (claim.granted || claim.turn < turn),
+            None => true,
+        };
+        // Of those that are not let in yet it is not known what they will claim.
+        let outside = turn.is_none() && self.admitted < self.arrived;
+        outside || self.claims.iter().any(|claim| earlier(claim) && claim.overlaps(range))
+    }
+
+    fn arrive(&mut self) -> Turn {
+        let turn = Turn(self.arrived);
+        self.arrived += 1;
+        turn
+    }
+
+    fn is_admitted(&self, turn: Turn) -> bool {
+        turn.0 < self.admitted
+    }
+
+    /// Claims `ranges` for the change that arrived at `turn`, instead of what it waited for before;
+    /// returns whether the claim is granted.
+    fn claim(&mut self, turn: Turn, ranges: [UserRange; 2]) -> bool {
+        if !self.is_admitted(turn) {
+            if turn.0 > self.admitted || self.claims.is_full() {
+                return false;
+            }
+            self.admitted += 1;
+            self.claims.push(Claim { ranges, turn, granted: false });
+        }
+        let granted = !ranges.iter().any(|range| self.is_ahead(range, Some(turn)));
+        if let Some(claim) = self.claims.iter_mut().find(|claim| claim.turn == turn) {
+            (claim.ranges, claim.granted) = (ranges, granted);
+        }
+        granted
+    }
+
+    fn end(&mut self, turn: Turn) {
+        if let Some(at) = self.claims.iter().position(|claim| claim.turn == turn) {
+            self.claims.swap_remove(at);
+        }
+    }
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Begins to change `range`, once no other change is at work on a part of it.
+    pub(super) fn change(&self, range: UserRange) -> Change<'_, 'm, P, A> {
+        match self.change_both(|_| Ok::<_, Infallible>([range, UserRange::default()])) {
+            Ok(change) => change,
+            Err(never) => match never {},
+        }
+    }
+
+    /// The same, without the lock of the areas: keeps changes of `range` away, for work beside faults
+    /// that has met with areas that are held, and waits its turn.
+    #[cold]
+    pub(super) fn turn(&self, range: UserRange) -> Change<'_, 'm, P, A> {
+        let mut change = self.change(range);
+        change.let_go();
+        change
+    }
+
+    /// Begins to change one or two ranges that `choose` chooses, once no other change is at work on a
+    /// part of them. `choose` is called again whenever the areas may have changed.
+    ///
+    /// # Errors
+    /// What `choose` answers.
+    pub(super) fn change_both<E>(
+        &self,
+        mut choose: impl FnMut(&Areas) -> Result<[UserRange; 2], E>,
+    ) -> Result<Change<'_, 'm, P, A>, E> {
+        let mut areas = self.write();
+        let mut ranges = choose(&areas)?;
+        let turn = areas.claims.arrive();
+        while !areas.claims.claim(turn, ranges) {
+            let seen = self.ended.load(Acquire);
+            drop(areas);
+            while self.ended.load(Acquire) == seen {
+                self.tables.platform().wait();
+            }
+            areas = self.write();
+            if areas.claims.is_admitted(turn) {
+                match choose(&areas) {
+                    Ok(chosen) if chosen == ranges => {}
+                    Ok(chosen) => {
+                        ranges = chosen;
+                        // What waited for the old choice may go on.
+                        self.tell_ended();
+                    }
+                    Err(error) => {
+                        areas.claims.end(turn);
+                        self.tell_ended();
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(Change { space: self, ranges, turn, promised: 0, areas: Some(areas) })
+    }
+
+    /// Has changes that wait look at the areas again. In the lock of the areas.
+    fn tell_ended(&self) {
+        self.ended.fetch_add(1, Release);
+    }
+}
+
+/// A change of a range of a space, or of two: no other change is at work on a part of them, holes included, until this is
+/// dropped. The lock of the areas may be let go in between.
+pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
+    space: &'s AddressSpace<'m, P, A>,
+    ranges: [UserRange; 2],
+    turn: Turn,
+    promised: usize,
+    areas: Option<WriteAreas<'s>>,
+}
+
+impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
+    /// Returns the first of the ranges.
+    pub(super) fn range(&self) -> UserRange {
+        self.ranges[0]
+    }
+
+    /// Returns when it arrived.
+    pub(super) fn turn(&self) -> Turn {
+        self.turn
+    }
+
+    /// The areas, as the writer.
+    pub(super) fn areas(&mut self) -> &mut Areas {
+        self.areas.get_or_insert_with(|| self.space.write())
+    }
+
+    /// Make sure that so many areas can be added now, and so many more later, when the lock was let go meanwhile.
+    pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), OutOfMemory> {
+        let machine = self.space.tables.machine;
+        let areas = self.areas();
+        areas.reserve(machine, now + later)?;
+        areas.promised += later;
+        self.promised += later;
+        Ok(())
+    }
+
+    /// Let others at the areas, outside of the range.
+    pub(super) fn let_go(&mut self) {
+        self.areas = None;
+    }
+}
+
+impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
+    /// The areas are as they should be, or again as they were: join what says the same, and let others at the range.
+    fn drop(&mut self) {
+        let (ranges, turn, space) = (self.ranges, self.turn, self.space);
+        let machine = space.tables.machine;
+        let promised = self.promised;
+        let areas = self.areas();
+        areas.promised -= promised;
+        areas.claims.end(turn);
+        space.tell_ended();
+        areas.merge(machine, ranges[0]);
+        if !ranges[1].is_empty() {
+            areas.merge(machine, ranges[1]);
+        }
+        areas.trim(machine);
+        let orphans = core::mem::take(&mut areas.orphans);
+        self.let_go();
+        orphans.free(machine);
+    }
+}
