@@ -8,6 +8,8 @@ mod beyond;
 mod blocks;
 mod collapse;
 mod engine;
+#[cfg(feature = "shuttle")]
+mod fair;
 mod fork;
 mod nodes;
 mod objects;

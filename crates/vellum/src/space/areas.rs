@@ -241,7 +241,10 @@ impl Areas {
         let Some(mut before) = first.copied() else { return };
         while before.range.start <= range.end {
             let Some(next) = self.tree.find_from(before.range.end).copied() else { return };
-            if next.continues(&before) && !self.claims.is_changing(&next.range) && !self.claims.is_changing(&before.range) {
+            if next.continues(&before)
+                && !self.claims.is_changing(&next.range)
+                && !self.claims.is_changing(&before.range)
+            {
                 self.tree.remove(&Nodes(machine), next.range.start);
                 cache::release(machine, &next.backing, &mut self.orphans);
                 self.tree.update(before.range.start, |v| v.range.append(&next.range));
@@ -254,10 +257,16 @@ impl Areas {
 
     /// The same for each area of `range`.
     pub(super) fn account_all(&mut self, range: UserRange, sign: i64) {
+        self.account_as(range, |_| (), sign);
+    }
+
+    /// The same for each area of `range` as `change` would have it.
+    pub(super) fn account_as(&mut self, range: UserRange, change: impl Fn(&mut Vma), sign: i64) {
         let mut at = range.start;
-        while let Some(area) = self.first(range.tail(at)) {
-            self.account(&area, range, sign);
+        while let Some(mut area) = self.first(range.tail(at)) {
             at = area.range.end.min(range.end);
+            change(&mut area);
+            self.account(&area, range, sign);
         }
     }
 

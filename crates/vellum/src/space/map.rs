@@ -313,7 +313,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         // What is there goes, and there is no moment at which the addresses are free: its areas hold the place, and the
         // first becomes the new one, so that nothing needs to be allocated then.
-        self.begin_unmap(&mut change, range, State::Held).map_err(|error| match error {
+        let new = new_area(range, request, areas.future);
+        self.begin_unmap(&mut change, range, State::Held, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedArea(range),
             _ => MapError::OutOfMemory,
         })?;
@@ -321,9 +322,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let areas = change.areas();
         let first = areas.first(range).map_or(range, |v| v.range);
         areas.remove(self.tables.machine, range.tail(first.end));
-        let new = new_area(range, request, areas.future);
         areas.replace(self.tables.machine, first.start, new);
-        areas.account(&new, range, 1);
         Ok(())
     }
 

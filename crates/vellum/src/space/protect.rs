@@ -138,16 +138,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         areas.reserve(self.tables.machine, cuts)?;
         areas.isolate(self.tables.machine, range);
+        // In the lock in which the limits were looked at, the areas count as they will be.
+        areas.account_all(range, -1);
+        areas.account_as(range, &set, 1);
         if self.tables.has_edges(range) {
             // Faults go on meanwhile, but the areas end at the ends of the range now, so that no new huge mapping reaches
             // across.
             change.let_go();
-            self.tables.split_edges(range)?;
+            if let Err(error) = self.tables.split_edges(range) {
+                let areas = change.areas();
+                areas.account_as(range, &set, -1);
+                areas.account_all(range, 1);
+                return Err(error.into());
+            }
         }
-        let areas = change.areas();
-        areas.account_all(range, -1);
-        areas.each(range, set);
-        areas.account_all(range, 1);
+        change.areas().each(range, set);
         Ok(true)
     }
 

@@ -5,7 +5,7 @@ use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::frame::OutOfMemory;
 use crate::platform::Platform;
-use crate::vma::State;
+use crate::vma::{State, Vma};
 
 use super::AddressSpace;
 use super::claims::Change;
@@ -77,19 +77,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if change.areas().first(range).is_none() {
             return Ok(());
         }
-        self.begin_unmap(&mut change, range, State::Dying)?;
+        self.begin_unmap(&mut change, range, State::Dying, None)?;
         self.zap_all(range);
         change.areas().remove(self.tables.machine, range);
         Ok(())
     }
 
     /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping reaching across, and
-    /// let go of the areas.
+    /// let go of the areas. `coming` is what will be there afterwards, if anything: from now on it counts instead of them,
+    /// in the lock in which the limits were looked at.
     pub(super) fn begin_unmap(
         &self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         going: State,
+        coming: Option<&Vma>,
     ) -> Result<(), UnmapError> {
         let areas = change.areas();
         if let Some(sealed) = areas.sealed(range) {
@@ -104,11 +106,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.isolate(self.tables.machine, range);
         areas.each(range, |v| v.state = going);
         areas.account_all(range, -1);
+        coming.inspect(|area| areas.account(area, range, 1));
         let edges = self.tables.has_edges(range);
         change.let_go();
         if edges && let Err(error) = self.tables.split_edges(range) {
-            change.areas().each(range, |v| v.state = State::Live);
-            change.areas().account_all(range, 1);
+            let areas = change.areas();
+            areas.each(range, |v| v.state = State::Live);
+            coming.inspect(|area| areas.account(area, range, -1));
+            areas.account_all(range, 1);
             return Err(error.into());
         }
         Ok(())
