@@ -36,7 +36,7 @@ struct State {
     capacity: usize,
     readers: u32,
     writers: u32,
-    /// How often each was opened, for who waits for the other end.
+    /// How often each end was opened: readers, writers. It never falls, so that an end which came and went is still known.
     opened: [u64; 2],
 }
 
@@ -52,8 +52,9 @@ struct End {
     pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
-    /// How often the other end had been opened before.
-    others: u64,
+    /// How often the other end had been opened when this one was, if it was not open then. Decided under the lock under which
+    /// this end was counted: whatever the other end does from then on, this one has met it or is going to see the count rise.
+    alone: Option<u64>,
 }
 
 impl Pipe {
@@ -72,14 +73,22 @@ impl Pipe {
         if writes && !reads && flags & O_NONBLOCK != 0 && state.readers == 0 {
             return Err(Errno::ENXIO);
         }
-        let others = state.opened[usize::from(reads)];
+        let there = if reads { state.writers } else { state.readers };
+        let alone = (there == 0 && !(reads && writes)).then_some(state.opened[usize::from(reads)]);
         state.readers += u32::from(reads);
         state.writers += u32::from(writes);
         state.opened[0] += u64::from(reads);
         state.opened[1] += u64::from(writes);
         drop(state);
         self.changed.wake_all();
-        Ok(Arc::new(End { pipe: self.clone(), reads, writes, others }))
+        Ok(Arc::new(End { pipe: self.clone(), reads, writes, alone }))
+    }
+}
+
+impl End {
+    /// Returns whether the other end has been open at any time since this one was opened.
+    fn has_met(&self, state: &State) -> bool {
+        self.alone.is_none_or(|before| state.opened[usize::from(self.reads)] > before)
     }
 }
 
@@ -161,8 +170,8 @@ impl File for End {
         let mut ready = 0;
         if self.reads {
             ready |= if state.bytes.is_empty() { 0 } else { POLLIN | POLLRDNORM };
-            // Not before somebody could have written.
-            ready |= if state.writers == 0 && state.opened[1] > 0 { POLLHUP } else { 0 };
+            // Not before a writer has come.
+            ready |= if state.writers == 0 && self.has_met(&state) { POLLHUP } else { 0 };
         }
         if self.writes {
             let room = state.capacity.saturating_sub(state.bytes.len());
@@ -181,10 +190,7 @@ impl File for End {
     }
 
     fn connected(&self) -> bool {
-        let state = self.pipe.state.lock();
-        let (there, opened) =
-            if self.reads { (state.writers, state.opened[1]) } else { (state.readers, state.opened[0]) };
-        there > 0 || opened > self.others
+        self.has_met(&self.pipe.state.lock())
     }
 
     fn control(&self, command: u32, argument: u64) -> Result<u64, Errno> {
@@ -342,5 +348,26 @@ mod tests {
         drop(to);
         assert!(from.connected(), "it was there");
         assert!(fifo.open(O_RDWR).unwrap().connected());
+    }
+
+    #[test]
+    fn a_fifo_opens_though_the_other_end_closes_before_the_opener_looks() {
+        for (mine, other) in [(O_RDONLY, O_WRONLY), (O_WRONLY, O_RDONLY)] {
+            let fifo = Arc::new(Pipe::default());
+            let first = fifo.open(other).unwrap();
+            let second = fifo.open(mine).unwrap();
+            drop(first);
+            assert!(second.connected(), "flags {mine}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_has_met_no_writer_sees_no_hangup() {
+        let fifo = Arc::new(Pipe::default());
+        drop((fifo.open(O_RDONLY).unwrap(), fifo.open(O_WRONLY).unwrap()));
+        let from = fifo.open(O_RDONLY | O_NONBLOCK).unwrap();
+        assert_eq!(from.ready(), 0);
+        drop(fifo.open(O_WRONLY).unwrap());
+        assert_eq!(from.ready(), POLLHUP);
     }
 }
