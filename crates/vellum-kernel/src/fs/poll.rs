@@ -10,32 +10,39 @@ use core::future::poll_fn;
 use core::task::Poll;
 use linux_raw_sys::general::{POLLERR, POLLHUP, POLLNVAL};
 
-/// What is told unasked.
+/// What `poll` reports unasked.
 pub const ALWAYS: u32 = POLLERR | POLLHUP | POLLNVAL;
 
-/// A file and what of it is of interest (`POLLIN` and its kin). No file is a descriptor that is ignored.
+/// A file and the events that end the wait (`POLLIN` and its kin), all of them: [`ALWAYS`] is not implied. No file is a
+/// descriptor that is ignored.
 pub type Interest = (Option<Arc<Open>>, u32);
 
-/// What of interest is ready now.
-pub fn ready((open, wanted): &Interest) -> u32 {
-    open.as_ref().map_or(0, |open| open.ready() & (wanted | ALWAYS))
+/// Returns the ready events of one file.
+pub fn now((open, wanted): &Interest) -> u32 {
+    open.as_ref().map_or(0, |open| open.ready() & wanted)
 }
 
-/// Wait until something of interest is ready; forever, if there is nothing to wait for.
+/// Waits until an event of interest is ready; forever, if there is nothing to wait for. Returns the ready events of each file
+/// as they were when the wait ended: a second look would miss what another thread takes in between.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub async fn any(set: &[Interest]) -> Result<(), Errno> {
+pub async fn any(set: &[Interest]) -> Result<Vec<u32>, Errno> {
     let queue = |open: &Arc<Open>| open.file().ok().and_then(|file| file.queue()).is_some();
     let mut places: Vec<Place<'_>> = Vec::new();
     places.try_reserve_exact(set.iter().filter(|(open, _)| open.as_ref().is_some_and(queue)).count())?;
     let files = set.iter().filter_map(|(open, _)| open.as_ref()?.file().ok()?.queue());
     places.extend(files.map(|queue| queue.place()));
+    let mut found = Vec::new();
+    found.try_reserve_exact(set.len())?;
     poll_fn(|context| {
         places.iter_mut().for_each(|place| place.take(context.waker()));
-        if set.iter().any(|interest| ready(interest) != 0) { Poll::Ready(Ok(())) } else { Poll::Pending }
+        found.clear();
+        found.extend(set.iter().map(now));
+        if found.iter().any(|ready| *ready != 0) { Poll::Ready(()) } else { Poll::Pending }
     })
-    .await
+    .await;
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -44,16 +51,16 @@ mod tests {
     use super::super::pipe::Nameless;
     use super::*;
     use crate::testing::{Count, block_on};
+    use core::future::Future;
     use core::pin::pin;
     use core::task::Context;
-    use linux_raw_sys::general::{POLLIN, POLLOUT};
+    use linux_raw_sys::general::{POLLIN, POLLOUT, POLLPRI};
 
     #[test]
     fn what_is_ready_at_once() {
         let null = (Some(device::open(Arc::new(device::Null), 0)), POLLIN);
         let set = [(None, POLLIN), null];
-        block_on(any(&set)).unwrap();
-        assert_eq!((ready(&set[0]), ready(&set[1])), (0, POLLIN));
+        assert_eq!(block_on(any(&set)).unwrap(), [0, POLLIN]);
     }
 
     #[test]
@@ -74,7 +81,28 @@ mod tests {
         let before = woken.woken();
         ends[0].1.write(0, &mut &b"x"[..]).unwrap();
         assert!(woken.woken() > before);
-        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
-        assert_eq!((ready(&set[0]), ready(&set[1])), (POLLIN, 0));
+        let found = wait.as_mut().poll(&mut Context::from_waker(&waker));
+        assert_eq!(found, Poll::Ready(Ok(std::vec![POLLIN, 0])));
+    }
+
+    #[test]
+    fn an_event_that_another_thread_takes_afterwards_is_still_reported() {
+        let (inode, from, to) = Nameless::new(1, 0, 0).unwrap();
+        let set = [(Some(Arc::new(Open::new(inode, Some(from.clone()), 0, None))), POLLIN)];
+        to.write(0, &mut &b"x"[..]).unwrap();
+        let found = block_on(any(&set)).unwrap();
+        from.read(0, &mut &mut [0][..]).unwrap();
+        assert_eq!(found, [POLLIN]);
+    }
+
+    /// `select` for exceptions alone: a hangup is in none of its sets.
+    #[test]
+    fn an_event_of_no_interest_does_not_end_the_wait() {
+        let (inode, from, to) = Nameless::new(1, 0, 0).unwrap();
+        drop(to);
+        assert_ne!(from.ready(), 0);
+        let set = [(Some(Arc::new(Open::new(inode, Some(from), 0, None))), POLLPRI)];
+        let (_, waker) = Count::new();
+        assert!(pin!(any(&set)).poll(&mut Context::from_waker(&waker)).is_pending());
     }
 }

@@ -13,11 +13,11 @@ use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::poll::{self, Interest};
 
-/// What each of the three sets asks, and what is answered by it.
-const SETS: [(u32, u32); 3] = [
-    (abi::POLLIN | abi::POLLRDNORM | abi::POLLRDBAND, abi::POLLHUP | abi::POLLERR),
-    (abi::POLLOUT | abi::POLLWRNORM | abi::POLLWRBAND, abi::POLLERR),
-    (abi::POLLPRI, 0),
+/// The events that each of the three sets waits for and reports.
+const SETS: [u32; 3] = [
+    abi::POLLIN | abi::POLLRDNORM | abi::POLLRDBAND | abi::POLLHUP | abi::POLLERR,
+    abi::POLLOUT | abi::POLLWRNORM | abi::POLLWRBAND | abi::POLLERR,
+    abi::POLLPRI,
 ];
 
 /// Waits for what the sets name, and leaves in them what is ready.
@@ -39,26 +39,24 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
         }
     }
     let is_in = |bits: &[u8], fd: usize| bits[fd / 8] >> (fd % 8) & 1 != 0;
-    let mut interests: Vec<(usize, Interest)> = Vec::new();
+    let mut named: Vec<usize> = Vec::new();
+    let mut interests: Vec<Interest> = Vec::new();
     for fd in 0..count {
-        let wanted = (0..3).filter(|set| is_in(&bits[*set], fd)).fold(0, |wanted, set| wanted | SETS[set].0);
+        let wanted = (0..3).filter(|set| is_in(&bits[*set], fd)).fold(0, |wanted, set| wanted | SETS[set]);
         if wanted != 0 {
+            named.try_reserve(1)?;
             interests.try_reserve(1)?;
-            interests.push((fd, (Some(files.open(fd as u64)?), wanted)));
+            named.push(fd);
+            interests.push((Some(files.open(fd as u64)?), wanted));
         }
     }
-    let all: Vec<Interest> = interests.iter().map(|(_, interest)| interest.clone()).collect();
-    match thread.interruptible(poll::any(&all), deadline).await {
-        Ok(ready) => ready?,
-        Err(Errno::ETIMEDOUT) => {}
-        Err(error) => return Err(error),
-    }
+    let ready = any(thread, &interests, deadline).await?;
     let mut found = 0;
     let mut answers = [const { Vec::new() }; 3];
-    for (set, (asked, beside)) in SETS.into_iter().enumerate() {
+    for (set, events) in SETS.into_iter().enumerate() {
         answers[set] = vec![0u8; len as usize];
-        for (fd, interest) in &interests {
-            if is_in(&bits[set], *fd) && poll::ready(interest) & (asked | beside) != 0 {
+        for (fd, ready) in named.iter().zip(&ready) {
+            if is_in(&bits[set], *fd) && ready & events != 0 {
                 answers[set][fd / 8] |= 1 << (fd % 8);
                 found += 1;
             }
@@ -70,6 +68,15 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
         }
     }
     Ok(found)
+}
+
+/// Waits for an event of interest, until the clock says `deadline`; returns the ready events of each file, none at the deadline.
+async fn any(thread: &Arc<Thread>, set: &[Interest], deadline: Option<u64>) -> Result<Vec<u32>, Errno> {
+    match thread.interruptible(poll::any(set), deadline).await {
+        Ok(ready) => ready,
+        Err(Errno::ETIMEDOUT) => Ok(vec![0; set.len()]),
+        Err(error) => Err(error),
+    }
 }
 
 /// `pselect6`: with a mask of signals, whose address and size are in memory.
@@ -105,7 +112,7 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
     uaccess::read(&memory, array, &mut bytes)?;
     let files: Arc<Files> = thread.files();
     let mut set = Vec::new();
-    let mut bad = 0;
+    let mut bad = false;
     set.try_reserve_exact(count as usize)?;
     for one in bytes.chunks_exact_mut(8) {
         let fd = i32::from_le_bytes(core::array::from_fn(|i| one[i]));
@@ -114,23 +121,19 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
         let open = if fd < 0 { None } else { files.open(fd as u64).ok() };
         if fd >= 0 && open.is_none() {
             one[6..8].copy_from_slice(&(abi::POLLNVAL as u16).to_le_bytes());
-            bad += 1;
+            bad = true;
         }
-        set.push((open, wanted));
+        set.push((open, wanted | poll::ALWAYS));
     }
-    if bad == 0 {
-        let deadline = deadline.map(|deadline| thread.wait_until(deadline));
-        match thread.interruptible(poll::any(&set), deadline).await {
-            Ok(ready) => ready?,
-            Err(Errno::ETIMEDOUT) => {}
-            Err(error) => return Err(error),
-        }
-    }
+    // A descriptor that is not open is an event, so that there is no wait.
+    let found = match bad {
+        true => set.iter().map(poll::now).collect(),
+        false => any(thread, &set, deadline.map(|deadline| thread.wait_until(deadline))).await?,
+    };
     let mut ready = 0;
-    for (one, interest) in bytes.chunks_exact_mut(8).zip(&set) {
-        let found = poll::ready(interest) as u16;
+    for (one, found) in bytes.chunks_exact_mut(8).zip(found) {
         if found != 0 {
-            one[6..8].copy_from_slice(&found.to_le_bytes());
+            one[6..8].copy_from_slice(&(found as u16).to_le_bytes());
         }
         ready += u64::from(one[6..8] != [0, 0]);
     }
