@@ -121,6 +121,9 @@ impl Faults {
                     waiting.1.iter_mut().filter(|waiting| waiting.number >= *number).for_each(|waiting| {
                         waiting.told &= !found[n..].iter().any(|(number, _)| *number == waiting.number);
                     });
+                    drop(waiting);
+                    // A reader that found them told may sleep.
+                    self.told.wake_all();
                     return if n > 0 { Ok(n * MESSAGE) } else { result.and(Err(Errno::EFAULT)) };
                 }
             }
@@ -196,5 +199,29 @@ mod tests {
         }
         assert_eq!(faults.read(&mut Refuses), Err(Errno::EFAULT));
         assert_eq!(read(&faults, 2 * MESSAGE), Ok(std::vec![fault(1), fault(2)]));
+    }
+
+    #[test]
+    fn a_reader_that_sleeps_beside_a_failed_one_is_woken() {
+        /// Has a second reader find nothing untold, and then fails.
+        struct Meanwhile<'a>(&'a mut (dyn FnMut() + Send));
+        impl Sink for Meanwhile<'_> {
+            fn room(&self) -> usize {
+                MESSAGE
+            }
+            fn put(&mut self, _: &[u8]) -> Result<usize, Errno> {
+                (self.0)();
+                Err(Errno::EFAULT)
+            }
+        }
+        let faults = Faults::default();
+        faults.add(fault(1)).unwrap();
+        let (woken, waker) = Count::new();
+        let mut second = pin!(faults.told.wait_until(|| read(&faults, MESSAGE).ok()));
+        let mut sleeps = || assert!(second.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(faults.read(&mut Meanwhile(&mut sleeps)), Err(Errno::EFAULT));
+        assert_eq!(woken.woken(), 1);
+        let told = second.as_mut().poll(&mut Context::from_waker(&waker));
+        assert_eq!(told, core::task::Poll::Ready(std::vec![fault(1)]));
     }
 }
