@@ -15,11 +15,18 @@ static long swapped(void) {
     return meminfo("SwapTotal") - meminfo("SwapFree");
 }
 
-// Whether what was given up leaves swap: whoever was about to write some of it there finishes that page first.
-static bool is_left(void) {
-    for (int tries = 0; tries < 1000 && swapped() > (long)(length / 1024 / 16); tries++)
+// Says which part of a rule is broken, if one is.
+static bool is_so(bool good, const char *what) {
+    if (!good)
+        fprintf(stderr, "not so: %s\n", what);
+    return good;
+}
+
+// Returns when what was given up has left swap. Reclaim that was about to write some of it there finishes first, which takes as
+// long as the disk does: there is no time after which it would be wrong.
+static void wait_until_left(void) {
+    while (swapped() > (long)(length / 1024 / 16))
         usleep(1000);
-    return swapped() <= (long)(length / 1024 / 16);
 }
 
 static void fill(uint64_t *words, uint64_t page) {
@@ -74,7 +81,9 @@ static bool memory_is_shared(void) {
     char *memory = map_shared(-1);
     for (size_t page = 0; page < length / PAGE; page++)
         fill((uint64_t *)(memory + page * PAGE), page + 1);
-    bool good = swapped() > 0 && adds_up(memory) && meminfo("Shmem") < meminfo("MemTotal");
+    bool good = is_so(swapped() > 0, "some is in swap");
+    good = is_so(adds_up(memory), "smaps and mincore agree") && good;
+    good = is_so(meminfo("Shmem") < meminfo("MemTotal"), "Shmem is less than there is memory") && good;
     pid_t child = fork();
     if (child < 0)
         die("fork");
@@ -91,7 +100,31 @@ static bool memory_is_shared(void) {
     for (size_t page = 0; page < length / PAGE; page++)
         compare((uint64_t *)(memory + page * PAGE), page + 2, "its parent");
     munmap(memory, length);
-    return good && is_left();
+    wait_until_left();
+    return good;
+}
+
+// Whether a file has as much, in memory and in swap together, while its pages go there and come back.
+static bool keeps_its_blocks(int file) {
+    pid_t child = fork();
+    if (child < 0)
+        die("fork");
+    if (!child) {
+        uint64_t words[WORDS];
+        for (size_t page = 0; page < length / PAGE; page++)
+            if (pread(file, words, PAGE, (off_t)(page * PAGE)) != PAGE)
+                die("pread");
+        _exit(0);
+    }
+    bool good = true;
+    int status;
+    pid_t ended;
+    do {
+        struct stat meta;
+        ended = waitpid(child, &status, WNOHANG);
+        good = !fstat(file, &meta) && (size_t)meta.st_blocks == length / 512 && good;
+    } while (!ended);
+    return ended == child && !status && good;
 }
 
 // What was written is read, mapped or not; what is cut off and punched leaves swap.
@@ -106,8 +139,8 @@ static bool a_file_is_kept(void) {
         if (write(file, words, PAGE) != PAGE)
             die("write");
     }
-    struct stat meta;
-    bool good = swapped() > 0 && !fstat(file, &meta) && (size_t)meta.st_blocks == length / 512;
+    bool good = is_so(swapped() > 0, "some is in swap");
+    good = is_so(keeps_its_blocks(file), "st_blocks counts all") && good;
     for (size_t page = 0; page < length / PAGE; page++) {
         if (pread(file, words, PAGE, (off_t)(page * PAGE)) != PAGE)
             die("pread");
@@ -118,10 +151,11 @@ static bool a_file_is_kept(void) {
         compare((uint64_t *)(memory + page * PAGE), page, "a mapping");
     if (ftruncate(file, (off_t)(length / 2 + 100)))
         die("ftruncate");
-    good = good && pread(file, words, PAGE, (off_t)(length / 2)) == 100;
+    good = is_so(pread(file, words, PAGE, (off_t)(length / 2)) == 100, "the rest ends where it was cut") && good;
     munmap(memory, length);
     close(file);
-    return good && is_left();
+    wait_until_left();
+    return good;
 }
 
 int main(int argc, char **argv) {

@@ -161,7 +161,8 @@ impl Pages for InObject {
     }
 
     fn resident(&self) -> u64 {
-        (self.object.resident() + self.object.swapped()) * FRAME_SIZE
+        let [resident, swapped] = self.object.extent();
+        (resident + swapped) * FRAME_SIZE
     }
 
     fn deny_shared_write(&self) -> Result<(), Errno> {

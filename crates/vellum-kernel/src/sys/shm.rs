@@ -257,8 +257,9 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
             let (highest, count, pages, [resident, swapped]) = with(|segments| {
                 let pages = segments.iter().map(|segment| segment.what.size.div_ceil(FRAME_SIZE)).sum();
                 let objects = segments.iter().filter_map(|segment| segment.what.object.as_ref());
-                let has =
-                    objects.fold([0; 2], |[here, away], object| [here + object.resident(), away + object.swapped()]);
+                let has = objects
+                    .map(Object::extent)
+                    .fold([0; 2], |[here, away], [in_memory, in_swap]| [here + in_memory, away + in_swap]);
                 Ok((segments.highest(), segments.iter().count() as u64, pages, has))
             })?;
             uaccess::write(&memory, at, &words(&[count, pages, resident, swapped, 0, 0]))?;
@@ -328,7 +329,7 @@ pub fn list() -> Result<Vec<u8>, Errno> {
             writeln!(text, "{:>21} {:>21}", "rss", "swap")?;
             segments.iter().try_for_each(|segment| {
                 let (rights, Segment { object, tag, size, times, pids }) = (&segment.rights, &segment.what);
-                let bytes = |object: &Object| [object.resident(), object.swapped()].map(|pages| pages * FRAME_SIZE);
+                let bytes = |object: &Object| object.extent().map(|pages| pages * FRAME_SIZE);
                 let [resident, swapped] = object.as_ref().map_or([0; 2], bytes);
                 let [maker, makers] = rights.maker;
                 write!(text, "{:10} {:10} {:5o} {size:21} ", rights.key, segment.id, mode(segment))?;

@@ -248,14 +248,23 @@ impl<'m, P: Platform> Object<'m, P> {
         self.lock().size
     }
 
+    /// Returns the number of pages in memory and the number on swap devices, both of one moment: a page that is swapped out or in
+    /// meanwhile is in exactly one of them.
+    pub fn extent(&self) -> [u64; 2] {
+        let contents = self.lock();
+        [contents.index.here(), contents.index.away()]
+    }
+
     /// How many pages there are in memory.
     pub fn resident(&self) -> u64 {
-        self.lock().index.here()
+        let [resident, _] = self.extent();
+        resident
     }
 
     /// How many pages there are on swap devices.
     pub fn swapped(&self) -> u64 {
-        self.lock().index.away()
+        let [_, swapped] = self.extent();
+        swapped
     }
 
     /// Whether this is the object behind an area.

@@ -117,6 +117,18 @@ fn the_host_writes_to_what_goes() {
     at_once(true, |on| on.reclaim(), writes, |on| on.counted(1));
 }
 
+/// What `st_blocks` says of a file that is swapped out or in.
+#[test]
+fn the_extent_counts_pages_in_transit_once() {
+    let whole = |on: &Scene<'_, '_>| {
+        for _ in 0..4 {
+            assert_eq!(on.object().extent().into_iter().sum::<u64>(), PAGES);
+        }
+    };
+    at_once(false, |on| on.reclaim(), whole, |on| on.holds(1, 0..PAGES));
+    at_once(true, |on| on.holds(0, 0..PAGES), whole, |on| on.holds(1, 0..PAGES));
+}
+
 #[test]
 fn two_reclaim_the_same() {
     at_once(false, |on| on.reclaim(), |on| on.reclaim(), |on| on.holds(1, 0..PAGES));
