@@ -1,17 +1,17 @@
 //! Futexes: threads that wait for a word of their memory to change.
 //!
-//! Who waits looks at the word under the lock under which others wake; so a wake that follows a change is never missed.
+//! A thread that waits looks at the word under the lock under which others wake; so a wake that follows a change is never missed.
+//! A wake that has been counted is never lost either: under the same lock a thread that gives up finds that it was woken.
 
 use crate::mem::{UserSpace, uaccess};
 use crate::task::Thread;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::future::poll_fn;
 use core::sync::atomic::{AtomicBool, Ordering};
-use core::task::{Poll, Waker};
 use spin::Mutex;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::wait::Queue;
 
 /// What a futex is known by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,8 +24,10 @@ pub enum Key {
 
 struct Waiter {
     bits: u32,
+    /// Set under the lock of the lines, as the waiter leaves its line.
     woken: AtomicBool,
-    waker: Mutex<Option<Waker>>,
+    /// The thread's, which may have other places.
+    changed: Arc<Queue>,
     /// Where it stands in line: a requeue moves it.
     key: Mutex<Key>,
 }
@@ -68,14 +70,19 @@ pub struct Watched {
 /// `EAGAIN`: a word is another. `EINTR`: a signal came. `ETIMEDOUT`: the deadline passed. `EFAULT`, `ENOMEM`.
 pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -> Result<usize, Errno> {
     let memory = thread.memory();
+    let changed = Arc::new(Queue::new());
     let mut places = Vec::new();
     places.try_reserve_exact(watched.len())?;
     for one in watched {
         let key = Mutex::new(key(&memory, one.address)?);
         // A fault on the word may take long: have it done before the lock.
         word(&memory, one.address)?;
-        let (woken, waker) = (AtomicBool::new(false), Mutex::new(None));
-        places.push(Place(Arc::new(Waiter { bits: one.bits, woken, waker, key })));
+        places.push(Place(Arc::new(Waiter {
+            bits: one.bits,
+            woken: AtomicBool::new(false),
+            changed: changed.clone(),
+            key,
+        })));
     }
     {
         let mut lines = LINES.lock();
@@ -89,23 +96,20 @@ pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -
             lines.entry(key).or_default().push_back(waiter.clone());
         }
     }
-    let woken = poll_fn(|context| {
-        for place in &places {
-            *place.0.waker.lock() = Some(context.waker().clone());
-        }
-        match places.iter().position(|place| place.0.woken.load(Ordering::Acquire)) {
-            Some(index) => Poll::Ready(index),
-            None => Poll::Pending,
-        }
-    });
-    thread.interruptible(woken, deadline).await
+    let woken = || places.iter().position(|place| place.0.woken.load(Ordering::Acquire));
+    let waited = thread.interruptible(changed.wait_until(woken), deadline).await;
+    waited.or_else(|error| {
+        places.iter().for_each(Place::leave);
+        woken().ok_or(error)
+    })
 }
 
 /// A place in line, left when it is dropped.
 struct Place(Arc<Waiter>);
 
-impl Drop for Place {
-    fn drop(&mut self) {
+impl Place {
+    /// Leaves the line: from now on nothing wakes it.
+    fn leave(&self) {
         let mut lines = LINES.lock();
         let key = *self.0.key.lock();
         if let Some(line) = lines.get_mut(&key) {
@@ -114,6 +118,12 @@ impl Drop for Place {
                 lines.remove(&key);
             }
         }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
@@ -126,6 +136,7 @@ pub fn wake(key: Key, most: u32, bits: u32) -> u32 {
         line.retain(|waiter| {
             let wake = woken.len() < most as usize && waiter.bits & bits != 0;
             if wake {
+                waiter.woken.store(true, Ordering::Release);
                 woken.push_back(waiter.clone());
             }
             !wake
@@ -134,13 +145,7 @@ pub fn wake(key: Key, most: u32, bits: u32) -> u32 {
             lines.remove(&key);
         }
     }
-    for waiter in &woken {
-        waiter.woken.store(true, Ordering::Release);
-        let waker = waiter.waker.lock().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
+    woken.iter().for_each(|waiter| waiter.changed.wake_all());
     woken.len() as u32
 }
 
