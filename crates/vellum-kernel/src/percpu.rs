@@ -37,8 +37,6 @@ pub struct PerCpu {
     pub thread: Cell<*const Thread>,
     /// The thread whose future this processor polls; null if nobody's.
     pub polled: Cell<*const Thread>,
-    /// Whether that ended its turn with no other wish than to have the next.
-    pub gave_way: Cell<bool>,
 }
 
 impl PerCpu {
@@ -52,7 +50,6 @@ impl PerCpu {
             tags: UnsafeCell::new(Tags::new()),
             thread: Cell::new(ptr::null()),
             polled: Cell::new(ptr::null()),
-            gave_way: Cell::new(false),
         }
     }
 }

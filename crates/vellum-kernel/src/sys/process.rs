@@ -8,9 +8,10 @@ use crate::mem::{self, UserSpace, space, uaccess};
 use crate::println;
 use crate::task::context::Context;
 use crate::task::count::Counted;
+use crate::task::deliver::is_dying;
 use crate::task::life::Life;
-use crate::task::process::{FIRST, count_one, find, new_number};
-use crate::task::signal::{COUNT, Pending};
+use crate::task::process::{FIRST, Families, count_one, find, new_number};
+use crate::task::signal::COUNT;
 use crate::task::{Process, Thread, allowance, executor, futex};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,13 +34,13 @@ pub fn first(
     arguments: &[Vec<u8>],
     environment: &[Vec<u8>],
 ) -> Result<(), Errno> {
-    let everybodys = Process::new(FIRST, None, None, 0);
+    let everybodys = Process::new(&Families::lock(), FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
     let (memory, registers) = program::load(file, path, arguments, environment, &limits, &Credentials::root(), false)?;
     let files = Arc::new(Files::first()?);
     let pid = new_number();
     memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path, true))?);
-    let process = Process::new(pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
+    let process = Process::new(&Families::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
     process.group.store(pid, Ordering::Relaxed);
     process.session.store(pid, Ordering::Relaxed);
     *process.files.lock() = Some(files.clone());
@@ -50,9 +51,12 @@ pub fn first(
         // Reaps all who end without a parent, until the first program does.
         let everybodys = &everybodys;
         loop {
-            let over = || everybodys.children.lock().iter().find(|child| child.has_ended()).cloned();
+            let over = || {
+                let families = Families::lock();
+                let ended = everybodys.children.lock().iter().find(|child| child.has_ended(&families)).cloned();
+                ended.inspect(|child| everybodys.reap(&families, child))
+            };
             let child = everybodys.child_changed.wait_until(over).await;
-            everybodys.reap(&child);
             if child.pid == pid {
                 let status = child.life.lock().shell_status();
                 wire::send(wire::Frame::Exit, &status.to_le_bytes());
@@ -134,12 +138,21 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     }
     if has(abi::CLONE_THREAD) {
         let new = Thread::new(tid, &thread.process, context, counted, Some(thread));
-        new.start();
+        start(thread, new, has(abi::CLONE_VFORK)).await;
         return Ok(tid.into());
     }
     let own = &thread.process;
-    let parent = if has(abi::CLONE_PARENT) { own.parent.lock().upgrade() } else { None }.unwrap_or_else(|| own.clone());
-    let process = Process::new(tid, Some(&parent), Some(memory), wanted.exit_signal);
+    let (parent, process) = {
+        let families = Families::lock();
+        // A signal for all of a group reaches the child, or its parent does not get that far.
+        if is_dying(thread) {
+            return Err(Errno::EINTR);
+        }
+        let others = if has(abi::CLONE_PARENT) { own.parent.lock().upgrade() } else { None };
+        let parent = others.unwrap_or_else(|| own.clone());
+        let process = Process::new(&families, tid, Some(&parent), Some(memory), wanted.exit_signal);
+        (parent, process)
+    };
     let equipped = wanted.group.map_or(Ok(()), |group| groups::begin_in(&process, &**group.inode()));
     let equipped = equipped.and_then(|()| match has(abi::CLONE_PIDFD) {
         true => give_descriptor(thread, &process, wanted.pidfd),
@@ -148,19 +161,25 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     allowance::watch(&process);
     if let Err(error) = equipped {
         process.end(Life::Killed(abi::SIGKILL));
-        parent.reap(&process);
+        parent.reap(&Families::lock(), &process);
         return Err(error);
     }
     *process.files.lock() = Some(files);
     process.signals.lock().actions = own.signals.lock().actions;
-    process.signals.lock().pending = Pending::default();
     let new = Thread::new(tid, &process, context, counted, Some(thread));
-    new.start();
-    if has(abi::CLONE_VFORK) {
-        process.vforked.store(true, Ordering::SeqCst);
-        process.changed.wait_until(|| (!process.vforked.load(Ordering::SeqCst)).then_some(())).await;
-    }
+    start(thread, new, has(abi::CLONE_VFORK)).await;
     Ok(tid.into())
+}
+
+/// Starts a new thread; `holds_maker`: and waits until that no longer uses its maker's memory, or its maker is to end. What is waited
+/// for is said before the thread can end it.
+async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
+    new.holds_maker.store(holds_maker, Ordering::SeqCst);
+    new.clone().start();
+    if holds_maker {
+        let let_go = || (!new.holds_maker.load(Ordering::SeqCst)).then_some(());
+        let _ = maker.killable(new.process.changed.wait_until(let_go)).await;
+    }
 }
 
 /// A descriptor of a new process, written for its parent.
@@ -226,7 +245,7 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     let_go_of_memory(thread);
     thread.forget_held();
     let process = &thread.process;
-    let last = process.threads.lock().len() == 1;
+    let last = thread.leaves();
     space::unload();
     // Before the parent hears of it: the memory is free then.
     if last {
@@ -240,7 +259,7 @@ pub fn thread_ends(thread: &Arc<Thread>) {
         *process.files.lock() = None;
         files::locks().release_all(Owner::Process(process.pid), None);
     }
-    process.vfork_done();
+    thread.let_go_of_maker();
     process.thread_ended(thread);
 }
 

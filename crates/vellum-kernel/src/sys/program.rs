@@ -213,13 +213,8 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     drop((file, arguments, environment));
     space.image.lock().file = Some(found);
     space.inherit(&memory);
-    // The other threads end first.
     let process = &thread.process;
-    for other in process.threads.lock().iter().filter(|other| !Arc::ptr_eq(other, thread)) {
-        other.ending.store(true, core::sync::atomic::Ordering::Relaxed);
-        other.alert();
-    }
-    process.changed.wait_until(|| (process.threads.lock().len() == 1).then_some(())).await;
+    process.end_others(thread).await?;
     super::process::let_go_of_memory(thread);
     process.signals.lock().after_exec();
     process.timers.lock().retain(|number, _| *number == timer::REAL);
@@ -237,7 +232,7 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
         crate::files::closed(process.pid, &slot.open);
     }
     thread.set_name(called.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
-    process.vfork_done();
+    thread.let_go_of_maker();
     // What the entry of a program finds in RAX is of no consequence.
     Ok(0)
 }

@@ -3,6 +3,7 @@
 use super::{Answer, clock};
 use crate::mem::{now_ns, uaccess};
 use crate::task::deliver::{self, is_on_signal_stack, read_set};
+use crate::task::process::Families;
 use crate::task::signal::{self, Action, COUNT, Info, UNSTOPPABLE, bit};
 use crate::task::{Process, Thread, process};
 use alloc::sync::Arc;
@@ -124,9 +125,9 @@ pub async fn sigtimedwait(thread: &Arc<Thread>, set: u64, info: u64, timeout: u6
     };
     let mut taken = take();
     if taken.is_none() {
-        thread.awaited.store(set, Ordering::SeqCst);
+        thread.set_awaited(set);
         let waited = thread.interruptible(pending::<()>(), deadline).await;
-        thread.awaited.store(0, Ordering::SeqCst);
+        thread.set_awaited(0);
         taken = take();
         if taken.is_none() {
             return match waited {
@@ -210,6 +211,8 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
         }
     };
     let mut answer = Err(Errno::ESRCH);
+    // No child comes meanwhile, and none of a parent that this ends comes later.
+    let families = Families::lock();
     for process in process::all() {
         let wanted = match group {
             Some(group) => process.group.load(Ordering::Relaxed) == group,
@@ -224,7 +227,7 @@ pub fn kill(thread: &Arc<Thread>, pid: u64, signal: u64) -> Answer {
             Err(_) => {}
         }
         if signal != 0 && allowed(thread, &process, signal).is_ok() {
-            signal::send(&process, info);
+            signal::send_among(&families, &process, info);
         }
     }
     answer

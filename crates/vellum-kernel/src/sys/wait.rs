@@ -3,6 +3,7 @@
 use super::{Answer, misc, pidfd};
 use crate::mem::uaccess;
 use crate::task::life::Life;
+use crate::task::process::Families;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,6 +23,7 @@ fn is_wanted(child: &Process, pid: i64, own: &Process) -> bool {
 
 /// A child that has something to tell, and what; it is told once, unless `keep`.
 fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Option<Result<(Arc<Process>, Life), Errno>> {
+    let families = Families::lock();
     let children: Vec<_> = own.children.lock().iter().filter(|child| is_wanted(child, pid, own)).cloned().collect();
     if children.is_empty() {
         return Some(Err(Errno::ECHILD));
@@ -30,7 +32,7 @@ fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Optio
         let mut life = child.life.lock();
         let now = *life;
         let tells = match now {
-            Life::Exited(_) | Life::Killed(_) => ended && child.threads.lock().is_empty(),
+            Life::Exited(_) | Life::Killed(_) => ended && child.has_ended(&families),
             Life::Stopped(_, told) => !told && options & abi::WUNTRACED != 0,
             Life::Continued => options & abi::WCONTINUED != 0,
             Life::Running => false,
@@ -47,7 +49,7 @@ fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Optio
         }
         drop(life);
         if !keep && now.is_over() {
-            own.reap(&child);
+            own.reap(&families, &child);
         }
         return Some(Ok((child, now)));
     }

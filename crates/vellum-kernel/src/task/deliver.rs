@@ -20,8 +20,11 @@ pub async fn settle(thread: &Arc<Thread>) -> bool {
         }
         if thread.process.is_stopped() {
             let process = &thread.process;
-            let over = || thread.ending.load(Ordering::Relaxed) || !process.is_stopped() || has_kill(thread);
-            process.changed.wait_until(|| over().then_some(())).await;
+            let goes_on = || (!process.is_stopped()).then_some(());
+            let _ = thread.killable(process.changed.wait_until(goes_on)).await;
+            if thread.ending.load(Ordering::Relaxed) {
+                return false;
+            }
         }
         let Some(info) = next(thread) else { break };
         let action = *thread.process.signals.lock().action(info.signal);
@@ -49,6 +52,20 @@ pub async fn settle(thread: &Arc<Thread>) -> bool {
 /// Whether `SIGKILL` waits for it.
 pub fn has_kill(thread: &Thread) -> bool {
     (thread.pending.lock().set() | thread.process.signals.lock().pending.set()) & bit(abi::SIGKILL) != 0
+}
+
+/// Returns whether the thread is to end, or is going to as soon as it deals with its signals: one that it does not block ends the
+/// program. As on Linux, one that would leave a core file does not count, and only `SIGKILL` does while the program is stopped.
+pub fn is_dying(thread: &Thread) -> bool {
+    if thread.ending.load(Ordering::SeqCst) {
+        return true;
+    }
+    let counted = if thread.process.is_stopped() { bit(abi::SIGKILL) } else { !signal::DUMPING };
+    let mut signals = thread.process.signals.lock();
+    let pending = thread.pending.lock().set() | signals.pending.set();
+    let pending = pending & counted & !thread.mask.load(Ordering::SeqCst);
+    let mut ends = |signal| signals.action(signal).handler == 0 && signal::default_of(signal) == Default::End;
+    pending != 0 && (1..=signal::COUNT).any(|signal| pending & bit(signal) != 0 && ends(signal))
 }
 
 /// The next signal to deliver.

@@ -15,15 +15,28 @@ use crate::task::time;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use spin::Mutex;
 
-/// What puts a task where it is in the line.
-struct Rank {
+pub use vellum_kernel::wait::give_way;
+
+/// A task's place among the others.
+#[derive(Default)]
+pub struct Rank {
     /// How long processors have worked for it, in nanoseconds, and how far it was put back for other reasons.
     used: AtomicU64,
     /// It goes first whatever it has used.
     first: bool,
+    /// How often it has joined the line, less how often a processor has finished with it. It counts from the wake itself, and a
+    /// wake while it runs counts before that run ends: so a task that was woken is never taken for one that sleeps.
+    runnable: AtomicU32,
+}
+
+impl Rank {
+    /// Returns whether the task waits for something: it neither runs nor wants a processor.
+    pub fn sleeps(&self) -> bool {
+        self.runnable.load(Ordering::SeqCst) == 0
+    }
 }
 
 type Task = Runnable<Arc<Rank>>;
@@ -50,18 +63,24 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts a task.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+    spawn_ranked(Arc::default(), future);
+}
+
+/// Starts a task whose rank the caller keeps, to ask whether it sleeps.
+pub fn spawn_ranked(rank: Arc<Rank>, future: impl Future<Output = ()> + Send + 'static) {
     let maker = USED[percpu::current().index].load(Ordering::Relaxed) + elapsed();
     let used = LINE.lock().front.max(maker) + time::TURN;
-    start(future, Rank { used: AtomicU64::new(used), first: false });
+    rank.used.store(used, Ordering::Relaxed);
+    start(future, rank);
 }
 
 /// Starts a task that goes first whenever it wants a processor: it works for all others.
 pub fn spawn_first(future: impl Future<Output = ()> + Send + 'static) {
-    start(future, Rank { used: AtomicU64::new(0), first: true });
+    start(future, Arc::new(Rank { first: true, ..Rank::default() }));
 }
 
-fn start(future: impl Future<Output = ()> + Send + 'static, rank: Rank) {
-    let (task, handle) = Builder::new().metadata(Arc::new(rank)).spawn(|_| future, WithInfo(join));
+fn start(future: impl Future<Output = ()> + Send + 'static, rank: Arc<Rank>) {
+    let (task, handle) = Builder::new().metadata(rank).spawn(|_| future, WithInfo(join));
     handle.detach();
     task.schedule();
 }
@@ -76,6 +95,7 @@ fn join(task: Task, info: ScheduleInfo) {
     if info.woken_while_running {
         task.metadata().used.fetch_add(elapsed(), Ordering::Relaxed);
     }
+    task.metadata().runnable.fetch_add(1, Ordering::SeqCst);
     let mut line = LINE.lock();
     let used = task.metadata().used.fetch_max(line.front, Ordering::Relaxed).max(line.front);
     line.came += 1;
@@ -119,7 +139,7 @@ pub fn run() -> ! {
             let rank = task.metadata().clone();
             USED[percpu::current().index].store(rank.used.load(Ordering::Relaxed), Ordering::Relaxed);
             let joined_again = task.run();
-            percpu::current().gave_way.set(false);
+            rank.runnable.fetch_sub(1, Ordering::SeqCst);
             if !joined_again {
                 rank.used.fetch_add(elapsed(), Ordering::Relaxed);
             }
@@ -138,18 +158,4 @@ pub fn run() -> ! {
         IDLE.fetch_and(!me, Ordering::SeqCst);
         time::expire();
     }
-}
-
-/// Lets others go first.
-pub async fn give_way() {
-    let mut gave_way = false;
-    core::future::poll_fn(|context| {
-        if core::mem::replace(&mut gave_way, true) {
-            return core::task::Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        percpu::current().gave_way.set(true);
-        core::task::Poll::Pending
-    })
-    .await;
 }

@@ -1,6 +1,6 @@
 //! Processes: what the threads of a program share, and who knows whom.
 //!
-//! Locks, outermost first: the tables of processes and of threads; a process's children; its threads; its life; its signals; a thread's
+//! Locks, outermost first: the families; the tables of processes and of threads; a process's children; its threads; its life; its signals; a thread's
 //! pending signals. None is held across an await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use core::ops::Add;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use linux_raw_sys::general as abi;
-use spin::{Mutex, Once};
+use spin::{Mutex, MutexGuard, Once};
 use vellum_kernel::credentials::{Credentials, place};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
@@ -31,6 +31,18 @@ static NUMBERS: AtomicU32 = AtomicU32::new(FIRST);
 static TABLE: Mutex<BTreeMap<u32, Arc<Process>>> = Mutex::new(BTreeMap::new());
 /// The threads by their numbers, but for each process's first, which has its process's.
 static THREADS: Mutex<BTreeMap<u32, Weak<Thread>>> = Mutex::new(BTreeMap::new());
+
+/// Who is whose child, who has ended, and who is stopped: a parent's `wait` sees each change of these together with the signal
+/// that tells of it, never one without the other (Linux: `tasklist_lock`). The outermost lock.
+pub struct Families(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+impl Families {
+    /// Locks them.
+    pub fn lock() -> Self {
+        static LOCK: Mutex<()> = Mutex::new(());
+        Families(LOCK.lock())
+    }
+}
 
 /// A process.
 pub struct Process {
@@ -47,7 +59,7 @@ pub struct Process {
     /// A child has changed.
     pub child_changed: Queue,
     /// The signal for the parent when it ends; 0 for none.
-    pub exit_signal: u32,
+    pub exit_signal: AtomicU32,
     /// Its threads, the first one first.
     pub threads: Mutex<Vec<Arc<Thread>>>,
     /// Its memory, until it ends.
@@ -88,8 +100,8 @@ pub struct Process {
     pub watched: AtomicBool,
     /// Its timers.
     pub timers: Mutex<Timers>,
-    /// Whether its parent waits until it gives up the memory that they share (`vfork`).
-    pub vforked: AtomicBool,
+    /// Whether it is over, all its threads are gone, and its parent was told. Changed under [`Families`].
+    ended: AtomicBool,
     /// It counts until its parent has waited for it.
     counted: Mutex<Option<Counted>>,
 }
@@ -161,7 +173,13 @@ pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
 
 impl Process {
     /// A child of `parent`, or the first process of all, in the table from now on.
-    pub fn new(pid: u32, parent: Option<&Arc<Process>>, memory: Option<Arc<UserSpace>>, exit_signal: u32) -> Arc<Self> {
+    pub fn new(
+        _: &Families,
+        pid: u32,
+        parent: Option<&Arc<Process>>,
+        memory: Option<Arc<UserSpace>>,
+        exit_signal: u32,
+    ) -> Arc<Self> {
         let of_parent = |get: fn(&Process) -> &AtomicU32| parent.map_or(pid, |p| get(p).load(Ordering::Relaxed));
         let process = Arc::new(Process {
             pid,
@@ -170,7 +188,8 @@ impl Process {
             parent: Mutex::new(parent.map(Arc::downgrade).unwrap_or_default()),
             children: Mutex::new(Vec::new()),
             child_changed: Queue::new(),
-            exit_signal,
+            exit_signal: AtomicU32::new(exit_signal),
+            ended: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
             memory: Mutex::new(memory.map(Tenancy::new)),
             files: Mutex::new(None),
@@ -190,7 +209,6 @@ impl Process {
             signals: Mutex::new(Signals::new()),
             watched: AtomicBool::new(false),
             timers: Mutex::default(),
-            vforked: AtomicBool::new(false),
             counted: Mutex::default(),
             limits: Mutex::new(parent.map_or_else(default_limits, |p| *p.limits.lock())),
         });
@@ -218,12 +236,35 @@ impl Process {
         self.threads.lock().first().map(|thread| thread.credentials())
     }
 
-    /// One more thread.
+    /// One more thread. If the process is over it is to end at once: either [`end`](Self::end) finds it, or it finds that.
     pub fn add(&self, thread: &Arc<Thread>) {
         if thread.tid != self.pid {
             THREADS.lock().insert(thread.tid, Arc::downgrade(thread));
         }
-        self.threads.lock().push(thread.clone());
+        let mut threads = self.threads.lock();
+        threads.push(thread.clone());
+        if self.life.lock().is_over() {
+            thread.ending.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends all threads but the caller's, and waits until they are gone. Of several callers one goes on.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`: the caller's thread is to end, too.
+    pub async fn end_others(&self, own: &Arc<Thread>) -> Result<(), Errno> {
+        // Each look marks those that a thread made before it was marked itself.
+        let alone = || {
+            let threads = self.threads.lock();
+            if own.ending.load(Ordering::SeqCst) {
+                return Some(Err(Errno::EINTR));
+            }
+            let others = threads.iter().filter(|other| !Arc::ptr_eq(other, own));
+            others.filter(|other| !other.ending.swap(true, Ordering::SeqCst)).for_each(|other| other.alert());
+            (threads.len() == 1).then_some(Ok(()))
+        };
+        own.killable(self.changed.wait_until(alone)).await?
     }
 
     /// The number of its parent, 0 if it has none.
@@ -251,38 +292,44 @@ impl Process {
         drop(now);
         self.changed.wake_all();
         for thread in self.threads.lock().iter() {
-            thread.ending.store(true, Ordering::Relaxed);
+            thread.ending.store(true, Ordering::SeqCst);
             thread.alert();
         }
     }
 
     /// Stops it, by a signal.
     pub fn stop(self: &Arc<Self>, signal: u32) {
-        *self.life.lock() = Life::Stopped(signal, false);
-        self.tell_parent(abi::CLD_STOPPED, signal);
+        let families = Families::lock();
+        let mut life = self.life.lock();
+        if life.is_over() {
+            return;
+        }
+        *life = Life::Stopped(signal, false);
+        drop(life);
+        self.tell_parent(&families, abi::CLD_STOPPED, signal);
+        drop(families);
         for thread in self.threads.lock().iter() {
             thread.alert();
         }
     }
 
-    /// Lets it go on, if it was stopped.
-    pub fn go_on(self: &Arc<Self>, tell: bool) {
+    /// Lets it go on, if it was stopped; with the families, its parent is told.
+    pub fn go_on(self: &Arc<Self>, families: Option<&Families>) {
         let mut life = self.life.lock();
         if !matches!(*life, Life::Stopped(..)) {
             return;
         }
-        *life = if tell { Life::Continued } else { Life::Running };
+        *life = if families.is_some() { Life::Continued } else { Life::Running };
         drop(life);
         self.changed.wake_all();
-        if tell {
-            self.tell_parent(abi::CLD_CONTINUED, abi::SIGCONT);
+        if let Some(families) = families {
+            self.tell_parent(families, abi::CLD_CONTINUED, abi::SIGCONT);
         }
     }
 
-    /// Whether it is over and all its threads are gone: its parent may hear of it.
-    pub fn has_ended(&self) -> bool {
-        let no_thread = self.threads.lock().is_empty();
-        no_thread && self.life.lock().is_over()
+    /// Returns whether it is over, all its threads are gone, and its parent was told.
+    pub fn has_ended(&self, _: &Families) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 
     /// Whether its parent has heard of its end, so that its number means nobody.
@@ -295,11 +342,11 @@ impl Process {
         matches!(*self.life.lock(), Life::Stopped(..))
     }
 
-    fn tell_parent(&self, code: u32, status: u32) {
+    fn tell_parent(&self, families: &Families, code: u32, status: u32) {
         let Some(parent) = self.parent.lock().upgrade() else { return };
         let quiet = parent.signals.lock().action(abi::SIGCHLD).flags & u64::from(abi::SA_NOCLDSTOP) != 0;
         if !quiet {
-            signal::send(&parent, self.child_info(abi::SIGCHLD, code, status));
+            signal::send_among(families, &parent, self.child_info(abi::SIGCHLD, code, status));
         }
         parent.child_changed.wake_all();
     }
@@ -311,24 +358,22 @@ impl Process {
 
     /// A thread is no more. With the last one the process is over: its children are the first process's, its parent hears.
     pub fn thread_ended(self: &Arc<Self>, thread: &Arc<Thread>) {
+        *self.last_name.lock() = thread.name();
         let left = {
             let mut threads = self.threads.lock();
             let mut ended = self.ended_usage.lock();
             *ended = *ended + thread.usage();
             drop(ended);
             threads.retain(|other| !Arc::ptr_eq(other, thread));
+            let mut life = self.life.lock();
+            if threads.is_empty() && !life.is_over() {
+                *life = Life::Exited(thread.exit_status.load(Ordering::Relaxed) as u8);
+            }
             threads.len()
         };
         if thread.tid != self.pid {
             THREADS.lock().remove(&thread.tid);
         }
-        let life = {
-            let mut life = self.life.lock();
-            if left == 0 && !life.is_over() {
-                *life = Life::Exited(thread.exit_status.load(Ordering::Relaxed) as u8);
-            }
-            *life
-        };
         self.changed.wake_all();
         let counted = thread.counted.lock().take();
         if left > 0 {
@@ -336,32 +381,48 @@ impl Process {
         }
         *self.counted.lock() = counted;
         self.change_memory(None);
-        *self.last_name.lock() = thread.name();
+        let families = Families::lock();
+        self.give_away_children(&families);
+        self.ended.store(true, Ordering::Relaxed);
+        self.report_end(&families);
+        drop(families);
+        self.changed.wake_all();
+    }
+
+    /// Its children become its guardian's.
+    fn give_away_children(&self, families: &Families) {
         let orphans = core::mem::take(&mut *self.children.lock());
-        if let Some(guardian) = self.guardian() {
-            for orphan in orphans {
-                *orphan.parent.lock() = Arc::downgrade(&guardian);
-                let death_signal = orphan.death_signal.load(Ordering::Relaxed);
-                if death_signal != 0 {
-                    signal::send(&orphan, Info { signal: death_signal, ..Info::default() });
-                }
-                guardian.children.lock().push(orphan);
+        let Some(guardian) = self.guardian() else { return };
+        for orphan in orphans {
+            *orphan.parent.lock() = Arc::downgrade(&guardian);
+            orphan.exit_signal.store(abi::SIGCHLD, Ordering::Relaxed);
+            guardian.children.lock().push(orphan.clone());
+            let death_signal = orphan.death_signal.load(Ordering::Relaxed);
+            if death_signal != 0 {
+                signal::send_among(families, &orphan, Info { signal: death_signal, ..Info::default() });
             }
-            guardian.child_changed.wake_all();
+            if orphan.has_ended(families) {
+                orphan.report_end(families);
+            }
         }
+        guardian.child_changed.wake_all();
+    }
+
+    /// Its parent is told of its end, and forgets it if it does not want to know.
+    fn report_end(self: &Arc<Self>, families: &Families) {
         let Some(parent) = self.parent.lock().upgrade() else { return };
+        let exit_signal = self.exit_signal.load(Ordering::Relaxed);
         let action = *parent.signals.lock().action(abi::SIGCHLD);
-        let unwanted = self.exit_signal == abi::SIGCHLD
-            && (action.handler == 1 || action.flags & u64::from(abi::SA_NOCLDWAIT) != 0);
-        if unwanted {
-            parent.reap(self);
+        if exit_signal == abi::SIGCHLD && (action.handler == 1 || action.flags & u64::from(abi::SA_NOCLDWAIT) != 0) {
+            parent.reap(families, self);
         }
-        if self.exit_signal != 0 {
+        if exit_signal != 0 {
+            let life = *self.life.lock();
             let (code, status) = match life {
                 Life::Killed(signal) => (abi::CLD_KILLED, signal),
                 other => (abi::CLD_EXITED, other.shell_status()),
             };
-            signal::send(&parent, self.child_info(self.exit_signal, code, status));
+            signal::send_among(families, &parent, self.child_info(exit_signal, code, status));
         }
         parent.child_changed.wake_all();
     }
@@ -378,14 +439,8 @@ impl Process {
         find(FIRST)
     }
 
-    /// It shares no memory with its parent any more.
-    pub fn vfork_done(&self) {
-        self.vforked.store(false, Ordering::SeqCst);
-        self.changed.wake_all();
-    }
-
     /// Forgets a child that is over.
-    pub fn reap(&self, child: &Process) {
+    pub fn reap(&self, _: &Families, child: &Process) {
         let all = child.usage() + *child.children_usage.lock();
         let mut children = self.children_usage.lock();
         *children = *children + all;

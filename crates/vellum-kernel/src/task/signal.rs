@@ -3,6 +3,8 @@
 //! A signal that would be ignored is not sent at all, unless it is blocked; so a thread that finds one pending and not
 //! blocked has something to do, and whoever sends one can tell the thread so ([`Thread::alert`]).
 
+use crate::task::life::Life;
+use crate::task::process::Families;
 use crate::task::{Process, Thread};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -21,6 +23,8 @@ pub const UNSTOPPABLE: Set = bit(abi::SIGKILL) | bit(abi::SIGSTOP);
 /// Those that the thread's own instruction raises.
 pub const SYNCHRONOUS: Set =
     bit(abi::SIGSEGV) | bit(abi::SIGBUS) | bit(abi::SIGILL) | bit(abi::SIGTRAP) | bit(abi::SIGFPE) | bit(abi::SIGSYS);
+/// Those that leave a core file where there are such (signal(7)).
+pub const DUMPING: Set = SYNCHRONOUS | bit(abi::SIGQUIT) | bit(abi::SIGABRT) | bit(abi::SIGXCPU) | bit(abi::SIGXFSZ);
 /// From here on each signal sent is delivered, and not only the first of its number.
 const REAL_TIME: u32 = 32;
 /// So many may wait to be delivered, whatever `RLIMIT_SIGPENDING` says.
@@ -204,42 +208,78 @@ pub fn may_queue(process: &Arc<Process>, signal: u32) -> Result<(), Errno> {
     if (waiting as u64) < most.min(MOST_PENDING as u64) { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
-/// Sends a signal to a process: to whichever of its threads can take it.
+/// Sends a signal to a process: to whichever of its threads can take it. `SIGKILL` ends it here and now, as it depends on no thread.
 pub fn send(process: &Arc<Process>, info: Info) {
+    let families = (info.signal == abi::SIGCONT).then(Families::lock);
+    send_to_any(process, info, families.as_ref());
+}
+
+/// The same, for a caller that has the families locked.
+pub fn send_among(families: &Families, process: &Arc<Process>, info: Info) {
+    send_to_any(process, info, Some(families));
+}
+
+fn send_to_any(process: &Arc<Process>, info: Info, families: Option<&Families>) {
     let threads = process.threads.lock().clone();
     let mut signals = process.signals.lock();
-    effects(process, &mut signals, info.signal, &threads);
+    effects(process, &mut signals, info.signal, &threads, families);
     let ignored = signals.action(info.signal).ignores(info.signal);
-    let open = |thread: &&Arc<Thread>| thread.mask.load(Ordering::Relaxed) & bit(info.signal) == 0;
+    // Under the lock: a thread that blocks the signal from now on finds it pending, and hands it on.
+    let open = |thread: &&Arc<Thread>| thread.mask.load(Ordering::SeqCst) & bit(info.signal) == 0;
     let taker = threads.iter().find(open);
-    if ignored && taker.is_some() && threads.iter().all(|t| !t.waits_for(info.signal)) {
+    let awaits = threads.iter().find(|thread| thread.waits_for(info.signal));
+    if ignored && taker.is_some() && awaits.is_none() {
         return;
     }
     signals.pending.push(info);
     drop(signals);
-    match threads.iter().find(|t| t.waits_for(info.signal)).or(taker) {
+    if info.signal == abi::SIGKILL {
+        return process.end(Life::Killed(abi::SIGKILL));
+    }
+    match awaits.or(taker) {
         Some(thread) => thread.alert(),
         None => threads.iter().for_each(|thread| thread.alert_if_open(info.signal)),
+    }
+}
+
+/// A thread takes none of these signals any more: those that the process has pending are for its other threads
+/// (Linux: `retarget_shared_pending`).
+pub fn hand_on(process: &Process, set: Set) {
+    let pending = process.signals.lock().pending.set() & set;
+    if pending != 0 {
+        let threads = process.threads.lock();
+        let takers = threads.iter().filter(|thread| pending & !thread.mask.load(Ordering::SeqCst) != 0);
+        takers.for_each(|thread| thread.alert());
     }
 }
 
 /// Sends a signal to one thread.
 pub fn send_to(thread: &Arc<Thread>, info: Info) {
     let process = &thread.process;
+    let families = (info.signal == abi::SIGCONT).then(Families::lock);
     let threads = process.threads.lock().clone();
     let mut signals = process.signals.lock();
-    effects(process, &mut signals, info.signal, &threads);
+    effects(process, &mut signals, info.signal, &threads, families.as_ref());
     let blocked = thread.mask.load(Ordering::Relaxed) & bit(info.signal) != 0;
     if signals.action(info.signal).ignores(info.signal) && !blocked {
         return;
     }
     drop(signals);
     thread.pending.lock().push(info);
-    thread.alert();
+    match info.signal {
+        abi::SIGKILL => process.end(Life::Killed(abi::SIGKILL)),
+        _ => thread.alert(),
+    }
 }
 
 /// What sending alone does: a signal to go on undoes stops, and the other way round.
-fn effects(process: &Arc<Process>, signals: &mut Signals, signal: u32, threads: &[Arc<Thread>]) {
+fn effects(
+    process: &Arc<Process>,
+    signals: &mut Signals,
+    signal: u32,
+    threads: &[Arc<Thread>],
+    families: Option<&Families>,
+) {
     let stops = bit(abi::SIGSTOP) | bit(abi::SIGTSTP) | bit(abi::SIGTTIN) | bit(abi::SIGTTOU);
     let undone = match signal {
         abi::SIGCONT => stops,
@@ -250,6 +290,7 @@ fn effects(process: &Arc<Process>, signals: &mut Signals, signal: u32, threads: 
     signals.pending.drop(undone);
     threads.iter().for_each(|thread| thread.pending.lock().drop(undone));
     if stops & bit(signal) == 0 {
-        process.go_on(signal == abi::SIGCONT);
+        process.go_on(families.filter(|_| signal == abi::SIGCONT));
+        threads.iter().for_each(|thread| thread.alert());
     }
 }

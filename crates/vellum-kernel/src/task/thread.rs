@@ -12,6 +12,8 @@ use crate::mem::{UserSpace, now_ns};
 use crate::percpu;
 use crate::task::context::{Context, Traits};
 use crate::task::count::Counted;
+use crate::task::deliver;
+use crate::task::executor::Rank;
 use crate::task::hindrance::Hindrance;
 use crate::task::signal::{self, Pending, Set};
 use crate::task::usage::{Faults, Usage};
@@ -20,14 +22,15 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::future::poll_fn;
-use core::pin::pin;
+use core::pin::{Pin, pin};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use core::task::{Poll, Waker};
+use core::task::Poll;
 use spin::{Mutex, Once};
 use vellum::space::FaultError;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::wait::Queue;
 
 const NOWHERE: usize = usize::MAX;
 
@@ -57,8 +60,8 @@ pub struct Thread {
     pub traits: Mutex<Traits>,
     /// It counts until it ends.
     pub counted: Mutex<Option<Counted>>,
-    /// Whether it waits for something.
-    asleep: AtomicBool,
+    /// Its place among those who want a processor.
+    rank: Arc<Rank>,
     /// How often what it touched was not there.
     pub faults: Faults,
     /// How long processors have worked for it, until it gave way last, in nanoseconds.
@@ -71,8 +74,12 @@ pub struct Thread {
     pub pending: Mutex<Pending>,
     /// Whether there is something to do before it enters user mode.
     alerted: AtomicBool,
-    /// Who to wake then, if it waits.
-    waker: Mutex<Option<Waker>>,
+    /// Its own waits that an alert is to end stand here.
+    alerts: Queue,
+    /// Whether the thread that made it waits until it no longer uses the memory that both have (`vfork`).
+    pub holds_maker: AtomicBool,
+    /// Whether it has done the last thing that concerns its process.
+    left: AtomicBool,
     /// The processor that runs it in user mode, or [`NOWHERE`].
     place: AtomicUsize,
     context: UnsafeCell<Context>,
@@ -102,14 +109,16 @@ impl Thread {
             name: Mutex::new(maker.map_or_else(Name::default, |maker| *maker.name.lock())),
             traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().passed_on())),
             counted: Mutex::new(Some(counted)),
-            asleep: AtomicBool::new(false),
+            rank: Arc::default(),
             faults: Faults::default(),
             worked: AtomicU64::new(0),
             working: AtomicU64::new(0),
             folder: Once::new(),
             pending: Mutex::new(Pending::default()),
             alerted: AtomicBool::new(true),
-            waker: Mutex::new(None),
+            alerts: Queue::new(),
+            holds_maker: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             place: AtomicUsize::new(NOWHERE),
             context: UnsafeCell::new(context),
         });
@@ -194,7 +203,7 @@ impl Thread {
 
     /// Whether it waits for something.
     pub fn sleeps(&self) -> bool {
-        self.asleep.load(Ordering::Relaxed)
+        self.rank.sleeps()
     }
 
     /// How long processors have worked for it, in nanoseconds.
@@ -225,10 +234,39 @@ impl Thread {
         *self.name.lock() = own;
     }
 
-    /// Blocks these signals, and no others.
+    /// Blocks these signals, and no others. A signal of the process's that this thread was to take, and now blocks, is another
+    /// thread's to take.
     pub fn set_mask(&self, mask: Set) {
-        self.mask.store(mask & !signal::UNSTOPPABLE, Ordering::Relaxed);
+        let mask = mask & !signal::UNSTOPPABLE;
+        let before = self.mask.swap(mask, Ordering::SeqCst);
         self.alerted.store(true, Ordering::SeqCst);
+        if mask & !before != 0 {
+            signal::hand_on(&self.process, mask & !before);
+        }
+    }
+
+    /// From now on it also waits for these signals, blocked or not; none: no longer. One that is pending already ends the wait
+    /// that follows.
+    pub fn set_awaited(&self, set: Set) {
+        self.awaited.store(set, Ordering::SeqCst);
+        self.alerted.store(true, Ordering::SeqCst);
+    }
+
+    /// It is about to end, and takes no more signals. Returns whether all threads of its process have come to this: exactly one is
+    /// the last.
+    pub fn leaves(&self) -> bool {
+        self.mask.store(Set::MAX, Ordering::SeqCst);
+        signal::hand_on(&self.process, Set::MAX);
+        let threads = self.process.threads.lock();
+        self.left.store(true, Ordering::Relaxed);
+        threads.iter().all(|thread| thread.left.load(Ordering::Relaxed))
+    }
+
+    /// The thread that made it may go on, if it waits for that.
+    pub fn let_go_of_maker(&self) {
+        if self.holds_maker.swap(false, Ordering::SeqCst) {
+            self.process.changed.wake_all();
+        }
     }
 
     /// Its files. For the thread's own future.
@@ -245,22 +283,19 @@ impl Thread {
         if place != NOWHERE {
             irq::send(place, irq::KICK);
         }
-        let waker = self.waker.lock().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.alerts.wake_all();
     }
 
     /// The same, if it does not block this signal.
     pub fn alert_if_open(&self, signal: u32) {
-        if self.mask.load(Ordering::Relaxed) & signal::bit(signal) == 0 {
+        if self.mask.load(Ordering::SeqCst) & signal::bit(signal) == 0 {
             self.alert();
         }
     }
 
     /// Whether it waits for this very signal.
     pub fn waits_for(&self, signal: u32) -> bool {
-        self.awaited.load(Ordering::Relaxed) & signal::bit(signal) != 0
+        self.awaited.load(Ordering::SeqCst) & signal::bit(signal) != 0
     }
 
     /// Whether a signal that it does not block is pending, or it is to end or to stop.
@@ -281,14 +316,33 @@ impl Thread {
     ///
     /// `EINTR`: a signal came, or the thread is to end. `ETIMEDOUT`: the deadline passed.
     pub async fn interruptible<T>(&self, what: impl Future<Output = T>, deadline: Option<u64>) -> Result<T, Errno> {
+        self.unless(|| self.is_interrupted(), what, deadline).await
+    }
+
+    /// Waits for `what`, whatever signals come, until the thread is to end (Linux: `TASK_KILLABLE`).
+    ///
+    /// # Errors
+    ///
+    /// `EINTR`: the thread is to end, or a signal came that ends it.
+    pub async fn killable<T>(&self, what: impl Future<Output = T>) -> Result<T, Errno> {
+        self.unless(|| deliver::is_dying(self), what, None).await
+    }
+
+    /// Waits for `what`, until the thread was alerted and `ends` is true, or until the clock says `deadline`.
+    async fn unless<T>(
+        &self,
+        ends: impl Fn() -> bool,
+        what: impl Future<Output = T>,
+        deadline: Option<u64>,
+    ) -> Result<T, Errno> {
         let mut what = pin!(what);
+        let mut alerted = self.alerts.wait_until(|| ends().then_some(()));
         let mut sleep = pin!(deadline.map(time::until));
         poll_fn(|context| {
             if let Poll::Ready(found) = what.as_mut().poll(context) {
                 return Poll::Ready(Ok(found));
             }
-            *self.waker.lock() = Some(context.waker().clone());
-            if self.is_interrupted() {
+            if Pin::new(&mut alerted).poll(context).is_ready() {
                 return Poll::Ready(Err(Errno::EINTR));
             }
             match sleep.as_mut().as_pin_mut().map(|sleep| sleep.poll(context)) {

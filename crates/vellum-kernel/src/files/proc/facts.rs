@@ -245,7 +245,7 @@ fn described(
         capabilities: own.effective,
         cpus: machine().platform().count() as u32,
         started: process.started / TICK,
-        exit_signal: process.exit_signal as i32,
+        exit_signal: process.exit_signal.load(Relaxed) as i32,
         limit_resident: limits[abi::RLIMIT_RSS as usize][0],
         exit_code: if life.is_over() { life.status() } else { 0 },
         ..words::Process::default()

@@ -16,7 +16,7 @@ use core::task::{Context as Waking, Poll};
 impl Thread {
     /// Lets the thread run.
     pub fn start(self: Arc<Self>) {
-        executor::spawn(Running { thread: self.clone(), future: run(self) });
+        executor::spawn_ranked(self.rank.clone(), Running { thread: self.clone(), future: run(self) });
     }
 
     /// Runs user mode until it comes back.
@@ -94,11 +94,9 @@ impl<F: Future<Output = ()>> Future for Running<F> {
         };
         let cpu = percpu::current();
         cpu.polled.set(Arc::as_ptr(thread));
-        thread.asleep.store(false, Ordering::Relaxed);
         let began = now_ns();
         thread.working.store(began, Ordering::Relaxed);
         let outcome = future.poll(context);
-        thread.asleep.store(!cpu.gave_way.replace(false), Ordering::Relaxed);
         cpu.polled.set(ptr::null());
         thread.worked.fetch_add(now_ns().saturating_sub(began), Ordering::Relaxed);
         thread.working.store(0, Ordering::Relaxed);
