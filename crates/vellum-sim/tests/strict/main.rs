@@ -11,6 +11,8 @@ mod engine;
 #[cfg(feature = "shuttle")]
 mod fair;
 mod fork;
+#[cfg(feature = "shuttle")]
+mod lazyfree_fork;
 mod nodes;
 mod objects;
 mod paged_out;

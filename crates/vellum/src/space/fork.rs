@@ -183,12 +183,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if !area.backing.is_anonymous() {
                         self.cut(&mut run, |frame| frame.has(flag::OBJECT));
                     }
-                    // Whether what may go was written is known by the folio, in the child as well.
-                    if !run.settled && self.cut(&mut run, |frame| frame.has(flag::LAZY)) {
+                    // Whether lazily freed memory was written to is recorded per folio, in the child as well.
+                    let lazy = !run.settled && self.cut(&mut run, |frame| frame.has(flag::LAZY));
+                    if lazy {
                         run = self.first_folio(table, &run);
                     }
                     match self.share_run(table, &mut run, gather) {
                         Shared::Both => {
+                            // Other CPUs may have set dirty bits since the entries were read, until they were made read-only:
+                            // now they can't.
+                            if lazy {
+                                run = table.run(run.va, run.range(arch).end).unwrap_or(run);
+                            }
                             let attrs = run.attrs(arch) - Attrs::EXCLUSIVE - Attrs::WRITE - Attrs::WATCHED;
                             batch.push(Run {
                                 raw: arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level),
