@@ -226,7 +226,8 @@ pub enum Wanted {
     Frames,
     /// A block of swap slots.
     Slots,
-    /// One more reference to each of some slots in use.
+    /// One more swap entry, or swap-cache page, for each of some slots in use. Refused, they pass for saturated, or for such as
+    /// have no swap-cache page.
     References,
     /// A folio that nobody has pinned, to be swapped out. Refused, it passes for pinned.
     Unpinned,
@@ -271,6 +272,8 @@ pub enum Event {
     WalkEnd,
     /// An entry was read without its lock, on the way down.
     Descend(Pfn, u16),
+    /// A swap device is about to be written or read, which may take long: no spin lock is held and preemption is enabled.
+    DeviceIo,
     /// Any other point where a schedule may switch.
     Step,
 }

@@ -21,7 +21,7 @@ use vellum::arch::Arch;
 use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
 use vellum::platform::SpaceId;
-use vellum::space::{Limits, UnmapError};
+use vellum::space::{ForkError, Limits, UnmapError};
 use vellum::vma::Watcher;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
@@ -167,9 +167,9 @@ impl UserSpace {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
-    pub fn fork(&self) -> Result<Self, Errno> {
-        let engine = self.engine.fork().map_err(|error| Errno::from(error.errno()))?;
+    /// As of the engine's `fork`: only [`ForkError::OutOfMemory`] is a reason to reclaim memory.
+    pub fn fork(&self) -> Result<Self, ForkError> {
+        let engine = self.engine.fork()?;
         mem::adopt(&engine);
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));

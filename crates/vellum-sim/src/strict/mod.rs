@@ -259,6 +259,7 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::WalkBegin => checker.walk_begin(),
         Event::WalkEnd => checker.walk_end(),
         Event::Descend(table, index) => checker.descend(table, index, hardware),
+        Event::DeviceIo => checker.check_free_to("uses a swap device", false),
         _ => {}
     }
 }

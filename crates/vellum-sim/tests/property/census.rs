@@ -109,7 +109,7 @@ fn check_cached<H: Host>(
 fn check_slots<H: Host>(
     host: &H,
     machine: &Machine<'_, H>,
-    slots: &BTreeMap<(u8, u32), u8>,
+    slots: &BTreeMap<(u8, u32), u32>,
     cached: &BTreeMap<(u8, u32), Pfn>,
 ) {
     let mut slots = slots.clone();

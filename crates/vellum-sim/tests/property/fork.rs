@@ -25,6 +25,7 @@ pub fn run<'m, H: Host>(
             assert!(on.tight, "no memory for a child");
             return None;
         }
+        Err(error) => panic!("{error}"),
     };
     let mut twin = Plot { model: plot.model.child(on.rules(plot.exact).fresh()), ..plot.clone() };
     {

@@ -423,7 +423,10 @@ fn no_memory_for_a_copy_of_a_pinned_page() {
             let forked = parent.fork();
             on.sim.refuse(Refusal::Never);
             match forked {
-                Err(ForkError::OutOfMemory) => failures += 1,
+                Err(error) => {
+                    assert_eq!(error, ForkError::OutOfMemory);
+                    failures += 1;
+                }
                 Ok(_) => break,
             }
             pin.write(0, &nth.to_ne_bytes());

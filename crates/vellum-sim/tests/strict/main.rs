@@ -18,6 +18,7 @@ mod objects;
 mod paged_out;
 mod reclaim;
 mod remap;
+mod sharers;
 mod split;
 mod stays;
 #[cfg(feature = "shuttle")]

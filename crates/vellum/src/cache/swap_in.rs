@@ -129,18 +129,12 @@ impl<'m, P: Platform> Object<'m, P> {
         let contents = self.lock();
         let mut brought = Brought::Changed;
         if same(&contents) {
-            // As long as there is another reference, nothing else goes there. Without one it is the object's lock that sees to it.
             // SAFETY: the index has references, which stay while it is locked.
-            let held = unsafe { swaps.duplicate(machine.platform(), slots) }.is_ok();
-            let locked = if held {
-                drop(contents);
-                None
-            } else {
-                Some(contents)
-            };
-            // SAFETY: there are references, as said above. The folio is nobody else's.
+            unsafe { swaps.hold(machine.platform(), slots) };
+            drop(contents);
+            // SAFETY: the reference taken above. The folio is nobody else's.
             let read = unsafe { swaps.read(frames, slots, pfn) };
-            let mut contents = locked.unwrap_or_else(|| self.lock());
+            let mut contents = self.lock();
             if same(&contents) {
                 brought = if read.is_ok() { Brought::Back } else { Brought::Lost };
             }
@@ -149,10 +143,8 @@ impl<'m, P: Platform> Object<'m, P> {
                 owner::enter(frames.frame(pfn), self.at, pages.start);
             }
             drop(contents);
-            if held {
-                // SAFETY: the reference taken above.
-                unsafe { swaps.release(frames, slots) };
-            }
+            // SAFETY: the reference taken above.
+            unsafe { swaps.release(frames, slots) };
         }
         if let Brought::Back = brought {
             let count = slots.slots.count;

@@ -23,6 +23,7 @@ use crate::errno::Errno;
 use crate::frame::{Frame, OutOfMemory, flag};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
+use crate::swap::Saturated;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, State, Vma};
@@ -35,6 +36,8 @@ use super::areas::Areas;
 pub enum ForkError {
     /// No memory for its areas and page tables, or the group may not have it.
     OutOfMemory,
+    /// A swap slot has 2^31 references. No reclaim helps against that.
+    TooManyReferences,
 }
 
 impl ForkError {
@@ -42,6 +45,7 @@ impl ForkError {
     pub const fn errno(&self) -> Errno {
         match self {
             ForkError::OutOfMemory => Errno::ENOMEM,
+            ForkError::TooManyReferences => Errno::EAGAIN,
         }
     }
 }
@@ -50,6 +54,7 @@ impl core::fmt::Display for ForkError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             ForkError::OutOfMemory => OutOfMemory.fmt(f),
+            ForkError::TooManyReferences => f.write_str("a swap slot has 2^31 references"),
         }
     }
 }
@@ -59,6 +64,12 @@ impl core::error::Error for ForkError {}
 impl From<OutOfMemory> for ForkError {
     fn from(_: OutOfMemory) -> Self {
         ForkError::OutOfMemory
+    }
+}
+
+impl From<Saturated> for ForkError {
+    fn from(_: Saturated) -> Self {
+        ForkError::TooManyReferences
     }
 }
 
@@ -111,7 +122,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Give the child what is in its areas. Whatever it answers, nobody may write any more to what the child has got.
-    fn share(&self, child: &Self) -> Result<(), OutOfMemory> {
+    fn share(&self, child: &Self) -> Result<(), ForkError> {
         let mut gather = self.gather(*UserRange::all(&self.tables.arch));
         let mut pinned = false;
         let shared = self.each_shared(child, |area| self.share_area(child, area, &mut pinned, &mut gather));
@@ -122,7 +133,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// The areas that a child has with its parent's private memory.
-    fn each_shared(&self, child: &Self, mut f: impl FnMut(&Vma) -> Result<(), OutOfMemory>) -> Result<(), OutOfMemory> {
+    fn each_shared(&self, child: &Self, mut f: impl FnMut(&Vma) -> Result<(), ForkError>) -> Result<(), ForkError> {
         let mut at = 0;
         loop {
             // The child is nobody else's yet, and the parent's areas don't change: no lock is held for long.
@@ -141,7 +152,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         area: &Vma,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), ForkError> {
         let mut at = area.range.start;
         while at < area.range.end {
             match self.tables.find(area.range.tail(at)) {
@@ -163,7 +174,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Share what a table has of a range, until the batch is full; how far that was.
     ///
     /// # Errors
-    /// What is swapped out has as many references as it may. What comes before that is in the batch.
+    /// A swap slot is saturated. What comes before it is in the batch.
     fn share_table(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -172,7 +183,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         batch: &mut Batch,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<u64, Saturated> {
         let arch = &self.tables.arch;
         let end = range.end.min(table.end());
         let mut at = range.start;
@@ -209,8 +220,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Kind::Marker => batch.push(run),
                 Kind::Swap => {
                     // SAFETY: the entries have references, and the table is locked.
-                    unsafe { self.tables.machine.swaps().duplicate(self.tables.platform(), self.slots_of(&run)) }
-                        .map_err(|_| OutOfMemory)?;
+                    unsafe { self.tables.machine.swaps().duplicate(self.tables.platform(), self.slots_of(&run)) }?;
                     let swapped = arch.swapped(run.raw);
                     let raw = arch.swap(Swapped { attrs: swapped.attrs - Attrs::WATCHED, ..swapped });
                     batch.push(Run { raw, ..run });
@@ -243,7 +253,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Give the child copies of what has stayed the parent's own in an area. Nothing there changes meanwhile, but for what is
     /// written by who has pinned it.
-    fn copy_pinned(&self, child: &Self, area: &Vma) -> Result<(), OutOfMemory> {
+    fn copy_pinned(&self, child: &Self, area: &Vma) -> Result<(), ForkError> {
         let arch = &self.tables.arch;
         let mut at = area.range.start;
         while at < area.range.end {

@@ -238,12 +238,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Whether what comes back to frames is the space's own, which nobody finds by its slots; or else it is their copy now. None: by now
-    /// they have others. `more`: how many references the caller has to each beside that of the entries, whose table is locked.
-    fn is_own(&self, area: &Vma, access: Access, slots: SwapRun, pfn: Pfn, more: u8) -> Option<bool> {
+    /// they have others. The caller has a reference to each slot beside that of the entries, whose table is locked.
+    fn is_own(&self, area: &Vma, access: Access, slots: SwapRun, pfn: Pfn) -> Option<bool> {
         let machine = self.tables.machine;
         let swaps = machine.swaps();
         // SAFETY: the entries have references, as all below needs; so the device is there.
-        let alone = unsafe { swaps.references(machine.platform(), slots) } == 1 + more;
+        let alone = unsafe { swaps.references(machine.platform(), slots) } == 2;
         let stays = || access == Access::Write || area.flags.contains(AreaFlags::LOCKED);
         // SAFETY: as above.
         if alone && (stays() || unsafe { swaps.is_crowded(slots.device) }) {
@@ -267,28 +267,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Brought::Changed;
         };
         let slots = self.slots_of(&run);
-        // As long as there is another reference, nothing else goes there: if the entries are the same afterwards, so are the contents.
-        // Without one it is the table's lock that sees to it.
+        // The slots hold what they hold as long as they have this reference: if the entries are the same after the read, so are
+        // the contents.
         // SAFETY: the entries have references, which stay while the table is locked.
-        let held = unsafe { machine.swaps().duplicate(self.tables.platform(), slots) }.is_ok();
-        let mut locked = Some(table);
-        if held && let Some(table) = locked.take() {
-            table.release();
-        }
-        // SAFETY: there are references, as said above. The folio is not mapped yet.
+        unsafe { machine.swaps().hold(self.tables.platform(), slots) };
+        table.release();
+        // SAFETY: the reference taken above. The folio is not mapped yet.
         let read = unsafe { machine.swaps().read(machine.frames(), slots, pfn) };
-        if locked.is_none()
-            && let Found::Table(table) = self.tables.find(block)
-        {
-            locked = Some(table);
-        }
         let mut brought = Brought::Changed;
-        if let Some(table) = locked {
+        if let Found::Table(table) = self.tables.find(block) {
             if self.swapped(&table, block).is_some_and(|now| now == run) {
                 brought = if read.is_ok() { Brought::Back } else { Brought::Lost };
             }
             if matches!(brought, Brought::Back) {
-                match self.is_own(area, access, slots, pfn, u8::from(held)) {
+                match self.is_own(area, access, slots, pfn) {
                     Some(true) => self.turn_back(&table, area, &run, pfn, Attrs::EXCLUSIVE),
                     Some(false) => self.turn_back(&table, area, &run, pfn, Attrs::empty()),
                     None => brought = Brought::Changed,
@@ -296,10 +288,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             table.release();
         }
-        if held {
-            // SAFETY: the reference taken above.
-            unsafe { machine.swaps().release(machine.frames(), slots) };
-        }
+        // SAFETY: the reference taken above.
+        unsafe { machine.swaps().release(machine.frames(), slots) };
         if matches!(brought, Brought::Back) {
             self.forget_swapped(&run);
             machine.count(Counter::SwapIn, run.frames(arch).into());

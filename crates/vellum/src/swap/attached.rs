@@ -4,7 +4,7 @@ use super::checksums::Checksums;
 use super::{ReadError, SlotAllocator, Slots, SwapDevice, WriteError};
 use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory};
-use crate::platform::Platform;
+use crate::platform::{Event, Platform, trace};
 
 #[must_use]
 pub(super) struct Attached<P: Platform> {
@@ -61,6 +61,7 @@ impl<P: Platform> Attached<P> {
     /// # Safety
     /// As of [`SwapDevice::write`].
     pub(super) unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
+        trace(frames.platform(), || Event::DeviceIo);
         // SAFETY: by contract.
         unsafe { self.device().write(frames, slots, from) }?;
         if let Some(checksums) = &self.checksums {
@@ -78,6 +79,7 @@ impl<P: Platform> Attached<P> {
     /// # Safety
     /// As of [`SwapDevice::read`].
     pub(super) unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
+        trace(frames.platform(), || Event::DeviceIo);
         // SAFETY: by contract.
         unsafe { self.device().read(frames, slots, to) }?;
         match &self.checksums {

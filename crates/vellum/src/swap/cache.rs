@@ -15,7 +15,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::attached::Attached;
-use super::cluster::{SLOTS, SlotSet, State};
+use super::cluster::{Locked, SLOTS, SlotSet};
 use super::paged::Paged;
 use super::slots::pieces;
 use super::swaps::Order;
@@ -78,7 +78,7 @@ impl Places {
 pub(crate) enum NotCached {
     /// One of them has one.
     Taken,
-    /// A reference more can't be counted, or they are not of one cluster.
+    /// They are not of one cluster, or a test refuses it.
     Refused,
 }
 
@@ -96,12 +96,13 @@ impl SlotAllocator {
             return Err(NotCached::Refused);
         };
         trace(platform, || Event::Step);
-        let mut state = self.clusters.get(index).state.lock(platform);
+        let mut cluster = self.lock(platform, index);
         let copies = self.copies.get(index).of(&range);
         if copies.iter().any(|copy| copy.load(Relaxed) != 0) {
             return Err(NotCached::Taken);
         }
-        state.duplicate(&range).map_err(|_| NotCached::Refused)?;
+        // A slot has no other reference of this kind.
+        cluster.hold(&range);
         copies.iter().zip(pfn.0..).for_each(|(copy, frame)| copy.store(!frame, Relaxed));
         self.cached.fetch_add(slots.count, Relaxed);
         Ok(())
@@ -118,7 +119,7 @@ impl SlotAllocator {
         let (index, range) = pieces(slots).next()?;
         trace(frames.platform(), || Event::Step);
         // Who frees a copy has the slot given up first, for which he needs this lock.
-        let _state = self.clusters.get(index).state.lock(frames.platform());
+        let _cluster = self.lock(frames.platform(), index);
         let pfn = Pfn(!self.copies.get(index).of(&range)[0].load(Relaxed)).some()?;
         let row = self.row(index, &range, pfn) >> order << order;
         let mut shared = 0;
@@ -137,12 +138,12 @@ impl SlotAllocator {
     fn confirm<P: Platform>(&self, platform: &P, slot: u32, pfn: Pfn, most: u32, order: u8) -> Option<Slots> {
         let (index, range) = pieces(Slots { first: slot, count: most.min(self.len() - slot) }).next()?;
         trace(platform, || Event::Step);
-        let mut state = self.clusters.get(index).state.lock(platform);
+        let mut cluster = self.lock(platform, index);
         let count = self.row(index, &range, pfn) >> order << order;
         if count == 0 || !slot.is_multiple_of(1 << order) || !allows(platform, Wanted::References) {
             return None;
         }
-        state.duplicate(&(range.start..range.start + count)).ok()?;
+        cluster.duplicate(&(range.start..range.start + count)).ok()?;
         Some(Slots { first: slot, count })
     }
 
@@ -151,18 +152,18 @@ impl SlotAllocator {
         &self,
         platform: &P,
         (index, range): (u32, Range<u32>),
-        which: impl Fn(&State, u32, Pfn) -> bool,
+        which: impl Fn(&Locked<'_, P>, u32, Pfn) -> bool,
         forget: impl FnMut(Slots),
     ) -> u32 {
         let copies = self.copies.get(index);
-        let drop = |state: &mut State| {
+        let drop = |cluster: &mut Locked<'_, P>| {
             let mut dead = SlotSet::default();
             for at in range {
                 let copy = &copies.0[at as usize];
-                if Pfn(!copy.load(Relaxed)).some().is_some_and(|pfn| which(state, at, pfn)) {
+                if Pfn(!copy.load(Relaxed)).some().is_some_and(|pfn| which(cluster, at, pfn)) {
                     copy.store(0, Relaxed);
                     self.cached.fetch_sub(1, Relaxed);
-                    dead.add(&state.release(&(at..at + 1)));
+                    dead.add(&cluster.release(&(at..at + 1)));
                 }
             }
             dead
@@ -238,7 +239,7 @@ impl<P: Platform> Swaps<P> {
         // SAFETY: it is in the order.
         let slots = unsafe { &self.device(device).slots };
         let (index, range) = pieces(Slots { first: slot, count: 1 }).next()?;
-        let _state = slots.clusters.get(index).state.lock(platform);
+        let _cluster = slots.lock(platform, index);
         (slots.row(index, &range, pfn) == 1).then_some(SwapRun { device, slots: Slots { first: slot, count: 1 } })
     }
 
@@ -279,7 +280,7 @@ impl<P: Platform> Swaps<P> {
             let row = 1 + (1..most).take_while(follows).count() as u32;
             for (index, range) in pieces(Slots { first: slot, count: row }) {
                 // Who finds them by the slot does so under the lock that is held here.
-                let mine = |_: &State, at: u32, copy: Pfn| {
+                let mine = |_: &Locked<'_, P>, at: u32, copy: Pfn| {
                     let mine = copy.0 == first.0 + (index * SLOTS + at - slot);
                     let alone = !mine || alone();
                     all.set(all.get() && alone);
@@ -304,7 +305,7 @@ impl<P: Platform> Swaps<P> {
     pub(super) fn trim_device(&self, frames: &Frames<'_, P>, device: u8) -> u64 {
         let mut freed = 0;
         self.each_cluster(frames, device, |attached, index| {
-            let only = |state: &State, at: u32, _| state.counts(&(at..at + 1)) == [1];
+            let only = |cluster: &Locked<'_, P>, at: u32, _| cluster.references(at) == 1;
             // SAFETY: as of `release`.
             let forget = |dead| unsafe { attached.forget(frames, dead) };
             freed += u64::from(attached.slots.uncache(frames.platform(), (index, 0..SLOTS), only, forget));
@@ -316,7 +317,7 @@ impl<P: Platform> Swaps<P> {
     pub(crate) fn each_copy(&self, frames: &Frames<'_, P>, mut visit: impl FnMut(Pfn)) {
         for device in 0..DEVICES as u8 {
             self.each_cluster(frames, device, |Attached { slots, .. }, index| {
-                let _state = slots.clusters.get(index).state.lock(frames.platform());
+                let _cluster = slots.lock(frames.platform(), index);
                 let copies = slots.copies.get(index).0.iter();
                 copies.filter_map(|copy| Pfn(!copy.load(Relaxed)).some()).for_each(&mut visit);
             });

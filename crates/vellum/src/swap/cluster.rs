@@ -1,16 +1,27 @@
-//! A cluster: as many slots in a row as a huge folio has pages, which of them are free, and how often each of the others is
-//! referred to.
+//! A cluster: as many slots in a row as a huge folio has pages, which of them are free, and how many references each of the
+//! others has.
+//!
+//! # Reference counts don't overflow
+//! A count has 32 bits. A *lasting* reference is a swap entry's, of which an address space has at most one for each slot, or the
+//! page cache's. So a count is bounded by the number of address spaces, of which each has at least two page-table pages, while
+//! physical memory has less than 2^32 frames ([`Pfn`](crate::addr::Pfn)). [`Locked::duplicate`] refuses to pass
+//! [`MAX_REFERENCES`] all the same, half of what a count holds: a host's mistake must not wrap it. The other half is for
+//! *transient* references ([`Locked::hold`]), at most one for each thread that reads the slot, and the swap cache's one, which
+//! are therefore never refused.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, AtomicU32};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use crate::frame::{HUGE_ORDER, Zeroable};
-use crate::sync::SpinLock;
+use crate::platform::Cpus;
+use crate::sync::{SpinGuard, SpinLock};
 
 /// Slots of a cluster.
 pub(super) const SLOTS: u32 = 1 << HUGE_ORDER;
 /// Words of a set of slots.
 const WORDS: usize = SLOTS as usize / 64;
+/// Lasting references that a slot may have.
+pub(super) const MAX_REFERENCES: u32 = 1 << 31;
 
 /// One cluster. Zeroed memory is one without a free slot that is filed nowhere.
 #[derive(Debug)]
@@ -26,12 +37,25 @@ pub(super) struct Cluster {
 // SAFETY: atomics, a lock, and integers behind it; aligned to 64 bytes.
 unsafe impl Zeroable for Cluster {}
 
-/// What a cluster's lock protects. A slot is free, or referred to, or (between the two) neither: its contents are being
-/// forgotten.
+/// What a cluster's lock protects, with its [`Counts`]. A slot is free, or referred to, or (between the two) neither: its
+/// contents are being forgotten.
 #[derive(Debug)]
 pub(super) struct State {
     free: SlotSet,
-    counts: [u8; SLOTS as usize],
+}
+
+/// The reference counts of a cluster's slots, read and written under the cluster's lock. (They are apart from the cluster
+/// because two of these fill a frame.)
+#[derive(Debug)]
+pub(super) struct Counts([AtomicU32; SLOTS as usize]);
+
+// SAFETY: atomics only.
+unsafe impl Zeroable for Counts {}
+
+/// A cluster whose lock is held, with its reference counts.
+pub(super) struct Locked<'a, C: Cpus> {
+    state: SpinGuard<'a, State, C>,
+    counts: &'a Counts,
 }
 
 /// A set of a cluster's slots.
@@ -132,57 +156,87 @@ impl SlotSet {
     }
 }
 
-impl State {
-    /// Make slots free, which nothing refers to and whose contents are forgotten.
+impl Counts {
+    fn of(&self, range: &Range<u32>) -> &[AtomicU32] {
+        &self.0[range.start as usize..range.end as usize]
+    }
+}
+
+impl<'a, C: Cpus> Locked<'a, C> {
+    /// Locks a cluster, whose counts these are.
+    #[inline]
+    pub(super) fn new(cluster: &'a Cluster, counts: &'a Counts, cpus: &'a C) -> Self {
+        Locked { state: cluster.state.lock(cpus), counts }
+    }
+
+    /// Makes slots free, which nothing refers to and whose contents are forgotten.
     pub(super) fn free(&mut self, slots: &SlotSet) {
-        self.free.add(slots);
+        self.state.free.add(slots);
     }
 
-    /// The order of the largest block that is free.
+    /// Returns the order of the largest block that is free.
     pub(super) fn room(&self) -> Option<u8> {
-        self.free.room()
+        self.state.free.room()
     }
 
-    /// Take an aligned block of free slots; each is referred to once then.
+    /// Takes an aligned block of free slots; each has one reference then.
     #[inline]
     pub(super) fn take(&mut self, order: u8) -> Option<u32> {
-        let first = self.free.find(order)?;
-        self.counts[first as usize..][..1 << order].fill(1);
-        self.free.remove(first, order);
+        let first = self.state.free.find(order)?;
+        self.set_references(&(first..first + (1 << order)), 1);
+        self.state.free.remove(first, order);
         Some(first)
     }
 
-    /// How often each of these slots is referred to; 0 if it is free.
-    pub(super) fn counts(&self, range: &Range<u32>) -> &[u8] {
-        &self.counts[range.start as usize..range.end as usize]
+    /// Returns how many references a slot has; 0 if it is free.
+    pub(super) fn references(&self, slot: u32) -> u32 {
+        self.counts.0[slot as usize].load(Relaxed)
     }
 
-    /// Refer to each of these slots once more.
+    /// Sets how many references each of these slots has.
+    pub(super) fn set_references(&mut self, range: &Range<u32>, references: u32) {
+        self.counts.of(range).iter().for_each(|count| count.store(references, Relaxed));
+    }
+
+    /// Adds a lasting reference to each of these slots.
     ///
     /// # Errors
-    /// One of them, which is the answer, is referred to as often as can be counted. Nothing is changed.
+    /// The first of them that has [`MAX_REFERENCES`]. Nothing is changed.
     #[inline]
     pub(super) fn duplicate(&mut self, range: &Range<u32>) -> Result<(), u32> {
-        let counts = &mut self.counts[range.start as usize..range.end as usize];
-        debug_assert!(!counts.contains(&0), "one more reference to a slot that nobody has");
-        if let Some(full) = counts.iter().position(|count| *count == u8::MAX) {
-            return Err(range.start + full as u32);
+        let full = self.counts.of(range).iter().position(|count| count.load(Relaxed) >= MAX_REFERENCES);
+        match full {
+            Some(full) => Err(range.start + full as u32),
+            None => {
+                self.hold(range);
+                Ok(())
+            }
         }
-        counts.iter_mut().for_each(|count| *count += 1);
-        Ok(())
     }
 
-    /// Refer to each of these slots once less: those that nothing refers to any more.
+    /// Adds a transient reference to each of these slots, or the swap cache's.
+    #[inline]
+    pub(super) fn hold(&mut self, range: &Range<u32>) {
+        for count in self.counts.of(range) {
+            let references = count.load(Relaxed);
+            debug_assert!(references > 0, "one more reference to a slot that nobody has");
+            count.store(references + 1, Relaxed);
+        }
+    }
+
+    /// Drops a reference to each of these slots. Returns those that have none left.
     #[inline]
     pub(super) fn release(&mut self, range: &Range<u32>) -> SlotSet {
         let mut dead = SlotSet::default();
-        for (slot, count) in range.clone().zip(&mut self.counts[range.start as usize..range.end as usize]) {
-            debug_assert!(*count > 0, "one reference less to a slot that nobody has");
-            dead.0[slot as usize / 64] |= u64::from(*count == 1) << (slot % 64);
-            *count = count.saturating_sub(1);
+        for (slot, count) in range.clone().zip(self.counts.of(range)) {
+            let references = count.load(Relaxed);
+            debug_assert!(references > 0, "one reference less to a slot that nobody has");
+            dead.0[slot as usize / 64] |= u64::from(references == 1) << (slot % 64);
+            count.store(references.saturating_sub(1), Relaxed);
         }
         dead
     }
 }
 
-const _: () = assert!(size_of::<Cluster>() <= 4096 / 6, "six clusters to a frame");
+const _: () = assert!(size_of::<Cluster>() <= 128, "32 clusters to a frame");
+const _: () = assert!(size_of::<Counts>() == 4096 / 2, "two clusters' counts to a frame");

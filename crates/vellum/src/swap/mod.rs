@@ -44,7 +44,8 @@ pub struct Slots {
     pub count: u32,
 }
 
-/// A slot is referred to as often as can be counted.
+/// A slot has 2^31 references. No program gets there: each of them is another address space's, which takes two page-table
+/// pages at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saturated {
     /// The slot.
@@ -53,7 +54,7 @@ pub struct Saturated {
 
 impl core::fmt::Display for Saturated {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "slot {} has as many references as can be counted", self.slot)
+        write!(f, "swap slot {} has 2^31 references", self.slot)
     }
 }
 

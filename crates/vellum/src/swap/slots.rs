@@ -6,8 +6,9 @@
 //! own cluster hasn't what it wants gets the one that has least of those that do. If none is filed, the other CPUs' own ones
 //! are looked through. So a block is refused only when there is none.
 //!
-//! A slot has a count: how many entries refer to it, and whoever else has to. What is taken has been referred to once, by
-//! whoever took it. A slot whose last reference goes is free when its contents have been forgotten, and not before.
+//! A slot has a reference count: its swap entries, its swap-cache page, and the CPUs that read it ([`super::cluster`]). What is
+//! taken has one reference, the caller's. A slot whose last reference goes is free when its contents have been forgotten, and
+//! not before.
 //!
 //! Which frame in memory holds the same as a slot is known too: see [`super::cache`].
 //!
@@ -20,7 +21,7 @@ use core::sync::atomic::{
 };
 
 use super::cache::Copies;
-use super::cluster::{Cluster, SLOTS, SlotSet, State};
+use super::cluster::{Cluster, Counts, Locked, SLOTS, SlotSet};
 use super::files::{Files, NONE};
 use super::paged::Paged;
 use super::{Saturated, Slots};
@@ -41,6 +42,8 @@ unsafe impl Zeroable for Own {}
 pub struct SlotAllocator {
     pub(super) clusters: Paged<Cluster>,
     /// One a cluster.
+    counts: Paged<Counts>,
+    /// One a cluster.
     pub(super) copies: Paged<Copies>,
     /// How many slots have a copy in memory.
     pub(super) cached: AtomicU32,
@@ -53,27 +56,25 @@ pub struct SlotAllocator {
 }
 
 impl SlotAllocator {
-    /// For a device of `len` slots, all of which are free. The memory for what is known of them, a little over five bytes a slot, is
-    /// taken here, and none afterwards.
+    /// For a device of `len` slots, all of which are free. The memory for what is known of them, a quarter over eight bytes a slot, is
+    /// taken here, and none afterwards: no reference is ever refused for want of memory.
     ///
     /// # Errors
     /// There is not so much memory; nothing of it is taken then.
     pub fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
         let platform = frames.platform();
         let clusters = Paged::<Cluster>::new(frames, len.div_ceil(SLOTS))?;
-        let copies = match Paged::<Copies>::new(frames, clusters.len()) {
-            Ok(copies) => copies,
-            Err(error) => {
+        let counts = Paged::<Counts>::new(frames, clusters.len());
+        let copies = Paged::<Copies>::new(frames, clusters.len());
+        let own = Paged::<Own>::new(frames, platform.count() as u32);
+        let (counts, copies, own) = match (counts, copies, own) {
+            (Ok(counts), Ok(copies), Ok(own)) => (counts, copies, own),
+            (counts, copies, own) => {
                 clusters.free(frames);
-                return Err(error);
-            }
-        };
-        let own = match Paged::<Own>::new(frames, platform.count() as u32) {
-            Ok(own) => own,
-            Err(error) => {
-                clusters.free(frames);
-                copies.free(frames);
-                return Err(error);
+                counts.into_iter().for_each(|counts| counts.free(frames));
+                copies.into_iter().for_each(|copies| copies.free(frames));
+                own.into_iter().for_each(|own| own.free(frames));
+                return Err(OutOfMemory);
             }
         };
         (0..own.len()).for_each(|cpu| *own.get(cpu).0.lock(platform) = NONE);
@@ -81,13 +82,19 @@ impl SlotAllocator {
         // The lowest come first.
         for index in (0..clusters.len()).rev() {
             let usable = (len - index * SLOTS).min(SLOTS);
-            let mut state = clusters.get(index).state.lock(platform);
-            state.free(&SlotSet::range(0..usable));
-            files.refile(&clusters, index, state.room());
+            let mut cluster = Locked::new(clusters.get(index), counts.get(index), platform);
+            cluster.free(&SlotSet::range(0..usable));
+            files.refile(&clusters, index, cluster.room());
         }
         let free = AtomicI64::new(len.into());
         let (files, cached, closed) = (SpinLock::new(files), AtomicU32::new(0), AtomicBool::new(false));
-        Ok(SlotAllocator { clusters, copies, cached, own, files, len, free, closed })
+        Ok(SlotAllocator { clusters, counts, copies, cached, own, files, len, free, closed })
+    }
+
+    /// Locks a cluster.
+    #[inline]
+    pub(super) fn lock<'a, P: Platform>(&'a self, platform: &'a P, index: u32) -> Locked<'a, P> {
+        Locked::new(self.clusters.get(index), self.counts.get(index), platform)
     }
 
     /// How many slots there are.
@@ -131,7 +138,7 @@ impl SlotAllocator {
             return None;
         }
         if *own != NONE
-            && let Some(first) = self.clusters.get(*own).state.lock(platform).take(order)
+            && let Some(first) = self.lock(platform, *own).take(order)
         {
             return Some(*own * SLOTS + first);
         }
@@ -141,26 +148,26 @@ impl SlotAllocator {
         trace(platform, || Event::Step);
         let found = self.files.lock(platform).pop(&self.clusters, order)?;
         trace(platform, || Event::Step);
-        let mut state = self.clusters.get(found).state.lock(platform);
-        let first = state.take(order);
+        let mut cluster = self.lock(platform, found);
+        let first = cluster.take(order);
         debug_assert!(first.is_some(), "a cluster that is filed has what its file promises");
-        let left = state.room();
-        drop(state);
+        let left = cluster.room();
+        drop(cluster);
         // The one with more room stays.
-        let room = if *own == NONE { None } else { self.clusters.get(*own).state.lock(platform).room() };
+        let room = if *own == NONE { None } else { self.lock(platform, *own).room() };
         let other = if left > room { core::mem::replace(&mut *own, found) } else { found };
         if other != NONE {
             trace(platform, || Event::Step);
-            let state = self.clusters.get(other).state.lock(platform);
-            self.files.lock(platform).give_up(&self.clusters, other, state.room());
+            let cluster = self.lock(platform, other);
+            self.files.lock(platform).give_up(&self.clusters, other, cluster.room());
         }
         Some(found * SLOTS + first?)
     }
 
-    /// Refer to each of these slots once more. Somebody has a reference to each, and keeps it meanwhile.
+    /// Adds a reference to each of these slots, for a swap entry to keep. Each has another one meanwhile.
     ///
     /// # Errors
-    /// [`Saturated`], and nothing is changed. (Others may be refused while this is found out.)
+    /// [`Saturated`]: one of them has 2^31 references. Nothing is changed. (Others may be refused while this is found out.)
     ///
     /// # Panics
     /// If there are no such slots: numbers that no caller can supply.
@@ -171,7 +178,7 @@ impl SlotAllocator {
         }
         for (index, range) in pieces(slots) {
             trace(platform, || Event::Step);
-            if let Err(full) = self.clusters.get(index).state.lock(platform).duplicate(&range) {
+            if let Err(full) = self.lock(platform, index).duplicate(&range) {
                 self.undo(platform, slots, index);
                 return Err(Saturated { slot: index * SLOTS + full });
             }
@@ -183,8 +190,18 @@ impl SlotAllocator {
     #[cold]
     fn undo<P: Platform>(&self, platform: &P, slots: Slots, end: u32) {
         for (index, range) in pieces(slots).take_while(|(index, _)| *index < end) {
-            let dead = self.clusters.get(index).state.lock(platform).release(&range);
+            let dead = self.lock(platform, index).release(&range);
             debug_assert!(dead.is_empty(), "somebody has a reference meanwhile");
+        }
+    }
+
+    /// Adds a reference to each of these slots until the caller has read them. Each has another one meanwhile. It can't be
+    /// refused: there are no more than one for each thread that reads.
+    #[inline]
+    pub(super) fn hold<P: Platform>(&self, platform: &P, slots: Slots) {
+        for (index, range) in pieces(slots) {
+            trace(platform, || Event::Step);
+            self.lock(platform, index).hold(&range);
         }
     }
 
@@ -196,7 +213,7 @@ impl SlotAllocator {
     #[inline]
     pub fn release<P: Platform>(&self, platform: &P, slots: Slots, mut forget: impl FnMut(Slots)) {
         for (index, range) in pieces(slots) {
-            self.drop_in(platform, index, |state| state.release(&range), &mut forget);
+            self.drop_in(platform, index, |cluster| cluster.release(&range), &mut forget);
         }
     }
 
@@ -207,12 +224,11 @@ impl SlotAllocator {
         &self,
         platform: &P,
         index: u32,
-        drop: impl FnOnce(&mut State) -> SlotSet,
+        drop: impl FnOnce(&mut Locked<'_, P>) -> SlotSet,
         mut forget: impl FnMut(Slots),
     ) -> u32 {
         trace(platform, || Event::Step);
-        let cluster = self.clusters.get(index);
-        let dead = drop(&mut cluster.state.lock(platform));
+        let dead = drop(&mut self.lock(platform, index));
         if dead.is_empty() {
             return 0;
         }
@@ -222,25 +238,26 @@ impl SlotAllocator {
             forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
         }
         trace(platform, || Event::Step);
-        let mut state = cluster.state.lock(platform);
-        state.free(&dead);
-        if Files::would_move(cluster, || state.room()) {
+        let mut cluster = self.lock(platform, index);
+        cluster.free(&dead);
+        if Files::would_move(self.clusters.get(index), || cluster.room()) {
             trace(platform, || Event::Step);
-            self.files.lock(platform).refile(&self.clusters, index, state.room());
+            self.files.lock(platform).refile(&self.clusters, index, cluster.room());
         }
-        core::mem::drop(state);
+        core::mem::drop(cluster);
         // The last access: who finds all slots free may take the memory away.
         self.free.fetch_add(count.into(), Release);
         count
     }
 
-    /// How often that of some slots is referred to which has the most references; 0 if all are free.
+    /// Returns the highest reference count among `slots`, or 0 if all are free.
     ///
     /// # Panics
     /// If there are no such slots: numbers that no caller can supply.
-    pub fn references<P: Platform>(&self, platform: &P, slots: Slots) -> u8 {
-        let most = |(index, range)| {
-            self.clusters.get(index).state.lock(platform).counts(&range).iter().copied().max().unwrap_or(0)
+    pub fn references<P: Platform>(&self, platform: &P, slots: Slots) -> u32 {
+        let most = |(index, range): (u32, Range<u32>)| {
+            let cluster = self.lock(platform, index);
+            range.map(|slot| cluster.references(slot)).max().unwrap_or(0)
         };
         pieces(slots).map(most).max().unwrap_or(0)
     }
@@ -265,6 +282,7 @@ impl SlotAllocator {
     /// Give the memory back.
     pub fn free<P: Platform>(self, frames: &Frames<'_, P>) {
         self.clusters.free(frames);
+        self.counts.free(frames);
         self.copies.free(frames);
         self.own.free(frames);
     }

@@ -281,10 +281,10 @@ impl<P: Platform> Swaps<P> {
         Err(if wanted > 0 && order.ids().iter().any(some) { NoSlots::Scattered } else { NoSlots::Full })
     }
 
-    /// One more reference to each slot of a run.
+    /// Adds a reference to each slot of a run, for a swap entry to keep.
     ///
     /// # Errors
-    /// [`Saturated`], and nothing is changed.
+    /// [`Saturated`]: one of them has 2^31 references. Nothing is changed.
     ///
     /// # Panics
     /// If there are no such slots: numbers that no caller can supply. (As all that follows.)
@@ -295,6 +295,17 @@ impl<P: Platform> Swaps<P> {
     pub unsafe fn duplicate(&self, platform: &P, run: SwapRun) -> Result<(), Saturated> {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.duplicate(platform, run.slots)
+    }
+
+    /// Adds a reference to each slot of a run until the caller has read it: so nothing else goes there meanwhile, and no lock
+    /// needs to be held while a device works. It can't be refused.
+    ///
+    /// # Safety
+    /// Each slot has a reference meanwhile.
+    #[inline]
+    pub(crate) unsafe fn hold(&self, platform: &P, run: SwapRun) {
+        // SAFETY: by contract.
+        unsafe { self.device(run.device) }.slots.hold(platform, run.slots);
     }
 
     /// Give up a reference to each slot of a run. Those that had no other are free then.
@@ -309,11 +320,11 @@ impl<P: Platform> Swaps<P> {
         attached.slots.release(frames.platform(), run.slots, |dead| unsafe { attached.forget(frames, dead) });
     }
 
-    /// The most references that there are to one of these slots.
+    /// Returns the highest reference count among these slots.
     ///
     /// # Safety
     /// Somebody has one to each, and keeps it meanwhile.
-    pub unsafe fn references(&self, platform: &P, run: SwapRun) -> u8 {
+    pub unsafe fn references(&self, platform: &P, run: SwapRun) -> u32 {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.references(platform, run.slots)
     }

@@ -227,7 +227,7 @@ impl<A: Silicon> World<'_, A> {
             let slots = Slots { first: (slot << order) as u32, count: 1 << order };
             // SAFETY: an entry has one, or a copy.
             let found = unsafe { self.machine.swaps().references(self.sim, SwapRun { device, slots }) };
-            assert_eq!(u32::from(found), expected, "references to {slots:?} of device {device}");
+            assert_eq!(found, expected, "references to {slots:?} of device {device}");
         }
         (0..self.family.len()).for_each(|who| {
             let program = self.cpu.enter(&self.family[who].space);

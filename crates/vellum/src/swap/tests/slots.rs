@@ -4,6 +4,7 @@ use std::vec::Vec;
 use std::{assert_eq, vec};
 
 use crate::frame::{BootOptions, Frames, HUGE_ORDER};
+use crate::swap::cluster::{MAX_REFERENCES, SLOTS};
 use crate::swap::{Saturated, SlotAllocator, Slots};
 use crate::testing::{Dice, Host};
 
@@ -13,11 +14,11 @@ const CPUS: usize = 3;
 struct World<'h> {
     host: &'h Host,
     slots: SlotAllocator,
-    counts: Vec<u8>,
+    counts: Vec<u32>,
 }
 
 impl World<'_> {
-    fn counts_of(&mut self, run: Slots) -> &mut [u8] {
+    fn counts_of(&mut self, run: Slots) -> &mut [u32] {
         &mut self.counts[run.first as usize..][..run.count as usize]
     }
 
@@ -39,12 +40,19 @@ impl World<'_> {
     }
 
     fn duplicate(&mut self, run: Slots) {
-        let full = self.counts_of(run).iter().position(|count| *count == u8::MAX);
+        let full = self.counts_of(run).iter().position(|count| *count >= MAX_REFERENCES);
         let expected = full.map_or(Ok(()), |at| Err(Saturated { slot: run.first + at as u32 }));
         assert_eq!(self.slots.duplicate(self.host, run), expected);
         if expected.is_ok() {
             self.counts_of(run).iter_mut().for_each(|count| *count += 1);
         }
+    }
+
+    /// Sets the counts of slots of one cluster that are in use, as if they had been duplicated so often.
+    fn set_references(&mut self, run: Slots, references: u32) {
+        let range = run.first % SLOTS..run.first % SLOTS + run.count;
+        self.slots.lock(self.host, run.first / SLOTS).set_references(&range, references);
+        self.counts_of(run).fill(references);
     }
 
     fn release(&mut self, run: Slots) {
@@ -141,19 +149,46 @@ fn no_slot_is_out_of_reach() {
     });
 }
 
-/// A slot can be referred to 255 times, and the attempt to do so once more, be it in the middle of a run over several clusters,
-/// changes nothing.
+/// Counts are exact past what 8 and 16 bits hold, on the way up and down, of runs over several clusters too.
 #[test]
-fn a_count_that_is_full_refuses_the_run() {
+fn counts_go_past_8_and_16_bits() {
+    with_world(512 * 2, |mut world| {
+        (0..2).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
+        let run = Slots { first: 500, count: 24 };
+        for _ in 0..70_000 {
+            world.duplicate(run);
+        }
+        world.check();
+        for _ in 0..70_000 {
+            world.release(run);
+        }
+        world.check();
+        world.slots
+    });
+}
+
+/// The ceiling of lasting references refuses a run, be it reached in the middle and in another cluster, and changes nothing.
+/// Transient references are never refused, and counts don't wrap.
+#[test]
+fn duplicate_refuses_at_the_ceiling_and_changes_nothing() {
     with_world(512 * 3, |mut world| {
         (0..3).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
-        (1..u8::MAX).for_each(|_| world.duplicate(Slots { first: 1100, count: 2 }));
-        world.duplicate(Slots { first: 10, count: 1200 });
+        let (near, run) = (Slots { first: 1100, count: 2 }, Slots { first: 10, count: 1200 });
+        world.set_references(near, MAX_REFERENCES - 2);
+        world.duplicate(run);
+        world.duplicate(run);
+        assert_eq!(world.slots.duplicate(world.host, run), Err(Saturated { slot: 1100 }));
         world.check();
         world.duplicate(Slots { first: 10, count: 1090 });
-        world.release(Slots { first: 1100, count: 2 });
-        world.duplicate(Slots { first: 10, count: 1200 });
+        (0..1000).for_each(|_| world.slots.hold(world.host, near));
+        assert_eq!(world.slots.references(world.host, near), MAX_REFERENCES + 1000);
+        world.duplicate(near);
+        (0..1000).for_each(|_| world.slots.release(world.host, near, |dead| panic!("{dead:?} are still in use")));
         world.check();
+        world.release(near);
+        world.duplicate(run);
+        world.check();
+        world.set_references(near, 1);
         world.slots
     });
 }
