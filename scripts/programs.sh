@@ -104,6 +104,8 @@ our_programs() {
     expect 0 "a disk that can't be read" guest --swap-disk 16M --swap-disk-fails reads -- "$1/disk" reads </dev/null
     expect 0 "a disk that can't be written" guest --swap-disk 16M --swap-disk-fails writes -- "$1/disk" writes </dev/null
     damaged_disk "$1"
+    # More sharers of a slot than 8 bits count.
+    expect 0 sharers guest --smp 2 --mem 512M --swap 128M -- "$1/sharers" </dev/null
     expect 0 lazyfree guest -- "$1/lazyfree" 32 </dev/null
     expect 0 collapse guest --swap 64M -- "$1/collapse" </dev/null
     # What does not fit in compressed memory goes to the disk.
