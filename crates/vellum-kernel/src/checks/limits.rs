@@ -6,6 +6,7 @@ use super::user::{run_in, store};
 use crate::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
 use vellum::frame::HUGE_ORDER;
+use vellum::group::Refused;
 use vellum::space::{FaultError, MapFlags};
 use vellum::stats::Counter::*;
 
@@ -40,7 +41,7 @@ fn limit(lab: &Lab) -> Checked {
         // The root, the tables between, and one for the single pages.
         let tables = tables_between(&space) + 2;
         expect("pages within the limit", touched, LIMIT - tables)?;
-        expect("why no more", error, FaultError::OverLimit(lab.group))?;
+        expect("why no more", error, FaultError::NoMemory(Refused::OverLimit(lab.group)))?;
         lab.expect_group(LIMIT, touched, 0)?;
         expect("resident", space.stats().anon, touched << FRAME_SHIFT)?;
         let faults = 1 + (touched - HUGE_PAGES) + 1;
@@ -66,7 +67,7 @@ fn exhaustion(lab: &Lab) -> Checked {
         let (free, tables) = (frames.free_frames(), space.stats().tables >> FRAME_SHIFT);
         let tally = lab.tally();
         let (touched, error) = touch_all(bytes)?;
-        expect("why no more", error, FaultError::OutOfMemory)?;
+        expect("why no more", error, FaultError::NoMemory(Refused::OutOfMemory))?;
         // One more may be left, if that was not enough for a page and a table.
         let left = frames.free_frames() - frames.kept();
         expect("at most a frame left, but for those kept", left <= 1, true)?;

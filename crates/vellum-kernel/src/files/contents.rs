@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::cache::{Gone, ObjectError};
-use vellum::space::FaultError;
+use vellum::group::Refused;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
@@ -34,9 +34,10 @@ fn errno(error: ObjectError) -> Errno {
         ObjectError::TooLarge => return Errno::EFBIG,
         ObjectError::Busy => return Errno::EBUSY,
         ObjectError::Lost => return Errno::EIO,
-        ObjectError::OverLimit(group) => FaultError::OverLimit(group),
-        ObjectError::OutOfMemory if machine().swaps().has_room(machine().platform()) => FaultError::OutOfMemory,
-        ObjectError::OutOfMemory => return Errno::ENOSPC,
+        ObjectError::NoMemory(Refused::OutOfMemory) if !machine().swaps().has_room(machine().platform()) => {
+            return Errno::ENOSPC;
+        }
+        ObjectError::NoMemory(why) => why,
     };
     if let Some(thread) = Thread::current() {
         thread.starves(shortage);

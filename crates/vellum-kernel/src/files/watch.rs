@@ -5,6 +5,7 @@
 //! way, and is made again.
 
 use crate::mem::{UserSpace, uaccess};
+use crate::task::hindrance::failed;
 use crate::task::{Thread, executor};
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
@@ -12,7 +13,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use linux_raw_sys::general as abi;
 use linux_raw_sys::ioctl;
 use vellum::addr::VirtRange;
-use vellum::space::{Access, FaultError, Happening, Stopped, SupplyError, Watched};
+use vellum::group::MayBeRefused;
+use vellum::space::{Access, FaultError, Happening, Stopped, Watched};
 use vellum::vma::{AreaFlags, Watcher};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::File;
@@ -143,7 +145,7 @@ impl Watch {
         what.set(AreaFlags::MISSING, mode & MISSING != 0);
         what.set(AreaFlags::WRITES, mode & WRITES != 0);
         what.set(AreaFlags::ASYNC, mode & WRITES != 0 && self.has(abi::UFFD_FEATURE_WP_ASYNC));
-        memory.engine.watch(range, self.number, what).map_err(|error| Errno::from(error.errno()))?;
+        memory.engine.watch(range, self.number, what).map_err(|error| failed(error.refused(), error.errno()))?;
         let mut requests = 1 << abi::_UFFDIO_WAKE | 1 << abi::_UFFDIO_COPY | 1 << abi::_UFFDIO_ZEROPAGE;
         requests |= 1 << abi::_UFFDIO_POISON;
         requests |= if mode & WRITES != 0 { 1 << abi::_UFFDIO_WRITEPROTECT } else { 0 };
@@ -161,7 +163,7 @@ impl Watch {
             0 | 2 => memory.engine.write_unprotect(range),
             _ => return Err(Errno::EINVAL),
         };
-        changed.map_err(|error| Errno::from(error.errno()))?;
+        changed.map_err(|error| failed(error.refused(), error.errno()))?;
         if mode == 0 {
             self.faults.wake(range.start..range.end);
         }
@@ -179,14 +181,7 @@ impl Watch {
     ) -> Result<(), Errno> {
         let (done, answer) = match supplied {
             Ok(()) => (range.len(), Ok(())),
-            Err(Stopped { done: 0, why }) => {
-                match why {
-                    SupplyError::OutOfMemory => thread.starves(FaultError::OutOfMemory),
-                    SupplyError::OverLimit(group) => thread.starves(FaultError::OverLimit(group)),
-                    _ => {}
-                }
-                (0, Err(Errno::from(why.errno())))
-            }
+            Err(Stopped { done: 0, why }) => (0, Err(failed(why.refused(), why.errno()))),
             Err(Stopped { done, .. }) => (done, Err(Errno::EAGAIN)),
         };
         let told =
@@ -232,7 +227,7 @@ impl Watch {
         let [start, len] = words(thread, at)?;
         let range = range(start, len)?;
         if unwatch {
-            memory.engine.unwatch(range, self.number).map_err(|error| Errno::from(error.errno()))?;
+            memory.engine.unwatch(range, self.number).map_err(|error| failed(error.refused(), error.errno()))?;
         }
         self.faults.wake(range.start..range.end);
         Ok(())

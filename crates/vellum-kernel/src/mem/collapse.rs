@@ -9,6 +9,7 @@ use core::pin::pin;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::task::Poll;
 use vellum::frame::HUGE_ORDER;
+use vellum::group::Refused;
 use vellum::platform::SpaceId;
 use vellum::space::{CollapseError, CollapseLimits};
 use vellum_kernel::wait::Queue;
@@ -122,7 +123,7 @@ async fn scan(at: &mut (SpaceId, u64)) -> bool {
                 }
             }
             // Others may have more.
-            Err(CollapseError::OverLimit(_)) => {}
+            Err(CollapseError::NoMemory(Refused::OverLimit(_))) => {}
             Err(_) => return false,
         }
         *at = (SpaceId(at.0.0 + 1), 0);

@@ -33,8 +33,9 @@ use platform::Host;
 pub use space::UserSpace;
 use spin::Once;
 use vellum::addr::FRAME_SIZE;
-use vellum::frame::{BootOptions, OutOfMemory};
+use vellum::frame::BootOptions;
 use vellum::group::GroupId;
+use vellum::group::Refused;
 use vellum::space::Limits;
 use vellum::stats::Counter;
 use vellum_kernel::boot::MemoryMap;
@@ -114,7 +115,7 @@ pub fn new_object(group: GroupId, tag: u64) -> Result<Object, vellum::cache::Obj
 }
 
 /// An empty space, with the kernel in its upper half.
-pub fn new_space(machine: &'static Machine, group: GroupId, limits: Limits) -> Result<Space, OutOfMemory> {
+pub fn new_space(machine: &'static Machine, group: GroupId, limits: Limits) -> Result<Space, Refused> {
     let space = Space::new(machine, format(), group, limits)?;
     adopt(&space);
     Ok(space)

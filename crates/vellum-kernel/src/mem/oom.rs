@@ -16,14 +16,11 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use linux_raw_sys::general::SIGKILL;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::GroupId;
-use vellum::space::{FaultError, SpaceStats};
+use vellum::group::{GroupId, Refused};
+use vellum::space::SpaceStats;
 
 /// A process that is never killed has this said about it.
 const NEVER: i32 = -1000;
-/// What a group may fall short of its limit and still be the reason why a page table could not be had.
-const TABLES: u64 = 4;
-
 /// Pages that are reclaimed for who finds none: enough to be worth the while, and not so many that one pays for all.
 const AT_ONCE: u64 = 128;
 
@@ -97,13 +94,12 @@ pub fn score(process: &Process) -> u64 {
     (points.max(0) as u64) * 1000 / all
 }
 
-/// A fault found no memory. Returns when there may be some: when some was reclaimed, when a process that had it is gone, or the
-/// caller is to end itself; `false`: nobody can be killed.
-pub async fn relieve(thread: &Arc<Thread>, error: FaultError) -> bool {
-    let scope = match error {
-        FaultError::OverLimit(group) => Scope::Group(groups::number_of(group)),
-        // A table that a group may not have is refused as if there were none.
-        _ => groups::nearest_full(&thread.process, TABLES).map_or(Scope::Machine, Scope::Group),
+/// A fault or a system call was refused memory. Reclaims where it was refused: of the machine, or of that group alone. Returns when there may
+/// be some: when some was reclaimed, when a process that had it is gone, or the caller is to end itself; `false`: nobody can be killed.
+pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
+    let scope = match why {
+        Refused::OverLimit(group) => Scope::Group(groups::number_of(group)),
+        Refused::OutOfMemory => Scope::Machine,
     };
     if thread.process.life.lock().is_over() {
         return true;

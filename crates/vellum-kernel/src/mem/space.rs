@@ -8,6 +8,7 @@ use crate::arch::{cpu, interrupts};
 use crate::files::watch::Watch;
 use crate::mem::{self, Space};
 use crate::percpu::{self, MAX_CPUS};
+use crate::task::hindrance::failed;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -18,10 +19,11 @@ use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
 use vellum::addr::{FRAME_SHIFT, VirtRange, align_up};
 use vellum::arch::Arch;
-use vellum::frame::OutOfMemory;
 use vellum::group::GroupId;
+use vellum::group::MayBeRefused;
+use vellum::group::Refused;
 use vellum::platform::SpaceId;
-use vellum::space::{ForkError, Limits, UnmapError};
+use vellum::space::{Limits, UnmapError};
 use vellum::vma::Watcher;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
@@ -167,9 +169,9 @@ impl UserSpace {
     ///
     /// # Errors
     ///
-    /// As of the engine's `fork`: only [`ForkError::OutOfMemory`] is a reason to reclaim memory.
-    pub fn fork(&self) -> Result<Self, ForkError> {
-        let engine = self.engine.fork()?;
+    /// `ENOMEM`.
+    pub fn fork(&self) -> Result<Self, Errno> {
+        let engine = self.engine.fork().map_err(|error| failed(error.refused(), error.errno()))?;
         mem::adopt(&engine);
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));
@@ -246,7 +248,7 @@ static NOBODYS: Once<Arc<UserSpace>> = Once::new();
 /// # Errors
 ///
 /// No memory.
-pub fn init() -> Result<(), OutOfMemory> {
+pub fn init() -> Result<(), Refused> {
     let engine = mem::new_space(mem::machine(), GroupId::ROOT, Limits::default())?;
     NOBODYS.call_once(|| Arc::new(UserSpace::new(engine)));
     Ok(())

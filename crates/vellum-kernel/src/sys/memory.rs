@@ -6,10 +6,11 @@ use crate::files::user::UserBytes;
 use crate::files::{contents, groups, proc};
 use crate::mem::{UserSpace, uaccess};
 use crate::task::Thread;
-use crate::task::hindrance::Hindrance;
+use crate::task::hindrance::{Hindrance, failed};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
+use vellum::group::MayBeRefused;
 use vellum::space::{Advise, AdviseError, FaultError, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
@@ -96,18 +97,18 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
             }
         }
     };
-    mapped.map_err(|error| error.errno().into())
+    mapped.map_err(|error| failed(error.refused(), error.errno()))
 }
 
 /// `munmap`.
 pub fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
-    thread.memory().engine.unmap(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.unmap(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// `mprotect`.
 pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
     let prot = prot(bits).ok_or(Errno::EINVAL)?;
-    thread.memory().engine.protect(addr, len, prot).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.protect(addr, len, prot).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// `mremap`.
@@ -115,7 +116,7 @@ pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u6
     let flags = u8::try_from(flags).ok().and_then(RemapFlags::from_bits).ok_or(Errno::EINVAL)?;
     let request = RemapRequest { addr, old_len, new_len, flags, new_addr };
     let memory = thread.memory();
-    let to = memory.engine.remap(request).map_err(|error| Errno::from(error.errno()))?;
+    let to = memory.engine.remap(request).map_err(|error| failed(error.refused(), error.errno()))?;
     if to != addr {
         memory.unwatch(to, new_len);
     }
@@ -164,7 +165,7 @@ pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, adv
         if let AdviseError::Fault(FaultError::Watched(watched)) = error {
             thread.is_hindered(Hindrance::Watched(memory.clone(), watched));
         }
-        Errno::from(error.errno())
+        failed(error.refused(), error.errno())
     });
     taken.map(|()| 0)
 }
@@ -174,7 +175,7 @@ fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
     let removed = memory
         .engine
         .remove(addr, len, |object, bytes| object.punch_hole(bytes).map(|gone| contents::discard(object, &gone)));
-    removed.map_err(|error| error.errno().into()).map(|()| 0)
+    removed.map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// `mlock`, `mlock2`.
@@ -183,18 +184,18 @@ pub fn mlock(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     let locked = thread.memory().engine.lock(addr, len, flags != 0);
-    locked.map_err(|error| error.errno().into()).map(|()| 0)
+    locked.map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// `munlock`.
 pub fn munlock(thread: &Thread, addr: u64, len: u64) -> Answer {
-    thread.memory().engine.unlock(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.unlock(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// `mlockall`.
 pub fn mlockall(thread: &Thread, flags: u64) -> Answer {
     let flags = u8::try_from(flags as u32).ok().and_then(LockAll::from_bits).ok_or(Errno::EINVAL)?;
-    thread.memory().engine.lock_all(flags).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.lock_all(flags).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// `munlockall`.
@@ -208,7 +209,7 @@ pub fn mseal(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    thread.memory().engine.seal(addr, len).map_err(|error| error.errno().into()).map(|()| 0)
+    thread.memory().engine.seal(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 
 /// `remap_file_pages`, which is a shared mapping of other pages of what is mapped there.
@@ -231,7 +232,7 @@ pub fn remap_file_pages(thread: &Thread, [addr, len, prot, page, _, _]: [u64; 6]
     };
     let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::POPULATE;
     let mapped = memory.engine.map_object(MapRequest { addr, len, prot, flags }, &object, offset);
-    mapped.map_err(|error| error.errno().into()).map(|_| 0)
+    mapped.map_err(|error| failed(error.refused(), error.errno())).map(|_| 0)
 }
 
 /// What an address space may have, by a process's limits.

@@ -17,7 +17,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
-use vellum::space::{FaultError, ForkError};
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Open;
@@ -107,7 +106,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let memory = thread.memory();
     let memory = match has(abi::CLONE_VM) {
         true => memory,
-        false => Arc::new(memory.fork().map_err(|error| refused(thread, error))?),
+        false => Arc::new(memory.fork()?),
     };
     thread.save_held();
     // SAFETY: the thread's own future.
@@ -180,15 +179,6 @@ async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
         let let_go = || (!new.holds_maker.load(Ordering::SeqCst)).then_some(());
         let _ = maker.killable(new.process.changed.wait_until(let_go)).await;
     }
-}
-
-/// Returns what a refused `fork` answers. Memory is reclaimed for the thread only if memory was short.
-fn refused(thread: &Thread, error: ForkError) -> Errno {
-    match error {
-        ForkError::OutOfMemory => thread.starves(FaultError::OutOfMemory),
-        ForkError::TooManyReferences => {}
-    }
-    error.errno().into()
 }
 
 /// A descriptor of a new process, written for its parent.

@@ -9,11 +9,13 @@ use crate::files::groups;
 use crate::mem::space::Image;
 use crate::mem::{self, UserSpace, uaccess};
 use crate::task::Thread;
+use crate::task::hindrance::failed;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use linux_raw_sys::general as abi;
+use vellum::group::MayBeRefused;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
@@ -100,7 +102,8 @@ pub fn load(
     let mmap_base = top - stack_limit.max(128 << 20) - (1 << 20);
     let mut limits = Limits { mmap_base, ..Limits::default() };
     super::memory::set_limits(&mut limits, resources, own);
-    let space = mem::new_space(mem::machine(), groups::current(), limits).map_err(|_| Errno::ENOMEM)?;
+    let space = mem::new_space(mem::machine(), groups::current(), limits)
+        .map_err(|why| failed(Some(why), vellum::errno::Errno::ENOMEM))?;
     let space = Arc::new(UserSpace::new(space));
     let mut image = Image::default();
     for mapping in &plan.mappings {
@@ -123,7 +126,7 @@ pub fn load(
         prot: Prot::READ | Prot::WRITE,
         flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
     };
-    space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
+    space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
     machine::furnish(&space)?;
     let [hwcap, hwcap2] = machine::hwcap();
     let aux = Aux {
@@ -153,7 +156,7 @@ pub fn load(
 fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &Program) -> Result<(), Errno> {
     let (start, len) = (base + mapping.range.start, mapping.range.end - mapping.range.start);
     let request = MapRequest { addr: start, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
-    space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
+    space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
     if let Contents::File { offset, clear } = &mapping.contents {
         let bytes = len - (clear.end - clear.start);
         let end = (offset + bytes).min(file.size);
@@ -165,7 +168,7 @@ fn map(space: &Arc<UserSpace>, base: u64, mapping: &Mapping, file: &Program) -> 
     prot.set(Prot::READ, mapping.rights.read);
     prot.set(Prot::WRITE, mapping.rights.write);
     prot.set(Prot::EXEC, mapping.rights.execute);
-    space.engine.protect(start, len, prot).map_err(|error| error.errno().into())
+    space.engine.protect(start, len, prot).map_err(|error| failed(error.refused(), error.errno()))
 }
 
 /// `execve`, `execveat`.

@@ -8,6 +8,7 @@ use super::clock::EPOCH;
 use crate::files::contents::InObject;
 use crate::files::proc::settings;
 use crate::mem::{Object, UserSpace, machine, now_ns, uaccess};
+use crate::task::hindrance::failed;
 use crate::task::{Thread, process};
 use alloc::format;
 use alloc::sync::Arc;
@@ -16,6 +17,7 @@ use core::fmt::Write;
 use linux_raw_sys::general::CAP_IPC_LOCK;
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
+use vellum::group::MayBeRefused;
 use vellum::space::{MapError, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
@@ -165,7 +167,7 @@ pub fn attach(thread: &Thread, id: u64, addr: u64, flags: u64) -> Answer {
         let request = MapRequest { addr, len: segment.size, prot, flags: how };
         let mapped = memory.engine.map_object(request, &object, 0).map_err(|error| match error {
             MapError::Exists(_) => Errno::EINVAL,
-            other => other.errno().into(),
+            other => failed(other.refused(), other.errno()),
         })?;
         segment.times[0] = now();
         segment.pids[1] = thread.process.pid;

@@ -188,7 +188,7 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
         // The access is made again.
         FaultError::Watched(_) => return,
-        FaultError::OutOfMemory | FaultError::OverLimit(_) => {
+        FaultError::NoMemory(_) => {
             let process = &thread.process;
             println!("process {} is killed: {error}", process.pid);
             return process.end(Life::Killed(abi::SIGKILL));

@@ -4,12 +4,14 @@ use crate::files::watch;
 use crate::mem::{UserSpace, oom};
 use crate::task::Thread;
 use alloc::sync::Arc;
+use vellum::group::Refused;
 use vellum::space::{FaultError, Watched};
+use vellum_kernel::errno::Errno;
 
 /// Why an access failed that may succeed later.
 pub enum Hindrance {
     /// Memory is short.
-    Shortage(FaultError),
+    Shortage(Refused),
     /// Somebody watches this memory.
     Watched(Arc<UserSpace>, Watched),
 }
@@ -18,7 +20,7 @@ impl Hindrance {
     /// Whether a fault failed for such a reason.
     pub fn of(error: FaultError, memory: &Arc<UserSpace>) -> Option<Self> {
         match error {
-            FaultError::OutOfMemory | FaultError::OverLimit(_) => Some(Self::Shortage(error)),
+            FaultError::NoMemory(why) => Some(Self::Shortage(why)),
             FaultError::Watched(watched) => Some(Self::Watched(memory.clone(), watched)),
             _ => None,
         }
@@ -27,8 +29,19 @@ impl Hindrance {
     /// Waits until it is worth another try; `false`: it won't be. `in_kernel`: the kernel made the access, for the thread.
     pub async fn passes(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
         match self {
-            Self::Shortage(error) => oom::relieve(thread, error).await,
+            Self::Shortage(why) => oom::relieve(thread, why).await,
             Self::Watched(memory, watched) => watch::wait(thread, &memory, watched, in_kernel).await,
         }
     }
+}
+
+/// Returns the number of an error of the engine's for the current thread's system call. If memory was refused, the call is made again
+/// once some was reclaimed: of the machine, or of the one group whose limit it was.
+pub fn failed(refused: Option<Refused>, errno: vellum::errno::Errno) -> Errno {
+    if let Some(why) = refused
+        && let Some(thread) = Thread::current()
+    {
+        thread.starves(why);
+    }
+    errno.into()
 }

@@ -26,7 +26,7 @@ use core::pin::{Pin, pin};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::task::Poll;
 use spin::{Mutex, Once};
-use vellum::space::FaultError;
+use vellum::group::Refused;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
@@ -162,8 +162,8 @@ impl Thread {
     }
 
     /// The same, because memory is short.
-    pub fn starves(&self, error: FaultError) {
-        self.is_hindered(Hindrance::Shortage(error));
+    pub fn starves(&self, why: Refused) {
+        self.is_hindered(Hindrance::Shortage(why));
     }
 
     /// A copy to or from memory fails for such a reason: its system call is made again when that has passed.

@@ -44,7 +44,7 @@ impl Plot {
                 assert_eq!(at >> self.bounds.page_shift, page, "another page is lost");
             }
             // Zeros that were to make place for memory that there was none of are gone.
-            (Err(FaultError::OutOfMemory | FaultError::OverLimit(_)), Ok(())) if on.tight => {
+            (Err(FaultError::NoMemory(_)), Ok(())) if on.tight => {
                 self.model.blur(page..page + 1);
             }
             _ => panic!("{access:?} of page {page:#x} answers {got:x?}, not {expected:x?}"),

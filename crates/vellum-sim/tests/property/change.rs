@@ -45,7 +45,7 @@ impl Plot {
                 self.mapped(on, start..start + pages, prot, flags);
             }
             (Err(error), Err(wanted)) if error == wanted => self.check(on, &asked),
-            (Err(MapError::OutOfMemory), Ok(_)) if self.may_fail(on, &asked) => self.check(on, &asked),
+            (Err(MapError::NoMemory(_)), Ok(_)) if self.may_fail(on, &asked) => self.check(on, &asked),
             (Err(MapError::SealedArea(_)), Err(MapError::SealedArea(_))) if !self.bounds.alone => {
                 self.check(on, &asked)
             }
@@ -116,7 +116,7 @@ impl Plot {
                 self.model.unmap(pages.clone());
             }
             Err(UnmapError::Sealed(_)) if expect::sealed(&self.model, &pages).is_some() => {}
-            Err(UnmapError::TooManyAreas | UnmapError::OutOfMemory) if self.may_fail(on, &pages) => {}
+            Err(UnmapError::TooManyAreas | UnmapError::NoMemory(_)) if self.may_fail(on, &pages) => {}
             Err(_) => panic!("unmap answers {got:x?}"),
         }
         // Addresses outside of the windows are anybody's as soon as they are free.
@@ -145,7 +145,7 @@ impl Plot {
             }
             (Err(ProtectError::DataLimit), true) if too_much => {}
             (Err(ProtectError::NotMapped | ProtectError::DataLimit), false) => {}
-            (Err(ProtectError::TooManyAreas | ProtectError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
+            (Err(ProtectError::TooManyAreas | ProtectError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("protect answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -181,7 +181,7 @@ impl Plot {
         match (got, self.model.covers(pages.clone())) {
             (Ok(()), true) => self.model.iter_mut(pages.clone()).for_each(|(_, page)| set(&mut page.kind)),
             (Err(AdviseError::NotMapped), false) => {}
-            (Err(AdviseError::TooManyAreas | AdviseError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
+            (Err(AdviseError::TooManyAreas | AdviseError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("advise answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -267,7 +267,7 @@ impl Plot {
             match got {
                 Ok(()) => {}
                 Err(FaultError::Poisoned(_)) if on.unreadable => return,
-                Err(FaultError::OutOfMemory | FaultError::OverLimit(_)) if on.tight => return,
+                Err(FaultError::NoMemory(_)) if on.tight => return,
                 got => panic!("swap_off answers {got:x?}"),
             }
         }
@@ -295,7 +295,7 @@ impl Plot {
         if same {
             let fresh = on.rules(self.exact).fresh();
             self.model.forget(emptied, fresh);
-        } else if got == Err(AdviseError::OutOfMemory) && on.tight {
+        } else if matches!(got, Err(AdviseError::NoMemory(_))) && on.tight {
             if !self.bounds.alone {
                 // Another actor's fault may have put a huge mapping across an end again, in the middle of it all.
                 self.look_again(on, pages.clone());

@@ -21,7 +21,7 @@ pub fn run<'m, H: Host>(
 ) -> Option<(Leaky<Space<'m, H>>, Plot)> {
     let child = match on.space.fork() {
         Ok(child) => Leaky::new(child),
-        Err(ForkError::OutOfMemory) => {
+        Err(ForkError::NoMemory(_)) => {
             assert!(on.tight, "no memory for a child");
             return None;
         }

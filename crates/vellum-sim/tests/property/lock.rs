@@ -27,7 +27,7 @@ impl Plot {
             assert_eq!(got, Err(LockError::LockLimit));
         } else if !self.model.covers(pages.clone()) {
             assert_eq!(got, Err(LockError::NotMapped));
-        } else if matches!(got, Err(LockError::TooManyAreas | LockError::OutOfMemory)) && self.may_fail(on, &pages) {
+        } else if matches!(got, Err(LockError::TooManyAreas | LockError::NoMemory(_))) && self.may_fail(on, &pages) {
         } else {
             if on.reclaims {
                 self.model.page_out(pages.clone());
@@ -39,7 +39,7 @@ impl Plot {
             let expected =
                 if on_fault { Ok(()) } else { self.populated(on, pages.clone(), None).map_err(LockError::Fault) };
             match got {
-                Err(LockError::Fault(FaultError::OutOfMemory | FaultError::OverLimit(_))) if on.tight => {}
+                Err(LockError::Fault(FaultError::NoMemory(_))) if on.tight => {}
                 Err(LockError::Fault(FaultError::Poisoned(_))) if on.unreadable => {}
                 got => assert_eq!(got, expected, "lock"),
             }
@@ -84,7 +84,7 @@ impl Plot {
                 self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags -= AreaFlags::LOCKS)
             }
             (Err(LockError::NotMapped), false) => {}
-            (Err(LockError::TooManyAreas | LockError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
+            (Err(LockError::TooManyAreas | LockError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("unlock answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -131,7 +131,7 @@ impl Plot {
                 self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags |= AreaFlags::SEALED)
             }
             (Err(SealError::NotMapped), false) => {}
-            (Err(SealError::TooManyAreas | SealError::OutOfMemory), true) if self.may_fail(on, &pages) => {}
+            (Err(SealError::TooManyAreas | SealError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("seal answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -143,7 +143,7 @@ impl Plot {
         let advise = if access == Access::Write { Advise::PopulateWrite } else { Advise::PopulateRead };
         let got = on.space.advise(addr, len, advise);
         let same = match (got, self.populated(on, pages.clone(), Some(access))) {
-            (Err(AdviseError::Fault(FaultError::OutOfMemory | FaultError::OverLimit(_))), _) => on.tight,
+            (Err(AdviseError::Fault(FaultError::NoMemory(_))), _) => on.tight,
             (Err(AdviseError::Fault(FaultError::Poisoned(_))), _) => on.unreadable,
             (Ok(()), expected) => expected.is_ok(),
             (Err(AdviseError::NotMapped), expected) => matches!(expected, Err(FaultError::Unmapped(_))),
@@ -164,7 +164,7 @@ impl Plot {
             Err(AdviseError::Sealed(_)) => assert!(!expect::may_forget(&self.model, &pages)),
             Err(AdviseError::Locked(_)) => assert!(locked),
             Err(AdviseError::NotMapped) => assert!(!self.model.covers(pages.clone())),
-            Err(AdviseError::OutOfMemory) if on.tight => self.look_for_guards(on, pages.clone()),
+            Err(AdviseError::NoMemory(_)) if on.tight => self.look_for_guards(on, pages.clone()),
             got => {
                 assert_eq!(got, Ok(()));
                 assert!(!locked && self.model.covers(pages.clone()) && expect::may_forget(&self.model, &pages));

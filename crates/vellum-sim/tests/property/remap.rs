@@ -53,7 +53,7 @@ impl Plot {
             }
             (Err(error), Err(wanted)) if error == wanted => self.check(on, &old),
             (Err(RemapError::Sealed(_)), Err(RemapError::Sealed(_))) if !self.bounds.alone => self.check(on, &old),
-            (Err(RemapError::OutOfMemory), Ok(_)) if on.tight => self.check(on, &old),
+            (Err(RemapError::NoMemory(_)), Ok(_)) if on.tight => self.check(on, &old),
             (Err(RemapError::TooManyAreas), Ok(_)) if self.few() => self.check(on, &old),
             (Err(RemapError::NoRoom), Ok(_)) if !self.bounds.alone && !self.is_mine(&old) => self.check(on, &old),
             (got, expected) => panic!("remap answers {got:x?}, not {expected:x?}"),

@@ -27,7 +27,7 @@ impl Plot {
                 self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags.set(WHAT, watched));
             }
             Err(WatchError::NotMapped) if watched && !self.model.covers(pages.clone()) => {}
-            Err(WatchError::TooManyAreas | WatchError::OutOfMemory) if self.may_fail(on, &pages) => {
+            Err(WatchError::TooManyAreas | WatchError::NoMemory(_)) if self.may_fail(on, &pages) => {
                 // What lies before the area that could not be split is not watched any more.
                 for (area, kind) in areas_in(on.space, self.bounds.page_shift, &pages) {
                     let now = |flags: AreaFlags| (flags - WHAT) | kind.flags & WHAT;
@@ -48,7 +48,7 @@ impl Plot {
         let regions = match on.space.scan(range, scan, Some(&mut out)) {
             Ok(found) => found.regions,
             // Of some it would have told, which are protected now.
-            Err(ScanError::OutOfMemory) if on.tight => {
+            Err(ScanError::NoMemory(_)) if on.tight => {
                 self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.untold = false);
                 return self.check(on, &pages);
             }

@@ -1,6 +1,7 @@
 //! Small pieces become one large folio, on the strict machine.
 
 use std::num::NonZeroU16;
+use vellum::group::Refused;
 
 use vellum::addr::Pfn;
 use vellum::arch::{Attrs, Kind};
@@ -219,8 +220,8 @@ fn no_memory<A: Silicon>(arch: A) {
         assert_eq!(collapse(&space, HUGE).map_err(|e| e.errno()), Err(Errno::ENOMEM));
         on.sim.refuse(Refusal::Never);
         on.machine.groups().set_limit(on.group, (HUGE >> 12) + 4).unwrap();
-        assert_eq!(collapse(&space, HUGE), Err(CollapseError::OverLimit(on.group)));
-        assert_eq!(CollapseError::OverLimit(on.group).errno(), Errno::EBUSY);
+        assert_eq!(collapse(&space, HUGE), Err(CollapseError::NoMemory(Refused::OverLimit(on.group))));
+        assert_eq!(CollapseError::NoMemory(Refused::OverLimit(on.group)).errno(), Errno::EBUSY);
         on.machine.groups().set_limit(on.group, u64::MAX).unwrap();
         assert_eq!((space.stats().anon, on.machine.frames().free_frames()), before);
         assert_eq!(on.machine.size_counter(SizeCounter::CollapseFailed, 9), 2);

@@ -5,7 +5,7 @@
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::group::{GroupId, Refused};
 use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -185,7 +185,7 @@ fn an_allocation_that_fails_harms_nothing() {
             assert!(refused == 0 && asked < n, "it succeeds when nothing is refused: {asked} asked");
             break;
         }
-        assert_eq!(done, Err(Fault::Handler(FaultError::OutOfMemory)));
+        assert_eq!(done, Err(Fault::Handler(FaultError::NoMemory(Refused::OutOfMemory))));
         failures += 1;
     }
     // A folio, and three tables.

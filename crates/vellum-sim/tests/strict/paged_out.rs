@@ -3,6 +3,7 @@
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::frame::policy::Knob;
+use vellum::group::Refused;
 use vellum::space::{Access, Advise, AdviseError, FaultError, Resolved};
 use vellum::stats::{Counter, SizeCounter};
 use vellum::swap::DetachError;
@@ -345,7 +346,7 @@ fn emptied_in_part<A: Silicon>(arch: A) {
         space.advise(BASE, 64 * page, Advise::PageOut).unwrap();
         on.machine.swaps().close(on.sim, 0).unwrap();
         on.sim.refuse(Refusal::From(3));
-        assert_eq!(space.swap_off(0), Err(FaultError::OutOfMemory));
+        assert_eq!(space.swap_off(0), Err(FaultError::NoMemory(Refused::OutOfMemory)));
         on.sim.refuse(Refusal::Never);
         let (resident, swapped) = held(&space, range(BASE, 64 * page));
         assert!(resident > 0 && swapped > 0 && resident + swapped == 64 * page);

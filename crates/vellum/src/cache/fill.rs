@@ -6,7 +6,7 @@ use super::index::{self, MOST_NODES, Page};
 use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, owner, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
-use crate::group::{GroupId, LruList};
+use crate::group::{GroupId, LruList, Refused};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -67,7 +67,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
     pub(super) fn provide(&mut self, order: u8, zero: bool, group: GroupId) -> Result<(), ObjectError> {
         self.put_back();
         let frames = self.machine.frames();
-        let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Folio)?;
+        let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
         owner::leave(head);
@@ -76,7 +76,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
             frames.put(pfn, head, refs, 0);
             // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Folio) };
-            return Err(over.into());
+            return Err(Refused::from(over).into());
         }
         self.folio = Some((pfn, order));
         Ok(())
@@ -104,12 +104,7 @@ impl<'m, P: Platform> Spare<'m, P> {
     fn provide_nodes(&mut self, count: usize, group: GroupId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
-            let (node, shard) = frames.alloc_at_home(0, true, Use::Kernel)?;
-            if let Err(over) = self.machine.groups().admit(frames, group, (node, frames.frame(node), shard), 0, None) {
-                // SAFETY: just allocated, and still all zero.
-                unsafe { frames.free(node, 1, true, Use::Kernel) };
-                return Err(over.into());
-            }
+            let node = self.machine.groups().alloc(frames, group, 0, true)?;
             index::prepare(frames, node);
             self.nodes[self.count] = node;
             self.count += 1;

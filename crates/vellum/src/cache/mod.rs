@@ -55,8 +55,7 @@ use core::sync::atomic::{
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
 use crate::errno::Errno;
-use crate::frame::{OutOfMemory, Use};
-use crate::group::{GroupId, Leavers, OverLimit};
+use crate::group::{GroupId, Refused, may_be_refused};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::sync::{SpinGuard, SpinLock};
@@ -70,9 +69,7 @@ pub const MAX_SIZE: u64 = i64::MAX as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectError {
     /// The machine has no memory left.
-    OutOfMemory,
-    /// This group may have no more.
-    OverLimit(GroupId),
+    NoMemory(Refused),
     /// Beyond [`MAX_SIZE`].
     TooLarge,
     /// Shared areas map the object that may write to it.
@@ -85,7 +82,7 @@ impl ObjectError {
     /// What Linux's calls on a file in memory answer.
     pub const fn errno(&self) -> Errno {
         match self {
-            ObjectError::OutOfMemory | ObjectError::OverLimit(_) => Errno::ENOMEM,
+            ObjectError::NoMemory(_) => Errno::ENOMEM,
             ObjectError::TooLarge => Errno::EFBIG,
             ObjectError::Busy => Errno::EBUSY,
             ObjectError::Lost => Errno::EIO,
@@ -96,8 +93,7 @@ impl ObjectError {
 impl core::fmt::Display for ObjectError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            ObjectError::OutOfMemory => OutOfMemory.fmt(f),
-            ObjectError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+            ObjectError::NoMemory(why) => why.fmt(f),
             ObjectError::TooLarge => f.write_str("beyond the largest size of an object"),
             ObjectError::Busy => f.write_str("shared areas may write to the object"),
             ObjectError::Lost => f.write_str("what was swapped out is lost"),
@@ -107,17 +103,7 @@ impl core::fmt::Display for ObjectError {
 
 impl core::error::Error for ObjectError {}
 
-impl From<OutOfMemory> for ObjectError {
-    fn from(_: OutOfMemory) -> Self {
-        ObjectError::OutOfMemory
-    }
-}
-
-impl From<OverLimit> for ObjectError {
-    fn from(over: OverLimit) -> Self {
-        ObjectError::OverLimit(over.0)
-    }
-}
+may_be_refused!(ObjectError);
 
 /// What an object's lock protects.
 struct Contents {
@@ -171,15 +157,10 @@ impl<'m, P: Platform> Object<'m, P> {
             return Err(ObjectError::TooLarge);
         }
         if !machine.groups().exists(group) {
-            return Err(ObjectError::OutOfMemory);
+            return Err(ObjectError::NoMemory(Refused::OutOfMemory));
         }
         let frames = machine.frames();
-        let (at, shard) = frames.alloc_at_home(0, false, Use::Kernel)?;
-        if let Err(over) = machine.groups().admit(frames, group, (at, frames.frame(at), shard), 0, None) {
-            // SAFETY: just allocated, and nobody else's.
-            unsafe { frames.free(at, 1, false, Use::Kernel) };
-            return Err(over.into());
-        }
+        let at = machine.groups().alloc(frames, group, 0, false)?;
         let head = Head {
             refs: AtomicU32::new(1),
             writers: AtomicU32::new(0),
@@ -385,9 +366,8 @@ impl Last {
         remove::end(machine, self.0);
         owner::unlist(machine, self.0);
         let frames = machine.frames();
-        Leavers::new(frames, machine.groups()).leave(self.0, frames.frame(self.0), 1);
         // SAFETY: nobody knows the object any more, its index is empty, and nothing in the head needs to be dropped.
-        unsafe { frames.free(self.0, 1, false, Use::Kernel) };
+        unsafe { machine.groups().free(frames, self.0, 0, false) };
     }
 }
 

@@ -7,8 +7,6 @@ use arrayvec::ArrayVec;
 use super::index::{Dead, Index, Page};
 use super::{Head, MAX_SIZE, Object, ObjectError, ObjectPage, head, owner};
 use crate::addr::Pfn;
-use crate::frame::Use;
-use crate::group::Leavers;
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -138,9 +136,8 @@ pub(super) fn end<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
 /// Give back a node that holds nothing and that nobody else knows.
 pub(super) fn free_node<P: Platform>(machine: &Machine<'_, P>, node: Pfn) {
     let frames = machine.frames();
-    Leavers::new(frames, machine.groups()).leave(node, frames.frame(node), 1);
     // SAFETY: the caller's alone; a node without entries is all zero bits.
-    unsafe { frames.free(node, 1, true, Use::Kernel) };
+    unsafe { machine.groups().free(frames, node, 0, true) };
 }
 
 /// Bytes of a page that somebody has in hand, if there is one.

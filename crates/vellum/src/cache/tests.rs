@@ -153,8 +153,11 @@ fn pages_and_nodes_are_charged() {
     assert!(object.page_or_new(1 << 18, user).is_ok());
     assert_eq!((charged(owner), charged(user)), (4, 1));
     // No node beside them.
-    assert_eq!(object.page_or_new(5, user).err(), Some(ObjectError::OverLimit(owner)));
-    assert_eq!(object.allocate(1 << 30..(1 << 30) + 20 * 4096, user), Err(ObjectError::OverLimit(user)));
+    assert_eq!(object.page_or_new(5, user).err(), Some(ObjectError::NoMemory(Refused::OverLimit(owner))));
+    assert_eq!(
+        object.allocate(1 << 30..(1 << 30) + 20 * 4096, user),
+        Err(ObjectError::NoMemory(Refused::OverLimit(user)))
+    );
     assert_eq!((charged(owner), charged(user), object.resident()), (4, 10, 10));
     assert_eq!(object.page_or_new(LAST + 1, user).err(), Some(ObjectError::TooLarge));
     drop(object);
@@ -233,7 +236,7 @@ fn smaller_folios_where_large_ones_may_not_be_had() {
     let group = machine.groups().create(frames, GroupId::ROOT, 20).unwrap();
     let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
     let all = 0..32u64 << FRAME_SHIFT;
-    assert_eq!(object.allocate(all, group), Err(ObjectError::OverLimit(group)));
+    assert_eq!(object.allocate(all, group), Err(ObjectError::NoMemory(Refused::OverLimit(group))));
     assert_eq!(object.resident(), 20);
     let orders: Vec<u8> =
         (0..20).map(|page| frames.head(object.page(page).unwrap().unwrap().pfn()).1.order()).collect();

@@ -11,18 +11,22 @@
 //! |---|---|
 //! | `shard` | one shard's part: lists and stock |
 //! | `leave` | freeing folios in batches |
+//! | `refused` | why memory was refused |
 //! | `split` | one folio becomes several |
 //!
 //! Locks: a shard's lock is taken with page-table locks held or without, never while holding another shard's or the
 //! allocator's; it is not for interrupt handlers.
 
 mod leave;
+mod refused;
 mod shard;
 mod split;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use leave::Leavers;
+pub(crate) use refused::may_be_refused;
+pub use refused::{MayBeRefused, OverLimit, Refused};
 pub use shard::LruList;
 pub(crate) use shard::{Home, Shard};
 pub(crate) use split::Mapped;
@@ -56,21 +60,13 @@ pub enum GroupError {
     NoSuchGroup(GroupId),
     /// All [`MAX_GROUPS`] are in use.
     TooMany,
-    /// No memory for it.
-    OutOfMemory,
+    /// No memory for it, or its parent may not have it.
+    NoMemory(Refused),
     /// It still has pages charged, or children, or is the root.
     Busy(GroupId),
 }
 
-impl From<OutOfMemory> for GroupError {
-    fn from(_: OutOfMemory) -> Self {
-        GroupError::OutOfMemory
-    }
-}
-
-/// A charge would exceed a limit: the group whose limit it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverLimit(pub GroupId);
+may_be_refused!(GroupError);
 
 /// What a group holds, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,7 +142,7 @@ impl<'p> Groups<'p> {
         self.find(parent).ok_or(GroupError::NoSuchGroup(parent))?;
         let free =
             (0..MAX_GROUPS as u16).map(GroupId).find(|id| self.find(*id).is_none()).ok_or(GroupError::TooMany)?;
-        self.set_up(frames, free, parent, limit)?;
+        self.set_up(frames, free, parent, limit).map_err(Refused::from)?;
         Ok(free)
     }
 
@@ -395,6 +391,34 @@ impl<'p> Groups<'p> {
             }
             return Ok(());
         }
+    }
+
+    /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node, per-CPU slots), charged to a group.
+    /// The frame's descriptor records the group until [`Groups::free`].
+    pub(crate) fn alloc<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        order: u8,
+        zero: bool,
+    ) -> Result<Pfn, Refused> {
+        let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Kernel)?;
+        if let Err(over) = self.admit(frames, id, (pfn, frames.frame(pfn), shard), order, None) {
+            // SAFETY: just allocated, unknown to anybody else, and as zero as it came.
+            unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
+            return Err(over.into());
+        }
+        Ok(pfn)
+    }
+
+    /// Frees frames that [`Groups::alloc`] allocated, and returns their charge to the group that was charged. `zero`: they hold zeros.
+    ///
+    /// # Safety
+    /// As for [`Frames::free`].
+    pub(crate) unsafe fn free<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8, zero: bool) {
+        Leavers::new(frames, self).leave(pfn, frames.frame(pfn), 1 << order);
+        // SAFETY: by contract.
+        unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
     }
 
     /// See [`Lists::isolate`]: off the lists that a shard has of a group.

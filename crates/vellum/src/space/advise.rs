@@ -3,8 +3,8 @@
 use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
@@ -114,7 +114,7 @@ pub enum AdviseError {
     /// The space has as many areas as it may.
     TooManyAreas,
     /// No memory to split areas or huge mappings at the ends, or for the tables of guards.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl AdviseError {
@@ -133,7 +133,7 @@ impl AdviseError {
             AdviseError::Denied(_) => Errno::EACCES,
             AdviseError::Sealed(_) => Errno::EPERM,
             AdviseError::NotMapped => Errno::ENOMEM,
-            AdviseError::TooManyAreas | AdviseError::OutOfMemory => Errno::EAGAIN,
+            AdviseError::TooManyAreas | AdviseError::NoMemory(_) => Errno::EAGAIN,
         }
     }
 }
@@ -153,18 +153,14 @@ impl core::fmt::Display for AdviseError {
             AdviseError::Collapse(error) => error.fmt(f),
             AdviseError::NoObject(range) => write!(f, "no memory object stands behind {range:?}"),
             AdviseError::TooManyAreas => f.write_str("too many areas"),
-            AdviseError::OutOfMemory => OutOfMemory.fmt(f),
+            AdviseError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for AdviseError {}
 
-impl From<OutOfMemory> for AdviseError {
-    fn from(_: OutOfMemory) -> Self {
-        AdviseError::OutOfMemory
-    }
-}
+may_be_refused!(AdviseError);
 
 impl From<ProtectError> for AdviseError {
     fn from(error: ProtectError) -> Self {
@@ -175,7 +171,8 @@ impl From<ProtectError> for AdviseError {
             ProtectError::Denied(range) | ProtectError::ExecGain(range) => AdviseError::Denied(range),
             ProtectError::Sealed(range) => AdviseError::Sealed(range),
             ProtectError::TooManyAreas => AdviseError::TooManyAreas,
-            ProtectError::DataLimit | ProtectError::OutOfMemory => AdviseError::OutOfMemory,
+            ProtectError::NoMemory(why) => AdviseError::NoMemory(why),
+            ProtectError::DataLimit => AdviseError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
@@ -341,7 +338,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
     /// the areas, once the areas there are not held.
-    fn split_beside_faults(&self, range: UserRange) -> Result<(), OutOfMemory> {
+    fn split_beside_faults(&self, range: UserRange) -> Result<(), Refused> {
         let areas = self.read();
         let held = |at| areas.tree.find(at).is_some_and(|v| v.state == State::Held);
         if !held(range.start) && !held(range.end - 1) {

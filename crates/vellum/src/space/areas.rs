@@ -1,11 +1,12 @@
 //! The areas of a space, and what limits them.
 
+use core::cell::Cell;
 use core::ptr::NonNull;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
 use crate::cache::{self, Orphans};
-use crate::frame::{OutOfMemory, Use};
+use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::sync::{ReadGuard, WriteGuard};
@@ -83,21 +84,38 @@ pub(super) struct Areas {
     pub(super) promised: usize,
 }
 
-/// Nodes of the tree are frames.
-struct Nodes<'a, 'p, P: Platform>(&'a Machine<'p, P>);
+/// Nodes of the tree are frames, charged to a group.
+struct Nodes<'a, 'p, P: Platform> {
+    machine: &'a Machine<'p, P>,
+    group: GroupId,
+    /// Why the last node was refused.
+    refused: Cell<Refused>,
+}
+
+impl<'a, 'p, P: Platform> Nodes<'a, 'p, P> {
+    fn new(machine: &'a Machine<'p, P>, group: GroupId) -> Self {
+        Nodes { machine, group, refused: Cell::new(Refused::OutOfMemory) }
+    }
+
+    /// For calls that only free nodes. A node's descriptor records its group.
+    fn freeing(machine: &'a Machine<'p, P>) -> Self {
+        Self::new(machine, GroupId::ROOT)
+    }
+}
 
 // SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to whoever allocated it.
 unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
     fn alloc(&self) -> Option<NonNull<u8>> {
-        let pfn = self.0.frames().alloc(0, false, Use::Kernel).ok()?;
-        Some(self.0.frames().at(pfn.addr()))
+        let frames = self.machine.frames();
+        let allocated = self.machine.groups().alloc(frames, self.group, 0, false);
+        allocated.inspect_err(|why| self.refused.set(*why)).ok().map(|pfn| frames.at(pfn.addr()))
     }
 
     unsafe fn free(&self, node: NonNull<u8>) {
-        let offset = (node.as_ptr() as usize).wrapping_sub(self.0.platform().direct_map() as usize);
+        let offset = (node.as_ptr() as usize).wrapping_sub(self.machine.platform().direct_map() as usize);
         let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
         // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody else knows of it.
-        unsafe { self.0.frames().free(pfn, 1, false, Use::Kernel) }
+        unsafe { self.machine.groups().free(self.machine.frames(), pfn, 0, false) }
     }
 }
 
@@ -125,19 +143,26 @@ impl Areas {
         for area in self.tree.iter_from(0) {
             cache::release(machine, &area.backing, &mut self.orphans);
         }
-        self.tree.clear(&Nodes(machine));
+        self.tree.clear(&Nodes::freeing(machine));
         core::mem::take(&mut self.orphans).free(machine);
     }
 
-    /// Make sure that this many areas can be added, besides those promised; what was reserved before is forgotten.
-    pub(super) fn reserve<P: Platform>(&mut self, machine: &Machine<'_, P>, inserts: usize) -> Result<(), OutOfMemory> {
-        self.tree.reserve(&Nodes(machine), self.promised + inserts).map_err(|_| OutOfMemory)
+    /// Make sure that this many areas can be added, besides those promised; what was reserved before is forgotten. New nodes are charged
+    /// to `group`.
+    pub(super) fn reserve<P: Platform>(
+        &mut self,
+        machine: &Machine<'_, P>,
+        group: GroupId,
+        inserts: usize,
+    ) -> Result<(), Refused> {
+        let nodes = Nodes::new(machine, group);
+        self.tree.reserve(&nodes, self.promised + inserts).map_err(|_| nodes.refused.get())
     }
 
     /// Give back what was reserved for nothing.
     pub(super) fn trim<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         if self.promised == 0 {
-            self.tree.trim(&Nodes(machine));
+            self.tree.trim(&Nodes::freeing(machine));
         }
     }
 
@@ -217,7 +242,7 @@ impl Areas {
     /// Take out every area of `range`, which was isolated.
     pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         while let Some(area) = self.first(range) {
-            self.tree.remove(&Nodes(machine), area.range.start);
+            self.tree.remove(&Nodes::freeing(machine), area.range.start);
             cache::release(machine, &area.backing, &mut self.orphans);
         }
     }
@@ -245,7 +270,7 @@ impl Areas {
                 && !self.claims.is_changing(&next.range)
                 && !self.claims.is_changing(&before.range)
             {
-                self.tree.remove(&Nodes(machine), next.range.start);
+                self.tree.remove(&Nodes::freeing(machine), next.range.start);
                 cache::release(machine, &next.backing, &mut self.orphans);
                 self.tree.update(before.range.start, |v| v.range.append(&next.range));
                 before.range.append(&next.range);

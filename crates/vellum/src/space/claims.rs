@@ -20,7 +20,7 @@ use super::AddressSpace;
 use super::areas::{Areas, WriteAreas};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
-use crate::frame::OutOfMemory;
+use crate::group::Refused;
 use crate::platform::Platform;
 
 /// Changes of one space that can be under way, or next in line.
@@ -194,10 +194,10 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
     }
 
     /// Make sure that so many areas can be added now, and so many more later, when the lock was let go meanwhile.
-    pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), OutOfMemory> {
-        let machine = self.space.tables.machine;
+    pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), Refused> {
+        let (machine, group) = (self.space.tables.machine, self.space.group());
         let areas = self.areas();
-        areas.reserve(machine, now + later)?;
+        areas.reserve(machine, group, now + later)?;
         areas.promised += later;
         self.promised += later;
         Ok(())

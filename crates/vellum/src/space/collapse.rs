@@ -11,8 +11,8 @@ use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::policy::Advice;
-use crate::frame::{HUGE_ORDER, OutOfMemory, flag};
-use crate::group::GroupId;
+use crate::frame::{HUGE_ORDER, flag};
+use crate::group::{Refused, may_be_refused};
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::SizeCounter;
 use crate::table::{Found, LockedTable, Run};
@@ -39,9 +39,7 @@ pub enum CollapseError {
     /// Something there is pinned, or changes all the time.
     Busy(VirtRange),
     /// There is no memory for the folio.
-    OutOfMemory,
-    /// This group may have no more.
-    OverLimit(GroupId),
+    NoMemory(Refused),
     /// What is there can't be brought back from swap.
     Lost(u64),
 }
@@ -51,15 +49,15 @@ impl CollapseError {
     pub const fn errno(&self) -> Errno {
         match self {
             CollapseError::NotAllowed(_) | CollapseError::Unfit(_) | CollapseError::Lost(_) => Errno::EINVAL,
-            CollapseError::BeyondLimits(_) | CollapseError::OverLimit(_) => Errno::EBUSY,
+            CollapseError::BeyondLimits(_) | CollapseError::NoMemory(Refused::OverLimit(_)) => Errno::EBUSY,
             CollapseError::Busy(_) => Errno::EAGAIN,
-            CollapseError::OutOfMemory => Errno::ENOMEM,
+            CollapseError::NoMemory(Refused::OutOfMemory) => Errno::ENOMEM,
         }
     }
 
     /// Whether it makes no sense to try others.
     fn is_shortage(&self) -> bool {
-        matches!(self, CollapseError::OutOfMemory | CollapseError::OverLimit(_))
+        matches!(self, CollapseError::NoMemory(_))
     }
 }
 
@@ -70,8 +68,7 @@ impl core::fmt::Display for CollapseError {
             CollapseError::Unfit(range) => write!(f, "not all of {range:?} is memory, or nothing is there"),
             CollapseError::BeyondLimits(range) => write!(f, "too little of {range:?} is there for it alone"),
             CollapseError::Busy(range) => write!(f, "something in {range:?} is pinned or changes"),
-            CollapseError::OutOfMemory => OutOfMemory.fmt(f),
-            CollapseError::OverLimit(group) => FaultError::OverLimit(*group).fmt(f),
+            CollapseError::NoMemory(why) => why.fmt(f),
             CollapseError::Lost(addr) => FaultError::Poisoned(*addr).fmt(f),
         }
     }
@@ -82,18 +79,14 @@ impl core::error::Error for CollapseError {}
 impl From<FaultError> for CollapseError {
     fn from(error: FaultError) -> Self {
         match error {
-            FaultError::OverLimit(group) => CollapseError::OverLimit(group),
+            FaultError::NoMemory(why) => CollapseError::NoMemory(why),
             FaultError::Poisoned(addr) => CollapseError::Lost(addr),
-            _ => CollapseError::OutOfMemory,
+            _ => CollapseError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
 
-impl From<OutOfMemory> for CollapseError {
-    fn from(_: OutOfMemory) -> Self {
-        CollapseError::OutOfMemory
-    }
-}
+may_be_refused!(CollapseError);
 
 /// What a block may lack to be collapsed without having been asked for it, in pages of 4 KiB of a huge page; of smaller blocks, in
 /// proportion. Linux: `khugepaged/max_ptes_*`, whose defaults these are.

@@ -3,8 +3,8 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::{Counts, OutOfMemory, Owner, Use};
-use crate::group::{GroupId, LruList, OverLimit};
+use crate::frame::{Counts, Owner, Use};
+use crate::group::{GroupId, LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::table::{Found, NotMapped, Run};
@@ -46,18 +46,24 @@ pub enum FaultError {
     /// The contents were lost (SIGBUS).
     Poisoned(u64),
     /// The machine has no memory left.
-    OutOfMemory,
-    /// This group may have no more.
-    OverLimit(GroupId),
+    NoMemory(Refused),
     /// Somebody watches for this: when he has dealt with it, the access may be tried again.
     Watched(Watched),
 }
 
 impl FaultError {
+    /// Returns why memory was refused, where nothing else can be the reason.
+    pub(super) fn shortage(self) -> Refused {
+        match self {
+            FaultError::NoMemory(why) => why,
+            _ => Refused::OutOfMemory,
+        }
+    }
+
     /// What a system call answers whose argument points there.
     pub const fn errno(&self) -> Errno {
         match self {
-            FaultError::OutOfMemory | FaultError::OverLimit(_) => Errno::ENOMEM,
+            FaultError::NoMemory(_) => Errno::ENOMEM,
             _ => Errno::EFAULT,
         }
     }
@@ -70,8 +76,7 @@ impl core::fmt::Display for FaultError {
             FaultError::Denied(addr) => write!(f, "access to {addr:#x} is not allowed"),
             FaultError::BeyondEnd(addr) => write!(f, "what is mapped at {addr:#x} ends before that"),
             FaultError::Poisoned(addr) => write!(f, "the contents of {addr:#x} were lost"),
-            FaultError::OutOfMemory => OutOfMemory.fmt(f),
-            FaultError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+            FaultError::NoMemory(why) => why.fmt(f),
             FaultError::Watched(watched) => write!(f, "{:#x} is watched", watched.page),
         }
     }
@@ -79,17 +84,7 @@ impl core::fmt::Display for FaultError {
 
 impl core::error::Error for FaultError {}
 
-impl From<OutOfMemory> for FaultError {
-    fn from(_: OutOfMemory) -> Self {
-        FaultError::OutOfMemory
-    }
-}
-
-impl From<OverLimit> for FaultError {
-    fn from(over: OverLimit) -> Self {
-        FaultError::OverLimit(over.0)
-    }
-}
+may_be_refused!(FaultError);
 
 /// How a try at a fault ended.
 pub(super) enum Outcome {
@@ -241,7 +236,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
                 match error {
                     NotMapped::Occupied => Ok(Outcome::Again),
-                    NotMapped::OutOfMemory => Err(FaultError::OutOfMemory),
+                    NotMapped::NoMemory(why) => Err(why.into()),
                 }
             }
         }
@@ -280,7 +275,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return tried.map(|pfn| (pfn, order));
             }
             machine.count_size(SizeCounter::Fallbacks, order);
-            if matches!(tried, Err(FaultError::OverLimit(_))) {
+            if matches!(tried, Err(FaultError::NoMemory(Refused::OverLimit(_)))) {
                 machine.count_size(SizeCounter::ChargeFallbacks, order);
             }
             // The next smaller one that is allowed; every part of a hole is one.
@@ -316,7 +311,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     #[inline(always)]
     pub(super) fn try_folio(&self, area: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
-        let (pfn, shard) = self.tables.machine.frames().alloc_at_home(order, zero, Use::Folio)?;
+        let (pfn, shard) =
+            self.tables.machine.frames().alloc_at_home(order, zero, Use::Folio).map_err(Refused::from)?;
         self.make_folio(area, addr, (pfn, shard), order, zero).map(|()| pfn)
     }
 
@@ -354,7 +350,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             frames.put(pfn, head, pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };
-            return Err(over.into());
+            return Err(Refused::from(over).into());
         }
         Ok(())
     }

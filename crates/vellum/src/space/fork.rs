@@ -20,7 +20,8 @@ use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
 use crate::cache;
 use crate::errno::Errno;
-use crate::frame::{Frame, OutOfMemory, flag};
+use crate::frame::{Frame, flag};
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::swap::Saturated;
@@ -28,14 +29,14 @@ use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, State, Vma};
 
-use super::AddressSpace;
 use super::areas::Areas;
+use super::{AddressSpace, FaultError};
 
 /// Why there is no child. The parent is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForkError {
     /// No memory for its areas and page tables, or the group may not have it.
-    OutOfMemory,
+    NoMemory(Refused),
     /// A swap slot has 2^31 references. No reclaim helps against that.
     TooManyReferences,
 }
@@ -44,7 +45,7 @@ impl ForkError {
     /// What Linux's `fork` answers.
     pub const fn errno(&self) -> Errno {
         match self {
-            ForkError::OutOfMemory => Errno::ENOMEM,
+            ForkError::NoMemory(_) => Errno::ENOMEM,
             ForkError::TooManyReferences => Errno::EAGAIN,
         }
     }
@@ -53,7 +54,7 @@ impl ForkError {
 impl core::fmt::Display for ForkError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            ForkError::OutOfMemory => OutOfMemory.fmt(f),
+            ForkError::NoMemory(why) => why.fmt(f),
             ForkError::TooManyReferences => f.write_str("a swap slot has 2^31 references"),
         }
     }
@@ -61,11 +62,7 @@ impl core::fmt::Display for ForkError {
 
 impl core::error::Error for ForkError {}
 
-impl From<OutOfMemory> for ForkError {
-    fn from(_: OutOfMemory) -> Self {
-        ForkError::OutOfMemory
-    }
-}
+may_be_refused!(ForkError);
 
 impl From<Saturated> for ForkError {
     fn from(_: Saturated) -> Self {
@@ -273,16 +270,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    fn copy_run(&self, child: &Self, area: &Vma, run: &Run) -> Result<(), OutOfMemory> {
+    fn copy_run(&self, child: &Self, area: &Vma, run: &Run) -> Result<(), Refused> {
         let arch = &self.tables.arch;
         let pages = run.range(arch).len() >> arch.page_shift();
         for n in 0..pages as u32 {
             let va = run.va + ((n as u64) << arch.page_shift());
             let from = run.pfn(arch).add(n << arch.page_order());
-            let (pfn, order) = child.new_folio(area, va, arch.page_order(), 0, false).map_err(|_| OutOfMemory)?;
+            let (pfn, order) = child.new_folio(area, va, arch.page_order(), 0, false).map_err(FaultError::shortage)?;
             // SAFETY: the parent has the page mapped until its areas are held no more; the copy is nobody else's yet.
             unsafe { cache::copy_frames(self.tables.machine, from, pfn, 1 << order) };
-            child.map_folio(area, va, pfn, order).map_err(|_| OutOfMemory)?;
+            child.map_folio(area, va, pfn, order).map_err(FaultError::shortage)?;
             self.tables.platform().resched();
         }
         Ok(())
@@ -332,13 +329,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Map runs of one table of the parent's, which have their references and mappings; if that fails they have them no more.
-    fn adopt(&self, within: UserRange, runs: &[Run]) -> Result<(), OutOfMemory> {
+    fn adopt(&self, within: UserRange, runs: &[Run]) -> Result<(), Refused> {
         let arch = &self.tables.arch;
         let mut left = runs;
         while let [run, rest @ ..] = left {
             if self.tables.map_run(within.intersect(&run.range(arch)), run).is_err() {
                 left.iter().for_each(|run| self.give_up(run));
-                return Err(OutOfMemory);
+                return Err(Refused::OutOfMemory);
             }
             self.count_adopted(run);
             left = rest;
@@ -388,10 +385,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
 impl Areas {
     /// Give an empty space the areas that a child has.
-    fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), OutOfMemory> {
-        let machine = child.tables.machine;
+    fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), Refused> {
+        let (machine, group) = (child.tables.machine, child.group());
         let areas = child.areas.get_mut();
-        areas.reserve(machine, self.tree.len())?;
+        areas.reserve(machine, group, self.tree.len())?;
         for area in self.tree.iter_from(0).filter(|v| !v.flags.contains(AreaFlags::DONTFORK)) {
             let flags = area.flags - AreaFlags::LOCKS - AreaFlags::WATCHES;
             let area = Vma { flags, watcher: None, ..*area };

@@ -36,7 +36,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         while at < range.end {
             let end = ((at >> table << table).saturating_add(1 << table)).min(range.end);
             let guards = Run::new(at, 1, Kind::Marker, arch.marker(Marker::Guard), ((end - at) >> page) as usize);
-            self.tables.map_run(range.tail(at).head(end), &guards).map_err(|_| AdviseError::OutOfMemory)?;
+            self.tables.map_run(range.tail(at).head(end), &guards).map_err(|error| error.shortage())?;
             at = end;
             self.tables.platform().resched();
         }

@@ -10,8 +10,8 @@ use bitflags::bitflags;
 use crate::addr::{Pfn, align_down};
 use crate::arch::{Arch, BadRange, Kind, UserRange};
 use crate::errno::Errno;
-use crate::frame::{Frame, OutOfMemory};
-use crate::group::LruList;
+use crate::frame::Frame;
+use crate::group::{LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::Run;
 use crate::vma::{AreaFlags, Prot, Vma};
@@ -47,7 +47,7 @@ pub enum LockError {
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// Areas or huge mappings would have to be split, and there is no memory for that.
-    OutOfMemory,
+    NoMemory(Refused),
     /// It is locked, but not all of it could be faulted in.
     Fault(FaultError),
 }
@@ -58,7 +58,7 @@ impl LockError {
         match self {
             LockError::Overflow | LockError::Flags(_) => Errno::EINVAL,
             LockError::Forbidden => Errno::EPERM,
-            LockError::Fault(FaultError::OutOfMemory | FaultError::OverLimit(_)) => Errno::EAGAIN,
+            LockError::Fault(FaultError::NoMemory(_)) => Errno::EAGAIN,
             _ => Errno::ENOMEM,
         }
     }
@@ -73,7 +73,7 @@ impl core::fmt::Display for LockError {
             LockError::NotMapped => f.write_str("not all of the range is mapped"),
             LockError::LockLimit => f.write_str("over the limit on locked memory"),
             LockError::TooManyAreas => f.write_str("too many areas"),
-            LockError::OutOfMemory => OutOfMemory.fmt(f),
+            LockError::NoMemory(why) => why.fmt(f),
             LockError::Fault(error) => error.fmt(f),
         }
     }
@@ -81,12 +81,15 @@ impl core::fmt::Display for LockError {
 
 impl core::error::Error for LockError {}
 
+may_be_refused!(LockError);
+
 impl From<ProtectError> for LockError {
     fn from(error: ProtectError) -> Self {
         match error {
             ProtectError::NotMapped => LockError::NotMapped,
             ProtectError::TooManyAreas => LockError::TooManyAreas,
-            _ => LockError::OutOfMemory,
+            ProtectError::NoMemory(why) => LockError::NoMemory(why),
+            _ => LockError::NoMemory(Refused::OutOfMemory),
         }
     }
 }

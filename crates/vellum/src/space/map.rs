@@ -5,9 +5,8 @@ use bitflags::bitflags;
 use crate::addr::{FRAME_SIZE, VirtRange, align_down, align_up};
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
 use crate::frame::policy::Advice;
-use crate::group::GroupId;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, Direction, Prot, State, Vma};
 
@@ -100,10 +99,8 @@ pub enum MapError {
     Sealed,
     /// It is to be written and executed, which the space forbids ([`Limits::exec_gain`](super::Limits::exec_gain)).
     ExecGain,
-    /// A group may have no more.
-    OverLimit(GroupId),
     /// No memory for the engine's own structures.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl MapError {
@@ -148,8 +145,7 @@ impl core::fmt::Display for MapError {
             MapError::Denied => f.write_str("it may not be written"),
             MapError::Sealed => f.write_str("it may not be written any more"),
             MapError::ExecGain => f.write_str("it may not be both written and executed"),
-            MapError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
-            MapError::OutOfMemory => OutOfMemory.fmt(f),
+            MapError::NoMemory(why) => why.fmt(f),
         }
     }
 }
@@ -166,11 +162,7 @@ impl From<Excess> for MapError {
     }
 }
 
-impl From<OutOfMemory> for MapError {
-    fn from(_: OutOfMemory) -> Self {
-        MapError::OutOfMemory
-    }
-}
+may_be_refused!(MapError);
 
 /// A request, and what is to stand behind the area.
 struct Request {
@@ -246,7 +238,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let range = choose(&areas)?;
         if !areas.claims.is_ahead(&range, None) {
             self.check(&areas, range, 0, request)?;
-            areas.reserve(self.tables.machine, 1)?;
+            areas.reserve(self.tables.machine, self.group(), 1)?;
             self.add(&mut areas, range, request);
             areas.merge(self.tables.machine, range);
             areas.trim(self.tables.machine);
@@ -258,7 +250,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let range = change.range();
         let areas = change.areas();
         self.check(areas, range, 0, request)?;
-        areas.reserve(self.tables.machine, 1)?;
+        areas.reserve(self.tables.machine, self.group(), 1)?;
         self.add(areas, range, request);
         Ok(range)
     }
@@ -307,7 +299,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let replaced: u64 = areas.overlapping(range).map(|v| v.range.intersect(&range).len()).sum();
         self.check(areas, range, replaced, request)?;
         if replaced == 0 {
-            areas.reserve(self.tables.machine, 1)?;
+            areas.reserve(self.tables.machine, self.group(), 1)?;
             self.add(areas, range, request);
             return Ok(());
         }
@@ -316,7 +308,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let new = new_area(range, request, areas.future);
         self.begin_unmap(&mut change, range, State::Held, Some(&new)).map_err(|error| match error {
             UnmapError::Sealed(range) => MapError::SealedArea(range),
-            _ => MapError::OutOfMemory,
+            UnmapError::NoMemory(why) => MapError::NoMemory(why),
+            _ => MapError::NoMemory(Refused::OutOfMemory),
         })?;
         self.zap_all(range);
         let areas = change.areas();

@@ -120,8 +120,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
-use crate::frame::{Family, OutOfMemory, Use};
-use crate::group::{GroupError, GroupId};
+use crate::frame::{Family, Use};
+use crate::group::{GroupError, GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{SpaceSlot, resident};
@@ -149,9 +149,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// No memory for its root table and counters, or the group may not have it (or does not exist).
-    pub fn new(machine: &'m Machine<'m, P>, arch: A, group: GroupId, limits: Limits) -> Result<Self, OutOfMemory> {
+    pub fn new(machine: &'m Machine<'m, P>, arch: A, group: GroupId, limits: Limits) -> Result<Self, Refused> {
         if !machine.groups().exists(group) {
-            return Err(OutOfMemory);
+            return Err(Refused::OutOfMemory);
         }
         let cpus = machine.platform().count();
         let slots_at = machine.frames().alloc(Self::slots_order(cpus), true, Use::Kernel)?;

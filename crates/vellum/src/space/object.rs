@@ -10,6 +10,7 @@ use core::mem::ManuallyDrop;
 use crate::addr::{FRAME_SHIFT, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::cache::{Looked, MAX_SIZE, Object, ObjectError};
+use crate::group::Refused;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{NotMapped, Run};
@@ -179,7 +180,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 object.unmap_row(&row);
                 match error {
                     NotMapped::Occupied => Ok(Outcome::Again),
-                    NotMapped::OutOfMemory => Err(FaultError::OutOfMemory),
+                    NotMapped::NoMemory(why) => Err(why.into()),
                 }
             }
         }
@@ -247,8 +248,8 @@ impl FaultError {
     pub(super) fn of(error: ObjectError, addr: u64) -> Self {
         match error {
             ObjectError::Lost => FaultError::Poisoned(addr),
-            ObjectError::OverLimit(group) => FaultError::OverLimit(group),
-            _ => FaultError::OutOfMemory,
+            ObjectError::NoMemory(why) => FaultError::NoMemory(why),
+            _ => FaultError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
@@ -256,9 +257,9 @@ impl FaultError {
 impl From<ObjectError> for MapError {
     fn from(error: ObjectError) -> Self {
         match error {
-            ObjectError::OverLimit(group) => MapError::OverLimit(group),
+            ObjectError::NoMemory(why) => MapError::NoMemory(why),
             ObjectError::TooLarge => MapError::OffsetTooLarge,
-            ObjectError::Busy | ObjectError::Lost | ObjectError::OutOfMemory => MapError::OutOfMemory,
+            ObjectError::Busy | ObjectError::Lost => MapError::NoMemory(Refused::OutOfMemory),
         }
     }
 }

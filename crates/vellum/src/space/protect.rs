@@ -3,7 +3,7 @@
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
@@ -33,7 +33,7 @@ pub enum ProtectError {
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// Areas or huge mappings would have to be split, and there is no memory for that.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl ProtectError {
@@ -59,18 +59,14 @@ impl core::fmt::Display for ProtectError {
             ProtectError::ExecGain(range) => write!(f, "{range:?} may not become executable"),
             ProtectError::DataLimit => f.write_str("over the limit on data"),
             ProtectError::TooManyAreas => f.write_str("too many areas"),
-            ProtectError::OutOfMemory => OutOfMemory.fmt(f),
+            ProtectError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for ProtectError {}
 
-impl From<OutOfMemory> for ProtectError {
-    fn from(_: OutOfMemory) -> Self {
-        ProtectError::OutOfMemory
-    }
-}
+may_be_refused!(ProtectError);
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Change what may be done with mapped memory.
@@ -136,7 +132,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if cuts > 0 && areas.tree.len() + cuts > areas.limits.areas {
             return Err(ProtectError::TooManyAreas);
         }
-        areas.reserve(self.tables.machine, cuts)?;
+        areas.reserve(self.tables.machine, self.group(), cuts)?;
         areas.isolate(self.tables.machine, range);
         // In the lock in which the limits were looked at, the areas count as they will be.
         areas.account_all(range, -1);

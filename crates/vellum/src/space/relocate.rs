@@ -11,7 +11,7 @@ use core::convert::Infallible;
 
 use crate::arch::{Arch, UserRange};
 use crate::cache;
-use crate::frame::OutOfMemory;
+use crate::group::Refused;
 use crate::platform::Platform;
 use crate::table::{Route, Spares};
 use crate::vma::{AreaFlags, Backing, State, Vma};
@@ -93,7 +93,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         change: &mut Change<'_, 'm, P, A>,
         wanted: &Wanted,
         parts: &Parts,
-    ) -> Result<Spares<'_, 'm, P, A>, OutOfMemory> {
+    ) -> Result<Spares<'_, 'm, P, A>, Refused> {
         self.tables.split_edges(wanted.old)?;
         self.tables.split_end(parts.kept)?;
         let mut spares = Spares::new(&self.tables);

@@ -9,7 +9,7 @@ use crate::addr::{VirtRange, align_up};
 use crate::arch::{Arch, UserRange};
 use crate::cache::{self, MAX_SIZE};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, State, Vma};
 
@@ -81,7 +81,7 @@ pub enum RemapError {
     /// More than the machine has, and not reserved otherwise.
     Overcommit,
     /// No memory for the engine's own structures.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl RemapError {
@@ -122,18 +122,14 @@ impl core::fmt::Display for RemapError {
             RemapError::DataLimit => f.write_str("over the limit on data"),
             RemapError::LockLimit => f.write_str("over the limit on locked memory"),
             RemapError::Overcommit => f.write_str("more than the machine has"),
-            RemapError::OutOfMemory => OutOfMemory.fmt(f),
+            RemapError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for RemapError {}
 
-impl From<OutOfMemory> for RemapError {
-    fn from(_: OutOfMemory) -> Self {
-        RemapError::OutOfMemory
-    }
-}
+may_be_refused!(RemapError);
 
 impl From<Excess> for RemapError {
     fn from(excess: Excess) -> Self {
@@ -153,7 +149,7 @@ impl From<UnmapError> for RemapError {
             UnmapError::OutOfRange => RemapError::OutOfRange,
             UnmapError::Sealed(range) => RemapError::Sealed(range),
             UnmapError::TooManyAreas => RemapError::TooManyAreas,
-            UnmapError::OutOfMemory => RemapError::OutOfMemory,
+            UnmapError::NoMemory(why) => RemapError::NoMemory(why),
         }
     }
 }
@@ -382,7 +378,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if areas.tree.len() > areas.limits.areas {
             return Err(RemapError::TooManyAreas);
         }
-        areas.reserve(self.tables.machine, 1)?;
+        areas.reserve(self.tables.machine, self.group(), 1)?;
         let inserted = areas.tree.insert(*part);
         debug_assert!(inserted.is_ok(), "there is room and a node");
         cache::hold(self.tables.machine, &part.backing);

@@ -7,7 +7,8 @@ use bitflags::bitflags;
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::{OutOfMemory, flag};
+use crate::frame::flag;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, NotMapped, Run};
 use crate::tlb::Gather;
@@ -83,7 +84,7 @@ pub enum ScanError {
     /// In this area writes don't go on.
     NotAsync(VirtRange),
     /// No memory to split huge mappings, or for tables of markers.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl ScanError {
@@ -93,7 +94,7 @@ impl ScanError {
             ScanError::Unaligned(_) => Errno::EINVAL,
             ScanError::OutOfRange(_) => Errno::EFAULT,
             ScanError::NotAsync(_) => Errno::EPERM,
-            ScanError::OutOfMemory => Errno::ENOMEM,
+            ScanError::NoMemory(_) => Errno::ENOMEM,
         }
     }
 }
@@ -104,18 +105,14 @@ impl core::fmt::Display for ScanError {
             ScanError::Unaligned(range) => write!(f, "{range:?} is not in whole pages"),
             ScanError::OutOfRange(range) => write!(f, "{range:?} reaches beyond the addresses of user mode"),
             ScanError::NotAsync(range) => write!(f, "writes to {range:?} are not watched for, or told at once"),
-            ScanError::OutOfMemory => OutOfMemory.fmt(f),
+            ScanError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for ScanError {}
 
-impl From<OutOfMemory> for ScanError {
-    fn from(_: OutOfMemory) -> Self {
-        ScanError::OutOfMemory
-    }
-}
+may_be_refused!(ScanError);
 
 /// A look under way.
 struct Pass<'q, F> {
@@ -203,7 +200,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Protect all pages of a range that is claimed.
-    pub(super) fn protect_all(&self, range: UserRange, unmapped: bool) -> Result<(), OutOfMemory> {
+    pub(super) fn protect_all(&self, range: UserRange, unmapped: bool) -> Result<(), Refused> {
         let pass = Pass {
             select: Some,
             out: None,
@@ -215,7 +212,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             unmapped,
             full: false,
         };
-        self.pass(range, pass, |_| Ok(true)).map(|_| ()).map_err(|_| OutOfMemory)
+        self.pass(range, pass, |_| Ok(true)).map(|_| ()).map_err(|error| match error {
+            ScanError::NoMemory(why) => why,
+            _ => Refused::OutOfMemory,
+        })
     }
 
     /// Look at the areas of a range for which `looks` says so.
@@ -251,7 +251,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         part: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<u64, Refused> {
         let arch = &self.tables.arch;
         let table = match self.tables.find(part) {
             Found::Hole(end) => return self.pass_hole(area, part.head(end), pass),
@@ -298,7 +298,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         area: &Vma,
         hole: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<u64, Refused> {
         let arch = &self.tables.arch;
         let Some((piece, is)) = pass.admit(hole, of_area(area)) else {
             return Ok(if pass.full { hole.start } else { hole.end });
@@ -317,7 +317,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             // It is no hole any more.
             Err(NotMapped::Occupied) => Ok(piece.start),
-            Err(NotMapped::OutOfMemory) => Err(OutOfMemory),
+            Err(NotMapped::NoMemory(why)) => Err(why),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, Prot, State};
 
@@ -22,7 +22,7 @@ pub enum SealError {
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// Areas or huge mappings would have to be split, and there is no memory for that.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl SealError {
@@ -42,19 +42,22 @@ impl core::fmt::Display for SealError {
             SealError::Overflow => f.write_str("beyond the last address"),
             SealError::NotMapped => f.write_str("not all of the range is mapped"),
             SealError::TooManyAreas => f.write_str("too many areas"),
-            SealError::OutOfMemory => OutOfMemory.fmt(f),
+            SealError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for SealError {}
 
+may_be_refused!(SealError);
+
 impl From<ProtectError> for SealError {
     fn from(error: ProtectError) -> Self {
         match error {
             ProtectError::NotMapped => SealError::NotMapped,
             ProtectError::TooManyAreas => SealError::TooManyAreas,
-            _ => SealError::OutOfMemory,
+            ProtectError::NoMemory(why) => SealError::NoMemory(why),
+            _ => SealError::NoMemory(Refused::OutOfMemory),
         }
     }
 }

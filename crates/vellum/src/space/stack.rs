@@ -2,7 +2,7 @@
 
 use crate::addr::align_down;
 use crate::arch::{Arch, UserRange};
-use crate::frame::OutOfMemory;
+use crate::group::Refused;
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, STACK_GUARD, Vma};
 
@@ -24,7 +24,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Lets a stack grow down to the page at `addr`, which was touched and is not mapped. `turn`: that of the fault, if it
     /// had to wait.
     #[cold]
-    pub(super) fn grow_stack(&self, addr: u64, turn: Option<Turn>) -> Result<Growth, OutOfMemory> {
+    pub(super) fn grow_stack(&self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
         let start = align_down(addr, self.page_shift());
         let mut areas = self.write();
         if areas.find(addr).is_some() {

@@ -4,8 +4,7 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
-use crate::group::GroupId;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{NotMapped, Run};
@@ -27,9 +26,7 @@ pub enum SupplyError {
     /// The contents can't be had.
     NoContents(u64),
     /// The machine has no memory left.
-    OutOfMemory,
-    /// This group may have no more.
-    OverLimit(GroupId),
+    NoMemory(Refused),
 }
 
 impl SupplyError {
@@ -40,7 +37,7 @@ impl SupplyError {
             SupplyError::NotWatched(_) => Errno::ENOENT,
             SupplyError::Exists(_) => Errno::EEXIST,
             SupplyError::NoContents(_) => Errno::EFAULT,
-            SupplyError::OutOfMemory | SupplyError::OverLimit(_) => Errno::ENOMEM,
+            SupplyError::NoMemory(_) => Errno::ENOMEM,
         }
     }
 }
@@ -53,19 +50,20 @@ impl core::fmt::Display for SupplyError {
             SupplyError::NotWatched(addr) => write!(f, "nobody watches {addr:#x}"),
             SupplyError::Exists(addr) => write!(f, "something is at {addr:#x} already"),
             SupplyError::NoContents(addr) => write!(f, "no contents for {addr:#x}"),
-            SupplyError::OutOfMemory => OutOfMemory.fmt(f),
-            SupplyError::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+            SupplyError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for SupplyError {}
 
+may_be_refused!(SupplyError);
+
 impl From<FaultError> for SupplyError {
     fn from(error: FaultError) -> Self {
         match error {
-            FaultError::OverLimit(group) => SupplyError::OverLimit(group),
-            _ => SupplyError::OutOfMemory,
+            FaultError::NoMemory(why) => SupplyError::NoMemory(why),
+            _ => SupplyError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
@@ -222,7 +220,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         match self.tables.map_run(place.block, run) {
             Ok(()) => Ok(true),
             Err(NotMapped::Occupied) => Ok(false),
-            Err(NotMapped::OutOfMemory) => Err(SupplyError::OutOfMemory),
+            Err(NotMapped::NoMemory(why)) => Err(why.into()),
         }
     }
 

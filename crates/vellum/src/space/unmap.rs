@@ -3,7 +3,7 @@
 use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::vma::{State, Vma};
 
@@ -24,7 +24,7 @@ pub enum UnmapError {
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// Areas or huge mappings would have to be split, and there is no memory for that.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl UnmapError {
@@ -32,7 +32,7 @@ impl UnmapError {
     pub const fn errno(&self) -> Errno {
         match self {
             UnmapError::Sealed(_) => Errno::EPERM,
-            UnmapError::TooManyAreas | UnmapError::OutOfMemory => Errno::ENOMEM,
+            UnmapError::TooManyAreas | UnmapError::NoMemory(_) => Errno::ENOMEM,
             _ => Errno::EINVAL,
         }
     }
@@ -46,18 +46,14 @@ impl core::fmt::Display for UnmapError {
             UnmapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
             UnmapError::Sealed(range) => write!(f, "{range:?} is sealed"),
             UnmapError::TooManyAreas => f.write_str("too many areas"),
-            UnmapError::OutOfMemory => OutOfMemory.fmt(f),
+            UnmapError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for UnmapError {}
 
-impl From<OutOfMemory> for UnmapError {
-    fn from(_: OutOfMemory) -> Self {
-        UnmapError::OutOfMemory
-    }
-}
+may_be_refused!(UnmapError);
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Unmap whatever is mapped in these addresses. When it returns, no CPU can reach what was there, the memory is free,
@@ -102,7 +98,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if hole && areas.tree.len() >= areas.limits.areas {
             return Err(UnmapError::TooManyAreas);
         }
-        areas.reserve(self.tables.machine, areas.cuts(range))?;
+        areas.reserve(self.tables.machine, self.group(), areas.cuts(range))?;
         areas.isolate(self.tables.machine, range);
         areas.each(range, |v| v.state = going);
         areas.account_all(range, -1);

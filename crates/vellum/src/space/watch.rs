@@ -12,7 +12,7 @@
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::OutOfMemory;
+use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, Run};
 use crate::vma::{AreaFlags, Vma, Watcher};
@@ -62,7 +62,7 @@ pub enum WatchError {
     /// Areas would have to be split, and the space has as many as it may.
     TooManyAreas,
     /// No memory to split areas or huge mappings, or for tables of markers. Of what is to be protected, some may be.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
 impl WatchError {
@@ -71,7 +71,7 @@ impl WatchError {
         match self {
             WatchError::Taken(_) => Errno::EBUSY,
             WatchError::NotWatched => Errno::ENOENT,
-            WatchError::TooManyAreas | WatchError::OutOfMemory => Errno::ENOMEM,
+            WatchError::TooManyAreas | WatchError::NoMemory(_) => Errno::ENOMEM,
             _ => Errno::EINVAL,
         }
     }
@@ -88,25 +88,22 @@ impl core::fmt::Display for WatchError {
             WatchError::Taken(range) => write!(f, "somebody else watches {range:?}"),
             WatchError::NotWatched => f.write_str("not all of the range is watched for writes"),
             WatchError::TooManyAreas => f.write_str("too many areas"),
-            WatchError::OutOfMemory => OutOfMemory.fmt(f),
+            WatchError::NoMemory(why) => why.fmt(f),
         }
     }
 }
 
 impl core::error::Error for WatchError {}
 
-impl From<OutOfMemory> for WatchError {
-    fn from(_: OutOfMemory) -> Self {
-        WatchError::OutOfMemory
-    }
-}
+may_be_refused!(WatchError);
 
 impl From<ProtectError> for WatchError {
     fn from(error: ProtectError) -> Self {
         match error {
             ProtectError::NotMapped => WatchError::NotMapped,
             ProtectError::TooManyAreas => WatchError::TooManyAreas,
-            _ => WatchError::OutOfMemory,
+            ProtectError::NoMemory(why) => WatchError::NoMemory(why),
+            _ => WatchError::NoMemory(Refused::OutOfMemory),
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind, Marker, UserRange};
-use crate::frame::{OutOfMemory, flag};
+use crate::frame::flag;
+use crate::group::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{Found, LockedTable};
@@ -51,7 +52,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ///
     /// # Errors
     /// A huge mapping reaches across an end of the range and there is no memory to split it; everything before it is done.
-    pub(super) fn zap(&self, range: UserRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, OutOfMemory> {
+    pub(super) fn zap(&self, range: UserRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, Refused> {
         /// Tables between preemption points.
         const TABLES: usize = 32;
         let mut at = range.start;

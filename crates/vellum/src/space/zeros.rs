@@ -26,7 +26,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         match self.tables.map_run(block, &self.zeros_run(area, block, Attrs::empty())) {
             Ok(()) => Ok(Outcome::Mapped(*block)),
             Err(NotMapped::Occupied) => Ok(Outcome::Again),
-            Err(NotMapped::OutOfMemory) => Err(FaultError::OutOfMemory),
+            Err(NotMapped::NoMemory(why)) => Err(why.into()),
         }
     }
 

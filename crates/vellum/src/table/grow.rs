@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::{LockedTable, PageTables, Run};
 use crate::addr::Pfn;
 use crate::arch::{Arch, UserRange};
-use crate::frame::OutOfMemory;
+use crate::group::Refused;
 use crate::platform::Platform;
 use crate::stats::Counter;
 
@@ -18,12 +18,22 @@ pub(crate) enum NotMapped {
     /// Something stands there already.
     Occupied,
     /// No memory for a table, or the group may not have one.
-    OutOfMemory,
+    NoMemory(Refused),
 }
 
-impl From<OutOfMemory> for NotMapped {
-    fn from(_: OutOfMemory) -> Self {
-        NotMapped::OutOfMemory
+impl NotMapped {
+    /// Returns why memory was refused, where nothing stood in the way.
+    pub(crate) fn shortage(self) -> Refused {
+        match self {
+            NotMapped::NoMemory(why) => why,
+            NotMapped::Occupied => Refused::OutOfMemory,
+        }
+    }
+}
+
+impl From<Refused> for NotMapped {
+    fn from(why: Refused) -> Self {
+        NotMapped::NoMemory(why)
     }
 }
 
@@ -42,7 +52,7 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
     }
 
     /// Have one more table of this level.
-    pub(crate) fn add(&mut self, level: u8) -> Result<(), OutOfMemory> {
+    pub(crate) fn add(&mut self, level: u8) -> Result<(), Refused> {
         let table = self.tree.alloc_table(level)?;
         let top = &mut self.tables[level as usize - 1];
         self.tree.machine.frames().frame(table).set_data(top.0 as u64);
@@ -51,7 +61,7 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
     }
 
     /// Have a table of each level from `lowest` to below `hook`.
-    fn provide(&mut self, lowest: u8, hook: u8) -> Result<(), OutOfMemory> {
+    fn provide(&mut self, lowest: u8, hook: u8) -> Result<(), Refused> {
         for level in lowest..hook {
             if !self.has(level, level + 1) {
                 self.add(level)?;

@@ -53,8 +53,7 @@ use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::Pfn;
 use crate::arch::Arch;
-use crate::frame::{OutOfMemory, Use};
-use crate::group::GroupId;
+use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{SpaceCounter, SpaceSlot};
@@ -82,7 +81,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         arch: A,
         group: GroupId,
         slots: &'m [SpaceSlot],
-    ) -> Result<Self, OutOfMemory> {
+    ) -> Result<Self, Refused> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
         let group = AtomicU16::new(group.0);
@@ -135,17 +134,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// A table of this level, empty, charged to the group, and the caller's alone.
-    fn alloc_table(&self, level: u8) -> Result<Pfn, OutOfMemory> {
+    fn alloc_table(&self, level: u8) -> Result<Pfn, Refused> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
-        let (pfn, shard) = frames.alloc_at_home(order, true, Use::Kernel)?;
-        let frame = frames.frame(pfn);
-        if self.machine.groups().admit(frames, self.group(), (pfn, frame, shard), order, None).is_err() {
-            // SAFETY: just allocated, and still all zero.
-            unsafe { frames.free(pfn, 1 << order, true, Use::Kernel) };
-            return Err(OutOfMemory);
-        }
-        frame.become_table(level, order);
+        let pfn = self.machine.groups().alloc(frames, self.group(), order, true)?;
+        frames.frame(pfn).become_table(level, order);
         trace(self.platform(), || Event::TableBorn(pfn, level, self.tlb.space));
         Ok(pfn)
     }
@@ -154,10 +147,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// zeros only.
     fn free_private(&self, table: Pfn, zero: bool) {
         let frames = self.machine.frames();
-        let order = self.arch.page_order();
-        crate::group::Leavers::new(frames, self.machine.groups()).leave(table, frames.frame(table), 1 << order);
         // SAFETY: only the caller knows of it, who vouches for the zeros.
-        unsafe { frames.free(table, 1 << order, zero, Use::Kernel) };
+        unsafe { self.machine.groups().free(frames, table, self.arch.page_order(), zero) };
     }
 
     /// Count tables that became part of the tree.

@@ -7,7 +7,7 @@ use super::grow::Spares;
 use super::{Found, LockedTable, PageTables};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
-use crate::frame::OutOfMemory;
+use crate::group::Refused;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -49,7 +49,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ///
     /// # Errors
     /// No memory; huge mappings may have been split.
-    pub(crate) fn prepare_to_move(&self, route: &Route, spares: &mut Spares<'_, 'm, P, A>) -> Result<(), OutOfMemory> {
+    pub(crate) fn prepare_to_move(&self, route: &Route, spares: &mut Spares<'_, 'm, P, A>) -> Result<(), Refused> {
         // The tables of each level that were counted last, by what they translate.
         let mut counted = [None; u8::BITS as usize];
         let mut at = route.from.start;

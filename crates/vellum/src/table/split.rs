@@ -3,7 +3,7 @@
 use super::{Found, LockedTable, PageTables, Run};
 use crate::addr::PhysAddr;
 use crate::arch::{Arch, Kind, UserRange};
-use crate::frame::OutOfMemory;
+use crate::group::Refused;
 use crate::platform::Platform;
 use crate::stats::Counter;
 
@@ -13,27 +13,27 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ///
     /// # Errors
     /// If there is no memory for a table, that mapping was not changed; others may have been split.
-    pub(crate) fn split_edges(&self, range: UserRange) -> Result<(), OutOfMemory> {
+    pub(crate) fn split_edges(&self, range: UserRange) -> Result<(), Refused> {
         self.split_start(range)?;
         self.split_end(range)
     }
 
     /// Splits a huge mapping that reaches across the start of `range`: see
     /// [`PageTables::split_edges`].
-    pub(crate) fn split_start(&self, range: UserRange) -> Result<(), OutOfMemory> {
+    pub(crate) fn split_start(&self, range: UserRange) -> Result<(), Refused> {
         self.split_at(range, range.start)
     }
 
     /// Splits a huge mapping that reaches across the end of `range`: see
     /// [`PageTables::split_edges`]. It is found by the last address inside: the address behind that
     /// may be the host's.
-    pub(crate) fn split_end(&self, range: UserRange) -> Result<(), OutOfMemory> {
+    pub(crate) fn split_end(&self, range: UserRange) -> Result<(), Refused> {
         self.split_at(last(range), range.end)
     }
 
     /// Replaces the huge mapping of the first address of `there`, unless it begins or ends at `edge`,
     /// by a table of mappings of the next smaller size; repeats until there is none.
-    fn split_at(&self, there: UserRange, edge: u64) -> Result<(), OutOfMemory> {
+    fn split_at(&self, there: UserRange, edge: u64) -> Result<(), Refused> {
         let va = there.start;
         let mut spare = Spare { tree: self, table: None };
         loop {

@@ -2,7 +2,9 @@
 
 use crate::arch::paging::user_end;
 use crate::mem::{UserSpace, uaccess};
+use crate::task::hindrance::failed;
 use alloc::sync::Arc;
+use vellum::group::MayBeRefused;
 use vellum::space::{MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
@@ -38,9 +40,9 @@ pub fn return_from_handler() -> u64 {
 pub fn furnish(space: &Arc<UserSpace>) -> Result<(), Errno> {
     let (addr, len) = (return_from_handler(), 4096);
     let request = MapRequest { addr, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
-    space.engine.map(request).map_err(|error| Errno::from(error.errno()))?;
+    space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
     uaccess::write(space, addr, &RETURN)?;
-    space.engine.protect(addr, len, Prot::READ | Prot::EXEC).map_err(|error| error.errno().into())
+    space.engine.protect(addr, len, Prot::READ | Prot::EXEC).map_err(|error| failed(error.refused(), error.errno()))
 }
 
 /// Of the arguments of `clone`: where to write the child's number for the child, and its thread pointer.

@@ -13,6 +13,7 @@ pub use statistics::{listed, listed_on};
 
 use crate::mem::reclaim::{self, Who};
 use crate::mem::{machine, oom};
+use crate::task::hindrance::failed;
 use crate::task::life::Life;
 use crate::task::process as processes;
 use crate::task::{Process, Thread};
@@ -106,15 +107,6 @@ pub fn number_of(engine: GroupId) -> u32 {
 /// Whether a process is in a group or below it.
 pub fn is_below(process: &Process, group: u32) -> bool {
     TABLE.lock().ancestors(process.cgroup.load(Relaxed)).any(|above| above == group)
-}
-
-/// The nearest group of a process, going up, that may have so little more that it can't have this many pages.
-pub fn nearest_full(process: &Process, pages: u64) -> Option<u32> {
-    let table = TABLE.lock();
-    table.ancestors(process.cgroup.load(Relaxed)).find(|number| {
-        let usage = table.engine(*number).ok().and_then(|group| usage(group).ok());
-        usage.is_some_and(|usage| usage.charged.saturating_add(pages) > usage.limit)
-    })
 }
 
 /// The engine's group of a number, if there is such a group.
@@ -224,7 +216,7 @@ impl cgroup::Groups for Memory {
         let made = machine().groups().create(machine().frames(), above, u64::MAX);
         let engine = made.map_err(|error| match error {
             GroupError::TooMany => Errno::EAGAIN,
-            GroupError::OutOfMemory => Errno::ENOMEM,
+            GroupError::NoMemory(why) => failed(Some(why), vellum::errno::Errno::ENOMEM),
             GroupError::NoSuchGroup(_) | GroupError::Busy(_) => Errno::ENOENT,
         })?;
         let number = NUMBERS.fetch_add(1, Relaxed);

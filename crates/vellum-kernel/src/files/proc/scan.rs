@@ -4,8 +4,10 @@ use super::memory::space;
 use super::process::Subject;
 use crate::mem::uaccess;
 use crate::task::Thread;
+use crate::task::hindrance::failed;
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_up};
+use vellum::group::MayBeRefused;
 use vellum::space::{Categories, Region, Scan};
 use vellum_kernel::errno::Errno;
 
@@ -56,7 +58,7 @@ pub fn request(subject: &Subject, request: u32, at: u64) -> Result<u64, Errno> {
         let some = (room - answer.told()).min(AT_ONCE as u64) as usize;
         let scan = Scan { select, pages: left, protect: flags & PROTECT != 0, only_async: flags & ONLY_ASYNC != 0 };
         let out = if to == 0 { None } else { Some(&mut found[..some]) };
-        let scanned = memory.engine.scan(rest, scan, out).map_err(|error| Errno::from(error.errno()))?;
+        let scanned = memory.engine.scan(rest, scan, out).map_err(|error| failed(error.refused(), error.errno()))?;
         found[..scanned.regions].iter().try_for_each(|region| answer.add(*region))?;
         rest.start = scanned.end;
         left -= scanned.pages;

@@ -43,7 +43,7 @@ impl World<'_> {
             (Err(RemapError::NotShared(_)), _) if private => return,
             (Err(RemapError::NotMapped(_)), Err(RemapError::NotMapped(_))) => return,
             (Err(RemapError::Overlap), Err(RemapError::Overlap)) => return,
-            (Err(RemapError::OutOfMemory), Ok(_)) if self.tight => return,
+            (Err(RemapError::NoMemory(_)), Ok(_)) if self.tight => return,
             (got, expected) => panic!("remap answers {got:x?}, not {expected:x?}"),
         }
         let pages = &mut self.spaces[space].pages;

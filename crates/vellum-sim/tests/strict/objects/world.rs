@@ -208,7 +208,7 @@ impl<'m> World<'m> {
     }
 
     fn may_fail(&self, error: ObjectError) {
-        let scarce = matches!(error, ObjectError::OutOfMemory | ObjectError::OverLimit(_));
+        let scarce = matches!(error, ObjectError::NoMemory(_));
         assert!(self.tight && scarce, "{error:?} in ample memory");
     }
 
@@ -291,7 +291,7 @@ impl<'m> World<'m> {
         let inhabited = &mut self.spaces[space];
         let got = inhabited.space.map_object(request, &object, at(first));
         match got {
-            Err(MapError::OutOfMemory) if self.tight && expected.is_ok() => return,
+            Err(MapError::NoMemory(_)) if self.tight && expected.is_ok() => return,
             got => assert_eq!(got, expected),
         }
         if got.is_ok() {
@@ -312,7 +312,7 @@ impl<'m> World<'m> {
         let inhabited = &mut self.spaces[space];
         match inhabited.space.map(request) {
             Ok(_) => {}
-            Err(MapError::OutOfMemory | MapError::OverLimit(_)) if self.tight => return,
+            Err(MapError::NoMemory(_)) if self.tight => return,
             Err(error) => panic!("{error:?}"),
         }
         let (object, byte) = inhabited.space.object_at(at(span.start)).expect("it was just mapped");
@@ -547,7 +547,7 @@ impl<'m> World<'m> {
     }
 
     fn scarce<T: std::fmt::Debug>(&self, got: &Result<T, Fault<FaultError>>) -> bool {
-        self.tight && matches!(got, Err(Fault::Handler(FaultError::OutOfMemory | FaultError::OverLimit(_))))
+        self.tight && matches!(got, Err(Fault::Handler(FaultError::NoMemory(_))))
     }
 
     /// There was memory for the object's page, but not for what maps it: what the object says is the same.

@@ -3,6 +3,7 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use vellum::cache::ObjectError;
+use vellum::group::Refused;
 use vellum::space::FaultError;
 
 fn object<'m, A: Silicon>(on: &Bench<'m, A>, pages: u64) -> Object<'m, Strict<A>> {
@@ -199,7 +200,7 @@ pub fn room<A: Silicon>(arch: A) {
         assert_eq!(on.machine.groups().usage(on.machine.frames(), group).unwrap().swapped, 16 * frames);
         // What comes back is charged to who wants it, and he may have no more than this.
         let user = on.machine.groups().create(on.machine.frames(), GroupId::ROOT, 0).unwrap();
-        assert_eq!(object.page_or_new(0, user).err(), Some(ObjectError::OverLimit(user)));
+        assert_eq!(object.page_or_new(0, user).err(), Some(ObjectError::NoMemory(Refused::OverLimit(user))));
         on.machine.groups().set_limit(user, u64::MAX).unwrap();
         assert!(object.page_or_new(0, user).is_ok());
         drop(object);

@@ -43,13 +43,13 @@ impl<A: Silicon> Shared<'_, A> {
 
     fn excuses(&self, page: u64, error: Fault<FaultError>) {
         let Fault::Handler(error) = error else { panic!("page {page}: {error:?}") };
-        assert!(matches!(error, FaultError::OutOfMemory) || error == FaultError::Poisoned(self.at(page)), "{error:?}");
+        assert!(matches!(error, FaultError::NoMemory(_)) || error == FaultError::Poisoned(self.at(page)), "{error:?}");
     }
 
     fn may<T>(result: Result<T, ObjectError>) -> Option<T> {
         match result {
             Ok(done) => Some(done),
-            Err(ObjectError::OutOfMemory | ObjectError::Lost) => None,
+            Err(ObjectError::NoMemory(_) | ObjectError::Lost) => None,
             Err(error) => panic!("{error}"),
         }
     }

@@ -84,7 +84,7 @@ impl<A: Silicon> World<'_, A> {
     /// What may be refused a program whose memory was swapped out.
     pub fn excuses(&self, page: u64, error: Fault<FaultError>) {
         match error {
-            Fault::Handler(FaultError::OutOfMemory | FaultError::OverLimit(_)) => {}
+            Fault::Handler(FaultError::NoMemory(_)) => {}
             Fault::Handler(FaultError::Poisoned(va)) => {
                 assert_eq!((va - BASE) / self.page(), page, "another page is lost")
             }
@@ -145,10 +145,7 @@ impl<A: Silicon> World<'_, A> {
         for device in 0..2 {
             self.machine.swaps().close(self.sim, device).unwrap();
             let back = self.family[who].space.swap_off(device);
-            let may = matches!(
-                back,
-                Ok(()) | Err(FaultError::OutOfMemory | FaultError::Poisoned(_) | FaultError::OverLimit(_))
-            );
+            let may = matches!(back, Ok(()) | Err(FaultError::NoMemory(_) | FaultError::Poisoned(_)));
             assert!(may, "{back:?}");
             if back.is_ok() {
                 let on_it = |slots: &BTreeMap<(u8, u64), u32>| slots.keys().filter(|slot| slot.0 == device).count();

@@ -1,0 +1,75 @@
+//! Why memory was refused: the machine has none, or a memcg is at its limit.
+
+use super::GroupId;
+use crate::frame::OutOfMemory;
+
+/// A charge would exceed a limit: the group whose limit it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimit(pub GroupId);
+
+/// Why memory was refused. Every error of an operation that allocates carries it to the host, which reclaims from exactly that
+/// scope: the whole machine, or one group and its descendants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The machine has no free block of that size.
+    OutOfMemory,
+    /// The charge would exceed the limit of this group, which may be an ancestor of the charged one.
+    OverLimit(GroupId),
+}
+
+impl core::fmt::Display for Refused {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Refused::OutOfMemory => OutOfMemory.fmt(f),
+            Refused::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+        }
+    }
+}
+
+impl core::error::Error for Refused {}
+
+impl From<OutOfMemory> for Refused {
+    #[inline]
+    fn from(_: OutOfMemory) -> Self {
+        Refused::OutOfMemory
+    }
+}
+
+impl From<OverLimit> for Refused {
+    #[inline]
+    fn from(over: OverLimit) -> Self {
+        Refused::OverLimit(over.0)
+    }
+}
+
+/// An error of an operation that allocates.
+pub trait MayBeRefused {
+    /// Returns why memory was refused, if that is the reason: then the host may reclaim there, and try again.
+    fn refused(&self) -> Option<Refused>;
+}
+
+impl MayBeRefused for Refused {
+    fn refused(&self) -> Option<Refused> {
+        Some(*self)
+    }
+}
+
+/// Makes an error with a variant `NoMemory(Refused)` one that may come from [`Refused`] and says so.
+macro_rules! may_be_refused {
+    ($error:ident) => {
+        impl From<$crate::group::Refused> for $error {
+            #[inline]
+            fn from(why: $crate::group::Refused) -> Self {
+                $error::NoMemory(why)
+            }
+        }
+
+        impl $crate::group::MayBeRefused for $error {
+            fn refused(&self) -> Option<$crate::group::Refused> {
+                #[allow(irrefutable_let_patterns)] // Some errors have no other variant.
+                if let $error::NoMemory(why) = self { Some(*why) } else { None }
+            }
+        }
+    };
+}
+pub(crate) use may_be_refused;
