@@ -2,6 +2,9 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::addr::FRAME_SIZE;
+use crate::platform::MAX_CPUS;
+
 /// What the machine counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -149,15 +152,48 @@ impl SpaceSlot {
     }
 }
 
+/// Slots that stand in one frame.
+pub(crate) const SLOTS: usize = FRAME_SIZE as usize / size_of::<SpaceSlot>();
+/// Frames of slots that a space has at most.
+pub(crate) const SLOT_FRAMES: usize = MAX_CPUS.div_ceil(SLOTS);
+
+/// The slots of all CPUs for one space, in single frames.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpaceSlots<'m> {
+    frames: [&'m [SpaceSlot; SLOTS]; SLOT_FRAMES],
+    cpus: usize,
+}
+
+impl<'m> SpaceSlots<'m> {
+    /// For so many CPUs, whose slots are in these frames.
+    pub(crate) fn new(cpus: usize, mut frame: impl FnMut(usize) -> &'m [SpaceSlot; SLOTS]) -> Self {
+        let first = frame(0);
+        let frames = core::array::from_fn(|i| if i > 0 && i * SLOTS < cpus { frame(i) } else { first });
+        SpaceSlots { frames, cpus }
+    }
+
+    /// The slot of a CPU.
+    #[inline]
+    pub(crate) fn of(&self, cpu: usize) -> &'m SpaceSlot {
+        &self.frames[cpu / SLOTS % SLOT_FRAMES][cpu % SLOTS]
+    }
+
+    /// The slots of all CPUs.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &'m SpaceSlot> + use<'m> {
+        let (frames, cpus) = (self.frames, self.cpus);
+        (0..cpus.div_ceil(SLOTS)).flat_map(move |i| &frames[i][..(cpus - i * SLOTS).min(SLOTS)])
+    }
+}
+
 /// Pages of 4 KiB that are resident, on all CPUs' account.
-pub(crate) fn resident(slots: &[SpaceSlot]) -> u64 {
+pub(crate) fn resident(slots: &SpaceSlots<'_>) -> u64 {
     let of = |slot: &SpaceSlot, counter| slot.counts[counter as usize].load(Relaxed);
     let all = |slot| of(slot, SpaceCounter::Anon) + of(slot, SpaceCounter::File) + of(slot, SpaceCounter::Shmem);
     slots.iter().map(all).sum::<i64>().max(0) as u64
 }
 
 /// The sum over all CPUs. A share may be negative (mapped here, unmapped there); the sum is not, once all is quiet.
-pub(crate) fn sum(slots: &[SpaceSlot], counter: SpaceCounter) -> u64 {
+pub(crate) fn sum(slots: &SpaceSlots<'_>, counter: SpaceCounter) -> u64 {
     let total: i64 = slots.iter().map(|s| s.counts[counter as usize].load(Relaxed)).sum();
     total.max(0) as u64
 }

@@ -20,6 +20,8 @@ pub(crate) struct Host {
     pub(crate) flushes: AtomicUsize,
     /// Bytes that became executable.
     pub(crate) published: AtomicUsize,
+    /// Spin locks that were taken, and other stretches without preemption.
+    pub(crate) locked: AtomicUsize,
 }
 
 // SAFETY: the arena is reached through the engine only, and the rest is atomic or never changes.
@@ -57,6 +59,7 @@ impl Host {
             current: zero(),
             flushes: zero(),
             published: zero(),
+            locked: zero(),
         }
     }
 
@@ -120,6 +123,10 @@ unsafe impl Cpus for Host {
 
     fn relax(&self) {
         panic!("waiting, in a test of one thread");
+    }
+
+    fn preempt_disable(&self) {
+        self.locked.fetch_add(1, Relaxed);
     }
 }
 

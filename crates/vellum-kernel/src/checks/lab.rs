@@ -4,6 +4,7 @@ use super::user::{self, Machine, Space};
 use crate::println;
 use core::fmt::{Debug, Display};
 use core::panic::Location;
+use vellum::addr::FRAME_SIZE;
 use vellum::arch::Arch;
 use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
@@ -71,7 +72,7 @@ impl Lab {
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
         let usage = must("read the group's usage", self.machine.groups().usage(self.machine.frames(), self.group))?;
         let GroupUsage { peak, limit, .. } = usage;
-        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0 };
+        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, shards: 0 };
         expect("the group", usage, expected)
     }
 }
@@ -123,6 +124,11 @@ impl Tally {
         self.1 = counters(self.0);
         Ok(())
     }
+}
+
+/// Pages that the group is charged for besides a space's memory and page tables.
+pub fn kernel_pages(space: &Space) -> u64 {
+    space.stats().kernel / FRAME_SIZE
 }
 
 /// The tables that lead from a space's root to one of the last level.

@@ -1,6 +1,6 @@
 //! A group's limit, and a machine without memory left: a fault that can't be served is refused, and costs nothing.
 
-use super::lab::{Checked, Failed, Lab, expect, must, tables_between};
+use super::lab::{Checked, Failed, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{BASE, HUGE, RW, expect_written, first, map, map_with, pages, pattern, word_of};
 use super::user::{run_in, store};
 use crate::println;
@@ -40,7 +40,7 @@ fn limit(lab: &Lab) -> Checked {
         let (touched, error) = touch_all(2 * HUGE)?;
         // The root, the tables between, and one for the single pages.
         let tables = tables_between(&space) + 2;
-        expect("pages within the limit", touched, LIMIT - tables)?;
+        expect("pages within the limit", touched, LIMIT - tables - kernel_pages(&space))?;
         expect("why no more", error, FaultError::NoMemory(Refused::OverLimit(lab.group)))?;
         lab.expect_group(LIMIT, touched, 0)?;
         expect("resident", space.stats().anon, touched << FRAME_SHIFT)?;

@@ -1,7 +1,7 @@
 //! Parts of huge mappings: unmapped, protected, not needed any more. The mapping is split, through the eyes of an MMU that
 //! has it cached, and the rest of it stays as it is.
 
-use super::lab::{Checked, Lab, expect, must, tables_between};
+use super::lab::{Checked, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{
     BASE, HUGE, RW, each_run, expect_no_load, expect_no_store, expect_written, expect_zeros, first, map, protect,
     stats, unmap, write, written,
@@ -74,7 +74,7 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
         ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables)
     };
     expect("the space", space.stats(), stats)?;
-    lab.expect_group((BYTES >> FRAME_SHIFT) + tables, BYTES >> FRAME_SHIFT, 1)?;
+    lab.expect_group((BYTES >> FRAME_SHIFT) + tables + kernel_pages(space), BYTES >> FRAME_SHIFT, 1)?;
     println!("  {frames} pages out of the middle of a huge one: split once, unmapped in 1 run, 1 folio deferred");
     Ok(())
 }
@@ -110,7 +110,7 @@ fn drop_one_page(lab: &Lab, space: &Space) -> Checked {
     tally.expect("the rest read", &[])?;
     // Three huge folios, a new page, and the root, the tables between and one for each huge page.
     let listed = (BYTES >> FRAME_SHIFT) + 1;
-    lab.expect_group(listed + tables_between(space) + 4, listed, 2)?;
+    lab.expect_group(listed + tables_between(space) + 4 + kernel_pages(space), listed, 2)?;
     println!("  the last page of a huge one not needed: split once, zeros, written anew");
     Ok(())
 }

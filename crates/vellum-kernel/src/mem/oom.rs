@@ -79,7 +79,7 @@ fn stats(process: &Process) -> Option<SpaceStats> {
 }
 
 fn pages(stats: &SpaceStats) -> u64 {
-    (stats.anon + stats.file + stats.shmem + stats.swap + stats.tables) / FRAME_SIZE
+    (stats.anon + stats.file + stats.shmem + stats.swap + stats.tables + stats.kernel) / FRAME_SIZE
 }
 
 /// What a process counts, in pages, where there are so many in all.

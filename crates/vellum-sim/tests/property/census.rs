@@ -29,7 +29,8 @@ pub struct Counted<'c, 'm, H: Host> {
 /// What a group should be charged with, in frames.
 #[derive(Default)]
 struct Bill {
-    tables: u64,
+    /// Page tables, and what else the engine has for spaces.
+    kernel: u64,
     /// By the head of each folio: the frames that some entry maps.
     folios: BTreeMap<Pfn, u64>,
 }
@@ -166,7 +167,7 @@ fn check_space<H: Host>(
         "tables without pages: {:?}",
         tree.tables
     );
-    bill.tables += table_frames;
+    bill.kernel += table_frames + stats.kernel / FRAME_SIZE;
 
     // A page that is not resident holds nothing.
     let leaves = tree.leaves.iter().flat_map(|leaf| leaf.page..leaf.page + leaf.pages);
@@ -267,7 +268,7 @@ fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, 
             // Once it is queued it stays so, though a child may have mapped the rest of it again.
             assert!(frame.has(flag::PARTIAL) || mapped >= size, "{head:?}: {mapped} of {size} mapped");
         }
-        sums[group as usize].0 += bill.tables + bill.folios.keys().map(|h| 1 << frames.frame(*h).order()).sum::<u64>();
+        sums[group as usize].0 += bill.kernel + bill.folios.keys().map(|h| 1 << frames.frame(*h).order()).sum::<u64>();
     }
     // Descendants stand behind their ancestors in the list.
     for at in (1..sums.len()).rev() {
@@ -278,11 +279,25 @@ fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, 
     let ids = [GroupId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id));
     for (id, (charged, listed, partial)) in ids.zip(sums) {
         let usage = machine.groups().usage(frames, id).expect("the group is there");
-        assert_eq!(usage.charged, charged, "pages charged to {id:?}: folios and tables");
+        assert_eq!(
+            usage.charged,
+            charged + usage.shards,
+            "pages charged to {id:?}: folios, tables, nodes, slots, groups"
+        );
+        let below = parents.iter().filter(|(group, _)| is_below(*group, id, parents)).count() as u64;
+        assert!((below..=below * CHUNKS).contains(&usage.shards), "{below} groups below {id:?}: {usage:?}");
         assert_eq!(usage.lru.iter().sum::<u64>(), listed, "pages on the lists of {id:?}");
         assert_eq!(usage.deferred, partial, "folios of {id:?} that are mapped in part");
         assert!(usage.peak >= usage.charged, "{usage:?}");
     }
+}
+
+/// Frames that the shards of a group are in, at most.
+const CHUNKS: u64 = 10;
+
+fn is_below(group: GroupId, above: GroupId, parents: &[(GroupId, GroupId)]) -> bool {
+    let parent = parents.iter().find(|(id, _)| *id == group).map(|(_, parent)| *parent);
+    parent.is_some_and(|parent| parent == above || is_below(parent, above, parents))
 }
 
 /// The lists of a node have what is on it.

@@ -62,7 +62,9 @@ pub fn run<H: Host<Arch: Family>>(
     devices.attach(&machine, &setup.swap);
     let glasses = (0..=setup.actors).map(|_| Glass::new(&machine, setup.arch.page_order())).collect();
     host.booted();
-    let free = machine.frames().free_frames();
+    // The groups are removed in the end, and their memory comes back.
+    let own = machine.groups().usage(machine.frames(), GroupId::ROOT).expect("the root is there").shards;
+    let free = machine.frames().free_frames() + own;
     let mut world = World { host, machine: &machine, setup, case, spaces: Vec::new(), groups, glasses };
     for group in &setup.spaces {
         world.spaces.push(world.new_space(*group).expect("memory for an empty space"));

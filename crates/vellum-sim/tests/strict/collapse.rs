@@ -100,7 +100,7 @@ fn scattered<A: Silicon>(arch: A) {
         assert_eq!(after.tables + table, before.tables);
         assert_eq!(
             on.machine.groups().usage(on.machine.frames(), on.group).unwrap().charged << 12,
-            HUGE + after.tables
+            HUGE + after.tables + after.kernel
         );
         assert_eq!((on.collapsed(9), space.usage(range(BASE, HUGE)).anonymous), (1, HUGE));
         // It is written in place, and taken apart as any other.

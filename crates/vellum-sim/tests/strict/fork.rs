@@ -174,8 +174,8 @@ fn a_space_moves_to_another_group() {
         (0..6).for_each(|i| on.store(&space, BASE + i * PAGE, i));
         assert_eq!(charged(), 2);
         let child = space.fork().unwrap();
-        // Its tables: one a level, for what lies side by side.
-        assert_eq!((child.group(), charged()), (group, 2 + 4));
+        // Its tables: one a level, for what lies side by side; a node, and the slots of the CPUs.
+        assert_eq!((child.stats().kernel, child.group(), charged()), (2 << 12, group, 2 + 4 + 2));
         drop((space, child));
         assert_eq!(charged(), 0);
         groups.remove(on.machine.frames(), group).unwrap();

@@ -6,6 +6,7 @@ mod bench;
 mod beyond;
 
 mod blocks;
+mod charges;
 mod collapse;
 mod engine;
 #[cfg(feature = "shuttle")]

@@ -246,6 +246,7 @@ fn alone<A: Silicon>(arch: A) {
         (0..32).for_each(|i| on.store(&space, BASE + i * page, i));
         space.advise(BASE, 32 * page, Advise::PageOut).unwrap();
         on.machine.groups().set_limit(on.group, 64 * (page >> 12)).unwrap();
+        on.machine.groups().drain(on.machine.frames(), on.group).unwrap();
         let other = BASE + HUGE * (page >> 9);
         map(&space, other, 64 * page);
         let cpu = on.cpu.enter(&space);

@@ -77,7 +77,10 @@ fn groups<A: Silicon>(arch: A) {
         assert_eq!(on.reclaim(&all, groups[0], u64::MAX), 2 * frames);
         assert_eq!(all.map(|space| resident(space, BASE, 64 * page)), [0, 64 * page, 0]);
         let usage = on.machine.groups().usage(on.machine.frames(), groups[0]).unwrap();
-        assert_eq!(usage.charged, all.iter().step_by(2).map(|s| s.stats().tables >> 12).sum::<u64>());
+        assert_eq!(
+            usage.charged,
+            usage.shards + all.iter().step_by(2).map(|s| (s.stats().tables + s.stats().kernel) >> 12).sum::<u64>()
+        );
         // A little is asked for, and not much more given.
         let got = on.reclaim(&all, GroupId::ROOT, 20);
         assert!((20..20 + 16.max(frames / 64)).contains(&got), "{got}");

@@ -6,7 +6,7 @@ use super::index::{self, MOST_NODES, Page};
 use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, owner, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
-use crate::group::{GroupId, LruList, Refused};
+use crate::group::{GroupId, LruList, Pinned, Refused};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -76,7 +76,7 @@ impl<'m, P: Platform> NewFolio<'m, P> {
             frames.put(pfn, head, refs, 0);
             // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Folio) };
-            return Err(Refused::from(over).into());
+            return Err(over.into());
         }
         self.folio = Some((pfn, order));
         Ok(())
@@ -140,6 +140,7 @@ impl<'m, P: Platform> Object<'m, P> {
     /// # Errors
     /// No memory, over a limit, or beyond [`MAX_SIZE`].
     pub fn page_or_new(&self, page: u64, group: GroupId) -> Result<ObjectPage<'m, P>, ObjectError> {
+        let _pinned = self.pinned(group)?;
         // SAFETY: `with` hands out what the index of the locked object has.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
         self.with(page, group, false, &self.alone(page), |_, pfn| get(pfn))?.ok_or(ObjectError::TooLarge)
@@ -160,6 +161,7 @@ impl<'m, P: Platform> Object<'m, P> {
         if bytes.is_empty() {
             return Ok(());
         }
+        let _pinned = self.pinned(group)?;
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
         let together = Together { pages: bytes.start >> shift..end, orders: self.machine.policy().fills() };
@@ -244,6 +246,12 @@ impl<'m, P: Platform> Object<'m, P> {
         for (head, _, count) in self.machine.frames().folios(row.pfn, row.pages << self.head().page_order) {
             self.machine.put_folio(head, count, count);
         }
+    }
+
+    /// Keeps a group that the caller names from being removed. The object's own has the object charged.
+    fn pinned(&self, group: GroupId) -> Result<Option<Pinned<'_, 'm>>, Refused> {
+        let foreign = (group != self.group()).then(|| self.machine.groups().pinned(group).ok_or(Refused::OutOfMemory));
+        foreign.transpose()
     }
 
     /// Nothing comes with a page.

@@ -156,9 +156,7 @@ impl<'m, P: Platform> Object<'m, P> {
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
         }
-        if !machine.groups().exists(group) {
-            return Err(ObjectError::NoMemory(Refused::OutOfMemory));
-        }
+        let _pinned = machine.groups().pinned(group).ok_or(Refused::OutOfMemory)?;
         let frames = machine.frames();
         let at = machine.groups().alloc(frames, group, 0, false)?;
         let head = Head {

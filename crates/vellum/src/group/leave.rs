@@ -4,8 +4,8 @@
 //! other on its list. Its lock is held from one to the next, their pages return to its stock with one addition each and to
 //! the group once a batch, and a stretch of the list is cut out by its two ends.
 
+use super::Groups;
 use super::shard::{Home, Lists};
-use super::{Groups, STOCK};
 use crate::addr::Pfn;
 use crate::frame::{Cut, Frame, Frames, flag};
 use crate::platform::Platform;
@@ -95,11 +95,13 @@ impl<'a, 'p, P: Platform> Leavers<'a, 'p, P> {
         self.settle();
         let home = core::mem::replace(&mut self.home, NOBODY);
         let Some(mut lists) = self.lists.take() else { return };
-        if lists.stock > 2 * STOCK {
-            let back = lists.stock - STOCK;
-            lists.stock = STOCK;
+        if lists.stock > lists.keeps {
+            let Home { group, shard, .. } = Home::unpack(home);
+            let back = self.groups.surplus((group, shard), &mut lists);
             drop(lists);
-            self.groups.uncharge_all(Home::unpack(home).group, back);
+            if back != 0 {
+                self.groups.uncharge_all(group, back);
+            }
         }
     }
 }

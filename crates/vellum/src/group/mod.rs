@@ -9,6 +9,8 @@
 //!
 //! | file | story |
 //! |---|---|
+//! | `tree` | which groups there are |
+//! | `charge` | counters, limits, stocks |
 //! | `shard` | one shard's part: lists and stock |
 //! | `leave` | freeing folios in batches |
 //! | `refused` | why memory was refused |
@@ -17,27 +19,32 @@
 //! Locks: a shard's lock is taken with page-table locks held or without, never while holding another shard's or the
 //! allocator's; it is not for interrupt handlers.
 
+mod charge;
 mod leave;
 mod refused;
 mod shard;
 mod split;
 #[cfg(test)]
 mod tests;
+mod tree;
 
+pub use charge::MARGIN;
 pub(crate) use leave::Leavers;
 pub(crate) use refused::may_be_refused;
 pub use refused::{MayBeRefused, OverLimit, Refused};
 pub use shard::LruList;
 pub(crate) use shard::{Home, Shard};
 pub(crate) use split::Mapped;
+pub(crate) use tree::Pinned;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frame, Frames, OutOfMemory, Use};
 use crate::platform::Platform;
-use crate::sync::SpinLock;
+use crate::sync::{SpinGuard, SpinLock};
 use shard::Lists;
+use tree::{HEAD_FRAMES, chunk_shift};
 
 /// Pages that a shard charges at once, to have them at hand.
 pub const STOCK: u32 = 64;
@@ -68,6 +75,20 @@ pub enum GroupError {
 
 may_be_refused!(GroupError);
 
+/// The counters of a group and its descendants, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupCounters {
+    /// Charged, with what shards have in stock: at most `2 * STOCK` pages a shard more than [`GroupUsage::charged`], and never more than the
+    /// limit was.
+    pub charged: u64,
+    /// The most that ever was charged, stocks included.
+    pub peak: u64,
+    /// The limit.
+    pub limit: u64,
+    /// Of objects, on swap devices.
+    pub swapped: u64,
+}
+
 /// What a group holds, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupUsage {
@@ -83,29 +104,21 @@ pub struct GroupUsage {
     pub deferred: u64,
     /// Of objects, on swap devices; here and in all descendants.
     pub swapped: u64,
-}
-
-/// The head of a group's memory; its shards follow.
-#[repr(C, align(128))]
-struct Group {
-    parent: AtomicU32,
-    /// 1 when in use. A group that was removed can't come back while a folio still names it: `charged` must be 0.
-    live: AtomicU32,
-    charged: AtomicU64,
-    peak: AtomicU64,
-    limit: AtomicU64,
-    /// How many pages may yet go to swap; `u64::MAX`: as many as there is room for.
-    swap_room: AtomicU64,
-    /// How many pages of its objects and of its descendants' are on swap devices.
-    swapped: AtomicU64,
+    /// Of the charged pages, those that the engine uses for the lists of descendants.
+    pub shards: u64,
 }
 
 /// All groups of a machine.
 pub struct Groups<'p> {
-    /// Frame number of each group's memory, 0 for none. Memory of removed groups is kept and used again.
-    table: &'p [AtomicU32],
+    /// Frames of heads; 0 for none.
+    heads: [AtomicU32; HEAD_FRAMES],
+    /// The frame of each chunk of shards of each group; 0 for none.
+    chunks: &'p [AtomicU32],
+    /// log2 of the chunks of a group.
+    chunk_shift: u32,
+    /// Which groups have shards that may have a stock.
+    stocked: [AtomicU64; MAX_GROUPS / 64],
     direct: *mut u8,
-    shards: usize,
     changing: SpinLock<()>,
 }
 
@@ -117,88 +130,24 @@ unsafe impl Send for Groups<'_> {}
 impl<'p> Groups<'p> {
     /// With the root group alone.
     pub(crate) fn boot<P: Platform>(frames: &Frames<'p, P>) -> Result<Self, OutOfMemory> {
-        let pfn = frames.alloc(0, true, Use::Kernel)?;
-        // SAFETY: a frame of zeros, just allocated and kept for `'p`, is `MAX_GROUPS` atomics.
-        let table =
-            unsafe { core::slice::from_raw_parts(frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>(), MAX_GROUPS) };
+        let shift = chunk_shift(frames.shards());
+        let bytes = (MAX_GROUPS << shift) * size_of::<AtomicU32>();
+        let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
+        let pfn = frames.alloc(order, true, Use::Kernel)?;
+        let first = frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>();
+        // SAFETY: frames of zeros, just allocated and kept for `'p`, that have room for so many atomics.
+        let chunks = unsafe { core::slice::from_raw_parts(first, MAX_GROUPS << shift) };
         let groups = Groups {
-            table,
+            heads: [const { AtomicU32::new(0) }; HEAD_FRAMES],
+            chunks,
+            chunk_shift: shift,
+            stocked: [const { AtomicU64::new(0) }; MAX_GROUPS / 64],
             direct: frames.platform().direct_map(),
-            shards: frames.shards(),
             changing: SpinLock::new(()),
         };
-        groups.set_up(frames, GroupId::ROOT, GroupId::ROOT, u64::MAX)?;
+        // Nothing limits the root.
+        groups.set_up(frames, GroupId::ROOT, GroupId::ROOT, u64::MAX).map_err(|_| OutOfMemory)?;
         Ok(groups)
-    }
-
-    /// A new group below `parent`, limited to `limit` pages (`u64::MAX`: by its ancestors only).
-    pub fn create<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        parent: GroupId,
-        limit: u64,
-    ) -> Result<GroupId, GroupError> {
-        let _changing = self.changing.lock(frames.platform());
-        self.find(parent).ok_or(GroupError::NoSuchGroup(parent))?;
-        let free =
-            (0..MAX_GROUPS as u16).map(GroupId).find(|id| self.find(*id).is_none()).ok_or(GroupError::TooMany)?;
-        self.set_up(frames, free, parent, limit).map_err(Refused::from)?;
-        Ok(free)
-    }
-
-    fn set_up<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        id: GroupId,
-        parent: GroupId,
-        limit: u64,
-    ) -> Result<(), OutOfMemory> {
-        let slot = &self.table[id.0 as usize];
-        if slot.load(Relaxed) == 0 {
-            let bytes = size_of::<Group>() + self.shards * size_of::<Shard>();
-            let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
-            slot.store(frames.alloc(order, true, Use::Kernel)?.0, Relaxed);
-        }
-        let group = self.memory(Pfn(slot.load(Relaxed)));
-        group.parent.store(parent.0 as u32, Relaxed);
-        group.peak.store(0, Relaxed);
-        group.limit.store(limit, Relaxed);
-        group.swap_room.store(u64::MAX, Relaxed);
-        for shard in 0..self.shards {
-            let mut lists = self.shard(id, shard).0.lock(frames.platform());
-            if lists.stock == 0 && lists.is_unused() {
-                *lists = Lists::default();
-            }
-        }
-        group.live.store(1, core::sync::atomic::Ordering::Release);
-        Ok(())
-    }
-
-    /// Remove a group that nothing is charged to.
-    pub fn remove<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<(), GroupError> {
-        let _changing = self.changing.lock(frames.platform());
-        let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
-        let child = |other: GroupId| other != id && self.of(other).parent.load(Relaxed) == id.0 as u32;
-        self.drain_stocks(frames, id);
-        let busy = id == GroupId::ROOT || group.charged.load(Relaxed) != 0;
-        if busy || self.all().any(child) {
-            return Err(GroupError::Busy(id));
-        }
-        group.live.store(0, Relaxed);
-        Ok(())
-    }
-
-    /// Change a group's limit, in pages. What is above it already stays.
-    pub fn set_limit(&self, id: GroupId, limit: u64) -> Result<(), GroupError> {
-        let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
-        group.limit.store(limit, Relaxed);
-        Ok(())
-    }
-
-    /// How many pages more it may be charged, as of an instant that nobody holds still.
-    pub(crate) fn room(&self, id: GroupId) -> u64 {
-        let room = |group: &Group| group.limit.load(Relaxed).saturating_sub(group.charged.load(Relaxed));
-        self.ancestors(id).map(|at| room(self.of(at))).min().unwrap_or(u64::MAX)
     }
 
     /// From now on so many pages of a group's spaces and objects and of those of its descendants may go to swap, and no more until this is called
@@ -233,136 +182,6 @@ impl<'p> Groups<'p> {
         self.ancestors(id).for_each(|at| _ = self.of(at).swapped.fetch_add(pages as u64, Relaxed));
     }
 
-    /// What it holds now.
-    pub fn usage<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<GroupUsage, GroupError> {
-        let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
-        let mut usage = GroupUsage {
-            charged: group.charged.load(Relaxed),
-            peak: group.peak.load(Relaxed),
-            limit: group.limit.load(Relaxed),
-            swapped: group.swapped.load(Relaxed),
-            ..GroupUsage::default()
-        };
-        for other in self.all() {
-            if !self.ancestors(other).any(|g| g == id) {
-                continue;
-            }
-            for shard in 0..self.shards {
-                let lists = self.shard(other, shard).0.lock(frames.platform());
-                usage.charged = usage.charged.saturating_sub(lists.stock as u64);
-                if other == id {
-                    usage.lru.iter_mut().zip(lists.pages()).for_each(|(sum, n)| *sum += n);
-                    usage.deferred += lists.deferred.len() as u64;
-                }
-            }
-        }
-        Ok(usage)
-    }
-
-    /// Pages of a node on a group's own LRU lists, by list; what the lists of all nodes have is what [`Groups::usage`] says.
-    ///
-    /// # Errors
-    /// There is no such group.
-    pub fn listed_on<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        id: GroupId,
-        node: usize,
-    ) -> Result<[u64; LruList::COUNT], GroupError> {
-        self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
-        let mut sum = [0; LruList::COUNT];
-        for shard in frames.shards_on(Some(node)) {
-            let pages = self.shard(id, shard).0.lock(frames.platform()).pages();
-            sum.iter_mut().zip(pages).for_each(|(sum, n)| *sum += n);
-        }
-        Ok(sum)
-    }
-
-    /// A group that exists or existed.
-    fn of(&self, id: GroupId) -> &'p Group {
-        self.memory(Pfn(self.table[id.0 as usize].load(Relaxed)))
-    }
-
-    fn memory(&self, pfn: Pfn) -> &'p Group {
-        // SAFETY: only frames set up by `set_up` get here; they begin with a `Group` (zeros are a valid one) and are never
-        // freed.
-        unsafe { &*self.direct.wrapping_add(pfn.addr().0 as usize).cast::<Group>() }
-    }
-
-    /// A group in use.
-    fn find(&self, id: GroupId) -> Option<&'p Group> {
-        let pfn = self.table.get(id.0 as usize)?.load(Relaxed);
-        let group = (pfn != 0).then(|| self.memory(Pfn(pfn)))?;
-        (group.live.load(core::sync::atomic::Ordering::Acquire) == 1).then_some(group)
-    }
-
-    /// Whether such a group exists.
-    pub fn exists(&self, id: GroupId) -> bool {
-        self.find(id).is_some()
-    }
-
-    /// The group itself, its parent, and so on to the root.
-    fn ancestors(&self, id: GroupId) -> impl Iterator<Item = GroupId> + '_ {
-        let parent = |id: &GroupId| {
-            let group = self.of(*id);
-            (*id != GroupId::ROOT).then(|| GroupId(group.parent.load(Relaxed) as u16))
-        };
-        core::iter::successors(Some(id), parent)
-    }
-
-    /// One shard of a group that exists or existed.
-    #[inline]
-    pub(crate) fn shard(&self, id: GroupId, shard: usize) -> &'p Shard {
-        debug_assert!(shard < self.shards);
-        let pfn = Pfn(self.table[id.0 as usize].load(Relaxed));
-        let first = self.direct.wrapping_add(pfn.addr().0 as usize + size_of::<Group>()).cast::<Shard>();
-        // SAFETY: `set_up` allocated room for so many behind the `Group`; zeros are a valid one; never freed.
-        unsafe { &*first.wrapping_add(shard) }
-    }
-
-    /// Charge to the group and its ancestors, or to none of them.
-    fn charge_all(&self, id: GroupId, pages: u32) -> Result<(), OverLimit> {
-        for at in self.ancestors(id) {
-            let group = self.of(at);
-            let now = group.charged.fetch_add(pages as u64, Relaxed) + pages as u64;
-            if now > group.limit.load(Relaxed) {
-                group.charged.fetch_sub(pages as u64, Relaxed);
-                for undo in self.ancestors(id).take_while(|g| *g != at) {
-                    self.of(undo).charged.fetch_sub(pages as u64, Relaxed);
-                }
-                return Err(OverLimit(at));
-            }
-            if now > group.peak.load(Relaxed) {
-                group.peak.fetch_max(now, Relaxed);
-            }
-        }
-        Ok(())
-    }
-
-    fn uncharge_all(&self, id: GroupId, pages: u32) {
-        for at in self.ancestors(id) {
-            self.of(at).charged.fetch_sub(pages as u64, Relaxed);
-        }
-    }
-
-    /// Fill a shard's stock so that it holds at least `pages`.
-    #[cold]
-    fn restock(&self, id: GroupId, lists: &mut Lists, pages: u32) -> Result<(), OverLimit> {
-        let missing = pages - lists.stock;
-        let charged = self.charge_all(id, missing + STOCK).map(|()| missing + STOCK);
-        lists.stock += charged.or_else(|_| self.charge_all(id, missing).map(|()| missing))?;
-        Ok(())
-    }
-
-    /// Return what the group's shards have in stock.
-    #[cold]
-    fn drain_stocks<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) {
-        for shard in 0..self.shards {
-            let stock = core::mem::take(&mut self.shard(id, shard).0.lock(frames.platform()).stock);
-            self.uncharge_all(id, stock);
-        }
-    }
-
     /// Charge `1 << order` frames, of which this is the first, to a group and, if `list` says so, put the folio on that list of
     /// its shard, which the allocator named ([`Frames::alloc_at_home`]). The frame's descriptor remembers where it is at home.
     #[inline(always)]
@@ -373,24 +192,58 @@ impl<'p> Groups<'p> {
         (pfn, frame, shard): (Pfn, &Frame, usize),
         order: u8,
         list: Option<LruList>,
-    ) -> Result<(), OverLimit> {
+    ) -> Result<(), Refused> {
         let pages = 1u32 << order;
-        loop {
-            let mut lists = self.shard(id, shard).0.lock(frames.platform());
-            if lists.stock < pages
-                && let Err(over) = self.restock(id, &mut lists, pages)
-            {
-                drop(lists);
-                self.reclaim_stock(frames, id, pages, over)?;
-                continue;
-            }
-            lists.stock -= pages;
-            frame.set_home(Home { group: id, shard, list }.pack());
-            if let Some(list) = list {
-                lists.add(frames, (pfn, frame), order, list);
-            }
-            return Ok(());
+        let Some(at) = self.shard_of(id, shard) else {
+            return self.admit_first(frames, id, (pfn, frame, shard), order, list);
+        };
+        let mut lists = at.0.lock(frames.platform());
+        if lists.stock < pages
+            && let Err(over) = self.restock((id, shard, at), &mut lists, pages)
+        {
+            drop(lists);
+            lists = self.charge_for(frames, (id, at), pages, over)?;
         }
+        lists.stock -= pages;
+        frame.set_home(Home { group: id, shard, list }.pack());
+        if let Some(list) = list {
+            lists.add(frames, (pfn, frame), order, list);
+        }
+        Ok(())
+    }
+
+    /// [`Groups::admit`] to a shard that has no memory yet.
+    #[cold]
+    fn admit_first<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        (pfn, frame, shard): (Pfn, &Frame, usize),
+        order: u8,
+        list: Option<LruList>,
+    ) -> Result<(), Refused> {
+        // A number that a host has from elsewhere may be no group's.
+        self.find(id).ok_or(OverLimit(id))?;
+        self.provide_shard(frames, id, shard)?;
+        self.admit(frames, id, (pfn, frame, shard), order, list)
+    }
+
+    /// A charge was refused: takes from the stocks below the full group, and puts it into this shard's.
+    #[cold]
+    fn charge_for<'s, P: Platform>(
+        &self,
+        frames: &'s Frames<'p, P>,
+        (id, at): (GroupId, &'s Shard),
+        pages: u32,
+        over: OverLimit,
+    ) -> Result<SpinGuard<'s, Lists, P>, OverLimit> {
+        if self.of(over.0).stocks.load(Relaxed) == 0 {
+            return Err(over);
+        }
+        self.charge(frames, id, pages)?;
+        let mut lists = at.0.lock(frames.platform());
+        lists.stock += pages;
+        Ok(lists)
     }
 
     /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node, per-CPU slots), charged to a group.
@@ -403,10 +256,10 @@ impl<'p> Groups<'p> {
         zero: bool,
     ) -> Result<Pfn, Refused> {
         let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Kernel)?;
-        if let Err(over) = self.admit(frames, id, (pfn, frames.frame(pfn), shard), order, None) {
+        if let Err(why) = self.admit(frames, id, (pfn, frames.frame(pfn), shard), order, None) {
             // SAFETY: just allocated, unknown to anybody else, and as zero as it came.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
-            return Err(over.into());
+            return Err(why);
         }
         Ok(pfn)
     }
@@ -430,7 +283,8 @@ impl<'p> Groups<'p> {
         most: (usize, u64),
         take: impl FnMut(Pfn, &'p Frame, u32) -> bool,
     ) -> u64 {
-        self.shard(id, shard).0.lock(frames.platform()).isolate(frames, list, most, take)
+        let isolate = |shard: &Shard| shard.0.lock(frames.platform()).isolate(frames, list, most, take);
+        self.look(frames, (id, shard), isolate).unwrap_or(0)
     }
 
     /// See [`Lists::isolate_one`].
@@ -467,7 +321,8 @@ impl<'p> Groups<'p> {
         (id, shard): (GroupId, usize),
         list: LruList,
     ) -> u64 {
-        self.shard(id, shard).0.lock(frames.platform()).pages()[list as usize]
+        let listed = |shard: &Shard| shard.0.lock(frames.platform()).pages()[list as usize];
+        self.look(frames, (id, shard), listed).unwrap_or(0)
     }
 
     /// All shards of a group and its descendants that have memory of a node, or of any.
@@ -478,37 +333,5 @@ impl<'p> Groups<'p> {
         node: Option<usize>,
     ) -> impl Iterator<Item = (GroupId, usize)> {
         self.descendants(id).flat_map(move |id| frames.shards_on(node).map(move |shard| (id, shard)))
-    }
-
-    /// A group and all that descend from it.
-    pub(crate) fn descendants(&self, id: GroupId) -> impl Iterator<Item = GroupId> + '_ {
-        self.all().filter(move |group| self.ancestors(*group).any(|other| other == id))
-    }
-
-    /// All groups. Numbers are given out from the lowest on, and the memory of a group that was removed is kept: behind the first
-    /// number that has none, none has.
-    fn all(&self) -> impl Iterator<Item = GroupId> + '_ {
-        let known = self.table.iter().take_while(|slot| slot.load(Relaxed) != 0);
-        (0..).map(GroupId).zip(known).map(|(id, _)| id).filter(|id| self.find(*id).is_some())
-    }
-
-    /// A charge failed: perhaps other CPUs have in stock what is missing.
-    #[cold]
-    fn reclaim_stock<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        id: GroupId,
-        pages: u32,
-        over: OverLimit,
-    ) -> Result<(), OverLimit> {
-        for at in self.all() {
-            if self.ancestors(at).any(|g| g == over.0) {
-                self.drain_stocks(frames, at);
-            }
-        }
-        // What was drained may have been taken by others: only go on if it can still succeed.
-        self.charge_all(id, pages)?;
-        self.uncharge_all(id, pages);
-        Ok(())
     }
 }

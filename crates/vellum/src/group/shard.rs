@@ -1,5 +1,7 @@
 //! One shard's part of a group: LRU lists and a stock of charged pages, behind one lock.
 
+use core::sync::atomic::AtomicBool;
+
 use crate::addr::Pfn;
 use crate::frame::{Cut, Frame, FrameList, Frames, flag};
 use crate::group::GroupId;
@@ -79,15 +81,17 @@ impl Home {
 
 const _: () = assert!(MAX_CPUS + MAX_NODES <= 1 << 12);
 
-/// A shard, on cache lines of its own. Zeroed memory becomes a valid one in [`super::Groups::create`].
+/// A shard, on cache lines of its own; and whether anything was ever charged there.
 #[repr(C, align(128))]
-pub(crate) struct Shard(pub(crate) SpinLock<Lists>);
+pub(crate) struct Shard(pub(crate) SpinLock<Lists>, pub(super) AtomicBool);
 
 /// What a shard's lock protects.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     /// Pages charged to the group that no frame uses yet.
     pub(crate) stock: u32,
+    /// A larger stock is too large. 0, unless the shard is marked: then the stock is 0 too when its lock is given back.
+    pub(super) keeps: u32,
     lru: [FrameList; LruList::COUNT],
     pages: [u64; LruList::COUNT],
     /// Folios with a part that is not mapped any more, linked through their first tail.
@@ -95,11 +99,6 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// Whether nothing is listed. (A shard of zeros, whose list heads are not yet `NONE`, says so too.)
-    pub(crate) fn is_unused(&self) -> bool {
-        self.lru.iter().all(FrameList::is_empty) && self.deferred.is_empty()
-    }
-
     /// Pages on each list.
     pub(crate) fn pages(&self) -> [u64; LruList::COUNT] {
         self.pages

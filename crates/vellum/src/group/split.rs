@@ -112,23 +112,25 @@ impl<'p> Groups<'p> {
         folios: usize,
         mut take: impl FnMut(Pfn, &'p Frame),
     ) {
-        let mut lists = self.shard(id, shard).0.lock(frames.platform());
-        let mut left = folios;
-        for (tail, _) in lists.deferred.backward(frames) {
-            if left == 0 {
-                break;
+        self.look(frames, (id, shard), |shard| {
+            let mut lists = shard.0.lock(frames.platform());
+            let mut left = folios;
+            for (tail, _) in lists.deferred.backward(frames) {
+                if left == 0 {
+                    break;
+                }
+                let head = Pfn(tail.0 - 1);
+                let frame = frames.frame(head);
+                // One to which nobody refers is about to leave the queue by itself; and who has isolated one may be the last to have it, and
+                // relies on that nobody else finds it.
+                if Home::is_listed(frame.home()) && frames.try_get(head, frame, 1, 0) {
+                    lists.deferred.remove(frames, tail);
+                    frame.clear_flag(flag::PARTIAL);
+                    take(head, frame);
+                    left -= 1;
+                }
             }
-            let head = Pfn(tail.0 - 1);
-            let frame = frames.frame(head);
-            // One to which nobody refers is about to leave the queue by itself; and who has isolated one may be the last to have it, and
-            // relies on that nobody else finds it.
-            if Home::is_listed(frame.home()) && frames.try_get(head, frame, 1, 0) {
-                lists.deferred.remove(frames, tail);
-                frame.clear_flag(flag::PARTIAL);
-                take(head, frame);
-                left -= 1;
-            }
-        }
+        });
     }
 
     /// Take a folio off its list, as [`Groups::isolate`] does; the caller's reference is the one that goes with that. Whether it was on one.
@@ -157,6 +159,6 @@ impl<'p> Groups<'p> {
 
     /// How many folios a shard's queue of a group has.
     pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, (id, shard): (GroupId, usize)) -> u32 {
-        self.shard(id, shard).0.lock(frames.platform()).deferred.len()
+        self.look(frames, (id, shard), |shard| shard.0.lock(frames.platform()).deferred.len()).unwrap_or(0)
     }
 }

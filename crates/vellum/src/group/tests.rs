@@ -54,7 +54,9 @@ fn add_up(host: &Host) {
                         .map(|(_, order, ..)| 1 << order)
                         .sum()
                 };
-                assert_eq!(usage.charged, pages(None, false), "{group:?}");
+                assert_eq!(usage.charged, pages(None, false) + usage.shards, "{group:?}");
+                // Of four CPUs, the shards of a group are in one frame.
+                assert_eq!(usage.shards, members as u64 - 1);
                 assert_eq!(
                     usage.lru,
                     [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy].map(|l| pages(Some(l), true)),
@@ -86,11 +88,12 @@ fn a_limit_is_reached_and_not_passed() {
             Err(over) => break over,
         }
     };
-    assert_eq!((admitted, over), (100, OverLimit(parent)));
-    assert_eq!(groups.usage(&frames, child).unwrap().charged, 100);
+    // One page is the child's own memory.
+    assert_eq!((admitted, over), (99, Refused::OverLimit(parent)));
+    assert_eq!(groups.usage(&frames, child).unwrap().charged, 99);
     assert_eq!(groups.usage(&frames, parent).unwrap().charged, 100);
     let large = folio(&frames, 3);
-    assert_eq!(groups.admit(&frames, child, large, 3, None), Err(OverLimit(parent)));
+    assert_eq!(groups.admit(&frames, child, large, 3, None), Err(Refused::OverLimit(parent)));
     groups.set_limit(parent, 108).unwrap();
     assert_eq!(groups.admit(&frames, child, large, 3, None), Ok(()));
 }
@@ -113,4 +116,96 @@ fn groups_come_and_go() {
     assert_eq!(groups.remove(&frames, GroupId::ROOT), Err(GroupError::Busy(GroupId::ROOT)));
     assert_eq!(groups.create(&frames, group, 5), Ok(child));
     assert_eq!(groups.usage(&frames, child).unwrap(), GroupUsage { limit: 5, ..GroupUsage::default() });
+}
+
+/// INV-9: of what CPUs have in stock nothing is lost to a group that is full: whatever they did before, charges go on to the last page. What the group's
+/// counter says is no less than what it is charged for.
+#[test]
+fn what_others_have_in_stock_can_be_had() {
+    const CPUS: u64 = 40;
+    let host = Host::new(&[(16, 9000, true), (9016, 31_000, true)], CPUS as usize)
+        .with_nodes(&[0, 1], &core::array::from_fn::<_, { CPUS as usize }, _>(|cpu| cpu % 2));
+    let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+    let groups = Groups::boot(&frames).unwrap();
+    let mut dice = Dice(7);
+    for limit in [50, 400, 3000, 20_000] {
+        let top = groups.create(&frames, GroupId::ROOT, limit).unwrap();
+        let below = [0; 3].map(|_| groups.create(&frames, top, u64::MAX).unwrap());
+        let mut held: Vec<(Pfn, u8)> = Vec::new();
+        for _ in 0..20 {
+            let mut left = dice.roll(limit);
+            while left > 0 {
+                left -= 1;
+                host.on_cpu(dice.roll(CPUS) as usize);
+                if dice.roll(3) == 0 && !held.is_empty() {
+                    let (pfn, order) = held.swap_remove(dice.roll(held.len() as u64) as usize);
+                    Leavers::new(&frames, &groups).leave(pfn, frames.frame(pfn), 1 << order);
+                    // SAFETY: the test's alone.
+                    unsafe { frames.free(pfn, 1 << order, false, Use::Folio) };
+                    continue;
+                }
+                let order = if dice.roll(8) == 0 { 2 } else { 0 };
+                let folio = folio(&frames, order);
+                let group = below[dice.roll(3) as usize];
+                match groups.admit(&frames, group, folio, order, Some(LruList::Anon)) {
+                    Ok(()) => held.push((folio.0, order)),
+                    Err(why) => {
+                        assert_eq!(why, Refused::OverLimit(top));
+                        let usage = groups.usage(&frames, top).unwrap();
+                        assert!(usage.charged + (1 << order) > limit, "refused {} with {usage:?}", 1 << order);
+                        // SAFETY: the test's alone.
+                        unsafe { frames.free(folio.0, 1 << order, false, Use::Folio) };
+                    }
+                }
+                let (all, charged) =
+                    (groups.counters(top).unwrap().charged, groups.usage(&frames, top).unwrap().charged);
+                assert!(charged <= all && all <= limit, "{charged}, {all}");
+            }
+        }
+        for (pfn, order) in held {
+            Leavers::new(&frames, &groups).leave(pfn, frames.frame(pfn), 1 << order);
+            // SAFETY: the test's alone.
+            unsafe { frames.free(pfn, 1 << order, false, Use::Folio) };
+        }
+        below.iter().chain([&top]).for_each(|group| groups.remove(&frames, *group).unwrap());
+        assert_eq!(groups.usage(&frames, GroupId::ROOT).unwrap().charged, 0);
+    }
+}
+
+/// What a refused charge takes of locks does not depend on how many CPUs and groups there are; nor what statistics take on how many others use them.
+#[test]
+fn a_refused_charge_costs_the_same_everywhere() {
+    let costs = [(4, 10), (256, 10), (256, 500)].map(|(cpus, below)| {
+        let host = Host::with_frames(40_000, cpus);
+        let frames = Frames::boot(&host, BootOptions::default()).unwrap();
+        let groups = Groups::boot(&frames).unwrap();
+        let top = groups.create(&frames, GroupId::ROOT, 1000 + below).unwrap();
+        let children: Vec<_> = (0..below).map(|_| groups.create(&frames, top, u64::MAX).unwrap()).collect();
+        // Each has been in use, on some CPU, and each CPU has used one.
+        let held: Vec<_> = (0..cpus.max(below as usize))
+            .map(|i| {
+                host.on_cpu(i % cpus);
+                let folio = folio(&frames, 0);
+                let admitted = groups.admit(&frames, children[i % children.len()], folio, 0, Some(LruList::Anon));
+                (folio.0, admitted.is_ok())
+            })
+            .collect();
+        held.iter().filter(|(_, admitted)| *admitted).for_each(|(pfn, _)| {
+            Leavers::new(&frames, &groups).leave(*pfn, frames.frame(*pfn), 1);
+        });
+        host.on_cpu(0);
+        while groups.admit(&frames, children[0], folio(&frames, 0), 0, None).is_ok() {}
+        let cost = |what: &dyn Fn()| {
+            let before = host.locked.load(core::sync::atomic::Ordering::Relaxed);
+            what();
+            host.locked.load(core::sync::atomic::Ordering::Relaxed) - before
+        };
+        let page = folio(&frames, 0);
+        let refused = cost(&|| assert!(groups.admit(&frames, children[0], page, 0, None).is_err()));
+        let charged = cost(&|| assert_eq!(groups.counters(top).unwrap().charged, 1000 + below));
+        // One lock to charge; after that it is known that no stock is left.
+        assert_eq!((refused, charged), (1, 0), "{cpus} CPUs, {below} groups");
+        cost(&|| assert_eq!(groups.usage(&frames, top).unwrap().charged, 1000 + below))
+    });
+    assert!(costs.iter().all(|cost| *cost <= 10), "{costs:?}");
 }

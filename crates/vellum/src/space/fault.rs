@@ -350,7 +350,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             frames.put(pfn, head, pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };
-            return Err(Refused::from(over).into());
+            return Err(over.into());
         }
         Ok(())
     }

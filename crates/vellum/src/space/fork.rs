@@ -388,10 +388,11 @@ impl Areas {
     fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), Refused> {
         let (machine, group) = (child.tables.machine, child.group());
         let areas = child.areas.get_mut();
-        areas.reserve(machine, group, self.tree.len())?;
         for area in self.tree.iter_from(0).filter(|v| !v.flags.contains(AreaFlags::DONTFORK)) {
             let flags = area.flags - AreaFlags::LOCKS - AreaFlags::WATCHES;
             let area = Vma { flags, watcher: None, ..*area };
+            // One at a time: what so many inserts may need at most is a multiple of what they take.
+            areas.reserve(machine, group, 1)?;
             let inserted = areas.tree.insert(area);
             debug_assert!(inserted.is_ok(), "an area was added without being reserved");
             cache::hold(machine, &area.backing);

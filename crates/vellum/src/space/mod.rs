@@ -118,13 +118,13 @@ pub use watch::{Happening, WatchError, Watched};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-use crate::addr::{FRAME_SIZE, Pfn, VirtRange};
+use crate::addr::{Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
-use crate::frame::{Family, Use};
+use crate::frame::Family;
 use crate::group::{GroupError, GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
-use crate::stats::{SpaceSlot, resident};
+use crate::stats::{SLOT_FRAMES, SLOTS, SpaceSlot, SpaceSlots, resident};
 use crate::sync::PerCpuLock;
 use crate::table::PageTables;
 use areas::Areas;
@@ -141,7 +141,7 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     family: Family,
     /// The most pages that were ever resident, as far as looked at.
     peak: AtomicU64,
-    slots_at: Pfn,
+    slots_in: SlotFrames,
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -150,35 +150,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// No memory for its root table and counters, or the group may not have it (or does not exist).
     pub fn new(machine: &'m Machine<'m, P>, arch: A, group: GroupId, limits: Limits) -> Result<Self, Refused> {
-        if !machine.groups().exists(group) {
+        let groups = machine.groups();
+        if !groups.pin(group) {
             return Err(Refused::OutOfMemory);
         }
-        let cpus = machine.platform().count();
-        let slots_at = machine.frames().alloc(Self::slots_order(cpus), true, Use::Kernel)?;
-        let first = machine.frames().at(slots_at.addr()).as_ptr().cast::<SpaceSlot>();
-        // SAFETY: zeroed frames of sufficient size, given back only in `drop`, after the last use of the slots; a zeroed
-        // `SpaceSlot` is a valid one, and made of atomics.
-        let slots: &'m [SpaceSlot] = unsafe { core::slice::from_raw_parts(first, cpus) };
-        match PageTables::new(machine, arch, group, slots) {
-            Ok(tables) => Ok(AddressSpace {
+        let made = SlotFrames::new(machine, group).and_then(|slots_in| {
+            let slots = slots_in.slots(machine);
+            let tables = PageTables::new(machine, arch, group, slots).inspect_err(|_| slots_in.free(machine))?;
+            Ok(AddressSpace {
                 family: Family::of(tables.tlb.space.0),
                 areas: PerCpuLock::new(Areas::new(limits, &arch)),
                 ended: AtomicU32::new(0),
                 tables,
                 tracks: AtomicBool::new(false),
                 peak: AtomicU64::new(0),
-                slots_at,
-            }),
-            Err(error) => {
-                // SAFETY: just allocated; the only reference went with the tables that weren't made.
-                unsafe { machine.frames().free(slots_at, 1 << Self::slots_order(cpus), true, Use::Kernel) };
-                Err(error)
-            }
-        }
-    }
-
-    fn slots_order(cpus: usize) -> u8 {
-        (cpus * size_of::<SpaceSlot>()).div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8
+                slots_in,
+            })
+        });
+        made.inspect_err(|_| groups.unpin(group))
     }
 
     /// Cut runs at `entries` entries. One makes the engine work page by page, as kernels without runs do: the benchmarks'
@@ -216,10 +205,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn set_group(&self, group: GroupId) -> Result<(), GroupError> {
         // Faults charge inside the lock: none that began before goes on with the old group once this returns.
         let _areas = self.write();
-        if !self.machine().groups().exists(group) {
+        let groups = self.machine().groups();
+        if !groups.pin(group) {
             return Err(GroupError::NoSuchGroup(group));
         }
+        let before = self.tables.group();
         self.tables.set_group(group);
+        groups.unpin(before);
         Ok(())
     }
 
@@ -255,7 +247,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Pages of 4 KiB now resident.
     fn resident_pages(&self) -> u64 {
-        resident(self.tables.slots)
+        resident(&self.tables.slots)
     }
 
     /// Remember how much was resident, before it becomes less.
@@ -274,9 +266,50 @@ impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
         self.tables.free_root();
         let machine = self.tables.machine;
         self.areas.get_mut().clear(machine);
-        let order = Self::slots_order(machine.platform().count());
-        // SAFETY: `&mut self`: nobody else has the space, and this is the last use of the slots, which hold counts and so
-        // are not zero.
-        unsafe { machine.frames().free(self.slots_at, 1 << order, false, Use::Kernel) };
+        self.slots_in.free(machine);
+        machine.groups().unpin(self.tables.group());
+    }
+}
+
+/// The frames of a space's slots, charged to the group that it was made in.
+struct SlotFrames([Pfn; SLOT_FRAMES]);
+
+impl SlotFrames {
+    fn new<P: Platform>(machine: &Machine<'_, P>, group: GroupId) -> Result<Self, Refused> {
+        let mut frames = SlotFrames([Pfn::NONE; SLOT_FRAMES]);
+        for at in 0..machine.platform().count().div_ceil(SLOTS) {
+            match machine.groups().alloc(machine.frames(), group, 0, true) {
+                Ok(pfn) => frames.0[at] = pfn,
+                Err(why) => {
+                    frames.free(machine);
+                    return Err(why);
+                }
+            }
+        }
+        Ok(frames)
+    }
+
+    fn slots<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> SpaceSlots<'m> {
+        SpaceSlots::new(machine.platform().count(), |i| {
+            let first = machine.frames().at(self.0[i].addr());
+            // SAFETY: a frame of zeros, which are valid slots and made of atomics, as many as fill a frame. It is given back after the last use
+            // of the slots only: when the space is dropped, or could not be made.
+            unsafe { first.cast::<[SpaceSlot; SLOTS]>().as_ref() }
+        })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Pfn> {
+        self.0.into_iter().filter(|pfn| *pfn != Pfn::NONE)
+    }
+
+    fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    fn free<P: Platform>(&self, machine: &Machine<'_, P>) {
+        for pfn in self.iter() {
+            // SAFETY: the space's own, which nobody has any more. They may hold counts.
+            unsafe { machine.groups().free(machine.frames(), pfn, 0, false) };
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::flag;
@@ -68,6 +68,8 @@ pub struct SpaceStats {
     pub peak: u64,
     /// Page tables of all levels (`VmPTE`).
     pub tables: u64,
+    /// The engine's other structures for the space: nodes of areas, and what each CPU counts.
+    pub kernel: u64,
     /// Areas.
     pub areas: usize,
 }
@@ -127,7 +129,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The space in numbers; exact when nothing runs.
     pub fn stats(&self) -> SpaceStats {
         let peak = self.note_peak();
-        let count = |c| sum(self.tables.slots, c) << FRAME_SHIFT;
+        let count = |c| sum(&self.tables.slots, c) << FRAME_SHIFT;
         let areas = self.read();
         SpaceStats {
             mapped: areas.mapped,
@@ -139,6 +141,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             swap: count(SpaceCounter::Swap),
             peak: peak.max(self.peak.load(Relaxed)) << FRAME_SHIFT,
             tables: count(SpaceCounter::Tables),
+            kernel: (self.slots_in.len() + areas.tree.nodes() + areas.tree.spares()) as u64 * FRAME_SIZE,
             areas: areas.tree.iter_from(0).filter(|v| v.state != State::Dying).count(),
         }
     }

@@ -56,7 +56,7 @@ use crate::arch::Arch;
 use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
-use crate::stats::{SpaceCounter, SpaceSlot};
+use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
 use crate::tlb::Shootdown;
 
 /// The page tables of one address space.
@@ -67,7 +67,7 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) tlb: Shootdown<'m, P>,
     /// Changed under the lock of the areas, in which faults read it.
     group: AtomicU16,
-    pub(crate) slots: &'m [SpaceSlot],
+    pub(crate) slots: SpaceSlots<'m>,
     /// Runs are cut at this many entries: one makes the engine work page by page, to measure what runs are worth.
     pub(crate) max_run: usize,
     /// Whether leaves are joined to blocks.
@@ -80,7 +80,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         machine: &'m Machine<'m, P>,
         arch: A,
         group: GroupId,
-        slots: &'m [SpaceSlot],
+        slots: SpaceSlots<'m>,
     ) -> Result<Self, Refused> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
@@ -111,7 +111,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// This CPU's slot of the space's counts.
     #[inline]
     pub(crate) fn slot(&self) -> &'m SpaceSlot {
-        &self.slots[self.platform().current()]
+        self.slots.of(self.platform().current())
     }
 
     /// The entries of a table, wherever it is in its life.

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::addr::{Pfn, VirtRange};
 use crate::machine::Machine;
 use crate::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
-use crate::stats::{Counter, SpaceCounter, SpaceSlot};
+use crate::stats::{Counter, SpaceCounter, SpaceSlots};
 
 /// Proof that translations were invalidated after they had been removed from the tables.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Shootdown<'m, P: Platform> {
     pub(crate) space: SpaceId,
     pub(crate) root: Pfn,
     users: [AtomicU64; MAX_CPUS / 64],
-    slots: &'m [SpaceSlot],
+    slots: SpaceSlots<'m>,
     /// Gathers that may have emptied entries and not flushed.
     gathers: AtomicU32,
     /// Evictions of which the same is true.
@@ -34,7 +34,7 @@ impl Drop for Evicting<'_> {
 }
 
 impl<'m, P: Platform> Shootdown<'m, P> {
-    pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn, slots: &'m [SpaceSlot]) -> Self {
+    pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn, slots: SpaceSlots<'m>) -> Self {
         Shootdown {
             machine,
             space,
@@ -61,7 +61,7 @@ impl<'m, P: Platform> Shootdown<'m, P> {
     /// Of what was taken out of page tables and counted as anonymous memory, so many frames were an object's.
     #[cold]
     pub(super) fn were_objects(&self, frames: u64) {
-        let slot = &self.slots[self.machine.platform().current()];
+        let slot = self.slots.of(self.machine.platform().current());
         slot.add(SpaceCounter::Anon, frames as i64);
         slot.add(SpaceCounter::Shmem, -(frames as i64));
     }

@@ -27,7 +27,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use linux_raw_sys::general::{CGROUP2_SUPER_MAGIC, SIGKILL};
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupError, GroupId, GroupUsage};
+use vellum::group::{GroupCounters, GroupError, GroupId, GroupUsage};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
@@ -116,14 +116,15 @@ pub fn engine(group: u32) -> Option<GroupId> {
 
 /// How many pages a group has more than it may have.
 pub fn excess(group: u32) -> u64 {
-    let usage = engine(group).and_then(|group| usage(group).ok());
-    usage.map_or(0, |usage| usage.charged.saturating_sub(usage.limit))
+    let counters = engine(group).and_then(|group| counters(group).ok());
+    counters.map_or(0, |counters| counters.charged.saturating_sub(counters.limit))
 }
 
 /// Bytes that a group and those below it have in swap; what several have, each of them has.
 fn swapped(group: u32) -> u64 {
     let below = processes::all().into_iter().filter(|process| is_below(process, group));
-    let objects = engine(group).and_then(|group| usage(group).ok()).map_or(0, |usage| usage.swapped * FRAME_SIZE);
+    let objects =
+        engine(group).and_then(|group| counters(group).ok()).map_or(0, |counters| counters.swapped * FRAME_SIZE);
     reclaim::spaces_of(below).iter().map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
@@ -142,7 +143,7 @@ pub fn tell_swap_room() {
 
 /// How many pages a group may have.
 pub fn limit(group: u32) -> u64 {
-    TABLE.lock().engine(group).ok().and_then(|group| usage(group).ok()).map_or(u64::MAX, |usage| usage.limit)
+    TABLE.lock().engine(group).ok().and_then(|group| counters(group).ok()).map_or(u64::MAX, |counters| counters.limit)
 }
 
 /// The path of a group, from the root on.
@@ -187,6 +188,10 @@ pub fn note(group: u32, event: Event) {
             } += 1;
         }
     }
+}
+
+fn counters(group: GroupId) -> Result<GroupCounters, Errno> {
+    machine().groups().counters(group).map_err(|_| Errno::ENODEV)
 }
 
 fn usage(group: GroupId) -> Result<GroupUsage, Errno> {
@@ -234,6 +239,8 @@ impl cgroup::Groups for Memory {
         }
         table.leaving.try_reserve(1)?;
         if let Some(group) = table.groups.remove(&group) {
+            // What is left of it is limited by those above: a limit that nobody finds by its name is nobody's to relieve.
+            let _ = machine().groups().set_limit(group.engine, u64::MAX);
             table.leaving.push(group.engine);
         }
         table.sweep();
@@ -249,14 +256,14 @@ impl cgroup::Groups for Memory {
                 numbers.sort_unstable();
                 Words::of(|text| numbers.iter().try_for_each(|number| writeln!(text, "{number}")))
             }
-            Control::Current => Ok(bytes(usage(engine)?.charged)),
+            Control::Current => Ok(bytes(counters(engine)?.charged)),
             Control::SwapCurrent => Ok(said(Some(swapped(group)))),
             Control::SwapMax => {
                 let most = TABLE.lock().groups.get(&group).map_or(u64::MAX, |group| group.swap);
                 Ok(said((most < u64::MAX).then_some(most)))
             }
-            Control::Peak => usage(engine).map(|usage| bytes(usage.peak.max(usage.charged))),
-            Control::Max => match usage(engine)?.limit {
+            Control::Peak => counters(engine).map(|counters| bytes(counters.peak.max(counters.charged))),
+            Control::Max => match counters(engine)?.limit {
                 u64::MAX => Ok(said(None)),
                 pages => Ok(bytes(pages)),
             },
@@ -289,7 +296,9 @@ impl cgroup::Groups for Memory {
             Control::Max => {
                 let limit = amount(value)?.map_or(u64::MAX, |bytes| bytes / FRAME_SIZE);
                 let engine = TABLE.lock().engine(group)?;
-                machine().groups().set_limit(engine, limit).map_err(|_| Errno::ENODEV)?;
+                let groups = machine().groups();
+                groups.set_limit(engine, limit).map_err(|_| Errno::ENODEV)?;
+                groups.drain(machine().frames(), engine).map_err(|_| Errno::ENODEV)?;
                 if excess(group) > 0 {
                     oom::enforce(group);
                 }

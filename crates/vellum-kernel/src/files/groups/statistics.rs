@@ -89,8 +89,8 @@ pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
     })
 }
 
-/// `memory.stat`. What a group is charged for is anonymous memory, objects', and the kernel's for it: page tables for the most
-/// part.
+/// `memory.stat`. A group is charged for anonymous memory, objects', and the kernel's for it: page tables, nodes of VMAs and of objects'
+/// indices, what spaces count per CPU, and (`percpu`) the lists of groups below it.
 pub fn of(group: u32, engine: GroupId) -> Result<Vec<u8>, Errno> {
     let (listed, cached) = {
         let table = TABLE.lock();
@@ -99,8 +99,9 @@ pub fn of(group: u32, engine: GroupId) -> Result<Vec<u8>, Errno> {
         groups.extend(below(&table, group));
         (listed_below(&table, group, None), machine().swap_cached(|of| groups.contains(&of)))
     };
-    let charged = usage(engine)?.charged;
+    let usage = usage(engine)?;
+    let charged = usage.charged;
     let others = charged.saturating_sub(listed.anonymous + listed.unevictable + listed.objects);
-    let rows = listed.rows().into_iter().chain([("kernel", others), ("swapcached", cached)]);
+    let rows = listed.rows().into_iter().chain([("kernel", others), ("percpu", usage.shards), ("swapcached", cached)]);
     Words::of(|text| rows.into_iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
 }

@@ -1,0 +1,263 @@
+//! All that a group's programs have the engine allocate is charged to the group: its limit holds for all of it, on machines of any size, and a
+//! refusal names the group.
+
+use vellum::arch::X86_64;
+use vellum::cache::Object;
+use vellum::group::{GroupError, GroupId, MayBeRefused, Refused};
+use vellum::space::{Access, FaultError, Limits, MapFlags, MapRequest};
+use vellum::vma::Prot;
+use vellum::{AddressSpace, Machine};
+use vellum_sim::{Config, Fast};
+
+const BASE: u64 = 0x20_0000_0000;
+const PAGE: u64 = 4096;
+/// 1 MiB.
+const LIMIT: u64 = 256;
+
+type Space<'m> = AddressSpace<'m, Fast, X86_64>;
+
+/// What a test keeps of what it got.
+#[derive(Default)]
+struct Loot<'m> {
+    spaces: Vec<Space<'m>>,
+    objects: Vec<Object<'m, Fast>>,
+    groups: Vec<GroupId>,
+}
+
+/// Lets `attack` take what it gets in a group of 1 MiB, until it is refused; on machines with more and fewer CPUs. The group takes as much as it
+/// is charged for, and all of that comes back.
+fn may_take_no_more<const N: usize>(
+    attacks: [for<'m> fn(&'m Machine<'m, Fast>, GroupId, &mut Loot<'m>) -> Refused; N],
+) {
+    for cpus in [1, 64, 65, 256] {
+        let sim = Config::new(256 << 20).cpus(cpus).fast().unwrap();
+        let _cpu = sim.cpu(cpus - 1);
+        let machine = Machine::boot(&sim, Default::default()).unwrap();
+        let (groups, frames) = (machine.groups(), machine.frames());
+        let before = frames.free_frames();
+        let group = groups.create(frames, GroupId::ROOT, LIMIT).unwrap();
+        let (free, own) = (frames.free_frames(), groups.usage(frames, GroupId::ROOT).unwrap().shards);
+        assert_eq!(own, 1, "a new group takes a frame, however many CPUs there are");
+        let mut loot = Loot::default();
+        for attack in attacks {
+            assert_eq!(attack(&machine, group, &mut loot), Refused::OverLimit(group), "{cpus} CPUs");
+        }
+        let usage = groups.usage(frames, group).unwrap();
+        let taken = free - frames.free_frames();
+        assert!(usage.charged <= LIMIT && usage.charged + 32 > LIMIT, "{cpus} CPUs: {usage:?}");
+        // Heads of groups, 32 to a frame, are the machine's.
+        let heads = (loot.groups.len() as u64 + 1) / 32;
+        assert_eq!(taken, usage.charged + heads, "{cpus} CPUs");
+        assert!(taken * 10 <= LIMIT * 11, "{cpus} CPUs: {taken} pages");
+        drop((loot.spaces, loot.objects));
+        loot.groups.iter().rev().for_each(|child| groups.remove(frames, *child).unwrap());
+        groups.remove(frames, group).unwrap();
+        assert_eq!(groups.usage(frames, GroupId::ROOT).unwrap().charged, 0);
+        assert_eq!(frames.free_frames() + heads, before, "{cpus} CPUs");
+    }
+}
+
+fn space<'m>(machine: &'m Machine<'m, Fast>, group: GroupId) -> Result<Space<'m>, Refused> {
+    AddressSpace::new(machine, X86_64::four_levels(), group, Limits::default())
+}
+
+fn fixed(addr: u64, prot: Prot) -> MapRequest {
+    MapRequest { addr, len: PAGE, prot, flags: MapFlags::FIXED | MapFlags::NORESERVE }
+}
+
+/// Spaces with as many areas as there are to be had.
+fn areas<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+    loop {
+        let space = match space(machine, group) {
+            Ok(space) => space,
+            Err(why) => return why,
+        };
+        for i in 0..65_000 {
+            let prot = if i % 2 == 0 { Prot::READ } else { Prot::READ | Prot::WRITE };
+            if let Err(error) = space.map(fixed(BASE + i * PAGE, prot)) {
+                loot.spaces.push(space);
+                return error.refused().expect("an error of the group");
+            }
+        }
+        loot.spaces.push(space);
+    }
+}
+
+/// Children of a space, and of those.
+fn children<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+    let first = match space(machine, group) {
+        Ok(first) => first,
+        Err(why) => return why,
+    };
+    for i in 0..300 {
+        if let Err(error) = first.map(fixed(BASE + i * PAGE, if i % 2 == 0 { Prot::READ } else { Prot::WRITE })) {
+            return error.refused().expect("an error of the group");
+        }
+    }
+    loot.spaces.push(first);
+    loop {
+        match loot.spaces[loot.spaces.len() - 1].fork() {
+            Ok(child) => loot.spaces.push(child),
+            Err(error) => return error.refused().expect("an error of the group"),
+        }
+    }
+}
+
+/// Page tables: a page here and there.
+fn tables<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+    let space = match space(machine, group) {
+        Ok(space) => space,
+        Err(why) => return why,
+    };
+    let mut why = None;
+    for i in 0.. {
+        let at = BASE + (i << 30);
+        let mapped = space.map(fixed(at, Prot::READ | Prot::WRITE));
+        why = mapped.err().and_then(|error| error.refused());
+        if why.is_none() {
+            // A read: of zeros, which nobody is charged for.
+            why = space.fault(at, Access::Read).err().and_then(|error| error.refused());
+        }
+        if why.is_some() {
+            break;
+        }
+    }
+    loot.spaces.push(space);
+    why.expect("it was refused")
+}
+
+/// Objects, and those with a page at the end of everything, for which the index is as high as can be.
+fn objects<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+    for i in 0.. {
+        let object = match Object::new(machine, &X86_64::four_levels(), group, 0, i64::MAX as u64) {
+            Ok(object) => object,
+            Err(error) => return error.refused().expect("an error of the group"),
+        };
+        let page = if i % 2 == 0 { None } else { object.page_or_new((1 << 50) + i, group).err() };
+        loot.objects.push(object);
+        if let Some(error) = page {
+            return error.refused().expect("an error of the group");
+        }
+    }
+    unreachable!()
+}
+
+/// Groups below the group, of which each second has one more CPU's memory.
+fn groups<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+    loop {
+        match machine.groups().create(machine.frames(), group, u64::MAX) {
+            Ok(child) => loot.groups.push(child),
+            Err(GroupError::NoMemory(why)) => return why,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+#[test]
+fn nodes_of_areas_are_charged() {
+    may_take_no_more([areas]);
+}
+
+#[test]
+fn children_are_charged() {
+    may_take_no_more([children]);
+}
+
+#[test]
+fn page_tables_are_charged() {
+    may_take_no_more([tables]);
+}
+
+#[test]
+fn objects_and_their_indices_are_charged() {
+    may_take_no_more([objects]);
+}
+
+#[test]
+fn groups_are_charged_to_their_parents() {
+    may_take_no_more([groups]);
+}
+
+#[test]
+fn a_limit_holds_for_everything_together() {
+    may_take_no_more([tables, areas, objects, children, groups]);
+}
+
+/// What a space was charged for stays with its group when the space moves, and comes back to that group.
+#[test]
+fn what_was_charged_stays_where_it_was() {
+    let sim = Config::new(64 << 20).cpus(100).fast().unwrap();
+    let _cpu = sim.cpu(99);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    let (groups, frames) = (machine.groups(), machine.frames());
+    let [one, other] = [0, 1].map(|_| groups.create(frames, GroupId::ROOT, u64::MAX).unwrap());
+    let charged = || [one, other].map(|group| groups.usage(frames, group).unwrap().charged);
+    let space = space(&machine, one).unwrap();
+    let map = |from: u64, to: u64| {
+        (from..to).for_each(|i| {
+            space.map(fixed(BASE + i * PAGE, if i % 2 == 0 { Prot::READ } else { Prot::WRITE })).unwrap();
+        });
+    };
+    // A root, two frames of slots, and a node.
+    map(0, 10);
+    assert_eq!(charged(), [4, 0]);
+    space.set_group(other).unwrap();
+    assert_eq!(groups.remove(frames, other), Err(GroupError::Busy(other)), "a space is in it");
+    map(10, 1000);
+    let [before, more] = charged();
+    assert!(before == 4 && more > 10, "{before} and {more}");
+    space.unmap(BASE, 1000 * PAGE).unwrap();
+    let [left, most] = charged();
+    assert!(left + most <= 4 && left >= 3, "{left} and {most}");
+    drop(space);
+    assert_eq!(charged(), [0, 0]);
+    [one, other].iter().for_each(|group| groups.remove(frames, *group).unwrap());
+}
+
+/// A fault that needs a table, and a write that needs a page, are refused by the group above too, and say so.
+#[test]
+fn the_group_that_is_full_is_named() {
+    let sim = Config::new(64 << 20).cpus(2).fast().unwrap();
+    let _cpu = sim.cpu(0);
+    let machine = Machine::boot(&sim, Default::default()).unwrap();
+    let (groups, frames) = (machine.groups(), machine.frames());
+    let top = groups.create(frames, GroupId::ROOT, u64::MAX).unwrap();
+    let child = groups.create(frames, top, u64::MAX).unwrap();
+    let space = space(&machine, child).unwrap();
+    space.map(fixed(BASE, Prot::READ | Prot::WRITE)).unwrap();
+    for (full, other) in [(top, child), (child, top)] {
+        groups.set_limit(other, u64::MAX).unwrap();
+        groups.set_limit(full, groups.usage(frames, full).unwrap().charged).unwrap();
+        groups.drain(frames, full).unwrap();
+        let refused = FaultError::NoMemory(Refused::OverLimit(full));
+        assert_eq!(space.fault(BASE, Access::Read), Err(refused), "no table");
+        assert_eq!(space.fault(BASE, Access::Write), Err(refused), "no page");
+        assert_eq!(space.fork().err().and_then(|error| error.refused()), Some(Refused::OverLimit(full)));
+    }
+}
+
+/// Pages that CPUs have charged in advance are not lost to a group that is full: it comes up to its limit, and not further.
+#[test]
+fn a_group_has_all_that_it_may_have() {
+    const CPUS: usize = 64;
+    const MANY: u64 = 10_000;
+    let sim = Config::new(256 << 20).cpus(CPUS).fast().unwrap();
+    let machine = sim.on_cpu(0, || Machine::boot(&sim, Default::default()).unwrap());
+    let (groups, frames) = (machine.groups(), machine.frames());
+    let group = sim.on_cpu(0, || groups.create(frames, GroupId::ROOT, MANY).unwrap());
+    let space = sim.on_cpu(0, || space(&machine, group).unwrap());
+    let request = MapRequest { len: 2 * MANY * PAGE, ..fixed(BASE, Prot::READ | Prot::WRITE) };
+    sim.on_cpu(0, || space.map(request).unwrap());
+    for cpu in 0..CPUS {
+        sim.on_cpu(cpu, || space.fault(BASE + cpu as u64 * PAGE, Access::Write).unwrap());
+    }
+    sim.on_cpu(0, || {
+        let refused = (CPUS as u64..).find_map(|i| space.fault(BASE + i * PAGE, Access::Write).err());
+        assert_eq!(refused, Some(FaultError::NoMemory(Refused::OverLimit(group))));
+        assert_eq!(groups.usage(frames, group).unwrap().charged, MANY);
+        assert_eq!(groups.counters(group).unwrap().charged, MANY);
+        drop(space);
+        assert_eq!(groups.usage(frames, group).unwrap().charged, 0);
+        groups.remove(frames, group).unwrap();
+    });
+}
