@@ -333,9 +333,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let arch = &self.tables.arch;
         let mut left = runs;
         while let [run, rest @ ..] = left {
-            if self.tables.map_run(within.intersect(&run.range(arch)), run).is_err() {
+            if let Err(error) = self.tables.map_run(within.intersect(&run.range(arch)), run) {
                 left.iter().for_each(|run| self.give_up(run));
-                return Err(Refused::OutOfMemory);
+                return Err(error.shortage());
             }
             self.count_adopted(run);
             left = rest;
