@@ -142,6 +142,13 @@ impl CpuSet {
         CpuSet { words }
     }
 
+    /// The set of one CPU.
+    pub const fn one(cpu: usize) -> Self {
+        let mut words = [0; MAX_CPUS / 64];
+        words[cpu / 64] = 1 << (cpu % 64);
+        CpuSet { words }
+    }
+
     /// Whether `cpu` is in it.
     pub fn contains(&self, cpu: usize) -> bool {
         self.words.get(cpu / 64).is_some_and(|w| w >> (cpu % 64) & 1 == 1)
@@ -195,6 +202,20 @@ pub unsafe trait Tlb {
     /// Invalidate on each CPU of the set, and wait. Called with no lock held that the other CPUs might need with their
     /// interrupts masked, except a page table's.
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet);
+
+    /// Invalidates on the CPU that calls this, so that an access which faulted there sees what entries allow now. Nothing is freed
+    /// on the strength of it, and a host that runs other spaces on that CPU meanwhile, or has no translations of this one there,
+    /// may do nothing. With [`Invalidation::tables`] what the CPU has cached of the tables on the way goes too. Called in formats
+    /// that need it ([`crate::arch::stale`]), with a page table's lock or none.
+    ///
+    /// AArch64: `TLBI VAE1` for each page, `DSB NSH`, `ISB`. RISC-V: `SFENCE.VMA` with each page's address, or without one if
+    /// `tables`, as with an address it reaches leaf entries only.
+    fn invalidate_local(&self, what: &Invalidation<'_>)
+    where
+        Self: Cpus,
+    {
+        self.invalidate(what, &CpuSet::one(self.current()));
+    }
 }
 
 /// Time.
@@ -306,5 +327,6 @@ mod tests {
         assert_eq!(set.iter().collect::<Vec<_>>(), members);
         assert!((0..MAX_CPUS).all(|cpu| set.contains(cpu) == members.contains(&cpu)));
         assert_eq!(CpuSet::default().iter().next(), None);
+        members.iter().for_each(|cpu| assert_eq!(CpuSet::one(*cpu).iter().collect::<Vec<_>>(), [*cpu]));
     }
 }

@@ -101,6 +101,10 @@ unsafe impl Tlb for Host {
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         shootdown::invalidate(what, cpus);
     }
+
+    fn invalidate_local(&self, what: &Invalidation<'_>) {
+        shootdown::invalidate_local(what);
+    }
 }
 
 impl platform::Clock for Host {

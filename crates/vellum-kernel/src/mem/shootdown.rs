@@ -10,7 +10,7 @@
 use crate::arch::paging::{flush_pages, flush_user, publish};
 use crate::arch::{interrupts, irq};
 use crate::mem::machine;
-use crate::mem::space::Change;
+use crate::mem::space::{self, Change};
 use crate::percpu::{self, MAX_CPUS};
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -56,6 +56,14 @@ pub fn invalidate(what: &Invalidation<'_>, cpus: &CpuSet) {
     }
     publish();
     ask(others, concerned, &Work::Drop { ranges: what.ranges, stride_shift: what.stride_shift, change });
+}
+
+/// Invalidates on this processor alone, if it has the space loaded, so that what faulted there sees what the tables allow now. If it
+/// has not, it may go on holding old translations of the space, and whatever faults by one comes here again.
+pub fn invalidate_local(what: &Invalidation<'_>) {
+    if space::is_loaded(what.space, percpu::current().index) {
+        drop_translations(what.ranges, what.stride_shift);
+    }
 }
 
 /// Returns when every processor has had a barrier since this was called.
@@ -112,14 +120,20 @@ impl Work<'_> {
     /// [`Invalidation::tables`] is served too.
     fn carry_out(&self) {
         let Work::Drop { ranges, stride_shift, change } = *self else { return fence(SeqCst) };
-        let stride = 1 << stride_shift;
-        let pages: u64 = ranges.iter().map(|range| range.len().div_ceil(stride)).sum();
-        let all = ranges.is_empty() || pages > MOST_PAGES;
-        if all {
-            flush_user();
-        } else {
-            flush_pages(ranges.iter().flat_map(|range| (range.start..range.end).step_by(stride as usize)));
-        }
+        let all = drop_translations(ranges, stride_shift);
         change.heard(all);
     }
+}
+
+/// Drops this processor's translations of some ranges of the space that it has loaded; whether all of that space's, as that is less work.
+fn drop_translations(ranges: &[VirtRange], stride_shift: u32) -> bool {
+    let stride = 1 << stride_shift;
+    let pages: u64 = ranges.iter().map(|range| range.len().div_ceil(stride)).sum();
+    let all = ranges.is_empty() || pages > MOST_PAGES;
+    if all {
+        flush_user();
+    } else {
+        flush_pages(ranges.iter().flat_map(|range| (range.start..range.end).step_by(stride as usize)));
+    }
+    all
 }

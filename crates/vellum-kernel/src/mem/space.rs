@@ -286,6 +286,11 @@ static GENERATIONS: Generations = Generations::new();
 static LOADED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(NOBODY) }; MAX_CPUS];
 const NOBODY: u64 = u64::MAX;
 
+/// Whether a processor has the space with this number loaded.
+pub fn is_loaded(space: SpaceId, cpu: usize) -> bool {
+    LOADED[cpu].load(SeqCst) == u64::from(space.0)
+}
+
 /// A change of a space's tables that processors are to hear of.
 #[derive(Clone, Copy)]
 pub struct Change {
@@ -303,7 +308,7 @@ impl Change {
 
     /// Whether the processor has the space loaded: then it must be told. If not, it finds out when it loads it.
     pub fn concerns(&self, cpu: usize) -> bool {
-        LOADED[cpu].load(SeqCst) == u64::from(self.space)
+        is_loaded(SpaceId(self.space), cpu)
     }
 
     /// This processor has dropped what was asked for, or all that it held of the space, if it has the space loaded.

@@ -68,7 +68,7 @@
 //! long as a run does not cross a multiple of 2^48 (64 KiB) or 2^50 bytes (4 and 16 KiB). A naturally aligned folio never
 //! does.
 
-use super::{Arch, Attrs, Kind, Marker, Swapped};
+use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
 use crate::addr::PhysAddr;
 
 const VALID: u64 = 1 << 0;
@@ -216,6 +216,13 @@ impl Arch for Aarch64 {
     const HARDWARE_INVERTED: u64 = READ_ONLY;
     const JOINED: u64 = Self::CONTIGUOUS;
     const MAX_SLOT: u64 = (1 << 43) - 1;
+
+    #[inline(always)]
+    fn tlb_rules(&self) -> TlbRules {
+        // To a CPU that leaves dirty to software, a clean entry is one that denies writing.
+        let (denied, not_dirty) = (Stale::UntilInvalidated, Stale::UntilInvalidated);
+        TlbRules { not_present: Stale::NotCached, denied, not_accessed: Stale::NotCached, not_dirty }
+    }
 
     // Which bits say dirty depends on whether the leaf is writable, and the two need not be alike in that.
     #[inline]

@@ -14,6 +14,7 @@
 
 mod aarch64;
 mod riscv64;
+pub mod stale;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -21,6 +22,7 @@ mod x86_64;
 
 pub use aarch64::Aarch64;
 pub use riscv64::Riscv64;
+pub use stale::{Stale, TlbRules};
 pub use user::{BadRange, UserRange};
 pub use x86_64::X86_64;
 
@@ -206,6 +208,9 @@ pub trait Arch: Copy + Send + Sync + 'static {
 
     /// The address in a pointer to a table.
     fn table_addr(&self, raw: u64) -> PhysAddr;
+
+    /// Returns what TLBs may hold of entries that have since come to allow more. Constant where CPUs do not differ.
+    fn tlb_rules(&self) -> TlbRules;
 
     /// What leaves of this format can remember; the rest is dropped when a leaf is made, and read as absent.
     fn supported(&self) -> Attrs {

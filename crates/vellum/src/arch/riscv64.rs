@@ -36,9 +36,11 @@
 //! A CPU sets A and D by itself (Svadu) or faults where they are clear (Svade). In the latter case the fault handler finds
 //! a leaf that already allows the access, and stores it anew with the bits set.
 //!
+//! A TLB may hold any entry that it has read, valid or not, until a fence ([`super::stale`]).
+//!
 //! Addresses are sign-extended to 64 bits; user mode has the lower half, where the bits above are 0.
 
-use super::{Arch, Attrs, Kind, Marker, Swapped};
+use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
 use crate::addr::{FRAME_SHIFT, PhysAddr};
 
 const VALID: u64 = 1 << 0;
@@ -81,6 +83,7 @@ pub struct Riscv64 {
     levels: u8,
     rsw60t59b: bool,
     napot: bool,
+    vvptc: bool,
 }
 
 impl Riscv64 {
@@ -90,22 +93,28 @@ impl Riscv64 {
 
     /// 39-bit addresses, three levels.
     pub const fn sv39() -> Self {
-        Riscv64 { levels: 3, rsw60t59b: false, napot: false }
+        Riscv64 { levels: 3, rsw60t59b: false, napot: false, vvptc: false }
     }
 
     /// 48-bit addresses, four levels.
     pub const fn sv48() -> Self {
-        Riscv64 { levels: 4, rsw60t59b: false, napot: false }
+        Riscv64 { levels: 4, rsw60t59b: false, napot: false, vvptc: false }
     }
 
     /// 57-bit addresses, five levels.
     pub const fn sv57() -> Self {
-        Riscv64 { levels: 5, rsw60t59b: false, napot: false }
+        Riscv64 { levels: 5, rsw60t59b: false, napot: false, vvptc: false }
     }
 
     /// For a CPU with Svnapot: aligned 64 KiB can be one translation. On any other CPU such an entry faults.
     pub const fn with_napot(self) -> Self {
         Riscv64 { napot: true, ..self }
+    }
+
+    /// For a CPU with Svvptc: an entry that becomes valid is seen in bounded time. Any other CPU may hold that there is nothing, and
+    /// is to be told.
+    pub const fn with_vvptc(self) -> Self {
+        Riscv64 { vvptc: true, ..self }
     }
 
     /// For a CPU with Svrsw60t59b, which leaves bits 59 and 60 to software: soft-dirty works. On any other CPU an entry
@@ -125,6 +134,13 @@ impl Arch for Riscv64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
     const JOINED: u64 = Self::NAPOT;
     const MAX_SLOT: u64 = (1 << 48) - 1;
+
+    #[inline(always)]
+    fn tlb_rules(&self) -> TlbRules {
+        let not_present = if self.vvptc { Stale::Bounded } else { Stale::UntilInvalidated };
+        let denied = Stale::UntilInvalidated;
+        TlbRules { not_present, denied, not_accessed: denied, not_dirty: denied }
+    }
 
     fn supported(&self) -> Attrs {
         if self.rsw60t59b { Attrs::all() } else { Attrs::all() - Attrs::SOFT_DIRTY }

@@ -15,7 +15,7 @@
 //! addresses (L1 Terminal Fault, CVE-2018-3620) sees one that no memory answers. Markers and busy entries hold neither: they
 //! name frame 0, which the engine never gives out.
 
-use super::{Arch, Attrs, Kind, Marker, Swapped};
+use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
 use crate::addr::PhysAddr;
 
 const PRESENT: u64 = 1 << 0;
@@ -73,6 +73,13 @@ impl X86_64 {
 impl Arch for X86_64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
     const MAX_SLOT: u64 = (1 << (64 - SLOT_SHIFT)) - 1;
+
+    #[inline(always)]
+    fn tlb_rules(&self) -> TlbRules {
+        // The processor sets accessed and dirty itself: an entry without them is no reason to fault.
+        let (not_accessed, not_dirty) = (Stale::NotCached, Stale::NotCached);
+        TlbRules { not_present: Stale::NotCached, denied: Stale::UntilFault, not_accessed, not_dirty }
+    }
 
     #[inline]
     fn levels(&self) -> u8 {

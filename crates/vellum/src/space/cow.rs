@@ -45,7 +45,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Seen::Changed => return Ok(Outcome::Again),
             Seen::Own => {
                 self.tables.machine.count(Counter::CowReuses, 1);
-                return Ok(Outcome::Mapped(*page));
+                return Ok(Outcome::Allowed(*page));
             }
             Seen::Others(order) => order,
         };

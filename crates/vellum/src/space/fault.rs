@@ -88,10 +88,12 @@ may_be_refused!(FaultError);
 
 /// How a try at a fault ended.
 pub(super) enum Outcome {
-    /// These addresses are mapped now.
+    /// These addresses are mapped now, by entries that were not present.
     Mapped(VirtRange),
     /// The same, and their contents came back from a swap device.
     Back(VirtRange),
+    /// The entry that maps these addresses was there, and allows the access.
+    Allowed(VirtRange),
     /// Something changed meanwhile: look again.
     Again,
     /// There is no area, but there may be a stack above.
@@ -124,11 +126,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// What is mapped now, and what that took.
     pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
         loop {
-            match self.try_fault(addr, access)? {
-                Outcome::Mapped(range) => return Ok((range, Resolved::Minor)),
-                Outcome::Back(range) => return Ok((range, Resolved::Major)),
-                Outcome::Again => self.tables.platform().relax(),
-                outcome => return self.fault_in_turn(addr, access, outcome),
+            match self.resolved(addr, self.try_fault(addr, access)?) {
+                Ok(done) => return Ok(done),
+                Err(Outcome::Again) => self.tables.platform().relax(),
+                Err(outcome) => return self.fault_in_turn(addr, access, outcome),
             }
         }
     }
@@ -144,16 +145,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> Result<(VirtRange, Resolved), FaultError> {
         let mut turn = None;
         loop {
-            let wanted = match outcome {
-                Outcome::Mapped(range) => return Ok((range, Resolved::Minor)),
-                Outcome::Back(range) => return Ok((range, Resolved::Major)),
-                Outcome::Again => None,
-                Outcome::Held => Some(UserRange::all(&self.tables.arch).around(addr, self.page_shift())),
-                Outcome::Nothing => match self.grow_stack(addr, turn.as_ref().map(Change::turn))? {
+            let wanted = match self.resolved(addr, outcome) {
+                Ok(done) => return Ok(done),
+                Err(Outcome::Held) => Some(UserRange::all(&self.tables.arch).around(addr, self.page_shift())),
+                Err(Outcome::Nothing) => match self.grow_stack(addr, turn.as_ref().map(Change::turn))? {
                     Growth::There => None,
                     Growth::Wait(range) => Some(range),
                     Growth::Nothing => return Err(FaultError::Unmapped(addr)),
                 },
+                Err(_) => None,
             };
             match wanted {
                 Some(range) => {
@@ -368,11 +368,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         };
         let page = area.range.around(addr, arch.level_shift(level));
         if attrs.contains(needed) {
-            self.tables.machine.count(Counter::SpuriousFaults, 1);
-            // Perhaps the CPU walked through a table that another one is about to flush: let it.
-            self.tables.platform().relax();
-            self.record_access(addr, page, access, attrs);
-            return Ok(Outcome::Mapped(*page));
+            return Ok(self.spurious(addr, page, access, attrs));
         }
         if access == Access::Write && attrs.contains(Attrs::WATCHED) {
             return self.touch_watched(area, addr, page);
@@ -406,29 +402,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.tables.tlb.invalidate(&[range], shift, false);
         }
         Ok(Outcome::Again)
-    }
-
-    /// The entry allows the access. If it was not for that that the CPU faulted, then because it leaves the accessed and
-    /// dirty bits to software (RISC-V Svade; AArch64 without FEAT_HAFDBS).
-    fn record_access(&self, addr: u64, page: UserRange, access: Access, attrs: Attrs) {
-        let mut happened = Attrs::ACCESSED;
-        if access == Access::Write {
-            happened |= Attrs::DIRTY;
-        }
-        if attrs.contains(happened) {
-            return;
-        }
-        let Found::Table(table) = self.tables.find(page.tail(addr)) else { return };
-        let arch = &self.tables.arch;
-        let raw = table.get(addr);
-        if arch.kind(raw, table.level) == Kind::Leaf && arch.attrs(raw, table.level).contains(attrs & Attrs::PROT) {
-            table.record(addr, happened);
-        }
-        table.release();
-        if access == Access::Write {
-            // A TLB may hold the clean entry, which on AArch64 does not allow writing.
-            self.gather(*page).note(*page, arch.page_shift());
-        }
     }
 }
 

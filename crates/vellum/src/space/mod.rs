@@ -19,6 +19,7 @@
 //! | `claims` | which ranges are being changed, and which change waits for which |
 //! | `map` | new areas |
 //! | `fault` | a page is touched |
+//! | `spurious` | the entry allows what the CPU faulted on: its TLB is to see that |
 //! | `zeros` | pages that were only read |
 //! | `fork` | a child |
 //! | `cow` | what parent and child both have is written |
@@ -80,6 +81,7 @@ mod reverse;
 mod scan;
 mod seal;
 mod split;
+mod spurious;
 mod stack;
 mod supply;
 mod swap_in;

@@ -126,7 +126,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         while let Some(addr) = self.next_run(rest, is_it) {
             rest = rest.tail(addr);
             match self.fetch(addr) {
-                Ok(Outcome::Mapped(block) | Outcome::Back(block)) => rest = rest.tail(block.end),
+                Ok(Outcome::Mapped(block) | Outcome::Back(block) | Outcome::Allowed(block)) => {
+                    rest = rest.tail(block.end)
+                }
                 Ok(Outcome::Again) => self.tables.platform().relax(),
                 // Not while the range is claimed.
                 Ok(Outcome::Held | Outcome::Nothing) => self.tables.platform().wait(),

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{LockedTable, PageTables, Run};
-use crate::addr::Pfn;
+use crate::addr::{Pfn, VirtRange, align_down};
 use crate::arch::{Arch, UserRange};
 use crate::group::Refused;
 use crate::platform::Platform;
@@ -106,6 +106,12 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
             let above = LockedTable::new(tree, above, tree.machine.frames().frame(above), level + 1, va);
             above.store(above.index(va), 0, tree.arch.table(pfn.addr()));
             above.add_live(1);
+        }
+        if tree.arch.tlb_rules().not_present.lasts() {
+            // To this CPU the pointer may still be an entry that is not present; what it knows of leaves the caller sees to.
+            let start = align_down(va, hook.shift());
+            let span = VirtRange { start, end: start + (1 << hook.shift()) };
+            tree.tlb.invalidate_local(span, hook.shift(), true);
         }
         let born = (hook.level - lowest) as i64;
         tree.hooked(born);
