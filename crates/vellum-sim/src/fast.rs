@@ -94,6 +94,10 @@ unsafe impl<A: Silicon> Tlb for Fast<A> {
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
         self.hardware.invalidate(what, cpus, || {});
     }
+
+    fn invalidate_local(&self, what: &Invalidation<'_>) {
+        self.hardware.invalidate_local(what);
+    }
 }
 
 impl<A: Silicon> Clock for Fast<A> {

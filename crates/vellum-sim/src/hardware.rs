@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vellum::addr::{Pfn, PhysAddr};
+use vellum::arch::{Attrs, Stale};
 use vellum::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
 
 use crate::arena::{Arena, Ram};
@@ -15,7 +16,7 @@ use crate::schedule::Schedule;
 use crate::seat::Seats;
 use crate::stats::{Asked, Stats};
 use crate::tlb::{Conflict, Tag, Tlb};
-use crate::walker::{Leaf, Manner, Miss, Silicon, Tables, allows, sets};
+use crate::walker::{Found, Leaf, Manner, Miss, Silicon, Tables, sets};
 
 /// A simulated machine: a platform for the engine, and CPUs for programs.
 pub trait Simulated: Platform + Sized {
@@ -91,8 +92,15 @@ impl<A: Silicon> Hardware<A> {
         let leaves = (1..=arch.levels()).filter(|level| arch.leaf_at(*level));
         let sizes: Vec<u32> =
             leaves.flat_map(|level| [0, arch.block_bits(level)].map(|bits| arch.level_shift(level) + bits)).collect();
+        let tlb = || {
+            let mut tlb = Tlb::new(&model, arch.page_shift(), &sizes, arch.levels());
+            if matches!(arch.tlb_rules().not_present, Stale::Bounded | Stale::UntilInvalidated) {
+                tlb.hold_absent(arch.page_shift(), arch.levels());
+            }
+            tlb
+        };
         let mmu = || MmuState {
-            tlb: Tlb::new(&model, arch.page_shift(), &sizes, arch.levels()),
+            tlb: tlb(),
             spaces: Vec::new(),
             in_flight: None,
             whims: None,
@@ -230,6 +238,14 @@ impl<A: Silicon> Hardware<A> {
         self.asked[me].count(what.ranges.len().max(1) as u64, pages, ipis);
     }
 
+    /// What [`vellum::platform::Tlb::invalidate_local`] promises.
+    pub(crate) fn invalidate_local(&self, what: &Invalidation<'_>) {
+        fence(Ordering::SeqCst);
+        let me = self.seats.current();
+        self.mmu(me).tlb.invalidate(what);
+        self.asked[me].count_local();
+    }
+
     /// From now on do what the architecture allows rather than what is usual; notice translations that conflict.
     pub(crate) fn provoke(&self, seed: u64, whims: bool, wary: bool) {
         for cpu in 0..self.mmus.len() {
@@ -248,31 +264,80 @@ impl<A: Silicon> Hardware<A> {
         (0..self.mmus.len()).filter_map(of).collect()
     }
 
+    /// For how long a translation in a TLB that does not do for an access makes it fault.
+    fn held(&self, leaf: Leaf, access: Access) -> Stale {
+        let rules = self.arch.tlb_rules();
+        if !leaf.attrs.contains(access.needs()) {
+            rules.denied
+        } else if !self.leaves_records {
+            Stale::NotCached
+        } else if !leaf.attrs.contains(Attrs::ACCESSED) {
+            rules.not_accessed
+        } else {
+            rules.not_dirty
+        }
+    }
+
+    /// Whether a TLB may hold a leaf at which a walk for an access ended in a fault.
+    fn may_hold(&self, leaf: Leaf, access: Access) -> bool {
+        let accessed = leaf.attrs.contains(Attrs::ACCESSED) || self.arch.tlb_rules().not_accessed != Stale::NotCached;
+        accessed && self.held(leaf, access).lasts()
+    }
+
     /// A fault was delivered on this CPU.
     pub(crate) fn count_fault(&self, cpu: usize) {
         self.mmu(cpu).stats.faults += 1;
     }
 }
 
+/// An access that ended in a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Faulted;
+
 impl MmuState {
-    /// The translation that this CPU uses for an access: a cached one if it will do, however stale, else what a walk finds.
+    /// The translation that this CPU uses for an access: a cached one if it will do, however stale, else what a walk finds. What the
+    /// CPU holds makes it fault, too, as long as the architecture lets it ([`vellum::arch::stale`]).
     pub fn translate<A: Silicon>(
+        &mut self,
+        hardware: &Hardware<A>,
+        of: (SpaceId, Pfn),
+        va: u64,
+        access: Access,
+    ) -> Result<Leaf, Faulted> {
+        let found = self.try_translate(hardware, of, va, access);
+        if found.is_err() && hardware.arch.tlb_rules().denied == Stale::UntilFault {
+            self.tlb.forget(of.0, va);
+        }
+        found
+    }
+
+    fn try_translate<A: Silicon>(
         &mut self,
         hardware: &Hardware<A>,
         (space, root): (SpaceId, Pfn),
         va: u64,
         access: Access,
-    ) -> Result<Leaf, Miss> {
+    ) -> Result<Leaf, Faulted> {
+        if self.tlb.is_absent(space, va) {
+            return Err(Faulted);
+        }
         match self.tlb.lookup(space, va, access) {
             Some((leaf, tier)) => {
                 self.stats.count_hit(access, tier);
                 if leaf.attrs.contains(access.needs() | sets(access)) {
                     return Ok(leaf);
                 }
-                // Dirty is yet to be set, in the entry as it is in memory now; or the access is not allowed, and then
-                // the processor forgets the translation and makes sure.
-                if allows(leaf.attrs, access).is_err() {
-                    self.tlb.forget(space, va);
+                match hardware.held(leaf, access) {
+                    // Accessed or dirty is yet to be set, in the entry as it is in memory now.
+                    Stale::NotCached => {}
+                    Stale::UntilInvalidated => return Err(Faulted),
+                    // The processor may make sure before it reports the fault.
+                    Stale::UntilFault | Stale::Bounded => {
+                        if self.whims.as_mut().is_some_and(|rng| rng.percent(25)) {
+                            return Err(Faulted);
+                        }
+                        self.tlb.forget(space, va);
+                    }
                 }
             }
             None => self.stats.count_miss(access),
@@ -280,14 +345,14 @@ impl MmuState {
         self.walk(hardware, (space, root), va, access)
     }
 
-    /// Walk, from the deepest table that is known, and cache what is found.
+    /// Walk, from the deepest table that is known, and cache what is found, or that nothing is.
     pub fn walk<A: Silicon>(
         &mut self,
         hardware: &Hardware<A>,
         (space, root): (SpaceId, Pfn),
         va: u64,
         access: Access,
-    ) -> Result<Leaf, Miss> {
+    ) -> Result<Leaf, Faulted> {
         let arch = &hardware.arch;
         self.stats.walks += 1;
         let leaves_records = hardware.leaves_records;
@@ -302,15 +367,56 @@ impl MmuState {
         let start = self.tlb.start(space, va, |level| arch.level_shift(level)).unwrap_or((root, arch.levels()));
         let (tlb, reads) = (&mut self.tlb, &mut self.stats.walk_reads);
         let tables = Tables { arena: &hardware.arena, arch };
-        let found = tables.walk(start, va, access, manner, reads, |level, table| {
+        let walked = tables.walk(start, va, access, manner, reads, |level, table| {
             tlb.insert_pointer(space, va, level, arch.level_shift(level), table);
-        })?;
+        });
+        match walked {
+            Ok(found) => Ok(self.insert(hardware, space, va, found, access, limit)),
+            Err(Miss::Absent { shift }) => {
+                self.insert_absent(hardware, space, va, shift);
+                Err(Faulted)
+            }
+            Err(Miss::Denied(found) | Miss::Unrecorded(found)) => {
+                if hardware.may_hold(found.leaf, access) && self.holds_fault() {
+                    self.insert(hardware, space, va, found, access, limit);
+                }
+                Err(Faulted)
+            }
+        }
+    }
+
+    fn insert<A: Silicon>(
+        &mut self,
+        hardware: &Hardware<A>,
+        space: SpaceId,
+        va: u64,
+        found: Found,
+        access: Access,
+        limit: u32,
+    ) -> Leaf {
         if self.wary && self.conflict.is_none() {
             self.conflict = self.tlb.conflict(space, va, found.leaf);
             if self.conflict.is_some() {
                 hardware.conflicts.store(true, Ordering::Relaxed);
             }
         }
-        Ok(self.tlb.insert(space, va, found, access, limit.max(found.leaf.shift)))
+        self.tlb.insert(space, va, found, access, limit.max(found.leaf.shift))
+    }
+
+    /// An entry that is not present was read: hold that, if the architecture lets it.
+    fn insert_absent<A: Silicon>(&mut self, hardware: &Hardware<A>, space: SpaceId, va: u64, shift: u32) {
+        let left = match hardware.arch.tlb_rules().not_present {
+            Stale::NotCached | Stale::UntilFault => return,
+            Stale::Bounded => Some(self.whims.as_mut().map_or(1, |rng| 1 + rng.below(4) as u32)),
+            Stale::UntilInvalidated => None,
+        };
+        if self.holds_fault() {
+            self.tlb.insert_absent(space, va, shift, left);
+        }
+    }
+
+    /// Whether what made an access fault is held, where it may be: always, where nothing is left to chance.
+    fn holds_fault(&mut self) -> bool {
+        self.whims.as_mut().is_none_or(|rng| rng.percent(75))
     }
 }

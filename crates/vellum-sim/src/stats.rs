@@ -33,6 +33,8 @@ pub struct Stats {
     pub pages: u64,
     /// Other CPUs that those reached.
     pub ipis: u64,
+    /// Calls of [`vellum::platform::Tlb::invalidate_local`] by this CPU.
+    pub local_invalidations: u64,
 }
 
 impl Stats {
@@ -67,6 +69,7 @@ impl AddAssign for Stats {
         self.ranges += more.ranges;
         self.pages += more.pages;
         self.ipis += more.ipis;
+        self.local_invalidations += more.local_invalidations;
     }
 }
 
@@ -78,6 +81,7 @@ pub(crate) struct Asked {
     ranges: AtomicU64,
     pages: AtomicU64,
     ipis: AtomicU64,
+    local: AtomicU64,
 }
 
 impl Asked {
@@ -89,18 +93,23 @@ impl Asked {
         add(&self.ipis, ipis);
     }
 
+    pub fn count_local(&self) {
+        self.local.store(self.local.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
     pub fn stats(&self) -> Stats {
         Stats {
             invalidations: self.invalidations.load(Ordering::Relaxed),
             ranges: self.ranges.load(Ordering::Relaxed),
             pages: self.pages.load(Ordering::Relaxed),
             ipis: self.ipis.load(Ordering::Relaxed),
+            local_invalidations: self.local.load(Ordering::Relaxed),
             ..Stats::default()
         }
     }
 
     pub fn reset(&self) {
-        for counter in [&self.invalidations, &self.ranges, &self.pages, &self.ipis] {
+        for counter in [&self.invalidations, &self.ranges, &self.pages, &self.ipis, &self.local] {
             counter.store(0, Ordering::Relaxed);
         }
     }

@@ -4,6 +4,9 @@
 //! What an entry holds is decided by the bank: all of a block that tables mark as contiguous, or a part of it; a huge page, or
 //! a part; pages that are contiguous though nothing says so.
 //!
+//! Where the architecture lets a TLB hold entries that are not present ([`vellum::arch::stale`]), they are held apart, and preferred to
+//! a translation of the same address.
+//!
 //! Everything is tagged with the address space, as with PCIDs or ASIDs. Nothing is ever dropped for convenience: what the
 //! engine forgets to invalidate stays and is used.
 
@@ -163,8 +166,20 @@ pub(crate) struct Tlb {
     stores: Vec<Store>,
     /// From the last level up: the deepest pointer saves the most.
     paging: Vec<(u8, Cache<Pfn>)>,
+    absent: Absent,
     now: u64,
 }
+
+/// Entries that are not present, each with how many accesses it makes fault before the CPU looks again, if it does by itself.
+#[derive(Debug)]
+struct Absent {
+    cache: Cache<Option<u32>>,
+    /// log2 of what an entry maps, by level. Empty: none is held.
+    sizes: Vec<u32>,
+}
+
+/// So many entries that are not present are held.
+const ABSENT: u32 = 16;
 
 impl Tlb {
     /// For a format with these sizes of pages, huge pages and blocks, and so many levels: what the model has for others stays
@@ -175,7 +190,42 @@ impl Tlb {
         let mut paging: Vec<_> =
             model.paging.iter().filter(|p| p.level <= levels).map(|p| (p.level, Cache::new(1, p.entries))).collect();
         paging.sort_by_key(|(level, _)| *level);
-        Tlb { stores, paging, now: 0 }
+        Tlb { stores, paging, absent: Absent { cache: Cache::new(1, 1), sizes: Vec::new() }, now: 0 }
+    }
+
+    /// From now on entries are held that are not present, of tables with so many levels; if this holds anything.
+    pub fn hold_absent(&mut self, page_shift: u32, levels: u8) {
+        if !self.stores.is_empty() {
+            let sizes = (0..u32::from(levels)).map(|level| page_shift + level * (page_shift - 3)).collect();
+            self.absent = Absent { cache: Cache::new(1, ABSENT), sizes };
+        }
+    }
+
+    /// Whether it is held that there is no entry for `va`.
+    #[inline]
+    pub fn is_absent(&mut self, space: SpaceId, va: u64) -> bool {
+        if self.absent.sizes.is_empty() {
+            return false;
+        }
+        let covers =
+            |slot: &&mut Slot<_>| slot.entry.is_some_and(|(tag, _)| tag.space == space && tag.range().contains(va));
+        let Some(slot) = self.absent.cache.slots.iter_mut().find(covers) else { return false };
+        if let Some((_, Some(left))) = &mut slot.entry {
+            *left -= 1;
+            if *left == 0 {
+                slot.entry = None;
+            }
+        }
+        true
+    }
+
+    /// Hold that an entry which maps `1 << shift` bytes around `va` is not present, for so many accesses more if `left` says.
+    pub fn insert_absent(&mut self, space: SpaceId, va: u64, shift: u32, left: Option<u32>) {
+        if !self.absent.sizes.is_empty() {
+            debug_assert!(self.absent.sizes.contains(&shift));
+            self.now += 1;
+            self.absent.cache.put(Tag::new(space, va, shift), left, self.now);
+        }
     }
 
     /// The translation of `va` if one is cached, and the tier that had it.
@@ -264,13 +314,16 @@ impl Tlb {
                 cache.retain(|tag| !tag.reached_by(what));
             }
         }
+        // What may become a pointer to a table goes as pointers do.
+        let page = self.absent.sizes.first().copied();
+        self.absent.cache.retain(|tag| !tag.reached_by(what) || !what.tables && Some(tag.shift) != page);
     }
 
-    /// Drop the translations of one address, as a processor does before it reports a fault there.
+    /// Drop what is held for one address, as a fault does on processors that promise so.
     pub fn forget(&mut self, space: SpaceId, va: u64) {
-        for Store { cache, .. } in &mut self.stores {
-            cache.retain(|tag| tag.space != space || !tag.range().contains(va));
-        }
+        let keep = |tag: Tag| tag.space != space || !tag.range().contains(va);
+        self.stores.iter_mut().for_each(|store| store.cache.retain(keep));
+        self.paging.iter_mut().for_each(|(_, cache)| cache.retain(keep));
     }
 
     /// Drop everything of a space.
@@ -281,13 +334,15 @@ impl Tlb {
         for (_, cache) in &mut self.paging {
             cache.retain(|tag| tag.space != space);
         }
+        self.absent.cache.retain(|tag| tag.space != space);
     }
 
     /// Forget one entry, if the n-th slot holds one.
     pub fn evict(&mut self, n: usize) {
         let leaves: usize = self.stores.iter().map(|store| store.cache.slots.len()).sum();
         let pointers: usize = self.paging.iter().map(|(_, cache)| cache.slots.len()).sum();
-        let mut n = n % (leaves + pointers).max(1);
+        let absent = if self.absent.sizes.is_empty() { 0 } else { self.absent.cache.slots.len() };
+        let mut n = n % (leaves + pointers + absent).max(1);
         for Store { cache, .. } in &mut self.stores {
             if let Some(slot) = cache.slots.get_mut(n) {
                 return slot.entry = None;
@@ -299,6 +354,9 @@ impl Tlb {
                 return slot.entry = None;
             }
             n -= cache.slots.len();
+        }
+        if let Some(slot) = self.absent.cache.slots.get_mut(n) {
+            slot.entry = None;
         }
     }
 
@@ -378,5 +436,38 @@ mod tests {
         tlb.invalidate(&invalidation(&range, 12, true));
         assert_eq!(tlb.pointers().count(), 0, "both are on the way there");
         assert_eq!(tlb.start(SPACE, 0x4020_5000, shift), None);
+    }
+
+    #[test]
+    fn an_absent_entry_is_held_until_it_is_invalidated_and_one_of_an_upper_level_until_tables_are() {
+        let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 3);
+        tlb.insert_absent(SPACE, 0x4000_0000, 12, None);
+        assert!(!tlb.is_absent(SPACE, 0x4000_0000), "the architecture has none");
+        tlb.hold_absent(12, 3);
+        tlb.insert_absent(SPACE, 0x4000_0000, 12, None);
+        tlb.insert_absent(SPACE, 0x4020_0000, 21, None);
+        let range = [VirtRange { start: 0x4000_0000, end: 0x4040_0000 }];
+        assert!(tlb.is_absent(SPACE, 0x4000_0abc) && tlb.is_absent(SPACE, 0x4035_0000));
+        assert!(!tlb.is_absent(SPACE, 0x4000_1000) && !tlb.is_absent(SpaceId(8), 0x4000_0000));
+        tlb.invalidate(&invalidation(&range, 12, false));
+        assert!(!tlb.is_absent(SPACE, 0x4000_0abc) && tlb.is_absent(SPACE, 0x4035_0000));
+        tlb.invalidate(&invalidation(&range, 12, true));
+        assert!(!tlb.is_absent(SPACE, 0x4035_0000));
+        tlb.insert_absent(SPACE, 0, 12, Some(2));
+        assert_eq!([(); 3].map(|()| tlb.is_absent(SPACE, 0)), [true, true, false], "held for a while");
+    }
+
+    #[test]
+    fn a_fault_that_drops_what_is_held_drops_pointers_on_the_way_too() {
+        let mut tlb = Tlb::new(&TlbModel::SMALL, 12, &[12, 21, 30], 4);
+        insert(&mut tlb, 0x4020_0000, 12);
+        insert(&mut tlb, 0x4020_1000, 12);
+        for (va, level, shift) in [(0x4000_0000, 3, 30), (0x4020_0000, 2, 21), (0x4060_0000, 2, 21)] {
+            tlb.insert_pointer(SPACE, va, level, shift, Pfn(2));
+        }
+        tlb.forget(SpaceId(8), 0x4020_0000);
+        assert_eq!((tlb.translations().count(), tlb.pointers().count()), (2, 3));
+        tlb.forget(SPACE, 0x4020_0000);
+        assert_eq!((tlb.translations().count(), tlb.pointers().count()), (1, 1));
     }
 }

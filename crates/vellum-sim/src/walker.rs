@@ -68,24 +68,15 @@ pub(crate) struct Found {
     pub span: u32,
 }
 
-/// Why a walk found none.
+/// Why a walk ended in a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
-    /// Nothing is mapped, or what is may not be accessed at all.
-    Absent,
-    /// What is mapped may not be accessed like this.
-    Denied,
-}
-
-/// What a leaf must allow for an access. A leaf that allows nothing is not present to the hardware.
-pub(crate) fn allows(attrs: Attrs, access: Access) -> Result<(), Miss> {
-    if !attrs.intersects(Attrs::PROT) {
-        Err(Miss::Absent)
-    } else if attrs.contains(access.needs()) {
-        Ok(())
-    } else {
-        Err(Miss::Denied)
-    }
+    /// An entry that maps `1 << shift` bytes is not present: it is empty, or allows no access at all.
+    Absent { shift: u32 },
+    /// The leaf does not allow the access.
+    Denied(Found),
+    /// The leaf allows the access, but says not that it was accessed, or is dirty, and hardware leaves that to software.
+    Unrecorded(Found),
 }
 
 /// What a walk sets in the leaf that it found.
@@ -140,15 +131,18 @@ impl<A: Silicon> Tables<'_, A> {
                 let raw = entry.load(Ordering::Acquire);
                 let flip = match arch.kind(raw, level) {
                     Kind::Table if level > 1 => arch.table_accessed() & !raw,
-                    Kind::Leaf => {
-                        allows(arch.attrs(raw, level), access)?;
+                    // A leaf that allows nothing is not present to the hardware.
+                    Kind::Leaf if arch.attrs(raw, level).intersects(Attrs::PROT) => {
+                        if !arch.attrs(raw, level).contains(access.needs()) {
+                            return Err(Miss::Denied(self.found(table, index, level, raw, manner)));
+                        }
                         let flip = hardware_bits(arch, raw, level, sets(access));
                         if flip != 0 && manner.leaves_records {
-                            return Err(Miss::Denied);
+                            return Err(Miss::Unrecorded(self.found(table, index, level, raw, manner)));
                         }
                         flip
                     }
-                    _ => return Err(Miss::Absent),
+                    _ => return Err(Miss::Absent { shift: arch.level_shift(level) }),
                 };
                 let set = raw ^ flip;
                 if flip == 0
@@ -282,10 +276,12 @@ mod tests {
         assert_eq!(get(4, 5), arch.leaf(Pfn(9).addr(), Attrs::READ | Attrs::ACCESSED, 1));
         assert_eq!(get(1, 0), arch.table(Pfn(2).addr()) | 1 << 5, "x86 marks table pointers too");
 
-        assert_eq!(go(0x5123, Access::Write).0, Err(Miss::Denied));
-        assert_eq!(go(0x6000, Access::Read).0, Err(Miss::Absent), "PROT_NONE is not there");
-        assert_eq!(go(0x7000, Access::Read).0, Err(Miss::Absent), "busy is not there");
-        assert_eq!(go(0x8000, Access::Read).0, Err(Miss::Absent));
+        let absent = |shift| Err(Miss::Absent { shift });
+        assert!(matches!(go(0x5123, Access::Write).0, Err(Miss::Denied(found)) if Ok(found.leaf) == leaf));
+        assert_eq!(go(0x6000, Access::Read).0, absent(12), "PROT_NONE is not there");
+        assert_eq!(go(0x7000, Access::Read).0, absent(12), "busy is not there");
+        assert_eq!(go(0x8000, Access::Read).0, absent(12));
+        assert_eq!(go(0x40_0000, Access::Read).0, absent(21), "there is no table");
         assert_eq!(get(4, 6), arch.leaf(Pfn(9).addr(), Attrs::empty(), 1), "a refused access leaves no mark");
 
         let (leaf, reads, _) = go(0x20_0000 + 0x1234, Access::Write);

@@ -142,6 +142,14 @@ unsafe impl<A: Silicon> Tlb for Strict<A> {
         };
         self.hardware.invalidate(what, cpus, between);
     }
+
+    fn invalidate_local(&self, what: &Invalidation<'_>) {
+        if !std::thread::panicking() {
+            self.pause(|_| what.ranges.first().map(|r| (what.space, r.start)));
+            self.check_invalidation(what, &CpuSet::one(self.hardware.seats.current()));
+        }
+        self.hardware.invalidate_local(what);
+    }
 }
 
 impl<A: Silicon> Clock for Strict<A> {

@@ -8,3 +8,4 @@ mod planted;
 mod planted_blocks;
 #[cfg(feature = "shuttle")]
 mod schedules;
+mod stale;

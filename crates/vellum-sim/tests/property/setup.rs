@@ -62,7 +62,8 @@ impl Family for Riscv64 {
     fn draw(dice: &mut Dice) -> Self {
         let arch = dice.one_of(&[Riscv64::sv39(), Riscv64::sv48(), Riscv64::sv57()]);
         let arch = if dice.percent(75) { arch.with_napot() } else { arch };
-        if dice.percent(30) { arch.with_rsw60t59b() } else { arch }
+        let arch = if dice.percent(30) { arch.with_rsw60t59b() } else { arch };
+        if dice.percent(50) { arch.with_vvptc() } else { arch }
     }
 }
 

@@ -123,6 +123,7 @@ macro_rules! in_every_format {
             $check(Aarch64::granule_16k());
             $check(Aarch64::granule_64k().wide());
             $check(Riscv64::sv39().with_napot());
+            $check(Riscv64::sv48().with_napot().with_vvptc());
         }
     )*};
 }

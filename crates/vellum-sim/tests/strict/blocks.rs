@@ -88,7 +88,7 @@ macro_rules! in_every_format {
             for arch in [Aarch64::granule_4k(), Aarch64::granule_16k().with_bbm2()] {
                 scene_on(Config::with_arch(arch, 96 << 20).leaves_records(), arch, 1, $hostility, $check);
             }
-            let arch = Riscv64::sv57().with_napot();
+            let arch = Riscv64::sv57().with_napot().with_vvptc();
             scene_on(Config::with_arch(arch, 96 << 20).leaves_records(), arch, 1, $hostility, $check);
         }
     )*};

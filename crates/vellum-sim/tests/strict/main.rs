@@ -5,6 +5,7 @@
 mod bench;
 mod beyond;
 
+mod added;
 mod blocks;
 mod charges;
 mod collapse;
