@@ -24,11 +24,12 @@ struct Loot<'m> {
     groups: Vec<GroupId>,
 }
 
+/// What a program does to get memory; returns why it got no more.
+type Attack = for<'m> fn(&'m Machine<'m, Fast>, GroupId, &mut Loot<'m>) -> Refused;
+
 /// Lets `attack` take what it gets in a group of 1 MiB, until it is refused; on machines with more and fewer CPUs. The group takes as much as it
 /// is charged for, and all of that comes back.
-fn may_take_no_more<const N: usize>(
-    attacks: [for<'m> fn(&'m Machine<'m, Fast>, GroupId, &mut Loot<'m>) -> Refused; N],
-) {
+fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
     for cpus in [1, 64, 65, 256] {
         let sim = Config::new(256 << 20).cpus(cpus).fast().unwrap();
         let _cpu = sim.cpu(cpus - 1);
