@@ -141,6 +141,8 @@ pub fn stats(mapped: u64, resident: u64, tables: u64) -> SpaceStats {
         anon: resident,
         peak: resident,
         tables: tables * FRAME_SIZE,
+        // The counts of its CPUs, and a node for its areas.
+        kernel: (1 + u64::from(mapped > 0)) * FRAME_SIZE,
         areas: usize::from(mapped > 0),
         ..SpaceStats::default()
     }

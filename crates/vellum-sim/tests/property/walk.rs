@@ -66,6 +66,10 @@ fn descend<H: Host>(host: &H, space: &Space<'_, H>, table: Pfn, level: u8, base:
     for index in 0..1u64 << arch.index_bits() {
         let mut raw = word(host, PhysAddr(table.addr().0 + 8 * index));
         let va = base + (index << shift);
+        if va >= arch.user_end() {
+            // The rest of a root is the host's.
+            break;
+        }
         if arch.kind(raw, level) == Kind::Leaf {
             raw = arch.single(raw, index as usize);
         }
