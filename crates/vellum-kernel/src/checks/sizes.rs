@@ -1,6 +1,6 @@
 //! 64 MiB in folios of each size: mapped, touched through the MMU, found again through the direct map, unmapped.
 
-use super::lab::{Checked, Lab, expect, must, tables_between};
+use super::lab::{Checked, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{
     BASE, HUGE, RW, each_run, expect_no_load, expect_written, first, map, pages, pattern, stats, unmap, word_of,
     written,
@@ -40,7 +40,7 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
     tally.expect("touched", &[(Faults, folios), (LargeFolios, large), (TablesBorn, born)])?;
     expect("frames taken", free - frames.free_frames(), PAGES + born)?;
     expect("the space", space.stats(), stats(BYTES, BYTES, born + 1))?;
-    lab.expect_group(PAGES + born + 1, PAGES, 0)?;
+    lab.expect_group(PAGES + born + 1 + kernel_pages(space), PAGES, 0)?;
 
     let mut at = BASE;
     let runs = each_run(space, range, |run| {
@@ -65,7 +65,7 @@ fn one_size(lab: &Lab, space: &Space, order: u8) -> Checked {
         space.stats(),
         vellum::space::SpaceStats { most_mapped: BYTES, peak: BYTES, ..stats(0, 0, 1) },
     )?;
-    lab.expect_group(1, 0, 0)?;
+    lab.expect_group(1 + kernel_pages(space), 0, 0)?;
     // The TLB knew the last pages of it.
     expect_no_load(range, FaultError::Unmapped)?;
     print(order, folios, born, runs, cost);

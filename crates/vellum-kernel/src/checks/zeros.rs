@@ -1,6 +1,6 @@
 //! Memory that was only read, and memory whose contents are not needed any more: both are zeros, and cost nothing.
 
-use super::lab::{Checked, Lab, expect, must, tables_between};
+use super::lab::{Checked, Lab, expect, kernel_pages, must, tables_between};
 use super::memory::{BASE, HUGE, RW, each_run, expect_written, expect_zeros, first, map, stats, write, written};
 use super::user::{Machine, Space, load, run_in, store};
 use crate::arch::paging::phys_to_virt;
@@ -46,7 +46,7 @@ fn read_then_write(lab: &Lab, space: &Space, folios: u8) -> Checked {
     tally.expect("read", &[(Faults, faults), (TablesBorn, between + last_level)])?;
     expect("the space", space.stats(), stats(BYTES, 0, 1 + between + last_level))?;
     expect("resident", space.usage(range), Usage::default())?;
-    lab.expect_group(1 + between + last_level, 0, 0)?;
+    lab.expect_group(1 + between + last_level + kernel_pages(space), 0, 0)?;
     let mut zeros = Pfn::NONE;
     each_run(space, range, |run| {
         expect("attributes", run.attrs(space.arch()), Attrs::READ | Attrs::ACCESSED)?;
@@ -125,7 +125,7 @@ fn dont_need(lab: &Lab, space: &Space, folios: u8) -> Checked {
     ];
     tally.expect("not needed", &freed)?;
     expect("resident", (space.stats().anon, space.stats().mapped), (0, BYTES))?;
-    lab.expect_group(1, 0, 0)?;
+    lab.expect_group(1 + kernel_pages(space), 0, 0)?;
     // From the end, whose pages the TLB knows.
     for page in (0..PAGES).rev() {
         let page = BASE + page * FRAME_SIZE;
