@@ -34,6 +34,7 @@ fn errno(error: ObjectError) -> Errno {
         ObjectError::TooLarge => return Errno::EFBIG,
         ObjectError::Busy => return Errno::EBUSY,
         ObjectError::Lost => return Errno::EIO,
+        ObjectError::TooManyReferences => return Errno::ENOMEM,
         ObjectError::NoMemory(Refused::OutOfMemory) if !machine().swaps().has_room(machine().platform()) => {
             return Errno::ENOSPC;
         }

@@ -184,7 +184,7 @@ pub fn fault(thread: &Arc<Thread>, address: u64, error: FaultError) {
     let (signal, code) = match error {
         FaultError::Unmapped(_) => (abi::SIGSEGV, abi::SEGV_MAPERR),
         FaultError::Denied(_) => (abi::SIGSEGV, abi::SEGV_ACCERR),
-        FaultError::BeyondEnd(_) => (abi::SIGBUS, abi::BUS_ADRERR),
+        FaultError::BeyondEnd(_) | FaultError::TooManyReferences(_) => (abi::SIGBUS, abi::BUS_ADRERR),
         FaultError::Poisoned(_) => (abi::SIGBUS, abi::BUS_MCEERR_AR),
         // The access is made again.
         FaultError::Watched(_) => return,

@@ -143,7 +143,8 @@ impl<'m, P: Platform> Object<'m, P> {
         let _pinned = self.pinned(group)?;
         // SAFETY: `with` hands out what the index of the locked object has.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
-        self.with(page, group, false, &self.alone(page), |_, pfn| get(pfn))?.ok_or(ObjectError::TooLarge)
+        let page = self.with(page, group, false, &self.alone(page), |_, pfn| get(pfn))?;
+        Ok(page.ok_or(ObjectError::TooLarge)??)
     }
 
     /// Have all pages in a range of bytes, in large folios where they fit in ([`FolioPolicy::fills`]): Linux's `fallocate` with
@@ -196,7 +197,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 None => return Ok(Looked::Hole),
                 Some(Page::Here(pfn)) => {
                     // SAFETY: in the index of an object that is locked.
-                    return Ok(Looked::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }));
+                    return Ok(Looked::Page(unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) }?));
                 }
                 Some(Page::Held(_) | Page::Away(..)) => {}
             }
@@ -234,11 +235,18 @@ impl<'m, P: Platform> Object<'m, P> {
             {
                 row.pages += 1;
             }
+            let mut held = 0;
             for (head, frame, count) in frames.folios(row.pfn, row.pages * step) {
-                frames.get_counts(head, frame, count, count);
+                if let Err(error) = frames.share_counts(head, frame, count, count) {
+                    self.unmap_row(&Row { pages: held / step, ..row });
+                    return Err(error);
+                }
+                held += count;
             }
-            row
-        })
+            Ok(row)
+        })?
+        .transpose()
+        .map_err(ObjectError::from)
     }
 
     /// Put back a row that was not mapped.

@@ -48,13 +48,14 @@ pub(crate) use fill::Looked;
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{
-    AtomicBool, AtomicU32,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
 use crate::errno::Errno;
+use crate::frame::TooManyReferences;
 use crate::group::{GroupId, Refused, may_be_refused};
 use crate::machine::Machine;
 use crate::platform::Platform;
@@ -76,6 +77,8 @@ pub enum ObjectError {
     Busy,
     /// A swap device does not give back what it got.
     Lost,
+    /// The folio has as many references and mappings as it may.
+    TooManyReferences,
 }
 
 impl ObjectError {
@@ -86,6 +89,7 @@ impl ObjectError {
             ObjectError::TooLarge => Errno::EFBIG,
             ObjectError::Busy => Errno::EBUSY,
             ObjectError::Lost => Errno::EIO,
+            ObjectError::TooManyReferences => Errno::ENOMEM,
         }
     }
 }
@@ -97,11 +101,18 @@ impl core::fmt::Display for ObjectError {
             ObjectError::TooLarge => f.write_str("beyond the largest size of an object"),
             ObjectError::Busy => f.write_str("shared areas may write to the object"),
             ObjectError::Lost => f.write_str("what was swapped out is lost"),
+            ObjectError::TooManyReferences => TooManyReferences.fmt(f),
         }
     }
 }
 
 impl core::error::Error for ObjectError {}
+
+impl From<TooManyReferences> for ObjectError {
+    fn from(_: TooManyReferences) -> Self {
+        ObjectError::TooManyReferences
+    }
+}
 
 may_be_refused!(ObjectError);
 
@@ -114,9 +125,9 @@ struct Contents {
 /// What an object's own frame begins with.
 struct Head {
     /// Handles and areas.
-    refs: AtomicU32,
+    refs: AtomicU64,
     /// Shared areas that may write, and [`DENIED`].
-    writers: AtomicU32,
+    writers: AtomicU64,
     /// The next of the objects that wait to be freed.
     next: AtomicU32,
     /// Whether it is among those that may have something on swap devices; then, before and after which.
@@ -130,7 +141,7 @@ struct Head {
 }
 
 /// In `Head::writers`: no shared area may write any more.
-const DENIED: u32 = 1 << 31;
+const DENIED: u64 = 1 << 63;
 
 /// A handle to an object. Cloned and dropped freely, from any CPU; must not be dropped for the last time while a lock is held
 /// that frees of memory must not be under (freeing gives way to others in between).
@@ -160,8 +171,8 @@ impl<'m, P: Platform> Object<'m, P> {
         let frames = machine.frames();
         let at = machine.groups().alloc(frames, group, 0, false)?;
         let head = Head {
-            refs: AtomicU32::new(1),
-            writers: AtomicU32::new(0),
+            refs: AtomicU64::new(1),
+            writers: AtomicU64::new(0),
             next: AtomicU32::new(Pfn::NONE.0),
             listed: AtomicBool::new(false),
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
@@ -266,7 +277,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// A shared area that may write is about to come: whether it may. It is counted if so.
     pub(crate) fn admit_writer(&self) -> bool {
-        let admit = |writers: u32| (writers & DENIED == 0).then_some(writers + 1);
+        let admit = |writers: u64| (writers & DENIED == 0).then_some(writers + 1);
         self.head().writers.fetch_update(AcqRel, Acquire, admit).is_ok()
     }
 

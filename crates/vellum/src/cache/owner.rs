@@ -83,7 +83,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// A reference, unless the last one is gone.
     fn keep(machine: &'m Machine<'m, P>, head: &super::Head, at: Pfn) -> Option<Self> {
-        let more = |refs: u32| (refs > 0).then_some(refs + 1);
+        let more = |refs: u64| (refs > 0).then_some(refs + 1);
         head.refs.fetch_update(AcqRel, Acquire, more).ok().map(|_| Object { machine, at })
     }
 

@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
+use crate::frame::TooManyReferences;
 use crate::machine::Machine;
 use crate::platform::Platform;
 
@@ -15,13 +16,18 @@ pub struct ObjectPage<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> ObjectPage<'m, P> {
+    /// Takes a reference to a page.
+    ///
+    /// # Errors
+    /// [`TooManyReferences`]: the folio has as many as it may.
+    ///
     /// # Safety
     /// `pfn` is a page of `1 << shift` bytes in the index of an object that is locked, or mapped by a table that is.
-    pub(crate) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, shift: u32) -> Self {
+    pub(crate) unsafe fn get(machine: &'m Machine<'m, P>, pfn: Pfn, shift: u32) -> Result<Self, TooManyReferences> {
         let frames = machine.frames();
         let (head, frame) = frames.head(pfn);
-        frames.get_counts(head, frame, 1, 0);
-        ObjectPage { machine, pfn, shift }
+        frames.share_counts(head, frame, 1, 0)?;
+        Ok(ObjectPage { machine, pfn, shift })
     }
 
     /// Its first frame.

@@ -106,6 +106,10 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// The number of references from which on a program's call gets no more. A quarter of what there
+    /// is room for: neither count comes near its last value, however many CPUs add to it at once.
+    pub const MOST: u32 = 1 << 30;
+
     #[inline]
     const fn pack(self) -> u64 {
         (self.refs as u64) << 32 | self.maps as u64
@@ -273,6 +277,26 @@ impl Frame {
     pub(crate) fn get(&self, refs: u32, maps: u32) {
         let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
         debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
+    }
+
+    /// Adds as many references and mappings as a program's call asks for, under the same condition;
+    /// returns `false`, with nothing changed, if there are [`Counts::MOST`] references already.
+    ///
+    /// References that the engine takes for itself ([`Frame::get`]) are a few for each CPU: what lies
+    /// between that number and the last one is room for them, and for all CPUs that find out here at
+    /// the same time that there are too many.
+    #[inline]
+    #[must_use]
+    pub(crate) fn share(&self, refs: u32, maps: u32) -> bool {
+        let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
+        debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
+        before.refs < Counts::MOST || self.unshare(refs, maps)
+    }
+
+    #[cold]
+    fn unshare(&self, refs: u32, maps: u32) -> bool {
+        self.counts.fetch_sub(Counts { refs, maps }.pack(), Ordering::Relaxed);
+        false
     }
 
     /// Group, shard and list; see [`crate::group`].

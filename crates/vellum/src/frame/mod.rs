@@ -85,6 +85,18 @@ impl core::fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
+/// A folio has [`Counts::MOST`] references and mappings, and a program asked for one more. No reclaim helps against that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyReferences;
+
+impl core::fmt::Display for TooManyReferences {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("as many references as there may be")
+    }
+}
+
+impl core::error::Error for TooManyReferences {}
+
 /// All frames of a machine.
 pub struct Frames<'p, P: Platform> {
     platform: &'p P,
@@ -385,6 +397,20 @@ impl<'p, P: Platform> Frames<'p, P> {
             )
         });
         frame.get(refs, maps);
+    }
+
+    /// [`Frame::share`].
+    ///
+    /// # Errors
+    /// [`TooManyReferences`]: nothing was changed.
+    #[inline]
+    pub(crate) fn share_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Result<(), TooManyReferences> {
+        trace(self.platform, || {
+            let before = frame.counts();
+            let after = (before.refs.wrapping_add(refs), before.maps.wrapping_add(maps));
+            Event::Counts(head, (before.refs, before.maps), after)
+        });
+        if frame.share(refs, maps) { Ok(()) } else { Err(TooManyReferences) }
     }
 
     /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head, whose descriptor

@@ -3,7 +3,7 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::{Counts, Owner, Use};
+use crate::frame::{Counts, Owner, TooManyReferences, Use};
 use crate::group::{GroupId, LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
@@ -45,6 +45,8 @@ pub enum FaultError {
     BeyondEnd(u64),
     /// The contents were lost (SIGBUS).
     Poisoned(u64),
+    /// What is mapped there has as many references and mappings as it may (SIGBUS).
+    TooManyReferences(u64),
     /// The machine has no memory left.
     NoMemory(Refused),
     /// Somebody watches for this: when he has dealt with it, the access may be tried again.
@@ -63,7 +65,7 @@ impl FaultError {
     /// What a system call answers whose argument points there.
     pub const fn errno(&self) -> Errno {
         match self {
-            FaultError::NoMemory(_) => Errno::ENOMEM,
+            FaultError::NoMemory(_) | FaultError::TooManyReferences(_) => Errno::ENOMEM,
             _ => Errno::EFAULT,
         }
     }
@@ -76,6 +78,7 @@ impl core::fmt::Display for FaultError {
             FaultError::Denied(addr) => write!(f, "access to {addr:#x} is not allowed"),
             FaultError::BeyondEnd(addr) => write!(f, "what is mapped at {addr:#x} ends before that"),
             FaultError::Poisoned(addr) => write!(f, "the contents of {addr:#x} were lost"),
+            FaultError::TooManyReferences(addr) => write!(f, "{addr:#x}: {TooManyReferences}"),
             FaultError::NoMemory(why) => why.fmt(f),
             FaultError::Watched(watched) => write!(f, "{:#x} is watched", watched.page),
         }

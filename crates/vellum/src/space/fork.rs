@@ -20,7 +20,7 @@ use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
 use crate::cache;
 use crate::errno::Errno;
-use crate::frame::{Frame, flag};
+use crate::frame::{Frame, TooManyReferences, flag};
 use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
@@ -37,7 +37,7 @@ use super::{AddressSpace, FaultError};
 pub enum ForkError {
     /// No memory for its areas and page tables, or the group may not have it.
     NoMemory(Refused),
-    /// A swap slot has 2^31 references. No reclaim helps against that.
+    /// A swap slot, or a folio, has as many references as it may. No reclaim helps against that.
     TooManyReferences,
 }
 
@@ -55,7 +55,7 @@ impl core::fmt::Display for ForkError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             ForkError::NoMemory(why) => why.fmt(f),
-            ForkError::TooManyReferences => f.write_str("a swap slot has 2^31 references"),
+            ForkError::TooManyReferences => TooManyReferences.fmt(f),
         }
     }
 }
@@ -63,6 +63,12 @@ impl core::fmt::Display for ForkError {
 impl core::error::Error for ForkError {}
 
 may_be_refused!(ForkError);
+
+impl From<TooManyReferences> for ForkError {
+    fn from(_: TooManyReferences) -> Self {
+        ForkError::TooManyReferences
+    }
+}
 
 impl From<Saturated> for ForkError {
     fn from(_: Saturated) -> Self {
@@ -180,7 +186,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         batch: &mut Batch,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> Result<u64, Saturated> {
+    ) -> Result<u64, ForkError> {
         let arch = &self.tables.arch;
         let end = range.end.min(table.end());
         let mut at = range.start;
@@ -196,7 +202,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if lazy {
                         run = self.first_folio(table, &run);
                     }
-                    match self.share_run(table, &mut run, gather) {
+                    match self.share_run(table, &mut run, gather)? {
                         Shared::Both => {
                             // Other CPUs may have set dirty bits since the entries were read, until they were made read-only:
                             // now they can't.
@@ -288,16 +294,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Take references and mappings for the child, and from the entries the right to write in place. What of the run was dealt
     /// with is left of it.
     #[inline(never)]
-    fn share_run(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> Shared {
+    fn share_run(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        run: &mut Run,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Result<Shared, TooManyReferences> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         let pfn = run.pfn(arch);
         if self.tables.machine.zeros_folio().contains(pfn) {
-            return Shared::Both;
+            return Ok(Shared::Both);
         }
         let first = frames.head(pfn).1;
         if first.has(flag::OBJECT) {
-            return Shared::Object;
+            return Ok(Shared::Object);
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
@@ -312,7 +323,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 if exclusive && frame.is_held() {
                     break;
                 }
-                frames.get_counts(head, frame, pages, pages);
+                if let Err(error) = frames.share_counts(head, frame, pages, pages) {
+                    if taken == 0 {
+                        return Err(error);
+                    }
+                    break;
+                }
                 taken += pages;
             }
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
@@ -325,7 +341,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 gather.note(run.range(arch), table.shift());
             }
         }
-        if pinned { Shared::Pinned } else { Shared::Both }
+        Ok(if pinned { Shared::Pinned } else { Shared::Both })
     }
 
     /// Map runs of one table of the parent's, which have their references and mappings; if that fails they have them no more.

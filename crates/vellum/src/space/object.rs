@@ -249,6 +249,7 @@ impl FaultError {
         match error {
             ObjectError::Lost => FaultError::Poisoned(addr),
             ObjectError::NoMemory(why) => FaultError::NoMemory(why),
+            ObjectError::TooManyReferences => FaultError::TooManyReferences(addr),
             _ => FaultError::NoMemory(Refused::OutOfMemory),
         }
     }
@@ -259,7 +260,9 @@ impl From<ObjectError> for MapError {
         match error {
             ObjectError::NoMemory(why) => MapError::NoMemory(why),
             ObjectError::TooLarge => MapError::OffsetTooLarge,
-            ObjectError::Busy | ObjectError::Lost => MapError::NoMemory(Refused::OutOfMemory),
+            ObjectError::Busy | ObjectError::Lost | ObjectError::TooManyReferences => {
+                MapError::NoMemory(Refused::OutOfMemory)
+            }
         }
     }
 }

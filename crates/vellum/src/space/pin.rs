@@ -2,6 +2,7 @@
 
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::cache::ObjectPage;
+use crate::frame::TooManyReferences;
 use crate::platform::Platform;
 use crate::table::Found;
 
@@ -39,7 +40,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 table.release();
                 if let Some(page) = page {
-                    return Ok(page);
+                    return page.map_err(|TooManyReferences| FaultError::TooManyReferences(addr));
                 }
             }
             self.fault_in(addr, access)?;

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
 use crate::arch::X86_64;
-use crate::cache::Object;
-use crate::frame::BootOptions;
+use crate::cache::{Object, ObjectError};
+use crate::frame::{BootOptions, Counts, Frame};
 use crate::testing::Host;
 use crate::vma::Prot;
 
@@ -50,4 +50,61 @@ fn what_becomes_executable_is_published() {
     let patched = space.map_object(area(READ_EXEC | Prot::WRITE, 8), &object, 0).unwrap();
     space.fault(patched, Access::Write).unwrap();
     assert_eq!(published(), 1, "a private copy of text");
+}
+
+/// The counts of what is mapped at an address.
+fn descriptor<'m>(space: &AddressSpace<'m, Host, X86_64>, addr: u64) -> &'m Frame {
+    let mut pfn = None;
+    space.runs(VirtRange { start: addr, end: addr + PAGE }, |run| pfn = Some(run.pfn(space.arch())));
+    space.machine().frames().head(pfn.unwrap()).1
+}
+
+/// Near the last reference that there is room for, programs get no more: no count wraps, and none
+/// changes by a refusal.
+#[test]
+fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
+    let host = Host::with_frames(6_000, 1);
+    let machine = Machine::boot(&host, BootOptions::default()).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+    let area = MapRequest { addr: 0, len: PAGE, prot: Prot::READ | Prot::WRITE, flags: MapFlags::empty() };
+    let at = space.map(area).unwrap();
+    space.fault(at, Access::Write).unwrap();
+    let frame = descriptor(&space, at);
+    let own = frame.counts();
+
+    let most = Counts { refs: Counts::MOST, maps: Counts::MOST };
+    frame.set_counts(most);
+    assert_eq!(space.fork().err(), Some(ForkError::TooManyReferences));
+    assert_eq!(space.pin(at, Access::Read).err(), Some(FaultError::TooManyReferences(at)));
+    assert_eq!(frame.counts(), most);
+
+    let almost = Counts { refs: Counts::MOST - 1, maps: Counts::MOST - 1 };
+    frame.set_counts(almost);
+    drop(space.pin(at, Access::Read).unwrap());
+    drop(space.fork().unwrap());
+    assert_eq!(frame.counts(), almost);
+    frame.set_counts(own);
+}
+
+/// The same for pages of an object: a fault that would map one, and a handle to one.
+#[test]
+fn an_objects_page_is_mapped_no_more_once_it_has_the_most_references() {
+    let host = Host::with_frames(6_000, 1);
+    let machine = Machine::boot(&host, BootOptions::default()).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+    let object = Object::new(&machine, &X86_64::four_levels(), GroupId::ROOT, 0, PAGE).unwrap();
+    let flags = MapFlags::SHARED;
+    let area = MapRequest { addr: 0, len: PAGE, prot: Prot::READ, flags };
+    let [one, two] = [(); 2].map(|()| space.map_object(area, &object, 0).unwrap());
+    space.fault(one, Access::Read).unwrap();
+    let frame = descriptor(&space, one);
+    let own = frame.counts();
+
+    let most = Counts { refs: Counts::MOST, maps: Counts::MOST - 1 };
+    frame.set_counts(most);
+    assert_eq!(space.fault(two, Access::Read), Err(FaultError::TooManyReferences(two)));
+    assert_eq!(object.page(0).err(), Some(ObjectError::TooManyReferences));
+    assert_eq!(frame.counts(), most);
+    frame.set_counts(own);
+    space.fault(two, Access::Read).unwrap();
 }
