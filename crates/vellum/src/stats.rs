@@ -179,9 +179,10 @@ impl<'m> SpaceSlots<'m> {
     }
 
     /// The slots of all CPUs.
+    #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'m SpaceSlot> + use<'m> {
-        let (frames, cpus) = (self.frames, self.cpus);
-        (0..cpus.div_ceil(SLOTS)).flat_map(move |i| &frames[i][..(cpus - i * SLOTS).min(SLOTS)])
+        let slots = *self;
+        (0..slots.cpus).map(move |cpu| slots.of(cpu))
     }
 }
 

@@ -23,8 +23,9 @@ use crate::arch::{Arch, UserRange};
 use crate::group::Refused;
 use crate::platform::Platform;
 
-/// Changes of one space that can be under way, or next in line.
-const ROOM: usize = 32;
+/// Changes of one space that can be under way, or next in line. A space is moved when it is made, so this is no more than
+/// serves.
+const ROOM: usize = 16;
 
 /// When a change arrived: the lower, the earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +84,18 @@ impl Claims {
 
     /// Claims `ranges` for the change that arrived at `turn`, instead of what it waited for before;
     /// returns whether the claim is granted.
+    #[inline]
     fn claim(&mut self, turn: Turn, ranges: [UserRange; 2]) -> bool {
+        if self.claims.is_empty() && turn.0 == self.admitted {
+            self.admitted += 1;
+            self.claims.push(Claim { ranges, turn, granted: true });
+            return true;
+        }
+        self.claim_in_line(turn, ranges)
+    }
+
+    #[cold]
+    fn claim_in_line(&mut self, turn: Turn, ranges: [UserRange; 2]) -> bool {
         if !self.is_admitted(turn) {
             if turn.0 > self.admitted || self.claims.is_full() {
                 return false;
@@ -98,10 +110,12 @@ impl Claims {
         granted
     }
 
-    fn end(&mut self, turn: Turn) {
+    /// Ends the claim of a change; returns whether others may have waited for that.
+    fn end(&mut self, turn: Turn) -> bool {
         if let Some(at) = self.claims.iter().position(|claim| claim.turn == turn) {
             self.claims.swap_remove(at);
         }
+        !self.claims.is_empty() || self.admitted < self.arrived
     }
 }
 
@@ -151,8 +165,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         self.tell_ended();
                     }
                     Err(error) => {
-                        areas.claims.end(turn);
-                        self.tell_ended();
+                        if areas.claims.end(turn) {
+                            self.tell_ended();
+                        }
                         return Err(error);
                     }
                 }
@@ -217,8 +232,9 @@ impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
         let promised = self.promised;
         let areas = self.areas();
         areas.promised -= promised;
-        areas.claims.end(turn);
-        space.tell_ended();
+        if areas.claims.end(turn) {
+            space.tell_ended();
+        }
         areas.merge(machine, ranges[0]);
         if !ranges[1].is_empty() {
             areas.merge(machine, ranges[1]);
