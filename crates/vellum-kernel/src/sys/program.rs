@@ -80,7 +80,7 @@ pub fn load(
     gained: bool,
 ) -> Result<(Arc<UserSpace>, Registers), Errno> {
     // The page before the end stays free, as on Linux: an instruction at the very end would go on beyond it.
-    let top = user_end().min(machine::ADDRESSES_END) - 4096;
+    let top = user_end().min(machine::ADDRESSES_END - 4096);
     let known =
         elf::Limits { addresses: Limits::default().lowest..top, page_size: 4096, machine: machine::ELF_MACHINE };
     let head = elf::head(&file.part(0..elf::HEAD as u64)?, known.machine)?;

@@ -109,6 +109,7 @@ fn every_call_refuses<A: Silicon>(arch: A) {
             assert!(space.remap(to).is_err(), "remap to {label}");
             let by = Watcher(1.try_into().unwrap());
             assert!(space.watch(range, by, AreaFlags::WRITES).is_err(), "watch {label}");
+            assert!(space.unwatch(range, by).is_err(), "unwatch {label}");
             assert!(space.write_protect(range, true).is_err(), "write-protect {label}");
             assert!(space.write_unprotect(range).is_err(), "write-unprotect {label}");
             assert!(space.fill(range, false, |_, _| Ok(())).is_err(), "fill {label}");

@@ -153,8 +153,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// See [`WatchError`]: what lies before the area that could not be split is done. No area needs to be if the range is all of the space.
     pub fn unwatch(&self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
-        // Nothing is watched beyond the user half, so a host may name all addresses.
-        let range = self.whole_pages(*self.user_part(range))?;
+        let range = self.whole_pages(range)?;
         let mut change = self.change(range);
         let mut rest = range;
         loop {

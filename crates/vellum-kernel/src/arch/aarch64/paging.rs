@@ -8,7 +8,7 @@
 
 use crate::arch::stack;
 use core::arch::{asm, global_asm};
-use vellum::arch::Aarch64;
+use vellum::arch::{Aarch64, Arch};
 use vellum_kernel::boot::{Kind, MemoryMap};
 
 /// Bytes of the smallest page.
@@ -212,9 +212,9 @@ pub const fn control() -> u64 {
     user | size | write_back | inner_shareable | granule | 1 << 36
 }
 
-/// Addresses below this belong to user space.
+/// Returns the first address that user mode can't have: that of the format, whatever the processor adds to it.
 pub fn user_end() -> u64 {
-    1 << 48
+    Aarch64::granule_4k().user_end()
 }
 
 /// The physical address of the root of a user half in which there is nothing.

@@ -13,6 +13,7 @@
 use crate::arch::{cpu, stack};
 use crate::println;
 use core::arch::asm;
+use vellum::arch::Arch;
 use vellum_kernel::boot::{Kind, MemoryMap};
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags};
@@ -189,9 +190,9 @@ pub fn format() -> Format {
     if cpu::has_five_levels() { Format::five_levels() } else { Format::four_levels() }
 }
 
-/// Addresses below this belong to user space: all but one of the bits that the tables translate, 48 or 57 of them.
+/// Returns the first address that user mode can't have. The engine says which: what it would refuse is refused here too.
 pub fn user_end() -> u64 {
-    1 << if cpu::has_five_levels() { 56 } else { 47 }
+    format().user_end()
 }
 
 /// The physical address of the kernel's own root table, whose user half is empty.
