@@ -106,8 +106,8 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// All entries.
     #[inline]
     pub(super) fn entries(&self) -> &[AtomicU64] {
-        // SAFETY: as in `PageTables::entry`, for as many entries as a table of this format has; the lock keeps it hooked.
-        unsafe { core::slice::from_raw_parts(self.tables.entries(self.pfn), 1 << self.tables.arch.index_bits()) }
+        // SAFETY: as many as a table of this format has; the lock keeps it hooked.
+        unsafe { self.tables.part(self.pfn, 0..1 << self.tables.arch.index_bits()) }
     }
 
     /// Give the lock back. If nothing is left in the table it is unhooked, and so are the tables above that held nothing

@@ -49,6 +49,7 @@ pub(crate) use relocate::Route;
 pub use run::{Joined, Run};
 pub(crate) use walk::Found;
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::Pfn;
@@ -131,6 +132,17 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         // SAFETY: the table's frames are in the direct map and hold nothing but entries of 8 bytes, which the engine
         // accesses as atomics only (hardware does too); the caller vouches that it is still a table, and for the index.
         unsafe { &*self.entries(table).add(index) }
+    }
+
+    /// Entries of a table that nobody can free meanwhile, in a row.
+    ///
+    /// # Safety
+    /// As for [`PageTables::entry`], for each of them.
+    #[inline]
+    unsafe fn part(&self, table: Pfn, entries: Range<usize>) -> &[AtomicU64] {
+        debug_assert!(entries.end <= 1 << self.arch.index_bits());
+        // SAFETY: as in `entry`.
+        unsafe { core::slice::from_raw_parts(self.entries(table).add(entries.start), entries.len()) }
     }
 
     /// A table of this level, empty, charged to the group, and the caller's alone.

@@ -1,6 +1,6 @@
 //! Down from the root to the table in which an address's entry stands.
 
-use core::sync::atomic::Ordering::Acquire;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::{LockedTable, PageTables};
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
@@ -146,7 +146,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let first = self.arch.index(block.start, at.level);
         let len = (block.len() >> self.arch.level_shift(at.level)) as usize;
         // SAFETY: the walk keeps the table; a block smaller than the table and naturally aligned lies in it entirely.
-        (first..first + len).all(|i| unsafe { self.entry(at.table, i) }.load(Acquire) == 0)
+        unsafe { self.part(at.table, first..first + len) }.iter().all(|entry| entry.load(Relaxed) == 0)
     }
 
     /// Begin a walk.
@@ -184,18 +184,14 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     unsafe fn hole_end(&self, at: &Landing, range: UserRange) -> u64 {
         let VirtRange { start: va, end } = *range;
         let shift = self.arch.level_shift(at.level);
-        let mut index = self.arch.index(va, at.level);
-        let mut to = va >> shift << shift;
-        loop {
-            to = to.saturating_add(1 << shift);
-            index += 1;
-            if to >= end || index == 1 << self.arch.index_bits() {
-                return to.min(end);
-            }
-            // SAFETY: as in `descend`, and `index` was just compared.
-            if unsafe { self.entry(at.table, index) }.load(Acquire) != 0 {
-                return to.min(end);
-            }
-        }
+        let index = self.arch.index(va, at.level);
+        let start = va >> shift << shift;
+        let most = (1 << self.arch.index_bits()) - index;
+        let most = most.min((end - start).div_ceil(1 << shift).max(1) as usize);
+        // SAFETY: by contract; the entries from `index` on that the table has at most.
+        let rest = unsafe { self.part(at.table, index + 1..index + most) };
+        // None of these is followed.
+        let empty = 1 + rest.iter().take_while(|entry| entry.load(Relaxed) == 0).count() as u64;
+        start.saturating_add(empty << shift).min(end)
     }
 }
