@@ -26,12 +26,12 @@ impl Generations {
     }
 
     /// Entries of the space's tables have changed: makes a new generation, and says which.
-    pub fn advance(&self, space: u32) -> u64 {
+    pub fn advance(&self, space: u64) -> u64 {
         self.0[space as usize % CELLS].fetch_add(1, SeqCst) + 1
     }
 
     /// The generation of a space.
-    pub fn now(&self, space: u32) -> u64 {
+    pub fn now(&self, space: u64) -> u64 {
         self.0[space as usize % CELLS].load(SeqCst)
     }
 }
@@ -45,7 +45,7 @@ impl Default for Generations {
 /// What a processor holds under a tag: translations of this space, none older than this generation.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    space: Option<u32>,
+    space: Option<u64>,
     generation: u64,
 }
 
@@ -64,7 +64,7 @@ impl<const N: usize> Tags<N> {
     }
 
     /// The processor loads a space that is of this generation: under which tag, and whether it may keep what it holds under it.
-    pub fn load(&mut self, space: u32, generation: u64) -> (usize, bool) {
+    pub fn load(&mut self, space: u64, generation: u64) -> (usize, bool) {
         let known = self.held.iter().position(|held| held.space == Some(space));
         self.loaded = known.unwrap_or_else(|| {
             let next = self.next;
@@ -79,7 +79,7 @@ impl<const N: usize> Tags<N> {
 
     /// Of the space, if it is the one loaded, the processor has dropped what a shootdown asked for that made this generation,
     /// or `all`.
-    pub fn dropped(&mut self, space: u32, generation: u64, all: bool) {
+    pub fn dropped(&mut self, space: u64, generation: u64, all: bool) {
         let held = &mut self.held[self.loaded];
         // Other changes may have come between, of which the processor has not heard yet.
         if held.space == Some(space) && (all || held.generation + 1 == generation) {
@@ -107,7 +107,7 @@ mod tests {
         tags: Tags<TAGS>,
         /// By tag and page: the oldest contents of the table of which it may hold a translation.
         tlb: [[u64; 2]; TAGS],
-        loaded: Option<(u32, usize)>,
+        loaded: Option<(u64, usize)>,
     }
 
     struct Lab {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     impl Lab {
-        fn load(&mut self, cpu: usize, space: u32) {
+        fn load(&mut self, cpu: usize, space: u64) {
             let cpu = &mut self.cpus[cpu];
             let (tag, keep) = cpu.tags.load(space, self.generations.now(space));
             if !keep {
@@ -131,7 +131,7 @@ mod tests {
         }
 
         /// Whoever has the space loaded drops what it holds of these pages.
-        fn drop(&mut self, space: u32, generation: u64, pages: &[usize]) {
+        fn drop(&mut self, space: u64, generation: u64, pages: &[usize]) {
             for cpu in &mut self.cpus {
                 if let Some((_, tag)) = cpu.loaded.filter(|(loaded, _)| *loaded == space) {
                     pages.iter().for_each(|page| cpu.tlb[tag][*page] = self.tables[space as usize][*page]);
@@ -140,7 +140,7 @@ mod tests {
             }
         }
 
-        fn change(&mut self, space: u32, pages: &[usize]) -> u64 {
+        fn change(&mut self, space: u64, pages: &[usize]) -> u64 {
             pages.iter().for_each(|page| self.tables[space as usize][*page] += 1);
             self.generations.advance(space)
         }
@@ -154,7 +154,7 @@ mod tests {
             let cpus = (0..3).map(|_| cpu()).collect();
             let mut lab = Lab { generations: Generations::new(), cpus, tables: [[0; 2]; SPACES], kept: 0 };
             for _ in 0..2000 {
-                let space = random.rand_range(0..SPACES as u32);
+                let space = random.rand_range(0..SPACES as u64);
                 let cpu = random.rand_range(0..3) as usize;
                 match random.rand_range(0..8) {
                     0..4 => lab.load(cpu, space),
@@ -171,7 +171,7 @@ mod tests {
                     _ => {
                         let (first, second) = (lab.change(space, &[0]), lab.change(space, &[1]));
                         lab.drop(space, second, &[1]);
-                        lab.load(cpu, (space + 1) % SPACES as u32);
+                        lab.load(cpu, (space + 1) % SPACES as u64);
                         lab.drop(space, first, &[0]);
                     }
                 }
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn spaces_of_one_cell_make_each_other_drop_and_not_keep() {
         let generations = Generations::new();
-        let (one, other) = (7, 7 + CELLS as u32);
+        let (one, other) = (7, 7 + CELLS as u64);
         let mut tags = Tags::<2>::new();
         tags.load(one, generations.now(one));
         tags.load(other, generations.now(other));

@@ -175,7 +175,7 @@ impl CpuSet {
 /// Which address space, as far as the TLB is concerned: the engine's own number of the space, never reused while the
 /// machine lives. The host maps it to PCIDs or ASIDs as it likes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SpaceId(pub u32);
+pub struct SpaceId(pub u64);
 
 /// What to invalidate.
 #[derive(Clone, Copy, Debug)]

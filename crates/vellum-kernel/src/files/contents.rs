@@ -1,8 +1,9 @@
 //! The contents of files in memory, which are the engine's objects: so they can be mapped.
 
 use crate::files::groups;
+use crate::mem::spaces::All;
 use crate::mem::{self, Object, machine};
-use crate::task::{Thread, process};
+use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec;
 use core::any::Any;
@@ -10,8 +11,9 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
-use vellum::cache::{Gone, ObjectError};
+use vellum::cache::ObjectError;
 use vellum::group::Refused;
+use vellum::space;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Pages, Sink, Source};
 
@@ -46,19 +48,6 @@ fn errno(error: ObjectError) -> Errno {
     Errno::ENOMEM
 }
 
-/// Takes the pages that an object has lost out of every address space.
-pub fn discard(object: &Object, gone: &Gone) {
-    if gone.is_empty() {
-        return;
-    }
-    for process in process::all() {
-        let memory = process.memory();
-        if let Some(memory) = memory {
-            memory.engine.discard_object(object, gone);
-        }
-    }
-}
-
 impl InObject {
     /// Nothing yet.
     ///
@@ -81,7 +70,7 @@ impl Pages for InObject {
     fn set_size(&self, size: u64) -> Result<(), Errno> {
         let _sizing = self.sizing.lock();
         let gone = self.object.set_size(size).map_err(errno)?;
-        discard(&self.object, &gone);
+        space::discard(&All, &self.object, &gone);
         Ok(())
     }
 
@@ -149,7 +138,7 @@ impl Pages for InObject {
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
         let gone = self.object.punch_hole(bytes).map_err(errno)?;
-        discard(&self.object, &gone);
+        space::discard(&All, &self.object, &gone);
         Ok(())
     }
 

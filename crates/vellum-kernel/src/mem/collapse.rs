@@ -1,8 +1,7 @@
 //! Where there is time, small pages become huge ones: a task looks at so many of them every so often, one address space after the other
 //! (Linux: `khugepaged`).
 
-use crate::mem::{now_ns, reclaim::spaces_of};
-use crate::task::process as processes;
+use crate::mem::{now_ns, spaces};
 use crate::task::{executor, time};
 use core::future::{Future, poll_fn};
 use core::pin::pin;
@@ -105,11 +104,8 @@ async fn sleep(setting: &Setting) {
 async fn scan(at: &mut (SpaceId, u64)) -> bool {
     let pages = |limit: &Setting| limit.get() as u32;
     let limits = CollapseLimits { none: pages(&MAX_NONE), swapped: pages(&MAX_SWAP), shared: pages(&MAX_SHARED) };
-    let mut spaces = spaces_of(processes::all());
-    spaces.sort_unstable_by_key(|space| space.engine.id().0);
-    spaces.retain(|space| space.engine.id().0 >= at.0.0);
     let mut left = PAGES_TO_SCAN.get();
-    for space in &spaces {
+    while let Some(space) = spaces::next(at.0) {
         if space.engine.id() != at.0 {
             *at = (space.engine.id(), 0);
         }

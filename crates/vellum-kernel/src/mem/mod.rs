@@ -23,6 +23,7 @@ pub mod platform;
 pub mod reclaim;
 pub mod shootdown;
 pub mod space;
+pub mod spaces;
 pub mod swap;
 pub mod uaccess;
 

@@ -6,6 +6,7 @@
 use crate::arch::paging::{kernel_root, load_root, load_tagged_root};
 use crate::arch::{cpu, interrupts};
 use crate::files::watch::Watch;
+use crate::mem::spaces::{self, Place};
 use crate::mem::{self, Space};
 use crate::percpu::{self, MAX_CPUS};
 use crate::task::hindrance::failed;
@@ -51,6 +52,8 @@ pub struct UserSpace {
     tenants: AtomicUsize,
     /// The files that it maps, by the tags of their objects; some that it mapped once.
     mapped: Mutex<Arc<BTreeMap<u64, Mapped>>>,
+    /// Dropped after all else.
+    _place: Place,
 }
 
 /// Where the parts of a program are, as `/proc` shows it.
@@ -114,6 +117,7 @@ impl UserSpace {
     /// A space without a heap yet.
     pub fn new(engine: Space) -> Self {
         Self {
+            _place: Place::of(engine.id()),
             engine,
             heap: Mutex::default(),
             barriers: AtomicU32::new(0),
@@ -176,6 +180,7 @@ impl UserSpace {
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));
         let child = Self {
+            _place: Place::of(engine.id()),
             engine,
             heap: Mutex::new(heap),
             barriers,
@@ -250,7 +255,7 @@ static NOBODYS: Once<Arc<UserSpace>> = Once::new();
 /// No memory.
 pub fn init() -> Result<(), Refused> {
     let engine = mem::new_space(mem::machine(), GroupId::ROOT, Limits::default())?;
-    NOBODYS.call_once(|| Arc::new(UserSpace::new(engine)));
+    NOBODYS.call_once(|| spaces::publish(UserSpace::new(engine)));
     Ok(())
 }
 
@@ -288,14 +293,14 @@ const NOBODY: u64 = u64::MAX;
 
 /// Whether a processor has the space with this number loaded.
 pub fn is_loaded(space: SpaceId, cpu: usize) -> bool {
-    LOADED[cpu].load(SeqCst) == u64::from(space.0)
+    LOADED[cpu].load(SeqCst) == space.0
 }
 
 /// A change of a space's tables that processors are to hear of.
 #[derive(Clone, Copy)]
 pub struct Change {
     /// Which space's.
-    pub space: u32,
+    pub space: u64,
     /// Which generation of it this began.
     pub generation: u64,
 }
@@ -331,7 +336,7 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
         Some(space) => {
             space.cpu_enter(cpu.index);
             let number = space.id().0;
-            LOADED[cpu.index].store(number.into(), SeqCst);
+            LOADED[cpu.index].store(number, SeqCst);
             // SAFETY: this processor's own, and interrupts are off.
             let tags = unsafe { &mut *cpu.tags.get() };
             let (tag, keep) = tags.load(number, GENERATIONS.now(number));

@@ -4,9 +4,8 @@
 use crate::files;
 use crate::mem::disk::Disk;
 use crate::mem::platform::Host;
-use crate::mem::reclaim::spaces_of;
+use crate::mem::spaces;
 use crate::mem::{Object, machine};
-use crate::task::process as processes;
 use alloc::boxed::Box;
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
@@ -122,7 +121,7 @@ fn empty(id: u8) -> Result<(), Errno> {
     let mut left = u32::MAX;
     loop {
         let mut lost = false;
-        for space in spaces_of(processes::all()) {
+        for space in spaces::all() {
             match space.engine.swap_off(id) {
                 Ok(()) => {}
                 Err(FaultError::Poisoned(_)) => lost = true,

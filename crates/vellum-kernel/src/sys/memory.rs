@@ -4,6 +4,7 @@ use super::Answer;
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, groups, proc};
+use crate::mem::spaces::All;
 use crate::mem::{UserSpace, uaccess};
 use crate::task::Thread;
 use crate::task::hindrance::{Hindrance, failed};
@@ -11,7 +12,9 @@ use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
 use vellum::group::MayBeRefused;
-use vellum::space::{Advise, AdviseError, FaultError, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{
+    self, Advise, AdviseError, FaultError, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest,
+};
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
@@ -174,7 +177,7 @@ pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, adv
 fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
     let removed = memory
         .engine
-        .remove(addr, len, |object, bytes| object.punch_hole(bytes).map(|gone| contents::discard(object, &gone)));
+        .remove(addr, len, |object, bytes| object.punch_hole(bytes).map(|gone| space::discard(&All, object, &gone)));
     removed.map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
 }
 

@@ -4,6 +4,7 @@ use super::{Answer, file, futex as robust, pidfd, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
 use crate::files::{self, Files, groups};
+use crate::mem::spaces;
 use crate::mem::{self, UserSpace, space, uaccess};
 use crate::println;
 use crate::task::context::Context;
@@ -106,7 +107,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     let memory = thread.memory();
     let memory = match has(abi::CLONE_VM) {
         true => memory,
-        false => Arc::new(memory.fork()?),
+        false => spaces::publish(memory.fork()?),
     };
     thread.save_held();
     // SAFETY: the thread's own future.

@@ -7,6 +7,7 @@ use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
 use crate::files::groups;
 use crate::mem::space::Image;
+use crate::mem::spaces;
 use crate::mem::{self, UserSpace, uaccess};
 use crate::task::Thread;
 use crate::task::hindrance::failed;
@@ -104,7 +105,7 @@ pub fn load(
     super::memory::set_limits(&mut limits, resources, own);
     let space = mem::new_space(mem::machine(), groups::current(), limits)
         .map_err(|why| failed(Some(why), vellum::errno::Errno::ENOMEM))?;
-    let space = Arc::new(UserSpace::new(space));
+    let space = spaces::publish(UserSpace::new(space));
     let mut image = Image::default();
     for mapping in &plan.mappings {
         map(&space, base, mapping, file)?;

@@ -7,11 +7,10 @@ use super::Answer;
 use super::clock::EPOCH;
 use crate::files::contents::InObject;
 use crate::files::proc::settings;
-use crate::mem::{Object, UserSpace, machine, now_ns, uaccess};
+use crate::mem::{Object, machine, now_ns, spaces, uaccess};
+use crate::task::Thread;
 use crate::task::hindrance::failed;
-use crate::task::{Thread, process};
 use alloc::format;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use linux_raw_sys::general::CAP_IPC_LOCK;
@@ -57,24 +56,14 @@ fn now() -> u64 {
     (EPOCH + now_ns()) / 1_000_000_000
 }
 
-/// All spaces there are.
-fn spaces() -> Vec<Arc<UserSpace>> {
-    process::all().iter().filter_map(|process| process.memory()).collect()
-}
-
 /// How many areas have a segment attached.
 fn attached(tag: u64) -> u64 {
     let mut count = 0;
-    let mut seen: Vec<Arc<UserSpace>> = Vec::new();
-    for space in spaces() {
-        if seen.iter().any(|other| Arc::ptr_eq(other, &space)) {
-            continue;
-        }
+    for space in spaces::all() {
         space.engine.areas(0, |area| {
             count += u64::from(area.backing.tag() == tag);
             true
         });
-        seen.push(space);
     }
     count
 }
@@ -128,7 +117,7 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
 
 /// The object of a segment that was removed: somebody's area has it.
 fn object_of_area(tag: u64) -> Option<Object> {
-    spaces().iter().find_map(|space| {
+    spaces::all().find_map(|space| {
         let mut at = None;
         space.engine.areas(0, |area| {
             at = at.or((area.backing.tag() == tag).then_some(area.range.start));

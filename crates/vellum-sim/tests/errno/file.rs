@@ -6,7 +6,7 @@ use std::ops::Range;
 use vellum::addr::VirtRange;
 use vellum::cache::Object;
 use vellum::group::GroupId;
-use vellum::space::{Access, MapFlags, MapRequest};
+use vellum::space::{Access, MapFlags, MapRequest, discard};
 use vellum::vma::Prot;
 use vellum_sim::Fast;
 
@@ -62,11 +62,11 @@ impl Engine<'_> {
                 number(mapped.map_err(|error| error.errno()), |at| at as i64)
             }
             Call::Resize(size) => number(object().set_size(size).map_err(|error| error.errno()), |gone| {
-                self.space.discard_object(object(), &gone);
+                discard(&[self.space][..], object(), &gone);
                 0
             }),
             Call::Punch(bytes) => {
-                self.space.discard_object(object(), &object().punch_hole(bytes).expect("memory"));
+                discard(&[self.space][..], object(), &object().punch_hole(bytes).expect("memory"));
                 0
             }
             Call::Write(at) => {
@@ -76,7 +76,7 @@ impl Engine<'_> {
             Call::Seal => number(object().deny_shared_write().map_err(|error| error.errno()), |()| 0),
             Call::Remove { addr, len } => {
                 let removed = self.space.remove(addr, len, |object, bytes| {
-                    self.space.discard_object(object, &object.punch_hole(bytes)?);
+                    discard(&[self.space][..], object, &object.punch_hole(bytes)?);
                     Ok(())
                 });
                 answer(removed, |error| error.errno())

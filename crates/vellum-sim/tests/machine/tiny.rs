@@ -140,7 +140,7 @@ impl<'t, 'm, P: Platform> Space<'t, 'm, P> {
 
 impl<'t, 'm, P: Platform, A: Arch> Space<'t, 'm, P, A> {
     pub fn with_arch(t: &'t Tiny<'m, P>, arch: A, id: u32, mapped: VirtRange) -> Self {
-        let id = SpaceId(id);
+        let id = SpaceId(id.into());
         Space { t, arch, id, root: t.table(arch.levels(), id), cpus: AtomicU64::new(0), mapped }
     }
 

@@ -7,8 +7,9 @@ use vellum::Machine;
 use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
 use vellum::group::GroupId;
-use vellum::reclaim::{Part, Spaces, reclaim};
+use vellum::reclaim::{Part, reclaim};
 use vellum::space::Access;
+use vellum::space::Spaces;
 use vellum::vma::AreaFlags;
 use vellum_sim::Program;
 

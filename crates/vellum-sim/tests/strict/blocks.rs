@@ -9,7 +9,7 @@ use vellum::arch::{Aarch64, Attrs, Kind, Riscv64};
 use vellum::cache::Object;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, discard};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -397,7 +397,7 @@ fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!((on.joined(ELSEWHERE, 0..4), on.turned()), (2, (0, 0)));
     // A page of it goes, and with it the block.
     let gone = file.punch_hole(on.block..on.block + on.page).expect("memory");
-    on.space.discard_object(&file, &gone);
+    discard(&[on.space][..], &file, &gone);
     assert_eq!((on.joined(ELSEWHERE, 0..2), on.turned()), (1, (0, 1)));
     assert_eq!(on.program.load_u64(ELSEWHERE + on.block + on.page + 8), Ok(7));
     on.space.unmap(ELSEWHERE, 4 * on.block).unwrap();

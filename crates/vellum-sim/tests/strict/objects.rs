@@ -71,6 +71,12 @@ fn holes_against_faults() {
     (0..40).for_each(|seed| together::punch(seed, Schedule::Host, LOAD));
 }
 
+/// A child that is forked beside a truncation has nothing of what the object has lost.
+#[test]
+fn truncation_against_forks() {
+    (0..40).for_each(|seed| together::children(seed, Schedule::Host, LOAD));
+}
+
 /// The same under deterministic schedules.
 #[cfg(feature = "shuttle")]
 mod schedules {
@@ -103,6 +109,11 @@ mod schedules {
     #[test]
     fn of_truncation_against_faults() {
         all(together::truncate);
+    }
+
+    #[test]
+    fn of_truncation_against_forks() {
+        all(together::children);
     }
 
     #[test]

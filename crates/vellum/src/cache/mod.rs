@@ -13,7 +13,7 @@
 //!   cluster's of swap slots.
 //! - **The size decides under that lock** whether a fault finds a page. [`Object::set_size`] writes the size there first. A
 //!   fault that was ahead of it is still in the lock of its space's areas, which
-//!   [`crate::AddressSpace::discard_object`] takes as the writer before it looks: what such a fault has mapped is found and
+//!   [`crate::space::discard`] takes as the writer before it looks: what such a fault has mapped is found and
 //!   removed, and every later one knows the new size.
 //! - **Large folios** need no other index: each slot names the frame of its own page, and a frame's descriptor knows the
 //!   way to the head of its folio. They come where none of their pages is there yet, and leave page by page; their memory is free
@@ -26,11 +26,13 @@
 //! | `fill` | pages come |
 //! | `remove` | pages go: truncation, holes, the end |
 //! | `swap_out`, `swap_in` | pages go to swap devices, and come back |
+//! | `mappers` | the spaces that map it |
 //! | `owner` | from a folio to its object; the objects that have something on swap devices |
 //! | `page` | a page in hand |
 
 mod fill;
 mod index;
+mod mappers;
 mod owner;
 mod page;
 mod remove;
@@ -58,10 +60,11 @@ use crate::errno::Errno;
 use crate::frame::TooManyReferences;
 use crate::group::{GroupId, Refused, may_be_refused};
 use crate::machine::Machine;
-use crate::platform::Platform;
+use crate::platform::{Platform, SpaceId};
 use crate::sync::{SpinGuard, SpinLock};
 use crate::vma::{Backing, Sharing};
 use index::Index;
+use mappers::Mappers;
 
 /// The largest size of an object, in bytes: what file offsets can say.
 pub const MAX_SIZE: u64 = i64::MAX as u64;
@@ -120,6 +123,7 @@ may_be_refused!(ObjectError);
 struct Contents {
     size: u64,
     index: Index,
+    mappers: Mappers,
 }
 
 /// What an object's own frame begins with.
@@ -163,13 +167,14 @@ impl<'m, P: Platform> Object<'m, P> {
         tag: u64,
         size: u64,
     ) -> Result<Self, ObjectError> {
-        const { assert!(size_of::<Head>() <= crate::addr::FRAME_SIZE as usize) };
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
         }
         let _pinned = machine.groups().pinned(group).ok_or(Refused::OutOfMemory)?;
         let frames = machine.frames();
         let at = machine.groups().alloc(frames, group, 0, false)?;
+        // SAFETY: just allocated, and freed with the object; the head is written below.
+        let mappers = unsafe { Mappers::new(frames, at) };
         let head = Head {
             refs: AtomicU64::new(1),
             writers: AtomicU64::new(0),
@@ -180,9 +185,9 @@ impl<'m, P: Platform> Object<'m, P> {
             page_order: arch.page_order(),
             serial: machine.next_number(),
             tag,
-            contents: SpinLock::new(Contents { size, index: Index::new() }),
+            contents: SpinLock::new(Contents { size, index: Index::new(), mappers }),
         };
-        // SAFETY: a frame of its own, in the direct map, large enough (asserted above) and aligned.
+        // SAFETY: a frame of its own, in the direct map, large enough (as `mappers` asserts) and aligned.
         unsafe { frames.at(at.addr()).cast::<Head>().write(head) };
         Ok(Object { machine, at })
     }
@@ -205,6 +210,11 @@ impl<'m, P: Platform> Object<'m, P> {
     #[inline]
     fn lock(&self) -> SpinGuard<'_, Contents, P> {
         self.head().contents.lock(self.machine.platform())
+    }
+
+    /// Its machine.
+    pub(crate) fn machine(&self) -> &'m Machine<'m, P> {
+        self.machine
     }
 
     /// What the host calls it.
@@ -262,16 +272,47 @@ impl<'m, P: Platform> Object<'m, P> {
         backing.object == self.at
     }
 
-    /// The backing of an area that is about to come, with a reference. Of a writer, which was [admitted](Object::admit_writer).
-    pub(crate) fn lend(&self, sharing: Sharing) -> Backing {
+    /// Returns the backing of an area that is about to come, with a reference and counted among those of
+    /// its space. `group` pays for that. Of a writer, which was [admitted](Object::admit_writer).
+    ///
+    /// # Errors
+    /// As of [`Object::map`]; the writer is no longer admitted.
+    pub(crate) fn lend(&self, sharing: Sharing, space: SpaceId, group: GroupId) -> Result<Backing, Refused> {
+        let backing = Backing { object: self.at, sharing, delta: 0, tag: self.tag() };
+        if let Err(why) = self.map(space, group) {
+            self.head().dismiss(sharing);
+            return Err(why);
+        }
+        Ok(backing)
+    }
+
+    /// Counts one more area of a space, which has a reference from now on. `group` pays for that.
+    ///
+    /// # Errors
+    /// No memory, or the group may not have it.
+    fn map(&self, space: SpaceId, group: GroupId) -> Result<(), Refused> {
+        let (groups, frames) = (self.machine.groups(), self.machine.frames());
+        let mut spare = None;
+        while !self.lock().mappers.add(frames, space, &mut spare) {
+            spare = Some(groups.alloc(frames, group, 0, false)?);
+        }
+        if let Some(row) = spare {
+            // SAFETY: just allocated, and not used.
+            unsafe { groups.free(frames, row, 0, false) };
+        }
         self.head().refs.fetch_add(1, Relaxed);
-        Backing { object: self.at, sharing, delta: 0, tag: self.tag() }
+        Ok(())
+    }
+
+    /// Returns the first space from this number on that maps the object.
+    pub(crate) fn next_mapper(&self, from: SpaceId) -> Option<SpaceId> {
+        self.lock().mappers.next(self.machine.frames(), from)
     }
 
     /// The area did not come.
-    pub(crate) fn take_back(&self, backing: &Backing) {
+    pub(crate) fn take_back(&self, backing: &Backing, space: SpaceId) {
         let mut orphans = Orphans::default();
-        release(self.machine, backing, &mut orphans);
+        release(self.machine, backing, space, &mut orphans);
         orphans.free(self.machine);
     }
 
@@ -329,32 +370,60 @@ unsafe fn head<'a, P: Platform>(machine: &'a Machine<'_, P>, at: Pfn) -> &'a Hea
     unsafe { machine.frames().at(at.addr()).cast::<Head>().as_ref() }
 }
 
-/// Another area has this backing: a copy of one that holds its reference.
-pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing) {
-    if backing.is_anonymous() {
-        return;
-    }
-    // SAFETY: the area that this one is a copy of, or the handle that it was made from, holds a reference.
-    let head = unsafe { head(machine, backing.object) };
-    head.refs.fetch_add(1, Relaxed);
-    if backing.sharing == Sharing::Shared {
-        head.writers.fetch_add(1, Relaxed);
-    }
+/// Another area of a space that has one with this backing has it too: a copy of one that holds its reference.
+pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
+    let counted = lend_to(machine, backing, space, GroupId::ROOT);
+    debug_assert!(counted.is_ok(), "the space has an area with this backing");
 }
 
-/// An area with this backing is gone. If it was the last that knew the object, the object joins those that wait to be freed.
-pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, orphans: &mut Orphans) {
+/// An area of a space has this backing: a copy of one that holds its reference, of any space. `group` pays for what that takes.
+///
+/// # Errors
+/// As of [`Object::map`].
+pub(crate) fn lend_to<P: Platform>(
+    machine: &Machine<'_, P>,
+    backing: &Backing,
+    space: SpaceId,
+    group: GroupId,
+) -> Result<(), Refused> {
+    if backing.is_anonymous() {
+        return Ok(());
+    }
+    // SAFETY: the area that this one is a copy of, or the handle that it was made from, holds a reference.
+    let object = unsafe { Object::behind(machine, backing) };
+    object.map(space, group)?;
+    if backing.sharing == Sharing::Shared {
+        object.head().writers.fetch_add(1, Relaxed);
+    }
+    Ok(())
+}
+
+/// An area of a space with this backing is gone. If it was the last that knew the object, the object joins those that wait to be freed.
+pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId, orphans: &mut Orphans) {
     if backing.is_anonymous() {
         return;
     }
-    if backing.sharing == Sharing::Shared {
-        // SAFETY: the area's reference is dropped only below.
-        unsafe { head(machine, backing.object) }.writers.fetch_sub(1, AcqRel);
+    // SAFETY: the area's reference is dropped only below.
+    let head = unsafe { head(machine, backing.object) };
+    head.dismiss(backing.sharing);
+    let row = head.contents.lock(machine.platform()).mappers.remove(machine.frames(), space);
+    if let Some(row) = row {
+        // SAFETY: the list has it no more.
+        unsafe { machine.groups().free(machine.frames(), row, 0, false) };
     }
     if let Some(last) = put(machine, backing.object) {
         // SAFETY: nobody else knows the object any more, and it is freed later.
-        unsafe { head(machine, last.0) }.next.store(orphans.0.0, Relaxed);
+        unsafe { self::head(machine, last.0) }.next.store(orphans.0.0, Relaxed);
         orphans.0 = last.0;
+    }
+}
+
+impl Head {
+    /// An area is gone, or did not come: if it could write, it is not counted any more.
+    fn dismiss(&self, sharing: Sharing) {
+        if sharing == Sharing::Shared {
+            self.writers.fetch_sub(1, AcqRel);
+        }
     }
 }
 

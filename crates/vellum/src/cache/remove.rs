@@ -16,7 +16,7 @@ use crate::swap::{Slots, SwapRun};
 const BATCH: usize = 64;
 
 /// Pages that an object does not have any more. Spaces may still map them: before whoever removed them says that it is done,
-/// each space that maps the object must hear of it ([`crate::AddressSpace::discard_object`]).
+/// each space that maps the object must hear of it ([`crate::space::discard`]).
 #[must_use = "spaces may still map these pages"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone {

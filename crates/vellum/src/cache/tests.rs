@@ -173,12 +173,13 @@ fn writers_and_seals_exclude_each_other() {
     let machine = boot(&host);
     let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
     assert!(object.admit_writer());
-    let backing = object.lend(Sharing::Shared);
-    hold(&machine, &backing);
+    let space = SpaceId(1);
+    let backing = object.lend(Sharing::Shared, space, GroupId::ROOT).unwrap();
+    hold(&machine, &backing, space);
     let mut orphans = Orphans::default();
     for _ in 0..2 {
         assert_eq!(object.deny_shared_write(), Err(ObjectError::Busy));
-        release(&machine, &backing, &mut orphans);
+        release(&machine, &backing, space, &mut orphans);
     }
     assert_eq!(object.deny_shared_write(), Ok(()));
     assert_eq!(object.deny_shared_write(), Ok(()), "twice is no error");
@@ -241,4 +242,55 @@ fn smaller_folios_where_large_ones_may_not_be_had() {
     let orders: Vec<u8> =
         (0..20).map(|page| frames.head(object.page(page).unwrap().unwrap().pfn()).1.order()).collect();
     assert_eq!(orders, [[4; 16].as_slice(), &[0; 4]].concat());
+}
+
+/// The spaces that map an object are found in the order of their numbers, whatever order they come and go
+/// in; and few of them need few frames, however many there were.
+#[test]
+fn an_object_knows_the_spaces_that_map_it() {
+    let host = Host::with_frames(2_000, 1);
+    let machine = boot(&host);
+    let frames = machine.frames();
+    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let free = frames.free_frames();
+    let backing = Backing { object: object.at, sharing: Sharing::Private, delta: 0, tag: 0 };
+    let mut orphans = Orphans::default();
+    let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+    let check = |model: &BTreeMap<u64, u64>, from: u64| {
+        let found = object.next_mapper(SpaceId(from)).map(|space| space.0);
+        assert_eq!(found, model.range(from..).next().map(|(space, _)| *space), "from {from}");
+    };
+    for seed in 0..20 {
+        let mut dice = Dice(seed);
+        // Children of a server come in order; others in any.
+        let (spaces, ordered) = ([10, 300, 3_000][dice.roll(3) as usize], dice.roll(2) == 0);
+        for step in 0..6_000 {
+            let space = 1 + if ordered { step % spaces } else { dice.roll(spaces) };
+            if dice.roll(5) < if step < 3_000 { 4 } else { 1 } {
+                lend_to(&machine, &backing, SpaceId(space), GroupId::ROOT).unwrap();
+                *model.entry(space).or_default() += 1;
+            } else if let Some(areas) = model.get_mut(&space) {
+                release(&machine, &backing, SpaceId(space), &mut orphans);
+                *areas -= 1;
+                if *areas == 0 {
+                    model.remove(&space);
+                }
+            }
+            check(&model, dice.roll(spaces + 2));
+            // A row for each half row, and one at each end.
+            let rows = 2 + 2 * model.len() as u64 / (mappers::ROOM as u64 / 2);
+            let taken = free - frames.free_frames();
+            assert!(taken < rows, "{taken} frames for {} spaces", model.len());
+        }
+        let mut from = 0;
+        for (space, areas) in core::mem::take(&mut model) {
+            let found = object.next_mapper(SpaceId(from));
+            assert_eq!(found, Some(SpaceId(space)));
+            (0..areas).for_each(|_| release(&machine, &backing, SpaceId(space), &mut orphans));
+            from = space + 1;
+        }
+        assert_eq!(object.next_mapper(SpaceId(0)), None);
+        assert_eq!(frames.free_frames(), free);
+    }
+    orphans.free(&machine);
 }

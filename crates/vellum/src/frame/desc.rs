@@ -89,8 +89,8 @@ impl Owner {
 
 impl Family {
     /// That of a space which was not forked.
-    pub(crate) fn of(space: u32) -> Family {
-        Family(space & ((1 << (64 - Owner::PAGE_BITS)) - 1))
+    pub(crate) fn of(space: u64) -> Family {
+        Family((space & ((1 << (64 - Owner::PAGE_BITS)) - 1)) as u32)
     }
 }
 
@@ -113,6 +113,12 @@ impl Counts {
     #[inline]
     const fn pack(self) -> u64 {
         (self.refs as u64) << 32 | self.maps as u64
+    }
+
+    /// Whether there is a reference without a mapping.
+    #[inline]
+    pub(crate) const fn is_held(self) -> bool {
+        self.refs > self.maps
     }
 
     #[inline]
@@ -249,8 +255,7 @@ impl Frame {
     /// first.)
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
-        let counts = self.counts();
-        counts.refs > counts.maps
+        self.counts().is_held()
     }
 
     /// For whoever owns the folio alone: start counting.
@@ -279,24 +284,25 @@ impl Frame {
         debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
     }
 
-    /// Adds as many references and mappings as a program's call asks for, under the same condition;
-    /// returns `false`, with nothing changed, if there are [`Counts::MOST`] references already.
+    /// Adds as many references and mappings as a program's call asks for, under the same condition,
+    /// and returns what the counts were; `None`, with nothing changed, if there are [`Counts::MOST`]
+    /// references already.
     ///
     /// References that the engine takes for itself ([`Frame::get`]) are a few for each CPU: what lies
     /// between that number and the last one is room for them, and for all CPUs that find out here at
     /// the same time that there are too many.
     #[inline]
     #[must_use]
-    pub(crate) fn share(&self, refs: u32, maps: u32) -> bool {
+    pub(crate) fn share(&self, refs: u32, maps: u32) -> Option<Counts> {
         let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
         debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
-        before.refs < Counts::MOST || self.unshare(refs, maps)
+        if before.refs < Counts::MOST { Some(before) } else { self.unshare(refs, maps) }
     }
 
     #[cold]
-    fn unshare(&self, refs: u32, maps: u32) -> bool {
+    fn unshare(&self, refs: u32, maps: u32) -> Option<Counts> {
         self.counts.fetch_sub(Counts { refs, maps }.pack(), Ordering::Relaxed);
-        false
+        None
     }
 
     /// Group, shard and list; see [`crate::group`].

@@ -399,18 +399,24 @@ impl<'p, P: Platform> Frames<'p, P> {
         frame.get(refs, maps);
     }
 
-    /// [`Frame::share`].
+    /// See [`Frame::share`]. Returns what the counts were before.
     ///
     /// # Errors
     /// [`TooManyReferences`]: nothing was changed.
     #[inline]
-    pub(crate) fn share_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Result<(), TooManyReferences> {
+    pub(crate) fn share_counts(
+        &self,
+        head: Pfn,
+        frame: &Frame,
+        refs: u32,
+        maps: u32,
+    ) -> Result<Counts, TooManyReferences> {
         trace(self.platform, || {
             let before = frame.counts();
             let after = (before.refs.wrapping_add(refs), before.maps.wrapping_add(maps));
             Event::Counts(head, (before.refs, before.maps), after)
         });
-        if frame.share(refs, maps) { Ok(()) } else { Err(TooManyReferences) }
+        frame.share(refs, maps).ok_or(TooManyReferences)
     }
 
     /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head, whose descriptor

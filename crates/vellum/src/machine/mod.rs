@@ -1,6 +1,6 @@
 //! A machine's memory as a whole: what all its address spaces share.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
@@ -39,7 +39,7 @@ pub struct Machine<'p, P: Platform> {
     zeros: Zeros,
     swaps: Swaps<P>,
     objects: SpinLock<Objects>,
-    spaces: AtomicU32,
+    spaces: AtomicU64,
     numbers: AtomicU64,
 }
 
@@ -93,7 +93,7 @@ impl<'p, P: Platform> Machine<'p, P> {
             zeros,
             swaps,
             objects: SpinLock::new(Objects { first: Pfn::NONE }),
-            spaces: AtomicU32::new(1),
+            spaces: AtomicU64::new(1),
             numbers: AtomicU64::new(1),
         })
     }
@@ -235,6 +235,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.numbers.fetch_add(1, Relaxed)
     }
 
+    /// Numbers are given out in ascending order.
     pub(crate) fn next_space(&self) -> SpaceId {
         SpaceId(self.spaces.fetch_add(1, Relaxed))
     }

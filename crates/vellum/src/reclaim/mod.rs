@@ -23,7 +23,7 @@ use crate::frame::{Family, Frame, Owner, flag};
 use crate::group::{GroupError, GroupId, LruList};
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Copies, Isolated};
+use crate::space::{AddressSpace, BATCH, Copies, Isolated, Spaces};
 use crate::vma::Vma;
 
 /// Folios that are isolated together, if they are few rows: as many as are freed between two points where the CPU may do something else.
@@ -31,27 +31,6 @@ const FOLIOS: usize = 512;
 
 /// What goes to where memory is swapped. It is gone through several times: the last time, what was used may go too.
 const EVICTABLE: &[LruList] = &[LruList::Anon, LruList::Shmem];
-
-/// The address spaces that a host has.
-pub trait Spaces<'m, P: Platform, A: Arch> {
-    /// Show all spaces, those that are ending included. Each stays until `visit` returns.
-    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
-
-    /// Show all spaces of a family.
-    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
-        self.each(&mut |space| {
-            if space.family() == family {
-                visit(space);
-            }
-        });
-    }
-}
-
-impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
-    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
-        self.iter().for_each(|space| visit(space));
-    }
-}
 
 /// What became of an attempt, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,10 +10,10 @@ use crate::addr::VirtRange;
 use crate::arch::Arch;
 use crate::cache::{self, Object};
 use crate::platform::Platform;
-use crate::space::{AddressSpace, BATCH, Isolated};
+use crate::space::{AddressSpace, BATCH, Isolated, Spaces, each_mapper};
 use crate::vma::Vma;
 
-use super::{Reclaim, Spaces, Victim};
+use super::{Reclaim, Victim};
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
     /// Folios of objects.
@@ -77,7 +77,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         if victims.iter().all(|victim| victim.frame.counts().maps == 0) {
             return;
         }
-        self.spaces.each(&mut |space| {
+        each_mapper(self.spaces, object, &mut |space| {
             let mut at = 0;
             while let Some(area) = space.next_mapping(object, &(start..end), at) {
                 visit(space, &area, victims);

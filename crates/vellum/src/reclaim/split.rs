@@ -11,11 +11,11 @@ use crate::frame::{Frame, HUGE_ORDER};
 use crate::group::Home;
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::space::{Copies, Isolated};
+use crate::space::{Copies, Isolated, Spaces};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
-use super::{Part, Reclaim, Spaces, Victim};
+use super::{Part, Reclaim, Victim};
 
 /// Folios that are taken from a queue together. If none of them can be split, the others have to wait: those go to the end of the queue.
 const BATCH: usize = 32;

@@ -8,7 +8,7 @@ use crate::arch::{Arch, UserRange};
 use crate::cache::{self, Orphans};
 use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
-use crate::platform::Platform;
+use crate::platform::{Platform, SpaceId};
 use crate::sync::{ReadGuard, WriteGuard};
 use crate::vma::{AreaFlags, AreaTree, NodeMemory, State, Vma};
 
@@ -63,6 +63,8 @@ pub(super) enum Excess {
 /// What the lock of a space protects.
 pub(super) struct Areas {
     pub(super) tree: AreaTree<Vma>,
+    /// The space's number, by which objects count its areas.
+    space: SpaceId,
     pub(super) limits: Limits,
     /// Bytes mapped, dying areas not counted.
     pub(super) mapped: u64,
@@ -120,12 +122,13 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
 }
 
 impl Areas {
-    pub(super) fn new(mut limits: Limits, arch: &impl Arch) -> Self {
+    pub(super) fn new(mut limits: Limits, arch: &impl Arch, space: SpaceId) -> Self {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
         // SAFETY: the methods below always give it the frames of the machine that the space lives on.
         let tree = unsafe { AreaTree::new() };
         Areas {
             tree,
+            space,
             limits,
             mapped: 0,
             most_mapped: 0,
@@ -141,7 +144,7 @@ impl Areas {
 
     pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         for area in self.tree.iter_from(0) {
-            cache::release(machine, &area.backing, &mut self.orphans);
+            cache::release(machine, &area.backing, self.space, &mut self.orphans);
         }
         self.tree.clear(&Nodes::freeing(machine));
         core::mem::take(&mut self.orphans).free(machine);
@@ -225,7 +228,7 @@ impl Areas {
         let upper = Vma { range: area.range.tail(addr), ..area };
         let inserted = self.tree.insert(upper);
         debug_assert!(inserted.is_ok(), "an area was added without being reserved");
-        cache::hold(machine, &upper.backing);
+        cache::hold(machine, &upper.backing, self.space);
     }
 
     /// Change each area of `range`, in full if it was not isolated.
@@ -243,15 +246,15 @@ impl Areas {
     pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         while let Some(area) = self.first(range) {
             self.tree.remove(&Nodes::freeing(machine), area.range.start);
-            cache::release(machine, &area.backing, &mut self.orphans);
+            cache::release(machine, &area.backing, self.space, &mut self.orphans);
         }
     }
 
     /// Put another area in the place of one, whatever the two have behind them. The new one's reference is the caller's.
     pub(super) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
-        let orphans = &mut self.orphans;
+        let (orphans, space) = (&mut self.orphans, self.space);
         self.tree.update(start, |area| {
-            cache::release(machine, &area.backing, orphans);
+            cache::release(machine, &area.backing, space, orphans);
             *area = new;
         });
     }
@@ -271,7 +274,7 @@ impl Areas {
                 && !self.claims.is_changing(&before.range)
             {
                 self.tree.remove(&Nodes::freeing(machine), next.range.start);
-                cache::release(machine, &next.backing, &mut self.orphans);
+                cache::release(machine, &next.backing, self.space, &mut self.orphans);
                 self.tree.update(before.range.start, |v| v.range.append(&next.range));
                 before.range.append(&next.range);
             } else {
@@ -280,19 +283,20 @@ impl Areas {
         }
     }
 
-    /// The same for each area of `range`.
+    /// Bookkeeping for the areas of `range`, which come (`+1`) or go (`-1`).
     pub(super) fn account_all(&mut self, range: UserRange, sign: i64) {
         self.account_as(range, |_| (), sign);
     }
 
     /// The same for each area of `range` as `change` would have it.
     pub(super) fn account_as(&mut self, range: UserRange, change: impl Fn(&mut Vma), sign: i64) {
-        let mut at = range.start;
-        while let Some(mut area) = self.first(range.tail(at)) {
-            at = area.range.end.min(range.end);
+        let mut amounts = Amounts::default();
+        for area in self.overlapping(range) {
+            let mut area = *area;
             change(&mut area);
-            self.account(&area, range, sign);
+            amounts.add(&area, range);
         }
+        self.add(amounts, sign);
     }
 
     /// Whether the limits allow `len` bytes more that are used as `kind` is, `replaced` bytes being given up for them.
@@ -310,20 +314,40 @@ impl Areas {
         }
     }
 
-    /// Bookkeeping for areas that come (`+1`) or go (`-1`).
+    /// Bookkeeping for the part of an area that lies in `range`.
     pub(super) fn account(&mut self, area: &Vma, range: UserRange, sign: i64) {
-        let bytes = area.range.intersect(&range).len().wrapping_mul(sign as u64);
-        self.mapped = self.mapped.wrapping_add(bytes);
+        let mut amounts = Amounts::default();
+        amounts.add(area, range);
+        self.add(amounts, sign);
+    }
+
+    fn add(&mut self, amounts: Amounts, sign: i64) {
+        let add = |to: &mut u64, bytes: u64| *to = to.wrapping_add(bytes.wrapping_mul(sign as u64));
+        add(&mut self.mapped, amounts.mapped);
+        add(&mut self.data, amounts.data);
+        add(&mut self.locked, amounts.locked);
+        add(&mut self.displaced, amounts.displaced);
         self.most_mapped = self.most_mapped.max(self.mapped);
-        if area.is_data() {
-            self.data = self.data.wrapping_add(bytes);
-        }
-        if area.flags.contains(AreaFlags::LOCKED) {
-            self.locked = self.locked.wrapping_add(bytes);
-        }
-        if area.is_displaced() {
-            self.displaced = self.displaced.wrapping_add(bytes);
-        }
+    }
+}
+
+/// Bytes of some areas, by what they count as.
+#[derive(Default)]
+struct Amounts {
+    mapped: u64,
+    data: u64,
+    locked: u64,
+    displaced: u64,
+}
+
+impl Amounts {
+    fn add(&mut self, area: &Vma, range: UserRange) {
+        let bytes = area.range.intersect(&range).len();
+        let if_it = |is: bool| if is { bytes } else { 0 };
+        self.mapped += bytes;
+        self.data += if_it(area.is_data());
+        self.locked += if_it(area.flags.contains(AreaFlags::LOCKED));
+        self.displaced += if_it(area.is_displaced());
     }
 }
 

@@ -16,8 +16,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// It enters as the writer first. So it waits for faults that had found such a page before the object lost it; every
     /// later one finds that it is gone.
     ///
-    /// A child that is forked meanwhile has what its parent had: the host sees to it that it hears of it too.
-    pub fn discard_object(&self, object: &Object<'m, P>, gone: &Gone) {
+    /// A child that is forked meanwhile has what its parent had: see [`super::discard`].
+    pub(crate) fn discard_object(&self, object: &Object<'m, P>, gone: &Gone) {
         if gone.is_empty() {
             return;
         }
@@ -51,7 +51,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Forget what shared memory holds in a range, for all who share it (`MADV_REMOVE`): `punch` is told, object by object, which
     /// bytes are to be forgotten. It makes the hole ([`Object::punch_hole`]) and has every space that maps the object hear of
-    /// it ([`AddressSpace::discard_object`]), this one too. No lock is held meanwhile.
+    /// it ([`super::discard`]), this one too. No lock is held meanwhile.
     ///
     /// # Errors
     /// Not all of the range is mapped; or an area is locked, has no object, or may not write to it. What lies before it is

@@ -16,6 +16,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use arrayvec::ArrayVec;
+
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
 use crate::cache;
@@ -77,24 +79,7 @@ impl From<Saturated> for ForkError {
 }
 
 /// Runs of one table that the child is to have: its tables can't be made while the parent's is locked.
-struct Batch {
-    runs: [Run; Batch::ROOM],
-    used: usize,
-}
-
-impl Batch {
-    const ROOM: usize = 32;
-    const NOTHING: Run = Run::new(0, 1, Kind::None, 0, 0);
-
-    fn push(&mut self, run: Run) {
-        self.runs[self.used] = run;
-        self.used += 1;
-    }
-
-    fn is_full(&self) -> bool {
-        self.used == Batch::ROOM
-    }
-}
+type Batch = ArrayVec<Run, 32>;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A child with the same limits, charged to the same group; memory that both have stays charged where it was. Areas that
@@ -161,11 +146,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match self.tables.find(area.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
-                    let mut batch = Batch { runs: [Batch::NOTHING; Batch::ROOM], used: 0 };
+                    let mut batch = Batch::new();
                     let range = area.range.tail(at);
                     let shared = self.share_table(&table, range, area, &mut batch, pinned, gather);
                     table.release();
-                    child.adopt(area.range, &batch.runs[..batch.used])?;
+                    child.adopt(area.range, &batch)?;
                     at = shared?;
                     self.tables.platform().resched();
                 }
@@ -320,16 +305,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         } else {
             let mut taken = 0;
             for (head, frame, pages) in frames.folios(pfn, run.frames(arch)) {
-                if exclusive && frame.is_held() {
-                    break;
-                }
-                if let Err(error) = frames.share_counts(head, frame, pages, pages) {
-                    if taken == 0 {
-                        return Err(error);
+                match frames.share_counts(head, frame, pages, pages) {
+                    Ok(before) if exclusive && before.is_held() => {
+                        frames.put(head, frame, pages, pages);
+                        break;
                     }
-                    break;
+                    Ok(_) => taken += pages,
+                    Err(error) if taken == 0 => return Err(error),
+                    Err(_) => break,
                 }
-                taken += pages;
             }
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
@@ -402,16 +386,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 impl Areas {
     /// Give an empty space the areas that a child has.
     fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), Refused> {
-        let (machine, group) = (child.tables.machine, child.group());
+        let (machine, group, space) = (child.tables.machine, child.group(), child.id());
         let areas = child.areas.get_mut();
         for area in self.tree.iter_from(0).filter(|v| !v.flags.contains(AreaFlags::DONTFORK)) {
             let flags = area.flags - AreaFlags::LOCKS - AreaFlags::WATCHES;
             let area = Vma { flags, watcher: None, ..*area };
             // One at a time: what so many inserts may need at most is a multiple of what they take.
             areas.reserve(machine, group, 1)?;
+            cache::lend_to(machine, &area.backing, space, group)?;
             let inserted = areas.tree.insert(area);
             debug_assert!(inserted.is_ok(), "an area was added without being reserved");
-            cache::hold(machine, &area.backing);
             areas.account(&area, area.range, 1);
         }
         areas.merge(machine, UserRange::all(&child.tables.arch));

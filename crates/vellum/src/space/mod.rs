@@ -38,6 +38,7 @@
 //! | `seal` | areas that stay as they are |
 //! | `object` | what stands behind an area: faults on it |
 //! | `discard` | pages that an object has lost |
+//! | `spaces` | what concerns several spaces |
 //! | `sync` | `msync` |
 //! | `stack` | areas that grow by being touched |
 //! | `zap` | emptying a range of page tables by the run |
@@ -80,6 +81,7 @@ mod replace;
 mod reverse;
 mod scan;
 mod seal;
+mod spaces;
 mod split;
 mod spurious;
 mod stack;
@@ -110,6 +112,8 @@ pub use query::{QueryError, SpaceStats, Split, Usage};
 pub use remap::{RemapError, RemapFlags, RemapRequest};
 pub use scan::{Categories, Region, Scan, ScanError, Scanned};
 pub use seal::SealError;
+pub(crate) use spaces::each_mapper;
+pub use spaces::{Spaces, discard};
 pub use supply::{Stopped, SupplyError};
 pub use sync::SyncError;
 pub use track::CantTrack;
@@ -161,7 +165,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let tables = PageTables::new(machine, arch, group, slots).inspect_err(|_| slots_in.free(machine))?;
             Ok(AddressSpace {
                 family: Family::of(tables.tlb.space.0),
-                areas: PerCpuLock::new(Areas::new(limits, &arch)),
+                areas: PerCpuLock::new(Areas::new(limits, &arch, tables.tlb.space)),
                 ended: AtomicU32::new(0),
                 tables,
                 tracks: AtomicBool::new(false),

@@ -80,10 +80,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             _ if writes => return Err(MapError::Sealed),
             _ => Sharing::ReadOnly,
         };
-        let backing = object.lend(sharing);
+        let backing = object.lend(sharing, self.id(), self.group())?;
         let mapped = self.map_new_area(request, Source { backing, offset });
         if mapped.is_err() {
-            object.take_back(&backing);
+            object.take_back(&backing, self.id());
         }
         mapped
     }

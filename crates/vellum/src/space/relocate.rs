@@ -58,7 +58,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let areas = change.areas();
         parts.each(areas, |areas, part| {
-            cache::hold(machine, &part.area.backing);
+            cache::hold(machine, &part.area.backing, self.id());
             areas.remove(machine, part.area.range);
             let area = self.renewed(areas, part.area);
             let inserted = areas.tree.insert(area);

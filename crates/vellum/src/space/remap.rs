@@ -381,7 +381,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.reserve(self.tables.machine, self.group(), 1)?;
         let inserted = areas.tree.insert(*part);
         debug_assert!(inserted.is_ok(), "there is room and a node");
-        cache::hold(self.tables.machine, &part.backing);
+        cache::hold(self.tables.machine, &part.backing, self.id());
         areas.account(part, part.range, 1);
         Ok(())
     }

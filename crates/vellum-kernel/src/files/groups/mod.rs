@@ -125,7 +125,7 @@ fn swapped(group: u32) -> u64 {
     let below = processes::all().into_iter().filter(|process| is_below(process, group));
     let objects =
         engine(group).and_then(|group| counters(group).ok()).map_or(0, |counters| counters.swapped * FRAME_SIZE);
-    reclaim::spaces_of(below).iter().map(|space| space.engine.stats().swap).sum::<u64>() + objects
+    crate::mem::spaces::of(below).iter().map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
 /// Tells the engine how much more those groups may have in swap that may not have as much as there is. To be called before memory

@@ -66,7 +66,7 @@ struct Spaces {
 
 fn spaces() -> Spaces {
     let mut sum = Spaces { tables: 0, mapped: 0 };
-    for space in reclaim::spaces_of(processes::all()) {
+    for space in crate::mem::spaces::all() {
         let stats = space.engine.stats();
         sum.tables += stats.tables;
         sum.mapped += stats.file + stats.shmem;

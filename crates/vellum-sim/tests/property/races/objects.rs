@@ -7,7 +7,7 @@ use vellum::arch::X86_64;
 use vellum::cache::Object;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
-use vellum::space::{FaultError, MapFlags};
+use vellum::space::{FaultError, MapFlags, discard};
 use vellum_sim::{Cpu, Disk, Fault, Refusal, Strict};
 
 use super::{PAGE, Space, at, both, fixed, some_swapping, space};
@@ -152,7 +152,7 @@ fn back_and_out_again_while_another_brings_it_back() {
 fn what_goes_or_comes_is_cut_off() {
     let cut = |on: &Scene<'_, '_>| {
         let gone = on.object().set_size(PAGE).unwrap();
-        on.spaces.iter().for_each(|space| space.discard_object(&on.object(), &gone));
+        discard(&on.spaces[..], &on.object(), &gone);
         let found = on.cpu.enter(on.spaces[1]).load_u64(at(2));
         assert_eq!(found, Err(Fault::Handler(FaultError::BeyondEnd(at(2)))));
     };

@@ -3,7 +3,7 @@
 use vellum::addr::FRAME_SHIFT;
 use vellum::cache::Object;
 use vellum::group::GroupId;
-use vellum::space::{FaultError, Limits, MapError, MapFlags, MapRequest};
+use vellum::space::{FaultError, Limits, MapError, MapFlags, MapRequest, discard};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Hostility, Silicon, Strictness};
@@ -45,9 +45,7 @@ pub fn run<A: Silicon>(arch: A, other: impl Silicon) {
         assert_eq!((b.stats().anon, b.stats().shmem), (frames << FRAME_SHIFT, 0));
         assert_eq!((a.stats().anon, a.stats().shmem), (0, frames << FRAME_SHIFT));
         let gone = object.set_size(2 * page + page / 2).expect("not too large");
-        for space in [&a, &b] {
-            space.discard_object(&object, &gone);
-        }
+        discard(&[&a, &b][..], &object, &gone);
         assert_eq!(cpu.enter(&b).load_u64(BASE + 2 * page + page / 2), Ok(0));
         assert_eq!(
             cpu.enter(&b).load_u64(BASE + 10 * page + page / 2),

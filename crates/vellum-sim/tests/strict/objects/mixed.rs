@@ -5,7 +5,7 @@ use vellum::arch::{Kind, X86_64};
 use vellum::cache::Object;
 use vellum::frame::Use;
 use vellum::group::GroupId;
-use vellum::space::{Limits, MapFlags, MapRequest};
+use vellum::space::{Limits, MapFlags, MapRequest, discard};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Strict, Strictness};
@@ -64,8 +64,9 @@ pub fn run() {
         }
 
         let gone = object.punch_hole(0..2 * PAGE).expect("memory");
-        for any in [&space, &first, &second] {
-            any.discard_object(&object, &gone);
+        let all = [&space, &first, &second];
+        discard(&all[..], &object, &gone);
+        for any in all {
             assert_eq!((frames(any).0, counted(any)), (there[..1].to_vec(), (1, 0)));
         }
         // SAFETY: allocated above, and never used.

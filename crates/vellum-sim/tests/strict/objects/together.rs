@@ -1,12 +1,13 @@
 //! Several CPUs in several spaces at once, on threads of the host or under a deterministic scheduler.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Kind, X86_64};
 use vellum::cache::Object;
 use vellum::group::GroupId;
-use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest};
+use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, Spaces, discard};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Refusal, Schedule, Strict, Strictness};
@@ -190,9 +191,7 @@ pub fn truncate(seed: u64, schedule: Schedule, load: Load) {
             for _ in 0..load.rounds.div_ceil(3) {
                 let left = dice.below(load.pages);
                 let gone = object.set_size(left * PAGE).expect("memory");
-                for space in spaces {
-                    space.discard_object(object, &gone);
-                }
+                discard(&spaces[..], object, &gone);
                 assert_eq!(object.next_data(left), None);
                 for (space, base) in spaces.into_iter().flat_map(|space| [(space, SHARED), (space, PRIVATE)]) {
                     let beyond = VirtRange { start: base + left * PAGE, end: base + load.pages * PAGE };
@@ -246,14 +245,61 @@ pub fn punch(seed: u64, schedule: Schedule, load: Load) {
             let _cpu = sim.cpu(0);
             for page in 0..load.pages {
                 let gone = object.punch_hole(page * PAGE..(page + 1) * PAGE).expect("memory");
-                for space in spaces {
-                    space.discard_object(object, &gone);
-                }
+                discard(&spaces[..], object, &gone);
                 done.store(page + 1, SeqCst);
             }
         };
         let jobs: Vec<Box<dyn FnOnce() + Send + '_>> =
             vec![Box::new(puncher), Box::new(looker(1)), Box::new(looker(2))];
         side_by_side(schedule, jobs);
+    });
+}
+
+/// Spaces that become known when their forks have returned.
+struct Known<'a, 'm>([&'a Space<'m>; 2], &'a Mutex<Vec<Arc<Space<'m>>>>);
+
+impl<'m> Spaces<'m, Strict, X86_64> for Known<'_, 'm> {
+    fn each(&self, visit: &mut dyn FnMut(&Space<'m>)) {
+        self.0.into_iter().for_each(&mut *visit);
+        let children = self.1.lock().unwrap().clone();
+        children.iter().for_each(|child| visit(child));
+    }
+}
+
+/// An object shrinks while a space that has copies of its pages is forked, and its child too: in the end no
+/// space has a copy of what lies beyond the end, whichever was made when.
+pub fn children(seed: u64, schedule: Schedule, load: Load) {
+    with_two_spaces(seed, schedule, load.pages, |sim, object, spaces| {
+        {
+            let cpu = sim.cpu(0);
+            for space in spaces {
+                let request = map(space, PRIVATE, load.pages, MapFlags::empty());
+                assert_eq!(space.map_object(request, object, 0), Ok(PRIVATE));
+                (0..load.pages).for_each(|page| {
+                    cpu.enter(space).store_u64(PRIVATE + page * PAGE, 1).expect("memory");
+                });
+            }
+        }
+        let children = Mutex::new(Vec::new());
+        let known = Known(spaces, &children);
+        let forker = || {
+            let _cpu = sim.cpu(1);
+            let parent = spaces[seed as usize % 2];
+            let child = Arc::new(parent.fork().expect("memory"));
+            children.lock().unwrap().push(child.clone());
+            let grandchild = Arc::new(child.fork().expect("memory"));
+            children.lock().unwrap().push(grandchild);
+        };
+        let cutter = || {
+            let _cpu = sim.cpu(0);
+            let gone = object.set_size(PAGE).expect("memory");
+            discard(&known, object, &gone);
+        };
+        let jobs: Vec<Box<dyn FnOnce() + Send + '_>> = vec![Box::new(cutter), Box::new(forker)];
+        side_by_side(schedule, jobs);
+        let _seat = sim.cpu(0);
+        let beyond = VirtRange { start: PRIVATE + PAGE, end: PRIVATE + load.pages * PAGE };
+        known.each(&mut |space| space.runs(beyond, |run| assert_eq!(run.kind, Kind::None, "{run:?} beyond the end")));
+        drop(children);
     });
 }

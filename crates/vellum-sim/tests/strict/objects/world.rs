@@ -9,7 +9,9 @@ use vellum::cache::{Gone, Object, ObjectError};
 use vellum::frame::policy::Knob;
 use vellum::group::{GroupId, LruList};
 use vellum::reclaim::reclaim;
-use vellum::space::{Advise, AdviseError, FaultError, Limits, MapError, MapFlags, MapRequest, ProtectError, SharedKey};
+use vellum::space::{
+    Advise, AdviseError, FaultError, Limits, MapError, MapFlags, MapRequest, ProtectError, SharedKey, discard,
+};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -367,8 +369,9 @@ impl<'m> World<'m> {
 
     /// Everybody hears of what an object has lost.
     fn discard(&mut self, thing: usize, object: &Object<'m, Strict>, gone: Gone) {
+        let spaces: Vec<_> = self.spaces.iter().map(|inhabited| &inhabited.space).collect();
+        discard(&spaces[..], object, &gone);
         for inhabited in &mut self.spaces {
-            inhabited.space.discard_object(object, &gone);
             let lost = |mapped: &&mut Mapped| mapped.thing == thing && (gone.first..gone.end).contains(&mapped.page);
             if gone.copies {
                 inhabited.pages.values_mut().filter(lost).for_each(|mapped| mapped.copy = None);

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use vellum::cache::ObjectError;
 use vellum::group::Refused;
-use vellum::space::FaultError;
+use vellum::space::{FaultError, discard};
 
 fn object<'m, A: Silicon>(on: &Bench<'m, A>, pages: u64) -> Object<'m, Strict<A>> {
     Object::new(on.machine, &on.arch, GroupId::ROOT, 0, pages * on.page).unwrap()
@@ -106,7 +106,7 @@ pub fn large<A: Silicon>(arch: A) {
         assert_eq!(orders(), [order; 2]);
         // Of one a part is gone.
         let gone = object.punch_hole(0..3 * page).unwrap();
-        space.discard_object(&object, &gone);
+        discard(&[&space][..], &object, &gone);
         on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 29, 29 * (page >> 12)));
         assert_eq!(on.load(&space, BASE + 20 * page + 8), 27);

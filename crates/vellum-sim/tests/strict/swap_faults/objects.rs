@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use vellum::cache::{Object, ObjectError};
 use vellum::reclaim::reclaim;
-use vellum::space::{FaultError, MapFlags, MapRequest};
+use vellum::space::{FaultError, MapFlags, MapRequest, discard};
 use vellum_sim::{Cpu, Fault, Strict};
 
 use super::world::RW;
@@ -68,7 +68,8 @@ impl<A: Silicon> Shared<'_, A> {
 
     fn forget(&mut self, gone: Option<vellum::cache::Gone>) {
         if let Some(gone) = gone {
-            self.spaces.iter().for_each(|space| space.discard_object(&self.object, &gone));
+            let spaces: Vec<_> = self.spaces.iter().collect();
+            discard(&spaces[..], &self.object, &gone);
             self.model.retain(|page, _| !(gone.first..gone.end).contains(page));
         }
     }

@@ -1,0 +1,84 @@
+//! The address spaces that a host has, as far as an operation concerns several of them.
+
+use crate::arch::Arch;
+use crate::cache::{Gone, Object};
+use crate::frame::Family;
+use crate::platform::{Platform, SpaceId};
+
+use super::AddressSpace;
+
+/// The address spaces that a host has. Each that is shown stays until `visit` returns.
+pub trait Spaces<'m, P: Platform, A: Arch> {
+    /// Shows all spaces, those that are ending included.
+    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
+
+    /// Shows the space with this number, unless it has begun to end. Returns `false` if the host does not
+    /// know it yet: a child that [`AddressSpace::fork`] is about to return.
+    fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) -> bool {
+        let mut known = false;
+        self.each(&mut |space| {
+            if space.id() == id {
+                known = true;
+                visit(space);
+            }
+        });
+        known
+    }
+
+    /// Show all spaces of a family.
+    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
+        self.each(&mut |space| {
+            if space.family() == family {
+                visit(space);
+            }
+        });
+    }
+}
+
+impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
+    fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
+        self.iter().for_each(|space| visit(space));
+    }
+}
+
+/// Shows the spaces that map an object and that the host knows, in the order of their numbers.
+pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
+    spaces: &(impl Spaces<'m, P, A> + ?Sized),
+    object: &Object<'m, P>,
+    visit: &mut dyn FnMut(&AddressSpace<'m, P, A>),
+) {
+    let mut from = SpaceId(0);
+    while let Some(id) = object.next_mapper(from) {
+        spaces.find(id, visit);
+        from = SpaceId(id.0 + 1);
+    }
+}
+
+/// Unmaps pages that an object has lost from all spaces that map it ([`AddressSpace::discard_object`]).
+/// When this returns, no CPU reaches them through any space. Costs what these spaces are, however many
+/// others there are.
+///
+/// A child that is forked meanwhile has what its parent had when it was made: it counts among those
+/// that map the object by then, and its number is higher, so it comes after its parent here.
+///
+/// Waits for changes of these spaces that are under way, and until the host knows a child that is
+/// being forked. The caller holds no lock that a fork takes.
+pub fn discard<'m, P: Platform, A: Arch>(
+    spaces: &(impl Spaces<'m, P, A> + ?Sized),
+    object: &Object<'m, P>,
+    gone: &Gone,
+) {
+    if gone.is_empty() {
+        return;
+    }
+    let mut from = SpaceId(0);
+    while let Some(id) = object.next_mapper(from) {
+        if spaces.find(id, &mut |space| space.discard_object(object, gone)) {
+            from = SpaceId(id.0 + 1);
+        } else {
+            // Known soon; or gone, and then not among those that map the object.
+            from = id;
+            object.machine().platform().wait();
+        }
+    }
+}
