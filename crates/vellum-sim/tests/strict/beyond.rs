@@ -1,6 +1,7 @@
 //! Addresses above the user half: every call refuses them, in every format, and the host's half of
 //! the root, which the strict machine has poisoned, is neither read nor written.
 
+use crate::bench::{Setup, USUAL, on};
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Arch, Attrs, Riscv64, X86_64};
 use vellum::cache::{MAX_SIZE, Object};
@@ -177,15 +178,17 @@ fn a_move_from_beyond_the_user_half_takes_what_is_mapped() {
 #[test]
 fn reclaim_finds_no_copy_by_an_offset_above_the_user_half() {
     fn case<A: Silicon>(arch: A) {
-        with_space(arch, |machine, space| {
-            let page = 1u64 << arch.page_shift();
-            let object = Object::new(machine, &arch, GroupId::ROOT, 1, MAX_SIZE).unwrap();
+        on(arch, Setup { slots: 512, ..USUAL }, |on| {
+            let space = on.space_of(GroupId::ROOT);
+            let object = Object::new(on.machine, &arch, GroupId::ROOT, 1, MAX_SIZE).unwrap();
             for bit in 38..MAX_SIZE.ilog2() {
-                let request = MapRequest { addr: 8 << 30, len: page, prot: RW, flags: MapFlags::FIXED };
+                let request = MapRequest { addr: 8 << 30, len: on.page, prot: RW, flags: MapFlags::FIXED };
                 space.map_object(request, &object, 1 << bit).unwrap();
-                space.fault(8 << 30, Access::Write).unwrap();
-                vellum::reclaim::reclaim::<_, A>(machine, &[space][..], GroupId::ROOT, u64::MAX).unwrap();
-                space.unmap(8 << 30, page).unwrap();
+                on.store(&space, 8 << 30, 1);
+                // Each time it is asked whether the copy was used, by its place.
+                on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+                assert!(on.used() > 0, "the copy was found by the area");
+                space.unmap(8 << 30, on.page).unwrap();
             }
         });
     }

@@ -104,7 +104,7 @@ impl<'m, P: Platform> Spare<'m, P> {
     fn provide_nodes(&mut self, count: usize, group: GroupId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
-            let node = self.machine.groups().alloc(frames, group, 0, true)?;
+            let (node, _) = self.machine.groups().alloc(frames, group, 0, true)?;
             index::prepare(frames, node);
             self.nodes[self.count] = node;
             self.count += 1;

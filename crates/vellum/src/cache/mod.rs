@@ -172,7 +172,7 @@ impl<'m, P: Platform> Object<'m, P> {
         }
         let _pinned = machine.groups().pinned(group).ok_or(Refused::OutOfMemory)?;
         let frames = machine.frames();
-        let at = machine.groups().alloc(frames, group, 0, false)?;
+        let (at, _) = machine.groups().alloc(frames, group, 0, false)?;
         // SAFETY: just allocated, and freed with the object; the head is written below.
         let mappers = unsafe { Mappers::new(frames, at) };
         let head = Head {
@@ -294,7 +294,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let (groups, frames) = (self.machine.groups(), self.machine.frames());
         let mut spare = None;
         while !self.lock().mappers.add(frames, space, &mut spare) {
-            spare = Some(groups.alloc(frames, group, 0, false)?);
+            spare = Some(groups.alloc(frames, group, 0, false)?.0);
         }
         if let Some(row) = spare {
             // SAFETY: just allocated, and not used.

@@ -279,30 +279,30 @@ impl Frame {
 
     /// Add `refs` references and `maps` mappings at once. The caller has a reference, or keeps whoever has one from dropping it.
     #[inline]
-    pub(crate) fn get(&self, refs: u32, maps: u32) {
+    pub(crate) fn get(&self, refs: u32, maps: u32) -> Counts {
         let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
         debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
+        before
     }
 
-    /// Adds as many references and mappings as a program's call asks for, under the same condition,
-    /// and returns what the counts were; `None`, with nothing changed, if there are [`Counts::MOST`]
-    /// references already.
+    /// Adds as many references and mappings as a program's call asks for, under the same condition;
+    /// returns `false`, with nothing changed, if there are [`Counts::MOST`] references already.
     ///
     /// References that the engine takes for itself ([`Frame::get`]) are a few for each CPU: what lies
     /// between that number and the last one is room for them, and for all CPUs that find out here at
     /// the same time that there are too many.
     #[inline]
     #[must_use]
-    pub(crate) fn share(&self, refs: u32, maps: u32) -> Option<Counts> {
+    pub(crate) fn share(&self, refs: u32, maps: u32) -> bool {
         let before = Counts::unpack(self.counts.fetch_add(Counts { refs, maps }.pack(), Ordering::Relaxed));
         debug_assert!(before.refs > 0, "a reference to a folio that nobody has");
-        if before.refs < Counts::MOST { Some(before) } else { self.unshare(refs, maps) }
+        before.refs < Counts::MOST || self.unshare(refs, maps)
     }
 
     #[cold]
-    fn unshare(&self, refs: u32, maps: u32) -> Option<Counts> {
+    fn unshare(&self, refs: u32, maps: u32) -> bool {
         self.counts.fetch_sub(Counts { refs, maps }.pack(), Ordering::Relaxed);
-        None
+        false
     }
 
     /// Group, shard and list; see [`crate::group`].

@@ -385,38 +385,31 @@ impl<'p, P: Platform> Frames<'p, P> {
         got
     }
 
-    /// Add references and mappings to a folio. The caller has a reference, or keeps whoever has one from dropping it.
+    /// Adds references and mappings to a folio, and returns what the counts were. The caller has a reference, or keeps
+    /// whoever has one from dropping it.
     #[inline]
-    pub(crate) fn get_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) {
-        trace(self.platform, || {
-            let before = frame.counts();
-            Event::Counts(
-                head,
-                (before.refs, before.maps),
-                (before.refs.wrapping_add(refs), before.maps.wrapping_add(maps)),
-            )
-        });
-        frame.get(refs, maps);
+    pub(crate) fn get_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Counts {
+        self.trace_more(head, frame, refs, maps);
+        frame.get(refs, maps)
     }
 
-    /// See [`Frame::share`]. Returns what the counts were before.
+    /// The same for a program's call: see [`Frame::share`].
     ///
     /// # Errors
     /// [`TooManyReferences`]: nothing was changed.
     #[inline]
-    pub(crate) fn share_counts(
-        &self,
-        head: Pfn,
-        frame: &Frame,
-        refs: u32,
-        maps: u32,
-    ) -> Result<Counts, TooManyReferences> {
+    pub(crate) fn share_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Result<(), TooManyReferences> {
+        self.trace_more(head, frame, refs, maps);
+        if frame.share(refs, maps) { Ok(()) } else { Err(TooManyReferences) }
+    }
+
+    #[inline]
+    fn trace_more(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) {
         trace(self.platform, || {
             let before = frame.counts();
             let after = (before.refs.wrapping_add(refs), before.maps.wrapping_add(maps));
             Event::Counts(head, (before.refs, before.maps), after)
         });
-        frame.share(refs, maps).ok_or(TooManyReferences)
     }
 
     /// Make a folio of a block that was just allocated, with these counts. Its tails learn the way to the head, whose descriptor

@@ -247,21 +247,22 @@ impl<'p> Groups<'p> {
     }
 
     /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node, per-CPU slots), charged to a group.
-    /// The frame's descriptor records the group until [`Groups::free`].
+    /// The descriptor of the first records the group until [`Groups::free`]. Returns both.
     pub(crate) fn alloc<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: GroupId,
         order: u8,
         zero: bool,
-    ) -> Result<Pfn, Refused> {
+    ) -> Result<(Pfn, &'p Frame), Refused> {
         let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Kernel)?;
-        if let Err(why) = self.admit(frames, id, (pfn, frames.frame(pfn), shard), order, None) {
+        let frame = frames.frame(pfn);
+        if let Err(why) = self.admit(frames, id, (pfn, frame, shard), order, None) {
             // SAFETY: just allocated, unknown to anybody else, and as zero as it came.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
             return Err(why);
         }
-        Ok(pfn)
+        Ok((pfn, frame))
     }
 
     /// Frees frames that [`Groups::alloc`] allocated, and returns their charge to the group that was charged. `zero`: they hold zeros.

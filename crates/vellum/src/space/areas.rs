@@ -110,7 +110,7 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
     fn alloc(&self) -> Option<NonNull<u8>> {
         let frames = self.machine.frames();
         let allocated = self.machine.groups().alloc(frames, self.group, 0, false);
-        allocated.inspect_err(|why| self.refused.set(*why)).ok().map(|pfn| frames.at(pfn.addr()))
+        allocated.inspect_err(|why| self.refused.set(*why)).ok().map(|(pfn, _)| frames.at(pfn.addr()))
     }
 
     unsafe fn free(&self, node: NonNull<u8>) {

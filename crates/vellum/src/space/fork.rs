@@ -18,7 +18,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;
 
-use crate::addr::FRAME_SHIFT;
+use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
 use crate::cache;
 use crate::errno::Errno;
@@ -303,18 +303,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if pinned {
             self.cut(run, Frame::is_held);
         } else {
-            let mut taken = 0;
-            for (head, frame, pages) in frames.folios(pfn, run.frames(arch)) {
-                match frames.share_counts(head, frame, pages, pages) {
-                    Ok(before) if exclusive && before.is_held() => {
-                        frames.put(head, frame, pages, pages);
-                        break;
-                    }
-                    Ok(_) => taken += pages,
-                    Err(error) if taken == 0 => return Err(error),
-                    Err(_) => break,
-                }
-            }
+            let taken = match exclusive {
+                true => self.share_own(pfn, run.frames(arch)),
+                false => self.share_others(pfn, run.frames(arch))?,
+            };
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
         if exclusive {
@@ -326,6 +318,41 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         Ok(if pinned { Shared::Pinned } else { Shared::Both })
+    }
+
+    /// Takes references and mappings of frames that are the space's own, up to the first folio that is held; returns how many
+    /// frames that were. Their references are too many only if some have no mapping: then the folio is held.
+    ///
+    /// Out of line, like the next: each folio costs little more than its atomic operation.
+    #[inline(never)]
+    fn share_own(&self, pfn: Pfn, count: u32) -> u32 {
+        let frames = self.tables.machine.frames();
+        let mut taken = 0;
+        for (head, frame, pages) in frames.folios(pfn, count) {
+            if frames.get_counts(head, frame, pages, pages).is_held() {
+                frames.put(head, frame, pages, pages);
+                break;
+            }
+            taken += pages;
+        }
+        taken
+    }
+
+    /// The same for frames that others have too, up to the first folio that may have no more.
+    ///
+    /// # Errors
+    /// It is the first.
+    #[inline(never)]
+    fn share_others(&self, pfn: Pfn, count: u32) -> Result<u32, TooManyReferences> {
+        let frames = self.tables.machine.frames();
+        let mut taken = 0;
+        for (head, frame, pages) in frames.folios(pfn, count) {
+            if let Err(error) = frames.share_counts(head, frame, pages, pages) {
+                return if taken == 0 { Err(error) } else { Ok(taken) };
+            }
+            taken += pages;
+        }
+        Ok(taken)
     }
 
     /// Map runs of one table of the parent's, which have their references and mappings; if that fails they have them no more.

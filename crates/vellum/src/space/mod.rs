@@ -285,7 +285,7 @@ impl SlotFrames {
         let mut frames = SlotFrames([Pfn::NONE; SLOT_FRAMES]);
         for at in 0..machine.platform().count().div_ceil(SLOTS) {
             match machine.groups().alloc(machine.frames(), group, 0, true) {
-                Ok(pfn) => frames.0[at] = pfn,
+                Ok((pfn, _)) => frames.0[at] = pfn,
                 Err(why) => {
                     frames.free(machine);
                     return Err(why);

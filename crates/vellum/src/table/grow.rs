@@ -53,9 +53,9 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
 
     /// Have one more table of this level.
     pub(crate) fn add(&mut self, level: u8) -> Result<(), Refused> {
-        let table = self.tree.alloc_table(level)?;
+        let (table, desc) = self.tree.alloc_table(level)?;
         let top = &mut self.tables[level as usize - 1];
-        self.tree.machine.frames().frame(table).set_data(top.0 as u64);
+        desc.set_data(top.0 as u64);
         *top = table;
         Ok(())
     }

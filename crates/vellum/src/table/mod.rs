@@ -54,6 +54,7 @@ use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crate::addr::Pfn;
 use crate::arch::Arch;
+use crate::frame::Frame;
 use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
@@ -88,7 +89,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let group = AtomicU16::new(group.0);
         let joins = machine.policy().joins();
         let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX, joins };
-        tables.root = tables.alloc_table(arch.levels())?;
+        (tables.root, _) = tables.alloc_table(arch.levels())?;
         tables.tlb.root = tables.root;
         tables.hooked(1);
         Ok(tables)
@@ -146,13 +147,13 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// A table of this level, empty, charged to the group, and the caller's alone.
-    fn alloc_table(&self, level: u8) -> Result<Pfn, Refused> {
+    fn alloc_table(&self, level: u8) -> Result<(Pfn, &'m Frame), Refused> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
-        let pfn = self.machine.groups().alloc(frames, self.group(), order, true)?;
-        frames.frame(pfn).become_table(level, order);
+        let (pfn, desc) = self.machine.groups().alloc(frames, self.group(), order, true)?;
+        desc.become_table(level, order);
         trace(self.platform(), || Event::TableBorn(pfn, level, self.tlb.space));
-        Ok(pfn)
+        Ok((pfn, desc))
     }
 
     /// Free a table that nobody else can find: never published, or the root of a space that is no more. `zero`: it holds

@@ -53,7 +53,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                     table.release();
                     drop(core::mem::replace(
                         &mut spare,
-                        Spare { tree: self, table: Some((self.alloc_table(level)?, level)) },
+                        Spare { tree: self, table: Some((self.alloc_table(level)?.0, level)) },
                     ));
                 }
             }

@@ -1,5 +1,6 @@
 //! Down from the root to the table in which an address's entry stands.
 
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::{LockedTable, PageTables};
@@ -190,8 +191,15 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let most = most.min((end - start).div_ceil(1 << shift).max(1) as usize);
         // SAFETY: by contract; the entries from `index` on that the table has at most.
         let rest = unsafe { self.part(at.table, index + 1..index + most) };
-        // None of these is followed.
-        let empty = 1 + rest.iter().take_while(|entry| entry.load(Relaxed) == 0).count() as u64;
+        let empty = 1 + leading_empty(rest) as u64;
         start.saturating_add(empty << shift).min(end)
     }
+}
+
+/// How many entries are empty before the first that is not. None of them is followed. Eight at a time
+/// without a branch between them: most of an address space is holes.
+fn leading_empty(entries: &[AtomicU64]) -> usize {
+    let is_empty = |part: &&[AtomicU64]| part.iter().fold(0, |any, entry| any | entry.load(Relaxed)) == 0;
+    let eights = 8 * entries.chunks_exact(8).take_while(is_empty).count();
+    eights + entries[eights..].iter().take_while(|entry| entry.load(Relaxed) == 0).count()
 }
