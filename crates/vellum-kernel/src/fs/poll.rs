@@ -10,7 +10,7 @@ use core::future::poll_fn;
 use core::task::Poll;
 use linux_raw_sys::general::{POLLERR, POLLHUP, POLLNVAL};
 
-/// What `poll` reports unasked.
+/// Events that `poll` reports without being asked for them.
 pub const ALWAYS: u32 = POLLERR | POLLHUP | POLLNVAL;
 
 /// A file and the events that end the wait (`POLLIN` and its kin), all of them: [`ALWAYS`] is not implied. No file is a

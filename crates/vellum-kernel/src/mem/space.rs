@@ -117,7 +117,7 @@ impl UserSpace {
     /// A space without a heap yet.
     pub fn new(engine: Space) -> Self {
         Self {
-            _place: Place::of(engine.id()),
+            _place: Place::of(&engine),
             engine,
             heap: Mutex::default(),
             barriers: AtomicU32::new(0),
@@ -180,7 +180,7 @@ impl UserSpace {
         let (heap, image, mapped) = (*self.heap.lock(), self.image.lock().clone(), self.mapped.lock().clone());
         let barriers = AtomicU32::new(self.barriers.load(Relaxed));
         let child = Self {
-            _place: Place::of(engine.id()),
+            _place: Place::of(&engine),
             engine,
             heap: Mutex::new(heap),
             barriers,
@@ -291,7 +291,7 @@ static GENERATIONS: Generations = Generations::new();
 static LOADED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(NOBODY) }; MAX_CPUS];
 const NOBODY: u64 = u64::MAX;
 
-/// Whether a processor has the space with this number loaded.
+/// Returns whether a processor has loaded the space with this number.
 pub fn is_loaded(space: SpaceId, cpu: usize) -> bool {
     LOADED[cpu].load(SeqCst) == space.0
 }

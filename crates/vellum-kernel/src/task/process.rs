@@ -32,7 +32,7 @@ static TABLE: Mutex<BTreeMap<u32, Arc<Process>>> = Mutex::new(BTreeMap::new());
 /// The threads by their numbers, but for each process's first, which has its process's.
 static THREADS: Mutex<BTreeMap<u32, Weak<Thread>>> = Mutex::new(BTreeMap::new());
 
-/// Who is whose child, who has ended, and who is stopped: a parent's `wait` sees each change of these together with the signal
+/// Guards the tree of processes, their ends and their stops: a parent's `wait` sees each change of these together with the signal
 /// that tells of it, never one without the other (Linux: `tasklist_lock`). The outermost lock.
 pub struct Families(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
@@ -100,7 +100,7 @@ pub struct Process {
     pub watched: AtomicBool,
     /// Its timers.
     pub timers: Mutex<Timers>,
-    /// Whether it is over, all its threads are gone, and its parent was told. Changed under [`Families`].
+    /// Set when the process has reported its end to its parent, after its last thread. Changed under [`Families`].
     ended: AtomicBool,
     /// It counts until its parent has waited for it.
     counted: Mutex<Option<Counted>>,

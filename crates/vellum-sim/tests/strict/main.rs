@@ -12,6 +12,7 @@ mod collapse;
 mod engine;
 #[cfg(feature = "shuttle")]
 mod fair;
+mod families;
 mod fork;
 #[cfg(feature = "shuttle")]
 mod lazyfree_fork;

@@ -68,8 +68,8 @@ pub(crate) struct Owner {
     pub(crate) page: u64,
 }
 
-/// A number that all spaces of a family share, and perhaps others, because there are fewer numbers than families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The number of a family, and perhaps of others, because there are fewer numbers than families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Family(pub(crate) u32);
 
 impl Owner {
@@ -88,7 +88,7 @@ impl Owner {
 }
 
 impl Family {
-    /// That of a space which was not forked.
+    /// That of a space and its descendants.
     pub(crate) fn of(space: u64) -> Family {
         Family((space & ((1 << (64 - Owner::PAGE_BITS)) - 1)) as u32)
     }

@@ -105,12 +105,14 @@ struct Victim<'m> {
     owner: u64,
     /// It was used.
     young: bool,
+    /// How many frames of it were found mapped.
+    seen: u32,
 }
 
 impl<'m> Victim<'m> {
     #[inline]
     fn new(head: Pfn, frame: &'m Frame, frames: u32) -> Self {
-        Victim { head, frames, frame, owner: frame.data(), young: false }
+        Victim { head, frames, frame, owner: frame.data(), young: false, seen: 0 }
     }
 
     /// Take in an anonymous folio that goes on where these end. Whether it does.
@@ -127,6 +129,12 @@ impl<'m> Victim<'m> {
 
     fn family(&self) -> Family {
         Owner::unpack(self.owner).family
+    }
+
+    /// Whether it stays, or no space has it any more.
+    fn is_settled<P: Platform>(&self, machine: &Machine<'_, P>, isolated: Isolated) -> bool {
+        let mut folios = machine.frames().folios(self.head, self.frames);
+        self.young || folios.all(|(_, frame, _)| isolated.is_unmapped(frame))
     }
 
     /// Its places.
@@ -215,6 +223,10 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             let first = victims.partition_point(|victim| !victim.is_object());
             let (anonymous, objects) = victims.split_at_mut(first);
+            // Those of one family together: each is asked once.
+            if !anonymous.is_sorted_by_key(Victim::family) {
+                anonymous.sort_unstable_by_key(|victim| victim.owner);
+            }
             for family in anonymous.chunk_by_mut(|a, b| a.family() == b.family()) {
                 self.family(family, isolated, ages, None);
             }
@@ -228,13 +240,19 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     fn family(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool, mut copies: Option<&mut Copies>) {
         let Some(family) = victims.first().map(Victim::family) else { return };
         if ages {
-            self.each_area(family, victims, |space, area, victims| {
+            // Once all that maps them was seen there is nothing more to be found.
+            let seen = |victim: &Victim<'_>| victim.young || victim.seen >= victim.frame.counts().maps;
+            let visit = |space: &AddressSpace<'m, P, A>, area: Area, victims: &mut [Victim<'m>]| {
                 for victim in victims {
-                    victim.young |= area.find(victim).is_some_and(|range| space.used(range, victim.head));
+                    let Some(range) = area.find(victim) else { continue };
+                    let (used, frames) = space.used(range, victim.head);
+                    victim.young |= used;
+                    victim.seen += frames;
                 }
-            });
+            };
+            self.each_area(family, victims, visit, |victims| victims.iter().all(seen));
         }
-        self.each_area(family, victims, |space, area, victims| {
+        let visit = |space: &AddressSpace<'m, P, A>, area: Area, victims: &mut [Victim<'m>]| {
             let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| area.find(victim));
             let Some(mut last) = old.next() else { return };
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
@@ -247,26 +265,36 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             let left = VirtRange::join_all(&mut ranges);
             ranges.truncate(left);
             space.evict(&ranges, Some(isolated), copies.as_deref_mut());
+        };
+        self.each_area(family, victims, visit, |victims| {
+            victims.iter().all(|victim| victim.is_settled(self.machine, isolated))
         });
     }
 
-    /// Show every area of a family that may have some of these folios.
+    /// Show every area of a family that may have some of these folios, until that is `enough`: which is asked before each space
+    /// other than the first.
     fn each_area(
         &self,
         family: Family,
         victims: &mut [Victim<'m>],
         mut visit: impl FnMut(&AddressSpace<'m, P, A>, Area, &mut [Victim<'m>]),
+        mut enough: impl FnMut(&[Victim<'m>]) -> bool,
     ) {
         if victims.is_empty() {
             return;
         }
+        let mut first = true;
         self.spaces.each_of(family, &mut |space| {
+            if !core::mem::take(&mut first) && enough(victims) {
+                return false;
+            }
             visit(space, Area::Plain, victims);
             let (mut at, mut all) = (0, None);
             while let Some(area) = space.next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims))) {
                 visit(space, Area::Displaced(area), victims);
                 at = area.range.end;
             }
+            true
         });
     }
 }

@@ -38,7 +38,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             self.each_mapping(object, victims, |space, area, victims| {
                 for victim in victims {
                     let places = space.mapped_in(area, object, &pages_of(object, victim));
-                    victim.young |= places.is_some_and(|range| space.used(*range, victim.head));
+                    victim.young |= places.is_some_and(|range| space.used(*range, victim.head).0);
                 }
             });
         }

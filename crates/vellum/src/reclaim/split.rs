@@ -3,6 +3,8 @@
 //! Where one table has all that maps a folio, only descriptors change. What more than one table maps, of one space or several, goes to
 //! folios of its own, in the way that memory is evicted: nobody holds the locks of two tables for that. So it takes memory first.
 
+use core::cell::Cell;
+
 use arrayvec::ArrayVec;
 
 use crate::addr::Pfn;
@@ -11,11 +13,11 @@ use crate::frame::{Frame, HUGE_ORDER};
 use crate::group::Home;
 use crate::machine::Machine;
 use crate::platform::Platform;
-use crate::space::{Copies, Isolated, Spaces};
+use crate::space::{AddressSpace, Copies, Isolated, Spaces};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
-use super::{Part, Reclaim, Victim};
+use super::{Area, Part, Reclaim, Victim};
 
 /// Folios that are taken from a queue together. If none of them can be split, the others have to wait: those go to the end of the queue.
 const BATCH: usize = 32;
@@ -48,10 +50,12 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let machine = self.machine;
         let order = frame.order();
         let victim = Victim::new(head, frame, 1 << order);
-        let mut mapped = None;
-        self.each_area(victim.family(), &mut [victim], |space, area, _| {
-            mapped = mapped.or_else(|| area.find(&victim).and_then(|range| space.split_folio(range, head)));
-        });
+        let mapped = Cell::new(None);
+        let visit = |space: &AddressSpace<'m, P, A>, area: Area, _: &mut [Victim<'m>]| {
+            mapped.set(mapped.get().or_else(|| area.find(&victim).and_then(|range| space.split_folio(range, head))));
+        };
+        self.each_area(victim.family(), &mut [victim], visit, |_| mapped.get().is_some());
+        let mapped = mapped.into_inner();
         if let Some(mapped) = mapped {
             machine.count_size(SizeCounter::Split, order);
             let unmapped = mapped.pieces().filter(|(.., mapped)| !mapped);

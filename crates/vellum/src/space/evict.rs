@@ -135,11 +135,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.read().displaced(addr).find(|area| area.with_places(places()).is_some()).copied()
     }
 
-    /// Whether a folio was used through what these addresses have of it, since somebody last asked.
-    pub(crate) fn used(&self, range: VirtRange, head: Pfn) -> bool {
+    /// Whether a folio was used through what these addresses have of it, since somebody last asked; and how many frames of it they have.
+    pub(crate) fn used(&self, range: VirtRange, head: Pfn) -> (bool, u32) {
         let arch = &self.tables.arch;
         let range = self.user_part(range);
-        let mut used = false;
+        let (mut used, mut frames) = (false, 0);
         let mut at = range.start;
         while at < range.end {
             let areas = self.read();
@@ -153,6 +153,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     };
                     at = run.range(arch).end;
                     let its = run.kind == Kind::Leaf && self.tables.machine.frames().head(run.pfn(arch)).0 == head;
+                    if its {
+                        frames += run.frames(arch);
+                    }
                     if its && !held && run.attrs(arch).contains(Attrs::ACCESSED) {
                         table.forget_recorded(&run, Attrs::ACCESSED, |_, _| used = true);
                     }
@@ -160,7 +163,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
             }
         }
-        used
+        (used, frames)
     }
 
     /// Hold what the next table has of a range, or drop it; how far that was, and how many pages (of 4 KiB) were dropped. None, if the

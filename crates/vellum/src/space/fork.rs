@@ -98,7 +98,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group(), limits)?;
         child.tables.max_run = self.tables.max_run;
         child.tables.joins = self.tables.joins;
-        child.family = self.family;
+        child.families = self.families.of_child(child.id());
+        child.family = child.families.own();
         child.tracks.store(self.tracks(), Relaxed);
         change.areas().copy_to(&mut child)?;
         change.areas().each(all, |v| v.state = State::Held);

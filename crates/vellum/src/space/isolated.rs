@@ -53,6 +53,11 @@ impl Isolated {
         frame.set_isolated_by(self.0 | if unmapped { UNMAPPED } else { 0 });
     }
 
+    /// Whether no space has a folio any more.
+    pub(crate) fn is_unmapped(self, frame: &Frame) -> bool {
+        frame.isolated_by() == self.0 | UNMAPPED || frame.counts().maps == 0
+    }
+
     /// A folio is mapped by an area that is locked.
     pub(super) fn lock(self, frame: &Frame) {
         if self.may_go(frame) {

@@ -22,6 +22,7 @@
 //! | `spurious` | the entry allows what the CPU faulted on: its TLB is to see that |
 //! | `zeros` | pages that were only read |
 //! | `fork` | a child |
+//! | `family` | which spaces may have anonymous memory together |
 //! | `cow` | what parent and child both have is written |
 //! | `collapse` | small pieces become one large folio |
 //! | `replace` | how either is done: by a copy |
@@ -63,6 +64,7 @@ mod collapse;
 mod cow;
 mod discard;
 mod evict;
+mod family;
 mod fault;
 mod fork;
 mod guard;
@@ -101,6 +103,7 @@ mod zeros;
 pub use advise::{Advise, AdviseError};
 pub use areas::Limits;
 pub use collapse::{CollapseError, CollapseLimits, Collapsed};
+pub use family::Families;
 pub use fault::{Access, FaultError, Resolved};
 pub use fork::ForkError;
 pub(crate) use isolated::{BATCH, Isolated};
@@ -143,8 +146,9 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
     ended: AtomicU32,
     /// Whether no entry may be written that does not say that it was. Set in the lock of the areas.
     tracks: AtomicBool,
-    /// It, and what it was forked from, and what was forked from any of these.
+    /// What its new folios name: its own of [`Families`].
     family: Family,
+    families: Families,
     /// The most pages that were ever resident, as far as looked at.
     peak: AtomicU64,
     slots_in: SlotFrames,
@@ -165,6 +169,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let tables = PageTables::new(machine, arch, group, slots).inspect_err(|_| slots_in.free(machine))?;
             Ok(AddressSpace {
                 family: Family::of(tables.tlb.space.0),
+                families: Families::new(tables.tlb.space),
                 areas: PerCpuLock::new(Areas::new(limits, &arch, tables.tlb.space)),
                 ended: AtomicU32::new(0),
                 tables,
@@ -188,9 +193,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.space
     }
 
-    /// Its family: spaces of different families have no anonymous memory together.
-    pub fn family(&self) -> Family {
-        self.family
+    /// The families that it is in, for a host that keeps its spaces by them ([`Spaces::each_of`]). They
+    /// never change.
+    pub fn families(&self) -> &Families {
+        &self.families
     }
 
     /// The frame of the root table, for the CPU's register. The part of it that translates addresses from the format's

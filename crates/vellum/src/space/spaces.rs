@@ -25,11 +25,13 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
         known
     }
 
-    /// Show all spaces of a family.
-    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) {
+    /// Shows all spaces that are in a family ([`AddressSpace::families`]), until `visit` returns `false`;
+    /// best in the order of their numbers, in which parents come first.
+    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
+        let mut goes_on = true;
         self.each(&mut |space| {
-            if space.family() == family {
-                visit(space);
+            if goes_on && space.families().contains(family) {
+                goes_on = visit(space);
             }
         });
     }

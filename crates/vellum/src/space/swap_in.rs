@@ -7,7 +7,7 @@
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
-use crate::frame::flag;
+use crate::frame::{Owner, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{NotCached, Slots, SwapRun};
@@ -250,6 +250,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // SAFETY: as above.
         if alone && (stays() || unsafe { swaps.is_crowded(slots.device) }) {
             return Some(true);
+        }
+        // From now on spaces may map them that are not descended from this one.
+        for (_, frame, _) in machine.frames().folios(pfn, slots.slots.count) {
+            frame.set_data(Owner { family: self.families.first(), ..Owner::unpack(frame.data()) }.pack());
         }
         // SAFETY: as above. The folios are new, and what was read just now is what the slots hold. They will not be mapped as the space's
         // own; who makes them that sees to it.
