@@ -26,6 +26,7 @@
 //! | [`cache`] | memory objects: shared memory and files |
 //! | [`space`] | address spaces |
 //! | [`reclaim`] | memory is short |
+//! | [`audit`] | what the engine counts, compared with what is there |
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn, missing_docs)]
 
@@ -40,6 +41,8 @@ pub mod sync;
 // A model of the locks has no use for the rest, whose memory is not `loom`'s.
 #[cfg(not(loom))]
 pub mod arch;
+#[cfg(not(loom))]
+pub mod audit;
 #[cfg(not(loom))]
 pub mod cache;
 #[cfg(not(loom))]

@@ -33,7 +33,7 @@ pub(crate) use leave::Leavers;
 pub(crate) use refused::may_be_refused;
 pub use refused::{MayBeRefused, OverLimit, Refused};
 pub use shard::LruList;
-pub(crate) use shard::{Home, Shard};
+pub(crate) use shard::{Home, Listed, Shard};
 pub(crate) use split::Mapped;
 pub(crate) use tree::Pinned;
 
@@ -324,6 +324,22 @@ impl<'p> Groups<'p> {
     ) -> u64 {
         let listed = |shard: &Shard| shard.0.lock(frames.platform()).pages()[list as usize];
         self.look(frames, (id, shard), listed).unwrap_or(0)
+    }
+
+    /// Shows each LRU list of a group's own shards, with how much is on it by its own account; under the shard's lock.
+    pub(crate) fn each_listed<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        mut show: impl FnMut(LruList, Listed, &mut dyn Iterator<Item = (Pfn, &'p Frame)>),
+    ) {
+        self.each_used(frames, id, |shard| {
+            let lists = shard.0.lock(frames.platform());
+            for list in LruList::ALL {
+                let (counted, mut listed) = lists.listed(frames, list);
+                show(list, counted, &mut listed);
+            }
+        });
     }
 
     /// All shards of a group and its descendants that have memory of a node, or of any.

@@ -26,6 +26,9 @@ pub enum LruList {
 impl LruList {
     /// How many lists there are.
     pub const COUNT: usize = 4;
+    /// All of them.
+    pub(crate) const ALL: [LruList; LruList::COUNT] =
+        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy];
 
     /// The list on which a folio belongs that no locked area maps.
     pub(crate) fn evictable(head: &Frame) -> LruList {
@@ -81,6 +84,13 @@ impl Home {
 
 const _: () = assert!(MAX_CPUS + MAX_NODES <= 1 << 12);
 
+/// How much a list has, by its own account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listed {
+    pub(crate) folios: u64,
+    pub(crate) pages: u64,
+}
+
 /// A shard, on cache lines of its own; and whether anything was ever charged there.
 #[repr(C, align(128))]
 pub(crate) struct Shard(pub(crate) SpinLock<Lists>, pub(super) AtomicBool);
@@ -102,6 +112,17 @@ impl Lists {
     /// Pages on each list.
     pub(crate) fn pages(&self) -> [u64; LruList::COUNT] {
         self.pages
+    }
+
+    /// The folios on a list, the oldest first, and how many there should be. The caller holds the shard's lock meanwhile.
+    pub(super) fn listed<'f, 'p, P: Platform>(
+        &self,
+        frames: &'f Frames<'p, P>,
+        list: LruList,
+    ) -> (Listed, impl Iterator<Item = (Pfn, &'p Frame)> + use<'f, 'p, P>) {
+        let at = list as usize;
+        let counted = Listed { folios: self.lru[at].len().into(), pages: self.pages[at] };
+        (counted, self.lru[at].backward(frames))
     }
 
     #[inline]

@@ -239,7 +239,7 @@ impl<'p> Groups<'p> {
     }
 
     /// All groups. Numbers are given out from the lowest on, and heads are kept: behind the first number that has none, none has.
-    pub(super) fn all(&self) -> impl Iterator<Item = GroupId> + '_ {
+    pub(crate) fn all(&self) -> impl Iterator<Item = GroupId> + '_ {
         let known = (0..MAX_GROUPS as u16).map(GroupId).map_while(|id| self.head(id).map(|_| id));
         known.filter(|id| self.find(*id).is_some())
     }

@@ -2,8 +2,10 @@
 //!
 //! | file | story |
 //! |---|---|
+//! | [`audit`] | the engine's audit of the machine |
 //! | [`folios`] | which sizes of folios faults may use, and how often they got them |
 
+mod audit;
 mod folios;
 
 use crate::files::proc::meminfo_of_node;
@@ -39,6 +41,7 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
         let memory = root.add_folder("kernel")?.add_folder("mm")?;
         folios::fill(&memory.add_folder("transparent_hugepage")?)?;
         merging(&memory.add_folder("ksm")?)?;
+        audit::fill(&memory)?;
         let machine = root.add_folder("devices")?.add_folder("system")?;
         fill_processors(&machine.add_folder("cpu")?)?;
         fill_nodes(&machine.add_folder("node")?)?;

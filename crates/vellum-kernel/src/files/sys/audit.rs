@@ -1,0 +1,59 @@
+//! `/sys/kernel/mm/audit`, which Linux does not have and only root may read: the engine's audit of the whole machine, made
+//! when the file is read. Its first line is `sound`, or the first difference; sums follow, or the other differences.
+//!
+//! The machine should be at rest: a process that runs meanwhile shows as differences that are none.
+
+use crate::mem::{UserSpace, machine, reclaim};
+use crate::task::process as processes;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use spin::Mutex;
+use vellum::audit::{self, Sums, Unsound};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::text::Text;
+use vellum_kernel::proc::Text as Words;
+
+/// So many differences are shown.
+const SHOWN: usize = 16;
+
+/// Adds the file.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
+    folder.add("audit", Text::new(folder.system(), 0o400, Some(Box::new(audit)), None))
+}
+
+fn audit() -> Result<Vec<u8>, Errno> {
+    /// Allocated by the first audit, and kept: later there may be no memory for it.
+    static COUNTS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    let mut counts = COUNTS.try_lock().ok_or(Errno::EBUSY)?;
+    let (_, frames) = audit::span(machine());
+    let missing = frames - counts.len();
+    counts.try_reserve_exact(missing)?;
+    counts.resize(frames, 0);
+    let (mut first, mut found) = ([None::<Unsound>; SHOWN], 0);
+    let mut spaces = reclaim::spaces_of(processes::all());
+    spaces.try_reserve(1)?;
+    spaces.push(UserSpace::nobodys());
+    let engines = spaces.iter().map(|space| &space.engine);
+    let sums = audit::audit(machine(), engines, &mut counts, &mut |unsound| {
+        if let Some(place) = first.get_mut(found) {
+            *place = Some(unsound);
+        }
+        found += 1;
+    });
+    Words::of(|text| {
+        if found == 0 {
+            let Sums { spaces, tables, folios, mapped, charged_else } = sums;
+            text.write_str("sound\n")?;
+            writeln!(text, "spaces {spaces}\ntables {tables}\nfolios {folios}\nmapped {mapped}\ncharged_else {charged_else}")?;
+        }
+        first.iter().flatten().try_for_each(|unsound| writeln!(text, "{unsound}"))?;
+        if found > SHOWN { writeln!(text, "{found} differences in all") } else { Ok(()) }
+    })
+}
