@@ -1,6 +1,6 @@
 //! Bytes in a program's memory, in one piece or several, that a read fills or a write takes.
 
-use crate::mem::{UserSpace, uaccess};
+use crate::mem::{UserSpace, heap, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -36,10 +36,12 @@ impl UserBytes {
             return Err(Errno::EINVAL);
         }
         let memory = thread.memory();
-        let mut bytes = vec![0; count as usize * 16];
+        let mut bytes = heap::zeros(count as usize * 16)?;
         uaccess::read(&memory, array, &mut bytes)?;
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let mut pieces: Vec<_> = bytes.chunks_exact(16).map(|p| (word(&p[..8]), word(&p[8..]))).collect();
+        let mut pieces = Vec::new();
+        pieces.try_reserve_exact(count as usize)?;
+        pieces.extend(bytes.chunks_exact(16).map(|p| (word(&p[..8]), word(&p[8..]))));
         let mut left = MOST;
         for (_, len) in &mut pieces {
             if *len > i64::MAX as u64 {

@@ -107,7 +107,7 @@ impl Inode for Text {
 struct Opened {
     text: Arc<Text>,
     /// What is read from here on is of one moment: that of the last read from the start.
-    made: Mutex<Option<Arc<[u8]>>>,
+    made: Mutex<Option<Arc<Vec<u8>>>>,
 }
 
 impl File for Opened {
@@ -117,7 +117,8 @@ impl File for Opened {
             Some(made) => made,
             None => {
                 let make = self.text.make.as_ref().ok_or(Errno::EINVAL)?;
-                let made: Arc<[u8]> = make()?.into();
+                // Not copied: that would take as much memory once more, and there may be none.
+                let made = Arc::new(make()?);
                 *self.made.lock() = Some(made.clone());
                 made
             }

@@ -8,6 +8,7 @@
 //! ending it, does not fail. From when it is touched, calls that cost the kernel memory are refused.
 
 use crate::mem::{MACHINE, Machine};
+use alloc::vec::Vec;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,6 +16,7 @@ use spin::Mutex;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, PhysAddr};
 use vellum::frame::Use;
 use vellum::platform::Memory;
+use vellum_kernel::errno::Errno;
 
 /// The smallest block: two words, one of which links free ones.
 const SMALLEST: u32 = 4;
@@ -55,6 +57,18 @@ static FRAMES: AtomicU64 = AtomicU64::new(0);
 /// What the heap has of the machine's memory, in bytes.
 pub fn used() -> u64 {
     FRAMES.load(Relaxed) * FRAME_SIZE
+}
+
+/// So many bytes of zeros, where a program says how many: memory may be short, or in pieces, and the kernel must not end for it.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn zeros(len: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
 }
 
 /// log2 of the size of the block for this layout.

@@ -19,12 +19,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
 use vellum::addr::{FRAME_SHIFT, VirtRange, align_up};
-use vellum::arch::Arch;
 use vellum::group::GroupId;
 use vellum::group::MayBeRefused;
 use vellum::group::Refused;
 use vellum::platform::SpaceId;
-use vellum::space::{Limits, UnmapError};
+use vellum::space::Limits;
 use vellum::vma::Watcher;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
@@ -238,10 +237,7 @@ impl Tenancy {
 impl Drop for Tenancy {
     fn drop(&mut self) {
         if self.0.tenants.fetch_sub(1, AcqRel) == 1 {
-            let space = &self.0.engine;
-            let unmapped = space.unmap(0, space.arch().user_end());
-            // Then it goes with the space.
-            debug_assert!(matches!(unmapped, Ok(()) | Err(UnmapError::Sealed(_))), "{unmapped:?}");
+            self.0.engine.unmap_all();
         }
     }
 }

@@ -4,11 +4,10 @@ use super::Answer;
 use super::process::process_of;
 use super::{memory, pidfd};
 use crate::files::user::UserBytes;
-use crate::mem::UserSpace;
+use crate::mem::{UserSpace, heap};
 use crate::task::hindrance::Hindrance;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
-use alloc::vec;
 use linux_raw_sys::general::{CAP_SYS_PTRACE, MADV_COLD, MADV_COLLAPSE, MADV_PAGEOUT, MADV_WILLNEED};
 use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
@@ -108,7 +107,7 @@ fn copy_in_page(
     })?;
     let inside = address as usize & (PAGE - 1);
     // The caller's memory may be the same page, and a fault there must not find it half copied.
-    let mut bytes = vec![0; most.min(mine.left())];
+    let mut bytes = heap::zeros(most.min(mine.left()))?;
     match way {
         Way::Read => {
             let count = page.read(inside, &mut bytes);

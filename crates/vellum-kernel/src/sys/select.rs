@@ -2,11 +2,10 @@
 
 use super::{Answer, clock, file};
 use crate::files::Files;
-use crate::mem::{now_ns, uaccess};
+use crate::mem::{heap, now_ns, uaccess};
 use crate::task::Thread;
 use crate::task::deliver::read_set;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
@@ -33,7 +32,7 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
     let memory = thread.memory();
     let mut bits = [const { Vec::new() }; 3];
     for (bits, at) in bits.iter_mut().zip(sets) {
-        *bits = vec![0u8; len as usize];
+        *bits = heap::zeros(len as usize)?;
         if at != 0 {
             uaccess::read(&memory, at, bits)?;
         }
@@ -54,7 +53,7 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
     let mut found = 0;
     let mut answers = [const { Vec::new() }; 3];
     for (set, events) in SETS.into_iter().enumerate() {
-        answers[set] = vec![0u8; len as usize];
+        answers[set] = heap::zeros(len as usize)?;
         for (fd, ready) in named.iter().zip(&ready) {
             if is_in(&bits[set], *fd) && ready & events != 0 {
                 answers[set][fd / 8] |= 1 << (fd % 8);
@@ -74,7 +73,8 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
 async fn any(thread: &Arc<Thread>, set: &[Interest], deadline: Option<u64>) -> Result<Vec<u32>, Errno> {
     match thread.interruptible(poll::any(set), deadline).await {
         Ok(ready) => ready,
-        Err(Errno::ETIMEDOUT) => Ok(vec![0; set.len()]),
+        // The events of none.
+        Err(Errno::ETIMEDOUT) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
@@ -126,9 +126,13 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
         set.push((open, wanted | poll::ALWAYS));
     }
     // A descriptor that is not open is an event, so that there is no wait.
-    let found = match bad {
-        true => set.iter().map(poll::now).collect(),
-        false => any(thread, &set, deadline.map(|deadline| thread.wait_until(deadline))).await?,
+    let found = if bad {
+        let mut found = Vec::new();
+        found.try_reserve_exact(set.len())?;
+        found.extend(set.iter().map(poll::now));
+        found
+    } else {
+        any(thread, &set, deadline.map(|deadline| thread.wait_until(deadline))).await?
     };
     let mut ready = 0;
     for (one, found) in bytes.chunks_exact_mut(8).zip(found) {

@@ -79,6 +79,22 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
+    /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has ended, while something else still refers
+    /// to the space. When it returns, the memory is free. Needs no memory.
+    pub fn unmap_all(&self) {
+        let range = UserRange::all(&self.tables.arch);
+        let mut change = self.change(range);
+        let areas = change.areas();
+        if areas.first(range).is_none() {
+            return;
+        }
+        areas.each(range, |v| v.state = State::Dying);
+        areas.account_all(range, -1);
+        change.let_go();
+        self.zap_all(range);
+        change.areas().remove(self.tables.machine, range);
+    }
+
     /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping reaching across, and
     /// let go of the areas. `coming` is what will be there afterwards, if anything: from now on it counts instead of them,
     /// in the lock in which the limits were looked at.

@@ -1,0 +1,132 @@
+# The fuzzer of the reference kernel's system calls: programs/fuzz.c on the kernel, round after round; and what makes a round that
+# fails short. Sourced by `x`, after `programs.sh`, from the repository's root.
+
+FUZZ_MACHINE=(--mem 128M --swap 64M)
+# How often a shortened round may pass before it counts as one that does not fail: with several CPUs no run is like another.
+FUZZ_TRIES=${FUZZ_TRIES:-4}
+fuzz_log=target/fuzz/log
+
+# fuzz_once KEY=VALUE...: boots the program; what it prints goes to `fuzz_log`. Its status is the program's, 125 if the kernel failed.
+fuzz_once() {
+    mkdir -p target/fuzz
+    run target/release/vellum run --arch "$ARCH" --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-400}" \
+        "${fuzz_cpus[@]}" "${FUZZ_MACHINE[@]}" -- "$fuzz_folder/fuzz" "$@" >"$fuzz_log" 2>&1
+}
+
+# How a run failed, without what differs from run to run: the panic's place, or what the supervisor said.
+fuzz_symptom() {
+    grep -m1 -o 'panicked at [^ ]*' "$fuzz_log" || grep -m1 'fuzz: FAILED' "$fuzz_log" | sed 's/0x[0-9a-f]*\|[0-9]\+/N/g' ||
+        tail -n1 "$fuzz_log" | sed 's/[0-9]\+/N/g'
+}
+
+# fuzz_ranges NUMBER...: ascending numbers as FROM-TO,...
+fuzz_ranges() {
+    printf '%s\n' "$@" | awk '
+        NR > 1 && $1 == to + 1 { to = $1; next }
+        NR > 1 { printf "%s-%s,", from, to }
+        { from = to = $1 }
+        END { printf "%s-%s\n", from, to }'
+}
+
+# fuzz_fails NUMBER...: whether the round fails as before if only these operations are done.
+fuzz_fails() {
+    local try
+    for ((try = 0; try < FUZZ_TRIES; try++)); do
+        fuzz_once "${fuzz_round[@]}" "keep=$(fuzz_ranges "$@")" || [ "$(fuzz_symptom)" != "$fuzz_known" ] || return 0
+        [ "${fuzz_cpus[0]}" != --icount ] || return 1
+    done
+    return 1
+}
+
+# Leaves out operations of the failing round `fuzz_round` as long as it fails (Zeller's ddmin), and lists the calls of what is left.
+fuzz_minimise() {
+    local workers=4 threads=2 calls=960 word parts=2 part size kept rest smaller
+    for word in "${fuzz_round[@]}"; do
+        case $word in workers=* | threads=* | calls=*) local "$word" ;; esac
+    done
+    mapfile -t kept < <(seq 0 $((workers * threads * calls - 1)))
+    while [ "${#kept[@]}" -gt 1 ]; do
+        size=$(((${#kept[@]} + parts - 1) / parts)) smaller=''
+        for ((part = 0; part * size < ${#kept[@]}; part++)); do
+            rest=("${kept[@]:0:part*size}" "${kept[@]:(part+1)*size}")
+            [ "${#rest[@]}" -gt 0 ] && fuzz_fails "${rest[@]}" || continue
+            kept=("${rest[@]}") smaller=yes
+            say "${#kept[@]} operations are enough: keep=$(fuzz_ranges "${kept[@]}" | cut -c1-200)"
+            break
+        done
+        if [ -n "$smaller" ]; then
+            parts=$((parts > 2 ? parts - 1 : 2))
+        elif [ "$parts" -ge "${#kept[@]}" ]; then
+            break
+        else
+            parts=$((2 * parts < ${#kept[@]} ? 2 * parts : ${#kept[@]}))
+        fi
+    done
+    say "the shortest that was found: vellum run ${fuzz_cpus[*]} ${FUZZ_MACHINE[*]} -- fuzz ${fuzz_round[*]} keep=$(fuzz_ranges "${kept[@]}")"
+    fuzz_once "${fuzz_round[@]}" "keep=$(fuzz_ranges "${kept[@]}")" trace=2 || true
+    cat "$fuzz_log"
+}
+
+# fuzz_failed SEED: what `x` does about it.
+fuzz_failed() {
+    fuzz_known=$(fuzz_symptom)
+    cp "$fuzz_log" "target/fuzz/$ARCH-$1.log"
+    tail -n 40 "$fuzz_log"
+    say "seed $1 fails: $fuzz_known (target/fuzz/$ARCH-$1.log)"
+    fuzz_round=("seed=$1" "calls=$fuzz_calls")
+    local try cpus=("${fuzz_cpus[@]}")
+    # A run that repeats is the best to make short.
+    fuzz_cpus=(--icount)
+    if ! fuzz_once "${fuzz_round[@]}" && [ "$(fuzz_symptom)" = "$fuzz_known" ]; then
+        say "it fails with one CPU that counts instructions, and so always"
+        fuzz_minimise
+        return
+    fi
+    fuzz_cpus=("${cpus[@]}")
+    for ((try = 0; try < FUZZ_TRIES; try++)); do
+        if ! fuzz_once "${fuzz_round[@]}" && [ "$(fuzz_symptom)" = "$fuzz_known" ]; then
+            fuzz_minimise
+            return
+        fi
+    done
+    say "it did not fail again in $FUZZ_TRIES runs from a fresh boot"
+}
+
+# fuzz_kernel [SECONDS] [--arch ARCH] [--seed SEED] [--icount]
+fuzz_kernel() {
+    local seconds=60 seed='' rounds=10 began
+    fuzz_cpus=(--smp 4) fuzz_calls=960
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --arch) use_arch "${2:?which architecture}" && shift ;;
+        --seed) seed=${2:?which seed} && shift ;;
+        --icount) fuzz_cpus=(--icount) ;;
+        *[!0-9]* | '') die "fuzz --kernel: what is '$1'?" ;;
+        *) seconds=$1 ;;
+        esac
+        shift
+    done
+    need "$QEMU" "to boot the reference kernel" "$QEMU_PACKAGE"
+    run cargo build --release -p vellum-cli
+    build_kernel kernel
+    build_programs
+    fuzz_folder=target/programs
+    [ "$ARCH" = x86_64 ] || fuzz_folder+=/$ARCH
+    began=$SECONDS
+    if [ -n "$seed" ]; then
+        seconds=0 rounds=1
+    else
+        seed=$((RANDOM << 15 | RANDOM))
+    fi
+    while :; do
+        say "seeds $seed to $((seed + rounds - 1)), $((SECONDS - began)) s"
+        if ! fuzz_once "seed=$seed" "rounds=$rounds" "calls=$fuzz_calls"; then
+            fuzz_failed "$(sed -n 's/^fuzz: begins \([0-9]*\)$/\1/p' "$fuzz_log" | tail -n1)"
+            die "a round failed"
+        fi
+        grep '^fuzz: seed' "$fuzz_log"
+        seed=$((seed + rounds))
+        [ $((SECONDS - began)) -lt "$seconds" ] || break
+    done
+    say "no round failed"
+}
