@@ -1,39 +1,59 @@
-// short [SECONDS]: calls for which the kernel needs as much memory as a program says, while another takes all there is. Each is
-// answered or refused for want of memory, and the kernel goes on. A row a rule; the status is 1 if one is broken.
+// short: calls for which the kernel needs as much memory as a program says, while less and less is free. Each is answered or refused
+// for want of memory, and the kernel goes on. A row a rule; the status is 1 if one is broken. Needs a machine without swap.
 #include "common.h"
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
 
-static long seconds;
-static pid_t eater;
+enum { STEP = 64 << 10, NEAR = 24 << 20 };
 
-// Takes memory until it is killed for it, over and over.
-static void keep_memory_short(void) {
-    if (eater > 0 && waitpid(eater, NULL, WNOHANG) == 0)
-        return;
-    eater = fork();
-    if (eater == 0) {
-        write_line("/proc/self/oom_score_adj", "1000");
-        for (;;)
-            touch(map_aligned(HUGE), HUGE, 1);
-    }
+// Takes memory until little is left, and then a step more for each byte that it reads, until it is killed for it.
+__attribute__((noreturn)) static void eat(int steps, int done) {
+    char byte;
+    write_line("/proc/self/oom_score_adj", "1000");
+    long most = figure("/proc/meminfo", "MemFree") * 1024 - NEAR;
+    char *memory = map_aligned((size_t)most + 2 * NEAR + HUGE);
+    madvise(memory, (size_t)most + 2 * NEAR + HUGE, MADV_NOHUGEPAGE);
+    if (most > 0)
+        touch(memory, (size_t)most, 1);
+    for (char *at = memory + (most > 0 ? most : 0); write(done, "", 1) == 1 && read(steps, &byte, 1) == 1; at += STEP)
+        touch(at, STEP, 1);
+    _exit(1);
 }
 
-// Whether all calls until the time is up answer `right`, or find no memory; and some that were answered.
-static bool answers(long (*call)(void), long right) {
-    long answered = 0, others = 0;
-    int other = 0;
-    for (uint64_t began = now_ns(); now_ns() - began < (uint64_t)seconds * 1000000000;) {
-        keep_memory_short();
-        long found = call();
-        answered += found == right;
-        if (found != right && !(found < 0 && (errno == ENOMEM || errno == EAGAIN)))
-            others++, other = found < 0 ? errno : 0;
+// Whether a call answers `right`, or finds no memory, however much is free, and both happen.
+static bool is_refused(long (*call)(void), long right) {
+    int steps[2], done[2];
+    long answered = 0, refused = 0, others = 0;
+    char byte = 0;
+    if (pipe2(steps, O_CLOEXEC) || pipe2(done, O_CLOEXEC))
+        die("pipe2");
+    pid_t eater = fork();
+    if (eater == 0) {
+        close(steps[1]);
+        close(done[0]);
+        eat(steps[0], done[1]);
     }
+    close(done[1]);
+    while (read(done[0], &byte, 1) == 1) {
+        long found = call();
+        if (found == right)
+            answered++;
+        else if (found < 0 && errno == ENOMEM)
+            refused++;
+        else
+            others++;
+        if (write(steps[1], &byte, 1) != 1)
+            break;
+    }
+    kill(eater, SIGKILL);
+    waitpid(eater, NULL, 0);
+    close(steps[0]);
+    close(steps[1]);
+    close(done[0]);
     if (!answered || others)
-        fprintf(stderr, "%ld answered, %ld others, the last with error %d\n", answered, others, other);
-    return answered > 0 && others == 0;
+        fprintf(stderr, "%ld answered, %ld refused, %ld others\n", answered, refused, others);
+    return answered && !others;
 }
 
 static struct pollfd *polled;
@@ -53,7 +73,7 @@ static bool poll_is_refused(void) {
     polled = (struct pollfd *)map_aligned(most * sizeof *polled);
     for (rlim_t n = 0; n < most; n++)
         polled[n] = (struct pollfd){(int)most - 1, POLLIN, 0};
-    return answers(poll_all, (long)most);
+    return is_refused(poll_all, (long)most);
 }
 
 static long read_maps(void) {
@@ -72,7 +92,7 @@ static bool maps_are_refused(void) {
     char *memory = map_aligned(2 * HUGE);
     for (int page = 0; page < 1024; page += 2)
         mprotect(memory + page * PAGE, PAGE, PROT_READ);
-    return answers(read_maps, 1);
+    return is_refused(read_maps, 1);
 }
 
 static long write_many(void) {
@@ -90,60 +110,16 @@ static long write_many(void) {
 }
 
 static bool pieces_are_refused(void) {
-    return answers(write_many, 1024);
+    return is_refused(write_many, 1024);
 }
 
-// A process that has sealed memory ends, and a descriptor of its memory is still open.
-static bool ended_memory_is_free(void) {
-    enum { BYTES = 16 << 20 };
-    int ends[2];
-    char byte = 0;
-    if (pipe(ends))
-        die("pipe");
-    kill(eater, SIGKILL);
-    waitpid(eater, NULL, 0);
-    long before = figure("/proc/meminfo", "MemFree");
-    pid_t child = fork();
-    if (child == 0) {
-        char *memory = map_aligned(BYTES);
-        touch(memory, BYTES, 1);
-        syscall(462 /* mseal */, memory, PAGE, 0);
-        int file = open("/proc/self/mem", O_RDONLY);
-        // Its child keeps the descriptor, and nothing else of it.
-        if (file >= 0 && fork() == 0) {
-            char *const arguments[] = {"short", "wait", NULL};
-            dup2(ends[0], 0);
-            execv("/proc/self/exe", arguments);
-        }
-        _exit(file < 0);
-    }
-    int status;
-    waitpid(child, &status, 0);
-    long after = 0;
-    for (int tries = 0; tries < 100 && after < before - BYTES / 2048; tries++) {
-        usleep(10000);
-        after = figure("/proc/meminfo", "MemFree");
-    }
-    close(ends[0]);
-    if (write(ends[1], &byte, 1) != 1)
-        die("write");
-    wait(NULL);
-    return status == 0 && after >= before - BYTES / 2048;
-}
-
-int main(int argc, char **argv) {
-    char byte;
-    if (argc > 1 && !strcmp(argv[1], "wait"))
-        return read(0, &byte, 1) != 1;
+int main(void) {
     const struct rule rules[] = {
         {"poll of more files than there is memory for is refused", poll_is_refused},
         {"a file of /proc that finds no memory is refused", maps_are_refused},
-        {"the memory of a process that ended is free, though sealed, and open as a file", ended_memory_is_free},
         {"writev of more pieces than there is memory for is refused", pieces_are_refused},
     };
-    seconds = argument(argc, argv, 1, 3);
+    signal(SIGPIPE, SIG_IGN);
     write_line("/proc/self/oom_score_adj", "-1000");
-    int status = check_rules(rules, sizeof rules / sizeof *rules);
-    kill(eater, SIGKILL);
-    return status;
+    return check_rules(rules, sizeof rules / sizeof *rules);
 }
