@@ -253,14 +253,13 @@ struct figures {
     long free, heap, shmem, swap_used, processes;
 };
 
-static const char *const *names_in(const char *path) {
+// The numbers that are names in a folder; `turn`, 0 or 1, keeps two such lists apart.
+static const char *const *names_in(const char *path, int turn) {
     static char names[2][1024][12];
     static const char *list[2][1025];
-    static int turn;
     DIR *folder = opendir(path);
     struct dirent *entry;
     int count = 0;
-    turn = !turn;
     while (folder && count < 1024 && (entry = readdir(folder)))
         if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9') {
             snprintf(names[turn][count], sizeof names[turn][count], "%.11s", entry->d_name);
@@ -275,25 +274,25 @@ static const char *const *names_in(const char *path) {
 
 static long count_processes(void) {
     long count = 0;
-    for (const char *const *name = names_in("/proc"); *name; name++)
+    for (const char *const *name = names_in("/proc", 0); *name; name++)
         count++;
     return count;
 }
 
-// Whether no thread of other processes runs, or may by itself. (One that waits for a vfork's child does not stop.)
-static bool all_rest(bool tells) {
+// Whether each thread of other processes is in one of these states.
+static bool all_are(const char *states, bool tells) {
     bool rest = true;
-    for (const char *const *process = names_in("/proc"); *process; process++) {
+    for (const char *const *process = names_in("/proc", 0); *process; process++) {
         char path[300], line[600];
         if (atoi(*process) == getpid())
             continue;
         snprintf(path, sizeof path, "/proc/%s/task", *process);
-        for (const char *const *thread = names_in(path); *thread; thread++) {
+        for (const char *const *thread = names_in(path, 1); *thread; thread++) {
             snprintf(path, sizeof path, "/proc/%s/task/%s/stat", *process, *thread);
             char *state = read_line(path, line, sizeof line) ? strrchr(line, ')') : NULL;
             if (tells && state)
                 printf("%.100s\n", line);
-            rest &= !state || strchr("TZXD", state[2]);
+            rest &= !state || strchr(states, state[2]);
         }
     }
     return rest;
@@ -322,32 +321,33 @@ static bool read_audit(char *text, size_t size) {
 static void audit(uint64_t seed) {
     static char text[8192];
     bool sound = false;
-    // What the kernel does by itself, in the background, may be in the middle of something.
-    for (int tries = 0; tries < 20 && !sound; tries++) {
+    // A thread of a stopped process may be on its way to stop, and the kernel itself in the middle of something: then a difference
+    // goes. One that is an error stays, as nothing runs.
+    for (int tries = 0; tries < 400 && !sound; tries++) {
         if (tries)
-            usleep(20000);
+            usleep(50000);
         sound = !read_audit(text, sizeof text) || !strncmp(text, "sound", 5);
     }
     if (!sound) {
         printf("%s", text);
-        all_rest(true);
+        all_are("", true);
         failed(seed, "audit: %.*s", (int)strcspn(text, "\n"), text);
     }
 }
 
 // Stops all others for an audit.
 static void pause_all(uint64_t seed) {
-    kill(-1, SIGSTOP);
-    uint64_t began = now_ns();
-    bool stopped = false;
-    while (!stopped && now_ns() - began < HANGS) {
-        usleep(1000);
-        stopped = all_rest(false);
-        // Those that were being made.
+    uint64_t began = now_ns(), took = 0;
+    bool rest = false;
+    for (; !rest && took < HANGS; took = now_ns() - began) {
+        // Again and again, for those that were being made.
         kill(-1, SIGSTOP);
+        usleep(5000);
+        // One that waits for a vfork's child, which is stopped, does not stop.
+        rest = all_are(took < HANGS / 30 ? "TZX" : "TZXSD", false);
     }
-    if (!stopped) {
-        all_rest(true);
+    if (!rest) {
+        all_are("", true);
         failed(seed, "a process does not stop");
     }
     audit(seed);

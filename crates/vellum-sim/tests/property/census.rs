@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vellum::Machine;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind};
+use vellum::audit::{audit, span};
 use vellum::frame::{FrameKind, flag};
 use vellum::group::GroupId;
 use vellum::swap::{DEVICES, Slots, SwapRun};
@@ -55,6 +56,10 @@ pub fn take<H: Host>(
     }
     check_groups(machine, &bills, parents);
     check_slots(host, machine, &slots, &cached);
+    // What a kernel can ask the engine itself agrees.
+    let mut counts = vec![0; span(machine).1];
+    let all = spaces.iter().map(|counted| counted.space);
+    audit(machine, all, &mut counts, &mut |unsound| panic!("the audit: {unsound}"));
 }
 
 fn each_slot(run: &SwapRun, f: impl FnMut((u8, u32))) {

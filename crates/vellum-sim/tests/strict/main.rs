@@ -6,6 +6,7 @@ mod bench;
 mod beyond;
 
 mod added;
+mod audit;
 mod blocks;
 mod charges;
 mod collapse;
