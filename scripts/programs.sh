@@ -117,6 +117,10 @@ our_programs() {
     expect 0 races guest --smp 2 -- "$1/races" </dev/null
     expect 0 faults guest --smp 2 -- "$1/faults" 2 1 </dev/null
     expect 0 chaos guest --smp 4 -- "$1/chaos" 4 5 </dev/null
+    expect 0 "calls while memory is short" guest --smp 2 --mem 96M -- "$1/short" </dev/null
+    # Short rounds of `./x fuzz --kernel`: one that is the same in every run, and a few that are not.
+    expect 0 "a round of fuzz" guest --icount --mem 96M --swap 32M -- "$1/fuzz" seed=1 calls=192 </dev/null
+    expect 0 "rounds of fuzz" guest --smp 4 --mem 96M --swap 48M -- "$1/fuzz" seed=10 rounds=3 calls=192 </dev/null
 }
 
 step_programs() {
