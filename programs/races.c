@@ -544,6 +544,42 @@ static bool files_are_closed(void) {
     return true;
 }
 
+static void *keeper(void *unused) {
+    (void)unused;
+    struct rlimit limit;
+    while (!stop) {
+        if (getrlimit(RLIMIT_MSGQUEUE, &limit))
+            die("getrlimit");
+        // Refused if it was lowered meanwhile.
+        setrlimit(RLIMIT_MSGQUEUE, &limit);
+    }
+    return NULL;
+}
+
+// A thread without rights lowers a hard limit again and again, while another sets what it last was: it never rises.
+static bool limits_stay_low(void) {
+    pid_t child = forked();
+    if (!child) {
+        struct rlimit limit = {1 << 20, 1 << 20}, found;
+        if (setrlimit(RLIMIT_MSGQUEUE, &limit) || (getuid() == 0 && setuid(12345)))
+            _exit(2);
+        stop = false;
+        pthread_t thread = started(keeper, NULL);
+        bool good = true;
+        for (int round = 0; round < 20 * ROUNDS; round++) {
+            limit.rlim_cur = --limit.rlim_max;
+            setrlimit(RLIMIT_MSGQUEUE, &limit);
+            idle();
+            getrlimit(RLIMIT_MSGQUEUE, &found);
+            good = good && found.rlim_max <= limit.rlim_max;
+        }
+        stop = true;
+        pthread_join(thread, NULL);
+        _exit(!good);
+    }
+    return status_of(child) == 0;
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "nothing"))
         return 0;
@@ -562,6 +598,7 @@ int main(int argc, char **argv) {
         {"no thread outlives its process", all_threads_end},
         {"a signal for a group reaches all of it", groups_end},
         {"files are closed with the last thread", files_are_closed},
+        {"a hard limit that was lowered does not rise", limits_stay_low},
     };
     long one = argument(argc, argv, 1, 0);
     if (one > (long)(sizeof rules / sizeof *rules))

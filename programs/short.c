@@ -2,7 +2,7 @@
 // memory, and the kernel goes on. A row a rule; the status is 1 if one is broken. Needs a machine without swap.
 #include "common.h"
 
-enum { STEP = 24 << 10, NEAR = 10 << 20 };
+enum { STEP = 24 << 10, NEAR = 5 << 20 };
 
 // Takes memory until little is left, and then a step more for each byte that it reads, until it is killed for it.
 __attribute__((noreturn)) static void eat(int steps, int done) {

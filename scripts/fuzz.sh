@@ -1,16 +1,25 @@
 # The fuzzer of the reference kernel's system calls: programs/fuzz.c on the kernel, round after round; and what makes a round that
 # fails short. Sourced by `x`, after `programs.sh`, from the repository's root.
 
-FUZZ_MACHINE=(--mem 128M --swap 64M)
 # How often a shortened round may pass before it counts as one that does not fail: with several CPUs no run is like another.
 FUZZ_TRIES=${FUZZ_TRIES:-4}
 fuzz_log=target/fuzz/log
+
+# fuzz_machine SEED: the machine for its rounds, ten to a kind, goes to `fuzz_machine`, and the load to `fuzz_load`. What a machine has too
+# little of differs: threads that want it, memory, room in compressed memory.
+fuzz_machine() {
+    case $(($1 / 10 % 3)) in
+    0) fuzz_machine=(--mem 128M --swap 64M) fuzz_load=(calls=960) ;;
+    1) fuzz_machine=(--mem 72M --swap 48M) fuzz_load=(calls=480 threads=4) ;;
+    2) fuzz_machine=(--mem 96M --swap 16M --swap-disk 64M) fuzz_load=(calls=960) ;;
+    esac
+}
 
 # fuzz_once KEY=VALUE...: boots the program; what it prints goes to `fuzz_log`. Its status is the program's, 125 if the kernel failed.
 fuzz_once() {
     mkdir -p target/fuzz
     run target/release/vellum run --arch "$ARCH" --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-400}" \
-        "${fuzz_cpus[@]}" "${FUZZ_MACHINE[@]}" -- "$fuzz_folder/fuzz" "$@" >"$fuzz_log" 2>&1
+        "${fuzz_cpus[@]}" "${fuzz_machine[@]}" -- "$fuzz_folder/fuzz" "$@" >"$fuzz_log" 2>&1
 }
 
 # How a run failed, without what differs from run to run: the panic's place, or what the supervisor said.
@@ -40,7 +49,7 @@ fuzz_fails() {
 
 # Leaves out operations of the failing round `fuzz_round` as long as it fails (Zeller's ddmin), and lists the calls of what is left.
 fuzz_minimise() {
-    local workers=4 threads=2 calls=960 word parts=2 part size kept rest smaller
+    local workers=4 threads=2 calls=96 word parts=2 part size kept rest smaller
     for word in "${fuzz_round[@]}"; do
         case $word in workers=* | threads=* | calls=*) local "$word" ;; esac
     done
@@ -62,7 +71,7 @@ fuzz_minimise() {
             parts=$((2 * parts < ${#kept[@]} ? 2 * parts : ${#kept[@]}))
         fi
     done
-    say "the shortest that was found: vellum run ${fuzz_cpus[*]} ${FUZZ_MACHINE[*]} -- fuzz ${fuzz_round[*]} keep=$(fuzz_ranges "${kept[@]}")"
+    say "the shortest that was found: vellum run ${fuzz_cpus[*]} ${fuzz_machine[*]} -- fuzz ${fuzz_round[*]} keep=$(fuzz_ranges "${kept[@]}")"
     fuzz_once "${fuzz_round[@]}" "keep=$(fuzz_ranges "${kept[@]}")" trace=2 || true
     cat "$fuzz_log"
 }
@@ -73,7 +82,7 @@ fuzz_failed() {
     cp "$fuzz_log" "target/fuzz/$ARCH-$1.log"
     tail -n 40 "$fuzz_log"
     say "seed $1 fails: $fuzz_known (target/fuzz/$ARCH-$1.log)"
-    fuzz_round=("seed=$1" "calls=$fuzz_calls")
+    fuzz_round=("seed=$1" "${fuzz_load[@]}")
     local try cpus=("${fuzz_cpus[@]}")
     # A run that repeats is the best to make short.
     fuzz_cpus=(--icount)
@@ -95,7 +104,7 @@ fuzz_failed() {
 # fuzz_kernel [SECONDS] [--arch ARCH] [--seed SEED] [--icount]
 fuzz_kernel() {
     local seconds=60 seed='' rounds=10 began
-    fuzz_cpus=(--smp 4) fuzz_calls=960
+    fuzz_cpus=(--smp 4)
     while [ $# -gt 0 ]; do
         case $1 in
         --arch) use_arch "${2:?which architecture}" && shift ;;
@@ -116,12 +125,15 @@ fuzz_kernel() {
     if [ -n "$seed" ]; then
         seconds=0 rounds=1
     else
-        seed=$((RANDOM << 15 | RANDOM))
+        seed=$(((RANDOM << 15 | RANDOM) / 10 * 10))
     fi
     while :; do
         say "seeds $seed to $((seed + rounds - 1)), $((SECONDS - began)) s"
-        if ! fuzz_once "seed=$seed" "rounds=$rounds" "calls=$fuzz_calls"; then
-            fuzz_failed "$(sed -n 's/^fuzz: begins \([0-9]*\)$/\1/p' "$fuzz_log" | tail -n1)"
+        fuzz_machine "$seed"
+        if ! fuzz_once "seed=$seed" "rounds=$rounds" "${fuzz_load[@]}"; then
+            seed=$(sed -n 's/^fuzz: begins \([0-9]*\)$/\1/p' "$fuzz_log" | tail -n1)
+            [ -n "$seed" ] || die "no round began: $(tail -n5 "$fuzz_log")"
+            fuzz_failed "$seed"
             die "a round failed"
         fi
         grep '^fuzz: seed' "$fuzz_log"

@@ -104,12 +104,17 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
     }
     let which = which as usize;
     let memory = thread.memory();
-    let before = *process.limits.lock().get(which).ok_or(Errno::EINVAL)?;
+    let mut wanted = None;
     if new != 0 {
         let mut bytes = [0; 16];
         uaccess::read(&memory, new, &mut bytes)?;
         let both = u128::from_le_bytes(bytes);
-        let mut wanted = [both as u64, (both >> 64) as u64];
+        wanted = Some([both as u64, (both >> 64) as u64]);
+    }
+    // What is allowed counts in the lock in which it was looked at: else one thread raises what another has just lowered.
+    let mut limits = process.limits.lock();
+    let before = *limits.get(which).ok_or(Errno::EINVAL)?;
+    if let Some(mut wanted) = wanted {
         let raises = wanted[1] > before[1] && !own.has(CAP_SYS_RESOURCE);
         let too_many = which == RLIMIT_NOFILE as usize && wanted[1] > u64::from(table::MOST);
         match () {
@@ -121,13 +126,14 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
             // At once is as soon as can be told of.
             wanted[0] = wanted[0].max(1);
         }
-        let mut limits = process.limits.lock();
         limits[which] = wanted;
         // Nobody else sets limits meanwhile, so that the space has the last.
         if let Some(memory) = process.memory() {
             memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits, &theirs));
         }
-        drop(limits);
+    }
+    drop(limits);
+    if new != 0 {
         allowance::watch(&process);
     }
     if old != 0 {
