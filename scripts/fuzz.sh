@@ -3,7 +3,6 @@
 
 # How often a shortened round may pass before it counts as one that does not fail: with several CPUs no run is like another.
 FUZZ_TRIES=${FUZZ_TRIES:-4}
-fuzz_log=target/fuzz/log
 
 # fuzz_machine SEED: the machine for its rounds, ten to a kind, goes to `fuzz_machine`, and the load to `fuzz_load`. What a machine has too
 # little of differs: threads that want it, memory, room in compressed memory.
@@ -18,6 +17,7 @@ fuzz_machine() {
 # fuzz_once KEY=VALUE...: boots the program; what it prints goes to `fuzz_log`. Its status is the program's, 125 if the kernel failed.
 fuzz_once() {
     mkdir -p target/fuzz
+    fuzz_log=target/fuzz/$ARCH.log
     run target/release/vellum run --arch "$ARCH" --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-400}" \
         "${fuzz_cpus[@]}" "${fuzz_machine[@]}" -- "$fuzz_folder/fuzz" "$@" >"$fuzz_log" 2>&1
 }
