@@ -125,7 +125,7 @@ static void attend(pid_t child, uint64_t worker) {
     long before[THREADS] = {0};
     int still[THREADS] = {0};
     uint64_t last = now_ns();
-    int status;
+    int status = 0;
     while (waitpid(child, &status, WNOHANG) == 0) {
         usleep(5000);
         bool moves = false;
@@ -137,15 +137,16 @@ static void attend(pid_t child, uint64_t worker) {
             before[n] = progress;
             int tid = thread->tid;
             // First what ends a wait, then what ends the operation.
-            if (tid > 0 && still[n] > 2)
-                syscall(SYS_tgkill, child, tid, still[n] % 8 == 7 ? SIGUSR2 : SIGURG);
+            if (tid > 0 && still[n] > 4)
+                syscall(SYS_tgkill, child, tid, still[n] % 24 == 23 ? SIGUSR2 : SIGURG);
         }
         if (moves)
             last = now_ns();
         // It may be stopped, or have blocked all signals.
-        if (now_ns() - last > 1000000000 || shared->stop)
+        if (now_ns() - last > 3 * UINT64_C(1000000000) || shared->stop)
             kill(child, SIGKILL);
     }
+    show("worker %d: its process ends with %#x", (int)worker, status);
 }
 
 static void work(uint64_t seed, uint64_t worker) {
