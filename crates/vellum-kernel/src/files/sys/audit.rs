@@ -3,8 +3,7 @@
 //!
 //! The machine should be at rest: a process that runs meanwhile shows as differences that are none.
 
-use crate::mem::{UserSpace, machine, reclaim};
-use crate::task::process as processes;
+use crate::mem::{machine, spaces};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -37,9 +36,7 @@ fn audit() -> Result<Vec<u8>, Errno> {
     counts.try_reserve_exact(missing)?;
     counts.resize(frames, 0);
     let (mut first, mut found) = ([None::<Unsound>; SHOWN], 0);
-    let mut spaces = reclaim::spaces_of(processes::all());
-    spaces.try_reserve(1)?;
-    spaces.push(UserSpace::nobodys());
+    let spaces: Vec<_> = spaces::all().collect();
     let engines = spaces.iter().map(|space| &space.engine);
     let sums = audit::audit(machine(), engines, &mut counts, &mut |unsound| {
         if let Some(place) = first.get_mut(found) {
