@@ -48,7 +48,10 @@ fn audit() -> Result<Vec<u8>, Errno> {
         if found == 0 {
             let Sums { spaces, tables, folios, mapped, charged_else } = sums;
             text.write_str("sound\n")?;
-            writeln!(text, "spaces {spaces}\ntables {tables}\nfolios {folios}\nmapped {mapped}\ncharged_else {charged_else}")?;
+            writeln!(
+                text,
+                "spaces {spaces}\ntables {tables}\nfolios {folios}\nmapped {mapped}\ncharged_else {charged_else}"
+            )?;
         }
         first.iter().flatten().try_for_each(|unsound| writeln!(text, "{unsound}"))?;
         if found > SHOWN { writeln!(text, "{found} differences in all") } else { Ok(()) }
