@@ -18,7 +18,7 @@ fuzz_machine() {
 fuzz_once() {
     mkdir -p target/fuzz
     fuzz_log=target/fuzz/$ARCH.log
-    run target/release/vellum run --arch "$ARCH" --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-400}" \
+    run target/release/vellum run --arch "$ARCH" --kernel "$kernel" --timeout "${VELLUM_BOOT_SECONDS:-1500}" \
         "${fuzz_cpus[@]}" "${fuzz_machine[@]}" -- "$fuzz_folder/fuzz" "$@" >"$fuzz_log" 2>&1
 }
 
