@@ -28,6 +28,8 @@ mod arch;
 mod backtrace;
 mod checks;
 mod files;
+#[cfg(feature = "holds")]
+mod holds;
 mod mem;
 mod percpu;
 mod sys;

@@ -1,11 +1,13 @@
 //! The machine as the engine sees it: `vellum::platform`.
 //!
 //! Kernel code is not preempted, and no interrupt handler calls the engine; so what the engine says about preemption and
-//! interrupts goes unheard.
+//! interrupts goes unheard, but by [`holds`](crate::holds).
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::DIRECT_MAP;
 use crate::arch::{caches, smp};
+#[cfg(feature = "holds")]
+use crate::holds::{self, Kind};
 use crate::mem::shootdown;
 use crate::percpu::{self, MAX_CPUS};
 use vellum::addr::PhysAddr;
@@ -92,6 +94,32 @@ unsafe impl Cpus for Host {
     #[inline]
     fn node(&self, cpu: usize) -> usize {
         self.node[cpu]
+    }
+
+    #[cfg(feature = "holds")]
+    fn resched(&self) {
+        holds::may_switch();
+    }
+
+    #[cfg(feature = "holds")]
+    fn preempt_disable(&self) {
+        holds::begin(Kind::Lock);
+    }
+
+    #[cfg(feature = "holds")]
+    fn preempt_enable(&self) {
+        holds::end(Kind::Lock);
+    }
+
+    #[cfg(feature = "holds")]
+    fn irq_disable(&self) -> bool {
+        holds::begin(Kind::Masked);
+        true
+    }
+
+    #[cfg(feature = "holds")]
+    fn irq_restore(&self, _was_enabled: bool) {
+        holds::end(Kind::Masked);
     }
 }
 

@@ -138,7 +138,11 @@ pub fn run() -> ! {
             BEGAN[percpu::current().index].store(now_ns(), Ordering::Relaxed);
             let rank = task.metadata().clone();
             USED[percpu::current().index].store(rank.used.load(Ordering::Relaxed), Ordering::Relaxed);
+            #[cfg(feature = "holds")]
+            crate::holds::begin(crate::holds::Kind::Work);
             let joined_again = task.run();
+            #[cfg(feature = "holds")]
+            crate::holds::end(crate::holds::Kind::Work);
             rank.runnable.fetch_sub(1, Ordering::SeqCst);
             if !joined_again {
                 rank.used.fetch_add(elapsed(), Ordering::Relaxed);

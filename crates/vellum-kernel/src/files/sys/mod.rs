@@ -42,6 +42,8 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
         folios::fill(&memory.add_folder("transparent_hugepage")?)?;
         merging(&memory.add_folder("ksm")?)?;
         audit::fill(&memory)?;
+        #[cfg(feature = "holds")]
+        holds(&memory)?;
         let machine = root.add_folder("devices")?.add_folder("system")?;
         fill_processors(&machine.add_folder("cpu")?)?;
         fill_nodes(&machine.add_folder("node")?)?;
@@ -59,6 +61,17 @@ fn file(
     make: impl Fn(&mut Words) -> fmt::Result + Send + Sync + 'static,
 ) -> Result<(), Errno> {
     folder.add(name, Text::read_only(folder.system(), move || Words::of(&make)))
+}
+
+/// The longest stretches in which a processor could do nothing else; whatever is written makes the kernel forget them.
+#[cfg(feature = "holds")]
+fn holds(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let make = || Words::of(|text| write!(text, "{}", crate::holds::Longest));
+    let take = |_: &[u8]| {
+        crate::holds::forget();
+        Ok(())
+    };
+    folder.add("holds", Text::new(folder.system(), 0o644, Some(Box::new(make)), Some(Box::new(take))))
 }
 
 fn cpus() -> usize {

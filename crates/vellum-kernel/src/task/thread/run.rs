@@ -37,9 +37,13 @@ impl Thread {
         time::arm_for_turn();
         // SAFETY: the thread's own future runs this, and keeps no reference.
         let registers = unsafe { &mut self.context().registers };
+        #[cfg(feature = "holds")]
+        crate::holds::end(crate::holds::Kind::Work);
         // SAFETY: interrupts are off. The registers are the thread's, whose space and other registers are loaded; whoever
         // writes the segments or flags takes what user mode may have.
         let trap = unsafe { entry::enter(registers) };
+        #[cfg(feature = "holds")]
+        crate::holds::begin(crate::holds::Kind::Work);
         self.place.store(NOWHERE, Ordering::Relaxed);
         interrupts::enable();
         trap
