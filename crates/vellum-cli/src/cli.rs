@@ -123,6 +123,7 @@ Examples:
   vellum bench lazyfree                                 memory that nobody needs is reclaimed
   vellum bench threads                                  do threads that unmap wait for each other?
   vellum bench contpte --trace cc1.trace                what are larger translations worth to a program?
+  vellum bench holds                                    how long can a CPU do nothing else? (instructions)
   vellum bench tables --span 2GiB                       who frees empty page tables?
   vellum bench all --html report.html                   one page to look at and to send
   vellum bench unmap --json - | jq .linux_ns            one object a row; the table goes elsewhere

@@ -14,6 +14,7 @@
 //! | [`linux`] | the contender that is the kernel of this machine |
 //! | [`unmap`], [`fork`], [`pageout`], [`lazyfree`], [`threads`], [`tables`] | the benchmarks: cases in, rows out |
 //! | [`regions`] | what the first four have in common |
+//! | [`holds`] | one without contenders too: the reference kernel, under a clock that counts instructions |
 //! | [`contpte`] | a benchmark without contenders: a trace replayed under policies |
 //! | [`report`] | rows to a terminal, to JSON lines, to a web page |
 //!
@@ -27,6 +28,7 @@ pub mod data;
 pub mod engine;
 pub mod floor;
 pub mod fork;
+pub mod holds;
 pub mod layout;
 pub mod lazyfree;
 pub mod linux;
@@ -135,6 +137,18 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
+    /// How long a CPU can do nothing else: with a spin lock held, with interrupts masked, between two places to give way.
+    ///
+    /// The reference kernel runs each operation on memory at its worst size, in a machine whose clock counts instructions, and records
+    /// the longest stretches. Takes minutes, and `./x build --holds` first.
+    Holds {
+        /// What to measure.
+        #[command(flatten)]
+        args: holds::Args,
+        /// Where to write it.
+        #[command(flatten)]
+        output: report::Output,
+    },
     /// Run every benchmark of time and memory, into one report.
     All {
         /// What `unmap` measures, on what `fork` is measured, and, with less of it, `pageout` and `lazyfree`.
@@ -190,6 +204,10 @@ pub fn run(what: Bench) -> anyhow::Result<()> {
         Bench::Contpte { args, output } => {
             let writer = output.open()?;
             (vec![contpte::section(&args)?], writer)
+        }
+        Bench::Holds { args, output } => {
+            let writer = output.open()?;
+            (vec![holds::section(&args)?], writer)
         }
         Bench::All { unmap, threads, tables, output } => {
             let writer = output.open()?;

@@ -63,6 +63,14 @@ impl Arch {
         }
     }
 
+    /// Where our programs are.
+    pub fn programs(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "programs",
+            Arch::Aarch64 => "programs/aarch64",
+        }
+    }
+
     /// Where our init for Linux is.
     pub fn init(self) -> &'static str {
         match self {

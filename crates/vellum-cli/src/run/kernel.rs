@@ -59,6 +59,22 @@ impl Kernel {
         Ok(Self { image, kind: Kind::Vellum, arch })
     }
 
+    /// The reference kernel that records how long a CPU can do nothing else, as `./x build --holds` leaves it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn that_records(arch: Arch) -> anyhow::Result<Self> {
+        let image = built(&arch.reference().replacen("kernel/", "kernel-holds/", 1))?;
+        if !image.is_file() {
+            bail!(
+                "there is no reference kernel that records at {}: build it by `./x build --holds {}`",
+                image.display(),
+                arch.name()
+            );
+        }
+        Ok(Self { image, kind: Kind::Vellum, arch })
+    }
+
     /// The Linux that `./x linux` fetched.
     ///
     /// # Errors

@@ -25,13 +25,14 @@ mod wire;
 use crate::size;
 use accel::Accel;
 use anyhow::{bail, ensure};
-use arch::Arch;
-pub use kernel::Kernel;
+pub use arch::Arch;
+pub use kernel::{Kernel, built};
 pub use machine::{End, Outcome};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+pub use symbols::Names;
 
 /// The status that says that not the program failed, but the kernel, or this command.
 pub const FAILED: u8 = 125;
@@ -128,6 +129,28 @@ fn pair(text: &str) -> Result<(PathBuf, String), String> {
 }
 
 impl Task {
+    /// A program by itself on one CPU, whose clock counts instructions.
+    pub fn counted(arch: Arch, mem: u64, swap: Option<u64>, program: PathBuf, arguments: Vec<String>) -> Self {
+        Task {
+            arch,
+            smp: 1,
+            mem,
+            numa: 1,
+            swap,
+            swap_disk: None,
+            swap_disk_fails: None,
+            swap_disk_checksums: false,
+            icount: true,
+            no_contiguous: false,
+            environment: Vec::new(),
+            files: Vec::new(),
+            timeout: None,
+            console: false,
+            program,
+            arguments,
+        }
+    }
+
     /// What executes the instructions of a machine for the task, with any of these kernels.
     pub fn accel(&self, kernels: &[&Kernel]) -> Accel {
         // Only translation can count them.

@@ -7,11 +7,11 @@ use std::path::Path;
 /// The console's text, in which each line `  at ADDRESS` has become the functions that were there, innermost first, as far as
 /// the kernel's image knows.
 pub fn named(kernel: &Path, console: &str) -> String {
-    let Ok(loader) = Loader::new(kernel) else { return console.into() };
+    let Some(names) = Names::of(kernel) else { return console.into() };
     let mut text = String::with_capacity(console.len());
     for line in console.lines() {
         let address = line.strip_prefix("  at 0x").and_then(|rest| u64::from_str_radix(rest.trim_end(), 16).ok());
-        if !address.is_some_and(|address| write_frames(&mut text, &loader, address)) {
+        if !address.is_some_and(|address| write_frames(&mut text, &names, address)) {
             text += line;
             text.push('\n');
         }
@@ -20,19 +20,48 @@ pub fn named(kernel: &Path, console: &str) -> String {
 }
 
 /// A line for each function that is at the address, inlined ones first. Whether there are any.
-fn write_frames(text: &mut String, loader: &Loader, address: u64) -> bool {
-    let Ok(mut frames) = loader.find_frames(address) else { return false };
-    let mut any = false;
-    while let Ok(Some(frame)) = frames.next() {
-        let Some(name) = frame.function.as_ref().and_then(|name| name.demangle().ok()) else { continue };
-        let place = frame.location.and_then(|place| Some((place.file?, place.line?)));
-        let place = place.map_or_else(String::new, |(file, line)| format!(" ({file}:{line})"));
-        let lead = if any { " ".repeat(20) } else { format!("  {address:#018x}") };
+fn write_frames(text: &mut String, names: &Names, address: u64) -> bool {
+    let calls = names.at(address);
+    for (i, Call { function, file, line }) in calls.iter().enumerate() {
+        let place = file.as_ref().map_or_else(String::new, |file| format!(" ({file}:{line})"));
+        let lead = if i > 0 { " ".repeat(20) } else { format!("  {address:#018x}") };
         // Writing to a string can't fail.
-        let _ = writeln!(text, "{lead}  {name}{place}");
-        any = true;
+        let _ = writeln!(text, "{lead}  {function}{place}");
     }
-    any
+    !calls.is_empty()
+}
+
+/// A function that is at an address.
+pub struct Call {
+    /// Its name.
+    pub function: String,
+    /// Its source, if the image says.
+    pub file: Option<String>,
+    /// The line there.
+    pub line: u32,
+}
+
+/// What an image knows of the functions in it.
+pub struct Names(Loader);
+
+impl Names {
+    /// Those of an image; none if it is no such file.
+    pub fn of(image: &Path) -> Option<Self> {
+        Loader::new(image).ok().map(Names)
+    }
+
+    /// The functions at an address, inlined ones first.
+    pub fn at(&self, address: u64) -> Vec<Call> {
+        let mut calls = Vec::new();
+        let Ok(mut frames) = self.0.find_frames(address) else { return calls };
+        while let Ok(Some(frame)) = frames.next() {
+            let Some(name) = frame.function.as_ref().and_then(|name| name.demangle().ok()) else { continue };
+            let place = frame.location.and_then(|place| Some((place.file?.to_owned(), place.line?)));
+            let (file, line) = place.map_or((None, 0), |(file, line)| (Some(file), line));
+            calls.push(Call { function: name.into_owned(), file, line });
+        }
+        calls
+    }
 }
 
 #[cfg(test)]
