@@ -9,6 +9,16 @@ use super::violation::Rule;
 use crate::hardware::Hardware;
 use crate::walker::Silicon;
 
+/// The most work that a CPU may do with preemption disabled, in instructions: what `vellum bench holds` measures, counted by what
+/// it is mostly made of.
+const MOST_WORK: u32 = 60_000;
+/// Of these an entry is written by so many, …
+pub const ENTRY: u32 = 8;
+/// … and the counts of a folio change by so many.
+pub const FOLIO: u32 = 100;
+/// The most memory that is zeroed or copied in one go.
+const MOST_BYTES: usize = 64 << 10;
+
 impl<A: Silicon> Checker<A> {
     pub fn locking(&mut self, pfn: Pfn) {
         let cpu = self.cpu;
@@ -186,9 +196,34 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
+    /// So much work is about to be done, with whatever locks this CPU holds.
+    pub fn work(&mut self, instructions: u32) {
+        let state = &mut self.cpus[self.cpu];
+        if state.preempt == 0 {
+            return;
+        }
+        state.work += instructions;
+        if state.work > MOST_WORK {
+            let (work, held) = (core::mem::take(&mut state.work), state.held.clone());
+            let text = format!("CPU {} does the work of {work} instructions with preemption disabled", self.cpu);
+            self.fail(Rule::Long, text, &held, &[]);
+        }
+    }
+
+    /// Frames are about to be zeroed or copied.
+    pub fn touch(&mut self, bytes: usize) {
+        // At boot nothing else runs.
+        if bytes > MOST_BYTES && self.seq > 0 {
+            let text = format!("CPU {} touches {bytes} bytes of memory in one go", self.cpu);
+            self.fail(Rule::Long, text, &[], &[]);
+        }
+        self.work(bytes as u32 / 8);
+    }
+
     pub fn preempt_enable(&mut self) {
         let state = &mut self.cpus[self.cpu];
         match state.preempt.checked_sub(1) {
+            Some(0) => (state.preempt, state.work) = (0, 0),
             Some(depth) => state.preempt = depth,
             None => self.fail(Rule::Atomic, format!("CPU {} enables preemption once too often", self.cpu), &[], &[]),
         }

@@ -235,6 +235,9 @@ impl<A: Silicon> Strict<A> {
         self.examine(|checker| {
             checker.seq += 1;
             (checker.cpu, checker.event) = (cpu, event);
+            if matches!(event, Event::Store(..) | Event::Discard(..) | Event::Exchange(..)) {
+                checker.work(locks::ENTRY);
+            }
             if !matches!(event, Event::Locked(_)) {
                 checker.cpus[cpu].waiting = None;
             }
@@ -255,7 +258,10 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::Store(table, index, expected, new) => checker.write(table, index, How::Store(expected), new, hardware),
         Event::Discard(table, index, expected) => checker.write(table, index, How::Discard(expected), 0, hardware),
         Event::Exchange(table, index, new) => checker.write(table, index, How::Exchange, new, hardware),
-        Event::Counts(head, before, after) => checker.counts(head, before, after),
+        Event::Counts(head, before, after) => {
+            checker.work(locks::FOLIO);
+            checker.counts(head, before, after);
+        }
         Event::WalkBegin => checker.walk_begin(),
         Event::WalkEnd => checker.walk_end(),
         Event::Descend(table, index) => checker.descend(table, index, hardware),

@@ -1,7 +1,7 @@
 //! The strict machine as a platform.
 
 use std::io::Write;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vellum::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace, Wanted};
 
@@ -18,6 +18,22 @@ unsafe impl<A: Silicon> Memory for Strict<A> {
 
     fn direct_map(&self) -> *mut u8 {
         self.hardware.arena().direct_map()
+    }
+
+    unsafe fn zero(&self, at: *mut u8, bytes: usize) {
+        self.at(|checker| checker.touch(bytes));
+        // SAFETY: by contract.
+        unsafe { at.write_bytes(0, bytes) }
+    }
+
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        self.at(|checker| checker.touch(bytes));
+        for at in (0..bytes).step_by(8) {
+            // SAFETY: by contract, and aligned.
+            let word = unsafe { &*from.add(at).cast::<AtomicU64>() }.load(Ordering::Relaxed);
+            // SAFETY: by contract, and aligned.
+            unsafe { to.add(at).cast::<u64>().write(word) };
+        }
     }
 }
 

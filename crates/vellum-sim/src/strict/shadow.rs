@@ -95,6 +95,8 @@ pub(crate) struct CpuState {
     pub walk: Option<Walk>,
     /// Depth of `preempt_disable`.
     pub preempt: u32,
+    /// What was done since preemption was disabled, in instructions, as an estimate.
+    pub work: u32,
     pub irqs_masked: bool,
     pub label: Option<std::sync::Arc<str>>,
 }

@@ -52,6 +52,8 @@ pub enum Rule {
     Deadlock,
     /// No lock, walk, or masked interrupt where the engine gives way or waits for other CPUs.
     Atomic,
+    /// The work for which a CPU keeps its locks, or touches memory without a look at what else there is to do, is bounded.
+    Long,
     /// An invalidation names the space's root, and ranges in order.
     Invalidation,
     /// What was allocated is freed in the end.

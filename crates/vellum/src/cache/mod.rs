@@ -43,7 +43,6 @@ mod tests;
 
 pub(crate) use owner::page_of;
 pub use page::ObjectPage;
-pub(crate) use page::copy_frames;
 pub use remove::Gone;
 
 pub(crate) use fill::Looked;

@@ -108,7 +108,7 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
     /// `to` is a page of the same size that only the caller knows.
     pub(crate) unsafe fn copy_to(&self, to: Pfn) {
         // SAFETY: this reference keeps the page; the caller vouches for the other.
-        unsafe { copy_frames(self.machine, self.pfn, to, 1 << (self.shift - FRAME_SHIFT)) }
+        unsafe { self.machine.frames().copy(self.pfn, to, 1 << (self.shift - FRAME_SHIFT)) }
     }
 
     /// Words and bytes of user memory are atomics, because programs write to them at any time. A mix of sizes tears, as it
@@ -126,18 +126,6 @@ impl<'m, P: Platform> ObjectPage<'m, P> {
         // SAFETY: in the page, which this reference keeps, and which the direct map has.
         unsafe { self.as_ptr().add(at).cast().as_ref() }
     }
-}
-
-/// Copy frames that others may be writing to.
-///
-/// # Safety
-/// `from` and `to` are the first of as many frames in a row. Those at `from` stay meanwhile; those at `to` are others, that only
-/// the caller knows.
-pub(crate) unsafe fn copy_frames<P: Platform>(machine: &Machine<'_, P>, from: Pfn, to: Pfn, count: u32) {
-    let [from, to] = [from, to].map(|pfn| machine.frames().at(pfn.addr()).as_ptr());
-    // SAFETY: by contract; the direct map covers the machine's frames (contract of `Memory`), and all who write to the
-    // contents of objects and areas treat them as atomics.
-    unsafe { machine.frames().platform().copy(from, to, (count as usize) << FRAME_SHIFT) }
 }
 
 impl<P: Platform> Drop for ObjectPage<'_, P> {

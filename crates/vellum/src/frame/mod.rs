@@ -56,6 +56,9 @@ const SECTION_SHIFT: u32 = 13;
 /// The descriptors of so many frames in a row, of which at least one exists.
 type Section = [Frame; 1 << SECTION_SHIFT];
 
+/// Frames whose contents are zeroed or copied in one go, 64 KiB: after so many the CPU may do something else.
+const PIECE: u32 = 16;
+
 /// What frames are for. Those that stay where they are keep together, so that few of them don't keep much memory from
 /// becoming whole again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -431,14 +434,40 @@ impl<'p, P: Platform> Frames<'p, P> {
         self.zero_on_free
     }
 
-    /// Overwrite frames with zeros.
+    /// Overwrites frames with zeros. If they are more than a [`PIECE`], the caller holds no spin lock.
     ///
     /// # Safety
     /// The frames are this machine's and the caller's alone.
     #[inline]
     pub(crate) unsafe fn zero(&self, pfn: Pfn, count: u32) {
-        // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody else's (this contract).
-        unsafe { self.platform.zero(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize) }
+        self.in_pieces(count, |at, bytes| {
+            // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody else's (this contract).
+            unsafe { self.platform.zero(self.at(pfn.add(at).addr()).as_ptr(), bytes) };
+        });
+    }
+
+    /// Copies frames that others may be writing to. If they are more than a [`PIECE`], the caller holds no spin lock.
+    ///
+    /// # Safety
+    /// `from` and `to` are the first of as many frames in a row. Those at `from` stay meanwhile; those at `to` are others, that only
+    /// the caller knows.
+    pub(crate) unsafe fn copy(&self, from: Pfn, to: Pfn, count: u32) {
+        self.in_pieces(count, |at, bytes| {
+            let [from, to] = [from, to].map(|pfn| self.at(pfn.add(at).addr()).as_ptr());
+            // SAFETY: by contract; the direct map covers the machine's frames (contract of `Memory`), and whatever writes to the
+            // contents of objects and VMAs treats them as atomics.
+            unsafe { self.platform.copy(from, to, bytes) };
+        });
+    }
+
+    /// Calls `f` with the number of the first frame of each piece of `count` frames, and with the bytes of the piece.
+    #[inline(always)]
+    fn in_pieces(&self, count: u32, f: impl Fn(u32, usize)) {
+        f(0, count.min(PIECE) as usize * FRAME_SIZE as usize);
+        for at in (PIECE..count).step_by(PIECE as usize) {
+            self.platform.resched();
+            f(at, (count - at).min(PIECE) as usize * FRAME_SIZE as usize);
+        }
     }
 
     /// Frames are about to be mapped, by entries that say this and did not say so before.

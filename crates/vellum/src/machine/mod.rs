@@ -221,10 +221,33 @@ impl<'p, P: Platform> Machine<'p, P> {
         !frame.has(flag::SWAP_CACHED) || self.swaps.uncache(&self.frames, head, 1 << frame.order(), alone)
     }
 
+    /// The same a part at a time, for a caller that holds no spin lock.
+    #[cold]
+    pub(crate) fn uncache_in_parts(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
+        let parts = (0..1 << frame.order()).step_by(1 << UNCACHED);
+        !frame.has(flag::SWAP_CACHED)
+            || parts.fold(true, |all, at| {
+                let given_up = self.swaps.uncache(&self.frames, head.add(at), 1 << frame.order().min(UNCACHED), &alone);
+                self.platform().resched();
+                all && given_up
+            })
+    }
+
+    /// Of a folio that is larger than such a part, gives up the slots of one. Whether it had any.
+    pub(crate) fn uncache_part(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
+        let order = frame.order();
+        order > UNCACHED
+            && frame.has(flag::SWAP_CACHED)
+            && (0..1 << order).step_by(1 << UNCACHED).any(|at| {
+                self.swaps.slot_of(self.platform(), head.add(at)).is_some()
+                    && self.swaps.uncache(&self.frames, head.add(at), 1 << UNCACHED, &alone)
+            })
+    }
+
     #[cold]
     fn free_folio(&self, head: Pfn, frame: &Frame) {
         let order = frame.order();
-        self.uncache(head, frame, || true);
+        self.uncache_in_parts(head, frame, || true);
         Leavers::new(&self.frames, &self.groups).leave(head, frame, 1 << order);
         // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
         unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
@@ -240,6 +263,9 @@ impl<'p, P: Platform> Machine<'p, P> {
         SpaceId(self.spaces.fetch_add(1, Relaxed))
     }
 }
+
+/// log2 of the frames whose slots are given up in one go.
+const UNCACHED: u8 = 7;
 
 const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>() && SIZES == LARGEST_FOLIO as usize + 1);
 

@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
@@ -304,14 +304,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
     }
 
-    /// Show each run that lies in a range entirely, and may be made shorter by that, in its locked table; side by side with faults.
+    /// Show each run that lies in a range entirely, and may be made shorter by that, in its locked table; side by side with faults. What
+    /// `act` answers is how many folios it dealt with.
     ///
     /// # Errors
     /// Not all of the range is mapped.
     pub(super) fn each_whole_run(
         &self,
         range: UserRange,
-        mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>),
+        mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
     ) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
         let mut gather = self.gather(*range);
@@ -320,17 +321,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Found::Hole(end) => return Ok(end),
                 Found::Table(table) => table,
             };
-            let end = part.end.min(table.end());
-            let mut at = part.start;
+            let end = table.hold_end(part);
+            let (mut at, mut done) = (part.start, 0);
             while at < end
+                && done < RUNS_A_HOLD
+                && !gather.is_full()
                 && let Some(mut run) = table.run(at, end)
             {
+                done += 1;
                 if part.covers(&run.range(arch)) {
-                    act(&table, &mut run, &mut gather);
+                    done += act(&table, &mut run, &mut gather);
                 }
                 at = run.range(arch).end;
             }
             table.unlock(&mut gather);
+            gather.release_slots();
             self.tables.platform().resched();
             Ok(at)
         })

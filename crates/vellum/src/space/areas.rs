@@ -232,13 +232,19 @@ impl Areas {
     }
 
     /// Change each area of `range`, in full if it was not isolated.
-    pub(super) fn each(&mut self, range: UserRange, mut change: impl FnMut(&mut Vma)) {
+    pub(super) fn each<P: Platform>(
+        &mut self,
+        machine: &Machine<'_, P>,
+        range: UserRange,
+        mut change: impl FnMut(&mut Vma),
+    ) {
         let mut at = range.start;
         while at < range.end
             && let Some(area) = self.first(range.tail(at))
         {
             self.tree.update(area.range.start, &mut change);
             at = area.range.end.min(range.end);
+            machine.platform().resched();
         }
     }
 
@@ -247,6 +253,7 @@ impl Areas {
         while let Some(area) = self.first(range) {
             self.tree.remove(&Nodes::freeing(machine), area.range.start);
             cache::release(machine, &area.backing, self.space, &mut self.orphans);
+            machine.platform().resched();
         }
     }
 
@@ -280,21 +287,29 @@ impl Areas {
             } else {
                 before = next;
             }
+            machine.platform().resched();
         }
     }
 
     /// Bookkeeping for the areas of `range`, which come (`+1`) or go (`-1`).
-    pub(super) fn account_all(&mut self, range: UserRange, sign: i64) {
-        self.account_as(range, |_| (), sign);
+    pub(super) fn account_all<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange, sign: i64) {
+        self.account_as(machine, range, |_| (), sign);
     }
 
     /// The same for each area of `range` as `change` would have it.
-    pub(super) fn account_as(&mut self, range: UserRange, change: impl Fn(&mut Vma), sign: i64) {
+    pub(super) fn account_as<P: Platform>(
+        &mut self,
+        machine: &Machine<'_, P>,
+        range: UserRange,
+        change: impl Fn(&mut Vma),
+        sign: i64,
+    ) {
         let mut amounts = Amounts::default();
         for area in self.overlapping(range) {
             let mut area = *area;
             change(&mut area);
             amounts.add(&area, range);
+            machine.platform().resched();
         }
         self.add(amounts, sign);
     }

@@ -1,10 +1,11 @@
 //! Memory that is not needed soon, or will be: hints about what is in memory.
 
+use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::flag;
 use crate::group::LruList;
 use crate::platform::Platform;
-use crate::table::{LockedTable, Run};
+use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 
 use super::{AddressSpace, AdviseError};
 
@@ -14,10 +15,27 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     pub(super) fn cool(&self, range: UserRange) -> Result<(), AdviseError> {
         self.all(range, true, false)?;
         self.each_whole_run(range, |table, run, gather| {
-            if run.kind == Kind::Leaf && self.cool_run(table, run) {
+            if run.kind != Kind::Leaf || self.tables.machine.zeros_folio().contains(run.pfn(&self.tables.arch)) {
+                return 0;
+            }
+            let folios = self.cut_to(run, RUNS_A_HOLD);
+            if self.cool_run(table, run) {
                 gather.note(run.range(&self.tables.arch), table.shift());
             }
+            folios
         })
+    }
+
+    /// Of a run, keeps what maps its first folios, so many at most; how many those are.
+    fn cut_to(&self, run: &mut Run, most: usize) -> usize {
+        let arch = &self.tables.arch;
+        let (mut folios, mut pages) = (0, 0);
+        for (.., its) in self.tables.machine.frames().folios(run.pfn(arch), run.frames(arch)).take(most) {
+            folios += 1;
+            pages += its;
+        }
+        run.len = (pages >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        folios
     }
 
     /// Whether translations have changed.
@@ -25,9 +43,6 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let attrs = run.attrs(arch);
-        if machine.zeros_folio().contains(run.pfn(arch)) {
-            return false;
-        }
         let folios = || machine.frames().folios(run.pfn(arch), run.frames(arch));
         // What others have too may be needed there.
         if !attrs.contains(Attrs::EXCLUSIVE) && folios().any(|(_, frame, pages)| frame.counts().maps != pages) {

@@ -15,7 +15,7 @@ use crate::frame::{HUGE_ORDER, flag};
 use crate::group::{Refused, may_be_refused};
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::SizeCounter;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
 use crate::vma::{State, Vma};
 
 use super::fault::Outcome;
@@ -273,28 +273,37 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Err(CollapseError::Busy(*block))
     }
 
-    /// What is to be done with a block now.
+    /// What is to be done with a block now, as far as a look at one part of it after the other tells.
     fn next_step(&self, area: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
-        match self.tables.find(area.range.tail(block.start)) {
-            Found::Hole(_) => Err(CollapseError::Unfit(*block)),
-            Found::Table(table) => {
-                let next = self.judge(&table, area, block, limits);
-                table.release();
-                next
+        let (mut seen, mut all, mut at) = (Survey::default(), false, block.start);
+        while at < block.end {
+            match self.tables.find(area.range.tail(at)) {
+                Found::Hole(_) if at == block.start => return Err(CollapseError::Unfit(*block)),
+                Found::Hole(end) => {
+                    seen.holes = true;
+                    at = end;
+                }
+                Found::Table(table) => {
+                    all = block == table.range();
+                    at = self.survey(&table, block, at, &mut seen);
+                    table.release();
+                    self.tables.platform().resched();
+                }
             }
         }
+        self.judge(seen, all, area, block, limits)
     }
 
+    /// What is to be done with a block in which that was found; `all`: it is all that a table has.
     fn judge(
         &self,
-        table: &LockedTable<'_, 'm, P, A>,
+        seen: Survey,
+        all: bool,
         area: &Vma,
         block: UserRange,
         limits: Option<&CollapseLimits>,
     ) -> Result<Next, CollapseError> {
-        let Survey { resident, swapped, shared, runs, away, used, pinned, holes, unfit, whole } =
-            self.survey(table, block);
-        let all = block == table.range();
+        let Survey { resident, swapped, shared, runs, away, used, pinned, holes, unfit, whole } = seen;
         if whole {
             return Ok(if all { Next::Promote } else { Next::Done });
         }
@@ -319,16 +328,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    fn survey(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange) -> Survey {
+    /// Look at some of a block from an address on, in a table that is locked, or taken from its place. How far that was.
+    fn survey(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
         let arch = &self.tables.arch;
-        let mut seen = Survey::default();
-        let mut at = block.start;
+        let (mut at, mut looked) = (at, 0);
         while at < block.end
+            && looked < RUNS_A_HOLD
             && let Some(run) = table.run(at, block.end)
         {
+            looked += 1;
             match run.kind {
                 Kind::None => seen.holes = true,
-                Kind::Leaf => self.survey_leaves(&run, block, &mut seen),
+                Kind::Leaf => self.survey_leaves(&run, block, seen),
                 Kind::Swap => {
                     seen.swapped += run.frames(arch);
                     seen.away.get_or_insert(at);
@@ -338,7 +349,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             at = run.range(arch).end;
         }
-        seen
+        at
     }
 
     fn survey_leaves(&self, run: &Run, block: UserRange, seen: &mut Survey) {
@@ -370,30 +381,76 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Map by one huge leaf what a table maps as one run of one folio. Whether that is still so.
     fn promote(&self, area: &Vma, block: UserRange) -> bool {
         let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(block) else { return false };
-        let fits = matches!(self.judge(&table, area, block, None), Ok(Next::Promote));
-        let Some(run) = table.run(block.start, block.end).filter(|_| fits) else {
-            table.release();
+        let mut gather = self.gather(*block);
+        let Some((old, place)) = self.supplant(area, block, |next| matches!(next, Next::Promote)) else { return false };
+        // With all that hardware has recorded.
+        let Some(run) = old.leaves().next() else {
+            old.restore(place);
             return false;
         };
-        let mut gather = self.gather(*block);
-        let old = table.supplant(|table| {
-            // With all that hardware has recorded until nobody came by this table any more.
-            let last = table.run(run.va, block.end).unwrap_or(run);
-            arch.leaf(arch.leaf_addr(last.raw, last.level), last.attrs(arch), last.level + 1)
-        });
+        let raw = arch.leaf(arch.leaf_addr(run.raw, run.level), run.attrs(arch), run.level + 1);
+        place.fill(&Run::new(block.start, run.level + 1, Kind::Leaf, raw, 1));
         old.empty(&mut gather, |removed, _| {
             removed.unsplit();
         });
         true
     }
 
+    /// Take the table that maps a block and nothing else from its place. None, if there is none, or what is to be done with it now is not
+    /// what is `wanted`.
+    fn supplant(
+        &self,
+        area: &Vma,
+        block: UserRange,
+        wanted: impl Fn(Next) -> bool,
+    ) -> Option<(Supplanted<'_, 'm, P, A>, Occupied<'_, 'm, P, A>)> {
+        let Found::Table(table) = self.tables.find(block) else { return None };
+        if block != table.range() {
+            table.release();
+            return None;
+        }
+        let (old, place) = table.supplant();
+        let (mut seen, mut at) = (Survey::default(), block.start);
+        while at < block.end {
+            let next = self.survey(old.table(), block, at, &mut seen);
+            if next == at {
+                seen.unfit = true;
+                break;
+            }
+            at = next;
+            self.tables.platform().resched();
+        }
+        if self.judge(seen, true, area, block, None).is_ok_and(wanted) {
+            return Some((old, place));
+        }
+        old.restore(place);
+        None
+    }
+
     /// Put a folio in the place of all that a block maps. Whether it is still to be copied.
     fn replace_all(&self, area: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables.find(block) else { return false };
-        let fits = matches!(self.judge(&table, area, block, None), Ok(Next::Copy));
+        if block == table.range() {
+            table.release();
+            return match self.supplant(area, block, |next| matches!(next, Next::Copy)) {
+                Some((old, place)) => {
+                    self.replace_table(old, place, area, pfn);
+                    true
+                }
+                None => false,
+            };
+        }
+        let (mut seen, mut at) = (Survey::default(), block.start);
+        while at < block.end && seen.runs <= RUNS {
+            let next = self.survey(&table, block, at, &mut seen);
+            if next == at {
+                seen.unfit = true;
+                break;
+            }
+            at = next;
+        }
+        let fits = at >= block.end && matches!(self.judge(seen, false, area, block, None), Ok(Next::Copy));
         match fits {
-            true if block == table.range() => self.replace_table(table, area, pfn),
             true => self.replace_part::<RUNS>(table, area, block, pfn),
             false => table.release(),
         }

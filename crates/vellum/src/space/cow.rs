@@ -4,8 +4,7 @@
 //!
 //! If all references and mappings of its folio are those of the run that it stands in, nobody else has it any more, and the run
 //! becomes the space's own again in place. Otherwise it is copied, with as many of its neighbours as one folio of the size that
-//! policy allows takes: out with the old entries, flush, copy, in with the new, all under the table's lock. Nobody can write to
-//! what is copied while it is, and whoever writes to the copy is not contradicted by what a CPU still reads of the original.
+//! policy allows takes ([`super::replace`]).
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -79,13 +78,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     fn look_for_others(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, addr: u64, orders: u32) -> Seen {
         let arch = &self.tables.arch;
-        let frames = self.tables.machine.frames();
+        let machine = self.tables.machine;
+        let frames = machine.frames();
         let Some(page) = table.run(addr, addr + 1).filter(|run| self.is_shared(run)) else { return Seen::Changed };
         let (head, frame) = frames.head(page.pfn(arch));
         // More mappings than it has pages are not all of this run, and neither are references without a mapping: mostly that is
         // seen here, without a look at the run.
         let counts = frame.counts();
         if !frame.has(flag::OBJECT) && counts.refs == counts.maps && counts.maps <= 1 << frame.order() {
+            let alone = || counts.maps == 1 << frame.order() && frame.counts() == counts;
+            if alone() && machine.uncache_part(head, frame, alone) {
+                return Seen::Changed;
+            }
             // The run in which the page stands, no further back than to its folio's first page: so it begins with that folio.
             let before = (page.pfn(arch).0 - head.0) as u64;
             let first = page.va.saturating_sub(before << FRAME_SHIFT).max(area.range.start).max(table.base);

@@ -18,7 +18,7 @@ use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
@@ -84,6 +84,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut turn = None;
         left.next();
         loop {
+            self.tables.platform().resched();
             let _evicting = self.tables.tlb.evicting();
             let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
             let mut batch = Batch::default();
@@ -98,6 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     Some((next, dropped)) => {
                         range = range.tail(next);
                         went += dropped;
+                        self.tables.platform().resched();
                     }
                     None if !batch.held.is_empty() => break,
                     None => {
@@ -162,6 +164,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     table.release();
                 }
             }
+            drop(areas);
+            self.tables.platform().resched();
         }
         (used, frames)
     }
@@ -194,8 +198,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Found::Table(table) => table,
         };
         let end = part.end.min(table.end());
-        let (mut at, mut dropped) = (part.start, 0);
-        while at < end && !batch.is_full() && !gather.is_full() {
+        let (mut at, mut dropped, mut runs) = (part.start, 0, 0);
+        while at < end && runs < RUNS_A_HOLD && !batch.is_full() && !gather.is_full() {
+            runs += 1;
             let Some(mut run) = table.run_whatever_recorded(at, end) else { break };
             let whole = part.covers(&run.range(arch));
             // What is as large as no block of slots, or reaches across an end of the range, stays.

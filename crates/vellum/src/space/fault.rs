@@ -131,7 +131,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         loop {
             match self.resolved(addr, self.try_fault(addr, access)?) {
                 Ok(done) => return Ok(done),
-                Err(Outcome::Again) => self.tables.platform().relax(),
+                Err(Outcome::Again) => {
+                    self.tables.platform().relax();
+                    self.tables.platform().resched();
+                }
                 Err(outcome) => return self.fault_in_turn(addr, access, outcome),
             }
         }
@@ -203,7 +206,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 _ => Err(FaultError::Poisoned(addr)),
             },
             Kind::Swap => self.swap_in(area, addr, access, orders),
-            Kind::Table | Kind::Busy => Ok(Outcome::Again),
+            Kind::Table => Ok(Outcome::Again),
+            Kind::Busy => {
+                self.tables.platform().wait();
+                Ok(Outcome::Again)
+            }
         }
     }
 

@@ -78,6 +78,9 @@ impl From<Saturated> for ForkError {
     }
 }
 
+/// Slots of one table that the child gets references to before the lock of the table is given back.
+const SLOTS: u32 = 2048;
+
 /// Runs of one table that the child is to have: its tables can't be made while the parent's is locked.
 type Batch = ArrayVec<Run, 32>;
 
@@ -102,10 +105,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         child.family = child.families.own();
         child.tracks.store(self.tracks(), Relaxed);
         change.areas().copy_to(&mut child)?;
-        change.areas().each(all, |v| v.state = State::Held);
+        change.areas().each(self.tables.machine, all, |v| v.state = State::Held);
         change.let_go();
         let shared = self.share(&child);
-        change.areas().each(all, |v| v.state = State::Live);
+        change.areas().each(self.tables.machine, all, |v| v.state = State::Live);
         shared?;
         Ok(child)
     }
@@ -151,6 +154,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     let range = area.range.tail(at);
                     let shared = self.share_table(&table, range, area, &mut batch, pinned, gather);
                     table.release();
+                    self.tables.platform().resched();
                     child.adopt(area.range, &batch)?;
                     at = shared?;
                     self.tables.platform().resched();
@@ -174,9 +178,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<u64, ForkError> {
         let arch = &self.tables.arch;
-        let end = range.end.min(table.end());
+        let end = table.hold_end(range);
         let mut at = range.start;
-        while at < end && !batch.is_full() {
+        let mut slots = 0;
+        while at < end && !batch.is_full() && slots < SLOTS {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
                 Kind::Leaf => {
@@ -210,6 +215,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Kind::Swap => {
                     // SAFETY: the entries have references, and the table is locked.
                     unsafe { self.tables.machine.swaps().duplicate(self.tables.platform(), self.slots_of(&run)) }?;
+                    slots += run.frames(arch);
                     let swapped = arch.swapped(run.raw);
                     let raw = arch.swap(Swapped { attrs: swapped.attrs - Attrs::WATCHED, ..swapped });
                     batch.push(Run { raw, ..run });
@@ -270,7 +276,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let from = run.pfn(arch).add(n << arch.page_order());
             let (pfn, order) = child.new_folio(area, va, arch.page_order(), 0, false).map_err(FaultError::shortage)?;
             // SAFETY: the parent has the page mapped until its areas are held no more; the copy is nobody else's yet.
-            unsafe { cache::copy_frames(self.tables.machine, from, pfn, 1 << order) };
+            unsafe { self.tables.machine.frames().copy(from, pfn, 1 << order) };
             child.map_folio(area, va, pfn, order).map_err(FaultError::shortage)?;
             self.tables.platform().resched();
         }
@@ -425,6 +431,7 @@ impl Areas {
             let inserted = areas.tree.insert(area);
             debug_assert!(inserted.is_ok(), "an area was added without being reserved");
             areas.account(&area, area.range, 1);
+            machine.platform().resched();
         }
         areas.merge(machine, UserRange::all(&child.tables.arch));
         areas.trim(machine);

@@ -18,13 +18,13 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let mut change = self.change(all);
         change.let_go();
         self.all(range, true, false)?;
-        change.areas().each(range, |v| v.state = State::Held);
+        change.areas().each(self.tables.machine, range, |v| v.state = State::Held);
         change.let_go();
         let guarded = self.tables.split_edges(range).map_err(AdviseError::from).and_then(|()| {
             self.zap_all(range);
             self.put_guards(range)
         });
-        change.areas().each(range, |v| v.state = State::Live);
+        change.areas().each(self.tables.machine, range, |v| v.state = State::Live);
         guarded
     }
 
@@ -50,8 +50,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             let end = match self.tables.find(part) {
                 Found::Hole(end) => end,
                 Found::Table(table) => {
-                    let end = part.end.min(table.end());
-                    self.erase_guards(&table, part.head(end));
+                    let end = self.erase_guards(&table, part.head(table.hold_end(part)));
                     table.unlock(&mut gather);
                     end
                 }
@@ -61,7 +60,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         })
     }
 
-    fn erase_guards(&self, table: &LockedTable<'_, '_, P, A>, range: UserRange) {
+    /// Erase the guards that a table has in a range, as far as nothing there is busy; how far that was.
+    fn erase_guards(&self, table: &LockedTable<'_, '_, P, A>, range: UserRange) -> u64 {
         let arch = &self.tables.arch;
         let mut at = range.start;
         while at < range.end
@@ -72,5 +72,6 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             }
             at = run.range(arch).end;
         }
+        at
     }
 }

@@ -92,7 +92,7 @@ impl Isolated {
         }
         let unmapped = || frame.counts() == Counts { refs: 1, maps: 0 };
         // Then nobody can find it any more to have it anew.
-        let uncached = || machine.uncache(head, frame, unmapped) && unmapped();
+        let uncached = || machine.uncache_in_parts(head, frame, unmapped) && unmapped();
         unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached())
     }
 

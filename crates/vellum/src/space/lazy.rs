@@ -10,7 +10,7 @@ use crate::frame::{Counts, flag};
 use crate::group::LruList;
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::{Counter, SpaceCounter};
-use crate::table::{LockedTable, Run};
+use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 
 use super::{AddressSpace, AdviseError, Isolated};
@@ -24,29 +24,31 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Kind::Leaf => self.mark_lazy(table, run, gather),
             Kind::Swap => {
                 table.erase(run);
-                self.forget_swapped(run);
+                self.push_swapped(run, gather);
+                1
             }
-            _ => {}
+            _ => 0,
         })
     }
 
-    /// The folios at the beginning of a run may go; or else not, as far as it goes then.
-    fn mark_lazy(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) {
+    /// The folios at the beginning of a run may go; or else not, as far as it goes then. How many folios those are.
+    fn mark_lazy(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> usize {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let (pfn, shift) = (run.pfn(arch), arch.level_shift(run.level) - FRAME_SHIFT);
         let exclusive = run.attrs(arch).contains(Attrs::EXCLUSIVE) && !machine.zeros_folio().contains(pfn);
-        let mut marked = 0;
-        for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)) {
+        let (mut marked, mut folios) = (0, 0);
+        for (_, frame, pages) in machine.frames().folios(pfn, run.frames(arch)).take(RUNS_A_HOLD) {
             let all = pages == 1 << frame.order() && frame.counts() == Counts { refs: pages, maps: pages };
             if !exclusive || !all || frame.has(flag::OBJECT) {
                 if marked == 0 {
                     run.len = (pages >> shift) as usize;
-                    return;
+                    return 1;
                 }
                 break;
             }
             marked += pages;
+            folios += 1;
         }
         run.len = (marked >> shift) as usize;
         // First the entries, then the folios: who finds one marked finds written what was written since.
@@ -60,6 +62,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 machine.count(Counter::LazyFree, pages as u64);
             }
         }
+        folios
     }
 
     /// Drop the folios at the beginning of a run that may go, but for those that were written to, which may not go any more. The run

@@ -166,9 +166,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
         areas.future = if flags.contains(LockAll::FUTURE) { lock } else { AreaFlags::empty() };
         if flags.contains(LockAll::CURRENT) {
-            areas.account_all(all, -1);
-            areas.each(all, |v| v.flags = with_lock(v.flags, lock));
-            areas.account_all(all, 1);
+            areas.account_all(self.tables.machine, all, -1);
+            areas.each(self.tables.machine, all, |v| v.flags = with_lock(v.flags, lock));
+            areas.account_all(self.tables.machine, all, 1);
         }
         drop(change);
         if flags.contains(LockAll::CURRENT) {
@@ -189,9 +189,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let areas = change.areas();
         areas.future = AreaFlags::empty();
         let some = areas.locked > 0;
-        areas.account_all(all, -1);
-        areas.each(all, |v| v.flags -= AreaFlags::LOCKS);
-        areas.account_all(all, 1);
+        areas.account_all(self.tables.machine, all, -1);
+        areas.each(self.tables.machine, all, |v| v.flags -= AreaFlags::LOCKS);
+        areas.account_all(self.tables.machine, all, 1);
         if some {
             change.let_go();
             self.make_evictable(all);

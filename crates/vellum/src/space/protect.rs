@@ -5,7 +5,7 @@ use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, Sharing, Vma};
 
@@ -135,20 +135,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.reserve(self.tables.machine, self.group(), cuts)?;
         areas.isolate(self.tables.machine, range);
         // In the lock in which the limits were looked at, the areas count as they will be.
-        areas.account_all(range, -1);
-        areas.account_as(range, &set, 1);
+        areas.account_all(self.tables.machine, range, -1);
+        areas.account_as(self.tables.machine, range, &set, 1);
         if self.tables.has_edges(range) {
             // Faults go on meanwhile, but the areas end at the ends of the range now, so that no new huge mapping reaches
             // across.
             change.let_go();
             if let Err(error) = self.tables.split_edges(range) {
                 let areas = change.areas();
-                areas.account_as(range, &set, -1);
-                areas.account_all(range, 1);
+                areas.account_as(self.tables.machine, range, &set, -1);
+                areas.account_all(self.tables.machine, range, 1);
                 return Err(error.into());
             }
         }
-        change.areas().each(range, set);
+        change.areas().each(self.tables.machine, range, set);
         Ok(true)
     }
 
@@ -176,10 +176,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> u64 {
         let arch = &self.tables.arch;
-        let end = range.end.min(table.end());
+        let end = table.hold_end(range);
         let mut at = range.start;
-        while at < end {
-            let Some(run) = table.run(at, end) else { break };
+        for _ in 0..RUNS_A_HOLD {
+            let Some(run) = (at < end).then(|| table.run(at, end)).flatten() else { break };
             if run.kind == Kind::Leaf && self.permit(table, &run, prot) {
                 gather.note(run.range(arch), table.shift());
             }

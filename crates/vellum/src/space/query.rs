@@ -8,7 +8,7 @@ use crate::errno::Errno;
 use crate::frame::flag;
 use crate::platform::Platform;
 use crate::stats::{SpaceCounter, sum};
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::vma::{State, Vma};
 
 use super::AddressSpace;
@@ -204,10 +204,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     at = end;
                 }
                 Found::Table(table) => {
-                    let end = range.end.min(table.end());
+                    let end = table.hold_end(range.tail(at));
+                    let mut runs = 0;
                     while at < end
+                        && runs < RUNS_A_HOLD
                         && let Some(run) = table.run(at, end)
                     {
+                        runs += 1;
                         visit(Some(&table), &run);
                         at = run.range(arch).end;
                     }

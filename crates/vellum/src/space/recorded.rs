@@ -8,7 +8,7 @@ use crate::addr::{FRAME_SHIFT, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::flag;
 use crate::platform::Platform;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 
 use super::AddressSpace;
 
@@ -75,10 +75,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 Found::Table(table) => table,
             };
-            let end = range.end.min(table.end());
+            let end = table.hold_end(range.tail(at));
+            let mut runs = 0;
             while at < end
+                && runs < RUNS_A_HOLD
                 && let Some(mut run) = table.run(at, end)
             {
+                runs += 1;
                 let shown = matches!(run.kind, Kind::Leaf | Kind::Swap | Kind::Marker);
                 if shown && run.va < at {
                     at = run.va + (1 << table.shift());

@@ -12,6 +12,7 @@ use core::convert::Infallible;
 use crate::arch::{Arch, UserRange};
 use crate::cache;
 use crate::group::Refused;
+use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::table::{Route, Spares};
 use crate::vma::{AreaFlags, Backing, State, Vma};
@@ -47,12 +48,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         areas.isolate(machine, wanted.old);
         areas.isolate(machine, kept);
         parts.each(areas, |areas, part| areas.isolate(machine, part.area.range));
-        parts.hold(areas, wanted, leave);
+        parts.hold(machine, areas, wanted, leave);
         change.let_go();
         match self.prepare(&mut change, wanted, &parts) {
             Ok(spares) => self.move_entries(&mut change, wanted, &parts, spares),
             Err(error) => {
-                parts.unhold(change.areas(), wanted, leave);
+                parts.unhold(machine, change.areas(), wanted, leave);
                 return Err(error.into());
             }
         }
@@ -65,11 +66,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             debug_assert!(inserted.is_ok(), "the place is free, and the node was promised");
         });
         if leave {
-            areas.account_all(kept, -1);
-            areas.each(kept, |v| {
+            areas.account_all(self.tables.machine, kept, -1);
+            areas.each(self.tables.machine, kept, |v| {
                 (v.state, v.flags, v.backing) = (State::Live, v.flags - AreaFlags::LOCKS, v.backing.renewed());
             });
-            areas.account_all(kept, 1);
+            areas.account_all(self.tables.machine, kept, 1);
         } else {
             areas.remove(machine, wanted.old);
         }
@@ -181,29 +182,29 @@ impl Parts {
     }
 
     /// Faults wait, at the old addresses and the new; what will be there in the end counts from now on.
-    fn hold(&self, areas: &mut Areas, wanted: &Wanted, leave: bool) {
-        areas.each(wanted.old, |v| v.state = State::Held);
+    fn hold<P: Platform>(&self, machine: &Machine<'_, P>, areas: &mut Areas, wanted: &Wanted, leave: bool) {
+        areas.each(machine, wanted.old, |v| v.state = State::Held);
         if !leave {
-            areas.account_all(wanted.old, -1);
+            areas.account_all(machine, wanted.old, -1);
         }
         self.each(areas, |areas, part| {
             let there = part.area.range;
-            areas.each(there, |v| v.state = State::Held);
-            areas.account_all(there, -1);
+            areas.each(machine, there, |v| v.state = State::Held);
+            areas.account_all(machine, there, -1);
             areas.account(&part.area, there, 1);
         });
     }
 
     /// It was in vain.
-    fn unhold(&self, areas: &mut Areas, wanted: &Wanted, leave: bool) {
-        areas.each(wanted.old, |v| v.state = State::Live);
+    fn unhold<P: Platform>(&self, machine: &Machine<'_, P>, areas: &mut Areas, wanted: &Wanted, leave: bool) {
+        areas.each(machine, wanted.old, |v| v.state = State::Live);
         if !leave {
-            areas.account_all(wanted.old, 1);
+            areas.account_all(machine, wanted.old, 1);
         }
         self.each(areas, |areas, part| {
             let there = part.area.range;
-            areas.each(there, |v| v.state = State::Live);
-            areas.account_all(there, 1);
+            areas.each(machine, there, |v| v.state = State::Live);
+            areas.account_all(machine, there, 1);
             areas.account(&part.area, there, -1);
         });
     }

@@ -1,16 +1,17 @@
 //! Memory is replaced by a copy of it, in one folio: because others have it too ([`super::cow`]), or because it is in many pieces
 //! ([`super::collapse`]).
 //!
-//! Out with the old entries, flush, copy, in with the new, all under the table's lock. Nobody can write to what is copied while it is,
-//! and whoever writes to the copy is not contradicted by what a CPU still reads of the original. The flush is of all of the place, also where
-//! nothing was: an eviction may have emptied that, and not flushed yet.
+//! The old entries go, and their place is busy until the new ones come ([`crate::table`]'s `occupy`): flush, copy and fill, with no lock held.
+//! Nothing writes to what is copied while it is, and a write to the copy is not contradicted by what a CPU still reads of the original. The
+//! flush is of all of the place, also where nothing was: an eviction may have emptied that, and not flushed yet.
+
+use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
-use crate::cache;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
-use crate::table::{LockedTable, Run};
+use crate::table::{LockedTable, Occupied, Run, Supplanted};
 use crate::tlb::{Gather, Removed};
 use crate::vma::Vma;
 
@@ -26,73 +27,41 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         block: UserRange,
         pfn: Pfn,
     ) {
-        let (new, len) = (self.leaf_of(area, pfn, table.level), (block.len() >> table.shift()) as usize);
-        let huge = table.level > 1;
-        let mut removed: [Removed; RUNS] = core::array::from_fn(|_| Removed::nothing());
-        let mut used = 0;
-        let mut at = block.start;
-        while at < block.end {
-            let taken = match table.run(at, block.end).map(|run| run.kind) {
-                Some(Kind::Leaf) if huge => Some(table.take_busy(at).1),
-                Some(Kind::Leaf) => table.take(at, block.end),
-                Some(Kind::None) => {
-                    at = table.run(at, block.end).map_or(block.end, |run| run.range(&self.tables.arch).end);
-                    continue;
-                }
-                _ => None,
-            };
-            let (Some(taken), Some(place)) = (taken, removed.get_mut(used)) else {
-                unreachable!("a leaf of this block, which lies in it: looked at under the lock")
-            };
-            at = taken.range.end;
-            *place = taken;
-            used += 1;
-        }
-        let removed = &removed[..used];
-        let flushed = self.tables.tlb.invalidate(&[*block], table.shift(), false);
+        let (level, shift) = (table.level, table.shift());
+        let mut removed = ArrayVec::<Removed, RUNS>::new();
+        let place = table.occupy(*block, |taken| removed.push(taken));
+        let flushed = self.tables.tlb.invalidate(&[*block], shift, false);
         let resident = self.copy_parts(*block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
-        self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, area.prot.attrs());
-        if huge {
-            table.fill(block.start, new);
-        } else {
-            table.set(&Run::new(block.start, table.level, Kind::Leaf, new, len));
-        }
-        table.release();
+        place.fill(&self.new_run(area, *block, pfn, level));
         self.count_replaced(*block, resident);
         // Those that were an object's counted as its, and the gather sets that right.
-        Gather::put_flushed(&self.tables.tlb, removed, &flushed);
+        Gather::put_flushed(&self.tables.tlb, &removed, &flushed);
     }
 
-    /// Put a folio, which has its references and mappings, in the place of all that a table maps, which are leaves, with the same
+    /// Put a folio, which has its references and mappings, in the place of all that a table mapped, which are leaves, with the same
     /// contents: one huge leaf in the place of the table.
-    pub(super) fn replace_table(&self, table: LockedTable<'_, 'm, P, A>, area: &Vma, pfn: Pfn) {
-        let block = table.range();
+    pub(super) fn replace_table(
+        &self,
+        old: Supplanted<'_, 'm, P, A>,
+        place: Occupied<'_, 'm, P, A>,
+        area: &Vma,
+        pfn: Pfn,
+    ) {
+        let arch = &self.tables.arch;
+        let (block, level) = (old.table().range(), old.table().level + 1);
         let mut gather = self.gather(block);
-        let mut resident = 0;
-        let old = table.supplant(|table| {
-            let mut at = block.start;
-            let leaves = core::iter::from_fn(|| {
-                while at < block.end
-                    && let Some(run) = table.run(at, block.end)
-                {
-                    at = run.range(&self.tables.arch).end;
-                    if run.kind == Kind::Leaf {
-                        return Some((run.range(&self.tables.arch), run.pfn(&self.tables.arch)));
-                    }
-                }
-                None
-            });
-            resident = self.copy_parts(block, pfn, leaves);
-            self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, area.prot.attrs());
-            self.leaf_of(area, pfn, table.level + 1)
-        });
+        let resident = self.copy_parts(block, pfn, old.leaves().map(|run| (run.range(arch), run.pfn(arch))));
+        place.fill(&self.new_run(area, block, pfn, level));
         old.empty(&mut gather, |removed, gather| gather.push(removed));
         self.count_replaced(block, resident);
     }
 
-    /// The first leaf that maps a folio which is the space's own.
-    fn leaf_of(&self, area: &Vma, pfn: Pfn, level: u8) -> u64 {
-        self.tables.arch.leaf(pfn.addr(), self.own_attrs(area, Attrs::empty()), level)
+    /// What maps a folio that is the space's own in a block.
+    fn new_run(&self, area: &Vma, block: VirtRange, pfn: Pfn, level: u8) -> Run {
+        let arch = &self.tables.arch;
+        self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, area.prot.attrs());
+        let raw = arch.leaf(pfn.addr(), self.own_attrs(area, Attrs::empty()), level);
+        Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
     }
 
     /// Fill a folio with what stood in parts of a block, in ascending order, which nobody reaches any more, and with zeros where nothing
@@ -111,11 +80,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             zero_until(at, range.start);
             let to = pfn.add(frames(range.start - block.start));
             // SAFETY: what was taken out keeps its references until the caller drops them; the copy is nobody else's before it is mapped.
-            unsafe { cache::copy_frames(machine, from, to, frames(range.len())) };
+            unsafe { machine.frames().copy(from, to, frames(range.len())) };
             if !machine.zeros_folio().contains(from) {
                 resident += i64::from(frames(range.len()));
             }
             at = range.end;
+            machine.platform().resched();
         }
         zero_until(at, block.end);
         resident

@@ -20,7 +20,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let end = range.end.min(table.end());
-                    let split = self.mapped_of(&table, range.tail(at).head(end), head).filter(|mapped| {
+                    let mapped = match self.mapped_of(&table, range.tail(at).head(end), head) {
+                        Ok(mapped) => mapped,
+                        Err(busy) => {
+                            table.release();
+                            // Waits until it is so no more; then all is counted again.
+                            if let Found::Table(table) = self.tables.find(range.tail(busy)) {
+                                table.release();
+                            }
+                            continue;
+                        }
+                    };
+                    let split = mapped.filter(|mapped| {
                         let machine = self.tables.machine;
                         let frame = machine.frames().frame(head);
                         let alone = || frame.counts() == mapped.alone();
@@ -40,26 +51,29 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// What a table maps of a folio, in single pages.
-    fn mapped_of(&self, table: &LockedTable<'_, 'm, P, A>, range: UserRange, head: Pfn) -> Option<Mapped> {
+    ///
+    /// # Errors
+    /// An entry is busy, that for this address.
+    fn mapped_of(&self, table: &LockedTable<'_, 'm, P, A>, range: UserRange, head: Pfn) -> Result<Option<Mapped>, u64> {
         let arch = &self.tables.arch;
         let frames = self.tables.machine.frames();
         let order = frames.frame(head).order();
         if table.level > 1 || order > HUGE_ORDER {
-            return None;
+            return Ok(None);
         }
         let mut mapped = Mapped::none(order);
         let mut at = range.start;
         while at < range.end {
-            let run = table.run(at, range.end)?;
+            let run = table.run(at, range.end).ok_or(at)?;
             let first = run.pfn(arch).0;
             if run.kind == Kind::Leaf && first < head.0 + (1 << order) && head.0 < first + run.frames(arch) {
                 let its = first.max(head.0)..(first + run.frames(arch)).min(head.0 + (1 << order));
                 if !{ its }.all(|pfn| mapped.add(pfn - head.0)) {
-                    return None;
+                    return Ok(None);
                 }
             }
             at = run.range(arch).end;
         }
-        Some(mapped).filter(|mapped| mapped.len() != 0 && mapped.len() < 1 << order)
+        Ok(Some(mapped).filter(|mapped| mapped.len() != 0 && mapped.len() < 1 << order))
     }
 }

@@ -5,6 +5,8 @@
 //! slots' copy from then on, not the space's own, so that it needs not be written again before somebody has written to it: unless nobody
 //! else has these slots, and it is written to right now, or is to stay, or slots are short.
 
+use arrayvec::ArrayVec;
+
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
 use crate::frame::{Owner, flag};
@@ -12,6 +14,7 @@ use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{NotCached, Slots, SwapRun};
 use crate::table::{Found, LockedTable, Run};
+use crate::tlb::Gather;
 use crate::vma::{AreaFlags, State, Vma};
 
 use super::fault::Outcome;
@@ -47,8 +50,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(Outcome::Again);
         };
         if self.is_cached(&run) {
-            let shared = self.share_swapped(&table, area, entry);
+            let mut shares = ArrayVec::new();
+            let shared = self.share_swapped(&table, area, entry, &mut shares);
             table.release();
+            shares.iter().for_each(|run| self.forget_swapped(run));
             return match shared {
                 true => Ok(Outcome::Mapped(*entry)),
                 false if run.level > 1 => self.in_parts(addr, entry),
@@ -181,8 +186,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         unsafe { self.tables.machine.swaps().is_cached(self.slots_of(run)) }
     }
 
-    /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them.
-    fn share_swapped(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, entry: UserRange) -> bool {
+    /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them. The references of the swap entries that
+    /// were there are the caller's to give up.
+    fn share_swapped(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        area: &Vma,
+        entry: UserRange,
+        shares: &mut ArrayVec<Run, { 1 << ROW.ilog2() }>,
+    ) -> bool {
         let machine = self.tables.machine;
         let order = (entry.len().ilog2() - FRAME_SHIFT) as u8;
         let row = ROW.ilog2() + FRAME_SHIFT;
@@ -205,7 +217,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 self.turn_back(table, area, &run, pfn, Attrs::empty());
                 self.defer_partial(pfn, frames);
                 mapped |= run.range(&self.tables.arch).covers(&entry);
-                self.forget_swapped(&run);
+                shares.push(run);
             }
         }
         mapped
@@ -311,7 +323,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         SwapRun { device: swapped.device, slots: Slots { first, count: run.frames(arch) } }
     }
 
-    /// The entries of a run are no more: give up their references.
+    /// The entries of a run are no more: the gather, which has room, gives up their references.
+    pub(super) fn push_swapped(&self, run: &Run, gather: &mut Gather<'_, 'm, P>) {
+        self.tables.slot().add(SpaceCounter::Swap, -(run.frames(&self.tables.arch) as i64));
+        gather.push_slots(self.slots_of(run));
+    }
+
+    /// The entries of a run are no more: give up their references. No spin lock is held.
     pub(super) fn forget_swapped(&self, run: &Run) {
         let machine = self.tables.machine;
         self.tables.slot().add(SpaceCounter::Swap, -(run.frames(&self.tables.arch) as i64));

@@ -48,7 +48,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let all = UserRange::all(arch);
         let mut change = self.change(all);
         // In the lock in which faults read it.
-        change.areas().each(all, |v| v.flags |= AreaFlags::TRACKED);
+        change.areas().each(self.tables.machine, all, |v| v.flags |= AreaFlags::TRACKED);
         self.tracks.store(true, Relaxed);
         change.let_go();
         self.each_run(all, |table, run| {

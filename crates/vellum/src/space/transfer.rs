@@ -6,7 +6,6 @@
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
-use crate::cache;
 use crate::frame::{Frames, HUGE_ORDER, Owner, Use};
 use crate::group::{Home, LruList};
 use crate::machine::Machine;
@@ -100,7 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             };
             // SAFETY: the frames are held: whoever might have written to them has lost the right before a flush, and won't have it back
             // before they are settled. The copy is nobody else's before it is mapped.
-            unsafe { cache::copy_frames(machine, pfn, copy, 1 << order) };
+            unsafe { machine.frames().copy(pfn, copy, 1 << order) };
             machine.frames().expose(copy, 1 << order, run.attrs(arch));
             copies.keep(machine.frames(), pfn, copy);
             went += self.settle(held, block_of(1 << order), Way::Copy(copy), gather);

@@ -82,17 +82,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has ended, while something else still refers
     /// to the space. When it returns, the memory is free. Needs no memory.
     pub fn unmap_all(&self) {
+        let machine = self.tables.machine;
         let range = UserRange::all(&self.tables.arch);
         let mut change = self.change(range);
         let areas = change.areas();
         if areas.first(range).is_none() {
             return;
         }
-        areas.each(range, |v| v.state = State::Dying);
-        areas.account_all(range, -1);
+        areas.each(machine, range, |v| v.state = State::Dying);
+        areas.account_all(machine, range, -1);
         change.let_go();
         self.zap_all(range);
-        change.areas().remove(self.tables.machine, range);
+        change.areas().remove(machine, range);
     }
 
     /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping reaching across, and
@@ -116,16 +117,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         areas.reserve(self.tables.machine, self.group(), areas.cuts(range))?;
         areas.isolate(self.tables.machine, range);
-        areas.each(range, |v| v.state = going);
-        areas.account_all(range, -1);
+        areas.each(self.tables.machine, range, |v| v.state = going);
+        areas.account_all(self.tables.machine, range, -1);
         coming.inspect(|area| areas.account(area, range, 1));
         let edges = self.tables.has_edges(range);
         change.let_go();
         if edges && let Err(error) = self.tables.split_edges(range) {
             let areas = change.areas();
-            areas.each(range, |v| v.state = State::Live);
+            areas.each(self.tables.machine, range, |v| v.state = State::Live);
             coming.inspect(|area| areas.account(area, range, -1));
-            areas.account_all(range, 1);
+            areas.account_all(self.tables.machine, range, 1);
             return Err(error.into());
         }
         Ok(())

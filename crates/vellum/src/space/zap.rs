@@ -6,7 +6,7 @@ use crate::frame::flag;
 use crate::group::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
-use crate::table::{Found, LockedTable};
+use crate::table::{Found, LockedTable, RUNS_A_HOLD};
 use crate::tlb::{Gather, Removed};
 
 use super::AddressSpace;
@@ -53,7 +53,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// A huge mapping reaches across an end of the range and there is no memory to split it; everything before it is done.
     pub(super) fn zap(&self, range: UserRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, Refused> {
-        /// Tables between preemption points.
+        /// Tables, or parts of such, between two looks at the VMAs.
         const TABLES: usize = 32;
         let mut at = range.start;
         for _ in 0..TABLES {
@@ -69,7 +69,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             };
             let (next, tally) = self.zap_table(&table, range.tail(at), keep, gather);
             table.unlock(gather);
+            gather.release_slots();
             self.count_zapped(&tally);
+            self.tables.platform().resched();
             if gather.is_full() {
                 gather.flush();
             } else if next == at && at < range.end {
@@ -81,7 +83,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 break;
             }
         }
-        self.tables.platform().resched();
         Ok(at)
     }
 
@@ -95,10 +96,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> (u64, Tally) {
         let arch = &self.tables.arch;
-        let end = range.end.min(table.end());
+        let end = table.hold_end(range);
         let mut at = range.start;
         let mut tally = Tally::default();
-        while at < end && !gather.is_full() {
+        let mut runs = 0;
+        while at < end && runs < RUNS_A_HOLD && !gather.is_full() {
+            runs += 1;
             if arch.kind(table.get(at), table.level) == Kind::Leaf {
                 let mut until = end;
                 if keep == Keep::Copies {
@@ -125,7 +128,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Kind::Swap if run.va < at || run.range(arch).end > end => break,
                 Kind::Swap => {
                     table.erase(&run);
-                    self.forget_swapped(&run);
+                    self.push_swapped(&run, gather);
                 }
                 Kind::Marker => table.erase(&run),
                 Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}

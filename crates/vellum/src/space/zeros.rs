@@ -5,7 +5,6 @@ use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{Found, LockedTable, NotMapped, Run};
-use crate::tlb::Removed;
 use crate::vma::Vma;
 
 use super::fault::Outcome;
@@ -129,21 +128,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             table.release();
             return false;
         }
-        match table.level {
-            1 => _ = table.take(block.start, block.end).map(Removed::uncounted),
-            _ => _ = table.take_busy(block.start).1.uncounted(),
-        }
-        self.tables.tlb.invalidate(&[*block], table.shift(), false);
+        let (level, shift) = (table.level, table.shift());
+        let place = table.occupy(*block, |old| _ = old.uncounted());
+        self.tables.tlb.invalidate(&[*block], shift, false);
         let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let frames = (block.len() >> FRAME_SHIFT) as u32;
         self.tables.machine.frames().expose(pfn, frames, attrs);
-        let raw = arch.leaf(pfn.addr(), attrs, table.level);
-        if table.level > 1 {
-            table.fill(block.start, raw);
-        } else {
-            table.set(&Run::new(block.start, 1, Kind::Leaf, raw, (block.len() >> table.shift()) as usize));
-        }
-        table.release();
+        let raw = arch.leaf(pfn.addr(), attrs, level);
+        place.fill(&Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> shift) as usize));
         self.tables.slot().add(SpaceCounter::Anon, frames as i64);
         true
     }

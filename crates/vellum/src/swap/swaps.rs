@@ -20,6 +20,9 @@ use crate::sync::{PerCpuLock, ReadGuard, WriteGuard};
 /// The most devices that a machine may have: an entry names one of so many.
 pub const DEVICES: usize = 32;
 
+/// Slots that are given up in one go: after so many the CPU may do something else.
+const PART: u32 = 64;
+
 /// Slots in a row, and whose they are: what a run of entries says of memory that is swapped out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapRun {
@@ -308,16 +311,27 @@ impl<P: Platform> Swaps<P> {
         unsafe { self.device(run.device) }.slots.hold(platform, run.slots);
     }
 
-    /// Give up a reference to each slot of a run. Those that had no other are free then.
+    /// Give up a reference to each slot of a run. Those that had no other are free then. If they are more than [`PART`], the caller holds
+    /// no spin lock.
     ///
     /// # Safety
     /// The caller has these references. Whoever reads or writes one of the slots has another.
     #[inline]
     pub unsafe fn release(&self, frames: &Frames<'_, P>, run: SwapRun) {
-        // SAFETY: by contract; and while a slot's contents are being forgotten it is not free yet.
-        let attached = unsafe { self.device(run.device) };
-        // SAFETY: nobody has a reference to these slots any more, and nobody gets one before they are free.
-        attached.slots.release(frames.platform(), run.slots, |dead| unsafe { attached.forget(frames, dead) });
+        let Slots { mut first, count } = run.slots;
+        let end = first + count;
+        loop {
+            // SAFETY: the caller has references, at least to those that are left.
+            let attached = unsafe { self.device(run.device) };
+            let part = Slots { first, count: (end - first).min(PART) };
+            // SAFETY: nobody has a reference to these slots any more, and nobody gets one before they are free.
+            attached.slots.release(frames.platform(), part, |dead| unsafe { attached.forget(frames, dead) });
+            first += part.count;
+            if first == end {
+                return;
+            }
+            frames.platform().resched();
+        }
     }
 
     /// Returns the highest reference count among these slots.

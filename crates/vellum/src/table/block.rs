@@ -177,20 +177,20 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         }
     }
 
-    /// Write leaves into entries that are empty, joined where they may be.
-    pub(super) fn set_joined(&self, index: usize, run: &Run) {
+    /// Write leaves into entries that are all `old`, joined where they may be.
+    pub(super) fn set_joined(&self, index: usize, run: &Run, old: u64) {
         if self.is_whole(index, run) {
-            return self.write_joined(index, run.len, run.raw, Some(0));
+            return self.write_joined(index, run.len, run.raw, Some(old));
         }
         let step = run.step(&self.tables.arch);
         if run.joined == Joined::None {
             // Read from another table, where it lay as it does here.
-            self.write(index, run.len, Some((0, 0)), (run.raw, step));
+            self.write(index, run.len, Some((old, 0)), (run.raw, step));
             return self.join_around(index, run.len);
         }
         self.pieces(index, run.len, run.raw, |index, n, raw, joined| match joined {
-            true => self.write_joined(index, n, raw, Some(0)),
-            false => self.write(index, n, Some((0, 0)), (raw, step)),
+            true => self.write_joined(index, n, raw, Some(old)),
+            false => self.write(index, n, Some((old, 0)), (raw, step)),
         });
         self.join_around(index, run.len);
     }

@@ -1,12 +1,14 @@
 //! A table of pages becomes a huge mapping.
 
-use super::LockedTable;
+use super::occupy::Occupied;
+use super::{LockedTable, RUNS_A_HOLD, Run};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind};
 use crate::frame::flag;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::Counter;
 use crate::tlb::{DeadTable, Gather, Removed};
+use core::sync::atomic::Ordering::Relaxed;
 
 /// A table that was taken from its place, with what it maps still in it. Nobody finds it any more, and no translation is left.
 #[must_use = "what a table maps leaks unless it is emptied"]
@@ -18,31 +20,56 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         VirtRange { start: self.base, end: self.end() }
     }
 
-    /// Have the leaf that `leaf` answers in the place of this table. Nobody reads or writes, by way of this table,
-    /// what it maps when `leaf` is called: its entries are as hardware has left them, for good. Nobody finds the place empty (INV-4).
-    pub(crate) fn supplant(self, leaf: impl FnOnce(&Self) -> u64) -> Supplanted<'t, 'm, P, A> {
+    /// Takes this table from its place, which is busy until it is filled; gives the lock back and flushes. From then on nothing
+    /// reads or writes, by way of this table, what it maps: its entries are as hardware has left them, for good.
+    pub(crate) fn supplant(self) -> (Supplanted<'t, 'm, P, A>, Occupied<'t, 'm, P, A>) {
         let above = self.lock_parent();
         let index = above.index(self.base);
-        let (table, busy) = (above.get(self.base), self.tables.arch.busy());
+        let table = above.entry(index).load(Relaxed);
         debug_assert_eq!(self.tables.arch.kind(table, above.level), Kind::Table);
-        above.store(index, table, busy);
-        let _flushed = self.tables.tlb.invalidate(&[self.range()], self.shift(), true);
-        above.store(index, busy, leaf(&self));
+        above.store(index, table, self.tables.arch.busy());
+        let place = Occupied::new(above);
+        // A walk that came here before finds it dead, and begins again.
         self.desc.set_flag(flag::DEAD);
-        self.tables.hooked(-1);
-        self.tables.machine.count(Counter::TablesFreed, 1);
-        above.abandon();
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
         Self::raw(self.desc).unlock(self.tables.platform());
-        Supplanted(self)
+        let _flushed = self.tables.tlb.invalidate(&[self.range()], self.shift(), true);
+        (Supplanted(self), place)
     }
 }
 
-impl<'m, P: Platform, A: Arch> Supplanted<'_, 'm, P, A> {
+impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
+    /// The table, to be read: nothing else does.
+    pub(crate) fn table(&self) -> &LockedTable<'t, 'm, P, A> {
+        &self.0
+    }
+
+    /// Returns the leaves in it, by the run: where each stands and what it maps.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = Run> {
+        let VirtRange { start: mut at, end } = self.0.range();
+        let next = move || {
+            let run = if at < end { self.0.run(at, end)? } else { return None };
+            at = run.range(&self.0.tables.arch).end;
+            Some(run)
+        };
+        core::iter::from_fn(next).filter(|run| run.kind == Kind::Leaf)
+    }
+
+    /// Puts it back in its place.
+    pub(crate) fn restore(self, place: Occupied<'t, 'm, P, A>) {
+        let table = self.0;
+        table.desc.clear_flag(flag::DEAD);
+        let pointer = table.tables.arch.table(table.pfn.addr());
+        place.fill(&Run::new(table.base, table.level + 1, Kind::Table, pointer, 1));
+    }
+
     /// Empty it and give it to the gather, as `each` does what it maps.
     pub(crate) fn empty(self, gather: &mut Gather<'_, 'm, P>, mut each: impl FnMut(Removed, &mut Gather<'_, 'm, P>)) {
         let table = self.0;
+        table.tables.hooked(-1);
+        table.tables.machine.count(Counter::TablesFreed, 1);
         let VirtRange { start: mut at, end } = table.range();
+        let mut runs = 0;
         while table.live() != 0
             && let Some(run) = table.run(at, end)
         {
@@ -54,6 +81,10 @@ impl<'m, P: Platform, A: Arch> Supplanted<'_, 'm, P, A> {
                     gather.flush();
                 }
                 each(removed, gather);
+                runs += 1;
+                if runs % RUNS_A_HOLD == 0 {
+                    table.tables.platform().resched();
+                }
             }
         }
         gather.push_table(DeadTable { pfn: table.pfn, range: table.range() });

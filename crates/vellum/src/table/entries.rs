@@ -39,7 +39,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     }
 
     /// The run that begins at `va`, no further than `end`, which is past `va`. `va` is aligned to this level's pages, or
-    /// the run begins at the entry that contains it. A pointer to a table is never part of a run: `None`.
+    /// the run begins at the entry that contains it. `None` where no run begins: at a pointer to a table, and at a busy entry.
+    /// [`PageTables::find`](super::PageTables::find) goes on from there: down to the table, or once the entry is busy no more.
     #[inline]
     pub(crate) fn run(&self, va: u64, end: u64) -> Option<Run> {
         self.read_run(va, end, |raw| raw)
@@ -66,10 +67,9 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let run = |len, raw| Some(Run::new(va, self.level, kind, raw, len));
         let alike = |most, raw, step| self.extend(index, most, (raw, step), !0, |_, _| ()).len;
         match kind {
-            Kind::Table => None,
+            Kind::Table | Kind::Busy => None,
             Kind::None => run(alike(until - index, 0, 0), 0),
             Kind::Marker => run(alike(most, raw, 0), raw),
-            Kind::Busy => run(1, raw),
             // What a huge one stands for is as long as a run in a table below.
             Kind::Swap if self.level > 1 => run(1, raw),
             Kind::Swap => run(alike(most, raw, arch.step(raw, self.level)), raw),
@@ -190,13 +190,19 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Write a run of any kind into entries that are empty.
     #[inline]
     pub(crate) fn set(&self, run: &Run) {
+        self.set_over(run, 0);
+        self.add_live(run.len);
+    }
+
+    /// The same where each entry is `old`, which maps nothing; what is live is not counted.
+    #[inline]
+    pub(super) fn set_over(&self, run: &Run, old: u64) {
         let index = self.index(run.va);
         if self.may_complete(index, run) {
-            self.set_joined(index, run);
+            self.set_joined(index, run, old);
         } else {
-            self.write(index, run.len, Some((0, 0)), (run.raw, run.step(&self.tables.arch)));
+            self.write(index, run.len, Some((old, 0)), (run.raw, run.step(&self.tables.arch)));
         }
-        self.add_live(run.len);
     }
 
     /// Write entries of which each has the first's value plus so many steps, where others stand that also do (or whatever stands

@@ -3,9 +3,9 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::PageTables;
+use super::{ENTRIES_A_HOLD, PageTables};
 use crate::addr::{Pfn, VirtRange};
-use crate::arch::Arch;
+use crate::arch::{Arch, UserRange};
 use crate::frame::{Frame, flag};
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
@@ -83,6 +83,13 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     pub(crate) fn end(&self) -> u64 {
         let end = self.base.saturating_add((1u64 << self.tables.arch.index_bits()) << self.shift());
         end.min(self.tables.arch.user_end())
+    }
+
+    /// Returns how far an operation on `range`, which begins in this table, goes before it gives the lock back.
+    #[inline]
+    pub(crate) fn hold_end(&self, range: UserRange) -> u64 {
+        let most = (range.start >> self.shift()).saturating_add(ENTRIES_A_HOLD) << self.shift();
+        range.end.min(self.end()).min(most)
     }
 
     /// log2 of what an entry translates.

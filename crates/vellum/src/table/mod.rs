@@ -23,6 +23,7 @@
 //! | `lock` | a locked table; unhooking |
 //! | `entries` | its entries, one run at a time |
 //! | `take` | how they leave it |
+//! | `occupy` | entries that are busy while something takes long |
 //! | `rewrite` | how leaves change beside hardware |
 //! | `block` | of which some are one translation together |
 //! | `walk` | down to a table |
@@ -36,6 +37,7 @@ mod collapse;
 mod entries;
 mod grow;
 mod lock;
+mod occupy;
 mod relocate;
 mod rewrite;
 mod run;
@@ -43,8 +45,10 @@ mod split;
 mod take;
 mod walk;
 
+pub(crate) use collapse::Supplanted;
 pub(crate) use grow::{NotMapped, Spares};
 pub(crate) use lock::LockedTable;
+pub(crate) use occupy::Occupied;
 pub(crate) use relocate::Route;
 pub use run::{Joined, Run};
 pub(crate) use walk::Found;
@@ -60,6 +64,12 @@ use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
 use crate::tlb::Shootdown;
+
+/// Runs of one table that an operation deals with before it gives the table's lock back. A table of scattered pages, in which each
+/// page is a run, would else be locked for as many descriptors of folios as it has entries.
+pub(crate) const RUNS_A_HOLD: usize = 64;
+/// Entries of one table that an operation deals with before it gives the table's lock back: more than most formats have in one.
+const ENTRIES_A_HOLD: u64 = 4096;
 
 /// The page tables of one address space.
 pub(crate) struct PageTables<'m, P: Platform, A: Arch> {

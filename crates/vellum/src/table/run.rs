@@ -11,7 +11,6 @@ use crate::arch::{Arch, Attrs, Kind};
 /// | [`Kind::Leaf`] | entries that map consecutive frames with the same attributes, accessed and dirty aside, which are merged; at an upper level these are huge mappings |
 /// | [`Kind::Swap`] | consecutive slots of one device with the same attributes |
 /// | [`Kind::Marker`] | equal markers |
-/// | [`Kind::Busy`] | one entry in transition |
 ///
 /// Frames that follow each other make one run whether they belong to one folio or to several: who changes entries need not
 /// know, and who counts references finds each folio's part from the descriptors. So even single-page folios, which mostly

@@ -198,7 +198,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut i = 0;
         while i < lifted.len() {
             if let Some((block, raw)) = self.block_of(first + i, &lifted[i..]) {
-                self.set_joined(first + i, &Run::new(va, self.level, Kind::Leaf, raw, block));
+                self.set_joined(first + i, &Run::new(va, self.level, Kind::Leaf, raw, block), 0);
                 live += block as u32;
                 i += block;
                 continue;

@@ -58,7 +58,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Returns what stands where a range begins: a hole, which ends no later than the range, or a
-    /// locked table.
+    /// locked table, whose entry there is not busy: waits until it is so. The caller holds no spin lock.
     #[inline]
     pub(crate) fn find<'t>(&'t self, range: UserRange) -> Found<'t, 'm, P, A> {
         self.find_at(range, 1)
@@ -76,12 +76,16 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 return Found::Hole(unsafe { self.hole_end(&at, range) });
             }
             // SAFETY: in a walk, and the table was reached in it.
-            if let Some(locked) = unsafe { self.try_lock(at.table, at.level, range.start) } {
-                drop(walk);
-                return Found::Table(locked);
-            }
+            let locked = unsafe { self.try_lock(at.table, at.level, range.start) };
             drop(walk);
-            self.platform().relax();
+            match locked {
+                Some(table) if table.is_busy(range) => {
+                    table.release();
+                    self.platform().wait();
+                }
+                Some(table) => return Found::Table(table),
+                None => self.platform().relax(),
+            }
         }
     }
 

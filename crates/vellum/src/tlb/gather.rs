@@ -13,20 +13,26 @@
 //! done before nobody can use them any more; so if another gather is open when one ends, it flushes all of its operation's
 //! range, whatever it found there itself.
 
+use arrayvec::ArrayVec;
+
 use crate::addr::{Pfn, VirtRange};
 use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
 use crate::group::Leavers;
 use crate::machine::{Scratch, Stretch};
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{Counter, SizeCounter};
+use crate::swap::SwapRun;
 
 use super::{Flushed, Shootdown};
 
+/// Runs of swap entries that wait until the lock of their table is back.
+const SWAP_RUNS: usize = 16;
 /// Ranges that are kept apart for the flush; more are merged.
 const RANGES: usize = 4;
-/// Folios that are freed between two points where the CPU may do something else (Linux: 512 as well); pages, where freeing
-/// one touches its memory.
-const BATCH: u32 = 512;
+/// Work between two points where the CPU may do something else. A folio that is unmapped is one piece of it.
+const BATCH: u32 = 384;
+/// What it is besides to give a row of frames back.
+const ROW: u32 = 8;
 /// Folios ahead of the one being freed whose descriptors are fetched.
 const AHEAD: usize = 12;
 /// Frames that may wait for a flush: 256 MiB.
@@ -54,11 +60,6 @@ impl Removed {
         self.range
     }
 
-    /// No frames, for a place that is yet to be filled.
-    pub(crate) fn nothing() -> Self {
-        Removed { pfn: Pfn(0), frames: 0, range: VirtRange { start: 0, end: 0 }, shift: 0 }
-    }
-
     /// The frames stay mapped, in pieces, with the references and mappings that they have.
     pub(crate) fn unsplit(self) -> VirtRange {
         self.range
@@ -83,6 +84,8 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     waiting: u32,
     /// Whether frames in a row share a place; not when runs are capped at one page.
     merge: bool,
+    /// Slots of swap entries that were taken out, whose references are still to be given up.
+    slots: ArrayVec<SwapRun, SWAP_RUNS>,
     tables: Pfn,
     /// Whether tables went from where CPUs may still find them, though none of them is freed.
     moved: bool,
@@ -102,6 +105,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             used: 0,
             waiting: 0,
             merge,
+            slots: ArrayVec::new(),
             tables: Pfn::NONE,
             moved: false,
             ranges: [VirtRange { start: 0, end: 0 }; RANGES],
@@ -110,10 +114,33 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
-    /// Whether there is no room for another [`Removed`].
+    /// Whether there is no room for another [`Removed`], or for more slots.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.used == self.scratch.len() || self.waiting >= MOST_WAITING
+        self.used == self.scratch.len() || self.waiting >= MOST_WAITING || self.slots.is_full()
+    }
+
+    /// Takes the slots of swap entries that were taken out. There must be room. They need no flush: the caller has them released
+    /// ([`Gather::release_slots`]) when the lock of the table is back.
+    pub(crate) fn push_slots(&mut self, slots: SwapRun) {
+        self.slots.push(slots);
+    }
+
+    /// Gives up the references of all slots that were pushed. No spin lock may be held.
+    #[inline]
+    pub(crate) fn release_slots(&mut self) {
+        if !self.slots.is_empty() {
+            self.release_some_slots();
+        }
+    }
+
+    #[cold]
+    fn release_some_slots(&mut self) {
+        let machine = self.tlb.machine;
+        for slots in self.slots.drain(..) {
+            // SAFETY: those of the entries that were there.
+            unsafe { machine.swaps().release(machine.frames(), slots) };
+        }
     }
 
     /// Take frames that were removed. There must be room.
@@ -170,6 +197,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
 
     /// Flush, and free everything. No lock may be held, and no walk be under way.
     pub(crate) fn flush(&mut self) {
+        self.release_slots();
         if self.ranges_used == 0 {
             return;
         }
@@ -244,8 +272,12 @@ pub(crate) fn free_unmapped<P: Platform>(
     let mut freed = 0;
     for (first, count) in rows {
         for (head, frame, pages) in machine.frames().folios(first, count) {
+            if frame.has(flag::SWAP_CACHED) {
+                release.leavers.pause();
+            }
             if is_gone(head, frame) {
                 release.free(head, frame, pages);
+                release.rest();
                 freed += u64::from(pages);
             } else {
                 release.leavers.pause();
@@ -351,6 +383,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     /// it is queued to be split. The references are kept meanwhile, so that it can't be freed by whoever unmaps the rest.
     #[cold]
     fn unmapped_in_part(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
+        self.work += 2;
         let left = self.machine.frames().put(head, frame, 0, pages);
         if left.maps != 0 && left.maps < 1 << order && self.leavers.defer(head, frame) {
             self.machine.count_size(SizeCounter::SplitDeferred, order);
@@ -363,7 +396,10 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     /// goes back one by one is handed out in ever less of an order, and tables in no order take twice as long to unmap.
     #[inline(always)]
     fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
-        self.machine.uncache(pfn, frame, || true);
+        if frame.has(flag::SWAP_CACHED) {
+            self.leavers.pause();
+            self.machine.uncache_in_parts(pfn, frame, || true);
+        }
         self.leavers.leave(pfn, frame, pages);
         self.freed += 1;
         if pfn.0 + pages == self.start {
@@ -373,23 +409,20 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
             self.start = pfn.0;
         }
         self.len += pages;
-        if self.machine.frames().zero_on_free() {
-            // The memory is about to be touched: count it, and don't pile it up.
-            self.work += pages - 1;
-            if self.len >= BATCH {
-                self.give_back();
-            }
-        }
     }
 
     fn give_back(&mut self) {
         if self.len != 0 {
             // Every entry of a table without live entries is empty, which is all zero bits.
             let zero = self.usage == Use::Kernel;
+            if !zero && self.machine.frames().zero_on_free() {
+                self.leavers.pause();
+            }
             // SAFETY: behind the proof of a flush. Every folio in the row lost its last reference just now and left its
             // group. Every table was unhooked, so no new walk finds it, and outwaited, so no walker stands in it.
             unsafe { self.machine.frames().free(Pfn(self.start), self.len, zero, self.usage) };
             self.len = 0;
+            self.work += ROW;
         }
     }
 

@@ -103,7 +103,8 @@ pub fn family(
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
-    some_swapping(schedules, 4 << 20, move |sim, boot, machine, disk| {
+    let bytes = if order < 9 { 4 << 20 } else { 32 << 20 };
+    some_swapping(schedules, bytes, move |sim, boot, machine, disk| {
         let (parent, pages) = (space(machine), 1 << order);
         machine.policy().set(order, Knob::Always);
         parent.map(fixed(0, pages, MapFlags::empty())).unwrap();

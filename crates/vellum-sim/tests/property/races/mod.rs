@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `areas` | areas and folios that two change |
 //! | `cached` | memory that has slots too becomes one folio, or several |
+//! | `copies` | memory that both have is copied |
 //! | `family` | a parent and a child that have memory together |
 //! | `fork` | a parent that goes on while it has a child |
 //! | `lazy` | memory that was freed lazily and is reclaimed meanwhile |
@@ -19,6 +20,7 @@
 
 mod areas;
 mod cached;
+mod copies;
 mod family;
 mod fork;
 mod lazy;

@@ -4,7 +4,7 @@ use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Access, Advise, AdviseError, CollapseLimits, FaultError, RemapFlags, RemapRequest};
-use vellum::stats::SizeCounter;
+use vellum::stats::{Counter, SizeCounter};
 use vellum::vma::Prot;
 use vellum_sim::Fault;
 
@@ -115,7 +115,9 @@ fn stores() {
             (0..3).for_each(|n| pieces.pages().for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n))));
         };
         meanwhile(pieces, count, move |on| {
-            assert!(pieces.done(on), "nothing was in the way");
+            // A store to what goes to another folio takes a page of its own, and gives the old one up when it has that.
+            let copied = pieces == Pieces::Apart && on.machine.counter(Counter::CowCopies) > 0;
+            assert!(pieces.done(on) || copied, "nothing was in the way");
             on.holds(on.space, pieces.pages());
             let program = on.cpu.enter(on.space);
             pieces.pages().for_each(|page| assert_eq!(program.load_u64(at(page) + 8), Ok(3)));

@@ -218,6 +218,7 @@ impl<P: Platform> SwapDevice<P> for Compressed {
                     None => self.store(frames, page)?.0,
                 };
                 record.store(word, Relaxed);
+                frames.platform().resched();
                 Ok(())
             });
             group.set_repeated(repeated);
@@ -246,6 +247,7 @@ impl<P: Platform> SwapDevice<P> for Compressed {
                     piece if unsafe { restore(frames, Piece(piece), page) } => {}
                     _ => return fails(Unreadable::Damaged),
                 }
+                frames.platform().resched();
             }
         }
         Ok(())
