@@ -1,8 +1,9 @@
-//! The longest stretches in which a processor could do nothing else, each with the calls at its end: for `vellum bench holds`, under
-//! whose clock a nanosecond is an instruction. Compiled in by the feature `holds` alone.
+//! The longest stretches in which a processor could do nothing else, each with the calls at its
+//! end: for `vellum bench holds`, under whose clock a nanosecond is an instruction. Compiled in by
+//! the feature `holds` alone.
 //!
-//! Only the first processor is measured, as there is no other one where instructions are counted. What measuring costs is not part
-//! of any stretch.
+//! Only the first processor is measured, as there is no other one where instructions are counted.
+//! What measuring costs is not part of any stretch.
 
 use crate::arch::{cpu, stack};
 use crate::mem::now_ns;
@@ -17,8 +18,8 @@ pub enum Kind {
     Lock,
     /// The engine has interrupts masked: no shootdown is answered.
     Masked,
-    /// Between two points where other work may come first: where a task begins, leaves for user mode or comes back,
-    /// gives way or asks ([`may_switch`]).
+    /// Between two points where other work may come first: where a task begins, leaves for user
+    /// mode or comes back, gives way or asks ([`may_switch`]).
     Work,
 }
 
@@ -143,8 +144,8 @@ fn note_calls(calls: &Calls) {
     }
 }
 
-/// Says what was longest of each kind: a line with its length, in nanoseconds, and the calls where it began, if that is known, and where
-/// it ended.
+/// Says what was longest of each kind: a line with its length, in nanoseconds, and the calls where
+/// it began, if that is known, and where it ended.
 pub struct Longest;
 
 impl fmt::Display for Longest {

@@ -5,9 +5,10 @@
 //! queue before it looks. A wake meant for one is not lost with it either: if the task that was woken stops waiting before
 //! it has looked (a signal came, a timeout passed), the wake goes to the next in line.
 //!
-//! What a condition asks is a state that lasts until the task has seen it, never a moment that may have passed: an event that
-//! others undo at once (an end of a pipe opened and closed, a child that has ended) is counted, under the lock under which the
-//! task's own part is. And what a condition finds is what the task goes on with: it does not look a second time.
+//! What a condition asks is a state that lasts until the task has seen it, never a moment that may
+//! have passed: an event that others undo at once (an end of a pipe opened and closed, a child that
+//! has ended) is counted, under the lock under which the task's own part is. And what a condition
+//! finds is what the task goes on with: it does not look a second time.
 //!
 //! # Mechanism
 //! A spin lock around a list of wakers in the order of their coming. Nothing is woken and no waker is dropped under the lock,
@@ -38,8 +39,9 @@ impl Queue {
         Queue { line: Mutex::new(Line { next: 0, waiting: VecDeque::new() }) }
     }
 
-    /// Wait until `condition` gives a value. It is asked at once, and again after each wake; it must not wait at this queue, nor
-    /// wake it unless it gives a value. Dropping the future ends the wait.
+    /// Wait until `condition` gives a value. It is asked at once, and again after each wake; it
+    /// must not wait at this queue, nor wake it unless it gives a value. Dropping the future ends
+    /// the wait.
     pub fn wait_until<T, F: FnMut() -> Option<T>>(&self, condition: F) -> WaitUntil<'_, F> {
         WaitUntil { place: self.place(), condition }
     }

@@ -295,8 +295,9 @@ impl<A: Silicon> Hardware<A> {
 pub(crate) struct Faulted;
 
 impl MmuState {
-    /// The translation that this CPU uses for an access: a cached one if it will do, however stale, else what a walk finds. What the
-    /// CPU holds makes it fault, too, as long as the architecture lets it ([`vellum::arch::stale`]).
+    /// The translation that this CPU uses for an access: a cached one if it will do, however stale,
+    /// else what a walk finds. What the CPU holds makes it fault, too, as long as the architecture
+    /// lets it ([`vellum::arch::stale`]).
     pub fn translate<A: Silicon>(
         &mut self,
         hardware: &Hardware<A>,
@@ -415,7 +416,8 @@ impl MmuState {
         }
     }
 
-    /// Whether what made an access fault is held, where it may be: always, where nothing is left to chance.
+    /// Whether what made an access fault is held, where it may be: always, where nothing is left to
+    /// chance.
     fn holds_fault(&mut self) -> bool {
         self.whims.as_mut().is_none_or(|rng| rng.percent(75))
     }

@@ -4,8 +4,8 @@
 //! What an entry holds is decided by the bank: all of a block that tables mark as contiguous, or a part of it; a huge page, or
 //! a part; pages that are contiguous though nothing says so.
 //!
-//! Where the architecture lets a TLB hold entries that are not present ([`vellum::arch::stale`]), they are held apart, and preferred to
-//! a translation of the same address.
+//! Where the architecture lets a TLB hold entries that are not present ([`vellum::arch::stale`]),
+//! they are held apart, and preferred to a translation of the same address.
 //!
 //! Everything is tagged with the address space, as with PCIDs or ASIDs. Nothing is ever dropped for convenience: what the
 //! engine forgets to invalidate stays and is used.
@@ -170,7 +170,8 @@ pub(crate) struct Tlb {
     now: u64,
 }
 
-/// Entries that are not present, each with how many accesses it makes fault before the CPU looks again, if it does by itself.
+/// Entries that are not present, each with how many accesses it makes fault before the CPU looks
+/// again, if it does by itself.
 #[derive(Debug)]
 struct Absent {
     cache: Cache<Option<u32>>,
@@ -193,7 +194,8 @@ impl Tlb {
         Tlb { stores, paging, absent: Absent { cache: Cache::new(1, 1), sizes: Vec::new() }, now: 0 }
     }
 
-    /// From now on entries are held that are not present, of tables with so many levels; if this holds anything.
+    /// From now on entries are held that are not present, of tables with so many levels; if this
+    /// holds anything.
     pub fn hold_absent(&mut self, page_shift: u32, levels: u8) {
         if !self.stores.is_empty() {
             let sizes = (0..u32::from(levels)).map(|level| page_shift + level * (page_shift - 3)).collect();
@@ -219,7 +221,8 @@ impl Tlb {
         true
     }
 
-    /// Hold that an entry which maps `1 << shift` bytes around `va` is not present, for so many accesses more if `left` says.
+    /// Hold that an entry which maps `1 << shift` bytes around `va` is not present, for so many
+    /// accesses more if `left` says.
     pub fn insert_absent(&mut self, space: SpaceId, va: u64, shift: u32, left: Option<u32>) {
         if !self.absent.sizes.is_empty() {
             debug_assert!(self.absent.sizes.contains(&shift));

@@ -71,11 +71,13 @@ pub(crate) struct Found {
 /// Why a walk ended in a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
-    /// An entry that maps `1 << shift` bytes is not present: it is empty, or allows no access at all.
+    /// An entry that maps `1 << shift` bytes is not present: it is empty, or allows no access at
+    /// all.
     Absent { shift: u32 },
     /// The leaf does not allow the access.
     Denied(Found),
-    /// The leaf allows the access, but says not that it was accessed, or is dirty, and hardware leaves that to software.
+    /// The leaf allows the access, but says not that it was accessed, or is dirty, and hardware
+    /// leaves that to software.
     Unrecorded(Found),
 }
 

@@ -9,8 +9,9 @@
 //! | free frames | the descriptors |
 //! | the swap cache | the folios that it names |
 //!
-//! An audit changes nothing and allocates nothing. It takes each lock that it needs for a moment, as any reader does: on a
-//! machine that is not at rest it is safe, and finds differences that are none. It costs a look at every descriptor and PTE.
+//! An audit changes nothing and allocates nothing. It takes each lock that it needs for a moment,
+//! as any reader does: on a machine that is not at rest it is safe, and finds differences that are
+//! none. It costs a look at every descriptor and PTE.
 
 use core::fmt;
 
@@ -147,12 +148,13 @@ pub struct Sums {
     pub folios: u64,
     /// Pages that PTEs map.
     pub mapped: u64,
-    /// Charged to the root group for anything but folios, page tables, spaces and groups: the heads and index nodes of objects.
+    /// Charged to the root group for anything but folios, page tables, spaces and groups: the heads
+    /// and index nodes of objects.
     pub charged_else: u64,
 }
 
-/// Returns the first frame of a machine, and how many frames lie from there to its last one: the length of the array that
-/// [`audit`] counts in.
+/// Returns the first frame of a machine, and how many frames lie from there to its last one: the
+/// length of the array that [`audit`] counts in.
 pub fn span<P: Platform>(machine: &Machine<'_, P>) -> (Pfn, usize) {
     let regions = || machine.platform().regions().iter();
     let first = regions().map(|region| region.base.pfn().0).min().unwrap_or(0);
@@ -160,7 +162,8 @@ pub fn span<P: Platform>(machine: &Machine<'_, P>) -> (Pfn, usize) {
     (Pfn(first), end.saturating_sub(first) as usize)
 }
 
-/// Audits a machine whose address spaces are `spaces`: shows each difference to `report`, and returns sums.
+/// Audits a machine whose address spaces are `spaces`: shows each difference to `report`, and
+/// returns sums.
 ///
 /// `counts` has as many elements as [`span`] says, and is overwritten.
 ///
@@ -217,7 +220,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         let (mut inside, mut all) = (Found::default(), Found::default());
         let mut next = Some(0);
         while let Some(at) = next.take() {
-            // One VMA at a time: the walk below may give way to others, which no lock should be held for.
+            // One VMA at a time: the walk below may give way to others, which no lock should be
+            // held for.
             let mut vma = None;
             space.areas(at, |found| {
                 vma = Some((*found.range, found.prot.attrs()));
@@ -248,7 +252,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         pages(stats.kernel)
     }
 
-    /// Adds a run to what was found; within `range` only, and then without its folios, which are counted once.
+    /// Adds a run to what was found; within `range` only, and then without its folios, which are
+    /// counted once.
     fn run<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, run: &Run, range: Option<VirtRange>, to: &mut Found) {
         let arch = space.arch();
         let part = range.map_or(run.range(arch), |range| run.range(arch).intersect(&range));

@@ -110,9 +110,10 @@ pub unsafe trait Cpus {
         self.relax();
     }
 
-    /// A point where the engine would give way to other work (Linux: `cond_resched`): no spin lock is held, preemption is
-    /// enabled, and no walk is under way. The task may be inside the lock of a space's areas, and have claimed a range: those who
-    /// want them wait by [`Cpus::wait`], so a host runs other tasks on stacks of their own here, and none on this one.
+    /// A point where the engine would give way to other work (Linux: `cond_resched`): no spin lock
+    /// is held, preemption is enabled, and no walk is under way. The task may be inside the lock of
+    /// a space's areas, and have claimed a range: those who want them wait by [`Cpus::wait`], so a
+    /// host runs other tasks on stacks of their own here, and none on this one.
     fn resched(&self) {}
 
     /// Keep this task on this CPU and let nobody else in. Nests.
@@ -203,13 +204,14 @@ pub unsafe trait Tlb {
     /// interrupts masked, except a page table's.
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet);
 
-    /// Invalidates on the CPU that calls this, so that an access which faulted there sees what entries allow now. Nothing is freed
-    /// on the strength of it, and a host that runs other spaces on that CPU meanwhile, or has no translations of this one there,
-    /// may do nothing. With [`Invalidation::tables`] what the CPU has cached of the tables on the way goes too. Called in formats
-    /// that need it ([`crate::arch::stale`]), with a page table's lock or none.
+    /// Invalidates on the CPU that calls this, so that an access which faulted there sees what
+    /// entries allow now. Nothing is freed on the strength of it, and a host that runs other spaces
+    /// on that CPU meanwhile, or has no translations of this one there, may do nothing. With
+    /// [`Invalidation::tables`] what the CPU has cached of the tables on the way goes too. Called
+    /// in formats that need it ([`crate::arch::stale`]), with a page table's lock or none.
     ///
-    /// AArch64: `TLBI VAE1` for each page, `DSB NSH`, `ISB`. RISC-V: `SFENCE.VMA` with each page's address, or without one if
-    /// `tables`, as with an address it reaches leaf entries only.
+    /// AArch64: `TLBI VAE1` for each page, `DSB NSH`, `ISB`. RISC-V: `SFENCE.VMA` with each page's
+    /// address, or without one if `tables`, as with an address it reaches leaf entries only.
     fn invalidate_local(&self, what: &Invalidation<'_>)
     where
         Self: Cpus,
@@ -247,8 +249,8 @@ pub enum Wanted {
     Frames,
     /// A block of swap slots.
     Slots,
-    /// One more swap entry, or swap-cache page, for each of some slots in use. Refused, they pass for saturated, or for such as
-    /// have no swap-cache page.
+    /// One more swap entry, or swap-cache page, for each of some slots in use. Refused, they pass
+    /// for saturated, or for such as have no swap-cache page.
     References,
     /// A folio that nobody has pinned, to be swapped out. Refused, it passes for pinned.
     Unpinned,
@@ -293,7 +295,8 @@ pub enum Event {
     WalkEnd,
     /// An entry was read without its lock, on the way down.
     Descend(Pfn, u16),
-    /// A swap device is about to be written or read, which may take long: no spin lock is held and preemption is enabled.
+    /// A swap device is about to be written or read, which may take long: no spin lock is held and
+    /// preemption is enabled.
     DeviceIo,
     /// Any other point where a schedule may switch.
     Step,

@@ -1,7 +1,8 @@
 //! `bench holds`: the longest stretches in which a CPU could do nothing else.
 //!
-//! A reference kernel that records them (feature `holds`) runs `programs/holds.c` in a machine whose clock counts instructions, so
-//! that figures repeat. What is told of a stretch is its length, and the calls at its end, named from the kernel's image.
+//! A reference kernel that records them (feature `holds`) runs `programs/holds.c` in a machine
+//! whose clock counts instructions, so that figures repeat. What is told of a stretch is its
+//! length, and the calls at its end, named from the kernel's image.
 
 use std::io::{empty, stderr};
 use std::path::PathBuf;
@@ -25,7 +26,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Arch::X86_64)]
     arch: Arch,
 
-    /// A reference kernel that records stretches, instead of the one that `./x build --holds` leaves
+    /// A reference kernel that records stretches, instead of the one that `./x build --holds`
+    /// leaves
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
 
@@ -79,7 +81,8 @@ pub fn section(args: &Args) -> anyhow::Result<Section> {
     Ok(tell(args.arch, &rows))
 }
 
-/// The innermost function of the engine or the kernel that is at an address, but for those that every lock and every measuring passes.
+/// The innermost function of the engine or the kernel that is at an address, but for those that
+/// every lock and every measuring passes.
 fn engine_call(names: &Names, address: u64) -> Option<String> {
     const EVERYWHERE: [&str; 7] = [
         "/library/",

@@ -137,10 +137,12 @@ pub enum Bench {
         #[command(flatten)]
         output: report::Output,
     },
-    /// How long a CPU can do nothing else: with a spin lock held, with interrupts masked, between two places to give way.
+    /// How long a CPU can do nothing else: with a spin lock held, with interrupts masked, between
+    /// two places to give way.
     ///
-    /// The reference kernel runs each operation on memory at its worst size, in a machine whose clock counts instructions, and records
-    /// the longest stretches. Takes minutes, and `./x build --holds` first.
+    /// The reference kernel runs each operation on memory at its worst size, in a machine whose
+    /// clock counts instructions, and records the longest stretches. Takes minutes, and `./x build
+    /// --holds` first.
     Holds {
         /// What to measure.
         #[command(flatten)]

@@ -59,7 +59,8 @@ impl Kernel {
         Ok(Self { image, kind: Kind::Vellum, arch })
     }
 
-    /// The reference kernel that records how long a CPU can do nothing else, as `./x build --holds` leaves it.
+    /// The reference kernel that records how long a CPU can do nothing else, as `./x build --holds`
+    /// leaves it.
     ///
     /// # Errors
     /// There is none.

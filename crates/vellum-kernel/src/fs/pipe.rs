@@ -36,7 +36,8 @@ struct State {
     capacity: usize,
     readers: u32,
     writers: u32,
-    /// How often each end was opened: readers, writers. It never falls, so that an end which came and went is still known.
+    /// How often each end was opened: readers, writers. It never falls, so that an end which came
+    /// and went is still known.
     opened: [u64; 2],
 }
 
@@ -52,8 +53,9 @@ struct End {
     pipe: Arc<Pipe>,
     reads: bool,
     writes: bool,
-    /// How often the other end had been opened when this one was, if it was not open then. Decided under the lock under which
-    /// this end was counted: whatever the other end does from then on, this one has met it or is going to see the count rise.
+    /// How often the other end had been opened when this one was, if it was not open then. Decided
+    /// under the lock under which this end was counted: whatever the other end does from then on,
+    /// this one has met it or is going to see the count rise.
     alone: Option<u64>,
 }
 

@@ -13,8 +13,8 @@ use linux_raw_sys::general::{POLLERR, POLLHUP, POLLNVAL};
 /// Events that `poll` reports without being asked for them.
 pub const ALWAYS: u32 = POLLERR | POLLHUP | POLLNVAL;
 
-/// A file and the events that end the wait (`POLLIN` and its kin), all of them: [`ALWAYS`] is not implied. No file is a
-/// descriptor that is ignored.
+/// A file and the events that end the wait (`POLLIN` and its kin), all of them: [`ALWAYS`] is not
+/// implied. No file is a descriptor that is ignored.
 pub type Interest = (Option<Arc<Open>>, u32);
 
 /// Returns the ready events of one file.
@@ -22,8 +22,9 @@ pub fn now((open, wanted): &Interest) -> u32 {
     open.as_ref().map_or(0, |open| open.ready() & wanted)
 }
 
-/// Waits until an event of interest is ready; forever, if there is nothing to wait for. Returns the ready events of each file
-/// as they were when the wait ended: a second look would miss what another thread takes in between.
+/// Waits until an event of interest is ready; forever, if there is nothing to wait for. Returns the
+/// ready events of each file as they were when the wait ended: a second look would miss what
+/// another thread takes in between.
 ///
 /// # Errors
 /// `ENOMEM`.

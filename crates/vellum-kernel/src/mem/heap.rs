@@ -59,7 +59,8 @@ pub fn used() -> u64 {
     FRAMES.load(Relaxed) * FRAME_SIZE
 }
 
-/// So many bytes of zeros, where a program says how many: memory may be short, or in pieces, and the kernel must not end for it.
+/// So many bytes of zeros, where a program says how many: memory may be short, or in pieces, and
+/// the kernel must not end for it.
 ///
 /// # Errors
 ///

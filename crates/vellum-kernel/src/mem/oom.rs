@@ -94,8 +94,9 @@ pub fn score(process: &Process) -> u64 {
     (points.max(0) as u64) * 1000 / all
 }
 
-/// A fault or a system call was refused memory. Reclaims where it was refused: of the machine, or of that group alone. Returns when there may
-/// be some: when some was reclaimed, when a process that had it is gone, or the caller is to end itself; `false`: nobody can be killed.
+/// A fault or a system call was refused memory. Reclaims where it was refused: of the machine, or
+/// of that group alone. Returns when there may be some: when some was reclaimed, when a process
+/// that had it is gone, or the caller is to end itself; `false`: nobody can be killed.
 pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     let scope = match why {
         Refused::OverLimit(group) => Scope::Group(groups::number_of(group)),

@@ -58,8 +58,9 @@ pub fn invalidate(what: &Invalidation<'_>, cpus: &CpuSet) {
     ask(others, concerned, &Work::Drop { ranges: what.ranges, stride_shift: what.stride_shift, change });
 }
 
-/// Invalidates on this processor alone, if it has the space loaded, so that what faulted there sees what the tables allow now. If it
-/// has not, it may go on holding old translations of the space, and whatever faults by one comes here again.
+/// Invalidates on this processor alone, if it has the space loaded, so that what faulted there sees
+/// what the tables allow now. If it has not, it may go on holding old translations of the space,
+/// and whatever faults by one comes here again.
 pub fn invalidate_local(what: &Invalidation<'_>) {
     if space::is_loaded(what.space, percpu::current().index) {
         drop_translations(what.ranges, what.stride_shift);
@@ -125,7 +126,8 @@ impl Work<'_> {
     }
 }
 
-/// Drops this processor's translations of some ranges of the space that it has loaded; whether all of that space's, as that is less work.
+/// Drops this processor's translations of some ranges of the space that it has loaded; whether all
+/// of that space's, as that is less work.
 fn drop_translations(ranges: &[VirtRange], stride_shift: u32) -> bool {
     let stride = 1 << stride_shift;
     let pages: u64 = ranges.iter().map(|range| range.len().div_ceil(stride)).sum();

@@ -1,4 +1,5 @@
-//! The address spaces that there are, by number: for what concerns those that map an object, or all of them.
+//! The address spaces that there are, by number: for what concerns those that map an object, or all
+//! of them.
 
 use crate::arch::paging::Format;
 use crate::mem::platform::Host;
@@ -28,8 +29,8 @@ impl Known {
     }
 }
 
-/// The place of a space among all. It goes when this is dropped: last of all, so that a number whose
-/// space can't be had any more is that of a space that ends.
+/// The place of a space among all. It goes when this is dropped: last of all, so that a number
+/// whose space can't be had any more is that of a space that ends.
 pub struct Place {
     id: u64,
     families: Families,
@@ -67,7 +68,8 @@ pub fn next(from: SpaceId) -> Option<Arc<UserSpace>> {
     SPACES.lock().all.range(from.0..).find_map(|(_, space)| space.upgrade())
 }
 
-/// All spaces, in the order of their numbers: a child that is forked meanwhile comes after its parent.
+/// All spaces, in the order of their numbers: a child that is forked meanwhile comes after its
+/// parent.
 pub fn all() -> impl Iterator<Item = Arc<UserSpace>> {
     let mut from = SpaceId(0);
     core::iter::from_fn(move || {

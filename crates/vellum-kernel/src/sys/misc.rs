@@ -111,7 +111,8 @@ pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -
         let both = u128::from_le_bytes(bytes);
         wanted = Some([both as u64, (both >> 64) as u64]);
     }
-    // What is allowed counts in the lock in which it was looked at: else one thread raises what another has just lowered.
+    // What is allowed counts in the lock in which it was looked at: else one thread raises what
+    // another has just lowered.
     let mut limits = process.limits.lock();
     let before = *limits.get(which).ok_or(Errno::EINVAL)?;
     if let Some(mut wanted) = wanted {

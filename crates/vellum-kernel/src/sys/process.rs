@@ -171,8 +171,8 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
     Ok(tid.into())
 }
 
-/// Starts a new thread; `holds_maker`: and waits until that no longer uses its maker's memory, or its maker is to end. What is waited
-/// for is said before the thread can end it.
+/// Starts a new thread; `holds_maker`: and waits until that no longer uses its maker's memory, or
+/// its maker is to end. What is waited for is said before the thread can end it.
 async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
     new.holds_maker.store(holds_maker, Ordering::SeqCst);
     new.clone().start();

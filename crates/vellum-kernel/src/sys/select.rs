@@ -69,7 +69,8 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
     Ok(found)
 }
 
-/// Waits for an event of interest, until the clock says `deadline`; returns the ready events of each file, none at the deadline.
+/// Waits for an event of interest, until the clock says `deadline`; returns the ready events of
+/// each file, none at the deadline.
 async fn any(thread: &Arc<Thread>, set: &[Interest], deadline: Option<u64>) -> Result<Vec<u32>, Errno> {
     match thread.interruptible(poll::any(set), deadline).await {
         Ok(ready) => ready,

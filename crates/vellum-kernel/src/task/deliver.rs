@@ -54,8 +54,9 @@ pub fn has_kill(thread: &Thread) -> bool {
     (thread.pending.lock().set() | thread.process.signals.lock().pending.set()) & bit(abi::SIGKILL) != 0
 }
 
-/// Returns whether the thread is to end, or is going to as soon as it deals with its signals: one that it does not block ends the
-/// program. As on Linux, one that would leave a core file does not count, and only `SIGKILL` does while the program is stopped.
+/// Returns whether the thread is to end, or is going to as soon as it deals with its signals: one
+/// that it does not block ends the program. As on Linux, one that would leave a core file does not
+/// count, and only `SIGKILL` does while the program is stopped.
 pub fn is_dying(thread: &Thread) -> bool {
     if thread.ending.load(Ordering::SeqCst) {
         return true;

@@ -27,8 +27,9 @@ pub struct Rank {
     used: AtomicU64,
     /// It goes first whatever it has used.
     first: bool,
-    /// How often it has joined the line, less how often a processor has finished with it. It counts from the wake itself, and a
-    /// wake while it runs counts before that run ends: so a task that was woken is never taken for one that sleeps.
+    /// How often it has joined the line, less how often a processor has finished with it. It counts
+    /// from the wake itself, and a wake while it runs counts before that run ends: so a task that
+    /// was woken is never taken for one that sleeps.
     runnable: AtomicU32,
 }
 

@@ -1,7 +1,8 @@
 //! Futexes: threads that wait for a word of their memory to change.
 //!
-//! A thread that waits looks at the word under the lock under which others wake; so a wake that follows a change is never missed.
-//! A wake that has been counted is never lost either: under the same lock a thread that gives up finds that it was woken.
+//! A thread that waits looks at the word under the lock under which others wake; so a wake that
+//! follows a change is never missed. A wake that has been counted is never lost either: under the
+//! same lock a thread that gives up finds that it was woken.
 
 use crate::mem::{UserSpace, uaccess};
 use crate::task::Thread;

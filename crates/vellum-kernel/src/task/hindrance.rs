@@ -35,8 +35,9 @@ impl Hindrance {
     }
 }
 
-/// Returns the number of an error of the engine's for the current thread's system call. If memory was refused, the call is made again
-/// once some was reclaimed: of the machine, or of the one group whose limit it was.
+/// Returns the number of an error of the engine's for the current thread's system call. If memory
+/// was refused, the call is made again once some was reclaimed: of the machine, or of the one group
+/// whose limit it was.
 pub fn failed(refused: Option<Refused>, errno: vellum::errno::Errno) -> Errno {
     if let Some(why) = refused
         && let Some(thread) = Thread::current()

@@ -1,7 +1,8 @@
 //! Processes: what the threads of a program share, and who knows whom.
 //!
-//! Locks, outermost first: the families; the tables of processes and of threads; a process's children; its threads; its life; its signals; a thread's
-//! pending signals. None is held across an await, and none while another process's is taken, but the table's.
+//! Locks, outermost first: the families; the tables of processes and of threads; a process's
+//! children; its threads; its life; its signals; a thread's pending signals. None is held across an
+//! await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
 use crate::mem::space::Tenancy;
@@ -32,8 +33,9 @@ static TABLE: Mutex<BTreeMap<u32, Arc<Process>>> = Mutex::new(BTreeMap::new());
 /// The threads by their numbers, but for each process's first, which has its process's.
 static THREADS: Mutex<BTreeMap<u32, Weak<Thread>>> = Mutex::new(BTreeMap::new());
 
-/// Guards the tree of processes, their ends and their stops: a parent's `wait` sees each change of these together with the signal
-/// that tells of it, never one without the other (Linux: `tasklist_lock`). The outermost lock.
+/// Guards the tree of processes, their ends and their stops: a parent's `wait` sees each change of
+/// these together with the signal that tells of it, never one without the other (Linux:
+/// `tasklist_lock`). The outermost lock.
 pub struct Families(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Families {
@@ -100,7 +102,8 @@ pub struct Process {
     pub watched: AtomicBool,
     /// Its timers.
     pub timers: Mutex<Timers>,
-    /// Set when the process has reported its end to its parent, after its last thread. Changed under [`Families`].
+    /// Set when the process has reported its end to its parent, after its last thread. Changed
+    /// under [`Families`].
     ended: AtomicBool,
     /// It counts until its parent has waited for it.
     counted: Mutex<Option<Counted>>,
@@ -236,7 +239,8 @@ impl Process {
         self.threads.lock().first().map(|thread| thread.credentials())
     }
 
-    /// One more thread. If the process is over it is to end at once: either [`end`](Self::end) finds it, or it finds that.
+    /// One more thread. If the process is over it is to end at once: either [`end`](Self::end)
+    /// finds it, or it finds that.
     pub fn add(&self, thread: &Arc<Thread>) {
         if thread.tid != self.pid {
             THREADS.lock().insert(thread.tid, Arc::downgrade(thread));
@@ -248,7 +252,8 @@ impl Process {
         }
     }
 
-    /// Ends all threads but the caller's, and waits until they are gone. Of several callers one goes on.
+    /// Ends all threads but the caller's, and waits until they are gone. Of several callers one
+    /// goes on.
     ///
     /// # Errors
     ///

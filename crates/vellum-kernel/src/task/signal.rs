@@ -208,7 +208,8 @@ pub fn may_queue(process: &Arc<Process>, signal: u32) -> Result<(), Errno> {
     if (waiting as u64) < most.min(MOST_PENDING as u64) { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
-/// Sends a signal to a process: to whichever of its threads can take it. `SIGKILL` ends it here and now, as it depends on no thread.
+/// Sends a signal to a process: to whichever of its threads can take it. `SIGKILL` ends it here and
+/// now, as it depends on no thread.
 pub fn send(process: &Arc<Process>, info: Info) {
     let families = (info.signal == abi::SIGCONT).then(Families::lock);
     send_to_any(process, info, families.as_ref());
@@ -224,7 +225,8 @@ fn send_to_any(process: &Arc<Process>, info: Info, families: Option<&Families>) 
     let mut signals = process.signals.lock();
     effects(process, &mut signals, info.signal, &threads, families);
     let ignored = signals.action(info.signal).ignores(info.signal);
-    // Under the lock: a thread that blocks the signal from now on finds it pending, and hands it on.
+    // Under the lock: a thread that blocks the signal from now on finds it pending, and hands it
+    // on.
     let open = |thread: &&Arc<Thread>| thread.mask.load(Ordering::SeqCst) & bit(info.signal) == 0;
     let taker = threads.iter().find(open);
     let awaits = threads.iter().find(|thread| thread.waits_for(info.signal));
@@ -242,8 +244,8 @@ fn send_to_any(process: &Arc<Process>, info: Info, families: Option<&Families>) 
     }
 }
 
-/// A thread takes none of these signals any more: those that the process has pending are for its other threads
-/// (Linux: `retarget_shared_pending`).
+/// A thread takes none of these signals any more: those that the process has pending are for its
+/// other threads (Linux: `retarget_shared_pending`).
 pub fn hand_on(process: &Process, set: Set) {
     let pending = process.signals.lock().pending.set() & set;
     if pending != 0 {

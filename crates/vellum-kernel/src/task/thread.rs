@@ -76,7 +76,8 @@ pub struct Thread {
     alerted: AtomicBool,
     /// Its own waits that an alert is to end stand here.
     alerts: Queue,
-    /// Whether the thread that made it waits until it no longer uses the memory that both have (`vfork`).
+    /// Whether the thread that made it waits until it no longer uses the memory that both have
+    /// (`vfork`).
     pub holds_maker: AtomicBool,
     /// Whether it has done the last thing that concerns its process.
     left: AtomicBool,
@@ -234,8 +235,8 @@ impl Thread {
         *self.name.lock() = own;
     }
 
-    /// Blocks these signals, and no others. A signal of the process's that this thread was to take, and now blocks, is another
-    /// thread's to take.
+    /// Blocks these signals, and no others. A signal of the process's that this thread was to take,
+    /// and now blocks, is another thread's to take.
     pub fn set_mask(&self, mask: Set) {
         let mask = mask & !signal::UNSTOPPABLE;
         let before = self.mask.swap(mask, Ordering::SeqCst);
@@ -245,15 +246,15 @@ impl Thread {
         }
     }
 
-    /// From now on it also waits for these signals, blocked or not; none: no longer. One that is pending already ends the wait
-    /// that follows.
+    /// From now on it also waits for these signals, blocked or not; none: no longer. One that is
+    /// pending already ends the wait that follows.
     pub fn set_awaited(&self, set: Set) {
         self.awaited.store(set, Ordering::SeqCst);
         self.alerted.store(true, Ordering::SeqCst);
     }
 
-    /// It is about to end, and takes no more signals. Returns whether all threads of its process have come to this: exactly one is
-    /// the last.
+    /// It is about to end, and takes no more signals. Returns whether all threads of its process
+    /// have come to this: exactly one is the last.
     pub fn leaves(&self) -> bool {
         self.mask.store(Set::MAX, Ordering::SeqCst);
         signal::hand_on(&self.process, Set::MAX);
@@ -319,7 +320,8 @@ impl Thread {
         self.unless(|| self.is_interrupted(), what, deadline).await
     }
 
-    /// Waits for `what`, whatever signals come, until the thread is to end (Linux: `TASK_KILLABLE`).
+    /// Waits for `what`, whatever signals come, until the thread is to end (Linux:
+    /// `TASK_KILLABLE`).
     ///
     /// # Errors
     ///
@@ -328,7 +330,8 @@ impl Thread {
         self.unless(|| deliver::is_dying(self), what, None).await
     }
 
-    /// Waits for `what`, until the thread was alerted and `ends` is true, or until the clock says `deadline`.
+    /// Waits for `what`, until the thread was alerted and `ends` is true, or until the clock says
+    /// `deadline`.
     async fn unless<T>(
         &self,
         ends: impl Fn() -> bool,

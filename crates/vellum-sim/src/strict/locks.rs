@@ -9,8 +9,8 @@ use super::violation::Rule;
 use crate::hardware::Hardware;
 use crate::walker::Silicon;
 
-/// The most work that a CPU may do with preemption disabled, in instructions: what `vellum bench holds` measures, counted by what
-/// it is mostly made of.
+/// The most work that a CPU may do with preemption disabled, in instructions: what `vellum bench
+/// holds` measures, counted by what it is mostly made of.
 const MOST_WORK: u32 = 60_000;
 /// Of these an entry is written by so many, …
 pub const ENTRY: u32 = 8;

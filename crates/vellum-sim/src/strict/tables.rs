@@ -42,8 +42,8 @@ impl<A: Silicon> Checker<A> {
         self.record_frame(pfn, true);
     }
 
-    /// Fills the host's half of a root, as a kernel does that maps itself there: by entries that look
-    /// like pointers to tables, and lead to a bus error.
+    /// Fills the host's half of a root, as a kernel does that maps itself there: by entries that
+    /// look like pointers to tables, and lead to a bus error.
     fn poison_host_half(&mut self, root: Pfn, hardware: &Hardware<A>) {
         let poison = self.arch.table(PhysAddr((self.frames.len() as u64) << FRAME_SHIFT));
         for index in self.user_entries(self.arch.levels())..1 << self.arch.index_bits() {

@@ -14,7 +14,8 @@ pub enum Rule {
     StillMapped,
     /// A table goes back only when no live entry points to it.
     StillHooked,
-    /// The engine neither reads nor writes those entries of a root that translate no user address: they are the host's.
+    /// The engine neither reads nor writes those entries of a root that translate no user address:
+    /// they are the host's.
     HostHalf,
     /// A table goes back only when every lockless walker has left that was under way when it was unhooked.
     TableUnderWalker,
@@ -52,7 +53,8 @@ pub enum Rule {
     Deadlock,
     /// No lock, walk, or masked interrupt where the engine gives way or waits for other CPUs.
     Atomic,
-    /// The work for which a CPU keeps its locks, or touches memory without a look at what else there is to do, is bounded.
+    /// The work for which a CPU keeps its locks, or touches memory without a look at what else
+    /// there is to do, is bounded.
     Long,
     /// An invalidation names the space's root, and ranges in order.
     Invalidation,

@@ -61,8 +61,8 @@ fn touching_counts_hits_misses_and_walks() {
     let after = machine.stats();
     assert_eq!(after.later_hits - before.later_hits, 256);
     assert_eq!((after.walks, after.misses), (before.walks, before.misses));
-    // The first walk for each page finds the pointer to its table cached; the fault that it ends in drops that (Intel SDM vol. 3A §5.10.4.1),
-    // and so does the one that is delivered.
+    // The first walk for each page finds the pointer to its table cached; the fault that it ends in
+    // drops that (Intel SDM vol. 3A §5.10.4.1), and so does the one that is delivered.
     assert!(before.walk_reads < before.walks * 3, "{before:?}");
     drop(program);
 

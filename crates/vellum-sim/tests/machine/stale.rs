@@ -1,5 +1,6 @@
-//! What the simulated TLBs hold of entries that have come to allow more: what each format says ([`vellum::arch::stale`]), no less and no
-//! more. The tables are made by hand, of one page; the fault handler does what a test says.
+//! What the simulated TLBs hold of entries that have come to allow more: what each format says
+//! ([`vellum::arch::stale`]), no less and no more. The tables are made by hand, of one page; the
+//! fault handler does what a test says.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::SeqCst;
@@ -81,8 +82,9 @@ impl<A: Silicon> Handler for Space<'_, A> {
     }
 }
 
-/// The entry for a page is `before` (none: there is not even a table) and is read once, if that is allowed. Then the page is written, or
-/// read, and the handler writes the entry anew. How many faults that takes; `None`: it never ends.
+/// The entry for a page is `before` (none: there is not even a table) and is read once, if that is
+/// allowed. Then the page is written, or read, and the handler writes the entry anew. How many
+/// faults that takes; `None`: it never ends.
 fn faults<A: Silicon>(
     (arch, software): (A, bool),
     before: Option<Attrs>,

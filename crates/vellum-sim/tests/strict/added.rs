@@ -1,5 +1,6 @@
-//! Entries that come to allow more, beside TLBs that hold what they said before ([`vellum::arch::stale`]): the CPU that faulted goes
-//! on, in every format, and a CPU that has not faulted yet does so after one fault more. Programs stay on their CPUs, so that nothing is
+//! Entries that come to allow more, beside TLBs that hold what they said before
+//! ([`vellum::arch::stale`]): the CPU that faulted goes on, in every format, and a CPU that has not
+//! faulted yet does so after one fault more. Programs stay on their CPUs, so that nothing is
 //! dropped but what the architecture or the engine drops.
 
 use std::num::NonZeroU16;
@@ -129,7 +130,8 @@ impl<A: Silicon> Bench<'_, A> {
         done
     }
 
-    /// Both CPUs load some pages, so that they hold what entries say; then `add` has the entries allow more, and both store.
+    /// Both CPUs load some pages, so that they hold what entries say; then `add` has the entries
+    /// allow more, and both store.
     fn stores_after(&self, programs: &[Program<'_, Strict<A>, Space<'_, A>>], pages: &[u64], add: impl FnOnce()) {
         for program in programs {
             pages.iter().for_each(|page| _ = program.load_u64(self.at(*page)).unwrap());
@@ -137,7 +139,8 @@ impl<A: Silicon> Bench<'_, A> {
         add();
         for (n, program) in programs.iter().enumerate() {
             for page in pages {
-                // Of a copy-on-write mapping, or one that is tracked: the write, and perhaps one for the entry that the TLB holds.
+                // Of a copy-on-write mapping, or one that is tracked: the write, and perhaps one
+                // for the entry that the TLB holds.
                 self.takes(2, || program.store_u64(self.at(*page), 10 * page + n as u64)).unwrap();
                 assert_eq!(program.load_u64(self.at(*page)), Ok(10 * page + n as u64));
             }
@@ -154,7 +157,8 @@ impl<A: Silicon> Bench<'_, A> {
     }
 }
 
-/// Once the child has exited the memory is the parent's alone, and a write goes ahead in place (copy-on-write reuse).
+/// Once the child has exited the memory is the parent's alone, and a write goes ahead in place
+/// (copy-on-write reuse).
 fn reuses<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
@@ -166,7 +170,8 @@ fn reuses<A: Silicon>(on: &Bench<'_, A>) {
     }
 }
 
-/// `mprotect` takes the right to write, or all rights, and gives it back; it gives the right to execute.
+/// `mprotect` takes the right to write, or all rights, and gives it back; it gives the right to
+/// execute.
 fn protects<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
@@ -193,7 +198,8 @@ fn protects<A: Silicon>(on: &Bench<'_, A>) {
     programs.iter().for_each(|program| _ = on.takes(1, || program.execute(on.at(5))).unwrap());
 }
 
-/// uffd-wp is lifted: by `UFFDIO_WRITEPROTECT` without the mode, by `UFFDIO_UNREGISTER`, and by an asynchronous write fault.
+/// uffd-wp is lifted: by `UFFDIO_WRITEPROTECT` without the mode, by `UFFDIO_UNREGISTER`, and by an
+/// asynchronous write fault.
 fn unwatches<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
@@ -228,7 +234,8 @@ fn tracks<A: Silicon>(on: &Bench<'_, A>) {
     }
 }
 
-/// Reclaim write-protects the pages that it is about to write to a device; the write fails, and they are writable again.
+/// Reclaim write-protects the pages that it is about to write to a device; the write fails, and
+/// they are writable again.
 fn restores<A: Silicon>(on: &Bench<'_, A>) {
     std::thread::scope(|scope| {
         let ((now, told), (go, done)) = (channel(), channel());
@@ -256,7 +263,8 @@ fn restores<A: Silicon>(on: &Bench<'_, A>) {
     });
 }
 
-/// Small pages are collapsed to one folio; `mremap` moves entries to where a TLB may hold that there are none.
+/// Small pages are collapsed to one folio; `mremap` moves entries to where a TLB may hold that
+/// there are none.
 fn collapses<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
@@ -279,8 +287,8 @@ fn collapses<A: Silicon>(on: &Bench<'_, A>) {
     programs.iter().for_each(|program| on.takes(1, || program.store(BASE, 9)).unwrap());
 }
 
-/// Entries become present: by a fault or by `MAP_POPULATE`, from a swap device, in tables old and new. The CPU that makes them so needs no
-/// further fault; each other CPU takes at most one a page.
+/// Entries become present: by a fault or by `MAP_POPULATE`, from a swap device, in tables old and
+/// new. The CPU that makes them so needs no further fault; each other CPU takes at most one a page.
 fn appears<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     let far = BASE + (1 << 36);
@@ -300,7 +308,8 @@ fn appears<A: Silicon>(on: &Bench<'_, A>) {
         on.space.map(MapRequest { addr: at, len, prot: RW, flags }).unwrap();
         // This is CPU 0.
         let _seat = on.sim.cpu(0);
-        // Unless the CPU is to see the entries by itself, in bounded time, or software sets accessed and dirty.
+        // Unless the CPU is to see the entries by itself, in bounded time, or software sets
+        // accessed and dirty.
         let waits = on.arch.tlb_rules().not_present == Stale::Bounded;
         let faults = if waits || on.records { 16 } else { 0 };
         let range = VirtRange { start: at, end: at + len };
@@ -317,8 +326,8 @@ fn appears<A: Silicon>(on: &Bench<'_, A>) {
     on.takes(1, || programs[0].store(far, 3)).unwrap();
 }
 
-/// Accessed and dirty are set by a fault where software does it, on each CPU that holds an entry without them. No other CPU is
-/// interrupted for that.
+/// Accessed and dirty are set by a fault where software does it, on each CPU that holds an entry
+/// without them. No other CPU is interrupted for that.
 fn records<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     let shared = BASE + (1 << 36);
@@ -333,8 +342,8 @@ fn records<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.sim.stats().invalidations, before);
 }
 
-/// The tests in one format: on CPUs that set accessed and dirty, and on CPUs that leave them to software; with pages, blocks, and huge
-/// pages.
+/// The tests in one format: on CPUs that set accessed and dirty, and on CPUs that leave them to
+/// software; with pages, blocks, and huge pages.
 macro_rules! rights {
     ($($format:ident: $arch:expr, $huge:expr;)*) => {$(
         mod $format {

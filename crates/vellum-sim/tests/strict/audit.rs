@@ -1,4 +1,5 @@
-//! The audit: finds nothing on a machine at rest, and each kind of difference where a space is kept from it.
+//! The audit: finds nothing on a machine at rest, and each kind of difference where a space is kept
+//! from it.
 
 use vellum::audit::{Sums, Unsound, What, audit, span};
 use vellum::space::Advise;

@@ -1,5 +1,5 @@
-//! All that a group's programs have the engine allocate is charged to the group: its limit holds for all of it, on machines of any size, and a
-//! refusal names the group.
+//! All that a group's programs have the engine allocate is charged to the group: its limit holds
+//! for all of it, on machines of any size, and a refusal names the group.
 
 use vellum::arch::X86_64;
 use vellum::cache::Object;
@@ -27,8 +27,8 @@ struct Loot<'m> {
 /// What a program does to get memory; returns why it got no more.
 type Attack = for<'m> fn(&'m Machine<'m, Fast>, GroupId, &mut Loot<'m>) -> Refused;
 
-/// Lets `attack` take what it gets in a group of 1 MiB, until it is refused; on machines with more and fewer CPUs. The group takes as much as it
-/// is charged for, and all of that comes back.
+/// Lets `attack` take what it gets in a group of 1 MiB, until it is refused; on machines with more
+/// and fewer CPUs. The group takes as much as it is charged for, and all of that comes back.
 fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
     for cpus in [1, 64, 65, 256] {
         let sim = Config::new(256 << 20).cpus(cpus).fast().unwrap();
@@ -127,7 +127,8 @@ fn tables<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m
     why.expect("it was refused")
 }
 
-/// Objects, and those with a page at the end of everything, for which the index is as high as can be.
+/// Objects, and those with a page at the end of everything, for which the index is as high as can
+/// be.
 fn objects<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
     for i in 0.. {
         let object = match Object::new(machine, &X86_64::four_levels(), group, 0, i64::MAX as u64) {
@@ -184,7 +185,8 @@ fn a_limit_holds_for_everything_together() {
     may_take_no_more([tables, areas, objects, children, groups]);
 }
 
-/// What a space was charged for stays with its group when the space moves, and comes back to that group.
+/// What a space was charged for stays with its group when the space moves, and comes back to that
+/// group.
 #[test]
 fn what_was_charged_stays_where_it_was() {
     let sim = Config::new(64 << 20).cpus(100).fast().unwrap();
@@ -215,7 +217,8 @@ fn what_was_charged_stays_where_it_was() {
     [one, other].iter().for_each(|group| groups.remove(frames, *group).unwrap());
 }
 
-/// A fault that needs a table, and a write that needs a page, are refused by the group above too, and say so.
+/// A fault that needs a table, and a write that needs a page, are refused by the group above too,
+/// and say so.
 #[test]
 fn the_group_that_is_full_is_named() {
     let sim = Config::new(64 << 20).cpus(2).fast().unwrap();
@@ -237,7 +240,8 @@ fn the_group_that_is_full_is_named() {
     }
 }
 
-/// Pages that CPUs have charged in advance are not lost to a group that is full: it comes up to its limit, and not further.
+/// Pages that CPUs have charged in advance are not lost to a group that is full: it comes up to its
+/// limit, and not further.
 #[test]
 fn a_group_has_all_that_it_may_have() {
     const CPUS: usize = 64;

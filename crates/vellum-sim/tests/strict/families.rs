@@ -65,7 +65,8 @@ fn of_a_child<A: Silicon>(arch: A) {
         let all = [&parent].into_iter().chain(&children).collect();
         let shown = shown(on, all);
         assert_eq!(resident(&children), 0);
-        // Each child a few times: whether its memory was used, and to have it out; and not by each of the others' pages.
+        // Each child a few times: whether its memory was used, and to have it out; and not by each
+        // of the others' pages.
         assert!(shown as u64 <= 6 * CHILDREN, "{shown} spaces were asked");
         for (nth, child) in (0..).zip(&children) {
             (0..CHILDREN).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), 100 * nth + page));
@@ -120,7 +121,8 @@ fn deep<A: Silicon>(arch: A) {
             on.store(&line[generation], BASE + generation as u64 * on.page, generation as u64);
             line.push(line[generation].fork().unwrap());
         }
-        // What was first anybody's in the line, the last of it has too; whichever of the others have ended.
+        // What was first anybody's in the line, the last of it has too; whichever of the others
+        // have ended.
         line.drain(2..6);
         shown(on, line.iter().collect());
         assert_eq!(resident(&line), 0);

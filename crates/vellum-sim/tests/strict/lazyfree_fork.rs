@@ -1,4 +1,5 @@
-//! Fork copies lazily freed memory while another CPU writes to it: a store that the child has seen is never reclaimed.
+//! Fork copies lazily freed memory while another CPU writes to it: a store that the child has seen
+//! is never reclaimed.
 
 use std::sync::Mutex;
 
@@ -17,8 +18,9 @@ use crate::bench::{BASE, map};
 /// Schedules of each kind.
 const SCHEDULES: usize = 1000;
 
-/// A folio of this order is freed lazily, and forked while another CPU stores to each of these pages of it. A child that has
-/// seen the stores still sees them when memory was reclaimed; so does a grandchild.
+/// A folio of this order is freed lazily, and forked while another CPU stores to each of these
+/// pages of it. A child that has seen the stores still sees them when memory was reclaimed; so does
+/// a grandchild.
 fn stores_survive_reclaim<A: Silicon>(arch: A, order: u8, bytes: u64, pages: &'static [u64]) {
     let case = move || {
         let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);

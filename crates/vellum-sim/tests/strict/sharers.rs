@@ -1,4 +1,5 @@
-//! Swap slots with hundreds and thousands of references: fork, swap-in, swapoff and exit work for every sharer.
+//! Swap slots with hundreds and thousands of references: fork, swap-in, swapoff and exit work for
+//! every sharer.
 
 use vellum::arch::{Kind, X86_64};
 use vellum::cache::Object;
@@ -23,7 +24,8 @@ fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
     crate::bench::on(arch, Setup { bytes: 256 << 20, slots: 4096, hostility: Hostility::NONE, ..USUAL }, test);
 }
 
-/// Returns the highest reference count of the slots that a space has its memory in, and how many these are.
+/// Returns the highest reference count of the slots that a space has its memory in, and how many
+/// these are.
 fn references<A: Silicon>(on: &Bench<'_, A>, space: &Space<'_, A>, len: u64) -> (u32, u32) {
     let (mut most, mut slots) = (0, 0);
     space.runs(range(BASE, len), |run| {
@@ -39,7 +41,8 @@ fn references<A: Silicon>(on: &Bench<'_, A>, space: &Space<'_, A>, len: u64) -> 
     (most, slots)
 }
 
-/// A space with so many bytes, all swapped out, and children that share it. Each page holds its number and 7.
+/// A space with so many bytes, all swapped out, and children that share it. Each page holds its
+/// number and 7.
 fn family<'m, A: Silicon>(on: &Bench<'m, A>, len: u64, children: u64) -> Vec<Space<'m, A>> {
     let parent = on.space();
     map(&parent, BASE, len);
@@ -144,7 +147,8 @@ fn saturated<A: Silicon>(arch: A) {
     });
 }
 
-/// The device is read with no lock held, which the strict machine checks, also where every lasting reference is refused.
+/// The device is read with no lock held, which the strict machine checks, also where every lasting
+/// reference is refused.
 fn swap_in<A: Silicon>(arch: A) {
     on(arch, |on| {
         let family = family(on, PAGES * on.page, 3);

@@ -209,7 +209,8 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// The address in a pointer to a table.
     fn table_addr(&self, raw: u64) -> PhysAddr;
 
-    /// Returns what TLBs may hold of entries that have since come to allow more. Constant where CPUs do not differ.
+    /// Returns what TLBs may hold of entries that have since come to allow more. Constant where
+    /// CPUs do not differ.
     fn tlb_rules(&self) -> TlbRules;
 
     /// What leaves of this format can remember; the rest is dropped when a leaf is made, and read as absent.

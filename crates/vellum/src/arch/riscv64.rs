@@ -111,8 +111,8 @@ impl Riscv64 {
         Riscv64 { napot: true, ..self }
     }
 
-    /// For a CPU with Svvptc: an entry that becomes valid is seen in bounded time. Any other CPU may hold that there is nothing, and
-    /// is to be told.
+    /// For a CPU with Svvptc: an entry that becomes valid is seen in bounded time. Any other CPU
+    /// may hold that there is nothing, and is to be told.
     pub const fn with_vvptc(self) -> Self {
         Riscv64 { vvptc: true, ..self }
     }

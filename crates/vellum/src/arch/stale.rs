@@ -1,8 +1,9 @@
 //! What TLBs may hold of entries that have since come to allow more.
 //!
-//! Taking a right away, or a page, always ends with an invalidation on every CPU. *Adding* one does not: an entry becomes
-//! writable, present, accessed or dirty by a store, and each architecture says how long a CPU may go on faulting by what the entry
-//! said before. [`TlbRules`] is that answer, in a form that the engine's fault path and a simulated TLB both obey:
+//! Taking a right away, or a page, always ends with an invalidation on every CPU. *Adding* one does
+//! not: an entry becomes writable, present, accessed or dirty by a store, and each architecture
+//! says how long a CPU may go on faulting by what the entry said before. [`TlbRules`] is that
+//! answer, in a form that the engine's fault path and a simulated TLB both obey:
 //!
 //! | a TLB holds an entry that is … | x86-64 | AArch64 | RISC-V with Svvptc | RISC-V without |
 //! |---|---|---|---|---|
@@ -11,24 +12,29 @@
 //! | not accessed, where software sets that | – | [never](Stale::NotCached) | [until invalidated](Stale::UntilInvalidated) | [until invalidated](Stale::UntilInvalidated) |
 //! | not dirty, where software sets that | – | [until invalidated](Stale::UntilInvalidated) | [until invalidated](Stale::UntilInvalidated) | [until invalidated](Stale::UntilInvalidated) |
 //!
-//! Where the answer is "until invalidated" the fault handler invalidates, on the CPU that faulted and there alone
-//! ([`Tlb::invalidate_local`](crate::platform::Tlb::invalidate_local)); a CPU that holds the same old entry takes a fault of its own.
+//! Where the answer is "until invalidated" the fault handler invalidates, on the CPU that faulted
+//! and there alone ([`Tlb::invalidate_local`](crate::platform::Tlb::invalidate_local)); a CPU that
+//! holds the same old entry takes a fault of its own.
 //!
 //! # Sources
-//! - **x86-64**: Intel SDM vol. 3A §5.10.2.3 (4.10.2.3 before the chapters were renumbered): a translation is cached only if every
-//!   entry on the way is present and has its accessed flag set, and the same holds of paging-structure caches (§5.10.3);
-//!   §5.10.4.1: a page fault drops the TLB entries and the paging-structure caches' entries for the address that faulted, so
-//!   that it does not recur for want of an invalidation; §5.10.4.3 allows exactly one such fault. AMD APM vol. 2 §5.5 agrees. Accessed
-//!   and dirty are the processor's to set.
-//! - **AArch64**: Arm ARM (DDI 0487) D8.16, "Translation Lookaside Buffers": an entry that causes a Translation fault, an
-//!   Address size fault or an Access flag fault is never held in a TLB; nothing says so of a Permission fault. A clean writable
-//!   entry is read-only to a CPU that does not manage the dirty state (D8.5.2.1), so a write to it is a Permission fault. Linux
-//!   invalidates on the CPU that faulted, too (`__ptep_set_access_flags`, `flush_tlb_fix_spurious_fault`).
-//! - **RISC-V**: Privileged specification, "Supervisor Memory-Management Fence Instruction": an address-translation cache may
-//!   hold any entry that it has read, valid or not, until an SFENCE.VMA that reaches it; software that makes an entry valid, or
-//!   adds a right, may leave that to the page-fault handler. One with an address reaches leaf entries only. Svvptc: an entry that
-//!   becomes valid is seen in bounded time. Svade: where A, or for a store D, is clear, the access is a page fault, like one for want
-//!   of a right; Svadu: hardware sets them.
+//! - **x86-64**: Intel SDM vol. 3A §5.10.2.3 (4.10.2.3 before the chapters were renumbered): a
+//!   translation is cached only if every entry on the way is present and has its accessed flag set,
+//!   and the same holds of paging-structure caches (§5.10.3); §5.10.4.1: a page fault drops the TLB
+//!   entries and the paging-structure caches' entries for the address that faulted, so that it does
+//!   not recur for want of an invalidation; §5.10.4.3 allows exactly one such fault. AMD APM vol. 2
+//!   §5.5 agrees. Accessed and dirty are the processor's to set.
+//! - **AArch64**: Arm ARM (DDI 0487) D8.16, "Translation Lookaside Buffers": an entry that causes a
+//!   Translation fault, an Address size fault or an Access flag fault is never held in a TLB;
+//!   nothing says so of a Permission fault. A clean writable entry is read-only to a CPU that does
+//!   not manage the dirty state (D8.5.2.1), so a write to it is a Permission fault. Linux
+//!   invalidates on the CPU that faulted, too (`__ptep_set_access_flags`,
+//!   `flush_tlb_fix_spurious_fault`).
+//! - **RISC-V**: Privileged specification, "Supervisor Memory-Management Fence Instruction": an
+//!   address-translation cache may hold any entry that it has read, valid or not, until an
+//!   SFENCE.VMA that reaches it; software that makes an entry valid, or adds a right, may leave
+//!   that to the page-fault handler. One with an address reaches leaf entries only. Svvptc: an
+//!   entry that becomes valid is seen in bounded time. Svade: where A, or for a store D, is clear,
+//!   the access is a page fault, like one for want of a right; Svadu: hardware sets them.
 
 /// How long a CPU may go on faulting by what an entry said before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

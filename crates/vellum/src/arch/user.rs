@@ -13,8 +13,8 @@ use crate::addr::{VirtRange, align_down, align_up};
 
 /// A half-open range of virtual addresses that user mode may have: `start <= end <= user_end`.
 ///
-/// It derefs to the [`VirtRange`] of the same addresses. Its methods return parts of it, or join two:
-/// none leads out of the user half.
+/// It derefs to the [`VirtRange`] of the same addresses. Its methods return parts of it, or join
+/// two: none leads out of the user half.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct UserRange(VirtRange);
 
@@ -31,9 +31,9 @@ pub enum BadRange {
 }
 
 impl UserRange {
-    /// Checks a range that comes from a program: `start` must be a multiple of the page size; `len`,
-    /// in bytes, is rounded up to whole pages. A range of no length is in the user half wherever it
-    /// begins.
+    /// Checks a range that comes from a program: `start` must be a multiple of the page size;
+    /// `len`, in bytes, is rounded up to whole pages. A range of no length is in the user half
+    /// wherever it begins.
     ///
     /// # Errors
     /// See [`BadRange`].
@@ -68,7 +68,8 @@ impl UserRange {
         UserRange(VirtRange { start: 0, end: arch.user_end() })
     }
 
-    /// Returns the part that `other` shares; empty, at an unspecified place inside, if there is none.
+    /// Returns the part that `other` shares; empty, at an unspecified place inside, if there is
+    /// none.
     #[inline]
     pub fn intersect(&self, other: &VirtRange) -> UserRange {
         let end = self.end.min(other.end).max(self.start);
@@ -88,7 +89,8 @@ impl UserRange {
         UserRange(VirtRange { end: end.min(self.end).max(self.start), ..self.0 })
     }
 
-    /// Returns the part that the naturally aligned block of `1 << shift` bytes around `addr` shares.
+    /// Returns the part that the naturally aligned block of `1 << shift` bytes around `addr`
+    /// shares.
     #[inline]
     pub fn around(&self, addr: u64, shift: u32) -> UserRange {
         let start = align_down(addr, shift);

@@ -76,7 +76,8 @@ impl Arch for X86_64 {
 
     #[inline(always)]
     fn tlb_rules(&self) -> TlbRules {
-        // The processor sets accessed and dirty itself: an entry without them is no reason to fault.
+        // The processor sets accessed and dirty itself: an entry without them is no reason to
+        // fault.
         let (not_accessed, not_dirty) = (Stale::NotCached, Stale::NotCached);
         TlbRules { not_present: Stale::NotCached, denied: Stale::UntilFault, not_accessed, not_dirty }
     }

@@ -256,7 +256,8 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// Keeps a group that the caller names from being removed. The object's own has the object charged.
+    /// Keeps a group that the caller names from being removed. The object's own has the object
+    /// charged.
     fn pinned(&self, group: GroupId) -> Result<Option<Pinned<'_, 'm>>, Refused> {
         let foreign = (group != self.group()).then(|| self.machine.groups().pinned(group).ok_or(Refused::OutOfMemory));
         foreign.transpose()

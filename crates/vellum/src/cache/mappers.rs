@@ -4,13 +4,13 @@
 //! # Mechanism
 //! Pairs of a space's number and how many of its areas map the object, in the order of the numbers.
 //! They stand in *rows*: the first is what the object's head leaves of its frame, each other one a
-//! frame that the group of the space pays for which there was no room. Neighbours that are half empty
-//! together become one, so a list is never longer than one row for each half row of spaces.
+//! frame that the group of the space pays for which there was no room. Neighbours that are half
+//! empty together become one, so a list is never longer than one row for each half row of spaces.
 //!
 //! # A child that is forked meanwhile
-//! Numbers are given out in ascending order, and a child is in the list before its parent's range is no
-//! longer claimed. So a visit in the order of the numbers meets every child that could have got
-//! something from a space that the visit was not done with.
+//! Numbers are given out in ascending order, and a child is in the list before its parent's range
+//! is no longer claimed. So a visit in the order of the numbers meets every child that could have
+//! got something from a space that the visit was not done with.
 
 use core::ptr::NonNull;
 
@@ -42,7 +42,8 @@ struct Row {
     pairs: ArrayVec<Mapper, ROOM>,
 }
 
-/// The list. Rows other than the first are not empty. It is in the object's lock, and so are its rows.
+/// The list. Rows other than the first are not empty. It is in the object's lock, and so are its
+/// rows.
 pub(super) struct Mappers {
     first: Pfn,
     last: Pfn,
@@ -52,8 +53,8 @@ impl Mappers {
     /// The list of an object that nothing maps yet, in this frame.
     ///
     /// # Safety
-    /// The frame is the caller's alone, for as long as the object lives; what is behind the object's
-    /// head in it is the list's.
+    /// The frame is the caller's alone, for as long as the object lives; what is behind the
+    /// object's head in it is the list's.
     pub(super) unsafe fn new<P: Platform>(frames: &Frames<'_, P>, object: Pfn) -> Self {
         // SAFETY: by contract.
         unsafe { Row::init(frames, object, [Pfn::NONE; 2]) };
@@ -162,7 +163,8 @@ impl Mappers {
     }
 
     fn row<P: Platform>(&mut self, frames: &Frames<'_, P>, at: Pfn) -> &mut Row {
-        // SAFETY: a row of this list, which `Row::init` has made; and the list is borrowed for as long as the row is.
+        // SAFETY: a row of this list, which `Row::init` has made; and the list is borrowed for as
+        // long as the row is.
         unsafe { Row::of(frames, at).as_mut() }
     }
 }

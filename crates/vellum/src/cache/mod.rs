@@ -11,10 +11,10 @@
 //! - **No heap.** The object's head, and the nodes of its index, are frames, charged to a group.
 //! - **One lock an object**, for its size and its index. Nothing is allocated or copied under it, and no other lock is taken but a
 //!   cluster's of swap slots.
-//! - **The size decides under that lock** whether a fault finds a page. [`Object::set_size`] writes the size there first. A
-//!   fault that was ahead of it is still in the lock of its space's areas, which
-//!   [`crate::space::discard`] takes as the writer before it looks: what such a fault has mapped is found and
-//!   removed, and every later one knows the new size.
+//! - **The size decides under that lock** whether a fault finds a page. [`Object::set_size`] writes
+//!   the size there first. A fault that was ahead of it is still in the lock of its space's areas,
+//!   which [`crate::space::discard`] takes as the writer before it looks: what such a fault has
+//!   mapped is found and removed, and every later one knows the new size.
 //! - **Large folios** need no other index: each slot names the frame of its own page, and a frame's descriptor knows the
 //!   way to the head of its folio. They come where none of their pages is there yet, and leave page by page; their memory is free
 //!   when the last has left.
@@ -186,7 +186,8 @@ impl<'m, P: Platform> Object<'m, P> {
             tag,
             contents: SpinLock::new(Contents { size, index: Index::new(), mappers }),
         };
-        // SAFETY: a frame of its own, in the direct map, large enough (as `mappers` asserts) and aligned.
+        // SAFETY: a frame of its own, in the direct map, large enough (as `mappers` asserts) and
+        // aligned.
         unsafe { frames.at(at.addr()).cast::<Head>().write(head) };
         Ok(Object { machine, at })
     }
@@ -247,8 +248,8 @@ impl<'m, P: Platform> Object<'m, P> {
         self.lock().size
     }
 
-    /// Returns the number of pages in memory and the number on swap devices, both of one moment: a page that is swapped out or in
-    /// meanwhile is in exactly one of them.
+    /// Returns the number of pages in memory and the number on swap devices, both of one moment: a
+    /// page that is swapped out or in meanwhile is in exactly one of them.
     pub fn extent(&self) -> [u64; 2] {
         let contents = self.lock();
         [contents.index.here(), contents.index.away()]
@@ -271,8 +272,9 @@ impl<'m, P: Platform> Object<'m, P> {
         backing.object == self.at
     }
 
-    /// Returns the backing of an area that is about to come, with a reference and counted among those of
-    /// its space. `group` pays for that. Of a writer, which was [admitted](Object::admit_writer).
+    /// Returns the backing of an area that is about to come, with a reference and counted among
+    /// those of its space. `group` pays for that. Of a writer, which was
+    /// [admitted](Object::admit_writer).
     ///
     /// # Errors
     /// As of [`Object::map`]; the writer is no longer admitted.
@@ -369,13 +371,15 @@ unsafe fn head<'a, P: Platform>(machine: &'a Machine<'_, P>, at: Pfn) -> &'a Hea
     unsafe { machine.frames().at(at.addr()).cast::<Head>().as_ref() }
 }
 
-/// Another area of a space that has one with this backing has it too: a copy of one that holds its reference.
+/// Another area of a space that has one with this backing has it too: a copy of one that holds its
+/// reference.
 pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
     let counted = lend_to(machine, backing, space, GroupId::ROOT);
     debug_assert!(counted.is_ok(), "the space has an area with this backing");
 }
 
-/// An area of a space has this backing: a copy of one that holds its reference, of any space. `group` pays for what that takes.
+/// An area of a space has this backing: a copy of one that holds its reference, of any space.
+/// `group` pays for what that takes.
 ///
 /// # Errors
 /// As of [`Object::map`].
@@ -397,7 +401,8 @@ pub(crate) fn lend_to<P: Platform>(
     Ok(())
 }
 
-/// An area of a space with this backing is gone. If it was the last that knew the object, the object joins those that wait to be freed.
+/// An area of a space with this backing is gone. If it was the last that knew the object, the
+/// object joins those that wait to be freed.
 pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId, orphans: &mut Orphans) {
     if backing.is_anonymous() {
         return;

@@ -244,8 +244,8 @@ fn smaller_folios_where_large_ones_may_not_be_had() {
     assert_eq!(orders, [[4; 16].as_slice(), &[0; 4]].concat());
 }
 
-/// The spaces that map an object are found in the order of their numbers, whatever order they come and go
-/// in; and few of them need few frames, however many there were.
+/// The spaces that map an object are found in the order of their numbers, whatever order they come
+/// and go in; and few of them need few frames, however many there were.
 #[test]
 fn an_object_knows_the_spaces_that_map_it() {
     let host = Host::with_frames(2_000, 1);

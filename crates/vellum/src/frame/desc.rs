@@ -106,8 +106,9 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The number of references from which on a program's call gets no more. A quarter of what there
-    /// is room for: neither count comes near its last value, however many CPUs add to it at once.
+    /// The number of references from which on a program's call gets no more. A quarter of what
+    /// there is room for: neither count comes near its last value, however many CPUs add to it at
+    /// once.
     pub const MOST: u32 = 1 << 30;
 
     #[inline]
@@ -288,9 +289,9 @@ impl Frame {
     /// Adds as many references and mappings as a program's call asks for, under the same condition;
     /// returns `false`, with nothing changed, if there are [`Counts::MOST`] references already.
     ///
-    /// References that the engine takes for itself ([`Frame::get`]) are a few for each CPU: what lies
-    /// between that number and the last one is room for them, and for all CPUs that find out here at
-    /// the same time that there are too many.
+    /// References that the engine takes for itself ([`Frame::get`]) are a few for each CPU: what
+    /// lies between that number and the last one is room for them, and for all CPUs that find out
+    /// here at the same time that there are too many.
     #[inline]
     #[must_use]
     pub(crate) fn share(&self, refs: u32, maps: u32) -> bool {

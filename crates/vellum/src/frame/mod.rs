@@ -56,7 +56,8 @@ const SECTION_SHIFT: u32 = 13;
 /// The descriptors of so many frames in a row, of which at least one exists.
 type Section = [Frame; 1 << SECTION_SHIFT];
 
-/// Frames whose contents are zeroed or copied in one go, 64 KiB: after so many the CPU may do something else.
+/// Frames whose contents are zeroed or copied in one go, 64 KiB: after so many the CPU may do
+/// something else.
 const PIECE: u32 = 16;
 
 /// What frames are for. Those that stay where they are keep together, so that few of them don't keep much memory from
@@ -88,7 +89,8 @@ impl core::fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// A folio has [`Counts::MOST`] references and mappings, and a program asked for one more. No reclaim helps against that.
+/// A folio has [`Counts::MOST`] references and mappings, and a program asked for one more. No
+/// reclaim helps against that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyReferences;
 
@@ -388,8 +390,8 @@ impl<'p, P: Platform> Frames<'p, P> {
         got
     }
 
-    /// Adds references and mappings to a folio, and returns what the counts were. The caller has a reference, or keeps
-    /// whoever has one from dropping it.
+    /// Adds references and mappings to a folio, and returns what the counts were. The caller has a
+    /// reference, or keeps whoever has one from dropping it.
     #[inline]
     pub(crate) fn get_counts(&self, head: Pfn, frame: &Frame, refs: u32, maps: u32) -> Counts {
         self.trace_more(head, frame, refs, maps);
@@ -434,33 +436,38 @@ impl<'p, P: Platform> Frames<'p, P> {
         self.zero_on_free
     }
 
-    /// Overwrites frames with zeros. If they are more than a [`PIECE`], the caller holds no spin lock.
+    /// Overwrites frames with zeros. If they are more than a [`PIECE`], the caller holds no spin
+    /// lock.
     ///
     /// # Safety
     /// The frames are this machine's and the caller's alone.
     #[inline]
     pub(crate) unsafe fn zero(&self, pfn: Pfn, count: u32) {
         self.in_pieces(count, |at, bytes| {
-            // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody else's (this contract).
+            // SAFETY: the direct map covers the machine's frames (contract of `Memory`); nobody
+            // else's (this contract).
             unsafe { self.platform.zero(self.at(pfn.add(at).addr()).as_ptr(), bytes) };
         });
     }
 
-    /// Copies frames that others may be writing to. If they are more than a [`PIECE`], the caller holds no spin lock.
+    /// Copies frames that others may be writing to. If they are more than a [`PIECE`], the caller
+    /// holds no spin lock.
     ///
     /// # Safety
-    /// `from` and `to` are the first of as many frames in a row. Those at `from` stay meanwhile; those at `to` are others, that only
-    /// the caller knows.
+    /// `from` and `to` are the first of as many frames in a row. Those at `from` stay meanwhile;
+    /// those at `to` are others, that only the caller knows.
     pub(crate) unsafe fn copy(&self, from: Pfn, to: Pfn, count: u32) {
         self.in_pieces(count, |at, bytes| {
             let [from, to] = [from, to].map(|pfn| self.at(pfn.add(at).addr()).as_ptr());
-            // SAFETY: by contract; the direct map covers the machine's frames (contract of `Memory`), and whatever writes to the
-            // contents of objects and VMAs treats them as atomics.
+            // SAFETY: by contract; the direct map covers the machine's frames (contract of
+            // `Memory`), and whatever writes to the contents of objects and VMAs treats them as
+            // atomics.
             unsafe { self.platform.copy(from, to, bytes) };
         });
     }
 
-    /// Calls `f` with the number of the first frame of each piece of `count` frames, and with the bytes of the piece.
+    /// Calls `f` with the number of the first frame of each piece of `count` frames, and with the
+    /// bytes of the piece.
     #[inline(always)]
     fn in_pieces(&self, count: u32, f: impl Fn(u32, usize)) {
         f(0, count.min(PIECE) as usize * FRAME_SIZE as usize);

@@ -1,12 +1,15 @@
 //! Charges: counters, limits, and stocks of pages charged in advance.
 //!
-//! A charge goes to a group and all its ancestors, whose counters all CPUs share. So a shard charges [`STOCK`] pages more than it needs, and
-//! pages that are freed go to its stock: the counters are touched once in 64 pages.
+//! A charge goes to a group and all its ancestors, whose counters all CPUs share. So a shard
+//! charges [`STOCK`] pages more than it needs, and pages that are freed go to its stock: the
+//! counters are touched once in 64 pages.
 //!
-//! A limit holds to the page: a charge is refused only when no stock below the full group has pages left. Finding those takes no search. A
-//! shard that may have a stock is *marked*, in its group's head, in the set of groups with such shards, and by a count in the group and each
-//! ancestor. Within [`MARGIN`] of a limit no shard becomes marked: it charges what it needs and gives back what is freed. So a group that
-//! reaches its limit takes back each stock once, and from then on finds by one load that there are none.
+//! A limit holds to the page: a charge is refused only when no stock below the full group has pages
+//! left. Finding those takes no search. A shard that may have a stock is *marked*, in its group's
+//! head, in the set of groups with such shards, and by a count in the group and each ancestor.
+//! Within [`MARGIN`] of a limit no shard becomes marked: it charges what it needs and gives back
+//! what is freed. So a group that reaches its limit takes back each stock once, and from then on
+//! finds by one load that there are none.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -20,12 +23,14 @@ use crate::platform::Platform;
 
 /// Within so many pages of a limit no shard keeps a stock.
 pub const MARGIN: u64 = 4 * STOCK as u64;
-/// The most empty stocks that one charge looks at before it is refused. The next attempt goes on with the others.
+/// The most empty stocks that one charge looks at before it is refused. The next attempt goes on
+/// with the others.
 const MOST_EMPTY: u32 = 256;
 
 impl<'p> Groups<'p> {
-    /// Changes a group's limit, in pages. What is above it already stays, and so do the stocks below the group, which can be charged without
-    /// asking for the limit: [`Groups::drain`] takes them back.
+    /// Changes a group's limit, in pages. What is above it already stays, and so do the stocks
+    /// below the group, which can be charged without asking for the limit: [`Groups::drain`] takes
+    /// them back.
     ///
     /// # Errors
     /// There is no such group.
@@ -49,7 +54,8 @@ impl<'p> Groups<'p> {
         })
     }
 
-    /// Returns what a group holds now. Costs a lock for each shard with pages of the group, and for each stock of its descendants'.
+    /// Returns what a group holds now. Costs a lock for each shard with pages of the group, and for
+    /// each stock of its descendants'.
     ///
     /// # Errors
     /// There is no such group.
@@ -74,7 +80,8 @@ impl<'p> Groups<'p> {
         Ok(usage)
     }
 
-    /// Returns the pages of a node on a group's own LRU lists, by list. The sum over all nodes is what [`Groups::usage`] returns.
+    /// Returns the pages of a node on a group's own LRU lists, by list. The sum over all nodes is
+    /// what [`Groups::usage`] returns.
     ///
     /// # Errors
     /// There is no such group.
@@ -129,7 +136,8 @@ impl<'p> Groups<'p> {
         }
     }
 
-    /// Charges a group and its ancestors, with what stocks have if need be. The caller holds no shard's lock.
+    /// Charges a group and its ancestors, with what stocks have if need be. The caller holds no
+    /// shard's lock.
     #[cold]
     pub(super) fn charge<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId, pages: u32) -> Result<(), OverLimit> {
         let Err(mut over) = self.charge_all(id, pages, 0) else { return Ok(()) };
@@ -177,8 +185,8 @@ impl<'p> Groups<'p> {
         Ok(())
     }
 
-    /// What a shard of a group may not keep of its stock: all that is more than [`STOCK`], or, near a limit, all. The caller uncharges that
-    /// when it has given back the shard's lock.
+    /// What a shard of a group may not keep of its stock: all that is more than [`STOCK`], or, near
+    /// a limit, all. The caller uncharges that when it has given back the shard's lock.
     #[cold]
     pub(super) fn surplus(&self, (id, shard): (GroupId, usize), lists: &mut Lists) -> u32 {
         if lists.keeps == 0 {
@@ -229,8 +237,8 @@ impl<'p> Groups<'p> {
         stock
     }
 
-    /// Takes back the stocks of a group and its descendants: from then on a limit that was set before holds for all of them. Costs a lock for
-    /// each stock.
+    /// Takes back the stocks of a group and its descendants: from then on a limit that was set
+    /// before holds for all of them. Costs a lock for each stock.
     ///
     /// # Errors
     /// There is no such group.

@@ -78,8 +78,8 @@ may_be_refused!(GroupError);
 /// The counters of a group and its descendants, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounters {
-    /// Charged, with what shards have in stock: at most `2 * STOCK` pages a shard more than [`GroupUsage::charged`], and never more than the
-    /// limit was.
+    /// Charged, with what shards have in stock: at most `2 * STOCK` pages a shard more than
+    /// [`GroupUsage::charged`], and never more than the limit was.
     pub charged: u64,
     /// The most that ever was charged, stocks included.
     pub peak: u64,
@@ -135,7 +135,8 @@ impl<'p> Groups<'p> {
         let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
         let pfn = frames.alloc(order, true, Use::Kernel)?;
         let first = frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>();
-        // SAFETY: frames of zeros, just allocated and kept for `'p`, that have room for so many atomics.
+        // SAFETY: frames of zeros, just allocated and kept for `'p`, that have room for so many
+        // atomics.
         let chunks = unsafe { core::slice::from_raw_parts(first, MAX_GROUPS << shift) };
         let groups = Groups {
             heads: [const { AtomicU32::new(0) }; HEAD_FRAMES],
@@ -182,8 +183,9 @@ impl<'p> Groups<'p> {
         self.ancestors(id).for_each(|at| _ = self.of(at).swapped.fetch_add(pages as u64, Relaxed));
     }
 
-    /// Charge `1 << order` frames, of which this is the first, to a group and, if `list` says so, put the folio on that list of
-    /// its shard, which the allocator named ([`Frames::alloc_at_home`]). The frame's descriptor remembers where it is at home.
+    /// Charge `1 << order` frames, of which this is the first, to a group and, if `list` says so,
+    /// put the folio on that list of its shard, which the allocator named
+    /// ([`Frames::alloc_at_home`]). The frame's descriptor remembers where it is at home.
     #[inline(always)]
     pub(crate) fn admit<P: Platform>(
         &self,
@@ -228,7 +230,8 @@ impl<'p> Groups<'p> {
         self.admit(frames, id, (pfn, frame, shard), order, list)
     }
 
-    /// A charge was refused: takes from the stocks below the full group, and puts it into this shard's.
+    /// A charge was refused: takes from the stocks below the full group, and puts it into this
+    /// shard's.
     #[cold]
     fn charge_for<'s, P: Platform>(
         &self,
@@ -246,8 +249,9 @@ impl<'p> Groups<'p> {
         Ok(lists)
     }
 
-    /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node, per-CPU slots), charged to a group.
-    /// The descriptor of the first records the group until [`Groups::free`]. Returns both.
+    /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node,
+    /// per-CPU slots), charged to a group. The descriptor of the first records the group until
+    /// [`Groups::free`]. Returns both.
     pub(crate) fn alloc<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
@@ -265,7 +269,8 @@ impl<'p> Groups<'p> {
         Ok((pfn, frame))
     }
 
-    /// Frees frames that [`Groups::alloc`] allocated, and returns their charge to the group that was charged. `zero`: they hold zeros.
+    /// Frees frames that [`Groups::alloc`] allocated, and returns their charge to the group that
+    /// was charged. `zero`: they hold zeros.
     ///
     /// # Safety
     /// As for [`Frames::free`].
@@ -326,7 +331,8 @@ impl<'p> Groups<'p> {
         self.look(frames, (id, shard), listed).unwrap_or(0)
     }
 
-    /// Shows each LRU list of a group's own shards, with how much is on it by its own account; under the shard's lock.
+    /// Shows each LRU list of a group's own shards, with how much is on it by its own account;
+    /// under the shard's lock.
     pub(crate) fn each_listed<P: Platform>(
         &self,
         frames: &Frames<'p, P>,

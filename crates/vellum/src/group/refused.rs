@@ -7,13 +7,14 @@ use crate::frame::OutOfMemory;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverLimit(pub GroupId);
 
-/// Why memory was refused. Every error of an operation that allocates carries it to the host, which reclaims from exactly that
-/// scope: the whole machine, or one group and its descendants.
+/// Why memory was refused. Every error of an operation that allocates carries it to the host, which
+/// reclaims from exactly that scope: the whole machine, or one group and its descendants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The machine has no free block of that size.
     OutOfMemory,
-    /// The charge would exceed the limit of this group, which may be an ancestor of the charged one.
+    /// The charge would exceed the limit of this group, which may be an ancestor of the charged
+    /// one.
     OverLimit(GroupId),
 }
 
@@ -44,7 +45,8 @@ impl From<OverLimit> for Refused {
 
 /// An error of an operation that allocates.
 pub trait MayBeRefused {
-    /// Returns why memory was refused, if that is the reason: then the host may reclaim there, and try again.
+    /// Returns why memory was refused, if that is the reason: then the host may reclaim there, and
+    /// try again.
     fn refused(&self) -> Option<Refused>;
 }
 
@@ -54,7 +56,8 @@ impl MayBeRefused for Refused {
     }
 }
 
-/// Makes an error with a variant `NoMemory(Refused)` one that may come from [`Refused`] and says so.
+/// Makes an error with a variant `NoMemory(Refused)` one that may come from [`Refused`] and says
+/// so.
 macro_rules! may_be_refused {
     ($error:ident) => {
         impl From<$crate::group::Refused> for $error {

@@ -100,7 +100,8 @@ pub(crate) struct Shard(pub(crate) SpinLock<Lists>, pub(super) AtomicBool);
 pub(crate) struct Lists {
     /// Pages charged to the group that no frame uses yet.
     pub(crate) stock: u32,
-    /// A larger stock is too large. 0, unless the shard is marked: then the stock is 0 too when its lock is given back.
+    /// A larger stock is too large. 0, unless the shard is marked: then the stock is 0 too when its
+    /// lock is given back.
     pub(super) keeps: u32,
     lru: [FrameList; LruList::COUNT],
     pages: [u64; LruList::COUNT],
@@ -114,7 +115,8 @@ impl Lists {
         self.pages
     }
 
-    /// The folios on a list, the oldest first, and how many there should be. The caller holds the shard's lock meanwhile.
+    /// The folios on a list, the oldest first, and how many there should be. The caller holds the
+    /// shard's lock meanwhile.
     pub(super) fn listed<'f, 'p, P: Platform>(
         &self,
         frames: &'f Frames<'p, P>,

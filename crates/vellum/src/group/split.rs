@@ -121,8 +121,8 @@ impl<'p> Groups<'p> {
                 }
                 let head = Pfn(tail.0 - 1);
                 let frame = frames.frame(head);
-                // One to which nobody refers is about to leave the queue by itself; and who has isolated one may be the last to have it, and
-                // relies on that nobody else finds it.
+                // One to which nobody refers is about to leave the queue by itself; and who has
+                // isolated one may be the last to have it, and relies on that nobody else finds it.
                 if Home::is_listed(frame.home()) && frames.try_get(head, frame, 1, 0) {
                     lists.deferred.remove(frames, tail);
                     frame.clear_flag(flag::PARTIAL);

@@ -118,8 +118,9 @@ fn groups_come_and_go() {
     assert_eq!(groups.usage(&frames, child).unwrap(), GroupUsage { limit: 5, ..GroupUsage::default() });
 }
 
-/// INV-9: of what CPUs have in stock nothing is lost to a group that is full: whatever they did before, charges go on to the last page. What the group's
-/// counter says is no less than what it is charged for.
+/// INV-9: of what CPUs have in stock nothing is lost to a group that is full: whatever they did
+/// before, charges go on to the last page. What the group's counter says is no less than what it is
+/// charged for.
 #[test]
 fn what_others_have_in_stock_can_be_had() {
     const CPUS: u64 = 40;
@@ -172,7 +173,8 @@ fn what_others_have_in_stock_can_be_had() {
     }
 }
 
-/// What a refused charge takes of locks does not depend on how many CPUs and groups there are; nor what statistics take on how many others use them.
+/// What a refused charge takes of locks does not depend on how many CPUs and groups there are; nor
+/// what statistics take on how many others use them.
 #[test]
 fn a_refused_charge_costs_the_same_everywhere() {
     let costs = [(4, 10), (256, 10), (256, 500)].map(|(cpus, below)| {

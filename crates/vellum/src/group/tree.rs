@@ -1,11 +1,13 @@
 //! Which groups there are: a head for each, and the frames that its shards are in.
 //!
-//! Heads stand 32 to a frame, are looked up by number, and are never freed: what walks from a group to its ancestors needs no lock. Shards
-//! stand 32 to a frame too, in CHUNKS. A chunk is allocated by the first charge of one of its CPUs, charged to the group's parent, and freed when
-//! the group is removed. So a group that few CPUs use takes one frame, on a machine of any size.
+//! Heads stand 32 to a frame, are looked up by number, and are never freed: what walks from a group
+//! to its ancestors needs no lock. Shards stand 32 to a frame too, in CHUNKS. A chunk is allocated
+//! by the first charge of one of its CPUs, charged to the group's parent, and freed when the group
+//! is removed. So a group that few CPUs use takes one frame, on a machine of any size.
 //!
-//! What may use a shard without further ado is what keeps its group from being removed: a charged page, or a pin ([`Groups::pin`]), as a space
-//! has. Everything else (statistics, reclaim, which go through all groups) looks at shards inside [`Groups::look`], which removal waits for.
+//! What may use a shard without further ado is what keeps its group from being removed: a charged
+//! page, or a pin ([`Groups::pin`]), as a space has. Everything else (statistics, reclaim, which go
+//! through all groups) looks at shards inside [`Groups::look`], which removal waits for.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -71,10 +73,12 @@ impl Drop for Pinned<'_, '_> {
 }
 
 impl<'p> Groups<'p> {
-    /// Creates a group below `parent`, limited to `limit` pages (`u64::MAX`: by its ancestors only). The parent is charged for its memory.
+    /// Creates a group below `parent`, limited to `limit` pages (`u64::MAX`: by its ancestors
+    /// only). The parent is charged for its memory.
     ///
     /// # Errors
-    /// There is no such parent, no number for another group, or no memory, or the parent may not have that.
+    /// There is no such parent, no number for another group, or no memory, or the parent may not
+    /// have that.
     pub fn create<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
@@ -115,7 +119,8 @@ impl<'p> Groups<'p> {
     /// Removes a group that nothing is charged to.
     ///
     /// # Errors
-    /// [`GroupError::Busy`]: something is charged to it, a space is in it, it has children, or it is the root.
+    /// [`GroupError::Busy`]: something is charged to it, a space is in it, it has children, or it
+    /// is the root.
     pub fn remove<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId) -> Result<(), GroupError> {
         let _changing = self.changing.lock(frames.platform());
         let group = self.find(id).ok_or(GroupError::NoSuchGroup(id))?;
@@ -137,14 +142,16 @@ impl<'p> Groups<'p> {
             while group.lookers.load(SeqCst) != 0 {
                 frames.platform().relax();
             }
-            // SAFETY: nothing is charged to the group, nobody has it pinned, and nobody looks: no shard of it is in use, or found again.
+            // SAFETY: nothing is charged to the group, nobody has it pinned, and nobody looks: no
+            // shard of it is in use, or found again.
             unsafe { frames.free(pfn, 1, false, Use::Kernel) };
             self.count_shards(GroupId(group.parent.load(Relaxed) as u16), -1);
         }
         Ok(())
     }
 
-    /// Allocates the chunk in which a shard of a group is. The caller has the group pinned, or is about to make it.
+    /// Allocates the chunk in which a shard of a group is. The caller has the group pinned, or is
+    /// about to make it.
     ///
     /// # Errors
     /// No memory, or the group's parent may not have it.
@@ -213,7 +220,8 @@ impl<'p> Groups<'p> {
 
     fn head_in(&self, frame: u32, id: GroupId) -> &'p Group {
         let first = self.direct.wrapping_add(Pfn(frame).addr().0 as usize).cast::<Group>();
-        // SAFETY: only frames that `set_up` allocated, as zeros, get here, which are so many heads (zeros are a valid one), and never freed.
+        // SAFETY: only frames that `set_up` allocated, as zeros, get here, which are so many heads
+        // (zeros are a valid one), and never freed.
         unsafe { &*first.wrapping_add(usize::from(id.0) % HEADS) }
     }
 
@@ -238,7 +246,8 @@ impl<'p> Groups<'p> {
         self.all().filter(move |group| self.ancestors(*group).any(|other| other == id))
     }
 
-    /// All groups. Numbers are given out from the lowest on, and heads are kept: behind the first number that has none, none has.
+    /// All groups. Numbers are given out from the lowest on, and heads are kept: behind the first
+    /// number that has none, none has.
     pub(crate) fn all(&self) -> impl Iterator<Item = GroupId> + '_ {
         let known = (0..MAX_GROUPS as u16).map(GroupId).map_while(|id| self.head(id).map(|_| id));
         known.filter(|id| self.find(*id).is_some())
@@ -259,8 +268,8 @@ impl<'p> Groups<'p> {
     #[inline]
     fn shard_in(&self, pfn: u32, shard: usize) -> &'p Shard {
         let first = self.direct.wrapping_add(Pfn(pfn).addr().0 as usize).cast::<Shard>();
-        // SAFETY: `provide_shard` wrote so many there before it published the frame, which is freed only when the group is removed; the caller
-        // keeps it from that.
+        // SAFETY: `provide_shard` wrote so many there before it published the frame, which is freed
+        // only when the group is removed; the caller keeps it from that.
         unsafe { &*first.wrapping_add(shard & ((1 << CHUNK) - 1)) }
     }
 
@@ -287,7 +296,8 @@ impl<'p> Groups<'p> {
         });
     }
 
-    /// Looks at a shard, if it has memory, of a group that nothing else may keep from being removed.
+    /// Looks at a shard, if it has memory, of a group that nothing else may keep from being
+    /// removed.
     pub(super) fn look<P: Platform, R>(
         &self,
         frames: &Frames<'p, P>,
@@ -300,7 +310,8 @@ impl<'p> Groups<'p> {
         })
     }
 
-    /// Keeps the memory of a group's shards, as far as it is found inside of this, from being freed.
+    /// Keeps the memory of a group's shards, as far as it is found inside of this, from being
+    /// freed.
     fn looking<P: Platform, R>(&self, frames: &Frames<'p, P>, id: GroupId, look: impl FnOnce() -> R) -> R {
         let (platform, group) = (frames.platform(), self.of(id));
         // Removal spins for those who look.

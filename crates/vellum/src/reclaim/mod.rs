@@ -271,8 +271,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         });
     }
 
-    /// Show every area of a family that may have some of these folios, until that is `enough`: which is asked before each space
-    /// other than the first.
+    /// Show every area of a family that may have some of these folios, until that is `enough`:
+    /// which is asked before each space other than the first.
     fn each_area(
         &self,
         family: Family,

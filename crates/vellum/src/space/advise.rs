@@ -304,8 +304,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
     }
 
-    /// Show each run that lies in a range entirely, and may be made shorter by that, in its locked table; side by side with faults. What
-    /// `act` answers is how many folios it dealt with.
+    /// Show each run that lies in a range entirely, and may be made shorter by that, in its locked
+    /// table; side by side with faults. What `act` answers is how many folios it dealt with.
     ///
     /// # Errors
     /// Not all of the range is mapped.

@@ -150,8 +150,8 @@ impl Areas {
         core::mem::take(&mut self.orphans).free(machine);
     }
 
-    /// Make sure that this many areas can be added, besides those promised; what was reserved before is forgotten. New nodes are charged
-    /// to `group`.
+    /// Make sure that this many areas can be added, besides those promised; what was reserved
+    /// before is forgotten. New nodes are charged to `group`.
     pub(super) fn reserve<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,

@@ -1,11 +1,11 @@
 //! Claims: which ranges of a space are being changed, and which changes wait for which.
 //!
 //! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims it, and is alone there
-//! until it ends, also while it has let go of the lock of the areas. Changes are served in the order
-//! in which they arrive: a claim is granted once no granted claim overlaps it and none that arrived
-//! before it does. So a change waits for those that came before it and for no others, however many
-//! follow; and one that needs all of the space gets it though threads change parts of it all the
-//! time.
+//! until it ends, also while it has let go of the lock of the areas. Changes are served in the
+//! order in which they arrive: a claim is granted once no granted claim overlaps it and none that
+//! arrived before it does. So a change waits for those that came before it and for no others,
+//! however many follow; and one that needs all of the space gets it though threads change parts of
+//! it all the time.
 //!
 //! There is room for a number of claims; changes beyond that wait to be let in, in the same order.
 //! A change that waits sleeps on a count of what has ended, and looks at the areas again only when
@@ -23,8 +23,8 @@ use crate::arch::{Arch, UserRange};
 use crate::group::Refused;
 use crate::platform::Platform;
 
-/// Changes of one space that can be under way, or next in line. A space is moved when it is made, so this is no more than
-/// serves.
+/// Changes of one space that can be under way, or next in line. A space is moved when it is made,
+/// so this is no more than serves.
 const ROOM: usize = 16;
 
 /// When a change arrived: the lower, the earlier.
@@ -128,8 +128,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// The same, without the lock of the areas: keeps changes of `range` away, for work beside faults
-    /// that has met with areas that are held, and waits its turn.
+    /// The same, without the lock of the areas: keeps changes of `range` away, for work beside
+    /// faults that has met with areas that are held, and waits its turn.
     #[cold]
     pub(super) fn turn(&self, range: UserRange) -> Change<'_, 'm, P, A> {
         let mut change = self.change(range);
@@ -137,8 +137,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         change
     }
 
-    /// Begins to change one or two ranges that `choose` chooses, once no other change is at work on a
-    /// part of them. `choose` is called again whenever the areas may have changed.
+    /// Begins to change one or two ranges that `choose` chooses, once no other change is at work on
+    /// a part of them. `choose` is called again whenever the areas may have changed.
     ///
     /// # Errors
     /// What `choose` answers.
@@ -182,8 +182,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-/// A change of a range of a space, or of two: no other change is at work on a part of them, holes included, until this is
-/// dropped. The lock of the areas may be let go in between.
+/// A change of a range of a space, or of two: no other change is at work on a part of them, holes
+/// included, until this is dropped. The lock of the areas may be let go in between.
 pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
     space: &'s AddressSpace<'m, P, A>,
     ranges: [UserRange; 2],
@@ -208,7 +208,8 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
         self.areas.get_or_insert_with(|| self.space.write())
     }
 
-    /// Make sure that so many areas can be added now, and so many more later, when the lock was let go meanwhile.
+    /// Make sure that so many areas can be added now, and so many more later, when the lock was let
+    /// go meanwhile.
     pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), Refused> {
         let (machine, group) = (self.space.tables.machine, self.space.group());
         let areas = self.areas();
@@ -225,7 +226,8 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
 }
 
 impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
-    /// The areas are as they should be, or again as they were: join what says the same, and let others at the range.
+    /// The areas are as they should be, or again as they were: join what says the same, and let
+    /// others at the range.
     fn drop(&mut self) {
         let (ranges, turn, space) = (self.ranges, self.turn, self.space);
         let machine = space.tables.machine;

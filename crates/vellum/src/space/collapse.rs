@@ -273,7 +273,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Err(CollapseError::Busy(*block))
     }
 
-    /// What is to be done with a block now, as far as a look at one part of it after the other tells.
+    /// What is to be done with a block now, as far as a look at one part of it after the other
+    /// tells.
     fn next_step(&self, area: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
         let (mut seen, mut all, mut at) = (Survey::default(), false, block.start);
         while at < block.end {
@@ -328,7 +329,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// Look at some of a block from an address on, in a table that is locked, or taken from its place. How far that was.
+    /// Look at some of a block from an address on, in a table that is locked, or taken from its
+    /// place. How far that was.
     fn survey(&self, table: &LockedTable<'_, 'm, P, A>, block: UserRange, at: u64, seen: &mut Survey) -> u64 {
         let arch = &self.tables.arch;
         let (mut at, mut looked) = (at, 0);
@@ -396,8 +398,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         true
     }
 
-    /// Take the table that maps a block and nothing else from its place. None, if there is none, or what is to be done with it now is not
-    /// what is `wanted`.
+    /// Take the table that maps a block and nothing else from its place. None, if there is none, or
+    /// what is to be done with it now is not what is `wanted`.
     fn supplant(
         &self,
         area: &Vma,

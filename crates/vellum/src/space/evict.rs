@@ -137,7 +137,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.read().displaced(addr).find(|area| area.with_places(places()).is_some()).copied()
     }
 
-    /// Whether a folio was used through what these addresses have of it, since somebody last asked; and how many frames of it they have.
+    /// Whether a folio was used through what these addresses have of it, since somebody last asked;
+    /// and how many frames of it they have.
     pub(crate) fn used(&self, range: VirtRange, head: Pfn) -> (bool, u32) {
         let arch = &self.tables.arch;
         let range = self.user_part(range);

@@ -1,18 +1,18 @@
-//! Families: which spaces may have anonymous memory together, so that reclaim asks these and no others
-//! where a folio is mapped.
+//! Families: which spaces may have anonymous memory together, so that reclaim asks these and no
+//! others where a folio is mapped.
 //!
-//! A folio names the family of the space whose it was first. That family is the space and what was forked
-//! from it, directly or not: nobody else can have got the folio. So memory of a server's child is the
-//! child's own to be asked about, however many siblings it has; and the server's is asked about at the
-//! server first.
+//! A folio names the family of the space whose it was first. That family is the space and what was
+//! forked from it, directly or not: nobody else can have got the folio. So memory of a server's
+//! child is the child's own to be asked about, however many siblings it has; and the server's is
+//! asked about at the server first.
 //!
-//! A space knows the families that it is in: its own, and those of the spaces that it comes from. Below a
-//! depth that programs reach no more, children have no family of their own, and count as their parent: so
-//! the list is short, whatever a program forks. A program that is started anew has a new space, which
-//! comes from none.
+//! A space knows the families that it is in: its own, and those of the spaces that it comes from.
+//! Below a depth that programs reach no more, children have no family of their own, and count as
+//! their parent: so the list is short, whatever a program forks. A program that is started anew has
+//! a new space, which comes from none.
 //!
-//! What several spaces have in one slot of a swap device and one of them brings back is of the family of
-//! their first common forebear: more than may have it, but all of those.
+//! What several spaces have in one slot of a swap device and one of them brings back is of the
+//! family of their first common forebear: more than may have it, but all of those.
 
 use arrayvec::ArrayVec;
 

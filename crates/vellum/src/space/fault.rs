@@ -140,8 +140,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// Goes on with a fault that can't be resolved at once: in its turn among the changes of what is there, so that no
-    /// stream of them keeps it out.
+    /// Goes on with a fault that can't be resolved at once: in its turn among the changes of what
+    /// is there, so that no stream of them keeps it out.
     #[cold]
     fn fault_in_turn(
         &self,

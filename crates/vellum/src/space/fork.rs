@@ -81,7 +81,8 @@ impl From<Saturated> for ForkError {
 /// Slots of one table that the child gets references to before the lock of the table is given back.
 const SLOTS: u32 = 2048;
 
-/// Runs of one table that the child is to have: its tables can't be made while the parent's is locked.
+/// Runs of one table that the child is to have: its tables can't be made while the parent's is
+/// locked.
 type Batch = ArrayVec<Run, 32>;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -188,15 +189,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if !area.backing.is_anonymous() {
                         self.cut(&mut run, |frame| frame.has(flag::OBJECT));
                     }
-                    // Whether lazily freed memory was written to is recorded per folio, in the child as well.
+                    // Whether lazily freed memory was written to is recorded per folio, in the
+                    // child as well.
                     let lazy = !run.settled && self.cut(&mut run, |frame| frame.has(flag::LAZY));
                     if lazy {
                         run = self.first_folio(table, &run);
                     }
                     match self.share_run(table, &mut run, gather)? {
                         Shared::Both => {
-                            // Other CPUs may have set dirty bits since the entries were read, until they were made read-only:
-                            // now they can't.
+                            // Other CPUs may have set dirty bits since the entries were read, until
+                            // they were made read-only: now they can't.
                             if lazy {
                                 run = table.run(run.va, run.range(arch).end).unwrap_or(run);
                             }
@@ -327,8 +329,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(if pinned { Shared::Pinned } else { Shared::Both })
     }
 
-    /// Takes references and mappings of frames that are the space's own, up to the first folio that is held; returns how many
-    /// frames that were. Their references are too many only if some have no mapping: then the folio is held.
+    /// Takes references and mappings of frames that are the space's own, up to the first folio that
+    /// is held; returns how many frames that were. Their references are too many only if some have
+    /// no mapping: then the folio is held.
     ///
     /// Out of line, like the next: each folio costs little more than its atomic operation.
     #[inline(never)]

@@ -60,7 +60,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         })
     }
 
-    /// Erase the guards that a table has in a range, as far as nothing there is busy; how far that was.
+    /// Erase the guards that a table has in a range, as far as nothing there is busy; how far that
+    /// was.
     fn erase_guards(&self, table: &LockedTable<'_, '_, P, A>, range: UserRange) -> u64 {
         let arch = &self.tables.arch;
         let mut at = range.start;

@@ -31,7 +31,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })
     }
 
-    /// The folios at the beginning of a run may go; or else not, as far as it goes then. How many folios those are.
+    /// The folios at the beginning of a run may go; or else not, as far as it goes then. How many
+    /// folios those are.
     fn mark_lazy(&self, table: &LockedTable<'_, 'm, P, A>, run: &mut Run, gather: &mut Gather<'_, 'm, P>) -> usize {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;

@@ -142,7 +142,8 @@ use areas::Areas;
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
     tables: PageTables<'m, P, A>,
     areas: PerCpuLock<Areas>,
-    /// How many claims have ended, or have become claims of something else: what waits for one looks here.
+    /// How many claims have ended, or have become claims of something else: what waits for one
+    /// looks here.
     ended: AtomicU32,
     /// Whether no entry may be written that does not say that it was. Set in the lock of the areas.
     tracks: AtomicBool,
@@ -193,8 +194,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.space
     }
 
-    /// The families that it is in, for a host that keeps its spaces by them ([`Spaces::each_of`]). They
-    /// never change.
+    /// The families that it is in, for a host that keeps its spaces by them ([`Spaces::each_of`]).
+    /// They never change.
     pub fn families(&self) -> &Families {
         &self.families
     }
@@ -247,8 +248,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.tlb.leave(cpu);
     }
 
-    /// Returns the part of `range` that lies in the user half. Places of folios come this way: those
-    /// of private copies of an object are offsets, and may be larger than any address.
+    /// Returns the part of `range` that lies in the user half. Places of folios come this way:
+    /// those of private copies of an object are offsets, and may be larger than any address.
     fn user_part(&self, range: VirtRange) -> UserRange {
         UserRange::all(&self.tables.arch).intersect(&range)
     }
@@ -304,8 +305,9 @@ impl SlotFrames {
     fn slots<'m, P: Platform>(&self, machine: &'m Machine<'m, P>) -> SpaceSlots<'m> {
         SpaceSlots::new(machine.platform().count(), |i| {
             let first = machine.frames().at(self.0[i].addr());
-            // SAFETY: a frame of zeros, which are valid slots and made of atomics, as many as fill a frame. It is given back after the last use
-            // of the slots only: when the space is dropped, or could not be made.
+            // SAFETY: a frame of zeros, which are valid slots and made of atomics, as many as fill
+            // a frame. It is given back after the last use of the slots only: when the space is
+            // dropped, or could not be made.
             unsafe { first.cast::<[SpaceSlot; SLOTS]>().as_ref() }
         })
     }

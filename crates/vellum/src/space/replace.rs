@@ -1,9 +1,11 @@
 //! Memory is replaced by a copy of it, in one folio: because others have it too ([`super::cow`]), or because it is in many pieces
 //! ([`super::collapse`]).
 //!
-//! The old entries go, and their place is busy until the new ones come ([`crate::table`]'s `occupy`): flush, copy and fill, with no lock held.
-//! Nothing writes to what is copied while it is, and a write to the copy is not contradicted by what a CPU still reads of the original. The
-//! flush is of all of the place, also where nothing was: an eviction may have emptied that, and not flushed yet.
+//! The old entries go, and their place is busy until the new ones come ([`crate::table`]'s
+//! `occupy`): flush, copy and fill, with no lock held. Nothing writes to what is copied while it
+//! is, and a write to the copy is not contradicted by what a CPU still reads of the original. The
+//! flush is of all of the place, also where nothing was: an eviction may have emptied that, and not
+//! flushed yet.
 
 use arrayvec::ArrayVec;
 
@@ -38,8 +40,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Gather::put_flushed(&self.tables.tlb, &removed, &flushed);
     }
 
-    /// Put a folio, which has its references and mappings, in the place of all that a table mapped, which are leaves, with the same
-    /// contents: one huge leaf in the place of the table.
+    /// Put a folio, which has its references and mappings, in the place of all that a table mapped,
+    /// which are leaves, with the same contents: one huge leaf in the place of the table.
     pub(super) fn replace_table(
         &self,
         old: Supplanted<'_, 'm, P, A>,

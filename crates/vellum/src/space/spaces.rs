@@ -12,8 +12,8 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
     /// Shows all spaces, those that are ending included.
     fn each(&self, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>));
 
-    /// Shows the space with this number, unless it has begun to end. Returns `false` if the host does not
-    /// know it yet: a child that [`AddressSpace::fork`] is about to return.
+    /// Shows the space with this number, unless it has begun to end. Returns `false` if the host
+    /// does not know it yet: a child that [`AddressSpace::fork`] is about to return.
     fn find(&self, id: SpaceId, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>)) -> bool {
         let mut known = false;
         self.each(&mut |space| {
@@ -25,8 +25,8 @@ pub trait Spaces<'m, P: Platform, A: Arch> {
         known
     }
 
-    /// Shows all spaces that are in a family ([`AddressSpace::families`]), until `visit` returns `false`;
-    /// best in the order of their numbers, in which parents come first.
+    /// Shows all spaces that are in a family ([`AddressSpace::families`]), until `visit` returns
+    /// `false`; best in the order of their numbers, in which parents come first.
     fn each_of(&self, family: Family, visit: &mut dyn FnMut(&AddressSpace<'m, P, A>) -> bool) {
         let mut goes_on = true;
         self.each(&mut |space| {
@@ -56,9 +56,9 @@ pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
     }
 }
 
-/// Unmaps pages that an object has lost from all spaces that map it ([`AddressSpace::discard_object`]).
-/// When this returns, no CPU reaches them through any space. Costs what these spaces are, however many
-/// others there are.
+/// Unmaps pages that an object has lost from all spaces that map it
+/// ([`AddressSpace::discard_object`]). When this returns, no CPU reaches them through any space.
+/// Costs what these spaces are, however many others there are.
 ///
 /// A child that is forked meanwhile has what its parent had when it was made: it counts among those
 /// that map the object by then, and its number is higher, so it comes after its parent here.

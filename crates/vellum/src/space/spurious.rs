@@ -1,12 +1,14 @@
 //! The entry allows what the CPU faulted on, and the CPU is to see that.
 //!
-//! An entry comes to allow more by a store, without a flush: copy-on-write reuse ([`super::cow`]), `mprotect` that gives a right
-//! back, uffd-wp lifted ([`super::watch`]), the first write to a soft-dirty page ([`super::track`]), reclaim that failed
-//! ([`super::evict`]), or a fault that makes it present. What a CPU's TLB held of it before makes the next access there fault once more; whether
-//! that fault drops it, or only an invalidation does, the format says ([`crate::arch::stale`]). Where it takes an invalidation,
-//! **each fault that is resolved ends with one, of the address that faulted, on the CPU that faulted**: so the access goes ahead when
-//! it is tried again. A CPU that has not faulted yet will, once, and ends up here too. If the task changed its CPU meanwhile, that is
-//! one more such fault.
+//! An entry comes to allow more by a store, without a flush: copy-on-write reuse ([`super::cow`]),
+//! `mprotect` that gives a right back, uffd-wp lifted ([`super::watch`]), the first write to a
+//! soft-dirty page ([`super::track`]), reclaim that failed ([`super::evict`]), or a fault that
+//! makes it present. What a CPU's TLB held of it before makes the next access there fault once
+//! more; whether that fault drops it, or only an invalidation does, the format says
+//! ([`crate::arch::stale`]). Where it takes an invalidation, **each fault that is resolved ends
+//! with one, of the address that faulted, on the CPU that faulted**: so the access goes ahead when
+//! it is tried again. A CPU that has not faulted yet will, once, and ends up here too. If the task
+//! changed its CPU meanwhile, that is one more such fault.
 
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
@@ -27,8 +29,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         Outcome::Allowed(*page)
     }
 
-    /// If it was not for want of a right that the CPU faulted, then because it leaves the accessed and dirty bits to software
-    /// (RISC-V Svade; AArch64 without FEAT_HAFDBS). A TLB that holds the entry without them faults as by one without the right.
+    /// If it was not for want of a right that the CPU faulted, then because it leaves the accessed
+    /// and dirty bits to software (RISC-V Svade; AArch64 without FEAT_HAFDBS). A TLB that holds the
+    /// entry without them faults as by one without the right.
     fn record_access(&self, addr: u64, page: UserRange, access: Access, attrs: Attrs) {
         let mut happened = Attrs::ACCESSED;
         if access == Access::Write {
@@ -46,7 +49,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         table.release();
     }
 
-    /// Returns what a fault at `addr` mapped, and what it took, if it is resolved: then this CPU sees that. Else what is left to do.
+    /// Returns what a fault at `addr` mapped, and what it took, if it is resolved: then this CPU
+    /// sees that. Else what is left to do.
     #[inline(always)]
     pub(super) fn resolved(&self, addr: u64, outcome: Outcome) -> Result<(VirtRange, Resolved), Outcome> {
         match outcome {
@@ -76,8 +80,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
     }
 
-    /// Has this CPU forget what made an access to `addr` fault, if it may hold that: the page's entry as it was, of whatever size, or
-    /// one on the way there.
+    /// Has this CPU forget what made an access to `addr` fault, if it may hold that: the page's
+    /// entry as it was, of whatever size, or one on the way there.
     #[inline(always)]
     fn see_allowed(&self, addr: u64) {
         if self.tables.arch.tlb_rules().any_lasts() {

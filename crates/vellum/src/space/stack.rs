@@ -21,8 +21,8 @@ pub(super) enum Growth {
 }
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Lets a stack grow down to the page at `addr`, which was touched and is not mapped. `turn`: that of the fault, if it
-    /// had to wait.
+    /// Lets a stack grow down to the page at `addr`, which was touched and is not mapped. `turn`:
+    /// that of the fault, if it had to wait.
     #[cold]
     pub(super) fn grow_stack(&self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
         let start = align_down(addr, self.page_shift());

@@ -186,8 +186,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         unsafe { self.tables.machine.swaps().is_cached(self.slots_of(run)) }
     }
 
-    /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them. The references of the swap entries that
-    /// were there are the caller's to give up.
+    /// Map the copies of slots around an entry, up to 64 KiB; whether that entry is among them. The
+    /// references of the swap entries that were there are the caller's to give up.
     fn share_swapped(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
@@ -251,8 +251,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.slot().add(SpaceCounter::Anon, pages as i64);
     }
 
-    /// Whether what comes back to frames is the space's own, which nobody finds by its slots; or else it is their copy now. None: by now
-    /// they have others. The caller has a reference to each slot beside that of the entries, whose table is locked.
+    /// Whether what comes back to frames is the space's own, which nobody finds by its slots; or
+    /// else it is their copy now. None: by now they have others. The caller has a reference to each
+    /// slot beside that of the entries, whose table is locked.
     fn is_own(&self, area: &Vma, access: Access, slots: SwapRun, pfn: Pfn) -> Option<bool> {
         let machine = self.tables.machine;
         let swaps = machine.swaps();
@@ -285,9 +286,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Brought::Changed;
         };
         let slots = self.slots_of(&run);
-        // The slots hold what they hold as long as they have this reference: if the entries are the same after the read, so are
-        // the contents.
-        // SAFETY: the entries have references, which stay while the table is locked.
+        // The slots hold what they hold as long as they have this reference: if the entries are the
+        // same after the read, so are the contents. SAFETY: the entries have references, which stay
+        // while the table is locked.
         unsafe { machine.swaps().hold(self.tables.platform(), slots) };
         table.release();
         // SAFETY: the reference taken above. The folio is not mapped yet.

@@ -79,8 +79,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has ended, while something else still refers
-    /// to the space. When it returns, the memory is free. Needs no memory.
+    /// Unmaps everything, sealed VMAs too: for a host whose last process in the space has ended,
+    /// while something else still refers to the space. When it returns, the memory is free. Needs
+    /// no memory.
     pub fn unmap_all(&self) {
         let machine = self.tables.machine;
         let range = UserRange::all(&self.tables.arch);
@@ -96,9 +97,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         change.areas().remove(machine, range);
     }
 
-    /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping reaching across, and
-    /// let go of the areas. `coming` is what will be there afterwards, if anything: from now on it counts instead of them,
-    /// in the lock in which the limits were looked at.
+    /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping
+    /// reaching across, and let go of the areas. `coming` is what will be there afterwards, if
+    /// anything: from now on it counts instead of them, in the lock in which the limits were looked
+    /// at.
     pub(super) fn begin_unmap(
         &self,
         change: &mut Change<'_, 'm, P, A>,

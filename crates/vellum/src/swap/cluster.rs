@@ -1,13 +1,14 @@
-//! A cluster: as many slots in a row as a huge folio has pages, which of them are free, and how many references each of the
-//! others has.
+//! A cluster: as many slots in a row as a huge folio has pages, which of them are free, and how
+//! many references each of the others has.
 //!
 //! # Reference counts don't overflow
-//! A count has 32 bits. A *lasting* reference is a swap entry's, of which an address space has at most one for each slot, or the
-//! page cache's. So a count is bounded by the number of address spaces, of which each has at least two page-table pages, while
-//! physical memory has less than 2^32 frames ([`Pfn`](crate::addr::Pfn)). [`Locked::duplicate`] refuses to pass
-//! [`MAX_REFERENCES`] all the same, half of what a count holds: a host's mistake must not wrap it. The other half is for
-//! *transient* references ([`Locked::hold`]), at most one for each thread that reads the slot, and the swap cache's one, which
-//! are therefore never refused.
+//! A count has 32 bits. A *lasting* reference is a swap entry's, of which an address space has at
+//! most one for each slot, or the page cache's. So a count is bounded by the number of address
+//! spaces, of which each has at least two page-table pages, while physical memory has less than
+//! 2^32 frames ([`Pfn`](crate::addr::Pfn)). [`Locked::duplicate`] refuses to pass
+//! [`MAX_REFERENCES`] all the same, half of what a count holds: a host's mistake must not wrap it.
+//! The other half is for *transient* references ([`Locked::hold`]), at most one for each thread
+//! that reads the slot, and the swap cache's one, which are therefore never refused.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
@@ -37,15 +38,15 @@ pub(super) struct Cluster {
 // SAFETY: atomics, a lock, and integers behind it; aligned to 64 bytes.
 unsafe impl Zeroable for Cluster {}
 
-/// What a cluster's lock protects, with its [`Counts`]. A slot is free, or referred to, or (between the two) neither: its
-/// contents are being forgotten.
+/// What a cluster's lock protects, with its [`Counts`]. A slot is free, or referred to, or (between
+/// the two) neither: its contents are being forgotten.
 #[derive(Debug)]
 pub(super) struct State {
     free: SlotSet,
 }
 
-/// The reference counts of a cluster's slots, read and written under the cluster's lock. (They are apart from the cluster
-/// because two of these fill a frame.)
+/// The reference counts of a cluster's slots, read and written under the cluster's lock. (They are
+/// apart from the cluster because two of these fill a frame.)
 #[derive(Debug)]
 pub(super) struct Counts([AtomicU32; SLOTS as usize]);
 

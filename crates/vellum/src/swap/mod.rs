@@ -44,8 +44,8 @@ pub struct Slots {
     pub count: u32,
 }
 
-/// A slot has 2^31 references. No program gets there: each of them is another address space's, which takes two page-table
-/// pages at least.
+/// A slot has 2^31 references. No program gets there: each of them is another address space's,
+/// which takes two page-table pages at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saturated {
     /// The slot.

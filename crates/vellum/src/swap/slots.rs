@@ -6,9 +6,9 @@
 //! own cluster hasn't what it wants gets the one that has least of those that do. If none is filed, the other CPUs' own ones
 //! are looked through. So a block is refused only when there is none.
 //!
-//! A slot has a reference count: its swap entries, its swap-cache page, and the CPUs that read it ([`super::cluster`]). What is
-//! taken has one reference, the caller's. A slot whose last reference goes is free when its contents have been forgotten, and
-//! not before.
+//! A slot has a reference count: its swap entries, its swap-cache page, and the CPUs that read it
+//! ([`super::cluster`]). What is taken has one reference, the caller's. A slot whose last reference
+//! goes is free when its contents have been forgotten, and not before.
 //!
 //! Which frame in memory holds the same as a slot is known too: see [`super::cache`].
 //!
@@ -56,8 +56,9 @@ pub struct SlotAllocator {
 }
 
 impl SlotAllocator {
-    /// For a device of `len` slots, all of which are free. The memory for what is known of them, a quarter over eight bytes a slot, is
-    /// taken here, and none afterwards: no reference is ever refused for want of memory.
+    /// For a device of `len` slots, all of which are free. The memory for what is known of them, a
+    /// quarter over eight bytes a slot, is taken here, and none afterwards: no reference is ever
+    /// refused for want of memory.
     ///
     /// # Errors
     /// There is not so much memory; nothing of it is taken then.
@@ -164,10 +165,12 @@ impl SlotAllocator {
         Some(found * SLOTS + first?)
     }
 
-    /// Adds a reference to each of these slots, for a swap entry to keep. Each has another one meanwhile.
+    /// Adds a reference to each of these slots, for a swap entry to keep. Each has another one
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`Saturated`]: one of them has 2^31 references. Nothing is changed. (Others may be refused while this is found out.)
+    /// [`Saturated`]: one of them has 2^31 references. Nothing is changed. (Others may be refused
+    /// while this is found out.)
     ///
     /// # Panics
     /// If there are no such slots: numbers that no caller can supply.
@@ -195,8 +198,8 @@ impl SlotAllocator {
         }
     }
 
-    /// Adds a reference to each of these slots until the caller has read them. Each has another one meanwhile. It can't be
-    /// refused: there are no more than one for each thread that reads.
+    /// Adds a reference to each of these slots until the caller has read them. Each has another one
+    /// meanwhile. It can't be refused: there are no more than one for each thread that reads.
     #[inline]
     pub(super) fn hold<P: Platform>(&self, platform: &P, slots: Slots) {
         for (index, range) in pieces(slots) {

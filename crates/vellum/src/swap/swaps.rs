@@ -300,8 +300,8 @@ impl<P: Platform> Swaps<P> {
         unsafe { self.device(run.device) }.slots.duplicate(platform, run.slots)
     }
 
-    /// Adds a reference to each slot of a run until the caller has read it: so nothing else goes there meanwhile, and no lock
-    /// needs to be held while a device works. It can't be refused.
+    /// Adds a reference to each slot of a run until the caller has read it: so nothing else goes
+    /// there meanwhile, and no lock needs to be held while a device works. It can't be refused.
     ///
     /// # Safety
     /// Each slot has a reference meanwhile.
@@ -311,8 +311,8 @@ impl<P: Platform> Swaps<P> {
         unsafe { self.device(run.device) }.slots.hold(platform, run.slots);
     }
 
-    /// Give up a reference to each slot of a run. Those that had no other are free then. If they are more than [`PART`], the caller holds
-    /// no spin lock.
+    /// Give up a reference to each slot of a run. Those that had no other are free then. If they
+    /// are more than [`PART`], the caller holds no spin lock.
     ///
     /// # Safety
     /// The caller has these references. Whoever reads or writes one of the slots has another.
@@ -324,7 +324,8 @@ impl<P: Platform> Swaps<P> {
             // SAFETY: the caller has references, at least to those that are left.
             let attached = unsafe { self.device(run.device) };
             let part = Slots { first, count: (end - first).min(PART) };
-            // SAFETY: nobody has a reference to these slots any more, and nobody gets one before they are free.
+            // SAFETY: nobody has a reference to these slots any more, and nobody gets one before
+            // they are free.
             attached.slots.release(frames.platform(), part, |dead| unsafe { attached.forget(frames, dead) });
             first += part.count;
             if first == end {

@@ -1,17 +1,17 @@
-//! A lock for one structure with many readers on many CPUs, none of which writes a line that another
-//! writes, and with a queue for everything that has to wait.
+//! A lock for one structure with many readers on many CPUs, none of which writes a line that
+//! another writes, and with a queue for everything that has to wait.
 //!
-//! Every CPU has a slot, a counter of the readers that entered there. A reader adds one to its CPU's
-//! slot, then looks whether a ticket of the queue is out; a writer draws a ticket, then waits until
-//! every slot is zero. Each side writes before it looks, so at least one of them sees the other. The
-//! guard remembers the slot: a reader that moves to another CPU, or sleeps, still leaves by the slot
-//! in which it is counted.
+//! Every CPU has a slot, a counter of the readers that entered there. A reader adds one to its
+//! CPU's slot, then looks whether a ticket of the queue is out; a writer draws a ticket, then waits
+//! until every slot is zero. Each side writes before it looks, so at least one of them sees the
+//! other. The guard remembers the slot: a reader that moves to another CPU, or sleeps, still leaves
+//! by the slot in which it is counted.
 //!
-//! **First come, first served.** A reader that finds a ticket out counts itself out again, and draws
-//! one as well. Tickets are served in order, one at a time: a writer's turn lasts until it leaves; a
-//! reader's turn only until it is counted in its slot, so that readers that stand next to each other
-//! in the queue are inside together. So nothing overtakes what waits, and a reader or a writer waits
-//! for those that came before it and for no others.
+//! **First come, first served.** A reader that finds a ticket out counts itself out again, and
+//! draws one as well. Tickets are served in order, one at a time: a writer's turn lasts until it
+//! leaves; a reader's turn only until it is counted in its slot, so that readers that stand next to
+//! each other in the queue are inside together. So nothing overtakes what waits, and a reader or a
+//! writer waits for those that came before it and for no others.
 //!
 //! What is inside may be preempted, so the queue does not spin: all waiting is by [`Cpus::wait`].
 
@@ -48,8 +48,9 @@ impl<T> PerCpuLock<T> {
     pub fn read<'a, C: Cpus>(&'a self, cpus: &C, slot: &'a AtomicU32) -> ReadGuard<'a, T> {
         slot.fetch_add(1, Ordering::SeqCst);
         after_seqcst_rmw();
-        // In this order: a ticket that was drawn in between may be missed, and its holder then sees the slot; one that
-        // was served in between looks as if it were out, and this reader queues for nothing.
+        // In this order: a ticket that was drawn in between may be missed, and its holder then sees
+        // the slot; one that was served in between looks as if it were out, and this reader queues
+        // for nothing.
         let next = self.next.load(Ordering::SeqCst);
         if self.serving.load(Ordering::Acquire) != next {
             self.queue(cpus, slot);
@@ -77,8 +78,8 @@ impl<T> PerCpuLock<T> {
         turn
     }
 
-    /// Enters as the only writer, when its turn has come and every reader of `slots` has left. The caller must not be one
-    /// of them.
+    /// Enters as the only writer, when its turn has come and every reader of `slots` has left. The
+    /// caller must not be one of them.
     pub fn write<'a, C: Cpus>(&'a self, cpus: &C, slots: impl Iterator<Item = &'a AtomicU32>) -> WriteGuard<'a, T> {
         let turn = self.wait_for_turn(cpus);
         after_seqcst_rmw();
@@ -108,7 +109,8 @@ impl<T> Deref for ReadGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot counts this reader: no writer has entered since, and none will until the guard is dropped.
+        // SAFETY: the slot counts this reader: no writer has entered since, and none will until the
+        // guard is dropped.
         unsafe { &*self.value }
     }
 }
@@ -129,8 +131,8 @@ pub struct WriteGuard<'a, T> {
 impl<T> Deref for WriteGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: one ticket is served at a time, newcomers queue behind it, and this writer entered only when every slot
-        // was empty.
+        // SAFETY: one ticket is served at a time, newcomers queue behind it, and this writer
+        // entered only when every slot was empty.
         unsafe { &*self.lock.value.get() }
     }
 }

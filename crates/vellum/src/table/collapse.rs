@@ -20,8 +20,9 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         VirtRange { start: self.base, end: self.end() }
     }
 
-    /// Takes this table from its place, which is busy until it is filled; gives the lock back and flushes. From then on nothing
-    /// reads or writes, by way of this table, what it maps: its entries are as hardware has left them, for good.
+    /// Takes this table from its place, which is busy until it is filled; gives the lock back and
+    /// flushes. From then on nothing reads or writes, by way of this table, what it maps: its
+    /// entries are as hardware has left them, for good.
     pub(crate) fn supplant(self) -> (Supplanted<'t, 'm, P, A>, Occupied<'t, 'm, P, A>) {
         let above = self.lock_parent();
         let index = above.index(self.base);

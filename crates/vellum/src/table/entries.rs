@@ -38,9 +38,11 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.read(self.index(va))
     }
 
-    /// The run that begins at `va`, no further than `end`, which is past `va`. `va` is aligned to this level's pages, or
-    /// the run begins at the entry that contains it. `None` where no run begins: at a pointer to a table, and at a busy entry.
-    /// [`PageTables::find`](super::PageTables::find) goes on from there: down to the table, or once the entry is busy no more.
+    /// The run that begins at `va`, no further than `end`, which is past `va`. `va` is aligned to
+    /// this level's pages, or the run begins at the entry that contains it. `None` where no run
+    /// begins: at a pointer to a table, and at a busy entry.
+    /// [`PageTables::find`](super::PageTables::find) goes on from there: down to the table, or once
+    /// the entry is busy no more.
     #[inline]
     pub(crate) fn run(&self, va: u64, end: u64) -> Option<Run> {
         self.read_run(va, end, |raw| raw)

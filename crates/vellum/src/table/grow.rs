@@ -108,7 +108,8 @@ impl<'t, 'm, P: Platform, A: Arch> Spares<'t, 'm, P, A> {
             above.add_live(1);
         }
         if tree.arch.tlb_rules().not_present.lasts() {
-            // To this CPU the pointer may still be an entry that is not present; what it knows of leaves the caller sees to.
+            // To this CPU the pointer may still be an entry that is not present; what it knows of
+            // leaves the caller sees to.
             let start = align_down(va, hook.shift());
             let span = VirtRange { start, end: start + (1 << hook.shift()) };
             tree.tlb.invalidate_local(span, hook.shift(), true);
@@ -132,8 +133,8 @@ impl<P: Platform, A: Arch> Drop for Spares<'_, '_, P, A> {
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
-    /// Writes a run of any kind at `at`, all of which is the run's, where nothing is mapped yet, and
-    /// makes missing tables. All of the run stands in one table.
+    /// Writes a run of any kind at `at`, all of which is the run's, where nothing is mapped yet,
+    /// and makes missing tables. All of the run stands in one table.
     ///
     /// # Errors
     /// If it can't be done in full, nothing was changed.
@@ -148,8 +149,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         self.put_there(at, level, len, write).unwrap_or_else(|| self.put(at, level, len, &mut Spares::new(self), write))
     }
 
-    /// Calls `write` to write the first `n` entries of `level` at `at`, of one table, where nothing is
-    /// mapped yet; missing tables come from the spare ones, or else are made.
+    /// Calls `write` to write the first `n` entries of `level` at `at`, of one table, where nothing
+    /// is mapped yet; missing tables come from the spare ones, or else are made.
     ///
     /// # Errors
     /// If it can't be done in full, nothing was changed, and nothing written.

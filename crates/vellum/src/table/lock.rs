@@ -85,7 +85,8 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         end.min(self.tables.arch.user_end())
     }
 
-    /// Returns how far an operation on `range`, which begins in this table, goes before it gives the lock back.
+    /// Returns how far an operation on `range`, which begins in this table, goes before it gives
+    /// the lock back.
     #[inline]
     pub(crate) fn hold_end(&self, range: UserRange) -> u64 {
         let most = (range.start >> self.shift()).saturating_add(ENTRIES_A_HOLD) << self.shift();

@@ -65,10 +65,12 @@ use crate::platform::{Event, Platform, trace};
 use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
 use crate::tlb::Shootdown;
 
-/// Runs of one table that an operation deals with before it gives the table's lock back. A table of scattered pages, in which each
-/// page is a run, would else be locked for as many descriptors of folios as it has entries.
+/// Runs of one table that an operation deals with before it gives the table's lock back. A table of
+/// scattered pages, in which each page is a run, would else be locked for as many descriptors of
+/// folios as it has entries.
 pub(crate) const RUNS_A_HOLD: usize = 64;
-/// Entries of one table that an operation deals with before it gives the table's lock back: more than most formats have in one.
+/// Entries of one table that an operation deals with before it gives the table's lock back: more
+/// than most formats have in one.
 const ENTRIES_A_HOLD: u64 = 4096;
 
 /// The page tables of one address space.

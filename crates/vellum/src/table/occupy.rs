@@ -1,9 +1,11 @@
-//! Busy entries: what stood there was taken out, something else will stand there soon, and the table's lock is not held meanwhile.
+//! Busy entries: what stood there was taken out, something else will stand there soon, and the
+//! table's lock is not held meanwhile.
 //!
-//! Whatever takes long (to flush, to copy) is done while entries are busy. No run goes on past a busy entry
-//! ([`LockedTable::run`]), and [`PageTables::find`](super::PageTables::find) waits at one; so whatever walks there waits as it would
-//! for the lock, and finds the entries changed. The operation that made them busy holds the lock of the VMAs as a reader, so that
-//! nothing unmaps, moves or forks these addresses. Busy entries count as live: their table stays hooked.
+//! Whatever takes long (to flush, to copy) is done while entries are busy. No run goes on past a
+//! busy entry ([`LockedTable::run`]), and [`PageTables::find`](super::PageTables::find) waits at
+//! one; so whatever walks there waits as it would for the lock, and finds the entries changed. The
+//! operation that made them busy holds the lock of the VMAs as a reader, so that nothing unmaps,
+//! moves or forks these addresses. Busy entries count as live: their table stays hooked.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -24,9 +26,9 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         !range.is_empty() && self.entry(self.index(range.start)).load(Relaxed) == self.tables.arch.busy()
     }
 
-    /// Takes the leaves of a block out, shows each run of them to `taken`, makes all entries of the block busy and gives the
-    /// lock back. The block holds leaves and empty entries only, of this table. What hardware has recorded is dropped, as by
-    /// [`LockedTable::take`].
+    /// Takes the leaves of a block out, shows each run of them to `taken`, makes all entries of the
+    /// block busy and gives the lock back. The block holds leaves and empty entries only, of this
+    /// table. What hardware has recorded is dropped, as by [`LockedTable::take`].
     pub(crate) fn occupy(self, block: VirtRange, mut taken: impl FnMut(Removed)) -> Occupied<'t, 'm, P, A> {
         let arch = &self.tables.arch;
         let busy = arch.busy();

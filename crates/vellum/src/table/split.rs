@@ -31,8 +31,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         self.split_at(last(range), range.end)
     }
 
-    /// Replaces the huge mapping of the first address of `there`, unless it begins or ends at `edge`,
-    /// by a table of mappings of the next smaller size; repeats until there is none.
+    /// Replaces the huge mapping of the first address of `there`, unless it begins or ends at
+    /// `edge`, by a table of mappings of the next smaller size; repeats until there is none.
     fn split_at(&self, there: UserRange, edge: u64) -> Result<(), Refused> {
         let va = there.start;
         let mut spare = Spare { tree: self, table: None };

@@ -58,7 +58,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     /// Returns what stands where a range begins: a hole, which ends no later than the range, or a
-    /// locked table, whose entry there is not busy: waits until it is so. The caller holds no spin lock.
+    /// locked table, whose entry there is not busy: waits until it is so. The caller holds no spin
+    /// lock.
     #[inline]
     pub(crate) fn find<'t>(&'t self, range: UserRange) -> Found<'t, 'm, P, A> {
         self.find_at(range, 1)
@@ -89,9 +90,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// Returns the entry for `va`, which lies in `area`, its level, and, if it is empty, the largest
-    /// of `orders` whose block around `va` lies in `area` and is as empty. A look without locks:
-    /// [`PageTables::map_run`] decides.
+    /// Returns the entry for `va`, which lies in `area`, its level, and, if it is empty, the
+    /// largest of `orders` whose block around `va` lies in `area` and is as empty. A look without
+    /// locks: [`PageTables::map_run`] decides.
     #[inline]
     pub(crate) fn room(&self, va: u64, area: UserRange, orders: u32) -> (u64, u8, u8) {
         let _walk = self.enter();
@@ -200,8 +201,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 }
 
-/// How many entries are empty before the first that is not. None of them is followed. Eight at a time
-/// without a branch between them: most of an address space is holes.
+/// How many entries are empty before the first that is not. None of them is followed. Eight at a
+/// time without a branch between them: most of an address space is holes.
 fn leading_empty(entries: &[AtomicU64]) -> usize {
     let is_empty = |part: &&[AtomicU64]| part.iter().fold(0, |any, entry| any | entry.load(Relaxed)) == 0;
     let eights = 8 * entries.chunks_exact(8).take_while(is_empty).count();

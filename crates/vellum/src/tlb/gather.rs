@@ -29,7 +29,8 @@ use super::{Flushed, Shootdown};
 const SWAP_RUNS: usize = 16;
 /// Ranges that are kept apart for the flush; more are merged.
 const RANGES: usize = 4;
-/// Work between two points where the CPU may do something else. A folio that is unmapped is one piece of it.
+/// Work between two points where the CPU may do something else. A folio that is unmapped is one
+/// piece of it.
 const BATCH: u32 = 384;
 /// What it is besides to give a row of frames back.
 const ROW: u32 = 8;
@@ -120,8 +121,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         self.used == self.scratch.len() || self.waiting >= MOST_WAITING || self.slots.is_full()
     }
 
-    /// Takes the slots of swap entries that were taken out. There must be room. They need no flush: the caller has them released
-    /// ([`Gather::release_slots`]) when the lock of the table is back.
+    /// Takes the slots of swap entries that were taken out. There must be room. They need no flush:
+    /// the caller has them released ([`Gather::release_slots`]) when the lock of the table is back.
     pub(crate) fn push_slots(&mut self, slots: SwapRun) {
         self.slots.push(slots);
     }

@@ -117,7 +117,8 @@ impl<'m, P: Platform> Shootdown<'m, P> {
         Flushed(())
     }
 
-    /// Has this CPU drop what it holds of a range, so that it sees what entries there allow now. No proof for freeing anything.
+    /// Has this CPU drop what it holds of a range, so that it sees what entries there allow now. No
+    /// proof for freeing anything.
     #[cold]
     pub(crate) fn invalidate_local(&self, range: VirtRange, stride_shift: u32, tables: bool) {
         let what = Invalidation { space: self.space, root: self.root, ranges: &[range], stride_shift, tables };

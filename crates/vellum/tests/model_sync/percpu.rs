@@ -76,8 +76,8 @@ fn a_door_counts_its_readers() {
 
 /// Two writers and a reader that comes twice: writes are not lost, and what a reader has seen it sees again.
 ///
-/// Catches: `write` that does not wait for its turn; a reader that queues without counting itself out (nobody ever gets in
-/// again); one that gives its turn on before it is counted in.
+/// Catches: `write` that does not wait for its turn; a reader that queues without counting itself
+/// out (nobody ever gets in again); one that gives its turn on before it is counted in.
 #[test]
 fn writers_take_turns() {
     explore(|| {
@@ -122,7 +122,8 @@ unsafe impl Cpus for Waiting {
 /// Once a writer waits for readers to leave, nobody who comes later enters before it: so it waits for each CPU's present
 /// reader at most, however many follow.
 ///
-/// Catches: `read` without `after_seqcst_rmw`; `read` that lets a reader in that met a writer's ticket.
+/// Catches: `read` without `after_seqcst_rmw`; `read` that lets a reader in that met a writer's
+/// ticket.
 #[test]
 fn nobody_overtakes_a_writer_that_waits() {
     explore(|| {

@@ -212,7 +212,8 @@ pub const fn control() -> u64 {
     user | size | write_back | inner_shareable | granule | 1 << 36
 }
 
-/// Returns the first address that user mode can't have: that of the format, whatever the processor adds to it.
+/// Returns the first address that user mode can't have: that of the format, whatever the processor
+/// adds to it.
 pub fn user_end() -> u64 {
     Aarch64::granule_4k().user_end()
 }

@@ -190,7 +190,8 @@ pub fn format() -> Format {
     if cpu::has_five_levels() { Format::five_levels() } else { Format::four_levels() }
 }
 
-/// Returns the first address that user mode can't have. The engine says which: what it would refuse is refused here too.
+/// Returns the first address that user mode can't have. The engine says which: what it would refuse
+/// is refused here too.
 pub fn user_end() -> u64 {
     format().user_end()
 }

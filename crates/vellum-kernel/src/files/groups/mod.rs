@@ -239,7 +239,8 @@ impl cgroup::Groups for Memory {
         }
         table.leaving.try_reserve(1)?;
         if let Some(group) = table.groups.remove(&group) {
-            // The groups above limit the memory that it leaves behind: no process could lift the limit of a group without a name.
+            // The groups above limit the memory that it leaves behind: no process could lift the
+            // limit of a group without a name.
             let _ = machine().groups().set_limit(group.engine, u64::MAX);
             table.leaving.push(group.engine);
         }

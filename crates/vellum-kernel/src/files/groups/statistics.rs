@@ -89,8 +89,9 @@ pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
     })
 }
 
-/// `memory.stat`. A group is charged for anonymous memory, objects', and the kernel's for it: page tables, nodes of VMAs and of objects'
-/// indices, what spaces count per CPU, and (`percpu`) the lists of groups below it.
+/// `memory.stat`. A group is charged for anonymous memory, objects', and the kernel's for it: page
+/// tables, nodes of VMAs and of objects' indices, what spaces count per CPU, and (`percpu`) the
+/// lists of groups below it.
 pub fn of(group: u32, engine: GroupId) -> Result<Vec<u8>, Errno> {
     let (listed, cached) = {
         let table = TABLE.lock();

@@ -1,5 +1,6 @@
-//! `/sys/kernel/mm/audit`, which Linux does not have and only root may read: the engine's audit of the whole machine, made
-//! when the file is read. Its first line is `sound`, or the first difference; sums follow, or the other differences.
+//! `/sys/kernel/mm/audit`, which Linux does not have and only root may read: the engine's audit of
+//! the whole machine, made when the file is read. Its first line is `sound`, or the first
+//! difference; sums follow, or the other differences.
 //!
 //! The machine should be at rest: a process that runs meanwhile shows as differences that are none.
 

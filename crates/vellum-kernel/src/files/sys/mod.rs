@@ -63,7 +63,8 @@ fn file(
     folder.add(name, Text::read_only(folder.system(), move || Words::of(&make)))
 }
 
-/// The longest stretches in which a processor could do nothing else; whatever is written makes the kernel forget them.
+/// The longest stretches in which a processor could do nothing else; whatever is written makes the
+/// kernel forget them.
 #[cfg(feature = "holds")]
 fn holds(folder: &Arc<Folder>) -> Result<(), Errno> {
     let make = || Words::of(|text| write!(text, "{}", crate::holds::Longest));

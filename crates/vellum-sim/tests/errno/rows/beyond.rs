@@ -1,5 +1,5 @@
-//! Every call with addresses above the user half: the kernel's, those that no register can hold, and
-//! ranges that begin in user memory and end there.
+//! Every call with addresses above the user half: the kernel's, those that no register can hold,
+//! and ranges that begin in user memory and end there.
 
 use super::super::file::Call;
 use super::super::kernel::USER_END;

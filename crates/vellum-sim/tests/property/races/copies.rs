@@ -1,5 +1,5 @@
-//! A folio that a parent and a child have together is copied, with no lock held, while something else happens to the place that is
-//! busy meanwhile.
+//! A folio that a parent and a child have together is copied, with no lock held, while something
+//! else happens to the place that is busy meanwhile.
 
 use vellum::addr::VirtRange;
 use vellum::arch::Kind;
@@ -11,12 +11,14 @@ use vellum_sim::Fault;
 use super::family::{Scene, family};
 use super::{PAGE, at};
 
-/// A folio that a part of a table maps, and one that a huge leaf does. Of the second there are fewer schedules.
+/// A folio that a part of a table maps, and one that a huge leaf does. Of the second there are
+/// fewer schedules.
 const SIZES: [(usize, u8); 2] = [(400, 2), (12, 9)];
 /// The parent has written this to the first page.
 const WRITTEN: u64 = 300;
 
-/// The parent writes to the first page while something else is done; `changed` are the pages whose contents `look` looks at.
+/// The parent writes to the first page while something else is done; `changed` are the pages whose
+/// contents `look` looks at.
 fn meanwhile(
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     changed: fn(u64) -> bool,

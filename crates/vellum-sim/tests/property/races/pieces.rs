@@ -115,7 +115,8 @@ fn stores() {
             (0..3).for_each(|n| pieces.pages().for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n))));
         };
         meanwhile(pieces, count, move |on| {
-            // A store to what goes to another folio takes a page of its own, and gives the old one up when it has that.
+            // A store to what goes to another folio takes a page of its own, and gives the old one
+            // up when it has that.
             let copied = pieces == Pieces::Apart && on.machine.counter(Counter::CowCopies) > 0;
             assert!(pieces.done(on) || copied, "nothing was in the way");
             on.holds(on.space, pieces.pages());

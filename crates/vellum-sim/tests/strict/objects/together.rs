@@ -266,8 +266,8 @@ impl<'m> Spaces<'m, Strict, X86_64> for Known<'_, 'm> {
     }
 }
 
-/// An object shrinks while a space that has copies of its pages is forked, and its child too: in the end no
-/// space has a copy of what lies beyond the end, whichever was made when.
+/// An object shrinks while a space that has copies of its pages is forked, and its child too: in
+/// the end no space has a copy of what lies beyond the end, whichever was made when.
 pub fn children(seed: u64, schedule: Schedule, load: Load) {
     with_two_spaces(seed, schedule, load.pages, |sim, object, spaces| {
         {

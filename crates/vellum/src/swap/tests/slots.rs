@@ -48,7 +48,8 @@ impl World<'_> {
         }
     }
 
-    /// Sets the counts of slots of one cluster that are in use, as if they had been duplicated so often.
+    /// Sets the counts of slots of one cluster that are in use, as if they had been duplicated so
+    /// often.
     fn set_references(&mut self, run: Slots, references: u32) {
         let range = run.first % SLOTS..run.first % SLOTS + run.count;
         self.slots.lock(self.host, run.first / SLOTS).set_references(&range, references);
@@ -149,7 +150,8 @@ fn no_slot_is_out_of_reach() {
     });
 }
 
-/// Counts are exact past what 8 and 16 bits hold, on the way up and down, of runs over several clusters too.
+/// Counts are exact past what 8 and 16 bits hold, on the way up and down, of runs over several
+/// clusters too.
 #[test]
 fn counts_go_past_8_and_16_bits() {
     with_world(512 * 2, |mut world| {
@@ -167,8 +169,8 @@ fn counts_go_past_8_and_16_bits() {
     });
 }
 
-/// The ceiling of lasting references refuses a run, be it reached in the middle and in another cluster, and changes nothing.
-/// Transient references are never refused, and counts don't wrap.
+/// The ceiling of lasting references refuses a run, be it reached in the middle and in another
+/// cluster, and changes nothing. Transient references are never refused, and counts don't wrap.
 #[test]
 fn duplicate_refuses_at_the_ceiling_and_changes_nothing() {
     with_world(512 * 3, |mut world| {
