@@ -96,7 +96,9 @@ fn engine_call(names: &Names, address: u64) -> Option<String> {
     names.at(address).into_iter().find_map(|call| {
         let file = call.file.filter(|file| !EVERYWHERE.iter().any(|part| file.contains(part)))?;
         let short = file.split_once("/src/").map_or(&*file, |(_, short)| short);
-        Some(format!("{} ({short}:{})", call.function, call.line))
+        // Without what it is generic over.
+        let function = call.function.split('<').next().unwrap_or_default();
+        Some(format!("{function} ({short}:{})", call.line))
     })
 }
 
