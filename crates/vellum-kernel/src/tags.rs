@@ -154,7 +154,7 @@ mod tests {
             let cpus = (0..3).map(|_| cpu()).collect();
             let mut lab = Lab { generations: Generations::new(), cpus, tables: [[0; 2]; SPACES], kept: 0 };
             for _ in 0..2000 {
-                let space = random.rand_range(0..SPACES as u64);
+                let space = u64::from(random.rand_range(0..SPACES as u32));
                 let cpu = random.rand_range(0..3) as usize;
                 match random.rand_range(0..8) {
                     0..4 => lab.load(cpu, space),

@@ -13,7 +13,7 @@ use crate::stats::Counter;
 use crate::swap::{Slots, SwapRun};
 
 /// Pages that are removed between two points where the CPU may do something else, and others may have the object.
-const BATCH: usize = 64;
+const BATCH: usize = 32;
 
 /// Pages that an object does not have any more. Spaces may still map them: before whoever removed them says that it is done,
 /// each space that maps the object must hear of it ([`crate::space::discard`]).

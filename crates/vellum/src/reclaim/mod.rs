@@ -294,6 +294,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 visit(space, Area::Displaced(area), victims);
                 at = area.range.end;
             }
+            self.machine.platform().resched();
             true
         });
     }
