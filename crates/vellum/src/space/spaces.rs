@@ -56,9 +56,8 @@ pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
     }
 }
 
-/// Unmaps pages that an object has lost from all spaces that map it
-/// ([`AddressSpace::discard_object`]). When this returns, no CPU reaches them through any space.
-/// Costs what these spaces are, however many others there are.
+/// Unmaps pages that an object has lost from all spaces that map it. When this returns, no CPU
+/// reaches them through any space. Costs what these spaces are, however many others there are.
 ///
 /// A child that is forked meanwhile has what its parent had when it was made: it counts among those
 /// that map the object by then, and its number is higher, so it comes after its parent here.

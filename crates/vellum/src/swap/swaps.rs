@@ -312,7 +312,7 @@ impl<P: Platform> Swaps<P> {
     }
 
     /// Give up a reference to each slot of a run. Those that had no other are free then. If they
-    /// are more than [`PART`], the caller holds no spin lock.
+    /// are more than 64, the caller holds no spin lock.
     ///
     /// # Safety
     /// The caller has these references. Whoever reads or writes one of the slots has another.
