@@ -1,7 +1,7 @@
 //! The machine as the engine sees it: `vellum::platform`.
 //!
 //! Kernel code is not preempted, and no interrupt handler calls the engine; so what the engine says about preemption and
-//! interrupts goes unheard, but by [`holds`](crate::holds).
+//! interrupts goes unheard, but by `holds`.
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::DIRECT_MAP;
