@@ -3,7 +3,7 @@
 //! The upper part of a root table belongs to the host, and an index into a table is masked: an
 //! address that nothing has checked lands somewhere, perhaps in the kernel's own tables. So the
 //! check is a type. A [`UserRange`] comes from [`UserRange::new`], which compares with
-//! [`Arch::user_end`], or is a part of another one.
+//! [`Arch::user_end`], or is a part of another one (INV-17).
 
 use core::fmt;
 use core::ops::Deref;

@@ -329,7 +329,8 @@ impl Areas {
         }
     }
 
-    /// Bookkeeping for the part of an area that lies in `range`.
+    /// Bookkeeping for the part of an area that lies in `range`. In the lock in which a limit
+    /// allowed it (INV-19).
     pub(super) fn account(&mut self, area: &Vma, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
         amounts.add(area, range);

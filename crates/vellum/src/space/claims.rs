@@ -3,9 +3,9 @@
 //! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims it, and is alone there
 //! until it ends, also while it has let go of the lock of the areas. Changes are served in the
 //! order in which they arrive: a claim is granted once no granted claim overlaps it and none that
-//! arrived before it does. So a change waits for those that came before it and for no others,
-//! however many follow; and one that needs all of the space gets it though threads change parts of
-//! it all the time.
+//! arrived before it does (INV-18). So a change waits for those that came before it and for no
+//! others, however many follow; and one that needs all of the space gets it though threads change
+//! parts of it all the time.
 //!
 //! There is room for a number of claims; changes beyond that wait to be let in, in the same order.
 //! A change that waits sleeps on a count of what has ended, and looks at the areas again only when

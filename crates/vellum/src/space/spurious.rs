@@ -6,9 +6,9 @@
 //! makes it present. What a CPU's TLB held of it before makes the next access there fault once
 //! more; whether that fault drops it, or only an invalidation does, the format says
 //! ([`crate::arch::stale`]). Where it takes an invalidation, **each fault that is resolved ends
-//! with one, of the address that faulted, on the CPU that faulted**: so the access goes ahead when
-//! it is tried again. A CPU that has not faulted yet will, once, and ends up here too. If the task
-//! changed its CPU meanwhile, that is one more such fault.
+//! with one, of the address that faulted, on the CPU that faulted** (INV-20): so the access goes
+//! ahead when it is tried again. A CPU that has not faulted yet will, once, and ends up here too.
+//! If the task changed its CPU meanwhile, that is one more such fault.
 
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};

@@ -67,7 +67,7 @@ use crate::tlb::Shootdown;
 
 /// Runs of one table that an operation deals with before it gives the table's lock back. A table of
 /// scattered pages, in which each page is a run, would else be locked for as many descriptors of
-/// folios as it has entries.
+/// folios as it has entries (INV-11).
 pub(crate) const RUNS_A_HOLD: usize = 64;
 /// Entries of one table that an operation deals with before it gives the table's lock back: more
 /// than most formats have in one.
