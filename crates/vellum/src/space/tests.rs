@@ -70,20 +70,28 @@ fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
     let at = space.map(area).unwrap();
     space.fault(at, Access::Write).unwrap();
     let frame = descriptor(&space, at);
-    let own = frame.counts();
+    let [most, almost] = [Counts::MOST, Counts::MOST - 1].map(|refs| Counts { refs, maps: refs });
 
-    let most = Counts { refs: Counts::MOST, maps: Counts::MOST };
+    let own = frame.counts();
     frame.set_counts(most);
-    assert_eq!(space.fork().err(), Some(ForkError::TooManyReferences));
     assert_eq!(space.pin(at, Access::Read).err(), Some(FaultError::TooManyReferences(at)));
     assert_eq!(frame.counts(), most);
-
-    let almost = Counts { refs: Counts::MOST - 1, maps: Counts::MOST - 1 };
     frame.set_counts(almost);
     drop(space.pin(at, Access::Read).unwrap());
+    assert_eq!(frame.counts(), almost);
+
+    // A folio that only one space has can't have so many mappings.
+    frame.set_counts(own);
+    let child = space.fork().unwrap();
+    let both = frame.counts();
+    frame.set_counts(most);
+    assert_eq!(space.fork().err(), Some(ForkError::TooManyReferences));
+    assert_eq!(frame.counts(), most);
+    frame.set_counts(almost);
     drop(space.fork().unwrap());
     assert_eq!(frame.counts(), almost);
-    frame.set_counts(own);
+    frame.set_counts(both);
+    drop(child);
 }
 
 /// The same for pages of an object: a fault that would map one, and a handle to one.
