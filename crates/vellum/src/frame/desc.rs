@@ -116,7 +116,8 @@ impl Counts {
         (self.refs as u64) << 32 | self.maps as u64
     }
 
-    /// Whether there is a reference without a mapping.
+    /// Whether there is a reference without a mapping. (Or was just now: while pages are unmapped, their
+    /// mappings may go first.)
     #[inline]
     pub(crate) const fn is_held(self) -> bool {
         self.refs > self.maps
@@ -250,13 +251,6 @@ impl Frame {
     #[inline]
     pub fn counts(&self) -> Counts {
         Counts::unpack(self.counts.load(Ordering::Acquire))
-    }
-
-    /// Whether somebody has a reference who has no mapping. (Or had just now: while pages are unmapped, their mappings may go
-    /// first.)
-    #[inline]
-    pub(crate) fn is_held(&self) -> bool {
-        self.counts().is_held()
     }
 
     /// For whoever owns the folio alone: start counting.

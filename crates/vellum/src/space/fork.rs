@@ -306,16 +306,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
-        // A reference that no entry has is somebody's who may write there, and not be told: the page stays the parent's own,
-        // and the child gets a copy.
-        let pinned = exclusive && first.is_held();
+        let taken = match exclusive {
+            true => self.share_own(pfn, run.frames(arch)),
+            false => self.share_others(pfn, run.frames(arch))?,
+        };
+        // A reference that no entry has belongs to something that may write there unnoticed: the folio
+        // stays the parent's own, and the child gets a copy.
+        let pinned = taken == 0;
         if pinned {
-            self.cut(run, Frame::is_held);
+            *run = self.first_folio(table, run);
         } else {
-            let taken = match exclusive {
-                true => self.share_own(pfn, run.frames(arch)),
-                false => self.share_others(pfn, run.frames(arch))?,
-            };
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
         if exclusive {
