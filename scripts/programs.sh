@@ -110,6 +110,8 @@ our_programs() {
     expect 0 collapse guest --swap 64M -- "$1/collapse" </dev/null
     # What does not fit in compressed memory goes to the disk.
     expect 0 limit guest --smp 2 --mem 128M --swap 128M -- "$1/limit" 24 </dev/null
+    # So is what the kernel allocates for its programs.
+    expect 0 "kernel memory in a group" guest --smp 4 --mem 256M -- "$1/kmem" </dev/null
     expect 0 pressure guest --smp 2 --mem 96M --swap 64M --swap-disk 192M -- "$1/pressure" 160 1 </dev/null
     # What a child has as well takes no room of its own.
     expect 0 "pressure with a child" guest --mem 128M --swap 512M -- "$1/pressure" 144 1 1 </dev/null

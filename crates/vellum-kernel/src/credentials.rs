@@ -6,6 +6,7 @@
 use crate::errno::Errno;
 use crate::fs::{Meta, Who, meta};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 
 /// A set of capabilities: bit `n` is the one of number `n`.
@@ -52,7 +53,7 @@ pub type Four = [u32; 4];
 pub struct Credentials {
     pub uids: Four,
     pub gids: Four,
-    pub groups: Arc<[u32]>,
+    pub groups: Arc<Vec<u32>>,
     pub permitted: Caps,
     pub effective: Caps,
     pub inheritable: Caps,
@@ -102,7 +103,7 @@ impl Credentials {
         Self {
             uids: [0; 4],
             gids: [0; 4],
-            groups: Arc::new([]),
+            groups: Arc::default(),
             permitted: ALL,
             effective: ALL,
             inheritable: 0,
@@ -197,7 +198,7 @@ impl Credentials {
     ///
     /// # Errors
     /// `EPERM`; `EINVAL`: too many.
-    pub fn set_groups(&mut self, groups: Arc<[u32]>) -> Result<(), Errno> {
+    pub fn set_groups(&mut self, groups: Arc<Vec<u32>>) -> Result<(), Errno> {
         self.needs(abi::CAP_SETGID)?;
         if groups.len() > MOST_GROUPS || groups.contains(&SAME) {
             return Err(Errno::EINVAL);
@@ -287,7 +288,7 @@ mod tests {
         assert_eq!((user.permitted, user.effective), (0, 0));
         assert_eq!(user.set_users(Ids::All(0)), Err(Errno::EPERM));
         assert_eq!(user.set_group_ids(Ids::All(0)), Err(Errno::EPERM));
-        assert_eq!(user.set_groups(Arc::new([1])), Err(Errno::EPERM));
+        assert_eq!(user.set_groups(Arc::new(alloc::vec![1])), Err(Errno::EPERM));
         assert_eq!(user.set_users(Ids::All(SAME)), Err(Errno::EINVAL));
     }
 

@@ -172,6 +172,10 @@ impl<T> Things<T> {
         for place in &mut self.places {
             place.take_if(|named| !keep(named));
         }
+        if self.iter().next().is_none() {
+            // Memory that the program pays for that made the last room.
+            self.places = Vec::new();
+        }
     }
 }
 
@@ -181,7 +185,7 @@ mod tests {
     use alloc::sync::Arc;
 
     fn user(uid: u32) -> Who {
-        Who { uid, gid: uid, groups: Arc::new([]), caps: 0 }
+        Who { uid, gid: uid, groups: Arc::default(), caps: 0 }
     }
 
     fn get(things: &mut Things<u32>, key: i32, flags: u32, who: &Who) -> Result<u32, Errno> {
@@ -229,7 +233,7 @@ mod tests {
         assert!(rights.may(&one, READ | WRITE).is_ok() && rights.owns(&one).is_ok());
         assert_eq!(rights.owns(&other), Err(Errno::EPERM));
         let mut member = user(2);
-        member.groups = Arc::new([1]);
+        member.groups = Arc::new(alloc::vec![1]);
         assert!(rights.may(&member, READ).is_ok());
         assert_eq!(rights.may(&member, WRITE), Err(Errno::EACCES));
         assert!(rights.may(&Who::root(), READ | WRITE).is_ok());

@@ -1,8 +1,7 @@
 //! The contents of files in memory, which are the engine's objects: so they can be mapped.
 
-use crate::files::groups;
 use crate::mem::spaces::All;
-use crate::mem::{self, Object, machine};
+use crate::mem::{self, Object, machine, payer};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -57,7 +56,7 @@ impl InObject {
     pub fn new() -> Result<Self, Errno> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let tag = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let object = mem::new_object(groups::current(), tag).map_err(|_| Errno::ENOMEM)?;
+        let object = mem::new_object(payer::payer(), tag).map_err(|_| Errno::ENOMEM)?;
         Ok(Self { object, sizing: Mutex::new(()) })
     }
 }
@@ -106,10 +105,10 @@ impl Pages for InObject {
             let wanted = from.left().min(PAGE - offset);
             if to.is_multiple_of(AHEAD) && from.left() as u64 >= AHEAD {
                 // What can't be had is asked for again below, by the page.
-                let _ = self.object.allocate(to..to + AHEAD, groups::current());
+                let _ = self.object.allocate(to..to + AHEAD, payer::payer());
             }
             // First the page: what has been taken can't be put back, and the call may be made again.
-            let page = match self.object.page_or_new(page, groups::current()) {
+            let page = match self.object.page_or_new(page, payer::payer()) {
                 Ok(page) => page,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(errno(error)),
@@ -133,7 +132,7 @@ impl Pages for InObject {
     }
 
     fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
-        self.object.allocate(bytes, groups::current()).map_err(errno)
+        self.object.allocate(bytes, payer::payer()).map_err(errno)
     }
 
     fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {

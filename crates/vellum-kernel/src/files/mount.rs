@@ -53,7 +53,7 @@ pub fn mount(view: &View, source: &[u8], on: &[u8], kind: &[u8], options: &[u8],
 fn is_used(view: &View, device: Device) -> bool {
     let of = |inode: &Arc<dyn Inode>| inode.meta().device == device;
     view.names.mounts().iter().any(|mount| of(&mount.on))
-        || processes::all().iter().any(|process| {
+        || processes::all().any(|process| {
             let Some(files) = process.files.lock().clone() else { return false };
             let current = files.current.lock().clone();
             let table = files.table.lock();

@@ -1,6 +1,6 @@
 //! Bytes in a program's memory, in one piece or several, that a read fills or a write takes.
 
-use crate::mem::{UserSpace, heap, uaccess};
+use crate::mem::{UserSpace, payer, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -36,7 +36,7 @@ impl UserBytes {
             return Err(Errno::EINVAL);
         }
         let memory = thread.memory();
-        let mut bytes = heap::zeros(count as usize * 16)?;
+        let mut bytes = payer::zeros(count as usize * 16)?;
         uaccess::read(&memory, array, &mut bytes)?;
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let mut pieces = Vec::new();

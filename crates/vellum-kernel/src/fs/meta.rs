@@ -3,6 +3,7 @@
 use crate::credentials::{ALL, Caps, cap};
 use crate::errno::Errno;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use linux_raw_sys::general::{self, statx_timestamp};
 
 /// What a file is; the numbers are those of `st_mode >> 12` and `d_type`.
@@ -189,7 +190,7 @@ impl Want {
 pub struct Who {
     pub uid: u32,
     pub gid: u32,
-    pub groups: Arc<[u32]>,
+    pub groups: Arc<Vec<u32>>,
     /// What it may do whoever it is.
     pub caps: Caps,
 }
@@ -197,7 +198,7 @@ pub struct Who {
 impl Who {
     /// The superuser.
     pub fn root() -> Who {
-        Who { uid: 0, gid: 0, groups: Arc::new([]), caps: ALL }
+        Who { uid: 0, gid: 0, groups: Arc::default(), caps: ALL }
     }
 
     /// Whether it belongs to a group.
@@ -252,7 +253,7 @@ mod tests {
     fn rights() {
         let mut meta = Meta::new(Device::default(), 1, Kind::Regular, 0o640);
         (meta.uid, meta.gid) = (10, 20);
-        let who = |uid, gid, more: &[u32]| Who { uid, gid, groups: Arc::from(more), caps: 0 };
+        let who = |uid, gid, more: &[u32]| Who { uid, gid, groups: Arc::new(more.to_vec()), caps: 0 };
         assert!(who(10, 1, &[]).may(&meta, Want(6)).is_ok());
         assert!(who(11, 20, &[]).may(&meta, Want::READ).is_ok());
         assert!(who(11, 1, &[20]).may(&meta, Want::READ).is_ok());

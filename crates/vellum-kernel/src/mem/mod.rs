@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`platform`] | the machine as the engine sees it |
 //! | [`heap`] | the kernel's own memory, from the engine's frames |
+//! | [`payer`] | which group pays for that |
 //! | [`shootdown`] | invalidating translations, here and on other processors |
 //! | [`space`] | the address spaces of processes, and which one a processor has loaded |
 //! | [`swap`] | where memory goes that nobody has used for a while |
@@ -19,6 +20,7 @@ pub mod collapse;
 pub mod disk;
 pub mod heap;
 pub mod oom;
+pub mod payer;
 pub mod platform;
 pub mod reclaim;
 pub mod shootdown;

@@ -68,11 +68,6 @@ impl Scope {
     }
 }
 
-/// Reclaims some of the machine's memory; how many pages that were.
-pub fn find_some() -> u64 {
-    reclaim(Who::Direct, GroupId::ROOT, AT_ONCE)
-}
-
 fn stats(process: &Process) -> Option<SpaceStats> {
     let memory = process.memory();
     memory.map(|memory| memory.engine.stats())
@@ -146,35 +141,33 @@ pub fn enforce(group: u32) {
 /// A process that is about to give up its memory.
 fn leaving(scope: Scope) -> Option<Arc<Process>> {
     let leaves = |process: &Arc<Process>| process.life.lock().is_over() && !process.threads.lock().is_empty();
-    processes::all().into_iter().find(|process| leaves(process) && scope.has(process))
+    processes::all().find(|process| leaves(process) && scope.has(process))
 }
 
 fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     let all = scope.pages();
     let may =
         |process: &Arc<Process>| process.pid != FIRST && process.badness.load(Relaxed) > NEVER && scope.has(process);
-    let known = processes::all();
-    let candidates = known.iter().filter(|process| may(process));
-    let counted = candidates.filter_map(|process| {
-        let stats = stats(process)?;
-        Some((points(process, &stats, all), process, stats))
+    let counted = processes::all().filter(may).filter_map(|process| {
+        let stats = stats(&process)?;
+        Some((points(&process, &stats, all), process, stats))
     });
     let (points, victim, has) = counted.max_by_key(|(points, ..)| *points)?;
-    say(scope, wanting, victim, points, &has);
+    say(scope, wanting, &victim, points, &has);
     KILLED.fetch_add(1, Relaxed);
     groups::note(victim.cgroup.load(Relaxed), Event::Killed);
     let memory = victim.memory();
-    for process in &known {
+    for process in processes::all() {
         let shared = memory.as_ref().zip(process.memory()).is_some_and(|(own, other)| Arc::ptr_eq(own, &other));
-        if shared || Arc::ptr_eq(process, victim) {
+        if shared || Arc::ptr_eq(&process, &victim) {
             process.end(Life::Killed(SIGKILL));
         }
     }
-    Some(victim.clone())
+    Some(victim)
 }
 
 fn name(process: &Process) -> String {
-    let first = process.threads.lock().first().map(|thread| thread.name()).unwrap_or_default();
+    let first = process.threads.lock().values().next().map(|thread| thread.name()).unwrap_or_default();
     String::from_utf8_lossy(&first).into_owned()
 }
 

@@ -2,18 +2,16 @@
 //! of them.
 
 use crate::arch::paging::Format;
+use crate::mem::payer::Shared;
 use crate::mem::platform::Host;
 use crate::mem::{Space, UserSpace};
-use crate::task::Process;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
-use spin::Mutex;
 use vellum::frame::Family;
 use vellum::platform::SpaceId;
 use vellum::space::{Families, Spaces};
 
-static SPACES: Mutex<Known> = Mutex::new(Known { all: BTreeMap::new(), families: BTreeSet::new() });
+static SPACES: Shared<Known> = Shared::new(Known { all: BTreeMap::new(), families: BTreeSet::new() });
 
 struct Known {
     all: BTreeMap<u64, Weak<UserSpace>>,
@@ -77,14 +75,6 @@ pub fn all() -> impl Iterator<Item = Arc<UserSpace>> {
         from = SpaceId(space.engine.id().0 + 1);
         Some(space)
     })
-}
-
-/// The spaces that these processes have, each once.
-pub fn of(processes: impl IntoIterator<Item = Arc<Process>>) -> Vec<Arc<UserSpace>> {
-    let mut spaces: Vec<_> = processes.into_iter().filter_map(|process| process.memory()).collect();
-    spaces.sort_unstable_by_key(Arc::as_ptr);
-    spaces.dedup_by(|a, b| Arc::ptr_eq(a, b));
-    spaces
 }
 
 /// What the engine is shown of them.

@@ -51,7 +51,7 @@ pub async fn futex(thread: &Arc<Thread>, [address, op, value, timeout, second, t
                 return Err(Errno::EAGAIN);
             }
             let woken = futex::wake(from, value, ANY);
-            Ok(u64::from(woken) + u64::from(futex::requeue(from, to, timeout as u32)))
+            Ok(u64::from(woken) + u64::from(futex::requeue(from, to, timeout as u32)?))
         }
         abi::FUTEX_LOCK_PI => pi::lock(thread, address, timeout, true).await,
         abi::FUTEX_LOCK_PI2 => pi::lock(thread, address, timeout, op & abi::FUTEX_CLOCK_REALTIME != 0).await,

@@ -2,10 +2,9 @@
 
 use super::Answer;
 use super::memory::set_limits;
-use crate::mem::uaccess;
+use crate::mem::{payer, uaccess};
 use crate::task::{Thread, process};
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 use vellum_kernel::credentials::{Credentials, Four, Ids, MOST_GROUPS, place};
@@ -52,7 +51,8 @@ pub fn getgroups(thread: &Thread, room: u64, to: u64) -> Answer {
         return Err(Errno::EINVAL);
     }
     if room > 0 {
-        let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
+        let mut bytes = payer::zeros(4 * groups.len())?;
+        bytes.chunks_exact_mut(4).zip(groups.iter()).for_each(|(to, group)| to.copy_from_slice(&group.to_le_bytes()));
         uaccess::write(&thread.memory(), to, &bytes)?;
     }
     Ok(groups.len() as u64)
@@ -65,10 +65,12 @@ pub fn setgroups(thread: &Thread, count: u64, from: u64) -> Answer {
     if count > MOST_GROUPS {
         return Err(Errno::EINVAL);
     }
-    let mut bytes = vec![0; 4 * count];
+    let mut bytes = payer::zeros(4 * count)?;
     uaccess::read(&thread.memory(), from, &mut bytes)?;
-    let groups = bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
-    change(thread, |own| own.set_groups(groups).map(|()| 0))
+    let mut groups = Vec::new();
+    payer::reserve(&mut groups, count)?;
+    groups.extend(bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])));
+    change(thread, |own| own.set_groups(Arc::new(groups)).map(|()| 0))
 }
 
 /// What `capget` and `capset` begin with: how many halves of sets the program knows, and whom it is about.

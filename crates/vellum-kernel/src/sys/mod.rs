@@ -53,7 +53,6 @@ pub mod timer;
 pub mod wait;
 
 use crate::arch;
-use crate::mem::{heap, oom};
 use crate::println;
 use crate::task::{Thread, executor};
 use alloc::sync::Arc;
@@ -72,10 +71,6 @@ pub type Answer = Result<u64, Errno>;
 /// Carries out a system call.
 pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
     let process = &thread.process;
-    // What the kernel keeps for itself is not to be used up by those who can be told no; unless there is something to be had.
-    if heap::is_short() && costs_memory(number as u32) && oom::find_some() == 0 {
-        return Err(Errno::ENOMEM);
-    }
     match number as u32 {
         nr::__NR_mmap => memory::mmap(thread, a),
         nr::__NR_munmap => memory::munmap(thread, a[0], a[1]),
@@ -282,16 +277,6 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
             None => absent(number),
         },
     }
-}
-
-/// Whether the kernel keeps something for the program after the call, in memory of its own.
-#[cold]
-fn costs_memory(number: u32) -> bool {
-    let makes = [nr::__NR_clone, nr::__NR_clone3, nr::__NR_openat, nr::__NR_memfd_create, nr::__NR_pipe2];
-    let copies = [nr::__NR_dup, nr::__NR_dup3, nr::__NR_fcntl];
-    let names = [nr::__NR_mkdirat, nr::__NR_mknodat, nr::__NR_symlinkat, nr::__NR_linkat];
-    let moves = [nr::__NR_renameat, nr::__NR_renameat2];
-    [&makes[..], &copies, &names, &moves, arch::calls::COSTLY].iter().any(|calls| calls.contains(&number))
 }
 
 /// An address that a call can't do without.

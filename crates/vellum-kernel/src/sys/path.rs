@@ -2,7 +2,7 @@
 
 use super::{Answer, file, program};
 use crate::files::{self, Executable, Files};
-use crate::mem::uaccess;
+use crate::mem::{payer, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -331,9 +331,7 @@ pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result
 pub fn read_file(inode: &Arc<dyn Inode>) -> Result<Vec<u8>, Errno> {
     let size = inode.meta().size as usize;
     let file = inode.clone().open(abi::O_RDONLY)?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(size)?;
-    bytes.resize(size, 0);
+    let mut bytes = payer::zeros(size)?;
     let read = file.read(0, &mut &mut bytes[..])?;
     bytes.truncate(read);
     Ok(bytes)

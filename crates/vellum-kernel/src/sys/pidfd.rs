@@ -123,7 +123,7 @@ pub async fn process_mrelease(thread: &Arc<Thread>, fd: u64, flags: u64) -> Answ
         return Err(Errno::ESRCH);
     }
     let threads = process.threads.lock().clone();
-    if !process.life.lock().is_over() && !threads.iter().any(|thread| has_kill(thread)) {
+    if !process.life.lock().is_over() && !threads.values().any(|thread| has_kill(thread)) {
         return Err(Errno::EINVAL);
     }
     let gone = || process.memory.lock().is_none().then_some(());

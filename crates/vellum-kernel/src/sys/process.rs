@@ -53,7 +53,7 @@ pub fn first(
         loop {
             let over = || {
                 let families = Families::lock();
-                let ended = everybodys.children.lock().iter().find(|child| child.has_ended(&families)).cloned();
+                let ended = everybodys.children.lock().values().find(|child| child.has_ended(&families)).cloned();
                 ended.inspect(|child| everybodys.reap(&families, child))
             };
             let child = everybodys.child_changed.wait_until(over).await;
@@ -297,7 +297,7 @@ pub fn setpgid(thread: &Thread, pid: u64, group: u64) -> Answer {
     }
     let group = if group == 0 { process.pid } else { group as u32 };
     let exists = |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group;
-    if group != process.pid && !crate::task::process::all().iter().any(exists) {
+    if group != process.pid && !crate::task::process::all().any(|process| exists(&process)) {
         return Err(Errno::EPERM);
     }
     process.group.store(group, Ordering::Relaxed);

@@ -5,10 +5,9 @@ use super::{Answer, misc, timer};
 use crate::arch::abi as machine;
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
-use crate::files::groups;
 use crate::mem::space::Image;
 use crate::mem::spaces;
-use crate::mem::{self, UserSpace, uaccess};
+use crate::mem::{self, UserSpace, payer, uaccess};
 use crate::task::Thread;
 use crate::task::hindrance::failed;
 use alloc::format;
@@ -16,6 +15,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use linux_raw_sys::general as abi;
+use vellum::addr::FRAME_SIZE;
 use vellum::group::MayBeRefused;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
@@ -55,10 +55,8 @@ impl Program {
 
     /// A part of it, as far as it has one.
     fn part(&self, range: Range<u64>) -> Result<Vec<u8>, Errno> {
-        let mut bytes = Vec::new();
         let len = range.end.min(self.size).saturating_sub(range.start) as usize;
-        bytes.try_reserve_exact(len)?;
-        bytes.resize(len, 0);
+        let mut bytes = payer::zeros(len)?;
         let read = self.file.read(range.start, &mut &mut bytes[..])?;
         bytes.truncate(read);
         Ok(bytes)
@@ -103,7 +101,7 @@ pub fn load(
     let mmap_base = top - stack_limit.max(128 << 20) - (1 << 20);
     let mut limits = Limits { mmap_base, ..Limits::default() };
     super::memory::set_limits(&mut limits, resources, own);
-    let space = mem::new_space(mem::machine(), groups::current(), limits)
+    let space = mem::new_space(mem::machine(), payer::payer(), limits)
         .map_err(|why| failed(Some(why), vellum::errno::Errno::ENOMEM))?;
     let space = spaces::publish(UserSpace::new(space));
     let mut image = Image::default();
@@ -277,6 +275,8 @@ fn read_strings(memory: &Arc<UserSpace>, address: u64) -> Result<Vec<Vec<u8>>, E
         if word == 0 {
             break;
         }
+        // Each is small, and there may be many.
+        payer::afford(FRAME_SIZE)?;
         let string = read_string(memory, word, 128 << 10).map_err(|error| match error {
             Errno::ENAMETOOLONG => Errno::E2BIG,
             other => other,

@@ -4,7 +4,7 @@ use super::Answer;
 use super::process::process_of;
 use super::{memory, pidfd};
 use crate::files::user::UserBytes;
-use crate::mem::{UserSpace, heap};
+use crate::mem::{UserSpace, payer};
 use crate::task::hindrance::Hindrance;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
@@ -107,7 +107,7 @@ fn copy_in_page(
     })?;
     let inside = address as usize & (PAGE - 1);
     // The caller's memory may be the same page, and a fault there must not find it half copied.
-    let mut bytes = heap::zeros(most.min(mine.left()))?;
+    let mut bytes = payer::zeros(most.min(mine.left()))?;
     match way {
         Way::Read => {
             let count = page.read(inside, &mut bytes);

@@ -53,21 +53,24 @@ fn those(thread: &Arc<Thread>, kind: u64, who: u64) -> Result<Vec<Arc<Thread>>, 
     const GROUP: u32 = 1;
     const USER: u32 = 2;
     let who = who as u32;
-    let all = || process::all().into_iter().flat_map(|process| process.threads.lock().clone());
-    let found: Vec<_> = match kind as u32 {
-        PROCESS if who == 0 => [thread.clone()].into(),
-        PROCESS => process::find_thread(who).into_iter().collect(),
+    let mut found = Vec::new();
+    let mut add = |thread: Arc<Thread>| found.try_reserve(1).map(|()| found.push(thread));
+    let mut add_all =
+        |is: &dyn Fn(&Thread) -> bool| process::threads().filter(|thread| is(thread)).try_for_each(&mut add);
+    match kind as u32 {
+        PROCESS if who == 0 => add(thread.clone())?,
+        PROCESS => process::find_thread(who).into_iter().try_for_each(add)?,
         GROUP => {
             let own = thread.process.group.load(Ordering::Relaxed);
             let group = if who == 0 { own } else { who };
-            all().filter(|thread| thread.process.group.load(Ordering::Relaxed) == group).collect()
+            add_all(&|thread| thread.process.group.load(Ordering::Relaxed) == group)?;
         }
         USER => {
             let user = if who == 0 { thread.credentials().uids[place::REAL] } else { who };
-            all().filter(|thread| thread.credentials().uids[place::REAL] == user).collect()
+            add_all(&|thread| thread.credentials().uids[place::REAL] == user)?;
         }
         _ => return Err(Errno::EINVAL),
-    };
+    }
     if found.is_empty() { Err(Errno::ESRCH) } else { Ok(found) }
 }
 

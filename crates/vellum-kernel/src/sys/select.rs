@@ -2,7 +2,7 @@
 
 use super::{Answer, clock, file};
 use crate::files::Files;
-use crate::mem::{heap, now_ns, uaccess};
+use crate::mem::{now_ns, payer, uaccess};
 use crate::task::Thread;
 use crate::task::deliver::read_set;
 use alloc::sync::Arc;
@@ -32,7 +32,7 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
     let memory = thread.memory();
     let mut bits = [const { Vec::new() }; 3];
     for (bits, at) in bits.iter_mut().zip(sets) {
-        *bits = heap::zeros(len as usize)?;
+        *bits = payer::zeros(len as usize)?;
         if at != 0 {
             uaccess::read(&memory, at, bits)?;
         }
@@ -53,7 +53,7 @@ pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Op
     let mut found = 0;
     let mut answers = [const { Vec::new() }; 3];
     for (set, events) in SETS.into_iter().enumerate() {
-        answers[set] = heap::zeros(len as usize)?;
+        answers[set] = payer::zeros(len as usize)?;
         for (fd, ready) in named.iter().zip(&ready) {
             if is_in(&bits[set], *fd) && ready & events != 0 {
                 answers[set][fd / 8] |= 1 << (fd % 8);
@@ -107,9 +107,7 @@ pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option
         return Err(Errno::EINVAL);
     }
     let memory = thread.memory();
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(count as usize * 8)?;
-    bytes.resize(count as usize * 8, 0);
+    let mut bytes = payer::zeros(count as usize * 8)?;
     uaccess::read(&memory, array, &mut bytes)?;
     let files: Arc<Files> = thread.files();
     let mut set = Vec::new();

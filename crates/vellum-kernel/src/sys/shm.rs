@@ -173,7 +173,7 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
     with(|segments| {
         let size_of = |tag| segments.iter().find(|segment| segment.what.tag == tag).map(|segment| segment.what.size);
         let mut first = None;
-        let mut parts = Vec::new();
+        let (mut parts, mut full) = (Vec::new(), false);
         memory.engine.areas(addr, |area| {
             let (start, tag) = (area.range.start, area.backing.tag());
             let belongs = start >= addr && tag != 0 && area.backing.offset(start) == start - addr;
@@ -181,11 +181,15 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
                 first = size_of(tag).map(|size| (tag, addr.saturating_add(size)));
             }
             if belongs && first.is_some_and(|(own, _)| own == tag) {
-                parts.push(area.range);
+                full = parts.try_reserve(1).is_err();
+                parts.extend((!full).then_some(area.range));
             }
             // Nothing begins before its own size.
-            first.is_none_or(|(_, end)| start < end)
+            !full && first.is_none_or(|(_, end)| start < end)
         });
+        if full {
+            return Err(Errno::ENOMEM);
+        }
         let (tag, _) = first.ok_or(Errno::EINVAL)?;
         for part in parts {
             memory.engine.unmap(part.start, part.end - part.start).map_err(|error| Errno::from(error.errno()))?;

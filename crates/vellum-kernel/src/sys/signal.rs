@@ -58,7 +58,7 @@ pub fn sigaction(thread: &Arc<Thread>, signal: u64, new: u64, old: u64, size: u6
         before
     };
     if wanted.is_some_and(|action| action.ignores(signal)) {
-        for thread in thread.process.threads.lock().iter() {
+        for thread in thread.process.threads.lock().values() {
             thread.pending.lock().drop(bit(signal));
         }
     }
@@ -266,7 +266,7 @@ pub fn sigqueueinfo(thread: &Arc<Thread>, pid: u64, tid: Option<u64>, signal: u6
         _ if signal == 0 => {}
         None => signal::send(&process, info),
         Some(tid) => {
-            let target = process.threads.lock().iter().find(|t| u64::from(t.tid) == tid).cloned();
+            let target = u32::try_from(tid).ok().and_then(|tid| process.threads.lock().get(&tid).cloned());
             signal::send_to(&target.ok_or(Errno::ESRCH)?, info);
         }
     }

@@ -102,7 +102,7 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
             Then::Nothing => {}
             Then::Tell(info) => signal::send(&process, info),
             Then::TellThread(tid, info) => {
-                let thread = process.threads.lock().iter().find(|thread| thread.tid == tid).cloned();
+                let thread = process.threads.lock().get(&tid).cloned();
                 if let Some(thread) = thread {
                     signal::send_to(&thread, info);
                 }
@@ -118,7 +118,7 @@ fn waits(process: &Process, number: u32, then: Then) -> bool {
         Then::Nothing => false,
         Then::Tell(_) => process.signals.lock().pending.any(own),
         Then::TellThread(tid, _) => {
-            let thread = process.threads.lock().iter().find(|thread| thread.tid == tid).cloned();
+            let thread = process.threads.lock().get(&tid).cloned();
             thread.is_some_and(|thread| thread.pending.lock().any(own))
         }
     }
@@ -203,7 +203,7 @@ pub fn create(thread: &Arc<Thread>, clock: u64, event: u64, to: u64) -> Answer {
             return Err(Errno::EINVAL);
         }
         let info = Info { signal, code: SI_TIMER, fields: [number.into(), value, 0, 0] };
-        let is_own = || process.threads.lock().iter().any(|thread| thread.tid == tid);
+        let is_own = || process.threads.lock().contains_key(&tid);
         let then = match kind {
             NONE => Then::Nothing,
             SIGNAL | THREAD => Then::Tell(info),

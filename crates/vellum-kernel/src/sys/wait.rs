@@ -3,10 +3,9 @@
 use super::{Answer, misc, pidfd};
 use crate::mem::uaccess;
 use crate::task::life::Life;
-use crate::task::process::Families;
+use crate::task::process::{self, Families};
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
@@ -24,8 +23,10 @@ fn is_wanted(child: &Process, pid: i64, own: &Process) -> bool {
 /// A child that has something to tell, and what; it is told once, unless `keep`.
 fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Option<Result<(Arc<Process>, Life), Errno>> {
     let families = Families::lock();
-    let children: Vec<_> = own.children.lock().iter().filter(|child| is_wanted(child, pid, own)).cloned().collect();
-    if children.is_empty() {
+    let mut children = process::walk(0, |from| process::first(&own.children.lock(), from))
+        .filter(|child| is_wanted(child, pid, own))
+        .peekable();
+    if children.peek().is_none() {
         return Some(Err(Errno::ECHILD));
     }
     for child in children {

@@ -1,12 +1,12 @@
 //! How many threads there are, in all and of each user, those counted that have ended but for their parents.
 
 use crate::mem::machine;
+use crate::mem::payer::Shared;
 use alloc::collections::BTreeMap;
-use spin::Mutex;
 use vellum_kernel::errno::Errno;
 
 /// How many each user has.
-static USERS: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+static USERS: Shared<BTreeMap<u32, u64>> = Shared::new(BTreeMap::new());
 
 /// How many there may be in all: no more than 1/32 as many as pages of memory, as on Linux.
 pub fn most() -> u64 {

@@ -9,6 +9,7 @@
 //! seen or sees an idle processor to kick.
 
 use crate::arch::{interrupts, irq};
+use crate::mem::payer::Shared;
 use crate::mem::{now_ns, space};
 use crate::percpu::{self, MAX_CPUS};
 use crate::task::time;
@@ -16,7 +17,6 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use async_task::{Builder, Runnable, ScheduleInfo, WithInfo};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use spin::Mutex;
 
 pub use vellum_kernel::wait::give_way;
 
@@ -52,7 +52,7 @@ struct Line {
     front: u64,
 }
 
-static LINE: Mutex<Line> = Mutex::new(Line { tasks: BTreeMap::new(), came: 0, front: 0 });
+static LINE: Shared<Line> = Shared::new(Line { tasks: BTreeMap::new(), came: 0, front: 0 });
 /// When each processor began with the task that it has.
 static BEGAN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 /// What that task had used then.

@@ -4,6 +4,7 @@
 //! follows a change is never missed. A wake that has been counted is never lost either: under the
 //! same lock a thread that gives up finds that it was woken.
 
+use crate::mem::payer::Shared;
 use crate::mem::{UserSpace, uaccess};
 use crate::task::Thread;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -33,7 +34,7 @@ struct Waiter {
     key: Mutex<Key>,
 }
 
-static LINES: Mutex<BTreeMap<Key, VecDeque<Arc<Waiter>>>> = Mutex::new(BTreeMap::new());
+static LINES: Shared<BTreeMap<Key, VecDeque<Arc<Waiter>>>> = Shared::new(BTreeMap::new());
 
 /// The key of a word.
 pub fn key(memory: &Arc<UserSpace>, address: u64) -> Result<Key, Errno> {
@@ -94,7 +95,9 @@ pub async fn wait(thread: &Thread, watched: &[Watched], deadline: Option<u64>) -
         }
         for Place(waiter) in &places {
             let key = *waiter.key.lock();
-            lines.entry(key).or_default().push_back(waiter.clone());
+            let line = lines.entry(key).or_default();
+            line.try_reserve(1)?;
+            line.push_back(waiter.clone());
         }
     }
     let woken = || places.iter().position(|place| place.0.woken.load(Ordering::Acquire));
@@ -128,43 +131,69 @@ impl Drop for Place {
     }
 }
 
+/// How many are woken for each time that the lines are locked.
+const AT_ONCE: usize = 32;
+
 /// Wakes up to `most` of those who wait for one of `bits`; how many there were.
 pub fn wake(key: Key, most: u32, bits: u32) -> u32 {
-    let mut woken = VecDeque::new();
-    {
-        let mut lines = LINES.lock();
-        let Some(line) = lines.get_mut(&key) else { return 0 };
-        line.retain(|waiter| {
-            let wake = woken.len() < most as usize && waiter.bits & bits != 0;
-            if wake {
+    let mut left = most;
+    // Those that come meanwhile are not for this call, however many it may wake.
+    let mut there = usize::MAX;
+    loop {
+        let mut woken = [const { None }; AT_ONCE];
+        let mut free = woken.iter_mut();
+        {
+            let mut lines = LINES.lock();
+            let Some(line) = lines.get_mut(&key) else { break };
+            let mut seen = 0;
+            there = there.min(line.len());
+            line.retain(|waiter: &Arc<Waiter>| {
+                seen += 1;
+                let wake = seen <= there && left > 0 && waiter.bits & bits != 0;
+                let Some(place) = wake.then(|| free.next()).flatten() else { return true };
                 waiter.woken.store(true, Ordering::Release);
-                woken.push_back(waiter.clone());
+                *place = Some(waiter.clone());
+                left -= 1;
+                false
+            });
+            if line.is_empty() {
+                lines.remove(&key);
             }
-            !wake
-        });
-        if line.is_empty() {
-            lines.remove(&key);
+        }
+        let is_last = free.len() > 0;
+        let count = woken.iter().flatten().inspect(|waiter| waiter.changed.wake_all()).count();
+        there -= count;
+        if is_last || left == 0 {
+            break;
         }
     }
-    woken.iter().for_each(|waiter| waiter.changed.wake_all());
-    woken.len() as u32
+    most - left
 }
 
 /// Moves up to `most` of those who wait at `from` to the end of the line at `to`; how many there were.
-pub fn requeue(from: Key, to: Key, most: u32) -> u32 {
+///
+/// # Errors
+///
+/// `ENOMEM`: none was moved.
+pub fn requeue(from: Key, to: Key, most: u32) -> Result<u32, Errno> {
     if from == to {
-        return 0;
+        return Ok(0);
     }
     let mut lines = LINES.lock();
-    let Some(mut line) = lines.remove(&from) else { return 0 };
-    let stay = line.split_off(line.len().min(most as usize));
-    if !stay.is_empty() {
-        lines.insert(from, stay);
+    let count = lines.get(&from).map_or(0, |line| line.len().min(most as usize));
+    if count == 0 {
+        return Ok(0);
     }
-    let moved = line.len() as u32;
-    for waiter in &line {
-        *waiter.key.lock() = to;
+    let mut target = lines.remove(&to).unwrap_or_default();
+    let has_room = target.try_reserve(count);
+    if let (Ok(()), Some(line)) = (&has_room, lines.get_mut(&from)) {
+        target.extend(line.drain(..count).inspect(|waiter| *waiter.key.lock() = to));
+        if line.is_empty() {
+            lines.remove(&from);
+        }
     }
-    lines.entry(to).or_default().append(&mut line);
-    moved
+    if !target.is_empty() {
+        lines.insert(to, target);
+    }
+    has_room.map(|()| count as u32).map_err(Errno::from)
 }

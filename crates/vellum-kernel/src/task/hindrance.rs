@@ -1,7 +1,7 @@
 //! What keeps a thread from its memory for a while, until something else has happened: then the access, or the system call, is made again.
 
 use crate::files::watch;
-use crate::mem::{UserSpace, oom};
+use crate::mem::{UserSpace, oom, payer};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use vellum::group::Refused;
@@ -12,6 +12,9 @@ use vellum_kernel::errno::Errno;
 pub enum Hindrance {
     /// Memory is short.
     Shortage(Refused),
+    /// The kernel's own memory for the thread went beyond its group's limit, or the machine's
+    /// memory to spare. The system call was not hindered; the thread is, after it.
+    Overdraft(Refused),
     /// Somebody watches this memory.
     Watched(Arc<UserSpace>, Watched),
 }
@@ -30,6 +33,10 @@ impl Hindrance {
     pub async fn passes(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
         match self {
             Self::Shortage(why) => oom::relieve(thread, why).await,
+            Self::Overdraft(why) => {
+                payer::settle(thread, why).await;
+                false
+            }
             Self::Watched(memory, watched) => watch::wait(thread, &memory, watched, in_kernel).await,
         }
     }

@@ -5,6 +5,7 @@
 //! await, and none while another process's is taken, but the table's.
 
 use crate::files::Files;
+use crate::mem::payer::Shared;
 use crate::mem::space::Tenancy;
 use crate::mem::{UserSpace, now_ns};
 use crate::sys::timer::Timers;
@@ -17,9 +18,10 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::Add;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, Ordering};
 use linux_raw_sys::general as abi;
 use spin::{Mutex, MutexGuard, Once};
+use vellum::group::GroupId;
 use vellum_kernel::credentials::{Credentials, place};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
@@ -29,9 +31,9 @@ use vellum_kernel::wait::Queue;
 pub const FIRST: u32 = 1;
 /// The last number given out; they are not given out twice.
 static NUMBERS: AtomicU32 = AtomicU32::new(FIRST);
-static TABLE: Mutex<BTreeMap<u32, Arc<Process>>> = Mutex::new(BTreeMap::new());
+static TABLE: Shared<BTreeMap<u32, Arc<Process>>> = Shared::new(BTreeMap::new());
 /// The threads by their numbers, but for each process's first, which has its process's.
-static THREADS: Mutex<BTreeMap<u32, Weak<Thread>>> = Mutex::new(BTreeMap::new());
+static THREADS: Shared<BTreeMap<u32, Weak<Thread>>> = Shared::new(BTreeMap::new());
 
 /// Guards the tree of processes, their ends and their stops: a parent's `wait` sees each change of
 /// these together with the signal that tells of it, never one without the other (Linux:
@@ -57,13 +59,13 @@ pub struct Process {
     /// Who waits for it.
     pub parent: Mutex<Weak<Process>>,
     /// Whom it may wait for.
-    pub children: Mutex<Vec<Arc<Process>>>,
+    pub children: Mutex<BTreeMap<u32, Arc<Process>>>,
     /// A child has changed.
     pub child_changed: Queue,
     /// The signal for the parent when it ends; 0 for none.
     pub exit_signal: AtomicU32,
-    /// Its threads, the first one first.
-    pub threads: Mutex<Vec<Arc<Thread>>>,
+    /// Its threads by their numbers: the first one first.
+    pub threads: Mutex<BTreeMap<u32, Arc<Thread>>>,
     /// Its memory, until it ends.
     pub memory: Mutex<Option<Tenancy>>,
     /// Its files, until it ends.
@@ -78,6 +80,8 @@ pub struct Process {
     pub badness: AtomicI32,
     /// The number of its control group.
     pub cgroup: AtomicU32,
+    /// The number of the engine's group, which pays for what the kernel allocates for it.
+    pub payer: AtomicU16,
     /// What of its memory a core file would have (`coredump_filter`).
     pub core_filter: AtomicU32,
     /// What its threads used that have ended.
@@ -158,9 +162,35 @@ pub fn find_by_thread(number: u32) -> Option<Arc<Process>> {
     find(number).or_else(|| find_thread(number).map(|thread| thread.process.clone()))
 }
 
+/// Walks a table by its numbers, from one on, without a copy of it: `next` returns the first entry
+/// from a number on. Entries may come and go meanwhile; those that stay are shown.
+pub fn walk<T>(from: u32, next: impl Fn(u32) -> Option<(u32, T)>) -> impl Iterator<Item = T> {
+    let mut from = Some(from);
+    core::iter::from_fn(move || {
+        let (number, found) = next(from?)?;
+        from = number.checked_add(1);
+        Some(found)
+    })
+}
+
+/// A table's first entry from a number on.
+pub fn first<T: Clone>(table: &BTreeMap<u32, T>, from: u32) -> Option<(u32, T)> {
+    table.range(from..).next().map(|(number, found)| (*number, found.clone()))
+}
+
+/// All processes from a number on, in the order of their numbers.
+pub fn from(number: u32) -> impl Iterator<Item = Arc<Process>> {
+    walk(number, |from| first(&TABLE.lock(), from))
+}
+
 /// All processes.
-pub fn all() -> Vec<Arc<Process>> {
-    TABLE.lock().values().cloned().collect()
+pub fn all() -> impl Iterator<Item = Arc<Process>> {
+    from(0)
+}
+
+/// All threads of all processes.
+pub fn threads() -> impl Iterator<Item = Arc<Thread>> {
+    all().flat_map(|process| walk(0, move |from| first(&process.threads.lock(), from)))
 }
 
 /// How many there are.
@@ -171,7 +201,7 @@ pub fn count() -> usize {
 /// The thread of this number.
 pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
     let Some(process) = find(tid) else { return THREADS.lock().get(&tid)?.upgrade() };
-    process.threads.lock().iter().find(|thread| thread.tid == tid).cloned()
+    process.threads.lock().get(&tid).cloned()
 }
 
 impl Process {
@@ -189,11 +219,11 @@ impl Process {
             group: AtomicU32::new(of_parent(|p| &p.group)),
             session: AtomicU32::new(of_parent(|p| &p.session)),
             parent: Mutex::new(parent.map(Arc::downgrade).unwrap_or_default()),
-            children: Mutex::new(Vec::new()),
+            children: Mutex::default(),
             child_changed: Queue::new(),
             exit_signal: AtomicU32::new(exit_signal),
             ended: AtomicBool::new(false),
-            threads: Mutex::new(Vec::new()),
+            threads: Mutex::default(),
             memory: Mutex::new(memory.map(Tenancy::new)),
             files: Mutex::new(None),
             life: Mutex::new(Life::Running),
@@ -201,6 +231,7 @@ impl Process {
             started: now_ns(),
             badness: AtomicI32::new(parent.map_or(0, |p| p.badness.load(Ordering::Relaxed))),
             cgroup: AtomicU32::new(parent.map_or(0, |p| p.cgroup.load(Ordering::Relaxed))),
+            payer: AtomicU16::new(parent.map_or(GroupId::ROOT, |p| p.payer()).number()),
             core_filter: AtomicU32::new(parent.map_or(0x33, |p| p.core_filter.load(Ordering::Relaxed))),
             ended_usage: Mutex::default(),
             children_usage: Mutex::default(),
@@ -216,10 +247,15 @@ impl Process {
             limits: Mutex::new(parent.map_or_else(default_limits, |p| *p.limits.lock())),
         });
         if let Some(parent) = parent {
-            parent.children.lock().push(process.clone());
+            parent.children.lock().insert(pid, process.clone());
         }
         TABLE.lock().insert(pid, process.clone());
         process
+    }
+
+    /// Returns the group that pays for what the kernel allocates for it.
+    pub fn payer(&self) -> GroupId {
+        GroupId::numbered(self.payer.load(Ordering::Relaxed))
     }
 
     /// Its memory, until it ends.
@@ -236,7 +272,7 @@ impl Process {
 
     /// Whose it is, as its first thread says; a process without threads is nobody's.
     pub fn credentials(&self) -> Option<Arc<Credentials>> {
-        self.threads.lock().first().map(|thread| thread.credentials())
+        self.threads.lock().values().next().map(|thread| thread.credentials())
     }
 
     /// One more thread. If the process is over it is to end at once: either [`end`](Self::end)
@@ -246,7 +282,7 @@ impl Process {
             THREADS.lock().insert(thread.tid, Arc::downgrade(thread));
         }
         let mut threads = self.threads.lock();
-        threads.push(thread.clone());
+        threads.insert(thread.tid, thread.clone());
         if self.life.lock().is_over() {
             thread.ending.store(true, Ordering::SeqCst);
         }
@@ -265,7 +301,7 @@ impl Process {
             if own.ending.load(Ordering::SeqCst) {
                 return Some(Err(Errno::EINTR));
             }
-            let others = threads.iter().filter(|other| !Arc::ptr_eq(other, own));
+            let others = threads.values().filter(|other| !Arc::ptr_eq(other, own));
             others.filter(|other| !other.ending.swap(true, Ordering::SeqCst)).for_each(|other| other.alert());
             (threads.len() == 1).then_some(Ok(()))
         };
@@ -280,7 +316,7 @@ impl Process {
     /// What it has used.
     pub fn usage(&self) -> Usage {
         let threads = self.threads.lock();
-        threads.iter().map(|thread| thread.usage()).fold(*self.ended_usage.lock(), Usage::add)
+        threads.values().map(|thread| thread.usage()).fold(*self.ended_usage.lock(), Usage::add)
     }
 
     /// How long processors have worked for it, in nanoseconds.
@@ -296,7 +332,7 @@ impl Process {
         }
         drop(now);
         self.changed.wake_all();
-        for thread in self.threads.lock().iter() {
+        for thread in self.threads.lock().values() {
             thread.ending.store(true, Ordering::SeqCst);
             thread.alert();
         }
@@ -313,7 +349,7 @@ impl Process {
         drop(life);
         self.tell_parent(&families, abi::CLD_STOPPED, signal);
         drop(families);
-        for thread in self.threads.lock().iter() {
+        for thread in self.threads.lock().values() {
             thread.alert();
         }
     }
@@ -369,7 +405,7 @@ impl Process {
             let mut ended = self.ended_usage.lock();
             *ended = *ended + thread.usage();
             drop(ended);
-            threads.retain(|other| !Arc::ptr_eq(other, thread));
+            threads.remove(&thread.tid);
             let mut life = self.life.lock();
             if threads.is_empty() && !life.is_over() {
                 *life = Life::Exited(thread.exit_status.load(Ordering::Relaxed) as u8);
@@ -398,10 +434,10 @@ impl Process {
     fn give_away_children(&self, families: &Families) {
         let orphans = core::mem::take(&mut *self.children.lock());
         let Some(guardian) = self.guardian() else { return };
-        for orphan in orphans {
+        for (number, orphan) in orphans {
             *orphan.parent.lock() = Arc::downgrade(&guardian);
             orphan.exit_signal.store(abi::SIGCHLD, Ordering::Relaxed);
-            guardian.children.lock().push(orphan.clone());
+            guardian.children.lock().insert(number, orphan.clone());
             let death_signal = orphan.death_signal.load(Ordering::Relaxed);
             if death_signal != 0 {
                 signal::send_among(families, &orphan, Info { signal: death_signal, ..Info::default() });
@@ -450,7 +486,7 @@ impl Process {
         let mut children = self.children_usage.lock();
         *children = *children + all;
         drop(children);
-        self.children.lock().retain(|other| other.pid != child.pid);
+        self.children.lock().remove(&child.pid);
         TABLE.lock().remove(&child.pid);
         *child.counted.lock() = None;
         child.changed.wake_all();

@@ -6,7 +6,7 @@
 use crate::task::life::Life;
 use crate::task::process::Families;
 use crate::task::{Process, Thread};
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
@@ -143,7 +143,9 @@ impl Pending {
     /// One more. Of those that do not count, the first is kept.
     pub fn push(&mut self, info: Info) {
         let counts = info.signal >= REAL_TIME;
-        if (counts && self.queue.len() < MOST_PENDING) || self.set() & bit(info.signal) == 0 {
+        let wanted = (counts && self.queue.len() < MOST_PENDING) || self.set() & bit(info.signal) == 0;
+        // Those that don't count are few, and their memory is not refused.
+        if wanted && self.queue.try_reserve(1).is_ok() {
             self.queue.push_back(info);
         }
     }
@@ -196,16 +198,18 @@ impl Signals {
 ///
 /// # Errors
 ///
-/// `EAGAIN`: too many do.
+/// `EAGAIN`: too many do, or there is no memory for it.
 pub fn may_queue(process: &Arc<Process>, signal: u32) -> Result<(), Errno> {
     if signal < REAL_TIME {
         return Ok(());
     }
     let most = process.limits.lock()[abi::RLIMIT_SIGPENDING as usize][0];
     let threads = process.threads.lock().clone();
-    let own: usize = threads.iter().map(|thread| thread.pending.lock().queue.len()).sum();
-    let waiting = own + process.signals.lock().pending.queue.len();
-    if (waiting as u64) < most.min(MOST_PENDING as u64) { Ok(()) } else { Err(Errno::EAGAIN) }
+    let own: usize = threads.values().map(|thread| thread.pending.lock().queue.len()).sum();
+    let mut signals = process.signals.lock();
+    let waiting = own + signals.pending.queue.len();
+    let has_room = signals.pending.queue.try_reserve(1).is_ok();
+    if has_room && (waiting as u64) < most.min(MOST_PENDING as u64) { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
 /// Sends a signal to a process: to whichever of its threads can take it. `SIGKILL` ends it here and
@@ -228,8 +232,8 @@ fn send_to_any(process: &Arc<Process>, info: Info, families: Option<&Families>) 
     // Under the lock: a thread that blocks the signal from now on finds it pending, and hands it
     // on.
     let open = |thread: &&Arc<Thread>| thread.mask.load(Ordering::SeqCst) & bit(info.signal) == 0;
-    let taker = threads.iter().find(open);
-    let awaits = threads.iter().find(|thread| thread.waits_for(info.signal));
+    let taker = threads.values().find(open);
+    let awaits = threads.values().find(|thread| thread.waits_for(info.signal));
     if ignored && taker.is_some() && awaits.is_none() {
         return;
     }
@@ -240,7 +244,7 @@ fn send_to_any(process: &Arc<Process>, info: Info, families: Option<&Families>) 
     }
     match awaits.or(taker) {
         Some(thread) => thread.alert(),
-        None => threads.iter().for_each(|thread| thread.alert_if_open(info.signal)),
+        None => threads.values().for_each(|thread| thread.alert_if_open(info.signal)),
     }
 }
 
@@ -250,7 +254,7 @@ pub fn hand_on(process: &Process, set: Set) {
     let pending = process.signals.lock().pending.set() & set;
     if pending != 0 {
         let threads = process.threads.lock();
-        let takers = threads.iter().filter(|thread| pending & !thread.mask.load(Ordering::SeqCst) != 0);
+        let takers = threads.values().filter(|thread| pending & !thread.mask.load(Ordering::SeqCst) != 0);
         takers.for_each(|thread| thread.alert());
     }
 }
@@ -279,7 +283,7 @@ fn effects(
     process: &Arc<Process>,
     signals: &mut Signals,
     signal: u32,
-    threads: &[Arc<Thread>],
+    threads: &BTreeMap<u32, Arc<Thread>>,
     families: Option<&Families>,
 ) {
     let stops = bit(abi::SIGSTOP) | bit(abi::SIGTSTP) | bit(abi::SIGTTIN) | bit(abi::SIGTTOU);
@@ -290,9 +294,9 @@ fn effects(
         _ => return,
     };
     signals.pending.drop(undone);
-    threads.iter().for_each(|thread| thread.pending.lock().drop(undone));
+    threads.values().for_each(|thread| thread.pending.lock().drop(undone));
     if stops & bit(signal) == 0 {
         process.go_on(families.filter(|_| signal == abi::SIGCONT));
-        threads.iter().for_each(|thread| thread.alert());
+        threads.values().for_each(|thread| thread.alert());
     }
 }

@@ -173,6 +173,17 @@ impl Thread {
         self.hindered.store(true, Ordering::Relaxed);
     }
 
+    /// The kernel's heap was refused memory that it allocates for this thread. Waits for no lock,
+    /// because the caller may have any.
+    pub fn is_short(&self, by: Hindrance) {
+        if let Some(mut hindrance) = self.hindrance.try_lock()
+            && hindrance.is_none()
+        {
+            *hindrance = Some(by);
+            self.hindered.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Whether that was so.
     #[inline]
     pub fn was_hindered(&self) -> bool {
@@ -185,6 +196,7 @@ impl Thread {
         self.hindered.store(false, Ordering::Relaxed);
         let hindrance = self.hindrance.lock().take();
         match hindrance {
+            Some(hindrance @ Hindrance::Overdraft(_)) => hindrance.passes(self, true).await,
             Some(hindrance) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM)) => {
                 hindrance.passes(self, true).await
             }
@@ -260,7 +272,7 @@ impl Thread {
         signal::hand_on(&self.process, Set::MAX);
         let threads = self.process.threads.lock();
         self.left.store(true, Ordering::Relaxed);
-        threads.iter().all(|thread| thread.left.load(Ordering::Relaxed))
+        threads.values().all(|thread| thread.left.load(Ordering::Relaxed))
     }
 
     /// The thread that made it may go on, if it waits for that.

@@ -6,20 +6,20 @@
 use crate::arch::irq;
 use crate::files::stream;
 use crate::mem::now_ns;
+use crate::mem::payer::Shared;
 use crate::percpu;
 use alloc::collections::BTreeMap;
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::{Context, Poll, Waker};
-use spin::Mutex;
 
 /// How long a thread may run while others wait: 10 ms.
 pub const TURN: u64 = 10_000_000;
 /// The timer's longest reach: 2 s.
 const REACH: u64 = 2_000_000_000;
 
-static SLEEPERS: Mutex<BTreeMap<(u64, u64), Waker>> = Mutex::new(BTreeMap::new());
+static SLEEPERS: Shared<BTreeMap<(u64, u64), Waker>> = Shared::new(BTreeMap::new());
 /// When the first of them wants to be woken.
 static FIRST: AtomicU64 = AtomicU64::new(u64::MAX);
 static NUMBERS: AtomicU64 = AtomicU64::new(0);

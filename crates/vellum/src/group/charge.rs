@@ -130,6 +130,15 @@ impl<'p> Groups<'p> {
         Ok(())
     }
 
+    /// Charges a group and its ancestors, whatever their limits.
+    pub(super) fn charge_beyond(&self, id: GroupId, pages: u32) {
+        for at in self.ancestors(id) {
+            let group = self.of(at);
+            let now = group.charged.fetch_add(pages as u64, Relaxed) + pages as u64;
+            group.peak.fetch_max(now, Relaxed);
+        }
+    }
+
     pub(super) fn uncharge_all(&self, id: GroupId, pages: u32) {
         for at in self.ancestors(id) {
             self.of(at).charged.fetch_sub(pages as u64, Relaxed);

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `tree` | which groups there are |
 //! | `charge` | counters, limits, stocks |
+//! | `host` | memory of a host's own structures |
 //! | `shard` | one shard's part: lists and stock |
 //! | `leave` | freeing folios in batches |
 //! | `refused` | why memory was refused |
@@ -20,6 +21,7 @@
 //! allocator's; it is not for interrupt handlers.
 
 mod charge;
+mod host;
 mod leave;
 mod refused;
 mod shard;
@@ -275,9 +277,14 @@ impl<'p> Groups<'p> {
     /// # Safety
     /// As for [`Frames::free`].
     pub(crate) unsafe fn free<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8, zero: bool) {
-        Leavers::new(frames, self).leave(pfn, frames.frame(pfn), 1 << order);
+        self.uncharge(frames, pfn, order);
         // SAFETY: by contract.
         unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
+    }
+
+    /// Returns the charge of what is about to be freed.
+    fn uncharge<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8) {
+        Leavers::new(frames, self).leave(pfn, frames.frame(pfn), 1 << order);
     }
 
     /// See [`Lists::isolate`]: off the lists that a shard has of a group.

@@ -211,3 +211,37 @@ fn a_refused_charge_costs_the_same_everywhere() {
     });
     assert!(costs.iter().all(|cost| *cost <= 10), "{costs:?}");
 }
+
+/// A host's own structures are charged to the group that they are for. What can't be refused passes
+/// the limit, and is what the next refusal, of anything else, is about.
+#[test]
+fn what_a_host_allocates_is_charged() {
+    let host = Host::with_frames(4_000, 2);
+    let frames = Frames::boot(&host, BootOptions { kept: 16, ..BootOptions::default() }).unwrap();
+    let groups = Groups::boot(&frames).unwrap();
+    let parent = groups.create(&frames, GroupId::ROOT, 8).unwrap();
+    let child = groups.create(&frames, parent, u64::MAX).unwrap();
+    let charged = |id| groups.counters(id).unwrap().charged;
+    // One is for the child's shards.
+    let has_room = |pages| groups.has_room(&frames, child, pages);
+    assert_eq!((charged(parent), has_room(7), has_room(8)), (1, Ok(()), Err(OverLimit(parent))));
+    let held: Vec<_> = (0..7).map(|_| groups.alloc_for_host(&frames, child, 0).unwrap()).collect();
+    assert_eq!((charged(parent), has_room(0), has_room(1)), (8, Ok(()), Err(OverLimit(parent))));
+    let over = Refused::from(OverLimit(parent));
+    assert_eq!(groups.alloc_for_host(&frames, child, 0), Err(over));
+    // On a processor where the group has nothing yet.
+    host.on_cpu(1);
+    let beyond = groups.alloc_beyond_limit(&frames, child, 2).unwrap();
+    assert_eq!((charged(parent), charged(child), charged(GroupId::ROOT)), (12, 11, 13));
+    assert_eq!(groups.counters(parent).unwrap().peak, 12);
+    assert_eq!(groups.alloc_for_host(&frames, child, 0), Err(over));
+    // SAFETY: allocated above, of these orders, and nobody uses them.
+    unsafe { groups.free_for_host(&frames, beyond, 2) };
+    held.iter().for_each(|pfn| unsafe { groups.free_for_host(&frames, *pfn, 0) });
+    assert_eq!(groups.usage(&frames, parent).unwrap().charged, 1);
+    groups.remove(&frames, child).unwrap();
+    let gone = Err(Refused::from(OverLimit(child)));
+    assert_eq!(groups.alloc_for_host(&frames, child, 0), gone);
+    assert_eq!(groups.alloc_beyond_limit(&frames, child, 0), gone);
+    assert_eq!(groups.has_room(&frames, child, 0), Err(OverLimit(child)));
+}

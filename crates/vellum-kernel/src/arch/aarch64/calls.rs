@@ -4,9 +4,6 @@ use crate::sys::Answer;
 use crate::task::Thread;
 use alloc::sync::Arc;
 
-/// Those for which the kernel keeps something for the program after the call, in memory of its own.
-pub const COSTLY: &[u32] = &[];
-
 /// Whether a system call is made again even after a handler, where that wants it.
 pub fn outlasts_handlers(_number: u32) -> bool {
     false

@@ -15,21 +15,6 @@ use vellum_kernel::errno::Errno;
 /// The flags of an `open` that `creat` is.
 const CREAT: u64 = (nr::O_CREAT | nr::O_WRONLY | nr::O_TRUNC) as u64;
 
-/// Those for which the kernel keeps something for the program after the call, in memory of its own.
-pub const COSTLY: &[u32] = &[
-    nr::__NR_fork,
-    nr::__NR_vfork,
-    nr::__NR_open,
-    nr::__NR_creat,
-    nr::__NR_pipe,
-    nr::__NR_dup2,
-    nr::__NR_mkdir,
-    nr::__NR_mknod,
-    nr::__NR_symlink,
-    nr::__NR_link,
-    nr::__NR_rename,
-];
-
 /// Whether a system call is made again even after a handler, where that wants it.
 pub fn outlasts_handlers(number: u32) -> bool {
     number == nr::__NR_open

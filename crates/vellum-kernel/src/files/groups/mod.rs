@@ -11,8 +11,9 @@ mod statistics;
 
 pub use statistics::{listed, listed_on};
 
+use crate::mem::payer::Shared;
 use crate::mem::reclaim::{self, Who};
-use crate::mem::{machine, oom};
+use crate::mem::{machine, oom, spaces};
 use crate::task::hindrance::failed;
 use crate::task::life::Life;
 use crate::task::process as processes;
@@ -25,9 +26,9 @@ use alloc::vec::Vec;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use linux_raw_sys::general::{CGROUP2_SUPER_MAGIC, SIGKILL};
-use spin::{Mutex, Once};
+use spin::Once;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupCounters, GroupError, GroupId, GroupUsage};
+use vellum::group::{GroupCounters, GroupError, GroupId, GroupUsage, MAX_GROUPS};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
@@ -69,7 +70,7 @@ struct Table {
 }
 
 /// Held while a process changes its group, so that none moves into one that is being removed.
-static TABLE: Mutex<Table> = Mutex::new(Table { groups: BTreeMap::new(), leaving: Vec::new() });
+static TABLE: Shared<Table> = Shared::new(Table { groups: BTreeMap::new(), leaving: Vec::new() });
 static NUMBERS: AtomicU32 = AtomicU32::new(ROOT + 1);
 
 impl Table {
@@ -91,12 +92,6 @@ impl Table {
         // A group goes only after those below it, which were removed before it.
         self.leaving.retain(|group| machine().groups().remove(frames, *group).is_err());
     }
-}
-
-/// The group to charge for what the caller does.
-pub fn current() -> GroupId {
-    let Some(thread) = Thread::current() else { return GroupId::ROOT };
-    TABLE.lock().engine(thread.process.cgroup.load(Relaxed)).unwrap_or(GroupId::ROOT)
 }
 
 /// The number of the engine's group, or of the nearest above it that has one.
@@ -122,19 +117,25 @@ pub fn excess(group: u32) -> u64 {
 
 /// Bytes that a group and those below it have in swap; what several have, each of them has.
 fn swapped(group: u32) -> u64 {
-    let below = processes::all().into_iter().filter(|process| is_below(process, group));
+    let mut below = [false; MAX_GROUPS];
+    statistics::below(&TABLE.lock(), group).for_each(|id| below[usize::from(id.number())] = true);
     let objects =
         engine(group).and_then(|group| counters(group).ok()).map_or(0, |counters| counters.swapped * FRAME_SIZE);
-    crate::mem::spaces::of(below).iter().map(|space| space.engine.stats().swap).sum::<u64>() + objects
+    let spaces = spaces::all().filter(|space| below[usize::from(space.engine.group().number())]);
+    spaces.map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
 /// Tells the engine how much more those groups may have in swap that may not have as much as there is. To be called before memory
 /// goes there.
 pub fn tell_swap_room() {
-    let limited =
-        |(number, group): (&u32, &Group)| (group.swap < u64::MAX).then_some((*number, group.engine, group.swap));
-    let limits: Vec<_> = TABLE.lock().groups.iter().filter_map(limited).collect();
-    for (number, engine, most) in limits {
+    let mut from = ROOT;
+    let next = |from| {
+        let table = TABLE.lock();
+        let (number, group) = table.groups.range(from..).find(|(_, group)| group.swap < u64::MAX)?;
+        Some((*number, group.engine, group.swap))
+    };
+    while let Some((number, engine, most)) = next(from) {
+        from = number + 1;
         let room = most.saturating_sub(swapped(number)) / FRAME_SIZE;
         // It may be gone by now.
         let _ = machine().groups().set_swap_room(engine, room);
@@ -253,9 +254,7 @@ impl cgroup::Groups for Memory {
         let engine = TABLE.lock().engine(group)?;
         match control {
             Control::Procs => {
-                let mut numbers: Vec<u32> = members(group).map(|process| process.pid).collect();
-                numbers.sort_unstable();
-                Words::of(|text| numbers.iter().try_for_each(|number| writeln!(text, "{number}")))
+                Words::of(|text| members(group).try_for_each(|process| writeln!(text, "{}", process.pid)))
             }
             Control::Current => Ok(bytes(counters(engine)?.charged)),
             Control::SwapCurrent => Ok(said(Some(swapped(group)))),
@@ -277,7 +276,7 @@ impl cgroup::Groups for Memory {
                 Ok(text.into_bytes())
             }
             Control::Populated => {
-                let populated = u32::from(processes::all().iter().any(|p| lives(p) && is_below(p, group)));
+                let populated = u32::from(processes::all().any(|p| lives(&p) && is_below(&p, group)));
                 Ok(format!("populated {populated}\nfrozen 0\n").into_bytes())
             }
             Control::Reclaim | Control::Kill => Err(Errno::EINVAL),
@@ -325,7 +324,7 @@ impl cgroup::Groups for Memory {
                 if value.trim_ascii() != b"1" {
                     return Err(Errno::EINVAL);
                 }
-                let below = processes::all().into_iter().filter(|process| is_below(process, group));
+                let below = processes::all().filter(|process| is_below(process, group));
                 below.for_each(|process| process.end(Life::Killed(SIGKILL)));
                 Ok(())
             }
@@ -339,7 +338,7 @@ fn lives(process: &Process) -> bool {
 }
 
 fn members(group: u32) -> impl Iterator<Item = Arc<Process>> {
-    processes::all().into_iter().filter(move |process| lives(process) && process.cgroup.load(Relaxed) == group)
+    processes::all().filter(move |process| lives(process) && process.cgroup.load(Relaxed) == group)
 }
 
 /// A process that does not run yet begins in the group of an open directory.
@@ -356,6 +355,7 @@ fn enter(process: &Process, group: u32) -> Result<(), Errno> {
     let table = TABLE.lock();
     let engine = table.engine(group)?;
     process.cgroup.store(group, Relaxed);
+    process.payer.store(engine.number(), Relaxed);
     let memory = process.memory();
     memory.map_or(Ok(()), |memory| memory.engine.set_group(engine).map_err(|_| Errno::ENODEV))
 }

@@ -43,7 +43,7 @@ impl Listed {
 }
 
 /// A group and those below it; of the root, those that are leaving too.
-fn below(table: &Table, group: u32) -> impl Iterator<Item = GroupId> {
+pub(super) fn below(table: &Table, group: u32) -> impl Iterator<Item = GroupId> {
     let below = table.groups.iter().filter(move |(number, _)| table.ancestors(**number).any(|above| above == group));
     let leaving = table.leaving.iter().copied().filter(move |_| group == ROOT);
     below.map(|(_, group)| group.engine).chain(leaving).chain((group == ROOT).then_some(GroupId::ROOT))

@@ -116,7 +116,7 @@ impl More for Processes {
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
-        for process in processes::all().iter().filter(|process| u64::from(process.pid) >= from) {
+        for process in processes::from(u32::try_from(from).unwrap_or(u32::MAX)) {
             let (name, kind) = (format!("{}", process.pid), Kind::Directory);
             let (inode, next) = (process::inode(process.pid), u64::from(process.pid) + 1);
             if !each(Entry { name: name.as_bytes(), inode, kind, next }) {

@@ -3,7 +3,7 @@
 //! A directory is made when somebody first looks for it, and stays as long as its process does.
 
 use super::{ROOT, facts, links, memory, number, scan};
-use crate::task::process::find;
+use crate::task::process::{self as processes, find};
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
 use alloc::format;
@@ -36,7 +36,7 @@ impl Subject {
     pub fn thread(&self) -> Option<Arc<Thread>> {
         match &self.thread {
             Some(thread) => thread.upgrade(),
-            None => self.process.upgrade()?.threads.lock().first().cloned(),
+            None => self.process.upgrade()?.threads.lock().values().next().cloned(),
         }
     }
 
@@ -137,15 +137,17 @@ fn fill(folder: &Arc<Folder>, subject: &Subject) -> Result<(), Errno> {
 struct Threads(Weak<Process>);
 
 impl Threads {
-    fn all(&self) -> Vec<Arc<Thread>> {
-        self.0.upgrade().map_or(Vec::new(), |process| process.threads.lock().clone())
+    /// Those from a number on.
+    fn from(&self, number: u32) -> impl Iterator<Item = Arc<Thread>> {
+        let process = self.0.upgrade();
+        processes::walk(number, move |from| processes::first(&process.as_ref()?.threads.lock(), from))
     }
 }
 
 impl More for Threads {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         let number = number(name)?;
-        let thread = self.all().into_iter().find(|thread| thread.tid == number)?;
+        let thread = self.0.upgrade()?.threads.lock().get(&number).cloned()?;
         let above = folder(&thread.process).ok()?;
         let made = thread.folder.try_call_once(|| {
             let subject = Subject { process: self.0.clone(), thread: Some(Arc::downgrade(&thread)) };
@@ -157,10 +159,8 @@ impl More for Threads {
     }
 
     fn list(&self, from: u64, each: &mut dyn FnMut(Entry<'_>) -> bool) {
-        // Numbers ascend, but for a thread that took its process's.
-        let mut numbers: Vec<u32> = self.all().iter().map(|thread| thread.tid).collect();
-        numbers.sort_unstable();
-        for number in numbers.into_iter().filter(|number| u64::from(*number) >= from) {
+        let from = u32::try_from(from).unwrap_or(u32::MAX);
+        for number in self.from(from).map(|thread| thread.tid) {
             let (inode, next) = (thread_inode(number), u64::from(number) + 1);
             if !each(Entry { name: format!("{number}").as_bytes(), inode, kind: Kind::Directory, next }) {
                 return;

@@ -8,7 +8,7 @@ use crate::mem::{Machine, heap, machine, now_ns, swap};
 use crate::sys::{clock::EPOCH, misc, shm};
 use crate::task::process as processes;
 use crate::task::process::last_number;
-use crate::task::usage;
+use crate::task::{Thread, usage};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -189,8 +189,7 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
 }
 
 fn stat() -> Result<Vec<u8>, Errno> {
-    let all = processes::all();
-    let running = all.iter().flat_map(|process| process.threads.lock().clone()).filter(|thread| !thread.sleeps());
+    let running = processes::threads().filter(|thread| !thread.sleeps());
     let counts = words::Counts {
         booted: EPOCH / 1_000_000_000,
         started: last_number().into(),
@@ -210,10 +209,9 @@ fn uptime() -> Result<Vec<u8>, Errno> {
 }
 
 fn load() -> Result<Vec<u8>, Errno> {
-    let all = processes::all();
-    let threads: Vec<_> = all.iter().flat_map(|process| process.threads.lock().clone()).collect();
-    let running = threads.iter().filter(|thread| !thread.sleeps()).count();
-    Ok(format!("0.00 0.00 0.00 {running}/{} {}\n", threads.len(), last_number()).into_bytes())
+    let count = |(running, all), thread: Arc<Thread>| (running + u64::from(!thread.sleeps()), all + 1);
+    let (running, all) = processes::threads().fold((0, 0), count);
+    Ok(format!("0.00 0.00 0.00 {running}/{all} {}\n", last_number()).into_bytes())
 }
 
 fn version() -> Result<Vec<u8>, Errno> {

@@ -339,7 +339,7 @@ fn rights_on_the_way() {
     mode(b"open", 0o777);
     mode(b"sticky", 0o1777);
     mode(b"sticky/f", 0o666);
-    world.who = Who { uid: 10, gid: 10, groups: Arc::new([]), caps: 0 };
+    world.who = Who { uid: 10, gid: 10, groups: Arc::default(), caps: 0 };
     assert_eq!(world.read("closed/f"), Err(Errno::EACCES));
     assert_eq!(world.mkdir("/x"), Err(Errno::EACCES));
     assert!(world.mkdir("/open/x").is_ok() && world.open("sticky/f", O_RDWR).is_ok());
@@ -501,7 +501,7 @@ fn who_changes_what() {
     world.view().set_mode(&*file, 0o6755).unwrap();
     let as_user = |world: &mut World, uid, gid, groups: &[u32]| {
         let caps = if uid == 0 { crate::credentials::ALL } else { 0 };
-        world.who = Who { uid, gid, groups: Arc::from(groups), caps };
+        world.who = Who { uid, gid, groups: Arc::new(groups.to_vec()), caps };
     };
     as_user(&mut world, 11, 20, &[]);
     assert_eq!(world.view().set_mode(&*file, 0o777), Err(Errno::EPERM));

@@ -1,0 +1,258 @@
+// kmem: what the kernel allocates for a program is charged to the program's group. In a group that may have 1 MiB, an unprivileged
+// process makes one thing after another of a kind that costs the kernel memory, until it is refused or killed. The group never has more
+// than a tenth beyond its limit, and what was taken is free again afterwards. For root; makes control groups of its own.
+#include "common.h"
+#include <dirent.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/ipc.h>
+#include <sys/resource.h>
+#include <sys/shm.h>
+#include <sys/stat.h>
+
+#define GROUP "/sys/fs/cgroup/kmem"
+#define FOLDER "/tmp/kmem"
+
+// How many of a kind are tried: each kind would take several times the limit.
+enum { LIMIT = 1 << 20, TENTH = LIMIT / 10, MOST = 60000 };
+
+static char pages[64 << 10];
+
+// One more of a kind; false: refused.
+typedef bool (*more)(long number);
+
+static bool a_full_pipe(long number) {
+    (void)number;
+    int ends[2];
+    if (pipe2(ends, O_NONBLOCK))
+        return false;
+    ssize_t written = write(ends[1], pages, sizeof pages);
+    return written == sizeof pages;
+}
+
+static bool a_descriptor(long number) {
+    (void)number;
+    return eventfd(0, 0) >= 0;
+}
+
+static bool a_nameless_file(long number) {
+    (void)number;
+    int file = memfd_create("a name that is of some length, as they go", 0);
+    return file >= 0 && ftruncate(file, 1 << 20) == 0;
+}
+
+static bool a_name(long number) {
+    char path[256];
+    snprintf(path, sizeof path, FOLDER "/a-file-in-memory-with-quite-a-long-name-indeed-%ld", number);
+    int file = open(path, O_CREAT | O_RDWR, 0600);
+    return file >= 0 && close(file) == 0;
+}
+
+static bool a_link(long number) {
+    char path[64], target[4000];
+    snprintf(path, sizeof path, FOLDER "/link-%ld", number);
+    memset(target, 'x', sizeof target);
+    target[sizeof target - 1] = 0;
+    return symlink(target, path) == 0;
+}
+
+static bool a_folder(long number) {
+    (void)number;
+    return mkdir("deeper", 0700) == 0 && chdir("deeper") == 0;
+}
+
+static bool a_timer(long number) {
+    (void)number;
+    timer_t timer;
+    struct sigevent event = {.sigev_notify = SIGEV_NONE};
+    return timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;
+}
+
+static bool a_signal(long number) {
+    // Each process has a limit; the next one has its own.
+    if (number % 3000 == 0) {
+        pid_t child = fork();
+        if (child < 0)
+            return false;
+        if (child) {
+            waitpid(child, NULL, 0);
+            _exit(0);
+        }
+        sigset_t all;
+        sigfillset(&all);
+        sigprocmask(SIG_BLOCK, &all, NULL);
+    }
+    return sigqueue(getpid(), SIGRTMIN + 1, (union sigval){0}) == 0 || errno == EAGAIN;
+}
+
+static bool a_lock(long number) {
+    static int file = -1;
+    if (file < 0)
+        file = memfd_create("locks", 0);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2 * number, .l_len = 1};
+    return fcntl(file, F_SETLK, &lock) == 0;
+}
+
+static bool a_segment(long number) {
+    (void)number;
+    return shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600) >= 0;
+}
+
+static bool a_process(long number) {
+    (void)number;
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    // One that was killed made room for this one: the limit is reached.
+    return child > 0 && waitpid(-1, NULL, WNOHANG) <= 0;
+}
+
+static void *waits(void *of) {
+    for (;;)
+        pause();
+    return of;
+}
+
+static bool a_thread(long number) {
+    (void)number;
+    pthread_t thread;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 16384);
+    return pthread_create(&thread, &attributes, waits, NULL) == 0;
+}
+
+static bool an_area(long number) {
+    // Neighbours with other rights are not one area.
+    static char *at;
+    if (!at)
+        at = mmap(NULL, (size_t)MOST * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return mprotect(at + 4096 * number, 4096, number % 2 ? PROT_READ : PROT_READ | PROT_WRITE) == 0;
+}
+
+static bool an_argument(long number) {
+    // All of them at once: the process is another then, or is refused.
+    (void)number;
+    static char *arguments[16000];
+    for (size_t i = 0; i + 1 < sizeof arguments / sizeof *arguments; i++)
+        arguments[i] = "an argument of a hundred bytes, or somewhat less, so that the heap has a block of that for each of them";
+    execv("/proc/self/exe", arguments);
+    return false;
+}
+
+static long in_group(const char *file) {
+    char path[128], line[64];
+    snprintf(path, sizeof path, GROUP "/%s", file);
+    return read_line(path, line, sizeof line) ? atol(line) : -1;
+}
+
+static int hog(more one) {
+    struct rlimit most = {4096, 4096};
+    setrlimit(RLIMIT_NOFILE, &most);
+    if (!write_line(GROUP "/cgroup.procs", "0") || chdir(FOLDER) || setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534))
+        _exit(2);
+    for (long number = 0; number < MOST; number++)
+        if (!one(number))
+            _exit(0);
+    _exit(0);
+}
+
+// Removes what the kinds make in the folder, which is a row of names or a chain of folders.
+static void clean(void) {
+    if (chdir(FOLDER))
+        die(FOLDER);
+    struct dirent *entry;
+    DIR *folder = opendir(".");
+    while (folder && (entry = readdir(folder)))
+        unlink(entry->d_name);
+    closedir(folder);
+    while (chdir("deeper") == 0)
+        ;
+    while (rmdir("deeper"), chdir("..") == 0 && rmdir("deeper") == 0)
+        ;
+    if (chdir("/") || rmdir(FOLDER))
+        die(FOLDER);
+}
+
+// Nothing of the group runs any more.
+static void end_all(void) {
+    write_line(GROUP "/cgroup.kill", "1");
+    for (int tries = 0; tries < 1000 && figure(GROUP "/cgroup.events", "populated") > 0; tries++)
+        usleep(1000);
+    while (waitpid(-1, NULL, WNOHANG) > 0)
+        ;
+}
+
+static bool keeps_to_it(more one) {
+    if (mkdir(GROUP, 0755) || mkdir(FOLDER, 0777) || chmod(FOLDER, 0777))
+        die("mkdir");
+    char limit[32];
+    snprintf(limit, sizeof limit, "%d", LIMIT);
+    write_line(GROUP "/memory.max", limit);
+    pid_t child = fork();
+    if (child == 0)
+        hog(one);
+    int status = 0;
+    waitpid(child, &status, 0);
+    bool began = !(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+    end_all();
+    long peak = in_group("memory.peak");
+    clean();
+    // What is charged for segments is the kernel's until they are removed.
+    struct shmid_ds told;
+    for (int index = 0, id; index < 4096; index++)
+        if ((id = shmctl(index, SHM_STAT, &told)) >= 0)
+            shmctl(id, IPC_RMID, NULL);
+    // What processors have charged in advance goes back.
+    write_line(GROUP "/memory.max", "max");
+    long left = in_group("memory.current");
+    bool good = began && peak > LIMIT / 2 && peak <= LIMIT + TENTH && left <= 32 << 10;
+    if (!good)
+        printf("kmem: began %d, peak %ld, left %ld\n", began, peak, left);
+    if (rmdir(GROUP))
+        die(GROUP);
+    return good;
+}
+
+#define RULE(kind)                                                                                                                         \
+    static bool check_##kind(void) {                                                                                                       \
+        return keeps_to_it(kind);                                                                                                          \
+    }
+
+RULE(a_full_pipe)
+RULE(a_descriptor)
+RULE(a_nameless_file)
+RULE(a_name)
+RULE(a_link)
+RULE(a_folder)
+RULE(a_timer)
+RULE(a_signal)
+RULE(a_lock)
+RULE(a_segment)
+RULE(a_process)
+RULE(a_thread)
+RULE(an_area)
+RULE(an_argument)
+
+static const struct rule rules[] = {
+    {"pipes with something in them", check_a_full_pipe},
+    {"descriptors", check_a_descriptor},
+    {"files without a name", check_a_nameless_file},
+    {"names of files", check_a_name},
+    {"symbolic links", check_a_link},
+    {"directories, each in the one before", check_a_folder},
+    {"timers", check_a_timer},
+    {"signals that wait", check_a_signal},
+    {"locks of parts of a file", check_a_lock},
+    {"shared segments", check_a_segment},
+    {"processes", check_a_process},
+    {"threads", check_a_thread},
+    {"VMAs", check_an_area},
+    {"arguments of a program", check_an_argument},
+};
+
+int main(void) {
+    write_line("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+    return check_rules(rules, sizeof rules / sizeof *rules);
+}
