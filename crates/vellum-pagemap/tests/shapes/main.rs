@@ -73,7 +73,7 @@ fn empty_tables_are_found_where_they_are() {
     assert_eq!(survey.tables.leading_nowhere(), Some(3), "one of a level above for each GiB, and one above those");
     nothing_is_left(&survey);
 
-    #[derive(Default)]
+    #[derive(Clone, Default)]
     struct Empties(Vec<u64>);
     impl Watcher for Empties {
         fn table(&mut self, start: u64, entries: Option<u64>) {

@@ -51,7 +51,20 @@ impl Shape {
         self.child.id() as i32
     }
 
-    pub fn survey(&self, how: impl Fn(Pagemap) -> Pagemap, watcher: &mut impl Watcher) -> Survey {
+    /// What is found when nothing changes meanwhile. The process is quiet, but the host's reclaim
+    /// or khugepaged may be at work on it.
+    pub fn survey(&self, how: impl Fn(Pagemap) -> Pagemap, watcher: &mut (impl Watcher + Clone)) -> Survey {
+        const TRIES: usize = 20;
+        let fresh = watcher.clone();
+        let mut tries = (0..TRIES).map(|_| {
+            *watcher = fresh.clone();
+            self.survey_once(&how, watcher)
+        });
+        let last = tries.find(|survey| !survey.changed());
+        last.expect("the host leaves a quiet process alone for once")
+    }
+
+    fn survey_once(&self, how: &impl Fn(Pagemap) -> Pagemap, watcher: &mut impl Watcher) -> Survey {
         let target = Target::open(self.pid()).unwrap();
         let mut pagemap = how(Pagemap::open(&target.process).unwrap());
         let mut pace = Pace::new(Duration::from_millis(1));
