@@ -174,7 +174,11 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         if flags.contains(LockAll::CURRENT) {
             // Part by part: what can't be touched hinders only itself.
             let mut at = 0;
-            while let Some(area) = self.read().tree.find_from(at).copied() {
+            loop {
+                // Not as the scrutinee of a loop, which would keep the lock as a reader: a fault
+                // enters again, behind a writer that waits for this reader.
+                let next = self.read().tree.find_from(at).copied();
+                let Some(area) = next else { break };
                 let _ = self.fault_in_locked(area.range);
                 at = area.range.end;
             }
