@@ -14,6 +14,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::sync::RawSpin;
+
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -224,6 +226,18 @@ impl Frame {
         self.state.store(state, Ordering::Relaxed);
         self.link[0].store(0, Ordering::Relaxed);
         self.link[1].store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the lock of a table. Its word is nothing else while the frame is a table, and is
+    /// unlocked as [`Frame::become_table`] leaves it.
+    #[inline]
+    pub(crate) fn table_lock(&self) -> &RawSpin {
+        const { assert!(size_of::<RawSpin>() == size_of::<AtomicU32>()) };
+        const { assert!(align_of::<RawSpin>() <= align_of::<AtomicU32>()) };
+        // SAFETY: a lock is two atomics that fill this word, as asserted, and every value of them is
+        // one. The word is accessed as a whole only before the table is published, and after
+        // every walk and every ticket that may know of it has ended: never at the same time.
+        unsafe { &*core::ptr::from_ref(&self.link[0]).cast::<RawSpin>() }
     }
 
     /// Set a [`flag`]; whether it was set before.

@@ -1,11 +1,13 @@
 //! Room to work in, for work that must not allocate: each CPU has a sheet for the list of frames that an unmap gathers.
 
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::frame::Zeroable;
 use crate::platform::Platform;
-use crate::sync::RawSpin;
 
 use super::Machine;
 
@@ -24,7 +26,7 @@ const SMALL: usize = 31;
 /// A CPU's sheet. Zeroed memory is a valid one.
 #[repr(C, align(64))]
 pub(crate) struct Sheet {
-    taken: RawSpin,
+    taken: AtomicBool,
     stretches: UnsafeCell<[Stretch; SHEET]>,
 }
 
@@ -37,7 +39,7 @@ unsafe impl Zeroable for Sheet {}
 /// never a wait and never an allocation.
 #[allow(clippy::large_enum_variant)] // It lives on the stack of one call and is never moved about.
 pub(crate) enum Scratch<'m, P: Platform> {
-    Large(&'m Sheet, &'m P),
+    Large(&'m Sheet, PhantomData<P>),
     Small([Stretch; SMALL]),
 }
 
@@ -45,12 +47,10 @@ impl<'m, P: Platform> Scratch<'m, P> {
     pub(crate) fn lease(machine: &'m Machine<'m, P>) -> Self {
         let platform = machine.platform();
         let sheet = &machine.sheets[platform.current()];
-        if !sheet.taken.try_lock(platform) {
-            return Scratch::Small([Stretch::default(); SMALL]);
+        match sheet.taken.compare_exchange(false, true, Acquire, Relaxed) {
+            Ok(_) => Scratch::Large(sheet, PhantomData),
+            Err(_) => Scratch::Small([Stretch::default(); SMALL]),
         }
-        // The lease may be long, and survives a move to another CPU.
-        platform.preempt_enable();
-        Scratch::Large(sheet, platform)
     }
 }
 
@@ -79,9 +79,8 @@ impl<P: Platform> DerefMut for Scratch<'_, P> {
 
 impl<P: Platform> Drop for Scratch<'_, P> {
     fn drop(&mut self) {
-        if let Scratch::Large(sheet, platform) = self {
-            platform.preempt_disable();
-            sheet.taken.unlock(*platform);
+        if let Scratch::Large(sheet, _) = self {
+            sheet.taken.store(false, Release);
         }
     }
 }

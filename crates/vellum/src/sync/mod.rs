@@ -2,7 +2,7 @@
 //!
 //! | lock | for | who waits |
 //! |---|---|---|
-//! | [`RawSpin`], [`SpinLock`] | short sections on shared structures; the `_irq` forms where an interrupt handler may enter | whoever comes second |
+//! | [`RawSpin`], [`SpinLock`] | short sections on shared structures; the `_irq` forms where an interrupt handler may enter | in the order in which they come |
 //! | [`PerCpuLock`] | a structure with many readers, each writing only its own CPU's line, and rare writers | readers for a writer, a writer for all |
 //! | [`Walkers`] | lockless walkers of page tables, and whoever must outwait them before freeing a table | never the walkers |
 //!
@@ -15,7 +15,7 @@ mod spin;
 mod walkers;
 
 pub use percpu::{PerCpuLock, ReadGuard, WriteGuard};
-pub use spin::{RawSpin, SpinGuard, SpinLock};
+pub use spin::{RawSpin, SpinGuard, SpinLock, Ticket};
 pub use walkers::{WalkGuard, Walkers};
 
 #[cfg(not(loom))]

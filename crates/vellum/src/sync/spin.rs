@@ -1,74 +1,99 @@
-//! A test-and-test-and-set spin lock: the bare word that lives in a table's descriptor, and the usual wrapper.
+//! A spin lock with tickets: the bare word that lives in a table's descriptor, and the usual wrapper.
+//!
+//! **First come, first served.** A CPU that wants the lock draws a ticket, and has the lock when its
+//! ticket is served; the holder serves the next one as it leaves. So a CPU waits for those that
+//! drew before it and for no others, whatever the moments at which it looks (INV-18). An uncontended
+//! lock costs one atomic read-modify-write, as one that is taken by luck does.
+//!
+//! To draw and to wait are two calls, because a walk may do the first and not the second
+//! ([`Walkers`](super::Walkers)): a walker draws a ticket of the lock of a table that it has come
+//! to, leaves its walk, and waits then. The ticket keeps the table: what frees it calls
+//! [`RawSpin::drain`] first.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
-use super::atomic::{AtomicU32, Ordering};
+use super::atomic::{AtomicU16, Ordering};
 use crate::platform::Cpus;
 
 /// A lock without what it protects. Zero is unlocked, so a zeroed descriptor is one.
+///
+/// Tickets wrap around. Preemption is disabled from the draw on, so there are never more out than
+/// there are CPUs, [`MAX_CPUS`](crate::platform::MAX_CPUS).
 #[derive(Debug, Default)]
-#[repr(transparent)]
-pub struct RawSpin(AtomicU32);
+#[repr(C)]
+pub struct RawSpin {
+    /// The number of the next ticket.
+    next: AtomicU16,
+    /// The number of the ticket that is served: its holder's is the lock. If it is `next`, none is out.
+    serving: AtomicU16,
+}
+
+/// A place in the queue of a lock. Exactly one [`RawSpin::unlock`] follows each, after
+/// [`RawSpin::wait`].
+#[must_use = "all that draw later wait until it was served"]
+#[derive(Debug)]
+pub struct Ticket(u16);
 
 impl RawSpin {
     /// Unlocked.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
-        RawSpin(AtomicU32::new(0))
+        RawSpin { next: AtomicU16::new(0), serving: AtomicU16::new(0) }
     }
 
     /// Unlocked.
     #[cfg(loom)]
     pub fn new() -> Self {
-        RawSpin(AtomicU32::new(0))
+        RawSpin { next: AtomicU16::new(0), serving: AtomicU16::new(0) }
     }
 
-    /// Take it, with preemption disabled until [`RawSpin::unlock`].
+    /// Takes the lock, with preemption disabled until [`RawSpin::unlock`].
     #[inline]
     pub fn lock<C: Cpus>(&self, cpus: &C) {
-        cpus.preempt_disable();
-        while !self.try_take() {
-            self.wait(cpus);
-        }
+        let ticket = self.draw(cpus);
+        self.wait(cpus, ticket);
     }
 
-    /// Take it if it is free.
+    /// Gets in line, with preemption disabled until [`RawSpin::unlock`]. Waits for nothing.
     #[inline]
-    pub fn try_lock<C: Cpus>(&self, cpus: &C) -> bool {
+    pub fn draw<C: Cpus>(&self, cpus: &C) -> Ticket {
         cpus.preempt_disable();
-        let taken = self.try_take();
-        if !taken {
-            cpus.preempt_enable();
-        }
-        taken
+        Ticket(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Waits until a ticket of this lock is served: then the caller has the lock.
     #[inline]
-    fn try_take(&self) -> bool {
-        // An exchange that fails writes nothing. (A swap would do too, but `loom` lets one read its own 1 for ever.)
-        self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
-
-    #[cold]
-    fn wait<C: Cpus>(&self, cpus: &C) {
-        while self.0.load(Ordering::Relaxed) != 0 {
+    pub fn wait<C: Cpus>(&self, cpus: &C, ticket: Ticket) {
+        while self.serving.load(Ordering::Acquire) != ticket.0 {
             cpus.relax();
         }
     }
 
-    /// Give it back. Only who holds it may: a lock given back by another protects nothing, but breaks no memory by itself.
+    /// Gives the lock back, to whatever drew the next ticket. Only its holder may: a lock given back
+    /// by another protects nothing, but breaks no memory by itself.
     #[inline]
     pub fn unlock<C: Cpus>(&self, cpus: &C) {
         debug_assert!(self.is_locked(), "unlock of a lock that nobody holds");
-        self.0.store(0, Ordering::Release);
+        // Only the holder writes it.
+        let mine = self.serving.load(Ordering::Relaxed);
+        self.serving.store(mine.wrapping_add(1), Ordering::Release);
         cpus.preempt_enable();
     }
 
-    /// Whether somebody holds it, for assertions.
+    /// Waits until all tickets that were drawn have been served, and their holders have given the
+    /// lock back. The caller sees to it that none is drawn any more, and has none itself.
+    #[inline]
+    pub fn drain<C: Cpus>(&self, cpus: &C) {
+        while self.serving.load(Ordering::Acquire) != self.next.load(Ordering::Relaxed) {
+            cpus.relax();
+        }
+    }
+
+    /// Returns whether the lock is held, for assertions.
     #[inline]
     pub fn is_locked(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != 0
+        self.serving.load(Ordering::Relaxed) != self.next.load(Ordering::Relaxed)
     }
 }
 

@@ -33,7 +33,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         // A walk that came here before finds it dead, and begins again.
         self.desc.set_flag(flag::DEAD);
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
-        Self::raw(self.desc).unlock(self.tables.platform());
+        self.desc.table_lock().unlock(self.tables.platform());
         let _flushed = self.tables.tlb.invalidate(&[self.range()], self.shift(), true);
         (Supplanted(self), place)
     }

@@ -177,9 +177,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 continue;
             }
             // SAFETY: in the walk that came to this table.
-            let table = unsafe { self.try_lock(at.table, at.level, va) };
+            let place = unsafe { self.draw(at.table) };
             drop(walk);
-            let Some(table) = table else {
+            let Some(table) = place.lock(at.level, va) else {
                 self.platform().relax();
                 continue;
             };
@@ -197,7 +197,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// The same, if the table is there and nobody has it locked. Else none.
+    /// The same, if the table is there. Else none.
     #[inline]
     fn put_there(
         &self,
@@ -214,9 +214,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             return (at.raw != 0).then_some(Err(NotMapped::Occupied));
         }
         // SAFETY: in the walk that came to this table.
-        let table = unsafe { self.try_lock(at.table, at.level, va) }?;
+        let place = unsafe { self.draw(at.table) };
         drop(walk);
-        Some(table.put(va, n, write))
+        Some(place.lock(at.level, va)?.put(va, n, write))
     }
 }
 

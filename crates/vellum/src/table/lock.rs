@@ -10,7 +10,7 @@ use crate::frame::{Frame, flag};
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::Counter;
-use crate::sync::{RawSpin, WalkGuard};
+use crate::sync::WalkGuard;
 use crate::tlb::{DeadTable, Gather};
 
 /// A walk under way, told to the tracer.
@@ -53,13 +53,6 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let shift = tables.arch.level_shift(level) + tables.arch.index_bits();
         let base = if shift >= 64 { 0 } else { va >> shift << shift };
         LockedTable { tables, pfn, desc, level, base }
-    }
-
-    /// The lock in a table's descriptor.
-    #[inline]
-    pub(super) fn raw(desc: &Frame) -> &RawSpin {
-        // SAFETY: `RawSpin` is a transparent `AtomicU32`, zero when free, as `become_table` leaves this word.
-        unsafe { &*core::ptr::from_ref(desc.link(0)).cast::<RawSpin>() }
     }
 
     #[inline]
@@ -140,7 +133,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     #[inline]
     pub(super) fn abandon(self) {
         trace(self.tables.platform(), || Event::Unlocking(self.pfn));
-        Self::raw(self.desc).unlock(self.tables.platform());
+        self.desc.table_lock().unlock(self.tables.platform());
     }
 
     #[cold]
@@ -169,7 +162,7 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         let pfn = Pfn(self.desc.data() as u32);
         let desc = self.tables.machine.frames().frame(pfn);
         trace(self.tables.platform(), || Event::Locking(pfn));
-        Self::raw(desc).lock(self.tables.platform());
+        desc.table_lock().lock(self.tables.platform());
         trace(self.tables.platform(), || Event::Locked(pfn));
         debug_assert!(!desc.state().has(flag::DEAD));
         LockedTable::new(self.tables, pfn, desc, self.level + 1, self.base)

@@ -60,7 +60,7 @@ impl<'t, 'm, P: Platform, A: Arch> Occupied<'t, 'm, P, A> {
     /// Gives back the lock of a table in which the caller has made entries busy.
     pub(super) fn new(table: LockedTable<'t, 'm, P, A>) -> Self {
         trace(table.tables.platform(), || Event::Unlocking(table.pfn));
-        LockedTable::<P, A>::raw(table.desc).unlock(table.tables.platform());
+        table.desc.table_lock().unlock(table.tables.platform());
         Occupied(table)
     }
 
@@ -68,7 +68,7 @@ impl<'t, 'm, P: Platform, A: Arch> Occupied<'t, 'm, P, A> {
     pub(crate) fn fill(self, run: &Run) {
         let table = self.0;
         trace(table.tables.platform(), || Event::Locking(table.pfn));
-        LockedTable::<P, A>::raw(table.desc).lock(table.tables.platform());
+        table.desc.table_lock().lock(table.tables.platform());
         trace(table.tables.platform(), || Event::Locked(table.pfn));
         table.set_over(run, table.tables.arch.busy());
         table.release();

@@ -6,8 +6,11 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use super::{LockedTable, PageTables};
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Kind, UserRange};
-use crate::frame::flag;
+use crate::frame::{Frame, flag};
 use crate::platform::{Event, Platform, trace};
+#[cfg(doc)]
+use crate::sync::RawSpin;
+use crate::sync::Ticket;
 
 /// What stands at an address.
 pub(crate) enum Found<'t, 'm, P: Platform, A: Arch> {
@@ -23,6 +26,33 @@ pub(super) struct Landing {
     pub(super) level: u8,
     /// What the entry there was.
     pub(super) raw: u64,
+}
+
+/// A place in the queue for the lock of a table, drawn in the walk that came there. It keeps the
+/// table's frame a table, hooked or not, until it was served ([`RawSpin::drain`]).
+#[must_use = "all that come later wait until it was served"]
+pub(super) struct InLine<'t, 'm, P: Platform, A: Arch> {
+    tables: &'t PageTables<'m, P, A>,
+    table: Pfn,
+    desc: &'m Frame,
+    ticket: Ticket,
+}
+
+impl<'t, 'm, P: Platform, A: Arch> InLine<'t, 'm, P, A> {
+    /// Waits until the place is served, and returns the locked table, which is of this level and
+    /// translates `va`. None: it was unhooked meanwhile, and the caller begins again. The caller is in no walk.
+    #[inline]
+    pub(super) fn lock(self, level: u8, va: u64) -> Option<LockedTable<'t, 'm, P, A>> {
+        let InLine { tables, table, desc, ticket } = self;
+        desc.table_lock().wait(tables.platform(), ticket);
+        trace(tables.platform(), || Event::Locked(table));
+        let locked = LockedTable::new(tables, table, desc, level, va);
+        if desc.state().has(flag::DEAD) {
+            locked.abandon();
+            return None;
+        }
+        Some(locked)
+    }
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
@@ -77,9 +107,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 return Found::Hole(unsafe { self.hole_end(&at, range) });
             }
             // SAFETY: in a walk, and the table was reached in it.
-            let locked = unsafe { self.try_lock(at.table, at.level, range.start) };
+            let place = unsafe { self.draw(at.table) };
             drop(walk);
-            match locked {
+            match place.lock(at.level, range.start) {
                 Some(table) if table.is_busy(range) => {
                     table.release();
                     self.platform().wait();
@@ -161,25 +191,16 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         super::lock::Walk::enter(self.machine)
     }
 
-    /// Lock a table that a walk has come to. `None`: somebody has it locked, or it was unhooked; begin again. (A walk never
-    /// waits for a lock: whoever holds it may be waiting for the walk.)
+    /// Gets in line for the lock of a table that a walk has come to. The caller ends the walk and
+    /// waits then: a walk waits for no lock, because the lock's holder may be waiting for the walk.
     ///
     /// # Safety
-    /// The caller is in the walk in which it found the table at this level for `va`.
+    /// The caller is in the walk in which it found the table.
     #[inline]
-    pub(super) unsafe fn try_lock<'t>(&'t self, table: Pfn, level: u8, va: u64) -> Option<LockedTable<'t, 'm, P, A>> {
+    pub(super) unsafe fn draw<'t>(&'t self, table: Pfn) -> InLine<'t, 'm, P, A> {
         let desc = self.machine.frames().frame(table);
         trace(self.platform(), || Event::Locking(table));
-        if !LockedTable::<P, A>::raw(desc).try_lock(self.platform()) {
-            return None;
-        }
-        trace(self.platform(), || Event::Locked(table));
-        let locked = LockedTable::new(self, table, desc, level, va);
-        if desc.state().has(flag::DEAD) {
-            locked.abandon();
-            return None;
-        }
-        Some(locked)
+        InLine { tables: self, table, desc, ticket: desc.table_lock().draw(self.platform()) }
     }
 
     /// Returns where the hole ends that a range begins in, as far as the table that it was found in

@@ -244,6 +244,8 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         while let Some(pfn) = self.tables.some() {
             let frame = machine.frames().frame(pfn);
             self.tables = Pfn(frame.data() as u32);
+            // Walkers that came here are gone, but may be in line for the lock.
+            frame.table_lock().drain(machine.platform());
             trace(machine.platform(), || Event::TableDead(pfn));
             release.free(pfn, frame, 1 << frame.order());
             release.rest();

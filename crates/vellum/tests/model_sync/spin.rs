@@ -2,14 +2,14 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use vellum::sync::{RawSpin, SpinLock};
+use vellum::sync::{RawSpin, SpinLock, Ticket};
 
-use super::{Cpu, Watched, explore, wait};
+use super::{Cpu, Watched, explore};
 
 /// Three CPUs add to a number that is not atomic.
 ///
-/// Catches: `unlock` with a `Relaxed` store; `try_take` with a `Relaxed` exchange; `try_take` with a load and a store in
-/// place of the exchange; `lock` that goes on after `wait` without trying again.
+/// Catches: `unlock` with a `Relaxed` store; `wait` with a `Relaxed` load; `draw` with a load and a store in place of the
+/// addition; `wait` that looks once.
 #[test]
 fn additions_behind_a_lock_are_not_lost() {
     explore(|| {
@@ -31,31 +31,30 @@ fn additions_behind_a_lock_are_not_lost() {
     });
 }
 
-/// Whoever finds the lock free may look; whoever doesn't goes away, and comes back as often as it takes.
+/// A CPU gets in line, does something else, and waits then. It has the lock alone, and after `drain` none of those that were
+/// in line is still there.
 ///
-/// Catches: `try_lock` that says it has the lock when it was taken; `unlock` with a `Relaxed` store; `try_take` with a
-/// `Relaxed` exchange.
+/// Catches: `unlock` with a `Relaxed` store; `wait`, or `drain`, with a `Relaxed` load of what is served; `drain` that
+/// looks once.
 #[test]
-fn trying_is_locking_or_nothing() {
+fn a_place_in_line_is_served_and_drained() {
     explore(|| {
         let shared = Arc::new((RawSpin::new(), Watched::default()));
-        let turn = |shared: &(RawSpin, Watched), cpu: &Cpu| {
-            let taken = shared.0.try_lock(cpu);
-            if taken {
-                shared.1.set(shared.1.get() + 1);
-                assert!(shared.0.is_locked());
-                shared.0.unlock(cpu);
-            }
-            taken
+        let turn = |shared: &(RawSpin, Watched), cpu: &Cpu, ticket: Ticket| {
+            shared.0.wait(cpu, ticket);
+            shared.1.set(shared.1.get() + 1);
+            assert!(shared.0.is_locked());
+            shared.0.unlock(cpu);
         };
-        let other = {
+        // Both are in line before anybody drains, as walks end before a table is freed.
+        let tickets = [0, 1].map(|cpu| shared.0.draw(&Cpu(cpu)));
+        let others = [0, 1].into_iter().zip(tickets).map(|(cpu, ticket)| {
             let shared = shared.clone();
-            thread::spawn(move || turn(&shared, &Cpu(1)))
-        };
-        while !turn(&shared, &Cpu(0)) {
-            wait();
-        }
-        let both = other.join().unwrap();
-        assert_eq!(shared.1.get(), 1 + u32::from(both));
+            thread::spawn(move || turn(&shared, &Cpu(cpu), ticket))
+        });
+        let others: Vec<_> = others.collect();
+        shared.0.drain(&Cpu(2));
+        assert_eq!(shared.1.get(), 2);
+        others.into_iter().for_each(|t| t.join().unwrap());
     });
 }

@@ -1,7 +1,7 @@
-//! The protocol of the page tables, made of the real lock and the real walkers: down without locks, lock, look again; empty,
-//! unhook, outwait, free.
+//! The protocol of the page tables, made of the real lock and the real walkers: down without locks, get in line, leave the walk, lock,
+//! look again; empty, unhook, outwait, drain, free.
 //!
-//! The tables themselves are `table/`'s, which knows no `loom`; this is what `PageTables::{descend, try_lock, map_run}` and
+//! The tables themselves are `table/`'s, which knows no `loom`; this is what `PageTables::{descend, draw, map_run}` and
 //! `LockedTable::{unlock, unhook}` do, step by step and with their orderings, for a root with one entry and tables with one
 //! entry. `vellum-sim`'s schedules run the originals.
 
@@ -62,15 +62,14 @@ impl Tree {
             }
             let table = &self.tables[raw as usize - 1];
             assert_eq!(table.level.get(), 1, "a walker stands in what is no table");
-            if table.lock.try_lock(cpu) {
-                if !table.dead.load(Ordering::Relaxed) {
-                    drop(walk);
-                    assert_eq!(table.level.get(), 1, "what was locked is no table");
-                    return Some(table);
-                }
-                table.lock.unlock(cpu);
-            }
+            let ticket = table.lock.draw(cpu);
             drop(walk);
+            table.lock.wait(cpu, ticket);
+            assert_eq!(table.level.get(), 1, "what was locked is no table");
+            if !table.dead.load(Ordering::Relaxed) {
+                return Some(table);
+            }
+            table.lock.unlock(cpu);
             cpu.relax();
         }
     }
@@ -113,6 +112,7 @@ impl Tree {
         table.lock.unlock(cpu);
         self.lock.unlock(cpu);
         self.walkers.outwait(cpu);
+        table.lock.drain(cpu);
         // Its descriptor is anybody's, and says what they write there.
         table.dead.store(false, Ordering::Relaxed);
         table.level.set(FREED);
@@ -132,8 +132,8 @@ impl Table {
 /// A fault on a page of a table that another CPU empties and frees. Either it comes first and finds the page, or it comes
 /// later, and what it maps is there to be found, once.
 ///
-/// Catches: `find` without the look at `dead`; the walk ended before the lock is tried; no `outwait`; `dead` set after the
-/// table's lock was given back; the new table published with `Relaxed`; the descent with `Relaxed`; each of what the models
+/// Catches: `find` without the look at `dead`; the walk ended before the ticket is drawn; no `outwait`; no `drain`; `dead` set
+/// after the table's lock was given back; the new table published with `Relaxed`; the descent with `Relaxed`; each of what the models
 /// of the lock and of the walkers catch.
 #[test]
 fn a_fault_beside_the_freeing_of_its_table() {
