@@ -24,7 +24,8 @@ use super::{Access, AddressSpace, AdviseError, FaultError};
 /// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
 /// with larger pages.
 const RUNS: usize = 128;
-/// How often a block is looked at again because something has changed, besides once for each page that comes back from swap.
+/// How often a block is looked at again because something has changed, besides once for each page that is to come back from swap when it
+/// is looked at first.
 const TRIES: u32 = 4;
 
 /// Why a block was not made one large folio. It is as it was, but for what came back from swap.
@@ -142,8 +143,8 @@ struct Survey {
 enum Next {
     /// Nothing, any more.
     Done,
-    /// Bring this page back first.
-    Fetch(u64),
+    /// Bring the page at this address back first. So many pages (of 4 KiB) are out.
+    Fetch(u64, u32),
     /// The table that maps it has one run of one folio.
     Promote,
     /// Copy it.
@@ -240,7 +241,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         limits: Option<&CollapseLimits>,
     ) -> Result<bool, CollapseError> {
         let order = (block.len().ilog2() - FRAME_SHIFT) as u8;
-        let mut left = TRIES + (1 << order);
+        let (mut left, mut fetches) = (TRIES, None);
         let mut limits = limits;
         while left > 0 {
             left -= 1;
@@ -251,10 +252,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         return Ok(true);
                     }
                 }
-                Next::Fetch(addr) => match self.swap_in(area, addr, Access::Write, 1 << order)? {
-                    Outcome::Mapped(_) => {}
-                    _ => self.tables.platform().relax(),
-                },
+                Next::Fetch(addr, swapped) => {
+                    if fetches.is_none() {
+                        left += *fetches.insert(swapped);
+                    }
+                    match self.swap_in(area, addr, Access::Write, 1 << order)? {
+                        Outcome::Mapped(_) => {}
+                        _ => self.tables.platform().relax(),
+                    }
+                }
                 Next::Copy => {
                     let machine = self.tables.machine;
                     let pfn = self.try_folio(area, block.start, order, false).inspect_err(|_| {
@@ -323,7 +329,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         match away {
-            Some(addr) => Ok(Next::Fetch(addr)),
+            Some(addr) => Ok(Next::Fetch(addr, swapped)),
             None if pinned => Err(CollapseError::Busy(*block)),
             None => Ok(Next::Copy),
         }
