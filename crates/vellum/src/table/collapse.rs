@@ -58,10 +58,11 @@ impl<'t, 'm, P: Platform, A: Arch> Supplanted<'t, 'm, P, A> {
 
     /// Puts it back in its place.
     pub(crate) fn restore(self, place: Occupied<'t, 'm, P, A>) {
-        let table = self.0;
-        table.desc.clear_flag(flag::DEAD);
-        let pointer = table.tables.arch.table(table.pfn.addr());
-        place.fill(&Run::new(table.base, table.level + 1, Kind::Table, pointer, 1));
+        let LockedTable { tables, pfn, desc, level, base } = self.0;
+        let pointer = tables.arch.table(pfn.addr());
+        place.fill(&Run::new(base, level + 1, Kind::Table, pointer, 1));
+        // Not before: what has it locked may empty it, and unhooks it then.
+        desc.clear_flag(flag::DEAD);
     }
 
     /// Empty it and give it to the gather, as `each` does what it maps.
