@@ -1,6 +1,7 @@
 //! A machine's memory as a whole: what all its address spaces share.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::policy::FolioPolicy;
@@ -258,9 +259,17 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.numbers.fetch_add(1, Relaxed)
     }
 
-    /// Numbers are given out in ascending order.
+    /// Returns the number of a space that is about to come. Numbers are given out in ascending order.
     pub(crate) fn next_space(&self) -> SpaceId {
-        SpaceId(self.spaces.fetch_add(1, Relaxed))
+        SpaceId(self.spaces.fetch_add(1, AcqRel))
+    }
+
+    /// Returns the number that the next space will have, or one that came meanwhile has. A space with this number or a higher one
+    /// finds what the caller has written before.
+    pub(crate) fn spaces_end(&self) -> SpaceId {
+        // Not a load: a number that is given out later follows this in the order of changes, and so
+        // acquires what this releases.
+        SpaceId(self.spaces.fetch_add(0, AcqRel))
     }
 }
 

@@ -20,7 +20,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
-use crate::cache;
+use crate::cache::{self, Object};
 use crate::errno::Errno;
 use crate::frame::{Frame, TooManyReferences, flag};
 use crate::group::{Refused, may_be_refused};
@@ -139,6 +139,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
+    /// Returns where that ends of which a child may have private memory in an area. Copies of what
+    /// lies beyond the end of the object are those that a truncation is about to remove, which
+    /// visits no child that comes now ([`super::discard`]).
+    fn copies_end(&self, area: &Vma) -> u64 {
+        if area.backing.is_anonymous() {
+            return area.range.end;
+        }
+        // SAFETY: the range is claimed.
+        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
+        let pages = object.size().div_ceil(1 << self.page_shift());
+        self.mapped_in(area, &object, &(0..pages)).map_or(area.range.start, |inside| inside.end)
+    }
+
     fn share_area(
         &self,
         child: &Self,
@@ -147,13 +160,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<(), ForkError> {
         let mut at = area.range.start;
+        let inside = self.copies_end(area);
         while at < area.range.end {
             match self.tables.find(area.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let mut batch = Batch::new();
-                    let range = area.range.tail(at);
-                    let shared = self.share_table(&table, range, area, &mut batch, pinned, gather);
+                    let whole = area.range.tail(at);
+                    let range = if at < inside { whole.head(inside) } else { whole };
+                    let shared = self.share_table(&table, range, (area, inside), &mut batch, pinned, gather);
                     table.release();
                     self.tables.platform().resched();
                     child.adopt(area.range, &batch)?;
@@ -165,7 +180,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Share what a table has of a range, until the batch is full; how far that was.
+    /// Share what a table has of a range, until the batch is full; how far that was. From `inside` on, only markers; the range does not
+    /// reach across it.
     ///
     /// # Errors
     /// A swap slot is saturated. What comes before it is in the batch.
@@ -173,7 +189,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         range: UserRange,
-        area: &Vma,
+        (area, inside): (&Vma, u64),
         batch: &mut Batch,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
@@ -185,6 +201,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         while at < end && !batch.is_full() && slots < SLOTS {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
+                Kind::Leaf | Kind::Swap if at >= inside => {}
                 Kind::Leaf => {
                     if !area.backing.is_anonymous() {
                         self.cut(&mut run, |frame| frame.has(flag::OBJECT));
@@ -253,11 +270,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn copy_pinned(&self, child: &Self, area: &Vma) -> Result<(), ForkError> {
         let arch = &self.tables.arch;
         let mut at = area.range.start;
-        while at < area.range.end {
+        let inside = self.copies_end(area);
+        while at < inside {
             match self.tables.find(area.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
-                    let run = table.run(at, area.range.end.min(table.end()));
+                    let run = table.run(at, inside.min(table.end()));
                     table.release();
                     let Some(run) = run else { continue };
                     at = run.range(arch).end;

@@ -43,14 +43,16 @@ impl<'m, P: Platform, A: Arch> Spaces<'m, P, A> for [&AddressSpace<'m, P, A>] {
     }
 }
 
-/// Shows the spaces that map an object and that the host knows, in the order of their numbers.
+/// Shows the spaces that map an object and that the host knows, in the order of their numbers; none
+/// that came after this began, so that no stream of forks keeps it from ending.
 pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
     object: &Object<'m, P>,
     visit: &mut dyn FnMut(&AddressSpace<'m, P, A>),
 ) {
     let mut from = SpaceId(0);
-    while let Some(id) = object.next_mapper(from) {
+    let end = object.machine().spaces_end();
+    while let Some(id) = object.next_mapper(from).filter(|id| id.0 < end.0) {
         spaces.find(id, visit);
         from = SpaceId(id.0 + 1);
     }
@@ -59,8 +61,11 @@ pub(crate) fn each_mapper<'m, P: Platform, A: Arch>(
 /// Unmaps pages that an object has lost from all spaces that map it. When this returns, no CPU
 /// reaches them through any space. Costs what these spaces are, however many others there are.
 ///
-/// A child that is forked meanwhile has what its parent had when it was made: it counts among those
-/// that map the object by then, and its number is higher, so it comes after its parent here.
+/// A child that was being forked when this began has what its parent had: it counts among those
+/// that map the object by then, and its number is higher, so it comes after its parent here. One
+/// that is forked later finds that the pages are gone, and does not get its parent's copies of what
+/// lies beyond the object's end; so it is not visited, and no stream of forks keeps this from
+/// ending. The caller sees to it that the object does not grow meanwhile.
 ///
 /// Waits for changes of these spaces that are under way, and until the host knows a child that is
 /// being forked. The caller holds no lock that a fork takes.
@@ -73,7 +78,8 @@ pub fn discard<'m, P: Platform, A: Arch>(
         return;
     }
     let mut from = SpaceId(0);
-    while let Some(id) = object.next_mapper(from) {
+    let end = object.machine().spaces_end();
+    while let Some(id) = object.next_mapper(from).filter(|id| id.0 < end.0) {
         if spaces.find(id, &mut |space| space.discard_object(object, gone)) {
             from = SpaceId(id.0 + 1);
         } else {
