@@ -10,6 +10,7 @@ use crate::group::{GroupId, LruList, Pinned, Refused};
 use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::stats::Counter;
+use crate::sync::Patience;
 
 /// Pages of an object that follow each other there and in memory, each with a reference and a mapping for the caller.
 #[must_use = "its references and mappings leak unless they are mapped or put back"]
@@ -188,6 +189,7 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// The same, of an object that is at least of this size.
     fn look_within(&self, size: u64, page: u64, group: GroupId) -> Result<Looked<'m, P>, ObjectError> {
+        let mut patience = Patience::new(&self.head().gate);
         loop {
             let contents = self.lock();
             if !self.is_inside(contents.size.max(size), page) {
@@ -202,7 +204,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 Some(Page::Held(_) | Page::Away(..)) => {}
             }
             drop(contents);
-            self.bring_back(page, group)?;
+            self.bring_back(page, group, &mut patience)?;
         }
     }
 
@@ -305,6 +307,7 @@ impl<'m, P: Platform> Object<'m, P> {
         let folio = NewFolio::new(machine, page_order);
         let mut spare = Spare { machine, folio, nodes: [Pfn::NONE; MOST_NODES], count: 0 };
         let mut together = together.clone();
+        let mut patience = Patience::new(&self.head().gate);
         loop {
             let mut contents = self.lock();
             let size = if bounded { contents.size } else { MAX_SIZE };
@@ -315,7 +318,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 Some(Page::Here(pfn)) => return Ok(Some(found(&contents, pfn))),
                 Some(Page::Held(_) | Page::Away(..)) => {
                     drop(contents);
-                    self.bring_back(page, group)?;
+                    self.bring_back(page, group, &mut patience)?;
                     continue;
                 }
                 None => {}

@@ -60,7 +60,7 @@ use crate::frame::TooManyReferences;
 use crate::group::{GroupId, Refused, may_be_refused};
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
-use crate::sync::{SpinGuard, SpinLock};
+use crate::sync::{Gate, SpinGuard, SpinLock};
 use crate::vma::{Backing, Sharing};
 use index::Index;
 use mappers::Mappers;
@@ -140,6 +140,8 @@ struct Head {
     page_order: u8,
     serial: u64,
     tag: u64,
+    /// Closed by what has brought a page back too often that went again before it was looked at: nothing goes meanwhile.
+    gate: Gate,
     contents: SpinLock<Contents>,
 }
 
@@ -184,6 +186,7 @@ impl<'m, P: Platform> Object<'m, P> {
             page_order: arch.page_order(),
             serial: machine.next_number(),
             tag,
+            gate: Gate::default(),
             contents: SpinLock::new(Contents { size, index: Index::new(), mappers }),
         };
         // SAFETY: a frame of its own, in the direct map, large enough (as `mappers` asserts) and

@@ -15,6 +15,7 @@ use crate::machine::Machine;
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
+use crate::sync::Patience;
 
 /// Pages that are to come back together.
 struct Block {
@@ -25,23 +26,31 @@ struct Block {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// Have a page in memory that is on a swap device, or is about to go there; charged to `group`. Whoever asks looks again then.
+    /// Have a page in memory that is on a swap device, or is about to go there; charged to `group`. Whoever asks looks again then;
+    /// `patience` is theirs, of the object's gate.
     ///
     /// # Errors
     /// As of [`Object::page`].
     #[cold]
-    pub(super) fn bring_back(&self, page: u64, group: GroupId) -> Result<(), ObjectError> {
+    pub(super) fn bring_back(&self, page: u64, group: GroupId, patience: &mut Patience<'_>) -> Result<(), ObjectError> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
         let mut orders = (policy.objects() | policy.fills()) & ((2 << HUGE_ORDER) - 1);
         let mut folio = NewFolio::new(self.machine, page_order);
+        // It may go again before it is looked at.
+        patience.try_again();
         loop {
             let contents = self.lock();
             let Some(block) = self.block_of(&contents, page, orders) else {
+                let held = matches!(contents.index.find(frames, page), Some(Page::Held(_)));
                 contents.index.want(frames, page);
                 drop(contents);
+                if !held {
+                    return Ok(());
+                }
+                // That is not to try, but to wait for one write.
                 self.machine.platform().relax();
-                return Ok(());
+                continue;
             };
             let Some(pfn) = folio.take(block.order) else {
                 drop(contents);
@@ -55,7 +64,7 @@ impl<'m, P: Platform> Object<'m, P> {
             drop(contents);
             match self.read_back(&block, pfn) {
                 Brought::Back => return Ok(()),
-                Brought::Changed => {}
+                Brought::Changed => patience.try_again(),
                 // Perhaps it is another page that is lost.
                 Brought::Lost if block.order > page_order => orders = 0,
                 Brought::Lost => return Err(ObjectError::Lost),
@@ -76,16 +85,19 @@ impl<'m, P: Platform> Object<'m, P> {
         let mut at = Self::next_listed(machine, None);
         while let Some(object) = at {
             let mut page = 0;
+            let mut patience = Patience::new(&object.head().gate);
             while let Some((there, is)) = object.next_page(page) {
                 match is {
                     Page::Held(_) => machine.platform().relax(),
-                    Page::Away(its, _) if its == device => match object.bring_back(there, object.group()) {
-                        // It is looked at again: perhaps it has gone elsewhere.
-                        Ok(()) => {}
-                        Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), there + 1),
-                        Err(error) => return Err(error),
-                    },
-                    _ => page = there + 1,
+                    Page::Away(its, _) if its == device => {
+                        match object.bring_back(there, object.group(), &mut patience) {
+                            // It is looked at again: perhaps it has gone elsewhere.
+                            Ok(()) => {}
+                            Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), there + 1),
+                            Err(error) => return Err(error),
+                        }
+                    }
+                    _ => (page, patience) = (there + 1, Patience::new(&object.head().gate)),
                 }
                 machine.platform().resched();
             }

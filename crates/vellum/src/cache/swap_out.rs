@@ -93,6 +93,9 @@ impl<P: Platform> Object<'_, P> {
     fn hold(&self, pages: Range<u64>, head: Pfn, frame: &Frame) -> bool {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
+        if self.head().gate.is_closed() {
+            return false;
+        }
         let mut contents = self.lock();
         let held = contents.index.hold(frames, pages.clone(), head, step);
         let alone = frame.counts() == Counts { refs: held + 1, maps: 0 };

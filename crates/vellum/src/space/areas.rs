@@ -9,7 +9,7 @@ use crate::cache::{self, Orphans};
 use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::{Platform, SpaceId};
-use crate::sync::{ReadGuard, WriteGuard};
+use crate::sync::{Patience, ReadGuard, WriteGuard};
 use crate::vma::{AreaFlags, AreaTree, NodeMemory, State, Vma};
 
 use super::AddressSpace;
@@ -385,11 +385,21 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// Enter as the writer.
     pub(super) fn write(&self) -> WriteGuard<'_, Areas> {
+        self.tables.gate.pass(self.tables.platform());
         self.areas.write(self.tables.platform(), self.tables.slots.iter().map(|s| &s.readers))
     }
 
     /// Enter as a reader.
     pub(super) fn read(&self) -> ReadGuard<'_, Areas> {
+        self.read_with(None)
+    }
+
+    /// The same for an operation that may have closed the gate itself.
+    #[inline]
+    pub(super) fn read_with(&self, patience: Option<&Patience<'_>>) -> ReadGuard<'_, Areas> {
+        if !patience.is_some_and(Patience::has_closed) {
+            self.tables.gate.pass(self.tables.platform());
+        }
         self.areas.read(self.tables.platform(), &self.tables.slot().readers)
     }
 }

@@ -7,6 +7,7 @@ use crate::frame::{Counts, Owner, TooManyReferences, Use};
 use crate::group::{GroupId, LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
+use crate::sync::Patience;
 use crate::table::{Found, NotMapped, Run};
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
@@ -89,6 +90,45 @@ impl core::error::Error for FaultError {}
 
 may_be_refused!(FaultError);
 
+/// What an operation that has to look again has done so that it need not for ever: its turn among the changes, and its patience.
+pub(super) struct Stand<'s, 'm, P: Platform, A: Arch> {
+    pub(super) turn: Option<Change<'s, 'm, P, A>>,
+    pub(super) patience: Patience<'s>,
+}
+
+impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
+    /// Nothing yet.
+    pub(super) fn new(space: &'s AddressSpace<'m, P, A>) -> Self {
+        Stand { turn: None, patience: Patience::new(&space.tables.gate) }
+    }
+
+    /// Waits for a turn at these addresses.
+    pub(super) fn wait(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
+        // A change that is ahead may wait at the gate.
+        self.patience.open();
+        drop(self.turn.take());
+        self.turn = Some(space.turn(range));
+    }
+
+    /// Counts a try that was in vain. When the tries are used up, claims these addresses, so that no change of the
+    /// areas is at work on them, and closes the gate.
+    pub(super) fn again(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
+        if self.patience.again() && !self.patience.has_closed() {
+            if self.turn.is_none() {
+                self.turn = Some(space.turn(range));
+            }
+            self.patience.close();
+        }
+    }
+}
+
+impl<P: Platform, A: Arch> Drop for Stand<'_, '_, P, A> {
+    /// The end of a turn is a write to the areas, which passes the gate.
+    fn drop(&mut self) {
+        self.patience.open();
+    }
+}
+
 /// How a try at a fault ended.
 pub(super) enum Outcome {
     /// These addresses are mapped now, by entries that were not present.
@@ -128,53 +168,55 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// What is mapped now, and what that took.
     pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
-        loop {
-            match self.resolved(addr, self.try_fault(addr, access)?) {
-                Ok(done) => return Ok(done),
-                Err(Outcome::Again) => {
-                    self.tables.platform().relax();
-                    self.tables.platform().resched();
-                }
-                Err(outcome) => return self.fault_in_turn(addr, access, outcome),
-            }
+        match self.resolved(addr, self.try_fault(addr, access, None)?) {
+            Ok(done) => Ok(done),
+            Err(outcome) => self.fault_in_turn(addr, access, outcome, &mut Stand::new(self)),
         }
     }
 
     /// Goes on with a fault that can't be resolved at once: in its turn among the changes of what
-    /// is there, so that no stream of them keeps it out.
+    /// is there, so that no stream of them keeps it out; and after some tries with the gate closed, so
+    /// that no stream of other faults, reclaim or advice does.
     #[cold]
-    fn fault_in_turn(
-        &self,
+    pub(super) fn fault_in_turn<'s>(
+        &'s self,
         addr: u64,
         access: Access,
         mut outcome: Outcome,
+        stand: &mut Stand<'s, 'm, P, A>,
     ) -> Result<(VirtRange, Resolved), FaultError> {
-        let mut turn = None;
+        let page = UserRange::all(&self.tables.arch).around(addr, self.page_shift());
         loop {
-            let wanted = match self.resolved(addr, outcome) {
+            match self.resolved(addr, outcome) {
                 Ok(done) => return Ok(done),
-                Err(Outcome::Held) => Some(UserRange::all(&self.tables.arch).around(addr, self.page_shift())),
-                Err(Outcome::Nothing) => match self.grow_stack(addr, turn.as_ref().map(Change::turn))? {
-                    Growth::There => None,
-                    Growth::Wait(range) => Some(range),
-                    Growth::Nothing => return Err(FaultError::Unmapped(addr)),
-                },
-                Err(_) => None,
-            };
-            match wanted {
-                Some(range) => {
-                    drop(turn);
-                    turn = Some(self.turn(range));
+                Err(Outcome::Held) => stand.wait(self, page),
+                Err(Outcome::Nothing) => {
+                    // What the areas' writer waits for may wait at the gate.
+                    stand.patience.open();
+                    match self.grow_stack(addr, stand.turn.as_ref().map(Change::turn))? {
+                        Growth::There => {}
+                        Growth::Wait(range) => stand.wait(self, range),
+                        Growth::Nothing => return Err(FaultError::Unmapped(addr)),
+                    }
                 }
-                None => self.tables.platform().relax(),
+                Err(_) => {
+                    self.tables.platform().relax();
+                    self.tables.platform().resched();
+                    stand.again(self, page);
+                }
             }
-            outcome = self.try_fault(addr, access)?;
+            outcome = self.try_fault(addr, access, Some(&stand.patience))?;
         }
     }
 
     #[inline]
-    fn try_fault(&self, addr: u64, access: Access) -> Result<Outcome, FaultError> {
-        let areas = self.read();
+    pub(super) fn try_fault(
+        &self,
+        addr: u64,
+        access: Access,
+        patience: Option<&Patience<'_>>,
+    ) -> Result<Outcome, FaultError> {
+        let areas = self.read_with(patience);
         let Some(area) = areas.find(addr) else { return Ok(Outcome::Nothing) };
         if area.state == State::Held {
             return Ok(Outcome::Held);

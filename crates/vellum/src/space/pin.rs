@@ -6,6 +6,7 @@ use crate::frame::TooManyReferences;
 use crate::platform::Platform;
 use crate::table::Found;
 
+use super::fault::Stand;
 use super::{Access, AddressSpace, FaultError};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -24,6 +25,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Access::Write => Attrs::WRITE,
             Access::Exec => Attrs::EXEC,
         };
+        let whole = UserRange::all(arch).around(addr, self.page_shift());
+        let mut stand = Stand::new(self);
         loop {
             if let Found::Table(table) = self.tables.find(UserRange::all(arch).tail(addr)) {
                 let raw = table.get(addr);
@@ -43,7 +46,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     return page.map_err(|TooManyReferences| FaultError::TooManyReferences(addr));
                 }
             }
-            self.fault_in(addr, access)?;
+            // The page may be gone again before it is looked at.
+            stand.again(self, whole);
+            let outcome = self.try_fault(addr, access, Some(&stand.patience))?;
+            self.fault_in_turn(addr, access, outcome, &mut stand)?;
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::frame::{Owner, flag};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::swap::{NotCached, Slots, SwapRun};
+use crate::sync::Patience;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, State, Vma};
@@ -127,14 +128,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         like: impl Fn(&Swapped) -> bool,
     ) -> Result<(), FaultError> {
         let mut result = Ok(());
+        let mut patience = Patience::new(&self.tables.gate);
         let is_it = |run: &Run| run.kind == Kind::Swap && like(&self.tables.arch.swapped(run.raw));
         while let Some(addr) = self.next_run(rest, is_it) {
             rest = rest.tail(addr);
-            match self.fetch(addr) {
+            match self.fetch(addr, &patience) {
                 Ok(Outcome::Mapped(block) | Outcome::Back(block) | Outcome::Allowed(block)) => {
-                    rest = rest.tail(block.end)
+                    rest = rest.tail(block.end);
+                    patience = Patience::new(&self.tables.gate);
                 }
-                Ok(Outcome::Again) => self.tables.platform().relax(),
+                Ok(Outcome::Again) => {
+                    self.tables.platform().relax();
+                    patience.try_again();
+                }
                 // Not while the range is claimed.
                 Ok(Outcome::Held | Outcome::Nothing) => self.tables.platform().wait(),
                 Err(FaultError::Poisoned(_)) => {
@@ -149,8 +155,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A try to bring back what was swapped out at an address, whatever may be done there.
-    fn fetch(&self, addr: u64) -> Result<Outcome, FaultError> {
-        let areas = self.read();
+    fn fetch(&self, addr: u64, patience: &Patience<'_>) -> Result<Outcome, FaultError> {
+        let areas = self.read_with(Some(patience));
         match areas.find(addr) {
             None => Ok(Outcome::Nothing),
             Some(area) if area.state == State::Held => Ok(Outcome::Held),

@@ -3,7 +3,8 @@
 //! A walker steps down from the root through tables that it has not locked, so a table may be unhooked under its feet. It
 //! notices when it has locked the table it arrived at (the table says that it is dead) — if the frame is still a table.
 //! Hence the rule (INV-1): a frame that was a table goes back to the allocator only after every walker that was under way
-//! when it was unhooked has left.
+//! when it was unhooked has left. (And after every walker's turn at the table's lock that drew a
+//! ticket before it left: [`RawSpin::drain`](super::RawSpin::drain).)
 //!
 //! A walk is a handful of loads with preemption disabled, so outwaiting one is cheap, and needs no deferred work: each CPU
 //! has a slot whose low bit says "walking" and whose rest counts walks. Whoever waits looks at each slot once, and again
@@ -48,7 +49,7 @@ impl<'m> Walkers<'m> {
         Walkers { slots: std::boxed::Box::leak(slots.into_boxed_slice()) }
     }
 
-    /// Begin a walk. Must be short: no lock is waited for, nothing sleeps, until the guard is dropped.
+    /// Begin a walk. Must be short: no lock is waited for, nothing sleeps, until the guard is dropped. (A ticket may be drawn.)
     ///
     /// Walks of one CPU don't nest; preemption stays disabled meanwhile, so no other task of this CPU can begin one.
     #[inline]

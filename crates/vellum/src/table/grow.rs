@@ -8,6 +8,7 @@ use crate::arch::{Arch, UserRange};
 use crate::group::Refused;
 use crate::platform::Platform;
 use crate::stats::Counter;
+use crate::sync::Patience;
 
 /// The deepest chain of new tables: all levels but the root.
 const MOST: usize = 4;
@@ -164,7 +165,9 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     ) -> Result<(), NotMapped> {
         let va = range.start;
         debug_assert!(!range.is_empty(), "an address without a page");
+        let mut patience = Patience::new(&self.gate);
         loop {
+            patience.try_again();
             let walk = self.enter();
             // SAFETY: in a walk.
             let at = unsafe { self.descend(range, level) };

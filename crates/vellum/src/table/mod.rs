@@ -63,6 +63,7 @@ use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
+use crate::sync::Gate;
 use crate::tlb::Shootdown;
 
 /// Runs of one table that an operation deals with before it gives the table's lock back. A table of
@@ -86,6 +87,8 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) max_run: usize,
     /// Whether leaves are joined to blocks.
     pub(crate) joins: bool,
+    /// Closed by operations that have begun again too often. All that enters the lock of the areas passes it first.
+    pub(crate) gate: Gate,
 }
 
 impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
@@ -100,7 +103,17 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
         let group = AtomicU16::new(group.0);
         let joins = machine.policy().joins();
-        let mut tables = PageTables { machine, arch, root: Pfn::NONE, tlb, group, slots, max_run: usize::MAX, joins };
+        let mut tables = PageTables {
+            machine,
+            arch,
+            root: Pfn::NONE,
+            tlb,
+            group,
+            slots,
+            max_run: usize::MAX,
+            joins,
+            gate: Gate::default(),
+        };
         (tables.root, _) = tables.alloc_table(arch.levels())?;
         tables.tlb.root = tables.root;
         tables.hooked(1);

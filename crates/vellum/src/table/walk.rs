@@ -8,9 +8,7 @@ use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::{Frame, flag};
 use crate::platform::{Event, Platform, trace};
-#[cfg(doc)]
-use crate::sync::RawSpin;
-use crate::sync::Ticket;
+use crate::sync::{Patience, Ticket};
 
 /// What stands at an address.
 pub(crate) enum Found<'t, 'm, P: Platform, A: Arch> {
@@ -29,7 +27,7 @@ pub(super) struct Landing {
 }
 
 /// A place in the queue for the lock of a table, drawn in the walk that came there. It keeps the
-/// table's frame a table, hooked or not, until it was served ([`RawSpin::drain`]).
+/// table's frame a table, hooked or not, until it was served ([`crate::sync::RawSpin::drain`]).
 #[must_use = "all that come later wait until it was served"]
 pub(super) struct InLine<'t, 'm, P: Platform, A: Arch> {
     tables: &'t PageTables<'m, P, A>,
@@ -98,6 +96,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// The same, going down no further than to a table of level `lowest`.
     #[inline]
     pub(crate) fn find_at<'t>(&'t self, range: UserRange, lowest: u8) -> Found<'t, 'm, P, A> {
+        let mut patience = Patience::new(&self.gate);
         loop {
             let walk = self.enter();
             // SAFETY: in a walk.
@@ -117,6 +116,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 Some(table) => return Found::Table(table),
                 None => self.platform().relax(),
             }
+            // Tables come and go here, or entries are busy, and no queue is to be had for that.
+            patience.try_again();
         }
     }
 
