@@ -26,7 +26,8 @@ impl<A: Silicon> Checker<A> {
         if self.cpus[cpu].held.contains(&pfn) {
             return self.fail(Rule::Deadlock, format!("CPU {cpu} waits for a lock that it holds"), &[pfn], &[]);
         }
-        // In a walk a lock is only tried.
+        // In a walk a CPU gets in line at most. It waits when the walk has ended, and is looked at
+        // when it has the lock.
         if self.cpus[cpu].walk.is_none() {
             self.check_nesting(pfn);
             self.check_ring(pfn);

@@ -41,8 +41,8 @@ pub use options::{Hostility, Strictness};
 pub use violation::{Rule, Violation};
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::{mem, thread};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{fmt, mem, thread};
 
 use vellum::addr::{Pfn, PhysAddr};
 use vellum::arch::X86_64;
@@ -74,6 +74,16 @@ pub struct Strict<A = X86_64> {
     ticks: AtomicU64,
     /// How often each CPU has waited in vain since its last event.
     spins: Box<[AtomicU32]>,
+    observer: OnceLock<Observer>,
+}
+
+/// Is shown each event, and the CPU that is about to do it.
+struct Observer(Box<dyn Fn(usize, Event) + Send + Sync>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 /// Turns of a waiting loop after which nobody believes that anything will come of it.
@@ -94,6 +104,7 @@ impl<A: Silicon> Strict<A> {
             stopped: AtomicBool::new(false),
             ticks: AtomicU64::new(0),
             spins: (0..hardware.seats.count()).map(|_| AtomicU32::new(0)).collect(),
+            observer: OnceLock::new(),
             hardware,
         }
     }
@@ -124,6 +135,15 @@ impl<A: Silicon> Strict<A> {
     pub fn label(&self, what: &str) {
         let cpu = self.hardware.seats.current();
         self.checker().cpus[cpu].label = Some(what.into());
+    }
+
+    /// Has `observe` told of each event from now on, before another CPU may go on: what a scheduler needs to know that looks
+    /// for the worst moment. `observe` is called with the number of the CPU, and uses the machine for nothing.
+    ///
+    /// # Panics
+    /// If there is an observer already.
+    pub fn observe(&self, observe: impl Fn(usize, Event) + Send + Sync + 'static) {
+        assert!(self.observer.set(Observer(Box::new(observe))).is_ok(), "a machine has one observer");
     }
 
     /// Which allocations fail from now on.
@@ -223,6 +243,9 @@ impl<A: Silicon> Strict<A> {
         // The engine's own failure says more than what its unwinding does to the rules.
         if thread::panicking() {
             return;
+        }
+        if let Some(Observer(observe)) = self.observer.get() {
+            observe(self.hardware.seats.current(), event);
         }
         self.pause(|checker| match event {
             Event::Store(table, index, ..) | Event::Discard(table, index, _) | Event::Exchange(table, index, _) => {

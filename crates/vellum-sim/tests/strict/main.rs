@@ -17,6 +17,8 @@ mod families;
 mod fork;
 #[cfg(feature = "shuttle")]
 mod lazyfree_fork;
+#[cfg(feature = "shuttle")]
+mod live;
 mod nodes;
 mod objects;
 mod paged_out;
