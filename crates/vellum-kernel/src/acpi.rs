@@ -16,7 +16,16 @@ pub trait Physical {
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]>;
 }
 
-fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
+/// Memory that begins at address 0.
+impl Physical for &[u8] {
+    fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
+        let start = usize::try_from(address).ok()?;
+        self.get(start..start.checked_add(len)?)
+    }
+}
+
+/// Returns the number of `N` bytes, little endian, at `at`, if it is there.
+pub(crate) fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     let mut word = [0; 8];
     word[..N].copy_from_slice(bytes.get(at..at + N)?);
     Some(u64::from_le_bytes(word))
@@ -87,14 +96,6 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    struct Ram(Vec<u8>);
-
-    impl Physical for Ram {
-        fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
-            self.0.get(address as usize..(address as usize).checked_add(len)?)
-        }
-    }
-
     fn table(name: &[u8], contents: &[&[u8]]) -> Vec<u8> {
         let contents = contents.concat();
         let mut table = name.to_vec();
@@ -112,7 +113,7 @@ mod tests {
     }
 
     /// Tables behind a root pointer of either revision.
-    fn tables(wide: bool) -> Ram {
+    fn tables(wide: bool) -> Vec<u8> {
         let affinities = table(
             b"SRAT",
             &[
@@ -145,14 +146,14 @@ mod tests {
         ram[15] = if wide { 2 } else { 0 };
         let at = if wide { 24 } else { 16 };
         ram[at..at + address(list).len()].copy_from_slice(&address(list));
-        Ram(ram)
+        ram
     }
 
     #[test]
     fn nodes_are_what_the_tables_say() {
         for wide in [false, true] {
             let mut nodes = Nodes::new();
-            assert_eq!(read(&tables(wide), 0, &mut nodes), Some(()));
+            assert_eq!(read(&&tables(wide)[..], 0, &mut nodes), Some(()));
             assert_eq!(nodes.count(), 3);
             assert_eq!([3, 4, 5, 0x155].map(|name| nodes.of_processor(name)), [0, 1, 0, 2]);
             let pieces: Vec<_> = nodes.pieces(0x1000..0x3_0000_0000).filter(|(_, node)| *node > 0).collect();
@@ -165,15 +166,15 @@ mod tests {
     #[test]
     fn tables_that_are_wrong_are_read_as_far_as_they_go() {
         let whole = tables(true);
-        for end in 0..whole.0.len() {
+        for end in 0..whole.len() {
             let mut nodes = Nodes::new();
-            read(&Ram(whole.0[..end].to_vec()), 0, &mut nodes);
+            read(&&whole[..end], 0, &mut nodes);
             for byte in [0, 1, 0xff] {
-                let mut ram = Ram(whole.0.clone());
-                ram.0[end] = byte;
-                read(&ram, 0, &mut Nodes::new());
+                let mut ram = whole.clone();
+                ram[end] = byte;
+                read(&&ram[..], 0, &mut Nodes::new());
             }
         }
-        assert_eq!(read(&Ram(std::vec![0; 100]), 0, &mut Nodes::new()), None);
+        assert_eq!(read(&&[0; 100][..], 0, &mut Nodes::new()), None);
     }
 }

@@ -2,9 +2,12 @@
 
 use crate::nodes::Nodes;
 use core::fmt;
+use core::ops::Range;
 
 /// Bytes of a page.
 const PAGE_SIZE: u64 = 4096;
+/// No format of page tables leads to a physical address of more bits: what lies beyond is no memory.
+const PHYSICAL_BITS: u32 = 52;
 /// The most regions that a memory map has.
 pub const CAPACITY: usize = 64;
 
@@ -74,35 +77,98 @@ impl MemoryMap {
         self.usable().last().map_or(0, |region| region.end())
     }
 
+    /// Whether one usable region has all of `range`, which is not empty.
+    pub fn has(&self, range: &Range<u64>) -> bool {
+        !range.is_empty() && self.usable().any(|region| region.base <= range.start && range.end <= region.end())
+    }
+
     /// Takes the pages that `start..end` touches from the usable ones.
-    pub fn reserve(&mut self, start: u64, end: u64, kind: Kind) {
+    ///
+    /// # Errors
+    ///
+    /// [`BadBoot::TooMany`]; the map is incomplete then.
+    pub fn reserve(&mut self, start: u64, end: u64, kind: Kind) -> Result<(), BadBoot> {
         let (start, end) = (start & !(PAGE_SIZE - 1), end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(u64::MAX));
         let before = core::mem::take(self);
         for &region in before.regions() {
             let (from, to) = (start.max(region.base), end.min(region.end()));
             if region.kind != Kind::Usable || from >= to {
-                self.push(region.base, region.end(), region.kind);
+                self.push(region.base, region.end(), region.kind)?;
                 continue;
             }
-            self.push(region.base, from, Kind::Usable);
-            self.push(from, to, kind);
-            self.push(to, region.end(), Kind::Usable);
+            self.push(region.base, from, Kind::Usable)?;
+            self.push(from, to, kind)?;
+            self.push(to, region.end(), Kind::Usable)?;
         }
+        Ok(())
     }
 
-    /// Adds a region after all others; an empty one is left out.
+    /// Adds a region after all others. An empty one is left out, and so is the part of a page at either end of a usable one.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// There is no room for it, or it is not after all others.
-    pub fn push(&mut self, base: u64, end: u64, kind: Kind) {
-        if base >= end {
-            return;
+    /// [`BadBoot::Overlap`]: it is not after all others. [`BadBoot::Beyond`]. [`BadBoot::TooMany`].
+    pub fn push(&mut self, base: u64, end: u64, kind: Kind) -> Result<(), BadBoot> {
+        if end > 1 << PHYSICAL_BITS {
+            return Err(BadBoot::Beyond(end));
         }
-        assert!(self.regions().last().is_none_or(|last| last.end() <= base), "memory map out of order");
-        assert!(self.len < CAPACITY, "memory map of more than {CAPACITY} regions");
-        self.regions[self.len] = Region { base, size: end - base, kind };
+        let (base, end) = match kind {
+            // Nothing overflows: `base` is below `end`, or the region is empty.
+            Kind::Usable => (base.min(end).next_multiple_of(PAGE_SIZE), end & !(PAGE_SIZE - 1)),
+            _ => (base, end),
+        };
+        if base >= end {
+            return Ok(());
+        }
+        if self.regions().last().is_some_and(|last| last.end() > base) {
+            return Err(BadBoot::Overlap(base));
+        }
+        let place = self.regions.get_mut(self.len).ok_or(BadBoot::TooMany("regions of memory"))?;
+        *place = Region { base, size: end - base, kind };
         self.len += 1;
+        Ok(())
+    }
+}
+
+/// Why the kernel can't use what the loader handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadBoot {
+    /// There is no PVH start info with a memory map.
+    NoStartInfo,
+    /// There is no device tree, or not a sound one.
+    NoTree,
+    /// A structure lies, by its address, where no memory can be read.
+    Unreadable(u64),
+    /// A region of memory begins before the end of the one before it.
+    Overlap(u64),
+    /// A region of memory ends where no memory can be.
+    Beyond(u64),
+    /// More of these than there is room for.
+    TooMany(&'static str),
+    /// The archive of first files, at this address, is not in usable memory.
+    Archive(u64),
+    /// The command line has no end.
+    CommandLine,
+}
+
+impl fmt::Display for BadBoot {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            BadBoot::NoStartInfo => write!(f, "the loader handed over no PVH start info with a memory map"),
+            BadBoot::NoTree => write!(f, "the loader handed over no sound device tree"),
+            BadBoot::Unreadable(at) => {
+                write!(f, "the loader handed over a structure at {at:#x}, where no memory can be read")
+            }
+            BadBoot::Overlap(at) => {
+                write!(f, "memory map: the region at {at:#x} begins before the end of the one before it")
+            }
+            BadBoot::Beyond(end) => {
+                write!(f, "memory map: a region ends at {end:#x}, beyond {PHYSICAL_BITS} bits of addresses")
+            }
+            BadBoot::TooMany(what) => write!(f, "the loader handed over too many {what}"),
+            BadBoot::Archive(at) => write!(f, "the archive of first files at {at:#x} is not in usable memory"),
+            BadBoot::CommandLine => write!(f, "the command line has no end"),
+        }
     }
 }
 
@@ -141,11 +207,11 @@ mod tests {
     #[test]
     fn what_is_reserved_is_cut_out_of_what_is_usable_by_whole_pages() {
         let mut map = MemoryMap::new();
-        map.push(0, 0x8000, Kind::Usable);
-        map.push(0x8000, 0x9000, Kind::Reserved);
-        map.push(0xa000, 0xc000, Kind::Usable);
-        map.reserve(0x2fff, 0x3001, Kind::Kernel);
-        map.reserve(0x7000, 0xa800, Kind::Boot);
+        map.push(0, 0x8000, Kind::Usable).unwrap();
+        map.push(0x8000, 0x9000, Kind::Reserved).unwrap();
+        map.push(0xa000, 0xc000, Kind::Usable).unwrap();
+        map.reserve(0x2fff, 0x3001, Kind::Kernel).unwrap();
+        map.reserve(0x7000, 0xa800, Kind::Boot).unwrap();
         let regions: Vec<_> = map.regions().iter().map(|region| (region.base, region.end(), region.kind)).collect();
         let expected = [
             (0, 0x2000, Kind::Usable),
@@ -158,5 +224,31 @@ mod tests {
         ];
         assert_eq!(regions, expected);
         assert_eq!(map.top(), 0xc000);
+        assert!(map.has(&(0xb000..0xb001)) && !map.has(&(0xafff..0xb001)) && !map.has(&(0xb000..0xb000)));
+    }
+
+    #[test]
+    fn a_reservation_that_splits_needs_room() {
+        let mut map = MemoryMap::new();
+        for at in 0..CAPACITY as u64 {
+            map.push(at << 16, (at << 16) + 0x3000, Kind::Usable).unwrap();
+        }
+        assert!(matches!(map.reserve(0x1000, 0x2000, Kind::Boot), Err(BadBoot::TooMany(_))));
+    }
+
+    #[test]
+    fn a_region_that_overlaps_or_has_no_room_is_refused() {
+        let mut map = MemoryMap::new();
+        map.push(0x1001, 0x3fff, Kind::Usable).unwrap();
+        assert_eq!(map.top(), 0x3000);
+        assert_eq!(map.push(0x2000, 0x5000, Kind::Reserved), Err(BadBoot::Overlap(0x2000)));
+        assert_eq!(map.push(0x4000, u64::MAX, Kind::Usable), Err(BadBoot::Beyond(u64::MAX)));
+        for at in 4..67 {
+            map.push(at << 12, (at << 12) + 1, Kind::Reserved).unwrap();
+        }
+        assert!(matches!(map.push(1 << 30, 1 << 31, Kind::Usable), Err(BadBoot::TooMany(_))));
+        map.push(0, 0, Kind::Usable).unwrap();
+        map.reserve(0x1000, 0x3000, Kind::Boot).unwrap();
+        assert_eq!((map.usable().count(), map.top()), (0, 0));
     }
 }

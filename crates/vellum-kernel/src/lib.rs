@@ -8,21 +8,27 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 extern crate std;
 
 pub mod acpi;
 pub mod boot;
 pub mod calls;
 pub mod credentials;
+pub mod devicetree;
 pub mod errno;
 pub mod exec;
 pub mod fs;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod ipc;
 pub mod nodes;
 pub mod proc;
+pub mod pvh;
 pub mod tags;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(test), allow(dead_code, reason = "a fuzz target needs a part of it"))]
 mod testing;
 pub mod wait;
 pub mod wire;
+pub mod written;

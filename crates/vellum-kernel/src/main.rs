@@ -40,26 +40,32 @@ use alloc::vec::Vec;
 use arch::clock::Clock;
 use arch::exit::{Outcome, exit};
 use arch::{hooks, interrupts, paging, serial, smp};
+use core::fmt::Display;
 use core::panic::PanicInfo;
 use mem::Machine;
 use vellum_kernel::boot::Boot;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::written::{self, BootOption};
 
 /// The first Rust code, called once by [`arch::boot`] with interrupts off, on the boot processor's stack.
 extern "C" fn start(handed_over: u64) -> ! {
     serial::init();
     // SAFETY: called once, here; what the loader handed over comes untouched from the entry.
     let boot = unsafe { arch::boot::prepare(handed_over) };
+    let boot = boot.unwrap_or_else(|reason| fail(&reason));
     match main(&boot) {
         Ok(()) => {
             println!("vellum-kernel: success");
             exit(Outcome::Success)
         }
-        Err(reason) => {
-            println!("vellum-kernel: failed: {reason}");
-            exit(Outcome::Failure)
-        }
+        Err(reason) => fail(&reason),
     }
+}
+
+/// Says why the kernel can't go on, and ends the machine.
+fn fail(reason: &dyn Display) -> ! {
+    println!("vellum-kernel: failed: {reason}");
+    exit(Outcome::Failure)
 }
 
 /// What the kernel does, once there is ground to stand on.
@@ -136,7 +142,7 @@ fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
     follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {
         let bytes = files::find(name.as_bytes()).and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
-        bytes.split_inclusive(|byte| *byte == 0).map(|word| word[..word.len() - 1].to_vec()).collect()
+        written::words(&bytes)
     };
     let mut arguments = words(".vellum/argv");
     if arguments.is_empty() {
@@ -158,16 +164,11 @@ fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
 /// What the archive wishes beside its program: lines `key=value`.
 fn follow_options() -> Result<(), &'static str> {
     let options = files::find(b".vellum/options").and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
-    let options = str::from_utf8(&options).map_err(|_| "the options are no text")?;
-    options.lines().try_for_each(|line| match line.split_once('=') {
-        Some(("swap", bytes)) => {
-            let bytes = bytes.parse().map_err(|_| "the size of swap is no number")?;
-            mem::swap::init_memory(bytes).map_err(|_| "no memory for so much swap")
+    written::options(&options).try_for_each(|option| match option? {
+        BootOption::Swap(bytes) => mem::swap::init_memory(bytes).map_err(|_| "no memory for so much swap"),
+        BootOption::SwapDisk { checked } => {
+            mem::swap::init_disk(checked).map_err(|_| "there is no disk, or no memory to swap to it")
         }
-        Some(("swap-disk", how @ ("" | "checked"))) => {
-            mem::swap::init_disk(how == "checked").map_err(|_| "there is no disk, or no memory to swap to it")
-        }
-        _ => Err("an unknown option"),
     })
 }
 

@@ -1,8 +1,13 @@
 //! What the tests share.
 
+use crate::errno::Errno;
+use crate::fs::Pages;
+use crate::fs::meta::Time;
+use crate::fs::pages::OnHeap;
+use crate::fs::tmpfs::Host;
 use core::future::Future;
 use core::pin::pin;
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};
 use core::task::{Context, Poll, Waker};
 use std::sync::Arc;
 use std::task::Wake;
@@ -13,6 +18,24 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+/// A host for files in memory, whose clock goes on by a second whenever it is read.
+pub struct Machine;
+
+impl Host for Machine {
+    fn now(&self) -> Time {
+        static NOW: AtomicI64 = AtomicI64::new(1);
+        Time { seconds: NOW.fetch_add(1, SeqCst), nanoseconds: 0 }
+    }
+
+    fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
+        Ok(Arc::new(OnHeap::default()))
+    }
+
+    fn space(&self) -> (u64, u64) {
+        (1000, 500)
     }
 }
 

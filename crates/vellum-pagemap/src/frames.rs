@@ -128,31 +128,7 @@ impl Frames {
             let start = run.at + folio.at * self.page;
             tell(start, start + folio.pages * self.page, folio.order);
         }
-        let first = run.at / self.page;
-        let blocks = |size: u64| {
-            let aligned = first % size == run.frame % size;
-            let begin = first.next_multiple_of(size);
-            let end = (first + run.pages) / size * size;
-            (begin..if aligned { end } else { begin }).step_by(size as usize)
-        };
-        let in_folio = |page: u64, size: u64| {
-            let offset = page - first;
-            folios.iter().any(|folio| folio.at <= offset && offset + size <= folio.at + folio.pages)
-        };
-        let mut large = Vec::new();
-        for (n, size) in BLOCKS.into_iter().enumerate().rev() {
-            for page in blocks(size) {
-                lies.congruent[n] += 1;
-                let inside = in_folio(page, size);
-                lies.in_folio[n] += u64::from(inside);
-                if n == 1 && inside {
-                    large.push(page);
-                }
-                if n == 0 && large.binary_search(&(page / BLOCKS[1] * BLOCKS[1])).is_err() {
-                    lies.small_apart += 1;
-                }
-            }
-        }
+        lies.add_blocks(run.at / self.page, run, &folios);
         Ok(())
     }
 
@@ -160,14 +136,7 @@ impl Frames {
     fn folios(&self, run: &Run) -> io::Result<Vec<Folio>> {
         let mut flags = vec![0u8; run.pages as usize * 8];
         self.flags.read_exact_at(&mut flags, run.frame * 8)?;
-        let mut folios: Vec<Folio> = Vec::new();
-        for (at, flags) in (0..).zip(flags.as_chunks().0) {
-            let flags = u64::from_ne_bytes(*flags);
-            match folios.last_mut() {
-                Some(folio) if flags & TAIL != 0 => folio.pages += 1,
-                _ => folios.push(Folio { at, pages: 1, order: usize::from(flags & (HEAD | TAIL) != 0) }),
-            }
-        }
+        let mut folios = folios_of(flags.as_chunks().0);
         // The first may have begun before, and the last one go on behind: how large they are is read there.
         let last = folios.len() - 1;
         for (n, folio) in folios.iter_mut().enumerate().filter(|(_, folio)| folio.order != 0) {
@@ -194,17 +163,65 @@ impl Frames {
     }
 }
 
+impl Lies {
+    /// Counts the blocks in a run whose first page has the number `first`, and whose folios are these.
+    pub(crate) fn add_blocks(&mut self, first: u64, run: &Run, folios: &[Folio]) {
+        let blocks = |size: u64| {
+            let aligned = first % size == run.frame % size;
+            let begin = first.next_multiple_of(size);
+            let end = (first + run.pages) / size * size;
+            (begin..if aligned { end } else { begin }).step_by(size as usize)
+        };
+        let in_folio = |page: u64, size: u64| {
+            let offset = page - first;
+            // The last that begins no later. There are as many folios as pages at worst, and a look at each for each block would take
+            // minutes for a run of some GiB.
+            let before = folios.partition_point(|folio| folio.at <= offset);
+            folios[..before].last().is_some_and(|folio| offset + size <= folio.at + folio.pages)
+        };
+        let mut large = Vec::new();
+        for (n, size) in BLOCKS.into_iter().enumerate().rev() {
+            for page in blocks(size) {
+                self.congruent[n] += 1;
+                let inside = in_folio(page, size);
+                self.in_folio[n] += u64::from(inside);
+                if n == 1 && inside {
+                    large.push(page);
+                }
+                if n == 0 && large.binary_search(&(page / BLOCKS[1] * BLOCKS[1])).is_err() {
+                    self.small_apart += 1;
+                }
+            }
+        }
+    }
+}
+
 /// Pages in a row in frames in a row.
-struct Run {
-    at: u64,
-    frame: u64,
-    pages: u64,
+pub(crate) struct Run {
+    pub(crate) at: u64,
+    pub(crate) frame: u64,
+    pub(crate) pages: u64,
 }
 
 /// A part of a run that is of one folio.
-struct Folio {
+#[derive(Debug)]
+pub(crate) struct Folio {
     /// Pages from the beginning of the run.
-    at: u64,
-    pages: u64,
+    pub(crate) at: u64,
+    pub(crate) pages: u64,
+    /// 0, or more: how large it is, is not known yet.
     order: usize,
+}
+
+/// Returns the folios that frames in a row are of, by what `/proc/kpageflags` says of each.
+pub(crate) fn folios_of(flags: &[[u8; 8]]) -> Vec<Folio> {
+    let mut folios: Vec<Folio> = Vec::new();
+    for (at, flags) in (0..).zip(flags) {
+        let flags = u64::from_ne_bytes(*flags);
+        match folios.last_mut() {
+            Some(folio) if flags & TAIL != 0 => folio.pages += 1,
+            _ => folios.push(Folio { at, pages: 1, order: usize::from(flags & (HEAD | TAIL) != 0) }),
+        }
+    }
+    folios
 }

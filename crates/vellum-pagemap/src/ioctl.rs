@@ -43,14 +43,12 @@ impl Regions {
         self.0.len()
     }
 
-    /// The first so many.
-    pub(crate) fn get(&self, count: usize) -> impl Iterator<Item = Region> + '_ {
-        let region = |r: &page_region| Region {
-            start: r.start,
-            end: r.end,
-            categories: Categories::from_bits_retain(r.categories),
-        };
-        self.0[..count].iter().map(region)
+    /// Returns the first `count`, which [`Regions::fill`] found in `range`.
+    ///
+    /// # Errors
+    /// [`told`].
+    pub(crate) fn get(&self, count: usize, range: (u64, u64)) -> std::io::Result<impl Iterator<Item = Region> + '_> {
+        told(self.0.get(..count).ok_or_else(senseless)?, range)
     }
 
     /// Ask once, of whole pages: how many regions there are, of no more than so many pages together (0: of any number).
@@ -79,6 +77,32 @@ impl Regions {
         // flags it only reads.
         unsafe { ioctl(pagemap, scan) }
     }
+}
+
+/// Returns regions that Linux wrote for a `range`. Callers go on from the last one's end, and need to get further by that.
+///
+/// # Errors
+/// One is empty, outside the range, or not behind the one before it.
+pub(crate) fn told(regions: &[page_region], range: (u64, u64)) -> std::io::Result<impl Iterator<Item = Region> + '_> {
+    let mut end = range.0;
+    for region in regions {
+        if region.start < end || region.end <= region.start || region.end > range.1 {
+            return Err(senseless());
+        }
+        end = region.end;
+    }
+    Ok(regions.iter().map(|region| Region {
+        start: region.start,
+        end: region.end,
+        categories: Categories::from_bits_retain(region.categories),
+    }))
+}
+
+fn senseless() -> std::io::Error {
+    std::io::Error::new(
+        std::io::ErrorKind::InvalidData,
+        "PAGEMAP_SCAN returned regions that are not in order, or not in the range",
+    )
 }
 
 /// `PROCMAP_QUERY` (Linux, `include/uapi/linux/fs.h`; from 6.11).

@@ -2,10 +2,15 @@
 
 use std::io::{self, Read};
 
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, StatFlags};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, StatFlags, Status};
 use procfs::{FromBufRead, ProcError};
 
 use crate::ioctl::page_size_at;
+
+/// The size of the smallest page of any architecture.
+const LEAST_PAGE: u64 = 4096;
+/// On every architecture, what a program has mapped lies below.
+const USER_END: u64 = 1 << 63;
 
 /// Why a process's memory can't be told of.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +108,8 @@ impl Target {
     /// [`Unreadable`].
     pub fn open(pid: i32) -> Result<Self, Unreadable> {
         let process = Process::new(pid).map_err(|error| Unreadable::of(pid, error))?;
-        let stat = process.stat().map_err(|error| Unreadable::of(pid, error))?;
+        let stat = read(&process, "stat").and_then(|bytes| Stat::of(&bytes));
+        let stat = stat.map_err(|error| Unreadable::of(pid, error))?;
         if StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_KTHREAD) {
             return Err(Unreadable::KernelThread(pid));
         }
@@ -111,7 +117,7 @@ impl Target {
             return Err(Unreadable::Zombie(pid));
         }
         let user = process.uid().map_err(|error| Unreadable::of(pid, error))?;
-        Ok(Target { process, name: stat.comm, user, parent: stat.ppid })
+        Ok(Target { process, name: stat.name, user, parent: stat.parent })
     }
 
     /// Its number.
@@ -124,16 +130,8 @@ impl Target {
     /// # Errors
     /// [`Unreadable`]: it has ended.
     pub fn memory(&self) -> Result<Memory, Unreadable> {
-        let status = self.process.status().map_err(|error| Unreadable::of(self.pid(), error))?;
-        let bytes = |kib: Option<u64>| kib.unwrap_or(0) << 10;
-        // Whoever has ended has none of them.
-        let Some(tables) = status.vmpte else { return Err(Unreadable::Zombie(self.pid())) };
-        Ok(Memory {
-            reserved: bytes(status.vmsize),
-            resident: bytes(status.vmrss),
-            swapped: bytes(status.vmswap),
-            tables: tables << 10,
-        })
+        let memory = read(&self.process, "status").and_then(|bytes| memory_of(&bytes));
+        memory.map_err(|error| Unreadable::of(self.pid(), error))?.ok_or(Unreadable::Zombie(self.pid()))
     }
 
     /// Its areas, in the order of their addresses.
@@ -155,10 +153,66 @@ impl Target {
     }
 }
 
+/// Returns the parent of a process, which may have no memory.
+///
+/// # Errors
+/// [`Unreadable`]: it has ended.
+pub fn parent(process: &Process) -> Result<i32, Unreadable> {
+    let stat = read(process, "stat").and_then(|bytes| Stat::of(&bytes));
+    stat.map(|stat| stat.parent).map_err(|error| Unreadable::of(process.pid, error))
+}
+
+/// What is needed here of `/proc/PID/stat`. (The reader that `procfs` has panics if anything but a space is behind the name.)
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) name: String,
+    pub(crate) state: char,
+    pub(crate) parent: i32,
+    pub(crate) flags: u32,
+}
+
+impl Stat {
+    /// That of a text. The name in it is any bytes, parentheses included.
+    pub(crate) fn of(bytes: &[u8]) -> Result<Self, ProcError> {
+        let text = String::from_utf8_lossy(bytes);
+        let read = || {
+            let (name, rest) = text.split_once('(')?.1.rsplit_once(')')?;
+            let mut fields = rest.split_ascii_whitespace();
+            let state = fields.next()?.chars().next()?;
+            let parent = fields.next()?.parse().ok()?;
+            // Behind its group, session, terminal, and that one's group.
+            let flags = fields.nth(4)?.parse().ok()?;
+            Some(Stat { name: name.to_owned(), state, parent, flags })
+        };
+        read().ok_or_else(|| ProcError::Other(format!("'{}' is no stat of a process", text.trim_end())))
+    }
+}
+
+fn read(process: &Process, file: &str) -> Result<Vec<u8>, ProcError> {
+    let mut bytes = Vec::new();
+    process.open_relative(file)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Returns what `/proc/PID/status` says. None: the process has ended, and has none of it. The name of a process is any bytes.
+pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
+    let status = Status::from_buf_read(String::from_utf8_lossy(bytes).as_bytes())?;
+    let bytes = |kib: Option<u64>| kib.unwrap_or(0).saturating_mul(1 << 10);
+    Ok(status.vmpte.map(|tables| Memory {
+        reserved: bytes(status.vmsize),
+        resident: bytes(status.vmrss),
+        swapped: bytes(status.vmswap),
+        tables: bytes(Some(tables)),
+    }))
+}
+
 /// What `/proc/PID/maps` says. Names of files are any bytes.
-fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
+pub(crate) fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
     let maps = MemoryMaps::from_buf_read(String::from_utf8_lossy(bytes).as_bytes())?;
     let page = rustix::param::page_size() as u64;
+    if let Some(map) = maps.0.iter().find(|map| (map.address.0 | map.address.1) % LEAST_PAGE != 0) {
+        return Err(ProcError::Other(format!("{:#x}-{:#x} is no area of whole pages", map.address.0, map.address.1)));
+    }
     let mut end = 0;
     let area = |map: MemoryMap| {
         let anonymous = map.inode == 0
@@ -178,7 +232,8 @@ fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
             page,
         }
     };
-    let own = maps.0.into_iter().filter(|map| !matches!(map.pathname, MMapPath::Vsyscall));
+    // What is in the upper half is the kernel's, as `[vsyscall]` is.
+    let own = maps.0.into_iter().filter(|map| map.address.1 <= USER_END);
     Ok(own.map(area).filter(|area| area.start < area.end).collect())
 }
 
@@ -251,29 +306,30 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
         );
     }
 
-    /// Whatever stands there is understood or refused; and what is understood is in order.
     #[test]
-    fn nothing_in_a_list_of_areas_is_taken_for_granted() {
-        let mut random = fastrand::Rng::with_seed(11);
-        let mut understood = 0;
-        for _ in 0..20_000 {
-            let mut bytes = MAPS.as_bytes().to_vec();
-            for _ in 0..random.usize(1..4) {
-                let at = random.usize(..bytes.len());
-                match random.u8(..3) {
-                    0 => bytes[at] = random.u8(..),
-                    1 => drop(bytes.drain(at..(at + random.usize(..20)).min(bytes.len()))),
-                    _ => bytes.insert(at, *random.choice(b"0123456789abcdef-rwxps:/ \n[]\xff").unwrap()),
-                }
-                if bytes.is_empty() {
-                    bytes.push(b'1');
-                }
-            }
-            let Ok(areas) = areas_of(&bytes) else { continue };
-            understood += 1;
-            assert!(areas.iter().all(|area| area.start < area.end));
-            assert!(areas.windows(2).all(|pair| pair[0].end <= pair[1].start), "{}", String::from_utf8_lossy(&bytes));
+    fn areas_that_no_program_can_have_are_refused_or_left_out() {
+        assert!(areas_of(b"1000-1fff rw-p 0 00:00 0 \n").is_err());
+        let areas = areas_of(b"1000-2000 rw-p 0 00:00 0 \nfffffffffffff000-ffffffffffffffff rw-p 0 00:00 0 \n");
+        assert!(areas.is_err());
+        let areas =
+            areas_of(b"1000-2000 rw-p 0 00:00 0 \n8000000000000000-fffffffffffff000 rw-p 0 00:00 0 \n").unwrap();
+        assert_eq!(areas.len(), 1);
+    }
+
+    #[test]
+    fn the_name_in_a_stat_is_any_text() {
+        let stat = Stat::of(b"12 (a) (b) R 7 1 1 0 -1 4194560 99 0\n").unwrap();
+        assert_eq!(stat, Stat { name: "a) (b".into(), state: 'R', parent: 7, flags: 4194560 });
+        for wrong in ["", "(", ")(", "12 (a", "12 (a)", "12 (a)\u{fffd} R", "12 (a) R 7 1 1 0 -1"] {
+            assert!(Stat::of(wrong.as_bytes()).is_err(), "{wrong}");
         }
-        assert!(understood > 1000, "{understood}");
+    }
+
+    #[test]
+    fn a_process_whose_name_is_no_text_has_memory() {
+        let status = std::fs::read("/proc/self/status").unwrap();
+        let end = status.iter().position(|byte| *byte == b'\n').unwrap();
+        let named = [b"Name:\t\xff\xfe".as_slice(), &status[end..]].concat();
+        assert!(memory_of(&named).unwrap().is_some_and(|memory| memory.tables > 0));
     }
 }

@@ -144,7 +144,7 @@ impl Pagemap {
             let count = pace.step(|| self.regions.fill(&self.file, (at, to), query, most))??;
             let mut pages = 0;
             let mut told = at;
-            for region in self.regions.get(count) {
+            for region in self.regions.get(count, (at, to))? {
                 pages += region.len() / self.page;
                 told = region.end;
                 each(region);
@@ -156,7 +156,7 @@ impl Pagemap {
         Ok(())
     }
 
-    /// `Documentation/admin-guide/mm/pagemap.rst`: an entry of 64 bits a page.
+    /// Reads an entry of 64 bits a page.
     fn read(
         &self,
         (start, end): (u64, u64),
@@ -164,12 +164,6 @@ impl Pagemap {
         pace: &mut Pace<'_>,
         each: &mut impl FnMut(Region),
     ) -> Result<(), ScanError> {
-        const PRESENT: u64 = 1 << 63;
-        const SWAPPED: u64 = 1 << 62;
-        const FILE: u64 = 1 << 61;
-        const GUARD: u64 = 1 << 58;
-        const PROTECTED: u64 = 1 << 57;
-        const SOFT_DIRTY: u64 = 1 << 55;
         let mut entries = [0u8; ENTRIES as usize * 8];
         let mut at = start;
         while at < end {
@@ -181,14 +175,7 @@ impl Pagemap {
                 return Ok(());
             }
             for entry in bytes[..read].as_chunks().0 {
-                let entry = u64::from_ne_bytes(*entry);
-                let mut categories = Categories::empty();
-                categories.set(Categories::PRESENT, entry & PRESENT != 0);
-                categories.set(Categories::SWAPPED, entry & SWAPPED != 0);
-                categories.set(Categories::FILE, entry & FILE != 0);
-                categories.set(Categories::GUARD, entry & GUARD != 0);
-                categories.set(Categories::WRITTEN, entry & PROTECTED == 0);
-                categories.set(Categories::SOFT_DIRTY, entry & SOFT_DIRTY != 0);
+                let categories = categories_of(u64::from_ne_bytes(*entry));
                 if query.matches(categories) {
                     each(Region { start: at, end: at + self.page, categories: categories & query.told });
                 }
@@ -231,7 +218,7 @@ impl Pagemap {
             let span = pace.span().max(table);
             let to = end.min((at / span + 1).saturating_mul(span));
             let count = pace.step(|| self.regions.fill(&self.file, (at, to), &query, 1))??;
-            at = match self.regions.get(count).next() {
+            at = match self.regions.get(count, (at, to))?.next() {
                 None => to,
                 Some(region) => {
                     let first = region.start / table * table;
@@ -242,4 +229,22 @@ impl Pagemap {
         }
         Ok(())
     }
+}
+
+/// Returns what an entry of `/proc/PID/pagemap` says (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
+fn categories_of(entry: u64) -> Categories {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const FILE: u64 = 1 << 61;
+    const GUARD: u64 = 1 << 58;
+    const PROTECTED: u64 = 1 << 57;
+    const SOFT_DIRTY: u64 = 1 << 55;
+    let mut categories = Categories::empty();
+    categories.set(Categories::PRESENT, entry & PRESENT != 0);
+    categories.set(Categories::SWAPPED, entry & SWAPPED != 0);
+    categories.set(Categories::FILE, entry & FILE != 0);
+    categories.set(Categories::GUARD, entry & GUARD != 0);
+    categories.set(Categories::WRITTEN, entry & PROTECTED == 0);
+    categories.set(Categories::SOFT_DIRTY, entry & SOFT_DIRTY != 0);
+    categories
 }

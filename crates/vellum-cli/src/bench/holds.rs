@@ -45,7 +45,7 @@ const KINDS: [(&str, &str); 3] = [
 
 /// The longest stretch of a kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-struct Stretch {
+pub(crate) struct Stretch {
     instructions: u64,
     /// At its beginning, where that is known, innermost first.
     since: Vec<String>,
@@ -55,8 +55,8 @@ struct Stretch {
 
 /// An operation, and what was longest of each kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Row {
-    operation: String,
+pub(crate) struct Row {
+    pub(crate) operation: String,
     stretches: [Stretch; 3],
 }
 
@@ -103,7 +103,7 @@ fn engine_call(names: &Names, address: u64) -> Option<String> {
 }
 
 /// What the program says, by operation.
-fn rows(said: &str, name: impl Fn(u64) -> Option<String>) -> anyhow::Result<Vec<Row>> {
+pub(crate) fn rows(said: &str, name: impl Fn(u64) -> Option<String>) -> anyhow::Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     let mut kind = 0;
     for line in said.lines() {

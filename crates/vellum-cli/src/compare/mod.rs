@@ -5,8 +5,8 @@
 //! | [`pair`] | what two outputs have to do with each other: rows of figures, and lines |
 //! | [`show`] | that as tables |
 
-mod pair;
-mod show;
+pub(crate) mod pair;
+pub(crate) mod show;
 
 use crate::run::{FAILED, Kernel, Outcome, Task};
 use std::io::{self, Cursor, IsTerminal, Read, Write};

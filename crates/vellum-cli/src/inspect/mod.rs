@@ -15,18 +15,16 @@
 mod advice;
 mod estimate;
 mod folios;
-#[cfg(test)]
-mod fuzz;
 mod groups;
 mod html;
-mod json;
+pub(crate) mod json;
 mod locate;
 mod look;
 mod map;
 mod targets;
 mod text;
-mod tlb;
-mod watch;
+pub(crate) mod tlb;
+pub(crate) mod watch;
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -181,7 +179,7 @@ fn look_around(args: &Args, stop: &Arc<AtomicBool>, out: &mut io::StdoutLock<'_>
 }
 
 /// A share of something, as people write it.
-fn share(text: &str) -> Result<f64, String> {
+pub(crate) fn share(text: &str) -> Result<f64, String> {
     let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number.trim(), 100.0));
     match number.parse::<f64>().map(|number| number / unit) {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use vellum_pagemap::{SurveyError, Target, Unreadable};
+use vellum_pagemap::{SurveyError, Target, Unreadable, parent};
 
 use super::Args;
 
@@ -56,7 +56,7 @@ pub fn find(args: &Args) -> anyhow::Result<Targets> {
 /// Every process, and its parent.
 fn parents() -> anyhow::Result<Vec<(i32, i32)>> {
     let all = procfs::process::all_processes().context("/proc can't be read")?;
-    Ok(all.flatten().filter_map(|process| Some((process.pid, process.stat().ok()?.ppid))).collect())
+    Ok(all.flatten().filter_map(|process| Some((process.pid, parent(&process).ok()?))).collect())
 }
 
 /// A group may be named as `/proc/PID/cgroup` does.

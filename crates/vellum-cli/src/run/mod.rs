@@ -18,9 +18,9 @@ mod archive;
 mod disk;
 mod kernel;
 mod machine;
-mod modules;
+pub(crate) mod modules;
 mod symbols;
-mod wire;
+pub(crate) mod wire;
 
 use crate::size;
 use accel::Accel;

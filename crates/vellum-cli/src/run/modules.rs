@@ -72,8 +72,8 @@ fn unpack(path: &Path) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// What the module says in its section of strings `key=value`, each with a zero behind it.
-fn dependencies(module: &[u8]) -> anyhow::Result<Vec<String>> {
+/// Returns the modules that a module needs, as it says in its section of strings `key=value`, each with a zero behind it.
+pub fn dependencies(module: &[u8]) -> anyhow::Result<Vec<String>> {
     let file = object::File::parse(module)?;
     let section = file.section_by_name(".modinfo").context("without .modinfo")?;
     let text = String::from_utf8_lossy(section.data()?).into_owned();

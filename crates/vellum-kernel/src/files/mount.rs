@@ -10,6 +10,7 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::{Mount, View};
 use vellum_kernel::fs::tmpfs::Tmpfs;
+use vellum_kernel::written;
 
 /// A file system by the name that `mount` knows it by: its root directory. Of those in memory a new one, with a root of this
 /// mode; of the kernel's own there is one of each.
@@ -43,9 +44,7 @@ pub fn init(view: &View) -> Result<(), Errno> {
 /// `ENODEV`: no such kind. `EINVAL`: bad options. Those of looking for the directory, and of mounting there.
 pub fn mount(view: &View, source: &[u8], on: &[u8], kind: &[u8], options: &[u8], read_only: bool) -> Result<(), Errno> {
     let on = view.get(on, true)?;
-    let mode = options.split(|byte| *byte == b',').find_map(|option| option.strip_prefix(b"mode="));
-    let mode = mode.map(|mode| core::str::from_utf8(mode).ok().and_then(|mode| u32::from_str_radix(mode, 8).ok()));
-    let (root, kind) = root(kind, mode.unwrap_or(Some(0o1777)).ok_or(Errno::EINVAL)? & 0o7777)?;
+    let (root, kind) = root(kind, written::mode(options)?.unwrap_or(0o1777))?;
     view.names.mount(Mount { on, root, kind, source: source.into(), read_only })
 }
 

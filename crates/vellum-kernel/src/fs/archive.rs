@@ -61,6 +61,10 @@ impl<'a> Entries<'a> {
         }
         let [inode, mode, uid, gid, links, modified, size, _, _, major, minor, name_size, _] = fields;
         let name = self.bytes(at + HEADER, name_size as usize)?.strip_suffix(&[0])?;
+        // No program could name such a file.
+        if name.contains(&0) {
+            return None;
+        }
         let from = (at + HEADER + name_size as usize).next_multiple_of(4);
         let contents = self.bytes(from, size as usize)?;
         let special = Device { major, minor };
@@ -135,8 +139,8 @@ fn fill(file: &dyn File, mut contents: &[u8]) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::super::tmpfs::Tmpfs;
-    use super::super::tmpfs::tests::Machine;
     use super::*;
+    use crate::testing::Machine;
     use std::format;
     use std::vec;
 

@@ -141,14 +141,20 @@ fn directory(
     let enabled = Arc::new(AtomicBool::new(false));
     let enables = enabled.clone();
     let make: Make = Box::new(move || Ok(if enabled.load(Relaxed) { b"memory\n".to_vec() } else { Vec::new() }));
-    let take: Take = Box::new(move |value| switch(value, &enables));
+    let take: Take = Box::new(move |value| {
+        enables.store(switched(value, enables.load(Relaxed))?, Relaxed);
+        Ok(())
+    });
     folder.add("cgroup.subtree_control", Text::new(system, 0o644, Some(make), Some(take)))?;
     Ok(folder)
 }
 
-/// What is written to `cgroup.subtree_control`: names of controllers with a plus or a minus; all or nothing.
-fn switch(value: &[u8], enabled: &AtomicBool) -> Result<(), Errno> {
-    let mut on = enabled.load(Relaxed);
+/// Returns whether the controller is on after `value` was written to `cgroup.subtree_control`: names of controllers with a plus or a minus,
+/// all or nothing. `on`: whether it was before.
+///
+/// # Errors
+/// `EINVAL`.
+pub fn switched(value: &[u8], mut on: bool) -> Result<bool, Errno> {
     for word in core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.split_whitespace() {
         on = match word {
             "+memory" => true,
@@ -156,8 +162,7 @@ fn switch(value: &[u8], enabled: &AtomicBool) -> Result<(), Errno> {
             _ => return Err(Errno::EINVAL),
         };
     }
-    enabled.store(on, Relaxed);
-    Ok(())
+    Ok(on)
 }
 
 /// The group whose directory this is.

@@ -26,7 +26,11 @@ pub(super) struct Layout {
 impl Layout {
     /// That of the running kernel.
     pub(super) fn read() -> Result<Self, Refused> {
-        let bytes = fs::read("/sys/kernel/btf/vmlinux").map_err(|error| Refused::NoTypes(error.to_string()))?;
+        Self::of(fs::read("/sys/kernel/btf/vmlinux").map_err(|error| Refused::NoTypes(error.to_string()))?)
+    }
+
+    /// That of a kernel whose types are these.
+    pub(super) fn of(bytes: Vec<u8>) -> Result<Self, Refused> {
         let types = TypeInformation::new(&Bytes(bytes)).map_err(|error| Refused::NoTypes(format!("{error:?}")))?;
         let offset =
             |name: &'static str, member: &'static str| match types.id_of(name).map(|id| types.offset_of(id, member)) {

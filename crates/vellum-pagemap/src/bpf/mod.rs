@@ -24,6 +24,13 @@ use std::io;
 pub use walk::{Table, Walked};
 pub use walker::Walker;
 
+/// Reads where members of structures are from BTF, as [`Walker::open`] does.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn layout_of(bytes: &[u8]) -> Result<[u64; 6], Refused> {
+    let layout::Layout { files, table, array, private, root, counted } = layout::Layout::of(bytes.to_vec())?;
+    Ok([files, table, array, private, root, counted])
+}
+
 /// Why tables can't be read themselves.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {

@@ -10,12 +10,12 @@
 //! | [`policies`] | how memory is mapped, and on which cores |
 //! | [`mod@section`] | what is told of it |
 
-mod filter;
+pub(crate) mod filter;
 mod generate;
 mod policies;
-mod replay;
+pub(crate) mod replay;
 mod section;
-mod trace;
+pub(crate) mod trace;
 mod world;
 
 use std::io::{Cursor, Read};

@@ -69,21 +69,23 @@ pub fn replay(
 ) -> Result<Counts, Skip> {
     let trace = open().map_err(|error| Skip::system("trace", error))?;
     match policy.format {
-        Format::Aarch64(16) => on(Aarch64::granule_16k(), trace, policy, model),
-        Format::Aarch64(64) => on(Aarch64::granule_64k(), trace, policy, model),
-        Format::Aarch64(_) => on(Aarch64::granule_4k(), trace, policy, model),
-        Format::X86 => on(X86_64::four_levels(), trace, policy, model),
-        Format::Riscv => on(Riscv64::sv48().with_napot(), trace, policy, model),
+        Format::Aarch64(16) => on(Aarch64::granule_16k(), MEMORY, trace, policy, model),
+        Format::Aarch64(64) => on(Aarch64::granule_64k(), MEMORY, trace, policy, model),
+        Format::Aarch64(_) => on(Aarch64::granule_4k(), MEMORY, trace, policy, model),
+        Format::X86 => on(X86_64::four_levels(), MEMORY, trace, policy, model),
+        Format::Riscv => on(Riscv64::sv48().with_napot(), MEMORY, trace, policy, model),
     }
 }
 
-fn on<A: Silicon>(
+/// Replays a trace on a machine with so many bytes of memory.
+pub(crate) fn on<A: Silicon, R: std::io::Read>(
     arch: A,
-    mut trace: Reader<Box<dyn std::io::Read>>,
+    memory: u64,
+    mut trace: Reader<R>,
     policy: &Policy,
     model: &TlbModel,
 ) -> Result<Counts, Skip> {
-    let sim = Config::with_arch(arch, MEMORY).tlb(model.clone()).fast().map_err(|error| Skip::system("mmap", error))?;
+    let sim = Config::with_arch(arch, memory).tlb(model.clone()).fast().map_err(|error| Skip::system("mmap", error))?;
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).map_err(|error| Skip::system("boot", error))?;
     let knobs = machine.policy();

@@ -18,6 +18,13 @@ pub const PAGE_SHIFT: u32 = 12;
 /// The most pages that a filter holds.
 pub const MOST: usize = 16;
 
+/// log2 of what addresses and lengths are below: those of five levels of page tables. So no sum of two overflows.
+const ADDRESS_BITS: u32 = 57;
+/// The same for places in files.
+const OFFSET_BITS: u32 = 62;
+/// And for numbers of pages: their addresses are numbers.
+const PAGE_BITS: u32 = u64::BITS - PAGE_SHIFT;
+
 const DIRTY: u64 = 3;
 const AREA: u64 = 4;
 const END: u64 = 5;
@@ -168,20 +175,39 @@ impl<R: Read> Reader<R> {
         };
         match record {
             Record::Access { slot, .. } | Record::Dirty { slot } if slot >= self.header.filter => Err(damaged),
+            Record::Access { page, .. } if page >> PAGE_BITS != 0 => Err(damaged),
             record => Ok(record),
         }
     }
 
     fn change(&mut self, op: u64) -> Result<Change, TraceError> {
-        let mut n = || self.number();
+        let mut below = |bits| match self.number()? {
+            number if bits < u64::BITS && number >> bits != 0 => Err(TraceError::Record(self.records)),
+            number => Ok(number),
+        };
+        const A: u32 = ADDRESS_BITS;
+        const ANY: u32 = u64::BITS;
         Ok(match op {
-            0 => Change::There { at: n()?, len: n()?, rights: n()?, file: n()?, offset: n()? },
-            1 => Change::Map { at: n()?, len: n()?, rights: n()?, flags: n()?, file: n()?, offset: n()? },
-            2 => Change::Unmap { at: n()?, len: n()? },
-            3 => Change::Protect { at: n()?, len: n()?, rights: n()? },
-            4 => Change::Break { end: n()? },
-            5 => Change::Remap { at: n()?, len: n()?, to: n()?, to_len: n()? },
-            6 => Change::Advise { at: n()?, len: n()?, advice: n()? },
+            0 => Change::There {
+                at: below(A)?,
+                len: below(A)?,
+                rights: below(ANY)?,
+                file: below(ANY)?,
+                offset: below(OFFSET_BITS)?,
+            },
+            1 => Change::Map {
+                at: below(A)?,
+                len: below(A)?,
+                rights: below(ANY)?,
+                flags: below(ANY)?,
+                file: below(ANY)?,
+                offset: below(OFFSET_BITS)?,
+            },
+            2 => Change::Unmap { at: below(A)?, len: below(A)? },
+            3 => Change::Protect { at: below(A)?, len: below(A)?, rights: below(ANY)? },
+            4 => Change::Break { end: below(A)? },
+            5 => Change::Remap { at: below(A)?, len: below(A)?, to: below(A)?, to_len: below(A)? },
+            6 => Change::Advise { at: below(A)?, len: below(A)?, advice: below(ANY)? },
             _ => return Err(TraceError::Record(self.records)),
         })
     }
@@ -346,5 +372,16 @@ mod tests {
         assert!(matches!(with(14, 0), Err(TraceError::Header)));
         assert!(matches!(with(14, 1), Err(TraceError::Record(_))), "a slot that the filter does not have");
         assert!(matches!(with(16, 7), Err(TraceError::Record(1))), "a record of no kind");
+        let one = |record| read(&written(&[record, Record::End(Totals::default())]));
+        for change in [
+            Change::Unmap { at: 1 << 57, len: 1 },
+            Change::Unmap { at: 0, len: u64::MAX },
+            Change::Break { end: u64::MAX },
+            Change::Map { at: 0, len: 1, rights: 0, flags: 0, file: 1, offset: 1 << 62 },
+        ] {
+            assert!(matches!(one(Record::Area(change)), Err(TraceError::Record(1))), "{change:?}");
+        }
+        let beyond = Record::Access { slot: 0, page: 1 << 52, access: Access::Read };
+        assert!(matches!(one(beyond), Err(TraceError::Record(1))));
     }
 }

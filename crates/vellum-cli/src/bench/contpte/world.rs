@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use vellum::addr::{align_down, align_up};
+use vellum::addr::{FRAME_SHIFT, align_down, align_up};
 use vellum::cache::Object;
 use vellum::group::GroupId;
 use vellum::space::{Advise, MapFlags, MapRequest};
@@ -148,6 +148,12 @@ impl<'m, A: Silicon> World<'m, A> {
             file => {
                 let from = down(offset, page);
                 let object = self.file(file)?;
+                // As much as that is never in memory; and the list of its pages would not be, either.
+                let frames = self.machine.frames().total();
+                if bytes >> FRAME_SHIFT > frames {
+                    let available = (frames << FRAME_SHIFT) >> 20;
+                    return Err(Skip::Memory { needed: bytes >> 20, available });
+                }
                 fill(&object, from, bytes, self.text && prot.contains(Prot::EXEC))?;
                 self.space.map_object(request, &object, from)
             }

@@ -14,7 +14,7 @@ use super::{devicetree, vectors};
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
 use crate::arch::{cpu, paging};
 use crate::percpu::{self, MAX_CPUS};
-use vellum_kernel::boot::Boot;
+use vellum_kernel::boot::{BadBoot, Boot};
 
 /// Where QEMU leaves the device tree.
 const DEVICE_TREE: u64 = 0x4000_0000;
@@ -34,15 +34,19 @@ const SYSTEM_CONTROL: u64 = {
 /// # Safety
 ///
 /// To be called once, first of all, with the address of the device tree.
-pub unsafe fn prepare(device_tree: u64) -> Boot {
+///
+/// # Errors
+///
+/// What is wrong with that.
+pub unsafe fn prepare(device_tree: u64) -> Result<Boot, BadBoot> {
     // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
     unsafe {
         percpu::install(0);
         vectors::install();
         cpu::init();
-        let mut boot = devicetree::read(device_tree);
-        paging::init(&mut boot.map);
-        boot
+        let mut boot = devicetree::read(device_tree)?;
+        paging::init(&mut boot.map)?;
+        Ok(boot)
     }
 }
 

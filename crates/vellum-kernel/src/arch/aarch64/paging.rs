@@ -9,7 +9,7 @@
 use crate::arch::stack;
 use core::arch::{asm, global_asm};
 use vellum::arch::{Aarch64, Arch};
-use vellum_kernel::boot::{Kind, MemoryMap};
+use vellum_kernel::boot::{BadBoot, Kind, MemoryMap};
 
 /// Bytes of the smallest page.
 pub const PAGE_SIZE: u64 = 4096;
@@ -104,12 +104,16 @@ pub fn virt_to_phys(address: u64) -> u64 {
 /// # Safety
 ///
 /// To be called once, on the boot processor, before anything keeps an address of the identity mapping.
-pub unsafe fn init(map: &mut MemoryMap) {
+///
+/// # Errors
+///
+/// The map has no room for that.
+pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let tables = &raw mut TABLES;
     // SAFETY: called once and with one processor, so this is the only reference there ever is; the processor
     // reads the tables only after the last use of it.
     let tables = unsafe { &mut *tables };
-    map.reserve(512 * GIB, u64::MAX, Kind::Unreachable);
+    map.reserve(512 * GIB, u64::MAX, Kind::Unreachable)?;
     let memory = FIRST_MEMORY..map.top().next_multiple_of(GIB).max(FIRST_MEMORY + GIB);
     for (entry, base) in tables.direct.0.iter_mut().zip((0..).step_by(GIB as usize)) {
         let kind = if memory.contains(&base) { 0 } else { DEVICE };
@@ -121,6 +125,7 @@ pub unsafe fn init(map: &mut MemoryMap) {
     // SAFETY: the new tables map the image, which holds this code, its data and its stack, where the old ones
     // do, with the rights that each section needs.
     unsafe { adopt() };
+    Ok(())
 }
 
 /// Has this processor leave the tables of [`crate::arch::boot`] for the final ones, with nothing in the user half.

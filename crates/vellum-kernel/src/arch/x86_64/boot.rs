@@ -18,25 +18,29 @@ use super::pvh;
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS};
 use crate::arch::{cpu, entry, irq, paging, trap};
 use crate::percpu;
-use vellum_kernel::boot::Boot;
+use vellum_kernel::boot::{BadBoot, Boot};
 
 /// Prepares the boot processor, and reads what the loader handed over.
 ///
 /// # Safety
 ///
 /// To be called once, first of all, with the loader's address as it came.
-pub unsafe fn prepare(start_info: u64) -> Boot {
+///
+/// # Errors
+///
+/// What is wrong with what is there.
+pub unsafe fn prepare(start_info: u64) -> Result<Boot, BadBoot> {
     // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
     unsafe {
         irq::silence();
         percpu::install(0);
         cpu::init();
         trap::init();
-        let mut boot = pvh::read(start_info);
-        paging::init(&mut boot.map);
-        pvh::read_nodes(start_info, &mut boot);
+        let (mut boot, rsdp) = pvh::read(start_info)?;
+        paging::init(&mut boot.map)?;
+        pvh::read_nodes(rsdp, &mut boot);
         entry::init();
-        boot
+        Ok(boot)
     }
 }
 

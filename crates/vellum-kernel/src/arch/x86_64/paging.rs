@@ -14,7 +14,7 @@ use crate::arch::{cpu, stack};
 use crate::println;
 use core::arch::asm;
 use vellum::arch::Arch;
-use vellum_kernel::boot::{Kind, MemoryMap};
+use vellum_kernel::boot::{BadBoot, Kind, MemoryMap};
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags};
 use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
@@ -106,13 +106,17 @@ pub fn virt_to_phys(address: u64) -> u64 {
 ///
 /// To be called once, on the boot processor, after [`cpu::init`], before anything keeps an address of the
 /// identity mapping.
-pub unsafe fn init(map: &mut MemoryMap) {
+///
+/// # Errors
+///
+/// The map has no room for that.
+pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let tables = &raw mut TABLES;
     // SAFETY: called once and with one processor, so this is the only reference there ever is; the processor
     // reads the tables, and writes accessed bits to them, only after the last use of it.
     let tables = unsafe { &mut *tables };
     let reach = map_memory(tables, map.top().max(4 * GIB));
-    map.reserve(reach, u64::MAX, Kind::Unreachable);
+    map.reserve(reach, u64::MAX, Kind::Unreachable)?;
     map_image(tables);
     tables.root.0[DIRECT_MAP_SLOT as usize] = tables.direct.link();
     tables.root.0[511] = tables.high.link();
@@ -123,6 +127,7 @@ pub unsafe fn init(map: &mut MemoryMap) {
     // Only now: an entry of the old tables must not stay in the TLB over the switch. They have no global bit,
     // but this way it does not matter.
     cpu::enable_keeping();
+    Ok(())
 }
 
 /// Fills the direct map up to `top` and returns how far it reaches.

@@ -36,6 +36,7 @@ use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::System;
 use vellum_kernel::proc::Text as Words;
+use vellum_kernel::written;
 
 /// The group that every other is below.
 pub const ROOT: u32 = 0;
@@ -286,8 +287,7 @@ impl cgroup::Groups for Memory {
     fn write(&self, group: u32, control: Control, value: &[u8]) -> Result<(), Errno> {
         match control {
             Control::Procs => {
-                let word = core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.trim();
-                let process = match word.parse::<u32>().map_err(|_| Errno::EINVAL)? {
+                let process = match written::number(value)? {
                     0 => Thread::current().ok_or(Errno::ESRCH)?.process.clone(),
                     number => processes::find(number).filter(|process| lives(process)).ok_or(Errno::ESRCH)?,
                 };

@@ -18,6 +18,7 @@ use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::proc::process::{self as words, Memory, State};
 use vellum_kernel::proc::{Text, limits as limit_words};
+use vellum_kernel::written;
 
 /// Nanoseconds in a hundredth of a second, in which programs are told times.
 const TICK: u64 = 10_000_000;
@@ -82,12 +83,8 @@ pub fn core_filter(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// `coredump_filter` is written.
 pub fn set_core_filter(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let value = core::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.trim();
-    let filter = match value.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16),
-        None => value.parse(),
-    };
-    subject.process()?.core_filter.store(filter.map_err(|_| Errno::EINVAL)? & 0x1ff, Relaxed);
+    let filter = written::bits(value)?;
+    subject.process()?.core_filter.store(filter & 0x1ff, Relaxed);
     Ok(())
 }
 
@@ -101,10 +98,6 @@ pub fn badness(subject: &Subject) -> Result<Vec<u8>, Errno> {
     Ok(format!("{}\n", subject.process()?.badness.load(Relaxed)).into_bytes())
 }
 
-fn signed(value: &[u8]) -> Result<i32, Errno> {
-    core::str::from_utf8(value).ok().and_then(|value| value.trim().parse().ok()).ok_or(Errno::EINVAL)
-}
-
 /// `timerslack_ns`.
 pub fn slack(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let thread = whose_slack(subject)?;
@@ -114,7 +107,7 @@ pub fn slack(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// `timerslack_ns` is written; 0 is the usual.
 pub fn set_slack(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let value = core::str::from_utf8(value).ok().and_then(|value| value.trim().parse().ok()).ok_or(Errno::EINVAL)?;
+    let value = written::number(value)?;
     let thread = whose_slack(subject)?;
     let mut traits = thread.traits.lock();
     traits.slack = if value == 0 { traits.usual_slack } else { value };
@@ -132,7 +125,7 @@ fn whose_slack(subject: &Subject) -> Result<Arc<Thread>, Errno> {
 
 /// `oom_score_adj` is written.
 pub fn set_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let value = signed(value)?;
+    let value = written::number::<i32>(value)?;
     if !(-1000..=1000).contains(&value) {
         return Err(Errno::EINVAL);
     }
@@ -156,7 +149,7 @@ pub fn old_badness(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// `oom_adj` is written.
 pub fn set_old_badness(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
-    let value = match signed(value)? {
+    let value = match written::number::<i32>(value)? {
         15 => 1000,
         value @ -17..15 => value * 1000 / 17,
         _ => return Err(Errno::EINVAL),

@@ -34,6 +34,7 @@ use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Link, Make, System};
 use vellum_kernel::fs::{Inode, Kind, Sink, inode::Entry};
+use vellum_kernel::written;
 
 /// The root directory; there is one, wherever it is mounted.
 static ROOT: Once<Arc<Folder>> = Once::new();
@@ -64,13 +65,6 @@ pub fn root() -> Result<Arc<Folder>, Errno> {
 /// Who reads.
 fn reader() -> Result<Arc<Thread>, Errno> {
     Thread::current().ok_or(Errno::ENOENT)
-}
-
-/// A number as a name.
-fn number(name: &[u8]) -> Option<u32> {
-    let name = core::str::from_utf8(name).ok()?;
-    // As it would be written, and not otherwise.
-    name.parse().ok().filter(|_| name == "0" || !name.starts_with(['0', '+']))
 }
 
 /// Numbers of a file of numbers that are made at once.
@@ -109,7 +103,7 @@ struct Processes;
 impl More for Processes {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
         // A thread's number stands for its process as well.
-        let number = number(name)?;
+        let number = written::named(name)?;
         let process =
             processes::find(number).or_else(|| processes::find_thread(number).map(|thread| thread.process.clone()))?;
         process::folder(&process).ok().map(|folder| folder as Arc<dyn Inode>)

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::text::{Make, Take, Text};
+use vellum_kernel::written;
 
 /// A number that may be written, in these bounds. What nothing here depends on is remembered, and no more.
 struct Setting {
@@ -103,8 +104,8 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
         Ok(format!("{id}\n").into_bytes())
     });
     let want: Take = Box::new(|value| {
-        let id = core::str::from_utf8(value).ok().and_then(|value| value.trim().parse::<i32>().ok());
-        shm::want(id.and_then(|id| u32::try_from(id).ok()).ok_or(Errno::EINVAL)?)
+        let id = written::number::<i32>(value)?;
+        shm::want(u32::try_from(id).map_err(|_| Errno::EINVAL)?)
     });
     kernel.add("shm_next_id", Text::new(kernel.system(), 0o644, Some(wanted), Some(want)))?;
     let most_tasks = || Ok(format!("{}\n", count::most()).into_bytes());
@@ -142,8 +143,10 @@ fn apply() {
 fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> {
     let make: Make = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
     let take: Take = Box::new(|value| {
-        let value = core::str::from_utf8(value).ok().and_then(|value| value.trim().parse::<u64>().ok());
-        let value = value.filter(|value| (setting.least..=setting.most).contains(value)).ok_or(Errno::EINVAL)?;
+        let value = written::number(value)?;
+        if !(setting.least..=setting.most).contains(&value) {
+            return Err(Errno::EINVAL);
+        }
         if !STAYS.contains(&setting.name) {
             setting.value.store(value, Relaxed);
         }

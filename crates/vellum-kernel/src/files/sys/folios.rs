@@ -58,8 +58,8 @@ fn number(
 ) -> Result<(), Errno> {
     let make: Make = Box::new(move || Ok(format!("{}\n", get()).into_bytes()));
     let take: Take = Box::new(move |written| {
-        let value = core::str::from_utf8(written).ok().and_then(|written| written.trim().parse().ok());
-        set(value.filter(|value| (least..=most).contains(value)).ok_or(Errno::EINVAL)?);
+        let value = vellum_kernel::written::number(written)?;
+        set((least..=most).contains(&value).then_some(value).ok_or(Errno::EINVAL)?);
         Ok(())
     });
     folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))

@@ -17,7 +17,7 @@ mod entries;
 mod node;
 mod regular;
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
 
 use super::inode::New;
 use super::meta::{Device, Kind, Time};

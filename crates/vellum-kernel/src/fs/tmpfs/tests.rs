@@ -3,30 +3,10 @@ use crate::fs::inode::{FIRST, File, Inode};
 use crate::fs::meta::Who;
 use crate::fs::names::{Mount, Namespace, View};
 use crate::fs::open::Open;
-use crate::fs::pages::OnHeap;
-use crate::testing::block_on;
-use core::sync::atomic::AtomicI64;
+use crate::testing::{Machine, block_on};
 use linux_raw_sys::general::*;
 use std::string::String;
 use std::vec::Vec;
-
-/// A host whose clock goes on by a second whenever somebody looks.
-pub struct Machine;
-
-impl Host for Machine {
-    fn now(&self) -> Time {
-        static NOW: AtomicI64 = AtomicI64::new(1);
-        Time { seconds: NOW.fetch_add(1, Relaxed), nanoseconds: 0 }
-    }
-
-    fn pages(&self) -> Result<Arc<dyn Pages>, Errno> {
-        Ok(Arc::new(OnHeap::default()))
-    }
-
-    fn space(&self) -> (u64, u64) {
-        (1000, 500)
-    }
-}
 
 struct World {
     names: Namespace,

@@ -1,0 +1,61 @@
+//! What firmware and loader say about the machine.
+
+use crate::boot::{CAPACITY, Kind, MemoryMap};
+use crate::nodes::{MOST, Nodes};
+use crate::{acpi as tables, devicetree as tree, pvh as loader};
+use core::ops::Range;
+use std::vec::Vec;
+
+/// Where the kernel's image is said to be.
+const IMAGE: Range<u64> = 0x20_0000..0x30_0000;
+
+/// ACPI's tables, in memory that is the input, whose root pointer is at 0.
+pub fn acpi(bytes: &[u8]) {
+    let mut nodes = Nodes::new();
+    let _ = tables::read(&bytes, 0, &mut nodes);
+    sound(&nodes);
+}
+
+/// The structures of a PVH loader, in memory that is the input, whose start info is at 0.
+pub fn pvh(bytes: &[u8]) {
+    let Ok(found) = loader::read(&bytes, 0, IMAGE) else { return };
+    ordered(&found.map);
+    let word = |at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
+    let len = found.command_line.len() as u64;
+    for taken in [0..56, IMAGE, word(40)..word(40) + 1, word(24)..word(24) + len, found.archive.clone()] {
+        assert!(!found.map.usable().any(|region| region.base < taken.end && taken.start < region.end()), "{taken:x?}");
+    }
+    assert!(found.archive.is_empty() || found.archive.start >= found.map.regions()[0].base);
+}
+
+/// A device tree, which is said to lie at 1 GiB.
+pub fn devicetree(bytes: &[u8]) {
+    let _ = tree::size(bytes);
+    let Ok(found) = tree::read(bytes, 1 << 30, IMAGE) else { return };
+    assert_eq!(tree::size(bytes).ok(), Some(bytes.len()).filter(|len| *len <= 2 << 20));
+    ordered(&found.map);
+    sound(&found.nodes);
+    assert!(found.processors().len() <= tree::PROCESSORS);
+    let archive = found.archive;
+    assert!(!found.map.usable().any(|region| region.base < archive.end && archive.start < region.end()));
+    let whole = |kind| found.map.regions().iter().any(|region| region.kind == kind);
+    assert!(archive.is_empty() || whole(Kind::Boot) || whole(Kind::Kernel));
+}
+
+/// Regions are in ascending order and don't overlap; usable ones are whole pages.
+fn ordered(map: &MemoryMap) {
+    let regions = map.regions();
+    assert!(regions.len() <= CAPACITY && regions.iter().all(|region| region.base < region.end()));
+    assert!(regions.windows(2).all(|pair| pair[0].end() <= pair[1].base), "{map}");
+    assert!(map.usable().all(|region| region.base % 4096 == 0 && region.size % 4096 == 0));
+}
+
+/// Each byte of memory, and each processor, is of one node of those that there are.
+fn sound(nodes: &Nodes) {
+    assert!((1..=MOST).contains(&nodes.count()));
+    assert!((0..300).all(|name| nodes.of_processor(name) < nodes.count()));
+    let pieces: Vec<_> = nodes.pieces(0x1000..u64::MAX).take(1000).collect();
+    assert_eq!((pieces[0].0.start, pieces.last().map(|(range, _)| range.end)), (0x1000, Some(u64::MAX)));
+    assert!(pieces.windows(2).all(|pair| pair[0].0.end == pair[1].0.start));
+    assert!(pieces.iter().all(|(range, node)| !range.is_empty() && *node < nodes.count()));
+}

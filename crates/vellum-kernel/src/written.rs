@@ -1,0 +1,109 @@
+//! What programs write to files of settings, and what they and the host say in options.
+
+use crate::errno::Errno;
+use alloc::vec::Vec;
+use core::str::FromStr;
+
+/// Returns the decimal number that was written, perhaps with white space around it.
+///
+/// # Errors
+/// `EINVAL`: it is none, or has no place in `T`.
+pub fn number<T: FromStr>(written: &[u8]) -> Result<T, Errno> {
+    core::str::from_utf8(written).ok().and_then(|written| written.trim().parse().ok()).ok_or(Errno::EINVAL)
+}
+
+/// Returns the set of bits that was written: hexadecimal with `0x` in front, or decimal.
+///
+/// # Errors
+/// `EINVAL`.
+pub fn bits(written: &[u8]) -> Result<u32, Errno> {
+    match written.trim_ascii().strip_prefix(b"0x") {
+        Some(digits) => radix(digits, 16),
+        None => number(written),
+    }
+}
+
+/// Returns the mode that the options of `mount` want for the root directory, if they say.
+///
+/// # Errors
+/// `EINVAL`: it is no octal number.
+pub fn mode(options: &[u8]) -> Result<Option<u32>, Errno> {
+    let mode = options.split(|byte| *byte == b',').find_map(|option| option.strip_prefix(b"mode="));
+    mode.map(|mode| radix(mode, 8).map(|mode| mode & 0o7777)).transpose()
+}
+
+fn radix(digits: &[u8], radix: u32) -> Result<u32, Errno> {
+    let digits = core::str::from_utf8(digits).map_err(|_| Errno::EINVAL)?;
+    u32::from_str_radix(digits, radix).map_err(|_| Errno::EINVAL)
+}
+
+/// Returns the number that the name of a directory of `/proc` is: as it would be written there, and not otherwise.
+pub fn named(name: &[u8]) -> Option<u32> {
+    let number = core::str::from_utf8(name).ok()?.parse().ok();
+    number.filter(|_| name == b"0" || !name.starts_with(b"0") && !name.starts_with(b"+"))
+}
+
+/// What the host wants beside the program that it names, a line of `.vellum/options`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootOption {
+    /// `swap=BYTES`: a swap device of that size in compressed memory.
+    Swap(u64),
+    /// `swap-disk=` or `swap-disk=checked`: the disk is a swap device, perhaps with checksums.
+    SwapDisk {
+        /// With checksums.
+        checked: bool,
+    },
+}
+
+/// Reads the lines of `.vellum/options`. An error is the message for a line that is no option.
+pub fn options(text: &[u8]) -> impl Iterator<Item = Result<BootOption, &'static str>> {
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.map(|line| {
+        if let Some(bytes) = line.strip_prefix(b"swap=") {
+            return number(bytes).map(BootOption::Swap).map_err(|_| "the size of swap is no number");
+        }
+        match line {
+            b"swap-disk=" => Ok(BootOption::SwapDisk { checked: false }),
+            b"swap-disk=checked" => Ok(BootOption::SwapDisk { checked: true }),
+            _ => Err("an unknown option"),
+        }
+    })
+}
+
+/// Returns the words of `.vellum/argv` and `.vellum/env`, each of which ends with a zero byte.
+pub fn words(bytes: &[u8]) -> Vec<Vec<u8>> {
+    bytes.strip_suffix(&[0]).map_or_else(Vec::new, |all| all.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers() {
+        assert_eq!(
+            (number(b" 12\n"), number::<i32>(b"-7"), number::<u8>(b"256")),
+            (Ok(12), Ok(-7), Err(Errno::EINVAL))
+        );
+        assert_eq!(
+            (bits(b"0x1f\n"), bits(b"33"), bits(b"0x"), bits(b"\xff")),
+            (Ok(31), Ok(33), Err(Errno::EINVAL), Err(Errno::EINVAL))
+        );
+        assert_eq!(
+            (mode(b"size=5,mode=1777"), mode(b"mode=8"), mode(b"")),
+            (Ok(Some(0o1777)), Err(Errno::EINVAL), Ok(None))
+        );
+        let names = [&b"0"[..], b"42", b"042", b"+42", b"42 ", b"", b"4294967296"].map(named);
+        assert_eq!(names, [Some(0), Some(42), None, None, None, None, None]);
+    }
+
+    #[test]
+    fn what_the_host_wants() {
+        let read = |text: &[u8]| options(text).collect::<Vec<_>>();
+        let expected = [Ok(BootOption::Swap(4096)), Ok(BootOption::SwapDisk { checked: true })];
+        assert_eq!(read(b"swap=4096\nswap-disk=checked\n"), expected);
+        assert!(read(b"").is_empty() && read(b"swap-disk=no")[0].is_err() && read(b"swap=x")[0].is_err());
+        assert_eq!(words(b"a\0\0bc\0"), [b"a".to_vec(), b"".to_vec(), b"bc".to_vec()]);
+        assert!(words(b"").is_empty() && words(b"\0") == [b""]);
+    }
+}
