@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, StatFlags, Status};
+use procfs::process::{MMPermissions, Process, StatFlags, Status};
 use procfs::{FromBufRead, ProcError};
 
 use crate::ioctl::page_size_at;
@@ -206,52 +206,74 @@ pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
     }))
 }
 
-/// What `/proc/PID/maps` says. Names of files are any bytes.
+/// Returns what `/proc/PID/maps` says. Names of files are any bytes. (The reader that `procfs` has panics at the name of a file
+/// that begins like that of a System V segment, which any process can map.)
 pub(crate) fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
-    let maps = MemoryMaps::from_buf_read(String::from_utf8_lossy(bytes).as_bytes())?;
-    let page = rustix::param::page_size() as u64;
-    if let Some(map) = maps.0.iter().find(|map| (map.address.0 | map.address.1) % LEAST_PAGE != 0) {
-        return Err(ProcError::Other(format!("{:#x}-{:#x} is no area of whole pages", map.address.0, map.address.1)));
-    }
+    let text = String::from_utf8_lossy(bytes);
     let mut end = 0;
-    let area = |map: MemoryMap| {
-        let anonymous = map.inode == 0
-            // Mapped privately, it is anonymous memory, whatever it is called.
-            || map.perms.contains(MMPermissions::PRIVATE)
-                && matches!(&map.pathname, MMapPath::Path(path) if path.as_os_str() == "/dev/zero");
-        // It is read in pieces, between which areas may grow together.
-        let start = map.address.0.max(end);
-        end = end.max(map.address.1);
-        Area {
-            start,
-            end,
-            permissions: map.perms,
-            name: name_of(map.pathname),
-            file: !anonymous,
-            inode: (map.dev.0, map.dev.1, map.inode),
-            page,
+    let mut areas = Vec::new();
+    for line in text.lines() {
+        let area = Area::of_line(line);
+        let mut area = area.ok_or_else(|| ProcError::Other(format!("'{line}' is no mapped area of whole pages")))?;
+        // They are read in pieces, between which areas may grow together.
+        area.start = area.start.max(end);
+        // What is in the upper half is the kernel's, as `[vsyscall]` is.
+        if area.start < area.end && area.end <= USER_END {
+            end = area.end;
+            areas.push(area);
         }
-    };
-    // What is in the upper half is the kernel's, as `[vsyscall]` is.
-    let own = maps.0.into_iter().filter(|map| map.address.1 <= USER_END);
-    Ok(own.map(area).filter(|area| area.start < area.end).collect())
+    }
+    Ok(areas)
 }
 
-/// As `/proc/PID/maps` writes it.
-fn name_of(path: MMapPath) -> String {
-    match path {
-        MMapPath::Path(path) => path.to_string_lossy().into_owned(),
-        MMapPath::Heap => "[heap]".into(),
-        MMapPath::Stack => "[stack]".into(),
-        MMapPath::TStack(thread) => format!("[stack:{thread}]"),
-        MMapPath::Vdso => "[vdso]".into(),
-        MMapPath::Vvar => "[vvar]".into(),
-        MMapPath::Vsyscall => "[vsyscall]".into(),
-        MMapPath::Rollup => "[rollup]".into(),
-        MMapPath::Anonymous => String::new(),
-        MMapPath::Vsys(key) => format!("/SYSV{key:08x}"),
-        MMapPath::Other(name) => format!("[{name}]"),
+impl Area {
+    /// That of a line of `/proc/PID/maps`.
+    fn of_line(line: &str) -> Option<Self> {
+        let mut rest = line;
+        let mut field = || {
+            let here = rest.trim_start_matches(' ');
+            let (field, behind) = here.split_once(' ').unwrap_or((here, ""));
+            rest = behind;
+            (!field.is_empty()).then_some(field)
+        };
+        let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+        let (start, end) = field()?.split_once('-')?;
+        let (start, end) = (hex(start)?, hex(end)?);
+        let permissions = permissions_of(field()?)?;
+        let _offset = hex(field()?)?;
+        let (major, minor) = field()?.split_once(':')?;
+        let device = |digits: &str| i32::from_str_radix(digits, 16).ok();
+        let device = (device(major)?, device(minor)?);
+        let inode: u64 = field()?.parse().ok()?;
+        let name = rest.trim_start_matches(' ');
+        // Mapped privately, it is anonymous memory, whatever it is called.
+        let anonymous = inode == 0 || permissions.contains(MMPermissions::PRIVATE) && name == "/dev/zero";
+        let whole = (start | end) % LEAST_PAGE == 0 && start < end;
+        whole.then(|| Area {
+            start,
+            end,
+            permissions,
+            name: name.to_owned(),
+            file: !anonymous,
+            inode: (device.0, device.1, inode),
+            page: rustix::param::page_size() as u64,
+        })
     }
+}
+
+/// Returns what `rwxp` and the like mean.
+fn permissions_of(letters: &str) -> Option<MMPermissions> {
+    letters.chars().try_fold(MMPermissions::empty(), |all, letter| {
+        Some(all | match letter {
+            'r' => MMPermissions::READ,
+            'w' => MMPermissions::WRITE,
+            'x' => MMPermissions::EXECUTE,
+            's' => MMPermissions::SHARED,
+            'p' => MMPermissions::PRIVATE,
+            '-' => MMPermissions::empty(),
+            _ => return None,
+        })
+    })
 }
 
 impl Unreadable {
@@ -294,6 +316,16 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
         ];
         assert_eq!(said, expected);
         assert_eq!(areas[0].name, "/usr/bin/dbus daemon");
+    }
+
+    /// Any process can map a file of such a name, which `/proc/PID/maps` shows whole where the file's mount is out of the reader's sight.
+    #[test]
+    fn a_name_that_begins_like_that_of_shared_memory_is_a_name() {
+        for name in ["/SYSV", "/SYSV00\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}", "/SYSV0000162e (deleted)", "[stack:x]"] {
+            let line = format!("1000-2000 rw-s 00000000 00:01 32          {name}\n");
+            assert_eq!(areas_of(line.as_bytes()).unwrap()[0].name, name);
+        }
+        assert_eq!(areas_of(b"1000-2000 rw-p 00000000 00:00 0 \n").unwrap()[0].name, "");
     }
 
     #[test]
