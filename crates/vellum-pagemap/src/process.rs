@@ -264,15 +264,17 @@ impl Area {
 /// Returns what `rwxp` and the like mean.
 fn permissions_of(letters: &str) -> Option<MMPermissions> {
     letters.chars().try_fold(MMPermissions::empty(), |all, letter| {
-        Some(all | match letter {
-            'r' => MMPermissions::READ,
-            'w' => MMPermissions::WRITE,
-            'x' => MMPermissions::EXECUTE,
-            's' => MMPermissions::SHARED,
-            'p' => MMPermissions::PRIVATE,
-            '-' => MMPermissions::empty(),
-            _ => return None,
-        })
+        Some(
+            all | match letter {
+                'r' => MMPermissions::READ,
+                'w' => MMPermissions::WRITE,
+                'x' => MMPermissions::EXECUTE,
+                's' => MMPermissions::SHARED,
+                'p' => MMPermissions::PRIVATE,
+                '-' => MMPermissions::empty(),
+                _ => return None,
+            },
+        )
     })
 }
 
@@ -321,7 +323,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
     /// Any process can map a file of such a name, which `/proc/PID/maps` shows whole where the file's mount is out of the reader's sight.
     #[test]
     fn a_name_that_begins_like_that_of_shared_memory_is_a_name() {
-        for name in ["/SYSV", "/SYSV00\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}", "/SYSV0000162e (deleted)", "[stack:x]"] {
+        for name in ["/SYSV", "/SYSV0\u{e9}\u{e9}\u{e9}\u{e9}", "/SYSV0000162e (deleted)", "[stack:x]"] {
             let line = format!("1000-2000 rw-s 00000000 00:01 32          {name}\n");
             assert_eq!(areas_of(line.as_bytes()).unwrap()[0].name, name);
         }

@@ -102,20 +102,3 @@ mod tests {
         assert_eq!((inner.files, inner.root, inner.counted), (8, 8, 16));
     }
 }
-#[cfg(test)]
-mod zz {
-    use super::*;
-    #[test]
-    fn zz_real() {
-        let bytes = fs::read("/sys/kernel/btf/vmlinux").unwrap();
-        let types = TypeInformation::new(&Bytes(bytes)).unwrap();
-        for (s, m) in [("task_struct", "files"), ("files_struct", "fdt"), ("fdtable", "fd"), ("file", "private_data"), ("mm_struct", "pgd"), ("mm_struct", "pgtables_bytes")] {
-            let id = types.id_of(s).unwrap();
-            let Ok((_, Offset::ByteOffset(old))) = types.offset_of(id, m) else { panic!() };
-            let mut seen = BTreeSet::new();
-            let new = offset_of(&types, id, m, &mut seen).unwrap();
-            println!("{s}.{m} {old} {new} {}", seen.len());
-            assert_eq!(old, new);
-        }
-    }
-}

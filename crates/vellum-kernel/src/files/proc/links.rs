@@ -1,6 +1,5 @@
 //! What a process has open, and its program: links that lead there whatever their names say.
 
-use super::number;
 use super::process::Subject;
 use crate::files::{Files, from_root};
 use alloc::boxed::Box;
@@ -11,6 +10,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::text::{Jump, Link, Make, System, Text};
 use vellum_kernel::fs::{Inode, Kind, Open, inode::Entry};
+use vellum_kernel::written::named;
 
 /// Where a link leads, and by which name.
 type Target = Result<(Arc<dyn Inode>, Vec<u8>), Errno>;
@@ -72,7 +72,7 @@ fn open(subject: &Subject, number: u32) -> Result<Arc<Open>, Errno> {
 
 impl More for Descriptors {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
-        let number = number(name)?;
+        let number = named(name)?;
         open(&self.subject, number).ok()?;
         let (subject, system) = (self.subject.clone(), self.system);
         Some(match self.of {

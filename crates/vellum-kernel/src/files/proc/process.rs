@@ -2,7 +2,7 @@
 //!
 //! A directory is made when somebody first looks for it, and stays as long as its process does.
 
-use super::{ROOT, facts, links, memory, number, scan};
+use super::{ROOT, facts, links, memory, scan};
 use crate::task::process::{self as processes, find};
 use crate::task::{Process, Thread};
 use alloc::boxed::Box;
@@ -14,6 +14,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::{Folder, More};
 use vellum_kernel::fs::text::{Make, Owner, System, Take, Text, Window};
 use vellum_kernel::fs::{Inode, Kind, inode::Entry};
+use vellum_kernel::written::named;
 
 /// Whom a file is about: a process, or one of its threads. It keeps neither.
 #[derive(Clone)]
@@ -146,7 +147,7 @@ impl Threads {
 
 impl More for Threads {
     fn find(&self, name: &[u8]) -> Option<Arc<dyn Inode>> {
-        let number = number(name)?;
+        let number = named(name)?;
         let thread = self.0.upgrade()?.threads.lock().get(&number).cloned()?;
         let above = folder(&thread.process).ok()?;
         let made = thread.folder.try_call_once(|| {
