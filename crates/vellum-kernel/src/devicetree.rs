@@ -150,7 +150,7 @@ mod tests {
         }
 
         fn property(&mut self, name: &str, value: &[u8]) {
-            [3, value.len() as u32, self.strings.len() as u32].map(|word| self.word(word));
+            [3, value.len() as u32, self.strings.len() as u32].into_iter().for_each(|word| self.word(word));
             self.text(value);
             self.strings.extend(name.bytes().chain([0]));
         }

@@ -99,7 +99,7 @@ pub fn pages(bytes: &[u8]) {
     lies.add_blocks(first, &run, &folios);
     for (n, size) in BLOCKS.into_iter().enumerate() {
         let fits =
-            |page: &u64| page % size == 0 && (page - first + frame) % size == 0 && page + size <= first + run.pages;
+            |page: &u64| (page | (page - first + frame)).is_multiple_of(size) && page + size <= first + run.pages;
         let blocks: Vec<u64> = (first..first + run.pages).filter(fits).collect();
         let inside = |page: &&u64| {
             let at = **page - first;
