@@ -470,11 +470,13 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// bytes of the piece.
     #[inline(always)]
     fn in_pieces(&self, count: u32, f: impl Fn(u32, usize)) {
-        f(0, count.min(PIECE) as usize * FRAME_SIZE as usize);
-        for at in (PIECE..count).step_by(PIECE as usize) {
+        let (mut at, mut left) = (0, count);
+        while left > PIECE {
+            f(at, PIECE as usize * FRAME_SIZE as usize);
             self.platform.resched();
-            f(at, (count - at).min(PIECE) as usize * FRAME_SIZE as usize);
+            (at, left) = (at + PIECE, left - PIECE);
         }
+        f(at, left as usize * FRAME_SIZE as usize);
     }
 
     /// Frames are about to be mapped, by entries that say this and did not say so before.

@@ -168,15 +168,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// What is mapped now, and what that took.
     pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
-        match self.resolved(addr, self.try_fault(addr, access, None)?) {
-            Ok(done) => Ok(done),
-            Err(outcome) => self.fault_in_turn(addr, access, outcome, &mut Stand::new(self)),
+        match self.try_fault(addr, access, None)? {
+            // By far the most.
+            Outcome::Mapped(range) => Ok(self.mapped(range, Resolved::Minor)),
+            outcome => self.fault_in_turn(addr, access, outcome, &mut Stand::new(self)),
         }
     }
 
-    /// Goes on with a fault that can't be resolved at once: in its turn among the changes of what
-    /// is there, so that no stream of them keeps it out; and after some tries with the gate closed, so
-    /// that no stream of other faults, reclaim or advice does.
+    /// Goes on with a fault that has not mapped anything yet: if it can't be resolved at once, in
+    /// its turn among the changes of what is there, so that no stream of them keeps it out; and
+    /// after some tries with the gate closed, so that no stream of other faults, reclaim or advice
+    /// does.
     #[cold]
     pub(super) fn fault_in_turn<'s>(
         &'s self,
@@ -187,10 +189,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> Result<(VirtRange, Resolved), FaultError> {
         let page = UserRange::all(&self.tables.arch).around(addr, self.page_shift());
         loop {
-            match self.resolved(addr, outcome) {
-                Ok(done) => return Ok(done),
-                Err(Outcome::Held) => stand.wait(self, page),
-                Err(Outcome::Nothing) => {
+            match outcome {
+                Outcome::Mapped(range) => return Ok(self.mapped(range, Resolved::Minor)),
+                Outcome::Back(range) => return Ok(self.mapped(range, Resolved::Major)),
+                Outcome::Allowed(range) => {
+                    self.see_allowed(addr);
+                    return Ok((range, Resolved::Minor));
+                }
+                Outcome::Held => stand.wait(self, page),
+                Outcome::Nothing => {
                     // What the areas' writer waits for may wait at the gate.
                     stand.patience.open();
                     match self.grow_stack(addr, stand.turn.as_ref().map(Change::turn))? {
@@ -199,23 +206,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         Growth::Nothing => return Err(FaultError::Unmapped(addr)),
                     }
                 }
-                Err(_) => {
+                Outcome::Again => {
                     self.tables.platform().relax();
                     self.tables.platform().resched();
                     stand.again(self, page);
                 }
             }
-            outcome = self.try_fault(addr, access, Some(&stand.patience))?;
+            outcome = self.try_again(addr, access, &stand.patience)?;
         }
     }
 
-    #[inline]
-    pub(super) fn try_fault(
-        &self,
-        addr: u64,
-        access: Access,
-        patience: Option<&Patience<'_>>,
-    ) -> Result<Outcome, FaultError> {
+    /// Tries again to resolve a fault.
+    #[cold]
+    pub(super) fn try_again(&self, addr: u64, access: Access, patience: &Patience<'_>) -> Result<Outcome, FaultError> {
+        self.try_fault(addr, access, Some(patience))
+    }
+
+    #[inline(always)]
+    fn try_fault(&self, addr: u64, access: Access, patience: Option<&Patience<'_>>) -> Result<Outcome, FaultError> {
         let areas = self.read_with(patience);
         let Some(area) = areas.find(addr) else { return Ok(Outcome::Nothing) };
         if area.state == State::Held {

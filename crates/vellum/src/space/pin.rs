@@ -48,7 +48,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             // The page may be gone again before it is looked at.
             stand.again(self, whole);
-            let outcome = self.try_fault(addr, access, Some(&stand.patience))?;
+            let outcome = self.try_again(addr, access, &stand.patience)?;
             self.fault_in_turn(addr, access, outcome, &mut stand)?;
         }
     }

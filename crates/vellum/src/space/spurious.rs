@@ -49,41 +49,22 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         table.release();
     }
 
-    /// Returns what a fault at `addr` mapped, and what it took, if it is resolved: then this CPU
-    /// sees that. Else what is left to do.
+    /// Returns what a fault mapped, and what that took, when this CPU sees it: it may hold that
+    /// nothing was mapped there.
     #[inline(always)]
-    pub(super) fn resolved(&self, addr: u64, outcome: Outcome) -> Result<(VirtRange, Resolved), Outcome> {
-        match outcome {
-            Outcome::Mapped(range) => {
-                self.see_mapped(range);
-                Ok((range, Resolved::Minor))
-            }
-            Outcome::Back(range) => {
-                self.see_mapped(range);
-                Ok((range, Resolved::Major))
-            }
-            Outcome::Allowed(range) => {
-                self.see_allowed(addr);
-                Ok((range, Resolved::Minor))
-            }
-            outcome => Err(outcome),
-        }
-    }
-
-    /// Has this CPU forget that nothing was mapped in `range`, if it may hold that.
-    #[inline(always)]
-    fn see_mapped(&self, range: VirtRange) {
+    pub(super) fn mapped(&self, range: VirtRange, took: Resolved) -> (VirtRange, Resolved) {
         if self.tables.arch.tlb_rules().not_present.lasts() {
             // With an address no more than the last level's entries are sure to be reached.
             let huge = range.len() >= 1 << self.tables.arch.level_shift(2);
             self.tables.tlb.invalidate_local(range, self.page_shift(), huge);
         }
+        (range, took)
     }
 
     /// Has this CPU forget what made an access to `addr` fault, if it may hold that: the page's
     /// entry as it was, of whatever size, or one on the way there.
     #[inline(always)]
-    fn see_allowed(&self, addr: u64) {
+    pub(super) fn see_allowed(&self, addr: u64) {
         if self.tables.arch.tlb_rules().any_lasts() {
             let start = align_down(addr, self.page_shift());
             let page = VirtRange { start, end: start + (1 << self.page_shift()) };
