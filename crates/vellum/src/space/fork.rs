@@ -141,7 +141,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Returns where that ends of which a child may have private memory in an area. Copies of what
     /// lies beyond the end of the object are those that a truncation is about to remove, which
-    /// visits no child that comes now ([`super::discard`]).
+    /// visits no child that comes now ([`super::discard()`]).
     fn copies_end(&self, area: &Vma) -> u64 {
         if area.backing.is_anonymous() {
             return area.range.end;
