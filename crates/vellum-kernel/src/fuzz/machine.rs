@@ -21,8 +21,10 @@ pub fn pvh(bytes: &[u8]) {
     let Ok(found) = loader::read(&bytes, 0, IMAGE) else { return };
     ordered(&found.map);
     let word = |at: usize| u64::from_le_bytes(bytes[at..][..8].try_into().unwrap());
-    let len = found.command_line.len() as u64;
-    let taken = [0..56, IMAGE, word(40)..word(40) + 1, word(24)..word(24) + len, found.archive.clone()];
+    let (table, entries) = (word(40), word(48) & u64::from(u32::MAX));
+    let (line, len) = (word(24), found.command_line.len() as u64);
+    // What there is of each was read, so no sum overflows; but an empty table may be anywhere.
+    let taken = [0..56, IMAGE, table..table + entries * 24, line..line + len, found.archive.clone()];
     for taken in taken.into_iter().filter(|taken| !taken.is_empty()) {
         assert!(!found.map.usable().any(|region| region.base < taken.end && taken.start < region.end()), "{taken:x?}");
     }
