@@ -30,9 +30,9 @@ pub fn maps(bytes: &[u8]) {
 pub fn status(bytes: &[u8]) {
     if let Ok(Some(memory)) = memory_of(bytes) {
         let text = String::from_utf8_lossy(bytes);
-        let line = text.lines().rfind(|line| line.starts_with("VmPTE:")).expect("a line with its page tables");
-        let kib = line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
-        assert!(kib.is_some_and(|kib| memory.tables == kib.saturating_mul(1024)), "{line}");
+        let line = text.lines().filter_map(|line| line.strip_prefix("VmPTE:")).next_back();
+        let number = line.and_then(|line| line.split(':').next()?.split_whitespace().next()?.parse::<u64>().ok());
+        assert_eq!(number.map(|kib| kib.saturating_mul(1024)), Some(memory.tables), "{line:?}");
     }
     if let Ok(Stat { name, parent, flags, .. }) = Stat::of(bytes) {
         let again = format!("1 ({name}) S {parent} 0 0 0 0 {flags}");
