@@ -237,6 +237,7 @@ fn what_a_host_allocates_is_charged() {
     assert_eq!(groups.alloc_for_host(&frames, child, 0), Err(over));
     // SAFETY: allocated above, of these orders, and nobody uses them.
     unsafe { groups.free_for_host(&frames, beyond, 2) };
+    // SAFETY: as above.
     held.iter().for_each(|pfn| unsafe { groups.free_for_host(&frames, *pfn, 0) });
     assert_eq!(groups.usage(&frames, parent).unwrap().charged, 1);
     groups.remove(&frames, child).unwrap();
