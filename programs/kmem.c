@@ -1,6 +1,8 @@
-// kmem: what the kernel allocates for a program is charged to the program's group. In a group that may have 1 MiB, an unprivileged
-// process makes one thing after another of a kind that costs the kernel memory, until it is refused or killed. The group never has more
-// than a tenth beyond its limit, and what was taken is free again afterwards. For root; makes control groups of its own.
+// kmem: what the kernel allocates for a program is charged to the program's group. In a group that
+// may have 1 MiB, an unprivileged process makes one thing after another of a kind that costs the
+// kernel memory, until the kernel refuses it or kills the process. The group never has more than a
+// tenth beyond its limit, and what it took is free again afterwards. For root; makes control groups
+// of its own.
 #include "common.h"
 #include <dirent.h>
 #include <pthread.h>
@@ -136,7 +138,8 @@ static bool an_argument(long number) {
     (void)number;
     static char *arguments[16000];
     for (size_t i = 0; i + 1 < sizeof arguments / sizeof *arguments; i++)
-        arguments[i] = "an argument of a hundred bytes, or somewhat less, so that the heap has a block of that for each of them";
+        arguments[i] = "an argument of a hundred bytes, or somewhat less, so that the heap has a "
+                       "block of that for each of them";
     execv("/proc/self/exe", arguments);
     return false;
 }
@@ -150,7 +153,8 @@ static long in_group(const char *file) {
 static int hog(more one) {
     struct rlimit most = {4096, 4096};
     setrlimit(RLIMIT_NOFILE, &most);
-    if (!write_line(GROUP "/cgroup.procs", "0") || chdir(FOLDER) || setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534))
+    bool entered = write_line(GROUP "/cgroup.procs", "0") && !chdir(FOLDER);
+    if (!entered || setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534))
         _exit(2);
     for (long number = 0; number < MOST; number++)
         if (!one(number))
@@ -219,9 +223,9 @@ static bool keeps_to_it(more one) {
     return good;
 }
 
-#define RULE(kind)                                                                                                                         \
-    static bool check_##kind(void) {                                                                                                       \
-        return keeps_to_it(kind);                                                                                                          \
+#define RULE(kind)                   \
+    static bool check_##kind(void) { \
+        return keeps_to_it(kind);    \
     }
 
 RULE(a_full_pipe)

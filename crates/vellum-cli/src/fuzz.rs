@@ -1,5 +1,6 @@
-//! Fuzz targets of the command's readers of files, and of what programs and machines write: functions over any bytes, which panic if a
-//! reader does, or if what it returns breaks its promises (`docs/fuzzing.md`). The test below runs them over the kept corpus;
+//! Fuzz targets of the command's readers of files, and of what programs and machines write:
+//! functions over any bytes, which panic if a reader does, or if what it returns breaks its
+//! promises (`docs/fuzzing.md`). The test below runs them over the kept corpus;
 //! `fuzz/fuzz_targets`, over what libFuzzer makes.
 
 use std::io::{Cursor, Read, sink};
@@ -17,7 +18,7 @@ use crate::inspect::{json, share, tlb, watch};
 use crate::run::{modules as packages, wire};
 use crate::size;
 
-/// What `vellum inspect --json` saved, as `--diff` reads it.
+/// `vellum inspect --diff` reads reports that `vellum inspect --json` saved.
 pub fn saved(bytes: &[u8]) {
     let Ok(read) = json::read(bytes) else { return };
     let mut shown = Vec::new();
@@ -86,7 +87,7 @@ pub fn replay(bytes: &[u8]) {
     let _ = replaying::on(Aarch64::granule_16k(), MEMORY, reader, &policy, model);
 }
 
-/// What the reference kernel says of its longest stretches (`vellum bench holds`).
+/// `vellum bench holds` reads the longest stretches that the reference kernel reports.
 pub fn stretches(bytes: &[u8]) {
     let said = String::from_utf8_lossy(bytes);
     let Ok(rows) = holds::rows(&said, |address| Some(format!("{address:x}"))) else { return };
@@ -116,7 +117,7 @@ pub fn modules(bytes: &[u8]) {
     assert!(names.iter().all(|name| !name.is_empty() && !name.contains([',', '\0'])));
 }
 
-/// What a machine sends over the wire: frames of its streams.
+/// The command reads the frames of streams that a machine sends over the wire.
 pub fn streams(bytes: &[u8]) {
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let status = wire::listen(bytes, &mut output, &mut errors, || ());

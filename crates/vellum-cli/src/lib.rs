@@ -1,7 +1,9 @@
-//! The command `vellum`: what a memory manager that works by the run costs, beside the kernel of this machine.
+//! The command `vellum`: what a memory manager that works by the run costs, beside the kernel of
+//! this machine.
 //!
-//! One module a subcommand. [`mod@bench`] measures; [`mod@run`] runs a program on the reference kernel or on Linux, [`mod@compare`] on both; each further subcommand joins [`cli::Command`] and gets a
-//! module of its own.
+//! One module a subcommand. [`mod@bench`] measures; [`mod@run`] runs a program on the reference
+//! kernel or on Linux, [`mod@compare`] on both; each further subcommand joins [`cli::Command`] and
+//! gets a module of its own.
 
 mod bench;
 mod cli;

@@ -1,4 +1,4 @@
-//! What each thread has allocated: a global allocator that counts, and else leaves all to the system's.
+//! A global allocator counts what each thread allocates, and leaves the rest to the system's.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,13 +9,15 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 thread_local! {
-    /// Bytes that this thread has allocated since [`peak`] began; negative where it freed what is older.
+    /// Bytes that this thread has allocated since [`peak`] began; negative where it freed what is
+    /// older.
     static NOW: Cell<isize> = const { Cell::new(0) };
     /// The most that it had.
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Returns the most bytes that this thread had allocated at a time, in `work`. A request that the system refused counts.
+/// Returns the most bytes that this thread had allocated at a time, in `work`. A request that the
+/// system refused counts.
 pub fn peak(work: impl FnOnce()) -> usize {
     NOW.set(0);
     MOST.set(0);
@@ -31,8 +33,9 @@ fn count(bytes: isize) {
     });
 }
 
-// SAFETY: each method passes its arguments on to the system's allocator and returns what that returns, so the contract is the system's.
-// Counting writes to two cells, which have no destructor and are initialised without code; it allocates nothing, and does not unwind.
+// SAFETY: each method passes its arguments on to the system's allocator and returns what that
+// returns, so the contract is the system's. Counting writes to two cells, which have no destructor
+// and are initialised without code; it allocates nothing, and does not unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);

@@ -1,14 +1,16 @@
 //! Runs fuzz targets over kept inputs and their mutations, as a test.
 //!
-//! A *target* is a function over bytes that calls a parser and panics if a property does not hold. The crate with the parser has it
-//! in its module `fuzz`, which is compiled for tests and for `cargo fuzz` (`cfg(fuzzing)`). Two callers share it:
+//! A *target* is a function over bytes that calls a parser and panics if a property does not hold.
+//! The crate with the parser has it in its module `fuzz`, which is compiled for tests and for
+//! `cargo fuzz` (`cfg(fuzzing)`). Two callers share it:
 //!
 //! | caller | inputs |
 //! |---|---|
 //! | a unit test of that crate, by [`check`] | the files in `fuzz/corpus/TARGET`, and a fixed number of mutations of each |
 //! | `fuzz/fuzz_targets/TARGET.rs`, by [`run`] | what libFuzzer makes of those files, with coverage as its guide |
 //!
-//! Both fail as well if the target asks for more memory than [`allowed`] by the length of its input.
+//! Both fail as well if the target asks for more memory than [`allowed`] by the length of its
+//! input.
 //!
 //! | module | story |
 //! |---|---|
@@ -30,8 +32,8 @@ const MUTATIONS: u64 = 300;
 /// Longer inputs are not made.
 const LONGEST: usize = 1 << 16;
 
-/// Returns how many bytes a target may have allocated at a time for an input of `len` bytes. No parser needs a tenth of
-/// it; a parser that believes a length field needs more.
+/// Returns how many bytes a target may have allocated at a time for an input of `len` bytes. No
+/// parser needs a tenth of it; a parser that believes a length field needs more.
 pub fn allowed(len: usize) -> usize {
     (4 << 20) + len * 1024
 }
@@ -46,10 +48,12 @@ pub fn run(target: fn(&[u8]), bytes: &[u8]) {
     assert!(peak <= most, "{peak} bytes allocated at a time for an input of {}, allowed are {most}", bytes.len());
 }
 
-/// Runs targets over their kept inputs and mutations of these, the same ones each time. `krate` is the name of the crate with the targets.
+/// Runs targets over their kept inputs and mutations of these, the same ones each time. `krate` is
+/// the name of the crate with the targets.
 ///
 /// # Panics
-/// A target panics: the input goes to `target/fuzz/failed`. Or a target has no kept inputs, or no file in `fuzz/fuzz_targets`.
+/// A target panics: the input goes to `target/fuzz/failed`. Or a target has no kept inputs, or no
+/// file in `fuzz/fuzz_targets`.
 pub fn check(krate: &str, targets: &[Target]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for (name, target) in targets {

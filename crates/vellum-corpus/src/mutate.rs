@@ -44,7 +44,8 @@ fn largest_number(bytes: &mut Vec<u8>, at: usize) {
     bytes.splice(start..start + len, *b"9223372036854775807");
 }
 
-/// Writes a word near a limit, of two, four or eight bytes of either order, at a multiple of its size.
+/// Writes a word near a limit, of two, four or eight bytes of either order, at a multiple of its
+/// size.
 fn word(bytes: &mut [u8], at: usize, random: &mut Rng) {
     let size = [2, 4, 8][random.usize(..3)];
     let word = NEAR[random.usize(..NEAR.len())].wrapping_sub(random.u64(..2));

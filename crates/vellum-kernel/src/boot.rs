@@ -6,7 +6,8 @@ use core::ops::Range;
 
 /// Bytes of a page.
 const PAGE_SIZE: u64 = 4096;
-/// No format of page tables leads to a physical address of more bits: what lies beyond is no memory.
+/// No format of page tables leads to a physical address of more bits: what lies beyond is no
+/// memory.
 const PHYSICAL_BITS: u32 = 52;
 /// The most regions that a memory map has.
 pub const CAPACITY: usize = 64;
@@ -103,7 +104,8 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// Adds a region after all others. An empty one is left out, and so is the part of a page at either end of a usable one.
+    /// Adds a region after all others. An empty one is left out, and so is the part of a page at
+    /// either end of a usable one.
     ///
     /// # Errors
     ///

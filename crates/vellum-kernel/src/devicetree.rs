@@ -1,5 +1,5 @@
-//! What a flattened device tree says about the machine (Devicetree Specification): physical memory, processors, nodes, the command
-//! line, the first files.
+//! What a flattened device tree says about the machine (Devicetree Specification): physical memory,
+//! processors, nodes, the command line, the first files.
 
 use crate::boot::{BadBoot, CAPACITY, Kind, MemoryMap};
 use crate::nodes::Nodes;
@@ -29,7 +29,8 @@ pub struct Tree<'t> {
 }
 
 impl Tree<'_> {
-    /// What the firmware calls each processor (`reg`), in the order of the tree; no more than [`PROCESSORS`].
+    /// What the firmware calls each processor (`reg`), in the order of the tree; no more than
+    /// [`PROCESSORS`].
     pub fn processors(&self) -> &[u64] {
         &self.processors[..self.count]
     }
@@ -48,12 +49,13 @@ pub fn size(head: &[u8]) -> Result<usize, BadBoot> {
 
 /// Reads a tree, which lies at physical address `at`. `image` is where the kernel's image is.
 ///
-/// The loader of a kernel that is an ELF file knows no archive of first files; one can be put into memory beside it, and the
-/// command line then begins with `archive=ADDRESS,LENGTH`, both hexadecimal.
+/// The loader of a kernel that is an ELF file knows no archive of first files; one can be put into
+/// memory beside it, and the command line then begins with `archive=ADDRESS,LENGTH`, both
+/// hexadecimal.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// [`BadBoot`]: the tree is unsound, or names memory or an archive that can't be.
 pub fn read(tree: &[u8], at: u64, image: Range<u64>) -> Result<Tree<'_>, BadBoot> {
     let len = tree.len() as u64;
     let tree = Fdt::new(tree).map_err(|_| BadBoot::NoTree)?;

@@ -37,7 +37,8 @@ pub struct PerCpu {
     pub thread: Cell<*const Thread>,
     /// The thread whose future this processor polls; null if nobody's.
     pub polled: Cell<*const Thread>,
-    /// How many tables of the whole machine's it has locked ([`Shared`](crate::mem::payer::Shared)).
+    /// How many tables of the whole machine's it has locked
+    /// ([`Shared`](crate::mem::payer::Shared)).
     pub shared: Cell<u32>,
 }
 

@@ -1,7 +1,8 @@
-//! What a loader that starts a kernel by PVH says about the machine: physical memory, the command line, the first files.
+//! What a loader that starts a kernel by PVH says about the machine: physical memory, the command
+//! line, the first files.
 //!
-//! The structures are those of Xen's `xen/include/public/arch-x86/hvm/start_info.h`, version 1, which QEMU fills
-//! in. [`read`] takes what is needed out of them and marks what stays in use.
+//! The structures are those of Xen's `xen/include/public/arch-x86/hvm/start_info.h`, version 1,
+//! which QEMU fills in. [`read`] takes what is needed out of them and marks what stays in use.
 
 use crate::acpi::{Physical, word};
 use crate::boot::{BadBoot, Kind, MemoryMap};
@@ -14,7 +15,8 @@ const ENTRY: usize = 24;
 const MODULE: usize = 32;
 /// Where in the start info the address of the command line is.
 pub const COMMAND_LINE: usize = 24;
-/// The most entries of a memory map, and the most modules. Linux's loaders hand over 128 entries and one module.
+/// The most entries of a memory map, and the most modules. Linux's loaders hand over 128 entries
+/// and one module.
 const MOST: u64 = 1024;
 /// The longest command line, without its end, as in Linux.
 const LONGEST: u64 = 2048;
@@ -27,7 +29,8 @@ pub struct StartInfo<'m> {
     pub map: MemoryMap,
     /// What the kernel is told; empty when absent or not UTF-8.
     pub command_line: &'m str,
-    /// Where the first module is, which is the archive of first files; empty when absent. All of it is in memory of `map`.
+    /// Where the first module is, which is the archive of first files; empty when absent. All of it
+    /// is in memory of `map`.
     pub archive: Range<u64>,
     /// Where ACPI's root pointer is.
     pub rsdp: u64,
@@ -37,7 +40,7 @@ pub struct StartInfo<'m> {
 ///
 /// # Errors
 ///
-/// What is wrong with them.
+/// [`BadBoot`]: the structures are unsound, or name memory or an archive that can't be.
 pub fn read<'m>(memory: &'m impl Physical, at: u64, image: Range<u64>) -> Result<StartInfo<'m>, BadBoot> {
     let info = bytes(memory, at, 0, START_INFO)?;
     let number = |at: usize| word::<4>(info, at).unwrap_or_default();

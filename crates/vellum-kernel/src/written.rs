@@ -37,7 +37,8 @@ fn radix(digits: &[u8], radix: u32) -> Result<u32, Errno> {
     u32::from_str_radix(digits, radix).map_err(|_| Errno::EINVAL)
 }
 
-/// Returns the number that the name of a directory of `/proc` is: as it would be written there, and not otherwise.
+/// Returns the number that the name of a directory of `/proc` is: as it would be written there, and
+/// not otherwise.
 pub fn named(name: &[u8]) -> Option<u32> {
     let number = core::str::from_utf8(name).ok()?.parse().ok();
     number.filter(|_| name == b"0" || !name.starts_with(b"0") && !name.starts_with(b"+"))

@@ -164,7 +164,8 @@ impl Frames {
 }
 
 impl Lies {
-    /// Counts the blocks in a run whose first page has the number `first`, and whose folios are these.
+    /// Counts the blocks in a run whose first page has the number `first`, and whose folios are
+    /// these.
     pub(crate) fn add_blocks(&mut self, first: u64, run: &Run, folios: &[Folio]) {
         let blocks = |size: u64| {
             let aligned = first % size == run.frame % size;
@@ -174,8 +175,8 @@ impl Lies {
         };
         let in_folio = |page: u64, size: u64| {
             let offset = page - first;
-            // The last that begins no later. There are as many folios as pages at worst, and a look at each for each block would take
-            // minutes for a run of some GiB.
+            // The last that begins no later. There are as many folios as pages at worst, and a look
+            // at each for each block would take minutes for a run of some GiB.
             let before = folios.partition_point(|folio| folio.at <= offset);
             folios[..before].last().is_some_and(|folio| offset + size <= folio.at + folio.pages)
         };

@@ -1,5 +1,6 @@
-//! Fuzz targets of the readers: functions over any bytes, which panic if a reader does, or if what it returns breaks its promises
-//! (`docs/fuzzing.md`). The test below runs them over the kept corpus; `fuzz/fuzz_targets`, over what libFuzzer makes.
+//! Fuzz targets of the readers: functions over any bytes, which panic if a reader does, or if what
+//! it returns breaks its promises (`docs/fuzzing.md`). The test below runs them over the kept
+//! corpus; `fuzz/fuzz_targets`, over what libFuzzer makes.
 
 use std::collections::BTreeSet;
 
@@ -46,8 +47,8 @@ pub fn btf(bytes: &[u8]) {
     let _ = layout_of(bytes);
 }
 
-/// Regions of `PAGEMAP_SCAN`: those that are accepted get the scan further, and the tables that are counted for them are those that their
-/// pages are in.
+/// Regions of `PAGEMAP_SCAN`: those that are accepted get the scan further, and the tables that are
+/// counted for them are those that their pages are in.
 pub fn regions(bytes: &[u8]) {
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
     let start = words.next().unwrap_or_default() % (1 << 47) / PAGE * PAGE;
@@ -124,7 +125,8 @@ mod tests {
         vellum_corpus::check("vellum_pagemap", targets);
     }
 
-    /// 4 GiB of single frames that lie in a row. With a look at each of them for each block, this takes minutes: for 1 GiB, 29 s.
+    /// 4 GiB of single frames that lie in a row. With a look at each of them for each block, this
+    /// takes minutes: for 1 GiB, 29 s.
     #[test]
     fn blocks_of_many_small_folios_are_counted_in_one_pass() {
         let flags = vec![[0; 8]; 1 << 20];

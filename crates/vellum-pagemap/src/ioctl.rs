@@ -79,7 +79,8 @@ impl Regions {
     }
 }
 
-/// Returns regions that Linux wrote for a `range`. Callers go on from the last one's end, and need to get further by that.
+/// Returns regions that Linux wrote for a `range`. Callers go on from the last one's end, and need
+/// to get further by that.
 ///
 /// # Errors
 /// One is empty, outside the range, or not behind the one before it.

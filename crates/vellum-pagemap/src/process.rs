@@ -162,7 +162,8 @@ pub fn parent(process: &Process) -> Result<i32, Unreadable> {
     stat.map(|stat| stat.parent).map_err(|error| Unreadable::of(process.pid, error))
 }
 
-/// What is needed here of `/proc/PID/stat`. (The reader that `procfs` has panics if anything but a space is behind the name.)
+/// What is needed here of `/proc/PID/stat`. (The reader that `procfs` has panics if anything but a
+/// space is behind the name.)
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) name: String,
@@ -194,7 +195,8 @@ fn read(process: &Process, file: &str) -> Result<Vec<u8>, ProcError> {
     Ok(bytes)
 }
 
-/// Returns what `/proc/PID/status` says. None: the process has ended, and has none of it. The name of a process is any bytes.
+/// Returns what `/proc/PID/status` says. None: the process has ended, and has none of it. The name
+/// of a process is any bytes.
 pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
     let status = Status::from_buf_read(String::from_utf8_lossy(bytes).as_bytes())?;
     let bytes = |kib: Option<u64>| kib.unwrap_or(0).saturating_mul(1 << 10);
@@ -206,8 +208,9 @@ pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
     }))
 }
 
-/// Returns what `/proc/PID/maps` says. Names of files are any bytes. (The reader that `procfs` has panics at the name of a file
-/// that begins like that of a System V segment, which any process can map.)
+/// Returns what `/proc/PID/maps` says. Names of files are any bytes. (The reader that `procfs` has
+/// panics at the name of a file that begins like that of a System V segment, which any process can
+/// map.)
 pub(crate) fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
     let text = String::from_utf8_lossy(bytes);
     let mut end = 0;
@@ -320,7 +323,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
         assert_eq!(areas[0].name, "/usr/bin/dbus daemon");
     }
 
-    /// Any process can map a file of such a name, which `/proc/PID/maps` shows whole where the file's mount is out of the reader's sight.
+    /// Any process can map a file of such a name, which `/proc/PID/maps` shows whole where the
+    /// file's mount is out of the reader's sight.
     #[test]
     fn a_name_that_begins_like_that_of_shared_memory_is_a_name() {
         for name in ["/SYSV", "/SYSV0\u{e9}\u{e9}\u{e9}\u{e9}", "/SYSV0000162e (deleted)", "[stack:x]"] {

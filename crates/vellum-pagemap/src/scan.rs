@@ -231,7 +231,8 @@ impl Pagemap {
     }
 }
 
-/// Returns what an entry of `/proc/PID/pagemap` says (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
+/// Returns what an entry of `/proc/PID/pagemap` says (Linux,
+/// `Documentation/admin-guide/mm/pagemap.rst`).
 fn categories_of(entry: u64) -> Categories {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;

@@ -72,7 +72,8 @@ fn unpack(path: &Path) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// Returns the modules that a module needs, as it says in its section of strings `key=value`, each with a zero behind it.
+/// Returns the modules that a module needs, as it says in its section of strings `key=value`, each
+/// with a zero behind it.
 pub fn dependencies(module: &[u8]) -> anyhow::Result<Vec<String>> {
     let file = object::File::parse(module)?;
     let section = file.section_by_name(".modinfo").context("without .modinfo")?;

@@ -149,8 +149,8 @@ fn directory(
     Ok(folder)
 }
 
-/// Returns whether the controller is on after `value` was written to `cgroup.subtree_control`: names of controllers with a plus or a minus,
-/// all or nothing. `on`: whether it was before.
+/// Returns whether the controller is on after `value` was written to `cgroup.subtree_control`:
+/// names of controllers with a plus or a minus, all or nothing. `on`: whether it was before.
 ///
 /// # Errors
 /// `EINVAL`.

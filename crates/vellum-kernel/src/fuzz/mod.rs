@@ -1,5 +1,6 @@
-//! Fuzz targets of the parsers: functions over any bytes, which panic if a parser does, or if what it returns breaks its promises
-//! (`docs/fuzzing.md`). The test below runs them over the kept corpus; `fuzz/fuzz_targets`, over what libFuzzer makes.
+//! Fuzz targets of the parsers: functions over any bytes, which panic if a parser does, or if what
+//! it returns breaks its promises (`docs/fuzzing.md`). The test below runs them over the kept
+//! corpus; `fuzz/fuzz_targets`, over what libFuzzer makes.
 //!
 //! | file | story |
 //! |---|---|

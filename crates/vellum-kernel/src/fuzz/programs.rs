@@ -19,7 +19,8 @@ use std::vec::Vec;
 const LIMITS: Limits = Limits { addresses: 0x1_0000..0x7fff_ffff_f000, page_size: 4096, machine: abi::EM_X86_64 };
 const PAGE: u64 = LIMITS.page_size;
 
-/// An ELF file. The plan lies within the limits, and maps each byte of a segment to the byte of the file that the segment names.
+/// An ELF file. The plan lies within the limits, and maps each byte of a segment to the byte of the
+/// file that the segment names.
 pub fn elf(bytes: &[u8]) {
     let Ok(head) = program::head(bytes, LIMITS.machine) else { return };
     let range = (usize::try_from(head.table.start), usize::try_from(head.table.end));
@@ -51,13 +52,15 @@ pub fn elf(bytes: &[u8]) {
     let loaded = SegmentTable::new(LittleEndian, Class::ELF64, table).iter();
     let loaded: Vec<_> = loaded.filter(|one| one.p_type == abi::PT_LOAD && one.p_memsz > 0).collect();
     for (n, segment) in loaded.iter().enumerate() {
-        // A segment that begins on the last page of the one before it replaces that page, as on Linux.
+        // A segment that begins on the last page of the one before it replaces that page, as on
+        // Linux.
         let next = loaded.get(n + 1).map_or(u64::MAX, |next| next.p_vaddr / PAGE * PAGE);
         holds(&plan, segment, next, bytes);
     }
 }
 
-/// The edges of a segment and of its part of the file are mapped as the segment says, as far as `next`, where another begins.
+/// The edges of a segment and of its part of the file are mapped as the segment says, as far as
+/// `next`, where another begins.
 fn holds(plan: &Plan, segment: &ProgramHeader, next: u64, bytes: &[u8]) {
     let (start, in_file) = (segment.p_vaddr, segment.p_vaddr + segment.p_filesz);
     let end = start + segment.p_memsz;
@@ -99,8 +102,8 @@ pub fn script(bytes: &[u8]) {
     assert_eq!(arguments.map(|all| all.map(|all| all.len())), Some(Ok(2 + usize::from(script.argument.is_some()))));
 }
 
-/// An archive of first files: its entries are the same when they are written anew, and each file that comes out is as large as
-/// the archive says.
+/// An archive of first files: its entries are the same when they are written anew, and each file
+/// that comes out is as large as the archive says.
 pub fn cpio(bytes: &[u8]) {
     let all: Vec<_> = entries(bytes).collect();
     let sound: Vec<&Entry> = all.iter().map_while(|entry| entry.as_ref().ok()).collect();

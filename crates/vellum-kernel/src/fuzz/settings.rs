@@ -8,7 +8,8 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// Every reader of what a program writes to `/proc`, `/sys` or a control file, of options of `mount`, and of options at boot.
+/// Every reader of what a program writes to `/proc`, `/sys` or a control file, of options of
+/// `mount`, and of options at boot.
 pub fn settings(bytes: &[u8]) {
     if let Ok(amount_read) = amount(bytes) {
         assert_eq!(amount(&said(amount_read)), Ok(amount_read), "an amount as it is shown");

@@ -7,7 +7,8 @@ use btfparse::{Error, ErrorKind, Member, Offset, Readable, TypeInformation, Type
 
 use super::Refused;
 
-/// The most types that are looked at for one member, one inside the other at worst. Linux has less than a tenth.
+/// The most types that are looked at for one member, one inside the other at worst. Linux has less
+/// than a tenth.
 const MOST_TYPES: usize = 1000;
 
 /// Bytes from the beginning of a structure.
@@ -51,8 +52,9 @@ impl Layout {
     }
 }
 
-/// Returns where in a structure the member of a name is: its own, or one of a structure in it without a name. No type is looked at twice
-/// (`seen`): a type that is damaged may be a part of itself, which `TypeInformation::offset_of` follows for ever.
+/// Returns where in a structure the member of a name is: its own, or one of a structure in it
+/// without a name. No type is looked at twice (`seen`): a type that is damaged may be a part of
+/// itself, which `TypeInformation::offset_of` follows for ever.
 fn offset_of(types: &TypeInformation, id: u32, name: &str, seen: &mut BTreeSet<u32>) -> Option<u32> {
     if !seen.insert(id) || seen.len() > MOST_TYPES {
         return None;

@@ -137,8 +137,9 @@ impl<A: Silicon> Strict<A> {
         self.checker().cpus[cpu].label = Some(what.into());
     }
 
-    /// Has `observe` told of each event from now on, before another CPU may go on: what a scheduler needs to know that looks
-    /// for the worst moment. `observe` is called with the number of the CPU, and uses the machine for nothing.
+    /// Has `observe` told of each event from now on, before another CPU may go on: what a scheduler
+    /// needs to know that looks for the worst moment. `observe` is called with the number of the
+    /// CPU, and uses the machine for nothing.
     ///
     /// # Panics
     /// If there is an observer already.

@@ -140,7 +140,8 @@ struct Head {
     page_order: u8,
     serial: u64,
     tag: u64,
-    /// Closed by what has brought a page back too often that went again before it was looked at: nothing goes meanwhile.
+    /// Closed by what has brought a page back too often that went again before it was looked at:
+    /// nothing goes meanwhile.
     gate: Gate,
     contents: SpinLock<Contents>,
 }

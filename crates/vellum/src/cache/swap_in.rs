@@ -26,8 +26,8 @@ struct Block {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// Have a page in memory that is on a swap device, or is about to go there; charged to `group`. Whoever asks looks again then;
-    /// `patience` is theirs, of the object's gate.
+    /// Have a page in memory that is on a swap device, or is about to go there; charged to `group`.
+    /// Whoever asks looks again then; `patience` is theirs, of the object's gate.
     ///
     /// # Errors
     /// As of [`Object::page`].

@@ -118,8 +118,8 @@ impl Counts {
         (self.refs as u64) << 32 | self.maps as u64
     }
 
-    /// Whether there is a reference without a mapping. (Or was just now: while pages are unmapped, their
-    /// mappings may go first.)
+    /// Whether there is a reference without a mapping. (Or was just now: while pages are unmapped,
+    /// their mappings may go first.)
     #[inline]
     pub(crate) const fn is_held(self) -> bool {
         self.refs > self.maps
@@ -234,8 +234,8 @@ impl Frame {
     pub(crate) fn table_lock(&self) -> &RawSpin {
         const { assert!(size_of::<RawSpin>() == size_of::<AtomicU32>()) };
         const { assert!(align_of::<RawSpin>() <= align_of::<AtomicU32>()) };
-        // SAFETY: a lock is two atomics that fill this word, as asserted, and every value of them is
-        // one. The word is accessed as a whole only before the table is published, and after
+        // SAFETY: a lock is two atomics that fill this word, as asserted, and every value of them
+        // is one. The word is accessed as a whole only before the table is published, and after
         // every walk and every ticket that may know of it has ended: never at the same time.
         unsafe { &*core::ptr::from_ref(&self.link[0]).cast::<RawSpin>() }
     }

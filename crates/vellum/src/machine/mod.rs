@@ -259,13 +259,14 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.numbers.fetch_add(1, Relaxed)
     }
 
-    /// Returns the number of a space that is about to come. Numbers are given out in ascending order.
+    /// Returns the number of a space that is about to come. Numbers are given out in ascending
+    /// order.
     pub(crate) fn next_space(&self) -> SpaceId {
         SpaceId(self.spaces.fetch_add(1, AcqRel))
     }
 
-    /// Returns the number that the next space will have, or one that came meanwhile has. A space with this number or a higher one
-    /// finds what the caller has written before.
+    /// Returns the number that the next space will have, or one that came meanwhile has. A space
+    /// with this number or a higher one finds what the caller has written before.
     pub(crate) fn spaces_end(&self) -> SpaceId {
         // Not a load: a number that is given out later follows this in the order of changes, and so
         // acquires what this releases.

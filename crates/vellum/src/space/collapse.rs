@@ -24,8 +24,8 @@ use super::{Access, AddressSpace, AdviseError, FaultError};
 /// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
 /// with larger pages.
 const RUNS: usize = 128;
-/// How often a block is looked at again because something has changed, besides once for each page that is to come back from swap when it
-/// is looked at first.
+/// How often a block is looked at again because something has changed, besides once for each page
+/// that is to come back from swap when it is looked at first.
 const TRIES: u32 = 4;
 
 /// Why a block was not made one large folio. It is as it was, but for what came back from swap.

@@ -90,7 +90,8 @@ impl core::error::Error for FaultError {}
 
 may_be_refused!(FaultError);
 
-/// What an operation that has to look again has done so that it need not for ever: its turn among the changes, and its patience.
+/// What an operation that has to look again has done so that it need not for ever: its turn among
+/// the changes, and its patience.
 pub(super) struct Stand<'s, 'm, P: Platform, A: Arch> {
     pub(super) turn: Option<Change<'s, 'm, P, A>>,
     pub(super) patience: Patience<'s>,
@@ -110,8 +111,8 @@ impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
         self.turn = Some(space.turn(range));
     }
 
-    /// Counts a try that was in vain. When the tries are used up, claims these addresses, so that no change of the
-    /// areas is at work on them, and closes the gate.
+    /// Counts a try that was in vain. When the tries are used up, claims these addresses, so that
+    /// no change of the areas is at work on them, and closes the gate.
     pub(super) fn again(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
         if self.patience.again() && !self.patience.has_closed() {
             if self.turn.is_none() {

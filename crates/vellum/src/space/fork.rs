@@ -146,7 +146,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if area.backing.is_anonymous() {
             return area.range.end;
         }
-        // SAFETY: the range is claimed.
+        // SAFETY: the fork has claimed all of the parent's addresses, so the parent's area, whose
+        // backing the child's is a copy of, stays, and with it a reference to the object.
         let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
         let pages = object.size().div_ceil(1 << self.page_shift());
         self.mapped_in(area, &object, &(0..pages)).map_or(area.range.start, |inside| inside.end)
@@ -180,8 +181,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Share what a table has of a range, until the batch is full; how far that was. From `inside` on, only markers; the range does not
-    /// reach across it.
+    /// Share what a table has of a range, until the batch is full; how far that was. From `inside`
+    /// on, only markers; the range does not reach across it.
     ///
     /// # Errors
     /// A swap slot is saturated. What comes before it is in the batch.
@@ -328,8 +329,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             true => self.share_own(pfn, run.frames(arch)),
             false => self.share_others(pfn, run.frames(arch))?,
         };
-        // A reference that no entry has belongs to something that may write there unnoticed: the folio
-        // stays the parent's own, and the child gets a copy.
+        // A reference that no entry has belongs to something that may write there unnoticed: the
+        // folio stays the parent's own, and the child gets a copy.
         let pinned = taken == 0;
         if pinned {
             *run = self.first_folio(table, run);

@@ -7,12 +7,12 @@
 //! begins, and the operation is alone at last. Its tries after that are bounded by what it does
 //! itself (INV-21).
 //!
-//! **Nothing waits at a gate for ever.** What comes waits for as many openings as the gate was closed times when it
-//! came, and goes on then, whether the gate has been closed again or not: so each CPU gets past an
-//! operation once at most, and no stream of them keeps it out.
+//! **Nothing waits at a gate for ever.** What comes waits for as many openings as the gate was
+//! closed times when it came, and goes on then, whether the gate has been closed again or not: so
+//! each CPU gets past an operation once at most, and no stream of them keeps it out.
 //!
-//! What waits at a gate may be waited for by others, but never by what has closed it. So an operation closes
-//! a gate only where it waits for nothing but what is past the gate already.
+//! What waits at a gate may be waited for by others, but never by what has closed it. So an
+//! operation closes a gate only where it waits for nothing but what is past the gate already.
 
 use super::atomic::{AtomicU32, Ordering};
 use crate::platform::Cpus;
@@ -36,8 +36,8 @@ impl Gate {
         self.closed.load(Ordering::Relaxed) != 0
     }
 
-    /// Waits while it is closed; see the module's text. The caller holds no spin lock, and nothing that an
-    /// operation waits for that has closed the gate. An open gate costs one load.
+    /// Waits while it is closed; see the module's text. The caller holds no spin lock, and nothing
+    /// that an operation waits for that has closed the gate. An open gate costs one load.
     #[inline]
     pub(crate) fn pass<C: Cpus>(&self, cpus: &C) {
         if self.is_closed() {

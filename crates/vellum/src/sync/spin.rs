@@ -1,9 +1,10 @@
-//! A spin lock with tickets: the bare word that lives in a table's descriptor, and the usual wrapper.
+//! A spin lock with tickets: the bare word that lives in a table's descriptor, and the usual
+//! wrapper.
 //!
-//! **First come, first served.** A CPU that wants the lock draws a ticket, and has the lock when its
-//! ticket is served; the holder serves the next one as it leaves. So a CPU waits for those that
-//! drew before it and for no others, whatever the moments at which it looks (INV-18). An uncontended
-//! lock costs one atomic read-modify-write, as one that is taken by luck does.
+//! **First come, first served.** A CPU that wants the lock draws a ticket, and has the lock when
+//! its ticket is served; the holder serves the next one as it leaves. So a CPU waits for those that
+//! drew before it and for no others, whatever the moments at which it looks (INV-18). An
+//! uncontended lock costs one atomic read-modify-write, as one that is taken by luck does.
 //!
 //! To draw and to wait are two calls, because a walk may do the first and not the second
 //! ([`Walkers`](super::Walkers)): a walker draws a ticket of the lock of a table that it has come
@@ -25,7 +26,8 @@ use crate::platform::Cpus;
 pub struct RawSpin {
     /// The number of the next ticket.
     next: AtomicU16,
-    /// The number of the ticket that is served: its holder's is the lock. If it is `next`, none is out.
+    /// The number of the ticket that is served: its holder's is the lock. If it is `next`, none is
+    /// out.
     serving: AtomicU16,
 }
 
@@ -70,8 +72,8 @@ impl RawSpin {
         }
     }
 
-    /// Gives the lock back, to whatever drew the next ticket. Only its holder may: a lock given back
-    /// by another protects nothing, but breaks no memory by itself.
+    /// Gives the lock back, to whatever drew the next ticket. Only its holder may: a lock given
+    /// back by another protects nothing, but breaks no memory by itself.
     #[inline]
     pub fn unlock<C: Cpus>(&self, cpus: &C) {
         debug_assert!(self.is_locked(), "unlock of a lock that nobody holds");

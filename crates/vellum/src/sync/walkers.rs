@@ -49,7 +49,8 @@ impl<'m> Walkers<'m> {
         Walkers { slots: std::boxed::Box::leak(slots.into_boxed_slice()) }
     }
 
-    /// Begin a walk. Must be short: no lock is waited for, nothing sleeps, until the guard is dropped. (A ticket may be drawn.)
+    /// Begin a walk. Must be short: no lock is waited for, nothing sleeps, until the guard is
+    /// dropped. (A ticket may be drawn.)
     ///
     /// Walks of one CPU don't nest; preemption stays disabled meanwhile, so no other task of this CPU can begin one.
     #[inline]

@@ -87,7 +87,8 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) max_run: usize,
     /// Whether leaves are joined to blocks.
     pub(crate) joins: bool,
-    /// Closed by operations that have begun again too often. All that enters the lock of the areas passes it first.
+    /// Closed by operations that have begun again too often. All that enters the lock of the areas
+    /// passes it first.
     pub(crate) gate: Gate,
 }
 

@@ -38,7 +38,8 @@ pub(super) struct InLine<'t, 'm, P: Platform, A: Arch> {
 
 impl<'t, 'm, P: Platform, A: Arch> InLine<'t, 'm, P, A> {
     /// Waits until the place is served, and returns the locked table, which is of this level and
-    /// translates `va`. None: it was unhooked meanwhile, and the caller begins again. The caller is in no walk.
+    /// translates `va`. None: it was unhooked meanwhile, and the caller begins again. The caller is
+    /// in no walk.
     #[inline]
     pub(super) fn lock(self, level: u8, va: u64) -> Option<LockedTable<'t, 'm, P, A>> {
         let InLine { tables, table, desc, ticket } = self;

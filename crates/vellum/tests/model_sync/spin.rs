@@ -8,8 +8,8 @@ use super::{Cpu, Watched, explore};
 
 /// Three CPUs add to a number that is not atomic.
 ///
-/// Catches: `unlock` with a `Relaxed` store; `wait` with a `Relaxed` load; `draw` with a load and a store in place of the
-/// addition; `wait` that looks once.
+/// Catches: `unlock` with a `Relaxed` store; `wait` with a `Relaxed` load; `draw` with a load and a
+/// store in place of the addition; `wait` that looks once.
 #[test]
 fn additions_behind_a_lock_are_not_lost() {
     explore(|| {
@@ -31,11 +31,11 @@ fn additions_behind_a_lock_are_not_lost() {
     });
 }
 
-/// A CPU gets in line, does something else, and waits then. It has the lock alone, and after `drain` none of those that were
-/// in line is still there.
+/// A CPU gets in line, does something else, and waits then. It has the lock alone, and after
+/// `drain` none of those that were in line is still there.
 ///
-/// Catches: `unlock` with a `Relaxed` store; `wait`, or `drain`, with a `Relaxed` load of what is served; `drain` that
-/// looks once.
+/// Catches: `unlock` with a `Relaxed` store; `wait`, or `drain`, with a `Relaxed` load of what is
+/// served; `drain` that looks once.
 #[test]
 fn a_place_in_line_is_served_and_drained() {
     explore(|| {

@@ -1,9 +1,9 @@
-//! The protocol of the page tables, made of the real lock and the real walkers: down without locks, get in line, leave the walk, lock,
-//! look again; empty, unhook, outwait, drain, free.
+//! The protocol of the page tables, made of the real lock and the real walkers: down without locks,
+//! get in line, leave the walk, lock, look again; empty, unhook, outwait, drain, free.
 //!
-//! The tables themselves are `table/`'s, which knows no `loom`; this is what `PageTables::{descend, draw, map_run}` and
-//! `LockedTable::{unlock, unhook}` do, step by step and with their orderings, for a root with one entry and tables with one
-//! entry. `vellum-sim`'s schedules run the originals.
+//! The tables themselves are `table/`'s, which knows no `loom`; this is what `PageTables::{descend,
+//! draw, map_run}` and `LockedTable::{unlock, unhook}` do, step by step and with their orderings,
+//! for a root with one entry and tables with one entry. `vellum-sim`'s schedules run the originals.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -132,9 +132,10 @@ impl Table {
 /// A fault on a page of a table that another CPU empties and frees. Either it comes first and finds the page, or it comes
 /// later, and what it maps is there to be found, once.
 ///
-/// Catches: `find` without the look at `dead`; the walk ended before the ticket is drawn; no `outwait`; no `drain`; `dead` set
-/// after the table's lock was given back; the new table published with `Relaxed`; the descent with `Relaxed`; each of what the models
-/// of the lock and of the walkers catch.
+/// Catches: `find` without the look at `dead`; the walk ended before the ticket is drawn; no
+/// `outwait`; no `drain`; `dead` set after the table's lock was given back; the new table published
+/// with `Relaxed`; the descent with `Relaxed`; each of what the models of the lock and of the
+/// walkers catch.
 #[test]
 fn a_fault_beside_the_freeing_of_its_table() {
     explore(|| {

@@ -18,7 +18,8 @@ pub const PAGE_SHIFT: u32 = 12;
 /// The most pages that a filter holds.
 pub const MOST: usize = 16;
 
-/// log2 of what addresses and lengths are below: those of five levels of page tables. So no sum of two overflows.
+/// log2 of what addresses and lengths are below: those of five levels of page tables. So no sum of
+/// two overflows.
 const ADDRESS_BITS: u32 = 57;
 /// The same for places in files.
 const OFFSET_BITS: u32 = 62;

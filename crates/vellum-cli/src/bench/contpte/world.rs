@@ -148,7 +148,8 @@ impl<'m, A: Silicon> World<'m, A> {
             file => {
                 let from = down(offset, page);
                 let object = self.file(file)?;
-                // As much as that is never in memory; and the list of its pages would not be, either.
+                // As much as that is never in memory; and the list of its pages would not be,
+                // either.
                 let frames = self.machine.frames().total();
                 if bytes >> FRAME_SHIFT > frames {
                     let available = (frames << FRAME_SHIFT) >> 20;

@@ -37,7 +37,7 @@ const SYSTEM_CONTROL: u64 = {
 ///
 /// # Errors
 ///
-/// What is wrong with that.
+/// [`BadBoot`]: the tree is unsound, or names memory or an archive that can't be.
 pub unsafe fn prepare(device_tree: u64) -> Result<Boot, BadBoot> {
     // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
     unsafe {

@@ -1,4 +1,5 @@
-//! The device tree that QEMU leaves at the start of memory, read by the library (`vellum_kernel::devicetree`).
+//! The device tree that QEMU leaves at the start of memory, read by the library
+//! (`vellum_kernel::devicetree`).
 
 use crate::arch::paging::{self, phys_to_virt};
 use crate::percpu::MAX_CPUS;
@@ -20,14 +21,15 @@ pub fn processors() -> impl Iterator<Item = u64> {
 ///
 /// # Safety
 ///
-/// The tree is at this physical address, in the first 2 GiB, and nothing has been written since to memory outside the image.
+/// The tree is at this physical address, in the first 2 GiB, and nothing has been written since to
+/// memory outside the image.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// [`BadBoot`]: the tree is unsound, or names memory or an archive that can't be.
 pub unsafe fn read(address: u64) -> Result<Boot, BadBoot> {
-    // SAFETY: by contract it is memory, which the direct map shows, and what of it is a tree's is kept for good. The rest of a tree that
-    // says how large it is follows on its head.
+    // SAFETY: by contract it is memory, which the direct map shows, and what of it is a tree's is
+    // kept for good. The rest of a tree that says how large it is follows on its head.
     let bytes = |len: usize| -> &'static [u8] { unsafe { core::slice::from_raw_parts(phys_to_virt(address), len) } };
     let tree = bytes(devicetree::size(bytes(HEAD))?);
     let (start, end) = paging::image();

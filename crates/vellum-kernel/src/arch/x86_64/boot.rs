@@ -28,7 +28,7 @@ use vellum_kernel::boot::{BadBoot, Boot};
 ///
 /// # Errors
 ///
-/// What is wrong with what is there.
+/// [`BadBoot`]: the structures are unsound, or name memory or an archive that can't be.
 pub unsafe fn prepare(start_info: u64) -> Result<Boot, BadBoot> {
     // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
     unsafe {

@@ -1,4 +1,5 @@
-//! The loader's structures in memory, read by the library (`vellum_kernel::pvh`, `vellum_kernel::acpi`).
+//! The loader's structures in memory, read by the library (`vellum_kernel::pvh`,
+//! `vellum_kernel::acpi`).
 
 use crate::arch::paging::{self, phys_to_virt};
 use core::ops::Range;
@@ -15,13 +16,14 @@ impl Physical for First {
     fn bytes(&self, address: u64, len: usize) -> Option<&[u8]> {
         const REACH: u64 = 1 << 30;
         address.checked_add(len as u64).filter(|end| *end <= REACH)?;
-        // SAFETY: the direct map shows all of it, and by contract of [`read`], without which there is no value of this type, nobody
-        // writes there.
+        // SAFETY: the direct map shows all of it, and by contract of [`read`], without which there
+        // is no value of this type, nobody writes there.
         Some(unsafe { core::slice::from_raw_parts(phys_to_virt(address), len) })
     }
 }
 
-/// Reads the loader's structures, through the direct map; and returns the address of ACPI's root pointer beside them.
+/// Reads the loader's structures, through the direct map; and returns the address of ACPI's root
+/// pointer beside them.
 ///
 /// # Safety
 ///
@@ -30,7 +32,7 @@ impl Physical for First {
 ///
 /// # Errors
 ///
-/// What is wrong with them.
+/// [`BadBoot`]: the structures are unsound, or name memory or an archive that can't be.
 pub unsafe fn read(start_info: u64) -> Result<(Boot, u64), BadBoot> {
     static MEMORY: First = First(());
     let (start, end) = paging::image();
@@ -61,11 +63,13 @@ impl Physical for Memory<'_> {
     }
 }
 
-/// Learns of nodes from the firmware's tables, if there are any. `rsdp` is the address of their root pointer.
+/// Learns of nodes from the firmware's tables, if there are any. `rsdp` is the address of their
+/// root pointer.
 ///
 /// # Safety
 ///
-/// The final page tables are loaded, and nothing has been written to memory outside the image since the kernel began.
+/// The final page tables are loaded, and nothing has been written to memory outside the image since
+/// the kernel began.
 pub unsafe fn read_nodes(rsdp: u64, boot: &mut Boot) {
     // Where there are no tables, there is one node.
     let _ = acpi::read(&Memory(&boot.map), rsdp, &mut boot.nodes);

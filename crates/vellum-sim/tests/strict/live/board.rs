@@ -1,4 +1,5 @@
-//! What the scheduler knows of the machine: what the victim is about to do, and in whose hands that is.
+//! What the scheduler knows of the machine: what the victim is about to do, and in whose hands that
+//! is.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,7 +63,8 @@ pub struct Board {
     busy: HashSet<(Pfn, u16)>,
     dead: HashSet<Pfn>,
     levels: HashMap<Pfn, u8>,
-    /// Entries that the victim has read since it began its last walk, and whether another CPU has written one of them since.
+    /// Entries that the victim has read since it began its last walk, and whether another CPU has
+    /// written one of them since.
     read: HashSet<(Pfn, u16)>,
     changed: bool,
 }

@@ -1,35 +1,40 @@
 //! Every operation ends, whatever the others do and whenever they do it.
 //!
-//! One CPU, the victim, does one operation. Three others repeat operations of one kind for as long as that takes, and would do
-//! so for ever. A scheduler decides which CPU has the next step, and is the victim's enemy: see `scheduler`. It is fair in the
-//! weakest sense only, that each CPU has a step at least once in so many steps of the others; else it lets the victim go on
-//! when that does it no good: while another CPU holds the lock that it is about to take, while entries are busy, after the table
-//! that it has come to was unhooked, or after what it has seen there was changed.
+//! One CPU, the victim, does one operation. Three others repeat operations of one kind for as long
+//! as that takes, and would do so for ever. A scheduler decides which CPU has the next step, and is
+//! the victim's enemy: see `scheduler`. It is fair in the weakest sense only, that each CPU has a
+//! step at least once in so many steps of the others; else it lets the victim go on when that does
+//! it no good: while another CPU holds the lock that it is about to take, while entries are busy,
+//! after the table that it has come to was unhooked, or after what it has seen there was changed.
 //!
 //! # What is bounded
-//! What the victim does by itself: its steps, without those by which it looks whether its turn has come. (Between two of
-//! them the scheduler lets the others have no more than [`Strategy::victim`] steps, so these are bounded too.) A step is
-//! what a CPU does between two events of the engine.
+//! What the victim does by itself: its steps, without those by which it looks whether its turn has
+//! come. (Between two of them the scheduler lets the others have no more than [`Strategy::victim`]
+//! steps, so these are bounded too.) A step is what a CPU does between two events of the engine.
 //!
-//! - What has to wait stands in a queue: of a claim, of the lock of the areas, of a spin lock (INV-18). There it has to
-//!   outlast one operation of each other CPU, or of a spin lock one section, and does nothing meanwhile.
-//! - What finds things changed begins again: [`TRIES`] times, and then it closes a gate (INV-21). What was past the gate by
-//!   then may disturb it once for each CPU. What is tried again may itself be a part of what is tried again: twice, as
-//!   a walk down the page tables is a part of a fault.
-//! - A pass may be longer than that of an operation that is alone, because the others have made it so: what was mapped is swapped out
-//!   or shared. No pass is longer by more than [`DETOUR`] steps.
+//! - What has to wait stands in a queue: of a claim, of the lock of the areas, of a spin lock
+//!   (INV-18). There it has to outlast one operation of each other CPU, or of a spin lock one
+//!   section, and does nothing meanwhile.
+//! - What finds things changed begins again: [`TRIES`] times, and then it closes a gate (INV-21).
+//!   What was past the gate by then may disturb it once for each CPU. What is tried again may
+//!   itself be a part of what is tried again: twice, as a walk down the page tables is a part of a
+//!   fault.
+//! - A pass may be longer than that of an operation that is alone, because the others have made it
+//!   so: what was mapped is swapped out or shared. No pass is longer by more than [`DETOUR`] steps.
 //!
-//! - Reclaim looks at all pages in each of its rounds if none goes, and asks each space: [`Victim::pieces`].
+//! - Reclaim looks at all pages in each of its rounds if none goes, and asks each space:
+//!   [`Victim::pieces`].
 //!
-//! Hence [`bound`], in which nothing stands that grows with the time for which the others go on. What the tests found was
-//! not near it but without any bound. Of all pairs, on x86-64 under 20 strategies, the longest took a tenth of its bound;
-//! but for reclaim beside a chain of forks, which took 37 %.
+//! Hence [`bound`], in which nothing stands that grows with the time for which the others go on.
+//! What the tests found was not near it but without any bound. Of all pairs, on x86-64 under 20
+//! strategies, the longest took a tenth of its bound; but for reclaim beside a chain of forks,
+//! which took 37 %.
 //!
-//! Not in it: that an *access* ends. When a fault has been resolved, the page may be gone again before the access is
-//! tried anew, on this machine as on any.
+//! Not in it: that an *access* ends. When a fault has been resolved, the page may be gone again
+//! before the access is tried anew, on this machine as on any.
 //!
-//! `VELLUM_STRATEGIES=60 cargo test -p vellum-sim --test strict live` tries so many strategies for each pair instead of one, and says
-//! what took longest; `VELLUM_SEED=7` tries that one.
+//! `VELLUM_STRATEGIES=60 cargo test -p vellum-sim --test strict live` tries so many strategies for
+//! each pair instead of one, and says what took longest; `VELLUM_SEED=7` tries that one.
 
 mod board;
 mod ops;
@@ -58,7 +63,8 @@ fn bound<A: Silicon>(victim: &Victim<A>, alone: u64) -> u64 {
     victim.pieces * 2 * (TRIES + CPUS as u64) * (alone + DETOUR)
 }
 
-/// Runs `act` once under a strategy, beside CPUs that repeat `other` if there is one. After `most` steps it ends in any case.
+/// Runs `act` once under a strategy, beside CPUs that repeat `other` if there is one. After `most`
+/// steps it ends in any case.
 fn once<A: Silicon>(
     arch: A,
     (before, act): (Act<A>, Act<A>),

@@ -28,8 +28,8 @@ pub struct Other<A: Silicon> {
     pub act: Act<A>,
 }
 
-/// Alone, reclaim is done with the first pages that it looks at; if nothing goes, it looks at all pages in each of its rounds, and for each
-/// asks every space that may have it.
+/// Alone, reclaim is done with the first pages that it looks at; if nothing goes, it looks at all
+/// pages in each of its rounds, and for each asks every space that may have it.
 fn pieces(name: &str) -> u64 {
     if name == "reclaim" { 40 } else { 1 }
 }

@@ -4,8 +4,8 @@ use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 
 use super::board::{Bad, Phase, Shared, VICTIM};
 
-/// How the victim is kept from ending. Every CPU has a step at least once in so many steps of the others, as long as it can
-/// go on; that is all that is promised.
+/// How the victim is kept from ending. Every CPU has a step at least once in so many steps of the
+/// others, as long as it can go on; that is all that is promised.
 #[derive(Clone, Copy, Debug)]
 pub struct Strategy {
     pub seed: u64,
@@ -13,8 +13,9 @@ pub struct Strategy {
     pub victim: u64,
     /// And that of each of the others.
     pub other: u64,
-    /// Of a hundred locks that the victim is about to take, for how many the scheduler waits until somebody else holds it;
-    /// until the table has a busy entry; until it is unhooked; until what the victim has read there was changed.
+    /// Of a hundred locks that the victim is about to take, for how many the scheduler waits until
+    /// somebody else holds it; until the table has a busy entry; until it is unhooked; until what
+    /// the victim has read there was changed.
     pub bad: [(Bad, u8); 4],
     /// Steps of the others between two of the victim's where no lock is about to be taken, at most.
     pub gap: u64,

@@ -26,8 +26,9 @@ pub const OWN: u64 = 4;
 
 pub type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
-/// All that there is. The space's memory, in pages of its first table: `OWN` of each CPU, then `OWN` of all; and the object's,
-/// in as many places. Far from there is a place where nothing is but what operations map.
+/// All that there is. The space's memory, in pages of its first table: `OWN` of each CPU, then
+/// `OWN` of all; and the object's, in as many places. Far from there is a place where nothing is
+/// but what operations map.
 pub struct World<'m, A: Silicon> {
     pub sim: &'m Strict<A>,
     pub machine: &'m Machine<'m, Strict<A>>,
