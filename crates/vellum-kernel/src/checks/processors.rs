@@ -7,6 +7,7 @@ use super::memory::{
     BASE, HUGE, RW, expect_no_load, expect_no_store, expect_written, map, pages, protect, unmap, write,
 };
 use super::user::{self, Space, load, run_in};
+use crate::arch::cpu::after_store;
 use crate::arch::exit::{Outcome, exit};
 use crate::arch::hooks;
 use crate::mem::Machine;
@@ -25,6 +26,8 @@ use vellum::vma::Prot;
 const RACES: u64 = 20;
 /// How often each processor maps and unmaps memory of its own beside the others.
 const ROUNDS: u64 = 20;
+/// How often two processors shake hands.
+const HANDSHAKES: u64 = 200_000;
 
 static SPACE: Once<Space> = Once::new();
 static CPUS: AtomicUsize = AtomicUsize::new(0);
@@ -32,6 +35,13 @@ static CPUS: AtomicUsize = AtomicUsize::new(0);
 static ARRIVED: AtomicUsize = AtomicUsize::new(0);
 /// The last race whose memory has gone.
 static GONE: AtomicU64 = AtomicU64::new(0);
+/// Of two processors, which handshake each of them has come to, and which of those of the other it
+/// saw. Far apart, so that no line holds two.
+static SAID: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
+static SEEN: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
+
+#[repr(align(128))]
+struct Apart(AtomicU64);
 
 /// Prepares the check, which all processors then do by [`part`].
 pub fn prepare(machine: &'static Machine, cpus: usize) -> Checked {
@@ -49,7 +59,8 @@ pub fn part() -> ! {
     let outcome = run_in(space, || {
         in_turn(space, me)?;
         while_it_goes(space, me)?;
-        side_by_side(space, me)
+        side_by_side(space, me)?;
+        handshake(me)
     });
     if outcome.is_err() {
         exit(Outcome::Failure);
@@ -154,4 +165,31 @@ fn side_by_side(space: &Space, me: usize) -> Checked {
         expect_no_load(range, Unmapped)?;
     }
     Ok(())
+}
+
+/// Two processors store and then look, again and again: at least one of them sees the other each
+/// time. What tells a processor that loads a space from one that changes its tables rests on that.
+fn handshake(me: usize) -> Checked {
+    meet();
+    if me > 1 || CPUS.load(SeqCst) < 2 {
+        return Ok(());
+    }
+    let other = 1 - me;
+    let mut missed = 0u64;
+    for round in 1..=HANDSHAKES {
+        SAID[me].0.store(round, SeqCst);
+        after_store();
+        let saw = SAID[other].0.load(SeqCst) >= round;
+        SEEN[me].0.store(round << 1 | u64::from(saw), SeqCst);
+        let others = loop {
+            let seen = SEEN[other].0.load(SeqCst);
+            if seen >> 1 >= round {
+                break seen;
+            }
+            spin_loop();
+        };
+        // One that is ahead has seen this one's store, or would wait.
+        missed += u64::from(!saw && others == round << 1);
+    }
+    expect("handshakes that neither saw", missed, 0)
 }

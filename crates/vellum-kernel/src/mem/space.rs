@@ -333,6 +333,7 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
             space.cpu_enter(cpu.index);
             let number = space.id().0;
             LOADED[cpu.index].store(number, SeqCst);
+            cpu::after_store();
             // SAFETY: this processor's own, and interrupts are off.
             let tags = unsafe { &mut *cpu.tags.get() };
             let (tag, keep) = tags.load(number, GENERATIONS.now(number));

@@ -6,6 +6,7 @@
 
 mod run;
 
+use crate::arch::cpu::after_store;
 use crate::arch::irq;
 use crate::files::Files;
 use crate::mem::{UserSpace, now_ns};
@@ -292,6 +293,7 @@ impl Thread {
     /// user mode, it comes back: either it is seen there, or it sees that it was alerted before it goes.
     pub fn alert(&self) {
         self.alerted.store(true, Ordering::SeqCst);
+        after_store();
         let place = self.place.load(Ordering::SeqCst);
         if place != NOWHERE {
             irq::send(place, irq::KICK);

@@ -254,6 +254,10 @@ pub unsafe fn load_root(root: u64) {
 pub unsafe fn load_tagged_root(root: u64, tag: u16, keep: bool) {
     let tag = u64::from(tag) << 48;
     if !keep {
+        // The tag may be that of the space that is loaded, of whose tables nothing may come to be
+        // cached under it any more. Nothing is under identifier 0.
+        // SAFETY: nothing is there.
+        unsafe { load_root(kernel_root()) };
         // SAFETY: dropping translations breaks nothing.
         unsafe { asm!("dsb ishst", "tlbi aside1, {}", "dsb nsh", in(reg) tag, options(nostack, preserves_flags)) };
     }

@@ -124,6 +124,11 @@ pub fn forbid_user_access() {
     }
 }
 
+/// Between a store and a look at what another processor stores, where each looks after its own
+/// store and at least one must see the other's: a `SeqCst` store does that (`xchg`).
+#[inline(always)]
+pub fn after_store() {}
+
 /// The frame pointer of the caller.
 #[inline(always)]
 pub fn frame_pointer() -> u64 {

@@ -1,6 +1,7 @@
 //! A thread's life: into user mode, and what it comes back for, again and again.
 
 use super::{NOWHERE, Thread};
+use crate::arch::cpu::after_store;
 use crate::arch::{Trap, entry, interrupts};
 use crate::mem::{background, now_ns, space};
 use crate::percpu;
@@ -27,6 +28,7 @@ impl Thread {
             self.resume();
         }
         self.place.store(cpu.index, Ordering::SeqCst);
+        after_store();
         if cpu.tick.load(Ordering::Relaxed) || self.alerted.load(Ordering::SeqCst) {
             self.place.store(NOWHERE, Ordering::Relaxed);
             interrupts::enable();
