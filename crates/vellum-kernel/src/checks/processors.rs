@@ -7,13 +7,12 @@ use super::memory::{
     BASE, HUGE, RW, expect_no_load, expect_no_store, expect_written, map, pages, protect, unmap, write,
 };
 use super::user::{self, Space, load, run_in};
-use crate::arch::cpu::after_store;
+use crate::arch::cpu::{after_store, relax};
 use crate::arch::exit::{Outcome, exit};
 use crate::arch::hooks;
 use crate::mem::Machine;
 use crate::mem::shootdown::MOST_PAGES;
 use crate::{percpu, println};
-use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use spin::Once;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
@@ -77,7 +76,7 @@ pub fn part() -> ! {
         exit(Outcome::Success);
     }
     loop {
-        spin_loop();
+        relax();
     }
 }
 
@@ -86,7 +85,7 @@ fn meet() {
     let cpus = CPUS.load(SeqCst);
     let number = ARRIVED.fetch_add(1, SeqCst);
     while ARRIVED.load(SeqCst) / cpus <= number / cpus {
-        spin_loop();
+        relax();
     }
 }
 
@@ -186,7 +185,7 @@ fn handshake(me: usize) -> Checked {
             if seen >> 1 >= round {
                 break seen;
             }
-            spin_loop();
+            relax();
         };
         // One that is ahead has seen this one's store, or would wait.
         missed += u64::from(!saw && others == round << 1);

@@ -5,7 +5,7 @@
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::DIRECT_MAP;
-use crate::arch::{caches, smp};
+use crate::arch::{caches, cpu, smp};
 #[cfg(feature = "holds")]
 use crate::holds::{self, Kind};
 use crate::mem::shootdown;
@@ -94,6 +94,10 @@ unsafe impl Cpus for Host {
     #[inline]
     fn node(&self, cpu: usize) -> usize {
         self.node[cpu]
+    }
+
+    fn relax(&self) {
+        cpu::relax();
     }
 
     #[cfg(feature = "holds")]

@@ -7,6 +7,7 @@
 //! Only processors that have the space loaded are asked; one with nothing to do has none loaded. One whose TLB may hold
 //! translations of it all the same sees that they are old when it loads the space again ([`vellum_kernel::tags`]).
 
+use crate::arch::cpu::relax;
 use crate::arch::paging::{flush_pages, flush_user, publish};
 use crate::arch::{interrupts, irq};
 use crate::mem::machine;
@@ -87,7 +88,7 @@ fn ask(others: u64, myself: bool, work: &Work<'_>) {
         work.carry_out();
     }
     while request.unanswered.load(Acquire) != 0 {
-        core::hint::spin_loop();
+        relax();
         interrupts::without(answer);
     }
 }

@@ -83,6 +83,17 @@ pub fn after_store() {
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
 }
 
+/// What a processor does that waits for another one, again and again.
+///
+/// `yield`, and not the barrier that [`core::hint::spin_loop`] is here: QEMU takes it as a word to
+/// run another processor where one thread of the host runs all of them in turns, which
+/// otherwise come a tenth of a second apart.
+#[inline]
+pub fn relax() {
+    // SAFETY: a hint.
+    unsafe { asm!("yield", options(nomem, nostack, preserves_flags)) };
+}
+
 /// The frame pointer of the caller.
 #[inline(always)]
 pub fn frame_pointer() -> u64 {

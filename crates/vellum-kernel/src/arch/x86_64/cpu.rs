@@ -129,6 +129,12 @@ pub fn forbid_user_access() {
 #[inline(always)]
 pub fn after_store() {}
 
+/// What a processor does that waits for another one, again and again.
+#[inline]
+pub fn relax() {
+    core::hint::spin_loop();
+}
+
 /// The frame pointer of the caller.
 #[inline(always)]
 pub fn frame_pointer() -> u64 {
