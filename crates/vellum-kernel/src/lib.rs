@@ -2,7 +2,7 @@
 //! It runs under the host's tests (`cargo test -p vellum-kernel --lib`); the program (`src/main.rs`) ties it to the machine.
 //!
 //! To block is to await: what may block here is either asynchronous, or answers [`errno::Errno::EAGAIN`] and names the
-//! [`wait::Queue`] to wait at. No lock is held across an await.
+//! [`wait::Queue`] to wait at. No spin lock is held across an await; what must be is a [`turns::Turn`].
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -29,6 +29,7 @@ pub mod tags;
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(not(test), allow(dead_code, reason = "a fuzz target needs a part of it"))]
 mod testing;
+pub mod turns;
 pub mod wait;
 pub mod wire;
 pub mod written;

@@ -4,6 +4,7 @@ use super::io::{Sink, Source};
 use super::meta::{Device, Kind, Meta, Time};
 use super::pages::Pages;
 use crate::errno::Errno;
+use crate::turns::Turns;
 use crate::wait::Queue;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -229,6 +230,12 @@ pub trait File: Send + Sync {
     /// As [`File::write`].
     fn append(&self, from: &mut dyn Source) -> Result<(usize, u64), Errno> {
         self.write(0, from).map(|count| (count, 0))
+    }
+
+    /// Where those who write wait for their turn, if no other write is to come between the pieces
+    /// of one.
+    fn turns(&self) -> Option<&Turns> {
+        None
     }
 
     /// Whether it has offsets.

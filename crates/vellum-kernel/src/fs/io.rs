@@ -55,6 +55,34 @@ impl Source for &[u8] {
     }
 }
 
+/// The first bytes of a sink or a source.
+pub(crate) struct Part<'a, T: ?Sized>(pub &'a mut T, pub usize);
+
+impl Sink for Part<'_, dyn Sink + '_> {
+    fn room(&self) -> usize {
+        self.0.room().min(self.1)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        let count = self.0.put(&bytes[..bytes.len().min(self.1)])?;
+        self.1 -= count;
+        Ok(count)
+    }
+}
+
+impl Source for Part<'_, dyn Source + '_> {
+    fn left(&self) -> usize {
+        self.0.left().min(self.1)
+    }
+
+    fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
+        let most = to.len().min(self.1);
+        let count = self.0.take(&mut to[..most])?;
+        self.1 -= count;
+        Ok(count)
+    }
+}
+
 /// Do a transfer piece by piece: `piece` says how many bytes it has moved and whether to go on. What was moved before an
 /// error counts, and the error is forgotten.
 pub(crate) fn in_pieces(mut piece: impl FnMut() -> Result<(usize, bool), Errno>) -> Result<usize, Errno> {

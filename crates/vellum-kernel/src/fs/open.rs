@@ -4,10 +4,11 @@
 //! A call that is given up (its future dropped, as for a signal) may have done a part: the sink or source knows how much.
 
 use super::inode::{FIRST, File, Inode};
-use super::io::{Sink, Source};
+use super::io::{Part, Sink, Source};
 use super::lock::{Locks, Owner};
 use super::meta::Kind;
 use crate::errno::Errno;
+use crate::turns::Turns;
 use crate::wait::give_way;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -25,6 +26,8 @@ const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME;
 const AT_ONCE: u32 = O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_CLOEXEC;
 /// The most bytes of entries that are gathered at once.
 const GATHERED: usize = 32 << 10;
+/// As many bytes are read or written at once; then others go first.
+const PIECE: usize = 64 << 10;
 
 /// An open file description.
 pub struct Open {
@@ -33,6 +36,8 @@ pub struct Open {
     file: Option<Arc<dyn File>>,
     flags: AtomicU32,
     offset: Mutex<u64>,
+    /// Who uses the offset (Linux: `f_pos_lock`).
+    turns: Turns,
     name: Option<Name>,
     /// Where it has locks, if it ever had any.
     locks: Once<Arc<Locks>>,
@@ -50,7 +55,15 @@ pub enum Name {
 impl Open {
     /// With the flags of `open`. `file` may be missing for directories and with `O_PATH` only.
     pub fn new(inode: Arc<dyn Inode>, file: Option<Arc<dyn File>>, flags: u32, name: Option<Name>) -> Open {
-        Open { inode, file, flags: AtomicU32::new(flags & !AT_ONCE), offset: Mutex::new(0), name, locks: Once::new() }
+        Open {
+            inode,
+            file,
+            flags: AtomicU32::new(flags & !AT_ONCE),
+            offset: Mutex::new(0),
+            turns: Turns::default(),
+            name,
+            locks: Once::new(),
+        }
     }
 
     /// It, as an owner of locks, which it gives up when it goes.
@@ -147,34 +160,43 @@ impl Open {
         }
     }
 
+    /// Whether what it does takes its time but never waits for an event, so that no signal but a
+    /// deadly one is to end it.
+    pub fn is_always_ready(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.queue().is_none())
+    }
+
     /// `read`: at the offset, which moves on.
     ///
     /// # Errors
     /// `EBADF`, `EISDIR`, `EAGAIN`, `EFAULT`; the file's own.
     pub async fn read(&self, to: &mut dyn Sink) -> Result<usize, Errno> {
         let file = self.readable()?;
-        self.attempt(&**file, || {
-            if !file.seekable() {
-                return file.read(0, to);
-            }
+        if !file.seekable() {
+            return self.read_all(&**file, to, |to| file.read(0, to)).await;
+        }
+        let _turn = self.turns.take().await;
+        let read = |to: &mut dyn Sink| {
             let mut offset = self.offset.lock();
             let count = file.read(*offset, to)?;
             *offset += count as u64;
             Ok(count)
-        })
-        .await
+        };
+        self.read_all(&**file, to, read).await
     }
 
-    /// `write`: at the offset, which moves on, or at the end.
+    /// `write`: at the offset, which moves on, or at the end. No other write to the file comes in
+    /// between.
     ///
     /// # Errors
     /// `EBADF`, `EAGAIN`, `EFAULT`, `EPIPE`; the file's own.
     pub async fn write(&self, from: &mut dyn Source) -> Result<usize, Errno> {
         let file = self.writable()?;
-        self.all(&**file, from, |from| {
-            if !file.seekable() {
-                return file.write(0, from);
-            }
+        if !file.seekable() {
+            return self.write_all(&**file, from, |from| file.write(0, from)).await;
+        }
+        let _turn = self.turns.take().await;
+        let write = |from: &mut dyn Source| {
             let mut offset = self.offset.lock();
             let count;
             if self.flags() & O_APPEND != 0 {
@@ -184,8 +206,8 @@ impl Open {
                 *offset += count as u64;
             }
             Ok(count)
-        })
-        .await
+        };
+        self.write_all(&**file, from, write).await
     }
 
     /// `pread`.
@@ -197,7 +219,13 @@ impl Open {
         if !file.seekable() {
             return Err(Errno::ESPIPE);
         }
-        self.attempt(&**file, || file.read(at, to)).await
+        let mut at = at;
+        let read = |to: &mut dyn Sink| {
+            let count = file.read(at, to)?;
+            at += count as u64;
+            Ok(count)
+        };
+        self.read_all(&**file, to, read).await
     }
 
     /// `pwrite`. With `O_APPEND` it writes at the end nevertheless, as Linux does.
@@ -210,15 +238,15 @@ impl Open {
             return Err(Errno::ESPIPE);
         }
         let mut at = at;
-        self.all(&**file, from, |from| {
+        let write = |from: &mut dyn Source| {
             if self.flags() & O_APPEND != 0 {
                 return file.append(from).map(|(count, _)| count);
             }
             let count = file.write(at, from)?;
             at += count as u64;
             Ok(count)
-        })
-        .await
+        };
+        self.write_all(&**file, from, write).await
     }
 
     /// Reads from a pipe whose flags say nothing about waiting (`vmsplice`).
@@ -239,16 +267,39 @@ impl Open {
         Self::attempt_or_wait(&**file, waits, || file.write(0, from)).await
     }
 
-    /// Write until all is written or an error comes, which does not count if something was written.
-    async fn all(
+    /// Reads until a piece is not full or an error comes, which does not count if something was
+    /// read. Only for the first piece it waits.
+    async fn read_all(
+        &self,
+        file: &dyn File,
+        to: &mut dyn Sink,
+        mut read: impl FnMut(&mut dyn Sink) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let mut done = self.attempt(file, || read(&mut Part(&mut *to, PIECE))).await?;
+        let mut last = done;
+        while last == PIECE && to.room() > 0 {
+            give_way().await;
+            let Ok(count) = read(&mut Part(&mut *to, PIECE)) else { break };
+            last = count;
+            done += count;
+        }
+        Ok(done)
+    }
+
+    /// Writes until all is written or an error comes, which does not count if something was written.
+    async fn write_all(
         &self,
         file: &dyn File,
         from: &mut dyn Source,
         mut write: impl FnMut(&mut dyn Source) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
+        let _turn = match file.turns() {
+            Some(turns) => Some(turns.take().await),
+            None => None,
+        };
         let mut done = 0;
         loop {
-            match self.attempt(file, || write(from)).await {
+            match self.attempt(file, || write(&mut Part(&mut *from, PIECE))).await {
                 Ok(count) => done += count,
                 Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
             }

@@ -7,6 +7,7 @@ use crate::mem::uaccess;
 use crate::task::Thread;
 use crate::task::signal::{self, Info};
 use alloc::sync::Arc;
+use core::future::Future;
 use linux_raw_sys::{general as abi, ioctl};
 use vellum::addr::FRAME_SIZE;
 use vellum_kernel::errno::Errno;
@@ -57,10 +58,20 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
     let mut bytes = to.bytes(thread)?;
     let done = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => thread.interruptible(open.read_at(at, &mut bytes), None).await?,
-        None => thread.interruptible(open.read(&mut bytes), None).await?,
+        Some(at) => at_file(thread, &open, open.read_at(at, &mut bytes)).await?,
+        None => at_file(thread, &open, open.read(&mut bytes)).await?,
     };
     done.map(|n| n as u64)
+}
+
+/// Waits for what is done to a file: until a signal comes if the file has to wait for something,
+/// and otherwise until the thread is to end.
+///
+/// # Errors
+///
+/// `EINTR`.
+async fn at_file<T>(thread: &Thread, open: &Open, what: impl Future<Output = T>) -> Result<T, Errno> {
+    if open.is_always_ready() { thread.killable(what).await } else { thread.interruptible(what, None).await }
 }
 
 /// `write`, `writev`; with an offset `pwrite64`, `pwritev`.
@@ -81,8 +92,8 @@ pub async fn write(thread: &Arc<Thread>, fd: u64, from: Memory, at: Option<u64>)
     let all = vellum_kernel::fs::Source::left(&bytes);
     let written = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => thread.interruptible(open.write_at(at, &mut bytes), None).await,
-        None => thread.interruptible(open.write(&mut bytes), None).await,
+        Some(at) => at_file(thread, &open, open.write_at(at, &mut bytes)).await,
+        None => at_file(thread, &open, open.write(&mut bytes)).await,
     };
     let done = match written {
         // What was taken before a signal came, counts.

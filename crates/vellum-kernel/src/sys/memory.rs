@@ -6,8 +6,8 @@ use crate::files::user::UserBytes;
 use crate::files::{contents, groups, proc};
 use crate::mem::spaces::All;
 use crate::mem::{UserSpace, uaccess};
-use crate::task::Thread;
 use crate::task::hindrance::{Hindrance, failed};
+use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
@@ -20,6 +20,7 @@ use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::Mappable;
 use vellum_kernel::fs::names::Mapped;
+use vellum_kernel::wait::give_way;
 
 /// What a program may say of memory; the bits are Linux's.
 fn prot(bits: u64) -> Option<Prot> {
@@ -248,11 +249,17 @@ pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credent
     limits.locked = if own.has(abi::CAP_IPC_LOCK) { u64::MAX } else { limit(abi::RLIMIT_MEMLOCK) };
 }
 
-/// `mincore`.
-pub fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
+/// `mincore`: 512 pages at once; then others go first.
+pub async fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
     const AT_ONCE: usize = 512;
     let pages = align_up(len, FRAME_SIZE.ilog2()).ok_or(Errno::ENOMEM)? / FRAME_SIZE;
     for first in (0..pages).step_by(AT_ONCE) {
+        if first > 0 {
+            give_way().await;
+            if deliver::is_dying(thread) {
+                return Err(Errno::EINTR);
+            }
+        }
         let count = (pages - first).min(AT_ONCE as u64) as usize;
         let mut answer = [false; AT_ONCE];
         let start = addr.checked_add(first * FRAME_SIZE).ok_or(Errno::ENOMEM)?;

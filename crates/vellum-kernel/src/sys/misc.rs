@@ -11,9 +11,11 @@ use crate::task::{Process, Thread, allowance};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_CPU, RLIMIT_NOFILE};
+use vellum::addr::FRAME_SIZE;
 use vellum::platform::Cpus;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::table;
+use vellum_kernel::wait::give_way;
 
 /// What the system calls itself, for programs that look.
 pub const SYSTEM: &str = "Linux";
@@ -47,20 +49,27 @@ pub fn random() -> u64 {
     z ^ (z >> 31)
 }
 
-/// `getrandom`.
-pub fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> Answer {
+/// `getrandom`: as much as is asked for, or less if a signal comes after the first piece.
+pub async fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> Answer {
     if flags & !7 != 0 {
         return Err(Errno::EINVAL);
     }
     let (memory, len) = (thread.memory(), len.min(i32::MAX as u64));
     let mut done = 0;
     while done < len {
-        let bytes = random().to_le_bytes();
-        let piece = (len - done).min(8) as usize;
+        let mut bytes = [0; 256];
+        let piece = (len - done).min(256) as usize;
+        bytes.chunks_mut(8).for_each(|bytes| bytes.copy_from_slice(&random().to_le_bytes()));
         uaccess::write(&memory, to.wrapping_add(done), &bytes[..piece])?;
         done += piece as u64;
+        if done.is_multiple_of(FRAME_SIZE) {
+            give_way().await;
+            if thread.is_interrupted() {
+                break;
+            }
+        }
     }
-    Ok(len)
+    Ok(done)
 }
 
 /// `set_tid_address`.

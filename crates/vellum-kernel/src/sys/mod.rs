@@ -83,11 +83,11 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_mlockall => memory::mlockall(thread, a[0]),
         nr::__NR_munlockall => memory::munlockall(thread),
         nr::__NR_mseal => memory::mseal(thread, a[0], a[1], a[2]),
-        nr::__NR_process_vm_readv => remote::copy(thread, remote::Way::Read, a),
-        nr::__NR_process_vm_writev => remote::copy(thread, remote::Way::Write, a),
+        nr::__NR_process_vm_readv => remote::copy(thread, remote::Way::Read, a).await,
+        nr::__NR_process_vm_writev => remote::copy(thread, remote::Way::Write, a).await,
         nr::__NR_process_madvise => remote::advise(thread, a),
         nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]),
-        nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]),
+        nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]).await,
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),
         nr::__NR_brk => memory::brk(thread, a[0]),
         nr::__NR_get_mempolicy => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]),
@@ -269,7 +269,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_times => misc::times(thread, a[0]),
         nr::__NR_sysinfo => misc::sysinfo(thread, a[0]),
         nr::__NR_uname => misc::uname(thread, a[0]),
-        nr::__NR_getrandom => misc::getrandom(thread, a[0], a[1], a[2]),
+        nr::__NR_getrandom => misc::getrandom(thread, a[0], a[1], a[2]).await,
         // A C library asks for these and is content without them.
         nr::__NR_rseq => Err(Errno::ENOSYS),
         other => match arch::calls::call(thread, other, a).await {

@@ -13,6 +13,7 @@ use vellum::addr::FRAME_SIZE;
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::{Sink, Source};
+use vellum_kernel::wait::give_way;
 
 const PAGE: usize = FRAME_SIZE as usize;
 
@@ -26,7 +27,7 @@ pub enum Way {
 }
 
 /// `process_vm_readv`, `process_vm_writev`: as many bytes as go before one can't be reached, on either side.
-pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes, flags]: [u64; 6]) -> Answer {
+pub async fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes, flags]: [u64; 6]) -> Answer {
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
@@ -35,14 +36,26 @@ pub fn copy(thread: &Arc<Thread>, way: Way, [pid, local, locals, remote, remotes
     let process = if pid as i32 > 0 { process_of(thread, pid)? } else { return Err(Errno::ESRCH) };
     may_look_into(thread, &process)?;
     let memory = process.memory().ok_or(Errno::ESRCH)?;
-    let mut done = 0;
+    thread.killable(copy_all(&memory, way, &mut mine, &theirs)).await?
+}
+
+/// As many bytes as go, 64 KiB at once; then others go first.
+async fn copy_all(memory: &Arc<UserSpace>, way: Way, mine: &mut UserBytes, theirs: &UserBytes) -> Answer {
+    const PIECE: u64 = 64 << 10;
+    let (mut done, mut rest) = (0, PIECE);
     for (address, len) in theirs.pieces() {
         let mut at = 0;
         while at < len && mine.left() > 0 {
             let most = (len - at).min(FRAME_SIZE - (address.wrapping_add(at) & (FRAME_SIZE - 1)));
-            match copy_in_page(&memory, way, address.wrapping_add(at), most as usize, &mut mine) {
+            match copy_in_page(memory, way, address.wrapping_add(at), most as usize, mine) {
                 Ok(0) => return Ok(done),
-                Ok(n) => (at, done) = (at + n as u64, done + n as u64),
+                Ok(n) => {
+                    (at, done) = (at + n as u64, done + n as u64);
+                    if done >= rest {
+                        rest = done + PIECE;
+                        give_way().await;
+                    }
+                }
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }

@@ -3,8 +3,9 @@
 use super::node::{Body, Node};
 use crate::errno::Errno;
 use crate::fs::inode::{File, Mappable};
-use crate::fs::io::{Sink, Source};
+use crate::fs::io::{Part, Sink, Source};
 use crate::fs::pages::Pages;
+use crate::turns::Turns;
 use alloc::sync::Arc;
 use core::any::Any;
 use core::ops::Range;
@@ -14,8 +15,6 @@ use linux_raw_sys::general::{
 };
 use spin::Mutex;
 
-/// As much is read or written at once; for others to go first in between.
-const PIECE: usize = 1 << 20;
 const PUNCH: u32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_EXEC;
 
@@ -23,27 +22,13 @@ pub(super) struct Regular {
     pub pages: Arc<dyn Pages>,
     /// Held by who writes or changes the size; what may not be done any more (`F_SEAL_*`).
     seals: Mutex<u32>,
+    /// Who writes.
+    turns: Turns,
 }
 
 impl Regular {
     pub fn new(pages: Arc<dyn Pages>) -> Self {
-        Regular { pages, seals: Mutex::new(F_SEAL_SEAL) }
-    }
-}
-
-/// Part of a source.
-struct Part<'a>(&'a mut dyn Source, usize);
-
-impl Source for Part<'_> {
-    fn left(&self) -> usize {
-        self.0.left().min(self.1)
-    }
-
-    fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
-        let most = to.len().min(self.1);
-        let count = self.0.take(&mut to[..most])?;
-        self.1 -= count;
-        Ok(count)
+        Regular { pages, seals: Mutex::new(F_SEAL_SEAL), turns: Turns::default() }
     }
 }
 
@@ -77,7 +62,7 @@ impl Node {
         let seals = regular.seals.lock();
         let size = regular.pages.size();
         let at = at.unwrap_or(size);
-        let mut most = PIECE;
+        let mut most = usize::MAX;
         if from.left() == 0 {
             return Ok((at, 0));
         }
@@ -127,6 +112,10 @@ impl File for Node {
 
     fn seekable(&self) -> bool {
         true
+    }
+
+    fn turns(&self) -> Option<&Turns> {
+        self.regular().ok().map(|regular| &regular.turns)
     }
 
     fn unread(&self, at: u64) -> Result<u64, Errno> {
