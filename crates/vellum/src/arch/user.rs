@@ -90,11 +90,16 @@ impl UserRange {
     }
 
     /// Returns the part that the naturally aligned block of `1 << shift` bytes around `addr`
-    /// shares.
+    /// shares; none if `addr` is outside.
     #[inline]
     pub fn around(&self, addr: u64, shift: u32) -> UserRange {
+        if !self.contains(addr) {
+            return self.tail(self.end);
+        }
         let start = align_down(addr, shift);
-        self.intersect(&VirtRange { start, end: start.saturating_add(1 << shift) })
+        // The block and the range share `addr`: nothing has to be kept in order.
+        let end = start.saturating_add(1 << shift).min(self.end);
+        UserRange(VirtRange { start: start.max(self.start), end })
     }
 
     /// Returns `part` as a user range, if all of it lies inside.

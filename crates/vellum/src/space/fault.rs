@@ -169,10 +169,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// What is mapped now, and what that took.
     pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
-        match self.try_fault(addr, access, None)? {
+        match self.try_fault(addr, access, None) {
             // By far the most.
-            Outcome::Mapped(range) => Ok(self.mapped(range, Resolved::Minor)),
-            outcome => self.fault_in_turn(addr, access, outcome, &mut Stand::new(self)),
+            Ok(Outcome::Mapped(range)) => Ok(self.mapped(range, Resolved::Minor)),
+            Ok(outcome) => self.fault_in_turn(addr, access, outcome, &mut Stand::new(self)),
+            Err(error) => Err(error),
         }
     }
 

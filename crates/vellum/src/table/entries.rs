@@ -202,6 +202,8 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let index = self.index(run.va);
         if self.may_complete(index, run) {
             self.set_joined(index, run, old);
+        } else if run.len == 1 {
+            self.store(index, old, run.raw);
         } else {
             self.write(index, run.len, Some((old, 0)), (run.raw, run.step(&self.tables.arch)));
         }

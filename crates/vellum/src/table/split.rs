@@ -66,6 +66,10 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     }
 
     fn is_inside_huge(&self, there: UserRange, edge: u64) -> bool {
+        // No folio is as large as what an entry of level 3 maps.
+        if edge & ((1 << self.arch.level_shift(2)) - 1) == 0 {
+            return false;
+        }
         let _walk = self.enter();
         // SAFETY: in a walk.
         let at = unsafe { self.descend(there, 1) };

@@ -67,22 +67,25 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let arch = self.arch;
         let mut table = self.root;
         let mut level = arch.levels();
+        let mut shift = arch.level_shift(level);
         let va = at.start;
         if at.is_empty() {
             return Landing { table, level, raw: 0 };
         }
         loop {
-            trace(self.platform(), || Event::Descend(table, arch.index(va, level) as u16));
+            let index = arch.index_at(va, shift);
+            trace(self.platform(), || Event::Descend(table, index as u16));
             // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
             // walk began, and can't be freed before the walk ends (INV-1). `index` is in range by its definition.
-            let raw = unsafe { self.entry(table, arch.index(va, level)) }.load(Acquire);
+            let raw = unsafe { self.entry(table, index) }.load(Acquire);
             let kind = arch.kind(raw, level);
             if level <= lowest || kind != Kind::Table {
-                let raw = if kind == Kind::Leaf { arch.single(raw, arch.index(va, level)) } else { raw };
+                let raw = if kind == Kind::Leaf { arch.single(raw, index) } else { raw };
                 return Landing { table, level, raw };
             }
             table = arch.table_addr(raw).pfn();
             level -= 1;
+            shift -= arch.index_bits();
         }
     }
 

@@ -4,7 +4,7 @@
 //! stretch that is long enough. A promise can be broken in two ways: the stretch lies outside the window, which only the
 //! two nodes of a level that the window cuts can do, or alignment does not leave enough of it.
 
-use super::node::{Node, NodeRef, count_up_to};
+use super::node::{Node, NodeRef, Sorted};
 use super::tree::{Area, AreaTree};
 use crate::addr::{VirtRange, align_down, align_up};
 
@@ -56,12 +56,12 @@ impl Wanted {
             NodeRef::Leaf(leaf) => {
                 // The first stretch that can reach into the window lies before the first area that starts in it, and the
                 // last one before the first area that starts above it.
-                let first = count_up_to(leaf.starts(), self.window.start).max(1);
+                let first = leaf.starts().count_up_to(self.window.start).max(1);
                 let last = count_below(leaf.starts(), self.window.end).min(leaf.len() - 1);
                 self.in_order(first, last).find_map(|i| self.place(leaf.stretch(i)?))
             }
             NodeRef::Inner(inner) => {
-                let first = count_up_to(inner.ends(), self.window.start);
+                let first = inner.ends().count_up_to(self.window.start);
                 let last = count_below(inner.starts(), self.window.end);
                 // Step 2i is child i, and the one before that is the stretch before it.
                 let first = (2 * first).saturating_sub(1);
@@ -96,6 +96,6 @@ impl Wanted {
 }
 
 /// How many of these sorted addresses are less than `addr`.
-fn count_below(sorted: &[u64], addr: u64) -> usize {
-    addr.checked_sub(1).map_or(0, |addr| count_up_to(sorted, addr))
+fn count_below(sorted: Sorted<'_>, addr: u64) -> usize {
+    addr.checked_sub(1).map_or(0, |addr| sorted.count_up_to(addr))
 }

@@ -3,11 +3,14 @@
 //! The gap between two children belongs to no child. An inner node works it out from the end of the one and the reserved
 //! start of the other, so that an area that comes or goes changes summaries on its own path to the root only.
 
-use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, stretch};
+use core::ops::Range;
+
+use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, Sorted, stretch};
 use super::tree::{Above, Area};
 use crate::addr::VirtRange;
 
-/// A node that holds nodes. Entry `i` of the arrays describes child `i`; entries from `head.len` on mean nothing.
+/// A node that holds nodes. Entry `i` of the arrays describes child `i`; entries from `head.len` on mean nothing
+/// (and their starts and ends are [`Sorted::NONE`]).
 #[repr(C)]
 pub(super) struct Inner<V> {
     pub(super) head: Head,
@@ -34,13 +37,19 @@ impl<V: Area> Inner<V> {
     }
 
     #[inline]
-    pub(super) fn starts(&self) -> &[u64] {
-        &self.starts[..self.len()]
+    pub(super) fn starts(&self) -> Sorted<'_> {
+        Sorted::new(&self.starts, self.len())
     }
 
     #[inline]
-    pub(super) fn ends(&self) -> &[u64] {
-        &self.ends[..self.len()]
+    pub(super) fn ends(&self) -> Sorted<'_> {
+        Sorted::new(&self.ends, self.len())
+    }
+
+    /// Makes entries say nothing that did not, or do no more.
+    pub(super) fn clear_behind(&mut self, entries: Range<usize>) {
+        self.starts[entries.clone()].fill(Sorted::NONE);
+        self.ends[entries].fill(Sorted::NONE);
     }
 
     #[inline]
@@ -97,6 +106,7 @@ impl<V: Area> Inner<V> {
         for column in [&mut self.starts, &mut self.reserved, &mut self.ends, &mut self.gaps] {
             column.copy_within(i + 1..len, i);
         }
+        self.clear_behind(len - 1..len);
         self.head.len -= 1;
         child
     }
@@ -114,6 +124,7 @@ impl<V: Area> Inner<V> {
         to.ends[into.clone()].copy_from_slice(&self.ends[from.clone()]);
         to.gaps[into.clone()].copy_from_slice(&self.gaps[from.clone()]);
         to.children[into].swap_with_slice(&mut self.children[from.clone()]);
+        self.clear_behind(from.clone());
         to.head.len += from.len() as u16;
         self.head.len = at as u16;
     }
@@ -129,22 +140,22 @@ impl<V: Area> Inner<V> {
     }
 
     pub(super) fn extent(&self) -> Option<Extent> {
-        let end = *self.ends().last()?;
+        let end = *self.ends().as_slice().last()?;
         Some(Extent { start: self.starts[0], reserved: self.reserved[0], end })
     }
 
     /// The free stretch before child `i`, if there is a child before that.
     #[inline]
     pub(super) fn stretch(&self, i: usize) -> Option<VirtRange> {
-        let end = *self.ends().get(i.checked_sub(1)?)?;
+        let end = *self.ends().as_slice().get(i.checked_sub(1)?)?;
         (i < self.len()).then(|| stretch(end, self.reserved[i]))
     }
 
     /// What child `i` needs to know, given what this node knows.
     pub(super) fn surroundings(&self, i: usize, above: &Above) -> Above {
         Above {
-            floor: i.checked_sub(1).and_then(|i| self.ends().get(i)).copied().unwrap_or(above.floor),
-            ceiling: self.starts().get(i + 1).copied().unwrap_or(above.ceiling),
+            floor: i.checked_sub(1).and_then(|i| self.ends().as_slice().get(i)).copied().unwrap_or(above.floor),
+            ceiling: self.starts().as_slice().get(i + 1).copied().unwrap_or(above.ceiling),
             gap: self.gaps[i],
             split_cost: if self.is_full() { above.split_cost + 1 } else { 0 },
         }
@@ -159,7 +170,7 @@ impl<V: Area> Inner<V> {
     /// The largest free stretch below this node.
     #[cold]
     pub(super) fn largest_gap(&self) -> u64 {
-        let sides = self.ends().iter().zip(self.reserved[..self.len()].iter().skip(1));
+        let sides = self.ends().as_slice().iter().zip(self.reserved[..self.len()].iter().skip(1));
         let between = sides.map(|(&end, &reserved)| stretch(end, reserved).len());
         between.chain(self.gaps().iter().copied()).max().unwrap_or(0)
     }

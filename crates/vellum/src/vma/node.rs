@@ -70,20 +70,25 @@ impl Page {
     pub(super) fn into_leaf<V: Area>(self) -> Node<V> {
         const { Leaf::<V>::LAYOUT };
         let page = self.0.cast::<Head>();
-        // SAFETY: the page is ours, and large and aligned enough for a `Leaf`. Writing the head makes it a valid, empty one: the
-        // rest of it is `MaybeUninit`.
-        unsafe { page.write(Head { kind: Kind::Leaf, len: 0, last: 0, run: 0 }) };
+        // SAFETY: the page is ours, and large and aligned enough for a `Leaf`. Writing the head makes it one as far as Rust is
+        // concerned, as the rest is `MaybeUninit`; with all starts written it is a valid, empty one.
+        unsafe {
+            page.write(Head { kind: Kind::Leaf, len: 0, last: 0, run: 0 });
+            page.cast::<Leaf<V>>().as_mut().columns().0.fill(MaybeUninit::new(Sorted::NONE));
+        }
         Node { page, marker: PhantomData }
     }
 
     pub(super) fn into_inner<V: Area>(self) -> Node<V> {
         const { assert!(size_of::<Inner<V>>() <= NODE_SIZE && align_of::<Inner<V>>() <= NODE_SIZE) };
         let page = self.0.cast::<Head>();
-        // SAFETY: the page is ours, and large and aligned enough for an `Inner`. Zeros and a head are a valid, empty one: zero is a
-        // `u64`, and zero is the `None` of an `Option` around a transparent `NonNull`, which `Node` is.
+        // SAFETY: the page is ours, and large and aligned enough for an `Inner`. Zeros and a head are one as far as Rust is
+        // concerned: zero is a `u64`, and zero is the `None` of an `Option` around a transparent `NonNull`, which `Node` is.
+        // With its columns cleared it is a valid, empty one.
         unsafe {
             ptr::write_bytes(self.0.as_ptr(), 0, NODE_SIZE);
             page.write(Head { kind: Kind::Inner, len: 0, last: 0, run: 0 });
+            page.cast::<Inner<V>>().as_mut().clear_behind(0..FANOUT);
         }
         Node { page, marker: PhantomData }
     }
@@ -242,18 +247,52 @@ impl<V: Area> Node<V> {
     }
 }
 
-/// How many of these sorted addresses are `addr` or less.
-///
-/// One look at the first address of each cache line, then a count within one line. No load waits for another, so the lines
-/// of a cold node arrive together: a lookup takes two thirds of what it takes with a binary search, which waits three times.
-#[inline]
-pub(super) fn count_up_to(sorted: &[u64], addr: u64) -> usize {
-    let count = |some: &[u64; 7]| some.iter().filter(|&&other| other <= addr).count();
-    // Lines begin with every eighth address from the seventh on, because a node begins with a head of one word.
-    let skipped = 8 * sorted.chunks_exact(8).filter(|chunk| chunk[7] <= addr).count();
-    let rest = &sorted[skipped..];
-    // The length that it nearly always has is worth code of its own, without a loop.
-    skipped + rest.first_chunk().map_or_else(|| rest.iter().take_while(|&&other| other <= addr).count(), count)
+/// Sorted addresses of a node. The room behind them holds the largest address there is.
+#[derive(Clone, Copy)]
+pub(super) struct Sorted<'a> {
+    room: &'a [u64],
+    len: usize,
+}
+
+impl<'a> Sorted<'a> {
+    /// What stands in the room behind the addresses.
+    pub(super) const NONE: u64 = u64::MAX;
+
+    #[inline]
+    pub(super) fn new(room: &'a [u64], len: usize) -> Self {
+        Sorted { room, len }
+    }
+
+    /// Returns the addresses.
+    #[inline]
+    pub(super) fn as_slice(self) -> &'a [u64] {
+        &self.room[..self.len]
+    }
+
+    /// Returns how many of the addresses are `addr` or less.
+    ///
+    /// One look at the first address of each cache line, then a count within one line. No load
+    /// waits for another, so the lines of a cold node arrive together: a lookup takes two thirds of
+    /// what it takes with a binary search, which waits three times.
+    #[inline]
+    pub(super) fn count_up_to(self, addr: u64) -> usize {
+        let count = |some: &[u64; 7]| some.iter().filter(|&&other| other <= addr).count();
+        // Lines begin with every eighth address from the seventh on, because a node begins with a head of one word.
+        let skipped = 8 * self.as_slice().chunks_exact(8).filter(|chunk| chunk[7] <= addr).count();
+        let rest = &self.room[skipped..];
+        // Only at the end of a full node there are fewer.
+        let in_line = rest.first_chunk().map_or_else(|| rest.iter().filter(|&&other| other <= addr).count(), count);
+        // The last of all addresses is no less than what stands behind the addresses.
+        (skipped + in_line).min(self.len)
+    }
+}
+
+#[cfg(test)]
+impl Sorted<'_> {
+    /// Whether the room behind the addresses holds what it should.
+    pub(super) fn is_clear_behind(self) -> bool {
+        self.room[self.len..].iter().all(|addr| *addr == Self::NONE)
+    }
 }
 
 /// What the areas of a subtree span.
@@ -280,7 +319,7 @@ pub(super) fn stretch(end: u64, reserved: u64) -> VirtRange {
 #[repr(C)]
 pub(super) struct Leaf<V> {
     head: Head,
-    /// [`CAPACITY`](Leaf::CAPACITY) starts, and then as many areas. The first `head.len` of both are initialised.
+    /// [`CAPACITY`](Leaf::CAPACITY) starts, all initialised, and then as many areas, of which the first `head.len` are.
     body: [MaybeUninit<u64>; BODY],
     marker: PhantomData<V>,
 }
@@ -311,9 +350,9 @@ impl<V: Area> Leaf<V> {
 
     /// The starts of the areas.
     #[inline]
-    pub(super) fn starts(&self) -> &[u64] {
-        // SAFETY: the first `len` words are starts, initialised (see `body`).
-        unsafe { self.body[..self.len()].assume_init_ref() }
+    pub(super) fn starts(&self) -> Sorted<'_> {
+        // SAFETY: so many words are starts, initialised (see `body`).
+        Sorted::new(unsafe { self.body[..Self::CAPACITY].assume_init_ref() }, self.len())
     }
 
     /// The areas.
@@ -328,7 +367,7 @@ impl<V: Area> Leaf<V> {
     /// The first area that ends above `addr`; how many there are if none does.
     #[inline(always)]
     pub(super) fn first_above(&self, addr: u64) -> usize {
-        let i = count_up_to(self.starts(), addr);
+        let i = self.starts().count_up_to(addr);
         // All areas up to here start at or below `addr`: only the last of them can reach above it.
         let reaches = |before: &usize| self.areas().get(*before).is_some_and(|area| area.range().end > addr);
         i.checked_sub(1).filter(reaches).unwrap_or(i)
@@ -344,7 +383,7 @@ impl<V: Area> Leaf<V> {
     /// Where the area before area `i` ends, and where area `next` starts.
     pub(super) fn bounds(&self, i: usize, next: usize, above: &Above) -> (u64, u64) {
         let floor = i.checked_sub(1).and_then(|i| self.areas().get(i)).map_or(above.floor, |area| area.range().end);
-        (floor, self.starts().get(next).copied().unwrap_or(above.ceiling))
+        (floor, self.starts().as_slice().get(next).copied().unwrap_or(above.ceiling))
     }
 
     #[inline]
@@ -397,6 +436,7 @@ impl<V: Area> Leaf<V> {
         let (starts, areas) = self.columns();
         starts.copy_within(i + 1..len, i);
         areas.copy_within(i + 1..len, i);
+        starts[len - 1] = MaybeUninit::new(Sorted::NONE);
         self.head.len -= 1;
         self.head.run = 0;
     }
@@ -408,6 +448,7 @@ impl<V: Area> Leaf<V> {
         let (to_starts, to_areas) = to.columns();
         to_starts[into.clone()].copy_from_slice(&starts[from.clone()]);
         to_areas[into].copy_from_slice(&areas[from.clone()]);
+        starts[from.clone()].fill(MaybeUninit::new(Sorted::NONE));
         to.head.len += from.len() as u16;
         self.head.len = at as u16;
     }

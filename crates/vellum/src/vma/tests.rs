@@ -117,12 +117,15 @@ fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
             NodeRef::Leaf(leaf) => {
                 assert_eq!(level, 1, "a leaf on another level");
                 out.extend(leaf.areas());
-                assert!(leaf.starts().iter().eq(leaf.areas().iter().map(|seg| &seg.start)));
+                assert!(leaf.starts().is_clear_behind());
+                assert!(leaf.starts().as_slice().iter().eq(leaf.areas().iter().map(|seg| &seg.start)));
             }
             NodeRef::Inner(inner) => {
+                assert!(inner.starts().is_clear_behind() && inner.ends().is_clear_behind());
+                let (starts, ends) = (inner.starts().as_slice(), inner.ends().as_slice());
                 for i in 0..inner.len() {
                     let (extent, gap) = walk(inner.child(i).unwrap(), level - 1, nodes, out);
-                    assert_eq!((inner.starts()[i], inner.ends()[i]), (extent.start, extent.end));
+                    assert_eq!((starts[i], ends[i]), (extent.start, extent.end));
                     assert_eq!(inner.gaps()[i], gap);
                 }
                 assert!(inner.child(inner.len()).is_none(), "a child too many");

@@ -17,7 +17,7 @@ mod edit;
 use core::fmt;
 use core::iter::FusedIterator;
 
-use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, Spares, count_up_to};
+use super::node::{FANOUT, Leaf, Node, NodeMut, NodeRef, Page, Spares};
 use crate::addr::VirtRange;
 use edit::{Edited, edit, follow};
 
@@ -133,7 +133,7 @@ impl<V: Area> AreaTree<V> {
         let mut node = self.root.as_ref()?;
         loop {
             match node.get() {
-                NodeRef::Inner(inner) => node = inner.child(count_up_to(inner.ends(), addr))?,
+                NodeRef::Inner(inner) => node = inner.child(inner.ends().count_up_to(addr))?,
                 NodeRef::Leaf(leaf) => return Some((leaf, leaf.first_above(addr))),
             }
         }
@@ -147,7 +147,7 @@ impl<V: Area> AreaTree<V> {
         loop {
             match node.get() {
                 NodeRef::Inner(inner) => {
-                    let i = count_up_to(inner.ends(), addr);
+                    let i = inner.ends().count_up_to(addr);
                     before = i.checked_sub(1).and_then(|i| inner.child(i)).or(before);
                     let Some(child) = inner.child(i) else { break };
                     node = child;

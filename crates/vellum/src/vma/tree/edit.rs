@@ -3,7 +3,7 @@
 //! Each level hands down what the leaf cannot see by itself ([`Above`]): how far an area may reach, and what a split would
 //! cost. So the leaf can refuse before anything is changed, and one descent is enough.
 
-use super::super::node::{Leaf, Node, NodeMut, Spares, count_up_to};
+use super::super::node::{Leaf, Node, NodeMut, Spares};
 use super::Area;
 
 /// What a node needs to know of the tree around it.
@@ -49,7 +49,7 @@ pub(super) fn edit<V: Area, R>(
         NodeMut::Leaf(leaf) => return change(leaf, above, spares),
         NodeMut::Inner(inner) => inner,
     };
-    let i = count_up_to(inner.ends(), key).min(inner.len().checked_sub(1)?);
+    let i = inner.ends().count_up_to(key).min(inner.len().checked_sub(1)?);
     let before = inner.around(i);
     let below = inner.surroundings(i, &above);
     let done = edit(inner.child_mut(i)?, key, below, spares, change)?;
