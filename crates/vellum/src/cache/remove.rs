@@ -212,10 +212,10 @@ impl Batch {
             } else if let Some(head) = head(&row[0]) {
                 machine.put_folio(head, row.len() as u32, 0);
             }
+            machine.platform().resched();
         }
         while let Some(node) = self.nodes.pop(machine.frames()) {
             free_node(machine, node);
         }
-        machine.platform().resched();
     }
 }
