@@ -234,20 +234,19 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Nothing in the page tables depends on it, so there is nothing to do but to change the areas.
     fn set_advice(&self, range: UserRange, advice: Advice) -> Result<(), AdviseError> {
-        self.set_areas(&mut self.change(range), range, |v| v.advice == advice, |v| v.advice = advice)?;
+        self.set_areas(&mut self.change(range), range, |v| v.advice = advice)?;
         Ok(())
     }
 
     fn set_flags(&self, range: UserRange, flags: AreaFlags, on: bool) -> Result<(), AdviseError> {
-        let same = |v: &Vma| v.flags.contains(flags) == on;
-        self.set_areas(&mut self.change(range), range, same, |v| v.flags.set(flags, on))?;
+        self.set_areas(&mut self.change(range), range, |v| v.flags.set(flags, on))?;
         Ok(())
     }
 
     /// Whether a range is all mapped, and its areas (if that is asked) unlocked, and private anonymous memory.
     pub(super) fn all(&self, range: UserRange, unlocked: bool, private: bool) -> Result<(), AdviseError> {
         let areas = self.read();
-        for area in areas.overlapping(range).filter(|area| area.state != State::Dying) {
+        for area in areas.overlapping(self.tables.platform(), range).filter(|area| area.state != State::Dying) {
             if unlocked && area.flags.contains(AreaFlags::LOCKED) {
                 return Err(AdviseError::Locked(*area.range));
             }
@@ -255,7 +254,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Err(AdviseError::NotPrivate(*area.range));
             }
         }
-        if areas.covers(range) { Ok(()) } else { Err(AdviseError::NotMapped) }
+        if areas.covers(self.tables.platform(), range) { Ok(()) } else { Err(AdviseError::NotMapped) }
     }
 
     /// Side by side with faults; between preemption points it looks again what is there.
@@ -288,7 +287,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         while at < range.end {
             let areas = self.read();
             let left = range.tail(at);
-            let next = areas.overlapping(left).find(|v| v.state != State::Dying);
+            let next = areas.overlapping(self.tables.platform(), left).find(|v| v.state != State::Dying);
             let Some(area) = next else { return Err(AdviseError::NotMapped) };
             if area.state == State::Held {
                 drop(areas);

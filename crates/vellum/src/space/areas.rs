@@ -1,6 +1,7 @@
 //! The areas of a space, and what limits them.
 
 use core::cell::Cell;
+use core::convert::Infallible;
 use core::ptr::NonNull;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
@@ -108,12 +109,14 @@ impl<'a, 'p, P: Platform> Nodes<'a, 'p, P> {
 // SAFETY: a frame from the allocator is a page of memory, aligned to its size, that belongs to whoever allocated it.
 unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
     fn alloc(&self) -> Option<NonNull<u8>> {
+        self.machine.platform().resched();
         let frames = self.machine.frames();
         let allocated = self.machine.groups().alloc(frames, self.group, 0, false);
         allocated.inspect_err(|why| self.refused.set(*why)).ok().map(|(pfn, _)| frames.at(pfn.addr()))
     }
 
     unsafe fn free(&self, node: NonNull<u8>) {
+        self.machine.platform().resched();
         let offset = (node.as_ptr() as usize).wrapping_sub(self.machine.platform().direct_map() as usize);
         let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
         // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody else knows of it.
@@ -145,6 +148,7 @@ impl Areas {
     pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
         for area in self.tree.iter_from(0) {
             cache::release(machine, &area.backing, self.space, &mut self.orphans);
+            machine.platform().resched();
         }
         self.tree.clear(&Nodes::freeing(machine));
         core::mem::take(&mut self.orphans).free(machine);
@@ -174,34 +178,60 @@ impl Areas {
         self.tree.find(addr).filter(|v| v.state != State::Dying)
     }
 
-    /// The areas that overlap `range`, those being unmapped included.
-    pub(super) fn overlapping(&self, range: UserRange) -> impl Iterator<Item = &Vma> {
-        self.tree.iter_from(range.start).take_while(move |v| v.range.start < range.end)
+    /// Returns the first VMA that overlaps `range`, be it a dying one.
+    pub(super) fn first(&self, range: UserRange) -> Option<&Vma> {
+        self.tree.find_from(range.start).filter(|area| area.range.start < range.end)
     }
 
-    /// The first of them.
-    pub(super) fn first(&self, range: UserRange) -> Option<Vma> {
-        self.overlapping(range).next().copied()
-    }
-
-    /// Those of them that lie before the first hole.
-    pub(super) fn connected(&self, range: UserRange) -> impl Iterator<Item = &Vma> {
-        let mut end = range.start;
-        self.overlapping(range).take_while(move |area| {
-            let connected = area.range.start <= end && area.state != State::Dying;
-            end = area.range.end;
-            connected
+    /// Returns the VMAs that overlap `range`, dying ones included. However many a program has made
+    /// there, the iterator gives way to other work between two of them (INV-11), inside the lock of
+    /// the VMAs.
+    pub(super) fn overlapping<P: Platform>(&self, platform: &P, range: UserRange) -> impl Iterator<Item = &Vma> {
+        let areas = self.tree.iter_from(range.start).take_while(move |area| area.range.start < range.end);
+        areas.inspect(move |area| {
+            if area.range.start > range.start {
+                platform.resched();
+            }
         })
     }
 
-    /// The first of them that is sealed.
-    pub(super) fn sealed(&self, range: UserRange) -> Option<VirtRange> {
-        self.overlapping(range).find(|v| v.flags.contains(AreaFlags::SEALED)).map(|v| *v.range)
+    /// Looks once at the VMAs of `range`. `look` sees each, and whether all that lies before it in
+    /// the range is mapped; the first that it refuses ends this.
+    ///
+    /// # Errors
+    /// What `look` answers.
+    #[inline]
+    pub(super) fn survey<P: Platform, E>(
+        &self,
+        platform: &P,
+        range: UserRange,
+        mut look: impl FnMut(&Vma, bool) -> Result<(), E>,
+    ) -> Result<Survey, E> {
+        let mut survey = Survey { covered: true, ..Survey::default() };
+        let mut end = range.start;
+        for area in self.overlapping(platform, range) {
+            survey.covered &= area.range.start <= end && area.state != State::Dying;
+            look(area, survey.covered)?;
+            let (below, above) = (area.range.start < range.start, area.range.end > range.end);
+            survey.cuts += below as usize + above as usize;
+            survey.splits |= below && above;
+            survey.amounts.add(area, range);
+            end = area.range.end;
+        }
+        survey.covered &= end >= range.end;
+        Ok(survey)
     }
 
-    /// Whether every address of `range` is mapped.
-    pub(super) fn covers(&self, range: UserRange) -> bool {
-        self.connected(range).last().map_or(range.start, |area| area.range.end) >= range.end
+    /// Returns whether every address of `range` is mapped.
+    pub(super) fn covers<P: Platform>(&self, platform: &P, range: UserRange) -> bool {
+        let looked = self.survey(platform, range, |_, _| Ok::<_, Infallible>(()));
+        looked.is_ok_and(|survey| survey.covered)
+    }
+
+    /// Returns the first VMA of `range` that is sealed.
+    pub(super) fn sealed<P: Platform>(&self, platform: &P, range: UserRange) -> Option<VirtRange> {
+        let mut areas = self.overlapping(platform, range);
+        areas.find(|area| area.flags.contains(AreaFlags::SEALED)).map(|area| *area.range)
     }
 
     /// Of the ends of `range`, how many lie inside an area: how many areas [`Areas::isolate`] adds.
@@ -240,19 +270,23 @@ impl Areas {
     ) {
         let mut at = range.start;
         while at < range.end
-            && let Some(area) = self.first(range.tail(at))
+            && let Some(area) = self.first(range.tail(at)).map(|area| area.range)
         {
-            self.tree.update(area.range.start, &mut change);
-            at = area.range.end.min(range.end);
+            self.tree.update(area.start, &mut change);
+            at = area.end.min(range.end);
             machine.platform().resched();
         }
     }
 
     /// Take out every area of `range`, which was isolated.
     pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
-        while let Some(area) = self.first(range) {
+        let mut at = range.start;
+        while at < range.end
+            && let Some(area) = self.first(range.tail(at)).copied()
+        {
             self.tree.remove(&Nodes::freeing(machine), area.range.start);
             cache::release(machine, &area.backing, self.space, &mut self.orphans);
+            at = area.range.end.min(range.end);
             machine.platform().resched();
         }
     }
@@ -270,25 +304,33 @@ impl Areas {
     /// work on, who counts on where it begins and ends. So he who is done joins all areas that have a part in what he was at work on to
     /// what is on either side of them.
     pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
-        let first = self.tree.find(range.start).or_else(|| self.tree.find_from(range.start));
-        let first = first.map_or(range.start, |area| area.range.start.min(range.start));
-        let first = self.tree.find(first.saturating_sub(1)).or_else(|| self.tree.find_from(first));
-        let Some(mut before) = first.copied() else { return };
-        while before.range.start <= range.end {
-            let Some(next) = self.tree.find_from(before.range.end).copied() else { return };
-            if next.continues(&before)
+        let first = self.tree.find_from(range.start).map_or(range.start, |area| area.range.start.min(range.start));
+        let mut at = first.saturating_sub(1);
+        while let Some((before, next)) = self.next_to_join(machine.platform(), at, range.end) {
+            self.tree.remove(&Nodes::freeing(machine), next.range.start);
+            cache::release(machine, &next.backing, self.space, &mut self.orphans);
+            self.tree.update(before.start, |v| v.range.append(&next.range));
+            at = before.start;
+        }
+    }
+
+    /// The next two neighbours that can be joined: the first of them ends above `at` and begins at
+    /// `end` at the latest.
+    fn next_to_join<P: Platform>(&self, platform: &P, at: u64, end: u64) -> Option<(UserRange, Vma)> {
+        let mut areas = self.tree.iter_from(at);
+        let mut before = areas.next()?;
+        while before.range.start <= end {
+            let next = areas.next()?;
+            if next.continues(before)
                 && !self.claims.is_changing(&next.range)
                 && !self.claims.is_changing(&before.range)
             {
-                self.tree.remove(&Nodes::freeing(machine), next.range.start);
-                cache::release(machine, &next.backing, self.space, &mut self.orphans);
-                self.tree.update(before.range.start, |v| v.range.append(&next.range));
-                before.range.append(&next.range);
-            } else {
-                before = next;
+                return Some((before.range, *next));
             }
-            machine.platform().resched();
+            before = next;
+            platform.resched();
         }
+        None
     }
 
     /// Bookkeeping for the areas of `range`, which come (`+1`) or go (`-1`).
@@ -305,13 +347,12 @@ impl Areas {
         sign: i64,
     ) {
         let mut amounts = Amounts::default();
-        for area in self.overlapping(range) {
+        for area in self.overlapping(machine.platform(), range) {
             let mut area = *area;
             change(&mut area);
             amounts.add(&area, range);
-            machine.platform().resched();
         }
-        self.add(amounts, sign);
+        self.count(&amounts, sign);
     }
 
     /// Whether the limits allow `len` bytes more that are used as `kind` is, `replaced` bytes being given up for them.
@@ -334,10 +375,11 @@ impl Areas {
     pub(super) fn account(&mut self, area: &Vma, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
         amounts.add(area, range);
-        self.add(amounts, sign);
+        self.count(&amounts, sign);
     }
 
-    fn add(&mut self, amounts: Amounts, sign: i64) {
+    /// The same for what VMAs come to.
+    pub(super) fn count(&mut self, amounts: &Amounts, sign: i64) {
         let add = |to: &mut u64, bytes: u64| *to = to.wrapping_add(bytes.wrapping_mul(sign as u64));
         add(&mut self.mapped, amounts.mapped);
         add(&mut self.data, amounts.data);
@@ -347,17 +389,30 @@ impl Areas {
     }
 }
 
+/// What one look at the VMAs of a range finds.
+#[derive(Default)]
+pub(super) struct Survey {
+    /// Whether they cover all of it, and none of them is dying.
+    pub(super) covered: bool,
+    /// Of the range's ends, how many lie inside a VMA: as many are added by [`Areas::isolate`].
+    pub(super) cuts: usize,
+    /// Whether one VMA reaches beyond both ends.
+    pub(super) splits: bool,
+    /// What the VMAs count as, as far as they lie in the range.
+    pub(super) amounts: Amounts,
+}
+
 /// Bytes of some areas, by what they count as.
 #[derive(Default)]
-struct Amounts {
-    mapped: u64,
-    data: u64,
+pub(super) struct Amounts {
+    pub(super) mapped: u64,
+    pub(super) data: u64,
     locked: u64,
     displaced: u64,
 }
 
 impl Amounts {
-    fn add(&mut self, area: &Vma, range: UserRange) {
+    pub(super) fn add(&mut self, area: &Vma, range: UserRange) {
         let bytes = area.range.intersect(&range).len();
         let if_it = |is: bool| if is { bytes } else { 0 };
         self.mapped += bytes;

@@ -193,7 +193,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         {
             let areas = self.read();
             let rest = UserRange::all(&self.tables.arch).tail(at);
-            let next = areas.overlapping(rest).find(|area| {
+            let next = areas.overlapping(self.tables.platform(), rest).find(|area| {
                 area.state == State::Live && area.range.end > at && self.may_collapse(area) && self.orders(area) != 0
             });
             let Some(area) = next.copied() else {

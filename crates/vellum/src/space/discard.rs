@@ -71,7 +71,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = range.start;
         while at < range.end {
             let areas = self.read();
-            let next = areas.overlapping(range.tail(at)).find(|v| v.state != State::Dying);
+            let next = areas.overlapping(self.tables.platform(), range.tail(at)).find(|v| v.state != State::Dying);
             let Some(area) = next else { return Err(AdviseError::NotMapped) };
             holes |= area.range.start > at;
             if area.flags.contains(AreaFlags::LOCKED) {

@@ -182,7 +182,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> Option<(u64, u64)> {
         let arch = &self.tables.arch;
         let areas = self.read();
-        let Some(area) = areas.overlapping(range).next() else { return Some((range.end, 0)) };
+        let Some(area) = areas.first(range) else { return Some((range.end, 0)) };
         let part = area.range.intersect(&range);
         match area.state {
             State::Held => return None,

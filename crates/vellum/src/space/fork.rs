@@ -136,6 +136,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if !area.flags.contains(AreaFlags::WIPEONFORK) && !area.backing.is_shared() {
                 f(&area)?;
             }
+            self.tables.platform().resched();
         }
     }
 

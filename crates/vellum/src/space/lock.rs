@@ -114,17 +114,13 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         lock.set(AreaFlags::ONFAULT, on_fault);
         let mut change = self.change(range);
         let areas = change.areas();
+        let is_locked = |area: &&Vma| area.flags.contains(AreaFlags::LOCKED);
         let there = |area: &Vma| area.range.intersect(&range).len();
-        let locked = areas.overlapping(range).filter(|v| v.flags.contains(AreaFlags::LOCKED)).map(there).sum::<u64>();
+        let locked = areas.overlapping(self.tables.platform(), range).filter(is_locked).map(there).sum::<u64>();
         if (areas.locked - locked).saturating_add(range.len()) > areas.limits.locked {
             return Err(LockError::LockLimit);
         }
-        self.set_areas(
-            &mut change,
-            range,
-            |v| v.flags & AreaFlags::LOCKS == lock,
-            |v| v.flags = with_lock(v.flags, lock),
-        )?;
+        self.set_areas(&mut change, range, |v| v.flags = with_lock(v.flags, lock))?;
         drop(change);
         self.fault_in_locked(range).map_err(LockError::Fault)
     }
@@ -135,9 +131,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// See [`LockError`].
     pub fn unlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
         let range = self.pages_of(addr, len)?;
-        let same = |v: &Vma| !v.flags.intersects(AreaFlags::LOCKS);
         let mut change = self.change(range);
-        if self.set_areas(&mut change, range, same, |v| v.flags -= AreaFlags::LOCKS)? {
+        if self.set_areas(&mut change, range, |v| v.flags -= AreaFlags::LOCKS)? {
             change.let_go();
             self.make_evictable(range);
         }
@@ -245,7 +240,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         let mut at = range.start;
         while at < range.end {
             let left = range.tail(at);
-            let Some(area) = self.read().first(left) else { return Ok(()) };
+            let Some(area) = self.read().first(left).copied() else { return Ok(()) };
             let part = area.range.intersect(&left);
             if area.flags & AreaFlags::LOCKS == AreaFlags::LOCKED {
                 self.populate(part, area.populated_by())?;

@@ -296,7 +296,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         {
             return Err(MapError::Exists(*area.range.intersect(&range)));
         }
-        let replaced: u64 = areas.overlapping(range).map(|v| v.range.intersect(&range).len()).sum();
+        let platform = self.tables.platform();
+        let replaced: u64 = areas.overlapping(platform, range).map(|v| v.range.intersect(&range).len()).sum();
         self.check(areas, range, replaced, request)?;
         if replaced == 0 {
             areas.reserve(self.tables.machine, self.group(), 1)?;

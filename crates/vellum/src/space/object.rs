@@ -227,7 +227,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn each_in_objects(&self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
         let areas = self.read();
-        for area in areas.overlapping(range).filter(|area| !area.backing.is_anonymous()) {
+        for area in areas.overlapping(self.tables.platform(), range).filter(|area| !area.backing.is_anonymous()) {
             // SAFETY: the areas are locked.
             let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
             let part = area.range.intersect(&range);
@@ -238,6 +238,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             {
                 visit(area, part.start + ((page - first) << shift), here);
                 at = page + 1;
+                self.tables.platform().resched();
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, Sharing, Vma};
 
 use super::AddressSpace;
+use super::areas::Amounts;
 use super::claims::Change;
 
 /// Why nothing was changed.
@@ -83,29 +84,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(());
         }
         let mut change = self.change(range);
-        if let Some(area) = change.areas().connected(range).find(|v| v.flags.contains(AreaFlags::SEALED)) {
-            return Err(ProtectError::Sealed(*area.range));
-        }
-        let never = |v: &&Vma| v.backing.sharing == Sharing::ReadOnly;
-        if prot.contains(Prot::WRITE)
-            && let Some(area) = change.areas().connected(range).find(never)
-        {
-            return Err(ProtectError::Denied(*area.range));
-        }
-        let areas = change.areas();
-        let gains = |v: &&Vma| prot.contains(Prot::WRITE) || !v.prot.contains(Prot::EXEC);
-        if !areas.limits.exec_gain
-            && prot.contains(Prot::EXEC)
-            && let Some(area) = areas.connected(range).find(gains)
-        {
-            return Err(ProtectError::ExecGain(*area.range));
-        }
-        let becomes_data = |v: &&Vma| !v.is_data() && Vma { prot, ..**v }.is_data();
-        let more = areas.overlapping(range).filter(becomes_data).map(|v| v.range.intersect(&range).len()).sum::<u64>();
-        if more > 0 && areas.data.saturating_add(more) > areas.limits.data {
-            return Err(ProtectError::DataLimit);
-        }
-        if self.set_areas(&mut change, range, |v| v.prot == prot, |v| v.prot = prot)? {
+        let exec_gain = change.areas().limits.exec_gain;
+        let (writes, executes) = (prot.contains(Prot::WRITE), prot.contains(Prot::EXEC));
+        let check = |area: &Vma| {
+            if writes && area.backing.sharing == Sharing::ReadOnly {
+                Err(ProtectError::Denied(*area.range))
+            } else if !exec_gain && executes && (writes || !area.prot.contains(Prot::EXEC)) {
+                Err(ProtectError::ExecGain(*area.range))
+            } else if area.flags.contains(AreaFlags::SEALED) {
+                Err(ProtectError::Sealed(*area.range))
+            } else {
+                Ok(())
+            }
+        };
+        if self.set_areas_if(&mut change, range, check, |v| v.prot = prot)? {
             change.let_go();
             self.reprotect(range, prot);
         }
@@ -113,42 +105,71 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Change (`set`) the areas of `range`, split at its ends, with no huge mapping reaching across. `false`: all of them are
-    /// as they should be (`same`) already.
+    /// as they should be already.
     pub(super) fn set_areas(
         &self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
-        same: impl Fn(&Vma) -> bool,
         set: impl Fn(&mut Vma),
     ) -> Result<bool, ProtectError> {
+        self.set_areas_if(change, range, |_| Ok(()), set)
+    }
+
+    /// The same, unless `check` refuses to have one of them changed.
+    fn set_areas_if(
+        &self,
+        change: &mut Change<'_, 'm, P, A>,
+        range: UserRange,
+        check: impl Fn(&Vma) -> Result<(), ProtectError>,
+        set: impl Fn(&mut Vma),
+    ) -> Result<bool, ProtectError> {
+        let machine = self.tables.machine;
         let areas = change.areas();
-        if !areas.covers(range) {
+        let mut same = true;
+        let mut coming = Amounts::default();
+        let found = areas.survey(machine.platform(), range, |area, connected| {
+            if !connected {
+                return Err(ProtectError::NotMapped);
+            }
+            check(area)?;
+            let mut new = *area;
+            set(&mut new);
+            same &= new == *area;
+            coming.add(&new, range);
+            Ok(())
+        })?;
+        if !found.covered {
             return Err(ProtectError::NotMapped);
         }
-        if areas.overlapping(range).all(same) {
+        if same {
             return Ok(false);
         }
-        let cuts = areas.cuts(range);
-        if cuts > 0 && areas.tree.len() + cuts > areas.limits.areas {
-            return Err(ProtectError::TooManyAreas);
+        let more = coming.data.saturating_sub(found.amounts.data);
+        if more > 0 && areas.data.saturating_add(more) > areas.limits.data {
+            return Err(ProtectError::DataLimit);
         }
-        areas.reserve(self.tables.machine, self.group(), cuts)?;
-        areas.isolate(self.tables.machine, range);
+        if found.cuts > 0 {
+            if areas.tree.len() + found.cuts > areas.limits.areas {
+                return Err(ProtectError::TooManyAreas);
+            }
+            areas.reserve(machine, self.group(), found.cuts)?;
+            areas.isolate(machine, range);
+        }
         // In the lock in which the limits were looked at, the areas count as they will be.
-        areas.account_all(self.tables.machine, range, -1);
-        areas.account_as(self.tables.machine, range, &set, 1);
+        areas.count(&found.amounts, -1);
+        areas.count(&coming, 1);
         if self.tables.has_edges(range) {
             // Faults go on meanwhile, but the areas end at the ends of the range now, so that no new huge mapping reaches
             // across.
             change.let_go();
             if let Err(error) = self.tables.split_edges(range) {
                 let areas = change.areas();
-                areas.account_as(self.tables.machine, range, &set, -1);
-                areas.account_all(self.tables.machine, range, 1);
+                areas.count(&coming, -1);
+                areas.count(&found.amounts, 1);
                 return Err(error.into());
             }
         }
-        change.areas().each(self.tables.machine, range, set);
+        change.areas().each(machine, range, set);
         Ok(true)
     }
 

@@ -234,7 +234,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })?;
         let pages = (range.len() >> shift) as usize;
         let answer = answer.get_mut(..pages).ok_or(QueryError::TooShort(pages))?;
-        if !range.is_empty() && !self.read().covers(range) {
+        if !range.is_empty() && !self.read().covers(self.tables.platform(), range) {
             return Err(QueryError::NotMapped);
         }
         self.runs(*range, |run| {

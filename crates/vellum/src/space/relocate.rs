@@ -213,7 +213,7 @@ impl Parts {
     fn next(&self, areas: &Areas, at: u64) -> Option<Part> {
         let area = match self.kept.is_empty() {
             true => *areas.find(at)?,
-            false => areas.first(self.kept.tail(at))?,
+            false => *areas.first(self.kept.tail(at))?,
         };
         let from = area.range.tail(area.range.start.max(at)).head(self.kept.end);
         let start = self.to.start + (from.start - self.kept.start);

@@ -342,11 +342,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         let to = self.target(areas, wanted)?;
-        if let Some(sealed) = areas.sealed(old).or_else(|| areas.sealed(to)) {
+        let platform = self.tables.platform();
+        if let Some(sealed) = areas.sealed(platform, old).or_else(|| areas.sealed(platform, to)) {
             return Err(RemapError::Sealed(sealed));
         }
         if wanted.flags.contains(RemapFlags::DONTUNMAP) {
-            let replaced = areas.overlapping(to).map(|v| v.range.intersect(&to).len()).sum();
+            let replaced = areas.overlapping(platform, to).map(|v| v.range.intersect(&to).len()).sum();
             areas.allow(&Vma { flags: area.flags - AreaFlags::LOCKS, ..area }, wanted.len, replaced)?;
         }
         Ok(Plan::Move(to))

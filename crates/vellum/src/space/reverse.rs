@@ -75,7 +75,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> u64 {
         let (arch, machine) = (&self.tables.arch, self.tables.machine);
         let areas = self.read();
-        let Some(area) = areas.overlapping(range).find(|area| !area.backing.is_anonymous()) else { return range.end };
+        let Some(area) = areas.overlapping(self.tables.platform(), range).find(|area| !area.backing.is_anonymous())
+        else {
+            return range.end;
+        };
         let part = area.range.intersect(&range);
         let table = match self.tables.find(part) {
             Found::Hole(end) => return end,
@@ -134,7 +137,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn let_go_next(&self, range: UserRange, isolated: Isolated, gather: &mut Gather<'_, 'm, P>) -> u64 {
         let arch = &self.tables.arch;
         let areas = self.read();
-        let Some(area) = areas.overlapping(range).next() else { return range.end };
+        let Some(area) = areas.first(range) else { return range.end };
         let part = area.range.intersect(&range);
         if area.state != State::Live {
             return part.end;

@@ -229,7 +229,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = range.start;
         while at < range.end && !pass.full {
             let rest = range.tail(at);
-            let next = self.read().overlapping(rest).find(|v| v.state != State::Dying).copied();
+            let next = self.read().overlapping(self.tables.platform(), rest).find(|v| v.state != State::Dying).copied();
             let Some(area) = next else {
                 at = range.end;
                 break;

@@ -77,14 +77,15 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             return Ok(());
         }
         let sealed = AreaFlags::SEALED;
-        self.set_areas(&mut self.change(range), range, |v| v.flags.contains(sealed), |v| v.flags |= sealed)?;
+        self.set_areas(&mut self.change(range), range, |v| v.flags |= sealed)?;
         Ok(())
     }
 
     /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where no object has it.
     pub(super) fn may_forget(&self, range: UserRange) -> Result<(), AdviseError> {
         let areas = self.read();
-        let mut sealed = areas.overlapping(range).filter(|v| v.flags.contains(AreaFlags::SEALED));
+        let mut sealed =
+            areas.overlapping(self.tables.platform(), range).filter(|v| v.flags.contains(AreaFlags::SEALED));
         let forbids =
             sealed.find(|v| v.state != State::Dying && v.backing.is_anonymous() && !v.prot.contains(Prot::WRITE));
         forbids.map_or(Ok(()), |area| Err(AdviseError::Sealed(*area.range)))

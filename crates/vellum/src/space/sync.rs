@@ -55,9 +55,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         })?;
         let areas = self.read();
         let locked = |area: &&crate::vma::Vma| area.flags.contains(AreaFlags::LOCKED);
-        if invalidate && let Some(area) = areas.overlapping(range).find(locked) {
+        if invalidate && let Some(area) = areas.overlapping(self.tables.platform(), range).find(locked) {
             return Err(SyncError::Locked(*area.range));
         }
-        if range.is_empty() || areas.covers(range) { Ok(()) } else { Err(SyncError::NotMapped) }
+        if range.is_empty() || areas.covers(self.tables.platform(), range) { Ok(()) } else { Err(SyncError::NotMapped) }
     }
 }

@@ -5,7 +5,7 @@ use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::vma::{State, Vma};
+use crate::vma::{AreaFlags, State, Vma};
 
 use super::AddressSpace;
 use super::claims::Change;
@@ -70,12 +70,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Err(UnmapError::ZeroLength);
         }
         let mut change = self.change(range);
-        if change.areas().first(range).is_none() {
-            return Ok(());
+        if self.begin_unmap(&mut change, range, State::Dying, None)? {
+            self.zap_all(range);
+            change.areas().remove(self.tables.machine, range);
         }
-        self.begin_unmap(&mut change, range, State::Dying, None)?;
-        self.zap_all(range);
-        change.areas().remove(self.tables.machine, range);
         Ok(())
     }
 
@@ -100,37 +98,44 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping
     /// reaching across, and let go of the areas. `coming` is what will be there afterwards, if
     /// anything: from now on it counts instead of them, in the lock in which the limits were looked
-    /// at.
+    /// at. Returns whether there is any area; if not, nothing has changed.
     pub(super) fn begin_unmap(
         &self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         going: State,
         coming: Option<&Vma>,
-    ) -> Result<(), UnmapError> {
+    ) -> Result<bool, UnmapError> {
+        let machine = self.tables.machine;
         let areas = change.areas();
-        if let Some(sealed) = areas.sealed(range) {
-            return Err(UnmapError::Sealed(sealed));
+        let found =
+            areas.survey(machine.platform(), range, |area, _| match area.flags.contains(AreaFlags::SEALED) {
+                true => Err(UnmapError::Sealed(*area.range)),
+                false => Ok(()),
+            })?;
+        if found.amounts.mapped == 0 {
+            return Ok(false);
         }
         // Only a hole in the middle of an area leaves more areas than there were.
-        let hole = areas.tree.find(range.start).is_some_and(|v| v.range.start < range.start && range.end < v.range.end);
-        if hole && areas.tree.len() >= areas.limits.areas {
+        if found.splits && areas.tree.len() >= areas.limits.areas {
             return Err(UnmapError::TooManyAreas);
         }
-        areas.reserve(self.tables.machine, self.group(), areas.cuts(range))?;
-        areas.isolate(self.tables.machine, range);
-        areas.each(self.tables.machine, range, |v| v.state = going);
-        areas.account_all(self.tables.machine, range, -1);
+        if found.cuts > 0 {
+            areas.reserve(machine, self.group(), found.cuts)?;
+            areas.isolate(machine, range);
+        }
+        areas.each(machine, range, |v| v.state = going);
+        areas.count(&found.amounts, -1);
         coming.inspect(|area| areas.account(area, range, 1));
         let edges = self.tables.has_edges(range);
         change.let_go();
         if edges && let Err(error) = self.tables.split_edges(range) {
             let areas = change.areas();
-            areas.each(self.tables.machine, range, |v| v.state = State::Live);
+            areas.each(machine, range, |v| v.state = State::Live);
             coming.inspect(|area| areas.account(area, range, -1));
-            areas.account_all(self.tables.machine, range, 1);
+            areas.count(&found.amounts, 1);
             return Err(error.into());
         }
-        Ok(())
+        Ok(true)
     }
 }

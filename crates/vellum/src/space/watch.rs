@@ -126,11 +126,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let mut change = self.change(range);
         let areas = change.areas();
-        if !areas.covers(range) {
+        if !areas.covers(self.tables.platform(), range) {
             return Err(WatchError::NotMapped);
         }
         let waits = what.contains(AreaFlags::MISSING) || !what.contains(AreaFlags::ASYNC);
-        for area in areas.overlapping(range) {
+        for area in areas.overlapping(self.tables.platform(), range) {
             if waits && !area.backing.is_anonymous() {
                 return Err(WatchError::Unwatchable(*area.range));
             }
@@ -139,8 +139,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         let now = |v: &Vma| (v.flags - AreaFlags::WATCHES) | what;
-        let same = |v: &Vma| v.watcher == Some(by) && v.flags == now(v);
-        self.set_areas(&mut change, range, same, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
+        self.set_areas(&mut change, range, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
         if !what.contains(AreaFlags::WRITES) {
             change.let_go();
             self.forget_marks(range);
@@ -157,11 +156,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut change = self.change(range);
         let mut rest = range;
         loop {
-            let area = change.areas().overlapping(rest).find(|v| v.watcher == Some(by)).copied();
+            let area =
+                change.areas().overlapping(self.tables.platform(), rest).find(|v| v.watcher == Some(by)).copied();
             let Some(area) = area else { return Ok(()) };
             let part = area.range.intersect(&rest);
             let nobody = |v: &mut Vma| (v.watcher, v.flags) = (None, v.flags - AreaFlags::WATCHES);
-            self.set_areas(&mut change, part, |_| false, nobody)?;
+            self.set_areas(&mut change, part, nobody)?;
             change.let_go();
             self.forget_marks(part);
             rest = rest.tail(part.end);
@@ -197,8 +197,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn change_watched(&self, range: UserRange) -> Result<super::claims::Change<'_, 'm, P, A>, WatchError> {
         let mut change = self.change(range);
         let areas = change.areas();
-        let watched = areas.overlapping(range).all(|v| v.flags.contains(AreaFlags::WRITES));
-        if !watched || !areas.covers(range) {
+        let watched = areas.overlapping(self.tables.platform(), range).all(|v| v.flags.contains(AreaFlags::WRITES));
+        if !watched || !areas.covers(self.tables.platform(), range) {
             return Err(WatchError::NotWatched);
         }
         change.let_go();
