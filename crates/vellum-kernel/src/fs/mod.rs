@@ -20,6 +20,7 @@
 //! | [`archive`] | the archive of first files |
 
 pub mod archive;
+mod bytes;
 pub mod cgroup;
 pub mod device;
 pub mod event;

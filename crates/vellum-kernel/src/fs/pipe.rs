@@ -3,12 +3,12 @@
 //! A write of at most [`ATOMIC`] bytes is in one piece. Readers wait for bytes or for the last writer to go; writers for room
 //! or for the last reader to go.
 
+use super::bytes::Bytes;
 use super::inode::{Change, File, Inode};
 use super::io::{Sink, Source, in_pieces};
 use super::meta::{Device, Kind, Meta};
 use crate::errno::Errno;
 use crate::wait::Queue;
-use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::any::Any;
 use linux_raw_sys::general::{
@@ -32,7 +32,7 @@ pub struct Pipe {
 }
 
 struct State {
-    bytes: VecDeque<u8>,
+    bytes: Bytes,
     capacity: usize,
     readers: u32,
     writers: u32,
@@ -43,7 +43,7 @@ struct State {
 
 impl Default for Pipe {
     fn default() -> Self {
-        let state = State { bytes: VecDeque::new(), capacity: CAPACITY, readers: 0, writers: 0, opened: [0; 2] };
+        let state = State { bytes: Bytes::default(), capacity: CAPACITY, readers: 0, writers: 0, opened: [0; 2] };
         Pipe { state: Mutex::new(state), changed: Queue::new() }
     }
 }
@@ -100,7 +100,7 @@ impl Drop for End {
         state.readers -= u32::from(self.reads);
         state.writers -= u32::from(self.writes);
         if state.readers == 0 && state.writers == 0 {
-            state.bytes = VecDeque::new();
+            state.bytes = Bytes::default();
         }
         drop(state);
         self.pipe.changed.wake_all();
@@ -120,12 +120,12 @@ impl File for End {
             return if state.writers == 0 { Ok(0) } else { Err(Errno::EAGAIN) };
         }
         let done = in_pieces(|| {
-            let (first, _) = state.bytes.as_slices();
+            let first = state.bytes.first();
             if first.is_empty() || to.room() == 0 {
                 return Ok((0, false));
             }
             let put = to.put(first)?;
-            state.bytes.drain(..put);
+            state.bytes.drop_first(put);
             Ok((put, true))
         });
         drop(state);
@@ -151,16 +151,16 @@ impl File for End {
         }
         let mut room = room.min(wanted);
         let done = in_pieces(|| {
-            let mut piece = [0; 512];
-            let count = room.min(piece.len());
-            if count == 0 {
+            if room == 0 {
                 return Ok((0, false));
             }
-            state.bytes.try_reserve(count)?;
-            let taken = from.take(&mut piece[..count])?;
-            state.bytes.extend(&piece[..taken]);
-            room -= taken;
-            Ok((taken, true))
+            let place = state.bytes.room()?;
+            let count = room.min(place.len());
+            let taken = from.take(&mut place[..count]);
+            let added = taken.unwrap_or(0);
+            state.bytes.add(added);
+            room -= added;
+            taken.map(|taken| (taken, true))
         });
         drop(state);
         self.pipe.changed.wake_all();
