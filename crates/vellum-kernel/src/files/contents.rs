@@ -24,9 +24,6 @@ pub struct InObject {
     sizing: Mutex<()>,
 }
 
-/// What is written in such pieces gets its memory in such pieces too, in one folio if policy allows: so a program's text is
-/// contiguous.
-const AHEAD: u64 = 64 << 10;
 const PAGE: usize = FRAME_SIZE as usize;
 
 /// What a call answers; it is made again if memory is short and some of it may go to swap.
@@ -103,10 +100,6 @@ impl Pages for InObject {
             let to = at + done as u64;
             let (page, offset) = (to / FRAME_SIZE, (to % FRAME_SIZE) as usize);
             let wanted = from.left().min(PAGE - offset);
-            if to.is_multiple_of(AHEAD) && from.left() as u64 >= AHEAD {
-                // What can't be had is asked for again below, by the page.
-                let _ = self.object.allocate(to..to + AHEAD, payer::payer());
-            }
             // First the page: what has been taken can't be put back, and the call may be made again.
             let page = match self.object.page_or_new(page, payer::payer()) {
                 Ok(page) => page,
@@ -129,6 +122,11 @@ impl Pages for InObject {
             }
         }
         Ok(done)
+    }
+
+    fn expect(&self, bytes: Range<u64>) {
+        // What can't be had is asked for again by the page.
+        let _ = self.object.allocate(bytes, payer::payer());
     }
 
     fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {

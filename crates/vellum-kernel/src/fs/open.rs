@@ -26,8 +26,10 @@ const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME;
 const AT_ONCE: u32 = O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_CLOEXEC;
 /// The most bytes of entries that are gathered at once.
 const GATHERED: usize = 32 << 10;
-/// As many bytes are read or written at once; then others go first.
-const PIECE: usize = 64 << 10;
+/// As many bytes are read at once; then others go first.
+const PIECE: usize = 16 << 10;
+/// As many bytes are a file's to write at once, or fewer.
+const OFFERED: usize = 64 << 10;
 
 /// An open file description.
 pub struct Open {
@@ -299,7 +301,7 @@ impl Open {
         };
         let mut done = 0;
         loop {
-            match self.attempt(file, || write(&mut Part(&mut *from, PIECE))).await {
+            match self.attempt(file, || write(&mut Part(&mut *from, OFFERED))).await {
                 Ok(count) => done += count,
                 Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
             }

@@ -35,6 +35,9 @@ pub trait Pages: Send + Sync {
     /// The source's, `ENOSPC` or `ENOMEM`, if nothing was written.
     fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno>;
 
+    /// All of a range is about to be written. It may be as well to get memory for it together.
+    fn expect(&self, _bytes: Range<u64>) {}
+
     /// Have memory for a range, which may be beyond the end; the size stays.
     ///
     /// # Errors

@@ -22,39 +22,66 @@ fn is_wanted(child: &Process, pid: i64, own: &Process) -> bool {
 
 /// A child that has something to tell, and what; it is told once, unless `keep`.
 fn news(own: &Process, pid: i64, options: u32, ended: bool, keep: bool) -> Option<Result<(Arc<Process>, Life), Errno>> {
-    let families = Families::lock();
-    let mut children = process::walk(0, |from| process::first(&own.children.lock(), from))
-        .filter(|child| is_wanted(child, pid, own))
-        .peekable();
-    if children.peek().is_none() {
-        return Some(Err(Errno::ECHILD));
-    }
-    for child in children {
-        let mut life = child.life.lock();
-        let now = *life;
-        let tells = match now {
-            Life::Exited(_) | Life::Killed(_) => ended && child.has_ended(&families),
-            Life::Stopped(_, told) => !told && options & abi::WUNTRACED != 0,
-            Life::Continued => options & abi::WCONTINUED != 0,
-            Life::Running => false,
-        };
-        if !tells {
-            continue;
-        }
-        if !keep {
-            match now {
-                Life::Stopped(signal, _) => *life = Life::Stopped(signal, true),
-                Life::Continued => *life = Life::Running,
-                _ => {}
+    /// Children that are looked at before others may have the lock of all families.
+    const AT_ONCE: usize = 64;
+    // One that is asked for by its number is found by it.
+    let (mut from, most) = if pid > 0 { (pid as u32, 1) } else { (0, AT_ONCE) };
+    let mut any = false;
+    loop {
+        let families = Families::lock();
+        let mut children = process::walk(from, |from| process::first(&own.children.lock(), from)).take(most);
+        let mut last = None;
+        let told = children.find_map(|child| {
+            last = Some(child.pid);
+            if !is_wanted(&child, pid, own) {
+                return None;
             }
+            any = true;
+            let life = told_by(&families, &child, own, options, ended, keep)?;
+            Some((child, life))
+        });
+        if let Some(told) = told {
+            return Some(Ok(told));
         }
-        drop(life);
-        if !keep && now.is_over() {
-            own.reap(&families, &child);
+        match last {
+            Some(last) if most > 1 => from = last + 1,
+            _ => return (!any).then_some(Err(Errno::ECHILD)),
         }
-        return Some(Ok((child, now)));
     }
-    None
+}
+
+/// What a child has to tell, if anything; it is told once, unless `keep`.
+fn told_by(
+    families: &Families,
+    child: &Arc<Process>,
+    own: &Process,
+    options: u32,
+    ended: bool,
+    keep: bool,
+) -> Option<Life> {
+    let mut life = child.life.lock();
+    let now = *life;
+    let tells = match now {
+        Life::Exited(_) | Life::Killed(_) => ended && child.has_ended(families),
+        Life::Stopped(_, told) => !told && options & abi::WUNTRACED != 0,
+        Life::Continued => options & abi::WCONTINUED != 0,
+        Life::Running => false,
+    };
+    if !tells {
+        return None;
+    }
+    if !keep {
+        match now {
+            Life::Stopped(signal, _) => *life = Life::Stopped(signal, true),
+            Life::Continued => *life = Life::Running,
+            _ => {}
+        }
+    }
+    drop(life);
+    if !keep && now.is_over() {
+        own.reap(families, child);
+    }
+    Some(now)
 }
 
 /// `wait4`.

@@ -311,6 +311,7 @@ impl Areas {
             cache::release(machine, &next.backing, self.space, &mut self.orphans);
             self.tree.update(before.start, |v| v.range.append(&next.range));
             at = before.start;
+            machine.platform().resched();
         }
     }
 

@@ -55,6 +55,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 self.let_go(&[*range.tail(start).head(at)], isolated);
             }
             let room = folios.iter().all(|(head, frame)| {
+                machine.platform().resched();
                 let object = Object::of(machine, frame).filter(|_| !isolated.is_locked(frame));
                 object.is_none_or(|object| object.swap_out(*head, frame).is_ok())
             });

@@ -45,6 +45,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let block = VirtRange { start: at, end: at + ((slots.slots.count as u64) << FRAME_SHIFT) };
                 went += self.settle(held, block, Way::Swap(slots), gather);
                 at = block.end;
+                self.tables.platform().resched();
                 continue;
             }
             let aligned = (at >> FRAME_SHIFT).trailing_zeros() as u8;

@@ -6,8 +6,12 @@ core::arch::global_asm!(
     .section .text.access, "ax", @progbits
 user_copy:                              // (to, from, bytes): the bytes that were not copied
     movq %rdx, %rcx
+    shrq $3, %rcx
+    rep movsq
+user_copy_bytes:                        // where a refused copy goes on, to find out how far it goes
+    andl $7, %edx
+    leaq (%rdx,%rcx,8), %rcx
     rep movsb
-user_copy_bytes:                        // where a refused copy goes on, to find out how far it goes: this one knows
 user_copy_refused:
     movq %rcx, %rax
     retq

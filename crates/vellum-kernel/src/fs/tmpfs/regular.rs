@@ -15,6 +15,11 @@ use linux_raw_sys::general::{
 };
 use spin::Mutex;
 
+/// As much is written at once; then others go first.
+const PIECE: usize = 16 << 10;
+/// What is written in such pieces gets its memory in such pieces too, in one folio if policy allows: so a program's text is
+/// contiguous.
+const AHEAD: u64 = 64 << 10;
 const PUNCH: u32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_EXEC;
 
@@ -62,7 +67,7 @@ impl Node {
         let seals = regular.seals.lock();
         let size = regular.pages.size();
         let at = at.unwrap_or(size);
-        let mut most = usize::MAX;
+        let mut most = PIECE;
         if from.left() == 0 {
             return Ok((at, 0));
         }
@@ -74,6 +79,9 @@ impl Node {
                 return Err(Errno::EPERM);
             }
             most = most.min((size - at) as usize);
+        }
+        if at.is_multiple_of(AHEAD) && from.left() as u64 >= AHEAD {
+            regular.pages.expect(at..at.saturating_add(AHEAD));
         }
         let count = regular.pages.write(at, &mut Part(from, most))?;
         self.modified();
