@@ -50,6 +50,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let mut folios = ArrayVec::<(Pfn, &Frame), BATCH>::new();
             while at < range.end && !folios.is_full() {
                 at = self.isolate_next(range.tail(at), isolated, &mut folios);
+                machine.platform().resched();
             }
             if !folios.is_empty() {
                 self.let_go(&[*range.tail(start).head(at)], isolated);
@@ -130,6 +131,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 if gather.is_full() {
                     gather.flush();
                 }
+                self.tables.platform().resched();
             }
         }
     }

@@ -10,8 +10,11 @@ use crate::swap::{NoSlots, SwapRun, WriteError};
 use crate::table::Run;
 use crate::tlb::Gather;
 
-use super::evict::{Held, NoRoom, Way};
+use super::evict::{Held, NoRoom, Way, part_of};
 use super::{AddressSpace, AdviseError};
+
+/// Slots that get copies between two points where the CPU may do something else.
+const CACHED: u32 = 128;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what a range has that nobody else maps (Linux: `MADV_PAGEOUT`). What can't go stays.
@@ -75,7 +78,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if isolated && held.shared && !own {
                         // SAFETY: the caller has a reference to each slot, and who has isolated folios has them alone. They hold what was
                         // written just now, and are nobody's own. If it can't be, others write them again.
-                        let _ = unsafe { machine.swaps().cache(machine.frames(), slots, pfn) };
+                        let cache = |part, pfn| unsafe { machine.swaps().cache(machine.frames(), part, pfn) };
+                        for first in (0..slots.slots.count).step_by(CACHED as usize) {
+                            let count = CACHED.min(slots.slots.count - first);
+                            let part = part_of(slots, u64::from(first) << FRAME_SHIFT, count);
+                            let _ = cache(part, pfn.add(first));
+                            self.tables.platform().resched();
+                        }
                     }
                     let pages = self.settle(held, block, Way::Swap(slots), gather);
                     machine.count(Counter::SwapOut, pages);
