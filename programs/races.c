@@ -1,6 +1,7 @@
 // races [RULE]: that whatever one thread waits for reaches it, at whatever moment another brings it about; all rules, or one by its
 // number. A rule that is broken ends with "no", or never. Needs two processors to tell much.
 #include "common.h"
+#include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
@@ -580,6 +581,25 @@ static bool limits_stay_low(void) {
     return status_of(child) == 0;
 }
 
+// The first time comes soon, the second after all times that can be counted.
+static bool longest_interval_fires(void) {
+    pid_t child = forked();
+    if (!child) {
+        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+        struct itimerspec when = {.it_value.tv_nsec = 1000000, .it_interval.tv_sec = LONG_MAX};
+        struct timespec soon = {.tv_sec = 10};
+        timer_t timer;
+        sigset_t set;
+        block(SIGUSR1);
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR1);
+        if (timer_create(CLOCK_MONOTONIC, &event, &timer) || timer_settime(timer, 0, &when, NULL))
+            _exit(1);
+        _exit(sigtimedwait(&set, NULL, &soon) != SIGUSR1 || timer_gettime(timer, &when) || !when.it_value.tv_sec);
+    }
+    return status_of(child) == 0;
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "nothing"))
         return 0;
@@ -599,6 +619,7 @@ int main(int argc, char **argv) {
         {"a signal for a group reaches all of it", groups_end},
         {"files are closed with the last thread", files_are_closed},
         {"a hard limit that was lowered does not rise", limits_stay_low},
+        {"a timer with the longest interval fires", longest_interval_fires},
     };
     long one = argument(argc, argv, 1, 0);
     if (one > (long)(sizeof rules / sizeof *rules))

@@ -265,11 +265,12 @@ mod schedules {
     }
 }
 
+type Fuzz = (&'static str, fn(u64, &Arc<Case>));
+
 /// New seeds, for as long as the environment says.
 #[test]
 #[ignore = "runs for as long as VELLUM_FUZZ_SECONDS says (60): ./x fuzz"]
 fn fuzz_for_seconds() {
-    type Fuzz = (&'static str, fn(u64, &Arc<Case>));
     let kinds: &[Fuzz] = &[
         ("one_cpu_against_the_model", |seed, case| fast::<X86_64>(seed, ALONE, case)),
         ("several_cpus_against_the_model", |seed, case| fast::<X86_64>(seed, TOGETHER, case)),
@@ -290,21 +291,64 @@ fn fuzz_for_seconds() {
         ("schedules::schedules_share_pages", schedules::pages::<X86_64>),
     ];
     let limit = Duration::from_secs(watch::env_number("VELLUM_FUZZ_SECONDS").unwrap_or(60));
+    println!("for {limit:?}");
+    fuzz(kinds, |passed, _| passed > limit);
+}
+
+/// New seeds on the strict machine, with the format and for as many operations as the environment
+/// says.
+#[test]
+#[ignore = "runs for as many operations as VELLUM_FUZZ_OPERATIONS says: ./x fuzz --strict"]
+fn fuzz_for_operations() {
+    fn kinds<A: Family>(names: [&'static str; 4]) -> [Fuzz; 4] {
+        [
+            (names[0], |seed, case| strict::<A>(seed, STRICT, case)),
+            (names[1], |seed, case| strict::<A>(seed, STRICT_TOGETHER, case)),
+            (names[2], strict_shared::<A>),
+            (names[3], |seed, case| strict::<A>(seed, LARGE, case)),
+        ]
+    }
+    macro_rules! names {
+        ($($of:literal)?) => {
+            [
+                concat!($($of,)? "one_strict_cpu_against_the_model"),
+                concat!($($of,)? "several_strict_cpus_against_the_model"),
+                concat!($($of,)? "several_strict_cpus_share_pages"),
+                concat!($($of,)? "folios_of_several_huge_leaves"),
+            ]
+        };
+    }
+    let format = std::env::var("VELLUM_FUZZ_FORMAT").unwrap_or("x86_64".into());
+    let kinds = match &*format {
+        "x86_64" => kinds::<X86_64>(names!()),
+        "aarch64" => kinds::<Aarch64>(names!("aarch64::")),
+        "riscv64" => kinds::<Riscv64>(names!("riscv64::")),
+        _ => panic!("there is no format {format:?}: x86_64, aarch64 or riscv64"),
+    };
+    let limit = watch::env_number("VELLUM_FUZZ_OPERATIONS").unwrap_or(1_000_000);
+    println!("{limit} operations with tables of {format}");
+    fuzz(&kinds, |_, done| done >= limit);
+}
+
+/// Runs these kinds of cases in turns until the time that has passed, and the operations done, are
+/// enough.
+fn fuzz(kinds: &[Fuzz], enough: impl Fn(Duration, u64) -> bool) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let first = watch::env_number("VELLUM_SEED").unwrap_or(now);
     let (start, mut said) = (Instant::now(), Duration::ZERO);
-    println!("seeds from {first:#x} on, for {limit:?}");
+    println!("seeds from {first:#x} on");
     for n in 0.. {
         let (name, case) = kinds[n as usize % kinds.len()];
         let seed = derive(first, n);
         watch::one(name, seed, &case);
         let passed = start.elapsed();
-        if passed > said + Duration::from_secs(5) || passed > limit {
+        let done = OPERATIONS.load(std::sync::atomic::Ordering::Relaxed);
+        let ends = enough(passed, done);
+        if ends || passed > said + Duration::from_secs(5) {
             said = passed;
-            let done = OPERATIONS.load(std::sync::atomic::Ordering::Relaxed);
             println!("{:5} s, {:6} cases, {done:9} operations, last seed {seed:#x}", passed.as_secs(), n + 1);
         }
-        if passed > limit {
+        if ends {
             break;
         }
     }

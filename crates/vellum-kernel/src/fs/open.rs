@@ -25,7 +25,7 @@ const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK | O_DIRECT | O_NOATIME;
 /// What is of no interest once a file is open.
 const AT_ONCE: u32 = O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_CLOEXEC;
 /// The most bytes of entries that are gathered at once.
-const GATHERED: usize = 32 << 10;
+const GATHERED: usize = 16 << 10;
 /// As many bytes are read at once; then others go first.
 const PIECE: usize = 16 << 10;
 /// As many bytes are a file's to write at once, or fewer.

@@ -35,6 +35,9 @@ enum Then {
     TellThread(u32, Info),
 }
 
+/// A timer fires no more often than this, in nanoseconds: whatever its program asks for, others have the processor in between.
+const SHORTEST: u64 = 100_000;
+
 /// A timer.
 #[derive(Clone, Copy, Debug)]
 pub struct Timer {
@@ -84,15 +87,18 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
         let then = {
             let mut timers = process.timers.lock();
             let Some(timer) = timers.get_mut(&number).filter(|timer| timer.version == version) else { return };
-            // What it is late by counts as often as it should have fired.
-            let late = match timer.interval {
-                0 => 0,
-                interval => now_ns().saturating_sub(deadline) / interval,
+            // What it is late by counts as often as it should have fired; so does what it would fire in the next moment.
+            let (late, next) = match timer.interval {
+                0 => (0, 0),
+                interval => {
+                    let late = now_ns().saturating_sub(deadline) / interval + (SHORTEST - 1) / interval;
+                    (late, deadline.saturating_add((late + 1).saturating_mul(interval)))
+                }
             };
-            deadline = if timer.interval == 0 { 0 } else { deadline + (late + 1) * timer.interval };
+            deadline = next;
             timer.deadline = deadline;
             if waits(&process, number, timer.then) {
-                timer.overrun += late + 1;
+                timer.overrun = timer.overrun.saturating_add(late + 1);
                 continue;
             }
             timer.overrun = late;
