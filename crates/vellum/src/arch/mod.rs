@@ -142,13 +142,7 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// Which entry of a table of this level translates `va`.
     #[inline]
     fn index(&self, va: u64, level: u8) -> usize {
-        self.index_at(va, self.level_shift(level))
-    }
-
-    /// The same, of tables whose entries map `1 << shift` bytes each.
-    #[inline]
-    fn index_at(&self, va: u64, shift: u32) -> usize {
-        (va >> shift) as usize & ((1 << self.index_bits()) - 1)
+        (va >> self.level_shift(level)) as usize & ((1 << self.index_bits()) - 1)
     }
 
     /// log2 of the frames that one page (and one table) takes.

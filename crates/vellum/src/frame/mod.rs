@@ -480,7 +480,7 @@ impl<'p, P: Platform> Frames<'p, P> {
     }
 
     /// Frames are about to be mapped, by entries that say this and did not say so before.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn expose(&self, pfn: Pfn, count: u32, attrs: Attrs) {
         if attrs.contains(Attrs::EXEC) {
             self.platform.publish_code(self.at(pfn.addr()).as_ptr(), count as usize * FRAME_SIZE as usize);

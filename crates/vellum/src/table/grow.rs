@@ -225,7 +225,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
 
 impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     /// Have `n` entries written if there are none yet, and give the lock back.
-    #[inline]
+    #[inline(always)]
     fn put(self, va: u64, n: usize, write: impl Fn(&Self)) -> Result<(), NotMapped> {
         let empty = self.is_empty(va, n);
         if empty {

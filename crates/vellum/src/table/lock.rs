@@ -82,8 +82,12 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     /// the lock back.
     #[inline]
     pub(crate) fn hold_end(&self, range: UserRange) -> u64 {
+        let end = range.end.min(self.end());
+        if 1u64 << self.tables.arch.index_bits() <= ENTRIES_A_HOLD {
+            return end;
+        }
         let most = (range.start >> self.shift()).saturating_add(ENTRIES_A_HOLD) << self.shift();
-        range.end.min(self.end()).min(most)
+        end.min(most)
     }
 
     /// log2 of what an entry translates.

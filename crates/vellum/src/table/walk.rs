@@ -67,13 +67,13 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let arch = self.arch;
         let mut table = self.root;
         let mut level = arch.levels();
-        let mut shift = arch.level_shift(level);
+        let (mut shift, bits) = (arch.level_shift(level), arch.index_bits());
         let va = at.start;
         if at.is_empty() {
             return Landing { table, level, raw: 0 };
         }
         loop {
-            let index = arch.index_at(va, shift);
+            let index = (va >> shift) as usize & ((1 << bits) - 1);
             trace(self.platform(), || Event::Descend(table, index as u16));
             // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
             // walk began, and can't be freed before the walk ends (INV-1). `index` is in range by its definition.
@@ -85,7 +85,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             }
             table = arch.table_addr(raw).pfn();
             level -= 1;
-            shift -= arch.index_bits();
+            shift -= bits;
         }
     }
 
