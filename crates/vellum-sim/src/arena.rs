@@ -135,6 +135,20 @@ impl Arena {
         unsafe { AtomicU64::from_ptr(self.at(pa).cast()) }
     }
 
+    /// So many words from `pa` on, as [`Arena::word`].
+    ///
+    /// # Panics
+    /// If there is no memory: a bus error.
+    #[inline]
+    pub fn words(&self, pa: PhysAddr, count: usize) -> &[AtomicU64] {
+        assert!(
+            pa.0.is_multiple_of(8) && self.holds(pa, 8 * count as u64),
+            "bus error: no {count} words of memory at {pa:?}"
+        );
+        // SAFETY: as in `word`, for all of them.
+        unsafe { core::slice::from_raw_parts(self.at(pa).cast(), count) }
+    }
+
     /// The byte at `pa`, as the machine's own hardware reaches it.
     ///
     /// # Panics

@@ -86,8 +86,12 @@ impl<A: Silicon> Checker<A> {
         let (was_joined, is_joined) = (self.is_joined(old, level), self.is_joined(new, level));
         let (old_said, new_said) = (said(old), said(new));
         // What those say that still stand, this one included.
-        let standing = (first..first + (1 << bits))
-            .filter_map(|i| super::entry(hardware, pfn, i).map(|e| e.load(Ordering::Acquire)))
+        let block = usize::from(first)..usize::from(first) + (1 << bits);
+        let standing = super::entries(hardware, pfn)
+            .get(block)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.load(Ordering::Acquire))
             .filter(|raw| self.is_joined(*raw, level))
             .fold(Attrs::empty(), |all, raw| all | said(raw));
         let Some(table) = self.table_mut(pfn) else { return };

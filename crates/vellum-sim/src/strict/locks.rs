@@ -112,8 +112,8 @@ impl<A: Silicon> Checker<A> {
         if level == self.arch.levels() || !self.visible(pfn) {
             return;
         }
-        let entries = 1u64 << self.arch.index_bits();
-        if (0..entries).all(|i| super::entry(hardware, pfn, i as u16).is_some_and(|e| read(e) == 0)) {
+        let entries = super::entries(hardware, pfn);
+        if !entries.is_empty() && entries.iter().all(|entry| read(entry) == 0) {
             let text = format!("{pfn:?} is unlocked, hooked and empty: nobody will ever free it");
             self.fail(Rule::EmptyTable, text, &[pfn], &[]);
         }

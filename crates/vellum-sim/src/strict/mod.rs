@@ -294,6 +294,15 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
     }
 }
 
+/// The entries of a table, none if there is no memory.
+fn entries<A: Silicon>(hardware: &Hardware<A>, table: Pfn) -> &[AtomicU64] {
+    let count = 1 << hardware.arch().index_bits();
+    match hardware.arena().holds(table.addr(), 8 * count as u64) {
+        true => hardware.arena().words(table.addr(), count),
+        false => &[],
+    }
+}
+
 /// An entry of a table, if there is memory.
 fn entry<A: Silicon>(hardware: &Hardware<A>, table: Pfn, index: u16) -> Option<&AtomicU64> {
     let at = PhysAddr(table.addr().0 + 8 * index as u64);

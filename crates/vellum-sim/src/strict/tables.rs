@@ -181,8 +181,9 @@ impl<A: Silicon> Checker<A> {
 
     /// Take a table's entries from memory.
     pub fn learn(&mut self, pfn: Pfn, hardware: &Hardware<A>) {
-        let values = (0..1u32 << self.arch.index_bits())
-            .map(|index| super::entry(hardware, pfn, index as u16).map_or(0, |e| e.load(Ordering::Acquire)))
+        let entries = super::entries(hardware, pfn);
+        let values = (0..1 << self.arch.index_bits())
+            .map(|index| entries.get(index).map_or(0, |entry| entry.load(Ordering::Acquire)))
             .collect();
         if let Some(table) = self.table_mut(pfn) {
             table.values = Some(values);
