@@ -193,7 +193,8 @@ static void bystander_enters(int what) {
 }
 
 static void bystander_leaves(void) {
-    uint64_t took = now_ns() - shared->bystander_since;
+    // A pause between the two, which has it begin anew, makes the beginning the later one.
+    uint64_t now = now_ns(), since = shared->bystander_since, took = now > since ? now - since : 0;
     shared->bystander_since = 0;
     if (took > shared->bystander_longest) {
         shared->bystander_longest = took;

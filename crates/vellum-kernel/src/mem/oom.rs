@@ -109,6 +109,10 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
             return true;
         }
         executor::give_way().await;
+        // To look at everything in vain takes long, and more so if others do. What the thread is told comes first.
+        if thread.is_interrupted() {
+            return true;
+        }
     }
     if let Scope::Group(group) = scope {
         groups::note(group, Event::OutOfMemory);
