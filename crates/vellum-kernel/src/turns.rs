@@ -18,7 +18,7 @@ pub struct Turns(Mutex<Line>);
 struct Line {
     /// What the next to come gets.
     next: u64,
-    /// Has the turn.
+    /// The number that has the turn.
     served: Option<u64>,
     waiting: VecDeque<(u64, Waker)>,
 }
@@ -137,7 +137,7 @@ mod tests {
         drop(first);
         assert_eq!(second_count.woken(), 1);
         let mut third = pin!(turns.take());
-        assert!(poll(third.as_mut(), &third_waker).is_none(), "the turn is the second's, who has not seen it yet");
+        assert!(poll(third.as_mut(), &third_waker).is_none(), "the turn is the second's, which has not seen it yet");
         let turn = poll(second.as_mut(), &second_waker);
         assert!(turn.is_some());
         drop(turn);
@@ -159,7 +159,7 @@ mod tests {
         drop(first);
         assert_eq!(last_count.woken(), 0, "it is the other's turn");
         drop(served);
-        assert_eq!(last_count.woken(), 1, "who never saw it");
+        assert_eq!(last_count.woken(), 1, "its turn came though the one before never saw its own");
         assert!(poll(last, &last_waker).is_some());
     }
 }

@@ -232,8 +232,7 @@ pub trait File: Send + Sync {
         self.write(0, from).map(|count| (count, 0))
     }
 
-    /// Where those who write wait for their turn, if no other write is to come between the pieces
-    /// of one.
+    /// Where a write waits for its turn, if no other write is to come between its pieces.
     fn turns(&self) -> Option<&Turns> {
         None
     }

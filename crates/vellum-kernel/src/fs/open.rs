@@ -38,7 +38,7 @@ pub struct Open {
     file: Option<Arc<dyn File>>,
     flags: AtomicU32,
     offset: Mutex<u64>,
-    /// Who uses the offset (Linux: `f_pos_lock`).
+    /// At the offset, one call after the other (Linux: `f_pos_lock`).
     turns: Turns,
     name: Option<Name>,
     /// Where it has locks, if it ever had any.

@@ -109,7 +109,8 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
             return true;
         }
         executor::give_way().await;
-        // To look at everything in vain takes long, and more so if others do. What the thread is told comes first.
+        // To look at everything in vain takes long, and longer if other threads do it as well: a
+        // signal comes first.
         if thread.is_interrupted() {
             return true;
         }

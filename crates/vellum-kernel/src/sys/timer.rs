@@ -35,7 +35,8 @@ enum Then {
     TellThread(u32, Info),
 }
 
-/// A timer fires no more often than this, in nanoseconds: whatever its program asks for, others have the processor in between.
+/// A timer fires no more often than this, in nanoseconds: whatever its program asks for, other
+/// threads have the processor in between.
 const SHORTEST: u64 = 100_000;
 
 /// A timer.
@@ -87,7 +88,8 @@ async fn run(process: Weak<Process>, number: u32, version: u64, mut deadline: u6
         let then = {
             let mut timers = process.timers.lock();
             let Some(timer) = timers.get_mut(&number).filter(|timer| timer.version == version) else { return };
-            // What it is late by counts as often as it should have fired; so does what it would fire in the next moment.
+            // What it is late by counts as often as it should have fired, and so does what it
+            // would fire in the next moment.
             let (late, next) = match timer.interval {
                 0 => (0, 0),
                 interval => {

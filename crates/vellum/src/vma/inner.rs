@@ -9,8 +9,8 @@ use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, Sorted, stretch};
 use super::tree::{Above, Area};
 use crate::addr::VirtRange;
 
-/// A node that holds nodes. Entry `i` of the arrays describes child `i`; entries from `head.len` on mean nothing
-/// (and their starts and ends are [`Sorted::NONE`]).
+/// A node that holds nodes. Entry `i` of the arrays describes child `i`; entries from `head.len` on
+/// mean nothing (and their starts and ends are [`Sorted::NONE`]).
 #[repr(C)]
 pub(super) struct Inner<V> {
     pub(super) head: Head,

@@ -70,8 +70,9 @@ impl Page {
     pub(super) fn into_leaf<V: Area>(self) -> Node<V> {
         const { Leaf::<V>::LAYOUT };
         let page = self.0.cast::<Head>();
-        // SAFETY: the page is ours, and large and aligned enough for a `Leaf`. Writing the head makes it one as far as Rust is
-        // concerned, as the rest is `MaybeUninit`; with all starts written it is a valid, empty one.
+        // SAFETY: the page is ours, and large and aligned enough for a `Leaf`. Writing the head
+        // makes it one as far as Rust is concerned, as the rest is `MaybeUninit`; with all starts
+        // written it is a valid, empty one.
         unsafe {
             page.write(Head { kind: Kind::Leaf, len: 0, last: 0, run: 0 });
             page.cast::<Leaf<V>>().as_mut().columns().0.fill(MaybeUninit::new(Sorted::NONE));
@@ -82,9 +83,10 @@ impl Page {
     pub(super) fn into_inner<V: Area>(self) -> Node<V> {
         const { assert!(size_of::<Inner<V>>() <= NODE_SIZE && align_of::<Inner<V>>() <= NODE_SIZE) };
         let page = self.0.cast::<Head>();
-        // SAFETY: the page is ours, and large and aligned enough for an `Inner`. Zeros and a head are one as far as Rust is
-        // concerned: zero is a `u64`, and zero is the `None` of an `Option` around a transparent `NonNull`, which `Node` is.
-        // With its columns cleared it is a valid, empty one.
+        // SAFETY: the page is ours, and large and aligned enough for an `Inner`. Zeros and a head
+        // are one as far as Rust is concerned: zero is a `u64`, and zero is the `None` of an
+        // `Option` around a transparent `NonNull`, which `Node` is. With its columns cleared it is
+        // a valid, empty one.
         unsafe {
             ptr::write_bytes(self.0.as_ptr(), 0, NODE_SIZE);
             page.write(Head { kind: Kind::Inner, len: 0, last: 0, run: 0 });
@@ -319,7 +321,8 @@ pub(super) fn stretch(end: u64, reserved: u64) -> VirtRange {
 #[repr(C)]
 pub(super) struct Leaf<V> {
     head: Head,
-    /// [`CAPACITY`](Leaf::CAPACITY) starts, all initialised, and then as many areas, of which the first `head.len` are.
+    /// [`CAPACITY`](Leaf::CAPACITY) starts, all initialised, and then as many areas, of which the
+    /// first `head.len` are.
     body: [MaybeUninit<u64>; BODY],
     marker: PhantomData<V>,
 }

@@ -75,9 +75,9 @@ fn forbid_user_access() {
 /// store and at least one must see the other's.
 ///
 /// `SeqCst` promises that by itself, and so do processors (Arm ARM, B2.3: a load-acquire is not
-/// moved before a store-release). QEMU 7.2 does not keep the promise where it runs each processor on a thread
-/// of the host: a store-release waits in the host's store buffer while the load-acquire behind it
-/// is done (8 % of a million handshakes went wrong). A barrier it keeps.
+/// moved before a store-release). QEMU 7.2 does not keep the promise where it runs each processor
+/// on a thread of the host: a store-release waits in the host's store buffer while the
+/// load-acquire behind it is done (8 % of a million handshakes went wrong). A barrier it keeps.
 #[inline(always)]
 pub fn after_store() {
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);

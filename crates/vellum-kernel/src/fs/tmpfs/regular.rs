@@ -17,8 +17,8 @@ use spin::Mutex;
 
 /// As much is written at once; then others go first.
 const PIECE: usize = 16 << 10;
-/// What is written in such pieces gets its memory in such pieces too, in one folio if policy allows: so a program's text is
-/// contiguous.
+/// What is written in such pieces gets its memory in such pieces too, in one folio if policy
+/// allows: so a program's text is contiguous.
 const AHEAD: u64 = 64 << 10;
 const PUNCH: u32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_EXEC;
@@ -27,7 +27,7 @@ pub(super) struct Regular {
     pub pages: Arc<dyn Pages>,
     /// Held by who writes or changes the size; what may not be done any more (`F_SEAL_*`).
     seals: Mutex<u32>,
-    /// Who writes.
+    /// One write after the other.
     turns: Turns,
 }
 
