@@ -11,6 +11,7 @@
 #include <sys/select.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 
 enum { ROUNDS = 1000 };
 
@@ -600,6 +601,38 @@ static bool longest_interval_fires(void) {
     return status_of(child) == 0;
 }
 
+static void nothing(int signal) {
+    (void)signal;
+}
+
+// Reads of a full pipe, in pieces, and signals that come between them: each byte is read once.
+static bool interrupted_reads_lose_nothing(void) {
+    enum { MIB = 1 << 20, TIMES = 40 };
+    static char memory[1 << 20];
+    int ends[2];
+    if (pipe(ends) || fcntl(ends[1], F_SETPIPE_SZ, MIB) != MIB)
+        return false;
+    pid_t child = forked();
+    if (!child) {
+        struct itimerval often = {{0, 200}, {0, 200}};
+        struct sigaction action = {.sa_handler = nothing};
+        sigaction(SIGALRM, &action, NULL);
+        setitimer(ITIMER_REAL, &often, NULL);
+        close(ends[1]);
+        long sum = 0;
+        ssize_t count;
+        while ((count = read(ends[0], memory, sizeof memory)) > 0 || (count < 0 && errno == EINTR))
+            sum += count > 0 ? count : 0;
+        _exit(sum != (long)TIMES * MIB);
+    }
+    close(ends[0]);
+    for (int time = 0; time < TIMES; time++)
+        if (write(ends[1], memory, sizeof memory) != MIB)
+            break;
+    close(ends[1]);
+    return status_of(child) == 0;
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "nothing"))
         return 0;
@@ -620,6 +653,7 @@ int main(int argc, char **argv) {
         {"files are closed with the last thread", files_are_closed},
         {"a hard limit that was lowered does not rise", limits_stay_low},
         {"a timer with the longest interval fires", longest_interval_fires},
+        {"a signal between the pieces of a read loses none", interrupted_reads_lose_nothing},
     };
     long one = argument(argc, argv, 1, 0);
     if (one > (long)(sizeof rules / sizeof *rules))

@@ -56,12 +56,17 @@ impl Memory {
 pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) -> Answer {
     let open = open_of(thread, fd)?;
     let mut bytes = to.bytes(thread)?;
-    let done = match at {
+    let all = vellum_kernel::fs::Sink::room(&bytes);
+    let read = match at {
         Some(at) if at > i64::MAX as u64 => return Err(Errno::EINVAL),
-        Some(at) => at_file(thread, &open, open.read_at(at, &mut bytes)).await?,
-        None => at_file(thread, &open, open.read(&mut bytes)).await?,
+        Some(at) => at_file(thread, &open, open.read_at(at, &mut bytes)).await,
+        None => at_file(thread, &open, open.read(&mut bytes)).await,
     };
-    done.map(|n| n as u64)
+    match (read, all - vellum_kernel::fs::Sink::room(&bytes)) {
+        // What was read before a signal came, counts: a pipe has it no more.
+        (Err(Errno::EINTR), count @ 1..) => Ok(count as u64),
+        (read, _) => read?.map(|n| n as u64),
+    }
 }
 
 /// Waits for what is done to a file: until a signal comes if the file has to wait for something,
