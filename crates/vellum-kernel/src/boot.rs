@@ -78,7 +78,7 @@ impl MemoryMap {
         self.usable().last().map_or(0, |region| region.end())
     }
 
-    /// Whether one usable region has all of `range`, which is not empty.
+    /// Returns whether one usable region has all of `range`, which is not empty.
     pub fn has(&self, range: &Range<u64>) -> bool {
         !range.is_empty() && self.usable().any(|region| region.base <= range.start && range.end <= region.end())
     }

@@ -1,4 +1,4 @@
-//! What a flattened device tree says about the machine (Devicetree Specification): physical memory,
+//! Reads what a flattened device tree says about the machine (Devicetree Specification): physical memory,
 //! processors, nodes, the command line, the first files.
 
 use crate::boot::{BadBoot, CAPACITY, Kind, MemoryMap};
@@ -14,13 +14,13 @@ const LARGEST: u32 = 2 << 20;
 /// The most processors that are found.
 pub const PROCESSORS: usize = 64;
 
-/// What a tree says.
+/// Holds what a tree says.
 pub struct Tree<'t> {
     /// Physical memory, less what the tree, the archive and the kernel's image fill.
     pub map: MemoryMap,
     /// Whose memory and processors are.
     pub nodes: Nodes,
-    /// What the kernel is told; empty when absent.
+    /// The loader tells the kernel this; empty when absent.
     pub command_line: &'t str,
     /// Where the archive of first files is; empty when absent. All of it is in memory of `map`.
     pub archive: Range<u64>,

@@ -83,7 +83,7 @@ pub fn after_store() {
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
 }
 
-/// What a processor does that waits for another one, again and again.
+/// A processor calls this again and again while it waits for another one.
 ///
 /// `yield`, and not the barrier that [`core::hint::spin_loop`] is here: QEMU takes it as a word to
 /// run another processor where one thread of the host runs all of them in turns, which

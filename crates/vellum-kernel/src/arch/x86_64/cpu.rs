@@ -129,7 +129,7 @@ pub fn forbid_user_access() {
 #[inline(always)]
 pub fn after_store() {}
 
-/// What a processor does that waits for another one, again and again.
+/// A processor calls this again and again while it waits for another one.
 #[inline]
 pub fn relax() {
     core::hint::spin_loop();
