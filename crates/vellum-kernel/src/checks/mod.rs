@@ -7,6 +7,7 @@
 //!
 //! | file | story |
 //! |---|---|
+//! | [`copies`] | bytes of any number, from anywhere to anywhere |
 //! | [`boot`] | from the memory map to an allocator |
 //! | [`sizes`] | 64 MiB in folios of each size: mapped, touched, unmapped |
 //! | [`zeros`] | memory that was only read; contents that are not needed any more |
@@ -22,6 +23,7 @@
 
 mod bits;
 mod boot;
+mod copies;
 mod edges;
 mod lab;
 mod limits;
@@ -46,7 +48,8 @@ use vellum::stats::Counter;
 /// A name, and what is checked.
 type Story = (&'static str, fn(&Lab) -> Checked);
 
-const STORIES: [Story; 10] = [
+const STORIES: [Story; 11] = [
+    ("copies", copies::story),
     ("boot", boot::story),
     ("sizes", sizes::story),
     ("zeros", zeros::story),

@@ -3,6 +3,7 @@
 //! | file | story |
 //! |---|---|
 //! | [`devicetree`] | what the machine says of itself |
+//! | [`memcpy`] | moves of large values |
 //! | [`register`] | system registers |
 //! | [`vectors`] | where exceptions begin |
 
@@ -25,6 +26,7 @@ pub mod held;
 pub mod interrupts;
 pub mod irq;
 pub mod manual;
+mod memcpy;
 pub mod paging;
 pub mod percpu;
 pub mod ports;

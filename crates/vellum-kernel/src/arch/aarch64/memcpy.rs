@@ -1,0 +1,43 @@
+//! `memcpy`, to which the compiler turns moves of large values.
+//!
+//! The one that comes with the target is built for memory that allows aligned accesses only: where
+//! source and target are not aligned alike, it puts each word together from bytes. The kernel runs
+//! with its memory mapped as normal memory, where an access need not be aligned (Arm ARM, B2, on
+//! alignment).
+
+use core::arch::global_asm;
+
+// Bits 0 to 4 of a negative remainder say what is left of the last 32 bytes.
+global_asm!(
+    r#"
+    .section .text.memcpy, "ax", @progbits
+    .globl  memcpy
+memcpy:                                 // (to, from, bytes); returns `to`
+    mov     x3, x0
+    b       2f
+1:  ldp     x4, x5, [x1]
+    ldp     x6, x7, [x1, #16]
+    add     x1, x1, #32
+    stp     x4, x5, [x3]
+    stp     x6, x7, [x3, #16]
+    add     x3, x3, #32
+2:  subs    x2, x2, #32
+    b.hs    1b
+    tbz     x2, #4, 3f
+    ldp     x4, x5, [x1], #16
+    stp     x4, x5, [x3], #16
+3:  tbz     x2, #3, 4f
+    ldr     x4, [x1], #8
+    str     x4, [x3], #8
+4:  tbz     x2, #2, 5f
+    ldr     w4, [x1], #4
+    str     w4, [x3], #4
+5:  tbz     x2, #1, 6f
+    ldrh    w4, [x1], #2
+    strh    w4, [x3], #2
+6:  tbz     x2, #0, 7f
+    ldrb    w4, [x1]
+    strb    w4, [x3]
+7:  ret
+    "#
+);
