@@ -22,11 +22,12 @@ pub(super) enum Keep {
     Copies,
 }
 
-/// What one table's worth of zapping came to.
+/// What zapping came to.
 #[derive(Default)]
 struct Tally {
     runs: u64,
     frames: u64,
+    /// Frames that the space no longer has resident, and has not counted yet.
     resident: i64,
 }
 
@@ -53,6 +54,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// A huge mapping reaches across an end of the range and there is no memory to split it; everything before it is done.
     pub(super) fn zap(&self, range: UserRange, keep: Keep, gather: &mut Gather<'_, 'm, P>) -> Result<u64, Refused> {
+        let mut tally = Tally::default();
+        let zapped = self.zap_tables(range, keep, gather, &mut tally);
+        if tally.runs != 0 {
+            self.tables.machine.count(Counter::RunsCleared, tally.runs);
+            self.tables.machine.count(Counter::PagesCleared, tally.frames);
+        }
+        zapped
+    }
+
+    #[inline]
+    fn zap_tables(
+        &self,
+        range: UserRange,
+        keep: Keep,
+        gather: &mut Gather<'_, 'm, P>,
+        tally: &mut Tally,
+    ) -> Result<u64, Refused> {
         /// Tables, or parts of such, between two looks at the VMAs.
         const TABLES: usize = 32;
         let mut at = range.start;
@@ -67,10 +85,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 Found::Table(table) => table,
             };
-            let (next, tally) = self.zap_table(&table, range.tail(at), keep, gather);
+            let next = self.zap_table(&table, range.tail(at), keep, gather, tally);
             table.unlock(gather);
             gather.release_slots();
-            self.count_zapped(&tally);
+            if tally.resident != 0 {
+                self.tables.slot().add(SpaceCounter::Anon, -core::mem::take(&mut tally.resident));
+            }
             self.tables.platform().resched();
             if gather.is_full() {
                 gather.flush();
@@ -94,48 +114,64 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         range: UserRange,
         keep: Keep,
         gather: &mut Gather<'_, 'm, P>,
-    ) -> (u64, Tally) {
+        tally: &mut Tally,
+    ) -> u64 {
         let arch = &self.tables.arch;
         let end = table.hold_end(range);
         let mut at = range.start;
-        let mut tally = Tally::default();
         let mut runs = 0;
         while at < end && runs < RUNS_A_HOLD && !gather.is_full() {
             runs += 1;
-            if arch.kind(table.get(at), table.level) == Kind::Leaf {
-                let mut until = end;
-                if keep == Keep::Copies {
-                    // Entries of both kinds may make one run. Copies are never mapped huge.
-                    let page = arch.leaf_pfn(table.get(at), table.level);
-                    until = end.min(at + (1 << table.shift()));
-                    if !self.tables.machine.frames().head(page).1.has(flag::OBJECT) {
-                        at = until;
-                        continue;
-                    }
-                }
-                // A huge mapping that the range has only a part of ends it here.
-                let Some(removed) = table.take(at, until) else { break };
-                at = removed.range.end;
-                self.tally(&mut tally, &removed);
-                gather.push(removed);
+            if table.kind(at) != Kind::Leaf {
+                let Some(next) = self.zap_unmapped(table, at, end, keep, gather) else { break };
+                at = next;
                 continue;
             }
-            let Some(run) = table.run(at, end) else { break };
-            match run.kind {
-                Kind::Marker if keep != Keep::Nothing && arch.marked(run.raw) == Some(Marker::Guard) => {}
-                Kind::Swap if keep == Keep::Copies => {}
-                // A huge one that the range has only a part of.
-                Kind::Swap if run.va < at || run.range(arch).end > end => break,
-                Kind::Swap => {
-                    table.erase(&run);
-                    self.push_swapped(&run, gather);
+            let mut until = end;
+            if keep == Keep::Copies {
+                // Entries of both kinds may make one run. Copies are never mapped huge.
+                let page = arch.leaf_pfn(table.get(at), table.level);
+                until = end.min(at + (1 << table.shift()));
+                if !self.tables.machine.frames().head(page).1.has(flag::OBJECT) {
+                    at = until;
+                    continue;
                 }
-                Kind::Marker => table.erase(&run),
-                Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}
             }
-            at = run.range(arch).end;
+            // A huge mapping that the range has only a part of ends it here.
+            let Some(removed) = table.take(at, until) else { break };
+            at = removed.range.end;
+            self.tally(tally, &removed);
+            gather.push(removed);
         }
-        (at, tally)
+        at
+    }
+
+    /// Empties a run that maps nothing, and returns where it ends; `None` where none begins that
+    /// ends before `end`.
+    #[inline(never)]
+    fn zap_unmapped(
+        &self,
+        table: &LockedTable<'_, 'm, P, A>,
+        at: u64,
+        end: u64,
+        keep: Keep,
+        gather: &mut Gather<'_, 'm, P>,
+    ) -> Option<u64> {
+        let arch = &self.tables.arch;
+        let run = table.run(at, end)?;
+        match run.kind {
+            Kind::Marker if keep != Keep::Nothing && arch.marked(run.raw) == Some(Marker::Guard) => {}
+            Kind::Swap if keep == Keep::Copies => {}
+            // A huge one that the range has only a part of.
+            Kind::Swap if run.va < at || run.range(arch).end > end => return None,
+            Kind::Swap => {
+                table.erase(&run);
+                self.push_swapped(&run, gather);
+            }
+            Kind::Marker => table.erase(&run),
+            Kind::None | Kind::Leaf | Kind::Table | Kind::Busy => {}
+        }
+        Some(run.range(arch).end)
     }
 
     #[inline]
@@ -144,15 +180,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         tally.frames += removed.frames as u64;
         if !self.tables.machine.zeros_folio().contains(removed.pfn) {
             tally.resident += removed.frames as i64;
-        }
-    }
-
-    #[inline]
-    fn count_zapped(&self, tally: &Tally) {
-        if tally.runs != 0 {
-            self.tables.slot().add(SpaceCounter::Anon, -tally.resident);
-            self.tables.machine.count(Counter::RunsCleared, tally.runs);
-            self.tables.machine.count(Counter::PagesCleared, tally.frames);
         }
     }
 }

@@ -79,9 +79,10 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let (block, step) = (1usize << arch.block_bits(self.level), arch.step(first, self.level));
         // Then there is nothing that others could say and the first does not.
         let full = arch.attrs(first, self.level).contains(Attrs::HARDWARE);
-        let mut all = Extent { len: 0, differing: 0, joined: 0 };
-        let (mut at, mut expected) = (index, first);
+        let (mut at, mut expected, mut differing) = (index, first, 0);
         let mut entries = &self.entries()[index..index + most];
+        // Only the first of them may be a part of a block that begins before it.
+        let mut into = index & (block - 1);
         while let Some(entry) = entries.first() {
             let raw = entry.load(Relaxed);
             let differs = arch.single(raw, at) ^ expected;
@@ -89,21 +90,19 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
             if raw & A::JOINED == 0 || differs & !A::HARDWARE != 0 {
                 break;
             }
-            all.differing |= differs | A::JOINED;
-            let into = at & (block - 1);
+            differing |= differs;
             if !full {
-                let start = at - into;
-                all.differing |= self.differing(start, block, first, |_, entry| entry.load(Relaxed));
+                differing |= self.differing(at - into, block, first, |_, entry| entry.load(Relaxed));
             }
             let (these, rest) = entries.split_at((block - into).min(entries.len()));
             each(at, these);
             at += these.len();
             expected = expected.wrapping_add(step.wrapping_mul(these.len() as u64));
             entries = rest;
+            into = 0;
         }
-        all.len = at - index;
-        all.joined = all.len;
-        all
+        let len = at - index;
+        Extent { len, differing: if len == 0 { 0 } else { differing | A::JOINED }, joined: len }
     }
 
     /// Whether the block around an entry could be one if all of it followed `raw`: the format has blocks, memory is aligned as

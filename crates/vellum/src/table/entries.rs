@@ -38,6 +38,12 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         self.read(self.index(va))
     }
 
+    /// Returns what the entry for `va` is.
+    #[inline]
+    pub(crate) fn kind(&self, va: u64) -> Kind {
+        self.tables.arch.kind(self.entry(self.index(va)).load(Relaxed), self.level)
+    }
+
     /// The run that begins at `va`, no further than `end`, which is past `va`. `va` is aligned to
     /// this level's pages, or the run begins at the entry that contains it. `None` where no run
     /// begins: at a pointer to a table, and at a busy entry.
@@ -61,7 +67,7 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
     fn read_run(&self, va: u64, end: u64, taken: impl FnOnce(u64) -> u64) -> Option<Run> {
         let arch = &self.tables.arch;
         let index = self.index(va);
-        let until = self.index(end.min(self.end()) - 1) + 1;
+        let until = self.until(end);
         let most = (until - index).min(self.tables.max_run);
         let raw = self.entry(index).load(Relaxed);
         let kind = arch.kind(raw, self.level);
@@ -158,16 +164,17 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let mut len = 0;
         let entries = &self.entries()[index..index + most];
         for eight in entries.chunks_exact(8) {
-            let mut differs = 0;
-            for (i, entry) in eight.iter().enumerate() {
-                differs |= entry.load(Relaxed) ^ expected.wrapping_add(step.wrapping_mul(i as u64));
+            let (mut differs, mut next) = (0, expected);
+            for entry in eight {
+                differs |= entry.load(Relaxed) ^ next;
+                next = next.wrapping_add(step);
             }
             if differs & mask != 0 {
                 break;
             }
             each(index + len, eight);
             differing |= differs;
-            expected = expected.wrapping_add(step.wrapping_mul(8));
+            expected = next;
             len += 8;
         }
         for entry in &entries[len..] {

@@ -102,6 +102,15 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
         ((va - self.base) >> self.shift()) as usize
     }
 
+    /// Returns the number of entries up to the one that translates the last address before `end`, a
+    /// user address that is past `base`: all there are, if the table ends first.
+    #[inline]
+    pub(super) fn until(&self, end: u64) -> usize {
+        debug_assert!(end > self.base && end <= self.tables.arch.user_end());
+        let last = (end - 1 - self.base) >> self.shift();
+        (last as usize).min((1 << self.tables.arch.index_bits()) - 1) + 1
+    }
+
     #[inline]
     pub(super) fn entry(&self, index: usize) -> &AtomicU64 {
         // SAFETY: the lock keeps the table hooked. Indices come from `index`, or were bounded by the length of the table.

@@ -56,7 +56,7 @@ pub(crate) use walk::Found;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-use crate::addr::Pfn;
+use crate::addr::{Pfn, PhysAddr};
 use crate::arch::Arch;
 use crate::frame::Frame;
 use crate::group::{GroupId, Refused};
@@ -142,10 +142,17 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         self.slots.of(self.platform().current())
     }
 
+    /// Returns the memory that holds all tables: [`PageTables::entries`] begin so many bytes in it
+    /// as their table's address says.
+    #[inline]
+    fn memory(&self) -> *const AtomicU64 {
+        self.machine.frames().at(PhysAddr(0)).as_ptr().cast()
+    }
+
     /// The entries of a table, wherever it is in its life.
     #[inline]
     fn entries(&self, table: Pfn) -> *const AtomicU64 {
-        self.machine.frames().at(table.addr()).as_ptr().cast()
+        self.memory().wrapping_byte_add(table.addr().0 as usize)
     }
 
     /// An entry of a table that nobody can free meanwhile.
@@ -155,10 +162,20 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// `index` is below the number of its entries.
     #[inline]
     unsafe fn entry(&self, table: Pfn, index: usize) -> &AtomicU64 {
+        // SAFETY: by contract.
+        unsafe { self.entry_in(self.memory(), table, index) }
+    }
+
+    /// The same for a caller that keeps what [`PageTables::memory`] returned.
+    ///
+    /// # Safety
+    /// As for [`PageTables::entry`]; and `memory` is this tree's.
+    #[inline]
+    unsafe fn entry_in(&self, memory: *const AtomicU64, table: Pfn, index: usize) -> &AtomicU64 {
         debug_assert!(index < 1 << self.arch.index_bits());
         // SAFETY: the table's frames are in the direct map and hold nothing but entries of 8 bytes, which the engine
         // accesses as atomics only (hardware does too); the caller vouches that it is still a table, and for the index.
-        unsafe { &*self.entries(table).add(index) }
+        unsafe { &*memory.wrapping_byte_add(table.addr().0 as usize).add(index) }
     }
 
     /// Entries of a table that nobody can free meanwhile, in a row.

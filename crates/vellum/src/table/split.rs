@@ -39,7 +39,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         loop {
             let Found::Table(table) = self.find(there) else { return Ok(()) };
             let inside = edge & ((1 << table.shift()) - 1) != 0;
-            if !inside || !matches!(self.arch.kind(table.get(va), table.level), Kind::Leaf | Kind::Swap) {
+            if !inside || !matches!(table.kind(va), Kind::Leaf | Kind::Swap) {
                 table.release();
                 return Ok(());
             }
@@ -81,7 +81,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// Under the table's lock. Nobody finds the entry empty at any time (INV-4), and none of the accessed and dirty bits
     /// that hardware sets until the flush is lost (INV-6).
     fn split(&self, table: &LockedTable<'_, 'm, P, A>, va: u64, child: crate::addr::Pfn) {
-        if self.arch.kind(table.get(va), table.level) == Kind::Swap {
+        if table.kind(va) == Kind::Swap {
             return self.split_swapped(table, va, child);
         }
         let (old, taken) = table.take_busy(va);

@@ -63,8 +63,8 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     /// The caller is in a walk.
     #[inline]
     pub(super) unsafe fn descend(&self, at: UserRange, lowest: u8) -> Landing {
-        // Its own copy: after each of the loads it would have to be read again.
-        let arch = self.arch;
+        // Its own copies: after each of the loads they would have to be read again.
+        let (arch, memory) = (self.arch, self.memory());
         let mut table = self.root;
         let mut level = arch.levels();
         let (mut shift, bits) = (arch.level_shift(level), arch.index_bits());
@@ -77,7 +77,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             trace(self.platform(), || Event::Descend(table, index as u16));
             // SAFETY: the root lives as long as the tree; any other table was hooked when its pointer was read, after this
             // walk began, and can't be freed before the walk ends (INV-1). `index` is in range by its definition.
-            let raw = unsafe { self.entry(table, index) }.load(Acquire);
+            let raw = unsafe { self.entry_in(memory, table, index) }.load(Acquire);
             let kind = arch.kind(raw, level);
             if level <= lowest || kind != Kind::Table {
                 let raw = if kind == Kind::Leaf { arch.single(raw, index) } else { raw };
