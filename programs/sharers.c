@@ -3,6 +3,7 @@
 // The bystander, another user's, has MIB. Every child is still there when the last one is forked; then each reads what it has in
 // swap, which comes back to all of them. Needs swap, such as that of `vellum run --swap`, and must be run as root.
 #include "common.h"
+#include <sys/resource.h>
 
 static long children, size;
 static long forked, correct, refused;
@@ -24,6 +25,10 @@ static bool is_filled(const char *memory, size_t from, size_t to) {
 }
 
 static void become_user(uid_t user) {
+    // As many processes as the machine lets anyone have.
+    struct rlimit processes = {RLIM_INFINITY, RLIM_INFINITY};
+    if (setrlimit(RLIMIT_NPROC, &processes))
+        die("RLIMIT_NPROC");
     if (setresuid(user, user, user))
         die("sharers must be run as root");
 }
