@@ -1,15 +1,16 @@
 //! Hints about memory: `madvise`.
 
 use crate::addr::VirtRange;
-use crate::arch::{Arch, BadRange, UserRange};
+use crate::arch::{Arch, UserRange};
 use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, Prot, State, Vma};
+use crate::vma::{AreaFlags, Prot, State};
 
+use super::pieces::{Advising, More};
 use super::zap::Keep;
 use super::{Access, AddressSpace, CollapseError, FaultError, ProtectError};
 
@@ -60,7 +61,7 @@ pub enum Advise {
 
 impl Advise {
     /// Returns whether this advice is taken for what is mapped of a range, holes or not.
-    fn passes_holes(self) -> bool {
+    pub(super) fn passes_holes(self) -> bool {
         matches!(
             self,
             Advise::DontNeed
@@ -73,7 +74,7 @@ impl Advise {
     }
 
     /// Whether contents go, here or for a child.
-    fn forgets(self) -> bool {
+    pub(super) fn forgets(self) -> bool {
         matches!(
             self,
             Advise::DontNeed
@@ -178,67 +179,13 @@ impl From<ProtectError> for AdviseError {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Take advice about a range.
-    ///
-    /// # Errors
-    /// See [`AdviseError`].
-    pub fn advise(&self, addr: u64, len: u64, advice: Advise) -> Result<(), AdviseError> {
-        let range = match UserRange::new(&self.tables.arch, addr, len) {
-            Ok(range) => range,
-            Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
-            Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
-            // The user half ends in a hole that can't be mapped.
-            Err(BadRange::Beyond(part)) => {
-                if advice.passes_holes() {
-                    self.advise_range(part, advice)?;
-                }
-                return Err(AdviseError::NotMapped);
-            }
-        };
-        self.advise_range(range, advice)
-    }
-
-    fn advise_range(&self, range: UserRange, advice: Advise) -> Result<(), AdviseError> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        if advice.forgets() {
-            self.may_forget(range)?;
-        }
-        match advice {
-            Advise::DontNeed => self.dont_need(range, false),
-            Advise::DontNeedLocked => self.dont_need(range, true),
-            Advise::DontFork => self.set_flags(range, AreaFlags::DONTFORK, true),
-            Advise::DoFork => self.set_flags(range, AreaFlags::DONTFORK, false),
-            Advise::WipeOnFork => {
-                self.all(range, false, true)?;
-                self.set_flags(range, AreaFlags::WIPEONFORK, true)
-            }
-            Advise::KeepOnFork => self.set_flags(range, AreaFlags::WIPEONFORK, false),
-            Advise::DontDump => self.set_flags(range, AreaFlags::DONTDUMP, true),
-            Advise::DoDump => self.set_flags(range, AreaFlags::DONTDUMP, false),
-            Advise::Reading => self.all(range, false, false),
-            Advise::WillNeed => self.will_need(range),
-            Advise::Cold => self.cool(range),
-            Advise::PageOut => self.page_out(range),
-            Advise::Free => self.free_lazily(range),
-            Advise::Collapse => self.collapse(range),
-            Advise::PopulateRead => self.populate_all(range, Access::Read),
-            Advise::PopulateWrite => self.populate_all(range, Access::Write),
-            Advise::GuardInstall => self.install_guards(range),
-            Advise::GuardRemove => self.remove_guards(range),
-            Advise::Huge => self.set_advice(range, Advice::Huge),
-            Advise::NoHuge => self.set_advice(range, Advice::NoHuge),
-        }
-    }
-
     /// Nothing in the page tables depends on it, so there is nothing to do but to change the areas.
-    fn set_advice(&self, range: UserRange, advice: Advice) -> Result<(), AdviseError> {
+    pub(super) fn set_advice(&self, range: UserRange, advice: Advice) -> Result<(), AdviseError> {
         self.set_areas(&mut self.change(range), range, |v| v.advice = advice)?;
         Ok(())
     }
 
-    fn set_flags(&self, range: UserRange, flags: AreaFlags, on: bool) -> Result<(), AdviseError> {
+    pub(super) fn set_flags(&self, range: UserRange, flags: AreaFlags, on: bool) -> Result<(), AdviseError> {
         self.set_areas(&mut self.change(range), range, |v| v.flags.set(flags, on))?;
         Ok(())
     }
@@ -258,12 +205,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Side by side with faults; between preemption points it looks again what is there.
-    fn dont_need(&self, range: UserRange, locked: bool) -> Result<(), AdviseError> {
-        // What can fail comes first, so that failing changes nothing.
-        self.split_beside_faults(range)?;
+    pub(super) fn dont_need(&self, rest: &mut Advising, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
         self.note_peak();
-        let mut gather = self.gather(*range);
-        self.each_area(range, |area, part| {
+        let mut gather = self.gather(*rest.left);
+        self.each_area(rest, more, |area, part| {
             if area.flags.contains(AreaFlags::LOCKED) && !locked {
                 return Err(AdviseError::Locked(*area.range));
             }
@@ -271,51 +216,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })
     }
 
-    /// Do something to each area of a range, as a reader of the areas: `act` is told of an area and of a part of the range that
-    /// lies in it, and says how far it got. Areas that are held it waits for.
+    /// Shows each run that lies in what is left entirely, and may be made shorter by that, in its
+    /// locked table; side by side with faults. `act` returns how many folios it dealt with.
     ///
     /// # Errors
-    /// What `act` answers, at once; or, when all is done, that not all of the range is mapped.
-    pub(super) fn each_area(
-        &self,
-        range: UserRange,
-        mut act: impl FnMut(&Vma, UserRange) -> Result<u64, AdviseError>,
-    ) -> Result<(), AdviseError> {
-        let mut holes = false;
-        let mut turn = None;
-        let mut at = range.start;
-        while at < range.end {
-            let areas = self.read();
-            let left = range.tail(at);
-            let next = areas.overlapping(self.tables.platform(), left).find(|v| v.state != State::Dying);
-            let Some(area) = next else { return Err(AdviseError::NotMapped) };
-            if area.state == State::Held {
-                drop(areas);
-                drop(turn.take());
-                turn = Some(self.turn(left));
-                continue;
-            }
-            let part = area.range.intersect(&left);
-            holes |= part.start > at;
-            // Where nothing is mapped, an entry of an upper table may reach beyond the area.
-            at = act(area, part)?.min(part.end);
-        }
-        if holes { Err(AdviseError::NotMapped) } else { Ok(()) }
-    }
-
-    /// Show each run that lies in a range entirely, and may be made shorter by that, in its locked
-    /// table; side by side with faults. What `act` answers is how many folios it dealt with.
-    ///
-    /// # Errors
-    /// Not all of the range is mapped.
+    /// None of its own: what is not mapped is noted in `rest`.
     pub(super) fn each_whole_run(
         &self,
-        range: UserRange,
+        rest: &mut Advising,
+        more: More<'_>,
         mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
     ) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
-        let mut gather = self.gather(*range);
-        self.each_area(range, |_, part| {
+        let mut gather = self.gather(*rest.left);
+        self.each_area(rest, more, |_, part| {
             let table = match self.tables.find(part) {
                 Found::Hole(end) => return Ok(end),
                 Found::Table(table) => table,
@@ -342,7 +256,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
     /// the areas, once the areas there are not held.
-    fn split_beside_faults(&self, range: UserRange) -> Result<(), Refused> {
+    pub(super) fn split_beside_faults(&self, range: UserRange) -> Result<(), Refused> {
         let areas = self.read();
         let held = |at| areas.tree.find(at).is_some_and(|v| v.state == State::Held);
         if !held(range.start) && !held(range.end - 1) {
@@ -353,22 +267,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.split_edges(range)
     }
 
-    fn populate_all(&self, range: UserRange, access: Access) -> Result<(), AdviseError> {
-        let mut at = range.start;
-        while at < range.end {
-            let Some(area) = self.read().find(at).copied() else { return Err(AdviseError::NotMapped) };
+    pub(super) fn populate_all(&self, rest: &mut Advising, access: Access, more: More<'_>) -> Result<(), AdviseError> {
+        let mut wanted = true;
+        while wanted && !rest.left.is_empty() {
+            let Some(area) = self.read().find(rest.left.start).copied() else { return Err(AdviseError::NotMapped) };
             // As Linux does, by what the area says, though what may be written can be read.
             if !area.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
                 return Err(AdviseError::Inaccessible(*area.range));
             }
-            let end = area.range.end.min(range.end);
-            while at < end {
-                match self.fault_in(at, access) {
-                    Ok((mapped, _)) => at = mapped.end,
+            let end = area.range.end.min(rest.left.end);
+            while wanted && rest.left.start < end {
+                match self.fault_in(rest.left.start, access) {
+                    Ok((mapped, _)) => rest.left = rest.left.tail(mapped.end),
                     Err(FaultError::Unmapped(_)) => return Err(AdviseError::NotMapped),
                     Err(error) => return Err(AdviseError::Fault(error)),
                 }
                 self.tables.platform().resched();
+                wanted = more();
             }
         }
         Ok(())

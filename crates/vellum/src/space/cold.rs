@@ -1,20 +1,20 @@
 //! Memory that is not needed soon, or will be: hints about what is in memory.
 
 use crate::addr::FRAME_SHIFT;
-use crate::arch::{Arch, Attrs, Kind, UserRange};
+use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::flag;
 use crate::group::LruList;
 use crate::platform::Platform;
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 
-use super::{AddressSpace, AdviseError};
+use super::pieces::{Advising, More};
+use super::{AddressSpace, AdviseError, FaultError};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// What a range has that is this space's alone was not used, and is the first to be looked at when memory is short
     /// (`MADV_COLD`). Side by side with faults.
-    pub(super) fn cool(&self, range: UserRange) -> Result<(), AdviseError> {
-        self.all(range, true, false)?;
-        self.each_whole_run(range, |table, run, gather| {
+    pub(super) fn cool(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
+        self.each_whole_run(rest, more, |table, run, gather| {
             if run.kind != Kind::Leaf || self.tables.machine.zeros_folio().contains(run.pfn(&self.tables.arch)) {
                 return 0;
             }
@@ -62,12 +62,13 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     }
 
     /// What a range has on swap devices comes back, as far as there is memory for it and they give it back (`MADV_WILLNEED`).
-    pub(super) fn will_need(&self, range: UserRange) -> Result<(), AdviseError> {
-        // No area goes or moves meanwhile.
-        let _turn = self.turn(range);
-        self.all(range, false, false)?;
-        // What does not come now comes when it is touched, or else is not there: that is no matter of a hint.
-        let _ = self.bring_all_back(range, |_| true);
-        Ok(())
+    pub(super) fn will_need(&self, rest: &mut Advising, more: More<'_>) {
+        self.each_table(rest, more, |part| {
+            // No VMA goes or moves meanwhile.
+            let _turn = self.turn(part);
+            // What does not come now comes when a program touches it: that is no matter of a hint.
+            // Where memory is refused for one page, there is none for those behind it either.
+            !matches!(self.bring_all_back(part, |_| true), Err(FaultError::NoMemory(_)))
+        });
     }
 }

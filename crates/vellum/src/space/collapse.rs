@@ -19,6 +19,7 @@ use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
 use crate::vma::{State, Vma};
 
 use super::fault::Outcome;
+use super::pieces::{Advising, More};
 use super::{Access, AddressSpace, AdviseError, FaultError};
 
 /// The most runs that stand in the block of a table that goes on to have others: as many as pages in the largest such block of formats
@@ -152,15 +153,16 @@ enum Next {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Have all of a range in huge pages, as far as whole ones lie in it (Linux: `MADV_COLLAPSE`). One that can't be had does not keep the
-    /// others from being tried, unless there is no memory.
+    /// Has all of a range in huge pages, as far as whole ones lie in it (Linux: `MADV_COLLAPSE`). A
+    /// block that can't be had does not keep the others from being tried, unless there is no memory:
+    /// `rest` keeps the error of the last such block.
     ///
     /// # Errors
-    /// See [`CollapseError`]: the last that a block met with.
-    pub(super) fn collapse(&self, range: UserRange) -> Result<(), AdviseError> {
+    /// See [`CollapseError`].
+    pub(super) fn collapse(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
-        let mut result = Ok(());
-        self.each_area(range, |area, part| {
+        let mut failed = None;
+        let ended = self.each_area(rest, more, |area, part| {
             let whole = |range: VirtRange| (range.start.next_multiple_of(size), align_down(range.end, size.ilog2()));
             let ((first, end), (least, most)) = (whole(*part), whole(*area.range));
             if least >= most || !self.may_collapse(area) {
@@ -172,13 +174,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let block = part.tail(first).head(first + size);
             match self.collapse_block(area, block, None) {
                 Err(error) if error.is_shortage() => return Err(AdviseError::Collapse(error)),
-                Err(error) => result = Err(error),
+                Err(error) => failed = Some(error),
                 Ok(_) => {}
             }
             self.tables.platform().resched();
             Ok(if block.end == end { part.end } else { block.end })
-        })?;
-        result.map_err(AdviseError::Collapse)
+        });
+        rest.failed = failed.or(rest.failed);
+        ended
     }
 
     /// Look at about so many pages (of 4 KiB) from an address on, and collapse what policy would have large and the limits allow: the

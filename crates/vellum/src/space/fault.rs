@@ -157,16 +157,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.fault_in(addr, access).map(|(_, resolved)| resolved)
     }
 
-    /// Fault in every page of `range`, as far as it goes.
-    pub(super) fn populate(&self, range: UserRange, access: Access) -> Result<(), FaultError> {
-        let mut at = range.start;
-        while at < range.end {
-            at = self.fault_in(at, access)?.0.end;
-            self.tables.platform().resched();
-        }
-        Ok(())
-    }
-
     /// What is mapped now, and what that took.
     pub(super) fn fault_in(&self, addr: u64, access: Access) -> Result<(VirtRange, Resolved), FaultError> {
         match self.try_fault(addr, access, None) {

@@ -6,13 +6,30 @@ use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
 use crate::vma::State;
 
+use super::pieces::{Advising, More};
 use super::{AddressSpace, AdviseError};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Forget what is in a range and guard it. Faults wait meanwhile, so that none fills a page again.
+    /// Forgets what is in a range and guards it, one table after the other.
     ///
-    /// If memory for tables runs out, what lies before is guarded and what lies behind is forgotten.
-    pub(super) fn install_guards(&self, range: UserRange) -> Result<(), AdviseError> {
+    /// If memory for tables runs out, what lies before is guarded and what lies behind stays.
+    pub(super) fn install_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
+        let shift = self.tables.arch.level_shift(2);
+        while !rest.left.is_empty() {
+            let part = rest.left.around(rest.left.start, shift);
+            self.guard(part)?;
+            rest.left = rest.left.tail(part.end);
+            self.tables.platform().resched();
+            if !more() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what is in a range that one table maps and guards it. Faults wait meanwhile, so that
+    /// none fills a page again.
+    fn guard(&self, range: UserRange) -> Result<(), AdviseError> {
         // All of the space: areas are held in full, also where the range ends inside of one.
         let all = UserRange::all(&self.tables.arch);
         let mut change = self.change(all);
@@ -31,22 +48,15 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Into a range that holds nothing, and that nobody else fills.
     fn put_guards(&self, range: UserRange) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
-        let (page, table) = (arch.page_shift(), arch.level_shift(2));
-        let mut at = range.start;
-        while at < range.end {
-            let end = ((at >> table << table).saturating_add(1 << table)).min(range.end);
-            let guards = Run::new(at, 1, Kind::Marker, arch.marker(Marker::Guard), ((end - at) >> page) as usize);
-            self.tables.map_run(range.tail(at).head(end), &guards).map_err(|error| error.shortage())?;
-            at = end;
-            self.tables.platform().resched();
-        }
-        Ok(())
+        let len = (range.len() >> arch.page_shift()) as usize;
+        let guards = Run::new(range.start, 1, Kind::Marker, arch.marker(Marker::Guard), len);
+        Ok(self.tables.map_run(range, &guards).map_err(|error| error.shortage())?)
     }
 
     /// Remove the guards of a range, side by side with faults.
-    pub(super) fn remove_guards(&self, range: UserRange) -> Result<(), AdviseError> {
-        let mut gather = self.gather(*range);
-        self.each_area(range, |_, part| {
+    pub(super) fn remove_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
+        let mut gather = self.gather(*rest.left);
+        self.each_area(rest, more, |_, part| {
             let end = match self.tables.find(part) {
                 Found::Hole(end) => end,
                 Found::Table(table) => {

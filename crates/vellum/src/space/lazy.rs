@@ -5,7 +5,7 @@
 //! held for it: an entry that goes without saying that it was written to can't be written through any more.
 
 use crate::addr::FRAME_SHIFT;
-use crate::arch::{Arch, Attrs, Kind, UserRange};
+use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Counts, flag};
 use crate::group::LruList;
 use crate::platform::{Platform, Wanted, allows};
@@ -13,14 +13,14 @@ use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 
+use super::pieces::{Advising, More};
 use super::{AddressSpace, AdviseError, Isolated};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whatever a range has may go, as long as nobody writes to it: folios that this space has alone and that lie in the range entirely,
     /// and what is swapped out, at once. Side by side with faults.
-    pub(super) fn free_lazily(&self, range: UserRange) -> Result<(), AdviseError> {
-        self.all(range, true, true)?;
-        self.each_whole_run(range, |table, run, gather| match run.kind {
+    pub(super) fn free_lazily(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
+        self.each_whole_run(rest, more, |table, run, gather| match run.kind {
             Kind::Leaf => self.mark_lazy(table, run, gather),
             Kind::Swap => {
                 table.erase(run);

@@ -16,6 +16,7 @@ use crate::platform::Platform;
 use crate::table::Run;
 use crate::vma::{AreaFlags, Prot, Vma};
 
+use super::pieces::Populating;
 use super::{Access, AddressSpace, FaultError, Isolated, ProtectError};
 
 bitflags! {
@@ -100,11 +101,21 @@ fn with_lock(flags: AreaFlags, lock: AreaFlags) -> AreaFlags {
 }
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Lock all pages of a range (`mlock`; with `on_fault`, `mlock2` with `MLOCK_ONFAULT`).
+    /// Locks all pages of a range (`mlock`; with `on_fault`, `mlock2` with `MLOCK_ONFAULT`).
     ///
     /// # Errors
     /// See [`LockError`]. (Linux locks what lies before a hole.)
     pub fn lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<(), LockError> {
+        let mut rest = self.begin_lock(addr, len, on_fault)?;
+        self.populate_some(&mut rest, || true).map(|_| ()).map_err(LockError::Fault)
+    }
+
+    /// Locks all pages of a range, as [`AddressSpace::lock`], but faults none in: the caller does
+    /// that next, by [`AddressSpace::populate_some`].
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub fn begin_lock(&self, addr: u64, len: u64, on_fault: bool) -> Result<Populating, LockError> {
         let limit = self.limits().locked;
         if limit == 0 {
             return Err(LockError::Forbidden);
@@ -122,7 +133,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
         self.set_areas(&mut change, range, |v| v.flags = with_lock(v.flags, lock))?;
         drop(change);
-        self.fault_in_locked(range).map_err(LockError::Fault)
+        Ok(Populating { left: range, unlocked: false, skips: false })
     }
 
     /// Unlock all pages of a range (`munlock`).
@@ -145,6 +156,16 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// # Errors
     /// See [`LockError`].
     pub fn lock_all(&self, flags: LockAll) -> Result<(), LockError> {
+        let mut rest = self.begin_lock_all(flags)?;
+        self.populate_some(&mut rest, || true).map(|_| ()).map_err(LockError::Fault)
+    }
+
+    /// Locks areas wherever they are, as [`AddressSpace::lock_all`], but faults nothing in: the
+    /// caller does that next, by [`AddressSpace::populate_some`].
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub fn begin_lock_all(&self, flags: LockAll) -> Result<Populating, LockError> {
         if !flags.intersects(LockAll::CURRENT | LockAll::FUTURE) || flags.bits() & !LockAll::all().bits() != 0 {
             return Err(LockError::Flags(flags));
         }
@@ -166,19 +187,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             areas.account_all(self.tables.machine, all, 1);
         }
         drop(change);
-        if flags.contains(LockAll::CURRENT) {
-            // Part by part: what can't be touched hinders only itself.
-            let mut at = 0;
-            loop {
-                // Not as the scrutinee of a loop, which would keep the lock as a reader: a fault
-                // enters again, behind a writer that waits for this reader.
-                let next = self.read().tree.find_from(at).copied();
-                let Some(area) = next else { break };
-                let _ = self.fault_in_locked(area.range);
-                at = area.range.end;
-            }
-        }
-        Ok(())
+        // Part by part: what can't be touched hinders only itself.
+        let now = if flags.contains(LockAll::CURRENT) { all } else { UserRange::default() };
+        Ok(Populating { left: now, unlocked: false, skips: true })
     }
 
     /// Unlock all areas, and lock none from now on (`munlockall`).
@@ -233,21 +244,6 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             BadRange::Beyond(_) => LockError::NotMapped,
             BadRange::Unaligned(_) | BadRange::Overflow => LockError::Overflow,
         })
-    }
-
-    /// Fault in what is locked in a range, if its areas don't say that it may come later.
-    pub(super) fn fault_in_locked(&self, range: UserRange) -> Result<(), FaultError> {
-        let mut at = range.start;
-        while at < range.end {
-            let left = range.tail(at);
-            let Some(area) = self.read().first(left).copied() else { return Ok(()) };
-            let part = area.range.intersect(&left);
-            if area.flags & AreaFlags::LOCKS == AreaFlags::LOCKED {
-                self.populate(part, area.populated_by())?;
-            }
-            at = part.end;
-        }
-        Ok(())
     }
 }
 

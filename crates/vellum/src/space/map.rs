@@ -37,6 +37,8 @@ bitflags! {
         const READ_ONLY = 128;
         /// Where the engine chooses: in the second gibibyte of addresses (`MAP_32BIT`).
         const LOW = 256;
+        /// Faults nothing in: the caller does that next ([`AddressSpace::begin_populate`]).
+        const LATER = 512;
     }
 }
 
@@ -213,11 +215,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         } else {
             self.map_anywhere(request.addr, len, &request)?
         };
-        // What can't be faulted in is no error.
-        let _ = match request.flags.contains(MapFlags::POPULATE) {
-            true => self.populate(range, new_area(range, &request, AreaFlags::empty()).populated_by()),
-            false => self.fault_in_locked(range),
-        };
+        if !request.flags.contains(MapFlags::LATER) {
+            self.populate(range, request.flags.contains(MapFlags::POPULATE));
+        }
         Ok(range.start)
     }
 

@@ -48,6 +48,7 @@
 //! | `relocate` | how they change their place |
 //! | `protect` | areas change what may be done with them |
 //! | `advise` | hints |
+//! | `pieces` | hints, and faulting in, a piece after the other |
 //! | `cold` | hints about what is in memory or not |
 //! | `query` | what is mapped, what is resident |
 //! | `watch` | somebody is told what happens to pages, or says so in their place |
@@ -73,6 +74,7 @@ mod lazy;
 mod lock;
 mod map;
 mod object;
+mod pieces;
 mod pin;
 mod protect;
 mod query;
@@ -110,6 +112,7 @@ pub(crate) use isolated::{BATCH, Isolated};
 pub use lock::{LockAll, LockError};
 pub use map::{MapError, MapFlags, MapRequest};
 pub use object::SharedKey;
+pub use pieces::{Advising, Populating};
 pub use protect::ProtectError;
 pub use query::{QueryError, SpaceStats, Split, Usage};
 pub use remap::{RemapError, RemapFlags, RemapRequest};

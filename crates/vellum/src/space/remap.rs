@@ -238,8 +238,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 (to.start, to.tail(to.start + wanted.kept().len()))
             }
         };
-        // What can't be faulted in is no error.
-        let _ = self.fault_in_locked(grown);
+        self.populate(grown, false);
         Ok(start)
     }
 

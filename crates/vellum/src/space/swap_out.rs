@@ -2,7 +2,7 @@
 //! already, and its entries become swap entries.
 
 use crate::addr::{FRAME_SHIFT, VirtRange};
-use crate::arch::{Arch, Attrs, Swapped, UserRange};
+use crate::arch::{Arch, Attrs, Swapped};
 use crate::frame::HUGE_ORDER;
 use crate::platform::Platform;
 use crate::stats::Counter;
@@ -10,19 +10,21 @@ use crate::swap::{NoSlots, SwapRun, WriteError};
 use crate::table::Run;
 use crate::tlb::Gather;
 
+use super::AddressSpace;
 use super::evict::{Held, NoRoom, Way, part_of};
-use super::{AddressSpace, AdviseError};
+use super::pieces::{Advising, More};
 
 /// Slots that get copies between two points where the CPU may do something else.
 const CACHED: u32 = 128;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Evict what a range has that nobody else maps (Linux: `MADV_PAGEOUT`). What can't go stays.
-    pub(super) fn page_out(&self, range: UserRange) -> Result<(), AdviseError> {
-        self.all(range, true, false)?;
-        self.evict(&[*range], None, None);
-        self.evict_objects(range);
-        Ok(())
+    pub(super) fn page_out(&self, rest: &mut Advising, more: More<'_>) {
+        self.each_table(rest, more, |part| {
+            self.evict(&[*part], None, None);
+            self.evict_objects(part);
+            true
+        });
     }
 
     /// Write what is held, in naturally aligned blocks as large as slots are to be had, and turn its entries into swap entries; what

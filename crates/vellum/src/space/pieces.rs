@@ -1,0 +1,264 @@
+//! Long operations, a piece after the other: advice about a range, and faulting it in.
+//!
+//! Such an operation is begun: all that concerns the range as a whole is checked then, and changed.
+//! The value that says what is left is handed to the operation's second part again and again, until
+//! nothing is left. That part asks the caller after each step, which is about as long as what the
+//! engine does between two calls of [`resched`](crate::platform::Cpus::resched), whether to go on.
+//! When it returns it is in no lock and claims no range: a host that can't switch tasks inside the
+//! engine runs others then, which may change the space. What an operation answers and what it leaves
+//! when it fails does not depend on how many pieces there were; [`AddressSpace::advise`] and its kin
+//! do it all in one.
+//!
+//! After an error the value says what is left from the failure on. A caller that has dealt with the
+//! cause (it reclaimed memory, or userfaultfd supplied a page) may go on with the value.
+
+use crate::arch::{Arch, BadRange, UserRange};
+use crate::frame::policy::Advice;
+use crate::platform::Platform;
+use crate::vma::{AreaFlags, State, Vma};
+
+use super::{Access, AddressSpace, Advise, AdviseError, CollapseError, FaultError};
+
+/// Returns whether the caller wants an operation to go on now.
+pub(super) type More<'a> = &'a mut dyn FnMut() -> bool;
+
+/// Advice that was begun ([`AddressSpace::begin_advice`]), and what is left of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Advising {
+    pub(super) left: UserRange,
+    advice: Advise,
+    /// Some of what lies before `left` is not mapped.
+    holes: bool,
+    /// The range goes on beyond the user half, where nothing can be mapped.
+    beyond: bool,
+    /// Why the last block that could not be collapsed was not.
+    pub(super) failed: Option<CollapseError>,
+}
+
+impl Advising {
+    /// Returns what the operation answers when nothing is left.
+    fn answer(&self) -> Result<(), AdviseError> {
+        match self.failed {
+            _ if self.holes => Err(AdviseError::NotMapped),
+            Some(error) => Err(AdviseError::Collapse(error)),
+            None if self.beyond => Err(AdviseError::NotMapped),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Memory that is to be faulted in, and what is left of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Populating {
+    pub(super) left: UserRange,
+    /// VMAs that are not locked are faulted in too.
+    pub(super) unlocked: bool,
+    /// What can't be faulted in ends its VMA's part only, and is no error.
+    pub(super) skips: bool,
+}
+
+impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
+    /// Takes advice about a range.
+    ///
+    /// # Errors
+    /// See [`AdviseError`].
+    pub fn advise(&self, addr: u64, len: u64, advice: Advise) -> Result<(), AdviseError> {
+        let mut rest = self.begin_advice(addr, len, advice)?;
+        self.advise_some(&mut rest, || true).map(|_| ())
+    }
+
+    /// Begins to take advice about a range, which [`AddressSpace::advise_some`] goes on with: checks
+    /// what must hold for all of the range.
+    ///
+    /// # Errors
+    /// See [`AdviseError`].
+    pub fn begin_advice(&self, addr: u64, len: u64, advice: Advise) -> Result<Advising, AdviseError> {
+        let (range, beyond) = match UserRange::new(&self.tables.arch, addr, len) {
+            Ok(range) => (range, false),
+            Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
+            Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
+            // The user half ends in a hole that can't be mapped.
+            Err(BadRange::Beyond(part)) if advice.passes_holes() => (part, true),
+            Err(BadRange::Beyond(_)) => return Err(AdviseError::NotMapped),
+        };
+        let rest = Advising { left: range, advice, holes: false, beyond, failed: None };
+        if range.is_empty() {
+            return Ok(rest);
+        }
+        if advice.forgets() {
+            self.may_forget(range)?;
+        }
+        match advice {
+            // What can fail comes first, so that failing changes nothing.
+            Advise::DontNeed | Advise::DontNeedLocked => self.split_beside_faults(range)?,
+            Advise::Free => self.all(range, true, true)?,
+            Advise::WipeOnFork => self.all(range, false, true)?,
+            Advise::Cold | Advise::PageOut | Advise::GuardInstall => self.all(range, true, false)?,
+            Advise::Reading | Advise::WillNeed => self.all(range, false, false)?,
+            _ => {}
+        }
+        Ok(rest)
+    }
+
+    /// Goes on with advice as long as `more`, which it asks between steps, says so, or until nothing
+    /// is left; returns whether nothing is left. Advice that changes nothing but VMAs takes one
+    /// step. At least one step is done.
+    ///
+    /// # Errors
+    /// See [`AdviseError`].
+    pub fn advise_some(&self, rest: &mut Advising, mut more: impl FnMut() -> bool) -> Result<bool, AdviseError> {
+        let more: More<'_> = &mut more;
+        if !rest.left.is_empty() {
+            match rest.advice {
+                Advise::DontNeed => self.dont_need(rest, false, more)?,
+                Advise::DontNeedLocked => self.dont_need(rest, true, more)?,
+                Advise::WillNeed => self.will_need(rest, more),
+                Advise::Cold => self.cool(rest, more)?,
+                Advise::PageOut => self.page_out(rest, more),
+                Advise::Free => self.free_lazily(rest, more)?,
+                Advise::Collapse => self.collapse(rest, more)?,
+                Advise::PopulateRead => self.populate_all(rest, Access::Read, more)?,
+                Advise::PopulateWrite => self.populate_all(rest, Access::Write, more)?,
+                Advise::GuardInstall => self.install_guards(rest, more)?,
+                Advise::GuardRemove => self.remove_guards(rest, more)?,
+                _ => {
+                    self.change_areas(rest.left, rest.advice)?;
+                    rest.left = UserRange::default();
+                }
+            }
+        }
+        if !rest.left.is_empty() {
+            return Ok(false);
+        }
+        rest.answer().map(|()| true)
+    }
+
+    /// Takes advice that nothing but areas depend on.
+    fn change_areas(&self, range: UserRange, advice: Advise) -> Result<(), AdviseError> {
+        match advice {
+            Advise::DontFork => self.set_flags(range, AreaFlags::DONTFORK, true),
+            Advise::DoFork => self.set_flags(range, AreaFlags::DONTFORK, false),
+            Advise::WipeOnFork => self.set_flags(range, AreaFlags::WIPEONFORK, true),
+            Advise::KeepOnFork => self.set_flags(range, AreaFlags::WIPEONFORK, false),
+            Advise::DontDump => self.set_flags(range, AreaFlags::DONTDUMP, true),
+            Advise::DoDump => self.set_flags(range, AreaFlags::DONTDUMP, false),
+            Advise::Huge => self.set_advice(range, Advice::Huge),
+            Advise::NoHuge => self.set_advice(range, Advice::NoHuge),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins to fault in what was just mapped with [`MapFlags::LATER`](super::MapFlags::LATER): of
+    /// `len` bytes from `addr` on, what is locked and may not come later, or, with `unlocked`, all.
+    /// [`AddressSpace::populate_some`] goes on; what can't be faulted in is no error there.
+    pub fn begin_populate(&self, addr: u64, len: u64, unlocked: bool) -> Populating {
+        let range = match UserRange::new(&self.tables.arch, addr, len) {
+            Ok(part) | Err(BadRange::Beyond(part)) => part,
+            Err(BadRange::Unaligned(_) | BadRange::Overflow) => UserRange::default(),
+        };
+        Populating { left: range, unlocked, skips: true }
+    }
+
+    /// Faults in what is left as long as `more`, which it asks between two faults, says so, or until
+    /// nothing is left; returns whether nothing is left. Private memory that may be written gets its
+    /// own pages.
+    ///
+    /// # Errors
+    /// See [`FaultError`]. None where what can't be faulted in is no error.
+    pub fn populate_some(&self, rest: &mut Populating, mut more: impl FnMut() -> bool) -> Result<bool, FaultError> {
+        while !rest.left.is_empty()
+            && let Some(area) = self.next_to_populate(rest)
+        {
+            let part = area.range.intersect(&rest.left);
+            rest.left = rest.left.tail(part.start);
+            while rest.left.start < part.end {
+                match self.fault_in(rest.left.start, area.populated_by()) {
+                    Ok((mapped, _)) => rest.left = rest.left.tail(mapped.end),
+                    Err(_) if rest.skips => rest.left = rest.left.tail(part.end),
+                    Err(error) => return Err(error),
+                }
+                self.tables.platform().resched();
+                if !more() {
+                    return Ok(rest.left.is_empty());
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the first area of which something is left to be faulted in; without one, nothing is
+    /// left from then on.
+    fn next_to_populate(&self, rest: &mut Populating) -> Option<Vma> {
+        let areas = self.read();
+        let wanted = |area: &Vma| rest.unlocked || area.flags & AreaFlags::LOCKS == AreaFlags::LOCKED;
+        let next = areas.overlapping(self.tables.platform(), rest.left).find(|area| wanted(area)).copied();
+        if next.is_none() {
+            rest.left = UserRange::default();
+        }
+        next
+    }
+
+    /// Faults in what was just mapped, all of it at once; see [`AddressSpace::begin_populate`].
+    pub(super) fn populate(&self, range: UserRange, unlocked: bool) {
+        // What can't be faulted in is no error.
+        let _ = self.populate_some(&mut Populating { left: range, unlocked, skips: true }, || true);
+    }
+
+    /// Does something to each area of what is left, as a reader of the areas: `act` sees an area and
+    /// a part of what is left that lies in it, and returns how far it got. Waits for areas that are
+    /// held.
+    ///
+    /// # Errors
+    /// What `act` answers, at once.
+    pub(super) fn each_area(
+        &self,
+        rest: &mut Advising,
+        more: More<'_>,
+        mut act: impl FnMut(&Vma, UserRange) -> Result<u64, AdviseError>,
+    ) -> Result<(), AdviseError> {
+        let mut turn = None;
+        while !rest.left.is_empty() {
+            let areas = self.read();
+            let next = areas.overlapping(self.tables.platform(), rest.left).find(|v| v.state != State::Dying);
+            let Some(area) = next else {
+                rest.holes = true;
+                rest.left = UserRange::default();
+                break;
+            };
+            if area.state == State::Held {
+                drop(areas);
+                drop(turn.take());
+                turn = Some(self.turn(rest.left));
+                continue;
+            }
+            let part = area.range.intersect(&rest.left);
+            rest.holes |= part.start > rest.left.start;
+            // Where nothing is mapped, an entry of an upper table may reach beyond the area.
+            let at = act(area, part)?.min(part.end);
+            rest.left = rest.left.tail(at);
+            drop(areas);
+            if !more() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows each part of what is left that one table maps, as far as it maps something there. `act`
+    /// returns whether it makes sense to go on: if not, nothing is left.
+    pub(super) fn each_table(&self, rest: &mut Advising, more: More<'_>, mut act: impl FnMut(UserRange) -> bool) {
+        let shift = self.tables.arch.level_shift(2);
+        while let Some(at) = self.next_run(rest.left, |_| true) {
+            let part = rest.left.around(at, shift);
+            rest.left = rest.left.tail(part.end);
+            if !act(part) {
+                break;
+            }
+            self.tables.platform().resched();
+            if !more() {
+                return;
+            }
+        }
+        rest.left = UserRange::default();
+    }
+}
