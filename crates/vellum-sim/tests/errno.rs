@@ -24,6 +24,8 @@ fn compare(rows: &[Row]) {
         }
         let engine = engine::ask(row.given, |kernel| (row.calls)(kernel));
         let linux = linux::ask(row.given, |kernel| (row.calls)(kernel));
+        let in_pieces = engine::ask_in_pieces(row.given, |kernel| (row.calls)(kernel));
+        assert_eq!(in_pieces, engine, "{}: in pieces, and in one", row.name);
         let right = match &row.expect {
             Expect::Same => engine == linux,
             Expect::Differ { engine: e, linux: l, .. } => engine == *e && linux == *l,

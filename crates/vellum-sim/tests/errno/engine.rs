@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use vellum::arch::X86_64;
 use vellum::cache::Object;
 use vellum::group::GroupId;
-use vellum::space::{Advise, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest};
+use vellum::space::{Advise, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fast};
@@ -18,10 +18,20 @@ pub struct Engine<'e> {
     pub space: &'e AddressSpace<'e, Fast, X86_64>,
     pub file: RefCell<Option<Object<'e, Fast>>>,
     cpu: &'e Cpu<'e, Fast>,
+    pieces: bool,
 }
 
 /// Ask the engine, on a machine of its own whose limits are those of this machine's Linux.
 pub fn ask<R>(given: Given, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
+    ask_host(given, false, calls)
+}
+
+/// The same, where the host does what takes long in the smallest pieces.
+pub fn ask_in_pieces<R>(given: Given, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
+    ask_host(given, true, calls)
+}
+
+fn ask_host<R>(given: Given, pieces: bool, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
     let sim = Config::new(64 << 20).fast().expect("memory on the host");
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).expect("enough memory to boot");
@@ -34,16 +44,35 @@ pub fn ask<R>(given: Given, calls: impl FnOnce(&dyn Kernel) -> R) -> R {
         ..Limits::default()
     };
     let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, limits).expect("memory");
-    calls(&Engine { space: &space, file: RefCell::new(None), cpu: &cpu })
+    calls(&Engine { space: &space, file: RefCell::new(None), cpu: &cpu, pieces })
 }
 
 pub fn answer<E>(result: Result<(), E>, errno: impl FnOnce(E) -> vellum::errno::Errno) -> i64 {
     result.map_or_else(|error| -i64::from(errno(error).number()), |()| 0)
 }
 
+/// Makes the pieces of an operation until there are no more.
+fn all<E>(mut piece: impl FnMut() -> Result<bool, E>) -> Result<(), E> {
+    while !piece()? {}
+    Ok(())
+}
+
+impl Engine<'_> {
+    /// Faults in what was locked, one fault after the other.
+    fn populate(&self, locked: Result<Populating, LockError>) -> Result<(), LockError> {
+        let mut rest = locked?;
+        all(|| self.space.populate_some(&mut rest, || false)).map_err(LockError::Fault)
+    }
+}
+
 impl Kernel for Engine<'_> {
     fn map(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> i64 {
-        let mapped = self.space.map(MapRequest { addr, len, prot, flags });
+        let later = if self.pieces { MapFlags::LATER } else { MapFlags::empty() };
+        let mapped = self.space.map(MapRequest { addr, len, prot, flags: flags | later });
+        if let (Ok(at), true) = (mapped, self.pieces) {
+            let rest = self.space.begin_populate(at, len, flags.contains(MapFlags::POPULATE));
+            self.populate(Ok(rest)).expect("what can't be faulted in is no error");
+        }
         mapped.map_or_else(|error| -i64::from(error.errno().number()), |at| at as i64)
     }
 
@@ -56,7 +85,12 @@ impl Kernel for Engine<'_> {
     }
 
     fn advise(&self, addr: u64, len: u64, advise: Advise) -> i64 {
-        answer(self.space.advise(addr, len, advise), |error| error.errno())
+        if !self.pieces {
+            return answer(self.space.advise(addr, len, advise), |error| error.errno());
+        }
+        let begun = self.space.begin_advice(addr, len, advise);
+        let taken = begun.and_then(|mut rest| all(|| self.space.advise_some(&mut rest, || false)));
+        answer(taken, |error| error.errno())
     }
 
     fn remap(&self, addr: u64, old_len: u64, new_len: u64, flags: RemapFlags, new_addr: u64) -> i64 {
@@ -65,7 +99,11 @@ impl Kernel for Engine<'_> {
     }
 
     fn lock(&self, addr: u64, len: u64, on_fault: bool) -> i64 {
-        answer(self.space.lock(addr, len, on_fault), |error| error.errno())
+        let locked = match self.pieces {
+            true => self.populate(self.space.begin_lock(addr, len, on_fault)),
+            false => self.space.lock(addr, len, on_fault),
+        };
+        answer(locked, |error| error.errno())
     }
 
     fn unlock(&self, addr: u64, len: u64) -> i64 {
@@ -73,7 +111,11 @@ impl Kernel for Engine<'_> {
     }
 
     fn lock_all(&self, flags: LockAll) -> i64 {
-        answer(self.space.lock_all(flags), |error| error.errno())
+        let locked = match self.pieces {
+            true => self.populate(self.space.begin_lock_all(flags)),
+            false => self.space.lock_all(flags),
+        };
+        answer(locked, |error| error.errno())
     }
 
     fn unlock_all(&self) -> i64 {

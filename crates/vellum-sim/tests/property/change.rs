@@ -14,6 +14,7 @@ use super::expect::{self, Where};
 use super::host::Host;
 use super::model::{Kind, Page};
 use super::op::{Place, Span, Spot, advised};
+use super::pieces;
 use super::plot::{Plot, Scene};
 
 /// So many areas of the engine's own choosing are kept.
@@ -162,7 +163,7 @@ impl Plot {
             Advise::GuardRemove => return self.remove_guards(on, pages),
             _ => {}
         }
-        let got = on.space.advise(addr, len, advise);
+        let got = pieces::advise(on.space, addr, len, advise);
         if matches!(advise, Advise::PageOut | Advise::Cold | Advise::WillNeed) {
             return self.hinted(on, pages, got, advise);
         }
@@ -240,7 +241,7 @@ impl Plot {
             let (addr, bytes) = self.bytes(&block);
             // A block that is not of one area is none.
             let whole = self.model.in_one_area(block.clone());
-            match on.space.advise(addr, bytes, Advise::Collapse) {
+            match pieces::advise(on.space, addr, bytes, Advise::Collapse) {
                 Ok(()) if whole => {
                     let no_huge = |(_, page): (u64, &Page)| page.kind.advice == Advice::NoHuge;
                     assert!(!self.model.iter(block.clone()).any(no_huge), "collapsed what may not be");

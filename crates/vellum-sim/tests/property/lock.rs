@@ -7,18 +7,18 @@ use vellum::arch::{Arch, Kind as EntryKind};
 use vellum::space::{Access, Advise, AdviseError, FaultError, LockAll, LockError, SealError};
 use vellum::vma::{AreaFlags, Prot};
 
-use super::expect;
 use super::host::Host;
 use super::model::SLOTS;
 use super::op::Spot;
 use super::plot::{Plot, Scene};
 use super::presence::Presence;
+use super::{expect, pieces};
 
 impl Plot {
     /// `lock`.
     pub fn lock<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, on_fault: bool) {
         let (addr, len) = self.bytes(&pages);
-        let got = on.space.lock(addr, len, on_fault);
+        let got = pieces::lock(on.space, addr, len, on_fault);
         let locked = self.model.iter(pages.clone()).filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
         let more = pages.end - pages.start - locked.count() as u64;
         if self.bounds.alone
@@ -107,7 +107,7 @@ impl Plot {
         let too_much =
             flags.contains(LockAll::CURRENT) && self.model.len() << self.bounds.page_shift > self.bounds.limits.locked;
         let expected = if too_much { Err(LockError::LockLimit) } else { Ok(()) };
-        assert_eq!(on.space.lock_all(flags), expected);
+        assert_eq!(pieces::lock_all(on.space, flags), expected);
         if expected.is_ok() {
             self.model.future = if flags.contains(LockAll::FUTURE) { lock } else { AreaFlags::empty() };
             if flags.contains(LockAll::CURRENT) {
@@ -141,7 +141,7 @@ impl Plot {
     pub fn populate<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, access: Access) {
         let (addr, len) = self.bytes(&pages);
         let advise = if access == Access::Write { Advise::PopulateWrite } else { Advise::PopulateRead };
-        let got = on.space.advise(addr, len, advise);
+        let got = pieces::advise(on.space, addr, len, advise);
         let same = match (got, self.populated(on, pages.clone(), Some(access))) {
             (Err(AdviseError::Fault(FaultError::NoMemory(_))), _) => on.tight,
             (Err(AdviseError::Fault(FaultError::Poisoned(_))), _) => on.unreadable,
@@ -158,7 +158,7 @@ impl Plot {
     /// `advise` to guard.
     pub fn install_guards<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
-        let got = on.space.advise(addr, len, Advise::GuardInstall);
+        let got = pieces::advise(on.space, addr, len, Advise::GuardInstall);
         let locked = self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
         match got {
             Err(AdviseError::Sealed(_)) => assert!(!expect::may_forget(&self.model, &pages)),
@@ -195,7 +195,7 @@ impl Plot {
     pub fn remove_guards<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
         let expected = if self.model.covers(pages.clone()) { Ok(()) } else { Err(AdviseError::NotMapped) };
-        assert_eq!(on.space.advise(addr, len, Advise::GuardRemove), expected);
+        assert_eq!(pieces::advise(on.space, addr, len, Advise::GuardRemove), expected);
         let fresh = on.rules(self.exact).fresh();
         let guards = self.model.iter_mut(pages.clone()).filter(|(_, page)| page.presence == Presence::Guard);
         guards.for_each(|(_, page)| page.presence = fresh);

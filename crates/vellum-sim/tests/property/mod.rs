@@ -15,6 +15,7 @@
 //! | `remap` | areas that change their size or place |
 //! | `expect` | what an operation should answer |
 //! | `op` | operations, and their choice |
+//! | `pieces` | operations in pieces |
 //! | `plot`, `change`, `access` | an operation on the engine and on the model |
 //! | `fork` | a child has what its parent had |
 //! | `look` | what the engine says of a plot |
@@ -43,6 +44,7 @@ pub mod lock;
 pub mod look;
 pub mod model;
 pub mod op;
+pub mod pieces;
 pub mod plot;
 pub mod presence;
 pub mod remap;

@@ -85,7 +85,7 @@ const HINTS: [Advise; 11] = [
 const ACTS: [Advise; 5] =
     [Advise::DontNeedLocked, Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall, Advise::GuardRemove];
 
-pub static MORE_ADVICE: [Row; 9] = [
+pub static MORE_ADVICE: [Row; 11] = [
     row("advise: to fault in what says nothing of reading", |k| {
         let mut all = Vec::new();
         for prot in [Prot::WRITE, Prot::EXEC, NONE, R] {
@@ -110,6 +110,29 @@ pub static MORE_ADVICE: [Row; 9] = [
         holed(k);
         ACTS.map(|advise| k.advise(BASE, 5 * PAGE, advise)).to_vec()
     }),
+    row("advise: several tables, and a hole in the second", |k| {
+        // What each table holds at its ends, and the hole has beside it.
+        let looked = [0, 510, 610, 613, 1022, 1024, 1534];
+        let mut all = vec![];
+        for advise in HINTS.into_iter().chain(ACTS).filter(|advise| *advise != Advise::GuardInstall) {
+            some(k, 1536);
+            k.unmap(BASE + 612 * PAGE, PAGE);
+            looked.iter().for_each(|page| k.store(BASE + page * PAGE));
+            all.push(k.advise(BASE, 1536 * PAGE, advise));
+            if advise != Advise::PageOut {
+                all.extend(looked.map(|page| k.resident(BASE + page * PAGE, 2 * PAGE, 2)));
+            }
+            k.unmap(BASE, 1536 * PAGE);
+        }
+        all
+    }),
+    row("advise: guards over a hole", |k| {
+        holed(k);
+        [0, 4].iter().for_each(|page| k.store(BASE + page * PAGE));
+        let answer = k.advise(BASE, 5 * PAGE, Advise::GuardInstall);
+        vec![answer, k.resident(BASE, 2 * PAGE, 2), k.resident(BASE + 3 * PAGE, 2 * PAGE, 2)]
+    })
+    .differs(&[ENOMEM, 1, 2], &[ENOMEM, 0, 0], "the engine takes all or nothing of it"),
     row("advise: acts on what is locked", |k| {
         k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
         let mut all = ACTS.map(|advise| k.advise(BASE, 2 * PAGE, advise)).to_vec();
