@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 
 enum { ROUNDS = 1000 };
 
@@ -633,6 +634,119 @@ static bool interrupted_reads_lose_nothing(void) {
     return status_of(child) == 0;
 }
 
+enum { LONG = 1 << 30, FILES = 256 << 20, MOST = 64, STACK = 16 << 10 };
+
+// What a process works on in a call that takes long: a GiB of addresses, or a file, its part of FILES bytes.
+static struct work {
+    char *memory;
+    int file;
+    off_t size;
+} works[MOST];
+static volatile int began;
+
+static int populates(void *of) {
+    struct work *work = of;
+    __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
+    return madvise(work->memory, LONG, MADV_POPULATE_READ);
+}
+
+static int locks(void *of) {
+    struct work *work = of;
+    __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
+    return mlock(work->memory, LONG);
+}
+
+static int locks_all(void *unused) {
+    (void)unused;
+    __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
+    return mlockall(MCL_CURRENT);
+}
+
+static int advises(void *of) {
+    enum { PARTS = 1024 };
+    static struct iovec parts[PARTS];
+    struct work *work = of;
+    for (int n = 0; n < PARTS; n++)
+        parts[n] = (struct iovec){work->memory + n * (LONG / PARTS), LONG / PARTS};
+    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
+    return syscall(SYS_process_madvise, self, parts, PARTS, MADV_POPULATE_READ, 0) < 0;
+}
+
+static int allocates(void *of) {
+    struct work *work = of;
+    __atomic_fetch_add(&began, 1, __ATOMIC_SEQ_CST);
+    return fallocate(work->file, 0, 0, work->size);
+}
+
+// Whether a call has come to its end: the last page is there, which comes last, or the file has its size.
+static bool is_done(const struct work *work) {
+    struct stat file;
+    if (fstat(work->file, &file))
+        die("fstat");
+    return file.st_size || pages_present(work->memory + LONG - PAGE, PAGE);
+}
+
+// As many processes as there are processors call something that takes long. Another process runs before one of the calls is
+// done, and kills them before that.
+static bool gives_way(int (*call)(void *)) {
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    pid_t children[MOST];
+    if (count < 1 || count > MOST)
+        die("%ld processors", count);
+    // Each page is faulted in on its own, and only read: so it takes memory for page tables alone.
+    char *memory = mmap(NULL, LONG, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *stacks = map_aligned(MOST * STACK);
+    if (memory == MAP_FAILED || madvise(memory, LONG, MADV_NOHUGEPAGE))
+        die("mmap");
+    began = 0;
+    // They have the same memory, so that it is seen how far they have come even when they have ended.
+    for (long n = 0; n < count; n++) {
+        works[n] = (struct work){memory, memfd_create("races", MFD_CLOEXEC), FILES / count};
+        if (works[n].file < 0)
+            die("memfd_create");
+        if ((children[n] = clone(call, stacks + (n + 1) * STACK, CLONE_VM | SIGCHLD, works + n)) < 0)
+            die("clone");
+    }
+    while (began < count)
+        sched_yield();
+    bool good = true;
+    for (long n = 0; n < count; n++)
+        good = !is_done(works + n) && good;
+    for (long n = 0; n < count; n++)
+        kill(children[n], SIGKILL);
+    for (long n = 0; n < count; n++) {
+        int status = status_of(children[n]);
+        good = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && !is_done(works + n) && good;
+    }
+    for (long n = 0; n < count; n++)
+        close(works[n].file);
+    munlockall();
+    munmap(stacks, MOST * STACK);
+    munmap(memory, LONG);
+    return good;
+}
+
+static bool populate_gives_way(void) {
+    return gives_way(populates);
+}
+
+static bool lock_gives_way(void) {
+    return gives_way(locks);
+}
+
+static bool lock_all_gives_way(void) {
+    return gives_way(locks_all);
+}
+
+static bool advice_gives_way(void) {
+    return gives_way(advises);
+}
+
+static bool allocation_gives_way(void) {
+    return gives_way(allocates);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "nothing"))
         return 0;
@@ -654,6 +768,11 @@ int main(int argc, char **argv) {
         {"a hard limit that was lowered does not rise", limits_stay_low},
         {"a timer with the longest interval fires", longest_interval_fires},
         {"a signal between the pieces of a read loses none", interrupted_reads_lose_nothing},
+        {"others run beside MADV_POPULATE_READ, and a signal ends it", populate_gives_way},
+        {"others run beside mlock, and a signal ends it", lock_gives_way},
+        {"others run beside mlockall, and a signal ends it", lock_all_gives_way},
+        {"others run beside process_madvise, and a signal ends it", advice_gives_way},
+        {"others run beside fallocate, and a signal ends it", allocation_gives_way},
     };
     long one = argument(argc, argv, 1, 0);
     if (one > (long)(sizeof rules / sizeof *rules))

@@ -117,7 +117,7 @@ struct work {
 };
 
 static void *serve(void *argument) {
-    const struct work *work = argument;
+    const volatile struct work *work = argument;
     while (told < work->messages) {
         struct pollfd poll_for = {file, POLLIN, 0};
         struct message message;
@@ -174,6 +174,28 @@ static bool the_kernels_own_accesses_wait_too(void) {
     good &= word(2) == 77 && *(uint64_t *)(memory + 2 * PAGE + 8) == 1002;
     close(ends[0]);
     close(ends[1]);
+    over();
+    return good;
+}
+
+// A page is supplied, and the one before it goes, if the call has waited for no page twice.
+static void moves_on(int page, uint64_t flags) {
+    if (page && told <= PAGES && madvise(memory + (page - 1) * PAGE, PAGE, MADV_DONTNEED))
+        die("page %d does not go", page - 1);
+    supplies(page, flags);
+}
+
+// What was faulted in once, and is gone again, is no matter of the call any more.
+static bool a_call_goes_on_where_it_waited(void) {
+    static struct work work = {PAGES + 1000, moves_on};
+    bool good = begin(0, MISSING);
+    pthread_t thread = served(&work);
+    good &= !madvise(memory, size, MADV_POPULATE_WRITE) && told == PAGES;
+    // The thread waits for a last message.
+    good &= !madvise(memory, size, MADV_DONTNEED);
+    ((volatile struct work *)&work)->messages = told + 1;
+    good &= word(0) == 1000;
+    pthread_join(thread, NULL);
     over();
     return good;
 }
@@ -474,6 +496,7 @@ int main(void) {
     static const struct rule rules[] = {
         {"missing pages are supplied", missing_pages_are_supplied},
         {"the kernel's own accesses wait too", the_kernels_own_accesses_wait_too},
+        {"a call goes on where it waited", a_call_goes_on_where_it_waited},
         {"a page is supplied once", a_page_is_supplied_once},
         {"writes to protected pages wait", writes_to_protected_pages_wait},
         {"pages that are not there are protected", pages_that_are_not_there_are_protected},

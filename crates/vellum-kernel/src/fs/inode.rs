@@ -275,11 +275,12 @@ pub trait File: Send + Sync {
         Mappable::No
     }
 
-    /// `fallocate`, with its mode.
+    /// `fallocate`, with its mode: the next piece of a range whose first `done` bytes are dealt
+    /// with. Returns how many are then.
     ///
     /// # Errors
     /// `ENODEV`, `ESPIPE`, `EOPNOTSUPP`, `ENOSPC`, `EPERM`.
-    fn allocate(&self, _mode: u32, _bytes: Range<u64>) -> Result<(), Errno> {
+    fn allocate(&self, _mode: u32, _bytes: Range<u64>, _done: u64) -> Result<u64, Errno> {
         Err(Errno::ENODEV)
     }
 

@@ -8,7 +8,7 @@ use super::io::{Part, Sink, Source};
 use super::lock::{Locks, Owner};
 use super::meta::Kind;
 use crate::errno::Errno;
-use crate::turns::Turns;
+use crate::turns::{Turn, Turns};
 use crate::wait::give_way;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -295,10 +295,7 @@ impl Open {
         from: &mut dyn Source,
         mut write: impl FnMut(&mut dyn Source) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let _turn = match file.turns() {
-            Some(turns) => Some(turns.take().await),
-            None => None,
-        };
+        let _turn = self.turn().await;
         let mut done = 0;
         loop {
             match self.attempt(file, || write(&mut Part(&mut *from, OFFERED))).await {
@@ -418,18 +415,28 @@ impl Open {
         self.inode.truncate(size)
     }
 
-    /// `fallocate`.
+    /// Waits for the file's turn, if it has its bytes written by one call after the other.
+    pub async fn turn(&self) -> Option<Turn<'_>> {
+        match self.file.as_ref().and_then(|file| file.turns()) {
+            Some(turns) => Some(turns.take().await),
+            None => None,
+        }
+    }
+
+    /// `fallocate`: the next piece of it. `done` is how many bytes are dealt with, 0 at first.
+    /// Returns whether that was all.
     ///
     /// # Errors
     /// `EBADF`, `EINVAL`, `EFBIG`; the file's own.
-    pub fn allocate(&self, mode: u32, offset: i64, length: i64) -> Result<(), Errno> {
+    pub fn allocate(&self, mode: u32, offset: i64, length: i64, done: &mut u64) -> Result<bool, Errno> {
         let file = self.writable()?;
         let start = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         if length <= 0 {
             return Err(Errno::EINVAL);
         }
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
-        file.allocate(mode, start..end as u64)
+        *done = file.allocate(mode, start..end as u64, *done)?;
+        Ok(*done >= end as u64 - start)
     }
 }
 

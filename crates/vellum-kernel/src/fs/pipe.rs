@@ -216,7 +216,7 @@ impl File for End {
         }
     }
 
-    fn allocate(&self, _mode: u32, _bytes: core::ops::Range<u64>) -> Result<(), Errno> {
+    fn allocate(&self, _mode: u32, _bytes: core::ops::Range<u64>, _done: u64) -> Result<u64, Errno> {
         Err(Errno::ESPIPE)
     }
 

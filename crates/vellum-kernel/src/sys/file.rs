@@ -1,11 +1,12 @@
 //! Descriptors: reading, writing, and what else is done with open files.
 
+use super::pieces::by_pieces;
 use super::{Answer, lock};
 use crate::files;
 use crate::files::user::UserBytes;
 use crate::mem::uaccess;
-use crate::task::Thread;
 use crate::task::signal::{self, Info};
+use crate::task::{Thread, executor};
 use alloc::sync::Arc;
 use core::future::Future;
 use linux_raw_sys::{general as abi, ioctl};
@@ -288,14 +289,25 @@ pub fn ftruncate(thread: &Arc<Thread>, fd: u64, size: u64) -> Answer {
 }
 
 /// `fallocate`.
-pub fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
+pub async fn fallocate(thread: &Arc<Thread>, fd: u64, mode: u64, offset: u64, len: u64) -> Answer {
     const KEEPS_SIZE: u64 = 1;
     let open = open_of(thread, fd)?;
     open.writable()?;
     if mode & KEEPS_SIZE == 0 {
         may_resize(thread, &**open.inode(), offset.saturating_add(len))?;
     }
-    open.allocate(mode as u32, offset as i64, len as i64).map(|()| 0)
+    // No write comes between the pieces.
+    let _turn = thread.killable(open.turn()).await?;
+    let mut done = 0;
+    let piece = || {
+        while !open.allocate(mode as u32, offset as i64, len as i64, &mut done)? {
+            if !executor::turn_lasts() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    by_pieces(thread, piece).await.map(|()| 0)
 }
 
 /// `getdents64`.

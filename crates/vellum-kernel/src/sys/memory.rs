@@ -1,19 +1,21 @@
 //! `mmap` and its kin: the engine's calls, in Linux's words.
 
 use super::Answer;
+use super::pieces::by_pieces;
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
 use crate::files::{contents, groups, proc};
 use crate::mem::spaces::All;
 use crate::mem::{UserSpace, uaccess};
 use crate::task::hindrance::{Hindrance, failed};
-use crate::task::{Thread, deliver};
+use crate::task::{Thread, deliver, executor};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
 use vellum::group::MayBeRefused;
 use vellum::space::{
-    self, Advise, AdviseError, FaultError, Limits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest,
+    self, Advise, AdviseError, FaultError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
+    RemapRequest,
 };
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;
@@ -54,7 +56,7 @@ const FLAGS: [(u32, MapFlags); 7] = [
 ];
 
 /// `mmap`.
-pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]) -> Answer {
+pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]) -> Answer {
     if !offset.is_multiple_of(FRAME_SIZE) {
         return Err(Errno::EINVAL);
     }
@@ -67,7 +69,7 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
         _ => return Err(Errno::EINVAL),
     };
     let prot = Prot::from_bits_truncate(prot_bits as u8);
-    let mut wanted = MapFlags::empty();
+    let mut wanted = MapFlags::LATER;
     for (bit, flag) in FLAGS {
         wanted.set(flag, flags & bit != 0);
     }
@@ -101,7 +103,21 @@ pub fn mmap(thread: &Thread, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]
             }
         }
     };
-    mapped.map_err(|error| failed(error.refused(), error.errno()))
+    let to = mapped.map_err(|error| failed(error.refused(), error.errno()))?;
+    populate(thread, to, len, flags & abi::MAP_POPULATE != 0).await?;
+    Ok(to)
+}
+
+/// Faults in what was just mapped, as far as it is locked, or all of it. What can't be had is no
+/// error.
+///
+/// # Errors
+///
+/// `EINTR`: the thread is to end.
+pub async fn populate(thread: &Arc<Thread>, addr: u64, len: u64, unlocked: bool) -> Result<(), Errno> {
+    let memory = thread.memory();
+    let mut rest = memory.engine.begin_populate(addr, len, unlocked);
+    by_pieces(thread, || Ok(memory.engine.populate_some(&mut rest, executor::turn_lasts).unwrap_or(true))).await
 }
 
 /// `munmap`.
@@ -128,8 +144,8 @@ pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u6
 }
 
 /// `madvise`.
-pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
-    advise(thread, &thread.memory(), addr, len, advice)
+pub async fn madvise(thread: &Arc<Thread>, addr: u64, len: u64, advice: u64) -> Answer {
+    advise(thread, &thread.memory(), addr, len, advice).await
 }
 
 /// Advice about a space's memory.
@@ -137,7 +153,7 @@ pub fn madvise(thread: &Thread, addr: u64, len: u64, advice: u64) -> Answer {
 /// # Errors
 ///
 /// Those of `madvise`.
-pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, advice: u64) -> Answer {
+pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, len: u64, advice: u64) -> Answer {
     let advice = match advice as u32 {
         abi::MADV_REMOVE => return remove(memory, addr, len),
         abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL => Advise::Reading,
@@ -154,10 +170,7 @@ pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, adv
         abi::MADV_HUGEPAGE => Advise::Huge,
         abi::MADV_NOHUGEPAGE => Advise::NoHuge,
         abi::MADV_COLD => Advise::Cold,
-        abi::MADV_PAGEOUT => {
-            groups::tell_swap_room();
-            Advise::PageOut
-        }
+        abi::MADV_PAGEOUT => Advise::PageOut,
         abi::MADV_COLLAPSE => Advise::Collapse,
         abi::MADV_POPULATE_READ => Advise::PopulateRead,
         abi::MADV_POPULATE_WRITE => Advise::PopulateWrite,
@@ -165,13 +178,20 @@ pub fn advise(thread: &Thread, memory: &Arc<UserSpace>, addr: u64, len: u64, adv
         abi::MADV_GUARD_REMOVE => Advise::GuardRemove,
         _ => return Err(Errno::EINVAL),
     };
-    let taken = memory.engine.advise(addr, len, advice).map_err(|error| {
+    let told = |error: AdviseError| {
         if let AdviseError::Fault(FaultError::Watched(watched)) = error {
             thread.is_hindered(Hindrance::Watched(memory.clone(), watched));
         }
         failed(error.refused(), error.errno())
-    });
-    taken.map(|()| 0)
+    };
+    let mut rest = memory.engine.begin_advice(addr, len, advice).map_err(told)?;
+    let piece = || {
+        if advice == Advise::PageOut {
+            groups::tell_swap_room();
+        }
+        memory.engine.advise_some(&mut rest, executor::turn_lasts).map_err(told)
+    };
+    by_pieces(thread, piece).await.map(|()| 0)
 }
 
 /// `madvise` with `MADV_REMOVE`.
@@ -183,12 +203,12 @@ fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
 }
 
 /// `mlock`, `mlock2`.
-pub fn mlock(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
+pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Answer {
     if flags & !u64::from(abi::MLOCK_ONFAULT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let locked = thread.memory().engine.lock(addr, len, flags != 0);
-    locked.map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+    let rest = thread.memory().engine.begin_lock(addr, len, flags != 0);
+    populate_locked(thread, rest).await
 }
 
 /// `munlock`.
@@ -197,9 +217,22 @@ pub fn munlock(thread: &Thread, addr: u64, len: u64) -> Answer {
 }
 
 /// `mlockall`.
-pub fn mlockall(thread: &Thread, flags: u64) -> Answer {
+pub async fn mlockall(thread: &Arc<Thread>, flags: u64) -> Answer {
     let flags = u8::try_from(flags as u32).ok().and_then(LockAll::from_bits).ok_or(Errno::EINVAL)?;
-    thread.memory().engine.lock_all(flags).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+    let rest = thread.memory().engine.begin_lock_all(flags);
+    populate_locked(thread, rest).await
+}
+
+/// Faults in what was locked, if it was.
+async fn populate_locked(thread: &Arc<Thread>, locked: Result<Populating, LockError>) -> Answer {
+    let told = |error: LockError| failed(error.refused(), error.errno());
+    let mut rest = locked.map_err(told)?;
+    let memory = thread.memory();
+    let piece = || {
+        let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
+        populated.map_err(|error| told(LockError::Fault(error)))
+    };
+    by_pieces(thread, piece).await.map(|()| 0)
 }
 
 /// `munlockall`.
@@ -217,7 +250,7 @@ pub fn mseal(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
 }
 
 /// `remap_file_pages`, which is a shared mapping of other pages of what is mapped there.
-pub fn remap_file_pages(thread: &Thread, [addr, len, prot, page, _, _]: [u64; 6]) -> Answer {
+pub async fn remap_file_pages(thread: &Arc<Thread>, [addr, len, prot, page, _, _]: [u64; 6]) -> Answer {
     let memory = thread.memory();
     let (addr, len) = (addr & !(FRAME_SIZE - 1), len & !(FRAME_SIZE - 1));
     let offset = page.checked_mul(FRAME_SIZE);
@@ -234,9 +267,10 @@ pub fn remap_file_pages(thread: &Thread, [addr, len, prot, page, _, _]: [u64; 6]
     let (Some((_, prot, _)), Some((object, _))) = (first.filter(|_| at >= end), memory.engine.object_at(addr)) else {
         return Err(Errno::EINVAL);
     };
-    let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::POPULATE;
+    let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::LATER;
     let mapped = memory.engine.map_object(MapRequest { addr, len, prot, flags }, &object, offset);
-    mapped.map_err(|error| failed(error.refused(), error.errno())).map(|_| 0)
+    mapped.map_err(|error| failed(error.refused(), error.errno()))?;
+    populate(thread, addr, len, true).await.map(|()| 0)
 }
 
 /// What an address space may have, by a process's limits.
@@ -283,16 +317,27 @@ pub fn msync(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
 }
 
 /// `brk`: moves the end of the heap, or says where it is.
-pub fn brk(thread: &Thread, end: u64) -> Answer {
-    let space = thread.memory();
+pub async fn brk(thread: &Arc<Thread>, end: u64) -> Answer {
+    let (end, grown) = move_end(&thread.memory(), end);
+    if let Some((from, len)) = grown {
+        populate(thread, from, len, false).await?;
+    }
+    Ok(end)
+}
+
+/// Moves the end of the heap, if that can be; returns where it is then, and the addresses that were
+/// mapped for it.
+fn move_end(space: &UserSpace, end: u64) -> (u64, Option<(u64, u64)>) {
     let mut heap = space.heap.lock();
     let page = |at: u64| align_up(at, FRAME_SIZE.ilog2());
-    let (Some(old), Some(new)) = (page(heap.end), page(end)) else { return Ok(heap.end) };
+    let (Some(old), Some(new)) = (page(heap.end), page(end)) else { return (heap.end, None) };
     if end < heap.start {
-        return Ok(heap.end);
+        return (heap.end, None);
     }
+    let mut grown = None;
     let moved = if new > old {
-        let flags = MapFlags::FIXED_NOREPLACE;
+        let flags = MapFlags::FIXED_NOREPLACE | MapFlags::LATER;
+        grown = Some((old, new - old));
         let request = MapRequest { addr: old, len: new - old, prot: Prot::READ | Prot::WRITE, flags };
         space.engine.map(request).is_ok()
     } else {
@@ -301,5 +346,5 @@ pub fn brk(thread: &Thread, end: u64) -> Answer {
     if moved {
         heap.end = end;
     }
-    Ok(heap.end)
+    (heap.end, grown.filter(|_| moved))
 }

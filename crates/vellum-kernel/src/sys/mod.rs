@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memory`] | `mmap` and its kin |
 //! | [`remote`] | other processes' memory |
+//! | [`pieces`] | calls that take long |
 //! | [`mod@file`] | descriptors |
 //! | [`nameless`] | files that are made without a name |
 //! | [`mod@select`] | waiting for one of a set of files |
@@ -39,6 +40,7 @@ pub mod nameless;
 pub mod path;
 pub mod pi;
 pub mod pidfd;
+pub mod pieces;
 pub mod policy;
 pub mod prctl;
 pub mod process;
@@ -72,29 +74,29 @@ pub type Answer = Result<u64, Errno>;
 pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
     let process = &thread.process;
     match number as u32 {
-        nr::__NR_mmap => memory::mmap(thread, a),
+        nr::__NR_mmap => memory::mmap(thread, a).await,
         nr::__NR_munmap => memory::munmap(thread, a[0], a[1]),
         nr::__NR_mprotect => memory::mprotect(thread, a[0], a[1], a[2]),
         nr::__NR_mremap => memory::mremap(thread, a),
-        nr::__NR_remap_file_pages => memory::remap_file_pages(thread, a),
-        nr::__NR_mlock => memory::mlock(thread, a[0], a[1], 0),
-        nr::__NR_mlock2 => memory::mlock(thread, a[0], a[1], a[2]),
+        nr::__NR_remap_file_pages => memory::remap_file_pages(thread, a).await,
+        nr::__NR_mlock => memory::mlock(thread, a[0], a[1], 0).await,
+        nr::__NR_mlock2 => memory::mlock(thread, a[0], a[1], a[2]).await,
         nr::__NR_munlock => memory::munlock(thread, a[0], a[1]),
-        nr::__NR_mlockall => memory::mlockall(thread, a[0]),
+        nr::__NR_mlockall => memory::mlockall(thread, a[0]).await,
         nr::__NR_munlockall => memory::munlockall(thread),
         nr::__NR_mseal => memory::mseal(thread, a[0], a[1], a[2]),
         nr::__NR_process_vm_readv => remote::copy(thread, remote::Way::Read, a).await,
         nr::__NR_process_vm_writev => remote::copy(thread, remote::Way::Write, a).await,
-        nr::__NR_process_madvise => remote::advise(thread, a),
-        nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]),
+        nr::__NR_process_madvise => remote::advise(thread, a).await,
+        nr::__NR_madvise => memory::madvise(thread, a[0], a[1], a[2]).await,
         nr::__NR_mincore => memory::mincore(thread, a[0], a[1], a[2]).await,
         nr::__NR_msync => memory::msync(thread, a[0], a[1], a[2]),
-        nr::__NR_brk => memory::brk(thread, a[0]),
+        nr::__NR_brk => memory::brk(thread, a[0]).await,
         nr::__NR_get_mempolicy => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]),
         nr::__NR_set_mempolicy => policy::set(thread, a[0], a[1], a[2]),
         nr::__NR_mbind => policy::bind(thread, a),
         nr::__NR_shmget => shm::get(thread, a[0], a[1], a[2]),
-        nr::__NR_shmat => shm::attach(thread, a[0], a[1], a[2]),
+        nr::__NR_shmat => shm::attach(thread, a[0], a[1], a[2]).await,
         nr::__NR_shmdt => shm::detach(thread, a[0]),
         nr::__NR_shmctl => shm::control(thread, a[0], a[1], a[2]),
         nr::__NR_membarrier => misc::membarrier(thread, a[0], a[1]),
@@ -119,7 +121,7 @@ pub async fn call(thread: &Arc<Thread>, number: u64, a: [u64; 6]) -> Answer {
         nr::__NR_fdatasync => file::sync(thread, a[0]),
         nr::__NR_sync => Ok(0),
         nr::__NR_ftruncate => file::ftruncate(thread, a[0], a[1]),
-        nr::__NR_fallocate => file::fallocate(thread, a[0], a[1], a[2], a[3]),
+        nr::__NR_fallocate => file::fallocate(thread, a[0], a[1], a[2], a[3]).await,
         nr::__NR_getdents64 => file::getdents(thread, a[0], a[1], a[2]),
         nr::__NR_pipe2 => nameless::pipe(thread, a[0], a[1]),
         nr::__NR_pselect6 => select::pselect(thread, a).await,

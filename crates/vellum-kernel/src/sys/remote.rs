@@ -65,7 +65,7 @@ async fn copy_all(memory: &Arc<UserSpace>, way: Way, mine: &mut UserBytes, their
 }
 
 /// `process_madvise`: as many bytes as advice is taken about before it is refused.
-pub fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: [u64; 6]) -> Answer {
+pub async fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: [u64; 6]) -> Answer {
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
@@ -81,7 +81,7 @@ pub fn advise(thread: &Arc<Thread>, [fd, array, count, advice, flags, _]: [u64; 
     let memory = process.memory().ok_or(Errno::ESRCH)?;
     let mut done = 0;
     for (address, len) in pieces.pieces() {
-        match memory::advise(thread, &memory, address, len, advice) {
+        match memory::advise(thread, &memory, address, len, advice).await {
             Ok(_) => done += len,
             Err(_) if done > 0 => break,
             Err(error) => return Err(error),

@@ -5,12 +5,14 @@
 
 use super::Answer;
 use super::clock::EPOCH;
+use super::memory::populate;
 use crate::files::contents::InObject;
 use crate::files::proc::settings;
 use crate::mem::{Object, machine, now_ns, spaces, uaccess};
 use crate::task::Thread;
 use crate::task::hindrance::failed;
 use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use linux_raw_sys::general::CAP_IPC_LOCK;
@@ -128,7 +130,7 @@ fn object_of_area(tag: u64) -> Option<Object> {
 }
 
 /// `shmat`.
-pub fn attach(thread: &Thread, id: u64, addr: u64, flags: u64) -> Answer {
+pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Answer {
     let flags = flags as u32;
     let mut addr = addr;
     if flags & ROUND != 0 {
@@ -140,13 +142,13 @@ pub fn attach(thread: &Thread, id: u64, addr: u64, flags: u64) -> Answer {
     let mut prot = Prot::READ;
     prot.set(Prot::WRITE, flags & READ_ONLY == 0);
     prot.set(Prot::EXEC, flags & EXECUTE != 0);
-    let mut how = MapFlags::SHARED;
+    let mut how = MapFlags::SHARED | MapFlags::LATER;
     how.set(MapFlags::READ_ONLY, flags & READ_ONLY != 0);
     how.set(MapFlags::FIXED, flags & REPLACE != 0);
     how.set(MapFlags::FIXED_NOREPLACE, addr != 0 && flags & REPLACE == 0);
     let who = thread.credentials().who();
     let memory = thread.memory();
-    with(|segments| {
+    let (mapped, len) = with(|segments| {
         let Named { id, rights, what: segment } = segments.get(id as u32)?;
         let executes = if flags & EXECUTE != 0 { 1 } else { 0 };
         rights.may(&who, executes | if flags & READ_ONLY != 0 { READ } else { READ | WRITE })?;
@@ -160,8 +162,10 @@ pub fn attach(thread: &Thread, id: u64, addr: u64, flags: u64) -> Answer {
         })?;
         segment.times[0] = now();
         segment.pids[1] = thread.process.pid;
-        Ok(mapped)
-    })
+        Ok((mapped, segment.size))
+    })?;
+    populate(thread, mapped, len, false).await?;
+    Ok(mapped)
 }
 
 /// `shmdt`: what is still there of an attachment that began at `addr`.

@@ -91,6 +91,12 @@ fn elapsed() -> u64 {
     now_ns().saturating_sub(BEGAN[percpu::current().index].load(Ordering::Relaxed))
 }
 
+/// Returns whether the task that this processor has may go on before others have their turn.
+#[inline]
+pub fn turn_lasts() -> bool {
+    elapsed() < time::TURN
+}
+
 /// A task joins the line: it was woken, or this processor is done with it for now and it wants to go on.
 fn join(task: Task, info: ScheduleInfo) {
     if info.woken_while_running {

@@ -17,6 +17,9 @@ pub enum Hindrance {
     Overdraft(Refused),
     /// Somebody watches this memory.
     Watched(Arc<UserSpace>, Watched),
+    /// A signal came while the system call waited for something of the above: it is dealt with
+    /// before the call is made again.
+    Signal,
 }
 
 impl Hindrance {
@@ -32,6 +35,7 @@ impl Hindrance {
     /// Waits until it is worth another try; `false`: it won't be. `in_kernel`: the kernel made the access, for the thread.
     pub async fn passes(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
         match self {
+            Self::Signal => true,
             Self::Shortage(why) => oom::relieve(thread, why).await,
             Self::Overdraft(why) => {
                 payer::settle(thread, why).await;

@@ -20,6 +20,8 @@ const PIECE: usize = 16 << 10;
 /// What is written in such pieces gets its memory in such pieces too, in one folio if policy
 /// allows: so a program's text is contiguous.
 const AHEAD: u64 = 64 << 10;
+/// `fallocate` allocates as much at once; then others go first. No folio is larger.
+const ALLOCATED: u64 = 2 << 20;
 const PUNCH: u32 = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
 const ALL_SEALS: u32 = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE | F_SEAL_EXEC;
 
@@ -135,8 +137,9 @@ impl File for Node {
         self.regular().map_or(Mappable::No, |regular| Mappable::Pages(regular.pages.clone()))
     }
 
-    fn allocate(&self, mode: u32, bytes: Range<u64>) -> Result<(), Errno> {
+    fn allocate(&self, mode: u32, bytes: Range<u64>, done: u64) -> Result<u64, Errno> {
         let regular = self.regular()?;
+        let mut end = bytes.end;
         let seals = regular.seals.lock();
         let size = regular.pages.size();
         match mode {
@@ -144,25 +147,27 @@ impl File for Node {
                 if *seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) != 0 {
                     return Err(Errno::EPERM);
                 }
-                regular.pages.punch(bytes)?;
+                regular.pages.punch(bytes.clone())?;
             }
             0 | FALLOC_FL_KEEP_SIZE => {
                 let grows = mode == 0 && bytes.end > size;
                 if grows && *seals & F_SEAL_GROW != 0 {
                     return Err(Errno::EPERM);
                 }
-                if (bytes.end - bytes.start).div_ceil(4096) > self.fs.host.space().0 {
+                if done == 0 && (bytes.end - bytes.start).div_ceil(4096) > self.fs.host.space().0 {
                     return Err(Errno::ENOSPC);
                 }
-                regular.pages.allocate(bytes.clone())?;
-                if grows {
+                let from = bytes.start + done;
+                end = end.min((from / ALLOCATED + 1) * ALLOCATED);
+                regular.pages.allocate(from..end)?;
+                if grows && end == bytes.end {
                     regular.pages.set_size(bytes.end)?;
                 }
             }
             _ => return Err(Errno::EOPNOTSUPP),
         }
         self.modified();
-        Ok(())
+        Ok(end - bytes.start)
     }
 
     fn seek(&self, at: u64, hole: bool) -> Result<u64, Errno> {

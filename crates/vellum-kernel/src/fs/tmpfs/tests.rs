@@ -264,13 +264,35 @@ fn offsets() {
     file.truncate(100 << 20).unwrap();
     assert_eq!((file.seek(0, SEEK_DATA), file.seek(0, SEEK_HOLE)), (Ok(0), Ok(4096)));
     assert_eq!((file.seek(4096, SEEK_DATA), file.seek(100 << 20, SEEK_HOLE)), (Err(Errno::ENXIO), Err(Errno::ENXIO)));
-    file.allocate(0, 8192, 4096).unwrap();
+    let allocate = |mode, offset, length| allocated(&file, mode, offset, length);
+    allocate(0, 8192, 4096).unwrap();
     assert_eq!(file.seek(4096, SEEK_DATA), Ok(8192));
-    file.allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096).unwrap();
+    allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096).unwrap();
     assert_eq!(file.seek(0, SEEK_DATA), Ok(8192));
-    assert_eq!(file.allocate(0, 0, 5000 << 12), Err(Errno::ENOSPC));
-    assert_eq!((file.allocate(0, 0, 0), file.allocate(0, i64::MAX, 1)), (Err(Errno::EINVAL), Err(Errno::EFBIG)));
-    assert_eq!(file.allocate(FALLOC_FL_PUNCH_HOLE, 0, 1), Err(Errno::EOPNOTSUPP));
+    assert_eq!(allocate(0, 0, 5000 << 12), Err(Errno::ENOSPC));
+    assert_eq!((allocate(0, 0, 0), allocate(0, i64::MAX, 1)), (Err(Errno::EINVAL), Err(Errno::EFBIG)));
+    assert_eq!(allocate(FALLOC_FL_PUNCH_HOLE, 0, 1), Err(Errno::EOPNOTSUPP));
+}
+
+/// Makes the pieces of a `fallocate` until there are no more.
+fn allocated(file: &Open, mode: u32, offset: i64, length: i64) -> Result<(), Errno> {
+    let mut done = 0;
+    while !file.allocate(mode, offset, length, &mut done)? {}
+    Ok(())
+}
+
+#[test]
+fn a_file_that_is_allocated_in_pieces_grows_with_the_last() {
+    let world = World::new();
+    let file = world.open("f", O_CREAT | O_RDWR).unwrap();
+    let (mut done, mut pieces) = (0, Vec::new());
+    while !file.allocate(0, 4096, 3 << 20, &mut done).unwrap() {
+        pieces.push(done);
+        assert_eq!((file.inode().meta().size, file.seek(0, SEEK_DATA)), (0, Err(Errno::ENXIO)));
+    }
+    assert_eq!(pieces, [(2 << 20) - 4096], "whole folios come in one piece");
+    assert_eq!((done, file.inode().meta().size), (3 << 20, (3 << 20) + 4096));
+    assert_eq!((file.seek(0, SEEK_DATA), file.seek(4096, SEEK_HOLE)), (Ok(4096), Ok((3 << 20) + 4096)));
 }
 
 /// A write of more than is done at once.
@@ -422,7 +444,7 @@ fn seals() {
     assert_eq!((file.write(3, &mut &b"abc"[..]), file.write(5, &mut &b"c"[..])), (Ok(2), Err(Errno::EPERM)));
     file.control(F_ADD_SEALS, (F_SEAL_WRITE | F_SEAL_SEAL).into()).unwrap();
     assert_eq!(file.write(0, &mut &b"c"[..]), Err(Errno::EPERM));
-    assert_eq!(file.allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0..1), Err(Errno::EPERM));
+    assert_eq!(file.allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0..1, 0), Err(Errno::EPERM));
     assert_eq!(file.control(F_ADD_SEALS, 0), Err(Errno::EPERM));
 }
 
