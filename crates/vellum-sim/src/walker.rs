@@ -164,7 +164,7 @@ impl<A: Silicon> Tables<'_, A> {
     }
 
     /// Set accessed or dirty for `raw`, one of a block, in the n-th entry of the block, if that is another and still says the
-    /// same ("hardware may set the bits of any of them": Arm ARM D8.7.1; RISC-V, Svnapot). Whether it was.
+    /// same (hardware may set the bits of any of them: Arm ARM D8.5.5; RISC-V, Svnapot). Whether it was.
     fn record_elsewhere(&self, table: Pfn, index: usize, level: u8, raw: u64, access: Access, n: usize) -> bool {
         let arch = self.arch;
         let bits = block_bits(arch, raw, level);

@@ -1,7 +1,7 @@
 //! Contiguous blocks: aligned groups of leaves that are one translation together.
 //!
 //! Both architectures leave what happens to the hardware if one of these rules is broken (Arm ARM DDI 0487, D8.7.1 on what
-//! the entries of a block must say, D8.16.1 on break-before-make; RISC-V privileged, chapter Svnapot):
+//! the entries of a block must say, D8.17.1 on break-before-make; RISC-V privileged, chapter Svnapot):
 //! - whoever finds one entry of a block marked finds all of it there, marked and alike, consecutive in memory, aligned in
 //!   both address spaces; and in one folio, because a record of one access speaks for all of it;
 //! - a live entry joins a block, leaves it, or maps something else only after it was taken out and no TLB holds it;

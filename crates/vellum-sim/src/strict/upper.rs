@@ -83,7 +83,7 @@ impl<A: Silicon> Checker<A> {
 
     /// The same frames are now mapped in pages, or blocks, of another size. A translation of the old size that some CPU still holds
     /// would be one of two for the same address: which of them an access uses, and which of them an invalidation by page
-    /// finds, is anybody's guess (Intel SDM vol. 3A, "TLB management"; Arm ARM, break-before-make).
+    /// finds, is anybody's guess (Intel SDM vol. 3A, "Recommended Invalidation"; Arm ARM, break-before-make).
     pub fn check_sizes(&mut self, pfn: Pfn, index: u16, level: u8, new: u64, hardware: &Hardware<A>) {
         let Some((space, va, _)) = self.locate(pfn, index) else {
             return;

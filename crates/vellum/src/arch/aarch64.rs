@@ -1,7 +1,7 @@
 //! AArch64, stage 1, the half of the address space that TTBR0_EL1 translates. Granules of 4, 16 and 64 KiB.
 //!
 //! The layout of valid entries is VMSAv8-64 with direct permissions (Arm ARM, DDI 0487, D8.3.1 and D8.4.1.2; the
-//! numbers are those of issue K and later). Arm counts levels from the root, 3 being the last; the engine's level 1 is
+//! numbers are those of issue M.a). Arm counts levels from the root, 3 being the last; the engine's level 1 is
 //! Arm's 3, its 2 is Arm's 2, its 3 is Arm's 1, and so on.
 //!
 //! | granule | addresses | levels | entries of the root | blocks | manual |
@@ -139,8 +139,9 @@ impl Aarch64 {
         Aarch64 { wide: true, ..self }
     }
 
-    /// For CPUs that change the contiguous bit of live leaves in place: FEAT_BBM of level 2 or higher, and known not to answer
-    /// with conflict aborts (ID_AA64MMFR2_EL1.BBM; D8.16.2). On any other CPU that is forbidden.
+    /// For CPUs that change the contiguous bit of live leaves in place: FEAT_BBML2 or more
+    /// (ID_AA64MMFR2_EL1.BBM; D8.17.2, "Support levels for changing table or block size"), and known
+    /// not to answer with conflict aborts. On any other CPU that is forbidden.
     pub const fn with_bbm2(self) -> Self {
         Aarch64 { joins_in_place: true, ..self }
     }
@@ -343,7 +344,7 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn table(&self, pa: PhysAddr) -> u64 {
-        // Bits 59–63 would restrict all that is below (D8.4.1.2.2, D8.4.1.2.4); the leaf alone decides.
+        // Bits 59–63 would restrict all that is below (D8.4.1.2, of `APTable`, `UXNTable` and `PXNTable`); the leaf alone decides.
         self.pack(pa) | VALID | TABLE_OR_PAGE
     }
 

@@ -1,7 +1,7 @@
 //! RISC-V with 64-bit registers: Sv39, Sv48 and Sv57.
 //!
 //! The layout of valid entries is that of the privileged specification, chapter "Supervisor-Level ISA", sections Sv32
-//! (which defines the low bits), Sv39, Sv48 and Sv57 (12.3 to 12.6 in the edition of 2025). A valid leaf:
+//! (which defines the low bits), Sv39, Sv48 and Sv57. A valid leaf:
 //!
 //! | bits | use |
 //! |---|---|

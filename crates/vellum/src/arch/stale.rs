@@ -17,24 +17,28 @@
 //! holds the same old entry takes a fault of its own.
 //!
 //! # Sources
-//! - **x86-64**: Intel SDM vol. 3A §5.10.2.3 (4.10.2.3 before the chapters were renumbered): a
-//!   translation is cached only if every entry on the way is present and has its accessed flag set,
-//!   and the same holds of paging-structure caches (§5.10.3); §5.10.4.1: a page fault drops the TLB
-//!   entries and the paging-structure caches' entries for the address that faulted, so that it does
-//!   not recur for want of an invalidation; §5.10.4.3 allows exactly one such fault. AMD APM vol. 2
-//!   §5.5 agrees. Accessed and dirty are the processor's to set.
-//! - **AArch64**: Arm ARM (DDI 0487) D8.16, "Translation Lookaside Buffers": an entry that causes a
-//!   Translation fault, an Address size fault or an Access flag fault is never held in a TLB;
-//!   nothing says so of a Permission fault. A clean writable entry is read-only to a CPU that does
-//!   not manage the dirty state (D8.5.2.1), so a write to it is a Permission fault. Linux
+//! - **x86-64**: Intel SDM vol. 3A, "Caching Translation Information" (§4.10 in older editions, §5.10
+//!   in newer ones). "Details of TLB Use": a translation is cached only if every entry on the way is
+//!   present and has its accessed flag set; "Caches for Paging Structures" has the same of upper
+//!   levels. "Operations that Invalidate TLBs and Paging-Structure Caches": a page fault drops the
+//!   TLB entries and the paging-structure caches' entries for the address that faulted. "Optional
+//!   Invalidation": an entry that comes to allow more without an invalidation makes an address
+//!   fault at most once. AMD APM vol. 2 §5.5, "TLB Management", goes further: a CPU walks again
+//!   before it reports a page fault. Accessed and dirty are the processor's to set.
+//! - **AArch64**: Arm ARM (DDI 0487, issue M.a) D8.16, "Translation Lookaside Buffers": an entry that
+//!   causes a Translation fault, an Address size fault or an Access flag fault is never held in a
+//!   TLB. D8.15.1.5, "Permission fault": one that causes such a fault may be, and software that
+//!   changes it has to invalidate it. A clean writable entry is read-only to a CPU that does not
+//!   manage the dirty state (D8.5.2.1), so a write to it is a Permission fault. Linux
 //!   invalidates on the CPU that faulted, too (`__ptep_set_access_flags`,
 //!   `flush_tlb_fix_spurious_fault`).
 //! - **RISC-V**: Privileged specification, "Supervisor Memory-Management Fence Instruction": an
-//!   address-translation cache may hold any entry that it has read, valid or not, until an
-//!   SFENCE.VMA that reaches it; software that makes an entry valid, or adds a right, may leave
-//!   that to the page-fault handler. One with an address reaches leaf entries only. Svvptc: an
-//!   entry that becomes valid is seen in bounded time. Svade: where A, or for a store D, is clear,
-//!   the access is a page fault, like one for want of a right; Svadu: hardware sets them.
+//!   implementation may use any translation that was valid since the last SFENCE.VMA that reaches
+//!   it, and may cache entries that are not valid; software that makes a leaf valid, or adds a right
+//!   to one, may leave the SFENCE.VMA to the page-fault handler. One with an address reaches leaf
+//!   entries only. Svvptc: an entry that becomes valid is seen in bounded time. Svade: where A, or
+//!   for a store D, is clear, the access is a page fault, like one for want of a right; Svadu:
+//!   hardware sets them where `menvcfg.ADUE` is set.
 
 /// How long a CPU may go on faulting by what an entry said before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //!   happened to a folio is told of another, and runs that say different things (dirty or watched, say, where software keeps it) are
 //!   never one translation.
 //! - **Hardware may record an access to any page of a block in any of its entries.** Who reads one reads all.
-//! - **Live leaves are joined, or taken apart, with a break** (Arm ARM D8.7.1, D8.16.1): out with all, flush, in with all; unless
+//! - **Live leaves are joined, or taken apart, with a break** (Arm ARM D8.7.1, D8.17.1): out with all, flush, in with all; unless
 //!   [`Arch::joins_in_place`] says that TLBs get along without the flush. In between, entries are busy. To change all of a block alike is
 //!   no such change, and needs none.
 

@@ -88,7 +88,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         let span = taken.unsplit();
         let start = span.start;
         // Two sizes of translation for one address must not be cached together (Intel SDM vol. 3A §5.10.2; Arm ARM
-        // D8.16.1 break-before-make): the large one goes before the small ones come.
+        // D8.17.1 break-before-make): the large one goes before the small ones come.
         let _flushed = self.tlb.invalidate(&[span], table.shift(), false);
         let level = table.level - 1;
         let below = LockedTable::new(self, child, self.machine.frames().frame(child), level, start);

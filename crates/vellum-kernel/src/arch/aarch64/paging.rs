@@ -143,7 +143,7 @@ pub unsafe fn adopt() {
     }
 }
 
-// A page must not have two sizes in a TLB: so there is a moment without any (Arm ARM, D8.16.1, "Using break-before-make").
+// A page must not have two sizes in a TLB: so there is a moment without any (Arm ARM, D8.17.1, "Using break-before-make").
 global_asm!(
     r#"
     .section .text.paging, "ax", @progbits
