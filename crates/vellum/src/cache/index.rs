@@ -5,6 +5,8 @@
 //!
 //! Whoever calls holds the object's lock.
 
+mod survey;
+
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -115,14 +115,23 @@ impl Mappers {
         self.join(frames, before, at).or_else(|| self.join(frames, at, after))
     }
 
-    /// The first space behind this number.
-    pub(super) fn next<P: Platform>(&mut self, frames: &Frames<'_, P>, from: SpaceId) -> Option<SpaceId> {
+    /// Returns the first space from this number on, and how many of its areas map the object.
+    pub(super) fn next<P: Platform>(&mut self, frames: &Frames<'_, P>, from: SpaceId) -> Option<(SpaceId, u64)> {
         let at = self.seek(frames, from);
         let row = self.row(frames, at);
         let place = row.place(from).unwrap_or_else(|place| place);
         let after = row.after;
         let found = row.pairs.get(place).copied();
-        found.or_else(|| self.row(frames, after.some()?).pairs.first().copied()).map(|pair| pair.space)
+        found.or_else(|| self.row(frames, after.some()?).pairs.first().copied()).map(|pair| (pair.space, pair.areas))
+    }
+
+    /// Returns how many rows there are beside the first: frames of the list's own.
+    pub(super) fn rows<P: Platform>(&mut self, frames: &Frames<'_, P>) -> u64 {
+        let (mut rows, mut at) = (0, self.first);
+        while let Some(after) = self.row(frames, at).after.some() {
+            (rows, at) = (rows + 1, after);
+        }
+        rows
     }
 
     /// Moves what the second of two neighbours has to the first, if both are half empty together.

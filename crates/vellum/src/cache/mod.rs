@@ -29,6 +29,7 @@
 //! | `mappers` | the spaces that map it |
 //! | `owner` | from a folio to its object; the objects that have something on swap devices |
 //! | `page` | a page in hand |
+//! | `survey` | what an audit looks at |
 
 mod fill;
 mod index;
@@ -36,14 +37,16 @@ mod mappers;
 mod owner;
 mod page;
 mod remove;
+mod survey;
 mod swap_in;
 mod swap_out;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use owner::page_of;
+pub(crate) use owner::{names_object, page_of};
 pub use page::ObjectPage;
 pub use remove::Gone;
+pub(crate) use survey::There;
 
 pub(crate) use fill::Looked;
 
@@ -193,6 +196,7 @@ impl<'m, P: Platform> Object<'m, P> {
         // SAFETY: a frame of its own, in the direct map, large enough (as `mappers` asserts) and
         // aligned.
         unsafe { frames.at(at.addr()).cast::<Head>().write(head) };
+        owner::mark(frames.frame(at));
         Ok(Object { machine, at })
     }
 
@@ -311,6 +315,11 @@ impl<'m, P: Platform> Object<'m, P> {
 
     /// Returns the first space from this number on that maps the object.
     pub(crate) fn next_mapper(&self, from: SpaceId) -> Option<SpaceId> {
+        self.next_mapping(from).map(|(space, _)| space)
+    }
+
+    /// The same, and how many areas of that space map it.
+    fn next_mapping(&self, from: SpaceId) -> Option<(SpaceId, u64)> {
         self.lock().mappers.next(self.machine.frames(), from)
     }
 

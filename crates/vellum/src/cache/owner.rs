@@ -5,12 +5,13 @@
 //! devices ([`Objects`]), under which others look.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::fence;
 
 use super::index::Index;
 use super::{Object, head};
 use crate::addr::Pfn;
-use crate::frame::{Frame, Frames, flag};
+use crate::frame::{Frame, FrameKind, Frames, flag};
 use crate::machine::{Machine, Objects};
 use crate::platform::Platform;
 
@@ -28,6 +29,11 @@ pub(super) fn leave(frame: &Frame) {
 /// The object that a folio names, if it names one.
 fn object_of(frame: &Frame) -> Option<Pfn> {
     Pfn((frame.data() >> 32) as u32).some().filter(|_| frame.has(flag::OBJECT))
+}
+
+/// Returns whether a folio names an object.
+pub(crate) fn names_object(frame: &Frame) -> bool {
+    object_of(frame).is_some()
 }
 
 /// Where a folio begins in its object, by what it says ([`Frame::data`]).
@@ -61,7 +67,29 @@ fn has_some<P: Platform>(frames: &Frames<'_, P>, index: &Index, pages: Range<u64
     false
 }
 
+/// Marks the frame of a head that has just been written: [`Object::at`] finds the object from now
+/// on.
+pub(super) fn mark(head: &Frame) {
+    // The head is written before the mark is.
+    fence(Release);
+    head.set_flag(flag::HEAD);
+}
+
 impl<'m, P: Platform> Object<'m, P> {
+    /// Returns the object whose head is in a frame, with a reference; `None` if there is none, or
+    /// it is ending.
+    pub(crate) fn at(machine: &'m Machine<'m, P>, at: Pfn) -> Option<Self> {
+        let _objects = machine.objects().lock(machine.platform());
+        let state = machine.frames().get(at)?.state();
+        if state.kind() != FrameKind::Private || !state.has(flag::HEAD) {
+            return None;
+        }
+        fence(Acquire);
+        // SAFETY: `mark` says that the head is written; the CPU that ends the object clears the
+        // mark under the lock that is held here, and frees the head after that.
+        Self::keep(machine, unsafe { head(machine, at) }, at)
+    }
+
     /// The object that a folio names, to which the caller has a reference; none, if it is ending.
     pub(crate) fn of(machine: &'m Machine<'m, P>, frame: &Frame) -> Option<Self> {
         let _objects = machine.objects().lock(machine.platform());
@@ -121,6 +149,7 @@ impl<'m, P: Platform> Object<'m, P> {
 /// An object that has ended, and that no folio names, is about to be freed: nobody looks at it any more.
 pub(super) fn unlist<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
     let mut objects = machine.objects().lock(machine.platform());
+    machine.frames().frame(at).clear_flag(flag::HEAD);
     // SAFETY: the caller's alone.
     let this = unsafe { head(machine, at) };
     if !this.listed.load(Relaxed) {

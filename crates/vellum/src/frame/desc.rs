@@ -58,6 +58,13 @@ pub mod flag {
     pub const LAZY: u32 = 1 << 21;
     /// A folio some of whose frames have, or had, slots that hold the same ([`crate::swap`]).
     pub const SWAP_CACHED: u32 = 1 << 22;
+    /// A [`Private`](super::FrameKind::Private) block that is charged to the group that its
+    /// descriptor names.
+    pub const CHARGED: u32 = 1 << 23;
+    /// A charged block that holds the host's own structures.
+    pub const HOST: u32 = 1 << 24;
+    /// A charged frame that begins with the head of a memory object.
+    pub const HEAD: u32 = 1 << 25;
 }
 
 /// Where the reverse map of an anonymous folio begins: with the spaces of one family (a space, and what was forked from it and from

@@ -7,8 +7,11 @@
 use super::shard::Home;
 use super::{GroupId, Groups, OverLimit, Refused};
 use crate::addr::Pfn;
-use crate::frame::{Frames, Use};
+use crate::frame::{FrameKind, Frames, Use, flag};
 use crate::platform::Platform;
+
+/// By what an audit knows the host's memory.
+const MARKS: u32 = flag::CHARGED | flag::HOST;
 
 impl GroupId {
     /// Returns the number that [`GroupId::numbered`] makes a name of; less than
@@ -44,7 +47,7 @@ impl<'p> Groups<'p> {
     /// [`Refused::OverLimit`] with `id` too if there is no such group.
     pub fn alloc_for_host<P: Platform>(&self, frames: &Frames<'p, P>, id: GroupId, order: u8) -> Result<Pfn, Refused> {
         let _pinned = self.pinned(id).ok_or(OverLimit(id))?;
-        self.alloc(frames, id, order, false).map(|(pfn, _)| pfn)
+        self.alloc_marked(frames, id, (order, false), MARKS).map(|(pfn, _)| pfn)
     }
 
     /// The same for what can't be refused (Linux: `__GFP_NOFAIL`): passes limits, and uses the
@@ -65,7 +68,9 @@ impl<'p> Groups<'p> {
         let shard = [here].into_iter().chain(0..frames.shards()).find(|at| self.shard_of(id, *at).is_some());
         let pfn = frames.alloc_kept(order, Use::Kernel)?;
         self.charge_beyond(id, 1 << order);
-        frames.frame(pfn).set_home(Home { group: id, shard: shard.unwrap_or(here), list: None }.pack());
+        let frame = frames.frame(pfn);
+        frame.set_home(Home { group: id, shard: shard.unwrap_or(here), list: None }.pack());
+        frame.become_kind(FrameKind::Private, order, MARKS);
         Ok(pfn)
     }
 

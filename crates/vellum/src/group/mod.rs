@@ -42,7 +42,7 @@ pub(crate) use tree::Pinned;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{FRAME_SIZE, Pfn};
-use crate::frame::{Frame, Frames, OutOfMemory, Use};
+use crate::frame::{Frame, FrameKind, Frames, OutOfMemory, Use, flag};
 use crate::platform::Platform;
 use crate::sync::{SpinGuard, SpinLock};
 use shard::Lists;
@@ -261,6 +261,18 @@ impl<'p> Groups<'p> {
         order: u8,
         zero: bool,
     ) -> Result<(Pfn, &'p Frame), Refused> {
+        self.alloc_marked(frames, id, (order, zero), flag::CHARGED)
+    }
+
+    /// [`Groups::alloc`], with these flags in the descriptor of the first frame, by which an audit
+    /// knows what is charged.
+    fn alloc_marked<P: Platform>(
+        &self,
+        frames: &Frames<'p, P>,
+        id: GroupId,
+        (order, zero): (u8, bool),
+        flags: u32,
+    ) -> Result<(Pfn, &'p Frame), Refused> {
         let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Kernel)?;
         let frame = frames.frame(pfn);
         if let Err(why) = self.admit(frames, id, (pfn, frame, shard), order, None) {
@@ -268,6 +280,7 @@ impl<'p> Groups<'p> {
             unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
             return Err(why);
         }
+        frame.become_kind(FrameKind::Private, order, flags);
         Ok((pfn, frame))
     }
 

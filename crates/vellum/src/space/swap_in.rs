@@ -323,7 +323,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// The slots of a run.
-    pub(super) fn slots_of(&self, run: &Run) -> SwapRun {
+    pub(crate) fn slots_of(&self, run: &Run) -> SwapRun {
         let arch = &self.tables.arch;
         let swapped = arch.swapped(run.raw);
         let first = (swapped.slot as u32) << arch.page_order();

@@ -31,7 +31,7 @@ pub(super) struct Copies([AtomicU32; SLOTS as usize]);
 unsafe impl Zeroable for Copies {}
 
 impl Copies {
-    fn of(&self, range: &Range<u32>) -> &[AtomicU32] {
+    pub(super) fn of(&self, range: &Range<u32>) -> &[AtomicU32] {
         &self.0[range.start as usize..range.end as usize]
     }
 }

@@ -189,6 +189,11 @@ impl<'a, C: Cpus> Locked<'a, C> {
         Some(first)
     }
 
+    /// Returns whether a slot is free.
+    pub(super) fn is_free(&self, slot: u32) -> bool {
+        self.state.free.0[slot as usize / 64] >> (slot % 64) & 1 != 0
+    }
+
     /// Returns how many references a slot has; 0 if it is free.
     pub(super) fn references(&self, slot: u32) -> u32 {
         self.counts.0[slot as usize].load(Relaxed)

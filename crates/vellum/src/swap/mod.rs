@@ -7,6 +7,7 @@
 //! | `device` | what a device does: write, read, forget, by the run |
 //! | `checksums` | whether what comes back is what went out |
 //! | `attached` | a device in use, and what is kept of its slots |
+//! | `survey` | what an audit looks at |
 //! | `swaps`, `errors` | the devices of a machine, by priority |
 //! | `compressed` | the device that is memory: pages compressed, or known by the word that fills them |
 //! | `paged` | long arrays in single frames |
@@ -24,6 +25,7 @@ mod errors;
 mod files;
 mod paged;
 mod slots;
+mod survey;
 mod swaps;
 #[cfg(test)]
 mod tests;

@@ -46,12 +46,16 @@ fn audit() -> Result<Vec<u8>, Errno> {
         found += 1;
     });
     Words::of(|text| {
-        if found == 0 {
-            let Sums { spaces, tables, folios, mapped, charged_else } = sums;
+        // No thread keeps a page pinned while it waits.
+        if found == 0 && sums.pinned > 0 {
+            writeln!(text, "{} references to folios are neither mappings nor pages of objects", sums.pinned)?;
+        } else if found == 0 {
+            let Sums { spaces, tables, folios, mapped, pinned, structures, host } = sums;
             text.write_str("sound\n")?;
             writeln!(
                 text,
-                "spaces {spaces}\ntables {tables}\nfolios {folios}\nmapped {mapped}\ncharged_else {charged_else}"
+                "spaces {spaces}\ntables {tables}\nfolios {folios}\nmapped {mapped}\n\
+                 pinned {pinned}\nstructures {structures}\nhost {host}"
             )?;
         }
         first.iter().flatten().try_for_each(|unsound| writeln!(text, "{unsound}"))?;

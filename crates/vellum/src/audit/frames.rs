@@ -1,0 +1,90 @@
+//! The descriptors of all frames, LRU lists, and the swap cache.
+
+use super::unsound::{Unsound, What};
+use super::{Audit, each_block};
+use crate::cache::names_object;
+use crate::frame::{FrameKind, flag};
+use crate::group::LruList;
+use crate::platform::Platform;
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// Compares each frame's descriptor with what was found, and all of them with what is counted.
+    pub(super) fn frames(&mut self) {
+        let (machine, mut free, mut tables, mut partial) = (self.machine, 0, 0, 0);
+        each_block(machine, |pfn, frame, state| match state.kind() {
+            FrameKind::Free | FrameKind::Cached => free += 1 << state.order(),
+            FrameKind::Table => tables += 1 << state.order(),
+            FrameKind::Folio if !state.has(flag::ZEROS) => {
+                let (counted, found) = (frame.counts().maps, self.count(pfn));
+                self.compare(What::Mappings(pfn), counted.into(), found.into());
+                self.sums.folios += 1 << state.order();
+                partial += u64::from(state.has(flag::PARTIAL));
+            }
+            FrameKind::Tail => (self.report)(Unsound::Stray { pfn, kind: state.kind() }),
+            FrameKind::Folio | FrameKind::Private | FrameKind::Reserved => {}
+        });
+        let frames = machine.frames();
+        self.compare(What::Free, frames.free_frames(), free);
+        self.compare(What::Tables, self.sums.tables, tables);
+        let deferred = |id| machine.groups().usage(frames, id).map_or(0, |usage| usage.deferred);
+        let deferred = machine.groups().all().map(deferred).sum();
+        self.compare(What::Partial, deferred, partial);
+    }
+
+    /// Compares the references of each folio with its mappings and the pages of objects that it
+    /// has, which have been counted.
+    pub(super) fn references(&mut self) {
+        each_block(self.machine, |pfn, frame, state| {
+            if state.kind() != FrameKind::Folio || state.has(flag::ZEROS) {
+                return;
+            }
+            let (counts, maps) = (frame.counts(), self.count(pfn));
+            if counts.refs == 0 || counts.refs < maps {
+                (self.report)(Unsound::References { pfn, refs: counts.refs, maps });
+            }
+            self.sums.pinned += u64::from(counts.refs.saturating_sub(maps));
+            if names_object(frame) && maps <= counts.maps {
+                (self.report)(Unsound::Owner { pfn });
+            }
+        });
+    }
+
+    /// Follows each LRU list, and compares what is on them with the folios in use.
+    pub(super) fn lists(&mut self) {
+        let (frames, groups, mut sum) = (self.machine.frames(), self.machine.groups(), 0);
+        for id in groups.all() {
+            groups.each_listed(frames, id, |list, counted, listed| {
+                let (mut pages, mut folios) = (0, 0);
+                for (pfn, frame) in listed {
+                    let belongs = frame.kind() == FrameKind::Folio && LruList::of(frame) == Some(list);
+                    if !belongs || folios > counted.folios {
+                        (self.report)(Unsound::Misplaced { pfn, list });
+                        break;
+                    }
+                    (pages, folios) = (pages + (1 << frame.order()), folios + 1);
+                }
+                for (counted, found) in [(counted.pages, pages), (counted.folios, folios)] {
+                    if counted != found {
+                        (self.report)(Unsound::Differs { what: What::List(id, list), counted, found });
+                    }
+                }
+                sum += pages;
+            });
+        }
+        self.compare(What::Listed, self.sums.folios, sum);
+    }
+
+    pub(super) fn swap_cache(&mut self) {
+        let (frames, swaps) = (self.machine.frames(), self.machine.swaps());
+        let mut found = 0;
+        swaps.each_copy(frames, |copy| {
+            found += 1;
+            let (_, frame) = frames.head(copy);
+            if frame.kind() != FrameKind::Folio || !frame.has(flag::SWAP_CACHED) || frame.counts().refs == 0 {
+                (self.report)(Unsound::NotCached { pfn: copy });
+            }
+        });
+        let cached = (0..crate::swap::DEVICES as u8).filter_map(|id| swaps.usage(frames.platform(), id));
+        self.compare(What::Cached, cached.map(|usage| u64::from(usage.cached)).sum(), found);
+    }
+}

@@ -1,0 +1,70 @@
+//! Swap slots: what names them, and how many references they have.
+
+use core::ops::Range;
+
+use super::Audit;
+use super::unsound::What;
+use crate::addr::VirtRange;
+use crate::arch::{Arch, Kind};
+use crate::cache::There;
+use crate::frame::HUGE_ORDER;
+use crate::platform::Platform;
+use crate::space::AddressSpace;
+use crate::swap::DEVICES;
+
+impl<'m, P: Platform> Audit<'_, 'm, P> {
+    /// Compares the references of each slot with the PTEs and the pages of objects that name it,
+    /// and its copy. As many slots at a time as there is room to count: one walk through the page
+    /// tables for each time.
+    pub(super) fn slots<'s, A: Arch + 's>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone)
+    where
+        'm: 's,
+    {
+        let (machine, swaps) = (self.machine, self.machine.swaps());
+        // Whole clusters.
+        let room = (self.counts.len() as u32).min(1 << 31) >> HUGE_ORDER << HUGE_ORDER;
+        for device in 0..DEVICES as u8 {
+            let Some(usage) = swaps.usage(machine.platform(), device) else { continue };
+            let (mut used, mut free) = (0, 0);
+            for first in (0..usage.slots).step_by(room as usize) {
+                let window = first..usage.slots.min(first.saturating_add(room));
+                self.counts.fill(0);
+                spaces.clone().for_each(|space| self.named_by(space, device, &window));
+                self.each_object(|audit, object| {
+                    let pages = 1 << object.page_order();
+                    object.survey(&mut |_| (), &mut |there| {
+                        if let There::Swap(on, slot) = there {
+                            audit.named((on == device).then_some(slot..slot + pages), &window);
+                        }
+                    });
+                });
+                swaps.each_slot(machine.frames(), device, window, |slot| {
+                    let named = self.counts[(slot.number - first) as usize];
+                    let found = u64::from(named) + u64::from(slot.copy.is_some());
+                    self.compare(What::Slot(device, slot.number), slot.references.into(), found);
+                    used += u64::from(slot.references > 0);
+                    free += u64::from(slot.free);
+                });
+            }
+            self.compare(What::SlotsUsed(device), usage.used.into(), used);
+            self.compare(What::SlotsFree(device), (usage.slots - usage.used).into(), free);
+        }
+    }
+
+    /// Counts the PTEs of a space that name slots of a device, within a window.
+    fn named_by<A: Arch>(&mut self, space: &AddressSpace<'m, P, A>, device: u8, window: &Range<u32>) {
+        space.runs(VirtRange { start: 0, end: space.arch().user_end() }, |run| {
+            if run.kind == Kind::Swap {
+                let slots = space.slots_of(run);
+                let range = slots.slots.first..slots.slots.first + slots.slots.count;
+                self.named((slots.device == device).then_some(range), window);
+            }
+        });
+    }
+
+    fn named(&mut self, slots: Option<Range<u32>>, window: &Range<u32>) {
+        let Some(slots) = slots else { return };
+        let part = slots.start.max(window.start)..slots.end.min(window.end);
+        part.for_each(|slot| self.counts[(slot - window.start) as usize] += 1);
+    }
+}

@@ -1,0 +1,102 @@
+//! The PTEs of all spaces.
+
+use super::Audit;
+use super::unsound::{Unsound, What};
+use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
+use crate::arch::{Arch, Attrs, Kind};
+use crate::frame::{FrameKind, flag};
+use crate::platform::{Platform, SpaceId};
+use crate::space::AddressSpace;
+use crate::table::Run;
+
+/// What PTEs of a space map.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    resident: u64,
+    anonymous: u64,
+    swapped: u64,
+    markers: u64,
+}
+
+impl<P: Platform> Audit<'_, '_, P> {
+    /// Counts what a space maps; returns the frames that it has beside its page tables.
+    pub(super) fn space<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>) -> u64 {
+        let (arch, id) = (space.arch(), space.id());
+        let (mut inside, mut all) = (Found::default(), Found::default());
+        let mut next = Some(0);
+        while let Some(at) = next.take() {
+            // One VMA at a time: the walk below may give way to others, which no lock should be
+            // held for.
+            let mut vma = None;
+            space.areas(at, |found| {
+                vma = Some((*found.range, found.prot.attrs()));
+                false
+            });
+            let Some((range, allowed)) = vma else { break };
+            space.runs(range, |run| {
+                let attrs = if run.kind == Kind::Leaf { run.attrs(arch) } else { Attrs::empty() };
+                let found = attrs & Attrs::PROT;
+                if !allowed.contains(found) {
+                    (self.report)(Unsound::Allows { space: id, at: run.va, found, allowed });
+                }
+                self.run(space, run, Some(range), &mut inside);
+            });
+            next = Some(range.end);
+        }
+        space.runs(VirtRange { start: 0, end: arch.user_end() }, |run| self.run(space, run, None, &mut all));
+        let sum = |found: &Found| found.resident + found.swapped + found.markers;
+        self.compare(What::InVmas(id), sum(&inside), sum(&all));
+        let stats = space.stats();
+        let pages = |bytes: u64| bytes / FRAME_SIZE;
+        self.compare(What::Resident(id), pages(stats.anon + stats.file + stats.shmem), all.resident);
+        self.compare(What::Anonymous(id), pages(stats.anon), all.anonymous);
+        self.compare(What::Swapped(id), pages(stats.swap), all.swapped);
+        self.sums.spaces += 1;
+        self.sums.tables += pages(stats.tables);
+        self.sums.mapped += all.resident;
+        pages(stats.kernel)
+    }
+
+    /// Adds a run to what was found; within `range` only, and then without its folios, which are
+    /// counted once.
+    fn run<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, run: &Run, range: Option<VirtRange>, to: &mut Found) {
+        let arch = space.arch();
+        let part = range.map_or(run.range(arch), |range| run.range(arch).intersect(&range));
+        let pages = part.len() >> FRAME_SHIFT;
+        match run.kind {
+            Kind::None | Kind::Table => {}
+            Kind::Marker => to.markers += pages,
+            Kind::Swap => to.swapped += pages,
+            Kind::Busy => (self.report)(Unsound::Busy { space: space.id(), at: run.va }),
+            Kind::Leaf if self.machine.zeros_folio().contains(run.pfn(arch)) => {}
+            Kind::Leaf => {
+                to.resident += pages;
+                if range.is_none() {
+                    to.anonymous += self.folios(space.id(), run.va, run.pfn(arch), run.frames(arch));
+                }
+            }
+        }
+    }
+
+    /// Counts the frames of a run in their folios; returns how many are anonymous memory.
+    fn folios(&mut self, space: SpaceId, va: u64, first: Pfn, count: u32) -> u64 {
+        let (mut at, end, mut anonymous) = (first, first.add(count), 0);
+        while at < end {
+            let (head, frame) = self.machine.frames().head(at);
+            let next = match frame.kind() {
+                FrameKind::Folio => head.add(1 << frame.order()).min(end),
+                _ => Pfn(at.0 + 1),
+            };
+            let mapped = next.0 - at.0;
+            if frame.kind() != FrameKind::Folio {
+                let at = va + (u64::from(at.0 - first.0) << FRAME_SHIFT);
+                (self.report)(Unsound::NoFolio { space, at, pfn: head });
+            } else if let Some(count) = self.counts.get_mut((head.0.wrapping_sub(self.first.0)) as usize) {
+                *count += mapped;
+                anonymous += if frame.has(flag::OBJECT) { 0 } else { u64::from(mapped) };
+            }
+            at = next;
+        }
+        anonymous
+    }
+}
