@@ -1,6 +1,7 @@
 //! All that a group's programs have the engine allocate is charged to the group: its limit holds
 //! for all of it, on machines of any size, and a refusal names the group.
 
+use vellum::addr::Pfn;
 use vellum::arch::X86_64;
 use vellum::cache::Object;
 use vellum::group::{GroupError, GroupId, MayBeRefused, Refused};
@@ -13,6 +14,8 @@ const BASE: u64 = 0x20_0000_0000;
 const PAGE: u64 = 4096;
 /// 1 MiB.
 const LIMIT: u64 = 256;
+/// log2 of the frames that the host allocates at a time.
+const BLOCK: u8 = 2;
 
 type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 
@@ -22,6 +25,8 @@ struct Loot<'m> {
     spaces: Vec<Space<'m>>,
     objects: Vec<Object<'m, Fast>>,
     groups: Vec<GroupId>,
+    /// The host's own, each of 4 frames.
+    blocks: Vec<Pfn>,
 }
 
 /// What a program does to get memory; returns why it got no more.
@@ -51,6 +56,8 @@ fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
         assert_eq!(taken, usage.charged + heads, "{cpus} CPUs");
         assert!(taken * 10 <= LIMIT * 11, "{cpus} CPUs: {taken} pages");
         drop((loot.spaces, loot.objects));
+        // SAFETY: allocated for the host, and not used.
+        loot.blocks.iter().for_each(|block| unsafe { groups.free_for_host(frames, *block, BLOCK) });
         loot.groups.iter().rev().for_each(|child| groups.remove(frames, *child).unwrap());
         groups.remove(frames, group).unwrap();
         assert_eq!(groups.usage(frames, GroupId::ROOT).unwrap().charged, 0);
@@ -155,6 +162,25 @@ fn groups<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m
     }
 }
 
+/// Memory of the host's own structures; of the kind that can't be refused, every other time.
+fn host<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+    let (groups, frames) = (machine.groups(), machine.frames());
+    loop {
+        match groups.alloc_for_host(frames, group, BLOCK) {
+            Ok(block) => loot.blocks.push(block),
+            Err(why) => return why,
+        }
+        if groups.has_room(frames, group, 1 << BLOCK).is_ok() {
+            loot.blocks.extend(groups.alloc_beyond_limit(frames, group, BLOCK));
+        }
+    }
+}
+
+#[test]
+fn the_hosts_memory_is_charged() {
+    may_take_no_more([host]);
+}
+
 #[test]
 fn nodes_of_areas_are_charged() {
     may_take_no_more([areas]);
@@ -182,7 +208,7 @@ fn groups_are_charged_to_their_parents() {
 
 #[test]
 fn a_limit_holds_for_everything_together() {
-    may_take_no_more([tables, areas, objects, children, groups]);
+    may_take_no_more([tables, areas, objects, children, groups, host]);
 }
 
 /// What a space was charged for stays with its group when the space moves, and comes back to that
