@@ -84,6 +84,25 @@ impl Pieces {
     }
 }
 
+/// A store to what goes to another folio copies the page, and has a reference to the folio
+/// meanwhile. So reclaim leaves the folio where it is, and queues it again, to split it when nothing
+/// is in the way; or the store is the last to have it, and frees it. Returns whether that was so.
+fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
+    let usage = on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap();
+    if usage.deferred > 0 {
+        Pieces::Apart.act(on);
+        assert!(Pieces::Apart.done(on), "nothing is in the way");
+    }
+    on.machine.counter(Counter::CowCopies) == 1
+}
+
+/// All memory that is charged is mapped.
+fn no_folio_is_mapped_in_part(on: &Scene<'_, '_>) {
+    let usage = on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap();
+    let listed = usage.lru.iter().sum::<u64>() * PAGE;
+    assert_eq!((usage.deferred, listed), (0, on.space.stats().anon), "bytes listed, and mapped");
+}
+
 /// This is done while something else is, and the pages hold then what they should.
 fn meanwhile(
     pieces: Pieces,
@@ -115,10 +134,9 @@ fn stores() {
             (0..3).for_each(|n| pieces.pages().for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n))));
         };
         meanwhile(pieces, count, move |on| {
-            // A store to what goes to another folio takes a page of its own, and gives the old one
-            // up when it has that.
-            let copied = pieces == Pieces::Apart && on.machine.counter(Counter::CowCopies) > 0;
+            let copied = pieces == Pieces::Apart && copied_meanwhile(on);
             assert!(pieces.done(on) || copied, "nothing was in the way");
+            no_folio_is_mapped_in_part(on);
             on.holds(on.space, pieces.pages());
             let program = on.cpu.enter(on.space);
             pieces.pages().for_each(|page| assert_eq!(program.load_u64(at(page) + 8), Ok(3)));
