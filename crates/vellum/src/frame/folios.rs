@@ -49,10 +49,13 @@ impl<'p, P: Platform> Iterator for Folios<'_, 'p, P> {
         if self.left == 0 {
             return None;
         }
-        if self.index >= self.row.len() {
-            (self.row, self.index) = (self.frames.stretch(self.at, self.left), 0);
-        }
-        let frame = self.row.get(self.index)?;
+        let frame = match self.row.get(self.index) {
+            Some(frame) => frame,
+            None => {
+                (self.row, self.index) = (self.frames.stretch(self.at, self.left), 0);
+                self.row.first()?
+            }
+        };
         if frame.order() != self.order {
             self.order = frame.order();
             self.size = size_of(self.order);

@@ -81,6 +81,13 @@ impl From<Saturated> for ForkError {
 /// Slots of one table that the child gets references to before the lock of the table is given back.
 const SLOTS: u32 = 2048;
 
+/// How much is done to one table before its lock is given back (INV-11), in entries that change. A
+/// table of 512 entries, each with a folio of its own, is done at once.
+const WORK: u32 = 7168;
+
+/// What changing the counts of a folio is, in the same measure.
+const FOLIO: u32 = 12;
+
 /// Runs of one table that the child is to have: its tables can't be made while the parent's is
 /// locked.
 type Batch = ArrayVec<Run, 32>;
@@ -200,7 +207,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let end = table.hold_end(range);
         let mut at = range.start;
         let mut slots = 0;
-        while at < end && !batch.is_full() && slots < SLOTS {
+        let mut work = WORK;
+        while at < end && !batch.is_full() && slots < SLOTS && work >= FOLIO {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
                 Kind::Leaf | Kind::Swap if at >= inside => {}
@@ -214,7 +222,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if lazy {
                         run = self.first_folio(table, &run);
                     }
-                    match self.share_run(table, &mut run, gather)? {
+                    match self.share_run(table, &mut run, &mut work, gather)? {
                         Shared::Both => {
                             // Other CPUs may have set dirty bits since the entries were read, until
                             // they were made read-only: now they can't.
@@ -305,13 +313,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Take references and mappings for the child, and from the entries the right to write in place. What of the run was dealt
-    /// with is left of it.
+    /// Takes references and mappings for the child, and from the entries the right to write in
+    /// place, as far as `work` goes, which is at least [`FOLIO`]: what that leaves of it may still be
+    /// done. Of the run it leaves what it dealt with.
     #[inline(never)]
     fn share_run(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         run: &mut Run,
+        work: &mut u32,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<Shared, TooManyReferences> {
         let arch = &self.tables.arch;
@@ -327,8 +337,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
         let taken = match exclusive {
-            true => self.share_own(pfn, run.frames(arch)),
-            false => self.share_others(pfn, run.frames(arch))?,
+            true => self.share_own(pfn, run.frames(arch), work),
+            false => self.share_others(pfn, run.frames(arch), work)?,
         };
         // A reference that no entry has belongs to something that may write there unnoticed: the
         // folio stays the parent's own, and the child gets a copy.
@@ -338,6 +348,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         } else {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
+        *work = work.saturating_sub(run.len as u32);
         if exclusive {
             let kept = if pinned { Attrs::EXCLUSIVE } else { Attrs::empty() };
             let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
@@ -349,39 +360,47 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(if pinned { Shared::Pinned } else { Shared::Both })
     }
 
-    /// Takes references and mappings of frames that are the space's own, up to the first folio that
-    /// is held; returns how many frames that were. Their references are too many only if some have
-    /// no mapping: then the folio is held.
+    /// Takes references and mappings of frames that are the space's own, as far as `work` goes, up to
+    /// the first folio that is held; returns how many frames that were. Their references are too
+    /// many only if some have no mapping: then the folio is held.
     ///
     /// Out of line, like the next: each folio costs little more than its atomic operation.
     #[inline(never)]
-    fn share_own(&self, pfn: Pfn, count: u32) -> u32 {
+    fn share_own(&self, pfn: Pfn, count: u32, work: &mut u32) -> u32 {
         let frames = self.tables.machine.frames();
-        let mut taken = 0;
+        let (mut taken, mut left) = (0, *work / FOLIO);
         for (head, frame, pages) in frames.folios(pfn, count) {
+            let Some(rest) = left.checked_sub(1) else { break };
+            left = rest;
             if frames.get_counts(head, frame, pages, pages).is_held() {
                 frames.put(head, frame, pages, pages);
+                left = left.saturating_sub(1);
                 break;
             }
             taken += pages;
         }
+        *work = left * FOLIO;
         taken
     }
 
-    /// The same for frames that others have too, up to the first folio that may have no more.
+    /// The same for frames that others have too, up to the first folio that may have no more
+    /// references.
     ///
     /// # Errors
     /// It is the first.
     #[inline(never)]
-    fn share_others(&self, pfn: Pfn, count: u32) -> Result<u32, TooManyReferences> {
+    fn share_others(&self, pfn: Pfn, count: u32, work: &mut u32) -> Result<u32, TooManyReferences> {
         let frames = self.tables.machine.frames();
-        let mut taken = 0;
+        let (mut taken, mut left) = (0, *work / FOLIO);
         for (head, frame, pages) in frames.folios(pfn, count) {
+            let Some(rest) = left.checked_sub(1) else { break };
+            left = rest;
             if let Err(error) = frames.share_counts(head, frame, pages, pages) {
                 return if taken == 0 { Err(error) } else { Ok(taken) };
             }
             taken += pages;
         }
+        *work = left * FOLIO;
         Ok(taken)
     }
 
