@@ -257,7 +257,7 @@ impl<A: Silicon> Hardware<A> {
 
     /// The conflicts since this was last asked, each with its CPU.
     pub(crate) fn take_conflicts(&self) -> Vec<(usize, Conflict)> {
-        if !self.conflicts.swap(false, Ordering::Relaxed) {
+        if !self.conflicts.load(Ordering::Relaxed) || !self.conflicts.swap(false, Ordering::Relaxed) {
             return Vec::new();
         }
         let of = |cpu: usize| self.mmu(cpu).conflict.take().map(|conflict| (cpu, conflict));

@@ -67,6 +67,8 @@ impl<T> Default for Slot<T> {
 #[derive(Debug)]
 struct Cache<T> {
     slots: Box<[Slot<T>]>,
+    /// A bit for each slot: 0 if it holds nothing. Large caches are mostly empty, and looked through at each event.
+    filled: Box<[u64]>,
     ways: usize,
     /// Number of sets, less one.
     mask: u64,
@@ -76,7 +78,8 @@ impl<T: Copy> Cache<T> {
     fn new(sets: u32, ways: u32) -> Self {
         assert!(sets.is_power_of_two() && ways > 0, "a cache of {sets} sets of {ways} entries");
         let slots = (0..sets * ways).map(|_| Slot::default()).collect();
-        Cache { slots, ways: ways as usize, mask: sets as u64 - 1 }
+        let filled = (0..(sets * ways).div_ceil(u64::BITS)).map(|_| 0).collect();
+        Cache { slots, filled, ways: ways as usize, mask: sets as u64 - 1 }
     }
 
     #[inline]
@@ -105,25 +108,52 @@ impl<T: Copy> Cache<T> {
     }
 
     fn put(&mut self, tag: Tag, value: T, now: u64) {
-        let set = self.set(tag.page);
+        let first = (tag.page & self.mask) as usize * self.ways;
+        let set = &mut self.slots[first..first + self.ways];
         let same = set.iter().position(|s| s.entry.is_some_and(|(t, _)| t == tag));
         let oldest = || (0..set.len()).min_by_key(|i| if set[*i].entry.is_none() { 0 } else { 1 + set[*i].used });
         if let Some(i) = same.or_else(oldest) {
             set[i] = Slot { entry: Some((tag, value)), used: now };
+            self.filled[(first + i) / 64] |= 1 << ((first + i) % 64);
         }
     }
 
     fn retain(&mut self, mut keep: impl FnMut(Tag) -> bool) {
-        for slot in &mut self.slots {
-            if slot.entry.is_some_and(|(tag, _)| !keep(tag)) {
-                slot.entry = None;
+        for (bits, slots) in self.filled.iter_mut().zip(self.slots.chunks_mut(64)) {
+            for n in ones(*bits) {
+                if slots[n].entry.is_none_or(|(tag, _)| !keep(tag)) {
+                    slots[n].entry = None;
+                    *bits &= !(1 << n);
+                }
             }
         }
     }
 
     fn iter(&self) -> impl Iterator<Item = (Tag, T)> + '_ {
-        self.slots.iter().filter_map(|s| s.entry)
+        let filled = self.filled.iter().zip(self.slots.chunks(64));
+        filled.flat_map(|(bits, slots)| ones(*bits).filter_map(|n| slots[n].entry))
     }
+
+    /// The first entry that is like this.
+    fn first(&self, mut like: impl FnMut(&(Tag, T)) -> bool) -> Option<(Tag, T)> {
+        for (bits, slots) in self.filled.iter().zip(self.slots.chunks(64)) {
+            for n in ones(*bits) {
+                if let Some(entry) = slots[n].entry.filter(&mut like) {
+                    return Some(entry);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The numbers of the bits that are 1.
+fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let n = (bits != 0).then(|| bits.trailing_zeros() as usize);
+        bits &= bits.wrapping_sub(1);
+        n
+    })
 }
 
 /// A bank, as far as a format has use for it.
@@ -289,7 +319,7 @@ impl Tlb {
             let agree = leaf.block == new.block && (!inside || whole.base.0 + offset == leaf.base.0);
             at.space == space && at.range().overlaps(&tag.range()) && !agree && (leaf.block != new.block || *at != tag)
         };
-        self.translations().find(differs).map(|held| Conflict { held, new: (tag, whole) })
+        self.translation(differs).map(|held| Conflict { held, new: (tag, whole) })
     }
 
     /// Where the walk for `va` may start: the table that the deepest cached pointer names, and that table's level.
@@ -361,6 +391,11 @@ impl Tlb {
         if let Some(slot) = self.absent.cache.slots.get_mut(n) {
             slot.entry = None;
         }
+    }
+
+    /// A translation that is like this.
+    pub fn translation(&self, like: impl Fn(&(Tag, Leaf)) -> bool) -> Option<(Tag, Leaf)> {
+        self.stores.iter().find_map(|store| store.cache.first(&like))
     }
 
     /// All translations. What several banks hold comes several times.

@@ -7,7 +7,8 @@ use vellum::platform::SpaceId;
 use super::shadow::{Checker, Pfn0, Table, Use};
 use super::violation::Rule;
 use crate::hardware::Hardware;
-use crate::walker::Silicon;
+use crate::tlb::Tag;
+use crate::walker::{Leaf, Silicon};
 
 impl<A: Silicon> Checker<A> {
     pub fn allocated(&mut self, pfn: Pfn, count: u32, hardware: &Hardware<A>) {
@@ -65,8 +66,8 @@ impl<A: Silicon> Checker<A> {
         let inside = |start: u64, len: u64| start < end && first < start + len;
         for cpu in 0..self.cpus.len() {
             let mmu = hardware.mmu(cpu);
-            let in_flight = mmu.in_flight.iter().copied();
-            let leaf = mmu.tlb.translations().chain(in_flight).find(|(_, leaf)| inside(leaf.base.0, 1 << leaf.shift));
+            let reaches = |(_, leaf): &(Tag, Leaf)| inside(leaf.base.0, 1 << leaf.shift);
+            let leaf = mmu.tlb.translation(reaches).or(mmu.in_flight.filter(reaches));
             let pointer = mmu.tlb.pointers().find(|(_, table)| inside(table.addr().0, table_bytes));
             drop(mmu);
             if let Some((tag, leaf)) = leaf {
