@@ -150,7 +150,7 @@ impl<A: Silicon> Checker<A> {
             return;
         }
         let there = |pfn: &Pfn| self.table(*pfn).is_some_and(|t| t.space == space && !t.blocks.is_empty());
-        let tables: Vec<Pfn> = (0..self.frames.len() as u32).map(Pfn).filter(there).collect();
+        let tables: Vec<Pfn> = self.tables.iter().copied().filter(there).collect();
         for pfn in tables {
             if self.table(pfn).is_some_and(|t| t.owner.is_none()) && self.visible(pfn) {
                 self.settle(pfn, hardware);
@@ -188,11 +188,11 @@ impl<A: Silicon> Checker<A> {
         let odd = (0..n as usize).find(|i| !self.is_live(raw[*i], level) || differs(i));
         let start = self.leaf_pfn(raw[0], first, level);
         let frames = 1u32 << (size - FRAME_SHIFT);
-        let head = |pfn: Pfn| self.frames.get(pfn.0 as usize).map(|f| f.head.0);
+        let head = |pfn: Pfn| self.frames.get(pfn).map(|f| f.head.0);
         // A folio may have been split since it was allocated: then a part of it has counts of its own.
-        let border = (1..frames).map(|i| start.add(i)).find(|pfn| {
-            head(*pfn) != head(start) || self.frames.get(pfn.0 as usize).is_some_and(|f| f.counts.is_some())
-        });
+        let border = (1..frames)
+            .map(|i| start.add(i))
+            .find(|pfn| head(*pfn) != head(start) || self.frames.get(*pfn).is_some_and(|f| f.counts.is_some()));
         let wrong = if let Some(i) = odd {
             Some((
                 i,

@@ -4,7 +4,7 @@ use vellum::addr::{Pfn, PhysAddr};
 use vellum::arch::{Attrs, Kind};
 use vellum::platform::SpaceId;
 
-use super::shadow::{Checker, Pfn0, Table, Use};
+use super::shadow::{Checker, Frame, Pfn0, Table, Use};
 use super::violation::Rule;
 use crate::hardware::Hardware;
 use crate::tlb::Tag;
@@ -174,11 +174,8 @@ impl<A: Silicon> Checker<A> {
     /// What was allocated since the baseline and never freed; locks and walks that never ended.
     pub fn check_leaks(&mut self) {
         let baseline = self.baseline.unwrap_or(0);
-        let leaks = |pfn: &Pfn| {
-            let frame = &self.frames[pfn.0 as usize];
-            frame.state == Use::Used && frame.since > baseline
-        };
-        let leaked: Vec<Pfn> = (0..self.frames.len() as u32).map(Pfn).filter(leaks).collect();
+        let leaks = |(_, frame): &(Pfn, &Frame)| frame.state == Use::Used && frame.since > baseline;
+        let leaked: Vec<Pfn> = self.frames.known().filter(leaks).map(|(pfn, _)| pfn).collect();
         if !leaked.is_empty() {
             let text = format!(
                 "{} frames were never freed, the first of them {:?}",

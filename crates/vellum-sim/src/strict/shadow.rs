@@ -1,7 +1,7 @@
 //! What the checker knows of each frame, table and CPU. All of it was learned from events, none from the engine's own
 //! records, so that the two can disagree.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use vellum::addr::Pfn;
 use vellum::arch::Arch;
@@ -43,6 +43,48 @@ pub(crate) struct Frame {
     pub life: History,
     /// Everything else.
     pub recent: History,
+}
+
+/// All frames of a machine. Those that nothing has happened to take no memory.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    chunks: Vec<Option<Box<[Frame; CHUNK]>>>,
+    len: usize,
+    /// What is known of a frame at first.
+    unknown: Frame,
+}
+
+/// Frames that are made room for at once.
+const CHUNK: usize = 64;
+
+impl Frames {
+    fn new(len: usize) -> Self {
+        let chunks = (0..len.div_ceil(CHUNK)).map(|_| None).collect();
+        Frames { chunks, len, unknown: Frame::default() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn get(&self, pfn: Pfn) -> Option<&Frame> {
+        let at = pfn.0 as usize;
+        let chunk = self.chunks.get(at / CHUNK).filter(|_| at < self.len)?;
+        Some(chunk.as_ref().map_or(&self.unknown, |chunk| &chunk[at % CHUNK]))
+    }
+
+    fn get_mut(&mut self, pfn: Pfn) -> Option<&mut Frame> {
+        let at = pfn.0 as usize;
+        let chunk = self.chunks.get_mut(at / CHUNK).filter(|_| at < self.len)?;
+        let new = || Box::new(std::array::from_fn(|_| Frame::default()));
+        Some(&mut chunk.get_or_insert_with(new)[at % CHUNK])
+    }
+
+    /// Those that something has happened to, and some others.
+    pub fn known(&self) -> impl Iterator<Item = (Pfn, &Frame)> {
+        let chunks = self.chunks.iter().enumerate().filter_map(|(n, chunk)| Some((n, chunk.as_ref()?)));
+        chunks.flat_map(|(n, chunk)| (0..).zip(&**chunk).map(move |(at, frame)| (Pfn((n * CHUNK) as u32 + at), frame)))
+    }
 }
 
 /// A frame number that is 0 by default.
@@ -118,7 +160,9 @@ pub(crate) struct Checker<A> {
     pub seq: u64,
     pub cpu: usize,
     pub event: Event,
-    pub frames: Vec<Frame>,
+    pub frames: Frames,
+    /// The frames that are tables.
+    pub tables: BTreeSet<Pfn>,
     pub roots: HashMap<SpaceId, Pfn>,
     pub emptied: HashMap<(Pfn, u16), Emptied>,
     /// Spaces that one CPU changes without locks, because it is alone there.
@@ -131,14 +175,13 @@ pub(crate) struct Checker<A> {
 
 impl<A: Arch> Checker<A> {
     pub fn new(arch: A, frames: usize, cpus: usize) -> Self {
-        let mut all = Vec::new();
-        all.resize_with(frames, Frame::default);
         Checker {
             arch,
             seq: 0,
             cpu: 0,
             event: Event::Step,
-            frames: all,
+            frames: Frames::new(frames),
+            tables: BTreeSet::new(),
             roots: HashMap::new(),
             emptied: HashMap::new(),
             alone: HashMap::new(),
@@ -157,15 +200,15 @@ impl<A: Arch> Checker<A> {
     }
 
     pub fn frame(&mut self, pfn: Pfn) -> Option<&mut Frame> {
-        self.frames.get_mut(pfn.0 as usize)
+        self.frames.get_mut(pfn)
     }
 
     pub fn table(&self, pfn: Pfn) -> Option<&Table> {
-        self.frames.get(pfn.0 as usize)?.table.as_deref()
+        self.frames.get(pfn)?.table.as_deref()
     }
 
     pub fn table_mut(&mut self, pfn: Pfn) -> Option<&mut Table> {
-        self.frames.get_mut(pfn.0 as usize)?.table.as_deref_mut()
+        self.frames.get_mut(pfn)?.table.as_deref_mut()
     }
 
     /// Whether a walk from some root comes to this table.
@@ -225,7 +268,7 @@ impl<A: Arch> Checker<A> {
             report += &format!(" [{label}]");
         }
         for pfn in frames {
-            let Some(frame) = self.frames.get(pfn.0 as usize) else {
+            let Some(frame) = self.frames.get(*pfn) else {
                 continue;
             };
             let head = frame.head.0;
@@ -233,7 +276,7 @@ impl<A: Arch> Checker<A> {
             if head != *pfn && frame.state != Use::Unknown {
                 report += &format!(" (given out with {head:?})");
             }
-            let life = if head == *pfn { None } else { self.frames.get(head.0 as usize).map(|h| &h.life) };
+            let life = if head == *pfn { None } else { self.frames.get(head).map(|h| &h.life) };
             let all = life.into_iter().flat_map(History::iter).chain(frame.life.iter()).chain(frame.recent.iter());
             report += &lines(all);
         }

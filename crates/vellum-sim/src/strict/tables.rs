@@ -38,6 +38,7 @@ impl<A: Silicon> Checker<A> {
         };
         if let Some(frame) = self.frame(pfn) {
             frame.table = Some(Box::new(table));
+            self.tables.insert(pfn);
         }
         self.record_frame(pfn, true);
     }
@@ -112,6 +113,7 @@ impl<A: Silicon> Checker<A> {
         }
         if let Some(frame) = self.frame(pfn) {
             frame.table = None;
+            self.tables.remove(&pfn);
         }
         self.emptied.retain(|(table, _), _| *table != pfn);
     }

@@ -65,7 +65,7 @@ impl<A: Silicon> Checker<A> {
         let Some(back) = back else { return };
         let head = self.frame(back).map_or(back, |f| f.head.0);
         let in_earnest = [back, head].into_iter().any(|pfn| {
-            let frame = self.frames.get(pfn.0 as usize);
+            let frame = self.frames.get(pfn);
             frame.is_none_or(|f| f.since > when || f.fell > when || f.target_since > when)
         });
         if !in_earnest {
