@@ -1,12 +1,14 @@
 //! The machine's memory: one reservation of the host's address space, in which the regions are readable and writable
 //! and everything else, holes included, traps.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
-use vellum::addr::{FRAME_SIZE, PhysAddr};
+use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr};
 use vellum::platform::Region;
 
 /// The reservation starts at a multiple of this, so that what is aligned in the machine is aligned on the host too, and
@@ -33,6 +35,8 @@ pub struct Arena {
     /// Where physical address 0 would be.
     zero: NonNull<u8>,
     regions: Vec<Region>,
+    /// What the host says of each page of this process, if it does.
+    pagemap: Option<File>,
 }
 
 // SAFETY: the arena owns its mapping, which any thread may use and unmap; the pointers never change.
@@ -58,7 +62,9 @@ impl Arena {
         // SAFETY: the mapping is at least `HOST_ALIGN` longer than the machine's memory, so this stays inside.
         let zero = unsafe { mapped.add(skip) };
         // From here on dropping the arena unmaps it, whichever step fails.
-        let arena = Arena { mapped, mapped_len, zero, regions: ram.regions.clone() };
+        let pages_are_frames = rustix::param::page_size() as u64 == FRAME_SIZE;
+        let pagemap = if pages_are_frames { File::open("/proc/self/pagemap").ok() } else { None };
+        let arena = Arena { mapped, mapped_len, zero, regions: ram.regions.clone(), pagemap };
         for region in &ram.regions {
             arena.populate(region, ram)?;
         }
@@ -120,6 +126,45 @@ impl Arena {
     #[inline]
     pub fn holds(&self, pa: PhysAddr, len: u64) -> bool {
         self.regions.iter().any(|r| r.base.0 <= pa.0 && pa.0.saturating_add(len) <= r.base.0 + r.len)
+    }
+
+    /// Returns for each frame from `pfn` on whether the host has ever supplied memory for it, for as
+    /// many frames as `room` has 8 bytes for. A frame without is all zeros, and to read it would
+    /// make the host supply memory.
+    ///
+    /// # Errors
+    /// If the host does not say: it is no Linux, or has no `/proc`.
+    pub fn supplied<'a>(&self, pfn: Pfn, room: &'a mut [u8]) -> io::Result<impl Iterator<Item = bool> + 'a> {
+        /// The bits of an entry of `/proc/PID/pagemap`: the page is in memory, or in swap space.
+        const SUPPLIED: u64 = 3 << 62;
+        let pagemap = self.pagemap.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        pagemap.read_exact_at(room, self.at(pfn.addr()) as u64 / FRAME_SIZE * 8)?;
+        Ok(room.as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry) & SUPPLIED != 0))
+    }
+
+    /// Fills memory with zeros. What the host has supplied no memory for is zeros already, and stays
+    /// without.
+    ///
+    /// # Safety
+    /// These bytes lie in the arena, and no other thread uses them meanwhile.
+    pub(crate) unsafe fn zero(&self, at: *mut u8, bytes: usize) {
+        const FRAME: usize = FRAME_SIZE as usize;
+        /// The most frames whose state is asked for at once.
+        const MOST: usize = 16;
+        let mut room = [0; 8 * MOST];
+        let frames = bytes / FRAME;
+        if frames > 1 && frames <= MOST && bytes.is_multiple_of(FRAME) && (at as usize).is_multiple_of(FRAME) {
+            let pfn = PhysAddr(at as u64 - self.zero.as_ptr() as u64).pfn();
+            if let Ok(supplied) = self.supplied(pfn, &mut room[..8 * frames]) {
+                for (n, _) in supplied.enumerate().filter(|(_, supplied)| *supplied) {
+                    // SAFETY: by contract, and it is one of `frames`.
+                    unsafe { at.add(n * FRAME).write_bytes(0, FRAME) };
+                }
+                return;
+            }
+        }
+        // SAFETY: by contract.
+        unsafe { at.write_bytes(0, bytes) }
     }
 
     /// The aligned word at `pa`, as the machine's own hardware reaches it.
@@ -192,6 +237,27 @@ mod tests {
         arena.word(PhysAddr(0x2000)).store(0x0102_0304, Ordering::Relaxed);
         assert_eq!(arena.byte(PhysAddr(0x2000)).load(Ordering::Relaxed), 4);
         assert_eq!(arena.direct_map().align_offset(HOST_ALIGN), 0);
+    }
+
+    #[test]
+    fn memory_that_was_never_touched_is_zeroed_without_being_supplied() {
+        let ram = Ram {
+            regions: vec![region(0, 16 << 12, true)],
+            prefault: false,
+            reserve_swap: false,
+            host_huge_pages: false,
+        };
+        let arena = Arena::new(&ram).unwrap();
+        let mut room = [0; 16 * 8];
+        // A host that does not say which frames it has supplied has all of them zeroed.
+        let mut supplied = || Some(arena.supplied(Pfn(0), &mut room).ok()?.collect::<Vec<_>>());
+        let Some(fresh) = supplied() else { return };
+        assert_eq!(fresh, [false; 16]);
+        arena.word(PhysAddr(0x5ff8)).store(7, Ordering::Relaxed);
+        // SAFETY: it is all of the arena, and nobody else knows of it.
+        unsafe { arena.zero(arena.direct_map(), 16 << 12) };
+        assert_eq!(supplied().map(|all| all.iter().filter(|supplied| **supplied).count()), Some(1));
+        assert_eq!(arena.word(PhysAddr(0x5ff8)).load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -23,7 +23,7 @@ unsafe impl<A: Silicon> Memory for Strict<A> {
     unsafe fn zero(&self, at: *mut u8, bytes: usize) {
         self.at(|checker| checker.touch(bytes));
         // SAFETY: by contract.
-        unsafe { at.write_bytes(0, bytes) }
+        unsafe { self.hardware.arena().zero(at, bytes) }
     }
 
     unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {

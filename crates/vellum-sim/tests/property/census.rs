@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vellum::Machine;
-use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, PhysAddr, VirtRange};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind};
 use vellum::audit::{audit, span};
 use vellum::frame::{FrameKind, flag};
@@ -18,7 +18,7 @@ use super::look::areas_in;
 use super::model::{Page, SLOTS, areas_of};
 use super::presence::Presence;
 use super::swap::Glass;
-use super::walk::{self, Leaf, Space, Tree};
+use super::walk::{self, Leaf, Space, Supplied, Tree};
 
 /// A space, the group that pays for it, and its pages by all models.
 pub struct Counted<'c, 'm, H: Host> {
@@ -46,10 +46,11 @@ pub fn take<H: Host>(
 ) {
     let mut bills: BTreeMap<u16, Bill> = BTreeMap::new();
     let (mut slots, mut cached) = (BTreeMap::new(), BTreeMap::new());
+    let supplied = Supplied::new(host);
     for counted in spaces {
         let tree = walk::tree(host, counted.space);
         let bill = bills.entry(number(counted.group, parents)).or_default();
-        check_space(host, machine, counted, &tree, bill);
+        check_space(host, machine, counted, &tree, bill, &supplied);
         check_swapped(host, machine, glass, counted, &tree);
         check_cached(host, machine, glass, counted, &tree, &mut cached);
         tree.swapped.iter().for_each(|(_, run)| each_slot(run, |slot| *slots.entry(slot).or_default() += 1));
@@ -145,6 +146,7 @@ fn check_space<H: Host>(
     counted: &Counted<'_, '_, H>,
     tree: &Tree,
     bill: &mut Bill,
+    supplied: &Supplied,
 ) {
     let (space, arch) = (counted.space, counted.space.arch());
     let per_page = walk::frames_per_page(arch);
@@ -186,7 +188,7 @@ fn check_space<H: Host>(
 
     let mut resident = 0;
     for leaf in &tree.leaves {
-        resident += check_leaf(host, machine, counted, leaf, per_page, bill);
+        resident += check_leaf(host, machine, counted, leaf, per_page, bill, supplied);
     }
     let swapped = tree.swapped.len() as u64 * page_bytes;
     let expected = (resident * FRAME_SIZE, 0, 0, swapped);
@@ -204,6 +206,7 @@ fn check_leaf<H: Host>(
     leaf: &Leaf,
     per_page: u64,
     bill: &mut Bill,
+    supplied: &Supplied,
 ) -> u64 {
     let (head, frame) = machine.frames().head(leaf.pfn);
     assert_eq!(frame.kind(), FrameKind::Folio, "{leaf:?} maps no folio");
@@ -216,7 +219,7 @@ fn check_leaf<H: Host>(
         assert!(!leaf.attrs.contains(Attrs::EXEC) || prot.contains(Prot::EXEC), "{leaf:?}, {prot:?}");
         assert!(!leaf.attrs.contains(Attrs::READ) || !prot.is_empty(), "{leaf:?}, {prot:?}");
         assert!(leaf.attrs.contains(page.recorded), "page {at:#x}: {:?} is recorded in {leaf:?}", page.recorded);
-        let found = walk::words(host, leaf.pfn.add((i * per_page) as u32).addr());
+        let found = supplied.words(host, leaf.pfn.add((i * per_page) as u32));
         let held = page.contents.could(|words| *words == found);
         assert!(held, "page {at:#x} of {:?}: {found:x?} in {SLOTS:?}, not {page:x?}", counted.space.id());
     }
@@ -329,6 +332,7 @@ pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u6
     check_slots(host, machine, &BTreeMap::new(), &BTreeMap::new());
     assert_eq!(frames.free_frames(), free_before, "free frames");
     let mut by_node = vec![0; frames.nodes()];
+    let supplied = Supplied::new(host);
     for region in host.regions() {
         let mut at = region.base.pfn();
         while at.addr().0 < region.base.0 + region.len {
@@ -338,7 +342,7 @@ pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u6
             by_node[region.node] += if free { u64::from(block) } else { 0 };
             let zero = free && (frame.has(flag::ZERO) || frames.zero_on_free() && region.zeroed);
             for pfn in (at.0..at.0 + block).map(Pfn).filter(|_| zero) {
-                let found = walk::words(host, PhysAddr(pfn.addr().0));
+                let found = supplied.words(host, pfn);
                 assert_eq!(found, [0; SLOTS.len()], "{pfn:?} is free and passes for zeros: the words {SLOTS:?}");
             }
             at = at.add(block);

@@ -8,6 +8,7 @@ use vellum::addr::{FRAME_SIZE, Pfn, PhysAddr};
 use vellum::arch::{Arch, Attrs, Kind};
 use vellum::swap::{Slots, SwapRun};
 
+use super::contents::NOTHING;
 use super::host::Host;
 use super::model::SLOTS;
 
@@ -45,7 +46,28 @@ pub fn word<H: Host>(host: &H, at: PhysAddr) -> u64 {
 
 /// What is in each of [`SLOTS`] of the page that begins here.
 pub fn words<H: Host>(host: &H, page: PhysAddr) -> [u64; SLOTS.len()] {
-    SLOTS.map(|slot| word(host, PhysAddr(page.0 + 8 * slot)))
+    let words = host.hardware().arena().words(page, FRAME_SIZE as usize / 8);
+    SLOTS.map(|slot| words[slot as usize].load(Ordering::Acquire))
+}
+
+/// Which frames the host has supplied memory for. The others are zeros, and to look at them would make the host supply it.
+pub struct Supplied(Option<Vec<bool>>);
+
+impl Supplied {
+    /// As of now: nothing may run.
+    pub fn new<H: Host>(host: &H) -> Self {
+        let arena = host.hardware().arena();
+        let mut room = vec![0; 8 * arena.frames()];
+        Supplied(arena.supplied(Pfn(0), &mut room).ok().map(Iterator::collect))
+    }
+
+    /// As the function of this name. Where the host does not say what it has supplied, all is looked at.
+    pub fn words<H: Host>(&self, host: &H, page: Pfn) -> [u64; SLOTS.len()] {
+        match &self.0 {
+            Some(supplied) if !supplied[page.0 as usize] => NOTHING,
+            _ => words(host, page.addr()),
+        }
+    }
 }
 
 /// Read a space's tables. Nothing may run in it.
