@@ -50,6 +50,11 @@ impl Seats {
         self.schedule
     }
 
+    /// Whether more than one CPU is taken: otherwise nobody else can go on.
+    pub fn several(&self) -> bool {
+        self.taken.iter().filter(|taken| taken.load(Ordering::Relaxed)).nth(1).is_some()
+    }
+
     /// Which CPU this thread is.
     #[inline]
     pub fn current(&self) -> usize {

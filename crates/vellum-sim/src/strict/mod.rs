@@ -221,7 +221,8 @@ impl<A: Silicon> Strict<A> {
     fn pause(&self, place: impl FnOnce(&Checker<A>) -> Option<(SpaceId, u64)>) {
         self.go_on();
         let schedule = self.hardware.seats.schedule();
-        schedule.switch_point(schedule == Schedule::Host && self.adversary.preempts());
+        let preempts = schedule == Schedule::Host && self.adversary.preempts();
+        schedule.switch_point(preempts && self.hardware.seats.several());
         self.go_on();
         let place = place(&self.checker());
         self.adversary.act(&self.hardware, self.hardware.seats.current(), place);
