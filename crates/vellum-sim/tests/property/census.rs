@@ -88,6 +88,7 @@ fn check_cached<H: Host>(
     cached: &mut BTreeMap<(u8, u32), Pfn>,
 ) {
     let per_page = walk::frames_per_page(counted.space.arch()) as u32;
+    let mut seen = BTreeSet::new();
     for leaf in &tree.leaves {
         let mapped = leaf.pfn.0..leaf.pfn.0 + leaf.pages as u32 * per_page;
         let mut at = leaf.pfn;
@@ -95,8 +96,13 @@ fn check_cached<H: Host>(
             let (head, frame) = machine.frames().head(at);
             let folio = head.0..head.0 + (1 << frame.order());
             at = Pfn(folio.end);
-            // A part that nobody maps any more may have slots too.
-            for pfn in folio.step_by(per_page as usize).map(Pfn).filter(|_| frame.has(flag::SWAP_CACHED)) {
+            if !frame.has(flag::SWAP_CACHED) {
+                continue;
+            }
+            // A part that nobody maps any more may have slots too: once for each folio, all of it is looked at.
+            let parts =
+                if seen.insert(head) { folio } else { folio.start.max(mapped.start)..folio.end.min(mapped.end) };
+            for pfn in parts.step_by(per_page as usize).map(Pfn) {
                 let Some(slot) = machine.swaps().slot_of(host, pfn) else { continue };
                 let own = mapped.contains(&pfn.0) && leaf.attrs.intersects(Attrs::EXCLUSIVE | Attrs::WRITE);
                 assert!(!own, "INV-15: {leaf:?} may be written, and has {slot:?}");
