@@ -68,16 +68,17 @@ impl Plot {
         if !took_place {
             return self.check(on, &(page..page + 1));
         }
-        self.record(on, page, access == Access::Write);
-        if let (Ok(got), Some(held)) = (got, self.model.get_mut(page)) {
-            let could = match access {
+        self.record(on, page..page + 1, access == Access::Write);
+        if let Ok(got) = got
+            && let Some((could, held)) = self.model.change(page, |held| match access {
                 Access::Write => {
                     held.contents.change(|words| words[slot] = value);
                     true
                 }
                 Access::Read => held.contents.see(|words| words[slot] == got),
                 Access::Exec => held.contents.see(|words| words[slot] & 0xff == got),
-            };
+            })
+        {
             assert!(could, "page {page:#x}, word {}, {access:?}: {got:#x}, not {held:x?}", SLOTS[slot]);
         }
         let near = if self.bounds.alone { page.saturating_sub(4)..page + 12 } else { page..page + 1 };
@@ -85,12 +86,12 @@ impl Plot {
     }
 
     /// What programs did is known to hardware, as long as nobody else asks it to forget that.
-    fn record<H: Host>(&mut self, on: &Scene<'_, '_, H>, page: u64, write: bool) {
-        if let (true, Some(page)) = (write, self.model.get_mut(page)) {
-            page.untold = true;
+    fn record<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, write: bool) {
+        if write {
+            self.model.each(pages.clone(), |page| page.untold = true);
         }
         if !on.reclaims {
-            self.model.record(page, write);
+            self.model.record(pages, write);
         }
     }
 
@@ -111,15 +112,18 @@ impl Plot {
         let got = program.touch(range, 1 << self.bounds.page_shift, hardware);
         let rules = on.rules(self.exact);
         let mut expected = Ok(());
-        for page in pages.clone() {
+        let mut page = pages.start;
+        while page < pages.end {
             expected = self.foresee(on, page << self.bounds.page_shift, access);
             if expected.is_err() {
                 break;
             }
             self.model.touch(page, write, &rules);
-            self.record(on, page, write);
-            if let (true, Some(page)) = (write, self.model.get_mut(page)) {
-                page.contents.change(|words| words[0] = words[0] & !0xff | 1);
+            let alike = page..self.model.touched(page, write, &rules).min(pages.end);
+            page = alike.end;
+            self.record(on, alike.clone(), write);
+            if write {
+                self.model.each(alike, |page| page.contents.change(|words| words[0] = words[0] & !0xff | 1));
             }
         }
         assert_eq!(got.map(|_| ()).map_err(cause), expected, "a touch of {range:?}, write: {write}");

@@ -2,6 +2,7 @@
 //! and from the descriptors; what the engine says of itself must agree.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use vellum::Machine;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
@@ -24,7 +25,34 @@ use super::walk::{self, Leaf, Space, Supplied, Tree};
 pub struct Counted<'c, 'm, H: Host> {
     pub space: &'c Space<'m, H>,
     pub group: GroupId,
-    pub pages: BTreeMap<u64, &'c Page>,
+    pub pages: Pages<'c>,
+}
+
+/// Pages of all models, by runs.
+pub struct Pages<'c>(Vec<(Range<u64>, &'c Page)>);
+
+impl<'c> Pages<'c> {
+    /// Of these, in any order.
+    pub fn new(mut runs: Vec<(Range<u64>, &'c Page)>) -> Self {
+        runs.sort_by_key(|(pages, _)| pages.start);
+        let apart = runs.windows(2).all(|pair| pair[0].0.end <= pair[1].0.start);
+        assert!(apart, "two models have the same page");
+        Pages(runs)
+    }
+
+    fn runs(&self) -> impl Iterator<Item = (Range<u64>, &'c Page)> + '_ {
+        self.0.iter().map(|(pages, page)| (pages.clone(), *page))
+    }
+
+    /// The run that holds a page.
+    fn get(&self, at: u64) -> Option<(&Range<u64>, &'c Page)> {
+        let (pages, page) = &self.0[self.0.partition_point(|(pages, _)| pages.start <= at).checked_sub(1)?];
+        pages.contains(&at).then_some((pages, page))
+    }
+
+    fn count(&self, like: impl Fn(&Page) -> bool) -> u64 {
+        self.runs().filter(|(_, page)| like(page)).map(|(pages, _)| pages.end - pages.start).sum()
+    }
 }
 
 /// What a group should be charged with, in frames.
@@ -71,7 +99,7 @@ fn each_slot(run: &SwapRun, f: impl FnMut((u8, u32))) {
 /// What is swapped out is what was stored.
 fn check_swapped<H: Host>(host: &H, machine: &Machine<'_, H>, glass: Glass, counted: &Counted<'_, '_, H>, tree: &Tree) {
     for (at, run) in &tree.swapped {
-        let Some(page) = counted.pages.get(at) else { panic!("page {at:#x} is swapped out in no area") };
+        let Some((_, page)) = counted.pages.get(*at) else { panic!("page {at:#x} is swapped out in no area") };
         let found = glass.words(host, machine, *run);
         let held = found.is_ok_and(|found| page.contents.could(|words| *words == found));
         assert!(held, "page {at:#x} of {:?}, in {run:?}: {found:x?} in {SLOTS:?}, not {page:x?}", counted.space.id());
@@ -159,12 +187,12 @@ fn check_space<H: Host>(
     let stats = space.stats();
 
     // Areas are the model's, whoever made them, and neighbours that say the same are one.
-    let areas = areas_of(counted.pages.iter().map(|(at, page)| (*at, *page)));
+    let areas = areas_of(counted.pages.runs());
     let user_pages = arch.user_end() >> arch.page_shift();
     assert_eq!(areas_in(space, arch.page_shift(), &(0..user_pages)), areas);
     let page_bytes = 1 << arch.page_shift();
-    let locked = counted.pages.values().filter(|page| page.kind.flags.contains(AreaFlags::LOCKED)).count() as u64;
-    let expected = (counted.pages.len() as u64 * page_bytes, locked * page_bytes, areas.len());
+    let locked = counted.pages.count(|page| page.kind.flags.contains(AreaFlags::LOCKED));
+    let expected = (counted.pages.count(|_| true) * page_bytes, locked * page_bytes, areas.len());
     assert_eq!((stats.mapped, stats.locked, stats.areas), expected, "mapped, locked, areas");
 
     // Tables: each is one, and all are counted; nothing but the root stays when nothing is mapped.
@@ -183,14 +211,23 @@ fn check_space<H: Host>(
     bill.kernel += table_frames + stats.kernel / FRAME_SIZE;
 
     // A page that is not resident holds nothing.
-    let leaves = tree.leaves.iter().flat_map(|leaf| leaf.page..leaf.page + leaf.pages);
-    let mapped: BTreeSet<u64> = leaves.chain(tree.swapped.iter().map(|(at, _)| *at)).collect();
-    for (at, page) in counted.pages.iter().filter(|(at, _)| !mapped.contains(at)) {
-        assert!(page.contents.could(|words| *words == NOTHING), "page {at:#x} is lost: {page:x?}");
+    let leaves = tree.leaves.iter().map(|leaf| leaf.page..leaf.page + leaf.pages);
+    let mut mapped: Vec<Range<u64>> = leaves.chain(tree.swapped.iter().map(|(at, _)| *at..at + 1)).collect();
+    mapped.sort_by_key(|pages| pages.start);
+    for (pages, page) in counted.pages.runs().filter(|(_, page)| !page.contents.could(|words| *words == NOTHING)) {
+        let first = mapped.partition_point(|mapped| mapped.end <= pages.start);
+        let after = |end, mapped: &Range<u64>| if mapped.start <= end { mapped.end.max(end) } else { end };
+        let inside = mapped[first..].iter().take_while(|mapped| mapped.start < pages.end);
+        let end = inside.fold(pages.start, after);
+        assert!(end >= pages.end, "page {end:#x} is lost: {page:x?}");
     }
 
-    let guards = counted.pages.iter().filter(|(_, page)| page.presence == Presence::Guard).map(|(at, _)| *at);
-    assert!(guards.eq(tree.markers.iter().copied()), "the guards that stand in the tables: {:x?}", tree.markers);
+    let guards = counted.pages.runs().filter(|(_, page)| page.presence == Presence::Guard);
+    assert!(
+        guards.flat_map(|(pages, _)| pages).eq(tree.markers.iter().copied()),
+        "the guards that stand in the tables: {:x?}",
+        tree.markers
+    );
 
     let mut resident = 0;
     for leaf in &tree.leaves {
@@ -217,9 +254,11 @@ fn check_leaf<H: Host>(
     let (head, frame) = machine.frames().head(leaf.pfn);
     assert_eq!(frame.kind(), FrameKind::Folio, "{leaf:?} maps no folio");
     let zeros = frame.has(flag::ZEROS);
+    let mut known = None;
     for i in 0..leaf.pages {
         let at = leaf.page + i;
-        let Some(page) = counted.pages.get(&at) else { panic!("page {at:#x} is mapped ({leaf:?}) in no area") };
+        known = known.filter(|(pages, _): &(&Range<u64>, _)| pages.contains(&at)).or_else(|| counted.pages.get(at));
+        let Some((_, page)) = known else { panic!("page {at:#x} is mapped ({leaf:?}) in no area") };
         let prot = page.kind.prot;
         assert!(!leaf.attrs.contains(Attrs::WRITE) || prot.contains(Prot::WRITE) && !zeros, "{leaf:?}, {prot:?}");
         assert!(!leaf.attrs.contains(Attrs::EXEC) || prot.contains(Prot::EXEC), "{leaf:?}, {prot:?}");

@@ -84,7 +84,7 @@ impl Plot {
                 // It ends silently where memory does. Neighbours of the area's ends may have come with it.
                 self.model.blur_around(&pages);
             } else {
-                pages.clone().for_each(|page| self.model.touch(page, write, &rules));
+                self.model.touch_all(pages.clone(), write, &rules);
             }
         }
         self.check(on, &pages);
@@ -135,14 +135,13 @@ impl Plot {
     /// `protect`.
     pub fn protect<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, prot: Prot) {
         let (addr, len) = self.bytes(&pages);
-        let connected =
-            pages.start..(pages.start..pages.end).find(|p| self.model.get(*p).is_none()).unwrap_or(pages.end);
+        let connected = pages.start..self.model.hole(pages.clone()).unwrap_or(pages.end);
         let sealed = expect::sealed(&self.model, &connected).is_some();
         let too_much = expect::too_much_data(&self.model, &self.bounds, &pages, prot);
         match (on.space.protect(addr, len, prot), self.model.covers(pages.clone())) {
             (Err(ProtectError::Sealed(_)), _) if sealed => {}
             (Ok(()), true) if !too_much && !sealed => {
-                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.prot = prot);
+                self.model.each(pages.clone(), |page| page.kind.prot = prot);
             }
             (Err(ProtectError::DataLimit), true) if too_much => {}
             (Err(ProtectError::NotMapped | ProtectError::DataLimit), false) => {}
@@ -180,7 +179,7 @@ impl Plot {
         }
         let set = |kind: &mut Kind| *kind = advised(kind, advise).expect("an advice about areas");
         match (got, self.model.covers(pages.clone())) {
-            (Ok(()), true) => self.model.iter_mut(pages.clone()).for_each(|(_, page)| set(&mut page.kind)),
+            (Ok(()), true) => self.model.each(pages.clone(), |page| set(&mut page.kind)),
             (Err(AdviseError::NotMapped), false) => {}
             (Err(AdviseError::TooManyAreas | AdviseError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("advise answers {got:x?}; is all of it mapped: {all}"),
@@ -189,7 +188,7 @@ impl Plot {
     }
 
     fn freed<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, got: Result<(), AdviseError>) {
-        let locked = self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        let locked = self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
         let may = expect::may_forget(&self.model, &pages);
         match got {
             Err(AdviseError::Sealed(_)) => assert!(!may),
@@ -213,7 +212,7 @@ impl Plot {
         advise: Advise,
     ) {
         let locked = advise != Advise::WillNeed
-            && self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+            && self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
         match got {
             Err(AdviseError::Locked(_)) => assert!(locked, "no area is locked"),
             Err(AdviseError::NotMapped) => assert!(!self.model.covers(pages.clone())),
@@ -243,8 +242,8 @@ impl Plot {
             let whole = self.model.in_one_area(block.clone());
             match pieces::advise(on.space, addr, bytes, Advise::Collapse) {
                 Ok(()) if whole => {
-                    let no_huge = |(_, page): (u64, &Page)| page.kind.advice == Advice::NoHuge;
-                    assert!(!self.model.iter(block.clone()).any(no_huge), "collapsed what may not be");
+                    let no_huge = |(_, page): (Range<u64>, &Page)| page.kind.advice == Advice::NoHuge;
+                    assert!(!self.model.runs(block.clone()).any(no_huge), "collapsed what may not be");
                     self.model.own(block.clone());
                 }
                 Ok(()) => assert!(self.model.covers(block.clone())),
@@ -309,8 +308,6 @@ impl Plot {
 
     /// Each page holds either what it held or nothing: find out which.
     fn look_again<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
-        for (at, page) in self.model.iter_mut(pages) {
-            on.look_again(at, page);
-        }
+        self.model.each_at(pages, |at, page| on.look_again(at, page));
     }
 }

@@ -12,7 +12,7 @@ pub const NOTHING: Words = [0; SLOTS.len()];
 const ROOM: usize = 4;
 
 /// One of several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Contents {
     may: [Words; ROOM],
     /// How many of them; none if it may be anything.
@@ -20,6 +20,14 @@ pub struct Contents {
     /// Whether it may go at any time, because it was not written to since it was freed.
     goes: bool,
 }
+
+impl PartialEq for Contents {
+    fn eq(&self, other: &Self) -> bool {
+        (self.goes, self.all()) == (other.goes, other.all())
+    }
+}
+
+impl Eq for Contents {}
 
 impl Contents {
     pub const NOTHING: Contents = Contents { may: [NOTHING; ROOM], used: 1, goes: false };

@@ -109,19 +109,19 @@ pub fn map(
 
 /// The first sealed area of these pages, in full.
 pub fn sealed(model: &Model, pages: &Range<u64>) -> Option<Range<u64>> {
-    let (at, _) = model.iter(pages.clone()).find(|(_, page)| page.kind.flags.contains(AreaFlags::SEALED))?;
-    model.area_at(at).map(|(area, _)| area)
+    let (at, _) = model.runs(pages.clone()).find(|(_, page)| page.kind.flags.contains(AreaFlags::SEALED))?;
+    model.area_at(at.start).map(|(area, _)| area)
 }
 
 /// Whether what these pages hold may be forgotten.
 pub fn may_forget(model: &Model, pages: &Range<u64>) -> bool {
     let forbids = |kind: &Kind| kind.flags.contains(AreaFlags::SEALED) && !kind.prot.contains(Prot::WRITE);
-    !model.iter(pages.clone()).any(|(_, page)| forbids(&page.kind))
+    !model.runs(pages.clone()).any(|(_, page)| forbids(&page.kind))
 }
 
 /// Locked pages.
 pub fn locked(model: &Model) -> u64 {
-    model.all().filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED)).count() as u64
+    model.count(0..u64::MAX, |page| page.kind.flags.contains(AreaFlags::LOCKED))
 }
 
 /// Whether pages like this count as data.
@@ -130,13 +130,13 @@ fn is_data(kind: &Kind) -> bool {
 }
 
 fn data_pages(model: &Model) -> u64 {
-    model.all().filter(|(_, page)| is_data(&page.kind)).count() as u64
+    model.count(0..u64::MAX, |page| is_data(&page.kind))
 }
 
 /// Whether a protection is refused because so much may not be written.
 pub fn too_much_data(model: &Model, bounds: &Bounds, pages: &Range<u64>, prot: Prot) -> bool {
     let becomes = |page: &Kind| !is_data(page) && is_data(&Kind { prot, ..*page });
-    let more = model.iter(pages.clone()).filter(|(_, page)| becomes(&page.kind)).count() as u64;
+    let more = model.count(pages.clone(), |page| becomes(&page.kind));
     bounds.alone && more > 0 && (data_pages(model) + more) << bounds.page_shift > bounds.limits.data
 }
 
@@ -210,7 +210,7 @@ pub fn remap(
         return Err(RemapError::Sealed(bounds.range(&area)));
     }
     if flags.contains(RemapFlags::DONTUNMAP) {
-        let there = if flags.contains(RemapFlags::FIXED) { model.iter(new.clone()).count() as u64 } else { 0 };
+        let there = if flags.contains(RemapFlags::FIXED) { model.count(new.clone(), |_| true) } else { 0 };
         fits(pages, there, &Kind { flags: kind.flags - AreaFlags::LOCKS, ..kind })?;
     }
     Ok(if flags.contains(RemapFlags::FIXED) { Where::Page(to) } else { Where::Anywhere })

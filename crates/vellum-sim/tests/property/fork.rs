@@ -48,7 +48,7 @@ pub fn run<'m, H: Host>(
 
 /// Nobody else is at work in the space: what a page holds is what stands where its entry points.
 fn look_at_all<H: Host>(on: &Scene<'_, '_, H>, plot: &Plot) {
-    for (page, held) in plot.model.all() {
+    for (page, held) in plot.model.all().flat_map(|(pages, held)| pages.map(move |page| (page, held))) {
         if let Some((found, _)) = on.words(page) {
             assert!(
                 held.contents.could(|words| *words == found),

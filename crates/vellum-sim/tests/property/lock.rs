@@ -19,8 +19,8 @@ impl Plot {
     pub fn lock<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, on_fault: bool) {
         let (addr, len) = self.bytes(&pages);
         let got = pieces::lock(on.space, addr, len, on_fault);
-        let locked = self.model.iter(pages.clone()).filter(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
-        let more = pages.end - pages.start - locked.count() as u64;
+        let locked = self.model.count(pages.clone(), |page| page.kind.flags.contains(AreaFlags::LOCKED));
+        let more = pages.end - pages.start - locked;
         if self.bounds.alone
             && (expect::locked(&self.model) + more) << self.bounds.page_shift > self.bounds.limits.locked
         {
@@ -32,10 +32,10 @@ impl Plot {
             if on.reclaims {
                 self.model.page_out(pages.clone());
             }
-            for (_, page) in self.model.iter_mut(pages.clone()) {
+            self.model.each(pages.clone(), |page| {
                 page.kind.flags |= AreaFlags::LOCKED;
                 page.kind.flags.set(AreaFlags::ONFAULT, on_fault);
-            }
+            });
             let expected =
                 if on_fault { Ok(()) } else { self.populated(on, pages.clone(), None).map_err(LockError::Fault) };
             match got {
@@ -59,7 +59,8 @@ impl Plot {
             self.model.blur_around(&pages);
         }
         let rules = on.rules(self.exact);
-        for at in pages {
+        let mut at = pages.start;
+        while at < pages.end {
             let va = at << self.bounds.page_shift;
             let page = self.model.get(at).ok_or(FaultError::Unmapped(va))?;
             let suits = if page.kind.prot.contains(Prot::WRITE) { Access::Write } else { Access::Read };
@@ -69,8 +70,12 @@ impl Plot {
             if !says || !expect::allowed(page.kind.prot, access) || page.presence == Presence::Guard {
                 return Err(FaultError::Denied(va));
             }
-            if !on.uncertain() {
-                self.model.touch(at, access == Access::Write, &rules);
+            let write = access == Access::Write;
+            if on.uncertain() {
+                at = self.model.run_at(at).map_or(at + 1, |(run, _)| run.end);
+            } else {
+                self.model.touch(at, write, &rules);
+                at = self.model.touched(at, write, &rules);
             }
         }
         Ok(())
@@ -80,9 +85,7 @@ impl Plot {
     pub fn unlock<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
         match (on.space.unlock(addr, len), self.model.covers(pages.clone())) {
-            (Ok(()), true) => {
-                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags -= AreaFlags::LOCKS)
-            }
+            (Ok(()), true) => self.model.each(pages.clone(), |page| page.kind.flags -= AreaFlags::LOCKS),
             (Err(LockError::NotMapped), false) => {}
             (Err(LockError::TooManyAreas | LockError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("unlock answers {got:x?}; is all of it mapped: {all}"),
@@ -96,7 +99,7 @@ impl Plot {
         lock.set(AreaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
         let now = |model: &mut super::model::Model, lock: AreaFlags| {
             let set = |flags: &mut AreaFlags| *flags = (*flags - AreaFlags::LOCKS) | lock;
-            model.iter_mut(0..u64::MAX).for_each(|(_, page)| set(&mut page.kind.flags));
+            model.each(0..u64::MAX, |page| set(&mut page.kind.flags));
         };
         if flags.is_empty() {
             on.space.unlock_all();
@@ -127,9 +130,7 @@ impl Plot {
     pub fn seal<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
         match (on.space.seal(addr, len), self.model.covers(pages.clone())) {
-            (Ok(()), true) => {
-                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags |= AreaFlags::SEALED)
-            }
+            (Ok(()), true) => self.model.each(pages.clone(), |page| page.kind.flags |= AreaFlags::SEALED),
             (Err(SealError::NotMapped), false) => {}
             (Err(SealError::TooManyAreas | SealError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("seal answers {got:x?}; is all of it mapped: {all}"),
@@ -159,7 +160,7 @@ impl Plot {
     pub fn install_guards<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
         let got = pieces::advise(on.space, addr, len, Advise::GuardInstall);
-        let locked = self.model.iter(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        let locked = self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
         match got {
             Err(AdviseError::Sealed(_)) => assert!(!expect::may_forget(&self.model, &pages)),
             Err(AdviseError::Locked(_)) => assert!(locked),
@@ -183,12 +184,12 @@ impl Plot {
                 guards.extend(first..first + run.len as u64);
             }
         });
-        for (at, page) in self.model.iter_mut(pages) {
+        self.model.each_at(pages, |at, page| {
             on.look_again(at, page);
             if guards.contains(&at) {
                 page.presence = Presence::Guard;
             }
-        }
+        });
     }
 
     /// `advise` to guard no more.
@@ -197,8 +198,11 @@ impl Plot {
         let expected = if self.model.covers(pages.clone()) { Ok(()) } else { Err(AdviseError::NotMapped) };
         assert_eq!(pieces::advise(on.space, addr, len, Advise::GuardRemove), expected);
         let fresh = on.rules(self.exact).fresh();
-        let guards = self.model.iter_mut(pages.clone()).filter(|(_, page)| page.presence == Presence::Guard);
-        guards.for_each(|(_, page)| page.presence = fresh);
+        self.model.each(pages.clone(), |page| {
+            if page.presence == Presence::Guard {
+                page.presence = fresh;
+            }
+        });
         self.check(on, &pages);
     }
 
@@ -210,21 +214,22 @@ impl Plot {
         let expected = self.foresee(on, va, access);
         let got = on.space.pin(va, access);
         let done = self.judge(on, at, access, expected, got.as_ref().map(|_| ()).map_err(|error| *error));
-        if let (Ok(pin), true, Some(page)) = (got, done, self.model.get_mut(at)) {
+        if let (Ok(pin), true) = (got, done) {
             let inside = 8 * SLOTS[slot] as usize;
             match value {
                 Some(value) => {
                     assert_eq!(pin.write(inside, &value.to_ne_bytes()), 8);
-                    page.contents.change(|words| words[slot] = value);
+                    self.model.each(at..at + 1, |page| page.contents.change(|words| words[slot] = value));
                 }
                 None => {
                     let mut word = [0; 8];
                     assert_eq!(pin.read(inside, &mut word), 8);
                     let word = u64::from_ne_bytes(word);
-                    assert!(
-                        page.contents.see(|words| words[slot] == word),
-                        "page {at:#x}, pinned, holds {word:#x}: {page:x?}"
-                    );
+                    if let Some((could, page)) =
+                        self.model.change(at, |page| page.contents.see(|words| words[slot] == word))
+                    {
+                        assert!(could, "page {at:#x}, pinned, holds {word:#x}: {page:x?}");
+                    }
                 }
             }
         }

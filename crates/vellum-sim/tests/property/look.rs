@@ -25,18 +25,17 @@ impl Plot {
         for (area, _) in &areas {
             let (addr, len) = self.bytes(area);
             assert_eq!(on.space.resident(addr, len, &mut answer), Ok(()));
-            for ((at, page), resident) in self.model.iter(area.clone()).zip(&answer) {
+            for (pages, page) in self.model.runs(area.clone()) {
                 let known = match page.presence {
                     Presence::Own if on.may_be_away(page) => None,
                     Presence::Own | Presence::Zeros => Some(true),
                     Presence::Absent | Presence::Guard => Some(false),
                     Presence::Away | Presence::Unknown => None,
                 };
-                assert!(
-                    known.is_none_or(|k| k == *resident),
-                    "page {at:#x} is {:?}: resident {resident}",
-                    page.presence
-                );
+                let Some(known) = known else { continue };
+                let answers = &answer[(pages.start - area.start) as usize..(pages.end - area.start) as usize];
+                let wrong = answers.iter().zip(pages).find(|(resident, _)| **resident != known);
+                assert_eq!(wrong, None, "whether a page is resident, and which, that is {:?}", page.presence);
             }
             if area.start > end {
                 let (addr, len) = self.bytes(&(end..area.start));
@@ -57,10 +56,10 @@ impl Plot {
             last = range.end;
             let told = range.start >> self.bounds.page_shift..range.end >> self.bounds.page_shift;
             assert!(pages.start <= told.start && told.end <= pages.end, "{told:x?} were not asked for");
-            for (at, page) in self.model.iter_mut(told) {
-                assert!(attrs.contains(page.recorded & what), "page {at:#x}: {:?}, not {attrs:?}", page.recorded);
-                page.recorded -= what;
+            for (at, page) in self.model.runs(told.clone()) {
+                assert!(attrs.contains(page.recorded & what), "pages {at:x?}: {:?}, not {attrs:?}", page.recorded);
             }
+            self.model.each(told, |page| page.recorded -= what);
         }
         self.check(on, &pages);
     }
@@ -95,7 +94,7 @@ impl Plot {
         }
         let known = || self.model.all().all(|(_, page)| page.presence != Presence::Unknown);
         if self.bounds.alone && self.exact && !on.uncertain() && known() {
-            let count = |wanted| self.model.all().filter(|(_, page)| page.presence == wanted).count() as u64 * page;
+            let count = |wanted| self.model.count(0..u64::MAX, |page| page.presence == wanted) * page;
             let (own, away) = (count(Presence::Own), count(Presence::Away));
             let usage = on.space.usage(everything);
             assert_eq!((usage.resident, usage.swap), (stats.anon, stats.swap));

@@ -1,5 +1,5 @@
-//! The model: a map from page numbers to what a program is promised of each page. No runs, no areas, no tables: areas are
-//! what neighbouring pages that agree make.
+//! The model: a map from page numbers to what a program is promised of each page. No areas, no tables: areas are what
+//! neighbouring pages that agree make. Pages of which all is the same are kept as one, and that is all it knows of runs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,6 +10,7 @@ use vellum::frame::policy::Advice;
 use vellum::vma::{AreaFlags, Prot};
 
 use super::contents::{Contents, NOTHING, Words};
+use super::dice::Dice;
 use super::presence::Presence;
 use super::walk::Place;
 
@@ -65,100 +66,213 @@ impl Page {
 /// An area: pages, by number.
 pub type Area = (Range<u64>, Kind);
 
-/// Mapped pages by number.
+/// Pages next to each other, by number, of which the model says the same.
+#[derive(Clone, Debug)]
+struct Run {
+    end: u64,
+    page: Page,
+}
+
+/// Mapped pages by number: kept as runs, of which no two that touch say the same.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
-    pages: BTreeMap<u64, Page>,
+    /// By the first page of each.
+    runs: BTreeMap<u64, Run>,
     /// How what is mapped from now on is locked.
     pub future: AreaFlags,
 }
 
 impl Model {
     pub fn get(&self, page: u64) -> Option<&Page> {
-        self.pages.get(&page)
+        self.run_at(page).map(|(_, page)| page)
     }
 
-    pub fn get_mut(&mut self, page: u64) -> Option<&mut Page> {
-        self.pages.get_mut(&page)
+    /// Returns the run that a mapped page is in, in full.
+    pub fn run_at(&self, page: u64) -> Option<(Range<u64>, &Page)> {
+        let (start, run) = self.runs.range(..=page).next_back()?;
+        (page < run.end).then_some((*start..run.end, &run.page))
     }
 
     /// How many pages are mapped.
     pub fn len(&self) -> u64 {
-        self.pages.len() as u64
+        self.count(0..u64::MAX, |_| true)
     }
 
-    /// The pages of a range that are mapped.
-    pub fn iter(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Page)> {
-        self.pages.range(range).map(|(at, page)| (*at, page))
+    /// Counts the mapped pages of a range that are like this.
+    pub fn count(&self, range: Range<u64>, like: impl Fn(&Page) -> bool) -> u64 {
+        self.runs(range).filter(|(_, page)| like(page)).map(|(pages, _)| pages.end - pages.start).sum()
     }
 
-    /// The same, to change.
-    pub fn iter_mut(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, &mut Page)> {
-        self.pages.range_mut(range).map(|(at, page)| (*at, page))
+    /// The mapped pages of a range, by runs, cut at its ends.
+    pub fn runs(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, &Page)> {
+        let first = self.run_at(range.start).map_or(range.start, |(pages, _)| pages.start);
+        let first = if range.is_empty() { range.start } else { first };
+        let inside = self.runs.range(first..range.end.max(first));
+        inside.map(move |(start, run)| ((*start).max(range.start)..run.end.min(range.end), &run.page))
     }
 
-    /// All pages.
-    pub fn all(&self) -> impl Iterator<Item = (u64, &Page)> {
-        self.iter(0..u64::MAX)
+    /// All pages, by runs.
+    pub fn all(&self) -> impl Iterator<Item = (Range<u64>, &Page)> {
+        self.runs(0..u64::MAX)
+    }
+
+    /// Changes each mapped page of a range.
+    pub fn each(&mut self, range: Range<u64>, change: impl Fn(&mut Page)) {
+        let changed = |(pages, page): (Range<u64>, &Page)| {
+            let mut new = *page;
+            change(&mut new);
+            (new != *page).then_some((pages, new))
+        };
+        let changed: Vec<_> = self.runs(range.clone()).filter_map(changed).collect();
+        if !changed.is_empty() {
+            changed.into_iter().for_each(|(pages, page)| self.insert(pages, page));
+            self.join(range);
+        }
+    }
+
+    /// Changes each mapped page of a range as its number decides.
+    pub fn each_at(&mut self, range: Range<u64>, mut change: impl FnMut(u64, &mut Page)) {
+        let pages: Vec<(u64, Page)> =
+            self.runs(range.clone()).flat_map(|(pages, page)| pages.map(|at| (at, *page))).collect();
+        for (at, mut page) in pages {
+            change(at, &mut page);
+            if self.get(at) != Some(&page) {
+                self.insert(at..at + 1, page);
+            }
+        }
+        self.join(range);
+    }
+
+    /// Changes one page, if it is mapped; `change` answers whether that could be. Returns its answer,
+    /// and the page as it was.
+    pub fn change(&mut self, at: u64, change: impl FnOnce(&mut Page) -> bool) -> Option<(bool, Page)> {
+        let page = *self.get(at)?;
+        let mut new = page;
+        let could = change(&mut new);
+        if new != page {
+            self.put(at..at + 1, new);
+        }
+        Some((could, page))
     }
 
     /// Map new pages, in place of what is there.
     pub fn map(&mut self, range: Range<u64>, kind: Kind, presence: Presence) {
-        let page = Page { kind, contents: Contents::NOTHING, presence, recorded: Attrs::empty(), untold: false };
-        self.pages.extend(range.map(|at| (at, page)));
+        self.put(range, Page { kind, contents: Contents::NOTHING, presence, recorded: Attrs::empty(), untold: false });
     }
 
     pub fn unmap(&mut self, range: Range<u64>) {
-        let gone: Vec<u64> = self.iter(range).map(|(at, _)| at).collect();
-        for at in gone {
-            self.pages.remove(&at);
+        self.take(range);
+    }
+
+    /// Take the pages of a range, by runs.
+    pub fn take(&mut self, range: Range<u64>) -> Vec<(Range<u64>, Page)> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        self.split(range.start);
+        self.split(range.end);
+        let starts: Vec<u64> = self.runs.range(range).map(|(start, _)| *start).collect();
+        let taken = |start| self.runs.remove(&start).map(|run| (start..run.end, run.page));
+        starts.into_iter().filter_map(taken).collect()
+    }
+
+    /// Put the same page at each of these places.
+    pub fn put(&mut self, pages: Range<u64>, page: Page) {
+        if !pages.is_empty() {
+            self.insert(pages.clone(), page);
+            self.join(pages);
         }
     }
 
-    /// Take the pages of a range, by number.
-    pub fn take(&mut self, range: Range<u64>) -> Vec<(u64, Page)> {
-        let taken = self.iter(range.clone()).map(|(at, page)| (at, *page)).collect();
-        self.unmap(range);
-        taken
-    }
-
-    /// Put a page somewhere.
-    pub fn put(&mut self, at: u64, page: Page) {
-        self.pages.insert(at, page);
-    }
-
-    /// Forget what is in the pages of a range.
-    pub fn forget(&mut self, range: Range<u64>, presence: Presence) {
-        for (_, page) in self.iter_mut(range) {
-            page.clear();
-            if page.presence != Presence::Guard {
-                page.presence = presence;
+    fn insert(&mut self, pages: Range<u64>, page: Page) {
+        match self.runs.get_mut(&pages.start) {
+            Some(run) if run.end == pages.end => run.page = page,
+            _ => {
+                self.unmap(pages.clone());
+                self.runs.insert(pages.start, Run { end: pages.end, page });
             }
         }
     }
 
-    /// A program has used a page. Of what is not surely its own no record is kept: zeros may go, and the record with them.
-    pub fn record(&mut self, at: u64, write: bool) {
-        if let Some(page) = self.get_mut(at).filter(|page| page.presence == Presence::Own) {
-            page.recorded |= if write { Attrs::HARDWARE } else { Attrs::ACCESSED };
+    /// No run goes across the beginning of this page any more.
+    fn split(&mut self, at: u64) {
+        if let Some((start, run)) = self.runs.range_mut(..at).next_back().filter(|(_, run)| at < run.end) {
+            assert!(*start < at);
+            let rest = Run { ..*run };
+            run.end = at;
+            self.runs.insert(at, rest);
         }
+    }
+
+    /// Runs in this range, and next to it, that continue each other become one.
+    fn join(&mut self, range: Range<u64>) {
+        let first = self.runs.range(..range.start).next_back().map_or(range.start, |(start, _)| *start);
+        // By the first page of each: those that continue the one before, and those that are longer for it.
+        let (mut gone, mut longer) = (Vec::new(), Vec::new());
+        let mut last: Option<(u64, &Run)> = None;
+        for (start, run) in self.runs.range(first..=range.end) {
+            match last {
+                Some((head, before)) if before.end == *start && before.page == run.page => {
+                    gone.push(*start);
+                    longer.push((head, run.end));
+                    last = Some((head, run));
+                }
+                _ => last = Some((*start, run)),
+            }
+        }
+        for start in gone {
+            self.runs.remove(&start);
+        }
+        for (head, end) in longer {
+            self.runs.get_mut(&head).expect("the head stays").end = end;
+        }
+    }
+
+    /// Forget what is in the pages of a range.
+    pub fn forget(&mut self, range: Range<u64>, presence: Presence) {
+        self.each(range, |page| {
+            page.clear();
+            if page.presence != Presence::Guard {
+                page.presence = presence;
+            }
+        });
+    }
+
+    /// A program has used these pages. Of what is not surely its own no record is kept: zeros may go, and the record with
+    /// them.
+    pub fn record(&mut self, pages: Range<u64>, write: bool) {
+        let used = if write { Attrs::HARDWARE } else { Attrs::ACCESSED };
+        self.each(pages, |page| {
+            if page.presence == Presence::Own {
+                page.recorded |= used;
+            }
+        });
     }
 
     /// What these pages hold may go as long as nobody writes to it, and what was swapped out is gone.
     pub fn free(&mut self, range: Range<u64>) {
-        for (_, page) in self.iter_mut(range).filter(|(_, page)| page.presence != Presence::Guard) {
+        self.each(range, |page| {
+            if page.presence == Presence::Guard {
+                return;
+            }
             page.contents.let_go();
             (page.recorded, page.untold) = (Attrs::empty(), false);
             if page.presence == Presence::Away {
                 page.presence = Presence::Unknown;
             }
-        }
+        });
     }
 
     /// Whether every page of the range is mapped.
     pub fn covers(&self, range: Range<u64>) -> bool {
-        let pages = range.end - range.start;
-        self.pages.range(range).count() as u64 == pages
+        self.hole(range).is_none()
+    }
+
+    /// Returns the first page of the range that is not mapped.
+    pub fn hole(&self, range: Range<u64>) -> Option<u64> {
+        let after = |end, (pages, _): (Range<u64>, _)| if pages.start == end { Ok(pages.end) } else { Err(end) };
+        let end = self.runs(range.clone()).try_fold(range.start, after).unwrap_or_else(|end| end);
+        (end < range.end).then_some(end)
     }
 
     /// Whether `range` lies in one area.
@@ -166,57 +280,138 @@ impl Model {
         let Some(first) = self.get(range.start) else {
             return false;
         };
-        let alike = self.iter(range.clone()).take_while(|(_, page)| page.kind == first.kind);
-        alike.count() as u64 == range.end - range.start
+        let mut end = range.start;
+        for (pages, page) in self.runs(range.clone()) {
+            if pages.start != end || page.kind != first.kind {
+                return false;
+            }
+            end = pages.end;
+        }
+        end == range.end
     }
 
     /// The areas of a range, cut at its ends.
     pub fn areas(&self, range: Range<u64>) -> Vec<Area> {
-        areas_of(self.iter(range))
+        areas_of(self.runs(range))
     }
 
     /// The area that holds this mapped page, in full.
     pub fn area_at(&self, page: u64) -> Option<Area> {
-        let kind = self.get(page)?.kind;
-        let alike = |at: &u64| self.get(*at).is_some_and(|p| p.kind == kind);
-        let start = (0..page).rev().take_while(alike).last().unwrap_or(page);
-        let end = (page..).take_while(alike).last().map_or(page, |last| last + 1);
-        Some((start..end, kind))
+        let (mut area, Page { kind, .. }) = self.run_at(page)?;
+        for (start, run) in self.runs.range(..area.start).rev() {
+            if run.end != area.start || run.page.kind != *kind {
+                break;
+            }
+            area.start = *start;
+        }
+        for (start, run) in self.runs.range(area.end..) {
+            if *start != area.end || run.page.kind != *kind {
+                break;
+            }
+            area.end = run.end;
+        }
+        Some((area, *kind))
     }
 
     /// What a child has of it.
     pub fn child(&self, fresh: Presence) -> Model {
         let mut child = Model { future: AreaFlags::empty(), ..self.clone() };
-        child.pages.retain(|_, page| !page.kind.flags.contains(AreaFlags::DONTFORK));
-        for page in child.pages.values_mut() {
+        child.runs.retain(|_, run| !run.page.kind.flags.contains(AreaFlags::DONTFORK));
+        child.each(0..u64::MAX, |page| {
             page.kind.flags -= AreaFlags::LOCKS | AreaFlags::WATCHES;
             if page.kind.flags.contains(AreaFlags::WIPEONFORK) {
                 page.clear();
                 page.presence = fresh;
             }
-        }
+        });
         child
     }
 
     /// The first mapped page from here on.
     pub fn next(&self, page: u64) -> Option<u64> {
-        self.pages.range(page..).next().map(|(at, _)| *at)
+        match self.get(page) {
+            Some(_) => Some(page),
+            None => self.runs.range(page..).next().map(|(start, _)| *start),
+        }
     }
 
     /// The last mapped page before this one.
     pub fn prev(&self, page: u64) -> Option<(u64, &Page)> {
-        self.pages.range(..page).next_back().map(|(at, page)| (*at, page))
+        let (_, run) = self.runs.range(..page).next_back()?;
+        Some((run.end.min(page) - 1, &run.page))
     }
 }
 
 /// The areas that pages in ascending order make.
-pub fn areas_of<'a>(pages: impl Iterator<Item = (u64, &'a Page)>) -> Vec<Area> {
+pub fn areas_of<'a>(runs: impl Iterator<Item = (Range<u64>, &'a Page)>) -> Vec<Area> {
     let mut areas: Vec<Area> = Vec::new();
-    for (at, page) in pages {
+    for (pages, page) in runs {
         match areas.last_mut() {
-            Some((range, kind)) if range.end == at && *kind == page.kind => range.end += 1,
-            _ => areas.push((at..at + 1, page.kind)),
+            Some((range, kind)) if range.end == pages.start && *kind == page.kind => range.end = pages.end,
+            _ => areas.push((pages, page.kind)),
         }
     }
     areas
+}
+
+/// Runs are a way to keep pages, and tell of each what was said of it.
+#[test]
+fn runs_are_what_their_pages_are() {
+    let dice = &mut Dice::new(7);
+    let (mut model, mut pages) = (Model::default(), BTreeMap::new());
+    let kind = |moved| Kind { prot: Prot::READ, flags: AreaFlags::empty(), advice: Advice::None, moved };
+    for _ in 0..20_000 {
+        let start = dice.below(60);
+        let range = start..start + dice.below(12);
+        match dice.below(6) {
+            0 => {
+                let (moved, presence) = (dice.below(2), dice.one_of(&[Presence::Own, Presence::Absent]));
+                model.map(range.clone(), kind(moved), presence);
+                pages.extend(range.clone().filter_map(|at| Some((at, *model.get(at)?))));
+            }
+            1 => {
+                model.unmap(range.clone());
+                pages.retain(|at, _| !range.contains(at));
+            }
+            2 => {
+                model.each(range.clone(), |page| page.untold |= page.presence == Presence::Own);
+                let mut told = pages.range_mut(range.clone()).filter(|(_, page)| page.presence == Presence::Own);
+                told.by_ref().for_each(|(_, page)| page.untold = true);
+            }
+            3 => {
+                model.each_at(range.clone(), |at, page| page.kind.moved = at % 2);
+                pages.range_mut(range.clone()).for_each(|(at, page)| page.kind.moved = at % 2);
+            }
+            4 => {
+                let far = dice.below(60);
+                let moved = model.take(range.clone());
+                moved.into_iter().for_each(|(pages, page)| model.put(pages.start + far..pages.end + far, page));
+                let moved: Vec<_> = range.clone().filter_map(|at| Some((at + far, pages.remove(&at)?))).collect();
+                pages.extend(moved);
+            }
+            _ => {
+                let told = |page: &mut Page| std::mem::replace(&mut page.untold, false);
+                let before = model.change(start, told).map(|(untold, page)| (untold, page.untold));
+                assert_eq!(before, pages.get_mut(&start).map(|page| [told(page); 2].into()));
+            }
+        }
+        assert!(
+            model
+                .all()
+                .flat_map(|(run, page)| run.map(move |at| (at, page)))
+                .eq(pages.iter().map(|(at, page)| (*at, page)))
+        );
+        let runs: Vec<_> = model.all().collect();
+        assert!(runs.windows(2).all(|pair| pair[0].0.end < pair[1].0.start || pair[0].1 != pair[1].1), "{runs:x?}");
+        let of = |at: &u64| pages.get(at).map(|page| page.kind);
+        let end = |from: u64| (from..).find(|at| of(at) != of(&from)).unwrap_or(from);
+        let first = |from: u64| (0..from).rev().find(|at| of(at) != of(&from)).map_or(0, |at| at + 1);
+        let area = pages.contains_key(&start).then(|| (first(start)..end(start), pages[&start].kind));
+        assert_eq!(model.area_at(start), area);
+        assert_eq!(model.in_one_area(start..start + 3), of(&start).is_some() && end(start) >= start + 3);
+        assert_eq!(model.hole(range.clone()), range.clone().find(|at| !pages.contains_key(at)));
+        assert_eq!(model.next(start), pages.range(start..).next().map(|(at, _)| *at));
+        assert_eq!(model.prev(start), pages.range(..start).next_back().map(|(at, page)| (*at, page)));
+        assert_eq!(model.len(), pages.len() as u64);
+    }
 }

@@ -109,11 +109,11 @@ impl Model {
             Presence::Zeros => {
                 let all = sizes(rules.folios(kind.advice)).map(|order| block(page, order));
                 let largest = { all }.find(|b| self.in_one_area(b.clone()));
-                for (_, near) in self.iter_mut(largest.unwrap_or(page..page + 1)) {
+                self.each(largest.unwrap_or(page..page + 1), |near| {
                     if near.presence == Presence::Zeros {
                         near.presence = Presence::Absent;
                     }
-                }
+                });
                 self.set(page..page + 1, Presence::Absent);
             }
         }
@@ -131,6 +131,29 @@ impl Model {
         }
     }
 
+    /// As [`Model::touch`], of each of these pages in turn.
+    pub fn touch_all(&mut self, pages: Range<u64>, write: bool, rules: &Rules) {
+        let mut at = pages.start;
+        while at < pages.end {
+            self.touch(at, write, rules);
+            at = self.touched(at, write, rules).min(pages.end);
+        }
+    }
+
+    /// A page was touched: from there to the end that this returns, pages are like it, and to touch
+    /// them so too changes nothing more.
+    pub fn touched(&self, at: u64, write: bool, rules: &Rules) -> u64 {
+        let Some((run, page)) = self.run_at(at) else { return at + 1 };
+        let stays = match page.presence {
+            _ if rules.exact && page.kind.flags.contains(AreaFlags::WRITES) => false,
+            Presence::Own | Presence::Guard => true,
+            Presence::Zeros => !write,
+            Presence::Absent | Presence::Unknown => !write && !rules.exact,
+            Presence::Away => false,
+        };
+        if stays { run.end } else { at + 1 }
+    }
+
     /// The size of what a fault brings, and whether that is certain: a larger block may be empty or not.
     fn room(&self, page: u64, set: u32) -> (u32, bool) {
         for order in sizes(set) {
@@ -138,7 +161,7 @@ impl Model {
             if !self.in_one_area(block.clone()) {
                 continue;
             }
-            let has = |wanted: &[Presence]| self.iter(block.clone()).any(|(_, p)| wanted.contains(&p.presence));
+            let has = |wanted: &[Presence]| self.runs(block.clone()).any(|(_, p)| wanted.contains(&p.presence));
             if !has(&[Presence::Own, Presence::Away, Presence::Zeros, Presence::Guard]) {
                 return (order, !has(&[Presence::Unknown]));
             }
@@ -148,27 +171,27 @@ impl Model {
 
     /// Something ended halfway: nothing but what is the space's own for sure is known of these pages any more.
     pub fn blur(&mut self, pages: Range<u64>) {
-        for (_, page) in self.iter_mut(pages) {
+        self.each(pages, |page| {
             if !matches!(page.presence, Presence::Own | Presence::Away | Presence::Guard) {
                 page.presence = Presence::Unknown;
             }
-        }
+        });
     }
 
     /// What these pages hold may have been swapped out, and what hardware has recorded with it.
     pub fn page_out(&mut self, pages: Range<u64>) {
-        for (_, page) in self.iter_mut(pages) {
+        self.each(pages, |page| {
             if page.presence == Presence::Own {
                 let stays = !page.contents.may_go();
                 page.presence = if stays { Presence::Away } else { Presence::Unknown };
                 page.recorded = Attrs::empty();
             }
-        }
+        });
     }
 
     /// That these pages were used may be forgotten.
     pub fn cool(&mut self, pages: Range<u64>) {
-        self.iter_mut(pages).for_each(|(_, page)| page.recorded -= Attrs::ACCESSED);
+        self.each(pages, |page| page.recorded -= Attrs::ACCESSED);
     }
 
     /// All of these pages are the space's own, whatever they were.
@@ -178,9 +201,11 @@ impl Model {
 
     /// All that was swapped out is back.
     pub fn swap_in(&mut self) {
-        self.iter_mut(0..u64::MAX)
-            .filter(|(_, page)| page.presence == Presence::Away)
-            .for_each(|(_, page)| page.presence = Presence::Own);
+        self.each(0..u64::MAX, |page| {
+            if page.presence == Presence::Away {
+                page.presence = Presence::Own;
+            }
+        });
     }
 
     /// As [`Model::blur`], of what faults there may have brought.
@@ -190,6 +215,6 @@ impl Model {
     }
 
     fn set(&mut self, pages: Range<u64>, presence: Presence) {
-        self.iter_mut(pages).for_each(|(_, page)| page.presence = presence);
+        self.each(pages, |page| page.presence = presence);
     }
 }

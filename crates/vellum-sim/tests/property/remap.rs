@@ -31,7 +31,7 @@ impl Plot {
         };
         if flags.contains(RemapFlags::FIXED) {
             // What was meant to fit may not, where more of it is to move than was thought; and stacks stay away from others.
-            let stack = self.model.iter(old.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::GROWSDOWN));
+            let stack = self.model.runs(old.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::GROWSDOWN));
             let new = to..to + pages;
             let fits = |w: &Window| w.pages.start <= new.start && new.end <= w.pages.end && (w.stacks || !stack);
             if !self.windows.iter().any(fits) {
@@ -61,11 +61,17 @@ impl Plot {
     }
 
     /// Pages that have moved so far: an area that had nothing is a new one, and others still know where they were mapped first.
-    fn at_new_places<H: Host>(&self, on: &Scene<'_, '_, H>, moved: Vec<(u64, Page)>, far: u64) -> Vec<(u64, Page)> {
-        let mut there: Vec<_> = moved.into_iter().map(|(at, page)| (at.wrapping_add(far), page)).collect();
-        let alike = |a: &(u64, Page), b: &(u64, Page)| a.0 + 1 == b.0 && a.1.kind == b.1.kind;
+    fn at_new_places<H: Host>(
+        &self,
+        on: &Scene<'_, '_, H>,
+        moved: Vec<(Range<u64>, Page)>,
+        far: u64,
+    ) -> Vec<(Range<u64>, Page)> {
+        let mut there: Vec<_> =
+            moved.into_iter().map(|(at, page)| (at.start.wrapping_add(far)..at.end.wrapping_add(far), page)).collect();
+        let alike = |a: &(Range<u64>, Page), b: &(Range<u64>, Page)| a.0.end == b.0.start && a.1.kind == b.1.kind;
         for area in there.chunk_by_mut(alike) {
-            let has = |(_, page): &(u64, Page)| match page.presence {
+            let has = |(_, page): &(Range<u64>, Page)| match page.presence {
                 Presence::Absent => Some(false),
                 Presence::Unknown => None,
                 Presence::Own | Presence::Away if page.contents.may_go() => None,
@@ -77,7 +83,7 @@ impl Plot {
                 Some(Some(false)) => kept = false,
                 _ => {}
             }
-            let (first, page) = area[0];
+            let (first, page) = (area[0].0.start, area[0].1);
             let moved = page.kind.moved.wrapping_sub(far);
             let seen = areas_in(on.space, self.bounds.page_shift, &(first..first + 1));
             let found = seen.first().map_or(0, |(_, kind)| kind.moved);
@@ -100,13 +106,13 @@ impl Plot {
                     let mut kind = page.kind;
                     kind.flags -= AreaFlags::LOCKS;
                     kind.moved = 0;
-                    self.model.map(*at..at + 1, kind, rules.fresh());
+                    self.model.map(at.clone(), kind, rules.fresh());
                 }
             } else {
                 self.model.unmap(old.clone());
             }
             let there = self.at_new_places(on, moved, new.start.wrapping_sub(old.start));
-            let alone = self.is_mine(&new) || there.iter().all(|(at, _)| self.model.get(*at).is_none());
+            let alone = self.is_mine(&new) || there.iter().all(|(at, _)| self.model.count(at.clone(), |_| true) == 0);
             assert!(alone, "the engine chose {new:x?}, where something is");
             there.into_iter().for_each(|(at, page)| self.model.put(at, page));
         }
@@ -120,7 +126,7 @@ impl Plot {
             if kind.flags & AreaFlags::LOCKS == AreaFlags::LOCKED && !kind.prot.is_empty() {
                 match on.tight {
                     true => self.model.blur_around(&grown),
-                    false => grown.for_each(|page| self.model.touch(page, kind.prot.contains(Prot::WRITE), &rules)),
+                    false => self.model.touch_all(grown, kind.prot.contains(Prot::WRITE), &rules),
                 }
             }
         }

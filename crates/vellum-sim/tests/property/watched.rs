@@ -24,14 +24,14 @@ impl Plot {
         };
         match got {
             Ok(()) if !watched || self.model.covers(pages.clone()) => {
-                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.kind.flags.set(WHAT, watched));
+                self.model.each(pages.clone(), |page| page.kind.flags.set(WHAT, watched));
             }
             Err(WatchError::NotMapped) if watched && !self.model.covers(pages.clone()) => {}
             Err(WatchError::TooManyAreas | WatchError::NoMemory(_)) if self.may_fail(on, &pages) => {
                 // What lies before the area that could not be split is not watched any more.
                 for (area, kind) in areas_in(on.space, self.bounds.page_shift, &pages) {
                     let now = |flags: AreaFlags| (flags - WHAT) | kind.flags & WHAT;
-                    self.model.iter_mut(area).for_each(|(_, page)| page.kind.flags = now(page.kind.flags));
+                    self.model.each(area, |page| page.kind.flags = now(page.kind.flags));
                 }
             }
             got => panic!("watching ({watched}) answers {got:x?}"),
@@ -49,20 +49,19 @@ impl Plot {
             Ok(found) => found.regions,
             // Of some it would have told, which are protected now.
             Err(ScanError::NoMemory(_)) if on.tight => {
-                self.model.iter_mut(pages.clone()).for_each(|(_, page)| page.untold = false);
+                self.model.each(pages.clone(), |page| page.untold = false);
                 return self.check(on, &pages);
             }
             Err(error) => panic!("a look for what was written: {error}"),
         };
         for Region { range, .. } in &out[..regions] {
-            for at in range.start >> self.bounds.page_shift..range.end >> self.bounds.page_shift {
-                let page = self.model.get_mut(at).filter(|page| page.kind.flags.contains(WHAT));
-                let page = page.unwrap_or_else(|| panic!("page {at:#x} is not watched"));
-                page.untold = false;
-            }
+            let told = range.start >> self.bounds.page_shift..range.end >> self.bounds.page_shift;
+            let watched = self.model.count(told.clone(), |page| page.kind.flags.contains(WHAT));
+            assert_eq!(watched, told.end - told.start, "the pages of {told:x?} that are watched");
+            self.model.each(told, |page| page.untold = false);
         }
         let missed = |page: &super::model::Page| page.untold && page.kind.flags.contains(WHAT);
-        let missed = self.model.iter(pages.clone()).find(|(_, page)| missed(page));
+        let missed = self.model.runs(pages.clone()).find(|(_, page)| missed(page));
         assert_eq!(missed, None, "what was written and nobody was told of");
         self.check(on, &pages);
     }

@@ -1,6 +1,5 @@
 //! A case: a machine boots, actors work side by side, all is counted, everything ends.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use vellum::group::GroupId;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Cpu, Program};
 
-use super::census::{self, Counted};
+use super::census::{self, Counted, Pages};
 use super::dice::{Dice, derive};
 use super::expect::Bounds;
 use super::fork;
@@ -250,11 +249,11 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
         let shared = self.spaces.iter().enumerate().map(|(at, space)| Counted {
             space: &**space,
             group: id(&self.groups, self.setup.spaces[at]),
-            pages: pages(at).collect::<BTreeMap<_, _>>(),
+            pages: Pages::new(pages(at).collect()),
         });
         let own = actors.iter().enumerate().filter_map(|(at, actor)| {
             let space = &**actor.own.as_ref()?;
-            let pages = actor.plots.last()?.model.all().collect();
+            let pages = Pages::new(actor.plots.last()?.model.all().collect());
             Some(Counted { space, group: id(&self.groups, self.own_group(at)), pages })
         });
         let all: Vec<Counted<'_, 'm, H>> = shared.chain(own).collect();
