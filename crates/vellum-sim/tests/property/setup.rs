@@ -160,7 +160,7 @@ impl<A: Family> Setup<A> {
             Choice { whole: whole(&own), own, plots, policy, frees, reclaims }
         });
         let choices = choices.collect();
-        let swap = devices(dice, arch.page_order());
+        let swap = devices(dice, arch.page_order(), memory.iter().map(|region| region.len).sum());
         let percent = |dice: &mut Dice| dice.weighted(&[(70, 0), (20, 5), (10, 40)]);
         let broken = (percent(dice), percent(dice));
         let tlb = dice.one_of(&[0, 1, 2]);
@@ -255,11 +255,14 @@ fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
     (0..groups).map(|at| (dice.below(at as u64 + 1) as usize, limit(dice))).collect()
 }
 
-/// Up to three devices, of which some are soon full.
-fn devices(dice: &mut Dice, page_order: u8) -> Vec<swap::Plan> {
+/// Up to three devices, of which some are soon full. Of memory, which has to hold their counts, a quarter at most goes to that.
+fn devices(dice: &mut Dice, page_order: u8, memory: u64) -> Vec<swap::Plan> {
+    /// Bytes of memory for each slot. (The least memory that there is has room for the most slots, of pages of 4 KiB.)
+    const BYTES: u64 = 208;
+    let most = ((memory / BYTES) >> page_order << page_order) as u32;
     let device = |dice: &mut Dice| swap::Plan {
         disk: dice.percent(50),
-        slots: dice.weighted(&[(20, 60), (30, 700), (50, 20_000)]) << page_order,
+        slots: most.min(dice.weighted(&[(20, 60), (30, 700), (50, 20_000)]) << page_order),
         priority: dice.below(2) as i16,
     };
     let devices = dice.weighted(&[(15, 0), (45, 1), (25, 2), (15, 3)]);
