@@ -8,15 +8,16 @@
 mod property;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use property::dice::{Dice, derive};
+use property::dice::Dice;
+use property::fuzz::{self, Fuzz};
 use property::op::Step;
 use property::setup::{Family, Plan, Setup};
 use property::shared::{self, Load};
 use property::shrink;
 use property::threads::Threads;
-use property::watch::{self, Case, OPERATIONS};
+use property::watch::{self, Case};
 use property::world;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::{HUGE_ORDER, LARGEST_FOLIO};
@@ -265,8 +266,6 @@ mod schedules {
     }
 }
 
-type Fuzz = (&'static str, fn(u64, &Arc<Case>));
-
 /// New seeds, for as long as the environment says.
 #[test]
 #[ignore = "runs for as long as VELLUM_FUZZ_SECONDS says (60): ./x fuzz"]
@@ -292,7 +291,7 @@ fn fuzz_for_seconds() {
     ];
     let limit = Duration::from_secs(watch::env_number("VELLUM_FUZZ_SECONDS").unwrap_or(60));
     println!("for {limit:?}");
-    fuzz(kinds, |passed, _| passed > limit);
+    fuzz::run("fuzz_for_seconds", kinds, |passed, _| passed > limit);
 }
 
 /// New seeds on the strict machine, with the format and for as many operations as the environment
@@ -327,29 +326,5 @@ fn fuzz_for_operations() {
     };
     let limit = watch::env_number("VELLUM_FUZZ_OPERATIONS").unwrap_or(1_000_000);
     println!("{limit} operations with tables of {format}");
-    fuzz(&kinds, |_, done| done >= limit);
-}
-
-/// Runs these kinds of cases in turns until the time that has passed, and the operations done, are
-/// enough.
-fn fuzz(kinds: &[Fuzz], enough: impl Fn(Duration, u64) -> bool) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-    let first = watch::env_number("VELLUM_SEED").unwrap_or(now);
-    let (start, mut said) = (Instant::now(), Duration::ZERO);
-    println!("seeds from {first:#x} on");
-    for n in 0.. {
-        let (name, case) = kinds[n as usize % kinds.len()];
-        let seed = derive(first, n);
-        watch::one(name, seed, &case);
-        let passed = start.elapsed();
-        let done = OPERATIONS.load(std::sync::atomic::Ordering::Relaxed);
-        let ends = enough(passed, done);
-        if ends || passed > said + Duration::from_secs(5) {
-            said = passed;
-            println!("{:5} s, {:6} cases, {done:9} operations, last seed {seed:#x}", passed.as_secs(), n + 1);
-        }
-        if ends {
-            break;
-        }
-    }
+    fuzz::run("fuzz_for_operations", &kinds, |_, done| done >= limit);
 }

@@ -29,6 +29,7 @@
 //! | `world` | a case: boot, rounds of operations and counting, exit |
 //! | `shared` | pages that all actors use |
 //! | `host` | the fast and the strict machine by one name |
+//! | `fuzz` | new seeds, for hours |
 //! | `watch`, `shrink` | failures: how to run them again, what hangs, and the shortest way there |
 
 pub mod access;
@@ -39,6 +40,7 @@ pub mod contents;
 pub mod dice;
 pub mod expect;
 pub mod fork;
+pub mod fuzz;
 pub mod host;
 pub mod lock;
 pub mod look;
