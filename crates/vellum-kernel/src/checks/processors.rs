@@ -26,7 +26,7 @@ const RACES: u64 = 20;
 /// How often each processor maps and unmaps memory of its own beside the others.
 const ROUNDS: u64 = 20;
 /// How often two processors shake hands.
-const HANDSHAKES: u64 = 200_000;
+const HANDSHAKES: u64 = 20_000;
 
 static SPACE: Once<Space> = Once::new();
 static CPUS: AtomicUsize = AtomicUsize::new(0);
