@@ -18,7 +18,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{FRAME_SHIFT, Pfn};
+use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
 use crate::cache::{self, Object};
 use crate::errno::Errno;
@@ -86,7 +86,7 @@ const SLOTS: u32 = 2048;
 const WORK: u32 = 7168;
 
 /// What changing the counts of a folio is, in the same measure.
-const FOLIO: u32 = 12;
+const FOLIO: u32 = 13;
 
 /// Runs of one table that the child is to have: its tables can't be made while the parent's is
 /// locked.
@@ -208,7 +208,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = range.start;
         let mut slots = 0;
         let mut work = WORK;
-        while at < end && !batch.is_full() && slots < SLOTS && work >= FOLIO {
+        // Half of it is a block, or a folio with its entry.
+        let least = (2 << arch.block_bits(table.level)).max(2 * FOLIO + 2);
+        while at < end && !batch.is_full() && slots < SLOTS && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
                 Kind::Leaf | Kind::Swap if at >= inside => {}
@@ -314,8 +316,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Takes references and mappings for the child, and from the entries the right to write in
-    /// place, as far as `work` goes, which is at least [`FOLIO`]: what that leaves of it may still be
-    /// done. Of the run it leaves what it dealt with.
+    /// place, as far as `work` goes, which is at least twice a block, and a folio with its entry. Of
+    /// `work` it leaves what may still be done, and of the run what it dealt with.
     #[inline(never)]
     fn share_run(
         &self,
@@ -336,9 +338,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
+        self.shorten(run, *work / 2);
+        // The entries first: what they leave is for folios.
+        let mut folios = (*work - run.len as u32) / FOLIO;
+        let before = folios;
         let taken = match exclusive {
-            true => self.share_own(pfn, run.frames(arch), work),
-            false => self.share_others(pfn, run.frames(arch), work)?,
+            true => self.share_own(pfn, run.frames(arch), &mut folios),
+            false => self.share_others(pfn, run.frames(arch), &mut folios)?,
         };
         // A reference that no entry has belongs to something that may write there unnoticed: the
         // folio stays the parent's own, and the child gets a copy.
@@ -348,7 +354,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         } else {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
-        *work = work.saturating_sub(run.len as u32);
+        *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32);
         if exclusive {
             let kept = if pinned { Attrs::EXCLUSIVE } else { Attrs::empty() };
             let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
@@ -360,15 +366,26 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(if pinned { Shared::Pinned } else { Shared::Both })
     }
 
-    /// Takes references and mappings of frames that are the space's own, as far as `work` goes, up to
-    /// the first folio that is held; returns how many frames that were. Their references are too
-    /// many only if some have no mapping: then the folio is held.
+    /// Of a run, keeps at most `most` entries, up to where a block ends, and at least one.
+    fn shorten(&self, run: &mut Run, most: u32) {
+        let shift = self.tables.arch.level_shift(run.level);
+        if run.len as u64 > u64::from(most) {
+            let end = run.va + (u64::from(most) << shift);
+            let end = align_down(end, shift + self.tables.arch.block_bits(run.level));
+            run.len = (end.saturating_sub(run.va) >> shift).max(1) as usize;
+        }
+    }
+
+    /// Takes references and mappings of frames that are the space's own, of at most `most` folios, of
+    /// which it leaves how many may still be taken, up to the first folio that is held; returns how
+    /// many frames that were. Their references are too many only if some have no mapping: then the
+    /// folio is held.
     ///
     /// Out of line, like the next: each folio costs little more than its atomic operation.
     #[inline(never)]
-    fn share_own(&self, pfn: Pfn, count: u32, work: &mut u32) -> u32 {
+    fn share_own(&self, pfn: Pfn, count: u32, most: &mut u32) -> u32 {
         let frames = self.tables.machine.frames();
-        let (mut taken, mut left) = (0, *work / FOLIO);
+        let (mut taken, mut left) = (0, *most);
         for (head, frame, pages) in frames.folios(pfn, count) {
             let Some(rest) = left.checked_sub(1) else { break };
             left = rest;
@@ -379,7 +396,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             taken += pages;
         }
-        *work = left * FOLIO;
+        *most = left;
         taken
     }
 
@@ -389,9 +406,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// It is the first.
     #[inline(never)]
-    fn share_others(&self, pfn: Pfn, count: u32, work: &mut u32) -> Result<u32, TooManyReferences> {
+    fn share_others(&self, pfn: Pfn, count: u32, most: &mut u32) -> Result<u32, TooManyReferences> {
         let frames = self.tables.machine.frames();
-        let (mut taken, mut left) = (0, *work / FOLIO);
+        let (mut taken, mut left) = (0, *most);
         for (head, frame, pages) in frames.folios(pfn, count) {
             let Some(rest) = left.checked_sub(1) else { break };
             left = rest;
@@ -400,7 +417,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             taken += pages;
         }
-        *work = left * FOLIO;
+        *most = left;
         Ok(taken)
     }
 
