@@ -130,6 +130,8 @@ static void sleep_beside(long count) {
         pid_t child = fork();
         if (child < 0)
             die("the other processes");
+        if (!child)
+            signal(SIGTERM, SIG_DFL);
         for (; !child;)
             pause();
     }
@@ -138,7 +140,7 @@ static void sleep_beside(long count) {
 int main(int argc, char **argv) {
     static const long others[] = {1, 100, 1000};
     times = argument(argc, argv, 1, 200);
-    // All of this ends with one signal to the group.
+    // The processes that sleep end with one signal to the group.
     setpgid(0, 0);
     signal(SIGTERM, SIG_IGN);
     long asleep = 0;
@@ -151,6 +153,8 @@ int main(int argc, char **argv) {
         fork_beside(compute, "compute", others[i]);
         fork_beside(protect, "mprotect", others[i]);
     }
-    kill(0, SIGKILL);
+    kill(0, SIGTERM);
+    while (wait(NULL) > 0)
+        continue;
     return 0;
 }
