@@ -1,5 +1,5 @@
-//! Cases with new seeds, for hours: in a process for each of the host's CPUs, because threads of one process wait for each other
-//! whenever the host maps memory.
+//! Cases with new seeds, for hours: in a process for each of the host's CPUs, because threads of
+//! one process wait for each other whenever the host maps memory.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -30,9 +30,10 @@ const SAYS: Duration = Duration::from_secs(30);
 /// What a process has done: so many operations, and all of its cases before this one.
 type Done = (u64, u64);
 
-/// Runs cases of these kinds in turns until the time that has passed, and the operations done, are enough, or a case fails. What a
-/// case consists of follows from VELLUM_SEED and its number, so a run that was cut off goes on at VELLUM_FUZZ_CASE. `test` is the
-/// caller, which each of the processes runs too.
+/// Runs cases of these kinds in turns until the time that has passed, and the operations done, are
+/// enough, or a case fails. What a case consists of follows from VELLUM_SEED and its number, so a
+/// run that was cut off goes on at VELLUM_FUZZ_CASE. `test` is the caller, which each of the
+/// processes runs too.
 pub fn run(test: &str, kinds: &[Fuzz], enough: impl Fn(Duration, u64) -> bool) {
     match env_number(PART) {
         Some(part) => work(part, kinds),
