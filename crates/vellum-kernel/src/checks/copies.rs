@@ -1,4 +1,4 @@
-//! What the compiler makes of moves: so many bytes go from anywhere to anywhere, and no others.
+//! `memcpy` copies so many bytes from anywhere to anywhere, and no others.
 
 use super::lab::{Checked, Lab, expect};
 use core::hint::black_box;
@@ -7,7 +7,7 @@ use core::hint::black_box;
 const MOST: usize = 70;
 /// Places to which a word may be aligned, twice.
 const PLACES: usize = 16;
-/// What stands around what is written.
+/// The byte that stands around the copy.
 const AROUND: u8 = 0xa5;
 
 pub fn story(_: &Lab) -> Checked {

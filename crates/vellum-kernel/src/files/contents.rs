@@ -125,7 +125,7 @@ impl Pages for InObject {
     }
 
     fn expect(&self, bytes: Range<u64>) {
-        // What can't be had is asked for again by the page.
+        // A write asks again, by the page, for memory that it can't have here.
         let _ = self.object.allocate(bytes, payer::payer());
     }
 

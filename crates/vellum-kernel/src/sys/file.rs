@@ -64,7 +64,7 @@ pub async fn read(thread: &Arc<Thread>, fd: u64, to: Memory, at: Option<u64>) ->
         None => at_file(thread, &open, open.read(&mut bytes)).await,
     };
     match (read, all - vellum_kernel::fs::Sink::room(&bytes)) {
-        // What was read before a signal came, counts: a pipe has it no more.
+        // Bytes that the call read before a signal came count: a pipe has them no more.
         (Err(Errno::EINTR), count @ 1..) => Ok(count as u64),
         (read, _) => read?.map(|n| n as u64),
     }

@@ -13,7 +13,7 @@ use vellum_kernel::errno::Errno;
 ///
 /// # Errors
 ///
-/// What a piece answers; `EINTR`: the thread is to end. If a signal came while something hindered
+/// Those of a piece; `EINTR`: the thread is to end. If a signal came while something hindered
 /// a piece, the whole call is made again after the signal.
 pub async fn by_pieces(thread: &Arc<Thread>, mut piece: impl FnMut() -> Result<bool, Errno>) -> Result<(), Errno> {
     loop {

@@ -1,4 +1,5 @@
-//! Operations that take long, as a host calls them that can't switch tasks inside the engine: at every other address in the
+//! Operations that take long, as a host calls them that can't switch tasks inside the engine: at every
+//! other address in the
 //! smallest pieces there are, and otherwise in one. The model does not know which.
 
 use vellum::space::{Advise, AdviseError, LockAll, LockError, Populating};

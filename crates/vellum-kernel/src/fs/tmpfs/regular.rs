@@ -17,7 +17,7 @@ use spin::Mutex;
 
 /// As much is written at once; then others go first.
 const PIECE: usize = 16 << 10;
-/// What is written in such pieces gets its memory in such pieces too, in one folio if policy
+/// A write gets its memory in pieces of this size as well, in one folio if policy
 /// allows: so a program's text is contiguous.
 const AHEAD: u64 = 64 << 10;
 /// `fallocate` allocates as much at once; then others go first. No folio is larger.
