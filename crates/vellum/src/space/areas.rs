@@ -261,19 +261,19 @@ impl Areas {
         cache::hold(machine, &upper.backing, self.space);
     }
 
-    /// Change each area of `range`, in full if it was not isolated.
+    /// Changes each area of `range`, in full if it was not isolated; but not its range, nor whether it grows down. Of those
+    /// of a node it changes all before it gives way to other work (INV-11).
     pub(super) fn each<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
         range: UserRange,
         mut change: impl FnMut(&mut Vma),
     ) {
-        let mut at = range.start;
-        while at < range.end
-            && let Some(area) = self.first(range.tail(at)).map(|area| area.range)
+        let mut left = *range;
+        while left.start < left.end
+            && let Some(end) = self.tree.change(left, &mut change)
         {
-            self.tree.update(area.start, &mut change);
-            at = area.end.min(range.end);
+            left.start = end;
             machine.platform().resched();
         }
     }

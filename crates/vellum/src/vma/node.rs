@@ -367,6 +367,14 @@ impl<V: Area> Leaf<V> {
         unsafe { core::slice::from_raw_parts(areas, self.len()) }
     }
 
+    /// The areas, to change what is not their range.
+    pub(super) fn areas_mut(&mut self) -> &mut [V] {
+        let len = self.len();
+        let (_, areas) = self.columns();
+        // SAFETY: the first `len` are initialised (see `body`).
+        unsafe { areas[..len].assume_init_mut() }
+    }
+
     /// The first area that ends above `addr`; how many there are if none does.
     #[inline(always)]
     pub(super) fn first_above(&self, addr: u64) -> usize {

@@ -244,6 +244,23 @@ impl Duel {
         self.model.insert(seg.start, seg);
     }
 
+    /// Leaf by leaf; each area of a range once.
+    fn change(&mut self) {
+        let start = self.rng.below(self.space);
+        let (range, tag) = (VirtRange { start, end: start + self.rng.below(self.space / 4) }, self.rng.0);
+        let mut changed = Vec::new();
+        let mut left = range;
+        while let Some(end) = self.tree.change(left, |it| {
+            changed.push(it.start);
+            it.tag = [tag; 5];
+        }) {
+            left.start = end;
+        }
+        let inside = |seg: &Seg| range.start < seg.end && seg.start < range.end;
+        let expected = self.model.values_mut().filter(|seg| inside(seg));
+        assert!(expected.map(|seg| (seg.tag = [tag; 5], seg.start).1).eq(changed));
+    }
+
     fn check(&mut self) {
         let areas = check(&self.tree, &self.mem);
         assert!(areas.iter().eq(self.model.values()));
@@ -264,6 +281,7 @@ fn agrees_with_a_model() {
                 match duel.rng.below(10) {
                     dice if dice < inserts => duel.insert(),
                     dice if dice < inserts + removes => duel.remove(),
+                    _ if step % 2 == 0 => duel.change(),
                     _ => duel.update(),
                 }
                 if step % (1 + duel.model.len() as u64 / 4) == 0 {
@@ -499,6 +517,9 @@ fn refuses_what_breaks_the_contract() {
             let change = |seg: &mut Seg| (seg.start, seg.end) = (start, end);
             let refused = catch_unwind(AssertUnwindSafe(|| tree.update(at, change)));
             assert_eq!(refused.unwrap_or(None), None);
+            let here = VirtRange { start: at, end: at + 4 };
+            let refused = catch_unwind(AssertUnwindSafe(|| tree.change(here, change)));
+            assert!(refused.is_ok_and(|end| end == Some(here.end)) != cfg!(debug_assertions));
         }
         assert_eq!(check(&tree, &mem), before);
     }

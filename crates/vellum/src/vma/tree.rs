@@ -139,6 +139,17 @@ impl<V: Area> AreaTree<V> {
         }
     }
 
+    /// The leaf of the first area that ends above `addr`, if there is one.
+    fn seek_mut(&mut self, addr: u64) -> Option<&mut Leaf<V>> {
+        let mut node = self.root.as_mut()?;
+        loop {
+            match node.get_mut() {
+                NodeMut::Inner(inner) => node = inner.child_mut(inner.ends().count_up_to(addr))?,
+                NodeMut::Leaf(leaf) => return Some(leaf),
+            }
+        }
+    }
+
     /// The last area that ends at or below `addr`.
     pub fn prev(&self, addr: u64) -> Option<&V> {
         let mut node = self.root.as_ref()?;
@@ -333,6 +344,28 @@ impl<V: Area> AreaTree<V> {
             Some(Edited { out, gap, right: None, shrunk: false })
         })?;
         Some(done.out)
+    }
+
+    /// Changes the areas of one leaf that `range` has a part of, and returns where the last of them ends; `None` if there is
+    /// none. For all areas of the range it is called again, from there on.
+    ///
+    /// Neither the range of an area nor what it reserves may change: of that the nodes above know. If it does, the area stays
+    /// as it was (with debug assertions it panics).
+    pub fn change(&mut self, range: VirtRange, mut change: impl FnMut(&mut V)) -> Option<u64> {
+        let leaf = self.seek_mut(range.start)?;
+        let first = leaf.first_above(range.start);
+        let mut end = None;
+        for area in leaf.areas_mut()[first..].iter_mut().take_while(|area| area.range().start < range.end) {
+            let mut changed = *area;
+            change(&mut changed);
+            let stays = changed.range() == area.range() && changed.reserved_start() == area.reserved_start();
+            debug_assert!(stays, "{:?} has become {:?}, or reserves something else", area.range(), changed.range());
+            if stays {
+                *area = changed;
+            }
+            end = Some(area.range().end);
+        }
+        end
     }
 
     /// Gives back all pages that hold nothing. This ends what was promised by [`AreaTree::reserve`].
