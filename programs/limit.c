@@ -147,11 +147,34 @@ static bool counts_what_is_in_both(void) {
     return write_line("/sys/fs/cgroup/cgroup.procs", "0") && good;
 }
 
+// Whether most of it is there: a little may have gone again for the rest.
+static bool is_there(const char *memory, size_t length) {
+    return pages_present(memory, length) >= length / PAGE / 4 * 3;
+}
+
+// Memory that is had at once, and not by the page, is reclaimed for as well.
+static bool reclaims_for_what_is_had_at_once(void) {
+    size_t length = (size_t)mib << 18, most = 2 * length;
+    if (!write_line(GROUP "/cgroup.procs", "0"))
+        return false;
+    char *old = filled((long)(3 * length)), *advised = map_aligned(length), *locked = map_aligned(length);
+    bool good = !madvise(advised, length, MADV_POPULATE_WRITE) && is_there(advised, length);
+    good &= !mlock(locked, length) && pages_present(locked, length) == length / PAGE;
+    munmap(locked, length);
+    char *at_once = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    good &= at_once != MAP_FAILED && is_there(at_once, most) && holds(old, (long)(3 * length));
+    munmap(old, 3 * length);
+    munmap(advised, length);
+    munmap(at_once, most);
+    return write_line("/sys/fs/cgroup/cgroup.procs", "0") && good && kills() == 2;
+}
+
 static const struct rule rules[] = {
     {"a group with too much kills one of its own", only_its_own},
     {"it swaps, if it may", swaps_instead},
     {"it swaps no more than it may", swaps_no_more_than_it_may},
     {"it knows what of it is in memory and in swap", counts_what_is_in_both},
+    {"it swaps for memory that is had at once", reclaims_for_what_is_had_at_once},
 };
 
 int main(int argc, char **argv) {

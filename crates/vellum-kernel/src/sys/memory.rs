@@ -108,16 +108,36 @@ pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset
     Ok(to)
 }
 
-/// Faults in what was just mapped, as far as it is locked, or all of it. What can't be had is no
-/// error.
+/// Faults in what was just mapped, as far as it is locked, or all of it. What can't be had, not even
+/// when memory was reclaimed, is no error; nor is it that the rest is missing after a signal, after
+/// which the call can't be made again.
 ///
 /// # Errors
 ///
 /// `EINTR`: the thread is to end.
 pub async fn populate(thread: &Arc<Thread>, addr: u64, len: u64, unlocked: bool) -> Result<(), Errno> {
     let memory = thread.memory();
-    let mut rest = memory.engine.begin_populate(addr, len, unlocked);
-    by_pieces(thread, || Ok(memory.engine.populate_some(&mut rest, executor::turn_lasts).unwrap_or(true))).await
+    let rest = memory.engine.begin_populate(addr, len, unlocked);
+    let populated = populate_rest(thread, &memory, rest).await;
+    populated.or_else(|error| if error == Errno::EINTR { Err(error) } else { Ok(()) })
+}
+
+/// Faults in what is left, and passes over what can't be had.
+///
+/// # Errors
+///
+/// `EINTR`: the thread is to end. Others: a signal came, after which the call is made again.
+async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: Populating) -> Result<(), Errno> {
+    loop {
+        let piece = || {
+            let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
+            populated.map_err(|error| failed(error.refused(), error.errno()))
+        };
+        match by_pieces(thread, piece).await {
+            Err(error) if error != Errno::EINTR && !thread.was_hindered() => rest.pass_over(),
+            populated => return populated,
+        }
+    }
 }
 
 /// `munmap`.
@@ -207,8 +227,14 @@ pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Ans
     if flags & !u64::from(abi::MLOCK_ONFAULT) != 0 {
         return Err(Errno::EINVAL);
     }
-    let rest = thread.memory().engine.begin_lock(addr, len, flags != 0);
-    populate_locked(thread, rest).await
+    let memory = thread.memory();
+    let told = |error: LockError| failed(error.refused(), error.errno());
+    let mut rest = memory.engine.begin_lock(addr, len, flags != 0).map_err(told)?;
+    let piece = || {
+        let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
+        populated.map_err(|error| told(LockError::Fault(error)))
+    };
+    by_pieces(thread, piece).await.map(|()| 0)
 }
 
 /// `munlock`.
@@ -219,20 +245,10 @@ pub fn munlock(thread: &Thread, addr: u64, len: u64) -> Answer {
 /// `mlockall`.
 pub async fn mlockall(thread: &Arc<Thread>, flags: u64) -> Answer {
     let flags = u8::try_from(flags as u32).ok().and_then(LockAll::from_bits).ok_or(Errno::EINVAL)?;
-    let rest = thread.memory().engine.begin_lock_all(flags);
-    populate_locked(thread, rest).await
-}
-
-/// Faults in what was locked, if it was.
-async fn populate_locked(thread: &Arc<Thread>, locked: Result<Populating, LockError>) -> Answer {
-    let told = |error: LockError| failed(error.refused(), error.errno());
-    let mut rest = locked.map_err(told)?;
     let memory = thread.memory();
-    let piece = || {
-        let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
-        populated.map_err(|error| told(LockError::Fault(error)))
-    };
-    by_pieces(thread, piece).await.map(|()| 0)
+    let locked = memory.engine.begin_lock_all(flags);
+    let rest = locked.map_err(|error| failed(error.refused(), error.errno()))?;
+    populate_rest(thread, &memory, rest).await.map(|()| 0)
 }
 
 /// `munlockall`.

@@ -198,7 +198,8 @@ impl Thread {
         let hindrance = self.hindrance.lock().take();
         match hindrance {
             Some(hindrance @ Hindrance::Overdraft(_)) => hindrance.passes(self, true).await,
-            Some(hindrance) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM)) => {
+            // `madvise` and `mlock` answer `EAGAIN` where memory is short.
+            Some(hindrance) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM | Errno::EAGAIN)) => {
                 hindrance.passes(self, true).await
             }
             _ => false,

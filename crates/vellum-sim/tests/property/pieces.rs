@@ -17,8 +17,8 @@ fn all<E>(mut piece: impl FnMut() -> Result<bool, E>) -> Result<(), E> {
     Ok(())
 }
 
-fn populate<H: Host>(space: &Space<'_, H>, mut rest: Populating) -> Result<(), LockError> {
-    all(|| space.populate_some(&mut rest, || false)).map_err(LockError::Fault)
+fn populate<H: Host>(space: &Space<'_, H>, rest: &mut Populating) -> Result<(), LockError> {
+    all(|| space.populate_some(rest, || false)).map_err(LockError::Fault)
 }
 
 /// `advise`.
@@ -35,10 +35,14 @@ pub fn lock<H: Host>(space: &Space<'_, H>, addr: u64, len: u64, on_fault: bool) 
     if !in_pieces(addr) {
         return space.lock(addr, len, on_fault);
     }
-    populate(space, space.begin_lock(addr, len, on_fault)?)
+    populate(space, &mut space.begin_lock(addr, len, on_fault)?)
 }
 
 /// `lock_all`.
 pub fn lock_all<H: Host>(space: &Space<'_, H>, flags: LockAll) -> Result<(), LockError> {
-    populate(space, space.begin_lock_all(flags)?)
+    let mut rest = space.begin_lock_all(flags)?;
+    while populate(space, &mut rest).is_err() {
+        rest.pass_over();
+    }
+    Ok(())
 }

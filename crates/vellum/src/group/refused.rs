@@ -57,9 +57,9 @@ impl MayBeRefused for Refused {
 }
 
 /// Makes an error with a variant `NoMemory(Refused)` one that may come from [`Refused`] and says
-/// so.
+/// so; `nested` variants hold errors that may say so as well.
 macro_rules! may_be_refused {
-    ($error:ident) => {
+    ($error:ident $(, $nested:ident)*) => {
         impl From<$crate::group::Refused> for $error {
             #[inline]
             fn from(why: $crate::group::Refused) -> Self {
@@ -69,8 +69,12 @@ macro_rules! may_be_refused {
 
         impl $crate::group::MayBeRefused for $error {
             fn refused(&self) -> Option<$crate::group::Refused> {
-                #[allow(irrefutable_let_patterns)] // Some errors have no other variant.
-                if let $error::NoMemory(why) = self { Some(*why) } else { None }
+                match self {
+                    $error::NoMemory(why) => Some(*why),
+                    $($error::$nested(error) => error.refused(),)*
+                    #[allow(unreachable_patterns)] // Some errors have no other variant.
+                    _ => None,
+                }
             }
         }
     };

@@ -161,7 +161,7 @@ impl core::fmt::Display for AdviseError {
 
 impl core::error::Error for AdviseError {}
 
-may_be_refused!(AdviseError);
+may_be_refused!(AdviseError, Fault);
 
 impl From<ProtectError> for AdviseError {
     fn from(error: ProtectError) -> Self {

@@ -82,7 +82,7 @@ impl core::fmt::Display for LockError {
 
 impl core::error::Error for LockError {}
 
-may_be_refused!(LockError);
+may_be_refused!(LockError, Fault);
 
 impl From<ProtectError> for LockError {
     fn from(error: ProtectError) -> Self {
@@ -133,7 +133,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         }
         self.set_areas(&mut change, range, |v| v.flags = with_lock(v.flags, lock))?;
         drop(change);
-        Ok(Populating { left: range, unlocked: false, skips: false })
+        Ok(Populating::all(range, false))
     }
 
     /// Unlock all pages of a range (`munlock`).
@@ -156,12 +156,11 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// # Errors
     /// See [`LockError`].
     pub fn lock_all(&self, flags: LockAll) -> Result<(), LockError> {
-        let mut rest = self.begin_lock_all(flags)?;
-        self.populate_some(&mut rest, || true).map(|_| ()).map_err(LockError::Fault)
+        self.begin_lock_all(flags).map(|rest| self.populate(rest))
     }
 
     /// Locks areas wherever they are, as [`AddressSpace::lock_all`], but faults nothing in: the
-    /// caller does that next, by [`AddressSpace::populate_some`].
+    /// caller does that next, by [`AddressSpace::populate_some`], and passes over what can't be.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -187,9 +186,8 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             areas.account_all(self.tables.machine, all, 1);
         }
         drop(change);
-        // Part by part: what can't be touched hinders only itself.
         let now = if flags.contains(LockAll::CURRENT) { all } else { UserRange::default() };
-        Ok(Populating { left: now, unlocked: false, skips: true })
+        Ok(Populating::all(now, false))
     }
 
     /// Unlock all areas, and lock none from now on (`munlockall`).

@@ -12,6 +12,7 @@ use crate::vma::{AreaFlags, Direction, Prot, State, Vma};
 
 use super::areas::{Areas, Excess};
 use super::object::Source;
+use super::pieces::Populating;
 use super::{AddressSpace, UnmapError};
 
 bitflags! {
@@ -216,7 +217,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.map_anywhere(request.addr, len, &request)?
         };
         if !request.flags.contains(MapFlags::LATER) {
-            self.populate(range, request.flags.contains(MapFlags::POPULATE));
+            self.populate(Populating::all(range, request.flags.contains(MapFlags::POPULATE)));
         }
         Ok(range.start)
     }

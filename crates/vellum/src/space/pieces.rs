@@ -53,8 +53,21 @@ pub struct Populating {
     pub(super) left: UserRange,
     /// VMAs that are not locked are faulted in too.
     pub(super) unlocked: bool,
-    /// What can't be faulted in ends its VMA's part only, and is no error.
-    pub(super) skips: bool,
+    /// Where the part ends that the last VMA has of the range.
+    part_end: u64,
+}
+
+impl Populating {
+    /// All of a range is left.
+    pub(super) fn all(range: UserRange, unlocked: bool) -> Self {
+        Populating { left: range, unlocked, part_end: range.start }
+    }
+
+    /// Passes over the rest of the VMA of which a page could not be faulted in: for a caller for
+    /// which that is no error.
+    pub fn pass_over(&mut self) {
+        self.left = self.left.tail(self.part_end.max(self.left.start));
+    }
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -150,13 +163,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Begins to fault in what was just mapped with [`MapFlags::LATER`](super::MapFlags::LATER): of
     /// `len` bytes from `addr` on, what is locked and may not come later, or, with `unlocked`, all.
-    /// [`AddressSpace::populate_some`] goes on; what can't be faulted in is no error there.
+    /// [`AddressSpace::populate_some`] goes on; Linux passes over what can't be faulted in then
+    /// ([`Populating::pass_over`]).
     pub fn begin_populate(&self, addr: u64, len: u64, unlocked: bool) -> Populating {
         let range = match UserRange::new(&self.tables.arch, addr, len) {
             Ok(part) | Err(BadRange::Beyond(part)) => part,
             Err(BadRange::Unaligned(_) | BadRange::Overflow) => UserRange::default(),
         };
-        Populating { left: range, unlocked, skips: true }
+        Populating::all(range, unlocked)
     }
 
     /// Faults in what is left as long as `more`, which it asks between two faults, says so, or until
@@ -164,19 +178,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// own pages.
     ///
     /// # Errors
-    /// See [`FaultError`]. None where what can't be faulted in is no error.
+    /// See [`FaultError`].
     pub fn populate_some(&self, rest: &mut Populating, mut more: impl FnMut() -> bool) -> Result<bool, FaultError> {
         while !rest.left.is_empty()
             && let Some(area) = self.next_to_populate(rest)
         {
             let part = area.range.intersect(&rest.left);
             rest.left = rest.left.tail(part.start);
+            rest.part_end = part.end;
             while rest.left.start < part.end {
-                match self.fault_in(rest.left.start, area.populated_by()) {
-                    Ok((mapped, _)) => rest.left = rest.left.tail(mapped.end),
-                    Err(_) if rest.skips => rest.left = rest.left.tail(part.end),
-                    Err(error) => return Err(error),
-                }
+                let (mapped, _) = self.fault_in(rest.left.start, area.populated_by())?;
+                rest.left = rest.left.tail(mapped.end);
                 self.tables.platform().resched();
                 if !more() {
                     return Ok(rest.left.is_empty());
@@ -198,10 +210,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         next
     }
 
-    /// Faults in what was just mapped, all of it at once; see [`AddressSpace::begin_populate`].
-    pub(super) fn populate(&self, range: UserRange, unlocked: bool) {
-        // What can't be faulted in is no error.
-        let _ = self.populate_some(&mut Populating { left: range, unlocked, skips: true }, || true);
+    /// Faults in all that is left, as far as that is possible.
+    pub(super) fn populate(&self, mut rest: Populating) {
+        while self.populate_some(&mut rest, || true).is_err() {
+            rest.pass_over();
+        }
     }
 
     /// Does something to each area of what is left, as a reader of the areas: `act` sees an area and

@@ -15,6 +15,7 @@ use crate::vma::{AreaFlags, State, Vma};
 
 use super::areas::{Areas, Excess};
 use super::claims::Change;
+use super::pieces::Populating;
 use super::{AddressSpace, UnmapError};
 
 bitflags! {
@@ -238,7 +239,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 (to.start, to.tail(to.start + wanted.kept().len()))
             }
         };
-        self.populate(grown, false);
+        self.populate(Populating::all(grown, false));
         Ok(start)
     }
 
