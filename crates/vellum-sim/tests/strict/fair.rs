@@ -1,16 +1,18 @@
 //! Changes of one space beside each other: each has its turn, and none goes over a limit that
 //! another one has used up.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use shuttle::sync::atomic::AtomicBool;
 use shuttle::thread;
+use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
-use vellum::vma::Prot;
+use vellum::vma::{AreaFlags, Prot, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Hostility, Schedule, Strict, Strictness};
 
@@ -105,6 +107,46 @@ fn advice_is_not_kept_out_by_forks() {
     let advise = |space: &Space<'_>| space.advise(BASE, 2 * PAGE, Advise::DontNeed).unwrap();
     let most = most_beside(200, advise, |space, _| drop(space.fork().unwrap()));
     assert!(most <= 12, "{most} forks ended during one advice");
+}
+
+/// `fill` has nothing claimed and no gate closed while its caller makes the contents, also after a
+/// larger folio has lost its room: what makes them may change the same range.
+#[test]
+fn contents_of_a_fill_may_come_by_changes_of_the_space() {
+    const PAGES: u64 = 4;
+    let case = || {
+        with_space(2, Limits::default(), |sim, machine, space| {
+            let all = VirtRange { start: BASE, end: BASE + PAGES * PAGE };
+            {
+                let _boot = sim.cpu(0);
+                machine.policy().set(2, Knob::Always);
+                map(space, BASE, PAGES * PAGE, MapFlags::empty());
+                let what = AreaFlags::MISSING | AreaFlags::WRITES;
+                space.watch(all, Watcher(NonZeroU16::MIN), what).unwrap();
+            }
+            thread::scope(|s| {
+                s.spawn(|| {
+                    let _cpu = sim.cpu(1);
+                    (0..3).for_each(|_| drop(space.fork().unwrap()));
+                });
+                let _cpu = sim.cpu(0);
+                let mut pieces = 0;
+                let contents = |_, bytes: &mut [u8]| {
+                    if pieces == 0 {
+                        // Then a folio of all pages has no room.
+                        space.poison(VirtRange { start: all.start + PAGE, end: all.start + 2 * PAGE }).unwrap();
+                    }
+                    pieces += 1;
+                    space.write_unprotect(all).unwrap();
+                    bytes.fill(1);
+                    Ok(())
+                };
+                space.fill(all, false, contents).unwrap();
+                assert_eq!(space.stats().anon, PAGES * PAGE);
+            });
+        });
+    };
+    shuttle::check_random(case, 200);
 }
 
 /// More changes than there is room for claims all have their turn.

@@ -143,6 +143,7 @@ fn in_orders<A: Silicon>(arch: A, check: impl Fn(&Bench<'_, A>)) {
 in_every_format! {
     what_is_missing_is_told_and_supplied => |arch| in_orders(arch, missing),
     what_is_supplied_is_so_once => |arch| in_orders(arch, supplied),
+    a_fill_goes_on_by_the_page_where_a_larger_folio_loses_its_room => |arch| in_orders(arch, narrowed),
     what_is_protected_is_told => |arch| in_orders(arch, protected),
     what_is_not_there_is_protected_by_markers => |arch| in_orders(arch, markers),
     protection_is_exact_beside_zeros_and_copies => |arch| in_orders(arch, exact),
@@ -193,6 +194,25 @@ fn supplied<A: Silicon>(on: &Bench<'_, A>) {
     assert!(folios <= most, "not by the run: {folios}");
     let beyond = VirtRange { start: on.at(64), end: on.at(65) };
     assert_eq!(on.space.fill_zeros(beyond), Err(Stopped { done: 0, why: SupplyError::NotWatched(on.at(64)) }));
+}
+
+fn narrowed<A: Silicon>(on: &Bench<'_, A>) {
+    on.watch(AreaFlags::MISSING);
+    let mut pieces = Vec::new();
+    let filled = on.space.fill(on.pages(16, 16), false, |at, bytes| {
+        if pieces.is_empty() {
+            on.fill(17, 1, false).unwrap();
+        }
+        pieces.push((at / on.page, bytes.len() as u64 / on.page));
+        bytes.fill(0x11);
+        Ok(())
+    });
+    assert_eq!(filled, Err(Stopped { done: on.page, why: SupplyError::Exists(on.at(17)) }));
+    let (first, again) = pieces.split_first().unwrap();
+    assert_eq!(first.0, 0);
+    assert_eq!(again, if first.1 > 1 { &[(0, 1)][..] } else { &[] });
+    assert_eq!((on.load(16), on.load(17)), (Ok(0x1111_1111_1111_1111), Ok(1017)));
+    assert_eq!(on.held(), [2, 0, 0]);
 }
 
 fn protected<A: Silicon>(on: &Bench<'_, A>) {

@@ -1,5 +1,11 @@
-//! What whoever watches an area ([`super::watch`]) puts where there is nothing: contents, zeros, or poison. By the folio, as large as
-//! policy allows and the range has room for.
+//! What the watcher of a VMA ([`super::watch`]) puts where there is nothing: contents, zeros or poison (Linux:
+//! `UFFDIO_COPY`, `UFFDIO_ZEROPAGE`, `UFFDIO_POISON`). By the folio, as large as policy allows and the range has room
+//! for.
+//!
+//! Others map and empty the same pages meanwhile, so a place may have changed between a look and the lock of its page
+//! table. Then the attempt begins again, and after a number of attempts in its turn and with the gate closed, as a
+//! fault's does (INV-21). The contents are there before the first attempt: they come from a callback that may fault in
+//! the same space, and a fault waits for the turn of others and at the gate.
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
@@ -7,9 +13,12 @@ use crate::errno::Errno;
 use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
+use crate::sync::Patience;
 use crate::table::{NotMapped, Run};
 use crate::vma::{AreaFlags, State, Vma};
 
+use super::areas::Areas;
+use super::fault::Stand;
 use super::{AddressSpace, FaultError};
 
 /// Why no more was put there.
@@ -77,24 +86,49 @@ pub struct Stopped {
     pub why: SupplyError,
 }
 
-/// Where something is to be put.
+/// What is to be put in a place.
+#[derive(Clone, Copy)]
+enum What {
+    /// A folio of this order that has its contents, mapped by entries with these marks.
+    Folio(Pfn, u8, Attrs),
+    /// The folio of zeros.
+    Zeros,
+    /// Markers.
+    Poison,
+}
+
+/// A block that held nothing at the last look, or equal markers.
 struct Place {
-    area: Vma,
     block: UserRange,
     order: u8,
-    /// Which smaller ones would do.
-    orders: u32,
-    /// What markers stand there.
     marked: Option<Marker>,
 }
 
+/// Why an attempt put nothing there.
+enum NotPut {
+    /// A change of the VMA is under way.
+    Held,
+    /// Another CPU has changed the place, or is about to.
+    Changed,
+    /// A new attempt fails as well.
+    Failed(SupplyError),
+}
+
+impl From<SupplyError> for NotPut {
+    fn from(error: SupplyError) -> Self {
+        NotPut::Failed(error)
+    }
+}
+
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Put memory where there is none, or what there was is lost, in a range of areas that are watched. Each page appears with its contents: `contents` is given how far
-    /// into the range a piece lies, and the piece to fill, of one page or more; no lock is held, so it may fault. `protect`: writes to it
-    /// are watched for ([`AddressSpace::write_protect`]).
+    /// Puts memory where there is none, or where contents were lost, in a range of VMAs that are watched. Each page
+    /// appears with its contents: `contents` gets how far into the range a piece lies, and the piece to fill, of one
+    /// page or more. It may use this space in any way, faults and changes included, because it runs with no lock held,
+    /// no range claimed and no gate closed. It may be called for a piece more than once, with other lengths. With
+    /// `protect`, writes to the memory are watched for ([`AddressSpace::write_protect`]).
     ///
     /// # Errors
-    /// [`Stopped`] where something is there already, where nobody watches, or where `contents` has none.
+    /// [`Stopped`] where something is there already, where no VMA is watched, or where `contents` fails.
     pub fn fill(
         &self,
         range: VirtRange,
@@ -102,59 +136,39 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         mut contents: impl FnMut(u64, &mut [u8]) -> Result<(), ()>,
     ) -> Result<(), Stopped> {
         let marks = if protect { Attrs::WATCHED } else { Attrs::empty() };
+        let mut orders = u32::MAX;
         self.supply(range, |rest| {
-            let areas = self.read();
-            let Some(place) = self.place(&areas, rest, |area| self.orders(area))? else { return Ok(rest.start) };
-            let (pfn, order) = self.new_folio(&place.area, rest.start, place.order, place.orders, false)?;
-            drop(areas);
-            let block = place.block.around(rest.start, order as u32 + FRAME_SHIFT);
-            let bytes = self.tables.machine.frames().at(pfn.addr());
-            // SAFETY: a folio that was just allocated and is not mapped yet: nobody else reads or writes what it holds.
-            let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), block.len() as usize) };
-            let filled = contents(rest.start - range.start, bytes);
-            let mapped = filled.map_err(|()| SupplyError::NoContents(rest.start)).and_then(|()| {
-                let place = Place { block, order, ..place };
-                self.map_filled(&place, pfn, marks)
-            });
-            if mapped != Ok(true) {
+            let at = rest.start;
+            let (pfn, order, seen) = self.folio_with(rest, orders, |bytes| contents(at - range.start, bytes))?;
+            let block = rest.around(at, order as u32 + FRAME_SHIFT);
+            let put = self.put(block, What::Folio(pfn, order, marks), seen);
+            if put != Ok(block.end) {
                 self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
             }
-            Ok(if mapped? { block.end } else { rest.start })
+            // Where a larger folio has lost its room, a single page comes next: it has room wherever anything has, so
+            // `contents` is called twice a piece at most.
+            orders = if put == Ok(at) { 0 } else { u32::MAX };
+            put
         })
     }
 
-    /// Map zeros where there is nothing, in a range of areas that are watched.
+    /// Maps zeros where there is nothing, in a range of VMAs that are watched.
     ///
     /// # Errors
-    /// [`Stopped`] where something is there already, or nobody watches.
+    /// [`Stopped`] where something is there already, or where no VMA is watched.
     pub fn fill_zeros(&self, range: VirtRange) -> Result<(), Stopped> {
-        self.supply(range, |rest| {
-            let areas = self.read();
-            let orders = |area: &Vma| self.zeros_orders(self.orders(area));
-            let Some(place) = self.place(&areas, rest, orders)? else { return Ok(rest.start) };
-            let run = self.zeros_run(&place.area, place.block, Attrs::empty());
-            self.put_first(&place, &run)
-        })
+        self.supply(range, |rest| self.put(rest, What::Zeros, None))
     }
 
-    /// What there is nothing of, in a range of areas that are watched, is lost: whoever touches it is told so ([`FaultError::Poisoned`]).
+    /// Marks what is missing in a range of VMAs that are watched as lost: an access gets [`FaultError::Poisoned`].
     ///
     /// # Errors
-    /// [`Stopped`] where something is there already, or nobody watches.
+    /// [`Stopped`] where something is there already, or where no VMA is watched.
     pub fn poison(&self, range: VirtRange) -> Result<(), Stopped> {
-        let arch = &self.tables.arch;
-        // As much as a table holds, at most.
-        let table = arch.level_shift(2) - FRAME_SHIFT;
-        self.supply(range, |rest| {
-            let areas = self.read();
-            let Some(place) = self.place(&areas, rest, |_| (2 << table) - 1)? else { return Ok(rest.start) };
-            let entries = (place.block.len() >> arch.page_shift()) as usize;
-            let run = Run::new(place.block.start, 1, Kind::Marker, arch.marker(Marker::Poison), entries);
-            self.put_first(&place, &run)
-        })
+        self.supply(range, |rest| self.put(rest, What::Poison, None))
     }
 
-    /// Have `next` supply a piece of what is left, again and again; its answer is how far that was.
+    /// Has `next` supply a piece of what is left, again and again; `next` returns how far it got.
     fn supply(
         &self,
         range: VirtRange,
@@ -167,14 +181,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             };
             Stopped { done: 0, why }
         })?;
-        let mut turn = None;
         while !rest.is_empty() {
             match next(rest) {
-                // What keeps it out is a change, or else a fault: that ends by itself.
-                Ok(at) if at == rest.start => match &turn {
-                    None => turn = Some(self.turn(rest)),
-                    Some(_) => self.tables.platform().relax(),
-                },
                 Ok(at) => rest = rest.tail(at),
                 Err(why) => return Err(Stopped { done: rest.start - range.start, why }),
             }
@@ -183,78 +191,159 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// The largest block of some orders that begins a range and has nothing in it, or markers that are alike. None: the area is not to be touched for a while.
-    fn place(
+    /// Returns a folio that nothing maps yet, of one of `orders` or of a page, for the beginning of `rest`: as large
+    /// as there is room, with what `contents` writes to it; and its place, if a look found one. `contents` may fault
+    /// here, and so wait for a change of the VMAs or at the gate: the caller has nothing that those wait for.
+    fn folio_with(
         &self,
-        areas: &super::areas::Areas,
         rest: UserRange,
-        orders: impl Fn(&Vma) -> u32,
-    ) -> Result<Option<Place>, SupplyError> {
-        let arch = &self.tables.arch;
+        orders: u32,
+        contents: impl FnOnce(&mut [u8]) -> Result<(), ()>,
+    ) -> Result<(Pfn, u8, Option<Place>), SupplyError> {
         let at = rest.start;
-        let watched = areas.find(at).filter(|area| is_supplied(area));
-        let area = *watched.ok_or(SupplyError::NotWatched(at))?;
-        if area.state == State::Held {
-            return Ok(None);
+        let areas = self.read();
+        let area = supplied(&areas, at)?;
+        let orders = orders & self.orders(area);
+        let place = match self.place(area, rest, orders) {
+            Ok(place) => Some(place),
+            Err(NotPut::Failed(why)) => return Err(why),
+            // The caller waits for the place once the contents are there. A page needs no more room than there is.
+            Err(NotPut::Held | NotPut::Changed) => None,
+        };
+        let (order, orders) = place.as_ref().map_or((self.tables.arch.page_order(), 0), |place| (place.order, orders));
+        let (pfn, order) = self.new_folio(area, at, order, orders, false)?;
+        drop(areas);
+        let bytes = self.tables.machine.frames().at(pfn.addr());
+        // SAFETY: `new_folio` returned frames of that many bytes, in the direct map. No page table maps them and no
+        // object has them, and the engine reads and writes a folio only for one of those: until `put` maps this one,
+        // which comes after the slice has ended, nothing else accesses it.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(bytes.as_ptr(), 1 << (order as u32 + FRAME_SHIFT)) };
+        if contents(bytes).is_err() {
+            self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
+            return Err(SupplyError::NoContents(at));
         }
-        let (window, orders) = (area.range.intersect(&rest), orders(&area));
+        let block = rest.around(at, order as u32 + FRAME_SHIFT);
+        Ok((pfn, order, place.map(|place| Place { block, order, ..place })))
+    }
+
+    /// Puts something at the beginning of `rest`, and returns how far it reaches: as far as there is room. A folio
+    /// covers all of `rest` or is not put there: then that is how far. Ends after a bounded number of attempts
+    /// (INV-21), as a fault does.
+    #[inline]
+    fn put(&self, rest: UserRange, what: What, seen: Option<Place>) -> Result<u64, SupplyError> {
+        match self.try_put(rest, what, seen, None) {
+            Ok(end) => Ok(end),
+            Err(why) => self.put_in_turn(rest, what, why),
+        }
+    }
+
+    /// Goes on with what an attempt has not put there.
+    #[cold]
+    fn put_in_turn(&self, rest: UserRange, what: What, mut why: NotPut) -> Result<u64, SupplyError> {
+        let page = rest.around(rest.start, self.page_shift());
+        let mut stand = Stand::new(self);
+        loop {
+            match why {
+                NotPut::Failed(why) => return Err(why),
+                NotPut::Held => stand.wait(self, page),
+                NotPut::Changed => {
+                    self.tables.platform().relax();
+                    self.tables.platform().resched();
+                    stand.again(self, page);
+                }
+            }
+            match self.try_put(rest, what, None, Some(&stand.patience)) {
+                Ok(end) => return Ok(end),
+                Err(again) => why = again,
+            }
+        }
+    }
+
+    /// An attempt at [`AddressSpace::put`], in the place that the caller has seen, if that is still in one VMA.
+    #[inline]
+    fn try_put(
+        &self,
+        rest: UserRange,
+        what: What,
+        seen: Option<Place>,
+        patience: Option<&Patience<'_>>,
+    ) -> Result<u64, NotPut> {
+        let arch = &self.tables.arch;
+        let areas = self.read_with(patience);
+        let area = supplied(&areas, rest.start)?;
+        let place = match seen {
+            Some(place) if area.state == State::Live && area.range.covers(&place.block) => place,
+            _ => {
+                let orders = match what {
+                    What::Folio(_, order, _) => 1 << order,
+                    What::Zeros => self.zeros_orders(self.orders(area)),
+                    // As much as a table holds, at most.
+                    What::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
+                };
+                self.place(area, rest, orders)?
+            }
+        };
+        let block = place.block;
+        let run = match what {
+            What::Folio(_, order, _) if order != place.order => return Ok(rest.start),
+            What::Folio(pfn, order, marks) => {
+                let (level, entries) = self.shape(order);
+                let attrs = self.own_attrs(area, marks);
+                self.tables.machine.frames().expose(pfn, 1 << order, attrs);
+                Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
+            }
+            _ if place.marked.is_some() => return Err(SupplyError::Exists(block.start).into()),
+            What::Zeros => self.zeros_run(area, block, Attrs::empty()),
+            What::Poison => {
+                let entries = (block.len() >> arch.page_shift()) as usize;
+                Run::new(block.start, 1, Kind::Marker, arch.marker(Marker::Poison), entries)
+            }
+        };
+        let put = match place.marked {
+            Some(_) => self.map_over_markers(block, &run, place.marked),
+            None => match self.tables.map_run(block, &run) {
+                Ok(()) => true,
+                Err(NotMapped::Occupied) => false,
+                Err(NotMapped::NoMemory(why)) => return Err(SupplyError::NoMemory(why).into()),
+            },
+        };
+        if !put {
+            return Err(NotPut::Changed);
+        }
+        if let What::Folio(_, order, _) = what {
+            self.tables.slot().add(SpaceCounter::Anon, 1 << order);
+        }
+        Ok(block.end)
+    }
+
+    /// Returns the largest block of these orders, or of a page, that begins where `rest` does and holds nothing, or
+    /// equal markers. A look: what it finds may have changed when the caller locks the page table.
+    fn place(&self, area: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
+        let arch = &self.tables.arch;
+        if area.state == State::Held {
+            return Err(NotPut::Held);
+        }
+        let (at, window) = (rest.start, area.range.intersect(&rest));
         let (raw, level, order) = self.tables.room(at, window, orders);
-        let (block, order, marked) = match arch.kind(raw, level) {
-            Kind::None => (window.around(at, order as u32 + FRAME_SHIFT), order, None),
+        match arch.kind(raw, level) {
+            Kind::None => Ok(Place { block: window.around(at, order as u32 + FRAME_SHIFT), order, marked: None }),
             Kind::Marker if arch.marked(raw).is_some_and(|marker| marker != Marker::Guard) => {
                 let marked = arch.marked(raw);
                 let (block, order) = self.marked_block(window, at, orders, marked);
-                (block, order, marked)
+                Ok(Place { block, order, marked })
             }
-            Kind::Table | Kind::Busy => return Ok(None),
-            _ => return Err(SupplyError::Exists(at)),
-        };
-        Ok(Some(Place { area, block, order, orders, marked }))
-    }
-
-    /// Write a run there. `false`: it is not what it was.
-    fn put(&self, place: &Place, run: &Run) -> Result<bool, SupplyError> {
-        if place.marked.is_some() {
-            return Ok(self.map_over_markers(place.block, run, place.marked));
+            Kind::Table => Err(NotPut::Changed),
+            Kind::Busy => {
+                self.tables.platform().wait();
+                Err(NotPut::Changed)
+            }
+            _ => Err(SupplyError::Exists(at).into()),
         }
-        match self.tables.map_run(place.block, run) {
-            Ok(()) => Ok(true),
-            Err(NotMapped::Occupied) => Ok(false),
-            Err(NotMapped::NoMemory(why)) => Err(why.into()),
-        }
-    }
-
-    /// The same, where not even markers stand.
-    fn put_first(&self, place: &Place, run: &Run) -> Result<u64, SupplyError> {
-        if place.marked.is_some() {
-            return Err(SupplyError::Exists(place.block.start));
-        }
-        Ok(if self.put(place, run)? { place.block.end } else { place.block.start })
-    }
-
-    /// Map a folio that has its contents. `false`: the place is not what it was.
-    fn map_filled(&self, place: &Place, pfn: Pfn, marks: Attrs) -> Result<bool, SupplyError> {
-        let arch = &self.tables.arch;
-        let areas = self.read();
-        let watched = areas.find(place.block.start).filter(|area| is_supplied(area));
-        let area = watched.ok_or(SupplyError::NotWatched(place.block.start))?;
-        if area.state != State::Live || !area.range.covers(&place.block) {
-            return Ok(false);
-        }
-        let (level, entries) = self.shape(place.order);
-        let attrs = self.own_attrs(area, marks);
-        let frames = 1 << place.order;
-        self.tables.machine.frames().expose(pfn, frames, attrs);
-        let raw = arch.leaf(pfn.addr(), attrs, level);
-        let put = self.put(place, &Run::new(place.block.start, level, Kind::Leaf, raw, entries))?;
-        if put {
-            self.tables.slot().add(SpaceCounter::Anon, frames as i64);
-        }
-        Ok(put)
     }
 }
 
-/// Whether somebody who watches an area may supply what it holds: it is anonymous memory.
-fn is_supplied(area: &Vma) -> bool {
-    area.flags.intersects(AreaFlags::WATCHES) && area.backing.is_anonymous()
+/// Returns the VMA at an address whose missing pages may be supplied: it is watched, and anonymous.
+fn supplied(areas: &Areas, addr: u64) -> Result<&Vma, SupplyError> {
+    let is_supplied = |area: &&Vma| area.flags.intersects(AreaFlags::WATCHES) && area.backing.is_anonymous();
+    areas.find(addr).filter(is_supplied).ok_or(SupplyError::NotWatched(addr))
 }

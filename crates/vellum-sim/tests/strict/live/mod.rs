@@ -6,6 +6,8 @@
 //! step at least once in so many steps of the others; else it lets the victim go on when that does
 //! it no good: while another CPU holds the lock that it is about to take, while entries are busy,
 //! after the table that it has come to was unhooked, or after what it has seen there was changed.
+//! Under some strategies the victim also looks at an entry only while that is empty, because an
+//! operation that fails where something is would end by what it sees.
 //!
 //! # What is bounded
 //! What the victim does by itself: its steps, without those by which it looks whether its turn has
@@ -197,6 +199,13 @@ fn what_did_not_end_once_ends() {
         // Each child that was forked meanwhile was visited.
         ("truncate", "fork_chain", 10),
         ("punch", "fork_chain", 10),
+        // A look found nothing, the lock of the table something, and the next look nothing again.
+        ("fill", "fills", 29),
+        ("fill", "poisons", 29),
+        ("fill_zeros", "fills", 29),
+        ("poison", "fills", 29),
+        // `fill` had claimed the range for which it asked for contents, and those took a change of it.
+        ("fill_with_changes", "forks", 0),
     ];
     let arch = X86_64::four_levels();
     for (victim, other, strategy) in found {

@@ -1,5 +1,6 @@
 //! What the victim does once, and what the others do again and again.
 
+use vellum::addr::VirtRange;
 use vellum::arch::Attrs;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
@@ -67,6 +68,19 @@ fn block<A: Silicon>(on: &World<'_, A>, _: usize) {
     on.write(on.block(), on.bytes());
 }
 
+fn watched<A: Silicon>(on: &World<'_, A>) -> VirtRange {
+    on.range(on.watched(), on.bytes())
+}
+
+/// Fills what is watched. `uses` is part of making the contents, and uses the same space.
+fn fill<A: Silicon>(on: &World<'_, A>, uses: impl Fn(&World<'_, A>)) {
+    let _ = on.space.fill(watched(on), false, |_, bytes| {
+        uses(on);
+        bytes.fill(0xaa);
+        Ok(())
+    });
+}
+
 pub fn victims<A: Silicon>() -> Vec<Victim<A>> {
     named! { Victim:
         fork, |on, _| { on.fork(); };
@@ -121,6 +135,11 @@ pub fn victims<A: Silicon>() -> Vec<Victim<A>> {
         pin, |on, _| _ = on.space.pin(on.common(), Access::Write);
         mincore, |on, _| _ = on.space.resident(on.common(), on.bytes(), &mut [false; OWN as usize]);
         smaps, |on, _| _ = on.space.usage(on.range(on.own(0), 8 * on.bytes()));
+        fill, |on, _| fill(on, |on| _ = on.space.fault(on.common(), Access::Read));
+        fill_with_changes, |on, _| fill(on, |on| on.space.write_unprotect(watched(on)).unwrap());
+        fill_far, |on, _| on.fill(on.watched_far(0));
+        fill_zeros, |on, _| _ = on.space.fill_zeros(watched(on));
+        poison, |on, _| _ = on.space.poison(watched(on));
     }
 }
 
@@ -227,6 +246,38 @@ pub fn others<A: Silicon>() -> Vec<Other<A>> {
         maps_over, |on, _| {
             let flags = MapFlags::FIXED | MapFlags::POPULATE;
             let _ = on.space.map(MapRequest { addr: on.common(), len: on.bytes(), prot: RW, flags });
+        };
+        fills, |on, cpu| match cpu {
+            1 => on.fill(on.watched()),
+            _ => on.advise(on.watched(), on.page, Advise::DontNeed),
+        };
+        fills_far, |on, cpu| {
+            on.fill(on.watched_far(cpu));
+            on.advise(on.watched_far(cpu), on.page, Advise::DontNeed);
+        };
+        fills_zeros, |on, cpu| match cpu {
+            1 => _ = on.space.fill_zeros(on.range(on.watched(), on.page)),
+            2 => on.write(on.watched(), on.page),
+            _ => on.advise(on.watched(), on.page, Advise::DontNeed),
+        };
+        poisons, |on, cpu| match cpu {
+            1 => _ = on.space.poison(on.range(on.watched(), on.page)),
+            _ => on.advise(on.watched(), on.page, Advise::DontNeed),
+        };
+        poisons_and_changes, |on, cpu| match cpu {
+            1 => on.fork().into_iter().for_each(|child| on.end(child)),
+            2 => {
+                let _ = on.space.protect(on.common(), on.page, Prot::READ);
+                let _ = on.space.protect(on.common(), on.page, RW);
+            }
+            _ => {
+                let _ = on.space.poison(on.range(on.watched(), on.page));
+                on.advise(on.watched(), on.page, Advise::DontNeed);
+            }
+        };
+        marks, |on, _| {
+            let _ = on.space.write_protect(watched(on), true);
+            let _ = on.space.write_unprotect(watched(on));
         };
     }
 }

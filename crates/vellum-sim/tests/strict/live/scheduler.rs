@@ -2,7 +2,7 @@
 
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 
-use super::board::{Bad, Phase, Shared, VICTIM};
+use super::board::{Bad, Board, Phase, Shared, VICTIM};
 
 /// How the victim is kept from ending. Every CPU has a step at least once in so many steps of the
 /// others, as long as it can go on; that is all that is promised.
@@ -15,7 +15,8 @@ pub struct Strategy {
     pub other: u64,
     /// Of a hundred locks that the victim is about to take, for how many the scheduler waits until
     /// somebody else holds it; until the table has a busy entry; until it is unhooked; until what
-    /// the victim has read there was changed.
+    /// the victim has read there was changed; until a page's entry is full that the victim has read
+    /// as empty (it reads such an entry only while that is empty).
     pub bad: [(Bad, u8); 4],
     /// Steps of the others between two of the victim's where no lock is about to be taken, at most.
     pub gap: u64,
@@ -36,7 +37,7 @@ impl Strategy {
 
     /// The one of this number.
     pub fn of(seed: u64) -> Self {
-        use Bad::{Busy, Changed, Dead, Held};
+        use Bad::{Busy, Changed, Dead, Filled, Held};
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let bad = match seed % 6 {
             0 => [(Held, 100), (Busy, 0), (Dead, 0), (Changed, 0)],
@@ -44,10 +45,12 @@ impl Strategy {
             2 => [(Dead, 100), (Changed, 0), (Held, 0), (Busy, 0)],
             3 => [(Changed, 100), (Dead, 0), (Held, 0), (Busy, 0)],
             4 => [(Busy, 40), (Held, 20), (Dead, 20), (Changed, 20)],
+            5 if seed % 12 == 5 => [(Filled, 100), (Held, 0), (Busy, 0), (Dead, 0)],
             // It is only slow.
             _ => [(Held, 0), (Busy, 0), (Dead, 0), (Changed, 0)],
         };
-        let victim = [96, 384, 1536][dice.below(3) as usize];
+        // It takes the others a while until an entry is as the scheduler wants it.
+        let victim = if bad[0].0 == Filled { 1536 } else { [96, 384, 1536][dice.below(3) as usize] };
         let (gap, switch) = ([0, 3, 24][dice.below(3) as usize], [2, 10, 50][dice.below(3) as usize]);
         Strategy { seed, victim, other: 48, bad, gap, switch }
     }
@@ -99,9 +102,12 @@ impl Starver {
     }
 
     /// The victim has come to another place: what its next step is to wait for.
-    fn aim(&mut self, locking: bool, waits: bool) -> Wait {
+    fn aim(&mut self, board: &Board, waits: bool) -> Wait {
         let Strategy { bad, gap, .. } = self.strategy;
-        if locking {
+        if board.is_looking() && bad.contains(&(Bad::Filled, 100)) {
+            return Wait::For(Bad::Filled);
+        }
+        if board.is_locking() && !waits {
             let mut roll = self.dice.below(100) as u8;
             for (bad, share) in bad {
                 if roll < share {
@@ -162,7 +168,7 @@ impl Scheduler for Starver {
                     return None;
                 }
                 if came == Some(VICTIM) {
-                    self.wait = self.aim(board.is_locking() && !yields, yields);
+                    self.wait = self.aim(&board, yields);
                 }
                 let waited = self.now - self.last[VICTIM] - 1;
                 let due = waited >= self.strategy.victim

@@ -1,5 +1,6 @@
 //! Where victim and others meet: a space, its children, an object, and a disk to swap to.
 
+use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex};
 
 use vellum::addr::VirtRange;
@@ -8,7 +9,7 @@ use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
 use vellum::platform::SpaceId;
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest, Spaces};
-use vellum::vma::Prot;
+use vellum::vma::{AreaFlags, Prot, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Disk, Hostility, Schedule, Silicon, Strict, Strictness};
 
@@ -27,8 +28,8 @@ pub const OWN: u64 = 4;
 pub type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
 /// All that there is. The space's memory, in pages of its first table: `OWN` of each CPU, then
-/// `OWN` of all; and the object's, in as many places. Far from there is a place where nothing is
-/// but what operations map.
+/// `OWN` of all; the object's, in as many places; and as many that are watched, none of which is
+/// mapped. Far from there is a place where nothing is but what operations map.
 pub struct World<'m, A: Silicon> {
     pub sim: &'m Strict<A>,
     pub machine: &'m Machine<'m, Strict<A>>,
@@ -81,6 +82,16 @@ impl<'m, A: Silicon> World<'m, A> {
         self.own(CPUS + 2)
     }
 
+    /// Memory that is watched for missing pages and for writes.
+    pub fn watched(&self) -> u64 {
+        self.own(CPUS + 3)
+    }
+
+    /// Watched as well, a page each, in a table of its own that is there while one of them is.
+    pub fn watched_far(&self, cpu: usize) -> u64 {
+        BASE + 6 * FAR + cpu as u64 * self.page
+    }
+
     /// Memory of one table, all of it resident, for what makes it huge.
     pub fn block(&self) -> u64 {
         BASE + 4 * FAR
@@ -105,6 +116,15 @@ impl<'m, A: Silicon> World<'m, A> {
 
     pub fn advise(&self, addr: u64, len: u64, advice: Advise) {
         let _ = self.space.advise(addr, len, advice);
+    }
+
+    /// Fills a page that is watched, if it is missing.
+    pub fn fill(&self, addr: u64) {
+        let contents = |_, bytes: &mut [u8]| {
+            bytes.fill(0x55);
+            Ok(())
+        };
+        let _ = self.space.fill(self.range(addr, self.page), false, contents);
     }
 
     /// A child that the host knows.
@@ -151,6 +171,11 @@ pub fn with_world<A: Silicon>(arch: A, board: &Shared, run: impl FnOnce(&World<'
         world.space.map_object(request, &world.object, 0).unwrap();
     }
     world.write(world.shared(), world.bytes());
+    for (addr, len) in [(world.watched(), world.bytes()), (world.watched_far(0), CPUS as u64 * page)] {
+        world.map(addr, len);
+        let range = world.range(addr, len);
+        world.space.watch(range, Watcher(NonZeroU16::MIN), AreaFlags::MISSING | AreaFlags::WRITES).unwrap();
+    }
     drop(boot);
     run(&world);
     let boot: Cpu<'_, _> = sim.cpu(0);
