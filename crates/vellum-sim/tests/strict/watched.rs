@@ -15,7 +15,7 @@ use vellum::vma::{AreaFlags, Prot, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fault, Hostility, Silicon, Strict, Strictness};
 
-use crate::bench::{BASE, Space, in_every_format};
+use crate::bench::{BASE, Setup, Space, USUAL, in_every_format};
 
 const WATCHER: Watcher = Watcher(NonZeroU16::new(7).unwrap());
 const OTHER: Watcher = Watcher(NonZeroU16::new(8).unwrap());
@@ -144,6 +144,7 @@ in_every_format! {
     what_is_missing_is_told_and_supplied => |arch| in_orders(arch, missing),
     what_is_supplied_is_so_once => |arch| in_orders(arch, supplied),
     a_fill_goes_on_by_the_page_where_a_larger_folio_loses_its_room => |arch| in_orders(arch, narrowed),
+    pages_filled_while_their_vma_moves_are_reclaimed => moved,
     what_is_protected_is_told => |arch| in_orders(arch, protected),
     what_is_not_there_is_protected_by_markers => |arch| in_orders(arch, markers),
     protection_is_exact_beside_zeros_and_copies => |arch| in_orders(arch, exact),
@@ -213,6 +214,35 @@ fn narrowed<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(again, if first.1 > 1 { &[(0, 1)][..] } else { &[] });
     assert_eq!((on.load(16), on.load(17)), (Ok(0x1111_1111_1111_1111), Ok(1017)));
     assert_eq!(on.held(), [2, 0, 0]);
+}
+
+fn moved<A: Silicon>(arch: A) {
+    crate::bench::on(arch, Setup { slots: 1024, ..USUAL }, |on| {
+        let space = on.space();
+        let at = |page: u64| BASE + page * on.page;
+        let fill = |page: u64, before: &dyn Fn()| {
+            let contents = |_, bytes: &mut [u8]| {
+                before();
+                bytes.fill(page as u8);
+                Ok(())
+            };
+            space.fill(VirtRange { start: at(page), end: at(page + 1) }, false, contents).unwrap();
+        };
+        crate::bench::map(&space, BASE, 64 * on.page);
+        space.watch(VirtRange { start: BASE, end: at(64) }, WATCHER, AreaFlags::MISSING).unwrap();
+        let remap = |from: u64, to: u64| {
+            let (flags, len) = (RemapFlags::MAYMOVE | RemapFlags::FIXED, 2 * on.page);
+            let request = RemapRequest { addr: at(from), old_len: len, new_len: len, flags, new_addr: at(to) };
+            space.remap(request).unwrap();
+        };
+        fill(40, &|| ());
+        fill(0, &|| remap(39, 0));
+        // Nothing is left at the address to which the page was supplied.
+        remap(0, 6);
+        assert_eq!(space.usage(VirtRange { start: BASE, end: at(64) }).resident, 2 * on.page);
+        assert_eq!(on.reclaim_all(&[&space]), 2 * (on.page >> 12));
+        assert_eq!((on.load(&space, at(6)), on.load(&space, at(7))), (0, 0x2828_2828_2828_2828));
+    });
 }
 
 fn protected<A: Silicon>(on: &Bench<'_, A>) {

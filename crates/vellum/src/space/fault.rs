@@ -378,9 +378,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         order: u8,
         zero: bool,
     ) -> Result<(), FaultError> {
-        let place = area.backing.offset(align_down(addr, order as u32 + FRAME_SHIFT));
-        let owner = Owner { family: self.family, page: place >> FRAME_SHIFT };
+        let owner = self.owner(area, align_down(addr, order as u32 + FRAME_SHIFT));
         self.enlist_folio(at_home, (order, zero), owner, self.tables.group(), list_of(area))
+    }
+
+    /// Returns where the reverse map of an anonymous folio begins that `area` maps from `start` on.
+    #[inline(always)]
+    pub(super) fn owner(&self, area: &Vma, start: u64) -> Owner {
+        Owner { family: self.family, page: area.backing.offset(start) >> FRAME_SHIFT }
     }
 
     /// The same, where this is whose it is, which group is charged for it, and which list it goes on.

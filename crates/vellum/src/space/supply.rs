@@ -289,7 +289,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             What::Folio(pfn, order, marks) => {
                 let (level, entries) = self.shape(order);
                 let attrs = self.own_attrs(area, marks);
-                self.tables.machine.frames().expose(pfn, 1 << order, attrs);
+                let frames = self.tables.machine.frames();
+                // Since the folio was allocated, another VMA may have moved here.
+                frames.frame(pfn).set_data(self.owner(area, block.start).pack());
+                frames.expose(pfn, 1 << order, attrs);
                 Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }
             _ if place.marked.is_some() => return Err(SupplyError::Exists(block.start).into()),
