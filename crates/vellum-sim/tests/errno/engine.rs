@@ -58,6 +58,13 @@ fn all<E>(mut piece: impl FnMut() -> Result<bool, E>) -> Result<(), E> {
 }
 
 impl Engine<'_> {
+    /// Faults in what was locked or mapped as far as possible, one fault after the other.
+    fn populate_all(&self, mut rest: Populating) {
+        while all(|| self.space.populate_some(&mut rest, || false)).is_err() {
+            rest.pass_over();
+        }
+    }
+
     /// Faults in what was locked, one fault after the other.
     fn populate(&self, locked: Result<Populating, LockError>) -> Result<(), LockError> {
         let mut rest = locked?;
@@ -70,8 +77,7 @@ impl Kernel for Engine<'_> {
         let later = if self.pieces { MapFlags::LATER } else { MapFlags::empty() };
         let mapped = self.space.map(MapRequest { addr, len, prot, flags: flags | later });
         if let (Ok(at), true) = (mapped, self.pieces) {
-            let rest = self.space.begin_populate(at, len, flags.contains(MapFlags::POPULATE));
-            self.populate(Ok(rest)).expect("what can't be faulted in is no error");
+            self.populate_all(self.space.begin_populate(at, len, flags.contains(MapFlags::POPULATE)));
         }
         mapped.map_or_else(|error| -i64::from(error.errno().number()), |at| at as i64)
     }
@@ -112,7 +118,7 @@ impl Kernel for Engine<'_> {
 
     fn lock_all(&self, flags: LockAll) -> i64 {
         let locked = match self.pieces {
-            true => self.populate(self.space.begin_lock_all(flags)),
+            true => self.space.begin_lock_all(flags).map(|rest| self.populate_all(rest)),
             false => self.space.lock_all(flags),
         };
         answer(locked, |error| error.errno())

@@ -300,9 +300,10 @@ impl Areas {
         });
     }
 
-    /// Join neighbours that say the same, from the area before `range` to the one behind it; but none that somebody is at
-    /// work on, who counts on where it begins and ends. So he who is done joins all areas that have a part in what he was at work on to
-    /// what is on either side of them.
+    /// Joins neighbours that say the same, from the VMA before `range` to the one behind it; but not
+    /// where another change begins, ends or goes on, which counts on that boundary. Such a change
+    /// joins them when it is done. A change elsewhere in the two VMAs, or a fault's turn, is no
+    /// hindrance: nothing would join them later, or only after calls that need one VMA.
     pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let first = self.tree.find_from(range.start).map_or(range.start, |area| area.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
@@ -322,10 +323,7 @@ impl Areas {
         let mut before = areas.next()?;
         while before.range.start <= end {
             let next = areas.next()?;
-            if next.continues(before)
-                && !self.claims.is_changing(&next.range)
-                && !self.claims.is_changing(&before.range)
-            {
+            if next.continues(before) && !self.claims.is_changing_at(next.range.start) {
                 return Some((before.range, *next));
             }
             before = next;

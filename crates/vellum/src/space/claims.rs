@@ -60,6 +60,13 @@ impl Claims {
         self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
     }
 
+    /// Returns whether a change is at work on what begins or ends at an address, or on both sides of
+    /// it.
+    pub(super) fn is_changing_at(&self, addr: u64) -> bool {
+        let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
+        self.claims.iter().any(|claim| claim.granted && claim.ranges.iter().any(touches))
+    }
+
     /// Returns whether a change is at work on a part of `range`, or will be before the one that
     /// arrived at `turn`; without one, before a change that arrives now.
     pub(super) fn is_ahead(&self, range: &VirtRange, turn: Option<Turn>) -> bool {

@@ -52,6 +52,34 @@ fn what_becomes_executable_is_published() {
     assert_eq!(published(), 1, "a private copy of text");
 }
 
+/// What a change has split and made alike again is one VMA when the change is done, though another
+/// one is at work elsewhere in it, but for a boundary of the other's, which joins there when it is
+/// done.
+#[test]
+fn vmas_are_joined_beside_changes_elsewhere_in_them() {
+    let host = Host::with_frames(6_000, 1);
+    let machine = Machine::boot(&host, BootOptions::default()).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+    let area = |pages| MapRequest { addr: 0, len: pages * PAGE, prot: Prot::READ, flags: MapFlags::empty() };
+    let at = space.map(area(8)).unwrap();
+    let pages = |from: u64, to: u64| UserRange::new(space.arch(), at + from * PAGE, (to - from) * PAGE).unwrap();
+    let changed_and_back = |from: u64, to: u64| {
+        for prot in [Prot::empty(), Prot::READ] {
+            space.protect(at + from * PAGE, (to - from) * PAGE, prot).unwrap();
+        }
+        space.stats().areas
+    };
+    for (first, second) in [((1, 2), (5, 6)), ((5, 6), (1, 2))] {
+        let other = space.turn(pages(first.0, first.1));
+        assert_eq!(changed_and_back(second.0, second.1), 1, "beside a change of {first:?}");
+        drop(other);
+    }
+    let other = space.turn(pages(4, 5));
+    assert_eq!(changed_and_back(2, 4), 2, "up to where another change begins");
+    drop(other);
+    assert_eq!(space.stats().areas, 1);
+}
+
 /// The counts of what is mapped at an address.
 fn descriptor<'m>(space: &AddressSpace<'m, Host, X86_64>, addr: u64) -> &'m Frame {
     let mut pfn = None;
