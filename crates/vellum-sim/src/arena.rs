@@ -35,7 +35,7 @@ pub struct Arena {
     /// Where physical address 0 would be.
     zero: NonNull<u8>,
     regions: Vec<Region>,
-    /// What the host says of each page of this process, if it does.
+    /// The host's `/proc/self/pagemap`, if it has one.
     pagemap: Option<File>,
 }
 

@@ -50,7 +50,7 @@ impl Seats {
         self.schedule
     }
 
-    /// Whether more than one CPU is taken: otherwise nobody else can go on.
+    /// Returns whether more than one CPU is taken: otherwise no other can go on.
     pub fn several(&self) -> bool {
         self.taken.iter().filter(|taken| taken.load(Ordering::Relaxed)).nth(1).is_some()
     }

@@ -25,8 +25,8 @@ use vellum::vma::Prot;
 const RACES: u64 = 20;
 /// How often each processor maps and unmaps memory of its own beside the others.
 const ROUNDS: u64 = 20;
-/// How often two processors shake hands, and for how long at most: each time is a time slice of the host where both share
-/// one of its CPUs.
+/// Two processors shake hands so often, or for so long: each handshake takes a time slice of the
+/// host where both processors share one of its CPUs.
 const HANDSHAKES: u64 = 200_000;
 const HANDSHAKES_NS: u64 = 10_000_000_000;
 
@@ -38,8 +38,8 @@ static ARRIVED: AtomicUsize = AtomicUsize::new(0);
 static GONE: AtomicU64 = AtomicU64::new(0);
 /// The last handshake; the first processor says so before it comes to it.
 static LAST: AtomicU64 = AtomicU64::new(HANDSHAKES);
-/// Of two processors, which handshake each of them has come to, and which of those of the other it saw. Far apart, so that
-/// no line holds two.
+/// The handshake that each of two processors has come to, and the last of the other's that it saw.
+/// Far apart, so that no cache line holds two.
 static SAID: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
 static SEEN: [Apart; 2] = [const { Apart(AtomicU64::new(0)) }; 2];
 

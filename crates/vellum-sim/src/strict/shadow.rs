@@ -50,7 +50,7 @@ pub(crate) struct Frame {
 pub(crate) struct Frames {
     chunks: Vec<Option<Box<[Frame; CHUNK]>>>,
     len: usize,
-    /// What is known of a frame at first.
+    /// The record that each frame begins with.
     unknown: Frame,
 }
 

@@ -22,12 +22,12 @@ const FROM: &str = "VELLUM_FUZZ_CASE";
 const PROCESSES: &str = "VELLUM_FUZZ_PROCESSES";
 /// Which of the processes this is; none is set in the one that starts the others.
 const PART: &str = "VELLUM_FUZZ_PART";
-/// What a process begins a line with that says how far it is.
+/// A process begins a line with this that says how far it is.
 const SO_FAR: &str = "so far: ";
 /// So often a run says how far it is.
 const SAYS: Duration = Duration::from_secs(30);
 
-/// What a process has done: so many operations, and all of its cases before this one.
+/// A process has done so many operations, and all of its cases before this one.
 type Done = (u64, u64);
 
 /// Runs cases of these kinds in turns until the time that has passed, and the operations done, are

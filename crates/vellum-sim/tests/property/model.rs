@@ -1,5 +1,6 @@
-//! The model: a map from page numbers to what a program is promised of each page. No areas, no tables: areas are what
-//! neighbouring pages that agree make. Pages of which all is the same are kept as one, and that is all it knows of runs.
+//! The model: a map from page numbers to what a program is promised of each page. No areas, no
+//! tables: areas are what neighbouring pages that agree make. Pages of which all is the same are
+//! kept as one, and that is all it knows of runs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -238,8 +239,8 @@ impl Model {
         });
     }
 
-    /// A program has used these pages. Of what is not surely its own no record is kept: zeros may go, and the record with
-    /// them.
+    /// A program has used these pages. The model keeps no record of what is not surely its own: zeros
+    /// may go, and the record with them.
     pub fn record(&mut self, pages: Range<u64>, write: bool) {
         let used = if write { Attrs::HARDWARE } else { Attrs::ACCESSED };
         self.each(pages, |page| {

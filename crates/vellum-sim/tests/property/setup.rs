@@ -255,7 +255,7 @@ fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
     (0..groups).map(|at| (dice.below(at as u64 + 1) as usize, limit(dice))).collect()
 }
 
-/// Up to three devices, of which some are soon full. Of memory, which has to hold their counts, a quarter at most goes to that.
+/// Up to three devices, of which some are soon full. Their counts take a quarter of memory at most.
 fn devices(dice: &mut Dice, page_order: u8, memory: u64) -> Vec<swap::Plan> {
     /// Bytes of memory for each slot. (The least memory that there is has room for the most slots, of pages of 4 KiB.)
     const BYTES: u64 = 208;

@@ -50,7 +50,8 @@ pub fn words<H: Host>(host: &H, page: PhysAddr) -> [u64; SLOTS.len()] {
     SLOTS.map(|slot| words[slot as usize].load(Ordering::Acquire))
 }
 
-/// Which frames the host has supplied memory for. The others are zeros, and to look at them would make the host supply it.
+/// The frames that the host has supplied memory for. The others are zeros, and to look at them would
+/// make the host supply it.
 pub struct Supplied(Option<Vec<bool>>);
 
 impl Supplied {

@@ -261,8 +261,8 @@ impl Areas {
         cache::hold(machine, &upper.backing, self.space);
     }
 
-    /// Changes each area of `range`, in full if it was not isolated; but not its range, nor whether it grows down. Of those
-    /// of a node it changes all before it gives way to other work (INV-11).
+    /// Changes each VMA of `range`, in full if it was not isolated. `change` leaves its range, and
+    /// whether it grows down, alone. Between two leaves of the tree other work may come (INV-11).
     pub(super) fn each<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,

@@ -81,11 +81,11 @@ impl From<Saturated> for ForkError {
 /// Slots of one table that the child gets references to before the lock of the table is given back.
 const SLOTS: u32 = 2048;
 
-/// How much is done to one table before its lock is given back (INV-11), in entries that change. A
+/// A fork does so much to one table before it gives its lock back (INV-11), in entries that change. A
 /// table of 512 entries, each with a folio of its own, is done at once.
 const WORK: u32 = 7168;
 
-/// What changing the counts of a folio is, in the same measure.
+/// The work of changing the counts of a folio, in the same measure.
 const FOLIO: u32 = 13;
 
 /// Runs of one table that the child is to have: its tables can't be made while the parent's is

@@ -53,7 +53,7 @@ pub struct Populating {
     pub(super) left: UserRange,
     /// VMAs that are not locked are faulted in too.
     pub(super) unlocked: bool,
-    /// Where the part ends that the last VMA has of the range.
+    /// The end of the part that the last VMA has of the range.
     part_end: u64,
 }
 

@@ -86,7 +86,7 @@ pub struct Stopped {
     pub why: SupplyError,
 }
 
-/// What is to be put in a place.
+/// Something to put in a place.
 #[derive(Clone, Copy)]
 enum What {
     /// A folio of this order that has its contents, mapped by entries with these marks.

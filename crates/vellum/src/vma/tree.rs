@@ -346,11 +346,11 @@ impl<V: Area> AreaTree<V> {
         Some(done.out)
     }
 
-    /// Changes the areas of one leaf that `range` has a part of, and returns where the last of them ends; `None` if there is
-    /// none. For all areas of the range it is called again, from there on.
+    /// Changes the areas of one leaf that overlap `range`, and returns the end of the last one; `None`
+    /// if there is none. A caller that wants all areas of the range calls again, from there on.
     ///
-    /// Neither the range of an area nor what it reserves may change: of that the nodes above know. If it does, the area stays
-    /// as it was (with debug assertions it panics).
+    /// `change` must leave an area's range and reservation alone, because the nodes above record
+    /// them. If it does not, the area stays as it was (with debug assertions this panics).
     pub fn change(&mut self, range: VirtRange, mut change: impl FnMut(&mut V)) -> Option<u64> {
         let leaf = self.seek_mut(range.start)?;
         let first = leaf.first_above(range.start);

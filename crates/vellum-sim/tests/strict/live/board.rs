@@ -38,8 +38,8 @@ pub struct Taken {
     pub late: bool,
 }
 
-/// What makes a moment a bad one for the victim, which is about to lock a table, or to read the
-/// entry of a page.
+/// Reasons that make a moment a bad one for the victim, which is about to lock a table, or to read
+/// the entry of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bad {
     /// Another CPU holds the lock.
@@ -175,7 +175,7 @@ impl Board {
         matches!(self.about, Some(Event::Locking(_)))
     }
 
-    /// Whether the victim is about to read the entry of a page.
+    /// Returns whether the victim is about to read the entry of a page.
     pub fn is_looking(&self) -> bool {
         matches!((self.about, self.looked), (Some(Event::Descend(table, index)), Some(at)) if at == (table, index))
     }
