@@ -128,6 +128,8 @@ pub struct Choice {
     pub frees: bool,
     /// Whether it is reclaimed.
     pub reclaims: bool,
+    /// Pages of 4 KiB in a page of these tables, as an order.
+    pub page_order: u8,
 }
 
 #[derive(Clone, Copy)]
@@ -248,8 +250,8 @@ impl Choice {
         let span = |dice: &mut Dice| span(dice, window);
         let spot = |dice: &mut Dice| spot(dice, window);
         match dice.weighted(&FORMS) {
-            Form::Map => map(dice, window),
-            Form::Anywhere => anywhere(dice, window),
+            Form::Map => map(dice, window, self.page_order),
+            Form::Anywhere => anywhere(dice, window, self.page_order),
             Form::Unmap => Op::Unmap(span(dice)),
             Form::Protect => Op::Protect(span(dice), dice.weighted(&PROTS)),
             Form::Remap => remap(dice, window),
@@ -301,18 +303,19 @@ fn slot(dice: &mut Dice) -> usize {
     dice.below(SLOTS.len() as u64) as usize
 }
 
-fn map(dice: &mut Dice, window: &Window) -> Op {
+fn map(dice: &mut Dice, window: &Window, page_order: u8) -> Op {
     let Span { at, pages } = span(dice, window);
     let Spot::At(page) = at else {
-        return anywhere(dice, window);
+        return anywhere(dice, window, page_order);
     };
     let place = dice.weighted(&[(60, Place::Fixed(page)), (20, Place::NoReplace(page)), (20, Place::Hint(page))]);
     Op::Map { place, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
 }
 
-fn anywhere(dice: &mut Dice, window: &Window) -> Op {
-    let pages = dice.weighted(&[(70, 40), (20, 300), (10, 1100)]);
-    let pages = 1 + dice.below(pages);
+/// The largest has about as many bytes whatever a page has, as a window does: all of them may be locked in memory.
+fn anywhere(dice: &mut Dice, window: &Window, page_order: u8) -> Op {
+    let most: u64 = dice.weighted(&[(70, 40), (20, 300), (10, 1100)]);
+    let pages = 1 + dice.below((most >> page_order).max(40));
     Op::Map { place: Place::Anywhere, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
 }
 

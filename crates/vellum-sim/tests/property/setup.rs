@@ -157,7 +157,7 @@ impl<A: Family> Setup<A> {
         let whole = |own: &Vec<bool>| own.iter().map(|own| alone || *own).collect();
         let choices = plots.into_iter().map(|plots| {
             let own: Vec<bool> = own(plots.len());
-            Choice { whole: whole(&own), own, plots, policy, frees, reclaims }
+            Choice { whole: whole(&own), own, plots, policy, frees, reclaims, page_order: arch.page_order() }
         });
         let choices = choices.collect();
         let swap = devices(dice, arch.page_order(), memory.iter().map(|region| region.len).sum());
