@@ -48,7 +48,7 @@ pub(crate) struct Frame {
 /// All frames of a machine. Those that nothing has happened to take no memory.
 #[derive(Debug)]
 pub(crate) struct Frames {
-    chunks: Vec<Option<Box<[Frame; CHUNK]>>>,
+    chunks: Vec<Option<Box<[Frame]>>>,
     len: usize,
     /// The record that each frame begins with.
     unknown: Frame,
@@ -76,7 +76,8 @@ impl Frames {
     fn get_mut(&mut self, pfn: Pfn) -> Option<&mut Frame> {
         let at = pfn.0 as usize;
         let chunk = self.chunks.get_mut(at / CHUNK).filter(|_| at < self.len)?;
-        let new = || Box::new(std::array::from_fn(|_| Frame::default()));
+        // Never on the stack: those of schedules are small.
+        let new = || (0..CHUNK).map(|_| Frame::default()).collect();
         Some(&mut chunk.get_or_insert_with(new)[at % CHUNK])
     }
 

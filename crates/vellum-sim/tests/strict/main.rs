@@ -15,6 +15,7 @@ mod engine;
 mod fair;
 mod families;
 mod fork;
+mod full;
 #[cfg(feature = "shuttle")]
 mod lazyfree_fork;
 #[cfg(feature = "shuttle")]

@@ -8,7 +8,7 @@ use crate::group::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, Prot, State};
+use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::pieces::{Advising, More};
 use super::zap::Keep;
@@ -60,19 +60,6 @@ pub enum Advise {
 }
 
 impl Advise {
-    /// Returns whether this advice is taken for what is mapped of a range, holes or not.
-    pub(super) fn passes_holes(self) -> bool {
-        matches!(
-            self,
-            Advise::DontNeed
-                | Advise::DontNeedLocked
-                | Advise::Collapse
-                | Advise::PopulateRead
-                | Advise::PopulateWrite
-                | Advise::GuardRemove
-        )
-    }
-
     /// Whether contents go, here or for a child.
     pub(super) fn forgets(self) -> bool {
         matches!(
@@ -94,7 +81,8 @@ pub enum AdviseError {
     Unaligned(u64),
     /// The end is beyond the last address.
     Overflow,
-    /// Not all of the range is mapped. [`Advise::DontNeed`] was done where it is, as Linux does; other advice was not taken.
+    /// Not all of the range is mapped. The advice was taken for what is, as Linux does; of what is to
+    /// be faulted in, for what lies before the hole.
     NotMapped,
     /// This area is sealed, and can't be written, so what it holds may not be forgotten.
     Sealed(VirtRange),
@@ -179,19 +167,27 @@ impl From<ProtectError> for AdviseError {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Nothing in the page tables depends on it, so there is nothing to do but to change the areas.
-    pub(super) fn set_advice(&self, range: UserRange, advice: Advice) -> Result<(), AdviseError> {
-        self.set_areas(&mut self.change(range), range, |v| v.advice = advice)?;
-        Ok(())
+    /// Takes advice that nothing but areas depend on; returns whether all of `range` is mapped.
+    pub(super) fn change_areas(&self, range: UserRange, advice: Advise) -> Result<bool, AdviseError> {
+        let set: fn(&mut Vma) = match advice {
+            Advise::DontFork => |v| v.flags |= AreaFlags::DONTFORK,
+            Advise::DoFork => |v| v.flags -= AreaFlags::DONTFORK,
+            Advise::WipeOnFork => |v| v.flags |= AreaFlags::WIPEONFORK,
+            Advise::KeepOnFork => |v| v.flags -= AreaFlags::WIPEONFORK,
+            Advise::DontDump => |v| v.flags |= AreaFlags::DONTDUMP,
+            Advise::DoDump => |v| v.flags -= AreaFlags::DONTDUMP,
+            Advise::Huge => |v| v.advice = Advice::Huge,
+            Advise::NoHuge => |v| v.advice = Advice::NoHuge,
+            _ => return Ok(true),
+        };
+        Ok(self.set_mapped(&mut self.change(range), range, set)?)
     }
 
-    pub(super) fn set_flags(&self, range: UserRange, flags: AreaFlags, on: bool) -> Result<(), AdviseError> {
-        self.set_areas(&mut self.change(range), range, |v| v.flags.set(flags, on))?;
-        Ok(())
-    }
-
-    /// Whether a range is all mapped, and its areas (if that is asked) unlocked, and private anonymous memory.
-    pub(super) fn all(&self, range: UserRange, unlocked: bool, private: bool) -> Result<(), AdviseError> {
+    /// Returns whether all of a range is mapped.
+    ///
+    /// # Errors
+    /// If that is asked: a VMA there is locked, or is something else than private anonymous memory.
+    pub(super) fn all(&self, range: UserRange, unlocked: bool, private: bool) -> Result<bool, AdviseError> {
         let areas = self.read();
         for area in areas.overlapping(self.tables.platform(), range).filter(|area| area.state != State::Dying) {
             if unlocked && area.flags.contains(AreaFlags::LOCKED) {
@@ -201,7 +197,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Err(AdviseError::NotPrivate(*area.range));
             }
         }
-        if areas.covers(self.tables.platform(), range) { Ok(()) } else { Err(AdviseError::NotMapped) }
+        Ok(areas.covers(self.tables.platform(), range))
     }
 
     /// Side by side with faults; between preemption points it looks again what is there.

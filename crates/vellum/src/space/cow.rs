@@ -11,7 +11,7 @@ use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, Frame, flag};
 use crate::platform::Platform;
 use crate::stats::Counter;
-use crate::table::{Found, LockedTable, Run};
+use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, Run};
 use crate::vma::Vma;
 
 use super::fault::Outcome;
@@ -114,10 +114,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Seen::Others(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
-    /// The part of a run, from its beginning, whose folios nobody else has; its first one is to be written.
+    /// The part of a run, from its beginning, whose folios nobody else has; its first one is to be
+    /// written. With others it is not so long that the table is locked for long (INV-11).
     fn own_part(&self, run: &Run, head: Pfn, first: &Frame) -> Option<Run> {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
+        let shift = arch.level_shift(run.level) - FRAME_SHIFT;
+        let most = FOLIOS_A_HOLD << shift;
         let alone = |(_, frame, pages): &(Pfn, &Frame, u32)| {
             !frame.has(flag::OBJECT) && frame.counts() == Counts { refs: *pages, maps: *pages }
         };
@@ -128,10 +131,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             let still = || alone(&(head, first, own));
             (machine.uncache(head, first, still) && still()).then(|| first.clear_flag(flag::SWAP_CACHED))?;
         } else {
-            let more = folios.take_while(|folio| alone(folio) && !folio.1.has(flag::SWAP_CACHED));
-            own += more.map(|(.., pages)| pages).sum::<u32>();
+            for folio in folios {
+                let its = folio.2;
+                if u64::from(own + its) > most || !alone(&folio) || folio.1.has(flag::SWAP_CACHED) {
+                    break;
+                }
+                own += its;
+            }
         }
-        let len = (own >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
+        let len = (own >> shift) as usize;
         (len > 0).then_some(Run { len, ..*run })
     }
 

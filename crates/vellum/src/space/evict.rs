@@ -12,13 +12,13 @@
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
-use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
+use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
@@ -198,7 +198,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Found::Hole(end) => return Some((end, 0)),
             Found::Table(table) => table,
         };
-        let end = part.end.min(table.end());
+        let most = part.start.saturating_add(FOLIOS_A_HOLD << table.shift());
+        let most = align_down(most, table.shift() + arch.block_bits(table.level));
+        let end = part.end.min(table.end()).min(most);
         let (mut at, mut dropped, mut runs) = (part.start, 0, 0);
         while at < end && runs < RUNS_A_HOLD && !batch.is_full() && !gather.is_full() {
             runs += 1;

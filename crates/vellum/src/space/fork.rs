@@ -81,12 +81,17 @@ impl From<Saturated> for ForkError {
 /// Slots of one table that the child gets references to before the lock of the table is given back.
 const SLOTS: u32 = 2048;
 
-/// A fork does so much to one table before it gives its lock back (INV-11), in entries that change. A
-/// table of 512 entries, each with a folio of its own, is done at once.
-const WORK: u32 = 7168;
+/// A fork does so much to one table before it gives its lock back (INV-11), in instructions, of which
+/// there are fewer. A table of 512 entries, each with a folio of its own, is done at once.
+const WORK: u32 = 512 * (FOLIO + ENTRY);
 
-/// The work of changing the counts of a folio, in the same measure.
-const FOLIO: u32 = 13;
+/// The work of an entry: it is written once, once more if hardware changes it meanwhile, and twice
+/// more if it becomes a part of a block.
+const ENTRY: u32 = 33;
+
+/// The work of changing the counts of a folio, which is 100, less that of joining one entry: a folio
+/// that has one entry alone is in no block.
+const FOLIO: u32 = 84;
 
 /// Runs of one table that the child is to have: its tables can't be made while the parent's is
 /// locked.
@@ -208,8 +213,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut at = range.start;
         let mut slots = 0;
         let mut work = WORK;
-        // Half of it is a block, or a folio with its entry.
-        let least = (2 << arch.block_bits(table.level)).max(2 * FOLIO + 2);
+        // Half of it is a block, or a folio.
+        let least = ((2 * ENTRY) << arch.block_bits(table.level)).max(2 * FOLIO);
         while at < end && !batch.is_full() && slots < SLOTS && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
@@ -316,8 +321,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Takes references and mappings for the child, and from the entries the right to write in
-    /// place, as far as `work` goes, which is at least twice a block, and a folio with its entry. Of
-    /// `work` it leaves what may still be done, and of the run what it dealt with.
+    /// place, as far as `work` goes, which is at least twice a block, or a folio. Of `work` it leaves
+    /// what may still be done, and of the run what it dealt with.
     #[inline(never)]
     fn share_run(
         &self,
@@ -338,9 +343,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
-        self.shorten(run, *work / 2);
+        self.shorten(run, *work / 2 / ENTRY);
         // The entries first: what they leave is for folios.
-        let mut folios = (*work - run.len as u32) / FOLIO;
+        let mut folios = (*work - run.len as u32 * ENTRY) / FOLIO;
         let before = folios;
         let taken = match exclusive {
             true => self.share_own(pfn, run.frames(arch), &mut folios),
@@ -354,7 +359,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         } else {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
-        *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32);
+        *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32 * ENTRY);
         if exclusive {
             let kept = if pinned { Attrs::EXCLUSIVE } else { Attrs::empty() };
             let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;

@@ -10,14 +10,14 @@ use super::pieces::{Advising, More};
 use super::{AddressSpace, AdviseError};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Forgets what is in a range and guards it, one table after the other.
+    /// Forgets what is in a range and guards what is mapped of it, one table after the other.
     ///
     /// If memory for tables runs out, what lies before is guarded and what lies behind stays.
     pub(super) fn install_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.tables.arch.level_shift(2);
         while !rest.left.is_empty() {
             let part = rest.left.around(rest.left.start, shift);
-            self.guard(part)?;
+            rest.holes |= !self.guard(part)?;
             rest.left = rest.left.tail(part.end);
             self.tables.platform().resched();
             if !more() {
@@ -27,14 +27,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         Ok(())
     }
 
-    /// Forgets what is in a range that one table maps and guards it. Faults wait meanwhile, so that
-    /// none fills a page again.
-    fn guard(&self, range: UserRange) -> Result<(), AdviseError> {
+    /// Forgets what is in a range that one table maps and guards what is mapped of it; returns
+    /// whether that is all. Faults wait meanwhile, so that none fills a page again.
+    fn guard(&self, range: UserRange) -> Result<bool, AdviseError> {
         // All of the space: areas are held in full, also where the range ends inside of one.
         let all = UserRange::all(&self.tables.arch);
         let mut change = self.change(all);
         change.let_go();
-        self.all(range, true, false)?;
+        let all = self.all(range, true, false)?;
         change.areas().each(self.tables.machine, range, |v| v.state = State::Held);
         change.let_go();
         let guarded = self.tables.split_edges(range).map_err(AdviseError::from).and_then(|()| {
@@ -42,15 +42,30 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             self.put_guards(range)
         });
         change.areas().each(self.tables.machine, range, |v| v.state = State::Live);
-        guarded
+        guarded.map(|()| all)
     }
 
-    /// Into a range that holds nothing, and that nobody else fills.
+    /// Guards what is mapped of a range that holds nothing: its VMAs are held, and no other change is
+    /// at work there.
     fn put_guards(&self, range: UserRange) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
-        let len = (range.len() >> arch.page_shift()) as usize;
-        let guards = Run::new(range.start, 1, Kind::Marker, arch.marker(Marker::Guard), len);
-        Ok(self.tables.map_run(range, &guards).map_err(|error| error.shortage())?)
+        let mut left = range;
+        while !left.is_empty()
+            && let Some(part) = self.first_mapped(left)
+        {
+            let len = (part.len() >> arch.page_shift()) as usize;
+            let guards = Run::new(part.start, 1, Kind::Marker, arch.marker(Marker::Guard), len);
+            self.tables.map_run(part, &guards).map_err(|error| error.shortage())?;
+            left = left.tail(part.end);
+        }
+        Ok(())
+    }
+
+    /// Returns the first part of a range that a VMA has.
+    fn first_mapped(&self, range: UserRange) -> Option<UserRange> {
+        let areas = self.read();
+        let first = areas.overlapping(self.tables.platform(), range).next();
+        first.map(|area| area.range.intersect(&range))
     }
 
     /// Remove the guards of a range, side by side with faults.

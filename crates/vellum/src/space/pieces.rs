@@ -13,7 +13,6 @@
 //! cause (it reclaimed memory, or userfaultfd supplied a page) may go on with the value.
 
 use crate::arch::{Arch, BadRange, UserRange};
-use crate::frame::policy::Advice;
 use crate::platform::Platform;
 use crate::vma::{AreaFlags, State, Vma};
 
@@ -27,8 +26,8 @@ pub(super) type More<'a> = &'a mut dyn FnMut() -> bool;
 pub struct Advising {
     pub(super) left: UserRange,
     advice: Advise,
-    /// Some of what lies before `left` is not mapped.
-    holes: bool,
+    /// Some of the range is not mapped.
+    pub(super) holes: bool,
     /// The range goes on beyond the user half, where nothing can be mapped.
     beyond: bool,
     /// Why the last block that could not be collapsed was not.
@@ -91,25 +90,28 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Err(BadRange::Unaligned(addr)) => return Err(AdviseError::Unaligned(addr)),
             Err(BadRange::Overflow) => return Err(AdviseError::Overflow),
             // The user half ends in a hole that can't be mapped.
-            Err(BadRange::Beyond(part)) if advice.passes_holes() => (part, true),
-            Err(BadRange::Beyond(_)) => return Err(AdviseError::NotMapped),
+            Err(BadRange::Beyond(part)) => (part, true),
         };
-        let rest = Advising { left: range, advice, holes: false, beyond, failed: None };
+        let mut rest = Advising { left: range, advice, holes: false, beyond, failed: None };
         if range.is_empty() {
             return Ok(rest);
         }
         if advice.forgets() {
             self.may_forget(range)?;
         }
-        match advice {
-            // What can fail comes first, so that failing changes nothing.
-            Advise::DontNeed | Advise::DontNeedLocked => self.split_beside_faults(range)?,
+        // What can fail comes first, so that failing changes nothing.
+        let all = match advice {
+            Advise::DontNeed | Advise::DontNeedLocked => {
+                self.split_beside_faults(range)?;
+                true
+            }
             Advise::Free => self.all(range, true, true)?,
             Advise::WipeOnFork => self.all(range, false, true)?,
             Advise::Cold | Advise::PageOut | Advise::GuardInstall => self.all(range, true, false)?,
             Advise::Reading | Advise::WillNeed => self.all(range, false, false)?,
-            _ => {}
-        }
+            _ => true,
+        };
+        rest.holes = !all;
         Ok(rest)
     }
 
@@ -135,7 +137,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Advise::GuardInstall => self.install_guards(rest, more)?,
                 Advise::GuardRemove => self.remove_guards(rest, more)?,
                 _ => {
-                    self.change_areas(rest.left, rest.advice)?;
+                    rest.holes |= !self.change_areas(rest.left, rest.advice)?;
                     rest.left = UserRange::default();
                 }
             }
@@ -144,21 +146,6 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(false);
         }
         rest.answer().map(|()| true)
-    }
-
-    /// Takes advice that nothing but areas depend on.
-    fn change_areas(&self, range: UserRange, advice: Advise) -> Result<(), AdviseError> {
-        match advice {
-            Advise::DontFork => self.set_flags(range, AreaFlags::DONTFORK, true),
-            Advise::DoFork => self.set_flags(range, AreaFlags::DONTFORK, false),
-            Advise::WipeOnFork => self.set_flags(range, AreaFlags::WIPEONFORK, true),
-            Advise::KeepOnFork => self.set_flags(range, AreaFlags::WIPEONFORK, false),
-            Advise::DontDump => self.set_flags(range, AreaFlags::DONTDUMP, true),
-            Advise::DoDump => self.set_flags(range, AreaFlags::DONTDUMP, false),
-            Advise::Huge => self.set_advice(range, Advice::Huge),
-            Advise::NoHuge => self.set_advice(range, Advice::NoHuge),
-            _ => Ok(()),
-        }
     }
 
     /// Begins to fault in what was just mapped with [`MapFlags::LATER`](super::MapFlags::LATER): of

@@ -69,6 +69,23 @@ impl core::error::Error for ProtectError {}
 
 may_be_refused!(ProtectError);
 
+/// What a change of VMAs does about addresses of its range that are not mapped.
+#[derive(Clone, Copy, PartialEq)]
+enum Holes {
+    /// It changes nothing.
+    Refused,
+    /// It changes the VMAs beside them.
+    Passed,
+}
+
+/// What a change of VMAs found.
+struct Set {
+    /// Some of them were not as they should be.
+    changed: bool,
+    /// They cover all of the range.
+    covered: bool,
+}
+
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Change what may be done with mapped memory.
     ///
@@ -97,7 +114,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Ok(())
             }
         };
-        if self.set_areas_if(&mut change, range, check, |v| v.prot = prot)? {
+        if self.set_areas_if(&mut change, range, Holes::Refused, check, |v| v.prot = prot)?.changed {
             change.let_go();
             self.reprotect(range, prot);
         }
@@ -112,7 +129,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         range: UserRange,
         set: impl Fn(&mut Vma),
     ) -> Result<bool, ProtectError> {
-        self.set_areas_if(change, range, |_| Ok(()), set)
+        self.set_areas_if(change, range, Holes::Refused, |_| Ok(()), set).map(|set| set.changed)
+    }
+
+    /// The same of what is mapped of a range; returns whether all of it is.
+    pub(super) fn set_mapped(
+        &self,
+        change: &mut Change<'_, 'm, P, A>,
+        range: UserRange,
+        set: impl Fn(&mut Vma),
+    ) -> Result<bool, ProtectError> {
+        self.set_areas_if(change, range, Holes::Passed, |_| Ok(()), set).map(|set| set.covered)
     }
 
     /// The same, unless `check` refuses to have one of them changed.
@@ -120,15 +147,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
+        holes: Holes,
         check: impl Fn(&Vma) -> Result<(), ProtectError>,
         set: impl Fn(&mut Vma),
-    ) -> Result<bool, ProtectError> {
+    ) -> Result<Set, ProtectError> {
         let machine = self.tables.machine;
         let areas = change.areas();
         let mut same = true;
         let mut coming = Amounts::default();
         let found = areas.survey(machine.platform(), range, |area, connected| {
-            if !connected {
+            if !connected && holes == Holes::Refused {
                 return Err(ProtectError::NotMapped);
             }
             check(area)?;
@@ -138,11 +166,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             coming.add(&new, range);
             Ok(())
         })?;
-        if !found.covered {
+        if !found.covered && holes == Holes::Refused {
             return Err(ProtectError::NotMapped);
         }
         if same {
-            return Ok(false);
+            return Ok(Set { changed: false, covered: found.covered });
         }
         let more = coming.data.saturating_sub(found.amounts.data);
         if more > 0 && areas.data.saturating_add(more) > areas.limits.data {
@@ -170,7 +198,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         change.areas().each(machine, range, set);
-        Ok(true)
+        Ok(Set { changed: true, covered: found.covered })
     }
 
     /// Bring the entries of `range` in line with its areas.

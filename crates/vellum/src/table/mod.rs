@@ -73,6 +73,9 @@ pub(crate) const RUNS_A_HOLD: usize = 64;
 /// Entries of one table that an operation deals with before it gives the table's lock back: more
 /// than most formats have in one.
 const ENTRIES_A_HOLD: u64 = 4096;
+/// The same, if each entry may have a folio of its own, of which it is to be known whether others have
+/// it: no more than most formats have in a table.
+pub(crate) const FOLIOS_A_HOLD: u64 = 512;
 
 /// The page tables of one address space.
 pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
