@@ -82,12 +82,16 @@ impl From<Saturated> for ForkError {
 const SLOTS: u32 = 2048;
 
 /// A fork does so much to one table before it gives its lock back (INV-11), in instructions, of which
-/// there are fewer. A table of 512 entries, each with a folio of its own, is done at once.
-const WORK: u32 = 512 * (FOLIO + ENTRY);
+/// there are fewer. A table of 512 entries that were written to, each with a folio of its own, is done
+/// at once.
+const WORK: u32 = 59_000;
 
-/// The work of an entry: it is written once, once more if hardware changes it meanwhile, and twice
-/// more if it becomes a part of a block.
-const ENTRY: u32 = 33;
+/// The work of an entry: it is written once, and twice more if it becomes a part of a block.
+const ENTRY: u32 = 25;
+
+/// The work of an entry in which hardware may still record something: it is written again after each
+/// of both bits.
+const UNSETTLED: u32 = ENTRY + 16;
 
 /// The work of changing the counts of a folio, which is 100, less that of joining one entry: a folio
 /// that has one entry alone is in no block.
@@ -214,7 +218,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut slots = 0;
         let mut work = WORK;
         // Half of it is a block, or a folio.
-        let least = ((2 * ENTRY) << arch.block_bits(table.level)).max(2 * FOLIO);
+        let least = ((2 * UNSETTLED) << arch.block_bits(table.level)).max(2 * FOLIO);
         while at < end && !batch.is_full() && slots < SLOTS && work >= least {
             let Some(mut run) = table.run(at, end) else { break };
             match run.kind {
@@ -343,9 +347,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let attrs = run.attrs(arch);
         let exclusive = attrs.contains(Attrs::EXCLUSIVE);
-        self.shorten(run, *work / 2 / ENTRY);
+        let entry = if run.settled { ENTRY } else { UNSETTLED };
+        self.shorten(run, *work / 2 / entry);
         // The entries first: what they leave is for folios.
-        let mut folios = (*work - run.len as u32 * ENTRY) / FOLIO;
+        let mut folios = (*work - run.len as u32 * entry) / FOLIO;
         let before = folios;
         let taken = match exclusive {
             true => self.share_own(pfn, run.frames(arch), &mut folios),
@@ -359,7 +364,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         } else {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
-        *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32 * ENTRY);
+        *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32 * entry);
         if exclusive {
             let kept = if pinned { Attrs::EXCLUSIVE } else { Attrs::empty() };
             let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
