@@ -131,6 +131,9 @@ impl<A: Silicon> Strict<A> {
         self.at(|checker| {
             let ordered = what.ranges.windows(2).all(|pair| pair[0].end <= pair[1].start);
             let root = checker.roots.get(&what.space).copied();
+            if what.ranges.iter().any(|range| range.end > self.hardware.arch().user_end()) {
+                checker.fail(Rule::HostHalf, format!("CPU {me} invalidates {what:?}"), &[what.root], &[]);
+            }
             let exist = cpus.iter().all(|cpu| cpu < checker.cpus.len());
             if !ordered || what.ranges.iter().any(|r| r.is_empty()) || root != Some(what.root) || !exist {
                 let text = format!("{what:?} for {:?}, where the root is {root:?}", cpus.iter().collect::<Vec<_>>());

@@ -203,7 +203,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Side by side with faults; between preemption points it looks again what is there.
     pub(super) fn dont_need(&self, rest: &mut Advising, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
         self.note_peak();
-        let mut gather = self.gather(*rest.left);
+        let mut gather = self.gather(rest.left);
         self.each_area(rest, more, |area, part| {
             if area.flags.contains(AreaFlags::LOCKED) && !locked {
                 return Err(AdviseError::Locked(*area.range));
@@ -224,7 +224,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         mut act: impl FnMut(&LockedTable<'_, 'm, P, A>, &mut Run, &mut Gather<'_, 'm, P>) -> usize,
     ) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
-        let mut gather = self.gather(*rest.left);
+        let mut gather = self.gather(rest.left);
         self.each_area(rest, more, |_, part| {
             let table = match self.tables.find(part) {
                 Found::Hole(end) => return Ok(end),

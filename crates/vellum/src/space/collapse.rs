@@ -392,7 +392,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Map by one huge leaf what a table maps as one run of one folio. Whether that is still so.
     fn promote(&self, area: &Vma, block: UserRange) -> bool {
         let arch = &self.tables.arch;
-        let mut gather = self.gather(*block);
+        let mut gather = self.gather(block);
         let Some((old, place)) = self.supplant(area, block, |next| matches!(next, Next::Promote)) else { return false };
         // With all that hardware has recorded.
         let Some(run) = old.leaves().next() else {

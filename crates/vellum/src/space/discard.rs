@@ -33,7 +33,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         };
         let Some(mut found) = next(0) else { return };
         self.note_peak();
-        let mut gather = self.gather(*all);
+        let mut gather = self.gather(all);
         loop {
             let (range, area) = found;
             let keep = if gone.copies || area.backing.is_shared() { Keep::Guards } else { Keep::Copies };

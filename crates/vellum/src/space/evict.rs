@@ -86,7 +86,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         loop {
             self.tables.platform().resched();
             let _evicting = self.tables.tlb.evicting();
-            let mut gather = self.gather(VirtRange { start: range.start, end: last.end });
+            let mut gather = self.gather(self.user_part(VirtRange { start: range.start, end: last.end }));
             let mut batch = Batch::default();
             while !batch.is_full() && !gather.is_full() {
                 if range.is_empty() {

@@ -132,7 +132,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Give the child what is in its areas. Whatever it answers, nobody may write any more to what the child has got.
     fn share(&self, child: &Self) -> Result<(), ForkError> {
-        let mut gather = self.gather(*UserRange::all(&self.tables.arch));
+        let mut gather = self.gather(UserRange::all(&self.tables.arch));
         let mut pinned = false;
         let shared = self.each_shared(child, |area| self.share_area(child, area, &mut pinned, &mut gather));
         drop(gather);
@@ -401,7 +401,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             left = rest;
             if frames.get_counts(head, frame, pages, pages).is_held() {
                 frames.put(head, frame, pages, pages);
-                left = left.saturating_sub(1);
+                // Its counts have changed twice, which is more than twice `FOLIO`.
+                left = left.saturating_sub(2);
                 break;
             }
             taken += pages;

@@ -70,7 +70,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// Remove the guards of a range, side by side with faults.
     pub(super) fn remove_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
-        let mut gather = self.gather(*rest.left);
+        let mut gather = self.gather(rest.left);
         self.each_area(rest, more, |_, part| {
             let end = match self.tables.find(part) {
                 Found::Hole(end) => end,

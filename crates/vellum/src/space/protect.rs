@@ -203,7 +203,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Bring the entries of `range` in line with its areas.
     fn reprotect(&self, range: UserRange, prot: Prot) {
-        let mut gather = self.gather(*range);
+        let mut gather = self.gather(range);
         let mut at = range.start;
         while at < range.end {
             match self.tables.find(range.tail(at)) {

@@ -65,7 +65,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// locked table. What it answers is whether translations have changed: then they are flushed, at the end.
     pub(super) fn each_run(&self, range: UserRange, mut f: impl FnMut(&LockedTable<'_, 'm, P, A>, &Run) -> bool) {
         let arch = &self.tables.arch;
-        let mut gather = self.gather(*range);
+        let mut gather = self.gather(range);
         let mut at = range.start;
         while at < range.end {
             let table = match self.tables.find(range.tail(at)) {

@@ -122,7 +122,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !rest.is_empty() {
             self.zap_all(rest);
         }
-        let mut gather = self.gather(*wanted.old);
+        let mut gather = self.gather(wanted.old);
         let Ok(()) = parts.each_without_lock(change, |part| {
             self.tables.relocate(&part.route(), &mut spares, &mut gather);
             Ok::<_, Infallible>(())

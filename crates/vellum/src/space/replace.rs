@@ -51,7 +51,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) {
         let arch = &self.tables.arch;
         let (block, level) = (old.table().range(), old.table().level + 1);
-        let mut gather = self.gather(block);
+        let mut gather = self.gather(self.user_part(block));
         let resident = self.copy_parts(block, pfn, old.leaves().map(|run| (run.range(arch), run.pfn(arch))));
         place.fill(&self.new_run(area, block, pfn, level));
         old.empty(&mut gather, |removed, gather| gather.push(removed));

@@ -122,7 +122,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
         self.note_peak();
         let _evicting = self.tables.tlb.evicting();
-        let mut gather = self.gather(VirtRange { start: first.start, end: last.end });
+        let mut gather = self.gather(self.user_part(VirtRange { start: first.start, end: last.end }));
         for range in ranges {
             let range = self.user_part(*range);
             let mut at = range.start;

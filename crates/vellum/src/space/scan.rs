@@ -225,7 +225,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         mut pass: Pass<'_, impl Fn(Categories) -> Option<Categories>>,
         looks: impl Fn(&Vma) -> Result<bool, ScanError>,
     ) -> Result<Scanned, ScanError> {
-        let mut gather = self.gather(*range);
+        let mut gather = self.gather(range);
         let mut at = range.start;
         while at < range.end && !pass.full {
             let rest = range.tail(at);

@@ -1,6 +1,5 @@
 //! Emptying a range of page tables, by the run. `unmap`, `advise(DontNeed)` and exit are this.
 
-use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::frame::flag;
 use crate::group::Refused;
@@ -35,7 +34,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was there.
     pub(super) fn zap_all(&self, range: UserRange) {
         self.note_peak();
-        let mut gather = self.gather(*range);
+        let mut gather = self.gather(range);
         let mut at = range.start;
         while at < range.end {
             // Nothing can map here any more, so no huge mapping reaches across an end again.
@@ -44,7 +43,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A gather for an operation on `range`.
-    pub(super) fn gather(&self, range: VirtRange) -> Gather<'_, 'm, P> {
+    pub(super) fn gather(&self, range: UserRange) -> Gather<'_, 'm, P> {
         Gather::new(&self.tables.tlb, range, self.page_shift(), self.tables.max_run > 1)
     }
 

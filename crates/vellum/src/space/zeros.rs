@@ -50,7 +50,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let orders = self.tables.machine.policy().orders(area.advice);
         let mut blocks = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block);
         let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
-        let mut gather = self.gather(*block);
+        let mut gather = self.gather(block);
         let mut at = block.start;
         while at < block.end {
             let table = match self.tables.find(block.tail(at)) {

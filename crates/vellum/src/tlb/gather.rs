@@ -16,6 +16,7 @@
 use arrayvec::ArrayVec;
 
 use crate::addr::{Pfn, VirtRange};
+use crate::arch::UserRange;
 use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
 use crate::group::Leavers;
 use crate::machine::{Scratch, Stretch};
@@ -79,7 +80,7 @@ pub(crate) struct DeadTable {
 pub(crate) struct Gather<'t, 'm, P: Platform> {
     tlb: &'t Shootdown<'m, P>,
     /// What the operation is about, and the smallest pages that may be there.
-    whole: (VirtRange, u32),
+    whole: (UserRange, u32),
     scratch: Scratch<'m, P>,
     used: usize,
     waiting: u32,
@@ -97,7 +98,7 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
 
 impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     /// Empty, for an operation on `range`, where pages are of `1 << shift` bytes or more. `merge`: see the field.
-    pub(crate) fn new(tlb: &'t Shootdown<'m, P>, range: VirtRange, shift: u32, merge: bool) -> Self {
+    pub(crate) fn new(tlb: &'t Shootdown<'m, P>, range: UserRange, shift: u32, merge: bool) -> Self {
         tlb.open_gather();
         Gather {
             tlb,
@@ -255,8 +256,9 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
 
 impl<P: Platform> Drop for Gather<'_, '_, P> {
     fn drop(&mut self) {
-        if self.tlb.others_are_open() {
-            self.note(self.whole.0, self.whole.1);
+        let (whole, shift) = self.whole;
+        if !whole.is_empty() && self.tlb.others_are_open() {
+            self.note(*whole, shift);
         }
         self.flush();
         self.tlb.close_gather();
