@@ -14,7 +14,7 @@ in_every_format! {
     a_full_table_is_held_for_short_times => full,
 }
 
-/// What is done to the memory of a full table, so many bytes of it.
+/// An operation on the memory of a full table, of so many bytes.
 type Act<A> = fn(&Bench<'_, A>, &Space<'_, A>, u64);
 
 /// Does these things, each to a full table, of folios of this order.

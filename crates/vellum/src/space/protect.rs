@@ -69,7 +69,7 @@ impl core::error::Error for ProtectError {}
 
 may_be_refused!(ProtectError);
 
-/// What a change of VMAs does about addresses of its range that are not mapped.
+/// The ways of a change of VMAs with addresses of its range that are not mapped.
 #[derive(Clone, Copy, PartialEq)]
 enum Holes {
     /// It changes nothing.
@@ -78,7 +78,7 @@ enum Holes {
     Passed,
 }
 
-/// What a change of VMAs found.
+/// The result of a change of VMAs.
 struct Set {
     /// Some of them were not as they should be.
     changed: bool,
