@@ -4,7 +4,7 @@ use vellum::addr::Pfn;
 use vellum::arch::Kind;
 use vellum::platform::SpaceId;
 
-use super::shadow::{Checker, CpuState, Table, Walk};
+use super::shadow::{Checker, CpuState, Table, Walk, Work};
 use super::violation::Rule;
 use crate::hardware::Hardware;
 use crate::walker::Silicon;
@@ -13,9 +13,11 @@ use crate::walker::Silicon;
 /// holds` measures, counted by what it is mostly made of.
 const MOST_WORK: u32 = 60_000;
 /// Of these an entry is written by so many, …
-pub const ENTRY: u32 = 8;
-/// … and the counts of a folio change by so many.
-pub const FOLIO: u32 = 100;
+const ENTRY: u32 = 8;
+/// … the counts of a folio change by so many, …
+const FOLIO: u32 = 100;
+/// … and each zeroes or copies so many bytes.
+const BYTES: u32 = 8;
 /// The most memory that is zeroed or copied in one go.
 const MOST_BYTES: usize = 64 << 10;
 
@@ -197,16 +199,21 @@ impl<A: Silicon> Checker<A> {
         }
     }
 
-    /// So much work is about to be done, with whatever locks this CPU holds.
-    pub fn work(&mut self, instructions: u32) {
+    /// So much more work is about to be done, with whatever locks this CPU holds.
+    pub fn work(&mut self, more: Work) {
         let state = &mut self.cpus[self.cpu];
         if state.preempt == 0 {
             return;
         }
-        state.work += instructions;
-        if state.work > MOST_WORK {
-            let (work, held) = (core::mem::take(&mut state.work), state.held.clone());
-            let text = format!("CPU {} does the work of {work} instructions with preemption disabled", self.cpu);
+        let work = &mut state.work;
+        work.entries += more.entries;
+        work.folios += more.folios;
+        work.bytes += more.bytes;
+        let instructions = work.entries * ENTRY + work.folios * FOLIO + work.bytes / BYTES;
+        if instructions > MOST_WORK {
+            let (work, held) = (core::mem::take(work), state.held.clone());
+            let text =
+                format!("CPU {} executes {instructions} instructions with preemption disabled: {work:?}", self.cpu);
             self.fail(Rule::Long, text, &held, &[]);
         }
     }
@@ -218,13 +225,13 @@ impl<A: Silicon> Checker<A> {
             let text = format!("CPU {} touches {bytes} bytes of memory in one go", self.cpu);
             self.fail(Rule::Long, text, &[], &[]);
         }
-        self.work(bytes as u32 / 8);
+        self.work(Work { bytes: bytes as u32, ..Work::default() });
     }
 
     pub fn preempt_enable(&mut self) {
         let state = &mut self.cpus[self.cpu];
         match state.preempt.checked_sub(1) {
-            Some(0) => (state.preempt, state.work) = (0, 0),
+            Some(0) => (state.preempt, state.work) = (0, Work::default()),
             Some(depth) => state.preempt = depth,
             None => self.fail(Rule::Atomic, format!("CPU {} enables preemption once too often", self.cpu), &[], &[]),
         }

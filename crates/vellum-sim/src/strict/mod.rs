@@ -55,7 +55,7 @@ use crate::schedule::Schedule;
 use crate::stats::Stats;
 use crate::walker::Silicon;
 use adversary::Adversary;
-use shadow::Checker;
+use shadow::{Checker, Work};
 use writes::How;
 
 /// See the module's text.
@@ -261,7 +261,7 @@ impl<A: Silicon> Strict<A> {
             checker.seq += 1;
             (checker.cpu, checker.event) = (cpu, event);
             if matches!(event, Event::Store(..) | Event::Discard(..) | Event::Exchange(..)) {
-                checker.work(locks::ENTRY);
+                checker.work(Work { entries: 1, ..Work::default() });
             }
             if !matches!(event, Event::Locked(_)) {
                 checker.cpus[cpu].waiting = None;
@@ -284,7 +284,7 @@ fn check<A: Silicon>(checker: &mut Checker<A>, event: Event, hardware: &Hardware
         Event::Discard(table, index, expected) => checker.write(table, index, How::Discard(expected), 0, hardware),
         Event::Exchange(table, index, new) => checker.write(table, index, How::Exchange, new, hardware),
         Event::Counts(head, before, after) => {
-            checker.work(locks::FOLIO);
+            checker.work(Work { folios: 1, ..Work::default() });
             checker.counts(head, before, after);
         }
         Event::WalkBegin => checker.walk_begin(),

@@ -128,6 +128,17 @@ pub(crate) struct Walk {
     pub visited: Vec<Pfn>,
 }
 
+/// The work that a CPU has done since it disabled preemption.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Work {
+    /// Entries written.
+    pub entries: u32,
+    /// Changes of the counts of folios.
+    pub folios: u32,
+    /// Bytes zeroed or copied.
+    pub bytes: u32,
+}
+
 /// What a CPU is in the middle of.
 #[derive(Debug, Default)]
 pub(crate) struct CpuState {
@@ -138,8 +149,7 @@ pub(crate) struct CpuState {
     pub walk: Option<Walk>,
     /// Depth of `preempt_disable`.
     pub preempt: u32,
-    /// What was done since preemption was disabled, in instructions, as an estimate.
-    pub work: u32,
+    pub work: Work,
     pub irqs_masked: bool,
     pub label: Option<std::sync::Arc<str>>,
 }

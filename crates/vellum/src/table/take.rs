@@ -85,63 +85,64 @@ impl<P: Platform, A: Arch> LockedTable<'_, '_, P, A> {
         let dirty = arch.leaf(arch.leaf_addr(run.raw, self.level), run.attrs(arch) | Attrs::DIRTY, self.level);
         let says = dirty ^ arch.forget(dirty, Attrs::DIRTY, self.level);
         let written = |raw: u64| raw & says == dirty & says;
+        // Upper entries must not look empty before that is final (INV-4).
+        let instead = if self.level > 1 { arch.busy() } else { 0 };
         let mut len = 0;
         while len < run.len {
             let at = index + len;
             let block = self.block(self.entry(at).load(Relaxed));
             if block > 1 {
-                let raw = self.collect(at, block, 0);
+                let raw = self.collect(at, block, instead);
                 if written(raw) {
-                    self.write_joined(at, block, raw, Some(0));
+                    self.write_joined(at, block, raw, Some(instead));
                     break;
                 }
                 len += block;
                 continue;
             }
             let singles = if run.joined == Joined::None { run.len } else { 1 };
-            let clean = self.empty_clean(at, singles, written);
+            let clean = self.empty_clean(at, singles, instead, written);
             len += clean;
             if clean < singles {
                 break;
             }
         }
-        self.set_live(self.live() - len as u32);
         if len < run.len {
-            len = self.put_back(run, len);
+            len = self.put_back(run, len, instead);
         }
+        if instead != 0 {
+            self.write(index, len, Some((instead, 0)), (0, 0));
+        }
+        self.set_live(self.live() - len as u32);
         let (run, shift) = (Run { len, ..*run }, self.shift());
         Removed { pfn: run.pfn(arch), frames: run.frames(arch), range: run.range(arch), shift }
     }
 
-    /// Empty leaves, none of which is joined, up to the first that was written to; how many those are.
+    /// Takes leaves out, none of which is joined, up to the first that was written to, leaving
+    /// `instead`; returns how many those are.
     #[inline(always)]
-    fn empty_clean(&self, index: usize, n: usize, written: impl Fn(u64) -> bool) -> usize {
-        // Upper entries must not look empty before that is final (INV-4).
-        let instead = if self.level > 1 { self.tables.arch.busy() } else { 0 };
+    fn empty_clean(&self, index: usize, n: usize, instead: u64, written: impl Fn(u64) -> bool) -> usize {
         for (i, entry) in self.entries()[index..index + n].iter().enumerate() {
             let raw = self.exchange_at(index + i, entry, instead);
             if written(raw) {
                 self.store(index + i, instead, raw);
                 return i;
             }
-            if instead != 0 {
-                self.store(index + i, instead, 0);
-            }
         }
         n
     }
 
-    /// Of so many entries of a run that were emptied, those come back, clean, that map a part of what the next one maps a part of.
-    /// How many are left.
+    /// Of so many entries of a run that were taken out, puts those back, clean, that map a part of what
+    /// the next one maps a part of: where each is `instead`. Returns how many are left.
     #[cold]
-    fn put_back(&self, run: &Run, emptied: usize) -> usize {
+    fn put_back(&self, run: &Run, emptied: usize, instead: u64) -> usize {
         let arch = &self.tables.arch;
         let each = self.shift() - FRAME_SHIFT;
         let (head, _) = self.tables.machine.frames().head(run.pfn(arch).add((emptied as u32) << each));
         let kept = (head.0.saturating_sub(run.pfn(arch).0) >> each) as usize;
         if kept < emptied {
             let run = run.part(arch, kept, emptied - kept);
-            self.set(&Run { raw: arch.forget(run.raw, Attrs::DIRTY, self.level), ..run });
+            self.set_over(&Run { raw: arch.forget(run.raw, Attrs::DIRTY, self.level), ..run }, instead);
         }
         kept
     }
