@@ -7,6 +7,7 @@ use std::cell::Cell;
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::cache::Object;
+use vellum::frame::LARGEST_FOLIO;
 use vellum::frame::policy::Knob;
 use vellum::group::{GroupId, LruList};
 use vellum::reclaim::reclaim;
@@ -42,6 +43,7 @@ in_every_format! {
     what_is_locked_stays => locked,
     what_is_cold_goes_first => cold,
     what_may_go_goes_without_swap => lazily,
+    what_may_go_is_as_large_as_several_huge_leaves => huge_leaves,
     what_may_go_is_written_past_the_entries => pinned,
     what_a_child_has_does_not_go => freed_by_one,
     what_may_go_is_written_somewhere => written_anywhere,
@@ -320,6 +322,26 @@ fn lazily<A: Silicon>(arch: A) {
             for i in 0..40 {
                 assert_eq!(on.load(&space, BASE + i * page), if i % 10 == 0 { 100 + i } else { 0 });
             }
+        });
+    }
+}
+
+/// Of two folios of the largest size, which several huge leaves may map, the one that was written to
+/// stays.
+fn huge_leaves<A: Silicon>(arch: A) {
+    const FOLIO: u64 = 4096 << LARGEST_FOLIO;
+    for written in [0, FOLIO / 2] {
+        let setup = Setup { bytes: 5 * FOLIO, hostility: Hostility::NONE, ..USUAL };
+        crate::bench::on(arch, setup, |on| {
+            on.machine.policy().set(LARGEST_FOLIO, Knob::Always);
+            let space = on.space_of(GroupId::ROOT);
+            map(&space, BASE, 2 * FOLIO);
+            [0, FOLIO].iter().for_each(|at| on.store(&space, BASE + at + written, 1));
+            assert_eq!(resident(&space, BASE, 2 * FOLIO), 2 * FOLIO);
+            space.advise(BASE, 2 * FOLIO, Advise::Free).unwrap();
+            on.store(&space, BASE + written, 2);
+            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, u64::MAX), FOLIO >> 12);
+            assert_eq!([0, FOLIO].map(|at| on.load(&space, BASE + at + written)), [2, 0]);
         });
     }
 }

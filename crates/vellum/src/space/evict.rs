@@ -206,14 +206,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             runs += 1;
             let Some(mut run) = table.run_whatever_recorded(at, end) else { break };
             let whole = part.covers(&run.range(arch));
-            // What is as large as no block of slots, or reaches across an end of the range, stays.
-            let fits = whole && arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
             if locked {
                 self.tell_locked(&run, isolated);
-            } else if run.kind == Kind::Leaf && fits {
+            } else if run.kind == Kind::Leaf && whole {
+                // What is to be written, and as large as no block of slots, stays.
+                let fits = arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
                 if self.tables.machine.frames().head(run.pfn(arch)).1.has(flag::LAZY) {
                     dropped += self.drop_lazily(&table, &mut run, isolated, gather);
-                } else if let Some(held) = self.hold(&table, &mut run, isolated, batch, gather) {
+                } else if fits && let Some(held) = self.hold(&table, &mut run, isolated, batch, gather) {
                     batch.held.push(held);
                     batch.pages += run.frames(arch);
                 }

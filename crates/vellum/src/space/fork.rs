@@ -365,9 +365,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             run.len = (taken >> (arch.level_shift(run.level) - FRAME_SHIFT)) as usize;
         }
         *work = work.saturating_sub((before - folios) * FOLIO + run.len as u32 * entry);
-        if exclusive {
-            let kept = if pinned { Attrs::EXCLUSIVE } else { Attrs::empty() };
-            let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
+        let kept = if pinned { attrs & Attrs::EXCLUSIVE } else { Attrs::empty() };
+        let new = (attrs - Attrs::EXCLUSIVE - Attrs::WRITE) | kept;
+        // Where nothing changes, no block is taken apart and joined again.
+        if exclusive && new != attrs {
             table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), new, run.level));
             if attrs.contains(Attrs::WRITE) {
                 gather.note(run.range(arch), table.shift());
