@@ -12,7 +12,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
+use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::frame::{Counts, Frame, HUGE_ORDER, flag};
 use crate::platform::{Platform, Wanted, allows};
@@ -198,9 +198,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Found::Hole(end) => return Some((end, 0)),
             Found::Table(table) => table,
         };
-        let most = part.start.saturating_add(FOLIOS_A_HOLD << table.shift());
-        let most = align_down(most, table.shift() + arch.block_bits(table.level));
-        let end = part.end.min(table.end()).min(most);
+        let end = table.end_after(part, FOLIOS_A_HOLD);
         let (mut at, mut dropped, mut runs) = (part.start, 0, 0);
         while at < end && runs < RUNS_A_HOLD && !batch.is_full() && !gather.is_full() {
             runs += 1;
@@ -209,7 +207,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if locked {
                 self.tell_locked(&run, isolated);
             } else if run.kind == Kind::Leaf && whole {
-                // What is to be written, and as large as no block of slots, stays.
+                // Swapping out a leaf takes a block of slots, and none is larger than a huge page.
                 let fits = arch.level_shift(run.level) - FRAME_SHIFT <= HUGE_ORDER as u32;
                 if self.tables.machine.frames().head(run.pfn(arch)).1.has(flag::LAZY) {
                     dropped += self.drop_lazily(&table, &mut run, isolated, gather);

@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{ENTRIES_A_HOLD, PageTables};
-use crate::addr::{Pfn, VirtRange};
+use crate::addr::{Pfn, VirtRange, align_down};
 use crate::arch::{Arch, UserRange};
 use crate::frame::{Frame, flag};
 use crate::machine::Machine;
@@ -79,15 +79,23 @@ impl<'t, 'm, P: Platform, A: Arch> LockedTable<'t, 'm, P, A> {
     }
 
     /// Returns how far an operation on `range`, which begins in this table, goes before it gives
-    /// the lock back.
+    /// the lock back: at most [`ENTRIES_A_HOLD`] entries.
     #[inline]
     pub(crate) fn hold_end(&self, range: UserRange) -> u64 {
+        self.end_after(range, ENTRIES_A_HOLD)
+    }
+
+    /// Returns the end of what `range`, which begins in this table, has there of the next `entries`,
+    /// which are as many as a block has or more. A block that begins among them and goes on behind
+    /// them is left out whole.
+    #[inline]
+    pub(crate) fn end_after(&self, range: UserRange, entries: u64) -> u64 {
         let end = range.end.min(self.end());
-        if 1u64 << self.tables.arch.index_bits() <= ENTRIES_A_HOLD {
+        if 1u64 << self.tables.arch.index_bits() <= entries {
             return end;
         }
-        let most = (range.start >> self.shift()).saturating_add(ENTRIES_A_HOLD) << self.shift();
-        end.min(most)
+        let most = range.start.saturating_add(entries << self.shift());
+        end.min(align_down(most, self.shift() + self.tables.arch.block_bits(self.level)))
     }
 
     /// log2 of what an entry translates.
