@@ -11,6 +11,7 @@ use crate::tlb::Gather;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::pieces::{Advising, More};
+use super::protect::Holes;
 use super::zap::Keep;
 use super::{Access, AddressSpace, CollapseError, FaultError, ProtectError};
 
@@ -180,7 +181,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Advise::NoHuge => |v| v.advice = Advice::NoHuge,
             _ => return Ok(true),
         };
-        Ok(self.set_mapped(&mut self.change(range), range, set)?)
+        Ok(self.set_areas_if(&mut self.change(range), range, Holes::Passed, |_| Ok(()), set)?.covered)
     }
 
     /// Returns whether all of a range is mapped.

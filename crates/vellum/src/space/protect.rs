@@ -71,7 +71,7 @@ may_be_refused!(ProtectError);
 
 /// The ways of a change of VMAs with addresses of its range that are not mapped.
 #[derive(Clone, Copy, PartialEq)]
-enum Holes {
+pub(super) enum Holes {
     /// It changes nothing.
     Refused,
     /// It changes the VMAs beside them.
@@ -79,11 +79,11 @@ enum Holes {
 }
 
 /// The result of a change of VMAs.
-struct Set {
+pub(super) struct Set {
     /// Some of them were not as they should be.
-    changed: bool,
+    pub(super) changed: bool,
     /// They cover all of the range.
-    covered: bool,
+    pub(super) covered: bool,
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
@@ -132,18 +132,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.set_areas_if(change, range, Holes::Refused, |_| Ok(()), set).map(|set| set.changed)
     }
 
-    /// The same of what is mapped of a range; returns whether all of it is.
-    pub(super) fn set_mapped(
-        &self,
-        change: &mut Change<'_, 'm, P, A>,
-        range: UserRange,
-        set: impl Fn(&mut Vma),
-    ) -> Result<bool, ProtectError> {
-        self.set_areas_if(change, range, Holes::Passed, |_| Ok(()), set).map(|set| set.covered)
-    }
-
-    /// The same, unless `check` refuses to have one of them changed.
-    fn set_areas_if(
+    /// The same, unless `check` refuses to have one of them changed, and with holes in the range or
+    /// without.
+    pub(super) fn set_areas_if(
         &self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
