@@ -76,7 +76,7 @@ impl Frames {
     fn get_mut(&mut self, pfn: Pfn) -> Option<&mut Frame> {
         let at = pfn.0 as usize;
         let chunk = self.chunks.get_mut(at / CHUNK).filter(|_| at < self.len)?;
-        // Never on the stack: those of schedules are small.
+        // A chunk is made on the heap: the stacks of simulated schedules have no room for it.
         let new = || (0..CHUNK).map(|_| Frame::default()).collect();
         Some(&mut chunk.get_or_insert_with(new)[at % CHUNK])
     }

@@ -312,7 +312,8 @@ fn map(dice: &mut Dice, window: &Window, page_order: u8) -> Op {
     Op::Map { place, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
 }
 
-/// The largest has about as many bytes whatever a page has, as a window does: all of them may be locked in memory.
+/// Returns an operation that maps an area of at most 1,100 frames, or 40 pages if those are more: the
+/// space may lock all of its areas in memory.
 fn anywhere(dice: &mut Dice, window: &Window, page_order: u8) -> Op {
     let most: u64 = dice.weighted(&[(70, 40), (20, 300), (10, 1100)]);
     let pages = 1 + dice.below((most >> page_order).max(40));

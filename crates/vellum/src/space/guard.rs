@@ -12,7 +12,8 @@ use super::{AddressSpace, AdviseError};
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Forgets what is in a range and guards what is mapped of it, one table after the other.
     ///
-    /// If memory for tables runs out, what lies before is guarded and what lies behind stays.
+    /// If memory for tables runs out, what lies before the failing table is guarded, what lies behind
+    /// it stays, and of the table's part the contents are gone and some is guarded.
     pub(super) fn install_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.tables.arch.level_shift(2);
         while !rest.left.is_empty() {
@@ -31,10 +32,9 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// whether that is all. Faults wait meanwhile, so that none fills a page again.
     fn guard(&self, range: UserRange) -> Result<bool, AdviseError> {
         // All of the space: areas are held in full, also where the range ends inside of one.
-        let all = UserRange::all(&self.tables.arch);
-        let mut change = self.change(all);
+        let mut change = self.change(UserRange::all(&self.tables.arch));
         change.let_go();
-        let all = self.all(range, true, false)?;
+        let covered = self.all(range, true, false)?;
         change.areas().each(self.tables.machine, range, |v| v.state = State::Held);
         change.let_go();
         let guarded = self.tables.split_edges(range).map_err(AdviseError::from).and_then(|()| {
@@ -42,7 +42,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             self.put_guards(range)
         });
         change.areas().each(self.tables.machine, range, |v| v.state = State::Live);
-        guarded.map(|()| all)
+        guarded.map(|()| covered)
     }
 
     /// Guards what is mapped of a range that holds nothing: its VMAs are held, and no other change is

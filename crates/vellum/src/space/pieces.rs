@@ -99,7 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if advice.forgets() {
             self.may_forget(range)?;
         }
-        // What can fail comes first, so that failing changes nothing.
+        // The checks and splits that may fail come first, so that a failure changes nothing.
         let all = match advice {
             Advise::DontNeed | Advise::DontNeedLocked => {
                 self.split_beside_faults(range)?;

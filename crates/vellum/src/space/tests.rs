@@ -52,9 +52,9 @@ fn what_becomes_executable_is_published() {
     assert_eq!(published(), 1, "a private copy of text");
 }
 
-/// What a change has split and made alike again is one VMA when the change is done, though another
-/// one is at work elsewhere in it, but for a boundary of the other's, which joins there when it is
-/// done.
+/// A change that splits a VMA and makes its parts alike again joins them when it is done, though
+/// another change is at work elsewhere in the VMA. It leaves the boundaries of the other change alone,
+/// which joins there itself.
 #[test]
 fn vmas_are_joined_beside_changes_elsewhere_in_them() {
     let host = Host::with_frames(6_000, 1);
