@@ -10,6 +10,8 @@
 //! Everything is tagged with the address space, as with PCIDs or ASIDs. Nothing is ever dropped for convenience: what the
 //! engine forgets to invalidate stays and is used.
 
+use std::ops::Range;
+
 use vellum::addr::{Pfn, VirtRange};
 use vellum::platform::{Invalidation, SpaceId};
 
@@ -82,10 +84,11 @@ impl<T: Copy> Cache<T> {
         Cache { slots, filled, ways: ways as usize, mask: sets as u64 - 1 }
     }
 
+    /// The slots of the set that a page is held in.
     #[inline]
-    fn set(&mut self, page: u64) -> &mut [Slot<T>] {
+    fn set(&self, page: u64) -> Range<usize> {
         let first = (page & self.mask) as usize * self.ways;
-        &mut self.slots[first..first + self.ways]
+        first..first + self.ways
     }
 
     /// What is held for an address in an entry of one of these sizes.
@@ -102,14 +105,16 @@ impl<T: Copy> Cache<T> {
 
     #[inline]
     fn get(&mut self, tag: Tag, now: u64) -> Option<T> {
-        let slot = self.set(tag.page).iter_mut().find(|s| s.entry.is_some_and(|(t, _)| t == tag))?;
+        let set = self.set(tag.page);
+        let slot = self.slots[set].iter_mut().find(|s| s.entry.is_some_and(|(t, _)| t == tag))?;
         slot.used = now;
         slot.entry.map(|(_, value)| value)
     }
 
     fn put(&mut self, tag: Tag, value: T, now: u64) {
-        let first = (tag.page & self.mask) as usize * self.ways;
-        let set = &mut self.slots[first..first + self.ways];
+        let at = self.set(tag.page);
+        let first = at.start;
+        let set = &mut self.slots[at];
         let same = set.iter().position(|s| s.entry.is_some_and(|(t, _)| t == tag));
         let oldest = || (0..set.len()).min_by_key(|i| if set[*i].entry.is_none() { 0 } else { 1 + set[*i].used });
         if let Some(i) = same.or_else(oldest) {
@@ -144,6 +149,25 @@ impl<T: Copy> Cache<T> {
             }
         }
         None
+    }
+
+    /// The first entry that is like this, of those that hold some of a range; no entry has another
+    /// size than these. Where the range can be in few sets, no other is looked through.
+    fn first_over(
+        &self,
+        space: SpaceId,
+        range: VirtRange,
+        sizes: &[u32],
+        mut like: impl FnMut(&(Tag, T)) -> bool,
+    ) -> Option<(Tag, T)> {
+        let mut over = |entry: &(Tag, T)| entry.0.space == space && entry.0.range().overlaps(&range) && like(entry);
+        let pages = |size: &u32| range.start >> size..=(range.end - 1) >> size;
+        let sets = sizes.iter().map(|size| pages(size).end() - pages(size).start() + 1).sum::<u64>();
+        if sets > self.mask {
+            return self.first(over);
+        }
+        let set = |page: u64| &self.slots[self.set(page)];
+        sizes.iter().flat_map(pages).flat_map(set).filter_map(|slot| slot.entry).find(|entry| over(entry))
     }
 }
 
@@ -317,9 +341,9 @@ impl Tlb {
             let inside = offset < 1 << new.block;
             // Of the same page or block there may be one entry or several, as long as they agree.
             let agree = leaf.block == new.block && (!inside || whole.base.0 + offset == leaf.base.0);
-            at.space == space && at.range().overlaps(&tag.range()) && !agree && (leaf.block != new.block || *at != tag)
+            !agree && (leaf.block != new.block || *at != tag)
         };
-        self.translation(differs).map(|held| Conflict { held, new: (tag, whole) })
+        self.translation_over(space, tag.range(), differs).map(|held| Conflict { held, new: (tag, whole) })
     }
 
     /// Where the walk for `va` may start: the table that the deepest cached pointer names, and that table's level.
@@ -398,7 +422,18 @@ impl Tlb {
         self.stores.iter().find_map(|store| store.cache.first(&like))
     }
 
+    /// The same, of those of a range.
+    pub fn translation_over(
+        &self,
+        space: SpaceId,
+        range: VirtRange,
+        like: impl Fn(&(Tag, Leaf)) -> bool,
+    ) -> Option<(Tag, Leaf)> {
+        self.stores.iter().find_map(|store| store.cache.first_over(space, range, &store.sizes, &like))
+    }
+
     /// All translations. What several banks hold comes several times.
+    #[cfg(test)]
     pub fn translations(&self) -> impl Iterator<Item = (Tag, Leaf)> + '_ {
         self.stores.iter().flat_map(|store| store.cache.iter())
     }
@@ -458,6 +493,28 @@ mod tests {
         assert_eq!(tlb.translations().count(), 1);
         tlb.invalidate(&invalidation(&[], 12, false));
         assert_eq!(tlb.translations().count(), 0);
+    }
+
+    #[test]
+    fn a_range_of_few_sets_and_one_of_many_have_what_is_held_for_them() {
+        let mut cache = Cache::new(128, 4);
+        let (page, huge) = (0x4030_5000, 0x8020_0000);
+        cache.put(Tag::new(SPACE, page, 12), (), 1);
+        cache.put(Tag::new(SPACE, huge, 21), (), 2);
+        let over = |space, start, shift: u32| {
+            let range = VirtRange { start, end: start + (1 << shift) };
+            cache.first_over(space, range, &[12, 21], |_| true).map(|(tag, ())| tag.range().start)
+        };
+        for (start, shift) in [(page, 12), (page - 0x1000, 13), (0x4020_0000, 21), (0x4000_0000, 30)] {
+            assert_eq!(over(SPACE, start, shift), Some(page), "{start:#x}, {shift}");
+        }
+        for (start, shift) in [(huge, 12), (huge + 0x1f_f000, 12), (huge - 0x1000, 13), (0x8000_0000, 30)] {
+            assert_eq!(over(SPACE, start, shift), Some(huge), "{start:#x}, {shift}");
+        }
+        for (start, shift) in [(page - 0x1000, 12), (page + 0x1000, 12), (huge + 0x20_0000, 21), (0xc000_0000, 30)] {
+            assert_eq!(over(SPACE, start, shift), None, "{start:#x}, {shift}");
+        }
+        assert_eq!(over(SpaceId(8), page, 12), None);
     }
 
     #[test]

@@ -106,11 +106,8 @@ impl<A: Silicon> Checker<A> {
         for cpu in 0..self.cpus.len() {
             let same = |at: VirtRange, pa: PhysAddr| at.start.wrapping_sub(start) == pa.0.wrapping_sub(base.0);
             let mmu = hardware.mmu(cpu);
-            let other = mmu.tlb.translations().find(|(tag, leaf)| {
-                tag.space == space
-                    && tag.range().overlaps(&span)
-                    && !self.get_along(leaf.block, shift)
-                    && same(tag.range(), leaf.base)
+            let other = mmu.tlb.translation_over(space, span, |(tag, leaf)| {
+                !self.get_along(leaf.block, shift) && same(tag.range(), leaf.base)
             });
             drop(mmu);
             if let Some((tag, leaf)) = other {
