@@ -3,6 +3,7 @@
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::frame::policy::Knob;
+use vellum::frame::{HUGE_ORDER, MAX_ORDER};
 use vellum::group::Refused;
 use vellum::space::{Access, Advise, AdviseError, FaultError, Resolved};
 use vellum::stats::{Counter, SizeCounter};
@@ -43,6 +44,7 @@ in_every_format! {
     a_device_is_emptied => emptied,
     a_device_is_emptied_as_far_as_memory_goes => emptied_in_part,
     what_comes_back_as_something_else_is_lost => damaged,
+    blocks_that_can_not_be_read_leave_memory_in_one_piece => unreadable_blocks,
 }
 
 /// Whoever brings contents back has waited for them; nobody else has.
@@ -336,6 +338,44 @@ fn emptied<A: Silicon>(arch: A) {
             kept.for_each(|i| assert_eq!(on.load(space, BASE + i * page), i));
         }
         assert_eq!(on.load(&child, lost), 20);
+    });
+}
+
+/// Pages that come back alone, because their blocks could not be read, lie beside each other: the
+/// memory for the blocks is free as it was.
+fn unreadable_blocks<A: Silicon>(arch: A) {
+    /// Bytes of a block that a fault brings back where no large folios are wanted.
+    const BLOCK: u64 = 64 << 10;
+    const BLOCKS: u64 = 12;
+    on(arch, 128 << 20, 8192, |on| {
+        let (page, frames) = (1 << arch.page_shift(), on.machine.frames());
+        let disk = Disk::new(1);
+        // SAFETY: nobody else uses it, and it is detached below.
+        let device = unsafe { on.machine.swaps().attach(frames, &disk, 8192, 1) }.unwrap();
+        let space = on.space();
+        map(&space, BASE, BLOCKS * HUGE);
+        (0..BLOCKS * HUGE / page).for_each(|i| on.store(&space, BASE + i * page, i));
+        space.advise(BASE, BLOCKS * HUGE, Advise::PageOut).unwrap();
+        assert_eq!(held(&space, range(BASE, BLOCKS * HUGE)), (0, BLOCKS * HUGE));
+        // In huge pages.
+        let free = || {
+            frames.drain();
+            let blocks = frames.free_blocks_on(0);
+            (HUGE_ORDER..=MAX_ORDER).map(|order| blocks[usize::from(order)] << (order - HUGE_ORDER)).sum::<u64>()
+        };
+        let before = free();
+        // Where a block is a page, nothing smaller can be read.
+        let refused = u64::from(page < BLOCK);
+        for i in 0..BLOCKS {
+            disk.refuse_reads(if refused > 0 { Refusal::Nth(1) } else { Refusal::Never });
+            assert_eq!(on.load(&space, BASE + i * HUGE), i * HUGE / page);
+            assert_eq!(disk.reads().1, refused);
+        }
+        assert_eq!(held(&space, range(BASE, BLOCKS * HUGE)).0, BLOCKS * page);
+        assert!(free() + 1 >= before, "{} of {before} are left", free());
+        drop(space);
+        on.machine.swaps().close(on.sim, device).unwrap();
+        on.machine.swaps().detach(frames, device).unwrap();
     });
 }
 

@@ -1,14 +1,17 @@
 //! A page is touched that is not mapped, or not for that.
 
+use core::iter;
+
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::frame::{Counts, Owner, TooManyReferences, Use};
+use crate::frame::{Counts, Frame, Owner, TooManyReferences, Use};
 use crate::group::{GroupId, LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::sync::Patience;
 use crate::table::{Found, NotMapped, Run};
+use crate::tlb::free_unmapped;
 use crate::vma::{AreaFlags, Prot, State, Vma};
 
 use super::claims::Change;
@@ -355,10 +358,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Some(first)
     }
 
-    /// Give back so many frames of [`AddressSpace::new_row`] that are not mapped.
+    /// Give back so many frames of [`AddressSpace::new_row`] that are not mapped: all in one, so that
+    /// the next row finds them in one piece.
     pub(super) fn put_row(&self, first: Pfn, frames: u32, order: u8) {
-        let pages = 1u32 << order;
-        (0..frames).step_by(pages as usize).for_each(|i| self.tables.machine.put_folio(first.add(i), pages, pages));
+        let (machine, pages) = (self.tables.machine, 1 << order);
+        let is_gone = |head, frame: &Frame| machine.frames().put(head, frame, pages, pages).refs == 0;
+        free_unmapped(machine, iter::once((first, frames)), is_gone, |_, _| ());
     }
 
     #[inline(always)]
