@@ -323,7 +323,7 @@ impl Areas {
         let mut before = areas.next()?;
         while before.range.start <= end {
             let next = areas.next()?;
-            if next.continues(before) && !self.claims.is_changing_at(next.range.start) {
+            if next.continues(before) && !self.claims.keeps_boundary(next.range.start) {
                 return Some((before.range, *next));
             }
             before = next;

@@ -37,6 +37,8 @@ struct Claim {
     ranges: [UserRange; 2],
     turn: Turn,
     granted: bool,
+    /// Whether the change counts on the boundaries between VMAs that it finds or makes in its ranges.
+    keeps_boundaries: bool,
 }
 
 impl Claim {
@@ -60,11 +62,20 @@ impl Claims {
         self.claims.iter().any(|claim| claim.granted && claim.overlaps(range))
     }
 
-    /// Returns whether a change is at work on what begins or ends at an address, or on both sides of
-    /// it.
-    pub(super) fn is_changing_at(&self, addr: u64) -> bool {
+    /// Returns whether a change is at work that counts on a boundary of VMAs at an address: it claims
+    /// what begins or ends there, or both sides.
+    pub(super) fn keeps_boundary(&self, addr: u64) -> bool {
         let touches = |range: &UserRange| !range.is_empty() && range.start <= addr && addr <= range.end;
-        self.claims.iter().any(|claim| claim.granted && claim.ranges.iter().any(touches))
+        let keeps = |claim: &Claim| claim.granted && claim.keeps_boundaries && claim.ranges.iter().any(touches);
+        self.claims.iter().any(keeps)
+    }
+
+    /// Lets others join VMAs inside the ranges of a claim and at their ends: whatever has claimed them
+    /// looks at the VMAs anew each time.
+    fn leave_boundaries(&mut self, turn: Turn) {
+        if let Some(claim) = self.claims.iter_mut().find(|claim| claim.turn == turn) {
+            claim.keeps_boundaries = false;
+        }
     }
 
     /// Returns whether a change is at work on a part of `range`, or will be before the one that
@@ -95,7 +106,7 @@ impl Claims {
     fn claim(&mut self, turn: Turn, ranges: [UserRange; 2]) -> bool {
         if self.claims.is_empty() && turn.0 == self.admitted {
             self.admitted += 1;
-            self.claims.push(Claim { ranges, turn, granted: true });
+            self.claims.push(Claim { ranges, turn, granted: true, keeps_boundaries: true });
             return true;
         }
         self.claim_in_line(turn, ranges)
@@ -108,7 +119,7 @@ impl Claims {
                 return false;
             }
             self.admitted += 1;
-            self.claims.push(Claim { ranges, turn, granted: false });
+            self.claims.push(Claim { ranges, turn, granted: false, keeps_boundaries: true });
         }
         let granted = !ranges.iter().any(|range| self.is_ahead(range, Some(turn)));
         if let Some(claim) = self.claims.iter_mut().find(|claim| claim.turn == turn) {
@@ -136,10 +147,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// The same, without the lock of the areas: keeps changes of `range` away, for work beside
-    /// faults that has met with areas that are held, and waits its turn.
+    /// faults that has met with areas that are held, and waits its turn. VMAs there may be joined
+    /// meanwhile.
     #[cold]
     pub(super) fn turn(&self, range: UserRange) -> Change<'_, 'm, P, A> {
         let mut change = self.change(range);
+        let turn = change.turn;
+        change.areas().claims.leave_boundaries(turn);
         change.let_go();
         change
     }

@@ -74,10 +74,14 @@ fn vmas_are_joined_beside_changes_elsewhere_in_them() {
         assert_eq!(changed_and_back(second.0, second.1), 1, "beside a change of {first:?}");
         drop(other);
     }
-    let other = space.turn(pages(4, 5));
+    let mut other = space.change(pages(4, 5));
+    other.let_go();
     assert_eq!(changed_and_back(2, 4), 2, "up to where another change begins");
     drop(other);
     assert_eq!(space.stats().areas, 1);
+    let turn = space.turn(pages(4, 5));
+    assert_eq!(changed_and_back(2, 4), 1, "up to where a fault has its turn");
+    drop(turn);
 }
 
 /// The counts of what is mapped at an address.
