@@ -43,6 +43,7 @@ pub struct Page {
 
 impl Page {
     /// It was forgotten, or not; where its contents are tells. (Those of a slot others may bring back meanwhile.)
+    /// A guard outlives that.
     pub fn look_again(&mut self, at: u64, place: Place, words: impl Fn(PhysAddr) -> Words) {
         match place {
             Place::Nowhere => self.clear(),
@@ -55,7 +56,15 @@ impl Page {
             }
             Place::Swap(_) => {}
         }
-        (self.presence, self.recorded, self.untold) = (Presence::Unknown, Attrs::empty(), false);
+        self.know_nothing_but_guards();
+    }
+
+    /// Where its contents are, and what is recorded of them, is not known any more. A guard stays one.
+    pub fn know_nothing_but_guards(&mut self) {
+        if self.presence != Presence::Guard {
+            self.presence = Presence::Unknown;
+        }
+        (self.recorded, self.untold) = (Attrs::empty(), false);
     }
 
     /// What is in it is forgotten.

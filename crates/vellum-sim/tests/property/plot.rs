@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use vellum::Machine;
-use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
 use vellum::group::GroupId;
 use vellum::reclaim::{Part, reclaim};
@@ -104,7 +103,7 @@ impl<H: Host> Scene<'_, '_, H> {
         match self.reclaims {
             true => {
                 page.contents.or_nothing();
-                (page.presence, page.recorded, page.untold) = (Presence::Unknown, Attrs::empty(), false);
+                page.know_nothing_but_guards();
             }
             false => page.look_again(at, walk::find(self.host, self.space, at), |at| walk::words(self.host, at)),
         }

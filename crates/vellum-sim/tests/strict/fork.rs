@@ -6,7 +6,7 @@ use vellum::frame::FrameKind;
 use vellum::frame::policy::Knob;
 use vellum::group::Refused;
 use vellum::group::{GroupError, GroupId};
-use vellum::space::{Access, Advise, ForkError, Limits, MapFlags, MapRequest, Split};
+use vellum::space::{Access, Advise, AdviseError, ForkError, Limits, MapFlags, MapRequest, Split};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -321,6 +321,22 @@ fn what_a_child_has_is_as_advised() {
         assert_eq!(found(&child), [Some(1), None, Some(0), None, Some(5), Some(6)]);
         child.advise(BASE + 3 * PAGE, PAGE, Advise::GuardRemove).unwrap();
         assert_eq!((found(&child)[3], found(&parent)[3]), (Some(0), None));
+    });
+}
+
+/// Where memory for more guards is refused, those that were there stay, and so do pages that nothing was done with yet.
+#[test]
+fn guards_outlive_a_refusal_of_more() {
+    x86(32 << 20, |on| {
+        let space = on.space();
+        map(&space, BASE, 2 * HUGE, MapFlags::empty());
+        space.advise(BASE + PAGE, PAGE, Advise::GuardInstall).unwrap();
+        on.sim.refuse(Refusal::From(1));
+        let more = space.advise(BASE, 2 * HUGE, Advise::GuardInstall);
+        on.sim.refuse(Refusal::Never);
+        assert!(matches!(more, Err(AdviseError::NoMemory(_))), "{more:?}");
+        assert!(on.cpu.enter(&space).load_u64(BASE + PAGE).is_err());
+        assert_eq!(on.load(&space, BASE + HUGE), 0);
     });
 }
 

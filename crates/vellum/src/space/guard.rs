@@ -7,13 +7,15 @@ use crate::table::{Found, LockedTable, Run};
 use crate::vma::State;
 
 use super::pieces::{Advising, More};
+use super::zap::Keep;
 use super::{AddressSpace, AdviseError};
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Forgets what is in a range and guards what is mapped of it, one table after the other.
     ///
     /// If memory for tables runs out, what lies before the failing table is guarded, what lies behind
-    /// it stays, and of the table's part the contents are gone and some is guarded.
+    /// it stays, and of the table's part the contents are gone and some is guarded. Guards that were
+    /// there stay in any case.
     pub(super) fn install_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.tables.arch.level_shift(2);
         while !rest.left.is_empty() {
@@ -38,27 +40,48 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         change.areas().each(self.tables.machine, range, |v| v.state = State::Held);
         change.let_go();
         let guarded = self.tables.split_edges(range).map_err(AdviseError::from).and_then(|()| {
-            self.zap_all(range);
+            self.zap_all_but(range, Keep::Guards);
             self.put_guards(range)
         });
         change.areas().each(self.tables.machine, range, |v| v.state = State::Live);
         guarded.map(|()| covered)
     }
 
-    /// Guards what is mapped of a range that holds nothing: its VMAs are held, and no other change is
-    /// at work there.
+    /// Guards what is mapped of a range that holds nothing but guards: its VMAs are held, and no other
+    /// change is at work there.
     fn put_guards(&self, range: UserRange) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
         let mut left = range;
         while !left.is_empty()
-            && let Some(part) = self.first_mapped(left)
+            && let Some(mapped) = self.first_mapped(left)
         {
-            let len = (part.len() >> arch.page_shift()) as usize;
-            let guards = Run::new(part.start, 1, Kind::Marker, arch.marker(Marker::Guard), len);
-            self.tables.map_run(part, &guards).map_err(|error| error.shortage())?;
+            let (part, guarded) = self.first_alike(mapped);
+            if !guarded {
+                let len = (part.len() >> arch.page_shift()) as usize;
+                let guards = Run::new(part.start, 1, Kind::Marker, arch.marker(Marker::Guard), len);
+                self.tables.map_run(part, &guards).map_err(|error| error.shortage())?;
+            }
             left = left.tail(part.end);
         }
         Ok(())
+    }
+
+    /// Returns the first part of a range that is all guards, or holds nothing; and whether it is
+    /// guards.
+    fn first_alike(&self, range: UserRange) -> (UserRange, bool) {
+        let arch = &self.tables.arch;
+        match self.tables.find(range) {
+            Found::Hole(end) => (range.head(end), false),
+            Found::Table(table) => {
+                let run = table.run(range.start, range.end);
+                table.release();
+                match run {
+                    Some(run) => (range.intersect(&run.range(arch)), run.kind == Kind::Marker),
+                    // Busy; the caller looks again.
+                    None => (range.head(range.start), true),
+                }
+            }
+        }
     }
 
     /// Returns the first part of a range that a VMA has.

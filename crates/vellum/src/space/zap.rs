@@ -33,12 +33,17 @@ struct Tally {
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Empty `range`, at whose ends no huge mapping reaches across, and free everything that was there.
     pub(super) fn zap_all(&self, range: UserRange) {
+        self.zap_all_but(range, Keep::Nothing);
+    }
+
+    /// The same, with the exception of what `keep` says.
+    pub(super) fn zap_all_but(&self, range: UserRange, keep: Keep) {
         self.note_peak();
         let mut gather = self.gather(range);
         let mut at = range.start;
         while at < range.end {
             // Nothing can map here any more, so no huge mapping reaches across an end again.
-            at = self.zap(range.tail(at), Keep::Nothing, &mut gather).unwrap_or(range.end);
+            at = self.zap(range.tail(at), keep, &mut gather).unwrap_or(range.end);
         }
     }
 
