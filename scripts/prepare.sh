@@ -5,12 +5,20 @@ RUST_VERSION=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # use_arch NAME: the architecture of machines from now on, and the target that the kernel is built for.
 use_arch() {
-    ARCH=$1
+    ARCH=$1 BARE_TARGET=$(bare_target "$1")
     case $ARCH in
-    x86_64) BARE_TARGET=x86_64-unknown-none QEMU=qemu-system-x86_64 QEMU_PACKAGE=qemu-system-x86 DEBIAN=amd64 ;;
-    # The kernel leaves the vector registers to programs.
-    aarch64) BARE_TARGET=aarch64-unknown-none-softfloat QEMU=qemu-system-aarch64 QEMU_PACKAGE=qemu-system-arm DEBIAN=arm64 ;;
+    x86_64) QEMU=qemu-system-x86_64 QEMU_PACKAGE=qemu-system-x86 DEBIAN=amd64 ;;
+    aarch64) QEMU=qemu-system-aarch64 QEMU_PACKAGE=qemu-system-arm DEBIAN=arm64 ;;
     *) die "no machine for '$ARCH': x86_64 or aarch64" ;;
+    esac
+}
+
+# bare_target ARCH: the target of Rust that the kernel is built for there.
+bare_target() {
+    case $1 in
+    x86_64) echo x86_64-unknown-none ;;
+    # The kernel leaves the vector registers to programs.
+    aarch64) echo aarch64-unknown-none-softfloat ;;
     esac
 }
 
@@ -76,31 +84,33 @@ need_component() {
     rustup component add "$1" || die "$1 is missing, and rustup could not install it"
 }
 
-# The arguments and the environment with which cargo works for bare metal go to `bare` and `bare_env`, what the environment has
-# beside that when it builds to `bare_build`. Three ways
-# to get a `core` for it, the best first: the one that Rust ships; one compiled from the sources that Rust ships;
-# one compiled from the sources that Debian ships, for machines that reach nothing but a mirror of it.
+# The arguments and the environment with which cargo works for bare metal, for `arch_set` or else for ARCH, go to `bare` and
+# `bare_env`, what the environment has beside that when it builds to `bare_build`. Three ways to get a `core` for it, the best
+# first: the one that Rust ships; one compiled from the sources that Rust ships; one compiled from the sources that Debian ships,
+# for machines that reach nothing but a mirror of it.
+arch_set=()
 need_bare_metal() {
     need_rust
-    bare=(--target "$BARE_TARGET" --target-dir target/kernel)
-    # With frame pointers, so that a backtrace is to be had.
-    local version library sysroot name=${BARE_TARGET//-/_}
-    local flags="CARGO_TARGET_${name^^}_RUSTFLAGS=-Cforce-frame-pointers=yes"
-    bare_env=("$flags") bare_build=()
-    # The kernel touches memory only once that is mapped as normal memory, where words need not be aligned; putting each together
-    # from its bytes doubles the work of lz4. Rust knows no stable name for this, and says so: a warning about nothing else, as
-    # `./x test kernel` sees the others.
-    [ "$ARCH" != aarch64 ] || bare_build=("$flags -Ctarget-feature=-strict-align -Awarnings")
-    has_bare_target && return
+    bare=(--target-dir target/kernel) bare_env=() bare_build=()
+    local arch target name flags version library sysroot all=yes
+    for arch in "${arch_set[@]:-$ARCH}"; do
+        target=$(bare_target "$arch")
+        bare+=(--target "$target")
+        # With frame pointers, so that a backtrace is to be had.
+        name=${target//-/_}
+        flags="CARGO_TARGET_${name^^}_RUSTFLAGS=-Cforce-frame-pointers=yes"
+        bare_env+=("$flags")
+        # The kernel touches memory only once that is mapped as normal memory, where words need not be aligned; putting each
+        # together from its bytes doubles the work of lz4. Rust knows no stable name for this, and says so: a warning about
+        # nothing else, as `./x test kernel` sees the others.
+        [ "$arch" != aarch64 ] || bare_build+=("$flags -Ctarget-feature=-strict-align -Awarnings")
+        has_or_adds "$target" || all=
+    done
+    [ -z "$all" ] || return 0
     version=$(rustc --version | cut -d' ' -f2)
     sysroot=$(rustc --print sysroot)
     library=target/rust-src/$version/library
     if ! [ -e "$library/Cargo.lock" ]; then
-        if command -v rustup >/dev/null; then
-            say "adding Rust's $BARE_TARGET by rustup (the kernel is built for it)"
-            timeout 60 rustup target add "$BARE_TARGET" && has_bare_target && return
-            say "rustup could not: compiling the core library instead"
-        fi
         if [ -e "$sysroot/lib/rustlib/src/rust/library/Cargo.lock" ]; then
             library=$sysroot/lib/rustlib/src/rust/library
         else
@@ -113,8 +123,20 @@ need_bare_metal() {
     bare_env+=("__CARGO_TESTS_ONLY_SRC_ROOT=$(realpath "$library")" RUSTC_BOOTSTRAP=1)
 }
 
-has_bare_target() {
-    compgen -G "$(rustc --print target-libdir --target "$BARE_TARGET")/libcore-*.rlib" >/dev/null
+# has_or_adds TARGET: whether this Rust has a `core` for a target, or rustup can bring it.
+has_or_adds() {
+    has_target "$1" && return
+    command -v rustup >/dev/null || return
+    # It could not, when the library was fetched.
+    ! [ -e "target/rust-src/$(rustc --version | cut -d' ' -f2)/library/Cargo.lock" ] || return
+    say "adding Rust's $1 by rustup (the kernel is built for it)"
+    timeout 60 rustup target add "$1" && has_target "$1" && return
+    say "rustup could not: compiling the core library instead"
+    return 1
+}
+
+has_target() {
+    compgen -G "$(rustc --print target-libdir --target "$1")/libcore-*.rlib" >/dev/null
 }
 
 # The first mirror of Debian among this machine's own sources.

@@ -132,7 +132,7 @@ step_programs() {
     need_busybox
     say "shell scripts, on this machine"
     for script in programs/shell/*.sh; do on_host "$script"; done
-    for_each_arch all_programs
+    for_each_kernel all_programs
 }
 
 all_programs() {
