@@ -1,6 +1,6 @@
 //! Names for the addresses of a kernel's backtrace.
 
-use addr2line::Loader;
+use addr2line::{Loader, demangle_auto};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -55,7 +55,10 @@ impl Names {
         let mut calls = Vec::new();
         let Ok(mut frames) = self.0.find_frames(address) else { return calls };
         while let Ok(Some(frame)) = frames.next() {
-            let Some(name) = frame.function.as_ref().and_then(|name| name.demangle().ok()) else { continue };
+            // Line tables alone name only functions that have others inlined.
+            let told = frame.function.as_ref().and_then(|name| name.demangle().ok());
+            let symbol = || self.0.find_symbol(address).map(|symbol| demangle_auto(symbol.into(), None));
+            let Some(name) = told.or_else(symbol) else { continue };
             let place = frame.location.and_then(|place| Some((place.file?.to_owned(), place.line?)));
             let (file, line) = place.map_or((None, 0), |(file, line)| (Some(file), line));
             calls.push(Call { function: name.into_owned(), file, line });
