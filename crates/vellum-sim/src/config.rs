@@ -99,10 +99,12 @@ impl<A: Silicon> Config<A> {
         Ok(Fast::new(self.hardware(model, Schedule::Host)?))
     }
 
-    /// Build a machine for tests.
+    /// Build a machine for tests. It asks for the host's huge pages, as most tests use a small memory for a short time, half of
+    /// which would be the host's page faults.
     pub fn strict(self, strictness: Strictness) -> io::Result<Strict<A>> {
-        let model = self.tlb.clone().unwrap_or(TlbModel::SMALL);
-        Ok(Strict::new(self.hardware(model, strictness.schedule)?, strictness))
+        let config = self.host_huge_pages();
+        let model = config.tlb.clone().unwrap_or(TlbModel::SMALL);
+        Ok(Strict::new(config.hardware(model, strictness.schedule)?, strictness))
     }
 
     fn hardware(self, model: TlbModel, schedule: Schedule) -> io::Result<Hardware<A>> {
