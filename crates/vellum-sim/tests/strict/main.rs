@@ -26,6 +26,7 @@ mod paged_out;
 mod reclaim;
 mod remap;
 mod sharers;
+mod sparse;
 mod split;
 mod stays;
 #[cfg(feature = "shuttle")]

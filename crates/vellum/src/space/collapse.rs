@@ -178,7 +178,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Ok(_) => {}
             }
             self.tables.platform().resched();
-            Ok(if block.end == end { part.end } else { block.end })
+            // Blocks of a hole would all answer what the first one did.
+            let next = match self.tables.find(part.tail(first)) {
+                Found::Hole(hole) => hole.max(block.end),
+                Found::Table(table) => {
+                    table.release();
+                    block.end
+                }
+            };
+            Ok(if next >= end { part.end } else { next })
         });
         rest.failed = failed.or(rest.failed);
         ended

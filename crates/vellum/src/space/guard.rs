@@ -19,7 +19,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     pub(super) fn install_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         let shift = self.tables.arch.level_shift(2);
         while !rest.left.is_empty() {
-            let part = rest.left.around(rest.left.start, shift);
+            // A hole of any size is one step.
+            let Some(mapped) = self.first_mapped(rest.left) else {
+                rest.holes = true;
+                rest.left = UserRange::default();
+                break;
+            };
+            let part = rest.left.around(mapped.start, shift);
+            rest.holes |= part.start > rest.left.start;
             rest.holes |= !self.guard(part)?;
             rest.left = rest.left.tail(part.end);
             self.tables.platform().resched();
