@@ -4,7 +4,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
 use vellum::group::GroupId;
 use vellum::reclaim::reclaim;
-use vellum::space::{Limits, MapFlags, MapRequest};
+use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::swap::Compressed;
 use vellum::vma::Prot;
@@ -13,6 +13,30 @@ use vellum_sim::{Config, Cpu, Hostility, Silicon, Strict, Strictness};
 
 pub const BASE: u64 = 0x20_0000_0000;
 pub const HUGE: u64 = 2 << 20;
+
+/// All advice there is.
+pub const ADVICE: [Advise; 20] = [
+    Advise::DontNeed,
+    Advise::DontNeedLocked,
+    Advise::Huge,
+    Advise::NoHuge,
+    Advise::Free,
+    Advise::DontFork,
+    Advise::DoFork,
+    Advise::WipeOnFork,
+    Advise::KeepOnFork,
+    Advise::DontDump,
+    Advise::DoDump,
+    Advise::Reading,
+    Advise::WillNeed,
+    Advise::Cold,
+    Advise::PageOut,
+    Advise::Collapse,
+    Advise::PopulateRead,
+    Advise::PopulateWrite,
+    Advise::GuardInstall,
+    Advise::GuardRemove,
+];
 
 pub type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 

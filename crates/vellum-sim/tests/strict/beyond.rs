@@ -1,42 +1,18 @@
 //! Addresses above the user half: every call refuses them, in every format, and the host's half of
 //! the root, which the strict machine has poisoned, is neither read nor written.
 
-use crate::bench::{Setup, USUAL, on};
+use crate::bench::{ADVICE, Setup, USUAL, on};
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Arch, Attrs, Riscv64, X86_64};
 use vellum::cache::{MAX_SIZE, Object};
 use vellum::frame::policy::Knob;
 use vellum::group::GroupId;
-use vellum::space::{
-    Access, Advise, Categories, CollapseLimits, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, Scan,
-};
+use vellum::space::{Access, Categories, CollapseLimits, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, Scan};
 use vellum::vma::{AreaFlags, Prot, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Silicon, Strict, Strictness};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
-const ADVICE: [Advise; 20] = [
-    Advise::DontNeed,
-    Advise::DontNeedLocked,
-    Advise::Huge,
-    Advise::NoHuge,
-    Advise::Free,
-    Advise::DontFork,
-    Advise::DoFork,
-    Advise::WipeOnFork,
-    Advise::KeepOnFork,
-    Advise::DontDump,
-    Advise::DoDump,
-    Advise::Reading,
-    Advise::WillNeed,
-    Advise::Cold,
-    Advise::PageOut,
-    Advise::Collapse,
-    Advise::PopulateRead,
-    Advise::PopulateWrite,
-    Advise::GuardInstall,
-    Advise::GuardRemove,
-];
 
 type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 

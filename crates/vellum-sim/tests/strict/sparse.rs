@@ -6,35 +6,12 @@ use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_sim::Silicon;
 
-use crate::bench::{BASE, Bench, HUGE, Space, USUAL, in_every_format, map};
+use crate::bench::{ADVICE, BASE, Bench, HUGE, Space, USUAL, in_every_format, map};
 
 in_every_format! {
     advice_passes_holes_in_one_step => holes,
     advice_passes_what_holds_no_table_in_one_step => untouched,
 }
-
-const ALL: [Advise; 20] = [
-    Advise::DontNeed,
-    Advise::Huge,
-    Advise::NoHuge,
-    Advise::DontNeedLocked,
-    Advise::Free,
-    Advise::DontFork,
-    Advise::DoFork,
-    Advise::WipeOnFork,
-    Advise::KeepOnFork,
-    Advise::DontDump,
-    Advise::DoDump,
-    Advise::Reading,
-    Advise::WillNeed,
-    Advise::Cold,
-    Advise::PageOut,
-    Advise::Collapse,
-    Advise::PopulateRead,
-    Advise::PopulateWrite,
-    Advise::GuardInstall,
-    Advise::GuardRemove,
-];
 
 /// The steps of advice about a range, whatever it answers; a thousand, if there are more.
 fn steps<A: Silicon>(space: &Space<'_, A>, range: VirtRange, advice: Advise) -> usize {
@@ -55,7 +32,7 @@ fn user<A: Silicon>(arch: &A) -> VirtRange {
 /// Two pages far from each other, and nothing else.
 fn holes<A: Silicon>(arch: A) {
     crate::bench::on(arch, USUAL, |on: &Bench<'_, A>| {
-        for advice in ALL {
+        for advice in ADVICE {
             let space = on.space();
             for addr in [BASE, BASE + (1 << 35)] {
                 map(&space, addr, on.page);
@@ -71,7 +48,7 @@ fn holes<A: Silicon>(arch: A) {
 fn untouched<A: Silicon>(arch: A) {
     crate::bench::on(arch, USUAL, |on: &Bench<'_, A>| {
         let makes = [Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall];
-        for advice in ALL.iter().filter(|advice| !makes.contains(advice)) {
+        for advice in ADVICE.iter().filter(|advice| !makes.contains(advice)) {
             let space = on.space();
             let user = user(&on.arch);
             let half = VirtRange { start: BASE, end: BASE + (user.end - BASE) / 2 };
