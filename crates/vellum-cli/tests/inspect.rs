@@ -28,8 +28,8 @@ fn what_it_says_of_itself_adds_up() {
     let used: u64 = output["tables_used"].as_array().unwrap().iter().map(|level| level.as_u64().unwrap()).sum();
     let all = count("page_tables") / count("table_size");
     assert_eq!(all as i64, (used + count("tables_deposited")) as i64 + output["tables_needless"].as_i64().unwrap());
-    let areas = output["areas"].as_array().unwrap();
-    let sum: u64 = areas.iter().map(|area| area["tables_used"].as_u64().unwrap()).sum();
+    let vmas = output["areas"].as_array().unwrap();
+    let sum: u64 = vmas.iter().map(|vma| vma["tables_used"].as_u64().unwrap()).sum();
     assert_eq!(sum, output["tables_used"][0].as_u64().unwrap());
     for words in
         [&["--map", "--locate", &pid][..], &["--only-read", &pid], &["--sample", "5%", &pid], &["--children", &pid]]

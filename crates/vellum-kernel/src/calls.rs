@@ -65,7 +65,7 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (Sysno::ftruncate, Full),
     (Sysno::futex, Partial("no priorities to inherit, and no moving of those who wait to such locks")),
     (Sysno::futex_waitv, Full),
-    (Sysno::get_mempolicy, Partial("one node; areas have no policy of their own")),
+    (Sysno::get_mempolicy, Partial("one node; VMAs have no policy of their own")),
     (Sysno::get_robust_list, Full),
     (Sysno::getcpu, Full),
     (Sysno::getcwd, Full),
@@ -132,7 +132,7 @@ pub const CALLS: &[(Sysno, Support)] = &[
     (
         Sysno::prctl,
         Partial(
-            "no filters of system calls, no names of areas, no speculation, no huge pages; PR_SET_MDWE lets programs begin as they are",
+            "no filters of system calls, no names of VMAs, no speculation, no huge pages; PR_SET_MDWE lets programs begin as they are",
         ),
     ),
     (Sysno::pread64, Full),

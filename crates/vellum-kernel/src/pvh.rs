@@ -20,7 +20,7 @@ pub const COMMAND_LINE: usize = 24;
 const MOST: u64 = 1024;
 /// The longest command line, without its end, as in Linux.
 const LONGEST: u64 = 2048;
-/// Below lie the BIOS data area, option ROMs and the frame buffer, whatever the memory map says.
+/// Below lie the BIOS data VMA, option ROMs and the frame buffer, whatever the memory map says.
 const LOW_MEMORY: u64 = 1 << 20;
 
 /// What the loader's structures say.

@@ -39,18 +39,18 @@ impl Kernel {
             return Ok(Kernel { tells: Tells::Nothing, frees_tables: None });
         }
         let table = pagemap.page_size() * pagemap.page_size() / 8;
-        let area = Own::new(4 * table as usize)?;
-        let first = (area.start as u64).next_multiple_of(table);
+        let vma = Own::new(4 * table as usize)?;
+        let first = (vma.start as u64).next_multiple_of(table);
         let last_page = first + table - pagemap.page_size();
         let mut told = |range| {
             let mut tables = Vec::new();
             pagemap.tables(range, pace, |table| tables.push(table)).map(|()| tables)
         };
         // The last page of the first table is there, so nobody has freed the table.
-        area.touch(last_page);
+        vma.touch(last_page);
         let exact =
             told((first, first + table / 2))? == [first] && told((first + table, first + 2 * table))?.is_empty();
-        area.forget(first, table);
+        vma.forget(first, table);
         if exact {
             let frees_tables = Some(told((first, first + table))?.is_empty());
             return Ok(Kernel { tells: Tells::Tables, frees_tables });
@@ -68,10 +68,10 @@ impl Kernel {
         };
         let mut pagemap = Pagemap::own()?;
         let table = pagemap.page_size() * pagemap.page_size() / 8;
-        let area = Own::new(4 * table as usize)?;
-        let first = (area.start as u64).next_multiple_of(table);
-        area.touch(first);
-        area.forget(first, table);
+        let vma = Own::new(4 * table as usize)?;
+        let first = (vma.start as u64).next_multiple_of(table);
+        vma.touch(first);
+        vma.forget(first, table);
         let mut left = false;
         pagemap.tables_by_time((first, first + table), &timing, &mut Pace::new(Duration::MAX), |_| left = true)?;
         Ok(Kernel { tells: Tells::Time(timing), frees_tables: Some(!left) })

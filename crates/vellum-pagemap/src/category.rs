@@ -6,7 +6,7 @@ bitflags::bitflags! {
     /// What a page is: the categories of `PAGEMAP_SCAN` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Categories: u64 {
-        /// A `userfaultfd` watches its area for writes without a handler's help.
+        /// A `userfaultfd` watches its VMA for writes without a handler's help.
         const WRITE_WATCHABLE = abi::PAGE_IS_WPALLOWED as u64;
         /// It is not write-protected by a `userfaultfd`: written to, or never watched.
         const WRITTEN = abi::PAGE_IS_WRITTEN as u64;

@@ -59,7 +59,7 @@ impl Frames {
         Ok(Some(Frames { pagemap, flags, page, entries: vec![0; AT_ONCE * 8] }))
     }
 
-    /// Add how pages lie that are alike, in an area whose pages are of this size ([`crate::Area`]). `tell` is told of each part of a folio,
+    /// Add how pages lie that are alike, in a VMA whose pages are of this size ([`crate::Vma`]). `tell` is told of each part of a folio,
     /// in ascending order: from which address to which, and the folio's order.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use linux_raw_sys::general::page_region;
 use crate::bpf::layout_of;
 use crate::frames::{BLOCKS, Lies, Run, folios_of};
 use crate::ioctl::told;
-use crate::process::{Stat, areas_of, memory_of};
+use crate::process::{Stat, memory_of, vmas_of};
 use crate::tables::{Counter, Geometry, Mapped};
 use crate::{Categories, Region};
 
@@ -17,13 +17,13 @@ const PAGE: u64 = 4096;
 /// What is gone through together ([`crate::survey()`]).
 const STRETCH: u64 = 16 << 30;
 
-/// `/proc/PID/maps`: areas are in order, of whole pages, and a program's.
+/// `/proc/PID/maps`: VMAs are in order, of whole pages, and a program's.
 pub fn maps(bytes: &[u8]) {
-    let Ok(areas) = areas_of(bytes) else { return };
-    assert!(areas.iter().all(|area| area.start < area.end && (area.start | area.end) % PAGE == 0));
-    assert!(areas.windows(2).all(|pair| pair[0].end <= pair[1].start));
-    assert!(areas.last().is_none_or(|area| area.end <= 1 << 63));
-    let levels = Geometry::of(PAGE, areas.last().map_or(0, |area| area.end)).levels();
+    let Ok(vmas) = vmas_of(bytes) else { return };
+    assert!(vmas.iter().all(|vma| vma.start < vma.end && (vma.start | vma.end) % PAGE == 0));
+    assert!(vmas.windows(2).all(|pair| pair[0].end <= pair[1].start));
+    assert!(vmas.last().is_none_or(|vma| vma.end <= 1 << 63));
+    let levels = Geometry::of(PAGE, vmas.last().map_or(0, |vma| vma.end)).levels();
     assert!((1..=3).contains(&levels));
 }
 

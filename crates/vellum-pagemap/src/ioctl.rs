@@ -128,11 +128,11 @@ unsafe impl Ioctl for Ask {
     }
 }
 
-/// The size of the pages of which an area is, that an address is in: the system's, or that of its hugetlbfs. `maps`: of `/proc/PID`.
+/// The size of the pages of which a VMA is, that an address is in: the system's, or that of its hugetlbfs. `maps`: of `/proc/PID`.
 pub(crate) fn page_size_at(maps: impl AsFd, address: u64) -> io::Result<u64> {
     let ask = Ask(procmap_query {
         size: size_of::<procmap_query>() as u64,
-        // The area that is there, of any kind, and neither its name nor its build's.
+        // The VMA that is there, of any kind, and neither its name nor its build's.
         query_flags: 0,
         query_addr: address,
         vma_start: 0,

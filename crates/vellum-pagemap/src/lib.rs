@@ -56,7 +56,7 @@ pub use calibrate::{Kernel, Tells};
 pub use category::{Categories, Query, Region};
 pub use frames::{BLOCKS, Frames, Lies, ORDERS};
 pub use pace::{Holds, Pace, Stopped};
-pub use process::{Area, Memory, Target, Unreadable, parent};
+pub use process::{Memory, Target, Unreadable, Vma, parent};
 pub use scan::{Pagemap, ScanError};
 pub use survey::{Options, Sample, Survey, SurveyError, Surveyed, Watcher, survey};
 pub use tables::{Geometry, LEVELS, Occupancy, Tables};

@@ -60,9 +60,9 @@ pub struct Memory {
     pub tables: u64,
 }
 
-/// A mapped area: a line of `/proc/PID/maps`.
+/// A mapped VMA: a line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Area {
+pub struct Vma {
     /// The first address.
     pub start: u64,
     /// The first address behind it.
@@ -79,7 +79,7 @@ pub struct Area {
     pub page: u64,
 }
 
-impl Area {
+impl Vma {
     /// How many bytes of addresses.
     pub fn len(&self) -> u64 {
         self.end - self.start
@@ -134,20 +134,20 @@ impl Target {
         memory.map_err(|error| Unreadable::of(self.pid(), error))?.ok_or(Unreadable::Zombie(self.pid()))
     }
 
-    /// Its areas, in the order of their addresses.
+    /// Its VMAs, in the order of their addresses.
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub fn areas(&self) -> Result<Vec<Area>, Unreadable> {
+    pub fn vmas(&self) -> Result<Vec<Vma>, Unreadable> {
         let read = || {
             let mut maps = self.process.open_relative("maps")?;
             let mut bytes = Vec::new();
             maps.read_to_end(&mut bytes)?;
-            let mut areas = areas_of(&bytes)?;
-            for area in areas.iter_mut().filter(|area| area.may_be_hugetlb()) {
-                area.page = page_size_at(&maps, area.start).unwrap_or(area.page).max(area.page);
+            let mut vmas = vmas_of(&bytes)?;
+            for vma in vmas.iter_mut().filter(|vma| vma.may_be_hugetlb()) {
+                vma.page = page_size_at(&maps, vma.start).unwrap_or(vma.page).max(vma.page);
             }
-            Ok(areas)
+            Ok(vmas)
         };
         read().map_err(|error| Unreadable::of(self.pid(), error))
     }
@@ -211,25 +211,25 @@ pub(crate) fn memory_of(bytes: &[u8]) -> Result<Option<Memory>, ProcError> {
 /// Returns what `/proc/PID/maps` says. Names of files are any bytes. (The reader that `procfs` has
 /// panics at the name of a file that begins like that of a System V segment, which any process can
 /// map.)
-pub(crate) fn areas_of(bytes: &[u8]) -> Result<Vec<Area>, ProcError> {
+pub(crate) fn vmas_of(bytes: &[u8]) -> Result<Vec<Vma>, ProcError> {
     let text = String::from_utf8_lossy(bytes);
     let mut end = 0;
-    let mut areas = Vec::new();
+    let mut vmas = Vec::new();
     for line in text.lines() {
-        let area = Area::of_line(line);
-        let mut area = area.ok_or_else(|| ProcError::Other(format!("'{line}' is no mapped area of whole pages")))?;
-        // They are read in pieces, between which areas may grow together.
-        area.start = area.start.max(end);
+        let vma = Vma::of_line(line);
+        let mut vma = vma.ok_or_else(|| ProcError::Other(format!("'{line}' is no mapped VMA of whole pages")))?;
+        // They are read in pieces, between which VMAs may grow together.
+        vma.start = vma.start.max(end);
         // What is in the upper half is the kernel's, as `[vsyscall]` is.
-        if area.start < area.end && area.end <= USER_END {
-            end = area.end;
-            areas.push(area);
+        if vma.start < vma.end && vma.end <= USER_END {
+            end = vma.end;
+            vmas.push(vma);
         }
     }
-    Ok(areas)
+    Ok(vmas)
 }
 
-impl Area {
+impl Vma {
     /// That of a line of `/proc/PID/maps`.
     fn of_line(line: &str) -> Option<Self> {
         let mut rest = line;
@@ -252,7 +252,7 @@ impl Area {
         // Mapped privately, it is anonymous memory, whatever it is called.
         let anonymous = inode == 0 || permissions.contains(MMPermissions::PRIVATE) && name == "/dev/zero";
         let whole = (start | end) % LEAST_PAGE == 0 && start < end;
-        whole.then(|| Area {
+        whole.then(|| Vma {
             start,
             end,
             permissions,
@@ -308,9 +308,9 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
 ";
 
     #[test]
-    fn areas_are_what_is_said_but_for_what_is_the_kernels() {
-        let areas = areas_of(MAPS.as_bytes()).unwrap();
-        let said: Vec<_> = areas.iter().map(|area| (area.start, area.len(), area.file, area.is_shared())).collect();
+    fn vmas_are_what_is_said_but_for_what_is_the_kernels() {
+        let vmas = vmas_of(MAPS.as_bytes()).unwrap();
+        let said: Vec<_> = vmas.iter().map(|vma| (vma.start, vma.len(), vma.file, vma.is_shared())).collect();
         let expected = [
             (0x400000, 0x52000, true, false),
             (0xe03000, 0x21000, false, false),
@@ -320,7 +320,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
             (0x7ffd1c3d7000, 0x21000, false, false),
         ];
         assert_eq!(said, expected);
-        assert_eq!(areas[0].name, "/usr/bin/dbus daemon");
+        assert_eq!(vmas[0].name, "/usr/bin/dbus daemon");
     }
 
     /// Any process can map a file of such a name, which `/proc/PID/maps` shows whole where the
@@ -329,29 +329,28 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0   [vsyscall]
     fn a_name_that_begins_like_that_of_shared_memory_is_a_name() {
         for name in ["/SYSV", "/SYSV0\u{e9}\u{e9}\u{e9}\u{e9}", "/SYSV0000162e (deleted)", "[stack:x]"] {
             let line = format!("1000-2000 rw-s 00000000 00:01 32          {name}\n");
-            assert_eq!(areas_of(line.as_bytes()).unwrap()[0].name, name);
+            assert_eq!(vmas_of(line.as_bytes()).unwrap()[0].name, name);
         }
-        assert_eq!(areas_of(b"1000-2000 rw-p 00000000 00:00 0 \n").unwrap()[0].name, "");
+        assert_eq!(vmas_of(b"1000-2000 rw-p 00000000 00:00 0 \n").unwrap()[0].name, "");
     }
 
     #[test]
-    fn areas_that_have_grown_together_meanwhile_do_not_overlap() {
-        let areas =
-            areas_of(b"1000-3000 rw-p 0 00:00 0 \n2000-5000 rw-p 0 00:00 0 \n3000-4000 rw-p 0 00:00 0 \n").unwrap();
+    fn vmas_that_have_grown_together_meanwhile_do_not_overlap() {
+        let vmas =
+            vmas_of(b"1000-3000 rw-p 0 00:00 0 \n2000-5000 rw-p 0 00:00 0 \n3000-4000 rw-p 0 00:00 0 \n").unwrap();
         assert_eq!(
-            areas.iter().map(|area| (area.start, area.end)).collect::<Vec<_>>(),
+            vmas.iter().map(|vma| (vma.start, vma.end)).collect::<Vec<_>>(),
             [(0x1000, 0x3000), (0x3000, 0x5000)]
         );
     }
 
     #[test]
-    fn areas_that_no_program_can_have_are_refused_or_left_out() {
-        assert!(areas_of(b"1000-1fff rw-p 0 00:00 0 \n").is_err());
-        let areas = areas_of(b"1000-2000 rw-p 0 00:00 0 \nfffffffffffff000-ffffffffffffffff rw-p 0 00:00 0 \n");
-        assert!(areas.is_err());
-        let areas =
-            areas_of(b"1000-2000 rw-p 0 00:00 0 \n8000000000000000-fffffffffffff000 rw-p 0 00:00 0 \n").unwrap();
-        assert_eq!(areas.len(), 1);
+    fn vmas_that_no_program_can_have_are_refused_or_left_out() {
+        assert!(vmas_of(b"1000-1fff rw-p 0 00:00 0 \n").is_err());
+        let vmas = vmas_of(b"1000-2000 rw-p 0 00:00 0 \nfffffffffffff000-ffffffffffffffff rw-p 0 00:00 0 \n");
+        assert!(vmas.is_err());
+        let vmas = vmas_of(b"1000-2000 rw-p 0 00:00 0 \n8000000000000000-fffffffffffff000 rw-p 0 00:00 0 \n").unwrap();
+        assert_eq!(vmas.len(), 1);
     }
 
     #[test]

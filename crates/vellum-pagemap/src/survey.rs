@@ -1,7 +1,7 @@
-//! All that a process has mapped, gone through once: its areas, and its tables.
+//! All that a process has mapped, gone through once: its VMAs, and its tables.
 
 use crate::calibrate::Tells;
-use crate::process::{Area, Memory, Target, Unreadable};
+use crate::process::{Memory, Target, Unreadable, Vma};
 use crate::tables::{Counter, Geometry, Mapped, Tables};
 use crate::{Categories, Holds, Pace, Pagemap, Query, Region, ScanError};
 
@@ -31,11 +31,11 @@ impl SurveyError {
     }
 }
 
-/// What an area has.
+/// What a VMA has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surveyed {
     /// Where.
-    pub area: Area,
+    pub vma: Vma,
     /// Bytes that are in memory.
     pub resident: u64,
     /// Bytes whose entries are swap entries, or markers.
@@ -44,7 +44,7 @@ pub struct Surveyed {
     pub huge: u64,
     /// Of `resident`, bytes that are the page of zeros.
     pub zero: u64,
-    /// Tables of the lowest level in use. One that several areas share is the first one's.
+    /// Tables of the lowest level in use. One that several VMAs share is the first one's.
     pub used: u64,
     /// Tables of the lowest level that hold nothing.
     pub empty: u64,
@@ -61,8 +61,8 @@ pub struct Survey {
     pub geometry: Geometry,
     /// The tables.
     pub tables: Tables,
-    /// The areas, in the order of addresses.
-    pub areas: Vec<Surveyed>,
+    /// The VMAs, in the order of addresses.
+    pub vmas: Vec<Surveyed>,
     /// How long its address space was locked.
     pub holds: Holds,
     /// If only a sample was gone through: all figures of pages and tables are what would be found of all of it, but those of the lock.
@@ -89,7 +89,7 @@ impl Survey {
         let mut least = tables + self.tables.deposited;
         for level in 1..self.geometry.levels() {
             // What is huge needs entries of its level.
-            let huge = self.areas.iter().filter(|one| self.geometry.level(one.area.page).max(1) == level);
+            let huge = self.vmas.iter().filter(|one| self.geometry.level(one.vma.page).max(1) == level);
             tables += huge.map(|one| one.huge).sum::<u64>() / self.geometry.span(level - 1);
             tables = tables.div_ceil(self.geometry.entries());
             least += tables;
@@ -100,9 +100,9 @@ impl Survey {
 
 /// What a survey shows while it goes on.
 pub trait Watcher {
-    /// Pages in a row that are alike, in ascending order, and the area that they are of.
-    fn region(&mut self, region: &Region, area: &Area) {
-        let _ = (region, area);
+    /// Pages in a row that are alike, in ascending order, and the VMA that they are of.
+    fn region(&mut self, region: &Region, vma: &Vma) {
+        let _ = (region, vma);
     }
 
     /// A table of the lowest level that exists, in ascending order: its range's first address and how many entries are not empty. None: a
@@ -111,7 +111,7 @@ pub trait Watcher {
         let _ = (start, entries);
     }
 
-    /// So much of the addresses (in bytes, of areas) has been gone through.
+    /// So much of the addresses (in bytes, of VMAs) has been gone through.
     fn went(&mut self, bytes: u64) {
         let _ = bytes;
     }
@@ -153,9 +153,9 @@ pub fn survey(
 ) -> Result<Survey, SurveyError> {
     let failed = |error| SurveyError::of(target.pid(), error);
     let before = target.memory()?;
-    let areas = target.areas()?;
-    let geometry = Geometry::of(pagemap.page_size(), areas.last().map_or(0, |area| area.end));
-    let mut areas = areas.into_iter().map(Surveyed::nothing).collect::<Vec<_>>();
+    let vmas = target.vmas()?;
+    let geometry = Geometry::of(pagemap.page_size(), vmas.last().map_or(0, |vma| vma.end));
+    let mut vmas = vmas.into_iter().map(Surveyed::nothing).collect::<Vec<_>>();
     let mut counter = Counter::new(geometry);
     let mut walk = Walk { pagemap, pace, watcher, geometry, tells: options.tells, existing: Vec::new() };
     let mut sample = None;
@@ -163,21 +163,21 @@ pub fn survey(
     if let Some((share, seed)) = options.sample {
         let mut sampled =
             Sampled { share, random: fastrand::Rng::with_seed(seed), sum: Sample::default(), variance: 0.0 };
-        for i in 0..areas.len() {
-            let inside = sampled.inside(&areas[i].area, geometry);
+        for i in 0..vmas.len() {
+            let inside = sampled.inside(&vmas[i].vma, geometry);
             if inside.0 < inside.1 {
-                walk.all(&mut areas, (from, inside.0), &mut counter).map_err(failed)?;
-                let found = sampled.some(&mut walk, &mut areas[i], inside);
+                walk.all(&mut vmas, (from, inside.0), &mut counter).map_err(failed)?;
+                let found = sampled.some(&mut walk, &mut vmas[i], inside);
                 counter.tables.add(&found.map_err(failed)?);
                 from = inside.1;
             }
         }
         sample = Some(Sample { error: (1.96 * sampled.variance.sqrt()) as u64, ..sampled.sum });
     }
-    walk.all(&mut areas, (from, u64::MAX), &mut counter).map_err(failed)?;
+    walk.all(&mut vmas, (from, u64::MAX), &mut counter).map_err(failed)?;
     let (holds, scanned) = (walk.pace.holds(), walk.pagemap.scans());
     let after = target.memory()?;
-    Ok(Survey { before, after, geometry, tables: counter.tables, areas, holds, sample, scanned })
+    Ok(Survey { before, after, geometry, tables: counter.tables, vmas, holds, sample, scanned })
 }
 
 /// Goes through addresses.
@@ -191,36 +191,36 @@ struct Walk<'a, 'p, W> {
 }
 
 impl<W: Watcher> Walk<'_, '_, W> {
-    /// All areas as far as they lie in a range, which begins and ends where none does, or where a table of the second level does.
-    fn all(&mut self, areas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
+    /// All VMAs as far as they lie in a range, which begins and ends where none does, or where a table of the second level does.
+    fn all(&mut self, vmas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
         let stretch = TOGETHER * self.geometry.span(1);
         let mut at = range.0;
-        let mut first = areas.partition_point(|one| one.area.end <= at);
-        while at < range.1 && first < areas.len() && areas[first].area.start < range.1 {
-            // From where the next area is, to the next multiple, or to the end of what lies close together.
-            at = at.max(areas[first].area.start / self.geometry.span(0) * self.geometry.span(0));
+        let mut first = vmas.partition_point(|one| one.vma.end <= at);
+        while at < range.1 && first < vmas.len() && vmas[first].vma.start < range.1 {
+            // From where the next VMA is, to the next multiple, or to the end of what lies close together.
+            at = at.max(vmas[first].vma.start / self.geometry.span(0) * self.geometry.span(0));
             let end = (at / stretch + 1).saturating_mul(stretch).min(range.1);
-            let behind = areas.partition_point(|one| one.area.start < end);
-            let here = &mut areas[first..behind];
-            let to = here.last().map_or(end, |one| one.area.end.min(end));
+            let behind = vmas.partition_point(|one| one.vma.start < end);
+            let here = &mut vmas[first..behind];
+            let to = here.last().map_or(end, |one| one.vma.end.min(end));
             self.some(here, (at, to), counter)?;
             at = end;
-            first += here.iter().take_while(|one| one.area.end <= end).count();
+            first += here.iter().take_while(|one| one.vma.end <= end).count();
         }
         Ok(())
     }
 
-    /// A range, and the areas that it is of.
-    fn some(&mut self, areas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
+    /// A range, and the VMAs that it is of.
+    fn some(&mut self, vmas: &mut [Surveyed], range: (u64, u64), counter: &mut Counter) -> Result<(), ScanError> {
         let told = Categories::HUGE | Categories::FILE | Categories::ZERO | Categories::GUARD;
         let mut cursor = 0;
         let geometry = self.geometry;
         self.pagemap.scan(range, &Query::there(Categories::THERE | told), self.pace, |region| {
-            split(areas, &mut cursor, region, |one, part| {
+            split(vmas, &mut cursor, region, |one, part| {
                 let mapped = one.mapped(&part, geometry);
                 one.add(&part, mapped);
                 counter.add(&part, mapped);
-                self.watcher.region(&part, &one.area);
+                self.watcher.region(&part, &one.vma);
             });
         })?;
         self.existing.clear();
@@ -233,22 +233,22 @@ impl<W: Watcher> Walk<'_, '_, W> {
         let mut cursor = 0;
         for leaf in counter.take((self.tells != Tells::Nothing).then_some(&self.existing[..])) {
             let entries = leaf.table();
-            while areas.get(cursor).is_some_and(|one| one.area.end <= leaf.start) {
+            while vmas.get(cursor).is_some_and(|one| one.vma.end <= leaf.start) {
                 cursor += 1;
             }
-            if let Some(one) = areas.get_mut(cursor) {
+            if let Some(one) = vmas.get_mut(cursor) {
                 one.used += u64::from(entries.is_some_and(|entries| entries > 0));
                 one.empty += u64::from(entries == Some(0));
             }
             self.watcher.table(leaf.start, entries);
         }
-        let went = areas.iter().map(|one| one.area.end.min(range.1).saturating_sub(one.area.start.max(range.0)));
+        let went = vmas.iter().map(|one| one.vma.end.min(range.1).saturating_sub(one.vma.start.max(range.0)));
         self.watcher.went(went.sum());
         Ok(())
     }
 }
 
-/// A sample: of each large area, some of the stretches that lie in it entirely, as many from each part of it.
+/// A sample: of each large VMA, some of the stretches that lie in it entirely, as many from each part of it.
 struct Sampled {
     share: f64,
     random: fastrand::Rng,
@@ -258,10 +258,10 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// What of an area is worth sampling.
-    fn inside(&self, area: &Area, geometry: Geometry) -> (u64, u64) {
+    /// What of a VMA is worth sampling.
+    fn inside(&self, vma: &Vma, geometry: Geometry) -> (u64, u64) {
         let span = geometry.span(1);
-        let inside = (area.start.next_multiple_of(span), area.end / span * span);
+        let inside = (vma.start.next_multiple_of(span), vma.end / span * span);
         let stretches = inside.1.saturating_sub(inside.0) / span;
         // Of less than that, a sample says little.
         if stretches as f64 * self.share < LEAST as f64 { (0, 0) } else { inside }
@@ -278,7 +278,7 @@ impl Sampled {
         let stretches = (end - start) / span;
         let seen = ((stretches as f64 * self.share) as u64).clamp(LEAST, stretches);
         let mut counter = Counter::new(walk.geometry);
-        let mut part = Surveyed::nothing(one.area.clone());
+        let mut part = Surveyed::nothing(one.vma.clone());
         let (mut sum, mut squares) = (0.0, 0.0);
         for n in 0..seen {
             let (from, to) = (n * stretches / seen, (n + 1) * stretches / seen);
@@ -313,16 +313,16 @@ impl Sampled {
     }
 }
 
-/// A region by areas: what is in none of them was mapped meanwhile, and is left out.
-fn split(areas: &mut [Surveyed], cursor: &mut usize, mut region: Region, mut each: impl FnMut(&mut Surveyed, Region)) {
+/// A region by VMAs: what is in none of them was mapped meanwhile, and is left out.
+fn split(vmas: &mut [Surveyed], cursor: &mut usize, mut region: Region, mut each: impl FnMut(&mut Surveyed, Region)) {
     while !region.is_empty() {
-        while areas.get(*cursor).is_some_and(|one| one.area.end <= region.start) {
+        while vmas.get(*cursor).is_some_and(|one| one.vma.end <= region.start) {
             *cursor += 1;
         }
-        let Some(one) = areas.get_mut(*cursor).filter(|one| one.area.start < region.end) else { return };
+        let Some(one) = vmas.get_mut(*cursor).filter(|one| one.vma.start < region.end) else { return };
         let part = Region {
-            start: region.start.max(one.area.start),
-            end: region.end.min(one.area.end),
+            start: region.start.max(one.vma.start),
+            end: region.end.min(one.vma.end),
             categories: region.categories,
         };
         each(one, part);
@@ -331,17 +331,17 @@ fn split(areas: &mut [Surveyed], cursor: &mut usize, mut region: Region, mut eac
 }
 
 impl Surveyed {
-    fn nothing(area: Area) -> Self {
-        Surveyed { area, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
+    fn nothing(vma: Vma) -> Self {
+        Surveyed { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
     }
 
     /// By what some of it is mapped.
     fn mapped(&self, region: &Region, geometry: Geometry) -> Mapped {
-        if self.area.page > geometry.page() {
-            return Mapped { level: geometry.level(self.area.page), deposits: false };
+        if self.vma.page > geometry.page() {
+            return Mapped { level: geometry.level(self.vma.page), deposits: false };
         }
         let huge = region.categories.contains(Categories::HUGE);
-        Mapped { level: usize::from(huge), deposits: huge && !self.area.file }
+        Mapped { level: usize::from(huge), deposits: huge && !self.vma.file }
     }
 
     fn add(&mut self, region: &Region, mapped: Mapped) {

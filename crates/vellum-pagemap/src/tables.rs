@@ -1,7 +1,7 @@
 //! Page tables counted: which are needed, and which hold nothing.
 //!
 //! A process's tables are in no list that it may read, but what is in them is. A table is in use if anything in its range has an entry
-//! that is not empty; so the tables in use, of each level, are the different ranges that pages are in, over the whole process (areas
+//! that is not empty; so the tables in use, of each level, are the different ranges that pages are in, over the whole process (VMAs
 //! may share a table). One more is put by for each huge page of anonymous memory, for the day when that is taken apart. All the rest
 //! of what Linux counts (`VmPTE`) is empty. Those of the lowest level are found one by one ([`crate::Pagemap::tables`]).
 

@@ -36,10 +36,10 @@ impl Timing {
         }
         let table = pagemap.page_size() * pagemap.page_size() / 8;
         let upper = table * (pagemap.page_size() / 8);
-        let area = Own::new(4 * upper as usize)?;
-        let first = (area.start() as u64).next_multiple_of(upper);
+        let vma = Own::new(4 * upper as usize)?;
+        let first = (vma.start() as u64).next_multiple_of(upper);
         // The table stays, for its last page does; and we look at what lies before that.
-        area.touch(first + table - pagemap.page_size());
+        vma.touch(first + table - pagemap.page_size());
         let half = table / 2;
         // Whatever disturbs a look makes it longer.
         let mut shortest = |at: u64, len: u64| {
@@ -96,7 +96,7 @@ impl Pagemap {
             if !whole || least(at, to, timing.upper)? {
                 while at < to {
                     let next = to.min((at / table + 1) * table);
-                    // Of an area's last table, a half or more.
+                    // Of a VMA's last table, a half or more.
                     let enough = if next - at >= table / 2 {
                         timing.table
                     } else {

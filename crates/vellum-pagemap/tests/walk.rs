@@ -248,8 +248,8 @@ fn reading_says_what_the_scan_says() {
     let mut read: Vec<(u64, u64)> =
         walked.levels[0].iter().map(|table| (table.start, u64::from(table.entries))).collect();
     // Linux does not tell of what is a device's; there is some of the kernel's own (`[vvar]`) in each process.
-    let devices = survey.areas.iter().filter(|one| one.area.name.starts_with("[vvar"));
-    let devices: Vec<u64> = devices.map(|one| one.area.start / TABLE * TABLE).collect();
+    let devices = survey.vmas.iter().filter(|one| one.vma.name.starts_with("[vvar"));
+    let devices: Vec<u64> = devices.map(|one| one.vma.start / TABLE * TABLE).collect();
     read.retain(|(start, _)| !devices.contains(start));
     let told: Vec<_> = told.into_iter().filter(|(start, _)| !devices.contains(start)).collect();
     assert_eq!(read, told);

@@ -20,7 +20,7 @@
 //!
 //! ```
 //! use vellum::space::{Limits, MapFlags, MapRequest};
-//! use vellum::{AddressSpace, Machine, arch::X86_64, group::GroupId, vma::Prot};
+//! use vellum::{AddressSpace, Machine, arch::X86_64, memcg::GroupId, vma::Prot};
 //! use vellum_sim::{Config, Strictness};
 //!
 //! // 16 MiB and two CPUs; the seed decides what the hardware does to us.

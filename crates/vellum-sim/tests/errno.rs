@@ -1,5 +1,5 @@
 //! What the engine answers to bad input, at edges and at limits, beside what the kernel of this machine answers to the same
-//! calls; and which areas both have afterwards.
+//! calls; and which VMAs both have afterwards.
 //!
 //! Linux on x86-64 is the measure, so elsewhere there is nothing to compare with.
 
@@ -8,8 +8,8 @@
 #[path = "errno/mod.rs"]
 mod errno;
 
-use errno::kernel::{Answers, Area, Expect, PAGE, Row};
-use errno::linux::{lowest, most_areas};
+use errno::kernel::{Answers, Expect, PAGE, Row, Vma};
+use errno::linux::{lowest, most_vmas};
 use errno::{engine, geometry, linux, rows};
 
 /// Ask both, and say where they don't answer as expected.
@@ -61,7 +61,7 @@ fn skipped(row: &Row) -> Option<&'static str> {
     if row.name.contains("fixed at 0") && linux::setting("/proc/sys/vm/mmap_min_addr") == Some(0) {
         return Some("this Linux allows that");
     }
-    (row.name.starts_with("many areas") && most_areas() > 200_000)
+    (row.name.starts_with("many VMAs") && most_vmas() > 200_000)
         .then_some("this Linux allows so many that it takes long")
 }
 
@@ -144,19 +144,19 @@ fn addresses_above_the_user_half_are_answered_as_linux_does() {
 }
 
 #[test]
-fn as_many_areas_as_linux_allows() {
+fn as_many_vmas_as_linux_allows() {
     compare(&rows::MANY);
 }
 
 #[test]
-fn areas_split_and_merge_as_in_linux() {
+fn vmas_split_and_merge_as_in_linux() {
     for seed in 0..40 {
         let calls = geometry::calls(seed, 120);
-        let engine: Vec<Vec<Area>> =
-            engine::ask(Default::default(), |kernel| calls.iter().map(|call| geometry::areas(kernel, *call)).collect());
-        // Answers are numbers: how many areas, and three for each.
+        let engine: Vec<Vec<Vma>> =
+            engine::ask(Default::default(), |kernel| calls.iter().map(|call| geometry::vmas(kernel, *call)).collect());
+        // Answers are numbers: how many VMAs, and three for each.
         let linux = linux::ask(Default::default(), |kernel| {
-            calls.iter().flat_map(|call| numbers(&geometry::areas(kernel, *call))).collect()
+            calls.iter().flat_map(|call| numbers(&geometry::vmas(kernel, *call))).collect()
         });
         let mut rest = &linux[..];
         for (nth, (call, expected)) in calls.iter().zip(&engine).enumerate() {
@@ -171,7 +171,7 @@ fn areas_split_and_merge_as_in_linux() {
     }
 }
 
-fn numbers(areas: &[Area]) -> Answers {
-    let three = areas.iter().flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]);
-    [areas.len() as i64].into_iter().chain(three).collect()
+fn numbers(vmas: &[Vma]) -> Answers {
+    let three = vmas.iter().flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]);
+    [vmas.len() as i64].into_iter().chain(three).collect()
 }

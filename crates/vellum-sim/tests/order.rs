@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Arch, X86_64};
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -48,7 +48,7 @@ fn tables_still_lie_in_a_row_after_many_rounds() {
         // By the page, where a gather is full so often that tables go back one by one; and by the run.
         for cap in [1, usize::MAX] {
             let mut space =
-                AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+                AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
             space.cap_runs(cap);
             let range = occupy(&cpu, &space);
             let row = in_a_row(&sim, &space, range);

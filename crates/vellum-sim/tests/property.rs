@@ -88,8 +88,8 @@ fn strict_shared<A: Family>(seed: u64, case: &Arc<Case>) {
     shared::run(&machine.expect("memory on the host"), seed, STRICT_SHARED, Threads::Host, case);
 }
 
-/// Programs find what they stored and zeros elsewhere, may do what their areas allow and no more, and each operation answers
-/// as foretold; one that fails has changed nothing (rule 9). Areas are where the model has them and merge wherever they can;
+/// Programs find what they stored and zeros elsewhere, may do what their VMAs allow and no more, and each operation answers
+/// as foretold; one that fails has changed nothing (rule 9). VMAs are where the model has them and merge wherever they can;
 /// pages are resident exactly when a fault has brought them. At rest: no table is hooked and empty (INV-3), references are
 /// mappings (INV-2), what is counted and charged is what the tables show, and in the end all memory is free.
 #[test]
@@ -97,7 +97,7 @@ fn one_cpu_against_the_model() {
     watch::each("one_cpu_against_the_model", 60, |seed, case| fast::<X86_64>(seed, ALONE, case));
 }
 
-/// The same while other CPUs are at work in the same tables, areas and folios.
+/// The same while other CPUs are at work in the same tables, VMAs and folios.
 #[test]
 fn several_cpus_against_the_model() {
     watch::each("several_cpus_against_the_model", 40, |seed, case| fast::<X86_64>(seed, TOGETHER, case));

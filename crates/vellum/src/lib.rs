@@ -18,12 +18,12 @@
 //! | [`stats`] | counters |
 //! | [`frame`] | physical memory: descriptors, allocator, folio sizes |
 //! | [`swap`] | swap: slots, devices, compressed memory |
-//! | [`group`] | memory control groups and their LRU lists |
+//! | [`memcg`] | memory control memcgs and their LRU lists |
 //! | `machine` | all of the above for one machine |
 //! | `tlb` | what must be flushed before it is freed |
 //! | `table` | page tables: walk, lock, runs |
-//! | [`vma`] | areas |
-//! | [`cache`] | memory objects: shared memory and files |
+//! | [`vma`] | VMAs |
+//! | [`page_cache`] | memory objects: shared memory and files |
 //! | [`space`] | address spaces |
 //! | [`reclaim`] | memory is short |
 //! | [`audit`] | what the engine counts, compared with what is there |
@@ -44,13 +44,13 @@ pub mod arch;
 #[cfg(not(loom))]
 pub mod audit;
 #[cfg(not(loom))]
-pub mod cache;
-#[cfg(not(loom))]
 pub mod frame;
 #[cfg(not(loom))]
-pub mod group;
-#[cfg(not(loom))]
 mod machine;
+#[cfg(not(loom))]
+pub mod memcg;
+#[cfg(not(loom))]
+pub mod page_cache;
 #[cfg(not(loom))]
 pub mod reclaim;
 #[cfg(not(loom))]

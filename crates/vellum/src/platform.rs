@@ -112,7 +112,7 @@ pub unsafe trait Cpus {
 
     /// A point where the engine would give way to other work (Linux: `cond_resched`): no spin lock
     /// is held, preemption is enabled, and no walk is under way. The task may be inside the lock of
-    /// a space's areas, and have claimed a range: those who want them wait by [`Cpus::wait`], so a
+    /// a space's VMAs, and have claimed a range: those who want them wait by [`Cpus::wait`], so a
     /// host runs other tasks on stacks of their own here, and none on this one.
     fn resched(&self) {}
 

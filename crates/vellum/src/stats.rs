@@ -61,7 +61,7 @@ pub enum SizeCounter {
     Faults,
     /// Wanted by a fault that found no memory for it, or might not have it (`anon_fault_fallback`).
     Fallbacks,
-    /// Of those, what a group's limit was in the way of (`anon_fault_fallback_charge`).
+    /// Of those, what a memcg's limit was in the way of (`anon_fault_fallback_charge`).
     ChargeFallbacks,
     /// Queued because part of it is not mapped any more (`split_deferred`).
     SplitDeferred,
@@ -136,7 +136,7 @@ pub enum SpaceCounter {
 
 const SPACE_COUNTERS: usize = SpaceCounter::Tables as usize + 1;
 
-/// One CPU's part of an address space: its door in the lock of the areas, and its share of each count. A line of its own,
+/// One CPU's part of an address space: its door in the lock of the VMAs, and its share of each count. A line of its own,
 /// so that a fault writes nothing that another CPU's fault writes. Zeroed memory is a valid one.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]

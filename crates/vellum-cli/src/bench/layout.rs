@@ -1,4 +1,4 @@
-//! What a process has mapped, as something to measure on: areas, and what is in them.
+//! What a process has mapped, as something to measure on: VMAs, and what is in them.
 //!
 //! Addresses begin at 0, which stands for any multiple of 1 GiB. What shared a page table shares one here, and what was far apart is
 //! only as far apart as that takes.
@@ -10,16 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use super::case::{PAGE, TABLE_SPAN};
 
-/// Areas, in the order of addresses.
+/// VMAs, in the order of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// Them.
-    pub areas: Vec<Area>,
+    #[serde(rename = "areas")]
+    pub vmas: Vec<Vma>,
 }
 
-/// One mapped area.
+/// One mapped VMA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Area {
+pub struct Vma {
     /// The first byte.
     pub start: u64,
     /// The first byte behind it.
@@ -30,7 +31,7 @@ pub struct Area {
     pub runs: Vec<Run>,
 }
 
-/// What stands behind an area.
+/// What stands behind a VMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backing {
     /// Nothing.
@@ -61,7 +62,7 @@ pub enum What {
     Huge,
     /// The page of zeros.
     Zero,
-    /// A page of what stands behind the area.
+    /// A page of what stands behind the VMA.
     File,
     /// Nothing; but a table is there for it.
     Table,
@@ -81,7 +82,7 @@ pub enum Folios {
 pub enum Deed {
     /// The process ends.
     Exit,
-    /// Each area is unmapped.
+    /// Each VMA is unmapped.
     Munmap,
     /// The process makes a child.
     Fork,
@@ -130,7 +131,7 @@ impl Run {
     }
 }
 
-impl Area {
+impl Vma {
     /// The size of folios, in KiB, that a run of it is made of: 0 for what no setting is needed for. Copies of a file's pages are single ones.
     pub fn folio(&self, run: &Run, folios: Folios) -> u32 {
         match (run.what, folios) {
@@ -151,36 +152,36 @@ impl Area {
 impl Layout {
     /// The first byte behind all of it.
     pub fn end(&self) -> u64 {
-        self.areas.last().map_or(0, |area| area.end)
+        self.vmas.last().map_or(0, |vma| vma.end)
     }
 
-    /// All that is in it, by area.
-    pub fn runs(&self) -> impl Iterator<Item = (&Area, &Run)> {
-        self.areas.iter().flat_map(|area| area.runs.iter().map(move |run| (area, run)))
+    /// All that is in it, by VMA.
+    pub fn runs(&self) -> impl Iterator<Item = (&Vma, &Run)> {
+        self.vmas.iter().flat_map(|vma| vma.runs.iter().map(move |run| (vma, run)))
     }
 
     /// Bytes of files behind it.
     pub fn files(&self) -> u64 {
-        self.areas.iter().filter(|area| area.backing != Backing::Anonymous).map(|area| area.end - area.start).sum()
+        self.vmas.iter().filter(|vma| vma.backing != Backing::Anonymous).map(|vma| vma.end - vma.start).sum()
     }
 
     /// The sizes of folios, in KiB, that it is made of one after the other, the largest first: what is smaller goes where room is left.
     pub fn sizes(&self, folios: Folios) -> Vec<u32> {
-        let sizes: BTreeSet<u32> = self.runs().map(|(area, run)| area.folio(run, folios)).collect();
+        let sizes: BTreeSet<u32> = self.runs().map(|(vma, run)| vma.folio(run, folios)).collect();
         sizes.into_iter().rev().collect()
     }
 
-    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if it lies in the area, and that is anonymous.
+    /// Bytes of memory that it takes with these folios: a fault brings a whole one, if it lies in the VMA, and that is anonymous.
     pub fn bytes(&self, folios: Folios) -> u64 {
         let mut bytes = 0;
-        for area in &self.areas {
-            let mut taken = area.start;
-            for run in area.runs.iter().filter(|run| !matches!(run.what, What::Table | What::Zero)) {
-                let size = (u64::from(area.folio(run, folios)) << 10).max(PAGE);
+        for vma in &self.vmas {
+            let mut taken = vma.start;
+            for run in vma.runs.iter().filter(|run| !matches!(run.what, What::Table | What::Zero)) {
+                let size = (u64::from(vma.folio(run, folios)) << 10).max(PAGE);
                 let mut at = run.start.max(taken);
                 while at < run.end {
                     let block = at / size * size;
-                    let whole = area.backing == Backing::Anonymous && area.start <= block && block + size <= area.end;
+                    let whole = vma.backing == Backing::Anonymous && vma.start <= block && block + size <= vma.end;
                     let (start, end) = if whole { (block, block + size) } else { (at, run.end.min(block + size)) };
                     bytes += end - start.max(taken);
                     (at, taken) = (end, end);

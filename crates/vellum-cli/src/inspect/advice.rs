@@ -36,8 +36,8 @@ pub fn of(look: &Look, kernel: &Kernel) -> Vec<(&'static str, String)> {
         ),
         None => ("HERE", "Whether this kernel ever frees such a table could not be tried: it has no PAGEMAP_SCAN.".into()),
     });
-    let most = survey.areas.iter().max_by_key(|one| one.empty).filter(|one| one.empty > 0);
-    let heap = most.is_some_and(|one| !one.area.file);
+    let most = survey.vmas.iter().max_by_key(|one| one.empty).filter(|one| one.empty > 0);
+    let heap = most.is_some_and(|one| !one.vma.file);
     let mut helps = vec![format!(
         "munmap of what is not needed, instead of MADV_DONTNEED; or giving it up in pieces of {span} and more"
     )];

@@ -46,12 +46,12 @@ pub fn percent(part: u64, all: u64) -> String {
 pub fn shared(looks: &[Look], top: usize) -> Vec<Shared<'_>> {
     let mut all: BTreeMap<(i32, i32, u64), Shared<'_>> = BTreeMap::new();
     for look in looks {
-        // Of one process, all areas of it together.
+        // Of one process, all VMAs of it together.
         let mut own: BTreeMap<(i32, i32, u64), Shared<'_>> = BTreeMap::new();
-        for one in look.survey.areas.iter().filter(|one| one.area.file && one.area.is_shared()) {
-            let none = Shared { name: &one.area.name, len: 0, resident: 0, processes: 1, tables: 0 };
-            let shared = own.entry(one.area.inode).or_insert(none);
-            shared.len += one.area.len();
+        for one in look.survey.vmas.iter().filter(|one| one.vma.file && one.vma.is_shared()) {
+            let none = Shared { name: &one.vma.name, len: 0, resident: 0, processes: 1, tables: 0 };
+            let shared = own.entry(one.vma.inode).or_insert(none);
+            shared.len += one.vma.len();
             shared.resident += one.resident;
             shared.tables += (one.used + one.empty) * look.survey.geometry.page();
         }

@@ -27,8 +27,8 @@ td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 @media print { .bars span, .map rect { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 ";
 
-/// Areas that are listed.
-const AREAS: usize = 40;
+/// VMAs that are listed.
+const VMAS: usize = 40;
 
 /// The page of processes; or of a group, of which this many are told in full.
 pub fn page(looks: &[Look], group: Option<usize>, kernel: &Kernel, cores: &[Core]) -> String {
@@ -108,7 +108,7 @@ fn process(look: &Look, kernel: &Kernel, cores: &[Core]) -> Markup {
             @if look.survey.changed() { p.note { "It has changed while this looked at it: figures may be off by that." } }
             article { h3 { "Page tables" } (tables(look)) }
             @for (head, text) in advice::of(look, kernel) { p { strong { (head) } " " (text) } }
-            article { h3 { "Areas" } (areas(look)) }
+            article { h3 { "VMAs" } (vmas(look)) }
             @let drawn = stretches(look);
             @if !drawn.is_empty() {
                 article {
@@ -171,20 +171,19 @@ fn tables(look: &Look) -> Markup {
     }
 }
 
-fn areas(look: &Look) -> Markup {
-    let mut areas: Vec<&Surveyed> =
-        look.survey.areas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
-    areas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
-    let hidden = areas.len().saturating_sub(AREAS);
-    areas.truncate(AREAS);
+fn vmas(look: &Look) -> Markup {
+    let mut vmas: Vec<&Surveyed> = look.survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
+    vmas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
+    let hidden = vmas.len().saturating_sub(VMAS);
+    vmas.truncate(VMAS);
     html! {
         div.scroll { table {
-            thead { tr { th { "area" } th { "" } th { "addresses" } th { "in memory" } th { "tables" } th { "empty" } th { "huge" } } }
-            tbody { @for one in areas {
+            thead { tr { th { "VMA" } th { "" } th { "addresses" } th { "in memory" } th { "tables" } th { "empty" } th { "huge" } } }
+            tbody { @for one in vmas {
                 tr {
-                    td { (format!("{:x}", one.area.start)) }
-                    td.name { (letters(&one.area)) " " (name_of(&one.area)) }
-                    td { (about(one.area.len())) }
+                    td { (format!("{:x}", one.vma.start)) }
+                    td.name { (letters(&one.vma)) " " (name_of(&one.vma)) }
+                    td { (about(one.vma.len())) }
                     td { (about(one.resident)) }
                     td { (grouped(one.used)) }
                     td { @if look.survey.tables.empty.is_some() { (grouped(one.empty)) } @else { "?" } }

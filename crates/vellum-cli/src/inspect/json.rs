@@ -53,7 +53,7 @@ pub struct Process<'a> {
     lock_steps: u64,
     lock_waited: u64,
     took_ns: u64,
-    areas: Vec<Area<'a>>,
+    vmas: Vec<Vma<'a>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     empty_at: Vec<[u64; 2]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,7 +106,7 @@ struct Frames {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Area<'a> {
+struct Vma<'a> {
     start: u64,
     end: u64,
     name: Cow<'a, str>,
@@ -172,7 +172,7 @@ fn process<'a>(look: &'a Look, kernel: &Kernel) -> Process<'a> {
         lock_steps: survey.holds.steps,
         lock_waited: survey.holds.waited,
         took_ns: nanos(look.took),
-        areas: survey.areas.iter().map(|one| area(one, exact)).collect(),
+        vmas: survey.vmas.iter().map(|one| vma(one, exact)).collect(),
         empty_at: empty.map(|place| [place.start, place.end]).collect(),
         exact: look.read.as_ref().and_then(|read| read.as_ref().ok()).map(|walked| themselves(look, walked, kernel)),
         exact_refused: look.read.as_ref().and_then(|read| read.as_ref().err()).map(|why| why.as_str().into()),
@@ -211,13 +211,13 @@ fn frames(lies: &Lies) -> Frames {
     }
 }
 
-fn area(one: &Surveyed, exact: bool) -> Area<'_> {
-    Area {
-        start: one.area.start,
-        end: one.area.end,
-        name: one.area.name.as_str().into(),
-        shared: one.area.is_shared(),
-        file: one.area.file,
+fn vma(one: &Surveyed, exact: bool) -> Vma<'_> {
+    Vma {
+        start: one.vma.start,
+        end: one.vma.end,
+        name: one.vma.name.as_str().into(),
+        shared: one.vma.is_shared(),
+        file: one.vma.file,
         resident: one.resident,
         swapped: one.swapped,
         huge: one.huge,

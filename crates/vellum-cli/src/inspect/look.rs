@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use vellum_pagemap::{
-    Area, Categories, Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells,
-    Unreadable, Walked, Watcher, survey,
+    Categories, Frames, Kernel, Lies, Options, Pace, Pagemap, Region, Survey, SurveyError, Target, Tells, Unreadable,
+    Vma, Walked, Watcher, survey,
 };
 
 use super::Args;
@@ -85,7 +85,7 @@ impl Look {
             seen.import = Some(Import::within(memory.resident + memory.tables, args.estimate.estimate_memory));
         }
         let survey = survey(&target, &mut pagemap, &mut pace, &options, &mut seen)?;
-        let imported = seen.import.map(|import| import.finish(&survey.areas));
+        let imported = seen.import.map(|import| import.finish(&survey.vmas));
         let (pid, user) = (target.pid(), target.user);
         // Who may not know frames is told that all are the first one.
         let lies = seen.frames.and(Some(seen.lies)).filter(|lies| lies.pages > 0);
@@ -125,18 +125,18 @@ struct Seen {
 }
 
 impl Watcher for Seen {
-    fn region(&mut self, region: &Region, area: &Area) {
+    fn region(&mut self, region: &Region, vma: &Vma) {
         let import = &mut self.import;
         let told = std::cell::Cell::new(false);
         let mut add = |start, end, order| {
             told.set(true);
             if let Some(import) = import {
-                import.pages(&Region { start, end, ..*region }, area, order);
+                import.pages(&Region { start, end, ..*region }, vma, order);
             }
         };
         // What can't be read any more has gone.
         if let Some(frames) = &mut self.frames {
-            let _ = frames.add(region, area.page, &mut self.lies, &mut add);
+            let _ = frames.add(region, vma.page, &mut self.lies, &mut add);
         }
         if !told.get() {
             add(region.start, region.end, 0);
@@ -201,17 +201,10 @@ pub mod tests {
     fn a_table_is_of_swap_if_most_of_it_is() {
         let mut seen = Seen { table: 512 * 4096, entries: 512, kept: true, ..Seen::default() };
         let permissions = MMPermissions::PRIVATE;
-        let area = Area {
-            start: 0,
-            end: 8 << 20,
-            permissions,
-            name: String::new(),
-            file: false,
-            inode: (0, 0, 0),
-            page: 4096,
-        };
+        let vma =
+            Vma { start: 0, end: 8 << 20, permissions, name: String::new(), file: false, inode: (0, 0, 0), page: 4096 };
         let mut pages = |first: u64, count: u64, categories| {
-            seen.region(&Region { start: first * 4096, end: (first + count) * 4096, categories }, &area);
+            seen.region(&Region { start: first * 4096, end: (first + count) * 4096, categories }, &vma);
         };
         // From the middle of the first table to the third one, in which more is in memory.
         pages(500, 12 + 512 + 4, Categories::SWAPPED);

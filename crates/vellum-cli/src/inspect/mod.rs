@@ -72,7 +72,7 @@ pub struct Args {
     /// Write the table of the cores that are known, with where its figures are from, and nothing else.
     #[arg(long)]
     tlb_sources: bool,
-    /// Go through this share of large areas only (2%), and say how sure that is.
+    /// Go through this share of large VMAs only (2%), and say how sure that is.
     #[arg(long, value_name = "SHARE", value_parser = share)]
     sample: Option<f64>,
     /// Look again and again, this far apart: a line each time.
@@ -81,7 +81,7 @@ pub struct Args {
     /// Compare two files that --json has written.
     #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["pids", "all", "cgroup"])]
     diff: Vec<PathBuf>,
-    /// How many areas, or processes, to list.
+    /// How many VMAs, or processes, to list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
     /// Hold a process's memory lock for no longer than this at a time; where it needs that itself, for much less, with pauses.

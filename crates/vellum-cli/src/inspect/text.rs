@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, LineStyle, Row, Table, TableStyle};
 use procfs::process::MMPermissions;
-use vellum_pagemap::{Area, Kernel, Occupancy, Surveyed, Tells};
+use vellum_pagemap::{Kernel, Occupancy, Surveyed, Tells, Vma};
 
 use super::look::Look;
 use super::tlb::Core;
@@ -37,7 +37,7 @@ pub fn one(
     if let Some(sample) = survey.sample.filter(|sample| sample.seen > 0) {
         writeln!(
             out,
-            "By a sample: {} of {} GiB of large areas. Tables in use: ± {} (95 %).",
+            "By a sample: {} of {} GiB of large VMAs. Tables in use: ± {} (95 %).",
             grouped(sample.seen),
             grouped(sample.stretches),
             grouped(sample.error)
@@ -54,11 +54,11 @@ pub fn one(
     for (head, text) in advice {
         paragraph(head, &text, out)?;
     }
-    let mut areas: Vec<&Surveyed> = survey.areas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
-    areas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
-    writeln!(out, "\n{}", list(&areas[..areas.len().min(args.top)], survey.scanned))?;
-    if areas.len() > args.top {
-        writeln!(out, "… and {} more of {} areas (--top)", areas.len() - args.top, survey.areas.len())?;
+    let mut vmas: Vec<&Surveyed> = survey.vmas.iter().filter(|one| one.used + one.empty + one.huge > 0).collect();
+    vmas.sort_by_key(|one| (std::cmp::Reverse(one.empty), std::cmp::Reverse(one.used)));
+    writeln!(out, "\n{}", list(&vmas[..vmas.len().min(args.top)], survey.scanned))?;
+    if vmas.len() > args.top {
+        writeln!(out, "… and {} more of {} VMAs (--top)", vmas.len() - args.top, survey.vmas.len())?;
     }
     match &look.lies {
         Some(lies) => folios::write(lies, cores, out)?,
@@ -132,14 +132,14 @@ fn tables(look: &Look) -> Table {
     shown
 }
 
-fn list(areas: &[&Surveyed], exact: bool) -> Table {
+fn list(vmas: &[&Surveyed], exact: bool) -> Table {
     let mut shown = new_table(["AREA", "", "addresses", "in memory", "tables", "empty", "huge"]);
-    for one in areas {
-        let area = &one.area;
+    for one in vmas {
+        let vma = &one.vma;
         shown.add_row([
-            format!("{:012x}-{:012x}", area.start, area.end),
-            format!("{} {}", letters(area), name_of(area)),
-            about(area.len()),
+            format!("{:012x}-{:012x}", vma.start, vma.end),
+            format!("{} {}", letters(vma), name_of(vma)),
+            about(vma.len()),
             about(one.resident),
             grouped(one.used),
             if exact { grouped(one.empty) } else { "?".into() },
@@ -220,16 +220,16 @@ fn write_line(head: &str, line: &str, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// As `/proc/PID/maps` writes it.
-pub fn letters(area: &Area) -> String {
+pub fn letters(vma: &Vma) -> String {
     let letters = [(MMPermissions::READ, 'r'), (MMPermissions::WRITE, 'w'), (MMPermissions::EXECUTE, 'x')];
     let mut text: String =
-        letters.iter().map(|(right, letter)| if area.permissions.contains(*right) { *letter } else { '-' }).collect();
-    text.push(if area.is_shared() { 's' } else { 'p' });
+        letters.iter().map(|(right, letter)| if vma.permissions.contains(*right) { *letter } else { '-' }).collect();
+    text.push(if vma.is_shared() { 's' } else { 'p' });
     text
 }
 
-pub fn name_of(area: &Area) -> &str {
-    if area.name.is_empty() { "anonymous" } else { &area.name }
+pub fn name_of(vma: &Vma) -> &str {
+    if vma.name.is_empty() { "anonymous" } else { &vma.name }
 }
 
 /// A bar for each eighth.

@@ -129,7 +129,7 @@ mod tests {
         let mut text = Vec::new();
         let kernel = Kernel { tells: vellum_pagemap::Tells::Nothing, frees_tables: None };
         let mut look = own(&[]);
-        look.survey.areas.truncate(1);
+        look.survey.vmas.truncate(1);
         json::write(&[look], &kernel, &mut text).unwrap();
         text
     }

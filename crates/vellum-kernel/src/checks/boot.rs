@@ -37,7 +37,7 @@ fn churn(lab: &Lab) -> Checked {
     let full = audit(lab.machine)?;
     let [stays, goes] = spaces;
     let tables = tables_between(&goes) + 1 + BYTES.div_ceil(HUGE);
-    // Besides pages and tables a space has a page of counts and one for its areas.
+    // Besides pages and tables a space has a page of counts and one for its VMAs.
     let freed = (BYTES >> FRAME_SHIFT) + tables + 2;
     drop(goes);
     let half = audit(lab.machine)?;

@@ -8,7 +8,7 @@ use vellum::addr::FRAME_SIZE;
 use vellum::arch::Arch;
 use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
-use vellum::group::{GroupId, GroupUsage};
+use vellum::memcg::{MemcgId, MemcgUsage};
 use vellum::stats::{COUNTERS, Counter};
 
 /// A check failed, and what was wrong is on the console.
@@ -42,7 +42,7 @@ pub struct Lab {
     /// The machine.
     pub machine: &'static Machine,
     /// The group that the story's spaces are charged to.
-    pub group: GroupId,
+    pub group: MemcgId,
     /// Whether time is instructions.
     pub counted: bool,
 }
@@ -70,9 +70,9 @@ impl Lab {
     /// The group: its charge, its list of anonymous folios, and its folios that wait to be split.
     #[track_caller]
     pub fn expect_group(&self, charged: u64, listed: u64, deferred: u64) -> Checked {
-        let usage = must("read the group's usage", self.machine.groups().usage(self.machine.frames(), self.group))?;
-        let GroupUsage { peak, limit, .. } = usage;
-        let expected = GroupUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, shards: 0 };
+        let usage = must("read the group's usage", self.machine.memcgs().usage(self.machine.frames(), self.group))?;
+        let MemcgUsage { peak, limit, .. } = usage;
+        let expected = MemcgUsage { charged, peak, limit, lru: [listed, 0, 0, 0], deferred, swapped: 0, shards: 0 };
         expect("the group", usage, expected)
     }
 }

@@ -6,7 +6,7 @@ use super::user::{run_in, store};
 use crate::println;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE};
 use vellum::frame::HUGE_ORDER;
-use vellum::group::Refused;
+use vellum::memcg::Refused;
 use vellum::space::{FaultError, MapFlags};
 use vellum::stats::Counter::*;
 
@@ -30,7 +30,7 @@ fn touch_all(bytes: u64) -> Checked<(u64, FaultError)> {
 fn limit(lab: &Lab) -> Checked {
     const LIMIT: u64 = 700;
     const HUGE_PAGES: u64 = HUGE / FRAME_SIZE;
-    let groups = lab.machine.groups();
+    let groups = lab.machine.memcgs();
     lab.use_folios(HUGE_ORDER);
     must("set a limit", groups.set_limit(lab.group, LIMIT))?;
     let space = lab.space()?;

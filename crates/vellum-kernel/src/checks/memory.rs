@@ -133,7 +133,7 @@ pub fn written() -> Attrs {
     Attrs::READ | Attrs::WRITE | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY
 }
 
-/// A space with one area, all of it in single pages or all of it in huge ones, has these numbers.
+/// A space with one VMA, all of it in single pages or all of it in huge ones, has these numbers.
 pub fn stats(mapped: u64, resident: u64, tables: u64) -> SpaceStats {
     SpaceStats {
         mapped,
@@ -141,9 +141,9 @@ pub fn stats(mapped: u64, resident: u64, tables: u64) -> SpaceStats {
         anon: resident,
         peak: resident,
         tables: tables * FRAME_SIZE,
-        // The counts of its CPUs, and a node for its areas.
+        // The counts of its CPUs, and a node for its VMAs.
         kernel: (1 + u64::from(mapped > 0)) * FRAME_SIZE,
-        areas: usize::from(mapped > 0),
+        vmas: usize::from(mapped > 0),
         ..SpaceStats::default()
     }
 }

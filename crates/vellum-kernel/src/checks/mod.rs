@@ -42,7 +42,7 @@ use crate::mem::{self, Machine};
 use crate::println;
 use lab::{Checked, Lab, expect, must};
 use vellum::frame::MAX_ORDER;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::stats::Counter;
 
 /// A name, and what is checked.
@@ -65,12 +65,12 @@ const STORIES: [Story; 11] = [
 /// Checks all stories, or those whose name is given. `counted`: time is instructions, and they are told.
 pub fn run(machine: &'static Machine, only: &str, counted: bool) -> Checked {
     hooks::set_page_fault(user::resolve);
-    let groups = machine.groups();
+    let groups = machine.memcgs();
     let stories = || STORIES.iter().filter(|(name, _)| only.is_empty() || *name == only);
     expect("there is such a story", stories().count() > 0, true)?;
     for (name, story) in stories() {
         let before = Baseline::of(machine);
-        let group = must("create a group", groups.create(machine.frames(), GroupId::ROOT, u64::MAX))?;
+        let group = must("create a group", groups.create(machine.frames(), MemcgId::ROOT, u64::MAX))?;
         println!("{name}");
         story(&Lab { machine, group, counted })?;
         // Refused if anything is still charged to it.
@@ -95,7 +95,7 @@ impl Baseline {
     fn of(machine: &Machine) -> Self {
         let frames = machine.frames();
         frames.drain();
-        let usage = machine.groups().usage(frames, GroupId::ROOT);
+        let usage = machine.memcgs().usage(frames, MemcgId::ROOT);
         Self {
             free: frames.free_frames(),
             blocks: frames.free_blocks_on(0),

@@ -64,11 +64,11 @@ fn make_a_hole(lab: &Lab, space: &Space) -> Checked {
         expect("attributes", run.attrs(space.arch()), written())
     })?;
     expect("entries of each level", levels, [0, 256, 2])?;
-    // The folio stays whole until somebody splits it: a table and an area's worth of memory more, and nothing less.
+    // The folio stays whole until somebody splits it: a table and a VMA's worth of memory more, and nothing less.
     expect("frames free", free - lab.machine.frames().free_frames(), 1)?;
     let tables = tables_between(space) + 2;
     let stats = SpaceStats {
-        areas: 2,
+        vmas: 2,
         most_mapped: BYTES,
         peak: BYTES,
         ..stats(BYTES - HOLE.len(), BYTES - HOLE.len(), tables)

@@ -16,7 +16,7 @@ use crate::{percpu, println};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use spin::Once;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::FaultError::{Denied, Unmapped};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -49,7 +49,7 @@ struct Apart(AtomicU64);
 /// Prepares the check, which all processors then do by [`part`].
 pub fn prepare(machine: &'static Machine, cpus: usize) -> Checked {
     hooks::set_page_fault(user::resolve);
-    let space = must("make a space", user::new_space(machine, GroupId::ROOT))?;
+    let space = must("make a space", user::new_space(machine, MemcgId::ROOT))?;
     SPACE.call_once(|| space);
     CPUS.store(cpus, SeqCst);
     Ok(())

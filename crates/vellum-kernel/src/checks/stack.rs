@@ -11,7 +11,7 @@ use vellum::vma::STACK_GUARD;
 
 /// What it begins with.
 const FIRST: u64 = 4 * FRAME_SIZE;
-/// Where another area ends, below it.
+/// Where another VMA ends, below it.
 const BELOW: u64 = BASE + FRAME_SIZE;
 
 pub fn story(lab: &Lab) -> Checked {
@@ -36,13 +36,13 @@ pub fn story(lab: &Lab) -> Checked {
         write(VirtRange { start: lowest, end: lowest + FRAME_SIZE })?;
         faults += 1;
         expect("mapped", space.stats().mapped, FRAME_SIZE + top - lowest)?;
-        expect("areas", space.stats().areas, 2)?;
+        expect("areas", space.stats().vmas, 2)?;
         expect("resident", space.stats().anon, faults * FRAME_SIZE)?;
         // The pages leapt over are there.
         expect_zeros(VirtRange { start: lowest + FRAME_SIZE, end: lowest + 2 * FRAME_SIZE })?;
         faults += 1;
         let refused = lowest - FRAME_SIZE;
-        expect("no nearer to the area below", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
+        expect("no nearer to the VMA below", store(refused, 1), Err(FaultError::Unmapped(refused)))?;
         expect("nor by reading", load(BELOW), Err(FaultError::Unmapped(BELOW)))?;
         // One table for what was touched at the top, one for the bottom.
         let tables = tables_between(&space) + 2;

@@ -14,8 +14,8 @@ use crate::percpu::{self, MAX_CPUS};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 use spin::Mutex;
-use vellum::group::GroupId;
-use vellum::group::Refused;
+use vellum::memcg::MemcgId;
+use vellum::memcg::Refused;
 use vellum::space::{FaultError, Limits};
 
 pub use crate::mem::{Machine, Space};
@@ -42,7 +42,7 @@ fn seat() -> &'static Seat {
 const PATIENCE: u32 = 100;
 
 /// An empty space, with the kernel in its upper half.
-pub fn new_space(machine: &'static Machine, group: GroupId) -> Result<Space, Refused> {
+pub fn new_space(machine: &'static Machine, group: MemcgId) -> Result<Space, Refused> {
     mem::new_space(machine, group, Limits::default())
 }
 

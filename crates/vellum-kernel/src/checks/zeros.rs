@@ -108,7 +108,7 @@ fn behind_the_mmu(space: &Space, folios: u8) -> Checked {
     expect("what the direct map put there", load(page + 16), Ok(0x5eed))
 }
 
-/// Contents go, the area stays.
+/// Contents go, the VMA stays.
 fn dont_need(lab: &Lab, space: &Space, folios: u8) -> Checked {
     let (between, range) = (tables_between(space), first(BYTES));
     let runs = each_run(space, range, |_| Ok(()))?;

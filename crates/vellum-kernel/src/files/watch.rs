@@ -13,9 +13,9 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use linux_raw_sys::general as abi;
 use linux_raw_sys::ioctl;
 use vellum::addr::VirtRange;
-use vellum::group::MayBeRefused;
+use vellum::memcg::MayBeRefused;
 use vellum::space::{Access, FaultError, Happening, Stopped, Watched};
-use vellum::vma::{AreaFlags, Watcher};
+use vellum::vma::{VmaFlags, Watcher};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::File;
 use vellum_kernel::fs::watch::{Fault, Faults};
@@ -141,10 +141,10 @@ impl Watch {
         if mode == 0 || mode & !(MISSING | WRITES) != 0 {
             return Err(Errno::EINVAL);
         }
-        let mut what = AreaFlags::empty();
-        what.set(AreaFlags::MISSING, mode & MISSING != 0);
-        what.set(AreaFlags::WRITES, mode & WRITES != 0);
-        what.set(AreaFlags::ASYNC, mode & WRITES != 0 && self.has(abi::UFFD_FEATURE_WP_ASYNC));
+        let mut what = VmaFlags::empty();
+        what.set(VmaFlags::MISSING, mode & MISSING != 0);
+        what.set(VmaFlags::WRITES, mode & WRITES != 0);
+        what.set(VmaFlags::ASYNC, mode & WRITES != 0 && self.has(abi::UFFD_FEATURE_WP_ASYNC));
         memory.engine.watch(range, self.number, what).map_err(|error| failed(error.refused(), error.errno()))?;
         let mut requests = 1 << abi::_UFFDIO_WAKE | 1 << abi::_UFFDIO_COPY | 1 << abi::_UFFDIO_ZEROPAGE;
         requests |= 1 << abi::_UFFDIO_POISON;
@@ -291,7 +291,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.upgrade() {
             let all = VirtRange { start: 0, end: crate::arch::paging::user_end() };
-            // No area needs to be split.
+            // No VMA needs to be split.
             let _ = memory.engine.unwatch(all, self.number);
             memory.watchers.lock().remove(self.number);
         }

@@ -9,7 +9,7 @@ use core::future::poll_fn;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use core::task::{Poll, Waker};
 use spin::Mutex;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::Part;
 
 /// Pages that are reclaimed before others are let go on.
@@ -60,7 +60,7 @@ async fn run() {
                 .map(|node| (node, frames.shortage_on(node).min(AT_ONCE)))
                 .filter(|(_, missing)| *missing > 0)
                 .map(|(node, missing)| {
-                    reclaim(Who::Background, Part { group: GroupId::ROOT, node: Some(node) }, missing)
+                    reclaim(Who::Background, Part { memcg: MemcgId::ROOT, node: Some(node) }, missing)
                 })
                 .sum();
             if found == 0 {

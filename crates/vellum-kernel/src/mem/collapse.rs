@@ -8,7 +8,7 @@ use core::pin::pin;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::task::Poll;
 use vellum::frame::HUGE_ORDER;
-use vellum::group::Refused;
+use vellum::memcg::Refused;
 use vellum::platform::SpaceId;
 use vellum::space::{CollapseError, CollapseLimits};
 use vellum_kernel::wait::Queue;

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use spin::Mutex;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, PhysAddr};
 use vellum::frame::Use;
-use vellum::group::{GroupId, MAX_GROUPS, Refused};
+use vellum::memcg::{MAX_MEMCGS, MemcgId, Refused};
 use vellum::platform::Memory;
 
 /// The smallest block: two words, one of which links free ones.
@@ -30,7 +30,7 @@ static IS_SHORT: AtomicBool = AtomicBool::new(false);
 /// See the module's text.
 pub struct Heap {
     /// By the group's number.
-    groups: [[Mutex<List>; SIZES]; MAX_GROUPS],
+    groups: [[Mutex<List>; SIZES]; MAX_MEMCGS],
 }
 
 /// The frames of a size and group that have free blocks, linked through their headers.
@@ -49,11 +49,11 @@ struct Header {
     /// How many blocks are not free.
     used: u32,
     /// The group whose list it is on when it has free blocks.
-    group: GroupId,
+    group: MemcgId,
 }
 
 #[global_allocator]
-static HEAP: Heap = Heap { groups: [const { [const { Mutex::new(List(ptr::null_mut())) }; SIZES] }; MAX_GROUPS] };
+static HEAP: Heap = Heap { groups: [const { [const { Mutex::new(List(ptr::null_mut())) }; SIZES] }; MAX_MEMCGS] };
 
 /// Frames that the heap has.
 static FRAMES: AtomicU64 = AtomicU64::new(0);
@@ -69,12 +69,12 @@ fn size_of_block(layout: Layout) -> u32 {
 }
 
 impl Heap {
-    fn list(&self, group: GroupId, shift: u32) -> &Mutex<List> {
+    fn list(&self, group: MemcgId, shift: u32) -> &Mutex<List> {
         &self.groups[usize::from(group.number())][(shift - SMALLEST) as usize]
     }
 
     /// A block of `1 << shift` bytes that a group pays for.
-    fn alloc_for(&self, machine: &'static Machine, group: GroupId, shift: u32) -> Option<NonNull<u8>> {
+    fn alloc_for(&self, machine: &'static Machine, group: MemcgId, shift: u32) -> Option<NonNull<u8>> {
         if shift > LARGEST {
             return frames(machine, group, shift);
         }
@@ -105,8 +105,8 @@ unsafe impl GlobalAlloc for Heap {
         let (shift, group) = (size_of_block(layout), payer::payer());
         let block = self.alloc_for(machine, group, shift);
         // A thread that moves to another group may leave one that is gone by now.
-        let is_gone = || group != GroupId::ROOT && !machine.groups().exists(group);
-        let block = block.or_else(|| is_gone().then(|| self.alloc_for(machine, GroupId::ROOT, shift))?);
+        let is_gone = || group != MemcgId::ROOT && !machine.memcgs().exists(group);
+        let block = block.or_else(|| is_gone().then(|| self.alloc_for(machine, MemcgId::ROOT, shift))?);
         block.map_or(ptr::null_mut(), NonNull::as_ptr)
     }
 
@@ -143,7 +143,7 @@ unsafe fn give_back(at: *mut u8, order: u8) {
     let address = at.addr() - machine.platform().direct_map().addr();
     FRAMES.fetch_sub(1 << order, Relaxed);
     // SAFETY: by contract.
-    unsafe { machine.groups().free_for_host(machine.frames(), PhysAddr(address as u64).pfn(), order) };
+    unsafe { machine.memcgs().free_for_host(machine.frames(), PhysAddr(address as u64).pfn(), order) };
 }
 
 impl List {
@@ -152,7 +152,7 @@ impl List {
     /// # Safety
     ///
     /// The caller's frame, that becomes the list's.
-    unsafe fn cut(&mut self, frame: *mut u8, shift: u32, group: GroupId) {
+    unsafe fn cut(&mut self, frame: *mut u8, shift: u32, group: MemcgId) {
         let header = frame.cast::<Header>();
         // Blocks are aligned to their size, so the header costs one, or a few small ones.
         let first = size_of::<Header>().next_multiple_of(1 << shift);
@@ -185,7 +185,7 @@ impl List {
             (*header).free = block;
             (*header).used -= 1;
             let alone = (*header).next.is_null() && (*header).previous.is_null();
-            if (*header).used > 0 || alone && (*header).group == GroupId::ROOT {
+            if (*header).used > 0 || alone && (*header).group == MemcgId::ROOT {
                 return None;
             }
             self.unlink(header);
@@ -226,8 +226,8 @@ impl List {
     }
 }
 
-fn frames(machine: &'static Machine, group: GroupId, shift: u32) -> Option<NonNull<u8>> {
-    let (groups, frames) = (machine.groups(), machine.frames());
+fn frames(machine: &'static Machine, group: MemcgId, shift: u32) -> Option<NonNull<u8>> {
+    let (groups, frames) = (machine.memcgs(), machine.frames());
     let order = u8::try_from(shift.max(FRAME_SHIFT) - FRAME_SHIFT).ok()?;
     let had = groups.alloc_for_host(frames, group, order);
     IS_SHORT.store(had == Err(Refused::OutOfMemory), Relaxed);

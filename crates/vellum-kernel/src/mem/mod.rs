@@ -37,8 +37,8 @@ pub use space::UserSpace;
 use spin::Once;
 use vellum::addr::FRAME_SIZE;
 use vellum::frame::BootOptions;
-use vellum::group::GroupId;
-use vellum::group::Refused;
+use vellum::memcg::MemcgId;
+use vellum::memcg::Refused;
 use vellum::space::Limits;
 use vellum::stats::Counter;
 use vellum_kernel::boot::MemoryMap;
@@ -50,7 +50,7 @@ pub type Machine = vellum::Machine<'static, Host>;
 pub type Space = vellum::AddressSpace<'static, Host, Format>;
 
 /// A memory object: the contents of a file.
-pub type Object = vellum::cache::Object<'static, Host>;
+pub type Object = vellum::page_cache::Object<'static, Host>;
 
 /// This part of all memory is kept for the kernel, and at most [`MOST_KEPT`].
 const KEPT_PART: u64 = 64;
@@ -113,12 +113,12 @@ impl fmt::Display for Tally {
 /// # Errors
 ///
 /// No memory.
-pub fn new_object(group: GroupId, tag: u64) -> Result<Object, vellum::cache::ObjectError> {
+pub fn new_object(group: MemcgId, tag: u64) -> Result<Object, vellum::page_cache::ObjectError> {
     Object::new(machine(), &format(), group, tag, 0)
 }
 
 /// An empty space, with the kernel in its upper half.
-pub fn new_space(machine: &'static Machine, group: GroupId, limits: Limits) -> Result<Space, Refused> {
+pub fn new_space(machine: &'static Machine, group: MemcgId, limits: Limits) -> Result<Space, Refused> {
     let space = Space::new(machine, format(), group, limits)?;
     adopt(&space);
     Ok(space)

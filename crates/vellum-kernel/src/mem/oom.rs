@@ -16,7 +16,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use linux_raw_sys::general::SIGKILL;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupId, Refused};
+use vellum::memcg::{MemcgId, Refused};
 use vellum::space::SpaceStats;
 
 /// A process that is never killed has this said about it.
@@ -52,7 +52,7 @@ impl Scope {
     /// Whether some memory could be reclaimed.
     fn reclaims(self, pages: u64) -> bool {
         let (why, group) = match self {
-            Scope::Machine => (Who::Direct, Some(GroupId::ROOT)),
+            Scope::Machine => (Who::Direct, Some(MemcgId::ROOT)),
             Scope::Group(group) => (Who::Limit, groups::engine(group)),
         };
         group.is_some_and(|group| reclaim(why, group, pages) > 0)

@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use spin::{Mutex, MutexGuard};
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupId, Refused};
+use vellum::memcg::{MemcgId, Refused};
 use vellum_kernel::errno::Errno;
 
 /// log2 of the most frames of a block that is not refused for a limit.
@@ -31,11 +31,11 @@ fn current<R>(show: impl FnOnce(&Thread) -> R) -> Option<R> {
 }
 
 /// Returns the group to charge for what this CPU allocates now.
-pub fn payer() -> GroupId {
+pub fn payer() -> MemcgId {
     if percpu::current().shared.get() > 0 {
-        return GroupId::ROOT;
+        return MemcgId::ROOT;
     }
-    current(|thread| thread.process.payer()).unwrap_or(GroupId::ROOT)
+    current(|thread| thread.process.payer()).unwrap_or(MemcgId::ROOT)
 }
 
 /// A table of the whole machine's, with its lock. The root group pays for it: a node of it serves
@@ -103,7 +103,7 @@ pub fn refused(why: Refused, beyond: bool) {
 /// The kernel's memory for a thread went beyond what the thread's group may have, or what the
 /// machine has to spare: waits until it no longer does, or the thread's process is to end.
 pub async fn settle(thread: &Arc<Thread>, why: Refused) {
-    let (groups, frames) = (machine().groups(), machine().frames());
+    let (groups, frames) = (machine().memcgs(), machine().frames());
     let is_beyond = || match why {
         Refused::OverLimit(group) => {
             groups.drain(frames, group).is_ok() && groups.counters(group).is_ok_and(|of| of.charged > of.limit)
@@ -124,7 +124,7 @@ pub async fn settle(thread: &Arc<Thread>, why: Refused) {
 /// `ENOMEM`; the system call is made again when it may.
 pub fn afford(bytes: u64) -> Result<(), Errno> {
     let pages = u32::try_from(bytes.div_ceil(FRAME_SIZE)).map_err(|_| Errno::ENOMEM)?;
-    machine().groups().has_room(machine().frames(), payer(), pages).map_err(|over| {
+    machine().memcgs().has_room(machine().frames(), payer(), pages).map_err(|over| {
         refused(over.into(), false);
         Errno::ENOMEM
     })

@@ -19,9 +19,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use linux_raw_sys::prctl::PR_MDWE_NO_INHERIT;
 use spin::{Mutex, Once};
 use vellum::addr::{FRAME_SHIFT, VirtRange, align_up};
-use vellum::group::GroupId;
-use vellum::group::MayBeRefused;
-use vellum::group::Refused;
+use vellum::memcg::MayBeRefused;
+use vellum::memcg::MemcgId;
+use vellum::memcg::Refused;
 use vellum::platform::SpaceId;
 use vellum::space::Limits;
 use vellum::vma::Watcher;
@@ -30,7 +30,7 @@ use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::names::Mapped;
 use vellum_kernel::tags::Generations;
 
-/// So many files are remembered before those are forgotten that no area maps any more.
+/// So many files are remembered before those are forgotten that no VMA maps any more.
 const SOME: usize = 64;
 
 /// A process's address space, and what the kernel remembers of it besides.
@@ -133,20 +133,20 @@ impl UserSpace {
         let numbers: Vec<Watcher> = self.watchers.lock().0.keys().copied().map(Watcher).collect();
         let end = align_up(len, FRAME_SHIFT).and_then(|len| start.checked_add(len)).unwrap_or(start);
         for by in numbers {
-            // The areas begin and end there: none needs to be split.
+            // The VMAs begin and end there: none needs to be split.
             let _ = self.engine.unwatch(VirtRange { start, end }, by);
         }
     }
 
-    /// Remembers the file whose object has this tag: an area maps it now.
+    /// Remembers the file whose object has this tag: a VMA maps it now.
     pub fn remember(&self, tag: u64, file: Mapped) {
         let mut mapped = self.mapped.lock();
         let forgets = !mapped.contains_key(&tag) && mapped.len() >= SOME && mapped.len().is_power_of_two();
         let known = Arc::make_mut(&mut mapped);
         if forgets {
             let mut used = BTreeSet::new();
-            self.engine.areas(0, |area| {
-                used.insert(area.backing.tag());
+            self.engine.vmas(0, |vma| {
+                used.insert(vma.backing.tag());
                 true
             });
             known.retain(|tag, _| used.contains(tag));
@@ -154,7 +154,7 @@ impl UserSpace {
         known.insert(tag, file);
     }
 
-    /// The file whose object has this tag, if an area maps it.
+    /// The file whose object has this tag, if a VMA maps it.
     pub fn mapped(&self, tag: u64) -> Option<Mapped> {
         self.mapped.lock().get(&tag).cloned()
     }
@@ -250,7 +250,7 @@ static NOBODYS: Once<Arc<UserSpace>> = Once::new();
 ///
 /// No memory.
 pub fn init() -> Result<(), Refused> {
-    let engine = mem::new_space(mem::machine(), GroupId::ROOT, Limits::default())?;
+    let engine = mem::new_space(mem::machine(), MemcgId::ROOT, Limits::default())?;
     NOBODYS.call_once(|| spaces::publish(UserSpace::new(engine)));
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::mem::{Object, machine};
 use alloc::boxed::Box;
 use spin::{Mutex, Once};
 use vellum::addr::FRAME_SIZE;
-use vellum::cache::ObjectError;
+use vellum::page_cache::ObjectError;
 use vellum::space::FaultError;
 use vellum::swap::{Compressed, DetachError, SwapDevice, Usage};
 use vellum_kernel::errno::Errno;

@@ -11,7 +11,7 @@ const COLUMN: usize = 73;
 /// A mapping.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
-pub struct Area<'a> {
+pub struct MapsEntry<'a> {
     pub range: Range<u64>,
     pub read: bool,
     pub write: bool,
@@ -100,27 +100,27 @@ impl Usage {
 ///
 /// # Errors
 /// No memory for the text.
-pub fn line(text: &mut Text, area: &Area<'_>) -> fmt::Result {
+pub fn line(text: &mut Text, vma: &MapsEntry<'_>) -> fmt::Result {
     let begin = text.0.len();
     let bit = |set: bool, letter| if set { letter } else { '-' };
     write!(
         text,
         "{:08x}-{:08x} {}{}{}{} {:08x} {:02x}:{:02x} {} ",
-        area.range.start,
-        area.range.end,
-        bit(area.read, 'r'),
-        bit(area.write, 'w'),
-        bit(area.execute, 'x'),
-        if area.shared { 's' } else { 'p' },
-        area.offset,
-        area.device.major,
-        area.device.minor,
-        area.inode
+        vma.range.start,
+        vma.range.end,
+        bit(vma.read, 'r'),
+        bit(vma.write, 'w'),
+        bit(vma.execute, 'x'),
+        if vma.shared { 's' } else { 'p' },
+        vma.offset,
+        vma.device.major,
+        vma.device.minor,
+        vma.inode
     )?;
-    if !area.name.is_empty() {
+    if !vma.name.is_empty() {
         let width = COLUMN.saturating_sub(text.0.len() - begin);
         write!(text, "{:width$}", "")?;
-        for piece in area.name.split_inclusive(|&byte| byte == b'\n') {
+        for piece in vma.name.split_inclusive(|&byte| byte == b'\n') {
             match piece.split_last() {
                 Some((b'\n', before)) => {
                     text.put(before)?;
@@ -137,9 +137,9 @@ pub fn line(text: &mut Text, area: &Area<'_>) -> fmt::Result {
 ///
 /// # Errors
 /// No memory for the text.
-pub fn detailed(text: &mut Text, area: &Area<'_>, usage: &Usage, huge: bool, flags: &[&str]) -> fmt::Result {
-    line(text, area)?;
-    let size = area.range.end - area.range.start;
+pub fn detailed(text: &mut Text, vma: &MapsEntry<'_>, usage: &Usage, huge: bool, flags: &[&str]) -> fmt::Result {
+    line(text, vma)?;
+    let size = vma.range.end - vma.range.start;
     for (name, bytes) in [("Size:", size), ("KernelPageSize:", 4096), ("MMUPageSize:", 4096)] {
         amount(text, name, bytes)?;
     }
@@ -157,7 +157,7 @@ pub fn detailed(text: &mut Text, area: &Area<'_>, usage: &Usage, huge: bool, fla
 /// # Errors
 /// No memory for the text.
 pub fn rollup(text: &mut Text, range: Range<u64>, sum: &Usage) -> fmt::Result {
-    line(text, &Area { range, name: b"[rollup]", ..Area::default() })?;
+    line(text, &MapsEntry { range, name: b"[rollup]", ..MapsEntry::default() })?;
     amounts(text, sum, true)
 }
 
@@ -204,7 +204,7 @@ mod tests {
     use std::string::String;
     use std::vec::Vec;
 
-    fn parse(line: &str) -> Area<'_> {
+    fn parse(line: &str) -> MapsEntry<'_> {
         let mut words = line.splitn(6, ' ');
         let mut word = || words.next().unwrap();
         let hex = |word: &str| u64::from_str_radix(word, 16).unwrap();
@@ -212,7 +212,7 @@ mod tests {
         let rights = word();
         let offset = hex(word());
         let (major, minor) = word().split_once(':').unwrap();
-        Area {
+        MapsEntry {
             range: hex(start)..hex(end),
             read: rights.contains('r'),
             write: rights.contains('w'),
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn strange_names() {
-        let area = Area { name: b"/a\nb", ..Area::default() };
-        assert!(text(|text| line(text, &area)).ends_with(" /a\\012b\n"));
+        let vma = MapsEntry { name: b"/a\nb", ..MapsEntry::default() };
+        assert!(text(|text| line(text, &vma)).ends_with(" /a\\012b\n"));
     }
 }

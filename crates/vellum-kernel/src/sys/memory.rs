@@ -12,7 +12,7 @@ use crate::task::{Thread, deliver, executor};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
 use vellum::addr::{FRAME_SIZE, align_up};
-use vellum::group::MayBeRefused;
+use vellum::memcg::MayBeRefused;
 use vellum::space::{
     self, Advise, AdviseError, FaultError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
     RemapRequest,
@@ -274,10 +274,10 @@ pub async fn remap_file_pages(thread: &Arc<Thread>, [addr, len, prot, page, _, _
     let (Some(offset), Some(end), 0) = (offset, end, prot) else { return Err(Errno::EINVAL) };
     // One file, mapped alike as far as it goes.
     let (mut at, mut first) = (addr, None);
-    memory.engine.areas(addr, |area| {
-        let seen = (area.backing.tag(), area.prot, area.flags);
-        let alike = area.range.start <= at && area.backing.may_write() && first.get_or_insert(seen) == &seen;
-        at = if alike { area.range.end } else { at };
+    memory.engine.vmas(addr, |vma| {
+        let seen = (vma.backing.tag(), vma.prot, vma.flags);
+        let alike = vma.range.start <= at && vma.backing.may_write() && first.get_or_insert(seen) == &seen;
+        at = if alike { vma.range.end } else { at };
         alike && at < end
     });
     let (Some((_, prot, _)), Some((object, _))) = (first.filter(|_| at >= end), memory.engine.object_at(addr)) else {
@@ -292,7 +292,7 @@ pub async fn remap_file_pages(thread: &Arc<Thread>, [addr, len, prot, page, _, _
 /// What an address space may have, by a process's limits.
 pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credentials) {
     let limit = |which: u32| resources[which as usize][0];
-    limits.areas = proc::most_areas();
+    limits.vmas = proc::most_vmas();
     limits.address_space = limit(abi::RLIMIT_AS);
     limits.data = limit(abi::RLIMIT_DATA);
     limits.stack = limit(abi::RLIMIT_STACK);

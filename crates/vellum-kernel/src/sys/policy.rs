@@ -79,9 +79,9 @@ pub fn bind(thread: &Thread, [addr, len, mode, at, most, flags]: [u64; 6]) -> An
     let end = addr.checked_add(len).ok_or(Errno::EINVAL)?;
     wanted(thread, mode, at, most)?;
     let mut mapped = addr;
-    thread.memory().engine.areas(addr, |area| {
-        let continues = area.range.start <= mapped;
-        mapped = if continues { area.range.end } else { mapped };
+    thread.memory().engine.vmas(addr, |vma| {
+        let continues = vma.range.start <= mapped;
+        mapped = if continues { vma.range.end } else { mapped };
         continues && mapped < end
     });
     if mapped < end { Err(Errno::EFAULT) } else { Ok(0) }
@@ -101,8 +101,8 @@ pub fn get(thread: &Arc<Thread>, [mode, at, most, addr, flags]: [u64; 5]) -> Ans
         _ if flags & ALLOWED != 0 => return Err(Errno::EINVAL),
         _ if flags & ADDRESS != 0 => {
             let mut found = false;
-            memory.engine.areas(addr, |area| {
-                found = area.range.start <= addr;
+            memory.engine.vmas(addr, |vma| {
+                found = vma.range.start <= addr;
                 false
             });
             if !found {

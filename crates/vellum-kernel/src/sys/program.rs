@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use linux_raw_sys::general as abi;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::MayBeRefused;
+use vellum::memcg::MayBeRefused;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::credentials::Credentials;

@@ -1,7 +1,7 @@
 //! System V shared memory: objects of the engine under keys and numbers.
 //!
-//! Nobody counts who has a segment attached: the areas of all spaces know, and are asked. A segment that was removed lives as
-//! long as one of them has it, in the areas alone; its entry goes when it is next looked for.
+//! Nobody counts who has a segment attached: the VMAs of all spaces know, and are asked. A segment that was removed lives as
+//! long as one of them has it, in the VMAs alone; its entry goes when it is next looked for.
 
 use super::Answer;
 use super::clock::EPOCH;
@@ -18,7 +18,7 @@ use core::fmt::Write;
 use linux_raw_sys::general::CAP_IPC_LOCK;
 use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::MayBeRefused;
+use vellum::memcg::MayBeRefused;
 use vellum::space::{MapError, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;
@@ -58,12 +58,12 @@ fn now() -> u64 {
     (EPOCH + now_ns()) / 1_000_000_000
 }
 
-/// How many areas have a segment attached.
+/// How many VMAs have a segment attached.
 fn attached(tag: u64) -> u64 {
     let mut count = 0;
     for space in spaces::all() {
-        space.engine.areas(0, |area| {
-            count += u64::from(area.backing.tag() == tag);
+        space.engine.vmas(0, |vma| {
+            count += u64::from(vma.backing.tag() == tag);
             true
         });
     }
@@ -117,12 +117,12 @@ pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
     with(|segments| segments.find_or_make(key, flags, &who, most, fits, make)).map(u64::from)
 }
 
-/// The object of a segment that was removed: somebody's area has it.
-fn object_of_area(tag: u64) -> Option<Object> {
+/// The object of a segment that was removed: somebody's VMA has it.
+fn object_of_vma(tag: u64) -> Option<Object> {
     spaces::all().find_map(|space| {
         let mut at = None;
-        space.engine.areas(0, |area| {
-            at = at.or((area.backing.tag() == tag).then_some(area.range.start));
+        space.engine.vmas(0, |vma| {
+            at = at.or((vma.backing.tag() == tag).then_some(vma.range.start));
             at.is_none()
         });
         space.engine.object_at(at?).map(|(object, _)| object).filter(|object| object.tag() == tag)
@@ -152,7 +152,7 @@ pub async fn attach(thread: &Arc<Thread>, id: u64, addr: u64, flags: u64) -> Ans
         let Named { id, rights, what: segment } = segments.get(id as u32)?;
         let executes = if flags & EXECUTE != 0 { 1 } else { 0 };
         rights.may(&who, executes | if flags & READ_ONLY != 0 { READ } else { READ | WRITE })?;
-        let object = segment.object.clone().or_else(|| object_of_area(segment.tag)).ok_or(Errno::EINVAL)?;
+        let object = segment.object.clone().or_else(|| object_of_vma(segment.tag)).ok_or(Errno::EINVAL)?;
         let name = format!("/SYSV{:08x} (deleted)", rights.key).into_bytes();
         memory.remember(segment.tag, Mapped::shown(Device { major: 0, minor: 1 }, u64::from(*id), name.into()));
         let request = MapRequest { addr, len: segment.size, prot, flags: how };
@@ -178,15 +178,15 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
         let size_of = |tag| segments.iter().find(|segment| segment.what.tag == tag).map(|segment| segment.what.size);
         let mut first = None;
         let (mut parts, mut full) = (Vec::new(), false);
-        memory.engine.areas(addr, |area| {
-            let (start, tag) = (area.range.start, area.backing.tag());
-            let belongs = start >= addr && tag != 0 && area.backing.offset(start) == start - addr;
+        memory.engine.vmas(addr, |vma| {
+            let (start, tag) = (vma.range.start, vma.backing.tag());
+            let belongs = start >= addr && tag != 0 && vma.backing.offset(start) == start - addr;
             if belongs && first.is_none() {
                 first = size_of(tag).map(|size| (tag, addr.saturating_add(size)));
             }
             if belongs && first.is_some_and(|(own, _)| own == tag) {
                 full = parts.try_reserve(1).is_err();
-                parts.extend((!full).then_some(area.range));
+                parts.extend((!full).then_some(vma.range));
             }
             // Nothing begins before its own size.
             !full && first.is_none_or(|(_, end)| start < end)

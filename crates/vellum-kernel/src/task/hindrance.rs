@@ -4,7 +4,7 @@ use crate::files::watch;
 use crate::mem::{UserSpace, oom, payer};
 use crate::task::Thread;
 use alloc::sync::Arc;
-use vellum::group::Refused;
+use vellum::memcg::Refused;
 use vellum::space::{FaultError, Watched};
 use vellum_kernel::errno::Errno;
 

@@ -21,7 +21,7 @@ use core::ops::Add;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, Ordering};
 use linux_raw_sys::general as abi;
 use spin::{Mutex, MutexGuard, Once};
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum_kernel::credentials::{Credentials, place};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
@@ -231,7 +231,7 @@ impl Process {
             started: now_ns(),
             badness: AtomicI32::new(parent.map_or(0, |p| p.badness.load(Ordering::Relaxed))),
             cgroup: AtomicU32::new(parent.map_or(0, |p| p.cgroup.load(Ordering::Relaxed))),
-            payer: AtomicU16::new(parent.map_or(GroupId::ROOT, |p| p.payer()).number()),
+            payer: AtomicU16::new(parent.map_or(MemcgId::ROOT, |p| p.payer()).number()),
             core_filter: AtomicU32::new(parent.map_or(0x33, |p| p.core_filter.load(Ordering::Relaxed))),
             ended_usage: Mutex::default(),
             children_usage: Mutex::default(),
@@ -254,8 +254,8 @@ impl Process {
     }
 
     /// Returns the group that pays for what the kernel allocates for it.
-    pub fn payer(&self) -> GroupId {
-        GroupId::numbered(self.payer.load(Ordering::Relaxed))
+    pub fn payer(&self) -> MemcgId {
+        MemcgId::numbered(self.payer.load(Ordering::Relaxed))
     }
 
     /// Its memory, until it ends.

@@ -27,7 +27,7 @@ use core::pin::{Pin, pin};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::task::Poll;
 use spin::{Mutex, Once};
-use vellum::group::Refused;
+use vellum::memcg::Refused;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use machine::{Pool, SwapFile};
-use shape::{Shape, most_areas};
+use shape::{Shape, most_vmas};
 use vellum_pagemap::{
-    Area, Categories, Kernel, Options, Pace, Pagemap, Query, Region, Survey, SurveyError, Target, Tells, Unreadable,
+    Categories, Kernel, Options, Pace, Pagemap, Query, Region, Survey, SurveyError, Target, Tells, Unreadable, Vma,
     Watcher, survey,
 };
 
@@ -28,7 +28,7 @@ struct Found {
 }
 
 fn found(survey: &Survey) -> Found {
-    let there = survey.areas.iter().filter(|one| (PLACE..PLACE + 100 * GIB).contains(&one.area.start));
+    let there = survey.vmas.iter().filter(|one| (PLACE..PLACE + 100 * GIB).contains(&one.vma.start));
     there.fold(Found::default(), |sum, one| Found {
         resident: sum.resident + one.resident / PAGE,
         used: sum.used + one.used,
@@ -107,7 +107,7 @@ fn what_linux_has_freed_is_not_there() {
 #[test]
 fn huge_pages_have_tables_put_by() {
     let survey = Shape::new("huge").survey(|map| map, &mut ());
-    let huge = survey.areas.iter().map(|one| one.huge).sum::<u64>();
+    let huge = survey.vmas.iter().map(|one| one.huge).sum::<u64>();
     assert!(huge == 32 << 20 || huge == 0, "all of them, or this machine has none");
     assert_eq!(survey.tables.deposited, huge / TABLE);
     assert_eq!(found(&survey).used, 17 - huge / TABLE);
@@ -124,8 +124,8 @@ fn pages_of_hugetlbfs_have_nothing_put_by() {
         let shape = Shape::new(shape);
         let survey = shape.survey(|map| map, &mut ());
         assert_eq!(found(&survey), Found { resident: 2 * size / PAGE, used: 0, empty: 0 });
-        let areas: Vec<_> = survey.areas.iter().filter(|one| one.huge > 0).collect();
-        assert_eq!(areas.iter().map(|one| (one.area.page, one.huge)).collect::<Vec<_>>(), [(size, 2 * size)]);
+        let vmas: Vec<_> = survey.vmas.iter().filter(|one| one.huge > 0).collect();
+        assert_eq!(vmas.iter().map(|one| (one.vma.page, one.huge)).collect::<Vec<_>>(), [(size, 2 * size)]);
         assert_eq!(survey.tables.deposited, 0);
         nothing_is_left(&survey);
         let read = shape.survey(Pagemap::only_read, &mut ());
@@ -141,7 +141,7 @@ fn tables_of_what_is_swapped_out_are_in_use() {
     };
     let shape = Shape::new("swapped");
     let survey = shape.survey(|map| map, &mut ());
-    let swapped: u64 = survey.areas.iter().map(|one| one.swapped).sum();
+    let swapped: u64 = survey.vmas.iter().map(|one| one.swapped).sum();
     // So that there are tables of which nothing is in memory.
     assert!(swapped > 31 << 20, "{swapped} bytes are swapped out");
     assert_eq!(swapped, survey.after.swapped);
@@ -160,7 +160,7 @@ fn shared_memory_is_like_any() {
 }
 
 #[test]
-fn areas_that_share_a_table_have_one() {
+fn vmas_that_share_a_table_have_one() {
     let survey = Shape::new("neighbours").survey(|map| map, &mut ());
     assert_eq!(found(&survey), Found { resident: 2, used: 1, empty: 0 });
     nothing_is_left(&survey);
@@ -168,14 +168,13 @@ fn areas_that_share_a_table_have_one() {
 
 /// 65,000, unless a process may have less: each has its share of pages and tables.
 #[test]
-fn many_areas_are_told_apart() {
+fn many_vmas_are_told_apart() {
     let survey = Shape::new("many").survey(|map| map, &mut ());
-    let areas: Vec<_> =
-        survey.areas.iter().filter(|one| one.area.start >= PLACE && one.area.start < PLACE + GIB).collect();
-    assert_eq!(areas.len() as u64, most_areas());
-    assert!(areas.iter().enumerate().all(|(n, one)| one.resident == if n % 4 == 0 { PAGE } else { 0 }));
-    let used = (most_areas() * PAGE).div_ceil(TABLE);
-    assert_eq!(found(&survey), Found { resident: most_areas() / 4, used, empty: 0 });
+    let vmas: Vec<_> = survey.vmas.iter().filter(|one| one.vma.start >= PLACE && one.vma.start < PLACE + GIB).collect();
+    assert_eq!(vmas.len() as u64, most_vmas());
+    assert!(vmas.iter().enumerate().all(|(n, one)| one.resident == if n % 4 == 0 { PAGE } else { 0 }));
+    let used = (most_vmas() * PAGE).div_ceil(TABLE);
+    assert_eq!(found(&survey), Found { resident: most_vmas() / 4, used, empty: 0 });
     nothing_is_left(&survey);
 }
 
@@ -188,7 +187,7 @@ fn reading_says_what_asking_says() {
         assert!(!read.scanned && read.tables.empty.is_none());
         assert_eq!((asked.tables.used, asked.tables.occupancy), (read.tables.used, read.tables.occupancy), "{name}");
         assert_eq!(asked.empty(), read.empty());
-        let resident = |survey: &Survey| survey.areas.iter().map(|one| (one.resident, one.swapped)).collect::<Vec<_>>();
+        let resident = |survey: &Survey| survey.vmas.iter().map(|one| (one.resident, one.swapped)).collect::<Vec<_>>();
         assert_eq!(resident(&asked), resident(&read), "{name}");
     }
 }
@@ -268,12 +267,12 @@ fn who_is_gone_is_told_as_gone() {
     }
 }
 
-/// With areas and pages still to be told.
+/// With VMAs and pages still to be told.
 #[test]
 fn who_ends_in_the_middle_is_told_as_ended() {
     struct Killer(i32);
     impl Watcher for Killer {
-        fn region(&mut self, region: &Region, _: &Area) {
+        fn region(&mut self, region: &Region, _: &Vma) {
             if region.start >= PLACE {
                 // SAFETY: it is a child of ours that nobody has waited for.
                 unsafe { libc::kill(self.0, libc::SIGKILL) };

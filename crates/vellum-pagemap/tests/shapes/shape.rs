@@ -195,14 +195,14 @@ fn make_a_shape() {
             }
         }
         "many" => {
-            let start = make.map(most_areas() * PAGE);
-            make.touch_each(start, most_areas() * PAGE, 4 * PAGE);
-            for page in (0..most_areas()).step_by(2) {
+            let start = make.map(most_vmas() * PAGE);
+            make.touch_each(start, most_vmas() * PAGE, 4 * PAGE);
+            for page in (0..most_vmas()).step_by(2) {
                 make.protect(start + page * PAGE);
             }
         }
         "neighbours" => {
-            // Two areas, and a hole, of one table.
+            // Two VMAs, and a hole, of one table.
             make.touch(make.map_at(PLACE, 4 * PAGE));
             make.touch(make.map_at(PLACE + 8 * PAGE, 4 * PAGE));
         }
@@ -217,7 +217,7 @@ fn make_a_shape() {
 }
 
 /// Nearly as many as a process may have: its program needs some, and they are made two at a time.
-pub fn most_areas() -> u64 {
+pub fn most_vmas() -> u64 {
     let most: u64 = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
     (most.min(65_530) - 530) / 4 * 4
 }

@@ -3,16 +3,16 @@
 use std::cell::RefCell;
 
 use vellum::arch::X86_64;
-use vellum::cache::Object;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::space::{Advise, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fast};
 
 use super::file::Call;
-use super::kernel::{Area, BASE, END, Given, Kernel, PAGE};
-use super::linux::{lowest, most_areas};
+use super::kernel::{BASE, END, Given, Kernel, PAGE, Vma};
+use super::linux::{lowest, most_vmas};
 
 pub struct Engine<'e> {
     pub space: &'e AddressSpace<'e, Fast, X86_64>,
@@ -39,11 +39,11 @@ fn ask_host<R>(given: Given, pieces: bool, calls: impl FnOnce(&dyn Kernel) -> R)
         address_space: given.address_space.unwrap_or(u64::MAX),
         locked: given.locked.unwrap_or(u64::MAX),
         lowest: lowest(),
-        areas: most_areas(),
+        vmas: most_vmas(),
         exec_gain: !given.no_exec_gain,
         ..Limits::default()
     };
-    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, limits).expect("memory");
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, limits).expect("memory");
     calls(&Engine { space: &space, file: RefCell::new(None), cpu: &cpu, pieces })
 }
 
@@ -156,14 +156,14 @@ impl Kernel for Engine<'_> {
         self.cpu.enter(self.space).load(addr).expect("memory that may be read").into()
     }
 
-    fn areas(&self) -> Vec<Area> {
-        let mut areas = Vec::new();
-        self.space.areas(BASE, |area| {
-            if area.range.start < END {
-                areas.push((area.range.start, area.range.end, area.prot.bits()));
+    fn vmas(&self) -> Vec<Vma> {
+        let mut vmas = Vec::new();
+        self.space.vmas(BASE, |vma| {
+            if vma.range.start < END {
+                vmas.push((vma.range.start, vma.range.end, vma.prot.bits()));
             }
-            area.range.end < END
+            vma.range.end < END
         });
-        areas
+        vmas
     }
 }

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use vellum::addr::VirtRange;
-use vellum::cache::Object;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::space::{Access, MapFlags, MapRequest, discard};
 use vellum::vma::Prot;
 use vellum_sim::Fast;
@@ -46,7 +46,7 @@ impl Engine<'_> {
     pub fn file(&self, call: Call) -> i64 {
         let file: &RefCell<Option<Object<'_, Fast>>> = &self.file;
         if let Call::Open(size) = call {
-            let opened = Object::new(self.space.machine(), self.space.arch(), GroupId::ROOT, 1, size);
+            let opened = Object::new(self.space.machine(), self.space.arch(), MemcgId::ROOT, 1, size);
             return number(opened.map_err(|error| error.errno()), |object| {
                 *file.borrow_mut() = Some(object);
                 0
@@ -70,7 +70,7 @@ impl Engine<'_> {
                 0
             }
             Call::Write(at) => {
-                let page = object().page_or_new(at / PAGE, GroupId::ROOT).expect("memory");
+                let page = object().page_or_new(at / PAGE, MemcgId::ROOT).expect("memory");
                 page.write((at % PAGE) as usize, &[1]) as i64
             }
             Call::Seal => number(object().deny_shared_write().map_err(|error| error.errno()), |()| 0),

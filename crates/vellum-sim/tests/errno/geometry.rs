@@ -1,9 +1,9 @@
-//! Which areas there are after a series of calls: where they were split, and where they merged.
+//! Which VMAs there are after a series of calls: where they were split, and where they merged.
 
 use vellum::space::{Advise, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
-use super::kernel::{Area, BASE, Kernel, PAGE};
+use super::kernel::{BASE, Kernel, PAGE, Vma};
 
 /// Pages that the calls are about.
 const PAGES: u64 = 64;
@@ -12,7 +12,7 @@ const PAGES: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 pub enum Call {
     /// Map, to be read and written; reserved or not. (What was mapped to be read only, and what was mapped to be written but
-    /// may now be read only, are two areas in Linux, which counts the one and not the other against what it may promise.)
+    /// may now be read only, are two VMAs in Linux, which counts the one and not the other against what it may promise.)
     Map(u64, u64, bool),
     Unmap(u64, u64),
     Protect(u64, u64, Prot),
@@ -42,9 +42,9 @@ pub fn calls(seed: u64, count: usize) -> Vec<Call> {
     [first].into_iter().chain((0..count).map(call)).collect()
 }
 
-/// The areas after this call. One that would fail halfway, where the two differ on purpose (see the table), is made page by
+/// The VMAs after this call. One that would fail halfway, where the two differ on purpose (see the table), is made page by
 /// page instead, where something is mapped.
-pub fn areas(kernel: &dyn Kernel, call: Call) -> Vec<Area> {
+pub fn vmas(kernel: &dyn Kernel, call: Call) -> Vec<Vma> {
     let at = |page: u64| BASE + page * PAGE;
     let each = |start: u64, pages: u64, call: &dyn Fn(u64, u64) -> i64| {
         let there: Vec<u64> = (start..start + pages).filter(|page| kernel.resident(at(*page), PAGE, 1) >= 0).collect();
@@ -69,5 +69,5 @@ pub fn areas(kernel: &dyn Kernel, call: Call) -> Vec<Area> {
         }
         Call::Advise(start, pages, advise) => each(start, pages, &|addr, len| kernel.advise(addr, len, advise)),
     }
-    kernel.areas()
+    kernel.vmas()
 }

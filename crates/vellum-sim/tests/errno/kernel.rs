@@ -11,8 +11,8 @@ pub const END: u64 = BASE + (1 << 32);
 /// The first address that user mode can't have: on x86-64 with four levels of tables, and with five unless asked for.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
 
-/// An area: first address, end, protection as bits of [`Prot`].
-pub type Area = (u64, u64, u8);
+/// A VMA: first address, end, protection as bits of [`Prot`].
+pub type Vma = (u64, u64, u8);
 
 /// A kernel. Calls answer with a number, or the negative number of an error, as system calls do.
 pub trait Kernel {
@@ -44,8 +44,8 @@ pub trait Kernel {
     fn store(&self, addr: u64);
     /// A program loads a byte.
     fn load(&self, addr: u64) -> i64;
-    /// The areas between [`BASE`] and [`END`].
-    fn areas(&self) -> Vec<Area>;
+    /// The VMAs between [`BASE`] and [`END`].
+    fn vmas(&self) -> Vec<Vma>;
 }
 
 /// What may be set before a row begins.

@@ -11,7 +11,7 @@ use vellum::space::{Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
 use super::file::{self, Call};
-use super::kernel::{Answers, Area, BASE, END, Given, Kernel, PAGE};
+use super::kernel::{Answers, BASE, END, Given, Kernel, PAGE, Vma};
 
 struct Linux;
 
@@ -36,7 +36,7 @@ pub fn lowest() -> u64 {
 }
 
 /// `vm.max_map_count`.
-pub fn most_areas() -> usize {
+pub fn most_vmas() -> usize {
     setting("/proc/sys/vm/max_map_count").unwrap_or(65530) as usize
 }
 
@@ -239,9 +239,9 @@ impl Kernel for Linux {
         unsafe { pointer(addr).cast::<u8>().read_volatile() }.into()
     }
 
-    fn areas(&self) -> Vec<Area> {
+    fn vmas(&self) -> Vec<Vma> {
         let maps = fs::read_to_string("/proc/self/maps").expect("/proc");
-        let area = |line: &str| {
+        let vma = |line: &str| {
             let (range, rest) = line.split_once(' ')?;
             let (start, end) = range.split_once('-')?;
             let [start, end] = [start, end].map(|at| u64::from_str_radix(at, 16).ok());
@@ -250,7 +250,7 @@ impl Kernel for Linux {
             let prot = names.iter().filter(|(name, _)| has(name)).fold(Prot::empty(), |all, (_, bit)| all | *bit);
             Some((start?, end?, prot.bits()))
         };
-        let all = maps.lines().filter_map(area);
+        let all = maps.lines().filter_map(vma);
         all.filter(|(start, end, _)| *end > BASE && *start < END).collect()
     }
 }

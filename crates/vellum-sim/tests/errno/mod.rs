@@ -7,7 +7,7 @@
 //! | `linux` | Linux answers, in a process of its own for each question |
 //! | `file` | files in memory, of which there is one |
 //! | `rows` | the table: bad input, edges, limits |
-//! | `geometry` | which areas are left after a series of calls |
+//! | `geometry` | which VMAs are left after a series of calls |
 
 pub mod engine;
 pub mod file;

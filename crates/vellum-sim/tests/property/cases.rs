@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vellum::arch::X86_64;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -40,7 +40,7 @@ fn a_write_to_huge_zeros_with_smaller_folios() {
         let cpu = sim.cpu(0);
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(9, Knob::Always);
-        let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+        let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
         let (prot, flags) = (Prot::READ | Prot::WRITE, MapFlags::FIXED);
         space.map(MapRequest { addr: BASE, len: 512 * PAGE, prot, flags }).unwrap();
         let program = cpu.enter(&space);

@@ -9,22 +9,22 @@ use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind};
 use vellum::audit::{audit, span};
 use vellum::frame::{FrameKind, flag};
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::swap::{DEVICES, Slots, SwapRun};
-use vellum::vma::{AreaFlags, Prot};
+use vellum::vma::{Prot, VmaFlags};
 
 use super::contents::NOTHING;
 use super::host::Host;
-use super::look::areas_in;
-use super::model::{Page, SLOTS, areas_of};
+use super::look::vmas_in;
+use super::model::{Page, SLOTS, vmas_of};
 use super::presence::Presence;
 use super::swap::Glass;
 use super::walk::{self, Leaf, Space, Supplied, Tree};
 
-/// A space, the group that pays for it, and its pages by all models.
+/// A space, the memcg that pays for it, and its pages by all models.
 pub struct Counted<'c, 'm, H: Host> {
     pub space: &'c Space<'m, H>,
-    pub group: GroupId,
+    pub memcg: MemcgId,
     pub pages: Pages<'c>,
 }
 
@@ -55,7 +55,7 @@ impl<'c> Pages<'c> {
     }
 }
 
-/// What a group should be charged with, in frames.
+/// What a memcg should be charged with, in frames.
 #[derive(Default)]
 struct Bill {
     /// Page tables, and what else the engine has for spaces.
@@ -64,26 +64,26 @@ struct Bill {
     folios: BTreeMap<Pfn, u64>,
 }
 
-/// Compare everything. `parents` are all groups but the root, each with its parent.
+/// Compare everything. `parents` are all memcgs but the root, each with its parent.
 pub fn take<H: Host>(
     host: &H,
     machine: &Machine<'_, H>,
     glass: Glass,
     spaces: &[Counted<'_, '_, H>],
-    parents: &[(GroupId, GroupId)],
+    parents: &[(MemcgId, MemcgId)],
 ) {
     let mut bills: BTreeMap<u16, Bill> = BTreeMap::new();
     let (mut slots, mut cached) = (BTreeMap::new(), BTreeMap::new());
     let supplied = Supplied::new(host);
     for counted in spaces {
         let tree = walk::tree(host, counted.space);
-        let bill = bills.entry(number(counted.group, parents)).or_default();
+        let bill = bills.entry(number(counted.memcg, parents)).or_default();
         check_space(host, machine, counted, &tree, bill, &supplied);
         check_swapped(host, machine, glass, counted, &tree);
         check_cached(host, machine, glass, counted, &tree, &mut cached);
         tree.swapped.iter().for_each(|(_, run)| each_slot(run, |slot| *slots.entry(slot).or_default() += 1));
     }
-    check_groups(machine, &bills, parents);
+    check_memcgs(machine, &bills, parents);
     check_slots(host, machine, &slots, &cached);
     // What a kernel can ask the engine itself agrees.
     let mut counts = vec![0; span(machine).1];
@@ -99,7 +99,7 @@ fn each_slot(run: &SwapRun, f: impl FnMut((u8, u32))) {
 /// What is swapped out is what was stored.
 fn check_swapped<H: Host>(host: &H, machine: &Machine<'_, H>, glass: Glass, counted: &Counted<'_, '_, H>, tree: &Tree) {
     for (at, run) in &tree.swapped {
-        let Some((_, page)) = counted.pages.get(*at) else { panic!("page {at:#x} is swapped out in no area") };
+        let Some((_, page)) = counted.pages.get(*at) else { panic!("page {at:#x} is swapped out in no VMA") };
         let found = glass.words(host, machine, *run);
         let held = found.is_ok_and(|found| page.contents.could(|words| *words == found));
         assert!(held, "page {at:#x} of {:?}, in {run:?}: {found:x?} in {SLOTS:?}, not {page:x?}", counted.space.id());
@@ -169,9 +169,9 @@ fn check_slots<H: Host>(
     }
 }
 
-/// Groups are told apart by their place in the list: what they are called is the engine's business.
-fn number(group: GroupId, parents: &[(GroupId, GroupId)]) -> u16 {
-    parents.iter().position(|(id, _)| *id == group).map_or(0, |at| at as u16 + 1)
+/// memcgs are told apart by their place in the list: what they are called is the engine's business.
+fn number(memcg: MemcgId, parents: &[(MemcgId, MemcgId)]) -> u16 {
+    parents.iter().position(|(id, _)| *id == memcg).map_or(0, |at| at as u16 + 1)
 }
 
 fn check_space<H: Host>(
@@ -186,14 +186,14 @@ fn check_space<H: Host>(
     let per_page = walk::frames_per_page(arch);
     let stats = space.stats();
 
-    // Areas are the model's, whoever made them, and neighbours that say the same are one.
-    let areas = areas_of(counted.pages.runs());
+    // VMAs are the model's, whoever made them, and neighbours that say the same are one.
+    let vmas = vmas_of(counted.pages.runs());
     let user_pages = arch.user_end() >> arch.page_shift();
-    assert_eq!(areas_in(space, arch.page_shift(), &(0..user_pages)), areas);
+    assert_eq!(vmas_in(space, arch.page_shift(), &(0..user_pages)), vmas);
     let page_bytes = 1 << arch.page_shift();
-    let locked = counted.pages.count(|page| page.kind.flags.contains(AreaFlags::LOCKED));
-    let expected = (counted.pages.count(|_| true) * page_bytes, locked * page_bytes, areas.len());
-    assert_eq!((stats.mapped, stats.locked, stats.areas), expected, "mapped, locked, areas");
+    let locked = counted.pages.count(|page| page.kind.flags.contains(VmaFlags::LOCKED));
+    let expected = (counted.pages.count(|_| true) * page_bytes, locked * page_bytes, vmas.len());
+    assert_eq!((stats.mapped, stats.locked, stats.vmas), expected, "mapped, locked, VMAs");
 
     // Tables: each is one, and all are counted; nothing but the root stays when nothing is mapped.
     for table in &tree.tables {
@@ -258,7 +258,7 @@ fn check_leaf<H: Host>(
     for i in 0..leaf.pages {
         let at = leaf.page + i;
         known = known.filter(|(pages, _): &(&Range<u64>, _)| pages.contains(&at)).or_else(|| counted.pages.get(at));
-        let Some((_, page)) = known else { panic!("page {at:#x} is mapped ({leaf:?}) in no area") };
+        let Some((_, page)) = known else { panic!("page {at:#x} is mapped ({leaf:?}) in no VMA") };
         let prot = page.kind.prot;
         assert!(!leaf.attrs.contains(Attrs::WRITE) || prot.contains(Prot::WRITE) && !zeros, "{leaf:?}, {prot:?}");
         assert!(!leaf.attrs.contains(Attrs::EXEC) || prot.contains(Prot::EXEC), "{leaf:?}, {prot:?}");
@@ -305,23 +305,23 @@ fn check_runs<H: Host>(space: &Space<'_, H>, tree: &Tree, resident: u64) {
     assert!(usage.dirty <= usage.resident && usage.huge <= usage.resident, "{usage:?}");
 }
 
-/// Each folio counts as many references and mappings as entries map it (INV-2, and exact at rest); each group is charged
+/// Each folio counts as many references and mappings as entries map it (INV-2, and exact at rest); each memcg is charged
 /// with its folios, in full, and its tables, and lists its folios once.
-fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, parents: &[(GroupId, GroupId)]) {
+fn check_memcgs<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, parents: &[(MemcgId, MemcgId)]) {
     let frames = machine.frames();
     // By number: charged in all, then folios, and those mapped in part.
     let mut sums = vec![(0, 0, 0); parents.len() + 1];
-    for (&group, bill) in bills {
+    for (&memcg, bill) in bills {
         for (&head, &mapped) in &bill.folios {
             let frame = frames.frame(head);
             let (counts, size) = (frame.counts(), 1u64 << frame.order());
             assert_eq!((u64::from(counts.refs), u64::from(counts.maps)), (mapped, mapped), "INV-2: {head:?}");
-            sums[group as usize].1 += size;
-            sums[group as usize].2 += u64::from(frame.has(flag::PARTIAL));
+            sums[memcg as usize].1 += size;
+            sums[memcg as usize].2 += u64::from(frame.has(flag::PARTIAL));
             // Once it is queued it stays so, though a child may have mapped the rest of it again.
             assert!(frame.has(flag::PARTIAL) || mapped >= size, "{head:?}: {mapped} of {size} mapped");
         }
-        sums[group as usize].0 += bill.kernel + bill.folios.keys().map(|h| 1 << frames.frame(*h).order()).sum::<u64>();
+        sums[memcg as usize].0 += bill.kernel + bill.folios.keys().map(|h| 1 << frames.frame(*h).order()).sum::<u64>();
     }
     // Descendants stand behind their ancestors in the list.
     for at in (1..sums.len()).rev() {
@@ -329,15 +329,15 @@ fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, 
         sums[parent].0 += sums[at].0;
     }
     check_nodes(machine, bills, parents);
-    let ids = [GroupId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id));
+    let ids = [MemcgId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id));
     for (id, (charged, listed, partial)) in ids.zip(sums) {
-        let usage = machine.groups().usage(frames, id).expect("the group is there");
+        let usage = machine.memcgs().usage(frames, id).expect("the group is there");
         assert_eq!(
             usage.charged,
             charged + usage.shards,
             "pages charged to {id:?}: folios, tables, nodes, slots, groups"
         );
-        let below = parents.iter().filter(|(group, _)| is_below(*group, id, parents)).count() as u64;
+        let below = parents.iter().filter(|(memcg, _)| is_below(*memcg, id, parents)).count() as u64;
         assert!((below..=below * CHUNKS).contains(&usage.shards), "{below} groups below {id:?}: {usage:?}");
         assert_eq!(usage.lru.iter().sum::<u64>(), listed, "pages on the lists of {id:?}");
         assert_eq!(usage.deferred, partial, "folios of {id:?} that are mapped in part");
@@ -345,35 +345,35 @@ fn check_groups<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, 
     }
 }
 
-/// Frames that the shards of a group are in, at most.
+/// Frames that the shards of a memcg are in, at most.
 const CHUNKS: u64 = 10;
 
-fn is_below(group: GroupId, above: GroupId, parents: &[(GroupId, GroupId)]) -> bool {
-    let parent = parents.iter().find(|(id, _)| *id == group).map(|(_, parent)| *parent);
+fn is_below(memcg: MemcgId, above: MemcgId, parents: &[(MemcgId, MemcgId)]) -> bool {
+    let parent = parents.iter().find(|(id, _)| *id == memcg).map(|(_, parent)| *parent);
     parent.is_some_and(|parent| parent == above || is_below(parent, above, parents))
 }
 
 /// The lists of a node have what is on it.
-fn check_nodes<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, parents: &[(GroupId, GroupId)]) {
+fn check_nodes<H: Host>(machine: &Machine<'_, H>, bills: &BTreeMap<u16, Bill>, parents: &[(MemcgId, MemcgId)]) {
     let frames = machine.frames();
-    for (at, id) in [GroupId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id)).enumerate() {
+    for (at, id) in [MemcgId::ROOT].into_iter().chain(parents.iter().map(|(id, _)| *id)).enumerate() {
         for node in 0..frames.nodes() {
             let folios = bills.get(&(at as u16)).into_iter().flat_map(|bill| bill.folios.keys());
             let here = folios.filter(|head| frames.node_of(**head) == node);
             let pages: u64 = here.map(|head| 1 << frames.frame(*head).order()).sum();
-            let listed = machine.groups().listed_on(frames, id, node).expect("the group is there");
+            let listed = machine.memcgs().listed_on(frames, id, node).expect("the group is there");
             assert_eq!(listed.iter().sum::<u64>(), pages, "pages on the lists of {id:?}, of node {node}");
         }
     }
 }
 
 /// All spaces are gone, and so is everything that they had. What the allocator takes for zeros is zeros.
-pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u64, parents: &[(GroupId, GroupId)]) {
+pub fn nothing_left<H: Host>(host: &H, machine: &Machine<'_, H>, free_before: u64, parents: &[(MemcgId, MemcgId)]) {
     let frames = machine.frames();
-    for (group, _) in parents.iter().rev() {
-        machine.groups().remove(frames, *group).expect("nothing is charged to the group any more");
+    for (memcg, _) in parents.iter().rev() {
+        machine.memcgs().remove(frames, *memcg).expect("nothing is charged to the group any more");
     }
-    check_groups(machine, &BTreeMap::new(), &[]);
+    check_memcgs(machine, &BTreeMap::new(), &[]);
     check_slots(host, machine, &BTreeMap::new(), &BTreeMap::new());
     assert_eq!(frames.free_frames(), free_before, "free frames");
     let mut by_node = vec![0; frames.nodes()];

@@ -1,4 +1,4 @@
-//! Operations that change areas, or what is in them.
+//! Operations that change VMAs, or what is in them.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use vellum::frame::policy::Advice;
 use vellum::space::FaultError;
 use vellum::space::{Access, Advise, AdviseError, MapError, MapFlags, MapRequest, ProtectError, UnmapError};
 use vellum::swap::DEVICES;
-use vellum::vma::{AreaFlags, Prot};
+use vellum::vma::{Prot, VmaFlags};
 
 use super::expect::{self, Where};
 use super::host::Host;
@@ -17,7 +17,7 @@ use super::op::{Place, Span, Spot, advised};
 use super::pieces;
 use super::plot::{Plot, Scene};
 
-/// So many areas of the engine's own choosing are kept.
+/// So many VMAs of the engine's own choosing are kept.
 pub const ELSEWHERE: usize = 6;
 
 impl Plot {
@@ -47,11 +47,9 @@ impl Plot {
             }
             (Err(error), Err(wanted)) if error == wanted => self.check(on, &asked),
             (Err(MapError::NoMemory(_)), Ok(_)) if self.may_fail(on, &asked) => self.check(on, &asked),
-            (Err(MapError::SealedArea(_)), Err(MapError::SealedArea(_))) if !self.bounds.alone => {
-                self.check(on, &asked)
-            }
-            // How many areas the others have is not known here.
-            (Err(MapError::TooManyAreas), Ok(_) | Err(MapError::Overcommit | MapError::SealedArea(_)))
+            (Err(MapError::SealedVma(_)), Err(MapError::SealedVma(_))) if !self.bounds.alone => self.check(on, &asked),
+            // How many VMAs the others have is not known here.
+            (Err(MapError::TooManyVmas), Ok(_) | Err(MapError::Overcommit | MapError::SealedVma(_)))
                 if !self.bounds.alone && self.few() =>
             {
                 self.check(on, &asked)
@@ -64,24 +62,24 @@ impl Plot {
         let range = self.bounds.range(&pages);
         assert!(range.start >= self.bounds.limits.lowest && range.end <= self.bounds.user_end, "mapped at {range:?}");
         if !self.is_mine(&pages) {
-            assert!(self.model.areas(pages.clone()).is_empty(), "the engine chose {range:?}, where something is");
+            assert!(self.model.vmas(pages.clone()).is_empty(), "the engine chose {range:?}, where something is");
             self.elsewhere.push(pages.clone());
         }
         let rules = on.rules(self.exact);
-        let mut kind = Kind { prot, flags: AreaFlags::empty(), advice: Advice::None, moved: 0 };
-        kind.flags.set(AreaFlags::GROWSDOWN, flags.contains(MapFlags::GROWSDOWN));
-        kind.flags.set(AreaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
-        kind.flags.set(AreaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
+        let mut kind = Kind { prot, flags: VmaFlags::empty(), advice: Advice::None, moved: 0 };
+        kind.flags.set(VmaFlags::GROWSDOWN, flags.contains(MapFlags::GROWSDOWN));
+        kind.flags.set(VmaFlags::LOCKED, flags.contains(MapFlags::LOCKED));
+        kind.flags.set(VmaFlags::NORESERVE, flags.contains(MapFlags::NORESERVE));
         kind.flags |= self.model.future;
         self.model.map(pages.clone(), kind, rules.fresh());
-        let brought = match kind.flags & AreaFlags::LOCKS {
-            AreaFlags::LOCKED => true,
+        let brought = match kind.flags & VmaFlags::LOCKS {
+            VmaFlags::LOCKED => true,
             _ => flags.contains(MapFlags::POPULATE),
         };
         let write = prot.contains(Prot::WRITE);
         if brought && !prot.is_empty() {
             if on.tight {
-                // It ends silently where memory does. Neighbours of the area's ends may have come with it.
+                // It ends silently where memory does. Neighbours of the VMA's ends may have come with it.
                 self.model.blur_around(&pages);
             } else {
                 self.model.touch_all(pages.clone(), write, &rules);
@@ -117,7 +115,7 @@ impl Plot {
                 self.model.unmap(pages.clone());
             }
             Err(UnmapError::Sealed(_)) if expect::sealed(&self.model, &pages).is_some() => {}
-            Err(UnmapError::TooManyAreas | UnmapError::NoMemory(_)) if self.may_fail(on, &pages) => {}
+            Err(UnmapError::TooManyVmas | UnmapError::NoMemory(_)) if self.may_fail(on, &pages) => {}
             Err(_) => panic!("unmap answers {got:x?}"),
         }
         // Addresses outside of the windows are anybody's as soon as they are free.
@@ -145,7 +143,7 @@ impl Plot {
             }
             (Err(ProtectError::DataLimit), true) if too_much => {}
             (Err(ProtectError::NotMapped | ProtectError::DataLimit), false) => {}
-            (Err(ProtectError::TooManyAreas | ProtectError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
+            (Err(ProtectError::TooManyVmas | ProtectError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("protect answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -177,9 +175,9 @@ impl Plot {
             assert!(matches!(got, Err(AdviseError::Sealed(_))), "{advise:?} answers {got:x?}");
             return self.check(on, &pages);
         }
-        let set = |kind: &mut Kind| *kind = advised(kind, advise).expect("an advice about areas");
+        let set = |kind: &mut Kind| *kind = advised(kind, advise).expect("an advice about VMAs");
         match got {
-            Err(AdviseError::TooManyAreas | AdviseError::NoMemory(_)) if self.may_fail(on, &pages) => {}
+            Err(AdviseError::TooManyVmas | AdviseError::NoMemory(_)) if self.may_fail(on, &pages) => {}
             got => {
                 assert_eq!(got, self.taken(&pages), "{advise:?}");
                 self.model.each(pages.clone(), |page| set(&mut page.kind));
@@ -194,7 +192,7 @@ impl Plot {
     }
 
     fn freed<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, got: Result<(), AdviseError>) {
-        let locked = self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        let locked = self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(VmaFlags::LOCKED));
         let may = expect::may_forget(&self.model, &pages);
         match got {
             Err(AdviseError::Sealed(_)) => assert!(!may),
@@ -217,9 +215,9 @@ impl Plot {
         advise: Advise,
     ) {
         let locked = advise != Advise::WillNeed
-            && self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+            && self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(VmaFlags::LOCKED));
         match got {
-            Err(AdviseError::Locked(_)) => assert!(locked, "no area is locked"),
+            Err(AdviseError::Locked(_)) => assert!(locked, "no VMA is locked"),
             got => {
                 assert_eq!(got, self.taken(&pages));
                 assert!(!locked);
@@ -242,8 +240,8 @@ impl Plot {
                 break;
             }
             let (addr, bytes) = self.bytes(&block);
-            // A block that is not of one area is none.
-            let whole = self.model.in_one_area(block.clone());
+            // A block that is not of one VMA is none.
+            let whole = self.model.in_one_vma(block.clone());
             match pieces::advise(on.space, addr, bytes, Advise::Collapse) {
                 Ok(()) if whole => {
                     let no_huge = |(_, page): (Range<u64>, &Page)| page.kind.advice == Advice::NoHuge;
@@ -292,7 +290,7 @@ impl Plot {
         }
         let (expected, emptied) = expect::dont_need(&self.model, &self.bounds, &pages, locked);
         let same = match (got, expected) {
-            // Another actor's pages may be part of the same area.
+            // Another actor's pages may be part of the same VMA.
             (Err(AdviseError::Locked(_)), Err(AdviseError::Locked(_))) if !self.bounds.alone => true,
             _ => got == expected,
         };

@@ -31,7 +31,7 @@ pub fn run<'m, H: Host>(
     {
         let program = cpu.enter(&*child);
         let scene = Scene { space: &child, program: Some(&program), parent: Some(on.space), ..*on };
-        // Where a child has nothing of an area that the engine placed, anything may be placed now.
+        // Where a child has nothing of a VMA that the engine placed, anything may be placed now.
         let model = &twin.model;
         twin.elsewhere.retain(|pages| model.covers(pages.clone()));
         twin.windows.iter().for_each(|window| twin.check(&scene, &window.pages));

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use vellum::arch::{Arch, Kind as EntryKind};
 use vellum::space::{Access, Advise, AdviseError, FaultError, LockAll, LockError, SealError};
-use vellum::vma::{AreaFlags, Prot};
+use vellum::vma::{Prot, VmaFlags};
 
 use super::host::Host;
 use super::model::SLOTS;
@@ -19,7 +19,7 @@ impl Plot {
     pub fn lock<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>, on_fault: bool) {
         let (addr, len) = self.bytes(&pages);
         let got = pieces::lock(on.space, addr, len, on_fault);
-        let locked = self.model.count(pages.clone(), |page| page.kind.flags.contains(AreaFlags::LOCKED));
+        let locked = self.model.count(pages.clone(), |page| page.kind.flags.contains(VmaFlags::LOCKED));
         let more = pages.end - pages.start - locked;
         if self.bounds.alone
             && (expect::locked(&self.model) + more) << self.bounds.page_shift > self.bounds.limits.locked
@@ -27,14 +27,14 @@ impl Plot {
             assert_eq!(got, Err(LockError::LockLimit));
         } else if !self.model.covers(pages.clone()) {
             assert_eq!(got, Err(LockError::NotMapped));
-        } else if matches!(got, Err(LockError::TooManyAreas | LockError::NoMemory(_))) && self.may_fail(on, &pages) {
+        } else if matches!(got, Err(LockError::TooManyVmas | LockError::NoMemory(_))) && self.may_fail(on, &pages) {
         } else {
             if on.reclaims {
                 self.model.page_out(pages.clone());
             }
             self.model.each(pages.clone(), |page| {
-                page.kind.flags |= AreaFlags::LOCKED;
-                page.kind.flags.set(AreaFlags::ONFAULT, on_fault);
+                page.kind.flags |= VmaFlags::LOCKED;
+                page.kind.flags.set(VmaFlags::ONFAULT, on_fault);
             });
             let expected =
                 if on_fault { Ok(()) } else { self.populated(on, pages.clone(), None).map_err(LockError::Fault) };
@@ -55,7 +55,7 @@ impl Plot {
         asked: Option<Access>,
     ) -> Result<(), FaultError> {
         if on.uncertain() {
-            // It may end anywhere. Neighbours of the area's ends may have come with it.
+            // It may end anywhere. Neighbours of the VMA's ends may have come with it.
             self.model.blur_around(&pages);
         }
         let rules = on.rules(self.exact);
@@ -85,9 +85,9 @@ impl Plot {
     pub fn unlock<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
         match (on.space.unlock(addr, len), self.model.covers(pages.clone())) {
-            (Ok(()), true) => self.model.each(pages.clone(), |page| page.kind.flags -= AreaFlags::LOCKS),
+            (Ok(()), true) => self.model.each(pages.clone(), |page| page.kind.flags -= VmaFlags::LOCKS),
             (Err(LockError::NotMapped), false) => {}
-            (Err(LockError::TooManyAreas | LockError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
+            (Err(LockError::TooManyVmas | LockError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("unlock answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -95,16 +95,16 @@ impl Plot {
 
     /// `lock_all`; with no flags `unlock_all`. For who has all of the space.
     pub fn lock_all<H: Host>(&mut self, on: &Scene<'_, '_, H>, flags: LockAll) {
-        let mut lock = AreaFlags::LOCKED;
-        lock.set(AreaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
-        let now = |model: &mut super::model::Model, lock: AreaFlags| {
-            let set = |flags: &mut AreaFlags| *flags = (*flags - AreaFlags::LOCKS) | lock;
+        let mut lock = VmaFlags::LOCKED;
+        lock.set(VmaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
+        let now = |model: &mut super::model::Model, lock: VmaFlags| {
+            let set = |flags: &mut VmaFlags| *flags = (*flags - VmaFlags::LOCKS) | lock;
             model.each(0..u64::MAX, |page| set(&mut page.kind.flags));
         };
         if flags.is_empty() {
             on.space.unlock_all();
-            self.model.future = AreaFlags::empty();
-            now(&mut self.model, AreaFlags::empty());
+            self.model.future = VmaFlags::empty();
+            now(&mut self.model, VmaFlags::empty());
             return self.query(on);
         }
         let too_much =
@@ -112,14 +112,14 @@ impl Plot {
         let expected = if too_much { Err(LockError::LockLimit) } else { Ok(()) };
         assert_eq!(pieces::lock_all(on.space, flags), expected);
         if expected.is_ok() {
-            self.model.future = if flags.contains(LockAll::FUTURE) { lock } else { AreaFlags::empty() };
+            self.model.future = if flags.contains(LockAll::FUTURE) { lock } else { VmaFlags::empty() };
             if flags.contains(LockAll::CURRENT) {
                 if on.reclaims {
                     self.model.page_out(0..u64::MAX);
                 }
                 now(&mut self.model, lock);
-                for (area, _) in self.model.areas(0..u64::MAX).into_iter().filter(|_| lock == AreaFlags::LOCKED) {
-                    let _ = self.populated(on, area, None);
+                for (vma, _) in self.model.vmas(0..u64::MAX).into_iter().filter(|_| lock == VmaFlags::LOCKED) {
+                    let _ = self.populated(on, vma, None);
                 }
             }
         }
@@ -130,9 +130,9 @@ impl Plot {
     pub fn seal<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
         match (on.space.seal(addr, len), self.model.covers(pages.clone())) {
-            (Ok(()), true) => self.model.each(pages.clone(), |page| page.kind.flags |= AreaFlags::SEALED),
+            (Ok(()), true) => self.model.each(pages.clone(), |page| page.kind.flags |= VmaFlags::SEALED),
             (Err(SealError::NotMapped), false) => {}
-            (Err(SealError::TooManyAreas | SealError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
+            (Err(SealError::TooManyVmas | SealError::NoMemory(_)), true) if self.may_fail(on, &pages) => {}
             (got, all) => panic!("seal answers {got:x?}; is all of it mapped: {all}"),
         }
         self.check(on, &pages);
@@ -160,7 +160,7 @@ impl Plot {
     pub fn install_guards<H: Host>(&mut self, on: &Scene<'_, '_, H>, pages: Range<u64>) {
         let (addr, len) = self.bytes(&pages);
         let got = pieces::advise(on.space, addr, len, Advise::GuardInstall);
-        let locked = self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::LOCKED));
+        let locked = self.model.runs(pages.clone()).any(|(_, page)| page.kind.flags.contains(VmaFlags::LOCKED));
         match got {
             Err(AdviseError::Sealed(_)) => assert!(!expect::may_forget(&self.model, &pages)),
             Err(AdviseError::Locked(_)) => assert!(locked),

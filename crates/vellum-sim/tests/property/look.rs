@@ -10,22 +10,22 @@ use vellum::vma::Vma;
 
 use super::expect;
 use super::host::Host;
-use super::model::{Area, Kind};
+use super::model::{Kind, ModelVma};
 use super::plot::{Plot, Scene};
 use super::presence::Presence;
 use super::walk::Space;
 
 impl Plot {
-    /// The engine's areas and resident pages of this range are the model's.
+    /// The engine's VMAs and resident pages of this range are the model's.
     pub fn check<H: Host>(&self, on: &Scene<'_, '_, H>, pages: &Range<u64>) {
-        let areas = self.model.areas(pages.clone());
-        assert_eq!(areas_in(on.space, self.bounds.page_shift, pages), areas, "the areas of {pages:x?}");
-        let mut answer = vec![false; areas.iter().map(|(a, _)| (a.end - a.start) as usize).max().unwrap_or(0)];
+        let vmas = self.model.vmas(pages.clone());
+        assert_eq!(vmas_in(on.space, self.bounds.page_shift, pages), vmas, "the VMAs of {pages:x?}");
+        let mut answer = vec![false; vmas.iter().map(|(a, _)| (a.end - a.start) as usize).max().unwrap_or(0)];
         let mut end = pages.start;
-        for (area, _) in &areas {
-            let (addr, len) = self.bytes(area);
+        for (vma, _) in &vmas {
+            let (addr, len) = self.bytes(vma);
             assert_eq!(on.space.resident(addr, len, &mut answer), Ok(()));
-            for (pages, page) in self.model.runs(area.clone()) {
+            for (pages, page) in self.model.runs(vma.clone()) {
                 let known = match page.presence {
                     Presence::Own if on.may_be_away(page) => None,
                     Presence::Own | Presence::Zeros => Some(true),
@@ -33,16 +33,16 @@ impl Plot {
                     Presence::Away | Presence::Unknown => None,
                 };
                 let Some(known) = known else { continue };
-                let answers = &answer[(pages.start - area.start) as usize..(pages.end - area.start) as usize];
+                let answers = &answer[(pages.start - vma.start) as usize..(pages.end - vma.start) as usize];
                 let wrong = answers.iter().zip(pages).find(|(resident, _)| **resident != known);
                 assert_eq!(wrong, None, "whether a page is resident, and which, that is {:?}", page.presence);
             }
-            if area.start > end {
-                let (addr, len) = self.bytes(&(end..area.start));
-                let hole = on.space.resident(addr, len, &mut vec![false; (area.start - end) as usize]);
-                assert_eq!(hole, Err(QueryError::NotMapped), "{end:#x} to {:#x}", area.start);
+            if vma.start > end {
+                let (addr, len) = self.bytes(&(end..vma.start));
+                let hole = on.space.resident(addr, len, &mut vec![false; (vma.start - end) as usize]);
+                assert_eq!(hole, Err(QueryError::NotMapped), "{end:#x} to {:#x}", vma.start);
             }
-            end = area.end;
+            end = vma.end;
         }
     }
 
@@ -69,7 +69,7 @@ impl Plot {
         for window in &self.windows {
             self.check(on, &window.pages);
         }
-        self.elsewhere.iter().for_each(|area| self.check(on, area));
+        self.elsewhere.iter().for_each(|vma| self.check(on, vma));
         let stats = on.space.stats();
         let page = 1 << self.bounds.page_shift;
         assert!(stats.mapped >= self.model.len() * page && stats.locked <= stats.mapped, "{stats:?}");
@@ -86,9 +86,9 @@ impl Plot {
         assert_eq!(astray, None, "a run that does not begin where the one before it ends");
         assert!(at >= everything.end);
         if self.bounds.alone {
-            let areas = self.model.areas(0..u64::MAX);
-            assert_eq!(areas_in(on.space, self.bounds.page_shift, &(0..u64::MAX >> self.bounds.page_shift)), areas);
-            assert_eq!((stats.mapped, stats.areas), (self.model.len() * page, areas.len()));
+            let vmas = self.model.vmas(0..u64::MAX);
+            assert_eq!(vmas_in(on.space, self.bounds.page_shift, &(0..u64::MAX >> self.bounds.page_shift)), vmas);
+            assert_eq!((stats.mapped, stats.vmas), (self.model.len() * page, vmas.len()));
             assert_eq!(stats.locked, expect::locked(&self.model) * page);
             assert!(stats.peak >= stats.anon, "{stats:?}");
         }
@@ -104,19 +104,19 @@ impl Plot {
     }
 }
 
-/// The engine's areas, in pages, cut at the ends of a range.
-pub fn areas_in<H: Host>(space: &Space<'_, H>, page_shift: u32, pages: &Range<u64>) -> Vec<Area> {
-    let mut areas = Vec::new();
+/// The engine's VMAs, in pages, cut at the ends of a range.
+pub fn vmas_in<H: Host>(space: &Space<'_, H>, page_shift: u32, pages: &Range<u64>) -> Vec<ModelVma> {
+    let mut vmas = Vec::new();
     let mut last = 0;
-    space.areas(pages.start << page_shift, |&Vma { range, prot, flags, advice, backing, .. }| {
-        assert!(range.start >= last && range.end > range.start, "{range:?} after an area that ends at {last:#x}");
+    space.vmas(pages.start << page_shift, |&Vma { range, prot, flags, advice, backing, .. }| {
+        assert!(range.start >= last && range.end > range.start, "{range:?} after a VMA that ends at {last:#x}");
         last = range.end;
         let (start, end) = ((range.start >> page_shift).max(pages.start), (range.end >> page_shift).min(pages.end));
         if start < end {
             let moved = backing.offset(range.start).wrapping_sub(range.start) as i64 >> page_shift;
-            areas.push((start..end, Kind { prot, flags, advice, moved: moved as u64 }));
+            vmas.push((start..end, Kind { prot, flags, advice, moved: moved as u64 }));
         }
         range.end >> page_shift < pages.end
     });
-    areas
+    vmas
 }

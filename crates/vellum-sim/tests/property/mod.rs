@@ -2,17 +2,17 @@
 //!
 //! An **actor** is a thread that sits at one CPU. In each space it has a **plot**: addresses that are its alone, and a model
 //! of every page there. So whatever the others do meanwhile, the answer to each of its operations is known beforehand,
-//! although plots of different actors lie side by side: in one table, often in one area, sometimes under one large folio.
+//! although plots of different actors lie side by side: in one table, often in one VMA, sometimes under one large folio.
 //! Now and then all actors stop, and the whole machine is compared with all models at once.
 //!
 //! | file | story |
 //! |---|---|
 //! | `dice` | chance from a seed |
-//! | `model` | pages of a space, and the areas that follow from them |
+//! | `model` | pages of a space, and the VMAs that follow from them |
 //! | `contents` | what a page holds |
 //! | `lock` | locking, sealing, populating, guarding, pinning |
 //! | `presence` | which pages are resident |
-//! | `remap` | areas that change their size or place |
+//! | `remap` | VMAs that change their size or place |
 //! | `expect` | what an operation should answer |
 //! | `op` | operations, and their choice |
 //! | `pieces` | operations in pieces |

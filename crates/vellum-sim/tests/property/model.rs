@@ -1,5 +1,5 @@
-//! The model: a map from page numbers to what a program is promised of each page. No areas, no
-//! tables: areas are what neighbouring pages that agree make. Pages of which all is the same are
+//! The model: a map from page numbers to what a program is promised of each page. No VMAs, no
+//! tables: VMAs are what neighbouring pages that agree make. Pages of which all is the same are
 //! kept as one, and that is all it knows of runs.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::ops::Range;
 use vellum::addr::PhysAddr;
 use vellum::arch::Attrs;
 use vellum::frame::policy::Advice;
-use vellum::vma::{AreaFlags, Prot};
+use vellum::vma::{Prot, VmaFlags};
 
 use super::contents::{Contents, NOTHING, Words};
 use super::dice::Dice;
@@ -19,11 +19,11 @@ use super::walk::Place;
 /// would begin.
 pub const SLOTS: [u64; 8] = [0, 1, 63, 64, 255, 256, 510, 511];
 
-/// What an area says of its pages. Neighbours that agree in it are one area.
+/// What a VMA says of its pages. Neighbours that agree in it are one VMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
     pub prot: Prot,
-    pub flags: AreaFlags,
+    pub flags: VmaFlags,
     pub advice: Advice,
     /// How many pages above where it is it was mapped first (wrapping around).
     pub moved: u64,
@@ -73,8 +73,8 @@ impl Page {
     }
 }
 
-/// An area: pages, by number.
-pub type Area = (Range<u64>, Kind);
+/// A VMA: pages, by number.
+pub type ModelVma = (Range<u64>, Kind);
 
 /// Pages next to each other, by number, of which the model says the same.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ pub struct Model {
     /// By the first page of each.
     runs: BTreeMap<u64, Run>,
     /// How what is mapped from now on is locked.
-    pub future: AreaFlags,
+    pub future: VmaFlags,
 }
 
 impl Model {
@@ -285,8 +285,8 @@ impl Model {
         (end < range.end).then_some(end)
     }
 
-    /// Whether `range` lies in one area.
-    pub fn in_one_area(&self, range: Range<u64>) -> bool {
+    /// Whether `range` lies in one VMA.
+    pub fn in_one_vma(&self, range: Range<u64>) -> bool {
         let Some(first) = self.get(range.start) else {
             return false;
         };
@@ -300,36 +300,36 @@ impl Model {
         end == range.end
     }
 
-    /// The areas of a range, cut at its ends.
-    pub fn areas(&self, range: Range<u64>) -> Vec<Area> {
-        areas_of(self.runs(range))
+    /// The VMAs of a range, cut at its ends.
+    pub fn vmas(&self, range: Range<u64>) -> Vec<ModelVma> {
+        vmas_of(self.runs(range))
     }
 
-    /// The area that holds this mapped page, in full.
-    pub fn area_at(&self, page: u64) -> Option<Area> {
-        let (mut area, Page { kind, .. }) = self.run_at(page)?;
-        for (start, run) in self.runs.range(..area.start).rev() {
-            if run.end != area.start || run.page.kind != *kind {
+    /// The VMA that holds this mapped page, in full.
+    pub fn vma_at(&self, page: u64) -> Option<ModelVma> {
+        let (mut vma, Page { kind, .. }) = self.run_at(page)?;
+        for (start, run) in self.runs.range(..vma.start).rev() {
+            if run.end != vma.start || run.page.kind != *kind {
                 break;
             }
-            area.start = *start;
+            vma.start = *start;
         }
-        for (start, run) in self.runs.range(area.end..) {
-            if *start != area.end || run.page.kind != *kind {
+        for (start, run) in self.runs.range(vma.end..) {
+            if *start != vma.end || run.page.kind != *kind {
                 break;
             }
-            area.end = run.end;
+            vma.end = run.end;
         }
-        Some((area, *kind))
+        Some((vma, *kind))
     }
 
     /// What a child has of it.
     pub fn child(&self, fresh: Presence) -> Model {
-        let mut child = Model { future: AreaFlags::empty(), ..self.clone() };
-        child.runs.retain(|_, run| !run.page.kind.flags.contains(AreaFlags::DONTFORK));
+        let mut child = Model { future: VmaFlags::empty(), ..self.clone() };
+        child.runs.retain(|_, run| !run.page.kind.flags.contains(VmaFlags::DONTFORK));
         child.each(0..u64::MAX, |page| {
-            page.kind.flags -= AreaFlags::LOCKS | AreaFlags::WATCHES;
-            if page.kind.flags.contains(AreaFlags::WIPEONFORK) {
+            page.kind.flags -= VmaFlags::LOCKS | VmaFlags::WATCHES;
+            if page.kind.flags.contains(VmaFlags::WIPEONFORK) {
                 page.clear();
                 page.presence = fresh;
             }
@@ -352,16 +352,16 @@ impl Model {
     }
 }
 
-/// The areas that pages in ascending order make.
-pub fn areas_of<'a>(runs: impl Iterator<Item = (Range<u64>, &'a Page)>) -> Vec<Area> {
-    let mut areas: Vec<Area> = Vec::new();
+/// The VMAs that pages in ascending order make.
+pub fn vmas_of<'a>(runs: impl Iterator<Item = (Range<u64>, &'a Page)>) -> Vec<ModelVma> {
+    let mut vmas: Vec<ModelVma> = Vec::new();
     for (pages, page) in runs {
-        match areas.last_mut() {
+        match vmas.last_mut() {
             Some((range, kind)) if range.end == pages.start && *kind == page.kind => range.end = pages.end,
-            _ => areas.push((pages, page.kind)),
+            _ => vmas.push((pages, page.kind)),
         }
     }
-    areas
+    vmas
 }
 
 /// Runs are a way to keep pages, and tell of each what was said of it.
@@ -369,7 +369,7 @@ pub fn areas_of<'a>(runs: impl Iterator<Item = (Range<u64>, &'a Page)>) -> Vec<A
 fn runs_are_what_their_pages_are() {
     let dice = &mut Dice::new(7);
     let (mut model, mut pages) = (Model::default(), BTreeMap::new());
-    let kind = |moved| Kind { prot: Prot::READ, flags: AreaFlags::empty(), advice: Advice::None, moved };
+    let kind = |moved| Kind { prot: Prot::READ, flags: VmaFlags::empty(), advice: Advice::None, moved };
     for _ in 0..20_000 {
         let start = dice.below(60);
         let range = start..start + dice.below(12);
@@ -416,9 +416,9 @@ fn runs_are_what_their_pages_are() {
         let of = |at: &u64| pages.get(at).map(|page| page.kind);
         let end = |from: u64| (from..).find(|at| of(at) != of(&from)).unwrap_or(from);
         let first = |from: u64| (0..from).rev().find(|at| of(at) != of(&from)).map_or(0, |at| at + 1);
-        let area = pages.contains_key(&start).then(|| (first(start)..end(start), pages[&start].kind));
-        assert_eq!(model.area_at(start), area);
-        assert_eq!(model.in_one_area(start..start + 3), of(&start).is_some() && end(start) >= start + 3);
+        let vma = pages.contains_key(&start).then(|| (first(start)..end(start), pages[&start].kind));
+        assert_eq!(model.vma_at(start), vma);
+        assert_eq!(model.in_one_vma(start..start + 3), of(&start).is_some() && end(start) >= start + 3);
         assert_eq!(model.hole(range.clone()), range.clone().find(|at| !pages.contains_key(at)));
         assert_eq!(model.next(start), pages.range(start..).next().map(|(at, _)| *at));
         assert_eq!(model.prev(start), pages.range(..start).next_back().map(|(at, page)| (*at, page)));

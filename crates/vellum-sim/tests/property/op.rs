@@ -6,7 +6,7 @@ use std::ops::Range;
 use vellum::arch::Attrs;
 use vellum::frame::policy::{Advice, Knob};
 use vellum::space::{Access, Advise, LockAll, MapFlags, RemapFlags};
-use vellum::vma::{AreaFlags, Prot};
+use vellum::vma::{Prot, VmaFlags};
 
 use super::dice::Dice;
 use super::model::{Kind, SLOTS};
@@ -25,7 +25,7 @@ pub enum Place {
 pub enum Spot {
     /// This page.
     At(u64),
-    /// A page of one of the areas whose place the engine chose: the how-manieth, and how far inside. (Modulo what there is.)
+    /// A page of one of the VMAs whose place the engine chose: the how-manieth, and how far inside. (Modulo what there is.)
     Elsewhere(u64, u64),
 }
 
@@ -78,7 +78,7 @@ pub enum Op {
     Watch(Span, bool),
     /// He asks.
     Written(Span),
-    /// So many pages (of 4 KiB) are reclaimed, from all groups or the space's.
+    /// So many pages (of 4 KiB) are reclaimed, from all memcgs or the space's.
     Reclaim {
         all: bool,
         pages: u64,
@@ -312,8 +312,8 @@ fn map(dice: &mut Dice, window: &Window, page_order: u8) -> Op {
     Op::Map { place, pages, prot: dice.weighted(&PROTS), flags: flags(dice, window.stacks) }
 }
 
-/// Returns an operation that maps an area of at most 1,100 frames, or 40 pages if those are more: the
-/// space may lock all of its areas in memory.
+/// Returns an operation that maps a VMA of at most 1,100 frames, or 40 pages if those are more: the
+/// space may lock all of its VMAs in memory.
 fn anywhere(dice: &mut Dice, window: &Window, page_order: u8) -> Op {
     let most: u64 = dice.weighted(&[(70, 40), (20, 300), (10, 1100)]);
     let pages = 1 + dice.below((most >> page_order).max(40));
@@ -392,9 +392,9 @@ fn span(dice: &mut Dice, window: &Window) -> Span {
     Span { at: Spot::At(start), pages: pages.min(all.end - start) }
 }
 
-/// What an area says after an advice, if it is one about areas.
+/// What a VMA says after an advice, if it is one about VMAs.
 pub fn advised(kind: &Kind, advise: Advise) -> Option<Kind> {
-    let flags = |flag: AreaFlags, on: bool| {
+    let flags = |flag: VmaFlags, on: bool| {
         let mut flags = kind.flags;
         flags.set(flag, on);
         Kind { flags, ..*kind }
@@ -402,10 +402,10 @@ pub fn advised(kind: &Kind, advise: Advise) -> Option<Kind> {
     Some(match advise {
         Advise::Huge => Kind { advice: Advice::Huge, ..*kind },
         Advise::NoHuge => Kind { advice: Advice::NoHuge, ..*kind },
-        Advise::DontFork => flags(AreaFlags::DONTFORK, true),
-        Advise::DoFork => flags(AreaFlags::DONTFORK, false),
-        Advise::WipeOnFork => flags(AreaFlags::WIPEONFORK, true),
-        Advise::KeepOnFork => flags(AreaFlags::WIPEONFORK, false),
+        Advise::DontFork => flags(VmaFlags::DONTFORK, true),
+        Advise::DoFork => flags(VmaFlags::DONTFORK, false),
+        Advise::WipeOnFork => flags(VmaFlags::WIPEONFORK, true),
+        Advise::KeepOnFork => flags(VmaFlags::WIPEONFORK, false),
         _ => return None,
     })
 }

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use vellum::Machine;
 use vellum::frame::policy::Advice;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::{Part, reclaim};
 use vellum::space::Access;
 use vellum::space::Spaces;
-use vellum::vma::AreaFlags;
+use vellum::vma::VmaFlags;
 use vellum_sim::Program;
 
 use super::contents::{NOTHING, Words};
@@ -28,7 +28,7 @@ pub struct Plot {
     pub model: Model,
     pub windows: Vec<Window>,
     pub bounds: Bounds,
-    /// Areas whose place the engine chose.
+    /// VMAs whose place the engine chose.
     pub elsewhere: Vec<Range<u64>>,
     /// Whether presence can be foretold.
     pub exact: bool,
@@ -95,7 +95,7 @@ impl<H: Host> Scene<'_, '_, H> {
 
     /// Whether what was in memory when the space last had to do with it may have been reclaimed since.
     pub fn may_be_away(&self, page: &Page) -> bool {
-        self.reclaims && !page.kind.flags.contains(AreaFlags::LOCKED)
+        self.reclaims && !page.kind.flags.contains(VmaFlags::LOCKED)
     }
 
     /// It was forgotten, or not: find out which, or else take it for either.
@@ -109,13 +109,13 @@ impl<H: Host> Scene<'_, '_, H> {
         }
     }
 
-    /// Memory is reclaimed, from a group or from all.
+    /// Memory is reclaimed, from a memcg or from all.
     fn reclaim(&self, all: bool, pages: u64) {
-        let group = if all { GroupId::ROOT } else { self.space.group() };
+        let memcg = if all { MemcgId::ROOT } else { self.space.memcg() };
         // Of some node, or of all.
         let node = Some(pages as usize % (self.machine.frames().nodes() + 1));
         let node = node.filter(|node| *node < self.machine.frames().nodes());
-        let freed = reclaim::<H, H::Arch>(self.machine, &Shown(self), Part { group, node }, pages);
+        let freed = reclaim::<H, H::Arch>(self.machine, &Shown(self), Part { memcg, node }, pages);
         assert!(freed.is_ok(), "{freed:?}");
     }
 
@@ -170,13 +170,13 @@ impl Plot {
         if let Some(start) = self.page(span.at) {
             let end = match span.at {
                 Spot::At(_) => start + span.pages,
-                Spot::Elsewhere(nth, _) => (start + span.pages).min(self.area(nth).map_or(start, |a| a.end)),
+                Spot::Elsewhere(nth, _) => (start + span.pages).min(self.vma(nth).map_or(start, |a| a.end)),
             };
             act(self, start..end);
         }
     }
 
-    fn area(&self, nth: u64) -> Option<&Range<u64>> {
+    fn vma(&self, nth: u64) -> Option<&Range<u64>> {
         self.elsewhere.get(nth as usize % self.elsewhere.len().max(1))
     }
 
@@ -184,7 +184,7 @@ impl Plot {
     pub fn page(&self, spot: Spot) -> Option<u64> {
         match spot {
             Spot::At(page) => Some(page),
-            Spot::Elsewhere(nth, inside) => self.area(nth).map(|a| a.start + inside % (a.end - a.start)),
+            Spot::Elsewhere(nth, inside) => self.vma(nth).map(|a| a.start + inside % (a.end - a.start)),
         }
     }
 
@@ -193,14 +193,14 @@ impl Plot {
         (range.start, range.len())
     }
 
-    /// Whether an operation that would split areas at the ends of these pages may fail for want of something.
+    /// Whether an operation that would split VMAs at the ends of these pages may fail for want of something.
     pub fn may_fail<H: Host>(&self, on: &Scene<'_, '_, H>, pages: &Range<u64>) -> bool {
-        let (areas, cuts) = if self.few() { expect::cuts(&self.model, pages) } else { (0, 0) };
-        on.tight || self.few() && (!self.bounds.alone || areas + cuts >= self.bounds.limits.areas)
+        let (vmas, cuts) = if self.few() { expect::cuts(&self.model, pages) } else { (0, 0) };
+        on.tight || self.few() && (!self.bounds.alone || vmas + cuts >= self.bounds.limits.vmas)
     }
 
-    /// Whether the limit on areas is one that may be met.
+    /// Whether the limit on VMAs is one that may be met.
     pub fn few(&self) -> bool {
-        self.bounds.limits.areas < 10_000
+        self.bounds.limits.vmas < 10_000
     }
 }

@@ -1,13 +1,13 @@
 //! Which pages are resident: what the engine's rules for folio sizes say of each fault, page by page.
 //!
-//! * A write to a page that was never touched brings the largest folio that policy allows for the area, whose naturally
-//!   aligned block lies in the area and is empty.
+//! * A write to a page that was never touched brings the largest folio that policy allows for the VMA, whose naturally
+//!   aligned block lies in the VMA and is empty.
 //! * A read maps zeros: the largest such block of any size up to the largest allowed, but no larger than the machine's
 //!   folio of zeros.
-//! * A write where zeros are mapped takes away all zeros of the largest block that policy allows in the area, empty or not,
+//! * A write where zeros are mapped takes away all zeros of the largest block that policy allows in the VMA, empty or not,
 //!   and goes on as if the page had never been touched.
 //!
-//! That is exact where nobody else has faults in the same area, memory does not run out, and none is reclaimed. Elsewhere a page is
+//! That is exact where nobody else has faults in the same VMA, memory does not run out, and none is reclaimed. Elsewhere a page is
 //! sure to be resident once it was written, until it is unmapped or forgotten, or swapped out; of others nothing is known.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use std::ops::Range;
 use vellum::arch::Attrs;
 use vellum::frame::LARGEST_FOLIO;
 use vellum::frame::policy::Advice;
-use vellum::vma::AreaFlags;
+use vellum::vma::VmaFlags;
 
 use super::model::Model;
 
@@ -47,7 +47,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The sizes that a write in an area with this advice may bring.
+    /// The sizes that a write in a VMA with this advice may bring.
     fn folios(&self, advice: Advice) -> u32 {
         self.orders[advice as usize] | 1
     }
@@ -86,7 +86,7 @@ impl Model {
         if presence == Presence::Away {
             return self.set(page..page + 1, Presence::Own);
         }
-        if !rules.exact || kind.flags.contains(AreaFlags::WRITES) {
+        if !rules.exact || kind.flags.contains(VmaFlags::WRITES) {
             if rules.exact {
                 // Of what is protected, a part may come alone.
                 self.blur_around(&(page..page + 1));
@@ -100,7 +100,7 @@ impl Model {
             Presence::Own | Presence::Away | Presence::Guard => return,
             Presence::Unknown => {
                 let sizes = sizes(if write { rules.folios(kind.advice) } else { rules.blocks(kind.advice) });
-                let largest = { sizes }.map(|order| block(page, order)).find(|b| self.in_one_area(b.clone()));
+                let largest = { sizes }.map(|order| block(page, order)).find(|b| self.in_one_vma(b.clone()));
                 self.blur(largest.unwrap_or(page..page + 1));
                 return self.set(page..page + 1, if write { Presence::Own } else { Presence::Unknown });
             }
@@ -108,7 +108,7 @@ impl Model {
             Presence::Absent => {}
             Presence::Zeros => {
                 let all = sizes(rules.folios(kind.advice)).map(|order| block(page, order));
-                let largest = { all }.find(|b| self.in_one_area(b.clone()));
+                let largest = { all }.find(|b| self.in_one_vma(b.clone()));
                 self.each(largest.unwrap_or(page..page + 1), |near| {
                     if near.presence == Presence::Zeros {
                         near.presence = Presence::Absent;
@@ -145,7 +145,7 @@ impl Model {
     pub fn touched(&self, at: u64, write: bool, rules: &Rules) -> u64 {
         let Some((run, page)) = self.run_at(at) else { return at + 1 };
         let stays = match page.presence {
-            _ if rules.exact && page.kind.flags.contains(AreaFlags::WRITES) => false,
+            _ if rules.exact && page.kind.flags.contains(VmaFlags::WRITES) => false,
             Presence::Own | Presence::Guard => true,
             Presence::Zeros => !write,
             Presence::Absent | Presence::Unknown => !write && !rules.exact,
@@ -158,7 +158,7 @@ impl Model {
     fn room(&self, page: u64, set: u32) -> (u32, bool) {
         for order in sizes(set) {
             let block = block(page, order);
-            if !self.in_one_area(block.clone()) {
+            if !self.in_one_vma(block.clone()) {
                 continue;
             }
             let has = |wanted: &[Presence]| self.runs(block.clone()).any(|(_, p)| wanted.contains(&p.presence));

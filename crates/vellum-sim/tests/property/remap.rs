@@ -1,14 +1,14 @@
-//! Areas that change their size or their place, and what is in them with them.
+//! VMAs that change their size or their place, and what is in them with them.
 
 use std::ops::Range;
 
 use vellum::space::{RemapError, RemapFlags, RemapRequest};
-use vellum::vma::{AreaFlags, Prot};
+use vellum::vma::{Prot, VmaFlags};
 
 use super::change::ELSEWHERE;
 use super::expect::{self, Where};
 use super::host::Host;
-use super::look::areas_in;
+use super::look::vmas_in;
 use super::model::Page;
 use super::op::{Span, Spot, Window};
 use super::plot::{Plot, Scene};
@@ -31,7 +31,7 @@ impl Plot {
         };
         if flags.contains(RemapFlags::FIXED) {
             // What was meant to fit may not, where more of it is to move than was thought; and stacks stay away from others.
-            let stack = self.model.runs(old.clone()).any(|(_, page)| page.kind.flags.contains(AreaFlags::GROWSDOWN));
+            let stack = self.model.runs(old.clone()).any(|(_, page)| page.kind.flags.contains(VmaFlags::GROWSDOWN));
             let new = to..to + pages;
             let fits = |w: &Window| w.pages.start <= new.start && new.end <= w.pages.end && (w.stacks || !stack);
             if !self.windows.iter().any(fits) {
@@ -44,7 +44,7 @@ impl Plot {
         match (on.space.remap(RemapRequest { addr, old_len, new_len, flags, new_addr }), expected) {
             (Ok(addr), Ok(wanted)) => {
                 let start = addr >> self.bounds.page_shift;
-                // What lies behind areas that the engine placed may be others'.
+                // What lies behind VMAs that the engine placed may be others'.
                 let may_move = flags.contains(RemapFlags::MAYMOVE) && !self.bounds.alone && !self.is_mine(&old);
                 if let Where::Page(wanted) = wanted {
                     assert!(start == wanted || may_move, "remapped to page {start:#x} and not to {wanted:#x}");
@@ -54,13 +54,13 @@ impl Plot {
             (Err(error), Err(wanted)) if error == wanted => self.check(on, &old),
             (Err(RemapError::Sealed(_)), Err(RemapError::Sealed(_))) if !self.bounds.alone => self.check(on, &old),
             (Err(RemapError::NoMemory(_)), Ok(_)) if on.tight => self.check(on, &old),
-            (Err(RemapError::TooManyAreas), Ok(_)) if self.few() => self.check(on, &old),
+            (Err(RemapError::TooManyVmas), Ok(_)) if self.few() => self.check(on, &old),
             (Err(RemapError::NoRoom), Ok(_)) if !self.bounds.alone && !self.is_mine(&old) => self.check(on, &old),
             (got, expected) => panic!("remap answers {got:x?}, not {expected:x?}"),
         }
     }
 
-    /// Pages that have moved so far: an area that had nothing is a new one, and others still know where they were mapped first.
+    /// Pages that have moved so far: a VMA that had nothing is a new one, and others still know where they were mapped first.
     fn at_new_places<H: Host>(
         &self,
         on: &Scene<'_, '_, H>,
@@ -70,7 +70,7 @@ impl Plot {
         let mut there: Vec<_> =
             moved.into_iter().map(|(at, page)| (at.start.wrapping_add(far)..at.end.wrapping_add(far), page)).collect();
         let alike = |a: &(Range<u64>, Page), b: &(Range<u64>, Page)| a.0.end == b.0.start && a.1.kind == b.1.kind;
-        for area in there.chunk_by_mut(alike) {
+        for vma in there.chunk_by_mut(alike) {
             let has = |(_, page): &(Range<u64>, Page)| match page.presence {
                 Presence::Absent => Some(false),
                 Presence::Unknown => None,
@@ -78,17 +78,17 @@ impl Plot {
                 Presence::Zeros | Presence::Own | Presence::Away | Presence::Guard => Some(true),
             };
             let (mut new, mut kept) = (true, true);
-            match area.iter().map(has).max_by_key(|has| has.map_or(1, |has| 2 * u8::from(has))) {
+            match vma.iter().map(has).max_by_key(|has| has.map_or(1, |has| 2 * u8::from(has))) {
                 Some(Some(true)) => new = false,
                 Some(Some(false)) => kept = false,
                 _ => {}
             }
-            let (first, page) = (area[0].0.start, area[0].1);
+            let (first, page) = (vma[0].0.start, vma[0].1);
             let moved = page.kind.moved.wrapping_sub(far);
-            let seen = areas_in(on.space, self.bounds.page_shift, &(first..first + 1));
+            let seen = vmas_in(on.space, self.bounds.page_shift, &(first..first + 1));
             let found = seen.first().map_or(0, |(_, kind)| kind.moved);
             assert!(new && found == 0 || kept && found == moved, "moved {found:#x}; new: {new}, or {moved:#x}: {kept}");
-            area.iter_mut().for_each(|(_, page)| page.kind.moved = found);
+            vma.iter_mut().for_each(|(_, page)| page.kind.moved = found);
         }
         there
     }
@@ -104,7 +104,7 @@ impl Plot {
             if flags.contains(RemapFlags::DONTUNMAP) {
                 for (at, page) in &moved {
                     let mut kind = page.kind;
-                    kind.flags -= AreaFlags::LOCKS;
+                    kind.flags -= VmaFlags::LOCKS;
                     kind.moved = 0;
                     self.model.map(at.clone(), kind, rules.fresh());
                 }
@@ -123,7 +123,7 @@ impl Plot {
         let kind = self.model.get(grown.start - 1).map(|page| page.kind);
         if let Some(kind) = kind.filter(|_| !grown.is_empty()) {
             self.model.map(grown.clone(), kind, rules.fresh());
-            if kind.flags & AreaFlags::LOCKS == AreaFlags::LOCKED && !kind.prot.is_empty() {
+            if kind.flags & VmaFlags::LOCKS == VmaFlags::LOCKED && !kind.prot.is_empty() {
                 match on.tight {
                     true => self.model.blur_around(&grown),
                     false => self.model.touch_all(grown, kind.prot.contains(Prot::WRITE), &rules),

@@ -91,8 +91,8 @@ pub struct Setup<A> {
     pub actors: usize,
     /// Shared spaces: the number of the group of each, 0 for the root.
     pub spaces: Vec<usize>,
-    /// Groups: the number of the parent of each, and the limit in pages.
-    pub groups: Vec<(usize, u64)>,
+    /// memcgs: the number of the parent of each, and the limit in pages.
+    pub memcgs: Vec<(usize, u64)>,
     /// Whether each actor has a space of its own besides.
     pub private: bool,
     pub limits: Limits,
@@ -136,8 +136,8 @@ impl<A: Family> Setup<A> {
             }],
         };
         let (memory, nodes) = nodes(&mut Dice::new(derive(seed, 1)), memory, cpus);
-        let groups = groups(dice, tight);
-        let pick = |dice: &mut Dice| dice.below(groups.len() as u64 + 1) as usize;
+        let memcgs = memcgs(dice, tight);
+        let pick = |dice: &mut Dice| dice.below(memcgs.len() as u64 + 1) as usize;
         let spaces: Vec<usize> = (0..spaces).map(|_| pick(dice)).collect();
         let private = !alone && dice.percent(40);
         let plots: Vec<Vec<Vec<Window>>> = (0..actors).map(|_| Vec::new()).collect();
@@ -176,7 +176,7 @@ impl<A: Family> Setup<A> {
             cpus,
             actors,
             spaces,
-            groups,
+            memcgs,
             private,
             limits,
             tight,
@@ -246,13 +246,13 @@ fn nodes(dice: &mut Dice, mut memory: Vec<Region>, cpus: usize) -> (Vec<Region>,
     (memory, (0..cpus).map(|_| dice.below(nodes as u64) as usize).collect())
 }
 
-/// Up to three groups, below the root or below each other.
-fn groups(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
-    let groups = dice.below(4) as usize;
+/// Up to three memcgs, below the root or below each other.
+fn memcgs(dice: &mut Dice, tight: bool) -> Vec<(usize, u64)> {
+    let memcgs = dice.below(4) as usize;
     let limit = |dice: &mut Dice| {
         if tight && dice.percent(60) { 50 + dice.below(1500) } else { u64::MAX }
     };
-    (0..groups).map(|at| (dice.below(at as u64 + 1) as usize, limit(dice))).collect()
+    (0..memcgs).map(|at| (dice.below(at as u64 + 1) as usize, limit(dice))).collect()
 }
 
 /// Up to three devices, of which some are soon full. Their counts take a quarter of memory at most.
@@ -303,7 +303,7 @@ fn windows(dice: &mut Dice, arch: &impl Arch, actors: usize, plan: &Plan) -> Vec
 fn limits(dice: &mut Dice, alone: bool, pages: u64, plots: &[Vec<Vec<Window>>], shift: u32) -> Limits {
     let mut limits = Limits::default();
     if dice.percent(15) {
-        limits.areas = 6 + dice.below(50) as usize;
+        limits.vmas = 6 + dice.below(50) as usize;
     }
     if dice.percent(30) {
         limits.stack = (1 + dice.below(600)) << shift;

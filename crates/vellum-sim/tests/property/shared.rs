@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use vellum::arch::Arch;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Access, Advise, FaultError, Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -74,7 +74,7 @@ pub fn run<H: Host>(host: &H, seed: u64, load: Load, threads: Threads, case: &Ar
     devices.fail(if dice.percent(30) { 10 } else { 0 }, 0);
     host.booted();
     let arch = *host.hardware().arch();
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).expect("memory");
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).expect("memory");
     let space: Leaky<Space<'_, H>> = Leaky::new(space);
     // Sometimes nothing but the counters is touched, and a schedule has fewer places where it may switch in vain.
     let calm = dice.percent(40);

@@ -4,15 +4,15 @@ use std::num::NonZeroU16;
 use std::ops::Range;
 
 use vellum::space::{Categories, Region, Scan, ScanError, WatchError};
-use vellum::vma::{AreaFlags, Watcher};
+use vellum::vma::{VmaFlags, Watcher};
 
 use super::host::Host;
-use super::look::areas_in;
+use super::look::vmas_in;
 use super::plot::{Plot, Scene};
 
 const WATCHER: Watcher = Watcher(NonZeroU16::MIN);
 /// Writes go on: no fault is told.
-const WHAT: AreaFlags = AreaFlags::WRITES.union(AreaFlags::ASYNC);
+const WHAT: VmaFlags = VmaFlags::WRITES.union(VmaFlags::ASYNC);
 
 impl Plot {
     /// `watch`, or `unwatch`.
@@ -27,11 +27,11 @@ impl Plot {
                 self.model.each(pages.clone(), |page| page.kind.flags.set(WHAT, watched));
             }
             Err(WatchError::NotMapped) if watched && !self.model.covers(pages.clone()) => {}
-            Err(WatchError::TooManyAreas | WatchError::NoMemory(_)) if self.may_fail(on, &pages) => {
-                // What lies before the area that could not be split is not watched any more.
-                for (area, kind) in areas_in(on.space, self.bounds.page_shift, &pages) {
-                    let now = |flags: AreaFlags| (flags - WHAT) | kind.flags & WHAT;
-                    self.model.each(area, |page| page.kind.flags = now(page.kind.flags));
+            Err(WatchError::TooManyVmas | WatchError::NoMemory(_)) if self.may_fail(on, &pages) => {
+                // What lies before the VMA that could not be split is not watched any more.
+                for (vma, kind) in vmas_in(on.space, self.bounds.page_shift, &pages) {
+                    let now = |flags: VmaFlags| (flags - WHAT) | kind.flags & WHAT;
+                    self.model.each(vma, |page| page.kind.flags = now(page.kind.flags));
                 }
             }
             got => panic!("watching ({watched}) answers {got:x?}"),

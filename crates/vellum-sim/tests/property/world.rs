@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum::addr::FRAME_SHIFT;
 use vellum::arch::Arch;
 use vellum::frame::{BootOptions, LARGEST_FOLIO};
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Cpu, Program};
 
@@ -37,7 +37,7 @@ struct World<'m, H: Host> {
     setup: &'m Setup<H::Arch>,
     case: &'m Arc<Case>,
     spaces: Vec<Leaky<Space<'m, H>>>,
-    groups: Vec<(GroupId, GroupId)>,
+    memcgs: Vec<(MemcgId, MemcgId)>,
     /// One for each actor, and one for the census.
     glasses: Vec<Glass>,
 }
@@ -56,17 +56,17 @@ pub fn run<H: Host<Arch: Family>>(
     let machine = Machine::boot(host, options).expect("enough memory to boot");
     machine.policy().set_global(setup.knobs[0]);
     (1..=LARGEST_FOLIO).for_each(|order| machine.policy().set(order, setup.knobs[usize::from(order)]));
-    let groups = make_groups(&machine, &setup.groups);
+    let memcgs = make_memcgs(&machine, &setup.memcgs);
     let devices = Devices::new(&machine, setup.seed, &setup.swap);
     devices.attach(&machine, &setup.swap);
     let glasses = (0..=setup.actors).map(|_| Glass::new(&machine, setup.arch.page_order())).collect();
     host.booted();
-    // The groups are removed in the end, and their memory comes back.
-    let own = machine.groups().usage(machine.frames(), GroupId::ROOT).expect("the root is there").shards;
+    // The memcgs are removed in the end, and their memory comes back.
+    let own = machine.memcgs().usage(machine.frames(), MemcgId::ROOT).expect("the root is there").shards;
     let free = machine.frames().free_frames() + own;
-    let mut world = World { host, machine: &machine, setup, case, spaces: Vec::new(), groups, glasses };
-    for group in &setup.spaces {
-        world.spaces.push(world.new_space(*group).expect("memory for an empty space"));
+    let mut world = World { host, machine: &machine, setup, case, spaces: Vec::new(), memcgs, glasses };
+    for memcg in &setup.spaces {
+        world.spaces.push(world.new_space(*memcg).expect("memory for an empty space"));
     }
     let mut actors: Vec<Actor<'_, H>> = (0..setup.actors).map(|actor| world.actor(actor)).collect();
     drop(seat);
@@ -82,36 +82,36 @@ pub fn run<H: Host<Arch: Family>>(
     let _seat = host.seat(0);
     actors.into_iter().filter_map(|actor| actor.own).for_each(Leaky::end);
     world.spaces.drain(..).for_each(Leaky::end);
-    census::nothing_left(host, &machine, free, &world.groups);
+    census::nothing_left(host, &machine, free, &world.memcgs);
     host.over();
 }
 
-/// Groups, each with its parent.
-fn make_groups<H: Host>(machine: &Machine<'_, H>, wanted: &[(usize, u64)]) -> Vec<(GroupId, GroupId)> {
-    let mut groups = Vec::new();
+/// memcgs, each with its parent.
+fn make_memcgs<H: Host>(machine: &Machine<'_, H>, wanted: &[(usize, u64)]) -> Vec<(MemcgId, MemcgId)> {
+    let mut memcgs = Vec::new();
     for (parent, limit) in wanted {
-        let parent = id(&groups, *parent);
-        groups.push((machine.groups().create(machine.frames(), parent, *limit).expect("memory for a group"), parent));
+        let parent = id(&memcgs, *parent);
+        memcgs.push((machine.memcgs().create(machine.frames(), parent, *limit).expect("memory for a group"), parent));
     }
-    groups
+    memcgs
 }
 
-fn id(groups: &[(GroupId, GroupId)], number: usize) -> GroupId {
-    number.checked_sub(1).map_or(GroupId::ROOT, |at| groups[at].0)
+fn id(memcgs: &[(MemcgId, MemcgId)], number: usize) -> MemcgId {
+    number.checked_sub(1).map_or(MemcgId::ROOT, |at| memcgs[at].0)
 }
 
 impl<'m, H: Host<Arch: Family>> World<'m, H> {
     /// None if there is no memory for it.
-    fn new_space(&self, group: usize) -> Option<Leaky<Space<'m, H>>> {
-        let group = id(&self.groups, group);
-        let mut space = AddressSpace::new(self.machine, self.setup.arch, group, self.setup.limits).ok()?;
+    fn new_space(&self, memcg: usize) -> Option<Leaky<Space<'m, H>>> {
+        let memcg = id(&self.memcgs, memcg);
+        let mut space = AddressSpace::new(self.machine, self.setup.arch, memcg, self.setup.limits).ok()?;
         space.cap_runs(self.setup.cap);
         Some(Leaky::new(space))
     }
 
     /// The group of an actor's own space.
-    fn own_group(&self, actor: usize) -> usize {
-        actor % (self.groups.len() + 1)
+    fn own_memcg(&self, actor: usize) -> usize {
+        actor % (self.memcgs.len() + 1)
     }
 
     fn actor(&self, actor: usize) -> Actor<'m, H> {
@@ -126,7 +126,7 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
                     && (self.setup.small() || alone && !self.setup.tight && self.setup.broken.1 == 0),
             }
         });
-        let own = self.setup.private.then(|| self.new_space(self.own_group(actor))).flatten();
+        let own = self.setup.private.then(|| self.new_space(self.own_memcg(actor))).flatten();
         Actor { plots: plots.collect(), own }
     }
 
@@ -201,7 +201,7 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
         if step.op == Op::Exec || actor.own.is_none() {
             actor.own.take().into_iter().for_each(Leaky::end);
             (plot.model, plot.elsewhere) = (Model::default(), Vec::new());
-            actor.own = self.new_space(self.own_group(at));
+            actor.own = self.new_space(self.own_memcg(at));
             assert!(actor.own.is_some() || self.setup.tight, "no memory for an empty space");
         }
         if let (Some(space), Op::Fork(seed, stays)) = (&actor.own, step.op) {
@@ -248,16 +248,16 @@ impl<'m, H: Host<Arch: Family>> World<'m, H> {
         let pages = |plot: usize| actors.iter().flat_map(move |actor| actor.plots[plot].model.all());
         let shared = self.spaces.iter().enumerate().map(|(at, space)| Counted {
             space: &**space,
-            group: id(&self.groups, self.setup.spaces[at]),
+            memcg: id(&self.memcgs, self.setup.spaces[at]),
             pages: Pages::new(pages(at).collect()),
         });
         let own = actors.iter().enumerate().filter_map(|(at, actor)| {
             let space = &**actor.own.as_ref()?;
             let pages = Pages::new(actor.plots.last()?.model.all().collect());
-            Some(Counted { space, group: id(&self.groups, self.own_group(at)), pages })
+            Some(Counted { space, memcg: id(&self.memcgs, self.own_memcg(at)), pages })
         });
         let all: Vec<Counted<'_, 'm, H>> = shared.chain(own).collect();
-        census::take(self.host, self.machine, self.glasses[self.setup.actors], &all, &self.groups);
+        census::take(self.host, self.machine, self.glasses[self.setup.actors], &all, &self.memcgs);
         let used: u64 = all.iter().map(|counted| counted.space.stats().tables >> FRAME_SHIFT).sum();
         assert!(self.machine.frames().free_frames() + used <= self.machine.frames().total());
         let actors = self.setup.actors;

@@ -11,12 +11,12 @@ use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Aarch64, Arch, Attrs, Riscv64, Stale, X86_64};
 use vellum::frame::Frames;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::platform::Platform;
 use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::swap::{ReadError, Slots, SwapDevice, WriteError};
-use vellum::vma::{AreaFlags, Prot, Watcher};
+use vellum::vma::{Prot, VmaFlags, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Disk, Fault, Hostility, Program, Silicon, Strict, Strictness};
 
@@ -88,7 +88,7 @@ fn on<A: Silicon>(arch: A, order: u8, records: bool, hostility: Hostility, test:
         machine.policy().set(order, Knob::Always);
     }
     sim.baseline();
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     let page = 1 << arch.page_shift();
     space.map(MapRequest { addr: BASE, len: len(page, order), prot: RW, flags: MapFlags::FIXED }).unwrap();
     let (cpus, exact) = ([&two, &one], hostility == Hostility::NONE);
@@ -203,7 +203,7 @@ fn protects<A: Silicon>(on: &Bench<'_, A>) {
 fn unwatches<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
-    on.space.watch(on.all(), WATCHER, AreaFlags::WRITES).unwrap();
+    on.space.watch(on.all(), WATCHER, VmaFlags::WRITES).unwrap();
     on.space.write_protect(on.all(), false).unwrap();
     for program in &programs {
         assert!(matches!(program.store(on.at(5), 1), Err(Fault::Handler(FaultError::Watched(_)))));
@@ -212,7 +212,7 @@ fn unwatches<A: Silicon>(on: &Bench<'_, A>) {
     on.space.write_protect(on.all(), false).unwrap();
     on.stores_after(&programs, &on.some(), || on.space.unwatch(on.all(), WATCHER).unwrap());
     // Writes go on, and are noted.
-    on.space.watch(on.all(), WATCHER, AreaFlags::WRITES | AreaFlags::ASYNC).unwrap();
+    on.space.watch(on.all(), WATCHER, VmaFlags::WRITES | VmaFlags::ASYNC).unwrap();
     on.space.write_protect(on.all(), false).unwrap();
     let huge = on.len() > PAGES * on.page;
     // One mapping becomes a table of pages first.

@@ -3,7 +3,7 @@
 //! planted in the engine's own tests.)
 
 use vellum::audit::{Sums, Unsound, What, audit, span};
-use vellum::cache::Object;
+use vellum::page_cache::Object;
 use vellum::space::{Access, Advise, MapFlags, MapRequest};
 use vellum::swap::{Slots, SwapRun};
 use vellum::vma::Prot;
@@ -44,19 +44,19 @@ fn with_two_spaces<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>, &Space<
         let parent = on.space();
         map(&parent, BASE, PAGES * on.page);
         (0..PAGES).for_each(|page| on.store(&parent, BASE + page * on.page, page));
-        let object = Object::new(on.machine, &on.arch, on.group, 0, PAGES * on.page).unwrap();
+        let object = Object::new(on.machine, &on.arch, on.memcg, 0, PAGES * on.page).unwrap();
         let (prot, flags) = (Prot::READ | Prot::WRITE, MapFlags::FIXED | MapFlags::SHARED);
         let len = PAGES / 2 * on.page;
         parent.map_object(MapRequest { addr: SHARED, len, prot, flags }, &object, 0).unwrap();
         // Of another part, so that the two are not one VMA.
         parent.map_object(MapRequest { addr: SHARED + 2 * len, len, prot, flags }, &object, len).unwrap();
         (0..PAGES / 4).for_each(|page| on.store(&parent, SHARED + page * on.page, page));
-        object.page_or_new(3 << 20, on.group).unwrap();
+        object.page_or_new(3 << 20, on.memcg).unwrap();
         parent.advise(BASE + 8 * on.page, 8 * on.page, Advise::PageOut).unwrap();
         let child = parent.fork().unwrap();
         (0..4).for_each(|page| on.store(&child, BASE + page * on.page, page));
         assert_eq!(on.load(&child, BASE + 9 * on.page), 9);
-        on.reclaim(&[&parent, &child], on.group, 4);
+        on.reclaim(&[&parent, &child], on.memcg, 4);
         test(on, &parent, &child);
     });
 }
@@ -72,7 +72,7 @@ fn all_and_not_all<A: Silicon>(arch: A) {
         differs(&found, |what| what == What::Structures);
         let (references, named) = differs(&found, |what| matches!(what, What::Slot(0, _)));
         assert!(references > named, "{found:?}");
-        assert_eq!(differs(&found, |what| matches!(what, What::Areas(_))), (4, 2));
+        assert_eq!(differs(&found, |what| matches!(what, What::Vmas(_))), (4, 2));
         assert_eq!(differs(&found, |what| matches!(what, What::Writers(_))), (4, 2));
     });
 }
@@ -100,15 +100,15 @@ fn pins_and_the_hosts_memory<A: Silicon>(arch: A) {
     with_two_spaces(arch, |on, parent, child| {
         let pin = parent.pin(BASE, Access::Read).unwrap();
         let page = parent.pin(SHARED, Access::Read).unwrap();
-        let (groups, frames) = (on.machine.groups(), on.machine.frames());
+        let (memcgs, frames) = (on.machine.memcgs(), on.machine.frames());
         let own = [
-            groups.alloc_for_host(frames, on.group, 2).unwrap(),
-            groups.alloc_beyond_limit(frames, on.group, 2).unwrap(),
+            memcgs.alloc_for_host(frames, on.memcg, 2).unwrap(),
+            memcgs.alloc_beyond_limit(frames, on.memcg, 2).unwrap(),
         ];
         let (sums, found) = audited(on, &[parent, child]);
         assert_eq!((sums.pinned, sums.host, found), (2, 8, vec![]), "{sums:?}");
         // SAFETY: allocated above, and not used.
-        own.iter().for_each(|pfn| unsafe { groups.free_for_host(frames, *pfn, 2) });
+        own.iter().for_each(|pfn| unsafe { memcgs.free_for_host(frames, *pfn, 2) });
         drop((pin, page));
         let (sums, found) = audited(on, &[parent, child]);
         assert_eq!((sums.pinned, sums.host, found), (0, 0, vec![]), "{sums:?}");

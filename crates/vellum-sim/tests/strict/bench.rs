@@ -2,7 +2,7 @@
 
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
@@ -59,7 +59,7 @@ pub struct Bench<'m, A: Silicon = X86_64> {
     pub cpu: &'m Cpu<'m, Strict<A>>,
     pub machine: &'m Machine<'m, Strict<A>>,
     /// Of all spaces that are not to be another's.
-    pub group: GroupId,
+    pub memcg: MemcgId,
     pub arch: A,
     /// Bytes of a page.
     pub page: u64,
@@ -71,10 +71,10 @@ pub fn on<A: Silicon>(arch: A, setup: Setup, test: impl FnOnce(&Bench<'_, A>)) {
     let sim = Config::with_arch(arch, bytes).cpus(cpus).strict(Strictness::new(7).hostility(hostility)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let create = || machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-    // What a group takes is kept for the next, so it is no loss.
-    let (group, others) = (create(), [0; 3].map(|_| create()));
-    others.iter().for_each(|group| machine.groups().remove(machine.frames(), *group).unwrap());
+    let create = || machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
+    // What a memcg takes is kept for the next, so it is no loss.
+    let (memcg, others) = (create(), [0; 3].map(|_| create()));
+    others.iter().for_each(|memcg| machine.memcgs().remove(machine.frames(), *memcg).unwrap());
     let store = Compressed::new(machine.frames(), slots).unwrap();
     if slots > 0 {
         // SAFETY: nobody else uses it, and it outlives the machine.
@@ -82,7 +82,7 @@ pub fn on<A: Silicon>(arch: A, setup: Setup, test: impl FnOnce(&Bench<'_, A>)) {
     }
     sim.baseline();
     let free = machine.frames().free_frames();
-    let bench = Bench { sim: &sim, cpu: &cpu, machine: &machine, group, arch, page: 1 << arch.page_shift() };
+    let bench = Bench { sim: &sim, cpu: &cpu, machine: &machine, memcg, arch, page: 1 << arch.page_shift() };
     test(&bench);
     assert_eq!(machine.frames().free_frames(), free);
     assert_eq!(if slots > 0 { bench.used() } else { 0 }, 0, "slots that nobody has");
@@ -91,11 +91,11 @@ pub fn on<A: Silicon>(arch: A, setup: Setup, test: impl FnOnce(&Bench<'_, A>)) {
 
 impl<'m, A: Silicon> Bench<'m, A> {
     pub fn space(&self) -> Space<'m, A> {
-        self.space_of(self.group)
+        self.space_of(self.memcg)
     }
 
-    pub fn space_of(&self, group: GroupId) -> Space<'m, A> {
-        AddressSpace::new(self.machine, self.arch, group, Limits::default()).unwrap()
+    pub fn space_of(&self, memcg: MemcgId) -> Space<'m, A> {
+        AddressSpace::new(self.machine, self.arch, memcg, Limits::default()).unwrap()
     }
 
     /// What a program in the space finds.
@@ -112,14 +112,14 @@ impl<'m, A: Silicon> Bench<'m, A> {
         self.machine.swaps().usage(self.sim, 0).unwrap().used
     }
 
-    /// A group's memory is taken back, so many pages of it; how many were.
-    pub fn reclaim(&self, spaces: &[&Space<'m, A>], group: GroupId, pages: u64) -> u64 {
-        reclaim::<_, A>(self.machine, spaces, group, pages).unwrap().freed
+    /// A memcg's memory is taken back, so many pages of it; how many were.
+    pub fn reclaim(&self, spaces: &[&Space<'m, A>], memcg: MemcgId, pages: u64) -> u64 {
+        reclaim::<_, A>(self.machine, spaces, memcg, pages).unwrap().freed
     }
 
     /// All that can be.
     pub fn reclaim_all(&self, spaces: &[&Space<'m, A>]) -> u64 {
-        self.reclaim(spaces, self.group, u64::MAX)
+        self.reclaim(spaces, self.memcg, u64::MAX)
     }
 
     pub fn count(&self, counter: Counter) -> u64 {

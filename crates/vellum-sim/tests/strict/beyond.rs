@@ -4,11 +4,11 @@
 use crate::bench::{ADVICE, Setup, USUAL, on};
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Arch, Attrs, Riscv64, X86_64};
-use vellum::cache::{MAX_SIZE, Object};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::{MAX_SIZE, Object};
 use vellum::space::{Access, Categories, CollapseLimits, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, Scan};
-use vellum::vma::{AreaFlags, Prot, Watcher};
+use vellum::vma::{Prot, VmaFlags, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Silicon, Strict, Strictness};
 
@@ -22,7 +22,7 @@ fn with_space<A: Silicon>(arch: A, run: impl FnOnce(&Machine<'_, Strict<A>>, &Sp
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     machine.policy().set_global(Knob::Always);
     sim.baseline();
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     run(&machine, &space);
     drop(space);
     drop(boot);
@@ -85,7 +85,7 @@ fn every_call_refuses<A: Silicon>(arch: A) {
             };
             assert!(space.remap(to).is_err(), "remap to {label}");
             let by = Watcher(1.try_into().unwrap());
-            assert!(space.watch(range, by, AreaFlags::WRITES).is_err(), "watch {label}");
+            assert!(space.watch(range, by, VmaFlags::WRITES).is_err(), "watch {label}");
             assert!(space.unwatch(range, by).is_err(), "unwatch {label}");
             assert!(space.write_protect(range, true).is_err(), "write-protect {label}");
             assert!(space.write_unprotect(range).is_err(), "write-unprotect {label}");
@@ -132,7 +132,7 @@ fn riscv64_calls_refuse_addresses_above_the_user_half() {
     every_call_refuses(Riscv64::sv57());
 }
 
-/// A move of all areas of a range that reaches beyond the user half takes what is mapped, as Linux
+/// A move of all VMAs of a range that reaches beyond the user half takes what is mapped, as Linux
 /// does, and leaves what lies above alone.
 #[test]
 fn a_move_from_beyond_the_user_half_takes_what_is_mapped() {
@@ -155,15 +155,15 @@ fn a_move_from_beyond_the_user_half_takes_what_is_mapped() {
 fn reclaim_finds_no_copy_by_an_offset_above_the_user_half() {
     fn case<A: Silicon>(arch: A) {
         on(arch, Setup { slots: 512, ..USUAL }, |on| {
-            let space = on.space_of(GroupId::ROOT);
-            let object = Object::new(on.machine, &arch, GroupId::ROOT, 1, MAX_SIZE).unwrap();
+            let space = on.space_of(MemcgId::ROOT);
+            let object = Object::new(on.machine, &arch, MemcgId::ROOT, 1, MAX_SIZE).unwrap();
             for bit in 38..MAX_SIZE.ilog2() {
                 let request = MapRequest { addr: 8 << 30, len: on.page, prot: RW, flags: MapFlags::FIXED };
                 space.map_object(request, &object, 1 << bit).unwrap();
                 on.store(&space, 8 << 30, 1);
                 // Each time it is asked whether the copy was used, by its place.
-                on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
-                assert!(on.used() > 0, "the copy was found by the area");
+                on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
+                assert!(on.used() > 0, "the copy was found by the VMA");
                 space.unmap(8 << 30, on.page).unwrap();
             }
         });

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vellum::addr::{FRAME_SHIFT, PhysAddr, VirtRange};
 use vellum::arch::{Aarch64, Attrs, Kind, Riscv64};
-use vellum::cache::Object;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest, discard};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -58,7 +58,7 @@ fn scene_on<A: Silicon>(
         machine.policy().set((page >> FRAME_SHIFT).ilog2() as u8, Knob::Always);
     }
     sim.baseline();
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     {
         let other = sim.cpu(1);
         let program = other.enter(&space);
@@ -210,7 +210,7 @@ impl<A: Silicon> Scene<'_, '_, A> {
     }
 }
 
-/// A fault joins what it maps if folio, addresses and area allow; to change all of a block alike leaves it joined; without access
+/// A fault joins what it maps if folio, addresses and VMA allow; to change all of a block alike leaves it joined; without access
 /// it is not.
 fn joins<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!(on.joined(BASE, 0..4), 4);
@@ -384,8 +384,8 @@ fn moves<A: Silicon>(on: &Scene<'_, '_, A>) {
 fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.machine.policy().set_fills(1 << (on.block >> 12).ilog2());
     let size = 3 * on.block + on.page;
-    let file = Object::new(on.machine, on.space.arch(), GroupId::ROOT, 0, size).unwrap();
-    file.allocate(0..size, GroupId::ROOT).unwrap();
+    let file = Object::new(on.machine, on.space.arch(), MemcgId::ROOT, 0, size).unwrap();
+    file.allocate(0..size, MemcgId::ROOT).unwrap();
     file.page(on.pages() + 1).unwrap().unwrap().write(8, &7u64.to_ne_bytes());
     let request =
         MapRequest { addr: ELSEWHERE, len: 4 * on.block, prot: Prot::READ | Prot::EXEC, flags: MapFlags::FIXED };

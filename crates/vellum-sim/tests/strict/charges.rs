@@ -1,10 +1,10 @@
-//! All that a group's programs have the engine allocate is charged to the group: its limit holds
-//! for all of it, on machines of any size, and a refusal names the group.
+//! All that a memcg's programs have the engine allocate is charged to the memcg: its limit holds
+//! for all of it, on machines of any size, and a refusal names the memcg.
 
 use vellum::addr::Pfn;
 use vellum::arch::X86_64;
-use vellum::cache::Object;
-use vellum::group::{GroupError, GroupId, MayBeRefused, Refused};
+use vellum::memcg::{MayBeRefused, MemcgError, MemcgId, Refused};
+use vellum::page_cache::Object;
 use vellum::space::{Access, FaultError, Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -24,59 +24,59 @@ type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 struct Loot<'m> {
     spaces: Vec<Space<'m>>,
     objects: Vec<Object<'m, Fast>>,
-    groups: Vec<GroupId>,
+    memcgs: Vec<MemcgId>,
     /// The host's own, each of 4 frames.
     blocks: Vec<Pfn>,
 }
 
 /// What a program does to get memory; returns why it got no more.
-type Attack = for<'m> fn(&'m Machine<'m, Fast>, GroupId, &mut Loot<'m>) -> Refused;
+type Attack = for<'m> fn(&'m Machine<'m, Fast>, MemcgId, &mut Loot<'m>) -> Refused;
 
 /// Lets `attack` take what it gets in a group of 1 MiB, until it is refused; on machines with more
-/// and fewer CPUs. The group takes as much as it is charged for, and all of that comes back.
+/// and fewer CPUs. The memcg takes as much as it is charged for, and all of that comes back.
 fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
     for cpus in [1, 64, 65, 256] {
         let sim = Config::new(256 << 20).cpus(cpus).fast().unwrap();
         let _cpu = sim.cpu(cpus - 1);
         let machine = Machine::boot(&sim, Default::default()).unwrap();
-        let (groups, frames) = (machine.groups(), machine.frames());
+        let (memcgs, frames) = (machine.memcgs(), machine.frames());
         let before = frames.free_frames();
-        let group = groups.create(frames, GroupId::ROOT, LIMIT).unwrap();
-        let (free, own) = (frames.free_frames(), groups.usage(frames, GroupId::ROOT).unwrap().shards);
+        let memcg = memcgs.create(frames, MemcgId::ROOT, LIMIT).unwrap();
+        let (free, own) = (frames.free_frames(), memcgs.usage(frames, MemcgId::ROOT).unwrap().shards);
         assert_eq!(own, 1, "a new group takes a frame, however many CPUs there are");
         let mut loot = Loot::default();
         for attack in attacks {
-            assert_eq!(attack(&machine, group, &mut loot), Refused::OverLimit(group), "{cpus} CPUs");
+            assert_eq!(attack(&machine, memcg, &mut loot), Refused::OverLimit(memcg), "{cpus} CPUs");
         }
-        let usage = groups.usage(frames, group).unwrap();
+        let usage = memcgs.usage(frames, memcg).unwrap();
         let taken = free - frames.free_frames();
         assert!(usage.charged <= LIMIT && usage.charged + 32 > LIMIT, "{cpus} CPUs: {usage:?}");
-        // Heads of groups, 32 to a frame, are the machine's.
-        let heads = (loot.groups.len() as u64 + 1) / 32;
+        // Heads of memcgs, 32 to a frame, are the machine's.
+        let heads = (loot.memcgs.len() as u64 + 1) / 32;
         assert_eq!(taken, usage.charged + heads, "{cpus} CPUs");
         assert!(taken * 10 <= LIMIT * 11, "{cpus} CPUs: {taken} pages");
         drop((loot.spaces, loot.objects));
         // SAFETY: allocated for the host, and not used.
-        loot.blocks.iter().for_each(|block| unsafe { groups.free_for_host(frames, *block, BLOCK) });
-        loot.groups.iter().rev().for_each(|child| groups.remove(frames, *child).unwrap());
-        groups.remove(frames, group).unwrap();
-        assert_eq!(groups.usage(frames, GroupId::ROOT).unwrap().charged, 0);
+        loot.blocks.iter().for_each(|block| unsafe { memcgs.free_for_host(frames, *block, BLOCK) });
+        loot.memcgs.iter().rev().for_each(|child| memcgs.remove(frames, *child).unwrap());
+        memcgs.remove(frames, memcg).unwrap();
+        assert_eq!(memcgs.usage(frames, MemcgId::ROOT).unwrap().charged, 0);
         assert_eq!(frames.free_frames() + heads, before, "{cpus} CPUs");
     }
 }
 
-fn space<'m>(machine: &'m Machine<'m, Fast>, group: GroupId) -> Result<Space<'m>, Refused> {
-    AddressSpace::new(machine, X86_64::four_levels(), group, Limits::default())
+fn space<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId) -> Result<Space<'m>, Refused> {
+    AddressSpace::new(machine, X86_64::four_levels(), memcg, Limits::default())
 }
 
 fn fixed(addr: u64, prot: Prot) -> MapRequest {
     MapRequest { addr, len: PAGE, prot, flags: MapFlags::FIXED | MapFlags::NORESERVE }
 }
 
-/// Spaces with as many areas as there are to be had.
-fn areas<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+/// Spaces with as many VMAs as there are to be had.
+fn vmas<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     loop {
-        let space = match space(machine, group) {
+        let space = match space(machine, memcg) {
             Ok(space) => space,
             Err(why) => return why,
         };
@@ -92,8 +92,8 @@ fn areas<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>
 }
 
 /// Children of a space, and of those.
-fn children<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
-    let first = match space(machine, group) {
+fn children<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+    let first = match space(machine, memcg) {
         Ok(first) => first,
         Err(why) => return why,
     };
@@ -112,8 +112,8 @@ fn children<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<
 }
 
 /// Page tables: a page here and there.
-fn tables<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
-    let space = match space(machine, group) {
+fn tables<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+    let space = match space(machine, memcg) {
         Ok(space) => space,
         Err(why) => return why,
     };
@@ -136,13 +136,13 @@ fn tables<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m
 
 /// Objects, and those with a page at the end of everything, for which the index is as high as can
 /// be.
-fn objects<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+fn objects<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     for i in 0.. {
-        let object = match Object::new(machine, &X86_64::four_levels(), group, 0, i64::MAX as u64) {
+        let object = match Object::new(machine, &X86_64::four_levels(), memcg, 0, i64::MAX as u64) {
             Ok(object) => object,
             Err(error) => return error.refused().expect("an error of the group"),
         };
-        let page = if i % 2 == 0 { None } else { object.page_or_new((1 << 50) + i, group).err() };
+        let page = if i % 2 == 0 { None } else { object.page_or_new((1 << 50) + i, memcg).err() };
         loot.objects.push(object);
         if let Some(error) = page {
             return error.refused().expect("an error of the group");
@@ -151,27 +151,27 @@ fn objects<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'
     unreachable!()
 }
 
-/// Groups below the group, of which each second has one more CPU's memory.
-fn groups<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
+/// memcgs below the memcg, of which each second has one more CPU's memory.
+fn memcgs<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     loop {
-        match machine.groups().create(machine.frames(), group, u64::MAX) {
-            Ok(child) => loot.groups.push(child),
-            Err(GroupError::NoMemory(why)) => return why,
+        match machine.memcgs().create(machine.frames(), memcg, u64::MAX) {
+            Ok(child) => loot.memcgs.push(child),
+            Err(MemcgError::NoMemory(why)) => return why,
             Err(error) => panic!("{error:?}"),
         }
     }
 }
 
 /// Memory of the host's own structures; of the kind that can't be refused, every other time.
-fn host<'m>(machine: &'m Machine<'m, Fast>, group: GroupId, loot: &mut Loot<'m>) -> Refused {
-    let (groups, frames) = (machine.groups(), machine.frames());
+fn host<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+    let (memcgs, frames) = (machine.memcgs(), machine.frames());
     loop {
-        match groups.alloc_for_host(frames, group, BLOCK) {
+        match memcgs.alloc_for_host(frames, memcg, BLOCK) {
             Ok(block) => loot.blocks.push(block),
             Err(why) => return why,
         }
-        if groups.has_room(frames, group, 1 << BLOCK).is_ok() {
-            loot.blocks.extend(groups.alloc_beyond_limit(frames, group, BLOCK));
+        if memcgs.has_room(frames, memcg, 1 << BLOCK).is_ok() {
+            loot.blocks.extend(memcgs.alloc_beyond_limit(frames, memcg, BLOCK));
         }
     }
 }
@@ -182,8 +182,8 @@ fn the_hosts_memory_is_charged() {
 }
 
 #[test]
-fn nodes_of_areas_are_charged() {
-    may_take_no_more([areas]);
+fn nodes_of_vmas_are_charged() {
+    may_take_no_more([vmas]);
 }
 
 #[test]
@@ -202,25 +202,25 @@ fn objects_and_their_indices_are_charged() {
 }
 
 #[test]
-fn groups_are_charged_to_their_parents() {
-    may_take_no_more([groups]);
+fn memcgs_are_charged_to_their_parents() {
+    may_take_no_more([memcgs]);
 }
 
 #[test]
 fn a_limit_holds_for_everything_together() {
-    may_take_no_more([tables, areas, objects, children, groups, host]);
+    may_take_no_more([tables, vmas, objects, children, memcgs, host]);
 }
 
-/// What a space was charged for stays with its group when the space moves, and comes back to that
-/// group.
+/// What a space was charged for stays with its memcg when the space moves, and comes back to that
+/// memcg.
 #[test]
 fn what_was_charged_stays_where_it_was() {
     let sim = Config::new(64 << 20).cpus(100).fast().unwrap();
     let _cpu = sim.cpu(99);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let (groups, frames) = (machine.groups(), machine.frames());
-    let [one, other] = [0, 1].map(|_| groups.create(frames, GroupId::ROOT, u64::MAX).unwrap());
-    let charged = || [one, other].map(|group| groups.usage(frames, group).unwrap().charged);
+    let (memcgs, frames) = (machine.memcgs(), machine.frames());
+    let [one, other] = [0, 1].map(|_| memcgs.create(frames, MemcgId::ROOT, u64::MAX).unwrap());
+    let charged = || [one, other].map(|memcg| memcgs.usage(frames, memcg).unwrap().charged);
     let space = space(&machine, one).unwrap();
     let map = |from: u64, to: u64| {
         (from..to).for_each(|i| {
@@ -230,8 +230,8 @@ fn what_was_charged_stays_where_it_was() {
     // A root, two frames of slots, and a node.
     map(0, 10);
     assert_eq!(charged(), [4, 0]);
-    space.set_group(other).unwrap();
-    assert_eq!(groups.remove(frames, other), Err(GroupError::Busy(other)), "a space is in it");
+    space.set_memcg(other).unwrap();
+    assert_eq!(memcgs.remove(frames, other), Err(MemcgError::Busy(other)), "a space is in it");
     map(10, 1000);
     let [before, more] = charged();
     assert!(before == 4 && more > 10, "{before} and {more}");
@@ -240,25 +240,25 @@ fn what_was_charged_stays_where_it_was() {
     assert!(left + most <= 4 && left >= 3, "{left} and {most}");
     drop(space);
     assert_eq!(charged(), [0, 0]);
-    [one, other].iter().for_each(|group| groups.remove(frames, *group).unwrap());
+    [one, other].iter().for_each(|memcg| memcgs.remove(frames, *memcg).unwrap());
 }
 
-/// A fault that needs a table, and a write that needs a page, are refused by the group above too,
+/// A fault that needs a table, and a write that needs a page, are refused by the memcg above too,
 /// and say so.
 #[test]
-fn the_group_that_is_full_is_named() {
+fn the_memcg_that_is_full_is_named() {
     let sim = Config::new(64 << 20).cpus(2).fast().unwrap();
     let _cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let (groups, frames) = (machine.groups(), machine.frames());
-    let top = groups.create(frames, GroupId::ROOT, u64::MAX).unwrap();
-    let child = groups.create(frames, top, u64::MAX).unwrap();
+    let (memcgs, frames) = (machine.memcgs(), machine.frames());
+    let top = memcgs.create(frames, MemcgId::ROOT, u64::MAX).unwrap();
+    let child = memcgs.create(frames, top, u64::MAX).unwrap();
     let space = space(&machine, child).unwrap();
     space.map(fixed(BASE, Prot::READ | Prot::WRITE)).unwrap();
     for (full, other) in [(top, child), (child, top)] {
-        groups.set_limit(other, u64::MAX).unwrap();
-        groups.set_limit(full, groups.usage(frames, full).unwrap().charged).unwrap();
-        groups.drain(frames, full).unwrap();
+        memcgs.set_limit(other, u64::MAX).unwrap();
+        memcgs.set_limit(full, memcgs.usage(frames, full).unwrap().charged).unwrap();
+        memcgs.drain(frames, full).unwrap();
         let refused = FaultError::NoMemory(Refused::OverLimit(full));
         assert_eq!(space.fault(BASE, Access::Read), Err(refused), "no table");
         assert_eq!(space.fault(BASE, Access::Write), Err(refused), "no page");
@@ -266,17 +266,17 @@ fn the_group_that_is_full_is_named() {
     }
 }
 
-/// Pages that CPUs have charged in advance are not lost to a group that is full: it comes up to its
+/// Pages that CPUs have charged in advance are not lost to a memcg that is full: it comes up to its
 /// limit, and not further.
 #[test]
-fn a_group_has_all_that_it_may_have() {
+fn a_memcg_has_all_that_it_may_have() {
     const CPUS: usize = 64;
     const MANY: u64 = 10_000;
     let sim = Config::new(256 << 20).cpus(CPUS).fast().unwrap();
     let machine = sim.on_cpu(0, || Machine::boot(&sim, Default::default()).unwrap());
-    let (groups, frames) = (machine.groups(), machine.frames());
-    let group = sim.on_cpu(0, || groups.create(frames, GroupId::ROOT, MANY).unwrap());
-    let space = sim.on_cpu(0, || space(&machine, group).unwrap());
+    let (memcgs, frames) = (machine.memcgs(), machine.frames());
+    let memcg = sim.on_cpu(0, || memcgs.create(frames, MemcgId::ROOT, MANY).unwrap());
+    let space = sim.on_cpu(0, || space(&machine, memcg).unwrap());
     let request = MapRequest { len: 2 * MANY * PAGE, ..fixed(BASE, Prot::READ | Prot::WRITE) };
     sim.on_cpu(0, || space.map(request).unwrap());
     for cpu in 0..CPUS {
@@ -284,11 +284,11 @@ fn a_group_has_all_that_it_may_have() {
     }
     sim.on_cpu(0, || {
         let refused = (CPUS as u64..).find_map(|i| space.fault(BASE + i * PAGE, Access::Write).err());
-        assert_eq!(refused, Some(FaultError::NoMemory(Refused::OverLimit(group))));
-        assert_eq!(groups.usage(frames, group).unwrap().charged, MANY);
-        assert_eq!(groups.counters(group).unwrap().charged, MANY);
+        assert_eq!(refused, Some(FaultError::NoMemory(Refused::OverLimit(memcg))));
+        assert_eq!(memcgs.usage(frames, memcg).unwrap().charged, MANY);
+        assert_eq!(memcgs.counters(memcg).unwrap().charged, MANY);
         drop(space);
-        assert_eq!(groups.usage(frames, group).unwrap().charged, 0);
-        groups.remove(frames, group).unwrap();
+        assert_eq!(memcgs.usage(frames, memcg).unwrap().charged, 0);
+        memcgs.remove(frames, memcg).unwrap();
     });
 }

@@ -1,7 +1,7 @@
 //! Small pieces become one large folio, on the strict machine.
 
 use std::num::NonZeroU16;
-use vellum::group::Refused;
+use vellum::memcg::Refused;
 
 use vellum::addr::Pfn;
 use vellum::arch::{Attrs, Kind};
@@ -9,7 +9,7 @@ use vellum::errno::Errno;
 use vellum::frame::policy::Knob;
 use vellum::space::{Access, Advise, AdviseError, CollapseError, CollapseLimits, Collapsed};
 use vellum::stats::{Counter, SizeCounter};
-use vellum::vma::{AreaFlags, Prot, Watcher};
+use vellum::vma::{Prot, VmaFlags, Watcher};
 use vellum_sim::{Refusal, Silicon};
 
 use crate::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
@@ -75,7 +75,7 @@ in_every_format! {
     what_is_no_memory_is_refused => refused,
     without_memory_nothing_happens => no_memory,
     a_folio_that_is_mapped_in_pieces_is_only_mapped_anew => promoted,
-    rights_are_the_areas => rights,
+    rights_are_the_vmas => rights,
     what_lacks_more_than_the_limits_is_left => limited,
     smaller_folios_where_policy_has_them => small,
     what_somebody_watches_for_is_left => watched,
@@ -99,7 +99,7 @@ fn scattered<A: Silicon>(arch: A) {
         let table = if on.page == 4096 { 1 << 12 } else { 0 };
         assert_eq!(after.tables + table, before.tables);
         assert_eq!(
-            on.machine.groups().usage(on.machine.frames(), on.group).unwrap().charged << 12,
+            on.machine.memcgs().usage(on.machine.frames(), on.memcg).unwrap().charged << 12,
             HUGE + after.tables + after.kernel
         );
         assert_eq!((on.collapsed(9), space.usage(range(BASE, HUGE)).anonymous), (1, HUGE));
@@ -194,7 +194,7 @@ fn refused<A: Silicon>(arch: A) {
         space.advise(BASE, 2 * HUGE, Advise::NoHuge).unwrap();
         assert_eq!(collapse(&space, HUGE), Err(CollapseError::NotAllowed(all)));
         space.advise(BASE, 2 * HUGE, Advise::Huge).unwrap();
-        // A part of a block is none; an area without a whole one may have none.
+        // A part of a block is none; a VMA without a whole one may have none.
         space.advise(BASE + on.page, on.page, Advise::Collapse).unwrap();
         assert_eq!((on.folio(&space, BASE), collapse(&space, on.page)), (None, Ok(())));
         let small = on.mapped(HUGE - on.page);
@@ -219,10 +219,10 @@ fn no_memory<A: Silicon>(arch: A) {
         on.sim.refuse(Refusal::From(1));
         assert_eq!(collapse(&space, HUGE).map_err(|e| e.errno()), Err(Errno::ENOMEM));
         on.sim.refuse(Refusal::Never);
-        on.machine.groups().set_limit(on.group, (HUGE >> 12) + 4).unwrap();
-        assert_eq!(collapse(&space, HUGE), Err(CollapseError::NoMemory(Refused::OverLimit(on.group))));
-        assert_eq!(CollapseError::NoMemory(Refused::OverLimit(on.group)).errno(), Errno::EBUSY);
-        on.machine.groups().set_limit(on.group, u64::MAX).unwrap();
+        on.machine.memcgs().set_limit(on.memcg, (HUGE >> 12) + 4).unwrap();
+        assert_eq!(collapse(&space, HUGE), Err(CollapseError::NoMemory(Refused::OverLimit(on.memcg))));
+        assert_eq!(CollapseError::NoMemory(Refused::OverLimit(on.memcg)).errno(), Errno::EBUSY);
+        on.machine.memcgs().set_limit(on.memcg, u64::MAX).unwrap();
         assert_eq!((space.stats().anon, on.machine.frames().free_frames()), before);
         assert_eq!(on.machine.size_counter(SizeCounter::CollapseFailed, 9), 2);
         on.holds(&space, |i| i % 2 == 0);
@@ -349,13 +349,13 @@ fn small<A: Silicon>(arch: A) {
     });
 }
 
-/// What is missing of a watched area is not filled with zeros, and what is protected there can't be written in place afterwards.
+/// What is missing of a watched VMA is not filled with zeros, and what is protected there can't be written in place afterwards.
 fn watched<A: Silicon>(arch: A) {
     on(arch, |on| {
-        let later = AreaFlags::WRITES | AreaFlags::ASYNC;
+        let later = VmaFlags::WRITES | VmaFlags::ASYNC;
         let (all, last) = (range(BASE, HUGE), HUGE / on.page - 1);
         let page = |i: u64| range(BASE + i * on.page, on.page);
-        for what in [AreaFlags::MISSING, AreaFlags::WRITES, AreaFlags::MISSING | AreaFlags::WRITES, later] {
+        for what in [VmaFlags::MISSING, VmaFlags::WRITES, VmaFlags::MISSING | VmaFlags::WRITES, later] {
             let space = on.mapped(HUGE);
             on.fill(&space, (0..=last).filter(|i| *i != 1));
             space.watch(all, Watcher(NonZeroU16::MIN), what).unwrap();
@@ -371,7 +371,7 @@ fn watched<A: Silicon>(arch: A) {
             };
             let fill = |i| space.fill(page(i), false, zero);
             fill(1).unwrap();
-            if what.contains(AreaFlags::WRITES) {
+            if what.contains(VmaFlags::WRITES) {
                 // One that is there, one that is away, one that is neither.
                 space.advise(page(last).start, on.page, Advise::PageOut).unwrap();
                 space.advise(page(4).start, on.page, Advise::DontNeed).unwrap();
@@ -388,9 +388,9 @@ fn watched<A: Silicon>(arch: A) {
             }
             collapse(&space, HUGE).unwrap();
             assert!(on.folio(&space, BASE).is_some());
-            on.holds(&space, |i| i != 1 && (i != 4 || !what.contains(AreaFlags::WRITES)));
+            on.holds(&space, |i| i != 1 && (i != 4 || !what.contains(VmaFlags::WRITES)));
             // What is one folio already is so with all that is said of it.
-            if what.contains(AreaFlags::WRITES) {
+            if what.contains(VmaFlags::WRITES) {
                 space.write_protect(all, true).unwrap();
                 collapse(&space, HUGE).unwrap();
             }

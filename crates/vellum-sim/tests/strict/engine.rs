@@ -5,7 +5,7 @@
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::{GroupId, Refused};
+use vellum::memcg::{MemcgId, Refused};
 use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -19,7 +19,7 @@ const PAGES: usize = 3 * 512 + 40;
 type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
 fn space<'m, A: Silicon>(machine: &'m Machine<'m, Strict<A>>, arch: A) -> Space<'m, A> {
-    AddressSpace::new(machine, arch, GroupId::ROOT, Limits::default()).unwrap()
+    AddressSpace::new(machine, arch, MemcgId::ROOT, Limits::default()).unwrap()
 }
 
 const PAGE: u64 = 4096;

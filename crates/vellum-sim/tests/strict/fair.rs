@@ -10,9 +10,9 @@ use shuttle::thread;
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
-use vellum::vma::{AreaFlags, Prot, Watcher};
+use vellum::vma::{Prot, VmaFlags, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Hostility, Schedule, Strict, Strictness};
 
@@ -28,7 +28,7 @@ fn with_space(cpus: usize, limits: Limits, run: impl FnOnce(&Strict, &Machine<'_
     let sim = Config::new(16 << 20).cpus(cpus).strict(strictness).unwrap();
     let boot = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, limits).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, limits).unwrap();
     drop(boot);
     run(&sim, &machine, &space);
     let _boot = sim.cpu(0);
@@ -93,7 +93,7 @@ fn fork_is_not_overtaken_by_changes_that_arrive_later() {
     assert!(most <= 24, "{most} changes of others ended during one fork");
 }
 
-/// So has a fault, where areas are held again and again.
+/// So has a fault, where VMAs are held again and again.
 #[test]
 fn a_fault_is_not_kept_out_by_forks() {
     let fault = |space: &Space<'_>| _ = space.fault(BASE, Access::Write).unwrap();
@@ -101,7 +101,7 @@ fn a_fault_is_not_kept_out_by_forks() {
     assert!(most <= 12, "{most} forks ended during one fault");
 }
 
-/// And work beside faults, which waits for held areas.
+/// And work beside faults, which waits for held VMAs.
 #[test]
 fn advice_is_not_kept_out_by_forks() {
     let advise = |space: &Space<'_>| space.advise(BASE, 2 * PAGE, Advise::DontNeed).unwrap();
@@ -121,7 +121,7 @@ fn contents_of_a_fill_may_come_by_changes_of_the_space() {
                 let _boot = sim.cpu(0);
                 machine.policy().set(2, Knob::Always);
                 map(space, BASE, PAGES * PAGE, MapFlags::empty());
-                let what = AreaFlags::MISSING | AreaFlags::WRITES;
+                let what = VmaFlags::MISSING | VmaFlags::WRITES;
                 space.watch(all, Watcher(NonZeroU16::MIN), what).unwrap();
             }
             thread::scope(|s| {
@@ -171,13 +171,13 @@ fn more_changes_than_claims_end() {
                 }
             });
             let _boot = sim.cpu(0);
-            assert_eq!(space.stats().areas, 1);
+            assert_eq!(space.stats().vmas, 1);
         });
     };
     shuttle::check_random(case, 20);
 }
 
-/// Two operations at once reach no limit that one of them has used up, though the lock of the areas
+/// Two operations at once reach no limit that one of them has used up, though the lock of the VMAs
 /// is let go while huge mappings are split.
 fn at_the_limit(limits: Limits, what: fn(&Space<'_>, u64), used: fn(&Space<'_>) -> u64, limit: u64) {
     let case = move || {
@@ -222,8 +222,8 @@ fn two_protections_stay_below_the_limit_of_data() {
     };
     let data = |space: &Space<'_>| {
         let mut data = 0;
-        space.areas(0, |area| {
-            data += if area.prot.contains(Prot::WRITE) { area.range.len() } else { 0 };
+        space.vmas(0, |vma| {
+            data += if vma.prot.contains(Prot::WRITE) { vma.range.len() } else { 0 };
             true
         });
         data

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use vellum::frame::Family;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::Spaces;
 use vellum_sim::{Hostility, Silicon, Strict};
@@ -46,7 +46,7 @@ fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
 /// Reclaims all there is; returns how many spaces were shown for that.
 fn shown<'m, A: Silicon>(on: &Bench<'m, A>, spaces: Vec<&Space<'m, A>>) -> usize {
     let spaces = Counted { spaces, shown: Cell::new(0) };
-    reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, u64::MAX).unwrap();
+    reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, u64::MAX).unwrap();
     spaces.shown.get()
 }
 
@@ -56,7 +56,7 @@ fn resident<A: Silicon>(spaces: &[Space<'_, A>]) -> u64 {
 
 fn of_a_child<A: Silicon>(arch: A) {
     on(arch, |on| {
-        let parent = on.space_of(GroupId::ROOT);
+        let parent = on.space_of(MemcgId::ROOT);
         map(&parent, BASE, CHILDREN * on.page);
         let children: Vec<_> = (0..CHILDREN).map(|_| parent.fork().unwrap()).collect();
         for (nth, child) in (0..).zip(&children) {
@@ -76,7 +76,7 @@ fn of_a_child<A: Silicon>(arch: A) {
 
 fn of_a_parent<A: Silicon>(arch: A) {
     on(arch, |on| {
-        let parent = on.space_of(GroupId::ROOT);
+        let parent = on.space_of(MemcgId::ROOT);
         map(&parent, BASE, 8 * on.page);
         let children: Vec<_> = (0..CHILDREN).map(|_| parent.fork().unwrap()).collect();
         (0..8).for_each(|page| on.store(&parent, BASE + page * on.page, page));
@@ -91,7 +91,7 @@ fn of_a_parent<A: Silicon>(arch: A) {
 
 fn brought_back<A: Silicon>(arch: A) {
     on(arch, |on| {
-        let parent = on.space_of(GroupId::ROOT);
+        let parent = on.space_of(MemcgId::ROOT);
         map(&parent, BASE, 8 * on.page);
         (0..8).for_each(|page| on.store(&parent, BASE + page * on.page, page));
         let children = [parent.fork().unwrap(), parent.fork().unwrap()];
@@ -101,7 +101,7 @@ fn brought_back<A: Silicon>(arch: A) {
             (0..8).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), page));
         }
         // They have the same folios, which one of them brought back.
-        assert_eq!(on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap().lru.iter().sum::<u64>(), {
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().lru.iter().sum::<u64>(), {
             8 << (on.page.ilog2() - 12)
         });
         shown(on, all());
@@ -114,7 +114,7 @@ fn brought_back<A: Silicon>(arch: A) {
 
 fn deep<A: Silicon>(arch: A) {
     on(arch, |on| {
-        let first = on.space_of(GroupId::ROOT);
+        let first = on.space_of(MemcgId::ROOT);
         map(&first, BASE, 16 * on.page);
         let mut line = vec![first];
         for generation in 0..8 {

@@ -4,8 +4,8 @@ use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Aarch64, Kind, Riscv64, X86_64};
 use vellum::frame::FrameKind;
 use vellum::frame::policy::Knob;
-use vellum::group::Refused;
-use vellum::group::{GroupError, GroupId};
+use vellum::memcg::Refused;
+use vellum::memcg::{MemcgError, MemcgId};
 use vellum::space::{Access, Advise, AdviseError, ForkError, Limits, MapFlags, MapRequest, Split};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -31,9 +31,9 @@ fn on<A: Silicon>(arch: A, bytes: u64, hostility: Hostility, test: impl FnOnce(&
     let sim = Config::with_arch(arch, bytes).cpus(1).strict(Strictness::new(7).hostility(hostility)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    // What a group takes is kept for the next, so it is no loss.
-    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-    machine.groups().remove(machine.frames(), group).unwrap();
+    // What a memcg takes is kept for the next, so it is no loss.
+    let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
+    machine.memcgs().remove(machine.frames(), memcg).unwrap();
     sim.baseline();
     let free = machine.frames().free_frames();
     test(&Bench { sim: &sim, cpu: &cpu, machine: &machine, arch });
@@ -47,7 +47,7 @@ fn x86(bytes: u64, test: impl FnOnce(&Bench<'_>)) {
 
 impl<'m, A: Silicon> Bench<'m, A> {
     fn space(&self) -> Space<'m, A> {
-        AddressSpace::new(self.machine, self.arch, GroupId::ROOT, Limits::default()).unwrap()
+        AddressSpace::new(self.machine, self.arch, MemcgId::ROOT, Limits::default()).unwrap()
     }
 
     /// What a program in the space finds.
@@ -158,28 +158,28 @@ fn shares_add_up() {
     });
 }
 
-/// A space that moves to another group leaves there what it has, and is charged for what it gets; so is a child of it.
+/// A space that moves to another memcg leaves there what it has, and is charged for what it gets; so is a child of it.
 #[test]
-fn a_space_moves_to_another_group() {
+fn a_space_moves_to_another_memcg() {
     x86(16 << 20, |on| {
-        let groups = on.machine.groups();
-        let group = groups.create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-        let charged = || groups.usage(on.machine.frames(), group).unwrap().charged;
+        let memcgs = on.machine.memcgs();
+        let memcg = memcgs.create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
+        let charged = || memcgs.usage(on.machine.frames(), memcg).unwrap().charged;
         let space = on.space();
         map(&space, BASE, 8 * PAGE, MapFlags::empty());
         (0..4).for_each(|i| on.store(&space, BASE + i * PAGE, i));
         assert_eq!(charged(), 0);
-        space.set_group(group).unwrap();
-        assert_eq!((space.group(), charged()), (group, 0));
+        space.set_memcg(memcg).unwrap();
+        assert_eq!((space.memcg(), charged()), (memcg, 0));
         (0..6).for_each(|i| on.store(&space, BASE + i * PAGE, i));
         assert_eq!(charged(), 2);
         let child = space.fork().unwrap();
         // Its tables: one a level, for what lies side by side; a node, and the slots of the CPUs.
-        assert_eq!((child.stats().kernel, child.group(), charged()), (2 << 12, group, 2 + 4 + 2));
+        assert_eq!((child.stats().kernel, child.memcg(), charged()), (2 << 12, memcg, 2 + 4 + 2));
         drop((space, child));
         assert_eq!(charged(), 0);
-        groups.remove(on.machine.frames(), group).unwrap();
-        assert_eq!(on.space().set_group(group), Err(GroupError::NoSuchGroup(group)));
+        memcgs.remove(on.machine.frames(), memcg).unwrap();
+        assert_eq!(on.space().set_memcg(memcg), Err(MemcgError::NoSuchMemcg(memcg)));
     });
 }
 

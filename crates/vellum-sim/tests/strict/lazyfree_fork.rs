@@ -7,7 +7,7 @@ use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, Limits};
 use vellum::{AddressSpace, Machine};
@@ -29,7 +29,7 @@ fn stores_survive_reclaim<A: Silicon>(arch: A, order: u8, bytes: u64, pages: &'s
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(order, Knob::Always);
         let at = |page: u64| BASE + (page << arch.page_shift());
-        let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+        let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
         map(&space, BASE, 4096 << order);
         for page in pages {
             boot.enter(&space).store_u64(at(*page), 100).unwrap();
@@ -56,7 +56,7 @@ fn stores_survive_reclaim<A: Silicon>(arch: A, order: u8, bytes: u64, pages: &'s
         };
         let spaces = [&child, &grandchild, &space];
         let before = spaces.map(words);
-        reclaim::<_, A>(&machine, &spaces[..], GroupId::ROOT, u64::MAX).unwrap();
+        reclaim::<_, A>(&machine, &spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
         for (space, before) in spaces.into_iter().zip(before) {
             for (found, before) in words(space).into_iter().zip(before) {
                 assert!(found == before || found == 0 && before == 100, "{before} was loaded, and then {found}");

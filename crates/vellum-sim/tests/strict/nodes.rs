@@ -4,7 +4,7 @@ use vellum::addr::{PhysAddr, VirtRange};
 use vellum::arch::{Kind, X86_64};
 use vellum::frame::BootOptions;
 use vellum::frame::policy::Knob;
-use vellum::group::{GroupId, LruList};
+use vellum::memcg::{LruList, MemcgId};
 use vellum::platform::Region;
 use vellum::reclaim::{Part, reclaim};
 use vellum::space::{Advise, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
@@ -45,7 +45,7 @@ fn on(test: impl FnOnce(&Bench<'_>)) {
 
 impl<'m> Bench<'m> {
     fn space(&self) -> Space<'m> {
-        let space = AddressSpace::new(self.machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+        let space = AddressSpace::new(self.machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
         let prot = Prot::READ | Prot::WRITE;
         space
             .map(MapRequest { addr: BASE, len: 64 << 20, prot, flags: MapFlags::FIXED | MapFlags::NORESERVE })
@@ -77,7 +77,7 @@ impl<'m> Bench<'m> {
     /// What the lists of each node have.
     fn listed(&self) -> [u64; 2] {
         let _cpu = self.sim.cpu(0);
-        let on = |node| self.machine.groups().listed_on(self.machine.frames(), GroupId::ROOT, node).unwrap();
+        let on = |node| self.machine.memcgs().listed_on(self.machine.frames(), MemcgId::ROOT, node).unwrap();
         [0, 1].map(|node| on(node).iter().sum())
     }
 
@@ -153,7 +153,7 @@ fn what_one_node_lacks_goes_there() {
             let other = on.sim.on_cpu(0, || frames.free_on(1 - node));
             let missing = on.sim.on_cpu(0, || frames.shortage_on(node));
             assert!(missing > 0);
-            let part = Part { group: GroupId::ROOT, node: Some(node) };
+            let part = Part { memcg: MemcgId::ROOT, node: Some(node) };
             let done = on.sim.on_cpu(0, || reclaim::<_, X86_64>(on.machine, &[&space][..], part, missing));
             assert_eq!(done.map(|done| done.freed), Ok(missing));
             let after = on.listed();
@@ -182,10 +182,10 @@ fn every_list_is_of_its_node() {
         on.touch(1, &space, 40..100);
         let _cpu = on.sim.cpu(0);
         space.advise(BASE + 10 * PAGE, 60 * PAGE, Advise::Free).unwrap();
-        let lists = |node| on.machine.groups().listed_on(on.machine.frames(), GroupId::ROOT, node).unwrap();
+        let lists = |node| on.machine.memcgs().listed_on(on.machine.frames(), MemcgId::ROOT, node).unwrap();
         let of = |list: LruList| [0, 1].map(|node| lists(node)[list as usize]);
         assert_eq!((of(LruList::Anon), of(LruList::Lazy)), ([10, 30], [30, 30]));
-        let part = Part { group: GroupId::ROOT, node: Some(1) };
+        let part = Part { memcg: MemcgId::ROOT, node: Some(1) };
         assert_eq!(reclaim::<_, X86_64>(on.machine, &[&space][..], part, 1000).unwrap().freed, 60);
         assert_eq!((of(LruList::Anon), of(LruList::Lazy)), ([10, 0], [30, 0]));
         drop(space);

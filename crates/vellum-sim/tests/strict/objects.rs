@@ -3,7 +3,7 @@
 //! | file | story |
 //! |---|---|
 //! | `world` | objects, spaces that map them, and a model of plain maps; one operation at a time |
-//! | `remap` | areas of objects that change their size or place |
+//! | `remap` | VMAs of objects that change their size or place |
 //! | `formats` | pages of other sizes |
 //! | `mixed` | one run of copies and an object's pages |
 //! | `together` | several CPUs at once: what is shared is shared, what is gone is gone |
@@ -21,9 +21,9 @@ use together::Load;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum_sim::Schedule;
 
-/// Programs find in shared areas what anybody wrote last, in private ones that or their own; every operation answers as a
+/// Programs find in shared VMAs what anybody wrote last, in private ones that or their own; every operation answers as a
 /// model of plain maps says; what fails for lack of memory has changed nothing. When nothing runs: a page's references are
-/// its mappings and the object's one (INV-2), counts and lists agree, areas merge where they can. And in the end all memory
+/// its mappings and the object's one (INV-2), counts and lists agree, VMAs merge where they can. And in the end all memory
 /// is free. (INV-1, 3, 4, 5 and 6 are the machine's to watch.)
 #[test]
 fn one_operation_at_a_time_against_the_model() {

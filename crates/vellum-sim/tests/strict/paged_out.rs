@@ -4,7 +4,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::frame::policy::Knob;
 use vellum::frame::{HUGE_ORDER, MAX_ORDER};
-use vellum::group::Refused;
+use vellum::memcg::Refused;
 use vellum::space::{Access, Advise, AdviseError, FaultError, Resolved};
 use vellum::stats::{Counter, SizeCounter};
 use vellum::swap::DetachError;
@@ -218,7 +218,7 @@ fn neighbours<A: Silicon>(arch: A) {
             map(&space, BASE, 4 * row);
             (0..4 * row / page).for_each(|i| on.store(&space, BASE + i * page, i));
             space.advise(BASE, 4 * row, Advise::PageOut).unwrap();
-            // Half of a row is another area, and so not its neighbour.
+            // Half of a row is another VMA, and so not its neighbour.
             space.protect(BASE + 2 * row, row / 2, Prot::READ).unwrap();
             let parts = if page < row { &[(row + page, row), (2 * row, row / 2)][..] } else { &[(row, row)] };
             for &(touched, back) in parts {
@@ -249,8 +249,8 @@ fn alone<A: Silicon>(arch: A) {
         map(&space, BASE, 32 * page);
         (0..32).for_each(|i| on.store(&space, BASE + i * page, i));
         space.advise(BASE, 32 * page, Advise::PageOut).unwrap();
-        on.machine.groups().set_limit(on.group, 64 * (page >> 12)).unwrap();
-        on.machine.groups().drain(on.machine.frames(), on.group).unwrap();
+        on.machine.memcgs().set_limit(on.memcg, 64 * (page >> 12)).unwrap();
+        on.machine.memcgs().drain(on.machine.frames(), on.memcg).unwrap();
         let other = BASE + HUGE * (page >> 9);
         map(&space, other, 64 * page);
         let cpu = on.cpu.enter(&space);
@@ -465,7 +465,7 @@ fn huge_mappings_go_out_in_one_piece() {
     });
 }
 
-/// What comes back has the rights that its area has by then.
+/// What comes back has the rights that its VMA has by then.
 #[test]
 fn rights_change_while_it_is_away() {
     on(X86_64::four_levels(), 64 << 20, 4096, |on| {

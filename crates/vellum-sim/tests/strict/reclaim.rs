@@ -6,10 +6,10 @@ use std::cell::Cell;
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Attrs, Kind, X86_64};
-use vellum::cache::Object;
 use vellum::frame::LARGEST_FOLIO;
 use vellum::frame::policy::Knob;
-use vellum::group::{GroupId, LruList};
+use vellum::memcg::{LruList, MemcgId};
+use vellum::page_cache::Object;
 use vellum::reclaim::reclaim;
 use vellum::space::Spaces;
 use vellum::space::{Access, Advise, AdviseError, MapFlags, MapRequest, RemapFlags, RemapRequest};
@@ -33,13 +33,13 @@ fn resident<A: Silicon>(space: &Space<'_, A>, start: u64, len: u64) -> u64 {
 }
 
 in_every_format! {
-    a_group_gives_what_is_its_own => groups,
+    a_memcg_gives_what_is_its_own => memcgs,
     each_gives_as_much_as_it_has_of_the_whole => in_proportion,
     what_was_used_stays_longer => ages,
     a_family_gives_what_it_has_together => family,
     what_another_has_isolated_is_left_to_him => beside,
     what_somebody_has_isolated_is_not_paged_out => not_paged_out,
-    a_group_swaps_no_more_than_it_may => swap_room,
+    a_memcg_swaps_no_more_than_it_may => swap_room,
     what_is_locked_stays => locked,
     what_is_cold_goes_first => cold,
     what_may_go_goes_without_swap => lazily,
@@ -57,49 +57,49 @@ in_every_format! {
     what_of_an_object_is_in_hand_or_locked_stays => objects::stays,
     what_an_object_forgets_leaves_its_slots => objects::forgotten,
     a_device_gives_objects_back_what_it_has => objects::swap_off,
-    an_object_swaps_no_more_than_its_group_may => objects::room,
+    an_object_swaps_no_more_than_its_memcg_may => objects::room,
     objects_age_as_they_are_used => objects::ages,
     what_others_do_not_map_is_paged_out => objects::paged_out,
     what_an_object_has_lost_is_gone_from_others => objects::ended,
     what_an_object_loses_meanwhile_is_left_out => objects::meanwhile,
 }
 
-fn groups<A: Silicon>(arch: A) {
+fn memcgs<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         on.machine.policy().set(4, Knob::Always);
         let page = on.page;
-        let groups = [0, 1].map(|_| on.machine.groups().create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
-        let child = on.machine.groups().create(on.machine.frames(), groups[0], u64::MAX).unwrap();
-        let spaces = [groups[0], groups[1], child].map(|group| on.space_of(group));
+        let memcgs = [0, 1].map(|_| on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap());
+        let child = on.machine.memcgs().create(on.machine.frames(), memcgs[0], u64::MAX).unwrap();
+        let spaces = [memcgs[0], memcgs[1], child].map(|memcg| on.space_of(memcg));
         for (n, space) in spaces.iter().enumerate() {
             map(space, BASE, 64 * page);
             (0..64).for_each(|i| on.store(space, BASE + i * page, n as u64 * 100 + i));
         }
         let all = [&spaces[0], &spaces[1], &spaces[2]];
         let frames = 64 * (page >> 12);
-        assert_eq!(on.reclaim(&all, groups[0], u64::MAX), 2 * frames);
+        assert_eq!(on.reclaim(&all, memcgs[0], u64::MAX), 2 * frames);
         assert_eq!(all.map(|space| resident(space, BASE, 64 * page)), [0, 64 * page, 0]);
-        let usage = on.machine.groups().usage(on.machine.frames(), groups[0]).unwrap();
+        let usage = on.machine.memcgs().usage(on.machine.frames(), memcgs[0]).unwrap();
         assert_eq!(
             usage.charged,
             usage.shards + all.iter().step_by(2).map(|s| (s.stats().tables + s.stats().kernel) >> 12).sum::<u64>()
         );
         // A little is asked for, and not much more given.
-        let got = on.reclaim(&all, GroupId::ROOT, 20);
+        let got = on.reclaim(&all, MemcgId::ROOT, 20);
         assert!((20..20 + 16.max(frames / 64)).contains(&got), "{got}");
         for (n, space) in spaces.iter().enumerate() {
             (0..64).for_each(|i| assert_eq!(on.load(space, BASE + i * page), n as u64 * 100 + i));
         }
         drop(spaces);
-        [child, groups[0], groups[1]].iter().for_each(|g| on.machine.groups().remove(on.machine.frames(), *g).unwrap());
+        [child, memcgs[0], memcgs[1]].iter().for_each(|g| on.machine.memcgs().remove(on.machine.frames(), *g).unwrap());
     });
 }
 
 fn in_proportion<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let groups = [0; 3].map(|_| on.machine.groups().create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap());
-        let spaces = groups.map(|group| on.space_of(group));
+        let memcgs = [0; 3].map(|_| on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap());
+        let spaces = memcgs.map(|memcg| on.space_of(memcg));
         let pages = [96, 32, 64];
         for (space, pages) in spaces.iter().zip(pages) {
             map(space, BASE, pages * page);
@@ -111,25 +111,25 @@ fn in_proportion<A: Silicon>(arch: A) {
         (0..64).for_each(|i| _ = on.load(&spaces[2], BASE + i * page));
         let all = [&spaces[0], &spaces[1], &spaces[2]];
         let each = page >> 12;
-        assert!((32 * each..=36 * each).contains(&on.reclaim(&all, GroupId::ROOT, 32 * each)));
+        assert!((32 * each..=36 * each).contains(&on.reclaim(&all, MemcgId::ROOT, 32 * each)));
         let gone = [0, 1, 2].map(|n| pages[n] - resident(all[n], BASE, pages[n] * page) / page);
         assert!((23..=27).contains(&gone[0]) && (7..=12).contains(&gone[1]) && gone[2] == 0, "{gone:?}");
         drop(spaces);
-        groups.iter().for_each(|g| on.machine.groups().remove(on.machine.frames(), *g).unwrap());
+        memcgs.iter().for_each(|g| on.machine.memcgs().remove(on.machine.frames(), *g).unwrap());
     });
 }
 
 fn ages<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let space = on.space_of(GroupId::ROOT);
+        let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         // Whoever looks finds all of it used, and has it forgotten that.
         space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
-        let done = reclaim::<_, A>(on.machine, &[&space][..], GroupId::ROOT, frames).unwrap();
+        let done = reclaim::<_, A>(on.machine, &[&space][..], MemcgId::ROOT, frames).unwrap();
         assert_eq!(done.freed, frames);
         assert!(
             frames < done.looked && done.looked <= 64 * (page >> 12),
@@ -145,7 +145,7 @@ fn family<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         on.machine.policy().set(4, Knob::Always);
         let page = on.page;
-        let parent = on.space_of(GroupId::ROOT);
+        let parent = on.space_of(MemcgId::ROOT);
         map(&parent, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&parent, BASE + i * page, i));
         let child = parent.fork().unwrap();
@@ -155,7 +155,7 @@ fn family<A: Silicon>(arch: A) {
             own += if run.attrs(&on.arch).contains(Attrs::EXCLUSIVE) { run.range(&on.arch).len() } else { 0 };
         });
         let both = [&parent, &child];
-        on.reclaim(&both, GroupId::ROOT, u64::MAX);
+        on.reclaim(&both, MemcgId::ROOT, u64::MAX);
         assert_eq!(both.map(|space| resident(space, BASE, 64 * page)), [0, 0]);
         // What both have is written once.
         let written = (64 * page + own) >> 12;
@@ -184,7 +184,7 @@ impl<'m, A: Silicon, F: Fn()> Spaces<'m, Strict<A>, A> for First<'_, 'm, A, F> {
 fn beside<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let parent = on.space_of(GroupId::ROOT);
+        let parent = on.space_of(MemcgId::ROOT);
         map(&parent, BASE, page);
         on.store(&parent, BASE, 1);
         let child = parent.fork().unwrap();
@@ -196,12 +196,12 @@ fn beside<A: Silicon>(arch: A) {
         // The parent's has been isolated when the child's is.
         let first = || {
             if on.used() == 0 {
-                on.reclaim(&both, GroupId::ROOT, 1);
+                on.reclaim(&both, MemcgId::ROOT, 1);
                 assert_eq!(both.map(|space| resident(space, BASE, page)), [page, 0]);
             }
         };
         let spaces = First { spaces: both, first };
-        assert_eq!(reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
+        assert_eq!(reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
         assert_eq!(both.map(|space| resident(space, BASE, page)), [0, 0]);
         assert_eq!(both.map(|space| on.load(space, BASE)), [1, 2]);
     });
@@ -211,7 +211,7 @@ fn beside<A: Silicon>(arch: A) {
 fn not_paged_out<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let space = on.space_of(GroupId::ROOT);
+        let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, page);
         on.store(&space, BASE, 1);
         let asked = Cell::new(0);
@@ -223,7 +223,7 @@ fn not_paged_out<A: Silicon>(arch: A) {
             }
         };
         let spaces = First { spaces: [&space, &space], first };
-        assert_eq!(reclaim::<_, A>(on.machine, &spaces, GroupId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
+        assert_eq!(reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, 1).map(|done| done.freed), Ok(page >> 12));
         assert!(asked.get() > 0);
         assert_eq!(resident(&space, BASE, page), 0);
         assert_eq!(on.load(&space, BASE), 1);
@@ -233,35 +233,35 @@ fn not_paged_out<A: Silicon>(arch: A) {
 fn locked<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let space = on.space_of(GroupId::ROOT);
+        let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         space.lock(BASE + 16 * page, 16 * page, false).unwrap();
         let pin = space.pin(BASE + 40 * page, Access::Write).unwrap();
-        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         assert_eq!(resident(&space, BASE, 64 * page), 17 * page);
         assert_eq!(resident(&space, BASE + 16 * page, 16 * page), 16 * page);
         drop(pin);
         // They are out of the way, until they are not locked any more.
         let listed =
-            |list: LruList| on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap().lru[list as usize];
+            |list: LruList| on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().lru[list as usize];
         let locked = 16 * (page >> 12);
         assert_eq!(listed(LruList::Unevictable), locked);
         space.unlock(BASE + 16 * page, 4 * page).unwrap();
         assert_eq!(listed(LruList::Unevictable), locked / 4 * 3);
         space.unlock_all();
         assert_eq!(listed(LruList::Unevictable), 0);
-        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         assert_eq!(resident(&space, BASE, 64 * page), 0);
         (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
         // A child locks nothing, and when its parent is gone, nobody does.
         space.lock(BASE, 16 * page, false).unwrap();
-        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         let child = space.fork().unwrap();
-        assert_eq!(on.reclaim(&[&space, &child], GroupId::ROOT, u64::MAX), 0);
+        assert_eq!(on.reclaim(&[&space, &child], MemcgId::ROOT, u64::MAX), 0);
         drop(space);
         assert_eq!(listed(LruList::Unevictable), locked);
-        on.reclaim(&[&child], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[&child], MemcgId::ROOT, u64::MAX);
         assert_eq!((listed(LruList::Unevictable), resident(&child, BASE, 64 * page)), (0, 0));
         (0..64).for_each(|i| assert_eq!(on.load(&child, BASE + i * page), i));
     });
@@ -271,7 +271,7 @@ fn cold<A: Silicon>(arch: A) {
     for used in [true, false] {
         on(arch, 4096, |on| {
             let page = on.page;
-            let space = on.space_of(GroupId::ROOT);
+            let space = on.space_of(MemcgId::ROOT);
             map(&space, BASE, 64 * page);
             (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
             let all = VirtRange { start: BASE, end: BASE + 64 * page };
@@ -281,13 +281,13 @@ fn cold<A: Silicon>(arch: A) {
             space.advise(BASE + 40 * page, 16 * page, Advise::Cold).unwrap();
             assert_eq!(resident(&space, BASE, 64 * page), 64 * page);
             let frames = 16 * (page >> 12);
-            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, frames), frames);
+            assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, frames), frames);
             assert_eq!(resident(&space, BASE + 40 * page, 16 * page), 0);
             // What is used again is as warm as the rest.
             (40..48).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
             space.advise(BASE, 64 * page, Advise::Cold).unwrap();
             (0..64).filter(|i| *i != 13).for_each(|i| _ = on.load(&space, BASE + i * page));
-            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, 1), page >> 12);
+            assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, 1), page >> 12);
             assert_eq!(resident(&space, BASE + 13 * page, page), 0);
             // What two have is not for one to call cold, and what is locked neither.
             let child = space.fork().unwrap();
@@ -310,14 +310,14 @@ fn lazily<A: Silicon>(arch: A) {
         on(arch, 0, |on| {
             on.machine.policy().set(order, Knob::Always);
             let page = on.page.max(4096 << order);
-            let space = on.space_of(GroupId::ROOT);
+            let space = on.space_of(MemcgId::ROOT);
             map(&space, BASE, 40 * page);
             (0..40).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
             space.advise(BASE, 40 * page, Advise::Free).unwrap();
             // What is only read may go all the same.
             (0..5).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), 1 + i));
             (0..40).step_by(10).for_each(|i| on.store(&space, BASE + i * page, 100 + i));
-            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, u64::MAX), 36 * (page >> 12));
+            assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, u64::MAX), 36 * (page >> 12));
             assert_eq!(on.machine.counter(Counter::LazyFreed), 36 * (page >> 12));
             for i in 0..40 {
                 assert_eq!(on.load(&space, BASE + i * page), if i % 10 == 0 { 100 + i } else { 0 });
@@ -334,13 +334,13 @@ fn huge_leaves<A: Silicon>(arch: A) {
         let setup = Setup { bytes: 5 * FOLIO, hostility: Hostility::NONE, ..USUAL };
         crate::bench::on(arch, setup, |on| {
             on.machine.policy().set(LARGEST_FOLIO, Knob::Always);
-            let space = on.space_of(GroupId::ROOT);
+            let space = on.space_of(MemcgId::ROOT);
             map(&space, BASE, 2 * FOLIO);
             [0, FOLIO].iter().for_each(|at| on.store(&space, BASE + at + written, 1));
             assert_eq!(resident(&space, BASE, 2 * FOLIO), 2 * FOLIO);
             space.advise(BASE, 2 * FOLIO, Advise::Free).unwrap();
             on.store(&space, BASE + written, 2);
-            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, u64::MAX), FOLIO >> 12);
+            assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, u64::MAX), FOLIO >> 12);
             assert_eq!([0, FOLIO].map(|at| on.load(&space, BASE + at + written)), [2, 0]);
         });
     }
@@ -353,7 +353,7 @@ fn written_anywhere<A: Silicon>(arch: A) {
             on.machine.policy().set(4, Knob::Always);
             let page = on.page;
             let each = (1 << 16) / page;
-            let space = on.space_of(GroupId::ROOT);
+            let space = on.space_of(MemcgId::ROOT);
             map(&space, BASE, 16 << 16);
             let at = |folio, n| BASE + (folio << 16) + n * page;
             let all = || (0..16).flat_map(|folio| (0..each).map(move |n| (folio, n)));
@@ -368,7 +368,7 @@ fn written_anywhere<A: Silicon>(arch: A) {
                 });
                 assert!(written > 0);
             }
-            assert_eq!(on.reclaim(&[&space], GroupId::ROOT, u64::MAX), 10 * 16);
+            assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, u64::MAX), 10 * 16);
             for (folio, n) in all() {
                 let value = match folio % 3 {
                     0 if n == folio % each => 1000,
@@ -387,13 +387,13 @@ fn freed_by_one<A: Silicon>(arch: A) {
         on(arch, 0, |on| {
             on.machine.policy().set(order, Knob::Always);
             let page = on.page.max(4096 << order);
-            let space = on.space_of(GroupId::ROOT);
+            let space = on.space_of(MemcgId::ROOT);
             map(&space, BASE, 8 * page);
             (0..8).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
             space.forget_recorded(VirtRange { start: BASE, end: BASE + 8 * page }, Attrs::HARDWARE, |_, _| ());
             let child = space.fork().unwrap();
             space.advise(BASE, 8 * page, Advise::Free).unwrap();
-            on.reclaim(&[&space, &child], GroupId::ROOT, u64::MAX);
+            on.reclaim(&[&space, &child], MemcgId::ROOT, u64::MAX);
             (0..8).for_each(|i| assert_eq!(on.load(&child, BASE + i * page), 1 + i));
         });
     }
@@ -404,13 +404,13 @@ fn pinned<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         on.machine.policy().set(4, Knob::Always);
         let page = on.page.max(4096 << 4);
-        let space = on.space_of(GroupId::ROOT);
+        let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, 8 * page);
         (0..8).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
         space.advise(BASE, 8 * page, Advise::Free).unwrap();
         space.pin(BASE + 3 * page, Access::Write).unwrap().write(0, &77u64.to_ne_bytes());
         drop(space.pin(BASE + 5 * page, Access::Read).unwrap());
-        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         (0..8).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), if i == 3 { 77 } else { 0 }));
     });
 }
@@ -436,7 +436,7 @@ fn moved<A: Silicon>(arch: A) {
         on(arch, 8192, |on| {
             on.machine.policy().set(order, Knob::Always);
             let page = on.page;
-            let space = on.space_of(GroupId::ROOT);
+            let space = on.space_of(MemcgId::ROOT);
             map(&space, BASE, 64 * page);
             (0..64).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
             moves(&space, BASE + 5 * page, 20 * page, ODD + page, false);
@@ -446,7 +446,7 @@ fn moved<A: Silicon>(arch: A) {
             moves(&space, BASE + 60 * page, 4 * page, FAR + 60 * page, false);
             moves(&space, FAR + 60 * page, 4 * page, BASE + 60 * page, false);
             assert_eq!(all_resident(&space), 64 + 16);
-            on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+            on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
             assert_eq!(all_resident(&space), 0);
             let at = |i: u64| match i {
                 14..17 => FAR + (i - 14) * page,
@@ -464,7 +464,7 @@ fn moved_in_a_child<A: Silicon>(arch: A) {
     on(arch, 8192, |on| {
         on.machine.policy().set(4, Knob::Always);
         let page = on.page;
-        let parent = on.space_of(GroupId::ROOT);
+        let parent = on.space_of(MemcgId::ROOT);
         map(&parent, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&parent, BASE + i * page, i));
         moves(&parent, BASE, 64 * page, FAR, false);
@@ -473,7 +473,7 @@ fn moved_in_a_child<A: Silicon>(arch: A) {
         moves(&parent, FAR, 64 * page, BASE, false);
         (0..8).for_each(|i| on.store(&child, ODD + i * page, 100 + i));
         let both = [&parent, &child];
-        on.reclaim(&both, GroupId::ROOT, u64::MAX);
+        on.reclaim(&both, MemcgId::ROOT, u64::MAX);
         assert_eq!(both.map(all_resident), [0, 0]);
         for i in 0..64 {
             assert_eq!(on.load(&parent, BASE + i * page), i);
@@ -486,14 +486,14 @@ fn moved_in_a_child<A: Silicon>(arch: A) {
 fn moved_ages<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let space = on.space_of(GroupId::ROOT);
+        let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
         moves(&space, BASE, 64 * page, ODD, false);
         space.forget_recorded(VirtRange { start: ODD, end: ODD + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, ODD + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
-        assert_eq!(on.reclaim(&[&space], GroupId::ROOT, frames), frames);
+        assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, frames), frames);
         let stays: Vec<u64> = (0..64).filter(|i| resident(&space, ODD + i * page, page) > 0).collect();
         assert_eq!(stays, (0..16).map(|i| 4 * i).collect::<Vec<_>>());
     });
@@ -503,14 +503,14 @@ fn moved_ages<A: Silicon>(arch: A) {
 fn copies<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let space = on.space_of(GroupId::ROOT);
-        let object = Object::new(on.machine, &on.arch, GroupId::ROOT, 1, 64 * page).unwrap();
+        let space = on.space_of(MemcgId::ROOT);
+        let object = Object::new(on.machine, &on.arch, MemcgId::ROOT, 1, 64 * page).unwrap();
         let prot = Prot::READ | Prot::WRITE;
         let request = MapRequest { addr: BASE, len: 48 * page, prot, flags: MapFlags::FIXED };
         space.map_object(request, &object, 16 * page).unwrap();
         (0..48).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
         moves(&space, BASE + 10 * page, 10 * page, ODD, false);
-        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         assert_eq!(all_resident(&space), 0);
         for i in 0..48 {
             let at = if (10..20).contains(&i) { ODD + (i - 10) * page } else { BASE + i * page };
@@ -524,13 +524,13 @@ fn copies<A: Silicon>(arch: A) {
 fn huge_mappings_go_whole() {
     on(X86_64::four_levels(), 0, |on| {
         on.machine.policy().set(9, Knob::Always);
-        let space = on.space_of(GroupId::ROOT);
+        let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, 10 * HUGE);
         (0..10).for_each(|i| on.store(&space, BASE + i * HUGE, 1 + i));
         space.advise(BASE, 10 * HUGE, Advise::Free).unwrap();
         on.store(&space, BASE + 7 * HUGE + 0x3000, 5);
         let child = space.fork().unwrap();
-        assert_eq!(on.reclaim(&[&space, &child], GroupId::ROOT, u64::MAX), 9 * 512);
+        assert_eq!(on.reclaim(&[&space, &child], MemcgId::ROOT, u64::MAX), 9 * 512);
         assert_eq!(on.machine.counter(Counter::HugeSplits), 0);
         for space in [&space, &child] {
             assert_eq!(resident(space, BASE, 10 * HUGE), HUGE);
@@ -539,12 +539,12 @@ fn huge_mappings_go_whole() {
     });
 }
 
-/// Where nothing is mapped behind huge mappings, an area ends all the same, and who gives memory up hears of the hole.
+/// Where nothing is mapped behind huge mappings, a VMA ends all the same, and who gives memory up hears of the hole.
 #[test]
 fn holes_behind_huge_mappings_are_told() {
     on(X86_64::four_levels(), 0, |on| {
         on.machine.policy().set(9, Knob::Always);
-        let space = on.space_of(GroupId::ROOT);
+        let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, 2 * HUGE);
         on.store(&space, BASE, 1);
         space.unmap(BASE + HUGE + HUGE / 2, 4096).unwrap();
@@ -556,30 +556,30 @@ fn holes_behind_huge_mappings_are_told() {
 fn swap_room<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
-        let (groups, frames) = (on.machine.groups(), on.machine.frames());
-        let parent = groups.create(frames, GroupId::ROOT, u64::MAX).unwrap();
-        let child = groups.create(frames, parent, u64::MAX).unwrap();
-        let spaces = [parent, child].map(|group| on.space_of(group));
+        let (memcgs, frames) = (on.machine.memcgs(), on.machine.frames());
+        let parent = memcgs.create(frames, MemcgId::ROOT, u64::MAX).unwrap();
+        let child = memcgs.create(frames, parent, u64::MAX).unwrap();
+        let spaces = [parent, child].map(|memcg| on.space_of(memcg));
         for space in &spaces {
             map(space, BASE, 16 * page);
             (0..16).for_each(|i| on.store(space, BASE + i * page, i));
         }
         let left = || spaces.each_ref().map(|space| resident(space, BASE, 16 * page) / page);
         // The room of the upper one is everybody's.
-        groups.set_swap_room(parent, 5 * (page >> 12)).unwrap();
+        memcgs.set_swap_room(parent, 5 * (page >> 12)).unwrap();
         spaces[1].advise(BASE, 16 * page, Advise::PageOut).unwrap();
         assert_eq!(left(), [16, 11]);
-        on.reclaim(&spaces.each_ref(), GroupId::ROOT, u64::MAX);
+        on.reclaim(&spaces.each_ref(), MemcgId::ROOT, u64::MAX);
         assert_eq!(left(), [16, 11]);
         // The lower one's is its own.
-        groups.set_swap_room(parent, u64::MAX).unwrap();
-        groups.set_swap_room(child, 2 * (page >> 12)).unwrap();
-        on.reclaim(&spaces.each_ref(), GroupId::ROOT, u64::MAX);
+        memcgs.set_swap_room(parent, u64::MAX).unwrap();
+        memcgs.set_swap_room(child, 2 * (page >> 12)).unwrap();
+        on.reclaim(&spaces.each_ref(), MemcgId::ROOT, u64::MAX);
         assert_eq!(left(), [0, 9]);
         for space in &spaces {
             (0..16).for_each(|i| assert_eq!(on.load(space, BASE + i * page), i));
         }
         drop(spaces);
-        [child, parent].into_iter().for_each(|group| groups.remove(frames, group).unwrap());
+        [child, parent].into_iter().for_each(|memcg| memcgs.remove(frames, memcg).unwrap());
     });
 }

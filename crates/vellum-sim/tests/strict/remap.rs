@@ -1,9 +1,9 @@
-//! How areas move: what the page tables show of it, on hardware that is hostile, with a program at work in the space.
+//! How VMAs move: what the page tables show of it, on hardware that is hostile, with a program at work in the space.
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{FaultError, Limits, MapFlags, MapRequest, RemapFlags, RemapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -31,7 +31,7 @@ fn with_a_program<A: Silicon>(
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     machine.policy().set_global(knob);
     sim.baseline();
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     {
         let other = sim.cpu(1);
         let program = other.enter(&space);
@@ -131,14 +131,14 @@ fn huge_mappings_move() {
     });
 }
 
-/// Areas that are cut out of others and those that come to their place have their nodes before anything is changed, however
+/// VMAs that are cut out of others and those that come to their place have their nodes before anything is changed, however
 /// full the nodes are.
 #[test]
-fn areas_move_whatever_room_nodes_have() {
+fn vmas_move_whatever_room_nodes_have() {
     let sim = Config::new(16 << 20).fast().unwrap();
     let boot = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
-    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
     let map = |addr, len, prot| {
         let flags = MapFlags::FIXED | MapFlags::NORESERVE;
         assert_eq!(space.map(MapRequest { addr, len, prot, flags }), Ok(addr));
@@ -156,7 +156,7 @@ fn areas_move_whatever_room_nodes_have() {
             flags: RemapFlags::MAYMOVE | RemapFlags::FIXED,
             new_addr: TO,
         };
-        assert_eq!(space.remap(request), Ok(request.new_addr), "{others} other areas");
+        assert_eq!(space.remap(request), Ok(request.new_addr), "{others} other VMAs");
         space.unmap(FROM, 2 * len).unwrap();
         space.unmap(TO, len).unwrap();
     }

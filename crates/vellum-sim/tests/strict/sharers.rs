@@ -2,10 +2,10 @@
 //! every sharer.
 
 use vellum::arch::{Kind, X86_64};
-use vellum::cache::Object;
 use vellum::errno::Errno;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::platform::Wanted;
 use vellum::space::{Advise, ForkError, Limits, MapFlags, MapRequest};
 use vellum::swap::{Compressed, Slots, SwapRun};
@@ -162,11 +162,11 @@ fn swap_in<A: Silicon>(arch: A) {
 
 fn object_swap_in<A: Silicon>(arch: A) {
     on(arch, |on| {
-        let object = Object::new(on.machine, &arch, GroupId::ROOT, 0, PAGES * on.page).unwrap();
+        let object = Object::new(on.machine, &arch, MemcgId::ROOT, 0, PAGES * on.page).unwrap();
         for page in 0..PAGES {
-            object.page_or_new(page, GroupId::ROOT).unwrap().write(0, &(page + 7).to_ne_bytes());
+            object.page_or_new(page, MemcgId::ROOT).unwrap().write(0, &(page + 7).to_ne_bytes());
         }
-        on.reclaim(&[], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         assert_eq!(object.swapped(), PAGES);
         on.sim.refuse_wanted(Wanted::References, Refusal::From(1));
         for page in 0..PAGES {
@@ -218,7 +218,7 @@ fn a_swapped_page_is_shared_by_10_000_children() {
     let store = Compressed::new(machine.frames(), 1024).unwrap();
     // SAFETY: nobody else uses it, and it outlives the machine's use of it.
     unsafe { machine.swaps().attach(machine.frames(), &store, 1024, 0) }.unwrap();
-    let parent = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    let parent = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     let prot = Prot::READ | Prot::WRITE;
     parent.map(MapRequest { addr: BASE, len: 4096, prot, flags: MapFlags::FIXED }).unwrap();
     cpu.enter(&parent).store_u64(BASE, 7).unwrap();

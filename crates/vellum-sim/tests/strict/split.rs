@@ -3,7 +3,7 @@
 use vellum::addr::VirtRange;
 use vellum::arch::Kind;
 use vellum::frame::policy::Knob;
-use vellum::group::{GroupUsage, LruList};
+use vellum::memcg::{LruList, MemcgUsage};
 use vellum::space::{Access, Advise, RemapFlags, RemapRequest};
 use vellum::stats::SizeCounter;
 use vellum_sim::{Refusal, Silicon};
@@ -36,8 +36,8 @@ impl<'m, A: Silicon> Bench<'m, A> {
         space.advise(BASE + from * self.page, count * self.page, Advise::DontNeed).unwrap();
     }
 
-    fn usage(&self) -> GroupUsage {
-        self.machine.groups().usage(self.machine.frames(), self.group).unwrap()
+    fn usage(&self) -> MemcgUsage {
+        self.machine.memcgs().usage(self.machine.frames(), self.memcg).unwrap()
     }
 
     /// The folios that are mapped, by the page (of 4 KiB, of the block) where each was first mapped, and its order. All that is listed
@@ -117,10 +117,10 @@ fn pieces<A: Silicon>(arch: A) {
         let space = on.huge();
         let all = HUGE / on.page;
         on.forget(&space, 0, all / 2);
-        let half = on.reclaim(&[&space], on.group, 1);
+        let half = on.reclaim(&[&space], on.memcg, 1);
         assert_eq!((half, on.folios(&space)), (1 << (ORDER - 1), vec![(1 << (ORDER - 1), ORDER - 1)]));
         on.forget(&space, all / 2, all / 4);
-        let quarter = on.reclaim(&[&space], on.group, 1);
+        let quarter = on.reclaim(&[&space], on.memcg, 1);
         assert_eq!((quarter, on.folios(&space)), (1 << (ORDER - 2), vec![(3 << (ORDER - 2), ORDER - 2)]));
         let child = space.fork().unwrap();
         on.store(&child, BASE + (all - 1) * on.page, 7);
@@ -180,9 +180,9 @@ fn no_room<A: Silicon>(arch: A) {
             assert_eq!(on.machine.frames().free_frames(), free);
             [&space, &child].iter().for_each(|space| on.check(space, kept));
         };
-        on.machine.groups().set_limit(on.group, charged + 100).unwrap();
+        on.machine.memcgs().set_limit(on.memcg, charged + 100).unwrap();
         unchanged();
-        on.machine.groups().set_limit(on.group, u64::MAX).unwrap();
+        on.machine.memcgs().set_limit(on.memcg, u64::MAX).unwrap();
         on.sim.refuse(Refusal::From(1));
         unchanged();
         on.sim.refuse(Refusal::From(2));
@@ -270,7 +270,7 @@ fn lazy<A: Silicon>(arch: A) {
         space.advise(BASE, HUGE, Advise::Free).unwrap();
         on.forget(&space, 0, all / 2);
         on.store(&space, BASE + (all - 1) * on.page, all);
-        let freed = on.reclaim(&[&space], on.group, 1);
+        let freed = on.reclaim(&[&space], on.memcg, 1);
         assert_eq!(freed, 1 << (ORDER - 1));
         assert_eq!(on.usage().lru[LruList::Lazy as usize], 1 << (ORDER - 1));
         // One that is written to is kept as it is.

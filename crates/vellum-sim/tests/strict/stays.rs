@@ -11,7 +11,7 @@ use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Attrs, Kind};
 use vellum::frame::Frames;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::platform::{Platform, Wanted};
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest};
 use vellum::swap::{ReadError, Slots, SwapDevice, WriteError};
@@ -21,7 +21,7 @@ use vellum_sim::{Config, Cpu, Disk, Hostility, Refusal, Silicon, Strict, Strictn
 
 use crate::bench::{BASE, in_every_format};
 
-/// Areas side by side, of one folio each, which is written as one block.
+/// VMAs side by side, of one folio each, which is written as one block.
 const PARTS: u64 = 6;
 /// Pages in each.
 const EACH: u64 = 4;
@@ -123,7 +123,7 @@ fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) 
         sim.baseline();
         let order = arch.page_order() + EACH.ilog2() as u8;
         machine.policy().set(order, Knob::Always);
-        let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+        let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
         let on = Bench { sim: &sim, cpu: &cpu, device: &device, space, page: 1 << arch.page_shift() };
         let prot = Prot::READ | Prot::WRITE;
         let request = MapRequest { addr: BASE, len: on.at(ALL) - BASE, prot, flags: MapFlags::FIXED };
@@ -168,7 +168,7 @@ in_every_format! {
         part * EACH..ALL
     }),
     what_finds_no_memory_stays_and_the_rest_of_its_run => |arch| stays(arch, |on, _| {
-        // All of it one area, and so a run, which is written in two blocks or more.
+        // All of it one VMA, and so a run, which is written in two blocks or more.
         on.space.advise(BASE, on.at(ALL) - BASE, Advise::DoDump).unwrap();
         *on.device.fails.lock().unwrap() = Some(WriteError::NoMemory);
         on.device.left.store(0, SeqCst);

@@ -6,7 +6,7 @@ use vellum::AddressSpace;
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Kind, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -57,11 +57,11 @@ impl<'m, A: Silicon> Disked<'m, A> {
 
     /// A space with pages that hold 1000, 1001, ….
     fn space(&self) -> Space<'m, A> {
-        self.space_of(self.group)
+        self.space_of(self.memcg)
     }
 
-    fn space_of(&self, group: GroupId) -> Space<'m, A> {
-        let space = self.bench.space_of(group);
+    fn space_of(&self, memcg: MemcgId) -> Space<'m, A> {
+        let space = self.bench.space_of(memcg);
         map(&space, BASE, PAGES * self.page);
         (0..PAGES).for_each(|i| self.store(&space, i, 1000 + i));
         space
@@ -121,7 +121,7 @@ in_every_format! {
     what_is_locked_keeps_no_slots => locked,
     a_device_goes_though_its_slots_were_kept => detached,
     what_is_forgotten_gives_up_its_slots => forgotten,
-    each_group_knows_what_of_it_has_slots => groups,
+    each_memcg_knows_what_of_it_has_slots => memcgs,
 }
 
 fn read_only<A: Silicon>(arch: A) {
@@ -141,18 +141,18 @@ fn read_only<A: Silicon>(arch: A) {
     });
 }
 
-fn groups<A: Silicon>(arch: A) {
+fn memcgs<A: Silicon>(arch: A) {
     on(arch, 4 * PAGES, |on| {
-        let other = GroupId::ROOT;
-        let spaces = [on.group, other].map(|group| on.space_of(group));
+        let other = MemcgId::ROOT;
+        let spaces = [on.memcg, other].map(|memcg| on.space_of(memcg));
         spaces.iter().for_each(|space| on.out(space));
-        let cached = |group| on.machine.swap_cached(|of| of == group) >> arch.page_order();
+        let cached = |memcg| on.machine.swap_cached(|of| of == memcg) >> arch.page_order();
         (0..PAGES / 4).for_each(|i| assert_eq!(on.load(&spaces[1], i), 1000 + i));
         // With neighbours.
         let came = on.frames(&spaces[1]).len() as u64;
-        assert_eq!([on.group, other].map(cached), [0, came]);
+        assert_eq!([on.memcg, other].map(cached), [0, came]);
         on.read(&spaces[0]);
-        assert_eq!([on.group, other].map(cached), [PAGES, came]);
+        assert_eq!([on.memcg, other].map(cached), [PAGES, came]);
         assert_eq!(on.machine.swap_cached(|_| true) >> arch.page_order(), on.counts()[2]);
         drop(spaces);
         assert_eq!(on.machine.swap_cached(|_| true), 0);
@@ -318,7 +318,7 @@ fn huge_mappings_keep_their_slots() {
     on(X86_64::four_levels(), 8192, |on| {
         on.machine.policy().set(9, Knob::Always);
         let prot = Prot::READ | Prot::WRITE;
-        let space = AddressSpace::new(on.machine, on.arch, on.group, Limits::default()).unwrap();
+        let space = AddressSpace::new(on.machine, on.arch, on.memcg, Limits::default()).unwrap();
         space.map(MapRequest { addr: BASE, len: 2 << 20, prot, flags: MapFlags::FIXED }).unwrap();
         on.store(&space, 7, 7);
         let shapes = |space: &Space<'_, X86_64>| {
@@ -348,7 +348,7 @@ fn a_part_of_a_huge_page_is_shared() {
     on(X86_64::four_levels(), 8192, |on| {
         on.machine.policy().set(9, Knob::Always);
         let prot = Prot::READ | Prot::WRITE;
-        let space = AddressSpace::new(on.machine, on.arch, on.group, Limits::default()).unwrap();
+        let space = AddressSpace::new(on.machine, on.arch, on.memcg, Limits::default()).unwrap();
         space.map(MapRequest { addr: BASE, len: 2 << 20, prot, flags: MapFlags::FIXED }).unwrap();
         (0..512).for_each(|page| on.store(&space, page, 1000 + page));
         let child = space.fork().unwrap();

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::platform::Wanted;
 use vellum::space::Limits;
 use vellum::{AddressSpace, Machine};
@@ -81,12 +81,12 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
         // SAFETY: nobody else uses it, and it outlives the machine's use of it.
         unsafe { machine.swaps().attach(machine.frames(), disk, slots as u32, priority) }.unwrap();
     }
-    let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
+    let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
     sim.baseline();
     let free = machine.frames().free_frames();
-    let space = AddressSpace::new(&machine, arch, group, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, arch, memcg, Limits::default()).unwrap();
     let family = vec![Member { space, pages: BTreeMap::new(), free: BTreeSet::new() }];
-    let mut world = World { sim: &sim, cpu: &cpu, machine: &machine, disks: disks.each_ref(), family, pages, group };
+    let mut world = World { sim: &sim, cpu: &cpu, machine: &machine, disks: disks.each_ref(), family, pages, memcg };
     world.map(0, 0, 2 * pages);
     world.write_all(0, 1);
     (scenario.before)(&mut world);
@@ -98,7 +98,7 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     drop(world);
     assert_eq!(disks.each_ref().map(Disk::used), [0, 0], "slots hold what nobody has");
     assert_eq!((0..2).map(|device| machine.swaps().usage(&sim, device).unwrap().used).sum::<u32>(), 0);
-    assert_eq!(machine.groups().usage(machine.frames(), group).unwrap().charged, 0);
+    assert_eq!(machine.memcgs().usage(machine.frames(), memcg).unwrap().charged, 0);
     assert_eq!(machine.frames().free_frames(), free);
     sim.finish();
     refused > 0

@@ -5,13 +5,13 @@ use std::num::NonZeroU16;
 use vellum::addr::VirtRange;
 use vellum::arch::Kind;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{
     Access, Advise, Categories, FaultError, Happening, Limits, MapFlags, MapRequest, Region, RemapFlags, RemapRequest,
     Scan, ScanError, Stopped, SupplyError, WatchError, Watched,
 };
 use vellum::swap::Compressed;
-use vellum::vma::{AreaFlags, Prot, Watcher};
+use vellum::vma::{Prot, VmaFlags, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Fault, Hostility, Silicon, Strict, Strictness};
 
@@ -20,7 +20,7 @@ use crate::bench::{BASE, Setup, Space, USUAL, in_every_format};
 const WATCHER: Watcher = Watcher(NonZeroU16::new(7).unwrap());
 const OTHER: Watcher = Watcher(NonZeroU16::new(8).unwrap());
 const RW: Prot = Prot::READ.union(Prot::WRITE);
-const LATER: AreaFlags = AreaFlags::WRITES.union(AreaFlags::ASYNC);
+const LATER: VmaFlags = VmaFlags::WRITES.union(VmaFlags::ASYNC);
 
 /// A space with 64 pages, on a machine with a swap device.
 struct Bench<'m, A: Silicon> {
@@ -41,7 +41,7 @@ fn on<A: Silicon>(arch: A, order: u8, test: impl FnOnce(&Bench<'_, A>)) {
     machine.policy().set(order, Knob::Always);
     sim.baseline();
     let free = machine.frames().free_frames();
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     let page = 1 << arch.page_shift();
     let request = MapRequest { addr: BASE, len: 64 * page, prot: RW, flags: MapFlags::FIXED };
     space.map(request).unwrap();
@@ -86,7 +86,7 @@ impl<A: Silicon> Bench<'_, A> {
         Err(self.told(page, Access::Read, Happening::Missing))
     }
 
-    fn watch(&self, what: AreaFlags) {
+    fn watch(&self, what: VmaFlags) {
         self.space.watch(self.all(), WATCHER, what).unwrap();
     }
 
@@ -157,7 +157,7 @@ in_every_format! {
 }
 
 fn missing<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(AreaFlags::MISSING);
+    on.watch(VmaFlags::MISSING);
     for access in [Access::Read, Access::Write] {
         let told = on.space.fault(on.at(3) + 5, access).map_err(Fault::Handler);
         assert_eq!(told, Err(on.told(3, access, Happening::Missing)));
@@ -177,7 +177,7 @@ fn missing<A: Silicon>(on: &Bench<'_, A>) {
 }
 
 fn supplied<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(AreaFlags::MISSING);
+    on.watch(VmaFlags::MISSING);
     on.fill(20, 1, false).unwrap();
     let exists = |done: u64, page: u64| Err(Stopped { done: done * on.page, why: SupplyError::Exists(on.at(page)) });
     assert_eq!(on.fill(16, 16, false), exists(4, 20));
@@ -198,7 +198,7 @@ fn supplied<A: Silicon>(on: &Bench<'_, A>) {
 }
 
 fn narrowed<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(AreaFlags::MISSING);
+    on.watch(VmaFlags::MISSING);
     let mut pieces = Vec::new();
     let filled = on.space.fill(on.pages(16, 16), false, |at, bytes| {
         if pieces.is_empty() {
@@ -229,7 +229,7 @@ fn moved<A: Silicon>(arch: A) {
             space.fill(VirtRange { start: at(page), end: at(page + 1) }, false, contents).unwrap();
         };
         crate::bench::map(&space, BASE, 64 * on.page);
-        space.watch(VirtRange { start: BASE, end: at(64) }, WATCHER, AreaFlags::MISSING).unwrap();
+        space.watch(VirtRange { start: BASE, end: at(64) }, WATCHER, VmaFlags::MISSING).unwrap();
         let remap = |from: u64, to: u64| {
             let (flags, len) = (RemapFlags::MAYMOVE | RemapFlags::FIXED, 2 * on.page);
             let request = RemapRequest { addr: at(from), old_len: len, new_len: len, flags, new_addr: at(to) };
@@ -247,7 +247,7 @@ fn moved<A: Silicon>(arch: A) {
 
 fn protected<A: Silicon>(on: &Bench<'_, A>) {
     (0..64).for_each(|i| on.store(i, i).unwrap());
-    on.watch(AreaFlags::WRITES);
+    on.watch(VmaFlags::WRITES);
     on.store(5, 55).unwrap();
     on.space.write_protect(on.pages(5, 20), false).unwrap();
     for i in 0..64 {
@@ -262,14 +262,14 @@ fn protected<A: Silicon>(on: &Bench<'_, A>) {
     on.space.write_unprotect(on.all()).unwrap();
     (0..64).for_each(|i| on.store(i, i).unwrap());
     // Supplied and protected in one.
-    on.watch(AreaFlags::MISSING | AreaFlags::WRITES);
+    on.watch(VmaFlags::MISSING | VmaFlags::WRITES);
     on.space.advise(BASE, 64 * on.page, Advise::DontNeed).unwrap();
     on.fill(0, 16, true).unwrap();
     assert_eq!((on.load(9), on.store(9, 1)), (Ok(1009), on.no_store(9, Happening::Write)));
 }
 
 fn markers<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(AreaFlags::WRITES);
+    on.watch(VmaFlags::WRITES);
     on.store(9, 99).unwrap();
     let before = on.held()[0];
     on.space.write_protect(on.all(), false).unwrap();
@@ -285,7 +285,7 @@ fn markers<A: Silicon>(on: &Bench<'_, A>) {
     on.store(empty, 1).unwrap();
     assert_eq!(on.store(empty + 1, 1), on.no_store(empty + 1, Happening::Write));
     // Markers are no pages: they are filled.
-    on.watch(AreaFlags::WRITES | AreaFlags::MISSING);
+    on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
     assert_eq!(on.load(60), if on.held()[2] == 0 { Ok(0) } else { on.no_load(60) });
     if on.held()[2] > 0 {
         on.fill(60, 2, true).unwrap();
@@ -300,7 +300,7 @@ fn markers<A: Silicon>(on: &Bench<'_, A>) {
 fn exact<A: Silicon>(on: &Bench<'_, A>) {
     // Zeros, of which one is written, and the others are not.
     assert_eq!(on.load(0), Ok(0));
-    on.watch(AreaFlags::WRITES);
+    on.watch(VmaFlags::WRITES);
     on.space.write_protect(on.pages(1, 15), true).unwrap();
     on.store(0, 1).unwrap();
     assert_eq!(on.store(1, 1), on.no_store(1, Happening::Write));
@@ -320,7 +320,7 @@ fn exact<A: Silicon>(on: &Bench<'_, A>) {
 
 fn along<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
-    on.watch(AreaFlags::WRITES);
+    on.watch(VmaFlags::WRITES);
     on.space.write_protect(on.pages(0, 40), true).unwrap();
     on.space.write_unprotect(on.pages(7, 1)).unwrap();
     let protected = |on: &Bench<'_, A>| {
@@ -352,7 +352,7 @@ fn along<A: Silicon>(on: &Bench<'_, A>) {
 
 fn child<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
-    on.watch(AreaFlags::WRITES | AreaFlags::MISSING);
+    on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
     on.space.write_protect(on.pages(0, 40), true).unwrap();
     on.space.advise(BASE, 4 * on.page, Advise::PageOut).unwrap();
     let child = on.space.fork().unwrap();
@@ -362,8 +362,8 @@ fn child<A: Silicon>(on: &Bench<'_, A>) {
         program.store_u64(on.at(i), 100).unwrap();
     }
     drop(program);
-    child.areas(0, |area| {
-        assert_eq!((area.watcher, area.flags & AreaFlags::WATCHES), (None, AreaFlags::empty()));
+    child.vmas(0, |vma| {
+        assert_eq!((vma.watcher, vma.flags & VmaFlags::WATCHES), (None, VmaFlags::empty()));
         true
     });
     assert_eq!((on.store(8, 1), on.store(2, 1)), (on.no_store(8, Happening::Write), on.no_store(2, Happening::Write)));
@@ -371,7 +371,7 @@ fn child<A: Silicon>(on: &Bench<'_, A>) {
 
 fn unwatched<A: Silicon>(on: &Bench<'_, A>) {
     (0..16).for_each(|i| on.store(i, i).unwrap());
-    on.watch(AreaFlags::WRITES | AreaFlags::MISSING);
+    on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
     on.space.write_protect(on.all(), true).unwrap();
     on.space.unwatch(on.all(), OTHER).unwrap();
     assert_eq!(on.store(0, 1), on.no_store(0, Happening::Write));
@@ -381,7 +381,7 @@ fn unwatched<A: Silicon>(on: &Bench<'_, A>) {
     on.space.unwatch(VirtRange { start: 0, end: on.at(64) }, WATCHER).unwrap();
     (0..64).for_each(|i| on.store(i, i).unwrap());
     assert_eq!(on.held()[2], 0);
-    assert_eq!(on.space.stats().areas, 1);
+    assert_eq!(on.space.stats().vmas, 1);
 }
 
 fn later<A: Silicon>(on: &Bench<'_, A>) {
@@ -420,13 +420,13 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.written(false), [(30, 1), (50, 1)]);
     let found = on.space.scan(on.all(), Scan { pages: 1, ..scan }, None).unwrap();
     assert_eq!((found.pages, on.written(false)), (1, vec![(50, 1)]));
-    on.space.watch(on.pages(32, 16), WATCHER, AreaFlags::WRITES).unwrap();
+    on.space.watch(on.pages(32, 16), WATCHER, VmaFlags::WRITES).unwrap();
     let refused = on.space.scan(on.all(), scan, None);
     assert_eq!(refused, Err(ScanError::NotAsync(on.pages(32, 16))));
 }
 
 fn poisoned<A: Silicon>(on: &Bench<'_, A>) {
-    on.watch(AreaFlags::MISSING);
+    on.watch(VmaFlags::MISSING);
     on.space.poison(on.pages(2, 20)).unwrap();
     for i in 2..22 {
         assert_eq!(on.load(i), Err(Fault::Handler(FaultError::Poisoned(on.at(i)))));
@@ -449,12 +449,12 @@ fn refused<A: Silicon>(on: &Bench<'_, A>) {
     let shared = VirtRange { start: on.at(100), end: on.at(101) };
     on.space.map(MapRequest { addr: shared.start, len: on.page, prot: RW, flags }).unwrap();
     let watch = |range, by, what| on.space.watch(range, by, what);
-    assert_eq!(watch(shared, WATCHER, AreaFlags::MISSING), Err(WatchError::Unwatchable(shared)));
-    assert_eq!(watch(shared, WATCHER, AreaFlags::WRITES), Err(WatchError::Unwatchable(shared)));
+    assert_eq!(watch(shared, WATCHER, VmaFlags::MISSING), Err(WatchError::Unwatchable(shared)));
+    assert_eq!(watch(shared, WATCHER, VmaFlags::WRITES), Err(WatchError::Unwatchable(shared)));
     assert_eq!(watch(on.pages(60, 10), WATCHER, LATER), Err(WatchError::NotMapped));
-    assert_eq!(watch(on.all(), WATCHER, AreaFlags::ASYNC), Err(WatchError::Nothing));
-    watch(on.pages(8, 8), WATCHER, AreaFlags::MISSING).unwrap();
-    assert_eq!(watch(on.all(), OTHER, AreaFlags::MISSING), Err(WatchError::Taken(on.pages(8, 8))));
+    assert_eq!(watch(on.all(), WATCHER, VmaFlags::ASYNC), Err(WatchError::Nothing));
+    watch(on.pages(8, 8), WATCHER, VmaFlags::MISSING).unwrap();
+    assert_eq!(watch(on.all(), OTHER, VmaFlags::MISSING), Err(WatchError::Taken(on.pages(8, 8))));
     assert_eq!(on.space.write_protect(on.pages(8, 8), true), Err(WatchError::NotWatched));
     let odd = VirtRange { start: BASE + 1, end: on.at(1) };
     assert_eq!(watch(odd, WATCHER, LATER), Err(WatchError::Unaligned(odd)));

@@ -88,7 +88,7 @@ pub struct Riscv64 {
 
 impl Riscv64 {
     /// The N bit of a leaf: one of an aligned group of 16 entries that a TLB may hold as one (Svnapot). The 16 entries have
-    /// the same address: the low bits of the frame's number, 1000, say the size of the group.
+    /// the same address: the low bits of the frame's number, 1000, say the size of the memcg.
     pub const NAPOT: u64 = 1 << 63;
 
     /// 39-bit addresses, three levels.

@@ -2,9 +2,9 @@
 
 use super::unsound::{Unsound, What};
 use super::{Audit, each_block};
-use crate::cache::names_object;
 use crate::frame::{FrameKind, flag};
-use crate::group::LruList;
+use crate::memcg::LruList;
+use crate::page_cache::names_object;
 use crate::platform::Platform;
 
 impl<P: Platform> Audit<'_, '_, P> {
@@ -26,8 +26,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         let frames = machine.frames();
         self.compare(What::Free, frames.free_frames(), free);
         self.compare(What::Tables, self.sums.tables, tables);
-        let deferred = |id| machine.groups().usage(frames, id).map_or(0, |usage| usage.deferred);
-        let deferred = machine.groups().all().map(deferred).sum();
+        let deferred = |id| machine.memcgs().usage(frames, id).map_or(0, |usage| usage.deferred);
+        let deferred = machine.memcgs().all().map(deferred).sum();
         self.compare(What::Partial, deferred, partial);
     }
 
@@ -51,9 +51,9 @@ impl<P: Platform> Audit<'_, '_, P> {
 
     /// Follows each LRU list, and compares what is on them with the folios in use.
     pub(super) fn lists(&mut self) {
-        let (frames, groups, mut sum) = (self.machine.frames(), self.machine.groups(), 0);
-        for id in groups.all() {
-            groups.each_listed(frames, id, |list, counted, listed| {
+        let (frames, memcgs, mut sum) = (self.machine.frames(), self.machine.memcgs(), 0);
+        for id in memcgs.all() {
+            memcgs.each_listed(frames, id, |list, counted, listed| {
                 let (mut pages, mut folios) = (0, 0);
                 for (pfn, frame) in listed {
                     let belongs = frame.kind() == FrameKind::Folio && LruList::of(frame) == Some(list);

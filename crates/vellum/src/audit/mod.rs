@@ -10,11 +10,11 @@
 //! | free frames | the descriptors | `frames` |
 //! | the swap cache | the folios that it names | `frames` |
 //! | entries of a node of an object's index; the object's pages in memory and in swap; the object and page that a folio names | the index | `objects` |
-//! | the areas of each space that map an object, and may write to it | the VMAs of all spaces | `objects` |
+//! | the VMAs of each space that map an object, and may write to it | the VMAs of all spaces | `objects` |
 //! | references of a slot | the PTEs, the pages of objects and the swap-cache page that name it | `slots` |
-//! | pages charged to a group, with its descendants | the folios, page tables, and other blocks whose descriptors name these | `charges` |
+//! | pages charged to a memcg, with its descendants | the folios, page tables, and other blocks whose descriptors name these | `charges` |
 //! | charged blocks that are neither, nor the host's | frames of spaces' VMA trees and slots, and of objects' heads, mappers and nodes | `charges` |
-//! | pages in swap of a group's objects | the objects | `objects` |
+//! | pages in swap of a memcg's objects | the objects | `objects` |
 //!
 //! An audit changes nothing and allocates nothing. It takes each lock that it needs for a moment,
 //! as any reader does: on a machine that is not at rest it is safe, and finds differences that are
@@ -37,8 +37,8 @@ pub use unsound::{Unsound, What};
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
 use crate::frame::{Frame, FrameKind, FrameState};
-use crate::group::MAX_GROUPS;
 use crate::machine::Machine;
+use crate::memcg::MAX_MEMCGS;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 
@@ -58,17 +58,17 @@ pub struct Sums {
     pub pinned: u64,
     /// Frames of spaces and objects beside folios and page tables.
     pub structures: u64,
-    /// The host's own structures, charged to groups.
+    /// The host's own structures, charged to memcgs.
     pub host: u64,
 }
 
 /// Returns the first frame of a machine, and the length of the array that [`audit`] counts in: how
-/// many frames lie from there to the last one, and at least [`MAX_GROUPS`].
+/// many frames lie from there to the last one, and at least [`MAX_MEMCGS`].
 pub fn span<P: Platform>(machine: &Machine<'_, P>) -> (Pfn, usize) {
     let regions = || machine.platform().regions().iter();
     let first = regions().map(|region| region.base.pfn().0).min().unwrap_or(0);
     let end = regions().map(|region| ((region.base.0 + region.len) >> FRAME_SHIFT) as u32).max().unwrap_or(0);
-    (Pfn(first), (end.saturating_sub(first) as usize).max(MAX_GROUPS))
+    (Pfn(first), (end.saturating_sub(first) as usize).max(MAX_MEMCGS))
 }
 
 /// Audits a machine whose address spaces are `spaces`: shows each difference to `report`, and
@@ -104,7 +104,7 @@ pub fn audit<'s, 'm: 's, P: Platform, A: Arch + 's>(
 struct Audit<'a, 'm, P: Platform> {
     machine: &'m Machine<'m, P>,
     first: Pfn,
-    /// What is counted at present: by frame from `first` on, by slot, or by group.
+    /// What is counted at present: by frame from `first` on, by slot, or by memcg.
     counts: &'a mut [u32],
     report: &'a mut dyn FnMut(Unsound),
     sums: Sums,

@@ -4,9 +4,9 @@ use super::unsound::{Unsound, What};
 use super::{Audit, each_block};
 use crate::addr::Pfn;
 use crate::arch::Arch;
-use crate::cache::{Object, There};
 use crate::frame::flag;
-use crate::group::GroupId;
+use crate::memcg::MemcgId;
+use crate::page_cache::{Object, There};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::stats::Counter;
@@ -67,29 +67,29 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         structures
     }
 
-    /// Compares the VMAs of all spaces with the spaces and areas that objects say map them.
+    /// Compares the VMAs of all spaces with the spaces and VMAs that objects say map them.
     pub(super) fn mappers<'s, A: Arch + 's>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone)
     where
         'm: 's,
     {
         self.counts.fill(0);
         for space in spaces.clone() {
-            self.areas(space, |_| true);
+            self.vmas(space, |_| true);
             // The first VMA of each object compares, and empties the count for the next space.
             each_vma(space, |vma, object| {
                 let count = self.counts.get_mut(object.frame().0.wrapping_sub(self.first.0) as usize);
                 let found = count.map_or(0, core::mem::take);
                 if found > 0 {
-                    let what = What::AreasOf(vma.backing.object, space.id());
-                    self.compare(what, object.areas_of(space.id()), found.into());
+                    let what = What::VmasOf(vma.backing.object, space.id());
+                    self.compare(what, object.vmas_of(space.id()), found.into());
                 }
             });
         }
-        for (only_writers, what) in [(false, What::Areas as fn(Pfn) -> What), (true, What::Writers)] {
+        for (only_writers, what) in [(false, What::Vmas as fn(Pfn) -> What), (true, What::Writers)] {
             self.counts.fill(0);
-            spaces.clone().for_each(|space| self.areas(space, |vma| !only_writers || vma.backing.may_write()));
+            spaces.clone().for_each(|space| self.vmas(space, |vma| !only_writers || vma.backing.may_write()));
             self.each_object(|audit, object| {
-                let counted = if only_writers { object.writers() } else { object.areas() };
+                let counted = if only_writers { object.writers() } else { object.vmas() };
                 let found = audit.count(object.frame()).into();
                 audit.compare(what(object.frame()), counted, found);
                 // One reference is the audit's.
@@ -101,21 +101,21 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
     }
 
     /// Counts the VMAs of a space that are like this, by the frame that their object begins in.
-    fn areas<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, like: impl Fn(&Vma) -> bool) {
+    fn vmas<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, like: impl Fn(&Vma) -> bool) {
         each_vma(space, |vma, object| {
             let count = self.counts.get_mut(object.frame().0.wrapping_sub(self.first.0) as usize);
             count.filter(|_| like(vma)).into_iter().for_each(|count| *count += 1);
         });
     }
 
-    /// Compares what groups have in swap with their objects.
+    /// Compares what memcgs have in swap with their objects.
     pub(super) fn swapped(&mut self) {
         self.counts.fill(0);
         self.each_object(|audit, object| {
             let [_, away] = object.extent();
-            audit.counts[usize::from(object.group().number())] += (away as u32) << object.page_order();
+            audit.counts[usize::from(object.memcg().number())] += (away as u32) << object.page_order();
         });
-        self.by_group(What::SwappedBy as fn(GroupId) -> What, |usage| usage.swapped, |_| 0);
+        self.by_memcg(What::SwappedBy as fn(MemcgId) -> What, |usage| usage.swapped, |_| 0);
     }
 }
 
@@ -124,10 +124,10 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
 fn each_vma<P: Platform, A: Arch>(space: &AddressSpace<'_, P, A>, mut visit: impl FnMut(&Vma, &Object<'_, P>)) {
     let mut next = Some(0);
     while let Some(at) = next.take() {
-        space.areas(at, |vma| {
+        space.vmas(at, |vma| {
             next = Some(vma.range.end);
             if !vma.backing.is_anonymous() {
-                // SAFETY: the areas are locked while one is shown.
+                // SAFETY: the VMAs are locked while one is shown.
                 let object = unsafe { Object::behind(space.machine(), &vma.backing) };
                 visit(vma, &object);
             }

@@ -28,7 +28,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             // One VMA at a time: the walk below may give way to others, which no lock should be
             // held for.
             let mut vma = None;
-            space.areas(at, |found| {
+            space.vmas(at, |found| {
                 vma = Some((*found.range, found.prot.attrs()));
                 false
             });

@@ -7,9 +7,9 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::*;
 use crate::arch::X86_64;
-use crate::cache::{Object, There};
 use crate::frame::{BootOptions, Counts};
-use crate::group::{GroupId, Home};
+use crate::memcg::{LruvecId, MemcgId};
+use crate::page_cache::{Object, There};
 use crate::platform::SpaceId;
 use crate::space::{Access, Advise, Limits, MapFlags, MapRequest};
 use crate::swap::{Compressed, Slots, SwapRun};
@@ -21,11 +21,11 @@ const SLOTS: u32 = 1024;
 
 type Space<'m> = AddressSpace<'m, Host, X86_64>;
 
-/// A machine with a group, a space and an object of that group, which has a page in memory and one
+/// A machine with a memcg, a space and an object of that memcg, which has a page in memory and one
 /// in swap.
 struct Scene<'m> {
     machine: &'m Machine<'m, Host>,
-    group: GroupId,
+    memcg: MemcgId,
     space: Space<'m>,
     object: Object<'m, Host>,
 }
@@ -38,22 +38,22 @@ fn on(test: impl FnOnce(&Scene<'_>)) {
     let store = Compressed::new(frames, SLOTS).unwrap();
     // SAFETY: nobody else uses it, and it outlives the machine's use.
     unsafe { machine.swaps().attach(frames, &store, SLOTS, 0) }.unwrap();
-    let group = machine.groups().create(frames, GroupId::ROOT, u64::MAX).unwrap();
+    let memcg = machine.memcgs().create(frames, MemcgId::ROOT, u64::MAX).unwrap();
     let arch = X86_64::four_levels();
-    let space = AddressSpace::new(&machine, arch, group, Limits::default()).unwrap();
-    let object = Object::new(&machine, &arch, group, 0, 1 << 40).unwrap();
+    let space = AddressSpace::new(&machine, arch, memcg, Limits::default()).unwrap();
+    let object = Object::new(&machine, &arch, memcg, 0, 1 << 40).unwrap();
     let prot = Prot::READ | Prot::WRITE;
-    let area = |flags| MapRequest { addr: 0, len: 4 * PAGE, prot, flags };
-    let own = space.map(area(MapFlags::empty())).unwrap();
-    let shared = space.map_object(area(MapFlags::SHARED), &object, 0).unwrap();
+    let vma = |flags| MapRequest { addr: 0, len: 4 * PAGE, prot, flags };
+    let own = space.map(vma(MapFlags::empty())).unwrap();
+    let shared = space.map_object(vma(MapFlags::SHARED), &object, 0).unwrap();
     (0..4).for_each(|page| _ = space.fault(own + page * PAGE, Access::Write).unwrap());
     (0..2).for_each(|page| _ = space.fault(shared + page * PAGE, Access::Write).unwrap());
     space.advise(own + PAGE, PAGE, Advise::PageOut).unwrap();
     space.advise(shared, 4 * PAGE, Advise::PageOut).unwrap();
     space.fault(shared + PAGE, Access::Read).unwrap();
     // Nodes of all levels.
-    drop(object.page_or_new(1 << 27, group).unwrap());
-    let on = Scene { machine: &machine, group, space, object };
+    drop(object.page_or_new(1 << 27, memcg).unwrap());
+    let on = Scene { machine: &machine, memcg, space, object };
     assert!(on.object.extent().iter().all(|pages| *pages > 0), "{:?}", on.object.extent());
     assert_eq!(on.audit(), []);
     test(&on);
@@ -121,28 +121,28 @@ fn an_entry_that_a_node_does_not_count() {
 }
 
 #[test]
-fn an_area_that_an_object_counts_and_no_space_has() {
+fn an_vma_that_an_object_counts_and_no_space_has() {
     on(|on| {
         let backing = Backing { object: on.object.frame(), sharing: Sharing::Private, delta: 0, tag: 0 };
         let space = on.space.id();
-        crate::cache::hold(on.machine, &backing, space);
-        let areas = |what: What| Unsound::Differs { what, counted: 2, found: 1 };
+        crate::page_cache::hold(on.machine, &backing, space);
+        let vmas = |what: What| Unsound::Differs { what, counted: 2, found: 1 };
         let at = on.object.frame();
-        assert_eq!(on.audit(), [areas(What::AreasOf(at, space)), areas(What::Areas(at))]);
+        assert_eq!(on.audit(), [vmas(What::VmasOf(at, space)), vmas(What::Vmas(at))]);
         on.object.take_back(&backing, space);
         // Of a space that is not there.
         on.counted_once_more(
-            What::Areas(at),
-            || crate::cache::hold(on.machine, &backing, SpaceId(1 << 40)),
+            What::Vmas(at),
+            || crate::page_cache::hold(on.machine, &backing, SpaceId(1 << 40)),
             || on.object.take_back(&backing, SpaceId(1 << 40)),
         );
         on.counted_once_more(
             What::Writers(at),
             || assert!(on.object.admit_writer()),
             || {
-                // An area that could write came, and went.
+                // A VMA that could write came, and went.
                 let writer = Backing { sharing: Sharing::Shared, ..backing };
-                crate::cache::hold(on.machine, &backing, space);
+                crate::page_cache::hold(on.machine, &backing, space);
                 on.object.take_back(&writer, space);
             },
         );
@@ -150,49 +150,49 @@ fn an_area_that_an_object_counts_and_no_space_has() {
 }
 
 #[test]
-fn a_page_that_is_charged_to_no_group_or_to_another() {
+fn a_page_that_is_charged_to_no_memcg_or_to_another() {
     on(|on| {
         let (pfn, _) = on.pages();
-        let (frames, groups) = (on.machine.frames(), on.machine.groups());
+        let (frames, memcgs) = (on.machine.frames(), on.machine.memcgs());
         let (_, frame) = frames.head(pfn);
-        let home = Home::unpack(frame.home());
-        frame.set_home(Home { group: GroupId::ROOT, ..home }.pack());
+        let lruvec = LruvecId::unpack(frame.lruvec());
+        frame.set_lruvec(LruvecId { memcg: MemcgId::ROOT, ..lruvec }.pack());
         let charged = |audit: Vec<Unsound>| {
             let charged = |unsound: &Unsound| match unsound {
-                Unsound::Differs { what: What::Charged(group), counted, found } => Some((*group, counted - found)),
+                Unsound::Differs { what: What::Charged(memcg), counted, found } => Some((*memcg, counted - found)),
                 _ => None,
             };
             audit.iter().filter_map(charged).collect::<Vec<_>>()
         };
-        assert_eq!(charged(on.audit()), [(on.group, 1 << frame.order())]);
-        frame.set_home(home.pack());
+        assert_eq!(charged(on.audit()), [(on.memcg, 1 << frame.order())]);
+        frame.set_lruvec(lruvec.pack());
         // The host's memory, of which the descriptor says nothing.
-        let own = groups.alloc_for_host(frames, on.group, 0).unwrap();
+        let own = memcgs.alloc_for_host(frames, on.memcg, 0).unwrap();
         assert_eq!(on.audit(), []);
         frames.frame(own).become_kind(FrameKind::Private, 0, 0);
-        assert_eq!(charged(on.audit()), [(GroupId::ROOT, 1), (on.group, 1)]);
+        assert_eq!(charged(on.audit()), [(MemcgId::ROOT, 1), (on.memcg, 1)]);
         // SAFETY: allocated above, and not used.
-        unsafe { groups.free_for_host(frames, own, 0) };
+        unsafe { memcgs.free_for_host(frames, own, 0) };
         assert_eq!(on.audit(), []);
         // A frame of the engine's own, which nothing has.
         let lost = Cell::new(Pfn::NONE);
         on.counted_once_more(
             What::Structures,
-            || lost.set(groups.alloc(frames, on.group, 0, false).unwrap().0),
+            || lost.set(memcgs.alloc(frames, on.memcg, 0, false).unwrap().0),
             // SAFETY: allocated above, and not used.
-            || unsafe { groups.free(frames, lost.get(), 0, false) },
+            || unsafe { memcgs.free(frames, lost.get(), 0, false) },
         );
     });
 }
 
 #[test]
-fn what_a_group_has_in_swap() {
+fn what_a_memcg_has_in_swap() {
     on(|on| {
-        let groups = on.machine.groups();
-        groups.count_swapped(on.group, 3);
-        let differs = |group| Unsound::Differs { what: What::SwappedBy(group), counted: 4, found: 1 };
-        assert_eq!(on.audit(), [differs(GroupId::ROOT), differs(on.group)]);
-        groups.count_swapped(on.group, -3);
+        let memcgs = on.machine.memcgs();
+        memcgs.count_swapped(on.memcg, 3);
+        let differs = |memcg| Unsound::Differs { what: What::SwappedBy(memcg), counted: 4, found: 1 };
+        assert_eq!(on.audit(), [differs(MemcgId::ROOT), differs(on.memcg)]);
+        memcgs.count_swapped(on.memcg, -3);
         assert_eq!(on.audit(), []);
     });
 }

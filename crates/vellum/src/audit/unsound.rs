@@ -5,7 +5,7 @@ use core::fmt;
 use crate::addr::Pfn;
 use crate::arch::Attrs;
 use crate::frame::FrameKind;
-use crate::group::{GroupId, LruList};
+use crate::memcg::{LruList, MemcgId};
 use crate::platform::SpaceId;
 
 /// A difference that an audit found. Numbers of pages are of 4 KiB.
@@ -101,7 +101,7 @@ pub enum What {
     /// Pages of folios in use, and on LRU lists.
     Listed,
     /// Folios on a shard's list.
-    List(GroupId, LruList),
+    List(MemcgId, LruList),
     /// Partially mapped folios.
     Partial,
     /// Free frames.
@@ -120,22 +120,22 @@ pub enum What {
     InMemory(Pfn),
     /// Pages of an object on swap devices, likewise.
     InSwap(Pfn),
-    /// Areas of a space that map an object.
-    AreasOf(Pfn, SpaceId),
-    /// Areas that map an object.
-    Areas(Pfn),
-    /// Areas that are shared and may write to an object.
+    /// VMAs of a space that map an object.
+    VmasOf(Pfn, SpaceId),
+    /// VMAs that map an object.
+    Vmas(Pfn),
+    /// VMAs that are shared and may write to an object.
     Writers(Pfn),
-    /// References of an object: at least its areas'.
+    /// References of an object: at least its VMAs'.
     Handles(Pfn),
     /// Memory of all objects ([`Counter::ShmemPages`](crate::stats::Counter::ShmemPages)).
     Objects,
     /// Frames of spaces and objects beside folios and page tables, charged and found.
     Structures,
-    /// Pages charged to a group and its descendants.
-    Charged(GroupId),
-    /// Pages of the objects of a group and its descendants on swap devices.
-    SwappedBy(GroupId),
+    /// Pages charged to a memcg and its descendants.
+    Charged(MemcgId),
+    /// Pages of the objects of a memcg and its descendants on swap devices.
+    SwappedBy(MemcgId),
 }
 
 impl fmt::Display for Unsound {

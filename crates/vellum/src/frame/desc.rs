@@ -6,7 +6,7 @@
 //! |---|---|---|---|---|
 //! | `counts` | references, mappings | | | |
 //! | `state` | kind, order, flags | kind, level, flags | kind, order, zero | kind, order |
-//! | `home` | group, LRU shard, LRU list | group, shard | | |
+//! | `lruvec` | memcg, LRU shard, LRU list | memcg, shard | | |
 //! | `link` | LRU list, or who has isolated it | lock, live count | free list | first tail only: the deferred-split list |
 //! | `data` | owner, for the reverse map | parent and index there | | |
 //!
@@ -58,7 +58,7 @@ pub mod flag {
     pub const LAZY: u32 = 1 << 21;
     /// A folio some of whose frames have, or had, slots that hold the same ([`crate::swap`]).
     pub const SWAP_CACHED: u32 = 1 << 22;
-    /// A [`Private`](super::FrameKind::Private) block that is charged to the group that its
+    /// A [`Private`](super::FrameKind::Private) block that is charged to the memcg that its
     /// descriptor names.
     pub const CHARGED: u32 = 1 << 23;
     /// A charged block that holds the host's own structures.
@@ -68,7 +68,7 @@ pub mod flag {
 }
 
 /// Where the reverse map of an anonymous folio begins: with the spaces of one family (a space, and what was forked from it and from
-/// those), and with the areas there that have its place behind them ([`Backing`](crate::vma::Backing)). A hint to look there, and no
+/// those), and with the VMAs there that have its place behind them ([`Backing`](crate::vma::Backing)). A hint to look there, and no
 /// promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
@@ -144,7 +144,7 @@ impl Counts {
 pub struct Frame {
     counts: AtomicU64,
     state: AtomicU32,
-    home: AtomicU32,
+    lruvec: AtomicU32,
     link: [AtomicU32; 2],
     data: AtomicU64,
 }
@@ -321,16 +321,16 @@ impl Frame {
         false
     }
 
-    /// Group, shard and list; see [`crate::group`].
+    /// memcg, shard and list; see [`crate::memcg`].
     #[inline]
-    pub(crate) fn home(&self) -> u32 {
-        self.home.load(Ordering::Relaxed)
+    pub(crate) fn lruvec(&self) -> u32 {
+        self.lruvec.load(Ordering::Relaxed)
     }
 
-    /// Set group, shard and list.
+    /// Set memcg, shard and list.
     #[inline]
-    pub(crate) fn set_home(&self, home: u32) {
-        self.home.store(home, Ordering::Relaxed);
+    pub(crate) fn set_lruvec(&self, lruvec: u32) {
+        self.lruvec.store(lruvec, Ordering::Relaxed);
     }
 
     /// Owner of a folio, parent of a table.

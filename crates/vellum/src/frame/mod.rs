@@ -239,12 +239,12 @@ impl<'p, P: Platform> Frames<'p, P> {
     /// other has any to spare.
     #[inline]
     pub fn alloc(&self, order: u8, zero: bool, usage: Use) -> Result<Pfn, OutOfMemory> {
-        self.alloc_at_home(order, zero, usage).map(|(pfn, _)| pfn)
+        self.alloc_at_lruvec(order, zero, usage).map(|(pfn, _)| pfn)
     }
 
-    /// The same, and the shard where it is at home, for whoever has it admitted to a group.
+    /// The same, and the shard where it is at home, for whoever has it admitted to a memcg.
     #[inline(always)]
-    pub(crate) fn alloc_at_home(&self, order: u8, zero: bool, usage: Use) -> Result<(Pfn, usize), OutOfMemory> {
+    pub(crate) fn alloc_at_lruvec(&self, order: u8, zero: bool, usage: Use) -> Result<(Pfn, usize), OutOfMemory> {
         let (pfn, shard) = self.find(order, zero, usage);
         pfn.some().map(|pfn| (pfn, shard)).ok_or(OutOfMemory)
     }

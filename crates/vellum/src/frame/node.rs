@@ -1,6 +1,6 @@
 //! Nodes: memory that some CPUs reach sooner than others do, and who gives when one has none left.
 //!
-//! Each node has a buddy allocator and watermarks of its own. What there is once a CPU (its cache of frames, its part of each group) is a
+//! Each node has a buddy allocator and watermarks of its own. What there is once a CPU (its cache of frames, its part of each memcg) is a
 //! *shard*, and has memory of the CPU's own node only. Where there are several nodes, each has a shard besides, for all CPUs of other
 //! nodes that use its memory. So all of a shard is on one node, the caches and the lists of a node are those of some shards, and whoever
 //! knows a folio's shard knows its node. With one node there are the CPUs' shards and nothing else.
@@ -98,7 +98,7 @@ impl<'p, P: Platform> Frames<'p, P> {
 
     /// How many frames should be reclaimed in the background, of all nodes: [`Frames::shortage_on`].
     ///
-    /// A host has a task for this ([`reclaim`](crate::reclaim::reclaim), of [`GroupId::ROOT`](crate::group::GroupId::ROOT)), and asks
+    /// A host has a task for this ([`reclaim`](crate::reclaim::reclaim), of [`MemcgId::ROOT`](crate::group::GroupId::ROOT)), and asks
     /// after each fault, say, whether to wake it. The answer 0 is one load; another takes the locks of all caches.
     #[inline]
     pub fn shortage(&self) -> u64 {

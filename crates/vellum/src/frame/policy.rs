@@ -39,7 +39,7 @@ impl Knob {
     }
 }
 
-/// What a program said of an area (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
+/// What a program said of a VMA (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Advice {
@@ -63,7 +63,7 @@ const FILL_ORDER: u8 = 4;
 pub struct FolioPolicy {
     global: AtomicU8,
     orders: [AtomicU8; LARGEST_FOLIO as usize + 1],
-    /// What follows from the knobs for areas that did not ask for large folios, and for those that did: a fault reads one
+    /// What follows from the knobs for VMAs that did not ask for large folios, and for those that did: a fault reads one
     /// of these and nothing else.
     allowed: [AtomicU32; 2],
     joins: AtomicBool,
@@ -113,7 +113,7 @@ impl FolioPolicy {
     }
 
     /// The orders, as a bit set, of folios that a fault may bring into an object, besides single pages, where they lie in the
-    /// object and in the area entirely (Linux: `hugepages-<size>kB/shmem_enabled`, `within_size`). None unless told so.
+    /// object and in the VMA entirely (Linux: `hugepages-<size>kB/shmem_enabled`, `within_size`). None unless told so.
     pub fn objects(&self) -> u32 {
         self.objects.load(Relaxed)
     }
@@ -123,7 +123,7 @@ impl FolioPolicy {
         self.objects.store(orders & ALL, Relaxed);
     }
 
-    /// The orders of folios that hold what is filled ahead ([`crate::cache::Object::allocate`]), where they lie in what is filled
+    /// The orders of folios that hold what is filled ahead ([`crate::page_cache::Object::allocate`]), where they lie in what is filled
     /// entirely: 64 KiB unless told otherwise. So a program's text is in folios that a contiguous block maps (Linux's
     /// `exec_folio_order`).
     pub fn fills(&self) -> u32 {
@@ -163,7 +163,7 @@ impl FolioPolicy {
         }
     }
 
-    /// The orders, as a bit set, that a fault in an area with this advice may use besides single pages.
+    /// The orders, as a bit set, that a fault in a VMA with this advice may use besides single pages.
     #[inline]
     pub fn orders(&self, advice: Advice) -> u32 {
         match advice {

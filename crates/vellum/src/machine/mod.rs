@@ -9,7 +9,7 @@ use crate::frame::{
     BootError, BootOptions, Counts, Frame, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable,
     flag,
 };
-use crate::group::{GroupId, Groups, Home, Leavers};
+use crate::memcg::{Leavers, LruvecId, MemcgId, Memcgs};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
 use crate::swap::Swaps;
@@ -32,7 +32,7 @@ pub(crate) use scratch::{Scratch, Stretch};
 /// ```
 pub struct Machine<'p, P: Platform> {
     frames: Frames<'p, P>,
-    groups: Groups<'p>,
+    memcgs: Memcgs<'p>,
     walkers: Walkers<'p>,
     policy: FolioPolicy,
     counters: &'p [CounterSlot],
@@ -44,7 +44,7 @@ pub struct Machine<'p, P: Platform> {
     numbers: AtomicU64,
 }
 
-/// The memory objects that may have something on swap devices, linked through their heads (see [`crate::cache`]).
+/// The memory objects that may have something on swap devices, linked through their heads (see [`crate::page_cache`]).
 pub(crate) struct Objects {
     pub(crate) first: Pfn,
 }
@@ -77,7 +77,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         let frames = Frames::boot(platform, options)?;
         let too_small = |_: OutOfMemory| BootError::TooSmall(FRAME_SIZE);
         let cpus = platform.count();
-        let groups = Groups::boot(&frames).map_err(too_small)?;
+        let memcgs = Memcgs::boot(&frames).map_err(too_small)?;
         // SAFETY: `kept` gives zeroed memory for good, of the size asked for, aligned to a frame.
         let walkers = unsafe { Walkers::new(kept(&frames, Walkers::bytes(cpus)).map_err(too_small)?, cpus) };
         let counters = kept_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
@@ -86,7 +86,7 @@ impl<'p, P: Platform> Machine<'p, P> {
         let zeros = Self::zeros(&frames).map_err(too_small)?;
         Ok(Machine {
             frames,
-            groups,
+            memcgs,
             walkers,
             policy: FolioPolicy::default(),
             counters,
@@ -134,10 +134,10 @@ impl<'p, P: Platform> Machine<'p, P> {
         self.frames.platform()
     }
 
-    /// Its groups.
+    /// Its memcgs.
     #[inline]
-    pub fn groups(&self) -> &Groups<'p> {
-        &self.groups
+    pub fn memcgs(&self) -> &Memcgs<'p> {
+        &self.memcgs
     }
 
     /// Its swap devices.
@@ -165,10 +165,10 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// How many pages (of 4 KiB) are in a slot as well, of those that are charged to groups of which this says so; locks are held when it is
     /// asked. Looks at every slot of the devices that have such.
-    pub fn swap_cached(&self, of: impl Fn(GroupId) -> bool) -> u64 {
+    pub fn swap_cached(&self, of: impl Fn(MemcgId) -> bool) -> u64 {
         let mut pages = 0;
         self.swaps.each_copy(&self.frames, |copy| {
-            pages += u64::from(of(Home::unpack(self.frames.head(copy).1.home()).group));
+            pages += u64::from(of(LruvecId::unpack(self.frames.head(copy).1.lruvec()).memcg));
         });
         pages
     }
@@ -249,8 +249,8 @@ impl<'p, P: Platform> Machine<'p, P> {
     fn free_folio(&self, head: Pfn, frame: &Frame) {
         let order = frame.order();
         self.uncache_in_parts(head, frame, || true);
-        Leavers::new(&self.frames, &self.groups).leave(head, frame, 1 << order);
-        // SAFETY: the last reference is gone, no page table has it, and it left its group's lists.
+        Leavers::new(&self.frames, &self.memcgs).leave(head, frame, 1 << order);
+        // SAFETY: the last reference is gone, no page table has it, and it left its memcg's lists.
         unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
     }
 

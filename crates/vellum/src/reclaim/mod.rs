@@ -1,12 +1,12 @@
-//! Memory is short: what was not used for a while goes, from the groups that should have less.
+//! Memory is short: what was not used for a while goes, from the memcgs that should have less.
 //!
 //! Who runs out of memory is told so, having changed nothing; it is the host who reclaims and has it tried again. So nothing here
 //! runs inside another operation, and no lock is held when it begins.
 //!
 //! # Mechanism
-//! Folios are taken off the old end of a group's lists, a batch at a time, each with a reference and the number of who did.
-//! Those that go on in memory and by their places are one row from then on. Where they are mapped is asked of the spaces of their family, where an area has their place behind it:
-//! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for areas that
+//! Folios are taken off the old end of a memcg's lists, a batch at a time, each with a reference and the number of who did.
+//! Those that go on in memory and by their places are one row from then on. Where they are mapped is asked of the spaces of their family, where a VMA has their place behind it:
+//! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for VMAs that
 //! were moved, or have an object behind them; which a space goes through only if it has any. A folio that was used since somebody last looked goes back to the
 //! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
 //! freed together. What is an object's (`objects`) is unmapped wherever the object is mapped, and then goes from the object. What is not mapped of folios that are mapped in part goes first (`split`), and then what may go without being kept
@@ -20,8 +20,8 @@ use arrayvec::ArrayVec;
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
 use crate::frame::{Family, Frame, Owner, flag};
-use crate::group::{GroupError, GroupId, LruList};
 use crate::machine::Machine;
+use crate::memcg::{LruList, MemcgError, MemcgId};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, BATCH, Copies, Isolated, Spaces};
 use crate::vma::Vma;
@@ -44,33 +44,33 @@ pub struct Reclaimed {
 /// Of what memory is reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Of what this group and its descendants have ([`GroupId::ROOT`]: of all).
-    pub group: GroupId,
+    /// Of what this memcg and its descendants have ([`MemcgId::ROOT`]: of all).
+    pub memcg: MemcgId,
     /// Only of what is on this node.
     pub node: Option<usize>,
 }
 
-impl From<GroupId> for Part {
-    /// What a group and its descendants have, on whatever node.
-    fn from(group: GroupId) -> Self {
-        Part { group, node: None }
+impl From<MemcgId> for Part {
+    /// What a memcg and its descendants have, on whatever node.
+    fn from(memcg: MemcgId) -> Self {
+        Part { memcg, node: None }
     }
 }
 
-/// Free about so many pages (of 4 KiB) of what a group and its descendants have, on one node or all, as far as that can be, of each as much
-/// as it has of the whole. ([`GroupId::ROOT`]: of the whole machine.)
+/// Free about so many pages (of 4 KiB) of what a memcg and its descendants have, on one node or all, as far as that can be, of each as much
+/// as it has of the whole. ([`MemcgId::ROOT`]: of the whole machine.)
 ///
 /// # Errors
-/// There is no such group.
+/// There is no such memcg.
 pub fn reclaim<'m, P: Platform, A: Arch>(
     machine: &'m Machine<'m, P>,
     spaces: &(impl Spaces<'m, P, A> + ?Sized),
     part: impl Into<Part>,
     pages: u64,
-) -> Result<Reclaimed, GroupError> {
+) -> Result<Reclaimed, MemcgError> {
     let part = part.into();
-    if !machine.groups().exists(part.group) {
-        return Err(GroupError::NoSuchGroup(part.group));
+    if !machine.memcgs().exists(part.memcg) {
+        return Err(MemcgError::NoSuchMemcg(part.memcg));
     }
     let done = Reclaimed::default();
     let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
@@ -157,34 +157,34 @@ impl<'m> Victim<'m> {
 
 /// Where to look for folios.
 #[derive(Clone, Copy)]
-enum Area {
+enum SearchIn {
     /// Wherever an address is its own place.
     Plain,
     Displaced(Vma),
 }
 
-impl Area {
+impl SearchIn {
     fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
         match self {
-            Area::Plain => Some(victim.range()),
-            Area::Displaced(area) => area.with_places(victim.range()).map(VirtRange::from),
+            SearchIn::Plain => Some(victim.range()),
+            SearchIn::Displaced(vma) => vma.with_places(victim.range()).map(VirtRange::from),
         }
     }
 }
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Go once through lists of all groups concerned, as far as is wanted: in turns, in each of which the same part of what
+    /// Go once through lists of all memcgs concerned, as far as is wanted: in turns, in each of which the same part of what
     /// each of them has is looked at, and of that what it owes of the rest is freed; in the next one twice as much is looked at.
     fn lists(&mut self, part: Part, lists: &[LruList], ages: bool) {
-        let (groups, frames) = (self.machine.groups(), self.machine.frames());
+        let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let each = |shard| lists.iter().map(move |list| (shard, *list));
-        let shards = || groups.shards_on(frames, part.group, part.node).flat_map(each);
-        let all: u64 = shards().map(|(shard, list)| groups.listed(frames, shard, list)).sum();
+        let shards = || memcgs.shards_on(frames, part.memcg, part.node).flat_map(each);
+        let all: u64 = shards().map(|(shard, list)| memcgs.listed(frames, shard, list)).sum();
         let (mut looked, mut turn) = (0, self.wanted.min(all));
         while looked < all && self.done.freed < self.wanted {
             let missing = (self.wanted - self.done.freed).min(all);
             shards().for_each(|(shard, list)| {
-                let listed = groups.listed(frames, shard, list);
+                let listed = memcgs.listed(frames, shard, list);
                 // There are fewer than 2^32 frames.
                 let part_of = |pages: u64| (listed * pages).div_ceil(all);
                 self.shard(shard, list, part_of(turn), part_of(missing), ages);
@@ -195,10 +195,10 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     }
 
     /// Look at so many pages of one shard's list, and free no more of them than is owed and wanted.
-    fn shard(&mut self, shard: (GroupId, usize), list: LruList, mut left: u64, owed: u64, ages: bool) {
+    fn shard(&mut self, shard: (MemcgId, usize), list: LruList, mut left: u64, owed: u64, ages: bool) {
         let enough = self.wanted.min(self.done.freed.saturating_add(owed));
         let machine = self.machine;
-        let (groups, frames) = (machine.groups(), machine.frames());
+        let (memcgs, frames) = (machine.memcgs(), machine.frames());
         while left > 0 && self.done.freed < enough {
             let (mut victims, isolated) = (ArrayVec::<Victim<'_>, BATCH>::new(), Isolated::new(machine));
             let most = (FOLIOS, left.min(enough - self.done.freed));
@@ -212,7 +212,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 }
                 !victims.is_full()
             };
-            let pages = groups.isolate(frames, shard, list, most, take);
+            let pages = memcgs.isolate(frames, shard, list, most, take);
             if pages == 0 {
                 break;
             }
@@ -242,18 +242,18 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         if ages {
             // Once all that maps them was seen there is nothing more to be found.
             let seen = |victim: &Victim<'_>| victim.young || victim.seen >= victim.frame.counts().maps;
-            let visit = |space: &AddressSpace<'m, P, A>, area: Area, victims: &mut [Victim<'m>]| {
+            let visit = |space: &AddressSpace<'m, P, A>, vma: SearchIn, victims: &mut [Victim<'m>]| {
                 for victim in victims {
-                    let Some(range) = area.find(victim) else { continue };
+                    let Some(range) = vma.find(victim) else { continue };
                     let (used, frames) = space.used(range, victim.head);
                     victim.young |= used;
                     victim.seen += frames;
                 }
             };
-            self.each_area(family, victims, visit, |victims| victims.iter().all(seen));
+            self.each_vma(family, victims, visit, |victims| victims.iter().all(seen));
         }
-        let visit = |space: &AddressSpace<'m, P, A>, area: Area, victims: &mut [Victim<'m>]| {
-            let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| area.find(victim));
+        let visit = |space: &AddressSpace<'m, P, A>, vma: SearchIn, victims: &mut [Victim<'m>]| {
+            let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| vma.find(victim));
             let Some(mut last) = old.next() else { return };
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
             for range in old {
@@ -266,18 +266,18 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             ranges.truncate(left);
             space.evict(&ranges, Some(isolated), copies.as_deref_mut());
         };
-        self.each_area(family, victims, visit, |victims| {
+        self.each_vma(family, victims, visit, |victims| {
             victims.iter().all(|victim| victim.is_settled(self.machine, isolated))
         });
     }
 
-    /// Show every area of a family that may have some of these folios, until that is `enough`:
+    /// Show every VMA of a family that may have some of these folios, until that is `enough`:
     /// which is asked before each space other than the first.
-    fn each_area(
+    fn each_vma(
         &self,
         family: Family,
         victims: &mut [Victim<'m>],
-        mut visit: impl FnMut(&AddressSpace<'m, P, A>, Area, &mut [Victim<'m>]),
+        mut visit: impl FnMut(&AddressSpace<'m, P, A>, SearchIn, &mut [Victim<'m>]),
         mut enough: impl FnMut(&[Victim<'m>]) -> bool,
     ) {
         if victims.is_empty() {
@@ -288,11 +288,11 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             if !core::mem::take(&mut first) && enough(victims) {
                 return false;
             }
-            visit(space, Area::Plain, victims);
+            visit(space, SearchIn::Plain, victims);
             let (mut at, mut all) = (0, None);
-            while let Some(area) = space.next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims))) {
-                visit(space, Area::Displaced(area), victims);
-                at = area.range.end;
+            while let Some(vma) = space.next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims))) {
+                visit(space, SearchIn::Displaced(vma), victims);
+                at = vma.range.end;
             }
             self.machine.platform().resched();
             true

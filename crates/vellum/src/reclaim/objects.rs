@@ -1,5 +1,5 @@
 //! What memory objects have: a folio says whose it is and where, every space that maps the object there is asked whether it was used and
-//! lets go of it, and then the object has it written ([`crate::cache`]'s `swap_out`). What is locked somewhere stays, as does what somebody
+//! lets go of it, and then the object has it written ([`crate::page_cache`]'s `swap_out`). What is locked somewhere stays, as does what somebody
 //! has in hand.
 
 use core::ops::Range;
@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 
 use crate::addr::VirtRange;
 use crate::arch::Arch;
-use crate::cache::{self, Object};
+use crate::page_cache::{self, Object};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, BATCH, Isolated, Spaces, each_mapper};
 use crate::vma::Vma;
@@ -35,9 +35,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     /// Folios of one object, in the order in which it has them.
     fn object(&self, object: &Object<'m, P>, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool) {
         if ages {
-            self.each_mapping(object, victims, |space, area, victims| {
+            self.each_mapping(object, victims, |space, vma, victims| {
                 for victim in victims {
-                    let places = space.mapped_in(area, object, &pages_of(object, victim));
+                    let places = space.mapped_in(vma, object, &pages_of(object, victim));
                     victim.young |= places.is_some_and(|range| space.used(*range, victim.head).0);
                 }
             });
@@ -45,9 +45,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         victims.sort_unstable_by_key(|victim| (victim.young, victim.owner));
         let old = victims.partition_point(|victim| !victim.young);
         let old = &mut victims[..old];
-        self.each_mapping(object, old, |space, area, victims| {
+        self.each_mapping(object, old, |space, vma, victims| {
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
-            for range in victims.iter().filter_map(|victim| space.mapped_in(area, object, &pages_of(object, victim))) {
+            for range in victims.iter().filter_map(|victim| space.mapped_in(vma, object, &pages_of(object, victim))) {
                 if !ranges.last_mut().is_some_and(|last| last.join(&range)) {
                     ranges.push(*range);
                 }
@@ -62,7 +62,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         }
     }
 
-    /// Show every area that has some of these folios of an object behind it, if anybody maps any.
+    /// Show every VMA that has some of these folios of an object behind it, if anybody maps any.
     fn each_mapping(
         &self,
         object: &Object<'m, P>,
@@ -79,9 +79,9 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         }
         each_mapper(self.spaces, object, &mut |space| {
             let mut at = 0;
-            while let Some(area) = space.next_mapping(object, &(start..end), at) {
-                visit(space, &area, victims);
-                at = area.range.end;
+            while let Some(vma) = space.next_mapping(object, &(start..end), at) {
+                visit(space, &vma, victims);
+                at = vma.range.end;
             }
             self.machine.platform().resched();
         });
@@ -90,6 +90,6 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
 
 /// The pages of an object that a folio of it has.
 fn pages_of<P: Platform>(object: &Object<'_, P>, victim: &Victim<'_>) -> Range<u64> {
-    let first = cache::page_of(victim.owner);
+    let first = page_cache::page_of(victim.owner);
     first..first + (1 << (victim.frame.order() - object.page_order()))
 }

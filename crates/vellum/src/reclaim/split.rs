@@ -10,14 +10,14 @@ use arrayvec::ArrayVec;
 use crate::addr::Pfn;
 use crate::arch::Arch;
 use crate::frame::{Frame, HUGE_ORDER};
-use crate::group::Home;
 use crate::machine::Machine;
+use crate::memcg::LruvecId;
 use crate::platform::Platform;
 use crate::space::{AddressSpace, Copies, Isolated, Spaces};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
-use super::{Area, Part, Reclaim, Victim};
+use super::{Part, Reclaim, SearchIn, Victim};
 
 /// Folios that are taken from a queue together. If none of them can be split, the others have to wait: those go to the end of the queue.
 const BATCH: usize = 32;
@@ -27,12 +27,12 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     /// queued again.
     pub(super) fn split_partial(&mut self, part: Part) {
         let machine = self.machine;
-        let (groups, frames) = (machine.groups(), machine.frames());
-        groups.shards_on(frames, part.group, part.node).for_each(|shard| {
-            let mut left = groups.deferred(frames, shard) as usize;
+        let (memcgs, frames) = (machine.memcgs(), machine.frames());
+        memcgs.shards_on(frames, part.memcg, part.node).for_each(|shard| {
+            let mut left = memcgs.deferred(frames, shard) as usize;
             while left > 0 && self.done.freed < self.wanted {
                 let mut taken = ArrayVec::<_, BATCH>::new();
-                groups.take_deferred(frames, shard, left.min(BATCH), |head, frame| taken.push((head, frame)));
+                memcgs.take_deferred(frames, shard, left.min(BATCH), |head, frame| taken.push((head, frame)));
                 left -= taken.len();
                 let now = taken.iter().map(|(head, frame)| self.split(*head, frame)).sum::<u64>();
                 if now == 0 {
@@ -51,10 +51,10 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         let order = frame.order();
         let victim = Victim::new(head, frame, 1 << order);
         let mapped = Cell::new(None);
-        let visit = |space: &AddressSpace<'m, P, A>, area: Area, _: &mut [Victim<'m>]| {
-            mapped.set(mapped.get().or_else(|| area.find(&victim).and_then(|range| space.split_folio(range, head))));
+        let visit = |space: &AddressSpace<'m, P, A>, vma: SearchIn, _: &mut [Victim<'m>]| {
+            mapped.set(mapped.get().or_else(|| vma.find(&victim).and_then(|range| space.split_folio(range, head))));
         };
-        self.each_area(victim.family(), &mut [victim], visit, |_| mapped.get().is_some());
+        self.each_vma(victim.family(), &mut [victim], visit, |_| mapped.get().is_some());
         let mapped = mapped.into_inner();
         if let Some(mapped) = mapped {
             machine.count_size(SizeCounter::Split, order);
@@ -62,11 +62,11 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             return put_all(machine, unmapped.map(|(at, order, _)| (head.add(at), 1 << order)));
         }
         let maps = frame.counts().maps;
-        if maps == 0 || !self.may_copy(frame, maps) || !machine.groups().isolate_folio(machine.frames(), head) {
+        if maps == 0 || !self.may_copy(frame, maps) || !machine.memcgs().isolate_folio(machine.frames(), head) {
             if maps != 0 {
                 machine.count_size(SizeCounter::SplitFailed, order);
             }
-            machine.groups().defer_if_partial(machine.frames(), head);
+            machine.memcgs().defer_if_partial(machine.frames(), head);
             // What is not mapped any more goes with this reference.
             return put_all(machine, [(head, 1 << order)].into_iter());
         }
@@ -78,8 +78,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     /// Whether a folio that has so many mappings, and one reference besides, may be copied: it makes more memory free than it takes, and
     /// there is that much.
     fn may_copy(&self, frame: &Frame, maps: u32) -> bool {
-        let (groups, frames) = (self.machine.groups(), self.machine.frames());
-        let room = groups.room(Home::unpack(frame.home()).group).min(frames.free_frames());
+        let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
+        let room = memcgs.room(LruvecId::unpack(frame.lruvec()).memcg).min(frames.free_frames());
         frame.order() <= HUGE_ORDER
             && frame.counts().refs == maps + 1
             && 2 * maps <= 1 << frame.order()
@@ -93,7 +93,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
         isolated.add(victim.frame);
         self.family(&mut [victim], isolated, false, Some(&mut copies));
         // While it can't be freed.
-        machine.groups().defer_if_partial(machine.frames(), victim.head);
+        machine.memcgs().defer_if_partial(machine.frames(), victim.head);
         let freed = isolated.settle(machine, [(victim.head, victim.frames)].into_iter());
         freed.saturating_sub(copies.forget(machine))
     }

@@ -4,11 +4,11 @@ use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
 use crate::errno::Errno;
 use crate::frame::policy::Advice;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, Prot, State, Vma};
+use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::pieces::{Advising, More};
 use super::protect::Holes;
@@ -24,7 +24,7 @@ pub enum Advise {
     Huge,
     /// No large folios (`MADV_NOHUGEPAGE`).
     NoHuge,
-    /// As [`Advise::DontNeed`], locked areas too (`MADV_DONTNEED_LOCKED`).
+    /// As [`Advise::DontNeed`], locked VMAs too (`MADV_DONTNEED_LOCKED`).
     DontNeedLocked,
     /// Its contents may go when memory is short, until they are written to (`MADV_FREE`): private anonymous memory only.
     Free,
@@ -85,25 +85,25 @@ pub enum AdviseError {
     /// Not all of the range is mapped. The advice was taken for what is, as Linux does; of what is to
     /// be faulted in, for what lies before the hole.
     NotMapped,
-    /// This area is sealed, and can't be written, so what it holds may not be forgotten.
+    /// This VMA is sealed, and can't be written, so what it holds may not be forgotten.
     Sealed(VirtRange),
-    /// An area is locked; those before it are done.
+    /// A VMA is locked; those before it are done.
     Locked(VirtRange),
     /// What is there can't be written, so neither can holes be made in it.
     Denied(VirtRange),
-    /// No memory object stands behind this area, so that no hole can be made there.
+    /// No memory object stands behind this VMA, so that no hole can be made there.
     NoObject(VirtRange),
-    /// That is for private anonymous memory only, and this area is something else.
+    /// That is for private anonymous memory only, and this VMA is something else.
     NotPrivate(VirtRange),
-    /// This area may not be accessed so; what lies before it was faulted in.
+    /// This VMA may not be accessed so; what lies before it was faulted in.
     Inaccessible(VirtRange),
     /// A page could not be faulted in; what lies before it was.
     Fault(FaultError),
     /// Not all of it was had in huge pages.
     Collapse(CollapseError),
-    /// The space has as many areas as it may.
-    TooManyAreas,
-    /// No memory to split areas or huge mappings at the ends, or for the tables of guards.
+    /// The space has as many VMAs as it may.
+    TooManyVmas,
+    /// No memory to split VMAs or huge mappings at the ends, or for the tables of guards.
     NoMemory(Refused),
 }
 
@@ -123,7 +123,7 @@ impl AdviseError {
             AdviseError::Denied(_) => Errno::EACCES,
             AdviseError::Sealed(_) => Errno::EPERM,
             AdviseError::NotMapped => Errno::ENOMEM,
-            AdviseError::TooManyAreas | AdviseError::NoMemory(_) => Errno::EAGAIN,
+            AdviseError::TooManyVmas | AdviseError::NoMemory(_) => Errno::EAGAIN,
         }
     }
 }
@@ -142,7 +142,7 @@ impl core::fmt::Display for AdviseError {
             AdviseError::Fault(error) => error.fmt(f),
             AdviseError::Collapse(error) => error.fmt(f),
             AdviseError::NoObject(range) => write!(f, "no memory object stands behind {range:?}"),
-            AdviseError::TooManyAreas => f.write_str("too many areas"),
+            AdviseError::TooManyVmas => f.write_str("too many VMAs"),
             AdviseError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -160,7 +160,7 @@ impl From<ProtectError> for AdviseError {
             ProtectError::NotMapped => AdviseError::NotMapped,
             ProtectError::Denied(range) | ProtectError::ExecGain(range) => AdviseError::Denied(range),
             ProtectError::Sealed(range) => AdviseError::Sealed(range),
-            ProtectError::TooManyAreas => AdviseError::TooManyAreas,
+            ProtectError::TooManyVmas => AdviseError::TooManyVmas,
             ProtectError::NoMemory(why) => AdviseError::NoMemory(why),
             ProtectError::DataLimit => AdviseError::NoMemory(Refused::OutOfMemory),
         }
@@ -168,20 +168,20 @@ impl From<ProtectError> for AdviseError {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Takes advice that nothing but areas depend on; returns whether all of `range` is mapped.
-    pub(super) fn change_areas(&self, range: UserRange, advice: Advise) -> Result<bool, AdviseError> {
+    /// Takes advice that nothing but VMAs depend on; returns whether all of `range` is mapped.
+    pub(super) fn change_vmas(&self, range: UserRange, advice: Advise) -> Result<bool, AdviseError> {
         let set: fn(&mut Vma) = match advice {
-            Advise::DontFork => |v| v.flags |= AreaFlags::DONTFORK,
-            Advise::DoFork => |v| v.flags -= AreaFlags::DONTFORK,
-            Advise::WipeOnFork => |v| v.flags |= AreaFlags::WIPEONFORK,
-            Advise::KeepOnFork => |v| v.flags -= AreaFlags::WIPEONFORK,
-            Advise::DontDump => |v| v.flags |= AreaFlags::DONTDUMP,
-            Advise::DoDump => |v| v.flags -= AreaFlags::DONTDUMP,
+            Advise::DontFork => |v| v.flags |= VmaFlags::DONTFORK,
+            Advise::DoFork => |v| v.flags -= VmaFlags::DONTFORK,
+            Advise::WipeOnFork => |v| v.flags |= VmaFlags::WIPEONFORK,
+            Advise::KeepOnFork => |v| v.flags -= VmaFlags::WIPEONFORK,
+            Advise::DontDump => |v| v.flags |= VmaFlags::DONTDUMP,
+            Advise::DoDump => |v| v.flags -= VmaFlags::DONTDUMP,
             Advise::Huge => |v| v.advice = Advice::Huge,
             Advise::NoHuge => |v| v.advice = Advice::NoHuge,
             _ => return Ok(true),
         };
-        Ok(self.set_areas_if(&mut self.change(range), range, Holes::Passed, |_| Ok(()), set)?.covered)
+        Ok(self.set_vmas_if(&mut self.change(range), range, Holes::Passed, |_| Ok(()), set)?.covered)
     }
 
     /// Returns whether all of a range is mapped.
@@ -189,25 +189,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// If that is asked: a VMA there is locked, or is something else than private anonymous memory.
     pub(super) fn all(&self, range: UserRange, unlocked: bool, private: bool) -> Result<bool, AdviseError> {
-        let areas = self.read();
-        for area in areas.overlapping(self.tables.platform(), range).filter(|area| area.state != State::Dying) {
-            if unlocked && area.flags.contains(AreaFlags::LOCKED) {
-                return Err(AdviseError::Locked(*area.range));
+        let vmas = self.read();
+        for vma in vmas.overlapping(self.tables.platform(), range).filter(|vma| vma.state != State::Dying) {
+            if unlocked && vma.flags.contains(VmaFlags::LOCKED) {
+                return Err(AdviseError::Locked(*vma.range));
             }
-            if private && !area.backing.is_anonymous() {
-                return Err(AdviseError::NotPrivate(*area.range));
+            if private && !vma.backing.is_anonymous() {
+                return Err(AdviseError::NotPrivate(*vma.range));
             }
         }
-        Ok(areas.covers(self.tables.platform(), range))
+        Ok(vmas.covers(self.tables.platform(), range))
     }
 
     /// Side by side with faults; between preemption points it looks again what is there.
     pub(super) fn dont_need(&self, rest: &mut Advising, locked: bool, more: More<'_>) -> Result<(), AdviseError> {
         self.note_peak();
         let mut gather = self.gather(rest.left);
-        self.each_area(rest, more, |area, part| {
-            if area.flags.contains(AreaFlags::LOCKED) && !locked {
-                return Err(AdviseError::Locked(*area.range));
+        self.each_vma(rest, more, |vma, part| {
+            if vma.flags.contains(VmaFlags::LOCKED) && !locked {
+                return Err(AdviseError::Locked(*vma.range));
             }
             Ok(self.zap(part, Keep::Guards, &mut gather)?)
         })
@@ -226,7 +226,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> Result<(), AdviseError> {
         let arch = &self.tables.arch;
         let mut gather = self.gather(rest.left);
-        self.each_area(rest, more, |_, part| {
+        self.each_vma(rest, more, |_, part| {
             let table = match self.tables.find(part) {
                 Found::Hole(end) => return Ok(end),
                 Found::Table(table) => table,
@@ -252,14 +252,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Splits huge mappings that reach across an end of `range`, which is not empty, as a reader of
-    /// the areas, once the areas there are not held.
+    /// the VMAs, once the VMAs there are not held.
     pub(super) fn split_beside_faults(&self, range: UserRange) -> Result<(), Refused> {
-        let areas = self.read();
-        let held = |at| areas.tree.find(at).is_some_and(|v| v.state == State::Held);
+        let vmas = self.read();
+        let held = |at| vmas.tree.find(at).is_some_and(|v| v.state == State::Held);
         if !held(range.start) && !held(range.end - 1) {
             return self.tables.split_edges(range);
         }
-        drop(areas);
+        drop(vmas);
         let _turn = self.turn(range);
         self.tables.split_edges(range)
     }
@@ -267,12 +267,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn populate_all(&self, rest: &mut Advising, access: Access, more: More<'_>) -> Result<(), AdviseError> {
         let mut wanted = true;
         while wanted && !rest.left.is_empty() {
-            let Some(area) = self.read().find(rest.left.start).copied() else { return Err(AdviseError::NotMapped) };
-            // As Linux does, by what the area says, though what may be written can be read.
-            if !area.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
-                return Err(AdviseError::Inaccessible(*area.range));
+            let Some(vma) = self.read().find(rest.left.start).copied() else { return Err(AdviseError::NotMapped) };
+            // As Linux does, by what the VMA says, though what may be written can be read.
+            if !vma.prot.contains(if access == Access::Write { Prot::WRITE } else { Prot::READ }) {
+                return Err(AdviseError::Inaccessible(*vma.range));
             }
-            let end = area.range.end.min(rest.left.end);
+            let end = vma.range.end.min(rest.left.end);
             while wanted && rest.left.start < end {
                 match self.fault_in(rest.left.start, access) {
                     Ok((mapped, _)) => rest.left = rest.left.tail(mapped.end),

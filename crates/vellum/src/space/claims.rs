@@ -1,14 +1,14 @@
 //! Claims: which ranges of a space are being changed, and which changes wait for which.
 //!
 //! A change of a range (`munmap`, `mprotect`, `mremap`, `fork`, ...) claims it, and is alone there
-//! until it ends, also while it has let go of the lock of the areas. Changes are served in the
+//! until it ends, also while it has let go of the lock of the VMAs. Changes are served in the
 //! order in which they arrive: a claim is granted once no granted claim overlaps it and none that
 //! arrived before it does (INV-18). So a change waits for those that came before it and for no
 //! others, however many follow; and one that needs all of the space gets it though threads change
 //! parts of it all the time.
 //!
 //! There is room for a number of claims; changes beyond that wait to be let in, in the same order.
-//! A change that waits sleeps on a count of what has ended, and looks at the areas again only when
+//! A change that waits sleeps on a count of what has ended, and looks at the VMAs again only when
 //! that has changed.
 
 use core::convert::Infallible;
@@ -17,10 +17,10 @@ use core::sync::atomic::Ordering::{Acquire, Release};
 use arrayvec::ArrayVec;
 
 use super::AddressSpace;
-use super::areas::{Areas, WriteAreas};
+use super::vmas::{Vmas, WriteVmas};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
-use crate::group::Refused;
+use crate::memcg::Refused;
 use crate::platform::Platform;
 
 /// Changes of one space that can be under way, or next in line. A space is moved when it is made,
@@ -47,7 +47,7 @@ impl Claim {
     }
 }
 
-/// See the module's text. What the lock of the areas protects.
+/// See the module's text. What the lock of the VMAs protects.
 #[derive(Default)]
 pub(super) struct Claims {
     claims: ArrayVec<Claim, ROOM>,
@@ -146,39 +146,39 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// The same, without the lock of the areas: keeps changes of `range` away, for work beside
-    /// faults that has met with areas that are held, and waits its turn. VMAs there may be joined
+    /// The same, without the lock of the VMAs: keeps changes of `range` away, for work beside
+    /// faults that has met with VMAs that are held, and waits its turn. VMAs there may be joined
     /// meanwhile.
     #[cold]
     pub(super) fn turn(&self, range: UserRange) -> Change<'_, 'm, P, A> {
         let mut change = self.change(range);
         let turn = change.turn;
-        change.areas().claims.leave_boundaries(turn);
+        change.vmas().claims.leave_boundaries(turn);
         change.let_go();
         change
     }
 
     /// Begins to change one or two ranges that `choose` chooses, once no other change is at work on
-    /// a part of them. `choose` is called again whenever the areas may have changed.
+    /// a part of them. `choose` is called again whenever the VMAs may have changed.
     ///
     /// # Errors
     /// What `choose` answers.
     pub(super) fn change_both<E>(
         &self,
-        mut choose: impl FnMut(&Areas) -> Result<[UserRange; 2], E>,
+        mut choose: impl FnMut(&Vmas) -> Result<[UserRange; 2], E>,
     ) -> Result<Change<'_, 'm, P, A>, E> {
-        let mut areas = self.write();
-        let mut ranges = choose(&areas)?;
-        let turn = areas.claims.arrive();
-        while !areas.claims.claim(turn, ranges) {
+        let mut vmas = self.write();
+        let mut ranges = choose(&vmas)?;
+        let turn = vmas.claims.arrive();
+        while !vmas.claims.claim(turn, ranges) {
             let seen = self.ended.load(Acquire);
-            drop(areas);
+            drop(vmas);
             while self.ended.load(Acquire) == seen {
                 self.tables.platform().wait();
             }
-            areas = self.write();
-            if areas.claims.is_admitted(turn) {
-                match choose(&areas) {
+            vmas = self.write();
+            if vmas.claims.is_admitted(turn) {
+                match choose(&vmas) {
                     Ok(chosen) if chosen == ranges => {}
                     Ok(chosen) => {
                         ranges = chosen;
@@ -186,7 +186,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         self.tell_ended();
                     }
                     Err(error) => {
-                        if areas.claims.end(turn) {
+                        if vmas.claims.end(turn) {
                             self.tell_ended();
                         }
                         return Err(error);
@@ -194,23 +194,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
             }
         }
-        Ok(Change { space: self, ranges, turn, promised: 0, areas: Some(areas) })
+        Ok(Change { space: self, ranges, turn, promised: 0, vmas: Some(vmas) })
     }
 
-    /// Has changes that wait look at the areas again. In the lock of the areas.
+    /// Has changes that wait look at the VMAs again. In the lock of the VMAs.
     fn tell_ended(&self) {
         self.ended.fetch_add(1, Release);
     }
 }
 
 /// A change of a range of a space, or of two: no other change is at work on a part of them, holes
-/// included, until this is dropped. The lock of the areas may be let go in between.
+/// included, until this is dropped. The lock of the VMAs may be let go in between.
 pub(super) struct Change<'s, 'm, P: Platform, A: Arch> {
     space: &'s AddressSpace<'m, P, A>,
     ranges: [UserRange; 2],
     turn: Turn,
     promised: usize,
-    areas: Option<WriteAreas<'s>>,
+    vmas: Option<WriteVmas<'s>>,
 }
 
 impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
@@ -224,46 +224,46 @@ impl<P: Platform, A: Arch> Change<'_, '_, P, A> {
         self.turn
     }
 
-    /// The areas, as the writer.
-    pub(super) fn areas(&mut self) -> &mut Areas {
-        self.areas.get_or_insert_with(|| self.space.write())
+    /// The VMAs, as the writer.
+    pub(super) fn vmas(&mut self) -> &mut Vmas {
+        self.vmas.get_or_insert_with(|| self.space.write())
     }
 
-    /// Make sure that so many areas can be added now, and so many more later, when the lock was let
+    /// Make sure that so many VMAs can be added now, and so many more later, when the lock was let
     /// go meanwhile.
     pub(super) fn reserve(&mut self, now: usize, later: usize) -> Result<(), Refused> {
-        let (machine, group) = (self.space.tables.machine, self.space.group());
-        let areas = self.areas();
-        areas.reserve(machine, group, now + later)?;
-        areas.promised += later;
+        let (machine, memcg) = (self.space.tables.machine, self.space.memcg());
+        let vmas = self.vmas();
+        vmas.reserve(machine, memcg, now + later)?;
+        vmas.promised += later;
         self.promised += later;
         Ok(())
     }
 
-    /// Let others at the areas, outside of the range.
+    /// Let others at the VMAs, outside of the range.
     pub(super) fn let_go(&mut self) {
-        self.areas = None;
+        self.vmas = None;
     }
 }
 
 impl<P: Platform, A: Arch> Drop for Change<'_, '_, P, A> {
-    /// The areas are as they should be, or again as they were: join what says the same, and let
+    /// The VMAs are as they should be, or again as they were: join what says the same, and let
     /// others at the range.
     fn drop(&mut self) {
         let (ranges, turn, space) = (self.ranges, self.turn, self.space);
         let machine = space.tables.machine;
         let promised = self.promised;
-        let areas = self.areas();
-        areas.promised -= promised;
-        if areas.claims.end(turn) {
+        let vmas = self.vmas();
+        vmas.promised -= promised;
+        if vmas.claims.end(turn) {
             space.tell_ended();
         }
-        areas.merge(machine, ranges[0]);
+        vmas.merge(machine, ranges[0]);
         if !ranges[1].is_empty() {
-            areas.merge(machine, ranges[1]);
+            vmas.merge(machine, ranges[1]);
         }
-        areas.trim(machine);
-        let orphans = core::mem::take(&mut areas.orphans);
+        vmas.trim(machine);
+        let orphans = core::mem::take(&mut vmas.orphans);
         self.let_go();
         orphans.free(machine);
     }

@@ -3,7 +3,7 @@
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::flag;
-use crate::group::LruList;
+use crate::memcg::LruList;
 use crate::platform::Platform;
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
 
@@ -51,7 +51,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         for (head, frame, pages) in folios() {
             // Of a folio that goes on beyond this, the rest may be needed.
             if pages == 1 << frame.order() && !frame.has(flag::OBJECT) {
-                machine.groups().make_oldest(machine.frames(), head, LruList::Anon);
+                machine.memcgs().make_oldest(machine.frames(), head, LruList::Anon);
             }
         }
         let used = attrs.contains(Attrs::ACCESSED);

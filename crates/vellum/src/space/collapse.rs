@@ -12,7 +12,7 @@ use crate::arch::{Arch, Attrs, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::policy::Advice;
 use crate::frame::{HUGE_ORDER, flag};
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::SizeCounter;
 use crate::table::{Found, LockedTable, Occupied, RUNS_A_HOLD, Run, Supplanted};
@@ -32,11 +32,11 @@ const TRIES: u32 = 4;
 /// Why a block was not made one large folio. It is as it was, but for what came back from swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollapseError {
-    /// This area is no private anonymous memory, or may have no large folios, or is smaller than one.
+    /// This VMA is no private anonymous memory, or may have no large folios, or is smaller than one.
     NotAllowed(VirtRange),
     /// Nothing is there but zeros, or something that is not memory.
     Unfit(VirtRange),
-    /// More is missing, swapped out, or had by others too, than the limits allow, or than who watches this area; or nothing of it was used.
+    /// More is missing, swapped out, or had by others too, than the limits allow, or than who watches this VMA; or nothing of it was used.
     BeyondLimits(VirtRange),
     /// Something there is pinned, or changes all the time.
     Busy(VirtRange),
@@ -162,17 +162,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn collapse(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         let size = 1 << (HUGE_ORDER as u32 + FRAME_SHIFT);
         let mut failed = None;
-        let ended = self.each_area(rest, more, |area, part| {
+        let ended = self.each_vma(rest, more, |vma, part| {
             let whole = |range: VirtRange| (range.start.next_multiple_of(size), align_down(range.end, size.ilog2()));
-            let ((first, end), (least, most)) = (whole(*part), whole(*area.range));
-            if least >= most || !self.may_collapse(area) {
-                return Err(AdviseError::Collapse(CollapseError::NotAllowed(*area.range)));
+            let ((first, end), (least, most)) = (whole(*part), whole(*vma.range));
+            if least >= most || !self.may_collapse(vma) {
+                return Err(AdviseError::Collapse(CollapseError::NotAllowed(*vma.range)));
             }
             if first >= end {
                 return Ok(part.end);
             }
             let block = part.tail(first).head(first + size);
-            match self.collapse_block(area, block, None) {
+            match self.collapse_block(vma, block, None) {
                 Err(error) if error.is_shortage() => return Err(AdviseError::Collapse(error)),
                 Err(error) => failed = Some(error),
                 Ok(_) => {}
@@ -196,30 +196,30 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// work of a host that has time (Linux: `khugepaged`). Side by side with faults.
     ///
     /// # Errors
-    /// There is no memory for the folio, or the group may not have it: then it makes no sense to go on soon. What came before is done.
+    /// There is no memory for the folio, or the memcg may not have it: then it makes no sense to go on soon. What came before is done.
     pub fn collapse_some(&self, from: u64, pages: u64, limits: &CollapseLimits) -> Result<Collapsed, CollapseError> {
         let mut done = Collapsed { next: Some(from), ..Collapsed::default() };
         while let Some(at) = done.next
             && done.scanned < pages
         {
-            let areas = self.read();
+            let vmas = self.read();
             let rest = UserRange::all(&self.tables.arch).tail(at);
-            let next = areas.overlapping(self.tables.platform(), rest).find(|area| {
-                area.state == State::Live && area.range.end > at && self.may_collapse(area) && self.orders(area) != 0
+            let next = vmas.overlapping(self.tables.platform(), rest).find(|vma| {
+                vma.state == State::Live && vma.range.end > at && self.may_collapse(vma) && self.orders(vma) != 0
             });
-            let Some(area) = next.copied() else {
+            let Some(vma) = next.copied() else {
                 done.next = None;
                 break;
             };
-            let order = self.orders(&area).ilog2().min(HUGE_ORDER as u32);
-            let start = area.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
+            let order = self.orders(&vma).ilog2().min(HUGE_ORDER as u32);
+            let start = vma.range.start.max(at).next_multiple_of(1 << (order + FRAME_SHIFT));
             let block = VirtRange { start, end: start + (1 << (order + FRAME_SHIFT)) };
-            let fits = area.range.part(block).filter(|_| order as u8 > self.tables.arch.page_order());
+            let fits = vma.range.part(block).filter(|_| order as u8 > self.tables.arch.page_order());
             let Some(block) = fits else {
-                done.next = Some(area.range.end);
+                done.next = Some(vma.range.end);
                 continue;
             };
-            match self.tables.find(area.range.tail(block.start)) {
+            match self.tables.find(vma.range.tail(block.start)) {
                 Found::Hole(end) => {
                     done.next = Some(end.max(block.end));
                     done.scanned += 1;
@@ -229,25 +229,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             done.next = Some(block.end);
             done.scanned += 1 << order;
-            match self.collapse_block(&area, block, Some(limits)) {
+            match self.collapse_block(&vma, block, Some(limits)) {
                 Err(error) if error.is_shortage() => return Err(error),
                 Ok(true) => done.collapsed += 1,
                 Ok(false) | Err(_) => {}
             }
-            drop(areas);
+            drop(vmas);
             self.tables.platform().resched();
         }
         Ok(done)
     }
 
-    fn may_collapse(&self, area: &Vma) -> bool {
-        area.backing.is_anonymous() && area.advice != Advice::NoHuge
+    fn may_collapse(&self, vma: &Vma) -> bool {
+        vma.backing.is_anonymous() && vma.advice != Advice::NoHuge
     }
 
-    /// Have a block of an area, whose lock the caller is in as a reader, in one folio. Whether anything had to be done for that.
+    /// Have a block of a VMA, whose lock the caller is in as a reader, in one folio. Whether anything had to be done for that.
     fn collapse_block(
         &self,
-        area: &Vma,
+        vma: &Vma,
         block: UserRange,
         limits: Option<&CollapseLimits>,
     ) -> Result<bool, CollapseError> {
@@ -256,10 +256,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut limits = limits;
         while left > 0 {
             left -= 1;
-            match self.next_step(area, block, limits)? {
+            match self.next_step(vma, block, limits)? {
                 Next::Done => return Ok(false),
                 Next::Promote => {
-                    if self.promote(area, block) {
+                    if self.promote(vma, block) {
                         return Ok(true);
                     }
                 }
@@ -267,17 +267,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     if fetches.is_none() {
                         left += *fetches.insert(swapped);
                     }
-                    match self.swap_in(area, addr, Access::Write, 1 << order)? {
+                    match self.swap_in(vma, addr, Access::Write, 1 << order)? {
                         Outcome::Mapped(_) => {}
                         _ => self.tables.platform().relax(),
                     }
                 }
                 Next::Copy => {
                     let machine = self.tables.machine;
-                    let pfn = self.try_folio(area, block.start, order, false).inspect_err(|_| {
+                    let pfn = self.try_folio(vma, block.start, order, false).inspect_err(|_| {
                         machine.count_size(SizeCounter::CollapseFailed, order);
                     })?;
-                    if self.replace_all(area, block, pfn) {
+                    if self.replace_all(vma, block, pfn) {
                         machine.count_size(SizeCounter::Collapsed, order);
                         return Ok(true);
                     }
@@ -292,10 +292,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// What is to be done with a block now, as far as a look at one part of it after the other
     /// tells.
-    fn next_step(&self, area: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
+    fn next_step(&self, vma: &Vma, block: UserRange, limits: Option<&CollapseLimits>) -> Result<Next, CollapseError> {
         let (mut seen, mut all, mut at) = (Survey::default(), false, block.start);
         while at < block.end {
-            match self.tables.find(area.range.tail(at)) {
+            match self.tables.find(vma.range.tail(at)) {
                 Found::Hole(_) if at == block.start => return Err(CollapseError::Unfit(*block)),
                 Found::Hole(end) => {
                     seen.holes = true;
@@ -309,7 +309,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
             }
         }
-        self.judge(seen, all, area, block, limits)
+        self.judge(seen, all, vma, block, limits)
     }
 
     /// What is to be done with a block in which that was found; `all`: it is all that a table has.
@@ -317,7 +317,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         seen: Survey,
         all: bool,
-        area: &Vma,
+        vma: &Vma,
         block: UserRange,
         limits: Option<&CollapseLimits>,
     ) -> Result<Next, CollapseError> {
@@ -328,7 +328,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if unfit || resident + swapped == 0 || !all && runs > RUNS {
             return Err(CollapseError::Unfit(*block));
         }
-        if holes && area.watcher.is_some() {
+        if holes && vma.watcher.is_some() {
             return Err(CollapseError::BeyondLimits(*block));
         }
         if let Some(limits) = limits {
@@ -398,10 +398,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Map by one huge leaf what a table maps as one run of one folio. Whether that is still so.
-    fn promote(&self, area: &Vma, block: UserRange) -> bool {
+    fn promote(&self, vma: &Vma, block: UserRange) -> bool {
         let arch = &self.tables.arch;
         let mut gather = self.gather(block);
-        let Some((old, place)) = self.supplant(area, block, |next| matches!(next, Next::Promote)) else { return false };
+        let Some((old, place)) = self.supplant(vma, block, |next| matches!(next, Next::Promote)) else { return false };
         // With all that hardware has recorded.
         let Some(run) = old.leaves().next() else {
             old.restore(place);
@@ -419,7 +419,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// what is to be done with it now is not what is `wanted`.
     fn supplant(
         &self,
-        area: &Vma,
+        vma: &Vma,
         block: UserRange,
         wanted: impl Fn(Next) -> bool,
     ) -> Option<(Supplanted<'_, 'm, P, A>, Occupied<'_, 'm, P, A>)> {
@@ -439,7 +439,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             at = next;
             self.tables.platform().resched();
         }
-        if self.judge(seen, true, area, block, None).is_ok_and(wanted) {
+        if self.judge(seen, true, vma, block, None).is_ok_and(wanted) {
             return Some((old, place));
         }
         old.restore(place);
@@ -447,13 +447,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Put a folio in the place of all that a block maps. Whether it is still to be copied.
-    fn replace_all(&self, area: &Vma, block: UserRange, pfn: Pfn) -> bool {
+    fn replace_all(&self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables.find(block) else { return false };
         if block == table.range() {
             table.release();
-            return match self.supplant(area, block, |next| matches!(next, Next::Copy)) {
+            return match self.supplant(vma, block, |next| matches!(next, Next::Copy)) {
                 Some((old, place)) => {
-                    self.replace_table(old, place, area, pfn);
+                    self.replace_table(old, place, vma, pfn);
                     true
                 }
                 None => false,
@@ -468,9 +468,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             at = next;
         }
-        let fits = at >= block.end && matches!(self.judge(seen, false, area, block, None), Ok(Next::Copy));
+        let fits = at >= block.end && matches!(self.judge(seen, false, vma, block, None), Ok(Next::Copy));
         match fits {
-            true => self.replace_part::<RUNS>(table, area, block, pfn),
+            true => self.replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),
         }
         fits

@@ -1,4 +1,4 @@
-//! Copy on write: a page is written that others have too (a parent, a child, the object behind a private area).
+//! Copy on write: a page is written that others have too (a parent, a child, the object behind a private VMA).
 //!
 //! What is the copy of slots ([`crate::swap`]) is written in the same way: they are given up, unless it is copied.
 //!
@@ -33,12 +33,12 @@ enum Seen {
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// A page that is mapped, but not as the space's own, is to be written.
-    pub(super) fn unshare(&self, area: &Vma, addr: u64) -> Result<Outcome, FaultError> {
+    pub(super) fn unshare(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
         // Neighbours were not written.
-        let orders = if self.tracks() { 0 } else { self.orders(area) };
-        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
-        let seen = self.look_for_others(&table, area, addr, orders);
-        let page = area.range.around(addr, table.shift());
+        let orders = if self.tracks() { 0 } else { self.orders(vma) };
+        let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
+        let seen = self.look_for_others(&table, vma, addr, orders);
+        let page = vma.range.around(addr, table.shift());
         table.release();
         let order = match seen {
             Seen::Changed => return Ok(Outcome::Again),
@@ -52,9 +52,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if (order as u32) < smallest {
             return self.unshare_part(addr, page);
         }
-        let (pfn, order) = self.new_folio(area, addr, order, orders, false)?;
-        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
-        if (order as u32) >= smallest && self.replace_by_copy(area, block, pfn) {
+        let (pfn, order) = self.new_folio(vma, addr, order, orders, false)?;
+        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
+        if (order as u32) >= smallest && self.replace_by_copy(vma, block, pfn) {
             self.tables.machine.count(Counter::CowCopies, 1);
             return Ok(Outcome::Mapped(*block));
         }
@@ -76,7 +76,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             && !self.tables.machine.zeros_folio().contains(run.pfn(arch))
     }
 
-    fn look_for_others(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, addr: u64, orders: u32) -> Seen {
+    fn look_for_others(&self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, addr: u64, orders: u32) -> Seen {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let frames = machine.frames();
@@ -92,16 +92,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             // The run in which the page stands, no further back than to its folio's first page: so it begins with that folio.
             let before = (page.pfn(arch).0 - head.0) as u64;
-            let first = page.va.saturating_sub(before << FRAME_SHIFT).max(area.range.start).max(table.base);
-            let mut run = table.run(first, area.range.end);
+            let first = page.va.saturating_sub(before << FRAME_SHIFT).max(vma.range.start).max(table.base);
+            let mut run = table.run(first, vma.range.end);
             while let Some(part) = run.filter(|run| run.range(arch).end <= page.va) {
-                run = table.run(part.range(arch).end, area.range.end);
+                run = table.run(part.range(arch).end, vma.range.end);
             }
             if let Some(run) = run.filter(|run| self.is_shared(run))
                 && let Some(own) = self.own_part(&run, head, frame)
             {
                 let attrs = own.attrs(arch) | Attrs::EXCLUSIVE;
-                let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
+                let attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
                 table.rewrite(&own, arch.leaf(arch.leaf_addr(own.raw, own.level), attrs, own.level));
                 return Seen::Own;
             }
@@ -110,7 +110,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             1 => block.len() < 1 << arch.level_shift(2) && self.runs_to_copy(table, *block).is_some(),
             _ => block.len() == 1 << table.shift(),
         };
-        let order = self.tables.blocks(addr, area.range, orders).find(fits);
+        let order = self.tables.blocks(addr, vma.range, orders).find(fits);
         Seen::Others(order.map_or(arch.page_order(), |(_, order)| order))
     }
 
@@ -156,7 +156,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Put a folio in the place of what a block maps, with the same contents. `false`: it is not what it was.
-    fn replace_by_copy(&self, area: &Vma, block: UserRange, pfn: Pfn) -> bool {
+    fn replace_by_copy(&self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let Found::Table(table) = self.tables.find(block) else { return false };
         let fits = match table.level > 1 {
             true => {
@@ -166,7 +166,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             false => block.end <= table.end() && self.runs_to_copy(&table, block).is_some(),
         };
         match fits {
-            true => self.replace_part::<RUNS>(table, area, block, pfn),
+            true => self.replace_part::<RUNS>(table, vma, block, pfn),
             false => table.release(),
         }
         fits

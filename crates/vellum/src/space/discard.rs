@@ -3,9 +3,9 @@
 use core::ops::Range;
 
 use crate::arch::{Arch, BadRange, UserRange};
-use crate::cache::{Gone, Object, ObjectError};
+use crate::page_cache::{Gone, Object, ObjectError};
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, Sharing, State};
+use crate::vma::{Sharing, State, VmaFlags};
 
 use super::zap::Keep;
 use super::{AddressSpace, AdviseError, FaultError};
@@ -25,9 +25,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let pages = gone.first..gone.end;
         let mut change = self.change(all);
         let mut next = |at| {
-            let areas = change.areas();
-            let found = areas.tree.iter_from(at).find_map(|area| Some((self.mapped_in(area, object, &pages)?, *area)));
-            // Faults go on while a part is emptied; whoever wants to change areas waits, so none moves.
+            let vmas = change.vmas();
+            let found = vmas.tree.iter_from(at).find_map(|vma| Some((self.mapped_in(vma, object, &pages)?, *vma)));
+            // Faults go on while a part is emptied; whoever wants to change VMAs waits, so none moves.
             change.let_go();
             found
         };
@@ -35,14 +35,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.note_peak();
         let mut gather = self.gather(all);
         loop {
-            let (range, area) = found;
-            let keep = if gone.copies || area.backing.is_shared() { Keep::Guards } else { Keep::Copies };
+            let (range, vma) = found;
+            let keep = if gone.copies || vma.backing.is_shared() { Keep::Guards } else { Keep::Copies };
             let mut at = range.start;
             while at < range.end {
-                // An area with an object has no huge mappings, so none reaches across an end.
+                // A VMA with an object has no huge mappings, so none reaches across an end.
                 at = self.zap(range.tail(at), keep, &mut gather).unwrap_or(range.end);
             }
-            match next(area.range.end) {
+            match next(vma.range.end) {
                 Some(another) => found = another,
                 None => return,
             }
@@ -54,7 +54,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// it ([`super::discard`]), this one too. No lock is held meanwhile.
     ///
     /// # Errors
-    /// Not all of the range is mapped; or an area is locked, has no object, or may not write to it. What lies before it is
+    /// Not all of the range is mapped; or a VMA is locked, has no object, or may not write to it. What lies before it is
     /// done, as in Linux. Or `punch` fails.
     pub fn remove(
         &self,
@@ -70,25 +70,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         };
         let mut at = range.start;
         while at < range.end {
-            let areas = self.read();
-            let next = areas.overlapping(self.tables.platform(), range.tail(at)).find(|v| v.state != State::Dying);
-            let Some(area) = next else { return Err(AdviseError::NotMapped) };
-            holes |= area.range.start > at;
-            if area.flags.contains(AreaFlags::LOCKED) {
-                return Err(AdviseError::Locked(*area.range));
+            let vmas = self.read();
+            let next = vmas.overlapping(self.tables.platform(), range.tail(at)).find(|v| v.state != State::Dying);
+            let Some(vma) = next else { return Err(AdviseError::NotMapped) };
+            holes |= vma.range.start > at;
+            if vma.flags.contains(VmaFlags::LOCKED) {
+                return Err(AdviseError::Locked(*vma.range));
             }
-            if area.backing.is_anonymous() {
-                return Err(AdviseError::NoObject(*area.range));
+            if vma.backing.is_anonymous() {
+                return Err(AdviseError::NoObject(*vma.range));
             }
-            if area.backing.sharing != Sharing::Shared {
-                return Err(AdviseError::Denied(*area.range));
+            if vma.backing.sharing != Sharing::Shared {
+                return Err(AdviseError::Denied(*vma.range));
             }
-            let part = area.range.intersect(&range.tail(at));
-            // SAFETY: the areas are locked.
-            let object = (*unsafe { Object::behind(self.tables.machine, &area.backing) }).clone();
-            let bytes = area.backing.offset(part.start)..area.backing.offset(part.start) + part.len();
+            let part = vma.range.intersect(&range.tail(at));
+            // SAFETY: the VMAs are locked.
+            let object = (*unsafe { Object::behind(self.tables.machine, &vma.backing) }).clone();
+            let bytes = vma.backing.offset(part.start)..vma.backing.offset(part.start) + part.len();
             at = part.end;
-            drop(areas);
+            drop(vmas);
             punch(&object, bytes).map_err(|error| AdviseError::Fault(FaultError::of(error, part.start)))?;
         }
         if holes { Err(AdviseError::NotMapped) } else { Ok(()) }

@@ -20,7 +20,7 @@ use crate::stats::SpaceCounter;
 use crate::swap::{Slots, SwapRun};
 use crate::table::{FOLIOS_A_HOLD, Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, Prot, State, Vma};
+use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::{AddressSpace, Copies, Isolated};
 
@@ -132,9 +132,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// The first area from `addr` on that is displaced and has some of these places.
+    /// The first VMA from `addr` on that is displaced and has some of these places.
     pub(crate) fn next_displaced(&self, addr: u64, mut places: impl FnMut() -> VirtRange) -> Option<Vma> {
-        self.read().displaced(addr).find(|area| area.with_places(places()).is_some()).copied()
+        self.read().displaced(addr).find(|vma| vma.with_places(places()).is_some()).copied()
     }
 
     /// Whether a folio was used through what these addresses have of it, since somebody last asked;
@@ -145,8 +145,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (mut used, mut frames) = (false, 0);
         let mut at = range.start;
         while at < range.end {
-            let areas = self.read();
-            let held = areas.find(at).is_none_or(|area| area.state != State::Live);
+            let vmas = self.read();
+            let held = vmas.find(at).is_none_or(|vma| vma.state != State::Live);
             match self.tables.find(range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
@@ -165,14 +165,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     table.release();
                 }
             }
-            drop(areas);
+            drop(vmas);
             self.tables.platform().resched();
         }
         (used, frames)
     }
 
     /// Hold what the next table has of a range, or drop it; how far that was, and how many pages (of 4 KiB) were dropped. None, if the
-    /// area there is not to be touched for a while.
+    /// VMA there is not to be touched for a while.
     fn hold_next(
         &self,
         range: UserRange,
@@ -181,16 +181,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         gather: &mut Gather<'_, 'm, P>,
     ) -> Option<(u64, u64)> {
         let arch = &self.tables.arch;
-        let areas = self.read();
-        let Some(area) = areas.first(range) else { return Some((range.end, 0)) };
-        let part = area.range.intersect(&range);
-        match area.state {
+        let vmas = self.read();
+        let Some(vma) = vmas.first(range) else { return Some((range.end, 0)) };
+        let part = vma.range.intersect(&range);
+        match vma.state {
             State::Held => return None,
             State::Dying => return Some((part.end, 0)),
-            State::Live if area.backing.is_shared() => return Some((part.end, 0)),
+            State::Live if vma.backing.is_shared() => return Some((part.end, 0)),
             State::Live => {}
         }
-        let locked = area.flags.contains(AreaFlags::LOCKED);
+        let locked = vma.flags.contains(VmaFlags::LOCKED);
         if locked && isolated.is_none() {
             return Some((part.end, 0));
         }
@@ -318,10 +318,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if gather.is_full() {
                 gather.flush();
             }
-            let areas = self.read();
-            let area = areas.find(at).filter(|v| v.state == State::Live && !v.flags.contains(AreaFlags::LOCKED));
+            let vmas = self.read();
+            let vma = vmas.find(at).filter(|v| v.state == State::Live && !v.flags.contains(VmaFlags::LOCKED));
             let pfn = self.held_at(run, at);
-            let (mut end, mut goes) = (area.map_or(part.end, |v| v.range.end.min(part.end)), false);
+            let (mut end, mut goes) = (vma.map_or(part.end, |v| v.range.end.min(part.end)), false);
             match self.tables.find(self.user_part(VirtRange { start: at, end })) {
                 Found::Hole(next) => end = next,
                 Found::Table(table) => {
@@ -330,21 +330,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         end = now.range(arch).end.min(end);
                         let whole = now.range(arch) == VirtRange { start: at, end };
                         let same = now.kind == Kind::Leaf && now.pfn(arch) == pfn && now.level == run.level;
-                        if let Some(area) = area
+                        if let Some(vma) = vma
                             && whole
                             && same
                             && !now.attrs(arch).contains(Attrs::EXCLUSIVE)
                         {
                             goes = self.go(&table, &now, way, at - part.start, gather);
                             if !goes {
-                                self.restore(&table, &now, run, area.prot);
+                                self.restore(&table, &now, run, vma.prot);
                             }
                         }
                     }
                     table.unlock(gather);
                 }
             }
-            drop(areas);
+            drop(vmas);
             let pages = ((end - at) >> FRAME_SHIFT) as u32;
             if goes {
                 went += pages as u64;

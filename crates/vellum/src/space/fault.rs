@@ -6,13 +6,13 @@ use crate::addr::{FRAME_SHIFT, Pfn, VirtRange, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::frame::{Counts, Frame, Owner, TooManyReferences, Use};
-use crate::group::{GroupId, LruList, Refused, may_be_refused};
+use crate::memcg::{LruList, MemcgId, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter, SpaceCounter};
 use crate::sync::Patience;
 use crate::table::{Found, NotMapped, Run};
 use crate::tlb::free_unmapped;
-use crate::vma::{AreaFlags, Prot, State, Vma};
+use crate::vma::{Prot, State, Vma, VmaFlags};
 
 use super::claims::Change;
 use super::stack::Growth;
@@ -45,7 +45,7 @@ pub enum FaultError {
     Unmapped(u64),
     /// That may not be done there (SIGSEGV, `SEGV_ACCERR`).
     Denied(u64),
-    /// What stands behind the area ends before that page (SIGBUS, `BUS_ADRERR`).
+    /// What stands behind the VMA ends before that page (SIGBUS, `BUS_ADRERR`).
     BeyondEnd(u64),
     /// The contents were lost (SIGBUS).
     Poisoned(u64),
@@ -115,7 +115,7 @@ impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
     }
 
     /// Counts a try that was in vain. When the tries are used up, claims these addresses, so that
-    /// no change of the areas is at work on them, and closes the gate.
+    /// no change of the VMAs is at work on them, and closes the gate.
     pub(super) fn again(&mut self, space: &'s AddressSpace<'m, P, A>, range: UserRange) {
         if self.patience.again() && !self.patience.has_closed() {
             if self.turn.is_none() {
@@ -127,7 +127,7 @@ impl<'s, 'm, P: Platform, A: Arch> Stand<'s, 'm, P, A> {
 }
 
 impl<P: Platform, A: Arch> Drop for Stand<'_, '_, P, A> {
-    /// The end of a turn is a write to the areas, which passes the gate.
+    /// The end of a turn is a write to the VMAs, which passes the gate.
     fn drop(&mut self) {
         self.patience.open();
     }
@@ -143,9 +143,9 @@ pub(super) enum Outcome {
     Allowed(VirtRange),
     /// Something changed meanwhile: look again.
     Again,
-    /// There is no area, but there may be a stack above.
+    /// There is no VMA, but there may be a stack above.
     Nothing,
-    /// The area is not to be touched for a while.
+    /// The VMA is not to be touched for a while.
     Held,
 }
 
@@ -193,7 +193,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 }
                 Outcome::Held => stand.wait(self, page),
                 Outcome::Nothing => {
-                    // What the areas' writer waits for may wait at the gate.
+                    // What the VMAs' writer waits for may wait at the gate.
                     stand.patience.open();
                     match self.grow_stack(addr, stand.turn.as_ref().map(Change::turn))? {
                         Growth::There => {}
@@ -219,38 +219,38 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     #[inline(always)]
     fn try_fault(&self, addr: u64, access: Access, patience: Option<&Patience<'_>>) -> Result<Outcome, FaultError> {
-        let areas = self.read_with(patience);
-        let Some(area) = areas.find(addr) else { return Ok(Outcome::Nothing) };
-        if area.state == State::Held {
+        let vmas = self.read_with(patience);
+        let Some(vma) = vmas.find(addr) else { return Ok(Outcome::Nothing) };
+        if vma.state == State::Held {
             return Ok(Outcome::Held);
         }
         let allowed = match access {
-            Access::Read => !area.prot.is_empty(),
-            Access::Write => area.prot.contains(Prot::WRITE),
-            Access::Exec => area.prot.contains(Prot::EXEC),
+            Access::Read => !vma.prot.is_empty(),
+            Access::Write => vma.prot.contains(Prot::WRITE),
+            Access::Exec => vma.prot.contains(Prot::EXEC),
         };
         if !allowed {
             return Err(FaultError::Denied(addr));
         }
-        let orders = self.orders(area);
-        let wanted = match area.backing.is_anonymous() {
+        let orders = self.orders(vma);
+        let wanted = match vma.backing.is_anonymous() {
             true if access == Access::Write => orders,
             true => self.zeros_orders(orders),
-            false => self.orders_around(area, access),
+            false => self.orders_around(vma, access),
         };
-        let (raw, level, order) = self.tables.room(addr, area.range, wanted);
+        let (raw, level, order) = self.tables.room(addr, vma.range, wanted);
         match self.tables.arch.kind(raw, level) {
-            Kind::None if area.flags.contains(AreaFlags::MISSING) => self.tell_missing(area, addr, access),
-            Kind::None if !area.backing.is_anonymous() => self.map_object_page(area, addr, access, order),
-            Kind::None if access == Access::Write => self.map_new(area, addr, order, orders),
-            Kind::None => self.map_zeros(area, addr, order),
-            Kind::Leaf => self.touch_mapped(area, addr, access, raw, level),
+            Kind::None if vma.flags.contains(VmaFlags::MISSING) => self.tell_missing(vma, addr, access),
+            Kind::None if !vma.backing.is_anonymous() => self.map_object_page(vma, addr, access, order),
+            Kind::None if access == Access::Write => self.map_new(vma, addr, order, orders),
+            Kind::None => self.map_zeros(vma, addr, order),
+            Kind::Leaf => self.touch_mapped(vma, addr, access, raw, level),
             Kind::Marker => match self.tables.arch.marked(raw) {
                 Some(Marker::Guard) => Err(FaultError::Denied(addr)),
-                Some(Marker::Watched) => self.touch_marker(area, addr, access),
+                Some(Marker::Watched) => self.touch_marker(vma, addr, access),
                 _ => Err(FaultError::Poisoned(addr)),
             },
-            Kind::Swap => self.swap_in(area, addr, access, orders),
+            Kind::Swap => self.swap_in(vma, addr, access, orders),
             Kind::Table => Ok(Outcome::Again),
             Kind::Busy => {
                 self.tables.platform().wait();
@@ -261,25 +261,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A new folio, of `order` if there is memory for it, smaller if not.
     #[inline(always)]
-    fn map_new(&self, area: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
-        let (pfn, order) = self.new_folio(area, addr, order, orders, true)?;
-        self.map_folio(area, addr, pfn, order)
+    fn map_new(&self, vma: &Vma, addr: u64, order: u8, orders: u32) -> Result<Outcome, FaultError> {
+        let (pfn, order) = self.new_folio(vma, addr, order, orders, true)?;
+        self.map_folio(vma, addr, pfn, order)
     }
 
-    /// Which orders the folios of an area may have. Copies of an object's pages are single: no huge mapping reaches across an
+    /// Which orders the folios of a VMA may have. Copies of an object's pages are single: no huge mapping reaches across an
     /// end of what is truncated.
     #[inline]
-    pub(super) fn orders(&self, area: &Vma) -> u32 {
-        if area.backing.is_anonymous() { self.tables.machine.policy().orders(area.advice) } else { 0 }
+    pub(super) fn orders(&self, vma: &Vma) -> u32 {
+        if vma.backing.is_anonymous() { self.tables.machine.policy().orders(vma.advice) } else { 0 }
     }
 
     /// Map a folio that nobody else knows and that has its references and mappings; if that fails it is freed.
     #[inline(always)]
-    pub(super) fn map_folio(&self, area: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<Outcome, FaultError> {
+    pub(super) fn map_folio(&self, vma: &Vma, addr: u64, pfn: Pfn, order: u8) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
+        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
         let (level, entries) = self.shape(order);
-        let attrs = self.own_attrs(area, Attrs::empty());
+        let attrs = self.own_attrs(vma, Attrs::empty());
         let raw = arch.leaf(pfn.addr(), attrs, level);
         self.tables.machine.frames().expose(pfn, 1 << order, attrs);
         match self.tables.map_run(block, &Run::new(block.start, level, Kind::Leaf, raw, entries)) {
@@ -309,7 +309,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[inline(always)]
     pub(super) fn new_folio(
         &self,
-        area: &Vma,
+        vma: &Vma,
         addr: u64,
         order: u8,
         orders: u32,
@@ -319,7 +319,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let smallest = self.tables.arch.page_order();
         let mut order = order;
         loop {
-            let tried = self.try_folio(area, addr, order, zero);
+            let tried = self.try_folio(vma, addr, order, zero);
             if tried.is_ok() {
                 if order > smallest {
                     machine.count_size(SizeCounter::Faults, order);
@@ -341,14 +341,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Folios of one order in a row, as many as make a block of another, each as [`AddressSpace::new_folio`] makes one; their
     /// contents are unspecified. None, if not all of them can be had.
-    pub(super) fn new_row(&self, area: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
+    pub(super) fn new_row(&self, vma: &Vma, addr: u64, block: u8, order: u8) -> Option<Pfn> {
         let machine = self.tables.machine;
         let pages = 1u32 << order;
-        let (first, shard) = machine.frames().alloc_at_home(block, false, Use::Folio).ok()?;
+        let (first, shard) = machine.frames().alloc_at_lruvec(block, false, Use::Folio).ok()?;
         let start = align_down(addr, block as u32 + FRAME_SHIFT);
         for i in (0..1 << block).step_by(pages as usize) {
             let at = start + (u64::from(i) << FRAME_SHIFT);
-            if self.make_folio(area, at, (first.add(i), shard), order, false).is_err() {
+            if self.make_folio(vma, at, (first.add(i), shard), order, false).is_err() {
                 self.put_row(first, i, order);
                 // SAFETY: of what was just allocated all behind those that were folios: nobody else knows of it.
                 unsafe { machine.frames().free(first.add(i + pages), (1 << block) - i - pages, false, Use::Folio) };
@@ -367,40 +367,40 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     #[inline(always)]
-    pub(super) fn try_folio(&self, area: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
+    pub(super) fn try_folio(&self, vma: &Vma, addr: u64, order: u8, zero: bool) -> Result<Pfn, FaultError> {
         let (pfn, shard) =
-            self.tables.machine.frames().alloc_at_home(order, zero, Use::Folio).map_err(Refused::from)?;
-        self.make_folio(area, addr, (pfn, shard), order, zero).map(|()| pfn)
+            self.tables.machine.frames().alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
+        self.make_folio(vma, addr, (pfn, shard), order, zero).map(|()| pfn)
     }
 
     /// Make a folio of frames that were just allocated; if that fails they are free again.
     #[inline(always)]
     fn make_folio(
         &self,
-        area: &Vma,
+        vma: &Vma,
         addr: u64,
-        at_home: (Pfn, usize),
+        at_lruvec: (Pfn, usize),
         order: u8,
         zero: bool,
     ) -> Result<(), FaultError> {
-        let owner = self.owner(area, align_down(addr, order as u32 + FRAME_SHIFT));
-        self.enlist_folio(at_home, (order, zero), owner, self.tables.group(), list_of(area))
+        let owner = self.owner(vma, align_down(addr, order as u32 + FRAME_SHIFT));
+        self.enlist_folio(at_lruvec, (order, zero), owner, self.tables.memcg(), list_of(vma))
     }
 
-    /// Returns where the reverse map of an anonymous folio begins that `area` maps from `start` on.
+    /// Returns where the reverse map of an anonymous folio begins that `vma` maps from `start` on.
     #[inline(always)]
-    pub(super) fn owner(&self, area: &Vma, start: u64) -> Owner {
-        Owner { family: self.family, page: area.backing.offset(start) >> FRAME_SHIFT }
+    pub(super) fn owner(&self, vma: &Vma, start: u64) -> Owner {
+        Owner { family: self.family, page: vma.backing.offset(start) >> FRAME_SHIFT }
     }
 
-    /// The same, where this is whose it is, which group is charged for it, and which list it goes on.
+    /// The same, where this is whose it is, which memcg is charged for it, and which list it goes on.
     #[inline(always)]
     pub(super) fn enlist_folio(
         &self,
         (pfn, shard): (Pfn, usize),
         (order, zero): (u8, bool),
         owner: Owner,
-        group: GroupId,
+        memcg: MemcgId,
         list: LruList,
     ) -> Result<(), FaultError> {
         let machine = self.tables.machine;
@@ -408,7 +408,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let pages = 1u32 << order;
         let head = frames.make_folio(pfn, order, 0, Counts { refs: pages, maps: pages });
         head.set_data(owner.pack());
-        if let Err(over) = machine.groups().admit(frames, group, (pfn, head, shard), order, Some(list)) {
+        if let Err(over) = machine.memcgs().admit(frames, memcg, (pfn, head, shard), order, Some(list)) {
             frames.put(pfn, head, pages, pages);
             // SAFETY: never mapped, never listed: nobody else knows of it. It is still as zero as it came.
             unsafe { frames.free(pfn, pages, zero, Use::Folio) };
@@ -417,10 +417,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    /// Something is mapped: perhaps another CPU was quicker, perhaps it is zeros that are to be written, perhaps the area
+    /// Something is mapped: perhaps another CPU was quicker, perhaps it is zeros that are to be written, perhaps the VMA
     /// allows more than the entry says.
     #[inline(never)]
-    fn touch_mapped(&self, area: &Vma, addr: u64, access: Access, raw: u64, level: u8) -> Result<Outcome, FaultError> {
+    fn touch_mapped(&self, vma: &Vma, addr: u64, access: Access, raw: u64, level: u8) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
         let attrs = arch.attrs(raw, level);
         let needed = match access {
@@ -428,47 +428,47 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             Access::Write => Attrs::WRITE,
             Access::Exec => Attrs::EXEC,
         };
-        let page = area.range.around(addr, arch.level_shift(level));
+        let page = vma.range.around(addr, arch.level_shift(level));
         if attrs.contains(needed) {
             return Ok(self.spurious(addr, page, access, attrs));
         }
         if access == Access::Write && attrs.contains(Attrs::WATCHED) {
-            return self.touch_watched(area, addr, page);
+            return self.touch_watched(vma, addr, page);
         }
         if access == Access::Write && self.tables.machine.zeros_folio().contains(arch.leaf_pfn(raw, level)) {
-            if area.flags.contains(AreaFlags::MISSING) {
-                return self.replace_zeros(area, addr, page);
+            if vma.flags.contains(VmaFlags::MISSING) {
+                return self.replace_zeros(vma, addr, page);
             }
-            self.unmap_zeros(area, page);
+            self.unmap_zeros(vma, page);
             return Ok(Outcome::Again);
         }
         if access == Access::Write && !attrs.contains(Attrs::EXCLUSIVE) {
-            return self.unshare(area, addr);
+            return self.unshare(vma, addr);
         }
-        if access == Access::Write && !self.rights(attrs, area.prot).contains(Attrs::WRITE) {
-            return Ok(self.first_write(area, addr));
+        if access == Access::Write && !self.rights(attrs, vma.prot).contains(Attrs::WRITE) {
+            return Ok(self.first_write(vma, addr));
         }
-        // Only a change of the area that is under way leaves entries behind it: a run at a time follows here.
-        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
+        // Only a change of the VMA that is under way leaves entries behind it: a run at a time follows here.
+        let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let mut stale = None;
-        if let Some(run) = table.run(addr, area.range.end)
+        if let Some(run) = table.run(addr, vma.range.end)
             && run.kind == Kind::Leaf
-            && self.permit(&table, &run, area.prot)
+            && self.permit(&table, &run, vma.prot)
         {
             stale = Some((run.range(arch), table.shift()));
         }
         table.release();
         if let Some((range, shift)) = stale {
             // The change took a right away too, and finds these entries as they should be. It ends when faults have left the
-            // areas, so not before this.
+            // VMAs, so not before this.
             self.tables.tlb.invalidate(&[range], shift, false);
         }
         Ok(Outcome::Again)
     }
 }
 
-/// Which list a new folio of an area goes on.
+/// Which list a new folio of a VMA goes on.
 #[inline]
-fn list_of(area: &Vma) -> LruList {
-    if area.flags.contains(AreaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon }
+fn list_of(vma: &Vma) -> LruList {
+    if vma.flags.contains(VmaFlags::LOCKED) { LruList::Unevictable } else { LruList::Anon }
 }

@@ -1,4 +1,4 @@
-//! A child: `fork`. It has the areas of its parent and what is in them, and copies nothing: memory of which both have the same
+//! A child: `fork`. It has the VMAs of its parent and what is in them, and copies nothing: memory of which both have the same
 //! is read-only in both until one of them writes ([`super::cow`]).
 //!
 //! The parent's tables are gone through once. A run of private memory gets the child's references and mappings, by folio from
@@ -20,24 +20,24 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, align_down};
 use crate::arch::{Arch, Attrs, Kind, Marker, Swapped, UserRange};
-use crate::cache::{self, Object};
 use crate::errno::Errno;
 use crate::frame::{Frame, TooManyReferences, flag};
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
+use crate::page_cache::{self, Object};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::swap::Saturated;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
-use super::areas::Areas;
+use super::vmas::Vmas;
 use super::{AddressSpace, FaultError};
 
 /// Why there is no child. The parent is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForkError {
-    /// No memory for its areas and page tables, or the group may not have it.
+    /// No memory for its VMAs and page tables, or the memcg may not have it.
     NoMemory(Refused),
     /// A swap slot, or a folio, has as many references as it may. No reclaim helps against that.
     TooManyReferences,
@@ -102,7 +102,7 @@ const FOLIO: u32 = 84;
 type Batch = ArrayVec<Run, 32>;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// A child with the same limits, charged to the same group; memory that both have stays charged where it was. Areas that
+    /// A child with the same limits, charged to the same memcg; memory that both have stays charged where it was. VMAs that
     /// are not to be had by a child are missing, and none is locked or watched. Of object memory only private copies are mapped; the rest
     /// the child faults in.
     ///
@@ -113,83 +113,83 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn fork(&self) -> Result<Self, ForkError> {
         let all = UserRange::all(&self.tables.arch);
         let mut change = self.change(all);
-        let limits = change.areas().limits;
+        let limits = change.vmas().limits;
         change.let_go();
-        let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.group(), limits)?;
+        let mut child = AddressSpace::new(self.tables.machine, self.tables.arch, self.tables.memcg(), limits)?;
         child.tables.max_run = self.tables.max_run;
         child.tables.joins = self.tables.joins;
         child.families = self.families.of_child(child.id());
         child.family = child.families.own();
         child.tracks.store(self.tracks(), Relaxed);
-        change.areas().copy_to(&mut child)?;
-        change.areas().each(self.tables.machine, all, |v| v.state = State::Held);
+        change.vmas().copy_to(&mut child)?;
+        change.vmas().each(self.tables.machine, all, |v| v.state = State::Held);
         change.let_go();
         let shared = self.share(&child);
-        change.areas().each(self.tables.machine, all, |v| v.state = State::Live);
+        change.vmas().each(self.tables.machine, all, |v| v.state = State::Live);
         shared?;
         Ok(child)
     }
 
-    /// Give the child what is in its areas. Whatever it answers, nobody may write any more to what the child has got.
+    /// Give the child what is in its VMAs. Whatever it answers, nobody may write any more to what the child has got.
     fn share(&self, child: &Self) -> Result<(), ForkError> {
         let mut gather = self.gather(UserRange::all(&self.tables.arch));
         let mut pinned = false;
-        let shared = self.each_shared(child, |area| self.share_area(child, area, &mut pinned, &mut gather));
+        let shared = self.each_shared(child, |vma| self.share_vma(child, vma, &mut pinned, &mut gather));
         drop(gather);
         shared?;
         // This is the moment that the child has: nobody writes any more without a fault.
-        if pinned { self.each_shared(child, |area| self.copy_pinned(child, area)) } else { Ok(()) }
+        if pinned { self.each_shared(child, |vma| self.copy_pinned(child, vma)) } else { Ok(()) }
     }
 
-    /// The areas that a child has with its parent's private memory.
+    /// The VMAs that a child has with its parent's private memory.
     fn each_shared(&self, child: &Self, mut f: impl FnMut(&Vma) -> Result<(), ForkError>) -> Result<(), ForkError> {
         let mut at = 0;
         loop {
-            // The child is nobody else's yet, and the parent's areas don't change: no lock is held for long.
+            // The child is nobody else's yet, and the parent's VMAs don't change: no lock is held for long.
             let next = child.read().tree.find_from(at).copied();
-            let Some(area) = next else { return Ok(()) };
-            at = area.range.end;
-            if !area.flags.contains(AreaFlags::WIPEONFORK) && !area.backing.is_shared() {
-                f(&area)?;
+            let Some(vma) = next else { return Ok(()) };
+            at = vma.range.end;
+            if !vma.flags.contains(VmaFlags::WIPEONFORK) && !vma.backing.is_shared() {
+                f(&vma)?;
             }
             self.tables.platform().resched();
         }
     }
 
-    /// Returns where that ends of which a child may have private memory in an area. Copies of what
+    /// Returns where that ends of which a child may have private memory in a VMA. Copies of what
     /// lies beyond the end of the object are those that a truncation is about to remove, which
     /// visits no child that comes now ([`super::discard()`]).
-    fn copies_end(&self, area: &Vma) -> u64 {
-        if area.backing.is_anonymous() {
-            return area.range.end;
+    fn copies_end(&self, vma: &Vma) -> u64 {
+        if vma.backing.is_anonymous() {
+            return vma.range.end;
         }
-        // SAFETY: the fork has claimed all of the parent's addresses, so the parent's area, whose
+        // SAFETY: the fork has claimed all of the parent's addresses, so the parent's VMA, whose
         // backing the child's is a copy of, stays, and with it a reference to the object.
-        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
+        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
         let pages = object.size().div_ceil(1 << self.page_shift());
-        self.mapped_in(area, &object, &(0..pages)).map_or(area.range.start, |inside| inside.end)
+        self.mapped_in(vma, &object, &(0..pages)).map_or(vma.range.start, |inside| inside.end)
     }
 
-    fn share_area(
+    fn share_vma(
         &self,
         child: &Self,
-        area: &Vma,
+        vma: &Vma,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<(), ForkError> {
-        let mut at = area.range.start;
-        let inside = self.copies_end(area);
-        while at < area.range.end {
-            match self.tables.find(area.range.tail(at)) {
+        let mut at = vma.range.start;
+        let inside = self.copies_end(vma);
+        while at < vma.range.end {
+            match self.tables.find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let mut batch = Batch::new();
-                    let whole = area.range.tail(at);
+                    let whole = vma.range.tail(at);
                     let range = if at < inside { whole.head(inside) } else { whole };
-                    let shared = self.share_table(&table, range, (area, inside), &mut batch, pinned, gather);
+                    let shared = self.share_table(&table, range, (vma, inside), &mut batch, pinned, gather);
                     table.release();
                     self.tables.platform().resched();
-                    child.adopt(area.range, &batch)?;
+                    child.adopt(vma.range, &batch)?;
                     at = shared?;
                     self.tables.platform().resched();
                 }
@@ -207,7 +207,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         range: UserRange,
-        (area, inside): (&Vma, u64),
+        (vma, inside): (&Vma, u64),
         batch: &mut Batch,
         pinned: &mut bool,
         gather: &mut Gather<'_, 'm, P>,
@@ -224,7 +224,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             match run.kind {
                 Kind::Leaf | Kind::Swap if at >= inside => {}
                 Kind::Leaf => {
-                    if !area.backing.is_anonymous() {
+                    if !vma.backing.is_anonymous() {
                         self.cut(&mut run, |frame| frame.has(flag::OBJECT));
                     }
                     // Whether lazily freed memory was written to is recorded per folio, in the
@@ -286,14 +286,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         table.run(run.va, end).unwrap_or(*run)
     }
 
-    /// Give the child copies of what has stayed the parent's own in an area. Nothing there changes meanwhile, but for what is
+    /// Give the child copies of what has stayed the parent's own in a VMA. Nothing there changes meanwhile, but for what is
     /// written by who has pinned it.
-    fn copy_pinned(&self, child: &Self, area: &Vma) -> Result<(), ForkError> {
+    fn copy_pinned(&self, child: &Self, vma: &Vma) -> Result<(), ForkError> {
         let arch = &self.tables.arch;
-        let mut at = area.range.start;
-        let inside = self.copies_end(area);
+        let mut at = vma.range.start;
+        let inside = self.copies_end(vma);
         while at < inside {
-            match self.tables.find(area.range.tail(at)) {
+            match self.tables.find(vma.range.tail(at)) {
                 Found::Hole(end) => at = end,
                 Found::Table(table) => {
                     let run = table.run(at, inside.min(table.end()));
@@ -301,7 +301,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                     let Some(run) = run else { continue };
                     at = run.range(arch).end;
                     if run.kind == Kind::Leaf && run.attrs(arch).contains(Attrs::EXCLUSIVE) {
-                        self.copy_run(child, area, &run)?;
+                        self.copy_run(child, vma, &run)?;
                     }
                 }
             }
@@ -309,16 +309,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(())
     }
 
-    fn copy_run(&self, child: &Self, area: &Vma, run: &Run) -> Result<(), Refused> {
+    fn copy_run(&self, child: &Self, vma: &Vma, run: &Run) -> Result<(), Refused> {
         let arch = &self.tables.arch;
         let pages = run.range(arch).len() >> arch.page_shift();
         for n in 0..pages as u32 {
             let va = run.va + ((n as u64) << arch.page_shift());
             let from = run.pfn(arch).add(n << arch.page_order());
-            let (pfn, order) = child.new_folio(area, va, arch.page_order(), 0, false).map_err(FaultError::shortage)?;
-            // SAFETY: the parent has the page mapped until its areas are held no more; the copy is nobody else's yet.
+            let (pfn, order) = child.new_folio(vma, va, arch.page_order(), 0, false).map_err(FaultError::shortage)?;
+            // SAFETY: the parent has the page mapped until its VMAs are held no more; the copy is nobody else's yet.
             unsafe { self.tables.machine.frames().copy(from, pfn, 1 << order) };
-            child.map_folio(area, va, pfn, order).map_err(FaultError::shortage)?;
+            child.map_folio(vma, va, pfn, order).map_err(FaultError::shortage)?;
             self.tables.platform().resched();
         }
         Ok(())
@@ -488,24 +488,24 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-impl Areas {
-    /// Give an empty space the areas that a child has.
+impl Vmas {
+    /// Give an empty space the VMAs that a child has.
     fn copy_to<P: Platform, A: Arch>(&self, child: &mut AddressSpace<'_, P, A>) -> Result<(), Refused> {
-        let (machine, group, space) = (child.tables.machine, child.group(), child.id());
-        let areas = child.areas.get_mut();
-        for area in self.tree.iter_from(0).filter(|v| !v.flags.contains(AreaFlags::DONTFORK)) {
-            let flags = area.flags - AreaFlags::LOCKS - AreaFlags::WATCHES;
-            let area = Vma { flags, watcher: None, ..*area };
+        let (machine, memcg, space) = (child.tables.machine, child.memcg(), child.id());
+        let vmas = child.vmas.get_mut();
+        for vma in self.tree.iter_from(0).filter(|v| !v.flags.contains(VmaFlags::DONTFORK)) {
+            let flags = vma.flags - VmaFlags::LOCKS - VmaFlags::WATCHES;
+            let vma = Vma { flags, watcher: None, ..*vma };
             // One at a time: what so many inserts may need at most is a multiple of what they take.
-            areas.reserve(machine, group, 1)?;
-            cache::lend_to(machine, &area.backing, space, group)?;
-            let inserted = areas.tree.insert(area);
-            debug_assert!(inserted.is_ok(), "an area was added without being reserved");
-            areas.account(&area, area.range, 1);
+            vmas.reserve(machine, memcg, 1)?;
+            page_cache::lend_to(machine, &vma.backing, space, memcg)?;
+            let inserted = vmas.tree.insert(vma);
+            debug_assert!(inserted.is_ok(), "a VMA was added without being reserved");
+            vmas.account(&vma, vma.range, 1);
             machine.platform().resched();
         }
-        areas.merge(machine, UserRange::all(&child.tables.arch));
-        areas.trim(machine);
+        vmas.merge(machine, UserRange::all(&child.tables.arch));
+        vmas.trim(machine);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Guards: pages that nobody may touch though their area says so, without an area of their own (`MADV_GUARD_INSTALL`). A guard
+//! Guards: pages that nobody may touch though their VMA says so, without a VMA of their own (`MADV_GUARD_INSTALL`). A guard
 //! is a marker in the page table: a run of equal entries, that outlives what is forgotten around it.
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
@@ -40,17 +40,17 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// Forgets what is in a range that one table maps and guards what is mapped of it; returns
     /// whether that is all. Faults wait meanwhile, so that none fills a page again.
     fn guard(&self, range: UserRange) -> Result<bool, AdviseError> {
-        // All of the space: areas are held in full, also where the range ends inside of one.
+        // All of the space: VMAs are held in full, also where the range ends inside of one.
         let mut change = self.change(UserRange::all(&self.tables.arch));
         change.let_go();
         let covered = self.all(range, true, false)?;
-        change.areas().each(self.tables.machine, range, |v| v.state = State::Held);
+        change.vmas().each(self.tables.machine, range, |v| v.state = State::Held);
         change.let_go();
         let guarded = self.tables.split_edges(range).map_err(AdviseError::from).and_then(|()| {
             self.zap_all_but(range, Keep::Guards);
             self.put_guards(range)
         });
-        change.areas().each(self.tables.machine, range, |v| v.state = State::Live);
+        change.vmas().each(self.tables.machine, range, |v| v.state = State::Live);
         guarded.map(|()| covered)
     }
 
@@ -93,15 +93,15 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// Returns the first part of a range that a VMA has.
     fn first_mapped(&self, range: UserRange) -> Option<UserRange> {
-        let areas = self.read();
-        let first = areas.overlapping(self.tables.platform(), range).next();
-        first.map(|area| area.range.intersect(&range))
+        let vmas = self.read();
+        let first = vmas.overlapping(self.tables.platform(), range).next();
+        first.map(|vma| vma.range.intersect(&range))
     }
 
     /// Remove the guards of a range, side by side with faults.
     pub(super) fn remove_guards(&self, rest: &mut Advising, more: More<'_>) -> Result<(), AdviseError> {
         let mut gather = self.gather(rest.left);
-        self.each_area(rest, more, |_, part| {
+        self.each_vma(rest, more, |_, part| {
             let end = match self.tables.find(part) {
                 Found::Hole(end) => end,
                 Found::Table(table) => {

@@ -2,8 +2,8 @@
 
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, flag};
-use crate::group::{Home, LruList};
 use crate::machine::Machine;
+use crate::memcg::{LruList, LruvecId};
 use crate::platform::Platform;
 use crate::tlb::free_unmapped;
 
@@ -34,7 +34,7 @@ impl Isolated {
     /// Whether a folio is one of these, and not known to be locked.
     #[inline]
     pub(super) fn may_go(self, frame: &Frame) -> bool {
-        frame.isolated_by() == self.0 && !Home::is_listed(frame.home())
+        frame.isolated_by() == self.0 && !LruvecId::is_listed(frame.lruvec())
     }
 
     /// Whether a folio may go all of which is mapped by these pages, and that nobody has otherwise: without them nobody finds it any more.
@@ -58,7 +58,7 @@ impl Isolated {
         frame.isolated_by() == self.0 | UNMAPPED || frame.counts().maps == 0
     }
 
-    /// A folio is mapped by an area that is locked.
+    /// A folio is mapped by a VMA that is locked.
     pub(super) fn lock(self, frame: &Frame) {
         if self.may_go(frame) {
             frame.set_isolated_by(self.0 | LOCKED);
@@ -78,7 +78,7 @@ impl Isolated {
         };
         let stays = |head, frame: &_| {
             let list = if self.is_locked(frame) { LruList::Unevictable } else { LruList::evictable(frame) };
-            machine.groups().relist(machine.frames(), head, None, list);
+            machine.memcgs().relist(machine.frames(), head, None, list);
             machine.put_refs(head, frame, 1);
         };
         free_unmapped(machine, these, is_gone, stays)
@@ -96,7 +96,7 @@ impl Isolated {
         unmapped() && (!frame.has(flag::SWAP_CACHED) || uncached())
     }
 
-    /// Whether an area was found that maps one of these, and is locked.
+    /// Whether a VMA was found that maps one of these, and is locked.
     pub(crate) fn is_locked(self, frame: &Frame) -> bool {
         frame.isolated_by() == self.0 | LOCKED
     }

@@ -7,7 +7,7 @@
 use crate::addr::FRAME_SHIFT;
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{Counts, flag};
-use crate::group::LruList;
+use crate::memcg::LruList;
 use crate::platform::{Platform, Wanted, allows};
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{LockedTable, RUNS_A_HOLD, Run};
@@ -59,7 +59,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         for (head, frame, pages) in machine.frames().folios(pfn, marked) {
             if !frame.set_flag(flag::LAZY) {
-                machine.groups().relist(machine.frames(), head, Some(LruList::Anon), LruList::Lazy);
+                machine.memcgs().relist(machine.frames(), head, Some(LruList::Anon), LruList::Lazy);
                 machine.count(Counter::LazyFree, pages as u64);
             }
         }

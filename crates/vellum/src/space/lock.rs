@@ -1,7 +1,7 @@
 //! Memory that is to stay: `mlock` and its kin.
 //!
-//! A locked area is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only the latter. Who reclaims asks
-//! the area. So what was faulted in before stays on its LRU list until somebody looks at it there; then, and what is faulted in
+//! A locked VMA is faulted in at once, and its memory is not to be reclaimed; or, `ONFAULT`, only the latter. Who reclaims asks
+//! the VMA. So what was faulted in before stays on its LRU list until somebody looks at it there; then, and what is faulted in
 //! later at once, it goes to the list of what is not to be looked at. Unlocking brings it back from there. (What nobody has locked
 //! any more for another reason is found there when nothing else can be reclaimed.)
 
@@ -11,16 +11,16 @@ use crate::addr::{Pfn, align_down};
 use crate::arch::{Arch, BadRange, Kind, UserRange};
 use crate::errno::Errno;
 use crate::frame::Frame;
-use crate::group::{LruList, Refused, may_be_refused};
+use crate::memcg::{LruList, Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::Run;
-use crate::vma::{AreaFlags, Prot, Vma};
+use crate::vma::{Prot, Vma, VmaFlags};
 
 use super::pieces::Populating;
 use super::{Access, AddressSpace, FaultError, Isolated, ProtectError};
 
 bitflags! {
-    /// Which areas to lock, and how. The bits are Linux's.
+    /// Which VMAs to lock, and how. The bits are Linux's.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct LockAll: u8 {
         /// Those that there are (`MCL_CURRENT`).
@@ -45,9 +45,9 @@ pub enum LockError {
     NotMapped,
     /// More locked memory than the limit allows.
     LockLimit,
-    /// Areas would have to be split, and the space has as many as it may.
-    TooManyAreas,
-    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    /// VMAs would have to be split, and the space has as many as it may.
+    TooManyVmas,
+    /// VMAs or huge mappings would have to be split, and there is no memory for that.
     NoMemory(Refused),
     /// It is locked, but not all of it could be faulted in.
     Fault(FaultError),
@@ -73,7 +73,7 @@ impl core::fmt::Display for LockError {
             LockError::Forbidden => f.write_str("no memory may be locked"),
             LockError::NotMapped => f.write_str("not all of the range is mapped"),
             LockError::LockLimit => f.write_str("over the limit on locked memory"),
-            LockError::TooManyAreas => f.write_str("too many areas"),
+            LockError::TooManyVmas => f.write_str("too many VMAs"),
             LockError::NoMemory(why) => why.fmt(f),
             LockError::Fault(error) => error.fmt(f),
         }
@@ -88,16 +88,16 @@ impl From<ProtectError> for LockError {
     fn from(error: ProtectError) -> Self {
         match error {
             ProtectError::NotMapped => LockError::NotMapped,
-            ProtectError::TooManyAreas => LockError::TooManyAreas,
+            ProtectError::TooManyVmas => LockError::TooManyVmas,
             ProtectError::NoMemory(why) => LockError::NoMemory(why),
             _ => LockError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
 
-/// What locking makes of an area.
-fn with_lock(flags: AreaFlags, lock: AreaFlags) -> AreaFlags {
-    (flags - AreaFlags::LOCKS) | lock
+/// What locking makes of a VMA.
+fn with_lock(flags: VmaFlags, lock: VmaFlags) -> VmaFlags {
+    (flags - VmaFlags::LOCKS) | lock
 }
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
@@ -121,17 +121,17 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             return Err(LockError::Forbidden);
         }
         let range = self.pages_of(addr, len).map_err(|error| if len > limit { LockError::LockLimit } else { error })?;
-        let mut lock = AreaFlags::LOCKED;
-        lock.set(AreaFlags::ONFAULT, on_fault);
+        let mut lock = VmaFlags::LOCKED;
+        lock.set(VmaFlags::ONFAULT, on_fault);
         let mut change = self.change(range);
-        let areas = change.areas();
-        let is_locked = |area: &&Vma| area.flags.contains(AreaFlags::LOCKED);
-        let there = |area: &Vma| area.range.intersect(&range).len();
-        let locked = areas.overlapping(self.tables.platform(), range).filter(is_locked).map(there).sum::<u64>();
-        if (areas.locked - locked).saturating_add(range.len()) > areas.limits.locked {
+        let vmas = change.vmas();
+        let is_locked = |vma: &&Vma| vma.flags.contains(VmaFlags::LOCKED);
+        let there = |vma: &Vma| vma.range.intersect(&range).len();
+        let locked = vmas.overlapping(self.tables.platform(), range).filter(is_locked).map(there).sum::<u64>();
+        if (vmas.locked - locked).saturating_add(range.len()) > vmas.limits.locked {
             return Err(LockError::LockLimit);
         }
-        self.set_areas(&mut change, range, |v| v.flags = with_lock(v.flags, lock))?;
+        self.set_vmas(&mut change, range, |v| v.flags = with_lock(v.flags, lock))?;
         drop(change);
         Ok(Populating::all(range, false))
     }
@@ -143,14 +143,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     pub fn unlock(&self, addr: u64, len: u64) -> Result<(), LockError> {
         let range = self.pages_of(addr, len)?;
         let mut change = self.change(range);
-        if self.set_areas(&mut change, range, |v| v.flags -= AreaFlags::LOCKS)? {
+        if self.set_vmas(&mut change, range, |v| v.flags -= VmaFlags::LOCKS)? {
             change.let_go();
             self.make_evictable(range);
         }
         Ok(())
     }
 
-    /// Lock areas wherever they are (`mlockall`): this is how it is from now on, whatever was asked for before. What can't be
+    /// Lock VMAs wherever they are (`mlockall`): this is how it is from now on, whatever was asked for before. What can't be
     /// faulted in is no error.
     ///
     /// # Errors
@@ -159,7 +159,7 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         self.begin_lock_all(flags).map(|rest| self.populate(rest))
     }
 
-    /// Locks areas wherever they are, as [`AddressSpace::lock_all`], but faults nothing in: the
+    /// Locks VMAs wherever they are, as [`AddressSpace::lock_all`], but faults nothing in: the
     /// caller does that next, by [`AddressSpace::populate_some`], and passes over what can't be.
     ///
     /// # Errors
@@ -169,37 +169,37 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             return Err(LockError::Flags(flags));
         }
         let all = UserRange::all(&self.tables.arch);
-        let mut lock = AreaFlags::LOCKED;
-        lock.set(AreaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
+        let mut lock = VmaFlags::LOCKED;
+        lock.set(VmaFlags::ONFAULT, flags.contains(LockAll::ONFAULT));
         let mut change = self.change(all);
-        let areas = change.areas();
-        if areas.limits.locked == 0 {
+        let vmas = change.vmas();
+        if vmas.limits.locked == 0 {
             return Err(LockError::Forbidden);
         }
-        if flags.contains(LockAll::CURRENT) && areas.mapped > areas.limits.locked {
+        if flags.contains(LockAll::CURRENT) && vmas.mapped > vmas.limits.locked {
             return Err(LockError::LockLimit);
         }
-        areas.future = if flags.contains(LockAll::FUTURE) { lock } else { AreaFlags::empty() };
+        vmas.future = if flags.contains(LockAll::FUTURE) { lock } else { VmaFlags::empty() };
         if flags.contains(LockAll::CURRENT) {
-            areas.account_all(self.tables.machine, all, -1);
-            areas.each(self.tables.machine, all, |v| v.flags = with_lock(v.flags, lock));
-            areas.account_all(self.tables.machine, all, 1);
+            vmas.account_all(self.tables.machine, all, -1);
+            vmas.each(self.tables.machine, all, |v| v.flags = with_lock(v.flags, lock));
+            vmas.account_all(self.tables.machine, all, 1);
         }
         drop(change);
         let now = if flags.contains(LockAll::CURRENT) { all } else { UserRange::default() };
         Ok(Populating::all(now, false))
     }
 
-    /// Unlock all areas, and lock none from now on (`munlockall`).
+    /// Unlock all VMAs, and lock none from now on (`munlockall`).
     pub fn unlock_all(&self) {
         let all = UserRange::all(&self.tables.arch);
         let mut change = self.change(all);
-        let areas = change.areas();
-        areas.future = AreaFlags::empty();
-        let some = areas.locked > 0;
-        areas.account_all(self.tables.machine, all, -1);
-        areas.each(self.tables.machine, all, |v| v.flags -= AreaFlags::LOCKS);
-        areas.account_all(self.tables.machine, all, 1);
+        let vmas = change.vmas();
+        vmas.future = VmaFlags::empty();
+        let some = vmas.locked > 0;
+        vmas.account_all(self.tables.machine, all, -1);
+        vmas.each(self.tables.machine, all, |v| v.flags -= VmaFlags::LOCKS);
+        vmas.account_all(self.tables.machine, all, 1);
         if some {
             change.let_go();
             self.make_evictable(all);
@@ -213,14 +213,14 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             for (head, frame) in self.folios_of(run) {
                 if LruList::of(frame) == Some(LruList::Unevictable) {
                     let list = LruList::evictable(frame);
-                    machine.groups().relist(machine.frames(), head, Some(LruList::Unevictable), list);
+                    machine.memcgs().relist(machine.frames(), head, Some(LruList::Unevictable), list);
                 }
             }
             false
         });
     }
 
-    /// Who has isolated folios hears which of them a run of a locked area maps.
+    /// Who has isolated folios hears which of them a run of a locked VMA maps.
     pub(super) fn tell_locked(&self, run: &Run, isolated: Option<Isolated>) {
         let Some(isolated) = isolated else { return };
         self.folios_of(run).for_each(|(_, frame)| isolated.lock(frame));

@@ -1,4 +1,4 @@
-//! New areas: `mmap`.
+//! New VMAs: `mmap`.
 
 use bitflags::bitflags;
 
@@ -6,13 +6,13 @@ use crate::addr::{FRAME_SIZE, VirtRange, align_down, align_up};
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::frame::policy::Advice;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, Direction, Prot, State, Vma};
+use crate::vma::{Direction, Prot, State, Vma, VmaFlags};
 
-use super::areas::{Areas, Excess};
 use super::object::Source;
 use super::pieces::Populating;
+use super::vmas::{Excess, Vmas};
 use super::{AddressSpace, UnmapError};
 
 bitflags! {
@@ -31,10 +31,10 @@ bitflags! {
         const GROWSDOWN = 16;
         /// Not to be reclaimed, and faulted in at once (`MAP_LOCKED`).
         const LOCKED = 32;
-        /// What is written is written to what stands behind the area, for all to see (`MAP_SHARED`); of anonymous memory, an
+        /// What is written is written to what stands behind the VMA, for all to see (`MAP_SHARED`); of anonymous memory, an
         /// object that is made for it and that forks share.
         const SHARED = 64;
-        /// A shared area that may never be written, not even by a later `protect` (Linux: the file is open for reading only).
+        /// A shared VMA that may never be written, not even by a later `protect` (Linux: the file is open for reading only).
         const READ_ONLY = 128;
         /// Where the engine chooses: in the second gibibyte of addresses (`MAP_32BIT`).
         const LOW = 256;
@@ -74,8 +74,8 @@ pub enum MapError {
     Exists(VirtRange),
     /// No free range of that size.
     NoRoom,
-    /// The space has as many areas as it may.
-    TooManyAreas,
+    /// The space has as many VMAs as it may.
+    TooManyVmas,
     /// More address space than the limit allows.
     AddressSpaceLimit,
     /// More private memory that may be written than the limit allows.
@@ -83,7 +83,7 @@ pub enum MapError {
     /// It is to be locked, and no memory may be locked at all.
     LockForbidden,
     /// Something is mapped in this range, and it is sealed.
-    SealedArea(VirtRange),
+    SealedVma(VirtRange),
     /// More locked memory than the limit allows.
     LockLimit,
     /// More than the machine has, swap included, and not [`MapFlags::NORESERVE`].
@@ -115,7 +115,7 @@ impl MapError {
             | MapError::UnalignedOffset(_)
             | MapError::OtherPages
             | MapError::NoStack => Errno::EINVAL,
-            MapError::TooLow(_) | MapError::Sealed | MapError::SealedArea(_) | MapError::LockForbidden => Errno::EPERM,
+            MapError::TooLow(_) | MapError::Sealed | MapError::SealedVma(_) | MapError::LockForbidden => Errno::EPERM,
             MapError::Denied | MapError::ExecGain => Errno::EACCES,
             MapError::OffsetTooLarge => Errno::EOVERFLOW,
             MapError::Exists(_) => Errno::EEXIST,
@@ -134,11 +134,11 @@ impl core::fmt::Display for MapError {
             MapError::TooLow(addr) => write!(f, "{addr:#x} is below the lowest address that may be mapped"),
             MapError::Exists(range) => write!(f, "something is mapped in {range:?}"),
             MapError::NoRoom => f.write_str("no free range of that size"),
-            MapError::TooManyAreas => f.write_str("too many areas"),
+            MapError::TooManyVmas => f.write_str("too many VMAs"),
             MapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
             MapError::DataLimit => f.write_str("over the limit on data"),
             MapError::LockForbidden => f.write_str("no memory may be locked"),
-            MapError::SealedArea(range) => write!(f, "{range:?} is sealed"),
+            MapError::SealedVma(range) => write!(f, "{range:?} is sealed"),
             MapError::LockLimit => f.write_str("over the limit on locked memory"),
             MapError::Overcommit => f.write_str("more than the machine has"),
             MapError::UnalignedOffset(offset) => write!(f, "offset {offset:#x} is not a multiple of the page size"),
@@ -167,7 +167,7 @@ impl From<Excess> for MapError {
 
 may_be_refused!(MapError);
 
-/// A request, and what is to stand behind the area.
+/// A request, and what is to stand behind the VMA.
 struct Request {
     request: MapRequest,
     source: Source,
@@ -190,7 +190,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if request.flags.contains(MapFlags::SHARED) {
             return self.map_shared(request);
         }
-        self.map_new_area(request, Source::ANONYMOUS)
+        self.map_new_vma(request, Source::ANONYMOUS)
     }
 
     /// How much of the address space a request takes.
@@ -205,8 +205,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(len)
     }
 
-    /// Map this; the area takes over the caller's reference to the object, if there is one and nothing fails.
-    pub(super) fn map_new_area(&self, request: MapRequest, source: Source) -> Result<u64, MapError> {
+    /// Map this; the VMA takes over the caller's reference to the object, if there is one and nothing fails.
+    pub(super) fn map_new_vma(&self, request: MapRequest, source: Source) -> Result<u64, MapError> {
         let len = self.length(&request)?;
         let request = Request { request, source };
         let range = if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
@@ -231,42 +231,42 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     fn map_anywhere(&self, hint: u64, len: u64, request: &Request) -> Result<UserRange, MapError> {
-        let choose = |areas: &Areas| match request.flags.contains(MapFlags::LOW) {
-            true => self.find_room_within(areas, hint, len, self.user_part(LOW)),
-            false => self.find_room(areas, hint, len),
+        let choose = |vmas: &Vmas| match request.flags.contains(MapFlags::LOW) {
+            true => self.find_room_within(vmas, hint, len, self.user_part(LOW)),
+            false => self.find_room(vmas, hint, len),
         };
-        let mut areas = self.write();
-        let range = choose(&areas)?;
-        if !areas.claims.is_ahead(&range, None) {
-            self.check(&areas, range, 0, request)?;
-            areas.reserve(self.tables.machine, self.group(), 1)?;
-            self.add(&mut areas, range, request);
-            areas.merge(self.tables.machine, range);
-            areas.trim(self.tables.machine);
+        let mut vmas = self.write();
+        let range = choose(&vmas)?;
+        if !vmas.claims.is_ahead(&range, None) {
+            self.check(&vmas, range, 0, request)?;
+            vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+            self.add(&mut vmas, range, request);
+            vmas.merge(self.tables.machine, range);
+            vmas.trim(self.tables.machine);
             return Ok(range);
         }
         // A hole in a range that is being unmapped: it is free when the rest is.
-        drop(areas);
-        let mut change = self.change_both(|areas| Ok::<_, MapError>([choose(areas)?, UserRange::default()]))?;
+        drop(vmas);
+        let mut change = self.change_both(|vmas| Ok::<_, MapError>([choose(vmas)?, UserRange::default()]))?;
         let range = change.range();
-        let areas = change.areas();
-        self.check(areas, range, 0, request)?;
-        areas.reserve(self.tables.machine, self.group(), 1)?;
-        self.add(areas, range, request);
+        let vmas = change.vmas();
+        self.check(vmas, range, 0, request)?;
+        vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+        self.add(vmas, range, request);
         Ok(range)
     }
 
-    /// At the hint, if it is free; else as high as possible, large areas where huge pages fit.
-    pub(super) fn find_room(&self, areas: &Areas, hint: u64, len: u64) -> Result<UserRange, MapError> {
-        let all = UserRange::all(&self.tables.arch).tail(areas.limits.lowest);
-        self.find_room_within(areas, hint, len, all)
+    /// At the hint, if it is free; else as high as possible, large VMAs where huge pages fit.
+    pub(super) fn find_room(&self, vmas: &Vmas, hint: u64, len: u64) -> Result<UserRange, MapError> {
+        let all = UserRange::all(&self.tables.arch).tail(vmas.limits.lowest);
+        self.find_room_within(vmas, hint, len, all)
     }
 
-    fn find_room_within(&self, areas: &Areas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
+    fn find_room_within(&self, vmas: &Vmas, hint: u64, len: u64, window: UserRange) -> Result<UserRange, MapError> {
         let shift = self.page_shift();
         let room = |from: u64, end: u64, align: u32| {
             let room = window.tail(from).head(end);
-            areas.tree.find_gap(len, align, *room, Direction::TopDown).map(|start| room.tail(start).head(start + len))
+            vmas.tree.find_gap(len, align, *room, Direction::TopDown).map(|start| room.tail(start).head(start + len))
         };
         let hint = align_down(hint, shift);
         if hint != 0 {
@@ -278,7 +278,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
         }
         let huge = self.tables.arch.level_shift(2);
-        let base = areas.limits.mmap_base.min(window.end);
+        let base = vmas.limits.mmap_base.min(window.end);
         let aligned = if len >> huge != 0 { room(window.start, base, huge) } else { None };
         aligned
             .or_else(|| room(window.start, base, shift))
@@ -288,66 +288,66 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     fn map_fixed(&self, range: UserRange, request: &Request) -> Result<(), MapError> {
         let mut change = self.change(range);
-        let areas = change.areas();
-        if range.start < areas.limits.lowest {
+        let vmas = change.vmas();
+        if range.start < vmas.limits.lowest {
             return Err(MapError::TooLow(range.start));
         }
         if request.flags.contains(MapFlags::FIXED_NOREPLACE)
-            && let Some(area) = areas.first(range)
+            && let Some(vma) = vmas.first(range)
         {
-            return Err(MapError::Exists(*area.range.intersect(&range)));
+            return Err(MapError::Exists(*vma.range.intersect(&range)));
         }
         let platform = self.tables.platform();
-        let replaced: u64 = areas.overlapping(platform, range).map(|v| v.range.intersect(&range).len()).sum();
-        self.check(areas, range, replaced, request)?;
+        let replaced: u64 = vmas.overlapping(platform, range).map(|v| v.range.intersect(&range).len()).sum();
+        self.check(vmas, range, replaced, request)?;
         if replaced == 0 {
-            areas.reserve(self.tables.machine, self.group(), 1)?;
-            self.add(areas, range, request);
+            vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+            self.add(vmas, range, request);
             return Ok(());
         }
-        // What is there goes, and there is no moment at which the addresses are free: its areas hold the place, and the
+        // What is there goes, and there is no moment at which the addresses are free: its VMAs hold the place, and the
         // first becomes the new one, so that nothing needs to be allocated then.
-        let new = new_area(range, request, areas.future);
+        let new = new_vma(range, request, vmas.future);
         self.begin_unmap(&mut change, range, State::Held, Some(&new)).map_err(|error| match error {
-            UnmapError::Sealed(range) => MapError::SealedArea(range),
+            UnmapError::Sealed(range) => MapError::SealedVma(range),
             UnmapError::NoMemory(why) => MapError::NoMemory(why),
             _ => MapError::NoMemory(Refused::OutOfMemory),
         })?;
         self.zap_all(range);
-        let areas = change.areas();
-        let first = areas.first(range).map_or(range, |v| v.range);
-        areas.remove(self.tables.machine, range.tail(first.end));
-        areas.replace(self.tables.machine, first.start, new);
+        let vmas = change.vmas();
+        let first = vmas.first(range).map_or(range, |v| v.range);
+        vmas.remove(self.tables.machine, range.tail(first.end));
+        vmas.replace(self.tables.machine, first.start, new);
         Ok(())
     }
 
-    fn add(&self, areas: &mut Areas, range: UserRange, request: &Request) {
-        let area = new_area(range, request, areas.future);
-        let inserted = areas.tree.insert(area);
+    fn add(&self, vmas: &mut Vmas, range: UserRange, request: &Request) {
+        let vma = new_vma(range, request, vmas.future);
+        let inserted = vmas.tree.insert(vma);
         debug_assert!(inserted.is_ok(), "room was found and a node reserved");
-        areas.account(&area, range, 1);
+        vmas.account(&vma, range, 1);
     }
 
     /// Whether the limits allow `range` to be mapped, `replaced` bytes of it being mapped now.
-    fn check(&self, areas: &Areas, range: UserRange, replaced: u64, request: &Request) -> Result<(), MapError> {
-        if areas.tree.len() > areas.limits.areas {
-            return Err(MapError::TooManyAreas);
+    fn check(&self, vmas: &Vmas, range: UserRange, replaced: u64, request: &Request) -> Result<(), MapError> {
+        if vmas.tree.len() > vmas.limits.vmas {
+            return Err(MapError::TooManyVmas);
         }
-        if request.flags.contains(MapFlags::LOCKED) && areas.limits.locked == 0 {
+        if request.flags.contains(MapFlags::LOCKED) && vmas.limits.locked == 0 {
             return Err(MapError::LockForbidden);
         }
-        if !areas.limits.exec_gain && request.prot.contains(Prot::WRITE | Prot::EXEC) {
+        if !vmas.limits.exec_gain && request.prot.contains(Prot::WRITE | Prot::EXEC) {
             return Err(MapError::ExecGain);
         }
-        let area = new_area(range, request, areas.future);
-        areas.allow(&area, range.len(), replaced)?;
-        if self.is_too_much(&area, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
+        let vma = new_vma(range, request, vmas.future);
+        vmas.allow(&vma, range.len(), replaced)?;
+        if self.is_too_much(&vma, range.len()) { Err(MapError::Overcommit) } else { Ok(()) }
     }
 
     /// Whether `len` bytes used as `kind` is are a promise that the machine could not keep.
     pub(super) fn is_too_much(&self, kind: &Vma, len: u64) -> bool {
         let promised =
-            kind.prot.contains(Prot::WRITE) && !kind.flags.contains(AreaFlags::NORESERVE) && !kind.backing.is_shared();
+            kind.prot.contains(Prot::WRITE) && !kind.flags.contains(VmaFlags::NORESERVE) && !kind.backing.is_shared();
         promised && self.exceeds_machine(len)
     }
 
@@ -359,12 +359,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-fn new_area(range: UserRange, request: &Request, future: AreaFlags) -> Vma {
-    let mut flags = AreaFlags::empty();
-    flags.set(AreaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
-    flags.set(AreaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));
+fn new_vma(range: UserRange, request: &Request, future: VmaFlags) -> Vma {
+    let mut flags = VmaFlags::empty();
+    flags.set(VmaFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
+    flags.set(VmaFlags::LOCKED, request.flags.contains(MapFlags::LOCKED));
     flags |= future;
-    flags.set(AreaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
+    flags.set(VmaFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
     let backing = request.source.at(range.start);
     Vma { range, prot: request.prot, flags, watcher: None, advice: Advice::None, backing, state: State::Live }
 }

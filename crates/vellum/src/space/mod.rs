@@ -1,23 +1,23 @@
 //! An address space: what stands behind `mmap`, a page fault, `munmap`, `mprotect` and `madvise`.
 //!
 //! # Who keeps out of whose way
-//! The areas are behind a lock with a door for each CPU ([`crate::sync::PerCpuLock`]). A fault goes in by its CPU's door
+//! The VMAs are behind a lock with a door for each CPU ([`crate::sync::PerCpuLock`]). A fault goes in by its CPU's door
 //! and stays in until it is done, so faults share no line; what two of them might both want is decided under the lock of
 //! the one table where their entries stand.
 //!
-//! Who changes areas comes in as the writer, twice and briefly: first to mark the areas of the range ([`crate::vma`]'s
+//! Who changes VMAs comes in as the writer, twice and briefly: first to mark the VMAs of the range ([`crate::vma`]'s
 //! states), having split them at its ends; then, the page tables done, to finish. Between the two only others that want to
-//! change the same areas wait. `unmap` thus returns to its addresses being free, and two CPUs unmap two ranges side by side.
+//! change the same VMAs wait. `unmap` thus returns to its addresses being free, and two CPUs unmap two ranges side by side.
 //!
 //! # All or nothing
-//! Each operation first finds out whether it can be done, and gets all memory that it will need (nodes of the tree of areas,
+//! Each operation first finds out whether it can be done, and gets all memory that it will need (nodes of the tree of VMAs,
 //! tables to split huge mappings at the ends of the range). What follows can't fail.
 //!
 //! | file | story |
 //! |---|---|
-//! | `areas` | the areas and what limits them: split, merge, count |
+//! | `vmas` | the VMAs and what limits them: split, merge, count |
 //! | `claims` | which ranges are being changed, and which change waits for which |
-//! | `map` | new areas |
+//! | `map` | new VMAs |
 //! | `fault` | a page is touched |
 //! | `spurious` | the entry allows what the CPU faulted on: its TLB is to see that |
 //! | `zeros` | pages that were only read |
@@ -36,17 +36,17 @@
 //! | `swap_in` | and comes back |
 //! | `pin` | a page is kept, for the host to use |
 //! | `lock` | memory that is to stay |
-//! | `seal` | areas that stay as they are |
-//! | `object` | what stands behind an area: faults on it |
+//! | `seal` | VMAs that stay as they are |
+//! | `object` | what stands behind a VMA: faults on it |
 //! | `discard` | pages that an object has lost |
 //! | `spaces` | what concerns several spaces |
 //! | `sync` | `msync` |
-//! | `stack` | areas that grow by being touched |
+//! | `stack` | VMAs that grow by being touched |
 //! | `zap` | emptying a range of page tables by the run |
-//! | `unmap` | areas go |
-//! | `remap` | areas change their size or their place |
+//! | `unmap` | VMAs go |
+//! | `remap` | VMAs change their size or their place |
 //! | `relocate` | how they change their place |
-//! | `protect` | areas change what may be done with them |
+//! | `protect` | VMAs change what may be done with them |
 //! | `advise` | hints |
 //! | `pieces` | hints, and faulting in, a piece after the other |
 //! | `cold` | hints about what is in memory or not |
@@ -58,7 +58,6 @@
 //! | `recorded` | what hardware knows of that |
 
 mod advise;
-mod areas;
 mod claims;
 mod cold;
 mod collapse;
@@ -98,12 +97,12 @@ mod tests;
 mod track;
 mod transfer;
 mod unmap;
+mod vmas;
 mod watch;
 mod zap;
 mod zeros;
 
 pub use advise::{Advise, AdviseError};
-pub use areas::Limits;
 pub use collapse::{CollapseError, CollapseLimits, Collapsed};
 pub use family::Families;
 pub use fault::{Access, FaultError, Resolved};
@@ -125,6 +124,7 @@ pub use sync::SyncError;
 pub use track::CantTrack;
 pub(crate) use transfer::Copies;
 pub use unmap::UnmapError;
+pub use vmas::Limits;
 pub use watch::{Happening, WatchError, Watched};
 
 use core::sync::atomic::Ordering::Relaxed;
@@ -133,22 +133,22 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
 use crate::frame::Family;
-use crate::group::{GroupError, GroupId, Refused};
 use crate::machine::Machine;
+use crate::memcg::{MemcgError, MemcgId, Refused};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{SLOT_FRAMES, SLOTS, SpaceSlot, SpaceSlots, resident};
 use crate::sync::PerCpuLock;
 use crate::table::PageTables;
-use areas::Areas;
+use vmas::Vmas;
 
 /// An address space. All methods take `&self` and may be called from any CPU at any time.
 pub struct AddressSpace<'m, P: Platform, A: Arch> {
     tables: PageTables<'m, P, A>,
-    areas: PerCpuLock<Areas>,
+    vmas: PerCpuLock<Vmas>,
     /// How many claims have ended, or have become claims of something else: what waits for one
     /// looks here.
     ended: AtomicU32,
-    /// Whether no entry may be written that does not say that it was. Set in the lock of the areas.
+    /// Whether no entry may be written that does not say that it was. Set in the lock of the VMAs.
     tracks: AtomicBool,
     /// What its new folios name: its own of [`Families`].
     family: Family,
@@ -159,22 +159,22 @@ pub struct AddressSpace<'m, P: Platform, A: Arch> {
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// An empty space whose memory is charged to `group`.
+    /// An empty space whose memory is charged to `memcg`.
     ///
     /// # Errors
-    /// No memory for its root table and counters, or the group may not have it (or does not exist).
-    pub fn new(machine: &'m Machine<'m, P>, arch: A, group: GroupId, limits: Limits) -> Result<Self, Refused> {
-        let groups = machine.groups();
-        if !groups.pin(group) {
+    /// No memory for its root table and counters, or the memcg may not have it (or does not exist).
+    pub fn new(machine: &'m Machine<'m, P>, arch: A, memcg: MemcgId, limits: Limits) -> Result<Self, Refused> {
+        let memcgs = machine.memcgs();
+        if !memcgs.pin(memcg) {
             return Err(Refused::OutOfMemory);
         }
-        let made = SlotFrames::new(machine, group).and_then(|slots_in| {
+        let made = SlotFrames::new(machine, memcg).and_then(|slots_in| {
             let slots = slots_in.slots(machine);
-            let tables = PageTables::new(machine, arch, group, slots).inspect_err(|_| slots_in.free(machine))?;
+            let tables = PageTables::new(machine, arch, memcg, slots).inspect_err(|_| slots_in.free(machine))?;
             Ok(AddressSpace {
                 family: Family::of(tables.tlb.space.0),
                 families: Families::new(tables.tlb.space),
-                areas: PerCpuLock::new(Areas::new(limits, &arch, tables.tlb.space)),
+                vmas: PerCpuLock::new(Vmas::new(limits, &arch, tables.tlb.space)),
                 ended: AtomicU32::new(0),
                 tables,
                 tracks: AtomicBool::new(false),
@@ -182,7 +182,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 slots_in,
             })
         });
-        made.inspect_err(|_| groups.unpin(group))
+        made.inspect_err(|_| memcgs.unpin(memcg))
     }
 
     /// Cut runs at `entries` entries. One makes the engine work page by page, as kernels without runs do: the benchmarks'
@@ -209,25 +209,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.root
     }
 
-    /// The group that its memory is charged to.
-    pub fn group(&self) -> GroupId {
-        self.tables.group()
+    /// The memcg that its memory is charged to.
+    pub fn memcg(&self) -> MemcgId {
+        self.tables.memcg()
     }
 
-    /// From now on its memory is charged to another group. What was charged stays so, its tables included, until it is freed.
+    /// From now on its memory is charged to another memcg. What was charged stays so, its tables included, until it is freed.
     ///
     /// # Errors
-    /// There is no such group.
-    pub fn set_group(&self, group: GroupId) -> Result<(), GroupError> {
-        // Faults charge inside the lock: none that began before goes on with the old group once this returns.
-        let _areas = self.write();
-        let groups = self.machine().groups();
-        if !groups.pin(group) {
-            return Err(GroupError::NoSuchGroup(group));
+    /// There is no such memcg.
+    pub fn set_memcg(&self, memcg: MemcgId) -> Result<(), MemcgError> {
+        // Faults charge inside the lock: none that began before goes on with the old memcg once this returns.
+        let _vmas = self.write();
+        let memcgs = self.machine().memcgs();
+        if !memcgs.pin(memcg) {
+            return Err(MemcgError::NoSuchMemcg(memcg));
         }
-        let before = self.tables.group();
-        self.tables.set_group(group);
-        groups.unpin(before);
+        let before = self.tables.memcg();
+        self.tables.set_memcg(memcg);
+        memcgs.unpin(before);
         Ok(())
     }
 
@@ -281,20 +281,20 @@ impl<P: Platform, A: Arch> Drop for AddressSpace<'_, P, A> {
         self.zap_all(all);
         self.tables.free_root();
         let machine = self.tables.machine;
-        self.areas.get_mut().clear(machine);
+        self.vmas.get_mut().clear(machine);
         self.slots_in.free(machine);
-        machine.groups().unpin(self.tables.group());
+        machine.memcgs().unpin(self.tables.memcg());
     }
 }
 
-/// The frames of a space's slots, charged to the group that it was made in.
+/// The frames of a space's slots, charged to the memcg that it was made in.
 struct SlotFrames([Pfn; SLOT_FRAMES]);
 
 impl SlotFrames {
-    fn new<P: Platform>(machine: &Machine<'_, P>, group: GroupId) -> Result<Self, Refused> {
+    fn new<P: Platform>(machine: &Machine<'_, P>, memcg: MemcgId) -> Result<Self, Refused> {
         let mut frames = SlotFrames([Pfn::NONE; SLOT_FRAMES]);
         for at in 0..machine.platform().count().div_ceil(SLOTS) {
-            match machine.groups().alloc(machine.frames(), group, 0, true) {
+            match machine.memcgs().alloc(machine.frames(), memcg, 0, true) {
                 Ok((pfn, _)) => frames.0[at] = pfn,
                 Err(why) => {
                     frames.free(machine);
@@ -326,7 +326,7 @@ impl SlotFrames {
     fn free<P: Platform>(&self, machine: &Machine<'_, P>) {
         for pfn in self.iter() {
             // SAFETY: the space's own, which nobody has any more. They may hold counts.
-            unsafe { machine.groups().free(machine.frames(), pfn, 0, false) };
+            unsafe { machine.memcgs().free(machine.frames(), pfn, 0, false) };
         }
     }
 }

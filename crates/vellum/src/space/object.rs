@@ -1,16 +1,16 @@
-//! What stands behind an area: how an object comes to be mapped, and faults on it.
+//! What stands behind a VMA: how an object comes to be mapped, and faults on it.
 //!
-//! A shared area maps the object's own pages, and what its entries allow is what the area does: they are *exclusive* in the
-//! sense that a write goes ahead in place. A private area maps them read-only; who writes gets a copy, which is anonymous
-//! memory from then on. Both look the page up while the areas are locked; why that is enough against truncation is said in
-//! [`crate::cache`].
+//! A shared VMA maps the object's own pages, and what its entries allow is what the VMA does: they are *exclusive* in the
+//! sense that a write goes ahead in place. A private VMA maps them read-only; who writes gets a copy, which is anonymous
+//! memory from then on. Both look the page up while the VMAs are locked; why that is enough against truncation is said in
+//! [`crate::page_cache`].
 
 use core::mem::ManuallyDrop;
 
 use crate::addr::{FRAME_SHIFT, align_down};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
-use crate::cache::{Looked, MAX_SIZE, Object, ObjectError};
-use crate::group::Refused;
+use crate::memcg::Refused;
+use crate::page_cache::{Looked, MAX_SIZE, Object, ObjectError};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{NotMapped, Run};
@@ -23,7 +23,7 @@ use super::{Access, AddressSpace, FaultError};
 /// How many pages a fault maps at most, if the object has them and they lie in a row, as an order of pages.
 const AROUND: u8 = 4;
 
-/// What is to stand behind an area whose place is not known yet.
+/// What is to stand behind a VMA whose place is not known yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
     backing: Backing,
@@ -33,7 +33,7 @@ pub(super) struct Source {
 impl Source {
     pub(super) const ANONYMOUS: Source = Source { backing: Backing::ANONYMOUS, offset: 0 };
 
-    /// For an area that begins here.
+    /// For a VMA that begins here.
     pub(super) fn at(&self, start: u64) -> Backing {
         match self.backing.is_anonymous() {
             true => self.backing,
@@ -80,8 +80,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             _ if writes => return Err(MapError::Sealed),
             _ => Sharing::ReadOnly,
         };
-        let backing = object.lend(sharing, self.id(), self.group())?;
-        let mapped = self.map_new_area(request, Source { backing, offset });
+        let backing = object.lend(sharing, self.id(), self.memcg())?;
+        let mapped = self.map_new_vma(request, Source { backing, offset });
         if mapped.is_err() {
             object.take_back(&backing, self.id());
         }
@@ -95,33 +95,33 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !request.flags.contains(MapFlags::NORESERVE) && self.exceeds_machine(len) {
             return Err(MapError::Overcommit);
         }
-        let object = Object::new(machine, &self.tables.arch, self.tables.group(), 0, len)?;
+        let object = Object::new(machine, &self.tables.arch, self.tables.memcg(), 0, len)?;
         self.map_object(request, &object, 0)
     }
 
     /// The object at an address, to be kept, and which byte of it is found there.
     pub fn object_at(&self, addr: u64) -> Option<(Object<'m, P>, u64)> {
-        let areas = self.read();
-        let area = areas.find(addr).filter(|area| !area.backing.is_anonymous())?;
-        // SAFETY: the areas are locked.
-        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
-        Some(((*object).clone(), area.backing.offset(addr)))
+        let vmas = self.read();
+        let vma = vmas.find(addr).filter(|vma| !vma.backing.is_anonymous())?;
+        // SAFETY: the VMAs are locked.
+        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        Some(((*object).clone(), vma.backing.offset(addr)))
     }
 
     /// What all who wait at this address have in common, if they can be in other spaces: it is shared memory.
     pub fn shared_key(&self, addr: u64) -> Option<SharedKey> {
-        let areas = self.read();
-        let area = areas.find(addr).filter(|area| area.backing.is_shared())?;
-        // SAFETY: the areas are locked.
-        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
-        Some(SharedKey { object: object.serial(), offset: area.backing.offset(addr) })
+        let vmas = self.read();
+        let vma = vmas.find(addr).filter(|vma| vma.backing.is_shared())?;
+        // SAFETY: the VMAs are locked.
+        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        Some(SharedKey { object: object.serial(), offset: vma.backing.offset(addr) })
     }
 
     /// Which blocks of pages a fault on an object may map at once. (Cold, like the next: so an anonymous fault, which is most of
     /// them, stays in one piece.)
     #[cold]
-    pub(super) fn orders_around(&self, area: &Vma, access: Access) -> u32 {
-        if access == Access::Write && !area.backing.is_shared() {
+    pub(super) fn orders_around(&self, vma: &Vma, access: Access) -> u32 {
+        if access == Access::Write && !vma.backing.is_shared() {
             return 0;
         }
         // What stands in one table, at most.
@@ -136,31 +136,31 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     #[cold]
     pub(super) fn map_object_page(
         &self,
-        area: &Vma,
+        vma: &Vma,
         addr: u64,
         access: Access,
         order: u8,
     ) -> Result<Outcome, FaultError> {
-        // SAFETY: the areas are locked: `area` is one of them.
-        let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
-        if access == Access::Write && !area.backing.is_shared() {
-            return self.map_copy(area, addr, &object);
+        // SAFETY: the VMAs are locked: `vma` is one of them.
+        let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+        if access == Access::Write && !vma.backing.is_shared() {
+            return self.map_copy(vma, addr, &object);
         }
         let arch = &self.tables.arch;
         let shift = arch.page_shift();
-        let page = area.backing.offset(addr) >> shift;
+        let page = vma.backing.offset(addr) >> shift;
         let start = align_down(addr, order as u32 + FRAME_SHIFT);
-        // No further than the object's beginning, where an area's block may begin before its object does.
+        // No further than the object's beginning, where a VMA's block may begin before its object does.
         let first = page.saturating_sub((align_down(addr, shift) - start) >> shift);
         let window = first..page + (((start + (1 << (order as u32 + FRAME_SHIFT))) - align_down(addr, shift)) >> shift);
         let around = page >> AROUND << AROUND..((page >> AROUND) + 1) << AROUND;
         let row =
-            object.map_row(page, window, around, self.tables.group()).map_err(|error| FaultError::of(error, addr))?;
+            object.map_row(page, window, around, self.tables.memcg()).map_err(|error| FaultError::of(error, addr))?;
         let row = row.ok_or(FaultError::BeyondEnd(addr))?;
-        let mut attrs = area.prot.attrs() | Attrs::ACCESSED;
-        if area.backing.is_shared() {
+        let mut attrs = vma.prot.attrs() | Attrs::ACCESSED;
+        if vma.backing.is_shared() {
             attrs |= Attrs::EXCLUSIVE;
-            attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
+            attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
         } else {
             attrs -= Attrs::WRITE;
         }
@@ -168,7 +168,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             attrs |= Attrs::DIRTY;
         }
         let start = align_down(addr, shift) - ((page - row.page) << shift);
-        let block = area.range.tail(start).head(start + ((row.pages as u64) << shift));
+        let block = vma.range.tail(start).head(start + ((row.pages as u64) << shift));
         let raw = arch.leaf(row.pfn.addr(), attrs, 1);
         self.tables.machine.frames().expose(row.pfn, row.pages << arch.page_order(), attrs);
         match self.tables.map_run(block, &Run::new(start, 1, Kind::Leaf, raw, row.pages as usize)) {
@@ -186,20 +186,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// A private area is written where nothing is mapped: straight to a copy. Of a hole that is zeros, and the object needs no
+    /// A private VMA is written where nothing is mapped: straight to a copy. Of a hole that is zeros, and the object needs no
     /// page for it.
-    fn map_copy(&self, area: &Vma, addr: u64, object: &ManuallyDrop<Object<'m, P>>) -> Result<Outcome, FaultError> {
-        let page = area.backing.offset(addr) >> self.page_shift();
-        let looked = object.look(page, self.tables.group()).map_err(|error| FaultError::of(error, addr))?;
+    fn map_copy(&self, vma: &Vma, addr: u64, object: &ManuallyDrop<Object<'m, P>>) -> Result<Outcome, FaultError> {
+        let page = vma.backing.offset(addr) >> self.page_shift();
+        let looked = object.look(page, self.tables.memcg()).map_err(|error| FaultError::of(error, addr))?;
         if let Looked::BeyondEnd = looked {
             return Err(FaultError::BeyondEnd(addr));
         }
-        let (pfn, order) = self.new_folio(area, addr, self.tables.arch.page_order(), 0, true)?;
+        let (pfn, order) = self.new_folio(vma, addr, self.tables.arch.page_order(), 0, true)?;
         if let Looked::Page(page) = looked {
             // SAFETY: a page of the space's size, which is the object's, just allocated.
             unsafe { page.copy_to(pfn) };
         }
-        self.map_folio(area, addr, pfn, order)
+        self.map_folio(vma, addr, pfn, order)
     }
 
     /// Pages of a range that the objects behind it have in memory, though they are not mapped.
@@ -209,34 +209,34 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         });
     }
 
-    /// Bytes of a range that the objects behind it have on swap devices, but for those of which a private area has something of its own.
+    /// Bytes of a range that the objects behind it have on swap devices, but for those of which a private VMA has something of its own.
     pub(super) fn swapped_in_objects(&self, range: UserRange) -> u64 {
         let mut bytes = 0;
-        self.each_in_objects(range, |area, addr, here| {
+        self.each_in_objects(range, |vma, addr, here| {
             let own = || {
-                let (raw, level, _) = self.tables.room(addr, area.range, 0);
+                let (raw, level, _) = self.tables.room(addr, vma.range, 0);
                 self.tables.arch.kind(raw, level) != Kind::None
             };
-            let shared = area.backing.is_shared() || !area.prot.contains(Prot::WRITE);
+            let shared = vma.backing.is_shared() || !vma.prot.contains(Prot::WRITE);
             bytes += if here || !shared && own() { 0 } else { 1 << self.page_shift() };
         });
         bytes
     }
 
-    /// Show each page that the objects behind a range have: the area, where it would be mapped, and whether it is in memory.
+    /// Show each page that the objects behind a range have: the VMA, where it would be mapped, and whether it is in memory.
     fn each_in_objects(&self, range: UserRange, mut visit: impl FnMut(&Vma, u64, bool)) {
         let shift = self.page_shift();
-        let areas = self.read();
-        for area in areas.overlapping(self.tables.platform(), range).filter(|area| !area.backing.is_anonymous()) {
-            // SAFETY: the areas are locked.
-            let object = unsafe { Object::behind(self.tables.machine, &area.backing) };
-            let part = area.range.intersect(&range);
-            let first = area.backing.offset(part.start) >> shift;
+        let vmas = self.read();
+        for vma in vmas.overlapping(self.tables.platform(), range).filter(|vma| !vma.backing.is_anonymous()) {
+            // SAFETY: the VMAs are locked.
+            let object = unsafe { Object::behind(self.tables.machine, &vma.backing) };
+            let part = vma.range.intersect(&range);
+            let first = vma.backing.offset(part.start) >> shift;
             let mut at = first;
             while let Some((page, here)) = object.next_there(at)
                 && page - first < part.len() >> shift
             {
-                visit(area, part.start + ((page - first) << shift), here);
+                visit(vma, part.start + ((page - first) << shift), here);
                 at = page + 1;
                 self.tables.platform().resched();
             }

@@ -14,7 +14,7 @@
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
 use super::{Access, AddressSpace, Advise, AdviseError, CollapseError, FaultError};
 
@@ -137,7 +137,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 Advise::GuardInstall => self.install_guards(rest, more)?,
                 Advise::GuardRemove => self.remove_guards(rest, more)?,
                 _ => {
-                    rest.holes |= !self.change_areas(rest.left, rest.advice)?;
+                    rest.holes |= !self.change_vmas(rest.left, rest.advice)?;
                     rest.left = UserRange::default();
                 }
             }
@@ -168,13 +168,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// See [`FaultError`].
     pub fn populate_some(&self, rest: &mut Populating, mut more: impl FnMut() -> bool) -> Result<bool, FaultError> {
         while !rest.left.is_empty()
-            && let Some(area) = self.next_to_populate(rest)
+            && let Some(vma) = self.next_to_populate(rest)
         {
-            let part = area.range.intersect(&rest.left);
+            let part = vma.range.intersect(&rest.left);
             rest.left = rest.left.tail(part.start);
             rest.part_end = part.end;
             while rest.left.start < part.end {
-                let (mapped, _) = self.fault_in(rest.left.start, area.populated_by())?;
+                let (mapped, _) = self.fault_in(rest.left.start, vma.populated_by())?;
                 rest.left = rest.left.tail(mapped.end);
                 self.tables.platform().resched();
                 if !more() {
@@ -185,12 +185,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(true)
     }
 
-    /// Returns the first area of which something is left to be faulted in; without one, nothing is
+    /// Returns the first VMA of which something is left to be faulted in; without one, nothing is
     /// left from then on.
     fn next_to_populate(&self, rest: &mut Populating) -> Option<Vma> {
-        let areas = self.read();
-        let wanted = |area: &Vma| rest.unlocked || area.flags & AreaFlags::LOCKS == AreaFlags::LOCKED;
-        let next = areas.overlapping(self.tables.platform(), rest.left).find(|area| wanted(area)).copied();
+        let vmas = self.read();
+        let wanted = |vma: &Vma| rest.unlocked || vma.flags & VmaFlags::LOCKS == VmaFlags::LOCKED;
+        let next = vmas.overlapping(self.tables.platform(), rest.left).find(|vma| wanted(vma)).copied();
         if next.is_none() {
             rest.left = UserRange::default();
         }
@@ -204,13 +204,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    /// Does something to each area of what is left, as a reader of the areas: `act` sees an area and
-    /// a part of what is left that lies in it, and returns how far it got. Waits for areas that are
+    /// Does something to each VMA of what is left, as a reader of the VMAs: `act` sees a VMA and
+    /// a part of what is left that lies in it, and returns how far it got. Waits for VMAs that are
     /// held.
     ///
     /// # Errors
     /// What `act` answers, at once.
-    pub(super) fn each_area(
+    pub(super) fn each_vma(
         &self,
         rest: &mut Advising,
         more: More<'_>,
@@ -218,25 +218,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     ) -> Result<(), AdviseError> {
         let mut turn = None;
         while !rest.left.is_empty() {
-            let areas = self.read();
-            let next = areas.overlapping(self.tables.platform(), rest.left).find(|v| v.state != State::Dying);
-            let Some(area) = next else {
+            let vmas = self.read();
+            let next = vmas.overlapping(self.tables.platform(), rest.left).find(|v| v.state != State::Dying);
+            let Some(vma) = next else {
                 rest.holes = true;
                 rest.left = UserRange::default();
                 break;
             };
-            if area.state == State::Held {
-                drop(areas);
+            if vma.state == State::Held {
+                drop(vmas);
                 drop(turn.take());
                 turn = Some(self.turn(rest.left));
                 continue;
             }
-            let part = area.range.intersect(&rest.left);
+            let part = vma.range.intersect(&rest.left);
             rest.holes |= part.start > rest.left.start;
-            // Where nothing is mapped, an entry of an upper table may reach beyond the area.
-            let at = act(area, part)?.min(part.end);
+            // Where nothing is mapped, an entry of an upper table may reach beyond the VMA.
+            let at = act(vma, part)?.min(part.end);
             rest.left = rest.left.tail(at);
-            drop(areas);
+            drop(vmas);
             if !more() {
                 break;
             }

@@ -1,8 +1,8 @@
 //! A page is kept for the host to read or write, whatever the space does with it.
 
 use crate::arch::{Arch, Attrs, Kind, UserRange};
-use crate::cache::ObjectPage;
 use crate::frame::TooManyReferences;
+use crate::page_cache::ObjectPage;
 use crate::platform::Platform;
 use crate::table::Found;
 

@@ -1,17 +1,17 @@
-//! Areas change what may be done with them: `mprotect`.
+//! VMAs change what may be done with them: `mprotect`.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, BadRange, Kind, UserRange};
 use crate::errno::Errno;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, RUNS_A_HOLD, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, Prot, Sharing, Vma};
+use crate::vma::{Prot, Sharing, Vma, VmaFlags};
 
 use super::AddressSpace;
-use super::areas::Amounts;
 use super::claims::Change;
+use super::vmas::Amounts;
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +24,16 @@ pub enum ProtectError {
     NotMapped,
     /// What is there may never be written (Linux: a file that was not opened for that, or is sealed).
     Denied(VirtRange),
-    /// This area is sealed.
+    /// This VMA is sealed.
     Sealed(VirtRange),
-    /// This area would become executable, or writable as well, which the space forbids
+    /// This VMA would become executable, or writable as well, which the space forbids
     /// ([`Limits::exec_gain`](super::Limits::exec_gain)).
     ExecGain(VirtRange),
     /// More private memory that may be written than the limit allows.
     DataLimit,
-    /// Areas would have to be split, and the space has as many as it may.
-    TooManyAreas,
-    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    /// VMAs would have to be split, and the space has as many as it may.
+    TooManyVmas,
+    /// VMAs or huge mappings would have to be split, and there is no memory for that.
     NoMemory(Refused),
 }
 
@@ -59,7 +59,7 @@ impl core::fmt::Display for ProtectError {
             ProtectError::Sealed(range) => write!(f, "{range:?} is sealed"),
             ProtectError::ExecGain(range) => write!(f, "{range:?} may not become executable"),
             ProtectError::DataLimit => f.write_str("over the limit on data"),
-            ProtectError::TooManyAreas => f.write_str("too many areas"),
+            ProtectError::TooManyVmas => f.write_str("too many VMAs"),
             ProtectError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -101,40 +101,40 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(());
         }
         let mut change = self.change(range);
-        let exec_gain = change.areas().limits.exec_gain;
+        let exec_gain = change.vmas().limits.exec_gain;
         let (writes, executes) = (prot.contains(Prot::WRITE), prot.contains(Prot::EXEC));
-        let check = |area: &Vma| {
-            if writes && area.backing.sharing == Sharing::ReadOnly {
-                Err(ProtectError::Denied(*area.range))
-            } else if !exec_gain && executes && (writes || !area.prot.contains(Prot::EXEC)) {
-                Err(ProtectError::ExecGain(*area.range))
-            } else if area.flags.contains(AreaFlags::SEALED) {
-                Err(ProtectError::Sealed(*area.range))
+        let check = |vma: &Vma| {
+            if writes && vma.backing.sharing == Sharing::ReadOnly {
+                Err(ProtectError::Denied(*vma.range))
+            } else if !exec_gain && executes && (writes || !vma.prot.contains(Prot::EXEC)) {
+                Err(ProtectError::ExecGain(*vma.range))
+            } else if vma.flags.contains(VmaFlags::SEALED) {
+                Err(ProtectError::Sealed(*vma.range))
             } else {
                 Ok(())
             }
         };
-        if self.set_areas_if(&mut change, range, Holes::Refused, check, |v| v.prot = prot)?.changed {
+        if self.set_vmas_if(&mut change, range, Holes::Refused, check, |v| v.prot = prot)?.changed {
             change.let_go();
             self.reprotect(range, prot);
         }
         Ok(())
     }
 
-    /// Change (`set`) the areas of `range`, split at its ends, with no huge mapping reaching across. `false`: all of them are
+    /// Change (`set`) the VMAs of `range`, split at its ends, with no huge mapping reaching across. `false`: all of them are
     /// as they should be already.
-    pub(super) fn set_areas(
+    pub(super) fn set_vmas(
         &self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
         set: impl Fn(&mut Vma),
     ) -> Result<bool, ProtectError> {
-        self.set_areas_if(change, range, Holes::Refused, |_| Ok(()), set).map(|set| set.changed)
+        self.set_vmas_if(change, range, Holes::Refused, |_| Ok(()), set).map(|set| set.changed)
     }
 
     /// The same, unless `check` refuses to have one of them changed, and with holes in the range or
     /// without.
-    pub(super) fn set_areas_if(
+    pub(super) fn set_vmas_if(
         &self,
         change: &mut Change<'_, 'm, P, A>,
         range: UserRange,
@@ -143,17 +143,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         set: impl Fn(&mut Vma),
     ) -> Result<Set, ProtectError> {
         let machine = self.tables.machine;
-        let areas = change.areas();
+        let vmas = change.vmas();
         let mut same = true;
         let mut coming = Amounts::default();
-        let found = areas.survey(machine.platform(), range, |area, connected| {
+        let found = vmas.survey(machine.platform(), range, |vma, connected| {
             if !connected && holes == Holes::Refused {
                 return Err(ProtectError::NotMapped);
             }
-            check(area)?;
-            let mut new = *area;
+            check(vma)?;
+            let mut new = *vma;
             set(&mut new);
-            same &= new == *area;
+            same &= new == *vma;
             coming.add(&new, range);
             Ok(())
         })?;
@@ -164,35 +164,35 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return Ok(Set { changed: false, covered: found.covered });
         }
         let more = coming.data.saturating_sub(found.amounts.data);
-        if more > 0 && areas.data.saturating_add(more) > areas.limits.data {
+        if more > 0 && vmas.data.saturating_add(more) > vmas.limits.data {
             return Err(ProtectError::DataLimit);
         }
         if found.cuts > 0 {
-            if areas.tree.len() + found.cuts > areas.limits.areas {
-                return Err(ProtectError::TooManyAreas);
+            if vmas.tree.len() + found.cuts > vmas.limits.vmas {
+                return Err(ProtectError::TooManyVmas);
             }
-            areas.reserve(machine, self.group(), found.cuts)?;
-            areas.isolate(machine, range);
+            vmas.reserve(machine, self.memcg(), found.cuts)?;
+            vmas.isolate(machine, range);
         }
-        // In the lock in which the limits were looked at, the areas count as they will be.
-        areas.count(&found.amounts, -1);
-        areas.count(&coming, 1);
+        // In the lock in which the limits were looked at, the VMAs count as they will be.
+        vmas.count(&found.amounts, -1);
+        vmas.count(&coming, 1);
         if self.tables.has_edges(range) {
-            // Faults go on meanwhile, but the areas end at the ends of the range now, so that no new huge mapping reaches
+            // Faults go on meanwhile, but the VMAs end at the ends of the range now, so that no new huge mapping reaches
             // across.
             change.let_go();
             if let Err(error) = self.tables.split_edges(range) {
-                let areas = change.areas();
-                areas.count(&coming, -1);
-                areas.count(&found.amounts, 1);
+                let vmas = change.vmas();
+                vmas.count(&coming, -1);
+                vmas.count(&found.amounts, 1);
                 return Err(error.into());
             }
         }
-        change.areas().each(machine, range, set);
+        change.vmas().each(machine, range, set);
         Ok(Set { changed: true, covered: found.covered })
     }
 
-    /// Bring the entries of `range` in line with its areas.
+    /// Bring the entries of `range` in line with its VMAs.
     fn reprotect(&self, range: UserRange, prot: Prot) {
         let mut gather = self.gather(range);
         let mut at = range.start;
@@ -228,7 +228,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         at
     }
 
-    /// Give a run of leaves the rights that its area has, as far as it may have them now: only memory that is the space's
+    /// Give a run of leaves the rights that its VMA has, as far as it may have them now: only memory that is the space's
     /// alone may be written in place, and where somebody asks what is written, only what says so. Whether some right was taken away, so that TLBs must be told.
     pub(super) fn permit(&self, table: &LockedTable<'_, 'm, P, A>, run: &Run, prot: Prot) -> bool {
         self.restate(table, run, run.attrs(&self.tables.arch), prot)

@@ -54,7 +54,7 @@ pub struct SpaceStats {
     pub mapped: u64,
     /// The most that ever was in use (`VmPeak`).
     pub most_mapped: u64,
-    /// In locked areas (`VmLck`).
+    /// In locked VMAs (`VmLck`).
     pub locked: u64,
     /// Resident anonymous memory (`RssAnon`).
     pub anon: u64,
@@ -68,10 +68,10 @@ pub struct SpaceStats {
     pub peak: u64,
     /// Page tables of all levels (`VmPTE`).
     pub tables: u64,
-    /// The engine's other structures for the space: nodes of areas, and what each CPU counts.
+    /// The engine's other structures for the space: nodes of VMAs, and what each CPU counts.
     pub kernel: u64,
-    /// Areas.
-    pub areas: usize,
+    /// VMAs.
+    pub vmas: usize,
 }
 
 /// What a range holds, for `smaps`. Sizes in bytes.
@@ -130,28 +130,28 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub fn stats(&self) -> SpaceStats {
         let peak = self.note_peak();
         let count = |c| sum(&self.tables.slots, c) << FRAME_SHIFT;
-        let areas = self.read();
+        let vmas = self.read();
         SpaceStats {
-            mapped: areas.mapped,
-            most_mapped: areas.most_mapped,
-            locked: areas.locked,
+            mapped: vmas.mapped,
+            most_mapped: vmas.most_mapped,
+            locked: vmas.locked,
             anon: count(SpaceCounter::Anon),
             file: count(SpaceCounter::File),
             shmem: count(SpaceCounter::Shmem),
             swap: count(SpaceCounter::Swap),
             peak: peak.max(self.peak.load(Relaxed)) << FRAME_SHIFT,
             tables: count(SpaceCounter::Tables),
-            kernel: (self.slots_in.len() + areas.tree.nodes() + areas.tree.spares()) as u64 * FRAME_SIZE,
-            areas: areas.tree.iter_from(0).filter(|v| v.state != State::Dying).count(),
+            kernel: (self.slots_in.len() + vmas.tree.nodes() + vmas.tree.spares()) as u64 * FRAME_SIZE,
+            vmas: vmas.tree.iter_from(0).filter(|v| v.state != State::Dying).count(),
         }
     }
 
-    /// Show each area from `addr` on, in order, until `visit` answers `false`. The areas don't change meanwhile: `visit`
+    /// Show each VMA from `addr` on, in order, until `visit` answers `false`. The VMAs don't change meanwhile: `visit`
     /// must be quick, and must not call back into a changing method of this space.
-    pub fn areas(&self, addr: u64, mut visit: impl FnMut(&Vma) -> bool) {
-        let areas = self.read();
-        for area in areas.tree.iter_from(addr).filter(|v| v.state != State::Dying) {
-            if !visit(area) {
+    pub fn vmas(&self, addr: u64, mut visit: impl FnMut(&Vma) -> bool) {
+        let vmas = self.read();
+        for vma in vmas.tree.iter_from(addr).filter(|v| v.state != State::Dying) {
+            if !visit(vma) {
                 return;
             }
         }

@@ -1,30 +1,30 @@
-//! Areas move to other addresses, with all that is in them.
+//! VMAs move to other addresses, with all that is in them.
 //!
-//! The areas of the old addresses and of the new are held, so that faults there wait. What is replaced is emptied; the entries of
+//! The VMAs of the old addresses and of the new are held, so that faults there wait. What is replaced is emptied; the entries of
 //! the page tables move ([`crate::table`]), and neither references nor mappings change by that. Then the old addresses are
-//! flushed, and in one step the areas are in their new place.
+//! flushed, and in one step the VMAs are in their new place.
 //!
-//! What is moved keeps its place behind the area ([`Backing`]), by which the reverse map finds it. So it is one area with what is
-//! beside it only if that continues it there too; but an area that has nothing may as well be a new one.
+//! What is moved keeps its place behind the VMA ([`Backing`]), by which the reverse map finds it. So it is one VMA with what is
+//! beside it only if that continues it there too; but a VMA that has nothing may as well be a new one.
 
 use core::convert::Infallible;
 
 use crate::arch::{Arch, UserRange};
-use crate::cache;
-use crate::group::Refused;
 use crate::machine::Machine;
+use crate::memcg::Refused;
+use crate::page_cache;
 use crate::platform::Platform;
 use crate::table::{Route, Spares};
-use crate::vma::{AreaFlags, Backing, State, Vma};
+use crate::vma::{Backing, State, Vma, VmaFlags};
 
 use super::AddressSpace;
-use super::areas::Areas;
 use super::claims::Change;
 use super::remap::{RemapError, RemapFlags, Wanted};
+use super::vmas::Vmas;
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Move what is mapped at the old addresses, and no more than is wanted of it, to new ones.
-    pub(super) fn move_areas(
+    pub(super) fn move_vmas(
         &self,
         mut change: Change<'_, 'm, P, A>,
         wanted: &Wanted,
@@ -34,57 +34,57 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let leave = wanted.flags.contains(RemapFlags::DONTUNMAP);
         let kept = wanted.kept();
         let parts = Parts { kept, to };
-        let areas = change.areas();
-        let (mut count, mut cuts) = (0, areas.cuts(wanted.old) + areas.cuts(kept));
-        parts.each(areas, |areas, part| {
+        let vmas = change.vmas();
+        let (mut count, mut cuts) = (0, vmas.cuts(wanted.old) + vmas.cuts(kept));
+        parts.each(vmas, |vmas, part| {
             count += 1;
-            cuts += areas.cuts(part.area.range);
+            cuts += vmas.cuts(part.vma.range);
         });
-        if areas.tree.len() + cuts + if leave || kept.is_empty() { count } else { 0 } > areas.limits.areas {
-            return Err(RemapError::TooManyAreas);
+        if vmas.tree.len() + cuts + if leave || kept.is_empty() { count } else { 0 } > vmas.limits.vmas {
+            return Err(RemapError::TooManyVmas);
         }
         change.reserve(cuts, count)?;
-        let areas = change.areas();
-        areas.isolate(machine, wanted.old);
-        areas.isolate(machine, kept);
-        parts.each(areas, |areas, part| areas.isolate(machine, part.area.range));
-        parts.hold(machine, areas, wanted, leave);
+        let vmas = change.vmas();
+        vmas.isolate(machine, wanted.old);
+        vmas.isolate(machine, kept);
+        parts.each(vmas, |vmas, part| vmas.isolate(machine, part.vma.range));
+        parts.hold(machine, vmas, wanted, leave);
         change.let_go();
         match self.prepare(&mut change, wanted, &parts) {
             Ok(spares) => self.move_entries(&mut change, wanted, &parts, spares),
             Err(error) => {
-                parts.unhold(machine, change.areas(), wanted, leave);
+                parts.unhold(machine, change.vmas(), wanted, leave);
                 return Err(error.into());
             }
         }
-        let areas = change.areas();
-        parts.each(areas, |areas, part| {
-            cache::hold(machine, &part.area.backing, self.id());
-            areas.remove(machine, part.area.range);
-            let area = self.renewed(areas, part.area);
-            let inserted = areas.tree.insert(area);
+        let vmas = change.vmas();
+        parts.each(vmas, |vmas, part| {
+            page_cache::hold(machine, &part.vma.backing, self.id());
+            vmas.remove(machine, part.vma.range);
+            let vma = self.renewed(vmas, part.vma);
+            let inserted = vmas.tree.insert(vma);
             debug_assert!(inserted.is_ok(), "the place is free, and the node was promised");
         });
         if leave {
-            areas.account_all(self.tables.machine, kept, -1);
-            areas.each(self.tables.machine, kept, |v| {
-                (v.state, v.flags, v.backing) = (State::Live, v.flags - AreaFlags::LOCKS, v.backing.renewed());
+            vmas.account_all(self.tables.machine, kept, -1);
+            vmas.each(self.tables.machine, kept, |v| {
+                (v.state, v.flags, v.backing) = (State::Live, v.flags - VmaFlags::LOCKS, v.backing.renewed());
             });
-            areas.account_all(self.tables.machine, kept, 1);
+            vmas.account_all(self.tables.machine, kept, 1);
         } else {
-            areas.remove(machine, wanted.old);
+            vmas.remove(machine, wanted.old);
         }
         Ok(())
     }
 
-    /// An area that has come to its new place; as a new one would be, if nothing came with it.
-    fn renewed(&self, areas: &mut Areas, area: Vma) -> Vma {
-        let renewed = Vma { backing: area.backing.renewed(), ..area };
-        if renewed == area || self.next_run(area.range, |_| true).is_some() {
-            return area;
+    /// A VMA that has come to its new place; as a new one would be, if nothing came with it.
+    fn renewed(&self, vmas: &mut Vmas, vma: Vma) -> Vma {
+        let renewed = Vma { backing: vma.backing.renewed(), ..vma };
+        if renewed == vma || self.next_run(vma.range, |_| true).is_some() {
+            return vma;
         }
-        areas.account(&area, area.range, -1);
-        areas.account(&renewed, area.range, 1);
+        vmas.account(&vma, vma.range, -1);
+        vmas.account(&renewed, vma.range, 1);
         renewed
     }
 
@@ -99,7 +99,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tables.split_end(parts.kept)?;
         let mut spares = Spares::new(&self.tables);
         parts.each_without_lock(change, |part| {
-            self.tables.split_edges(part.area.range)?;
+            self.tables.split_edges(part.vma.range)?;
             self.tables.prepare_to_move(&part.route(), &mut spares)
         })?;
         Ok(spares)
@@ -115,7 +115,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         mut spares: Spares<'_, 'm, P, A>,
     ) {
         let Ok(()) = parts.each_without_lock(change, |part| {
-            self.zap_all(part.area.range);
+            self.zap_all(part.vma.range);
             Ok::<_, Infallible>(())
         });
         let rest = wanted.old.tail(parts.kept.end);
@@ -130,20 +130,20 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-/// A part of the old addresses that lies in one area.
+/// A part of the old addresses that lies in one VMA.
 struct Part {
     from: UserRange,
-    /// The area at the new addresses.
-    area: Vma,
+    /// The VMA at the new addresses.
+    vma: Vma,
 }
 
 impl Part {
     fn route(&self) -> Route {
-        Route { from: self.from, to: self.area.range }
+        Route { from: self.from, to: self.vma.range }
     }
 }
 
-/// Where the old addresses go, area by area.
+/// Where the old addresses go, VMA by VMA.
 struct Parts {
     kept: UserRange,
     to: UserRange,
@@ -151,25 +151,25 @@ struct Parts {
 
 impl Parts {
     /// Each part, in order; one of no length, if there are no old addresses.
-    fn each(&self, areas: &mut Areas, mut f: impl FnMut(&mut Areas, Part)) {
+    fn each(&self, vmas: &mut Vmas, mut f: impl FnMut(&mut Vmas, Part)) {
         let mut at = self.kept.start;
-        while let Some(part) = self.next(areas, at) {
+        while let Some(part) = self.next(vmas, at) {
             at = part.from.end;
-            f(areas, part);
+            f(vmas, part);
             if at >= self.kept.end {
                 return;
             }
         }
     }
 
-    /// The same with the lock of the areas let go, while nobody else changes the old ones.
+    /// The same with the lock of the VMAs let go, while nobody else changes the old ones.
     fn each_without_lock<P: Platform, A: Arch, E>(
         &self,
         change: &mut Change<'_, '_, P, A>,
         mut f: impl FnMut(Part) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut at = self.kept.start;
-        while let Some(part) = self.next(change.areas(), at) {
+        while let Some(part) = self.next(change.vmas(), at) {
             change.let_go();
             at = part.from.end;
             f(part)?;
@@ -182,48 +182,48 @@ impl Parts {
     }
 
     /// Faults wait, at the old addresses and the new; what will be there in the end counts from now on.
-    fn hold<P: Platform>(&self, machine: &Machine<'_, P>, areas: &mut Areas, wanted: &Wanted, leave: bool) {
-        areas.each(machine, wanted.old, |v| v.state = State::Held);
+    fn hold<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
+        vmas.each(machine, wanted.old, |v| v.state = State::Held);
         if !leave {
-            areas.account_all(machine, wanted.old, -1);
+            vmas.account_all(machine, wanted.old, -1);
         }
-        self.each(areas, |areas, part| {
-            let there = part.area.range;
-            areas.each(machine, there, |v| v.state = State::Held);
-            areas.account_all(machine, there, -1);
-            areas.account(&part.area, there, 1);
+        self.each(vmas, |vmas, part| {
+            let there = part.vma.range;
+            vmas.each(machine, there, |v| v.state = State::Held);
+            vmas.account_all(machine, there, -1);
+            vmas.account(&part.vma, there, 1);
         });
     }
 
     /// It was in vain.
-    fn unhold<P: Platform>(&self, machine: &Machine<'_, P>, areas: &mut Areas, wanted: &Wanted, leave: bool) {
-        areas.each(machine, wanted.old, |v| v.state = State::Live);
+    fn unhold<P: Platform>(&self, machine: &Machine<'_, P>, vmas: &mut Vmas, wanted: &Wanted, leave: bool) {
+        vmas.each(machine, wanted.old, |v| v.state = State::Live);
         if !leave {
-            areas.account_all(machine, wanted.old, 1);
+            vmas.account_all(machine, wanted.old, 1);
         }
-        self.each(areas, |areas, part| {
-            let there = part.area.range;
-            areas.each(machine, there, |v| v.state = State::Live);
-            areas.account_all(machine, there, 1);
-            areas.account(&part.area, there, -1);
+        self.each(vmas, |vmas, part| {
+            let there = part.vma.range;
+            vmas.each(machine, there, |v| v.state = State::Live);
+            vmas.account_all(machine, there, 1);
+            vmas.account(&part.vma, there, -1);
         });
     }
 
     /// The first part that ends above `at`.
-    fn next(&self, areas: &Areas, at: u64) -> Option<Part> {
-        let area = match self.kept.is_empty() {
-            true => *areas.find(at)?,
-            false => *areas.first(self.kept.tail(at))?,
+    fn next(&self, vmas: &Vmas, at: u64) -> Option<Part> {
+        let vma = match self.kept.is_empty() {
+            true => *vmas.find(at)?,
+            false => *vmas.first(self.kept.tail(at))?,
         };
-        let from = area.range.tail(area.range.start.max(at)).head(self.kept.end);
+        let from = vma.range.tail(vma.range.start.max(at)).head(self.kept.end);
         let start = self.to.start + (from.start - self.kept.start);
         // The last one grows.
         let end = if from.end == self.kept.end { self.to.end } else { start + from.len() };
-        let backing = Backing { delta: area.backing.offset(from.start).wrapping_sub(start), ..area.backing };
-        let flags = area.flags - AreaFlags::TRACKED;
+        let backing = Backing { delta: vma.backing.offset(from.start).wrapping_sub(start), ..vma.backing };
+        let flags = vma.flags - VmaFlags::TRACKED;
         Some(Part {
             from,
-            area: Vma { range: self.to.tail(start).head(end), backing, flags, state: State::Live, ..area },
+            vma: Vma { range: self.to.tail(start).head(end), backing, flags, state: State::Live, ..vma },
         })
     }
 }

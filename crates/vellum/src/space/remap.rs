@@ -1,21 +1,21 @@
-//! Areas change their size or their place: `mremap`.
+//! VMAs change their size or their place: `mremap`.
 //!
-//! To grow in place is to map what lies behind the area as the area is; the two then merge. To shrink is to unmap. How areas move
+//! To grow in place is to map what lies behind the VMA as the VMA is; the two then merge. To shrink is to unmap. How VMAs move
 //! is said in [`super::relocate`].
 
 use bitflags::bitflags;
 
 use crate::addr::{VirtRange, align_up};
 use crate::arch::{Arch, UserRange};
-use crate::cache::{self, MAX_SIZE};
 use crate::errno::Errno;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
+use crate::page_cache::{self, MAX_SIZE};
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
-use super::areas::{Areas, Excess};
 use super::claims::Change;
 use super::pieces::Populating;
+use super::vmas::{Excess, Vmas};
 use super::{AddressSpace, UnmapError};
 
 bitflags! {
@@ -26,7 +26,7 @@ bitflags! {
         const MAYMOVE = 1;
         /// To the address given; what is there is unmapped (`MREMAP_FIXED`). Together with [`RemapFlags::MAYMOVE`].
         const FIXED = 2;
-        /// Elsewhere, and leave the area behind, empty (`MREMAP_DONTUNMAP`). Together with [`RemapFlags::MAYMOVE`].
+        /// Elsewhere, and leave the VMA behind, empty (`MREMAP_DONTUNMAP`). Together with [`RemapFlags::MAYMOVE`].
         const DONTUNMAP = 4;
     }
 }
@@ -59,20 +59,20 @@ pub enum RemapError {
     Flags(RemapFlags),
     /// The new addresses overlap the old.
     Overlap,
-    /// Nothing is mapped here, or it is another area's.
+    /// Nothing is mapped here, or it is another VMA's.
     NotMapped(u64),
-    /// This area is sealed.
+    /// This VMA is sealed.
     Sealed(VirtRange),
     /// Private memory can't be mapped a second time.
     NotShared(VirtRange),
     /// Below the lowest address that may be mapped.
     TooLow(u64),
-    /// Beyond the largest size of the object behind the area.
+    /// Beyond the largest size of the object behind the VMA.
     OffsetTooLarge,
     /// It can't grow where it is, or there is no free range of that size.
     NoRoom,
-    /// Areas would have to be split or added, and the space has as many as it may.
-    TooManyAreas,
+    /// VMAs would have to be split or added, and the space has as many as it may.
+    TooManyVmas,
     /// More address space than the limit allows.
     AddressSpaceLimit,
     /// More private memory that may be written than the limit allows.
@@ -112,13 +112,13 @@ impl core::fmt::Display for RemapError {
             RemapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
             RemapError::Flags(flags) => write!(f, "{flags:?} make no sense here"),
             RemapError::Overlap => f.write_str("the new addresses overlap the old"),
-            RemapError::NotMapped(addr) => write!(f, "there is nothing, or another area, at {addr:#x}"),
+            RemapError::NotMapped(addr) => write!(f, "there is nothing, or another VMA, at {addr:#x}"),
             RemapError::Sealed(range) => write!(f, "{range:?} is sealed"),
             RemapError::NotShared(range) => write!(f, "{range:?} is private"),
             RemapError::TooLow(addr) => write!(f, "{addr:#x} is below the lowest address that may be mapped"),
             RemapError::OffsetTooLarge => f.write_str("beyond the largest size of an object"),
             RemapError::NoRoom => f.write_str("no free range of that size"),
-            RemapError::TooManyAreas => f.write_str("too many areas"),
+            RemapError::TooManyVmas => f.write_str("too many VMAs"),
             RemapError::AddressSpaceLimit => f.write_str("over the limit on address space"),
             RemapError::DataLimit => f.write_str("over the limit on data"),
             RemapError::LockLimit => f.write_str("over the limit on locked memory"),
@@ -149,7 +149,7 @@ impl From<UnmapError> for RemapError {
             UnmapError::ZeroLength => RemapError::ZeroLength,
             UnmapError::OutOfRange => RemapError::OutOfRange,
             UnmapError::Sealed(range) => RemapError::Sealed(range),
-            UnmapError::TooManyAreas => RemapError::TooManyAreas,
+            UnmapError::TooManyVmas => RemapError::TooManyVmas,
             UnmapError::NoMemory(why) => RemapError::NoMemory(why),
         }
     }
@@ -190,7 +190,7 @@ impl Wanted {
 enum Plan {
     /// Nothing, but to unmap what is too much.
     Shrink,
-    /// Map this as the area before it is.
+    /// Map this as the VMA before it is.
     Grow(Vma),
     /// Move to these addresses.
     Move(UserRange),
@@ -198,7 +198,7 @@ enum Plan {
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Change the size or the place of what is mapped; the answer is where it is now. With [`RemapFlags::FIXED`] and no change of
-    /// length all areas of the old addresses move, and holes between them stay what they are at the new ones.
+    /// length all VMAs of the old addresses move, and holes between them stay what they are at the new ones.
     ///
     /// # Errors
     /// See [`RemapError`]: nothing was changed.
@@ -207,13 +207,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         // Of no length, it is about the page.
         let page = UserRange::all(&self.tables.arch).around(wanted.old.start, self.page_shift());
         let mut plan = Plan::Shrink;
-        let change = self.change_both(|areas| {
+        let change = self.change_both(|vmas| {
             let old = if wanted.old.is_empty() { page } else { wanted.old };
-            if areas.claims.is_changing(&old) {
+            if vmas.claims.is_changing(&old) {
                 // What is there may soon be something else.
                 return Ok([old, UserRange::default()]);
             }
-            plan = self.plan(areas, &wanted)?;
+            plan = self.plan(vmas, &wanted)?;
             let new = match plan {
                 Plan::Shrink => UserRange::default(),
                 Plan::Grow(part) => part.range,
@@ -235,7 +235,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 (wanted.old.start, part.range)
             }
             Plan::Move(to) => {
-                self.move_areas(change, &wanted, to)?;
+                self.move_vmas(change, &wanted, to)?;
                 (to.start, to.tail(to.start + wanted.kept().len()))
             }
         };
@@ -297,11 +297,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// What to do, if nobody is at work on the old addresses.
-    fn plan(&self, areas: &Areas, wanted: &Wanted) -> Result<Plan, RemapError> {
+    fn plan(&self, vmas: &Vmas, wanted: &Wanted) -> Result<Plan, RemapError> {
         let old = wanted.old;
-        let area = *areas.find(old.start).ok_or(RemapError::NotMapped(old.start))?;
-        if area.flags.contains(AreaFlags::SEALED) {
-            return Err(RemapError::Sealed(*area.range));
+        let vma = *vmas.find(old.start).ok_or(RemapError::NotMapped(old.start))?;
+        if vma.flags.contains(VmaFlags::SEALED) {
+            return Err(RemapError::Sealed(*vma.range));
         }
         if let Some(error) = wanted.beyond {
             return Err(error);
@@ -309,53 +309,53 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         if !wanted.moves() && !wanted.grows() {
             return Ok(Plan::Shrink);
         }
-        if old.is_empty() && !area.backing.is_shared() {
-            return Err(RemapError::NotShared(*area.range));
+        if old.is_empty() && !vma.backing.is_shared() {
+            return Err(RemapError::NotShared(*vma.range));
         }
         let several = wanted.flags.contains(RemapFlags::FIXED) && old.len() == wanted.len;
-        if !several && wanted.kept().end > area.range.end {
-            return Err(RemapError::NotMapped(area.range.end));
+        if !several && wanted.kept().end > vma.range.end {
+            return Err(RemapError::NotMapped(vma.range.end));
         }
         if wanted.grows() {
             let more = wanted.len - old.len();
-            let end = area.backing.offset(old.start).checked_add(wanted.len);
-            if !area.backing.is_anonymous() && end.is_none_or(|end| end > MAX_SIZE) {
+            let end = vma.backing.offset(old.start).checked_add(wanted.len);
+            if !vma.backing.is_anonymous() && end.is_none_or(|end| end > MAX_SIZE) {
                 return Err(RemapError::OffsetTooLarge);
             }
-            areas.allow(&area, more, 0)?;
-            if self.is_too_much(&area, more) {
+            vmas.allow(&vma, more, 0)?;
+            if self.is_too_much(&vma, more) {
                 return Err(RemapError::Overcommit);
             }
         }
         if !wanted.moves() {
             let behind = VirtRange { start: old.end, end: old.start + wanted.len };
             let part = UserRange::all(&self.tables.arch).part(behind);
-            let free = part.filter(|part| areas.first(*part).is_none_or(|v| v.state == State::Dying));
+            let free = part.filter(|part| vmas.first(*part).is_none_or(|v| v.state == State::Dying));
             if !old.is_empty()
-                && old.end == area.range.end
+                && old.end == vma.range.end
                 && let Some(range) = free
             {
-                return Ok(Plan::Grow(Vma { range, ..area }));
+                return Ok(Plan::Grow(Vma { range, ..vma }));
             }
             if !wanted.flags.contains(RemapFlags::MAYMOVE) {
                 return Err(RemapError::NoRoom);
             }
         }
-        let to = self.target(areas, wanted)?;
+        let to = self.target(vmas, wanted)?;
         let platform = self.tables.platform();
-        if let Some(sealed) = areas.sealed(platform, old).or_else(|| areas.sealed(platform, to)) {
+        if let Some(sealed) = vmas.sealed(platform, old).or_else(|| vmas.sealed(platform, to)) {
             return Err(RemapError::Sealed(sealed));
         }
         if wanted.flags.contains(RemapFlags::DONTUNMAP) {
-            let replaced = areas.overlapping(platform, to).map(|v| v.range.intersect(&to).len()).sum();
-            areas.allow(&Vma { flags: area.flags - AreaFlags::LOCKS, ..area }, wanted.len, replaced)?;
+            let replaced = vmas.overlapping(platform, to).map(|v| v.range.intersect(&to).len()).sum();
+            vmas.allow(&Vma { flags: vma.flags - VmaFlags::LOCKS, ..vma }, wanted.len, replaced)?;
         }
         Ok(Plan::Move(to))
     }
 
-    fn target(&self, areas: &Areas, wanted: &Wanted) -> Result<UserRange, RemapError> {
+    fn target(&self, vmas: &Vmas, wanted: &Wanted) -> Result<UserRange, RemapError> {
         if wanted.flags.contains(RemapFlags::FIXED) {
-            return match wanted.to < areas.limits.lowest {
+            return match wanted.to < vmas.limits.lowest {
                 true => Err(RemapError::TooLow(wanted.to)),
                 false => Ok(self.user_part(VirtRange { start: wanted.to, end: wanted.to + wanted.len })),
             };
@@ -364,26 +364,26 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let table = self.tables.arch.level_shift(2);
         if hint == 0
             && wanted.old.len() >> table != 0
-            && let Ok(room) = self.find_room(areas, 0, wanted.len + (1 << table))
+            && let Ok(room) = self.find_room(vmas, 0, wanted.len + (1 << table))
         {
             // As far into a table of pages as it is now, so that tables can move as they are.
             let start = room.start + (wanted.old.start & ((1 << table) - 1));
             return Ok(room.tail(start).head(start + wanted.len));
         }
-        self.find_room(areas, hint, wanted.len).map_err(|_| RemapError::NoRoom)
+        self.find_room(vmas, hint, wanted.len).map_err(|_| RemapError::NoRoom)
     }
 
-    /// Map what lies behind an area as the area is.
+    /// Map what lies behind a VMA as the VMA is.
     fn grow(&self, mut change: Change<'_, 'm, P, A>, part: &Vma) -> Result<(), RemapError> {
-        let areas = change.areas();
-        if areas.tree.len() > areas.limits.areas {
-            return Err(RemapError::TooManyAreas);
+        let vmas = change.vmas();
+        if vmas.tree.len() > vmas.limits.vmas {
+            return Err(RemapError::TooManyVmas);
         }
-        areas.reserve(self.tables.machine, self.group(), 1)?;
-        let inserted = areas.tree.insert(*part);
+        vmas.reserve(self.tables.machine, self.memcg(), 1)?;
+        let inserted = vmas.tree.insert(*part);
         debug_assert!(inserted.is_ok(), "there is room and a node");
-        cache::hold(self.tables.machine, &part.backing, self.id());
-        areas.account(part, part.range, 1);
+        page_cache::hold(self.tables.machine, &part.backing, self.id());
+        vmas.account(part, part.range, 1);
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     pub(super) fn replace_part<const RUNS: usize>(
         &self,
         table: LockedTable<'_, 'm, P, A>,
-        area: &Vma,
+        vma: &Vma,
         block: UserRange,
         pfn: Pfn,
     ) {
@@ -34,7 +34,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let place = table.occupy(*block, |taken| removed.push(taken));
         let flushed = self.tables.tlb.invalidate(&[*block], shift, false);
         let resident = self.copy_parts(*block, pfn, removed.iter().map(|old| (old.range, old.pfn)));
-        place.fill(&self.new_run(area, *block, pfn, level));
+        place.fill(&self.new_run(vma, *block, pfn, level));
         self.count_replaced(*block, resident);
         // Those that were an object's counted as its, and the gather sets that right.
         Gather::put_flushed(&self.tables.tlb, &removed, &flushed);
@@ -46,23 +46,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         old: Supplanted<'_, 'm, P, A>,
         place: Occupied<'_, 'm, P, A>,
-        area: &Vma,
+        vma: &Vma,
         pfn: Pfn,
     ) {
         let arch = &self.tables.arch;
         let (block, level) = (old.table().range(), old.table().level + 1);
         let mut gather = self.gather(self.user_part(block));
         let resident = self.copy_parts(block, pfn, old.leaves().map(|run| (run.range(arch), run.pfn(arch))));
-        place.fill(&self.new_run(area, block, pfn, level));
+        place.fill(&self.new_run(vma, block, pfn, level));
         old.empty(&mut gather, |removed, gather| gather.push(removed));
         self.count_replaced(block, resident);
     }
 
     /// What maps a folio that is the space's own in a block.
-    fn new_run(&self, area: &Vma, block: VirtRange, pfn: Pfn, level: u8) -> Run {
+    fn new_run(&self, vma: &Vma, block: VirtRange, pfn: Pfn, level: u8) -> Run {
         let arch = &self.tables.arch;
-        self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, area.prot.attrs());
-        let raw = arch.leaf(pfn.addr(), self.own_attrs(area, Attrs::empty()), level);
+        self.tables.machine.frames().expose(pfn, (block.len() >> FRAME_SHIFT) as u32, vma.prot.attrs());
+        let raw = arch.leaf(pfn.addr(), self.own_attrs(vma, Attrs::empty()), level);
         Run::new(block.start, level, Kind::Leaf, raw, (block.len() >> arch.level_shift(level)) as usize)
     }
 

@@ -9,36 +9,36 @@ use arrayvec::ArrayVec;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind, UserRange};
-use crate::cache::Object;
 use crate::frame::{Frame, flag};
-use crate::group::LruList;
+use crate::memcg::LruList;
+use crate::page_cache::Object;
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
 use super::{AddressSpace, BATCH, Isolated};
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// The first area from `addr` on that has some of these pages of an object behind it.
+    /// The first VMA from `addr` on that has some of these pages of an object behind it.
     pub(crate) fn next_mapping(&self, object: &Object<'m, P>, pages: &Range<u64>, addr: u64) -> Option<Vma> {
-        let areas = self.read();
-        areas.tree.iter_from(addr).find(|area| self.mapped_in(area, object, pages).is_some()).copied()
+        let vmas = self.read();
+        vmas.tree.iter_from(addr).find(|vma| self.mapped_in(vma, object, pages).is_some()).copied()
     }
 
-    /// Which addresses of an area have these pages of an object behind them.
-    pub(crate) fn mapped_in(&self, area: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
-        if !object.is_behind(&area.backing) {
+    /// Which addresses of a VMA have these pages of an object behind them.
+    pub(crate) fn mapped_in(&self, vma: &Vma, object: &Object<'m, P>, pages: &Range<u64>) -> Option<UserRange> {
+        if !object.is_behind(&vma.backing) {
             return None;
         }
         let shift = self.page_shift();
-        let first = area.backing.offset(area.range.start) >> shift;
-        let count = area.range.len() >> shift;
+        let first = vma.backing.offset(vma.range.start) >> shift;
+        let count = vma.range.len() >> shift;
         let start = pages.start.max(first) - first;
         let end = pages.end.min(first + count).saturating_sub(first);
-        let at = |page: u64| area.range.start + (page << shift);
-        (start < end).then(|| area.range.tail(at(start)).head(at(end)))
+        let at = |page: u64| vma.range.start + (page << shift);
+        (start < end).then(|| vma.range.tail(at(start)).head(at(end)))
     }
 
     /// Evict folios of objects that a range maps, and nobody else.
@@ -76,12 +76,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         folios: &mut ArrayVec<(Pfn, &'m Frame), BATCH>,
     ) -> u64 {
         let (arch, machine) = (&self.tables.arch, self.tables.machine);
-        let areas = self.read();
-        let Some(area) = areas.overlapping(self.tables.platform(), range).find(|area| !area.backing.is_anonymous())
-        else {
+        let vmas = self.read();
+        let Some(vma) = vmas.overlapping(self.tables.platform(), range).find(|vma| !vma.backing.is_anonymous()) else {
             return range.end;
         };
-        let part = area.range.intersect(&range);
+        let part = vma.range.intersect(&range);
         let table = match self.tables.find(part) {
             Found::Hole(end) => return end,
             Found::Table(table) => table,
@@ -106,7 +105,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 let alone = pages == 1 << frame.order() && frame.counts().maps == pages;
                 if frame.has(flag::OBJECT)
                     && alone
-                    && machine.groups().isolate_one(machine.frames(), head, LruList::Shmem)
+                    && machine.memcgs().isolate_one(machine.frames(), head, LruList::Shmem)
                 {
                     isolated.add(frame);
                     folios.push((head, frame));
@@ -139,10 +138,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The same for what the next table has of a range; how far that was.
     fn let_go_next(&self, range: UserRange, isolated: Isolated, gather: &mut Gather<'_, 'm, P>) -> u64 {
         let arch = &self.tables.arch;
-        let areas = self.read();
-        let Some(area) = areas.first(range) else { return range.end };
-        let part = area.range.intersect(&range);
-        if area.state != State::Live {
+        let vmas = self.read();
+        let Some(vma) = vmas.first(range) else { return range.end };
+        let part = vma.range.intersect(&range);
+        if vma.state != State::Live {
             return part.end;
         }
         let table = match self.tables.find(part) {
@@ -154,9 +153,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         while at < end && !gather.is_full() {
             let Some(mut run) = table.run_whatever_recorded(at, end) else { break };
             if run.kind == Kind::Leaf {
-                if area.flags.contains(AreaFlags::LOCKED) {
+                if vma.flags.contains(VmaFlags::LOCKED) {
                     self.tell_locked(&run, Some(isolated));
-                } else if self.knows_nothing(area, &run) {
+                } else if self.knows_nothing(vma, &run) {
                     self.empty_isolated(&table, &mut run, isolated, gather);
                 }
             }
@@ -167,10 +166,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Whether entries say nothing that an empty one does not.
-    fn knows_nothing(&self, area: &Vma, run: &Run) -> bool {
-        let mut says = AreaFlags::WATCHES;
-        says.set(AreaFlags::TRACKED, run.attrs(&self.tables.arch).contains(Attrs::SOFT_DIRTY));
-        !area.flags.intersects(says)
+    fn knows_nothing(&self, vma: &Vma, run: &Run) -> bool {
+        let mut says = VmaFlags::WATCHES;
+        says.set(VmaFlags::TRACKED, run.attrs(&self.tables.arch).contains(Attrs::SOFT_DIRTY));
+        !vma.flags.intersects(says)
     }
 
     /// Empty the entries at the beginning of a run that may go; or else not, as far as it goes then.

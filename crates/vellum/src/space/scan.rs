@@ -8,11 +8,11 @@ use crate::addr::VirtRange;
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
 use crate::frame::flag;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, NotMapped, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
 
@@ -20,7 +20,7 @@ bitflags! {
     /// What a page is. The bits are Linux's.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Categories: u64 {
-        /// Writes to it can be asked for ([`AreaFlags::ASYNC`]).
+        /// Writes to it can be asked for ([`VmaFlags::ASYNC`]).
         const ASYNC = 1;
         /// There is something, and it was written since it was protected, or never was.
         const WRITTEN = 2;
@@ -57,7 +57,7 @@ pub struct Scan<F> {
     pub select: F,
     /// Of how many pages at most.
     pub pages: u64,
-    /// Protect what is told. Only where writes go on ([`AreaFlags::ASYNC`]); other areas are passed over.
+    /// Protect what is told. Only where writes go on ([`VmaFlags::ASYNC`]); other VMAs are passed over.
     pub protect: bool,
     /// End with an error where writes don't go on.
     pub only_async: bool,
@@ -81,7 +81,7 @@ pub enum ScanError {
     Unaligned(VirtRange),
     /// The range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
-    /// In this area writes don't go on.
+    /// In this VMA writes don't go on.
     NotAsync(VirtRange),
     /// No memory to split huge mappings, or for tables of markers.
     NoMemory(Refused),
@@ -190,9 +190,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             change.let_go();
             change
         });
-        let scanned = self.pass(range, pass, |area| match area.flags.contains(AreaFlags::ASYNC) {
+        let scanned = self.pass(range, pass, |vma| match vma.flags.contains(VmaFlags::ASYNC) {
             true => Ok(true),
-            false if only_async => Err(ScanError::NotAsync(*area.range)),
+            false if only_async => Err(ScanError::NotAsync(*vma.range)),
             false => Ok(!protect),
         });
         drop(change);
@@ -218,7 +218,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })
     }
 
-    /// Look at the areas of a range for which `looks` says so.
+    /// Look at the VMAs of a range for which `looks` says so.
     fn pass(
         &self,
         range: UserRange,
@@ -230,13 +230,13 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         while at < range.end && !pass.full {
             let rest = range.tail(at);
             let next = self.read().overlapping(self.tables.platform(), rest).find(|v| v.state != State::Dying).copied();
-            let Some(area) = next else {
+            let Some(vma) = next else {
                 at = range.end;
                 break;
             };
-            let part = area.range.intersect(&rest);
-            at = match looks(&area)? {
-                true => self.pass_table(&area, part, &mut pass, &mut gather)?,
+            let part = vma.range.intersect(&rest);
+            at = match looks(&vma)? {
+                true => self.pass_table(&vma, part, &mut pass, &mut gather)?,
                 false => part.end,
             };
             self.tables.platform().resched();
@@ -244,17 +244,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         Ok(Scanned { regions: pass.used, pages: pass.told, end: at })
     }
 
-    /// Look at what stands first in a part of an area: a hole, or what a table has of it. How far that was.
+    /// Look at what stands first in a part of a VMA: a hole, or what a table has of it. How far that was.
     fn pass_table(
         &self,
-        area: &Vma,
+        vma: &Vma,
         part: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
         gather: &mut Gather<'_, 'm, P>,
     ) -> Result<u64, Refused> {
         let arch = &self.tables.arch;
         let table = match self.tables.find(part) {
-            Found::Hole(end) => return self.pass_hole(area, part.head(end), pass),
+            Found::Hole(end) => return self.pass_hole(vma, part.head(end), pass),
             Found::Table(table) => table,
         };
         let end = part.end.min(table.end());
@@ -267,10 +267,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 hole = Some(part.intersect(&run.range(arch)));
                 break;
             }
-            let is = self.categories(area, &mut run);
+            let is = self.categories(vma, &mut run);
             let seen = part.tail(at).intersect(&run.range(arch));
             if let Some((piece, is)) = pass.admit(seen, is) {
-                if pass.protect && !self.protect_piece(&table, piece, area, pass.unmapped, gather) {
+                if pass.protect && !self.protect_piece(&table, piece, vma, pass.unmapped, gather) {
                     split = Some(piece);
                     break;
                 }
@@ -287,7 +287,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.tables.split_edges(piece)?;
         }
         match hole {
-            Some(hole) => self.pass_hole(area, hole, pass),
+            Some(hole) => self.pass_hole(vma, hole, pass),
             None => Ok(at),
         }
     }
@@ -295,15 +295,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Look at a range that nothing is mapped in, nor any table. How far that was.
     fn pass_hole(
         &self,
-        area: &Vma,
+        vma: &Vma,
         hole: UserRange,
         pass: &mut Pass<'_, impl Fn(Categories) -> Option<Categories>>,
     ) -> Result<u64, Refused> {
         let arch = &self.tables.arch;
-        let Some((piece, is)) = pass.admit(hole, of_area(area)) else {
+        let Some((piece, is)) = pass.admit(hole, of_vma(vma)) else {
             return Ok(if pass.full { hole.start } else { hole.end });
         };
-        if !(pass.protect && pass.unmapped && area.backing.is_anonymous()) {
+        if !(pass.protect && pass.unmapped && vma.backing.is_anonymous()) {
             pass.tell(piece, is);
             return Ok(piece.end);
         }
@@ -332,7 +332,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         &self,
         table: &LockedTable<'_, 'm, P, A>,
         piece: UserRange,
-        area: &Vma,
+        vma: &Vma,
         unmapped: bool,
         gather: &mut Gather<'_, 'm, P>,
     ) -> bool {
@@ -342,27 +342,27 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             return false;
         }
         match run.kind {
-            Kind::Leaf if self.restate(table, &run, run.attrs(arch) | Attrs::WATCHED, area.prot) => {
+            Kind::Leaf if self.restate(table, &run, run.attrs(arch) | Attrs::WATCHED, vma.prot) => {
                 gather.note(*piece, table.shift());
             }
             Kind::Swap => self.restate_swapped(table, &run, arch.swapped(run.raw).attrs | Attrs::WATCHED),
-            Kind::None if unmapped && area.backing.is_anonymous() => table.set(&self.markers(piece)),
+            Kind::None if unmapped && vma.backing.is_anonymous() => table.set(&self.markers(piece)),
             _ => {}
         }
         true
     }
 
     /// What the pages of a run are, as far as it is the same for all of them.
-    fn categories(&self, area: &Vma, run: &mut Run) -> Categories {
+    fn categories(&self, vma: &Vma, run: &mut Run) -> Categories {
         let arch = &self.tables.arch;
-        let mut is = of_area(area);
+        let mut is = of_vma(vma);
         let attrs = match run.kind {
             Kind::Leaf => {
                 is |= Categories::PRESENT;
                 is.set(Categories::HUGE, run.level > 1);
                 if self.tables.machine.zeros_folio().contains(run.pfn(arch)) {
                     is |= Categories::ZERO;
-                } else if !area.backing.is_anonymous() {
+                } else if !vma.backing.is_anonymous() {
                     is.set(Categories::FILE, self.cut(run, |frame| frame.has(flag::OBJECT)));
                 }
                 run.attrs(arch)
@@ -379,10 +379,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 }
 
-/// What is the same for all pages of an area.
-fn of_area(area: &Vma) -> Categories {
+/// What is the same for all pages of a VMA.
+fn of_vma(vma: &Vma) -> Categories {
     let mut is = Categories::empty();
-    is.set(Categories::ASYNC, area.flags.contains(AreaFlags::ASYNC));
-    is.set(Categories::SOFT_DIRTY, !area.flags.contains(AreaFlags::TRACKED));
+    is.set(Categories::ASYNC, vma.flags.contains(VmaFlags::ASYNC));
+    is.set(Categories::SOFT_DIRTY, !vma.flags.contains(VmaFlags::TRACKED));
     is
 }

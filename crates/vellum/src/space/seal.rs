@@ -1,12 +1,12 @@
-//! Areas that stay as they are: `mseal`. A sealed area can't be unmapped, moved, resized or replaced, and what may be done with it
-//! doesn't change; nor may what it holds be forgotten by who could not write to it. What the area forbids, the operations that
+//! VMAs that stay as they are: `mseal`. A sealed VMA can't be unmapped, moved, resized or replaced, and what may be done with it
+//! doesn't change; nor may what it holds be forgotten by who could not write to it. What the VMA forbids, the operations that
 //! it is about look at themselves.
 
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, Prot, State};
+use crate::vma::{Prot, State, VmaFlags};
 
 use super::{AddressSpace, AdviseError, ProtectError};
 
@@ -19,9 +19,9 @@ pub enum SealError {
     Overflow,
     /// Not all of the range is mapped.
     NotMapped,
-    /// Areas would have to be split, and the space has as many as it may.
-    TooManyAreas,
-    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    /// VMAs would have to be split, and the space has as many as it may.
+    TooManyVmas,
+    /// VMAs or huge mappings would have to be split, and there is no memory for that.
     NoMemory(Refused),
 }
 
@@ -41,7 +41,7 @@ impl core::fmt::Display for SealError {
             SealError::Unaligned(addr) => write!(f, "{addr:#x} is not a multiple of the page size"),
             SealError::Overflow => f.write_str("beyond the last address"),
             SealError::NotMapped => f.write_str("not all of the range is mapped"),
-            SealError::TooManyAreas => f.write_str("too many areas"),
+            SealError::TooManyVmas => f.write_str("too many VMAs"),
             SealError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -55,7 +55,7 @@ impl From<ProtectError> for SealError {
     fn from(error: ProtectError) -> Self {
         match error {
             ProtectError::NotMapped => SealError::NotMapped,
-            ProtectError::TooManyAreas => SealError::TooManyAreas,
+            ProtectError::TooManyVmas => SealError::TooManyVmas,
             ProtectError::NoMemory(why) => SealError::NoMemory(why),
             _ => SealError::NoMemory(Refused::OutOfMemory),
         }
@@ -63,7 +63,7 @@ impl From<ProtectError> for SealError {
 }
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
-    /// Seal the areas of a range, for as long as the space lives; a child's are sealed too.
+    /// Seal the VMAs of a range, for as long as the space lives; a child's are sealed too.
     ///
     /// # Errors
     /// See [`SealError`]: nothing was changed.
@@ -76,18 +76,17 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
         if range.is_empty() {
             return Ok(());
         }
-        let sealed = AreaFlags::SEALED;
-        self.set_areas(&mut self.change(range), range, |v| v.flags |= sealed)?;
+        let sealed = VmaFlags::SEALED;
+        self.set_vmas(&mut self.change(range), range, |v| v.flags |= sealed)?;
         Ok(())
     }
 
     /// Whether what a range holds may be forgotten: not what is sealed and can't be written, where no object has it.
     pub(super) fn may_forget(&self, range: UserRange) -> Result<(), AdviseError> {
-        let areas = self.read();
-        let mut sealed =
-            areas.overlapping(self.tables.platform(), range).filter(|v| v.flags.contains(AreaFlags::SEALED));
+        let vmas = self.read();
+        let mut sealed = vmas.overlapping(self.tables.platform(), range).filter(|v| v.flags.contains(VmaFlags::SEALED));
         let forbids =
             sealed.find(|v| v.state != State::Dying && v.backing.is_anonymous() && !v.prot.contains(Prot::WRITE));
-        forbids.map_or(Ok(()), |area| Err(AdviseError::Sealed(*area.range)))
+        forbids.map_or(Ok(()), |vma| Err(AdviseError::Sealed(*vma.range)))
     }
 }

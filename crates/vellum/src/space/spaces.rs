@@ -1,8 +1,8 @@
 //! The address spaces that a host has, as far as an operation concerns several of them.
 
 use crate::arch::Arch;
-use crate::cache::{Gone, Object};
 use crate::frame::Family;
+use crate::page_cache::{Gone, Object};
 use crate::platform::{Platform, SpaceId};
 
 use super::AddressSpace;

@@ -1,9 +1,9 @@
-//! Folios that are mapped in part are split ([`crate::group`]'s `split`), where one table has all that maps them.
+//! Folios that are mapped in part are split ([`crate::memcg`]'s `split`), where one table has all that maps them.
 
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::{Arch, Kind, UserRange};
 use crate::frame::HUGE_ORDER;
-use crate::group::Mapped;
+use crate::memcg::Mapped;
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable};
 
@@ -37,7 +37,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                         let alone = || frame.counts() == mapped.alone();
                         alone()
                             && machine.uncache(head, frame, alone)
-                            && machine.groups().split(machine.frames(), head, mapped)
+                            && machine.memcgs().split(machine.frames(), head, mapped)
                     });
                     table.release();
                     if split.is_some() {

@@ -1,10 +1,10 @@
-//! Stacks: areas that grow down to where they are touched.
+//! Stacks: VMAs that grow down to where they are touched.
 
 use crate::addr::align_down;
 use crate::arch::{Arch, UserRange};
-use crate::group::Refused;
+use crate::memcg::Refused;
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, STACK_GUARD, Vma};
+use crate::vma::{STACK_GUARD, Vma, VmaFlags};
 
 use super::AddressSpace;
 use super::claims::Turn;
@@ -26,30 +26,30 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     #[cold]
     pub(super) fn grow_stack(&self, addr: u64, turn: Option<Turn>) -> Result<Growth, Refused> {
         let start = align_down(addr, self.page_shift());
-        let mut areas = self.write();
-        if areas.find(addr).is_some() {
+        let mut vmas = self.write();
+        if vmas.find(addr).is_some() {
             return Ok(Growth::There);
         }
-        let Some(stack) = areas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
+        let Some(stack) = vmas.tree.find_from(addr).copied() else { return Ok(Growth::Nothing) };
         let whole = UserRange::all(&self.tables.arch).tail(start).head(stack.range.end);
-        if areas.claims.is_ahead(&whole, turn) {
+        if vmas.claims.is_ahead(&whole, turn) {
             return Ok(Growth::Wait(whole));
         }
-        if !stack.flags.contains(AreaFlags::GROWSDOWN) || start < areas.limits.lowest {
+        if !stack.flags.contains(VmaFlags::GROWSDOWN) || start < vmas.limits.lowest {
             return Ok(Growth::Nothing);
         }
         let grown = whole.head(stack.range.start);
-        let below = areas.tree.prev(stack.range.start).copied();
+        let below = vmas.tree.prev(stack.range.start).copied();
         let crowded = below.is_some_and(|v| {
-            let guard = if v.flags.contains(AreaFlags::GROWSDOWN) || v.prot.is_empty() { 0 } else { STACK_GUARD };
+            let guard = if v.flags.contains(VmaFlags::GROWSDOWN) || v.prot.is_empty() { 0 } else { STACK_GUARD };
             v.range.end.saturating_add(guard) > start
         });
-        if crowded || stack.range.end - start > areas.limits.stack || areas.allow(&stack, grown.len(), 0).is_err() {
+        if crowded || stack.range.end - start > vmas.limits.stack || vmas.allow(&stack, grown.len(), 0).is_err() {
             return Ok(Growth::Nothing);
         }
-        areas.tree.update(stack.range.start, |v| v.range = whole);
-        areas.account(&Vma { range: grown, ..stack }, grown, 1);
-        areas.merge(self.tables.machine, grown);
+        vmas.tree.update(stack.range.start, |v| v.range = whole);
+        vmas.account(&Vma { range: grown, ..stack }, grown, 1);
+        vmas.merge(self.tables.machine, grown);
         Ok(Growth::There)
     }
 }

@@ -10,15 +10,15 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::stats::SpaceCounter;
 use crate::sync::Patience;
 use crate::table::{NotMapped, Run};
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
-use super::areas::Areas;
 use super::fault::Stand;
+use super::vmas::Vmas;
 use super::{AddressSpace, FaultError};
 
 /// Why no more was put there.
@@ -28,7 +28,7 @@ pub enum SupplyError {
     Unaligned(VirtRange),
     /// The range reaches beyond the addresses of user mode.
     OutOfRange(VirtRange),
-    /// There is no area, or nobody watches it.
+    /// There is no VMA, or nobody watches it.
     NotWatched(u64),
     /// Something is there already.
     Exists(u64),
@@ -201,18 +201,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         contents: impl FnOnce(&mut [u8]) -> Result<(), ()>,
     ) -> Result<(Pfn, u8, Option<Place>), SupplyError> {
         let at = rest.start;
-        let areas = self.read();
-        let area = supplied(&areas, at)?;
-        let orders = orders & self.orders(area);
-        let place = match self.place(area, rest, orders) {
+        let vmas = self.read();
+        let vma = supplied(&vmas, at)?;
+        let orders = orders & self.orders(vma);
+        let place = match self.place(vma, rest, orders) {
             Ok(place) => Some(place),
             Err(NotPut::Failed(why)) => return Err(why),
             // The caller waits for the place once the contents are there. A page needs no more room than there is.
             Err(NotPut::Held | NotPut::Changed) => None,
         };
         let (order, orders) = place.as_ref().map_or((self.tables.arch.page_order(), 0), |place| (place.order, orders));
-        let (pfn, order) = self.new_folio(area, at, order, orders, false)?;
-        drop(areas);
+        let (pfn, order) = self.new_folio(vma, at, order, orders, false)?;
+        drop(vmas);
         let bytes = self.tables.machine.frames().at(pfn.addr());
         // SAFETY: `new_folio` returned frames of that many bytes, in the direct map. No page table maps them and no
         // object has them, and the engine reads and writes a folio only for one of those: until `put` maps this one,
@@ -269,18 +269,18 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         patience: Option<&Patience<'_>>,
     ) -> Result<u64, NotPut> {
         let arch = &self.tables.arch;
-        let areas = self.read_with(patience);
-        let area = supplied(&areas, rest.start)?;
+        let vmas = self.read_with(patience);
+        let vma = supplied(&vmas, rest.start)?;
         let place = match seen {
-            Some(place) if area.state == State::Live && area.range.covers(&place.block) => place,
+            Some(place) if vma.state == State::Live && vma.range.covers(&place.block) => place,
             _ => {
                 let orders = match what {
                     What::Folio(_, order, _) => 1 << order,
-                    What::Zeros => self.zeros_orders(self.orders(area)),
+                    What::Zeros => self.zeros_orders(self.orders(vma)),
                     // As much as a table holds, at most.
                     What::Poison => (2 << (arch.level_shift(2) - FRAME_SHIFT)) - 1,
                 };
-                self.place(area, rest, orders)?
+                self.place(vma, rest, orders)?
             }
         };
         let block = place.block;
@@ -288,15 +288,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             What::Folio(_, order, _) if order != place.order => return Ok(rest.start),
             What::Folio(pfn, order, marks) => {
                 let (level, entries) = self.shape(order);
-                let attrs = self.own_attrs(area, marks);
+                let attrs = self.own_attrs(vma, marks);
                 let frames = self.tables.machine.frames();
                 // Since the folio was allocated, another VMA may have moved here.
-                frames.frame(pfn).set_data(self.owner(area, block.start).pack());
+                frames.frame(pfn).set_data(self.owner(vma, block.start).pack());
                 frames.expose(pfn, 1 << order, attrs);
                 Run::new(block.start, level, Kind::Leaf, arch.leaf(pfn.addr(), attrs, level), entries)
             }
             _ if place.marked.is_some() => return Err(SupplyError::Exists(block.start).into()),
-            What::Zeros => self.zeros_run(area, block, Attrs::empty()),
+            What::Zeros => self.zeros_run(vma, block, Attrs::empty()),
             What::Poison => {
                 let entries = (block.len() >> arch.page_shift()) as usize;
                 Run::new(block.start, 1, Kind::Marker, arch.marker(Marker::Poison), entries)
@@ -321,12 +321,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Returns the largest block of these orders, or of a page, that begins where `rest` does and holds nothing, or
     /// equal markers. A look: what it finds may have changed when the caller locks the page table.
-    fn place(&self, area: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
+    fn place(&self, vma: &Vma, rest: UserRange, orders: u32) -> Result<Place, NotPut> {
         let arch = &self.tables.arch;
-        if area.state == State::Held {
+        if vma.state == State::Held {
             return Err(NotPut::Held);
         }
-        let (at, window) = (rest.start, area.range.intersect(&rest));
+        let (at, window) = (rest.start, vma.range.intersect(&rest));
         let (raw, level, order) = self.tables.room(at, window, orders);
         match arch.kind(raw, level) {
             Kind::None => Ok(Place { block: window.around(at, order as u32 + FRAME_SHIFT), order, marked: None }),
@@ -346,7 +346,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 }
 
 /// Returns the VMA at an address whose missing pages may be supplied: it is watched, and anonymous.
-fn supplied(areas: &Areas, addr: u64) -> Result<&Vma, SupplyError> {
-    let is_supplied = |area: &&Vma| area.flags.intersects(AreaFlags::WATCHES) && area.backing.is_anonymous();
-    areas.find(addr).filter(is_supplied).ok_or(SupplyError::NotWatched(addr))
+fn supplied(vmas: &Vmas, addr: u64) -> Result<&Vma, SupplyError> {
+    let is_supplied = |vma: &&Vma| vma.flags.intersects(VmaFlags::WATCHES) && vma.backing.is_anonymous();
+    vmas.find(addr).filter(is_supplied).ok_or(SupplyError::NotWatched(addr))
 }

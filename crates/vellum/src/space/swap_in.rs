@@ -16,7 +16,7 @@ use crate::swap::{NotCached, Slots, SwapRun};
 use crate::sync::Patience;
 use crate::table::{Found, LockedTable, Run};
 use crate::tlb::Gather;
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
 use super::fault::Outcome;
 use super::{Access, AddressSpace, FaultError};
@@ -30,29 +30,29 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// # Errors
     /// There is no memory, or the device does not give back what it got.
     #[cold]
-    pub(super) fn swap_in(&self, area: &Vma, addr: u64, access: Access, orders: u32) -> Result<Outcome, FaultError> {
-        self.swap_in_around(area, addr, access, orders, orders | ROW)
+    pub(super) fn swap_in(&self, vma: &Vma, addr: u64, access: Access, orders: u32) -> Result<Outcome, FaultError> {
+        self.swap_in_around(vma, addr, access, orders, orders | ROW)
     }
 
     /// The same, with as much around it as is of one of the orders `around`.
     fn swap_in_around(
         &self,
-        area: &Vma,
+        vma: &Vma,
         addr: u64,
         access: Access,
         orders: u32,
         around: u32,
     ) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
-        let entry = area.range.around(addr, table.shift());
+        let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
+        let entry = vma.range.around(addr, table.shift());
         let Some(run) = self.swapped(&table, entry) else {
             table.release();
             return Ok(Outcome::Again);
         };
         if self.is_cached(&run) {
             let mut shares = ArrayVec::new();
-            let shared = self.share_swapped(&table, area, entry, &mut shares);
+            let shared = self.share_swapped(&table, vma, entry, &mut shares);
             table.release();
             shares.iter().for_each(|run| self.forget_swapped(run));
             return match shared {
@@ -63,7 +63,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
         let alone = |block| self.swapped(&table, block).is_some_and(|run| !self.is_cached(&run));
         let found = match table.level {
-            1 => self.tables.blocks(addr, area.range, around).find(|(block, _)| alone(*block)),
+            1 => self.tables.blocks(addr, vma.range, around).find(|(block, _)| alone(*block)),
             _ => None,
         };
         table.release();
@@ -71,11 +71,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let wanted = found.map_or(smallest, |(_, order)| order);
         let fits = orders & ((2 << wanted) - 1) & !((1 << smallest) - 1);
         let folio = fits.checked_ilog2().map_or(smallest, |order| order as u8);
-        let row = if folio < wanted { self.new_row(area, addr, wanted, folio).map(|pfn| (pfn, folio)) } else { None };
+        let row = if folio < wanted { self.new_row(vma, addr, wanted, folio).map(|pfn| (pfn, folio)) } else { None };
         let (order, (pfn, folio)) = match row {
             Some(row) => (wanted, row),
             None => {
-                let alone = self.new_folio(area, addr, folio, orders, false)?;
+                let alone = self.new_folio(vma, addr, folio, orders, false)?;
                 (alone.1, alone)
             }
         };
@@ -83,8 +83,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             self.put_row(pfn, 1 << order, folio);
             return self.in_parts(addr, entry);
         }
-        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
-        let back = self.bring_back(area, block, access, pfn);
+        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
+        let back = self.bring_back(vma, block, access, pfn);
         if let Brought::Back = back {
             if folio > arch.page_order() {
                 (0..1 << (order - folio)).for_each(|_| self.tables.machine.count_size(SizeCounter::SwapIn, folio));
@@ -95,7 +95,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         match back {
             // Perhaps it is another page that is lost.
             Brought::Lost if order > arch.page_order() && smallest == arch.page_order() => {
-                self.swap_in_around(area, addr, access, 0, 0)
+                self.swap_in_around(vma, addr, access, 0, 0)
             }
             Brought::Lost if order > arch.page_order() => self.in_parts(addr, entry),
             Brought::Lost => Err(FaultError::Poisoned(addr)),
@@ -105,7 +105,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Bring back everything that is on a device, in folios as faults would, for the host to do with each space before it detaches
     /// the device ([`Swaps::close`](crate::swap::Swaps::close) comes first: what is on its way there while this runs, or is forked
-    /// off by a space that is yet to come, stays there, and detaching says so). Faults go on meanwhile; who wants to change areas waits.
+    /// off by a space that is yet to come, stays there, and detaching says so). Faults go on meanwhile; who wants to change VMAs waits.
     ///
     /// # Errors
     /// There is no memory for all of it, and what has not come back is still on the device; or ([`FaultError::Poisoned`]) the device does
@@ -156,14 +156,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A try to bring back what was swapped out at an address, whatever may be done there.
     fn fetch(&self, addr: u64, patience: &Patience<'_>) -> Result<Outcome, FaultError> {
-        let areas = self.read_with(Some(patience));
-        match areas.find(addr) {
+        let vmas = self.read_with(Some(patience));
+        match vmas.find(addr) {
             None => Ok(Outcome::Nothing),
-            Some(area) if area.state == State::Held => Ok(Outcome::Held),
-            Some(area) => {
-                let (raw, level, _) = self.tables.room(addr, area.range, 0);
+            Some(vma) if vma.state == State::Held => Ok(Outcome::Held),
+            Some(vma) => {
+                let (raw, level, _) = self.tables.room(addr, vma.range, 0);
                 match self.tables.arch.kind(raw, level) {
-                    Kind::Swap => self.swap_in(area, addr, Access::Read, self.orders(area)),
+                    Kind::Swap => self.swap_in(vma, addr, Access::Read, self.orders(vma)),
                     _ => Ok(Outcome::Again),
                 }
             }
@@ -197,15 +197,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     fn share_swapped(
         &self,
         table: &LockedTable<'_, 'm, P, A>,
-        area: &Vma,
+        vma: &Vma,
         entry: UserRange,
         shares: &mut ArrayVec<Run, { 1 << ROW.ilog2() }>,
     ) -> bool {
         let machine = self.tables.machine;
         let order = (entry.len().ilog2() - FRAME_SHIFT) as u8;
         let row = ROW.ilog2() + FRAME_SHIFT;
-        let mut at = align_down(entry.start, row).max(area.range.start).max(table.base);
-        let end = (align_down(entry.start, row) + (1 << row)).max(entry.end).min(area.range.end).min(table.end());
+        let mut at = align_down(entry.start, row).max(vma.range.start).max(table.base);
+        let end = (align_down(entry.start, row) + (1 << row)).max(entry.end).min(vma.range.end).min(table.end());
         let mut mapped = false;
         while at < end
             && let Some(run) = table.run(at, end)
@@ -220,7 +220,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if let Some((pfn, frames)) = shared {
                 let run = Run { len: (frames >> order) as usize, ..run };
                 at = run.range(&self.tables.arch).end;
-                self.turn_back(table, area, &run, pfn, Attrs::empty());
+                self.turn_back(table, vma, &run, pfn, Attrs::empty());
                 self.defer_partial(pfn, frames);
                 mapped |= run.range(&self.tables.arch).covers(&entry);
                 shares.push(run);
@@ -237,7 +237,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             if order != 0
                 && frame.counts().maps < 1 << order
                 && !frame.has(flag::PARTIAL)
-                && machine.groups().defer_if_partial(machine.frames(), head)
+                && machine.memcgs().defer_if_partial(machine.frames(), head)
             {
                 machine.count_size(SizeCounter::SplitDeferred, order);
             }
@@ -245,11 +245,11 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// Swap entries map frames from `pfn` on.
-    fn turn_back(&self, table: &LockedTable<'_, 'm, P, A>, area: &Vma, run: &Run, pfn: Pfn, own: Attrs) {
+    fn turn_back(&self, table: &LockedTable<'_, 'm, P, A>, vma: &Vma, run: &Run, pfn: Pfn, own: Attrs) {
         let arch = &self.tables.arch;
         let pages = run.frames(arch);
-        let attrs = arch.swapped(run.raw).attrs | area.prot.attrs() | Attrs::HARDWARE | own;
-        let attrs = (attrs - Attrs::PROT) | self.rights(attrs, area.prot);
+        let attrs = arch.swapped(run.raw).attrs | vma.prot.attrs() | Attrs::HARDWARE | own;
+        let attrs = (attrs - Attrs::PROT) | self.rights(attrs, vma.prot);
         let raw = arch.leaf(pfn.addr(), attrs, run.level);
         self.tables.machine.frames().expose(pfn, pages, attrs);
         self.tables.tlb.before_filling(run.range(arch), self.page_shift());
@@ -260,12 +260,12 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Whether what comes back to frames is the space's own, which nobody finds by its slots; or
     /// else it is their copy now. None: by now they have others. The caller has a reference to each
     /// slot beside that of the entries, whose table is locked.
-    fn is_own(&self, area: &Vma, access: Access, slots: SwapRun, pfn: Pfn) -> Option<bool> {
+    fn is_own(&self, vma: &Vma, access: Access, slots: SwapRun, pfn: Pfn) -> Option<bool> {
         let machine = self.tables.machine;
         let swaps = machine.swaps();
         // SAFETY: the entries have references, as all below needs; so the device is there.
         let alone = unsafe { swaps.references(machine.platform(), slots) } == 2;
-        let stays = || access == Access::Write || area.flags.contains(AreaFlags::LOCKED);
+        let stays = || access == Access::Write || vma.flags.contains(VmaFlags::LOCKED);
         // SAFETY: as above.
         if alone && (stays() || unsafe { swaps.is_crowded(slots.device) }) {
             return Some(true);
@@ -283,7 +283,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         }
     }
 
-    fn bring_back(&self, area: &Vma, block: UserRange, access: Access, pfn: Pfn) -> Brought {
+    fn bring_back(&self, vma: &Vma, block: UserRange, access: Access, pfn: Pfn) -> Brought {
         let arch = &self.tables.arch;
         let machine = self.tables.machine;
         let Found::Table(table) = self.tables.find(block) else { return Brought::Changed };
@@ -305,9 +305,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 brought = if read.is_ok() { Brought::Back } else { Brought::Lost };
             }
             if matches!(brought, Brought::Back) {
-                match self.is_own(area, access, slots, pfn) {
-                    Some(true) => self.turn_back(&table, area, &run, pfn, Attrs::EXCLUSIVE),
-                    Some(false) => self.turn_back(&table, area, &run, pfn, Attrs::empty()),
+                match self.is_own(vma, access, slots, pfn) {
+                    Some(true) => self.turn_back(&table, vma, &run, pfn, Attrs::EXCLUSIVE),
+                    Some(false) => self.turn_back(&table, vma, &run, pfn, Attrs::empty()),
                     None => brought = Brought::Changed,
                 }
             }

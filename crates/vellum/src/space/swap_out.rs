@@ -55,7 +55,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             }
             let aligned = (at >> FRAME_SHIFT).trailing_zeros() as u8;
             let rest = VirtRange { start: at, ..range };
-            let room = machine.groups().swap_room(self.group());
+            let room = machine.memcgs().swap_room(self.memcg());
             let fits = match (rest.len() >> FRAME_SHIFT).min(room).checked_ilog2() {
                 Some(fits) if fits >= smallest as u32 => fits as u8,
                 _ => return (went + self.settle(held, rest, Way::Stay, gather), Err(NoRoom)),
@@ -76,7 +76,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
             // before a flush, and won't have it back before they are settled.
             match unsafe { machine.swaps().write(machine.frames(), slots, pfn) } {
                 Ok(()) => {
-                    machine.groups().use_swap_room(self.group(), 1 << order);
+                    machine.memcgs().use_swap_room(self.memcg(), 1 << order);
                     if isolated && held.shared && !own {
                         // SAFETY: the caller has a reference to each slot, and who has isolated folios has them alone. They hold what was
                         // written just now, and are nobody's own. If it can't be, others write them again.

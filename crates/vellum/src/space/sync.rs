@@ -4,7 +4,7 @@ use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
 use crate::platform::Platform;
-use crate::vma::AreaFlags;
+use crate::vma::VmaFlags;
 
 use super::AddressSpace;
 
@@ -53,11 +53,11 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
             BadRange::Unaligned(addr) => SyncError::Unaligned(addr),
             BadRange::Overflow | BadRange::Beyond(_) => SyncError::NotMapped,
         })?;
-        let areas = self.read();
-        let locked = |area: &&crate::vma::Vma| area.flags.contains(AreaFlags::LOCKED);
-        if invalidate && let Some(area) = areas.overlapping(self.tables.platform(), range).find(locked) {
-            return Err(SyncError::Locked(*area.range));
+        let vmas = self.read();
+        let locked = |vma: &&crate::vma::Vma| vma.flags.contains(VmaFlags::LOCKED);
+        if invalidate && let Some(vma) = vmas.overlapping(self.tables.platform(), range).find(locked) {
+            return Err(SyncError::Locked(*vma.range));
         }
-        if range.is_empty() || areas.covers(self.tables.platform(), range) { Ok(()) } else { Err(SyncError::NotMapped) }
+        if range.is_empty() || vmas.covers(self.tables.platform(), range) { Ok(()) } else { Err(SyncError::NotMapped) }
     }
 }

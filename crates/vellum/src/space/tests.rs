@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
 use crate::arch::X86_64;
-use crate::cache::{Object, ObjectError};
 use crate::frame::{BootOptions, Counts, Frame};
+use crate::page_cache::{Object, ObjectError};
 use crate::testing::Host;
 use crate::vma::Prot;
 
@@ -17,11 +17,11 @@ const READ_EXEC: Prot = Prot::READ.union(Prot::EXEC);
 fn what_becomes_executable_is_published() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
-    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
     let published = || host.published.swap(0, Relaxed) as u64 / PAGE;
-    let area = |prot, pages| MapRequest { addr: 0, len: pages * PAGE, prot, flags: MapFlags::empty() };
+    let vma = |prot, pages| MapRequest { addr: 0, len: pages * PAGE, prot, flags: MapFlags::empty() };
 
-    let data = space.map(area(Prot::READ | Prot::WRITE, 4)).unwrap();
+    let data = space.map(vma(Prot::READ | Prot::WRITE, 4)).unwrap();
     for page in 0..3 {
         space.fault(data + page * PAGE, Access::Write).unwrap();
     }
@@ -38,16 +38,16 @@ fn what_becomes_executable_is_published() {
     space.fault(data + 3 * PAGE, Access::Write).unwrap();
     assert_eq!(published(), 1, "new memory");
 
-    let object = Object::new(&machine, &X86_64::four_levels(), GroupId::ROOT, 0, 8 * PAGE).unwrap();
+    let object = Object::new(&machine, &X86_64::four_levels(), MemcgId::ROOT, 0, 8 * PAGE).unwrap();
     for page in 0..2 {
-        object.page_or_new(page, GroupId::ROOT).unwrap();
+        object.page_or_new(page, MemcgId::ROOT).unwrap();
     }
-    let text = space.map_object(area(READ_EXEC, 8), &object, 0).unwrap();
+    let text = space.map_object(vma(READ_EXEC, 8), &object, 0).unwrap();
     space.fault(text, Access::Exec).unwrap();
     let mapped = space.stats().shmem / PAGE;
     assert_eq!(published(), mapped, "text");
     assert_ne!(mapped, 0);
-    let patched = space.map_object(area(READ_EXEC | Prot::WRITE, 8), &object, 0).unwrap();
+    let patched = space.map_object(vma(READ_EXEC | Prot::WRITE, 8), &object, 0).unwrap();
     space.fault(patched, Access::Write).unwrap();
     assert_eq!(published(), 1, "a private copy of text");
 }
@@ -59,15 +59,15 @@ fn what_becomes_executable_is_published() {
 fn vmas_are_joined_beside_changes_elsewhere_in_them() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
-    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
-    let area = |pages| MapRequest { addr: 0, len: pages * PAGE, prot: Prot::READ, flags: MapFlags::empty() };
-    let at = space.map(area(8)).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
+    let vma = |pages| MapRequest { addr: 0, len: pages * PAGE, prot: Prot::READ, flags: MapFlags::empty() };
+    let at = space.map(vma(8)).unwrap();
     let pages = |from: u64, to: u64| UserRange::new(space.arch(), at + from * PAGE, (to - from) * PAGE).unwrap();
     let changed_and_back = |from: u64, to: u64| {
         for prot in [Prot::empty(), Prot::READ] {
             space.protect(at + from * PAGE, (to - from) * PAGE, prot).unwrap();
         }
-        space.stats().areas
+        space.stats().vmas
     };
     for (first, second) in [((1, 2), (5, 6)), ((5, 6), (1, 2))] {
         let other = space.turn(pages(first.0, first.1));
@@ -78,7 +78,7 @@ fn vmas_are_joined_beside_changes_elsewhere_in_them() {
     other.let_go();
     assert_eq!(changed_and_back(2, 4), 2, "up to where another change begins");
     drop(other);
-    assert_eq!(space.stats().areas, 1);
+    assert_eq!(space.stats().vmas, 1);
     let turn = space.turn(pages(4, 5));
     assert_eq!(changed_and_back(2, 4), 1, "up to where a fault has its turn");
     drop(turn);
@@ -97,9 +97,9 @@ fn descriptor<'m>(space: &AddressSpace<'m, Host, X86_64>, addr: u64) -> &'m Fram
 fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
-    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
-    let area = MapRequest { addr: 0, len: PAGE, prot: Prot::READ | Prot::WRITE, flags: MapFlags::empty() };
-    let at = space.map(area).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
+    let vma = MapRequest { addr: 0, len: PAGE, prot: Prot::READ | Prot::WRITE, flags: MapFlags::empty() };
+    let at = space.map(vma).unwrap();
     space.fault(at, Access::Write).unwrap();
     let frame = descriptor(&space, at);
     let [most, almost] = [Counts::MOST, Counts::MOST - 1].map(|refs| Counts { refs, maps: refs });
@@ -131,11 +131,11 @@ fn a_folio_is_shared_no_more_once_it_has_the_most_references() {
 fn an_objects_page_is_mapped_no_more_once_it_has_the_most_references() {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
-    let space = AddressSpace::new(&machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap();
-    let object = Object::new(&machine, &X86_64::four_levels(), GroupId::ROOT, 0, PAGE).unwrap();
+    let space = AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
+    let object = Object::new(&machine, &X86_64::four_levels(), MemcgId::ROOT, 0, PAGE).unwrap();
     let flags = MapFlags::SHARED;
-    let area = MapRequest { addr: 0, len: PAGE, prot: Prot::READ, flags };
-    let [one, two] = [(); 2].map(|()| space.map_object(area, &object, 0).unwrap());
+    let vma = MapRequest { addr: 0, len: PAGE, prot: Prot::READ, flags };
+    let [one, two] = [(); 2].map(|()| space.map_object(vma, &object, 0).unwrap());
     space.fault(one, Access::Read).unwrap();
     let frame = descriptor(&space, one);
     let own = frame.counts();

@@ -7,7 +7,7 @@
 //!
 //! What is swapped out has the bit in its entry too, and comes back as it went.
 //!
-//! Memory that comes into being counts as written, as do areas that are newer than the question, or moved since.
+//! Memory that comes into being counts as written, as do VMAs that are newer than the question, or moved since.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -15,7 +15,7 @@ use crate::addr::align_down;
 use crate::arch::{Arch, Attrs, Kind, Swapped, UserRange};
 use crate::platform::Platform;
 use crate::table::{Found, LockedTable, Run};
-use crate::vma::{AreaFlags, Prot, Vma};
+use crate::vma::{Prot, Vma, VmaFlags};
 
 use super::AddressSpace;
 use super::fault::Outcome;
@@ -34,8 +34,8 @@ impl core::fmt::Display for CantTrack {
 impl core::error::Error for CantTrack {}
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// Ask: from now on a page was written exactly if its entry has [`Attrs::SOFT_DIRTY`], or its area lacks
-    /// [`AreaFlags::TRACKED`]. What is written while this runs may count or not. A child that is forked has the bits and the
+    /// Ask: from now on a page was written exactly if its entry has [`Attrs::SOFT_DIRTY`], or its VMA lacks
+    /// [`VmaFlags::TRACKED`]. What is written while this runs may count or not. A child that is forked has the bits and the
     /// question.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let all = UserRange::all(arch);
         let mut change = self.change(all);
         // In the lock in which faults read it.
-        change.areas().each(self.tables.machine, all, |v| v.flags |= AreaFlags::TRACKED);
+        change.vmas().each(self.tables.machine, all, |v| v.flags |= VmaFlags::TRACKED);
         self.tracks.store(true, Relaxed);
         change.let_go();
         self.each_run(all, |table, run| {
@@ -74,7 +74,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.tracks.load(Relaxed)
     }
 
-    /// The rights of entries with these attributes, in an area with those.
+    /// The rights of entries with these attributes, in a VMA with those.
     #[inline]
     pub(super) fn rights(&self, attrs: Attrs, prot: Prot) -> Attrs {
         let mut rights = prot.attrs();
@@ -87,9 +87,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// The attributes of the first entries of what is the space's own, with these marks.
     #[inline]
-    pub(super) fn own_attrs(&self, area: &Vma, marks: Attrs) -> Attrs {
+    pub(super) fn own_attrs(&self, vma: &Vma, marks: Attrs) -> Attrs {
         let attrs = Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY | marks;
-        attrs | self.rights(attrs, area.prot)
+        attrs | self.rights(attrs, vma.prot)
     }
 
     /// Entries of what is swapped out say something else from now on.
@@ -103,16 +103,16 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A page is written for the first time since somebody asked. Who watches for writes has been told, if he is to be told at once.
     #[cold]
-    pub(super) fn first_write(&self, area: &Vma, addr: u64) -> Outcome {
+    pub(super) fn first_write(&self, vma: &Vma, addr: u64) -> Outcome {
         let arch = &self.tables.arch;
-        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Outcome::Again };
+        let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Outcome::Again };
         if let Some(run) = table.run(align_down(addr, table.shift()), addr + 1)
             && run.kind == Kind::Leaf
         {
             let mut attrs = run.attrs(arch);
-            attrs.set(Attrs::WATCHED, attrs.contains(Attrs::WATCHED) && tells(area));
+            attrs.set(Attrs::WATCHED, attrs.contains(Attrs::WATCHED) && tells(vma));
             attrs.set(Attrs::SOFT_DIRTY, attrs.intersects(Attrs::SOFT_DIRTY | Attrs::EXCLUSIVE));
-            self.restate(&table, &run, attrs, area.prot);
+            self.restate(&table, &run, attrs, vma.prot);
         }
         table.release();
         Outcome::Again

@@ -7,8 +7,8 @@
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
 use crate::frame::{Frames, HUGE_ORDER, Owner, Use};
-use crate::group::{Home, LruList};
 use crate::machine::Machine;
+use crate::memcg::{LruList, LruvecId};
 use crate::platform::Platform;
 use crate::tlb::Gather;
 
@@ -109,15 +109,15 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         (went, Ok(()))
     }
 
-    /// A folio for a copy of a part of one that is held: in the same place, and charged to the same group.
+    /// A folio for a copy of a part of one that is held: in the same place, and charged to the same memcg.
     fn folio_for(&self, of: Pfn, order: u8) -> Option<Pfn> {
         let frames = self.tables.machine.frames();
         let (head, frame) = frames.head(of);
         let owner = Owner::unpack(frame.data());
         let owner = Owner { page: owner.page + u64::from(of.0 - head.0), ..owner };
-        let (copy, shard) = frames.alloc_at_home(order, false, Use::Folio).ok()?;
-        let group = Home::unpack(frame.home()).group;
-        self.enlist_folio((copy, shard), (order, false), owner, group, LruList::Anon).ok().map(|()| copy)
+        let (copy, shard) = frames.alloc_at_lruvec(order, false, Use::Folio).ok()?;
+        let memcg = LruvecId::unpack(frame.lruvec()).memcg;
+        self.enlist_folio((copy, shard), (order, false), owner, memcg, LruList::Anon).ok().map(|()| copy)
     }
 
     /// A part of a copy was not mapped, because entries say something else by now.
@@ -125,7 +125,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let machine = self.tables.machine;
         let (head, frame) = machine.frames().head(copy);
         machine.frames().put(head, frame, pages - 1, pages);
-        machine.groups().defer_if_partial(machine.frames(), head);
+        machine.memcgs().defer_if_partial(machine.frames(), head);
         machine.put_refs(head, frame, 1);
     }
 }

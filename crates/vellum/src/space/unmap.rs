@@ -1,11 +1,11 @@
-//! Areas go: `munmap`.
+//! VMAs go: `munmap`.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, BadRange, UserRange};
 use crate::errno::Errno;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
-use crate::vma::{AreaFlags, State, Vma};
+use crate::vma::{State, Vma, VmaFlags};
 
 use super::AddressSpace;
 use super::claims::Change;
@@ -19,11 +19,11 @@ pub enum UnmapError {
     ZeroLength,
     /// It reaches beyond the addresses that user mode has.
     OutOfRange,
-    /// This area is sealed.
+    /// This VMA is sealed.
     Sealed(VirtRange),
-    /// Areas would have to be split, and the space has as many as it may.
-    TooManyAreas,
-    /// Areas or huge mappings would have to be split, and there is no memory for that.
+    /// VMAs would have to be split, and the space has as many as it may.
+    TooManyVmas,
+    /// VMAs or huge mappings would have to be split, and there is no memory for that.
     NoMemory(Refused),
 }
 
@@ -32,7 +32,7 @@ impl UnmapError {
     pub const fn errno(&self) -> Errno {
         match self {
             UnmapError::Sealed(_) => Errno::EPERM,
-            UnmapError::TooManyAreas | UnmapError::NoMemory(_) => Errno::ENOMEM,
+            UnmapError::TooManyVmas | UnmapError::NoMemory(_) => Errno::ENOMEM,
             _ => Errno::EINVAL,
         }
     }
@@ -45,7 +45,7 @@ impl core::fmt::Display for UnmapError {
             UnmapError::ZeroLength => f.write_str("the length is zero"),
             UnmapError::OutOfRange => f.write_str("beyond the addresses of user mode"),
             UnmapError::Sealed(range) => write!(f, "{range:?} is sealed"),
-            UnmapError::TooManyAreas => f.write_str("too many areas"),
+            UnmapError::TooManyVmas => f.write_str("too many VMAs"),
             UnmapError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -72,7 +72,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let mut change = self.change(range);
         if self.begin_unmap(&mut change, range, State::Dying, None)? {
             self.zap_all(range);
-            change.areas().remove(self.tables.machine, range);
+            change.vmas().remove(self.tables.machine, range);
         }
         Ok(())
     }
@@ -84,21 +84,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let machine = self.tables.machine;
         let range = UserRange::all(&self.tables.arch);
         let mut change = self.change(range);
-        let areas = change.areas();
-        if areas.first(range).is_none() {
+        let vmas = change.vmas();
+        if vmas.first(range).is_none() {
             return;
         }
-        areas.each(machine, range, |v| v.state = State::Dying);
-        areas.account_all(machine, range, -1);
+        vmas.each(machine, range, |v| v.state = State::Dying);
+        vmas.account_all(machine, range, -1);
         change.let_go();
         self.zap_all(range);
-        change.areas().remove(machine, range);
+        change.vmas().remove(machine, range);
     }
 
-    /// Mark all areas of `range` as going (dying or held), split at its ends, with no huge mapping
-    /// reaching across, and let go of the areas. `coming` is what will be there afterwards, if
+    /// Mark all VMAs of `range` as going (dying or held), split at its ends, with no huge mapping
+    /// reaching across, and let go of the VMAs. `coming` is what will be there afterwards, if
     /// anything: from now on it counts instead of them, in the lock in which the limits were looked
-    /// at. Returns whether there is any area; if not, nothing has changed.
+    /// at. Returns whether there is any VMA; if not, nothing has changed.
     pub(super) fn begin_unmap(
         &self,
         change: &mut Change<'_, 'm, P, A>,
@@ -107,33 +107,32 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         coming: Option<&Vma>,
     ) -> Result<bool, UnmapError> {
         let machine = self.tables.machine;
-        let areas = change.areas();
-        let found =
-            areas.survey(machine.platform(), range, |area, _| match area.flags.contains(AreaFlags::SEALED) {
-                true => Err(UnmapError::Sealed(*area.range)),
-                false => Ok(()),
-            })?;
+        let vmas = change.vmas();
+        let found = vmas.survey(machine.platform(), range, |vma, _| match vma.flags.contains(VmaFlags::SEALED) {
+            true => Err(UnmapError::Sealed(*vma.range)),
+            false => Ok(()),
+        })?;
         if found.amounts.mapped == 0 {
             return Ok(false);
         }
-        // Only a hole in the middle of an area leaves more areas than there were.
-        if found.splits && areas.tree.len() >= areas.limits.areas {
-            return Err(UnmapError::TooManyAreas);
+        // Only a hole in the middle of a VMA leaves more VMAs than there were.
+        if found.splits && vmas.tree.len() >= vmas.limits.vmas {
+            return Err(UnmapError::TooManyVmas);
         }
         if found.cuts > 0 {
-            areas.reserve(machine, self.group(), found.cuts)?;
-            areas.isolate(machine, range);
+            vmas.reserve(machine, self.memcg(), found.cuts)?;
+            vmas.isolate(machine, range);
         }
-        areas.each(machine, range, |v| v.state = going);
-        areas.count(&found.amounts, -1);
-        coming.inspect(|area| areas.account(area, range, 1));
+        vmas.each(machine, range, |v| v.state = going);
+        vmas.count(&found.amounts, -1);
+        coming.inspect(|vma| vmas.account(vma, range, 1));
         let edges = self.tables.has_edges(range);
         change.let_go();
         if edges && let Err(error) = self.tables.split_edges(range) {
-            let areas = change.areas();
-            areas.each(machine, range, |v| v.state = State::Live);
-            coming.inspect(|area| areas.account(area, range, -1));
-            areas.count(&found.amounts, 1);
+            let vmas = change.vmas();
+            vmas.each(machine, range, |v| v.state = State::Live);
+            coming.inspect(|vma| vmas.account(vma, range, -1));
+            vmas.count(&found.amounts, 1);
             return Err(error.into());
         }
         Ok(true)

@@ -1,9 +1,9 @@
 //! Somebody is told what happens to pages before it happens, and decides what comes of it (Linux: `userfaultfd`).
 //!
-//! An area may be watched for pages that are touched and not there ([`AreaFlags::MISSING`]), and for writes to pages that its watcher
-//! has protected ([`AreaFlags::WRITES`]). Such a fault changes nothing and says who is to be told ([`FaultError::Watched`]); the host has
+//! A VMA may be watched for pages that are touched and not there ([`VmaFlags::MISSING`]), and for writes to pages that its watcher
+//! has protected ([`VmaFlags::WRITES`]). Such a fault changes nothing and says who is to be told ([`FaultError::Watched`]); the host has
 //! the thread wait, and when the watcher has supplied the page ([`super::supply`]) or given the right to write back, the access is tried
-//! again. Or writes go on at once, and take the protection with them ([`AreaFlags::ASYNC`]): then [`super::scan`] tells what was written.
+//! again. Or writes go on at once, and take the protection with them ([`VmaFlags::ASYNC`]): then [`super::scan`] tells what was written.
 //!
 //! A page is protected by its entry ([`Attrs::WATCHED`]), where it went by its swap entry, and where there is none by a marker. So
 //! protecting is done by the run, outlives swapping and moving, and is exact to the page: what is protected and what is not are
@@ -12,10 +12,10 @@
 use crate::addr::{VirtRange, align_down};
 use crate::arch::{Arch, Attrs, BadRange, Kind, Marker, UserRange};
 use crate::errno::Errno;
-use crate::group::{Refused, may_be_refused};
+use crate::memcg::{Refused, may_be_refused};
 use crate::platform::Platform;
 use crate::table::{Found, Run};
-use crate::vma::{AreaFlags, Vma, Watcher};
+use crate::vma::{Vma, VmaFlags, Watcher};
 
 use super::fault::Outcome;
 use super::{Access, AddressSpace, FaultError, ProtectError};
@@ -53,15 +53,15 @@ pub enum WatchError {
     Nothing,
     /// Not all of the range is mapped.
     NotMapped,
-    /// This area can't be watched so: only private anonymous memory can, unless writes are to go on.
+    /// This VMA can't be watched so: only private anonymous memory can, unless writes are to go on.
     Unwatchable(VirtRange),
-    /// Somebody else watches this area.
+    /// Somebody else watches this VMA.
     Taken(VirtRange),
     /// Not all of the range is watched for writes.
     NotWatched,
-    /// Areas would have to be split, and the space has as many as it may.
-    TooManyAreas,
-    /// No memory to split areas or huge mappings, or for tables of markers. Of what is to be protected, some may be.
+    /// VMAs would have to be split, and the space has as many as it may.
+    TooManyVmas,
+    /// No memory to split VMAs or huge mappings, or for tables of markers. Of what is to be protected, some may be.
     NoMemory(Refused),
 }
 
@@ -71,7 +71,7 @@ impl WatchError {
         match self {
             WatchError::Taken(_) => Errno::EBUSY,
             WatchError::NotWatched => Errno::ENOENT,
-            WatchError::TooManyAreas | WatchError::NoMemory(_) => Errno::ENOMEM,
+            WatchError::TooManyVmas | WatchError::NoMemory(_) => Errno::ENOMEM,
             _ => Errno::EINVAL,
         }
     }
@@ -87,7 +87,7 @@ impl core::fmt::Display for WatchError {
             WatchError::Unwatchable(range) => write!(f, "{range:?} can't be watched so"),
             WatchError::Taken(range) => write!(f, "somebody else watches {range:?}"),
             WatchError::NotWatched => f.write_str("not all of the range is watched for writes"),
-            WatchError::TooManyAreas => f.write_str("too many areas"),
+            WatchError::TooManyVmas => f.write_str("too many VMAs"),
             WatchError::NoMemory(why) => why.fmt(f),
         }
     }
@@ -101,46 +101,46 @@ impl From<ProtectError> for WatchError {
     fn from(error: ProtectError) -> Self {
         match error {
             ProtectError::NotMapped => WatchError::NotMapped,
-            ProtectError::TooManyAreas => WatchError::TooManyAreas,
+            ProtectError::TooManyVmas => WatchError::TooManyVmas,
             ProtectError::NoMemory(why) => WatchError::NoMemory(why),
             _ => WatchError::NoMemory(Refused::OutOfMemory),
         }
     }
 }
 
-/// Whether writes to what is protected in an area are told at once.
-pub(super) fn tells(area: &Vma) -> bool {
-    area.flags & (AreaFlags::WRITES | AreaFlags::ASYNC) == AreaFlags::WRITES
+/// Whether writes to what is protected in a VMA are told at once.
+pub(super) fn tells(vma: &Vma) -> bool {
+    vma.flags & (VmaFlags::WRITES | VmaFlags::ASYNC) == VmaFlags::WRITES
 }
 
 impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
-    /// From now on `by` is told of what happens in a range: of `what`, some of [`AreaFlags::WATCHES`], instead of what he was told of before.
+    /// From now on `by` is told of what happens in a range: of `what`, some of [`VmaFlags::WATCHES`], instead of what he was told of before.
     ///
     /// # Errors
     /// See [`WatchError`]: nothing was changed.
-    pub fn watch(&self, range: VirtRange, by: Watcher, what: AreaFlags) -> Result<(), WatchError> {
+    pub fn watch(&self, range: VirtRange, by: Watcher, what: VmaFlags) -> Result<(), WatchError> {
         let range = self.whole_pages(range)?;
-        let what = what & AreaFlags::WATCHES;
-        if what.is_empty() || what.contains(AreaFlags::ASYNC) && !what.contains(AreaFlags::WRITES) {
+        let what = what & VmaFlags::WATCHES;
+        if what.is_empty() || what.contains(VmaFlags::ASYNC) && !what.contains(VmaFlags::WRITES) {
             return Err(WatchError::Nothing);
         }
         let mut change = self.change(range);
-        let areas = change.areas();
-        if !areas.covers(self.tables.platform(), range) {
+        let vmas = change.vmas();
+        if !vmas.covers(self.tables.platform(), range) {
             return Err(WatchError::NotMapped);
         }
-        let waits = what.contains(AreaFlags::MISSING) || !what.contains(AreaFlags::ASYNC);
-        for area in areas.overlapping(self.tables.platform(), range) {
-            if waits && !area.backing.is_anonymous() {
-                return Err(WatchError::Unwatchable(*area.range));
+        let waits = what.contains(VmaFlags::MISSING) || !what.contains(VmaFlags::ASYNC);
+        for vma in vmas.overlapping(self.tables.platform(), range) {
+            if waits && !vma.backing.is_anonymous() {
+                return Err(WatchError::Unwatchable(*vma.range));
             }
-            if area.watcher.is_some_and(|watcher| watcher != by) {
-                return Err(WatchError::Taken(*area.range));
+            if vma.watcher.is_some_and(|watcher| watcher != by) {
+                return Err(WatchError::Taken(*vma.range));
             }
         }
-        let now = |v: &Vma| (v.flags - AreaFlags::WATCHES) | what;
-        self.set_areas(&mut change, range, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
-        if !what.contains(AreaFlags::WRITES) {
+        let now = |v: &Vma| (v.flags - VmaFlags::WATCHES) | what;
+        self.set_vmas(&mut change, range, |v| (v.watcher, v.flags) = (Some(by), now(v)))?;
+        if !what.contains(VmaFlags::WRITES) {
             change.let_go();
             self.forget_marks(range);
         }
@@ -150,18 +150,17 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// From now on `by` is told of nothing in a range, and what he has protected there is so no more.
     ///
     /// # Errors
-    /// See [`WatchError`]: what lies before the area that could not be split is done. No area needs to be if the range is all of the space.
+    /// See [`WatchError`]: what lies before the VMA that could not be split is done. No VMA needs to be if the range is all of the space.
     pub fn unwatch(&self, range: VirtRange, by: Watcher) -> Result<(), WatchError> {
         let range = self.whole_pages(range)?;
         let mut change = self.change(range);
         let mut rest = range;
         loop {
-            let area =
-                change.areas().overlapping(self.tables.platform(), rest).find(|v| v.watcher == Some(by)).copied();
-            let Some(area) = area else { return Ok(()) };
-            let part = area.range.intersect(&rest);
-            let nobody = |v: &mut Vma| (v.watcher, v.flags) = (None, v.flags - AreaFlags::WATCHES);
-            self.set_areas(&mut change, part, nobody)?;
+            let vma = change.vmas().overlapping(self.tables.platform(), rest).find(|v| v.watcher == Some(by)).copied();
+            let Some(vma) = vma else { return Ok(()) };
+            let part = vma.range.intersect(&rest);
+            let nobody = |v: &mut Vma| (v.watcher, v.flags) = (None, v.flags - VmaFlags::WATCHES);
+            self.set_vmas(&mut change, part, nobody)?;
             change.let_go();
             self.forget_marks(part);
             rest = rest.tail(part.end);
@@ -196,9 +195,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// Begin to change a range that is watched for writes.
     fn change_watched(&self, range: UserRange) -> Result<super::claims::Change<'_, 'm, P, A>, WatchError> {
         let mut change = self.change(range);
-        let areas = change.areas();
-        let watched = areas.overlapping(self.tables.platform(), range).all(|v| v.flags.contains(AreaFlags::WRITES));
-        if !watched || !areas.covers(self.tables.platform(), range) {
+        let vmas = change.vmas();
+        let watched = vmas.overlapping(self.tables.platform(), range).all(|v| v.flags.contains(VmaFlags::WRITES));
+        if !watched || !vmas.covers(self.tables.platform(), range) {
             return Err(WatchError::NotWatched);
         }
         change.let_go();
@@ -219,7 +218,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         self.each_run(range, |table, run| {
             match run.kind {
                 Kind::Leaf if run.attrs(arch).contains(Attrs::WATCHED) => {
-                    // What the area allows, the next write finds out, for all of the run.
+                    // What the VMA allows, the next write finds out, for all of the run.
                     let attrs = run.attrs(arch) - Attrs::WATCHED;
                     table.rewrite(run, arch.leaf(arch.leaf_addr(run.raw, run.level), attrs, run.level));
                 }
@@ -231,8 +230,8 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         });
     }
 
-    fn told(&self, area: &Vma, addr: u64, access: Access, what: Happening) -> Result<Outcome, FaultError> {
-        match area.watcher {
+    fn told(&self, vma: &Vma, addr: u64, access: Access, what: Happening) -> Result<Outcome, FaultError> {
+        match vma.watcher {
             Some(by) => {
                 Err(FaultError::Watched(Watched { by, page: align_down(addr, self.page_shift()), access, what }))
             }
@@ -242,9 +241,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// Nothing is there but perhaps such a marker, and somebody watches for that; unless somebody else is about to put something there.
     #[cold]
-    pub(super) fn tell_missing(&self, area: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
+    pub(super) fn tell_missing(&self, vma: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        if let Found::Table(table) = self.tables.find(area.range.tail(addr)) {
+        if let Found::Table(table) = self.tables.find(vma.range.tail(addr)) {
             let raw = table.get(addr);
             let kind = arch.kind(raw, table.level);
             table.release();
@@ -252,23 +251,23 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
                 return Ok(Outcome::Again);
             }
         }
-        self.told(area, addr, access, Happening::Missing)
+        self.told(vma, addr, access, Happening::Missing)
     }
 
     /// Nothing is there but a marker that says that writes are watched for.
     #[cold]
-    pub(super) fn touch_marker(&self, area: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
-        if area.flags.contains(AreaFlags::MISSING) {
-            return self.tell_missing(area, addr, access);
+    pub(super) fn touch_marker(&self, vma: &Vma, addr: u64, access: Access) -> Result<Outcome, FaultError> {
+        if vma.flags.contains(VmaFlags::MISSING) {
+            return self.tell_missing(vma, addr, access);
         }
         if access != Access::Write {
-            return self.map_marked_zeros(area, addr);
+            return self.map_marked_zeros(vma, addr);
         }
-        if tells(area) {
-            return self.told(area, addr, Access::Write, Happening::Write);
+        if tells(vma) {
+            return self.told(vma, addr, Access::Write, Happening::Write);
         }
         let page = align_down(addr, self.page_shift());
-        self.each_run(area.range.around(page, self.page_shift()), |table, run| {
+        self.each_run(vma.range.around(page, self.page_shift()), |table, run| {
             if run.kind == Kind::Marker && self.tables.arch.marked(run.raw) == Some(Marker::Watched) {
                 table.erase(run);
             }
@@ -279,14 +278,14 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A page is there, is to be written, and is protected. `mapping`: what its entry maps.
     #[cold]
-    pub(super) fn touch_watched(&self, area: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
-        if tells(area) {
-            return self.told(area, addr, Access::Write, Happening::Write);
+    pub(super) fn touch_watched(&self, vma: &Vma, addr: u64, mapping: UserRange) -> Result<Outcome, FaultError> {
+        if tells(vma) {
+            return self.told(vma, addr, Access::Write, Happening::Write);
         }
         if mapping.len() > 1 << self.page_shift() {
             return self.unshare_part(addr, mapping);
         }
-        Ok(self.first_write(area, addr))
+        Ok(self.first_write(vma, addr))
     }
 
     /// The largest block around a page, of these orders, that holds nothing but such markers; the page alone, if none does.
@@ -336,10 +335,10 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// A read of untouched memory whose writes are watched for.
-    fn map_marked_zeros(&self, area: &Vma, addr: u64) -> Result<Outcome, FaultError> {
-        let orders = self.zeros_orders(self.orders(area));
-        let (block, _) = self.marked_block(area.range, addr, orders, Some(Marker::Watched));
-        let zeros = self.zeros_run(area, block, Attrs::WATCHED);
+    fn map_marked_zeros(&self, vma: &Vma, addr: u64) -> Result<Outcome, FaultError> {
+        let orders = self.zeros_orders(self.orders(vma));
+        let (block, _) = self.marked_block(vma.range, addr, orders, Some(Marker::Watched));
+        let zeros = self.zeros_run(vma, block, Attrs::WATCHED);
         match self.map_over_markers(block, &zeros, Some(Marker::Watched)) {
             true => Ok(Outcome::Mapped(*block)),
             false => Ok(Outcome::Again),

@@ -2,7 +2,7 @@
 
 use crate::arch::{Arch, Kind, Marker, UserRange};
 use crate::frame::flag;
-use crate::group::Refused;
+use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::{Counter, SpaceCounter};
 use crate::table::{Found, LockedTable, RUNS_A_HOLD};

@@ -20,9 +20,9 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
 
     /// A read of untouched memory maps the folio of zeros, by the largest piece that policy allows.
     #[inline(never)]
-    pub(super) fn map_zeros(&self, area: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
-        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
-        match self.tables.map_run(block, &self.zeros_run(area, block, Attrs::empty())) {
+    pub(super) fn map_zeros(&self, vma: &Vma, addr: u64, order: u8) -> Result<Outcome, FaultError> {
+        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
+        match self.tables.map_run(block, &self.zeros_run(vma, block, Attrs::empty())) {
             Ok(()) => Ok(Outcome::Mapped(*block)),
             Err(NotMapped::Occupied) => Ok(Outcome::Again),
             Err(NotMapped::NoMemory(why)) => Err(why.into()),
@@ -30,25 +30,25 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     }
 
     /// What maps a naturally aligned block, no larger than the folio of zeros, to zeros.
-    pub(super) fn zeros_run(&self, area: &Vma, block: UserRange, marks: Attrs) -> Run {
+    pub(super) fn zeros_run(&self, vma: &Vma, block: UserRange, marks: Attrs) -> Run {
         let zeros = self.tables.machine.zeros_folio();
         let (level, entries) = self.shape((block.len() >> FRAME_SHIFT).ilog2() as u8);
         let offset = (block.start >> FRAME_SHIFT) as u32 & ((1 << zeros.order) - 1);
-        let attrs = (area.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED | marks;
+        let attrs = (vma.prot.attrs() - Attrs::WRITE) | Attrs::ACCESSED | marks;
         let raw = self.tables.arch.leaf(zeros.pfn.add(offset).addr(), attrs, level);
         Run::new(block.start, level, Kind::Leaf, raw, entries)
     }
 
     /// Memory that was only read is to be written: away with the zeros, so that the fault finds a hole for a folio of its
-    /// own. Of the area's zeros around the page as much goes as one large folio could take.
+    /// own. Of the VMA's zeros around the page as much goes as one large folio could take.
     ///
     /// Flushed before the table's lock is given back: whoever maps a folio into the hole and writes to it must not be
     /// contradicted by zeros in some CPU's TLB.
-    pub(super) fn unmap_zeros(&self, area: &Vma, page: UserRange) {
+    pub(super) fn unmap_zeros(&self, vma: &Vma, page: UserRange) {
         let arch = &self.tables.arch;
         let zeros = self.tables.machine.zeros_folio();
-        let orders = self.tables.machine.policy().orders(area.advice);
-        let mut blocks = self.tables.blocks(page.start, area.range, orders).map(|(block, _)| block);
+        let orders = self.tables.machine.policy().orders(vma.advice);
+        let mut blocks = self.tables.blocks(page.start, vma.range, orders).map(|(block, _)| block);
         let block = blocks.find(|block| block.covers(&page)).unwrap_or(page);
         let mut gather = self.gather(block);
         let mut at = block.start;
@@ -85,21 +85,21 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
     /// The same where somebody watches for what is missing: zeros that he supplied must not be, not even for a moment. A folio takes the place
     /// of as many of them as policy allows: out, flush, in, under the lock of the table.
     #[cold]
-    pub(super) fn replace_zeros(&self, area: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
+    pub(super) fn replace_zeros(&self, vma: &Vma, addr: u64, page: UserRange) -> Result<Outcome, FaultError> {
         let arch = &self.tables.arch;
-        let orders = self.orders(area);
-        let Found::Table(table) = self.tables.find(area.range.tail(addr)) else { return Ok(Outcome::Again) };
+        let orders = self.orders(vma);
+        let Found::Table(table) = self.tables.find(vma.range.tail(addr)) else { return Ok(Outcome::Again) };
         let fits = |(block, _): &(UserRange, u8)| self.are_zeros(&table, *block);
-        let found = self.tables.blocks(addr, area.range, orders).find(fits);
+        let found = self.tables.blocks(addr, vma.range, orders).find(fits);
         table.release();
         let smallest = (page.len().ilog2() - FRAME_SHIFT) as u8;
         let order = found.map_or(arch.page_order(), |(_, order)| order);
         if order < smallest {
             return self.unshare_part(addr, page);
         }
-        let (pfn, order) = self.new_folio(area, addr, order, orders, true)?;
-        let block = area.range.around(addr, order as u32 + FRAME_SHIFT);
-        if order >= smallest && self.take_the_place_of_zeros(area, block, pfn) {
+        let (pfn, order) = self.new_folio(vma, addr, order, orders, true)?;
+        let block = vma.range.around(addr, order as u32 + FRAME_SHIFT);
+        if order >= smallest && self.take_the_place_of_zeros(vma, block, pfn) {
             return Ok(Outcome::Mapped(*block));
         }
         self.tables.machine.put_folio(pfn, 1 << order, 1 << order);
@@ -121,7 +121,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         })
     }
 
-    fn take_the_place_of_zeros(&self, area: &Vma, block: UserRange, pfn: Pfn) -> bool {
+    fn take_the_place_of_zeros(&self, vma: &Vma, block: UserRange, pfn: Pfn) -> bool {
         let arch = &self.tables.arch;
         let Found::Table(table) = self.tables.find(block) else { return false };
         if !self.are_zeros(&table, block) {
@@ -131,7 +131,7 @@ impl<'m, P: Platform, A: Arch> AddressSpace<'m, P, A> {
         let (level, shift) = (table.level, table.shift());
         let place = table.occupy(*block, |old| _ = old.uncounted());
         self.tables.tlb.invalidate(&[*block], shift, false);
-        let attrs = area.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
+        let attrs = vma.prot.attrs() | Attrs::HARDWARE | Attrs::EXCLUSIVE | Attrs::SOFT_DIRTY;
         let frames = (block.len() >> FRAME_SHIFT) as u32;
         self.tables.machine.frames().expose(pfn, frames, attrs);
         let raw = arch.leaf(pfn.addr(), attrs, level);

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::{LockedTable, PageTables, Run};
 use crate::addr::{Pfn, VirtRange, align_down};
 use crate::arch::{Arch, UserRange};
-use crate::group::Refused;
+use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::sync::Patience;
@@ -18,7 +18,7 @@ const MOST: usize = 4;
 pub(crate) enum NotMapped {
     /// Something stands there already.
     Occupied,
-    /// No memory for a table, or the group may not have one.
+    /// No memory for a table, or the memcg may not have one.
     NoMemory(Refused),
 }
 

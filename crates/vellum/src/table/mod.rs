@@ -59,8 +59,8 @@ use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use crate::addr::{Pfn, PhysAddr};
 use crate::arch::Arch;
 use crate::frame::Frame;
-use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
+use crate::memcg::{MemcgId, Refused};
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{SpaceCounter, SpaceSlot, SpaceSlots};
 use crate::sync::Gate;
@@ -83,14 +83,14 @@ pub(crate) struct PageTables<'m, P: Platform, A: Arch> {
     pub(crate) arch: A,
     pub(crate) root: Pfn,
     pub(crate) tlb: Shootdown<'m, P>,
-    /// Changed under the lock of the areas, in which faults read it.
-    group: AtomicU16,
+    /// Changed under the lock of the VMAs, in which faults read it.
+    memcg: AtomicU16,
     pub(crate) slots: SpaceSlots<'m>,
     /// Runs are cut at this many entries: one makes the engine work page by page, to measure what runs are worth.
     pub(crate) max_run: usize,
     /// Whether leaves are joined to blocks.
     pub(crate) joins: bool,
-    /// Closed by operations that have begun again too often. All that enters the lock of the areas
+    /// Closed by operations that have begun again too often. All that enters the lock of the VMAs
     /// passes it first.
     pub(crate) gate: Gate,
 }
@@ -100,19 +100,19 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     pub(crate) fn new(
         machine: &'m Machine<'m, P>,
         arch: A,
-        group: GroupId,
+        memcg: MemcgId,
         slots: SpaceSlots<'m>,
     ) -> Result<Self, Refused> {
         let space = machine.next_space();
         let tlb = Shootdown::new(machine, space, Pfn::NONE, slots);
-        let group = AtomicU16::new(group.0);
+        let memcg = AtomicU16::new(memcg.0);
         let joins = machine.policy().joins();
         let mut tables = PageTables {
             machine,
             arch,
             root: Pfn::NONE,
             tlb,
-            group,
+            memcg,
             slots,
             max_run: usize::MAX,
             joins,
@@ -124,14 +124,14 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         Ok(tables)
     }
 
-    /// The group that is charged.
+    /// The memcg that is charged.
     #[inline]
-    pub(crate) fn group(&self) -> GroupId {
-        GroupId(self.group.load(Ordering::Relaxed))
+    pub(crate) fn memcg(&self) -> MemcgId {
+        MemcgId(self.memcg.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set_group(&self, group: GroupId) {
-        self.group.store(group.0, Ordering::Relaxed);
+    pub(crate) fn set_memcg(&self, memcg: MemcgId) {
+        self.memcg.store(memcg.0, Ordering::Relaxed);
     }
 
     #[inline]
@@ -192,11 +192,11 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         unsafe { core::slice::from_raw_parts(self.entries(table).add(entries.start), entries.len()) }
     }
 
-    /// A table of this level, empty, charged to the group, and the caller's alone.
+    /// A table of this level, empty, charged to the memcg, and the caller's alone.
     fn alloc_table(&self, level: u8) -> Result<(Pfn, &'m Frame), Refused> {
         let frames = self.machine.frames();
         let order = self.arch.page_order();
-        let (pfn, desc) = self.machine.groups().alloc(frames, self.group(), order, true)?;
+        let (pfn, desc) = self.machine.memcgs().alloc(frames, self.memcg(), order, true)?;
         desc.become_table(level, order);
         trace(self.platform(), || Event::TableBorn(pfn, level, self.tlb.space));
         Ok((pfn, desc))
@@ -207,7 +207,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
     fn free_private(&self, table: Pfn, zero: bool) {
         let frames = self.machine.frames();
         // SAFETY: only the caller knows of it, who vouches for the zeros.
-        unsafe { self.machine.groups().free(frames, table, self.arch.page_order(), zero) };
+        unsafe { self.machine.memcgs().free(frames, table, self.arch.page_order(), zero) };
     }
 
     /// Count tables that became part of the tree.

@@ -7,7 +7,7 @@ use super::grow::Spares;
 use super::{Found, LockedTable, PageTables};
 use crate::addr::VirtRange;
 use crate::arch::{Arch, UserRange};
-use crate::group::Refused;
+use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::tlb::Gather;
 

@@ -14,7 +14,7 @@ use crate::arch::{Arch, Attrs, Kind};
 ///
 /// Frames that follow each other make one run whether they belong to one folio or to several: who changes entries need not
 /// know, and who counts references finds each folio's part from the descriptors. So even single-page folios, which mostly
-/// are allocated in a row, are unmapped, protected and walked by the run. The run is bounded by its area and its table.
+/// are allocated in a row, are unmapped, protected and walked by the run. The run is bounded by its VMA and its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The address that the first entry translates.

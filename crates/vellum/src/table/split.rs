@@ -3,7 +3,7 @@
 use super::{Found, LockedTable, PageTables, Run};
 use crate::addr::PhysAddr;
 use crate::arch::{Arch, Kind, UserRange};
-use crate::group::Refused;
+use crate::memcg::Refused;
 use crate::platform::Platform;
 use crate::stats::Counter;
 

@@ -125,14 +125,14 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
         }
     }
 
-    /// Returns the entry for `va`, which lies in `area`, its level, and, if it is empty, the
-    /// largest of `orders` whose block around `va` lies in `area` and is as empty. A look without
+    /// Returns the entry for `va`, which lies in `vma`, its level, and, if it is empty, the
+    /// largest of `orders` whose block around `va` lies in `vma` and is as empty. A look without
     /// locks: [`PageTables::map_run`] decides.
     #[inline]
-    pub(crate) fn room(&self, va: u64, area: UserRange, orders: u32) -> (u64, u8, u8) {
+    pub(crate) fn room(&self, va: u64, vma: UserRange, orders: u32) -> (u64, u8, u8) {
         let _walk = self.enter();
         // SAFETY: in a walk.
-        let at = unsafe { self.descend(area.tail(va), 1) };
+        let at = unsafe { self.descend(vma.tail(va), 1) };
         if at.raw != 0 {
             return (at.raw, at.level, 0);
         }
@@ -140,26 +140,26 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
             return (0, at.level, self.arch.page_order());
         }
         // SAFETY: in the walk that landed there.
-        (0, at.level, unsafe { self.largest_empty(&at, va, area, orders) })
+        (0, at.level, unsafe { self.largest_empty(&at, va, vma, orders) })
     }
 
-    /// The largest of some orders, or else a page's, whose block around an empty entry lies in `area` and is empty.
+    /// The largest of some orders, or else a page's, whose block around an empty entry lies in `vma` and is empty.
     ///
     /// # Safety
     /// The caller is in the walk that landed there.
     #[inline(never)]
-    unsafe fn largest_empty(&self, at: &Landing, va: u64, area: UserRange, orders: u32) -> u8 {
-        let order = self.blocks(va, area, orders).find(|(block, _)| {
+    unsafe fn largest_empty(&self, at: &Landing, va: u64, vma: UserRange, orders: u32) -> u8 {
+        let order = self.blocks(va, vma, orders).find(|(block, _)| {
             // SAFETY: by contract.
             unsafe { self.is_empty_in(at, *block) }
         });
         order.map_or(self.arch.page_order(), |(_, order)| order)
     }
 
-    /// The naturally aligned blocks around `va` that lie in `area` entirely, of these orders and larger than a page, the
+    /// The naturally aligned blocks around `va` that lie in `vma` entirely, of these orders and larger than a page, the
     /// largest first.
     #[inline]
-    pub(crate) fn blocks(&self, va: u64, area: UserRange, orders: u32) -> impl Iterator<Item = (UserRange, u8)> {
+    pub(crate) fn blocks(&self, va: u64, vma: UserRange, orders: u32) -> impl Iterator<Item = (UserRange, u8)> {
         let mut left = orders & !((2 << self.arch.page_order()) - 1);
         core::iter::from_fn(move || {
             while left != 0 {
@@ -167,7 +167,7 @@ impl<'m, P: Platform, A: Arch> PageTables<'m, P, A> {
                 left &= !(1 << order);
                 let start = align_down(va, order + FRAME_SHIFT);
                 let block = VirtRange { start, end: start.saturating_add(1 << (order + FRAME_SHIFT)) };
-                if let Some(block) = area.part(block) {
+                if let Some(block) = vma.part(block) {
                     return Some((block, order as u8));
                 }
             }

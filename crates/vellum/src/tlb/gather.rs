@@ -18,8 +18,8 @@ use arrayvec::ArrayVec;
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::UserRange;
 use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
-use crate::group::Leavers;
 use crate::machine::{Scratch, Stretch};
+use crate::memcg::Leavers;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
@@ -312,7 +312,7 @@ struct Release<'a, 'm, P: Platform> {
 
 impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     fn new(machine: &'a crate::machine::Machine<'m, P>, usage: Use) -> Self {
-        let leavers = Leavers::new(machine.frames(), machine.groups());
+        let leavers = Leavers::new(machine.frames(), machine.memcgs());
         Release { machine, leavers, usage, start: 0, len: 0, work: 0, freed: 0, objects: 0 }
     }
 
@@ -424,7 +424,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
                 self.leavers.pause();
             }
             // SAFETY: behind the proof of a flush. Every folio in the row lost its last reference just now and left its
-            // group. Every table was unhooked, so no new walk finds it, and outwaited, so no walker stands in it.
+            // memcg. Every table was unhooked, so no new walk finds it, and outwaited, so no walker stands in it.
             unsafe { self.machine.frames().free(Pfn(self.start), self.len, zero, self.usage) };
             self.len = 0;
             self.work += ROW;

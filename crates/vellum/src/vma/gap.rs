@@ -1,11 +1,11 @@
 //! The search for free address space.
 //!
-//! [`AreaTree::find_gap`] walks the tree in the direction asked for and enters only those nodes whose summary promises a
+//! [`VmaTree::find_gap`] walks the tree in the direction asked for and enters only those nodes whose summary promises a
 //! stretch that is long enough. A promise can be broken in two ways: the stretch lies outside the window, which only the
 //! two nodes of a level that the window cuts can do, or alignment does not leave enough of it.
 
 use super::node::{Node, NodeRef, Sorted};
-use super::tree::{Area, AreaTree};
+use super::tree::{Interval, VmaTree};
 use crate::addr::{VirtRange, align_down, align_up};
 
 /// Which free stretch to prefer.
@@ -25,11 +25,11 @@ struct Wanted {
     direction: Direction,
 }
 
-impl<V: Area> AreaTree<V> {
+impl<V: Interval> VmaTree<V> {
     /// Where in `window` there are `len` bytes free, aligned to `1 << align_shift`: the highest or the lowest such address,
     /// depending on `direction`.
     ///
-    /// What an area [reserves](Area::reserved_start) is not free. For no bytes there is no place.
+    /// What a VMA [reserves](VMA::reserved_start) is not free. For no bytes there is no place.
     ///
     /// O(log n), and one step more for each stretch on the way that is long enough but not once aligned.
     pub fn find_gap(&self, len: u64, align_shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {
@@ -50,12 +50,12 @@ impl<V: Area> AreaTree<V> {
 }
 
 impl Wanted {
-    /// The best place between the areas below `node`.
-    fn search<V: Area>(&self, node: &Node<V>) -> Option<u64> {
+    /// The best place between the VMAs below `node`.
+    fn search<V: Interval>(&self, node: &Node<V>) -> Option<u64> {
         match node.get() {
             NodeRef::Leaf(leaf) => {
-                // The first stretch that can reach into the window lies before the first area that starts in it, and the
-                // last one before the first area that starts above it.
+                // The first stretch that can reach into the window lies before the first VMA that starts in it, and the
+                // last one before the first VMA that starts above it.
                 let first = leaf.starts().count_up_to(self.window.start).max(1);
                 let last = count_below(leaf.starts(), self.window.end).min(leaf.len() - 1);
                 self.in_order(first, last).find_map(|i| self.place(leaf.stretch(i)?))

@@ -1,12 +1,12 @@
-//! Inner nodes of the area tree: what each child spans, and the largest gap inside of it.
+//! Inner nodes of the VMA tree: what each child spans, and the largest gap inside of it.
 //!
 //! The gap between two children belongs to no child. An inner node works it out from the end of the one and the reserved
-//! start of the other, so that an area that comes or goes changes summaries on its own path to the root only.
+//! start of the other, so that a VMA that comes or goes changes summaries on its own path to the root only.
 
 use core::ops::Range;
 
 use super::node::{Extent, FANOUT, Head, Node, NodeMut, Page, Sorted, stretch};
-use super::tree::{Above, Area};
+use super::tree::{Above, Interval};
 use crate::addr::VirtRange;
 
 /// A node that holds nodes. Entry `i` of the arrays describes child `i`; entries from `head.len` on
@@ -14,18 +14,18 @@ use crate::addr::VirtRange;
 #[repr(C)]
 pub(super) struct Inner<V> {
     pub(super) head: Head,
-    /// Where the first area below the child starts.
+    /// Where the first VMA below the child starts.
     starts: [u64; FANOUT],
-    /// Where what that area reserves starts.
+    /// Where what that VMA reserves starts.
     reserved: [u64; FANOUT],
-    /// Where the last area below the child ends.
+    /// Where the last VMA below the child ends.
     ends: [u64; FANOUT],
-    /// The largest free stretch between two areas below the child.
+    /// The largest free stretch between two VMAs below the child.
     gaps: [u64; FANOUT],
     children: [Option<Node<V>>; FANOUT],
 }
 
-impl<V: Area> Inner<V> {
+impl<V: Interval> Inner<V> {
     #[inline]
     pub(super) fn len(&self) -> usize {
         usize::from(self.head.len)

@@ -1,8 +1,8 @@
-//! Virtual memory areas: which addresses a space has given out, and for what.
+//! Virtual memory VMAs: which addresses a space has given out, and for what.
 //!
 //! | file | story |
 //! |---|---|
-//! | `tree` | areas in order: a B+tree of pages |
+//! | `tree` | VMAs in order: a B+tree of pages |
 //! | `node`, `inner` | its nodes |
 //! | `gap` | where there is room |
 
@@ -14,7 +14,7 @@ mod tests;
 mod tree;
 
 pub use gap::Direction;
-pub use tree::{Area, AreaTree, Iter, NodeMemory, OutOfNodes};
+pub use tree::{Interval, Iter, NodeMemory, OutOfNodes, VmaTree};
 
 use core::num::NonZeroU16;
 
@@ -37,9 +37,9 @@ bitflags! {
         const EXEC = 4;
     }
 
-    /// What else is to know about an area.
+    /// What else is to know about a VMA.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct AreaFlags: u16 {
+    pub struct VmaFlags: u16 {
         /// Grows toward lower addresses when the page below it is touched: a stack.
         const GROWSDOWN = 1;
         /// Its memory is not to be reclaimed.
@@ -82,7 +82,7 @@ impl Prot {
     }
 }
 
-/// Whether what is written to an area is written to what stands behind it.
+/// Whether what is written to a VMA is written to what stands behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// No: who writes has a copy.
@@ -93,10 +93,10 @@ pub(crate) enum Sharing {
     Shared,
 }
 
-/// What stands behind an area: nothing (its memory is anonymous and its own), or a memory object.
+/// What stands behind a VMA: nothing (its memory is anonymous and its own), or a memory object.
 ///
-/// The object's address is not said by what the area begins with but by how far the two are apart. So a part of an area has
-/// the area's backing, and two neighbours continue each other exactly when they have the same.
+/// The object's address is not said by what the VMA begins with but by how far the two are apart. So a part of a VMA has
+/// the VMA's backing, and two neighbours continue each other exactly when they have the same.
 ///
 /// Anonymous memory has its place too: the address where it was mapped first, which it keeps when it is moved. It is how the reverse
 /// map finds it ([`crate::reclaim`]).
@@ -114,24 +114,24 @@ impl Backing {
     /// Nothing.
     pub(crate) const ANONYMOUS: Backing = Backing { object: Pfn::NONE, sharing: Sharing::Private, delta: 0, tag: 0 };
 
-    /// Whether no object stands behind the area.
+    /// Whether no object stands behind the VMA.
     #[inline]
     pub fn is_anonymous(&self) -> bool {
         self.object == Pfn::NONE
     }
 
-    /// What stands behind an area like this when it has nothing yet.
+    /// What stands behind a VMA like this when it has nothing yet.
     pub(crate) fn renewed(self) -> Backing {
         if self.is_anonymous() { Backing::ANONYMOUS } else { self }
     }
 
-    /// Whether the area is shared: what is written to it is written to the object (`MAP_SHARED`).
+    /// Whether the VMA is shared: what is written to it is written to the object (`MAP_SHARED`).
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.sharing != Sharing::Private
     }
 
-    /// Whether the area is shared and may be written, if not now.
+    /// Whether the VMA is shared and may be written, if not now.
     pub fn may_write(&self) -> bool {
         self.sharing == Sharing::Shared
     }
@@ -148,7 +148,7 @@ impl Backing {
     }
 }
 
-/// What faults and queries should make of an area while its range is being changed.
+/// What faults and queries should make of a VMA while its range is being changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
     /// It is what it says. (If what may be done with it has just changed, its entries may still be behind.)
@@ -162,14 +162,14 @@ pub(crate) enum State {
     Held,
 }
 
-/// Who watches an area: a number that the host knows him by.
+/// Who watches a VMA: a number that the host knows him by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Watcher(pub NonZeroU16);
 
 /// Guard pages below a stack (Linux: `stack_guard_gap`), in bytes.
 pub const STACK_GUARD: u64 = 256 << 12;
 
-/// One area: a range of addresses that are used alike.
+/// One VMA: a range of addresses that are used alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vma {
     /// The addresses, in whole pages.
@@ -177,8 +177,8 @@ pub struct Vma {
     /// What may be done with it.
     pub prot: Prot,
     /// What else is to know.
-    pub flags: AreaFlags,
-    /// Who watches it, if somebody does, for what [`AreaFlags::WATCHES`] says.
+    pub flags: VmaFlags,
+    /// Who watches it, if somebody does, for what [`VmaFlags::WATCHES`] says.
     pub watcher: Option<Watcher>,
     /// What the program said about large folios.
     pub advice: Advice,
@@ -190,15 +190,15 @@ pub struct Vma {
 impl Vma {
     /// Whether it counts as a program's data: private memory that may be written, stacks aside.
     pub(crate) fn is_data(&self) -> bool {
-        self.prot.contains(Prot::WRITE) && !self.backing.is_shared() && !self.flags.contains(AreaFlags::GROWSDOWN)
+        self.prot.contains(Prot::WRITE) && !self.backing.is_shared() && !self.flags.contains(VmaFlags::GROWSDOWN)
     }
 
-    /// Whether it may have private memory that is not where its place behind the area says.
+    /// Whether it may have private memory that is not where its place behind the VMA says.
     pub(crate) fn is_displaced(&self) -> bool {
         self.backing.delta != 0 && !self.backing.is_shared()
     }
 
-    /// Where in the area memory with these places is: those that begin as far into user addresses, whatever is above those bits.
+    /// Where in the VMA memory with these places is: those that begin as far into user addresses, whatever is above those bits.
     pub(crate) fn with_places(&self, places: VirtRange) -> Option<UserRange> {
         let bits = |place: u64| place & ((1 << (Owner::PAGE_BITS + FRAME_SHIFT)) - 1);
         let (here, whole) = (self.backing.offset(self.range.start), self.range);
@@ -219,13 +219,13 @@ impl Vma {
     }
 }
 
-impl Area for Vma {
+impl Interval for Vma {
     fn range(&self) -> VirtRange {
         *self.range
     }
 
     fn reserved_start(&self) -> u64 {
-        if self.flags.contains(AreaFlags::GROWSDOWN) {
+        if self.flags.contains(VmaFlags::GROWSDOWN) {
             self.range.start.saturating_sub(STACK_GUARD)
         } else {
             self.range.start

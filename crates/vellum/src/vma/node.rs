@@ -1,4 +1,4 @@
-//! The nodes of the area tree: whole pages of the caller's, and the one place that touches their memory.
+//! The nodes of the VMA tree: whole pages of the caller's, and the one place that touches their memory.
 //!
 //! * A [`Page`] is 4 KiB that the tree owns and has no use for yet; [`Spares`] is a list of them.
 //! * A [`Node`] is a page in use, as a [`Leaf`] or as an [`Inner`] node. It owns that page the way a `Box` owns its
@@ -6,14 +6,14 @@
 //!   explicit: a handle that is dropped leaks its page, which is safe.
 //!
 //! Both kinds keep each field of their entries in an array of its own, because a search reads one field of many entries:
-//! the 56 starts of a leaf are seven cache lines, its 56 areas would be fifty-six.
+//! the 56 starts of a leaf are seven cache lines, its 56 VMAs would be fifty-six.
 
 use core::marker::PhantomData;
 use core::mem::{MaybeUninit, align_of, size_of};
 use core::ptr::{self, NonNull};
 
 use super::inner::Inner;
-use super::tree::{Above, Area};
+use super::tree::{Above, Interval};
 use crate::addr::VirtRange;
 
 /// The size and the alignment of a node, in bytes.
@@ -67,7 +67,7 @@ impl Page {
         unsafe { mem.free(self.0) }
     }
 
-    pub(super) fn into_leaf<V: Area>(self) -> Node<V> {
+    pub(super) fn into_leaf<V: Interval>(self) -> Node<V> {
         const { Leaf::<V>::LAYOUT };
         let page = self.0.cast::<Head>();
         // SAFETY: the page is ours, and large and aligned enough for a `Leaf`. Writing the head
@@ -80,7 +80,7 @@ impl Page {
         Node { page, marker: PhantomData }
     }
 
-    pub(super) fn into_inner<V: Area>(self) -> Node<V> {
+    pub(super) fn into_inner<V: Interval>(self) -> Node<V> {
         const { assert!(size_of::<Inner<V>>() <= NODE_SIZE && align_of::<Inner<V>>() <= NODE_SIZE) };
         let page = self.0.cast::<Head>();
         // SAFETY: the page is ours, and large and aligned enough for an `Inner`. Zeros and a head
@@ -156,7 +156,7 @@ pub(super) struct Node<V> {
     marker: PhantomData<V>,
 }
 
-// SAFETY: a node owns its page, its areas and its children as a `Box` would, and shares nothing with another node.
+// SAFETY: a node owns its page, its VMAs and its children as a `Box` would, and shares nothing with another node.
 unsafe impl<V: Send> Send for Node<V> {}
 // SAFETY: a shared node gives out shared references only, and has no interior mutability of its own.
 unsafe impl<V: Sync> Sync for Node<V> {}
@@ -173,7 +173,7 @@ pub(super) enum NodeMut<'a, V> {
     Inner(&'a mut Inner<V>),
 }
 
-impl<V: Area> Node<V> {
+impl<V: Interval> Node<V> {
     #[inline]
     fn head(&self) -> &Head {
         // SAFETY: `Leaf` and `Inner` both begin with a `Head`, the page holds one of them, and `self` is borrowed for as
@@ -217,7 +217,7 @@ impl<V: Area> Node<V> {
         }
     }
 
-    /// What the areas below it span; `None` if there are none.
+    /// What the VMAs below it span; `None` if there are none.
     pub(super) fn extent(&self) -> Option<Extent> {
         match self.get() {
             NodeRef::Leaf(leaf) => leaf.extent(),
@@ -225,7 +225,7 @@ impl<V: Area> Node<V> {
         }
     }
 
-    /// The largest free stretch between two areas below it.
+    /// The largest free stretch between two VMAs below it.
     pub(super) fn largest_gap(&self) -> u64 {
         match self.get() {
             NodeRef::Leaf(leaf) => leaf.largest_gap(),
@@ -297,7 +297,7 @@ impl Sorted<'_> {
     }
 }
 
-/// What the areas of a subtree span.
+/// What the VMAs of a subtree span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extent {
     /// The start of the first one.
@@ -308,20 +308,20 @@ pub(super) struct Extent {
     pub(super) end: u64,
 }
 
-/// The free stretch between an area that ends at `end` and the next one, which wants all from `reserved` on.
+/// The free stretch between a VMA that ends at `end` and the next one, which wants all from `reserved` on.
 ///
-/// A reservation may reach into the area before it (somebody mapped something inside the guard gap of a stack). It then
-/// protects nothing: the stack cannot grow past that area anyway.
+/// A reservation may reach into the VMA before it (somebody mapped something inside the guard gap of a stack). It then
+/// protects nothing: the stack cannot grow past that VMA anyway.
 #[inline]
 pub(super) fn stretch(end: u64, reserved: u64) -> VirtRange {
     VirtRange { start: end, end: reserved.max(end) }
 }
 
-/// A node that holds areas.
+/// A node that holds VMAs.
 #[repr(C)]
 pub(super) struct Leaf<V> {
     head: Head,
-    /// [`CAPACITY`](Leaf::CAPACITY) starts, all initialised, and then as many areas, of which the
+    /// [`CAPACITY`](Leaf::CAPACITY) starts, all initialised, and then as many VMAs, of which the
     /// first `head.len` are.
     body: [MaybeUninit<u64>; BODY],
     marker: PhantomData<V>,
@@ -330,14 +330,14 @@ pub(super) struct Leaf<V> {
 /// The two arrays of a leaf, up to their capacity.
 type Columns<'a, V> = (&'a mut [MaybeUninit<u64>], &'a mut [MaybeUninit<V>]);
 
-impl<V: Area> Leaf<V> {
-    /// How many areas a leaf holds at most: 56 of 64 bytes.
+impl<V: Interval> Leaf<V> {
+    /// How many VMAs a leaf holds at most: 56 of 64 bytes.
     pub(super) const CAPACITY: usize = BODY * 8 / (8 + size_of::<V>());
 
     /// What the casts below rely on, checked when the tree is compiled.
     const LAYOUT: () = {
-        assert!(size_of::<V>() <= 64, "an area is 64 bytes at most");
-        assert!(align_of::<V>() <= align_of::<u64>(), "the areas of a leaf follow an array of u64");
+        assert!(size_of::<V>() <= 64, "a VMA is 64 bytes at most");
+        assert!(align_of::<V>() <= align_of::<u64>(), "the VMAs of a leaf follow an array of u64");
         assert!(size_of::<Leaf<V>>() <= NODE_SIZE && align_of::<Leaf<V>>() <= NODE_SIZE);
     };
 
@@ -351,144 +351,144 @@ impl<V: Area> Leaf<V> {
         self.len() == Self::CAPACITY
     }
 
-    /// The starts of the areas.
+    /// The starts of the VMAs.
     #[inline]
     pub(super) fn starts(&self) -> Sorted<'_> {
         // SAFETY: so many words are starts, initialised (see `body`).
         Sorted::new(unsafe { self.body[..Self::CAPACITY].assume_init_ref() }, self.len())
     }
 
-    /// The areas.
+    /// The VMAs.
     #[inline]
-    pub(super) fn areas(&self) -> &[V] {
-        let areas = self.body[Self::CAPACITY..].as_ptr().cast::<V>();
+    pub(super) fn vmas(&self) -> &[V] {
+        let vmas = self.body[Self::CAPACITY..].as_ptr().cast::<V>();
         // SAFETY: `LAYOUT` and `CAPACITY` make room for that many, aligned, behind the starts; the first `len` are
         // initialised (see `body`); and they are borrowed with `self`.
-        unsafe { core::slice::from_raw_parts(areas, self.len()) }
+        unsafe { core::slice::from_raw_parts(vmas, self.len()) }
     }
 
-    /// The areas, to change what is not their range.
-    pub(super) fn areas_mut(&mut self) -> &mut [V] {
+    /// The VMAs, to change what is not their range.
+    pub(super) fn vmas_mut(&mut self) -> &mut [V] {
         let len = self.len();
-        let (_, areas) = self.columns();
+        let (_, vmas) = self.columns();
         // SAFETY: the first `len` are initialised (see `body`).
-        unsafe { areas[..len].assume_init_mut() }
+        unsafe { vmas[..len].assume_init_mut() }
     }
 
-    /// The first area that ends above `addr`; how many there are if none does.
+    /// The first VMA that ends above `addr`; how many there are if none does.
     #[inline(always)]
     pub(super) fn first_above(&self, addr: u64) -> usize {
         let i = self.starts().count_up_to(addr);
-        // All areas up to here start at or below `addr`: only the last of them can reach above it.
-        let reaches = |before: &usize| self.areas().get(*before).is_some_and(|area| area.range().end > addr);
+        // All VMAs up to here start at or below `addr`: only the last of them can reach above it.
+        let reaches = |before: &usize| self.vmas().get(*before).is_some_and(|vma| vma.range().end > addr);
         i.checked_sub(1).filter(reaches).unwrap_or(i)
     }
 
-    /// The area that starts at `start`, and its place.
+    /// The VMA that starts at `start`, and its place.
     pub(super) fn starting_at(&self, start: u64) -> Option<(usize, V)> {
         let i = self.first_above(start);
-        let area = self.areas().get(i)?;
-        (area.range().start == start).then_some((i, *area))
+        let vma = self.vmas().get(i)?;
+        (vma.range().start == start).then_some((i, *vma))
     }
 
-    /// Where the area before area `i` ends, and where area `next` starts.
+    /// Where the VMA before VMA `i` ends, and where VMA `next` starts.
     pub(super) fn bounds(&self, i: usize, next: usize, above: &Above) -> (u64, u64) {
-        let floor = i.checked_sub(1).and_then(|i| self.areas().get(i)).map_or(above.floor, |area| area.range().end);
+        let floor = i.checked_sub(1).and_then(|i| self.vmas().get(i)).map_or(above.floor, |vma| vma.range().end);
         (floor, self.starts().as_slice().get(next).copied().unwrap_or(above.ceiling))
     }
 
     #[inline]
     fn columns(&mut self) -> Columns<'_, V> {
-        let (starts, areas) = self.body.split_at_mut(Self::CAPACITY);
-        // SAFETY: as in `areas`; and `MaybeUninit` needs no initialisation. The two halves do not overlap.
-        let areas = unsafe { core::slice::from_raw_parts_mut(areas.as_mut_ptr().cast(), Self::CAPACITY) };
-        (starts, areas)
+        let (starts, vmas) = self.body.split_at_mut(Self::CAPACITY);
+        // SAFETY: as in `vmas`; and `MaybeUninit` needs no initialisation. The two halves do not overlap.
+        let vmas = unsafe { core::slice::from_raw_parts_mut(vmas.as_mut_ptr().cast(), Self::CAPACITY) };
+        (starts, vmas)
     }
 
-    /// Overwrites area `i`.
-    pub(super) fn set(&mut self, i: usize, area: V) {
-        let (starts, areas) = self.columns();
-        starts[i] = MaybeUninit::new(area.range().start);
-        areas[i] = MaybeUninit::new(area);
+    /// Overwrites VMA `i`.
+    pub(super) fn set(&mut self, i: usize, vma: V) {
+        let (starts, vmas) = self.columns();
+        starts[i] = MaybeUninit::new(vma.range().start);
+        vmas[i] = MaybeUninit::new(vma);
     }
 
-    /// Puts an area before area `i`. The leaf must not be full.
-    pub(super) fn insert(&mut self, i: usize, area: V) {
+    /// Puts a VMA before VMA `i`. The leaf must not be full.
+    pub(super) fn insert(&mut self, i: usize, vma: V) {
         let len = self.len();
-        let (starts, areas) = self.columns();
+        let (starts, vmas) = self.columns();
         starts.copy_within(i..len, i + 1);
-        areas.copy_within(i..len, i + 1);
-        self.set(i, area);
+        vmas.copy_within(i..len, i + 1);
+        self.set(i, vma);
         self.head.run = if self.head.last.abs_diff(i as u16) <= 1 { self.head.run.saturating_add(1) } else { 0 };
         self.head.last = i as u16;
         self.head.len += 1;
     }
 
-    /// Puts an area before area `i` of a leaf that is full, and returns the new leaf to the right of this one.
+    /// Puts a VMA before VMA `i` of a leaf that is full, and returns the new leaf to the right of this one.
     ///
     /// Where the inserts arrive side by side (`mmap` places each below the one before), more are to come: it splits there,
     /// which leaves a full leaf behind where a split in the middle would leave a half-empty one.
-    pub(super) fn insert_full(&mut self, i: usize, area: V, page: Page) -> Node<V> {
+    pub(super) fn insert_full(&mut self, i: usize, vma: V, page: Page) -> Node<V> {
         let at = if self.head.run >= RUN { i } else { self.len() / 2 };
         let mut node = page.into_leaf();
         if let NodeMut::Leaf(right) = node.get_mut() {
             self.move_tail(at, right);
             match i <= at && !self.is_full() {
-                true => self.insert(i, area),
-                false => right.insert(i - at, area),
+                true => self.insert(i, vma),
+                false => right.insert(i - at, vma),
             }
         }
         node
     }
 
-    /// Takes area `i` out.
+    /// Takes VMA `i` out.
     pub(super) fn remove(&mut self, i: usize) {
         let len = self.len();
-        let (starts, areas) = self.columns();
+        let (starts, vmas) = self.columns();
         starts.copy_within(i + 1..len, i);
-        areas.copy_within(i + 1..len, i);
+        vmas.copy_within(i + 1..len, i);
         starts[len - 1] = MaybeUninit::new(Sorted::NONE);
         self.head.len -= 1;
         self.head.run = 0;
     }
 
-    /// Moves the areas from `at` on to the end of `to`.
+    /// Moves the VMAs from `at` on to the end of `to`.
     fn move_tail(&mut self, at: usize, to: &mut Leaf<V>) {
         let (from, into) = (at..self.len(), to.len()..to.len() + self.len() - at);
-        let (starts, areas) = self.columns();
-        let (to_starts, to_areas) = to.columns();
+        let (starts, vmas) = self.columns();
+        let (to_starts, to_vmas) = to.columns();
         to_starts[into.clone()].copy_from_slice(&starts[from.clone()]);
-        to_areas[into].copy_from_slice(&areas[from.clone()]);
+        to_vmas[into].copy_from_slice(&vmas[from.clone()]);
         starts[from.clone()].fill(MaybeUninit::new(Sorted::NONE));
         to.head.len += from.len() as u16;
         self.head.len = at as u16;
     }
 
     fn extent(&self) -> Option<Extent> {
-        let (first, last) = (self.areas().first()?, self.areas().last()?);
+        let (first, last) = (self.vmas().first()?, self.vmas().last()?);
         Some(Extent { start: first.range().start, reserved: reserved(first), end: last.range().end })
     }
 
-    /// The free stretch before area `i`, if there is an area before that.
+    /// The free stretch before VMA `i`, if there is a VMA before that.
     #[inline]
     pub(super) fn stretch(&self, i: usize) -> Option<VirtRange> {
-        let areas = self.areas();
-        Some(stretch(areas.get(i.checked_sub(1)?)?.range().end, reserved(areas.get(i)?)))
+        let vmas = self.vmas();
+        Some(stretch(vmas.get(i.checked_sub(1)?)?.range().end, reserved(vmas.get(i)?)))
     }
 
-    /// The larger of the free stretches on both sides of area `i`.
+    /// The larger of the free stretches on both sides of VMA `i`.
     pub(super) fn around(&self, i: usize) -> u64 {
         self.stretch(i).map_or(0, |s| s.len()).max(self.stretch(i + 1).map_or(0, |s| s.len()))
     }
 
     #[cold]
     pub(super) fn largest_gap(&self) -> u64 {
-        self.areas().windows(2).map(|w| stretch(w[0].range().end, reserved(&w[1])).len()).max().unwrap_or(0)
+        self.vmas().windows(2).map(|w| stretch(w[0].range().end, reserved(&w[1])).len()).max().unwrap_or(0)
     }
 }
 
-/// What an area reserves; never above its start, whatever the area says.
+/// What a VMA reserves; never above its start, whatever the VMA says.
 #[inline]
-fn reserved<V: Area>(area: &V) -> u64 {
-    area.reserved_start().min(area.range().start)
+fn reserved<V: Interval>(vma: &V) -> u64 {
+    vma.reserved_start().min(vma.range().start)
 }

@@ -11,10 +11,10 @@ use std::vec::Vec;
 
 use super::gap::Direction;
 use super::node::{Extent, NODE_SIZE, Node, NodeRef, Page};
-use super::tree::{Area, AreaTree, NodeMemory};
+use super::tree::{Interval, NodeMemory, VmaTree};
 use crate::addr::VirtRange;
 
-/// As large as an area may be, so that trees get deep soon.
+/// As large as a VMA may be, so that trees get deep soon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Seg {
     start: u64,
@@ -23,7 +23,7 @@ struct Seg {
     tag: [u64; 5],
 }
 
-impl Area for Seg {
+impl Interval for Seg {
     fn range(&self) -> VirtRange {
         VirtRange { start: self.start, end: self.end }
     }
@@ -97,18 +97,18 @@ fn rounds(n: u64) -> u64 {
     if cfg!(miri) { n / 2000 + 1 } else { n }
 }
 
-fn new() -> AreaTree<Seg> {
+fn new() -> VmaTree<Seg> {
     // SAFETY: each test has one `Memory`.
-    unsafe { AreaTree::new() }
+    unsafe { VmaTree::new() }
 }
 
-fn add(tree: &mut AreaTree<Seg>, mem: &Memory, seg: Seg) {
+fn add(tree: &mut VmaTree<Seg>, mem: &Memory, seg: Seg) {
     tree.reserve(mem, 1).unwrap();
     tree.insert(seg).unwrap();
 }
 
-/// Walks the whole structure, compares every summary with what it summarises, and returns the areas.
-fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
+/// Walks the whole structure, compares every summary with what it summarises, and returns the VMAs.
+fn check(tree: &VmaTree<Seg>, mem: &Memory) -> Vec<Seg> {
     fn walk(node: &Node<Seg>, level: usize, nodes: &mut usize, out: &mut Vec<Seg>) -> (Extent, u64) {
         assert!(node.len() > 0 && node.len() <= node.capacity());
         *nodes += 1;
@@ -116,9 +116,9 @@ fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
         match node.get() {
             NodeRef::Leaf(leaf) => {
                 assert_eq!(level, 1, "a leaf on another level");
-                out.extend(leaf.areas());
+                out.extend(leaf.vmas());
                 assert!(leaf.starts().is_clear_behind());
-                assert!(leaf.starts().as_slice().iter().eq(leaf.areas().iter().map(|seg| &seg.start)));
+                assert!(leaf.starts().as_slice().iter().eq(leaf.vmas().iter().map(|seg| &seg.start)));
             }
             NodeRef::Inner(inner) => {
                 assert!(inner.starts().is_clear_behind() && inner.ends().is_clear_behind());
@@ -131,12 +131,12 @@ fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
                 assert!(inner.child(inner.len()).is_none(), "a child too many");
             }
         }
-        let areas = &out[from..];
-        let (first, last) = (areas[0], areas[areas.len() - 1]);
+        let vmas = &out[from..];
+        let (first, last) = (vmas[0], vmas[vmas.len() - 1]);
         let extent = Extent { start: first.start, reserved: first.reserved_start(), end: last.end };
         assert_eq!(node.extent(), Some(extent));
         let gap = |w: &[Seg]| w[1].reserved_start().saturating_sub(w[0].end);
-        (extent, areas.windows(2).map(gap).max().unwrap_or(0))
+        (extent, vmas.windows(2).map(gap).max().unwrap_or(0))
     }
     let (mut nodes, mut out) = (0, Vec::new());
     match tree.root() {
@@ -153,9 +153,9 @@ fn check(tree: &AreaTree<Seg>, mem: &Memory) -> Vec<Seg> {
 }
 
 /// The definition of `find_gap`, one stretch after the other.
-fn find_gap_slowly(areas: &[Seg], len: u64, shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {
-    let starts = areas.iter().map(|seg| seg.reserved_start()).chain([u64::MAX]);
-    let ends = [0].into_iter().chain(areas.iter().map(|seg| seg.end));
+fn find_gap_slowly(vmas: &[Seg], len: u64, shift: u32, window: VirtRange, direction: Direction) -> Option<u64> {
+    let starts = vmas.iter().map(|seg| seg.reserved_start()).chain([u64::MAX]);
+    let ends = [0].into_iter().chain(vmas.iter().map(|seg| seg.end));
     let mut places = ends.zip(starts).filter_map(|(low, high)| {
         let (low, high, align) = (low.max(window.start), high.min(window.end), 1 << shift);
         let at = match direction {
@@ -170,30 +170,30 @@ fn find_gap_slowly(areas: &[Seg], len: u64, shift: u32, window: VirtRange, direc
     }
 }
 
-fn compare_searches(tree: &AreaTree<Seg>, areas: &[Seg], space: u64, rng: &mut Rng) {
+fn compare_searches(tree: &VmaTree<Seg>, vmas: &[Seg], space: u64, rng: &mut Rng) {
     for _ in 0..8 {
         let direction = if rng.below(2) == 0 { Direction::TopDown } else { Direction::BottomUp };
         let (a, b) = (rng.below(space + 1), rng.below(space + 1));
         let window = VirtRange { start: a.min(b), end: a.max(b) };
-        let longest = areas.windows(2).map(|w| w[1].start - w[0].end).max().unwrap_or(space);
+        let longest = vmas.windows(2).map(|w| w[1].start - w[0].end).max().unwrap_or(space);
         let (len, shift) = (1 + rng.below(longest + 1), rng.below(10) as u32);
-        let expected = find_gap_slowly(areas, len, shift, window, direction);
+        let expected = find_gap_slowly(vmas, len, shift, window, direction);
         assert_eq!(tree.find_gap(len, shift, window, direction), expected, "{len} {shift} {window:?} {direction:?}");
     }
 }
 
-fn compare_lookups(tree: &AreaTree<Seg>, areas: &[Seg], addr: u64) {
-    let next = areas.partition_point(|seg| seg.end <= addr);
-    assert_eq!(tree.find_from(addr), areas.get(next));
-    assert_eq!(tree.find(addr), areas.get(next).filter(|seg| seg.start <= addr));
-    assert_eq!(tree.prev(addr), next.checked_sub(1).map(|i| &areas[i]));
-    assert!(tree.iter_from(addr).take(200).eq(areas[next..].iter().take(200)));
+fn compare_lookups(tree: &VmaTree<Seg>, vmas: &[Seg], addr: u64) {
+    let next = vmas.partition_point(|seg| seg.end <= addr);
+    assert_eq!(tree.find_from(addr), vmas.get(next));
+    assert_eq!(tree.find(addr), vmas.get(next).filter(|seg| seg.start <= addr));
+    assert_eq!(tree.prev(addr), next.checked_sub(1).map(|i| &vmas[i]));
+    assert!(tree.iter_from(addr).take(200).eq(vmas[next..].iter().take(200)));
 }
 
 /// What random operations do to a tree and its model.
 struct Duel {
     mem: Memory,
-    tree: AreaTree<Seg>,
+    tree: VmaTree<Seg>,
     model: BTreeMap<u64, Seg>,
     space: u64,
     rng: Rng,
@@ -204,7 +204,7 @@ impl Duel {
         Duel { mem: Memory::new(), tree: new(), model: BTreeMap::new(), space, rng: Rng(seed) }
     }
 
-    /// What bounds an area that starts at `start`: the end of the one before it and the start of the one after it.
+    /// What bounds a VMA that starts at `start`: the end of the one before it and the start of the one after it.
     fn bounds(&self, start: u64) -> (u64, u64) {
         let floor = self.model.range(..start).next_back().map_or(0, |(_, seg)| seg.end);
         (floor, self.model.range(start + 1..).next().map_or(self.space, |(&next, _)| next))
@@ -244,7 +244,7 @@ impl Duel {
         self.model.insert(seg.start, seg);
     }
 
-    /// Leaf by leaf; each area of a range once.
+    /// Leaf by leaf; each VMA of a range once.
     fn change(&mut self) {
         let start = self.rng.below(self.space);
         let (range, tag) = (VirtRange { start, end: start + self.rng.below(self.space / 4) }, self.rng.0);
@@ -262,11 +262,11 @@ impl Duel {
     }
 
     fn check(&mut self) {
-        let areas = check(&self.tree, &self.mem);
-        assert!(areas.iter().eq(self.model.values()));
-        compare_searches(&self.tree, &areas, self.space, &mut self.rng);
+        let vmas = check(&self.tree, &self.mem);
+        assert!(vmas.iter().eq(self.model.values()));
+        compare_searches(&self.tree, &vmas, self.space, &mut self.rng);
         for _ in 0..8 {
-            compare_lookups(&self.tree, &areas, self.rng.below(self.space));
+            compare_lookups(&self.tree, &vmas, self.rng.below(self.space));
         }
     }
 }
@@ -308,9 +308,9 @@ fn finds_gaps_by_definition() {
         for _ in 0..duel.rng.below(100) {
             duel.insert();
         }
-        let areas: Vec<Seg> = duel.model.values().copied().collect();
+        let vmas: Vec<Seg> = duel.model.values().copied().collect();
         let free = |addr: u64| {
-            let next = areas.iter().find(|seg| seg.end > addr);
+            let next = vmas.iter().find(|seg| seg.end > addr);
             next.is_none_or(|seg| addr < seg.start.saturating_sub(seg.guard))
         };
         for _ in 0..20 {
@@ -348,9 +348,9 @@ fn survives_the_ends_of_the_address_space() {
     assert_eq!(mem.live(), 0);
 }
 
-/// 65,536 areas, in the orders that matter: the leaves of sequential ones are full.
+/// 65,536 VMAs, in the orders that matter: the leaves of sequential ones are full.
 #[test]
-fn holds_many_areas() {
+fn holds_many_vmas() {
     const MANY: u64 = if cfg!(miri) { 512 } else { 65_536 };
     // Up, down and scattered: (a + b * i) % MANY.
     for (a, b, per_leaf) in [(0, 1, 50), (MANY - 1, MANY - 1, 50), (0, 40_503, 30)] {
@@ -359,8 +359,8 @@ fn holds_many_areas() {
         for i in 0..MANY {
             add(&mut tree, &mem, seg(order(i) * 4, 2));
         }
-        let areas = check(&tree, &mem);
-        assert_eq!((areas.len() as u64, areas[1]), (MANY, seg(4, 2)));
+        let vmas = check(&tree, &mem);
+        assert_eq!((vmas.len() as u64, vmas[1]), (MANY, seg(4, 2)));
         assert!(tree.nodes() as u64 <= MANY / per_leaf + 3, "{tree:?}");
         assert!(tree.depth() <= 3);
         for i in (0..MANY).filter(|i| i % 64 != 0) {
@@ -378,7 +378,7 @@ fn most_expensive(node: &Node<Seg>) -> (u32, bool, u64) {
     match node.get() {
         NodeRef::Leaf(leaf) => {
             let widest = (1..leaf.len()).filter_map(|i| leaf.stretch(i)).max_by_key(VirtRange::len);
-            let place = widest.map_or(leaf.areas()[0].end + (1 << 20), |free| free.start + free.len() / 2);
+            let place = widest.map_or(leaf.vmas()[0].end + (1 << 20), |free| free.start + free.len() / 2);
             (leaf.is_full().into(), leaf.is_full(), place)
         }
         NodeRef::Inner(inner) => {
@@ -397,16 +397,16 @@ fn keeps_what_it_promised() {
     for round in 0..rounds(1_000) {
         let (mut rng, mem, mut tree) = (Rng(round + 1), Memory::new(), new());
         let full = [0, 1, 2, 55, 56, 57, 112, 56 * 101, 56 * 102, 56 * 103, 56 * 153];
-        let areas = full[(round % if cfg!(miri) { 7 } else { 11 }) as usize] + rng.below(3);
-        let mut starts: BTreeSet<u64> = (1..=areas).map(|i| i * STEP).collect();
+        let vmas = full[(round % if cfg!(miri) { 7 } else { 11 }) as usize] + rng.below(3);
+        let mut starts: BTreeSet<u64> = (1..=vmas).map(|i| i * STEP).collect();
         starts.iter().for_each(|&start| add(&mut tree, &mem, seg(start, 1)));
         let inserts = [1, 2, 3, 7, 60, 150][rng.below(6) as usize];
         tree.reserve(&mem, inserts).unwrap();
         mem.left.set(0);
         for _ in 0..inserts {
             while rng.below(3) == 0 && !starts.is_empty() {
-                // A stretch of areas goes away, and with it leaves and levels.
-                let from = *starts.range(rng.below(areas * STEP)..).next().or(starts.first()).unwrap();
+                // A stretch of VMAs goes away, and with it leaves and levels.
+                let from = *starts.range(rng.below(vmas * STEP)..).next().or(starts.first()).unwrap();
                 let most = [1, 50, 3_000][rng.below(3) as usize];
                 let gone: Vec<u64> = starts.range(from..).take(rng.below(most) as usize + 1).copied().collect();
                 for start in gone {
@@ -454,9 +454,9 @@ fn reserves_no_more_than_needed() {
 /// Memory runs out at each allocation in turn: nothing is kept, nothing is changed, and it works afterwards.
 #[test]
 fn fails_without_a_trace() {
-    for areas in [0, 56, if cfg!(miri) { 57 } else { 56 * 102 }] {
+    for vmas in [0, 56, if cfg!(miri) { 57 } else { 56 * 102 }] {
         let (mem, mut tree) = (Memory::new(), new());
-        (0..areas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
+        (0..vmas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
         tree.trim(&mem);
         let (before, live) = (check(&tree, &mem), mem.live());
         for left in 0.. {
@@ -478,19 +478,19 @@ fn fails_without_a_trace() {
 #[test]
 fn refuses_half_a_split() {
     // Leaves and root are full: it takes a leaf, an inner node and a root.
-    let areas = 56 * 102;
+    let vmas = 56 * 102;
     let (mem, mut tree) = (Memory::new(), new());
-    (0..areas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
+    (0..vmas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
     tree.trim(&mem);
     for spares in 0..3 {
         assert_eq!(tree.spares(), spares);
         assert!(!matches!(catch_unwind(AssertUnwindSafe(|| tree.insert(seg(4, 1)))), Ok(Ok(()))));
-        assert_eq!(check(&tree, &mem).len() as u64, areas);
+        assert_eq!(check(&tree, &mem).len() as u64, vmas);
         tree.spares.push(Page::alloc(&mem).unwrap());
         tree.pages += 1;
     }
     tree.insert(seg(4, 1)).unwrap();
-    assert_eq!((check(&tree, &mem).len() as u64, tree.depth(), tree.spares()), (areas + 1, 3, 0));
+    assert_eq!((check(&tree, &mem).len() as u64, tree.depth(), tree.spares()), (vmas + 1, 3, 0));
     tree.clear(&mem);
     assert_eq!(mem.live(), 0);
 }
@@ -499,13 +499,13 @@ fn refuses_half_a_split() {
 #[test]
 fn refuses_what_breaks_the_contract() {
     // Three levels: neighbours are in the same leaf, in the next one, or below the next inner node.
-    let areas = if cfg!(miri) { 60 } else { 56 * 110 };
+    let vmas = if cfg!(miri) { 60 } else { 56 * 110 };
     let (mem, mut tree) = (Memory::new(), new());
-    (0..areas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
+    (0..vmas).for_each(|i| add(&mut tree, &mem, seg(i * 8, 4)));
     tree.reserve(&mem, 1).unwrap();
     let before = check(&tree, &mem);
-    // The first, the second and the last area of each leaf.
-    for at in (2..areas - 1).filter(|i| (i + 1) % 56 < 3).map(|i| i * 8) {
+    // The first, the second and the last VMA of each leaf.
+    for at in (2..vmas - 1).filter(|i| (i + 1) % 56 < 3).map(|i| i * 8) {
         let overlaps = [(at, at + 4), (at - 1, at + 1), (at + 3, at + 5), (at - 4, at + 8), (at + 4, at + 9)];
         for (start, end) in overlaps.into_iter().chain([(at + 5, at + 5), (at + 6, at + 5)]) {
             let mut broken = seg(start, 0);

@@ -1,13 +1,13 @@
-//! The areas of an address space, in order: a B+tree whose nodes are pages.
+//! The VMAs of an address space, in order: a B+tree whose nodes are pages.
 //!
 //! Guarantees:
 //!
-//! * Areas never overlap, and are never empty.
-//! * Looking up, inserting, removing and changing an area, and finding a gap, take O(log n): three nodes at 60,000 areas.
-//! * Only [`AreaTree::reserve`] asks for memory. What it promised can be inserted whatever happens in between.
+//! * VMAs never overlap, and are never empty.
+//! * Looking up, inserting, removing and changing a VMA, and finding a gap, take O(log n): three nodes at 60,000 VMAs.
+//! * Only [`VmaTree::reserve`] asks for memory. What it promised can be inserted whatever happens in between.
 //! * An operation that is refused has changed nothing.
 //!
-//! The mechanism: all areas are in leaves. Inner nodes know of each child where its first area starts, where its last one
+//! The mechanism: all VMAs are in leaves. Inner nodes know of each child where its first VMA starts, where its last one
 //! ends, and the largest gap inside of it. Every change is one recursive [`edit`]: down to the leaf, the change there, and
 //! on the way back up the summaries, splits and merges. Nodes own their children ([`Node`]): there are no parent pointers,
 //! and of `unsafe` only the return of a page to where it came from.
@@ -24,16 +24,16 @@ use edit::{Edited, edit, follow};
 pub use super::node::NodeMemory;
 pub(super) use edit::Above;
 
-/// What the tree needs to know of an area: a small value that stands for a range of addresses.
+/// What the tree needs to know of a VMA: a small value that stands for a range of addresses.
 ///
 /// 64 bytes at most, aligned to 8 at most; more than that does not compile. `range` and `reserved_start` must say the same
 /// whenever they are asked.
-pub trait Area: Copy {
+pub trait Interval: Copy {
     /// The addresses it covers; not empty.
     fn range(&self) -> VirtRange;
 
     /// The lowest address that must stay free for it, at most its start: where the guard gap of a stack begins. It counts
-    /// as far down as the area before this one and no further.
+    /// as far down as the VMA before this one and no further.
     fn reserved_start(&self) -> u64 {
         self.range().start
     }
@@ -45,17 +45,17 @@ pub struct OutOfNodes;
 
 impl fmt::Display for OutOfNodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no memory for a node of the area tree")
+        f.write_str("no memory for a node of the VMA tree")
     }
 }
 
 impl core::error::Error for OutOfNodes {}
 
-/// An ordered set of areas that do not overlap.
+/// An ordered set of VMAs that do not overlap.
 ///
-/// It takes its nodes from the [`NodeMemory`] that its methods are given. Dropping it leaks them: [`AreaTree::clear`] it
+/// It takes its nodes from the [`NodeMemory`] that its methods are given. Dropping it leaks them: [`VmaTree::clear`] it
 /// first.
-pub struct AreaTree<V: Area> {
+pub struct VmaTree<V: Interval> {
     root: Option<Node<V>>,
     /// Levels, leaves included.
     height: usize,
@@ -68,28 +68,28 @@ pub struct AreaTree<V: Area> {
 }
 
 /// So many inserts are needed at least to make the tree higher once more after it was. A new root has room for as many
-/// less one: it is a leaf with one area, or has two children.
-const fn between_growths<V: Area>() -> usize {
+/// less one: it is a leaf with one VMA, or has two children.
+const fn between_growths<V: Interval>() -> usize {
     if Leaf::<V>::CAPACITY < FANOUT - 1 { Leaf::<V>::CAPACITY } else { FANOUT - 1 }
 }
 
-impl<V: Area> AreaTree<V> {
+impl<V: Interval> VmaTree<V> {
     /// An empty tree, without any memory.
     ///
     /// # Safety
     ///
     /// Every `mem` that the methods of this tree are given is the same memory: it takes back what any other one gave.
     pub const unsafe fn new() -> Self {
-        AreaTree { root: None, height: 0, len: 0, spares: Spares::new(), pages: 0, promised: 0 }
+        VmaTree { root: None, height: 0, len: 0, spares: Spares::new(), pages: 0, promised: 0 }
     }
 
-    /// How many areas there are.
+    /// How many VMAs there are.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no area.
+    /// Whether there is no VMA.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -100,7 +100,7 @@ impl<V: Area> AreaTree<V> {
         self.height
     }
 
-    /// How many pages hold areas or nodes.
+    /// How many pages hold VMAs or nodes.
     pub fn nodes(&self) -> usize {
         self.pages - self.spares.len()
     }
@@ -114,20 +114,20 @@ impl<V: Area> AreaTree<V> {
         self.root.as_ref()
     }
 
-    /// The area that contains `addr`.
+    /// The VMA that contains `addr`.
     #[inline]
     pub fn find(&self, addr: u64) -> Option<&V> {
-        self.find_from(addr).filter(|area| area.range().start <= addr)
+        self.find_from(addr).filter(|vma| vma.range().start <= addr)
     }
 
-    /// The first area that ends above `addr`: the one that contains it, or else the next.
+    /// The first VMA that ends above `addr`: the one that contains it, or else the next.
     #[inline]
     pub fn find_from(&self, addr: u64) -> Option<&V> {
         let (leaf, i) = self.seek(addr)?;
-        leaf.areas().get(i)
+        leaf.vmas().get(i)
     }
 
-    /// Where the first area that ends above `addr` is, if there is one.
+    /// Where the first VMA that ends above `addr` is, if there is one.
     #[inline]
     fn seek(&self, addr: u64) -> Option<(&Leaf<V>, usize)> {
         let mut node = self.root.as_ref()?;
@@ -139,7 +139,7 @@ impl<V: Area> AreaTree<V> {
         }
     }
 
-    /// The leaf of the first area that ends above `addr`, if there is one.
+    /// The leaf of the first VMA that ends above `addr`, if there is one.
     fn seek_mut(&mut self, addr: u64) -> Option<&mut Leaf<V>> {
         let mut node = self.root.as_mut()?;
         loop {
@@ -150,7 +150,7 @@ impl<V: Area> AreaTree<V> {
         }
     }
 
-    /// The last area that ends at or below `addr`.
+    /// The last VMA that ends at or below `addr`.
     pub fn prev(&self, addr: u64) -> Option<&V> {
         let mut node = self.root.as_ref()?;
         // The subtree just before the one that the search is in.
@@ -164,7 +164,7 @@ impl<V: Area> AreaTree<V> {
                     node = child;
                 }
                 NodeRef::Leaf(leaf) => match leaf.first_above(addr).checked_sub(1) {
-                    Some(i) => return leaf.areas().get(i),
+                    Some(i) => return leaf.vmas().get(i),
                     None => break,
                 },
             }
@@ -172,12 +172,12 @@ impl<V: Area> AreaTree<V> {
         loop {
             match before?.get() {
                 NodeRef::Inner(inner) => before = inner.child(inner.len().checked_sub(1)?),
-                NodeRef::Leaf(leaf) => return leaf.areas().last(),
+                NodeRef::Leaf(leaf) => return leaf.vmas().last(),
             }
         }
     }
 
-    /// The areas that end above `addr`, in order.
+    /// The VMAs that end above `addr`, in order.
     pub fn iter_from(&self, addr: u64) -> Iter<'_, V> {
         Iter { tree: self, at: self.seek(addr) }
     }
@@ -210,7 +210,7 @@ impl<V: Area> AreaTree<V> {
     ///
     /// Removals do not invalidate that. They leave the root with more room, or take the root away: the tree may then grow
     /// once more than was thought, but no higher than that, and the page of the old root pays for it, because
-    /// [`AreaTree::remove`] keeps what is needed for what was promised.
+    /// [`VmaTree::remove`] keeps what is needed for what was promised.
     pub(super) fn needed(&self, inserts: usize) -> usize {
         let between = between_growths::<V>();
         let room = self.root.as_ref().map_or(0, |root| root.capacity() - root.len()).min(between - 1);
@@ -221,20 +221,20 @@ impl<V: Area> AreaTree<V> {
         }
     }
 
-    /// Adds an area. Cannot fail after [`AreaTree::reserve`].
+    /// Adds a VMA. Cannot fail after [`VmaTree::reserve`].
     ///
     /// # Errors
     ///
-    /// Gives it back if the contract is broken (without debug assertions; with them it panics): the area is empty,
+    /// Gives it back if the contract is broken (without debug assertions; with them it panics): the VMA is empty,
     /// overlaps another, or there is no page left for it.
-    pub fn insert(&mut self, area: V) -> Result<(), V> {
-        let inserted = self.try_insert(area).is_some();
-        debug_assert!(inserted, "{:?} is empty, overlaps or was not reserved for", area.range());
-        inserted.then_some(()).ok_or(area)
+    pub fn insert(&mut self, vma: V) -> Result<(), V> {
+        let inserted = self.try_insert(vma).is_some();
+        debug_assert!(inserted, "{:?} is empty, overlaps or was not reserved for", vma.range());
+        inserted.then_some(()).ok_or(vma)
     }
 
-    fn try_insert(&mut self, area: V) -> Option<()> {
-        let (range, spares) = (area.range(), &mut self.spares);
+    fn try_insert(&mut self, vma: V) -> Option<()> {
+        let (range, spares) = (vma.range(), &mut self.spares);
         if range.start >= range.end {
             return None;
         }
@@ -254,7 +254,7 @@ impl<V: Area> AreaTree<V> {
             }
             if !leaf.is_full() {
                 let before = leaf.stretch(i).map_or(0, |s| s.len());
-                leaf.insert(i, area);
+                leaf.insert(i, vma);
                 let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
                 return Some(Edited { out: (), gap, right: None, shrunk: false });
             }
@@ -262,7 +262,7 @@ impl<V: Area> AreaTree<V> {
             if above.split_cost + 1 > spares.len() {
                 return None;
             }
-            let right = leaf.insert_full(i, area, spares.pop()?);
+            let right = leaf.insert_full(i, vma, spares.pop()?);
             Some(Edited { out: (), gap: leaf.largest_gap(), right: Some(right), shrunk: false })
         })?;
         self.len += 1;
@@ -290,15 +290,15 @@ impl<V: Area> AreaTree<V> {
         self.height += 1;
     }
 
-    /// Removes the area that starts at `start`.
+    /// Removes the VMA that starts at `start`.
     pub fn remove(&mut self, mem: &(impl NodeMemory + ?Sized), start: u64) -> Option<V> {
         let spares_before = self.spares.len();
         let done = edit(self.root.as_mut()?, start, Above::ROOT, &mut self.spares, |leaf, above, _| {
-            let (i, area) = leaf.starting_at(start)?;
+            let (i, vma) = leaf.starting_at(start)?;
             let before = leaf.around(i);
             leaf.remove(i);
             let gap = follow(above.gap, before, leaf.stretch(i).map_or(0, |s| s.len()), || leaf.largest_gap());
-            Some(Edited { out: area, gap, right: None, shrunk: true })
+            Some(Edited { out: vma, gap, right: None, shrunk: true })
         })?;
         self.len -= 1;
         self.lower();
@@ -307,7 +307,7 @@ impl<V: Area> AreaTree<V> {
         Some(done.out)
     }
 
-    /// Takes the root away as long as it has one child only, or no area.
+    /// Takes the root away as long as it has one child only, or no VMA.
     fn lower(&mut self) {
         while let Some(mut root) = self.root.take() {
             let only = match root.get_mut() {
@@ -324,57 +324,57 @@ impl<V: Area> AreaTree<V> {
         }
     }
 
-    /// Changes the area that starts at `start`, and returns what `change` returned; `None` if there is no such area.
+    /// Changes the VMA that starts at `start`, and returns what `change` returned; `None` if there is no such VMA.
     ///
-    /// The range may change too, as long as the area stays non-empty and between its neighbours. If it does not, the tree
+    /// The range may change too, as long as the VMA stays non-empty and between its neighbours. If it does not, the tree
     /// stays as it was, and the result is `None` (with debug assertions it panics).
     pub fn update<R>(&mut self, start: u64, change: impl FnOnce(&mut V) -> R) -> Option<R> {
         let done = edit(self.root.as_mut()?, start, Above::ROOT, &mut self.spares, |leaf, above, _| {
-            let (i, mut area) = leaf.starting_at(start)?;
-            let out = change(&mut area);
-            let range = area.range();
+            let (i, mut vma) = leaf.starting_at(start)?;
+            let out = change(&mut vma);
+            let range = vma.range();
             let (floor, ceiling) = leaf.bounds(i, i + 1, &above);
             if range.start < floor || range.start >= range.end || range.end > ceiling {
                 debug_assert!(false, "{range:?} is empty or not within {floor:#x}..{ceiling:#x}");
                 return None;
             }
             let before = leaf.around(i);
-            leaf.set(i, area);
+            leaf.set(i, vma);
             let gap = follow(above.gap, before, leaf.around(i), || leaf.largest_gap());
             Some(Edited { out, gap, right: None, shrunk: false })
         })?;
         Some(done.out)
     }
 
-    /// Changes the areas of one leaf that overlap `range`, and returns the end of the last one; `None`
-    /// if there is none. A caller that wants all areas of the range calls again, from there on.
+    /// Changes the VMAs of one leaf that overlap `range`, and returns the end of the last one; `None`
+    /// if there is none. A caller that wants all VMAs of the range calls again, from there on.
     ///
-    /// `change` must leave an area's range and reservation alone, because the nodes above record
-    /// them. If it does not, the area stays as it was (with debug assertions this panics).
+    /// `change` must leave a VMA's range and reservation alone, because the nodes above record
+    /// them. If it does not, the VMA stays as it was (with debug assertions this panics).
     pub fn change(&mut self, range: VirtRange, mut change: impl FnMut(&mut V)) -> Option<u64> {
         let leaf = self.seek_mut(range.start)?;
         let first = leaf.first_above(range.start);
         let mut end = None;
-        for area in leaf.areas_mut()[first..].iter_mut().take_while(|area| area.range().start < range.end) {
-            let mut changed = *area;
+        for vma in leaf.vmas_mut()[first..].iter_mut().take_while(|vma| vma.range().start < range.end) {
+            let mut changed = *vma;
             change(&mut changed);
-            let stays = changed.range() == area.range() && changed.reserved_start() == area.reserved_start();
-            debug_assert!(stays, "{:?} has become {:?}, or reserves something else", area.range(), changed.range());
+            let stays = changed.range() == vma.range() && changed.reserved_start() == vma.reserved_start();
+            debug_assert!(stays, "{:?} has become {:?}, or reserves something else", vma.range(), changed.range());
             if stays {
-                *area = changed;
+                *vma = changed;
             }
-            end = Some(area.range().end);
+            end = Some(vma.range().end);
         }
         end
     }
 
-    /// Gives back all pages that hold nothing. This ends what was promised by [`AreaTree::reserve`].
+    /// Gives back all pages that hold nothing. This ends what was promised by [`VmaTree::reserve`].
     pub fn trim(&mut self, mem: &(impl NodeMemory + ?Sized)) {
         self.promised = 0;
         self.release(mem, 0);
     }
 
-    /// Removes all areas and gives back all pages.
+    /// Removes all VMAs and gives back all pages.
     pub fn clear(&mut self, mem: &(impl NodeMemory + ?Sized)) {
         if let Some(root) = self.root.take() {
             dismantle(root, &mut self.spares);
@@ -397,7 +397,7 @@ impl<V: Area> AreaTree<V> {
     }
 }
 
-impl<V: Area> fmt::Debug for AreaTree<V> {
+impl<V: Interval> fmt::Debug for VmaTree<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AreaTree")
             .field("len", &self.len)
@@ -409,7 +409,7 @@ impl<V: Area> fmt::Debug for AreaTree<V> {
 }
 
 /// Turns a subtree into spare pages.
-fn dismantle<V: Area>(mut node: Node<V>, spares: &mut Spares) {
+fn dismantle<V: Interval>(mut node: Node<V>, spares: &mut Spares) {
     if let NodeMut::Inner(inner) = node.get_mut() {
         while let Some(child) = inner.pop() {
             dismantle(child, spares);
@@ -418,24 +418,24 @@ fn dismantle<V: Area>(mut node: Node<V>, spares: &mut Spares) {
     spares.push(node.into_page());
 }
 
-/// See [`AreaTree::iter_from`].
+/// See [`VmaTree::iter_from`].
 #[derive(Clone)]
-pub struct Iter<'a, V: Area> {
-    tree: &'a AreaTree<V>,
-    /// The next area: its leaf and its place there.
+pub struct Iter<'a, V: Interval> {
+    tree: &'a VmaTree<V>,
+    /// The next VMA: its leaf and its place there.
     at: Option<(&'a Leaf<V>, usize)>,
 }
 
-impl<'a, V: Area> Iterator for Iter<'a, V> {
+impl<'a, V: Interval> Iterator for Iter<'a, V> {
     type Item = &'a V;
 
     fn next(&mut self) -> Option<&'a V> {
         let (leaf, i) = self.at?;
-        let area = leaf.areas().get(i)?;
+        let vma = leaf.vmas().get(i)?;
         // A leaf does not know the next one; to ask the root once in 56 times is cheaper than to keep it up to date.
-        self.at = if i + 1 < leaf.len() { Some((leaf, i + 1)) } else { self.tree.seek(area.range().end) };
-        Some(area)
+        self.at = if i + 1 < leaf.len() { Some((leaf, i + 1)) } else { self.tree.seek(vma.range().end) };
+        Some(vma)
     }
 }
 
-impl<V: Area> FusedIterator for Iter<'_, V> {}
+impl<V: Interval> FusedIterator for Iter<'_, V> {}

@@ -38,7 +38,7 @@ pub fn generate(calls: u64, filter: usize) -> io::Result<Vec<u8>> {
         offset: TEXT_PAGES << PAGE_SHIFT,
     };
     for change in [anonymous(STACK, STACK_PAGES), anonymous(HEAP, HEAP_PAGES), text, data] {
-        trace.to.put(Record::Area(change))?;
+        trace.to.put(Record::Vma(change))?;
     }
     let mut random = fastrand::Rng::with_seed(1);
     let mut grown = 1;

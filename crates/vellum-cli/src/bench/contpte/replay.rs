@@ -3,7 +3,7 @@
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::Limits;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Access, Config, Fast, Hardware, Program, Silicon, Simulated, TlbModel};
@@ -95,7 +95,7 @@ pub(crate) fn on<A: Silicon, R: std::io::Read>(
     }
     knobs.set_joins(policy.joins);
     knobs.set_fills(u32::from(policy.text) << ORDER);
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default())
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default())
         .map_err(|error| Skip::system("new", error))?;
     let mut world = World::new(&machine, &space, arch, policy.text);
     let mut mirror = Mirror::new(trace.header().filter, ways(model))
@@ -111,7 +111,7 @@ pub(crate) fn on<A: Silicon, R: std::io::Read>(
                     make(&mut world, &program, page, Access::Write)?;
                 }
             }
-            Record::Area(change) => {
+            Record::Vma(change) => {
                 if let Change::Map { at, len, .. }
                 | Change::Unmap { at, len }
                 | Change::Remap { at, len, .. }

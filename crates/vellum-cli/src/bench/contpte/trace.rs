@@ -27,7 +27,7 @@ const OFFSET_BITS: u32 = 62;
 const PAGE_BITS: u32 = u64::BITS - PAGE_SHIFT;
 
 const DIRTY: u64 = 3;
-const AREA: u64 = 4;
+const VMA: u64 = 4;
 const END: u64 = 5;
 
 /// Why a trace can't be read.
@@ -86,7 +86,7 @@ pub enum Record {
         slot: usize,
     },
     /// What is mapped changes.
-    Area(Change),
+    Vma(Change),
     /// The program has ended.
     End(Totals),
 }
@@ -170,7 +170,7 @@ impl<R: Read> Reader<R> {
                 Record::Access { slot, page: *last, access }
             }
             DIRTY => Record::Dirty { slot },
-            AREA => Record::Area(self.change(rest).map_err(|_| TraceError::Record(self.records))?),
+            VMA => Record::Vma(self.change(rest).map_err(|_| TraceError::Record(self.records))?),
             END => Record::End(Totals { instructions: self.number()?, loads: self.number()?, stores: self.number()? }),
             _ => return Err(damaged),
         };
@@ -247,8 +247,8 @@ impl<W: Write> Writer<W> {
                 self.numbers(&[kind | (slot as u64) << 3 | fold(step) << 7])
             }
             Record::Dirty { slot } => self.numbers(&[DIRTY | (slot as u64) << 3]),
-            Record::Area(change) => {
-                let op = |n: u64| AREA | n << 3;
+            Record::Vma(change) => {
+                let op = |n: u64| VMA | n << 3;
                 match change {
                     Change::There { at, len, rights, file, offset } => {
                         self.numbers(&[op(0), at, len, rights, file, offset])
@@ -311,7 +311,7 @@ mod tests {
             Record::Dirty { slot: 1 },
         ];
         let end = Record::End(Totals { instructions: u64::MAX, loads: 0, stores: 127 });
-        changes.map(Record::Area).into_iter().chain(accesses).chain([end]).collect()
+        changes.map(Record::Vma).into_iter().chain(accesses).chain([end]).collect()
     }
 
     fn written(records: &[Record]) -> Vec<u8> {
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn the_bytes_are_these() {
         let records = [
-            Record::Area(Change::Break { end: 0x81 }),
+            Record::Vma(Change::Break { end: 0x81 }),
             Record::Access { slot: 1, page: 1, access: Access::Execute },
             Record::Access { slot: 0, page: 2, access: Access::Write },
             Record::Access { slot: 1, page: 1, access: Access::Read },
@@ -380,7 +380,7 @@ mod tests {
             Change::Break { end: u64::MAX },
             Change::Map { at: 0, len: 1, rights: 0, flags: 0, file: 1, offset: 1 << 62 },
         ] {
-            assert!(matches!(one(Record::Area(change)), Err(TraceError::Record(1))), "{change:?}");
+            assert!(matches!(one(Record::Vma(change)), Err(TraceError::Record(1))), "{change:?}");
         }
         let beyond = Record::Access { slot: 0, page: 1 << 52, access: Access::Read };
         assert!(matches!(one(beyond), Err(TraceError::Record(1))));

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use vellum::addr::{FRAME_SHIFT, align_down, align_up};
-use vellum::cache::Object;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -171,7 +171,7 @@ impl<'m, A: Silicon> World<'m, A> {
         if let Some(object) = self.files.get(&file) {
             return Ok(object.clone());
         }
-        let object = Object::new(self.machine, &self.arch, GroupId::ROOT, file, 1 << 40);
+        let object = Object::new(self.machine, &self.arch, MemcgId::ROOT, file, 1 << 40);
         let object = object.map_err(|error| Skip::system("object", error))?;
         self.files.insert(file, object.clone());
         Ok(object)
@@ -263,9 +263,9 @@ fn fill<A: Silicon>(object: &Object<'_, Fast<A>>, from: u64, len: u64, large: bo
     let shift = object.page_shift();
     let failed = |error| Skip::system("fill", error);
     if large {
-        return object.allocate(from..from + len, GroupId::ROOT).map_err(failed);
+        return object.allocate(from..from + len, MemcgId::ROOT).map_err(failed);
     }
     let mut pages: Vec<u64> = (from >> shift..(from + len) >> shift).collect();
     shuffle(&mut pages, &mut { SEED });
-    pages.into_iter().try_for_each(|page| object.page_or_new(page, GroupId::ROOT).map(drop).map_err(failed))
+    pages.into_iter().try_for_each(|page| object.page_or_new(page, MemcgId::ROOT).map(drop).map_err(failed))
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
-use vellum::cache::Object;
+use vellum::page_cache::Object;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, MapFlags, MapRequest};
 use vellum::vma::Prot;
@@ -14,7 +14,7 @@ use super::{Booted, Engine, Fast, READ_WRITE, Space, folios_of, split, swapped};
 use crate::bench::case::PAGE;
 use crate::bench::contender::Skip;
 use crate::bench::data::Data;
-use crate::bench::layout::{Area, Backing, Deed, Done, Folios, Layout, Run, What, tables_in};
+use crate::bench::layout::{Backing, Deed, Done, Folios, Layout, Run, Vma, What, tables_in};
 
 /// Where address 0 of a layout is.
 const BASE: u64 = 1 << 40;
@@ -28,16 +28,16 @@ impl Engine {
         }
         // What must be kept is not swapped out instead, as it is not by Linux's group.
         let room = if deed == Deed::Reclaim { 0 } else { u64::MAX };
-        let set = booted.machine.groups().set_swap_room(booted.group, room);
+        let set = booted.machine.memcgs().set_swap_room(booted.group, room);
         set.map_err(|error| Skip::system("swap.max", format!("{error:?}")))?;
-        // It outlives the copy, as what stands behind areas outlives a process.
+        // It outlives the copy, as what stands behind VMAs outlives a process.
         let files = Object::new(booted.machine, &X86_64::four_levels(), booted.group, 0, layout.files().max(PAGE))
             .map_err(|error| Skip::system("object", format!("{error:?}")))?;
         let space = booted.space(4, booted.group)?;
         map(&space, layout, &files)?;
         fill(booted, &space, layout, folios, deed)?;
         let stats = space.stats();
-        let resident = layout.areas.iter().map(|area| space.usage(range(area.start, area.end)).resident).sum();
+        let resident = layout.vmas.iter().map(|vma| space.usage(range(vma.start, vma.end)).resident).sum();
         let ns = timed(booted, space, layout, deed)?;
         Ok(Done { ns, resident, tables: stats.tables })
     }
@@ -49,13 +49,13 @@ fn range(start: u64, end: u64) -> VirtRange {
 
 fn map<'m>(space: &Space<'m>, layout: &Layout, files: &Object<'m, Fast>) -> Result<(), Skip> {
     let mut offset = 0;
-    for (n, area) in layout.areas.iter().enumerate() {
+    for (n, vma) in layout.vmas.iter().enumerate() {
         // A right more keeps apart what would become one.
         let prot = if n % 2 == 1 { READ_WRITE | Prot::EXEC } else { READ_WRITE };
-        let len = area.end - area.start;
+        let len = vma.end - vma.start;
         let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
-        let request = MapRequest { addr: BASE + area.start, len, prot, flags };
-        let mapped = match area.backing {
+        let request = MapRequest { addr: BASE + vma.start, len, prot, flags };
+        let mapped = match vma.backing {
             Backing::Anonymous => space.map(request),
             Backing::Private => space.map_object(request, files, offset),
             Backing::Shared => {
@@ -63,7 +63,7 @@ fn map<'m>(space: &Space<'m>, layout: &Layout, files: &Object<'m, Fast>) -> Resu
             }
         };
         mapped.map_err(|error| Skip::system("map", error))?;
-        offset += if area.backing == Backing::Anonymous { 0 } else { len };
+        offset += if vma.backing == Backing::Anonymous { 0 } else { len };
     }
     Ok(())
 }
@@ -72,9 +72,9 @@ fn fill(booted: &Booted, space: &Space<'_>, layout: &Layout, folios: Folios, dee
     let program = booted.cpu.enter(space);
     for size in layout.sizes(folios) {
         folios_of(booted.machine, size.max(4));
-        for (area, run) in layout.runs().filter(|(area, run)| area.folio(run, folios) == size) {
+        for (vma, run) in layout.runs().filter(|(vma, run)| vma.folio(run, folios) == size) {
             touch(&program, run, deed)?;
-            if size == 2048 && !area.is_huge(run, folios) {
+            if size == 2048 && !vma.is_huge(run, folios) {
                 tables_in(run.start, run.end).try_for_each(|start| split(space, BASE + start))?;
             }
         }
@@ -103,13 +103,13 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Deed) ->
         drop(space);
         return Ok(start.elapsed().as_nanos() as u64);
     }
-    let anonymous = || layout.areas.iter().filter(|area| area.backing == Backing::Anonymous);
-    let advise = |area: &Area, advice| {
-        let advised = space.advise(BASE + area.start, area.end - area.start, advice);
+    let anonymous = || layout.vmas.iter().filter(|vma| vma.backing == Backing::Anonymous);
+    let advise = |vma: &Vma, advice| {
+        let advised = space.advise(BASE + vma.start, vma.end - vma.start, advice);
         advised.map_err(|error| Skip::system("advise", error))
     };
     if deed == Deed::Reclaim {
-        anonymous().try_for_each(|area| advise(area, Advise::Free))?;
+        anonymous().try_for_each(|vma| advise(vma, Advise::Free))?;
     }
     let _program = booted.cpu.enter(&space);
     let start = Instant::now();
@@ -120,14 +120,14 @@ fn timed(booted: &Booted, space: Space<'static>, layout: &Layout, deed: Deed) ->
             let ns = elapsed();
             child.map(|_| ns).map_err(|error| Skip::system("fork", error))
         }
-        Deed::Out => anonymous().try_for_each(|area| advise(area, Advise::PageOut)).map(|()| elapsed()),
+        Deed::Out => anonymous().try_for_each(|vma| advise(vma, Advise::PageOut)).map(|()| elapsed()),
         Deed::Reclaim => {
             let reclaimed = reclaim::<Fast, X86_64>(booted.machine, &[&space][..], booted.group, u64::MAX);
             let ns = elapsed();
             reclaimed.map(|_| ns).map_err(|error| Skip::system("reclaim", format!("{error:?}")))
         }
         _ => {
-            layout.areas.iter().try_for_each(|area| super::unmap(&space, range(area.start, area.end)))?;
+            layout.vmas.iter().try_for_each(|vma| super::unmap(&space, range(vma.start, vma.end)))?;
             Ok(elapsed())
         }
     }

@@ -19,7 +19,7 @@ use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
 use vellum::frame::HUGE_ORDER;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Advise, Limits, MapFlags, MapRequest};
 use vellum::stats::Counter;
 use vellum::vma::Prot;
@@ -51,7 +51,7 @@ struct Booted {
     /// Whether it has swap.
     swap: Cell<bool>,
     /// The group whose memory is reclaimed.
-    group: GroupId,
+    group: MemcgId,
 }
 
 impl Engine {
@@ -73,14 +73,14 @@ impl Engine {
         let sim: &'static Fast = Box::leak(Box::new(simulate(1, 2 * self.bytes + (128 << 20))?));
         let cpu = sim.cpu(0);
         let machine = Box::leak(Box::new(boot(sim)?));
-        let group = machine.groups().create(machine.frames(), GroupId::ROOT, u64::MAX);
+        let group = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX);
         let group = group.map_err(|error| Skip::system("group", format!("{error:?}")))?;
         Ok(self.booted.get_or_init(|| Booted { machine, cpu, swap: Cell::new(false), group }))
     }
 }
 
 impl Booted {
-    fn space(&self, folio_kib: u32, group: GroupId) -> Result<Space<'static>, Skip> {
+    fn space(&self, folio_kib: u32, group: MemcgId) -> Result<Space<'static>, Skip> {
         space(self.machine, folio_kib, group)
     }
 
@@ -118,7 +118,7 @@ pub fn folios_of(machine: &Machine<'_, Fast>, folio_kib: u32) {
 }
 
 /// An empty space, on a machine whose faults from now on use folios of this size and no other.
-pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32, group: GroupId) -> Result<Space<'m>, Skip> {
+pub fn space<'m>(machine: &'m Machine<'m, Fast>, folio_kib: u32, group: MemcgId) -> Result<Space<'m>, Skip> {
     folios_of(machine, folio_kib);
     AddressSpace::new(machine, X86_64::four_levels(), group, Limits::default())
         .map_err(|error| Skip::system("new", error))
@@ -211,7 +211,7 @@ impl Contender for ByRun {
 
     fn run(&mut self, case: &Case, op: Op) -> Result<Sample, Skip> {
         let booted = self.engine.booted()?;
-        let group = if op.written().is_some() { booted.group } else { GroupId::ROOT };
+        let group = if op.written().is_some() { booted.group } else { MemcgId::ROOT };
         let mut space = booted.space(case.folio_kib, group)?;
         if self.column == Column::Page {
             space.cap_runs(1);
@@ -266,7 +266,7 @@ fn timed(booted: &Booted, space: Space<'_>, range: VirtRange, op: Op) -> Result<
 impl Walker for Engine {
     fn walk(&mut self, span: u64, variant: Variant, progress: &mut dyn FnMut(f64)) -> Result<Tables, Skip> {
         let booted = self.booted()?;
-        let space = booted.space(4, GroupId::ROOT)?;
+        let space = booted.space(4, MemcgId::ROOT)?;
         let range = map(&space, span)?;
         let start_kb = space.stats().tables >> 10;
         let (mut peak_kb, steps) = (start_kb, span / TABLE_SPAN);

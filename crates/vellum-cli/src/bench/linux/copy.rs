@@ -23,7 +23,7 @@ use super::{COMPACT, fork, group};
 use crate::bench::case::{Case, PAGE, TABLE_SPAN};
 use crate::bench::contender::Skip;
 use crate::bench::data::{Data, Page};
-use crate::bench::layout::{Area, Backing, Deed, Done, Folios, Layout, Run, What, tables_in};
+use crate::bench::layout::{Backing, Deed, Done, Folios, Layout, Run, Vma, What, tables_in};
 
 /// How often what did not go is asked to go again.
 const TRIES: usize = 8;
@@ -70,7 +70,7 @@ impl Copies {
             self.group = Some((Lent::of(&Thing::Group { name: name.clone() })?, name));
         }
         let memory = |error: rustix::io::Errno| Skip::system("memfd_create", error);
-        // It outlives the copy, as what stands behind areas outlives a process.
+        // It outlives the copy, as what stands behind VMAs outlives a process.
         let files = memfd_create("vellum-copy", MemfdFlags::CLOEXEC).map_err(memory)?;
         ftruncate(&files, self.files).map_err(memory)?;
         let (stamp, stamped) = Stamp::new().map_err(memory)?;
@@ -120,7 +120,7 @@ pub struct Args {
     /// The layout, as JSON.
     #[arg(long)]
     layout: PathBuf,
-    /// What stands behind areas that are not anonymous, one after the other.
+    /// What stands behind VMAs that are not anonymous, one after the other.
     #[arg(long)]
     files: PathBuf,
     /// Where the time is noted when it ends.
@@ -151,7 +151,7 @@ pub fn live(args: &Args) -> anyhow::Result<()> {
     for size in layout.sizes(folios) {
         // Without leave: no folio of this process is large.
         rustix::thread::disable_transparent_huge_pages(size <= 4)?;
-        if size > 4 && layout.runs().any(|(area, run)| area.folio(run, folios) == size && !area.is_huge(run, folios)) {
+        if size > 4 && layout.runs().any(|(vma, run)| vma.folio(run, folios) == size && !vma.is_huge(run, folios)) {
             say(Message::Wants { folio_kib: size })?;
             if !told_to_go_on()? {
                 return Ok(());
@@ -195,7 +195,7 @@ struct Copy<'a> {
 }
 
 impl<'a> Copy<'a> {
-    /// Maps its areas.
+    /// Maps its VMAs.
     fn map(layout: &'a Layout, files: &File) -> anyhow::Result<Self> {
         let len = (layout.end() + ALIGN) as usize;
         // SAFETY: no address is asked for, so that nothing that exists is replaced; and it goes again at once: this process has
@@ -208,20 +208,20 @@ impl<'a> Copy<'a> {
         let copy = Copy { layout, base };
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         let mut offset = 0;
-        for (n, area) in layout.areas.iter().enumerate() {
-            let (at, len) = (copy.at(area.start), (area.end - area.start) as usize);
+        for (n, vma) in layout.vmas.iter().enumerate() {
+            let (at, len) = (copy.at(vma.start), (vma.end - vma.start) as usize);
             let flags = MapFlags::FIXED_NOREPLACE | MapFlags::NORESERVE;
             // SAFETY: nothing is replaced.
             unsafe {
-                match area.backing {
+                match vma.backing {
                     Backing::Anonymous => mmap_anonymous(at, len, rights, flags | MapFlags::PRIVATE)?,
                     Backing::Private => mmap(at, len, rights, flags | MapFlags::PRIVATE, files, offset)?,
                     Backing::Shared => mmap(at, len, rights, flags | MapFlags::SHARED, files, offset)?,
                 }
             };
-            offset += if area.backing == Backing::Anonymous { 0 } else { len as u64 };
+            offset += if vma.backing == Backing::Anonymous { 0 } else { len as u64 };
             if n % 2 == 1 {
-                // SAFETY: a mark of the area, that keeps apart what would become one.
+                // SAFETY: a mark of the VMA, that keeps apart what would become one.
                 unsafe { madvise(at, len, Advice::LinuxDontDump)? };
             }
         }
@@ -235,9 +235,9 @@ impl<'a> Copy<'a> {
 
     /// Touches what is in folios of a size.
     fn fill(&self, size: u32, folios: Folios, deed: Deed) -> anyhow::Result<()> {
-        for (area, run) in self.layout.runs().filter(|(area, run)| area.folio(run, folios) == size) {
-            if area.is_huge(run, folios) {
-                self.fill_huge(area, run, deed)?;
+        for (vma, run) in self.layout.runs().filter(|(vma, run)| vma.folio(run, folios) == size) {
+            if vma.is_huge(run, folios) {
+                self.fill_huge(vma, run, deed)?;
                 continue;
             }
             self.touch(run, deed)?;
@@ -254,10 +254,10 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Has whole tables' spans mapped huge, as far as the area goes that far. That needs no setting, and nobody's leave.
-    fn fill_huge(&self, area: &Area, run: &Run, deed: Deed) -> anyhow::Result<()> {
+    /// Has whole tables' spans mapped huge, as far as the VMA goes that far. That needs no setting, and nobody's leave.
+    fn fill_huge(&self, vma: &Vma, run: &Run, deed: Deed) -> anyhow::Result<()> {
         for start in (run.start / TABLE_SPAN * TABLE_SPAN..run.end).step_by(TABLE_SPAN as usize) {
-            let inside = area.start <= start && start + TABLE_SPAN <= area.end;
+            let inside = vma.start <= start && start + TABLE_SPAN <= vma.end;
             let (from, to) = if inside { (start, start + TABLE_SPAN) } else { (run.start.max(start), run.end) };
             let to = to.min(start + TABLE_SPAN);
             self.touch(&Run { start: from, end: if inside { from + PAGE } else { to }, what: What::Huge }, deed)?;
@@ -294,17 +294,17 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Areas of anonymous memory.
+    /// VMAs of anonymous memory.
     fn anonymous(&self) -> impl Iterator<Item = (*mut c_void, usize)> {
-        let anonymous = self.layout.areas.iter().filter(|area| area.backing == Backing::Anonymous);
-        anonymous.map(|area| (self.at(area.start), (area.end - area.start) as usize))
+        let anonymous = self.layout.vmas.iter().filter(|vma| vma.backing == Backing::Anonymous);
+        anonymous.map(|vma| (self.at(vma.start), (vma.end - vma.start) as usize))
     }
 
     /// Pages of anonymous memory that are there.
     fn present(&self) -> anyhow::Result<u64> {
         let mut present = 0;
-        for (area, run) in self.layout.runs() {
-            if area.backing == Backing::Anonymous && run.is_anonymous() {
+        for (vma, run) in self.layout.runs() {
+            if vma.backing == Backing::Anonymous && run.is_anonymous() {
                 let mut pages = vec![0u8; ((run.end - run.start) / PAGE) as usize];
                 // SAFETY: a byte a page is written to the array, which has so many.
                 let asked =
@@ -318,9 +318,9 @@ impl<'a> Copy<'a> {
 
     fn unmap(&self) -> anyhow::Result<u64> {
         let start = now_ns();
-        for area in &self.layout.areas {
+        for vma in &self.layout.vmas {
             // SAFETY: the copy is this process's own, and no reference to it exists.
-            unsafe { munmap(self.at(area.start), (area.end - area.start) as usize)? };
+            unsafe { munmap(self.at(vma.start), (vma.end - vma.start) as usize)? };
         }
         Ok(now_ns() - start)
     }

@@ -15,7 +15,7 @@ use crate::bench::data::Page;
 /// Private anonymous memory, aligned to 2 MiB, with inaccessible memory on both sides.
 ///
 /// The sides keep the kernel from joining it with a neighbour: an operation on it is then one on a whole
-/// area, and what `smaps` says of the area it says of the region.
+/// VMA, and what `smaps` says of the VMA it says of the region.
 pub struct Region {
     reserved: *mut c_void,
     reserved_len: usize,
@@ -161,7 +161,7 @@ impl Region {
     }
 
     /// Maps each huge folio by page-table entries: a change of one page's protection needs an entry for each
-    /// page. It is taken back at once, so that entries and area are as if nothing had been. The folio stays large.
+    /// page. It is taken back at once, so that entries and VMA are as if nothing had been. The folio stays large.
     fn split(&self) -> Result<(), Errno> {
         for offset in (0..self.len).step_by(TABLE_SPAN as usize) {
             let page = self.start.wrapping_byte_add(offset);
@@ -178,9 +178,9 @@ impl Region {
     /// Bytes that upper-level entries map, as `smaps` tells.
     fn huge_bytes(&self) -> procfs::ProcResult<u64> {
         let (start, end) = (self.start as u64, self.start as u64 + self.len as u64);
-        let areas = Process::myself()?.smaps()?;
-        let inside = areas.iter().filter(|area| area.address.0 >= start && area.address.1 <= end);
-        Ok(inside.filter_map(|area| area.extension.map.get("AnonHugePages")).sum())
+        let vmas = Process::myself()?.smaps()?;
+        let inside = vmas.iter().filter(|vma| vma.address.0 >= start && vma.address.1 <= end);
+        Ok(inside.filter_map(|vma| vma.extension.map.get("AnonHugePages")).sum())
     }
 
     /// `munmap` of the whole region; nanoseconds.

@@ -75,12 +75,12 @@ fn method(subject: &Subject, runs: u32) -> Vec<(&'static str, String)> {
             "is the least the operation can be: a bare loop over the same page-table entries and one 32-byte descriptor \
              a folio. Nothing of it is in the caches: 256 MiB of other memory are written in between, as everybody else \
              touches the region in between. It has no locks, no atomic operations, no TLB, no reverse map, no accounting, \
-             no LRU lists, no areas, no walk from the root.",
+             no LRU lists, no VMAs, no walk from the root.",
         ),
         (
             "vellum",
             "is the engine on real memory, in a simulated machine with one CPU. In its figure is all that it does when a \
-             kernel runs it: areas found, split and merged; the walk from the root; table locks; entries cleared; the \
+             kernel runs it: VMAs found, split and merged; the walk from the root; table locks; entries cleared; the \
              flush gathered and the TLB's owner called; each folio's references, map count and owner (which are \
              all of its reverse map for anonymous memory), its group's charge and LRU list; statistics; folios and empty \
              tables given back and merged. Not in it: entering a kernel by a system call or an exception, and the TLB \

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use vellum::Machine;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum_sim::Fast;
 
 use super::Spaces;
@@ -139,7 +139,7 @@ impl Team for Engine<'_> {
         let machine = *self.machine.as_ref().map_err(|skip| skip.clone())?;
         let (sim, whole) = (machine.platform(), of_all(case, &members));
         let common = match spaces {
-            Spaces::One => Some(sim.on_cpu(0, || engine::space(machine, case.folio_kib, GroupId::ROOT))?),
+            Spaces::One => Some(sim.on_cpu(0, || engine::space(machine, case.folio_kib, MemcgId::ROOT))?),
             Spaces::Own => None,
         };
         let before = Counted::now(machine);
@@ -152,7 +152,7 @@ impl Team for Engine<'_> {
                 let cpu = sim.cpu(member);
                 let own = match &common {
                     Some(_) => None,
-                    None => Some(engine::space(machine, case.folio_kib, GroupId::ROOT)?),
+                    None => Some(engine::space(machine, case.folio_kib, MemcgId::ROOT)?),
                 };
                 let Some(space) = common.as_ref().or(own.as_ref()) else {
                     return Err(Skip::system("new", "no space"));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vellum_pagemap::{Area, Categories, Region, Surveyed};
+use vellum_pagemap::{Categories, Region, Surveyed, Vma};
 
 use crate::bench::case::{PAGE, TABLE_SPAN};
 use crate::bench::layout::{self, Backing, Layout, Run, What};
@@ -82,12 +82,12 @@ impl Import {
     }
 
     /// Pages that are alike, in ascending order. Of anonymous memory, in folios of an order, if that is known.
-    pub fn pages(&mut self, region: &Region, area: &Area, order: usize) {
+    pub fn pages(&mut self, region: &Region, vma: &Vma, order: usize) {
         let categories = region.categories;
         let [present, huge, zero, file] = [Categories::PRESENT, Categories::HUGE, Categories::ZERO, Categories::FILE]
             .map(|one| categories.contains(one));
-        // A file's pages in an area that is no file's are the kernel's own (vdso).
-        if !present || area.page > PAGE || file && (huge || !area.file) {
+        // A file's pages in a VMA that is no file's are the kernel's own (vdso).
+        if !present || vma.page > PAGE || file && (huge || !vma.file) {
             self.left_out += region.len();
             return;
         }
@@ -144,13 +144,13 @@ impl Import {
         self.weight[1] += if keeps { bytes } else { 0 };
     }
 
-    /// All was seen, of these areas.
-    pub fn finish(mut self, areas: &[Surveyed]) -> Imported {
+    /// All was seen, of these VMAs.
+    pub fn finish(mut self, vmas: &[Surveyed]) -> Imported {
         self.runs.sort_by_key(|run| run.start);
-        // An area in which nothing was met costs something as well.
+        // A VMA in which nothing was met costs something as well.
         let mut bare = self.sample.clone();
-        for one in areas {
-            let tables = one.area.start / TABLE_SPAN..=(one.area.end - 1) / TABLE_SPAN;
+        for one in vmas {
+            let tables = one.vma.start / TABLE_SPAN..=(one.vma.end - 1) / TABLE_SPAN;
             let met = |seen: &BTreeSet<u64>| seen.range(tables.clone()).next().is_some();
             if !met(&self.kept) && !met(&self.dropped) && bare.takes() {
                 self.kept.insert(*tables.start());
@@ -159,17 +159,17 @@ impl Import {
         let places = self.places();
         let mut next = 0;
         let mut layout = Layout::default();
-        for one in areas {
-            let (first, last) = (one.area.start / TABLE_SPAN, (one.area.end - 1) / TABLE_SPAN);
+        for one in vmas {
+            let (first, last) = (one.vma.start / TABLE_SPAN, (one.vma.end - 1) / TABLE_SPAN);
             let mut own = Vec::new();
-            while let Some(run) = self.runs.get(next).filter(|run| run.start < one.area.end) {
-                // Areas in a row may share one, and an empty table's addresses may begin before the area.
-                let (start, end) = (run.start.max(one.area.start), run.end.min(one.area.end));
+            while let Some(run) = self.runs.get(next).filter(|run| run.start < one.vma.end) {
+                // VMAs in a row may share one, and an empty table's addresses may begin before the VMA.
+                let (start, end) = (run.start.max(one.vma.start), run.end.min(one.vma.end));
                 own.extend(places.get(&(start / TABLE_SPAN)).filter(|_| start < end).map(|place| {
                     let shifted = place * TABLE_SPAN + start % TABLE_SPAN;
                     Run { start: shifted, end: shifted + (end - start), ..*run }
                 }));
-                if run.end > one.area.end && run.what != What::Table {
+                if run.end > one.vma.end && run.what != What::Table {
                     break;
                 }
                 next += 1;
@@ -179,14 +179,14 @@ impl Import {
             let (stop, end) = there.next_back().unwrap_or((begin, start));
             let inside =
                 |whole: bool, address: u64, otherwise: u64| if whole { address % TABLE_SPAN } else { otherwise };
-            let end_inside = match inside(*stop == last, one.area.end, TABLE_SPAN) {
+            let end_inside = match inside(*stop == last, one.vma.end, TABLE_SPAN) {
                 0 => TABLE_SPAN,
                 some => some,
             };
-            layout.areas.push(layout::Area {
-                start: start * TABLE_SPAN + inside(*begin == first, one.area.start, 0),
+            layout.vmas.push(layout::Vma {
+                start: start * TABLE_SPAN + inside(*begin == first, one.vma.start, 0),
                 end: end * TABLE_SPAN + end_inside,
-                backing: match (one.area.file, one.area.is_shared()) {
+                backing: match (one.vma.file, one.vma.is_shared()) {
                     (false, _) => Backing::Anonymous,
                     (true, false) => Backing::Private,
                     (true, true) => Backing::Shared,
@@ -223,43 +223,43 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn area(start: u64, end: u64) -> Surveyed {
+    fn vma(start: u64, end: u64) -> Surveyed {
         let permissions = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
-        let area = Area { start, end, permissions, name: String::new(), file: false, inode: (0, 0, 0), page: PAGE };
-        Surveyed { area, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
+        let vma = Vma { start, end, permissions, name: String::new(), file: false, inode: (0, 0, 0), page: PAGE };
+        Surveyed { vma, resident: 0, swapped: 0, huge: 0, zero: 0, used: 0, empty: 0 }
     }
 
-    fn imported(areas: &[(u64, u64)], pages: &[(u64, u64)], share: f64) -> Imported {
+    fn imported(vmas: &[(u64, u64)], pages: &[(u64, u64)], share: f64) -> Imported {
         let mut import = Import::within(1000, (share * 1000.0) as u64);
         for (start, end) in pages {
             let region = Region { start: *start, end: *end, categories: Categories::PRESENT };
-            import.pages(&region, &area(*start, *end).area, 0);
+            import.pages(&region, &vma(*start, *end).vma, 0);
         }
-        import.finish(&areas.iter().map(|(start, end)| area(*start, *end)).collect::<Vec<_>>())
+        import.finish(&vmas.iter().map(|(start, end)| vma(*start, *end)).collect::<Vec<_>>())
     }
 
-    /// Areas do not overlap, what is in one is in it, in order; and where something lies in its table is where it was.
+    /// VMAs do not overlap, what is in one is in it, in order; and where something lies in its table is where it was.
     fn is_sound(layout: &Layout) {
-        assert!(layout.areas.windows(2).all(|pair| pair[0].end <= pair[1].start), "{layout:x?}");
-        for area in &layout.areas {
-            assert!(area.start < area.end);
+        assert!(layout.vmas.windows(2).all(|pair| pair[0].end <= pair[1].start), "{layout:x?}");
+        for vma in &layout.vmas {
+            assert!(vma.start < vma.end);
             assert!(
-                area.runs.iter().all(|run| area.start <= run.start && run.start < run.end && run.end <= area.end),
-                "{area:x?}"
+                vma.runs.iter().all(|run| vma.start <= run.start && run.start < run.end && run.end <= vma.end),
+                "{vma:x?}"
             );
-            assert!(area.runs.windows(2).all(|pair| pair[0].end <= pair[1].start), "{area:x?}");
+            assert!(vma.runs.windows(2).all(|pair| pair[0].end <= pair[1].start), "{vma:x?}");
         }
     }
 
     #[test]
     fn what_shares_a_table_goes_on_sharing_it() {
         let at = 0x7f12_3450_0000;
-        let areas = [(at, at + 4 * PAGE), (at + 6 * PAGE, at + 8 * PAGE), (at + 5 * GIB, at + 6 * GIB)];
+        let vmas = [(at, at + 4 * PAGE), (at + 6 * PAGE, at + 8 * PAGE), (at + 5 * GIB, at + 6 * GIB)];
         let pages =
             [(at, at + PAGE), (at + 7 * PAGE, at + 8 * PAGE), (at + 5 * GIB + 3 * PAGE, at + 5 * GIB + 4 * PAGE)];
-        let Imported { layout, left_out, .. } = imported(&areas, &pages, 1.0);
+        let Imported { layout, left_out, .. } = imported(&vmas, &pages, 1.0);
         is_sound(&layout);
-        assert_eq!((layout.areas.len(), left_out), (3, 0));
+        assert_eq!((layout.vmas.len(), left_out), (3, 0));
         // Two of the lowest level, and one above each, under one.
         assert_eq!(layout.tables(), 2 + 2 + 1);
         assert_eq!(layout.bytes(Folios::AsIs), 3 * PAGE);
@@ -267,29 +267,28 @@ mod tests {
 
     #[test]
     fn of_what_is_too_much_a_share_of_the_tables_is_kept() {
-        let areas: Vec<(u64, u64)> = (0..1000).map(|n| (n * GIB, n * GIB + 4 * TABLE_SPAN)).collect();
-        let pages: Vec<(u64, u64)> =
-            areas[..500].iter().map(|(start, _)| (*start, start + TABLE_SPAN + PAGE)).collect();
-        let Imported { layout, share, .. } = imported(&areas, &pages, 0.25);
+        let vmas: Vec<(u64, u64)> = (0..1000).map(|n| (n * GIB, n * GIB + 4 * TABLE_SPAN)).collect();
+        let pages: Vec<(u64, u64)> = vmas[..500].iter().map(|(start, _)| (*start, start + TABLE_SPAN + PAGE)).collect();
+        let Imported { layout, share, .. } = imported(&vmas, &pages, 0.25);
         is_sound(&layout);
         let bytes = layout.bytes(Folios::AsIs) + layout.runs().count() as u64 * PAGE;
         let all = pages.iter().map(|(start, end)| end - start + 2 * PAGE).sum::<u64>();
         assert_eq!(share, bytes as f64 / all as f64);
         // Full tables and others take turns, and neither may be met more often.
         assert!((0.2..0.3).contains(&share), "{share}");
-        // Those with nothing in them too: a process with many areas pays for each.
-        let bare = layout.areas.iter().filter(|area| area.runs.is_empty()).count();
+        // Those with nothing in them too: a process with many VMAs pays for each.
+        let bare = layout.vmas.iter().filter(|vma| vma.runs.is_empty()).count();
         assert!((124..=126).contains(&bare), "{bare}");
     }
 
     #[test]
-    fn a_table_that_holds_nothing_is_copied_with_the_area_that_it_begins_in() {
+    fn a_table_that_holds_nothing_is_copied_with_the_vma_that_it_begins_in() {
         let at = 3 * GIB + 100 * PAGE;
         let mut import = Import::within(1, 1);
         import.empty_table(3 * GIB);
-        let Imported { layout, .. } = import.finish(&[area(at, at + GIB)]);
+        let Imported { layout, .. } = import.finish(&[vma(at, at + GIB)]);
         is_sound(&layout);
-        assert_eq!(layout.areas[0].runs.iter().map(|run| run.what).collect::<Vec<_>>(), [What::Table]);
+        assert_eq!(layout.vmas[0].runs.iter().map(|run| run.what).collect::<Vec<_>>(), [What::Table]);
         assert_eq!((layout.tables(), layout.bytes(Folios::AsIs)), (3, 0));
     }
 
@@ -297,11 +296,11 @@ mod tests {
     fn whatever_is_seen_the_layout_is_sound() {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..500 {
-            let (mut areas, mut pages, mut at) = (Vec::new(), Vec::new(), GIB);
+            let (mut vmas, mut pages, mut at) = (Vec::new(), Vec::new(), GIB);
             for _ in 0..random.u64(1..40) {
                 at += random.choice(&[0, PAGE, 300 * PAGE, TABLE_SPAN, 3 * GIB]).unwrap();
                 let len = random.choice(&[1, 3, 511, 512, 700, 5000]).unwrap() * PAGE;
-                areas.push((at, at + len));
+                vmas.push((at, at + len));
                 let mut within = at;
                 while within < at + len {
                     let end = (within + random.u64(1..600) * PAGE).min(at + len);
@@ -313,12 +312,12 @@ mod tests {
                 at += len;
             }
             let share = *random.choice(&[1.0, 0.5, 0.1]).unwrap();
-            let layout = imported(&areas, &pages, share).layout;
+            let layout = imported(&vmas, &pages, share).layout;
             is_sound(&layout);
             if share == 1.0 {
                 let seen: u64 = pages.iter().map(|(start, end)| end - start).sum();
                 assert_eq!(layout.bytes(Folios::AsIs), seen);
-                assert_eq!(layout.areas.len(), areas.len());
+                assert_eq!(layout.vmas.len(), vmas.len());
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::arch::paging::user_end;
 use crate::mem::{UserSpace, uaccess};
 use crate::task::hindrance::failed;
 use alloc::sync::Arc;
-use vellum::group::MayBeRefused;
+use vellum::memcg::MayBeRefused;
 use vellum::space::{MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum_kernel::errno::Errno;

@@ -73,7 +73,7 @@ impl State {
         room[1] = 0x03;
         room[24] = 0x80; // MXCSR 0x1f80
         room[25] = 0x1f;
-        // XSTATE_BV: x87 and SSE are what the legacy area says.
+        // XSTATE_BV: x87 and SSE are what the legacy VMA says.
         room[512] = (X87 | SSE) as u8;
         Self(room)
     }
@@ -96,7 +96,7 @@ impl State {
 
     fn save(&mut self) {
         let (at, parts) = (self.0.as_mut_ptr(), PARTS.load(Relaxed));
-        // SAFETY: the area is aligned, and as large as the parts in use need (`init`).
+        // SAFETY: the VMA is aligned, and as large as the parts in use need (`init`).
         unsafe {
             if parts == 0 {
                 asm!("fxsave64 [{}]", in(reg) at, options(nostack, preserves_flags));

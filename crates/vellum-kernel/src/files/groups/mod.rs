@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use linux_raw_sys::general::{CGROUP2_SUPER_MAGIC, SIGKILL};
 use spin::Once;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupCounters, GroupError, GroupId, GroupUsage, MAX_GROUPS};
+use vellum::memcg::{MAX_MEMCGS, MemcgCounters, MemcgError, MemcgId, MemcgUsage};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Inode;
 use vellum_kernel::fs::cgroup::{self, Control, amount, said};
@@ -43,7 +43,7 @@ pub const ROOT: u32 = 0;
 
 /// A group.
 struct Group {
-    engine: GroupId,
+    engine: MemcgId,
     parent: u32,
     name: Box<[u8]>,
     events: Events,
@@ -67,7 +67,7 @@ struct Table {
     /// By number; the root is not in it.
     groups: BTreeMap<u32, Group>,
     /// Removed, and still charged.
-    leaving: Vec<GroupId>,
+    leaving: Vec<MemcgId>,
 }
 
 /// Held while a process changes its group, so that none moves into one that is being removed.
@@ -75,9 +75,9 @@ static TABLE: Shared<Table> = Shared::new(Table { groups: BTreeMap::new(), leavi
 static NUMBERS: AtomicU32 = AtomicU32::new(ROOT + 1);
 
 impl Table {
-    fn engine(&self, group: u32) -> Result<GroupId, Errno> {
+    fn engine(&self, group: u32) -> Result<MemcgId, Errno> {
         match group {
-            ROOT => Ok(GroupId::ROOT),
+            ROOT => Ok(MemcgId::ROOT),
             _ => self.groups.get(&group).map(|group| group.engine).ok_or(Errno::ENODEV),
         }
     }
@@ -91,12 +91,12 @@ impl Table {
     fn sweep(&mut self) {
         let frames = machine().frames();
         // A group goes only after those below it, which were removed before it.
-        self.leaving.retain(|group| machine().groups().remove(frames, *group).is_err());
+        self.leaving.retain(|group| machine().memcgs().remove(frames, *group).is_err());
     }
 }
 
 /// The number of the engine's group, or of the nearest above it that has one.
-pub fn number_of(engine: GroupId) -> u32 {
+pub fn number_of(engine: MemcgId) -> u32 {
     TABLE.lock().groups.iter().find(|(_, group)| group.engine == engine).map_or(ROOT, |(number, _)| *number)
 }
 
@@ -106,7 +106,7 @@ pub fn is_below(process: &Process, group: u32) -> bool {
 }
 
 /// The engine's group of a number, if there is such a group.
-pub fn engine(group: u32) -> Option<GroupId> {
+pub fn engine(group: u32) -> Option<MemcgId> {
     TABLE.lock().engine(group).ok()
 }
 
@@ -118,11 +118,11 @@ pub fn excess(group: u32) -> u64 {
 
 /// Bytes that a group and those below it have in swap; what several have, each of them has.
 fn swapped(group: u32) -> u64 {
-    let mut below = [false; MAX_GROUPS];
+    let mut below = [false; MAX_MEMCGS];
     statistics::below(&TABLE.lock(), group).for_each(|id| below[usize::from(id.number())] = true);
     let objects =
         engine(group).and_then(|group| counters(group).ok()).map_or(0, |counters| counters.swapped * FRAME_SIZE);
-    let spaces = spaces::all().filter(|space| below[usize::from(space.engine.group().number())]);
+    let spaces = spaces::all().filter(|space| below[usize::from(space.engine.memcg().number())]);
     spaces.map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
@@ -139,7 +139,7 @@ pub fn tell_swap_room() {
         from = number + 1;
         let room = most.saturating_sub(swapped(number)) / FRAME_SIZE;
         // It may be gone by now.
-        let _ = machine().groups().set_swap_room(engine, room);
+        let _ = machine().memcgs().set_swap_room(engine, room);
     }
 }
 
@@ -192,12 +192,12 @@ pub fn note(group: u32, event: Event) {
     }
 }
 
-fn counters(group: GroupId) -> Result<GroupCounters, Errno> {
-    machine().groups().counters(group).map_err(|_| Errno::ENODEV)
+fn counters(group: MemcgId) -> Result<MemcgCounters, Errno> {
+    machine().memcgs().counters(group).map_err(|_| Errno::ENODEV)
 }
 
-fn usage(group: GroupId) -> Result<GroupUsage, Errno> {
-    machine().groups().usage(machine().frames(), group).map_err(|_| Errno::ENODEV)
+fn usage(group: MemcgId) -> Result<MemcgUsage, Errno> {
+    machine().memcgs().usage(machine().frames(), group).map_err(|_| Errno::ENODEV)
 }
 
 /// The root directory.
@@ -220,11 +220,11 @@ impl cgroup::Groups for Memory {
         let mut table = TABLE.lock();
         table.sweep();
         let above = table.engine(parent).map_err(|_| Errno::ENOENT)?;
-        let made = machine().groups().create(machine().frames(), above, u64::MAX);
+        let made = machine().memcgs().create(machine().frames(), above, u64::MAX);
         let engine = made.map_err(|error| match error {
-            GroupError::TooMany => Errno::EAGAIN,
-            GroupError::NoMemory(why) => failed(Some(why), vellum::errno::Errno::ENOMEM),
-            GroupError::NoSuchGroup(_) | GroupError::Busy(_) => Errno::ENOENT,
+            MemcgError::TooMany => Errno::EAGAIN,
+            MemcgError::NoMemory(why) => failed(Some(why), vellum::errno::Errno::ENOMEM),
+            MemcgError::NoSuchMemcg(_) | MemcgError::Busy(_) => Errno::ENOENT,
         })?;
         let number = NUMBERS.fetch_add(1, Relaxed);
         table
@@ -243,7 +243,7 @@ impl cgroup::Groups for Memory {
         if let Some(group) = table.groups.remove(&group) {
             // The groups above limit the memory that it leaves behind: no process could lift the
             // limit of a group without a name.
-            let _ = machine().groups().set_limit(group.engine, u64::MAX);
+            let _ = machine().memcgs().set_limit(group.engine, u64::MAX);
             table.leaving.push(group.engine);
         }
         table.sweep();
@@ -296,7 +296,7 @@ impl cgroup::Groups for Memory {
             Control::Max => {
                 let limit = amount(value)?.map_or(u64::MAX, |bytes| bytes / FRAME_SIZE);
                 let engine = TABLE.lock().engine(group)?;
-                let groups = machine().groups();
+                let groups = machine().memcgs();
                 groups.set_limit(engine, limit).map_err(|_| Errno::ENODEV)?;
                 groups.drain(machine().frames(), engine).map_err(|_| Errno::ENODEV)?;
                 if excess(group) > 0 {
@@ -315,7 +315,7 @@ impl cgroup::Groups for Memory {
                 let found = table.groups.get_mut(&group).ok_or(Errno::ENODEV)?;
                 found.swap = most;
                 // Without a limit it is not told again.
-                machine().groups().set_swap_room(found.engine, u64::MAX).map_err(|_| Errno::ENODEV)?;
+                machine().memcgs().set_swap_room(found.engine, u64::MAX).map_err(|_| Errno::ENODEV)?;
                 drop(table);
                 tell_swap_room();
                 Ok(())
@@ -357,5 +357,5 @@ fn enter(process: &Process, group: u32) -> Result<(), Errno> {
     process.cgroup.store(group, Relaxed);
     process.payer.store(engine.number(), Relaxed);
     let memory = process.memory();
-    memory.map_or(Ok(()), |memory| memory.engine.set_group(engine).map_err(|_| Errno::ENODEV))
+    memory.map_or(Ok(()), |memory| memory.engine.set_memcg(engine).map_err(|_| Errno::ENODEV))
 }

@@ -5,7 +5,7 @@ use crate::mem::machine;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::{GroupId, LruList};
+use vellum::memcg::{LruList, MemcgId};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::proc::Text as Words;
 
@@ -43,15 +43,15 @@ impl Listed {
 }
 
 /// A group and those below it; of the root, those that are leaving too.
-pub(super) fn below(table: &Table, group: u32) -> impl Iterator<Item = GroupId> {
+pub(super) fn below(table: &Table, group: u32) -> impl Iterator<Item = MemcgId> {
     let below = table.groups.iter().filter(move |(number, _)| table.ancestors(**number).any(|above| above == group));
     let leaving = table.leaving.iter().copied().filter(move |_| group == ROOT);
-    below.map(|(_, group)| group.engine).chain(leaving).chain((group == ROOT).then_some(GroupId::ROOT))
+    below.map(|(_, group)| group.engine).chain(leaving).chain((group == ROOT).then_some(MemcgId::ROOT))
 }
 
 /// Pages on their lists, of one node or all.
 fn listed_below(table: &Table, group: u32, node: Option<usize>) -> Listed {
-    let (groups, frames) = (machine().groups(), machine().frames());
+    let (groups, frames) = (machine().memcgs(), machine().frames());
     let mut sum = Listed::default();
     for engine in below(table, group) {
         let lists = match node {
@@ -92,7 +92,7 @@ pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
 /// `memory.stat`. A group is charged for anonymous memory, objects', and the kernel's for it: page
 /// tables, nodes of VMAs and of objects' indices, what spaces count per CPU, and (`percpu`) the
 /// lists of groups below it.
-pub fn of(group: u32, engine: GroupId) -> Result<Vec<u8>, Errno> {
+pub fn of(group: u32, engine: MemcgId) -> Result<Vec<u8>, Errno> {
     let (listed, cached) = {
         let table = TABLE.lock();
         let mut groups = Vec::new();

@@ -5,7 +5,7 @@ use super::numbers;
 use crate::mem::machine;
 use vellum::addr::{FRAME_SHIFT, Pfn};
 use vellum::frame::{Frame, FrameKind, FrameState, flag};
-use vellum::group::LruList;
+use vellum::memcg::LruList;
 use vellum::platform::Memory;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Sink;

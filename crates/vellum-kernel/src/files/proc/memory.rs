@@ -11,12 +11,12 @@ use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind, Marker};
 use vellum::frame::flag;
 use vellum::frame::policy::Advice;
-use vellum::vma::{AreaFlags, Prot, Vma};
+use vellum::vma::{Prot, Vma, VmaFlags};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::{Sink, Source};
 use vellum_kernel::proc::Text;
-use vellum_kernel::proc::maps::{self as words, Area, Usage};
+use vellum_kernel::proc::maps::{self as words, MapsEntry, Usage};
 use vellum_kernel::proc::process::Memory;
 
 /// The memory of whom a file is about; none if it has ended.
@@ -24,18 +24,18 @@ pub fn space(subject: &Subject) -> Result<Option<Arc<UserSpace>>, Errno> {
     Ok(subject.process()?.memory())
 }
 
-/// The areas, of one moment.
-fn areas(memory: &UserSpace) -> Result<Vec<Vma>, Errno> {
-    let mut areas = Vec::new();
+/// The VMAs, of one moment.
+fn vmas(memory: &UserSpace) -> Result<Vec<Vma>, Errno> {
+    let mut vmas = Vec::new();
     let mut full = false;
-    memory.engine.areas(0, |area| {
-        full = areas.try_reserve(1).is_err();
+    memory.engine.vmas(0, |vma| {
+        full = vmas.try_reserve(1).is_err();
         if !full {
-            areas.push(*area);
+            vmas.push(*vma);
         }
         !full
     });
-    if full { Err(Errno::ENOMEM) } else { Ok(areas) }
+    if full { Err(Errno::ENOMEM) } else { Ok(vmas) }
 }
 
 /// What shared memory without a file is shown as.
@@ -43,13 +43,13 @@ const SHARED: &[u8] = b"/dev/zero (deleted)";
 /// The file system it is said to be on, as on Linux.
 const SHARED_DEVICE: Device = Device { major: 0, minor: 1 };
 
-/// Shows an area as `maps` does.
-fn show<T>(memory: &UserSpace, area: &Vma, tell: impl FnOnce(&Area<'_>) -> T) -> T {
-    let VirtRange { start, end } = *area.range;
+/// Shows a VMA as `maps` does.
+fn show<T>(memory: &UserSpace, vma: &Vma, tell: impl FnOnce(&MapsEntry<'_>) -> T) -> T {
+    let VirtRange { start, end } = *vma.range;
     let (heap, stack) = (*memory.heap.lock(), memory.image.lock().stack);
-    let file = memory.mapped(area.backing.tag()).filter(|_| area.backing.tag() != 0);
+    let file = memory.mapped(vma.backing.tag()).filter(|_| vma.backing.tag() != 0);
     let path = file.as_ref().map(|file| from_root(|view| view.names.path_of_mapped(file, view.root)));
-    let anonymous = area.backing.is_anonymous();
+    let anonymous = vma.backing.is_anonymous();
     let name = match &path {
         Some(path) => path.as_slice(),
         None if !anonymous => SHARED,
@@ -62,13 +62,13 @@ fn show<T>(memory: &UserSpace, area: &Vma, tell: impl FnOnce(&Area<'_>) -> T) ->
         None if anonymous => (Device::default(), 0),
         None => (SHARED_DEVICE, 1),
     };
-    tell(&Area {
+    tell(&MapsEntry {
         range: start..end,
-        read: area.prot.contains(Prot::READ),
-        write: area.prot.contains(Prot::WRITE),
-        execute: area.prot.contains(Prot::EXEC),
-        shared: area.backing.is_shared(),
-        offset: if anonymous { 0 } else { area.backing.offset(start) },
+        read: vma.prot.contains(Prot::READ),
+        write: vma.prot.contains(Prot::WRITE),
+        execute: vma.prot.contains(Prot::EXEC),
+        shared: vma.backing.is_shared(),
+        offset: if anonymous { 0 } else { vma.backing.offset(start) },
         device,
         inode,
         name,
@@ -78,13 +78,13 @@ fn show<T>(memory: &UserSpace, area: &Vma, tell: impl FnOnce(&Area<'_>) -> T) ->
 /// `maps`.
 pub fn maps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
-    let areas = areas(&memory)?;
-    Text::of(|text| areas.iter().try_for_each(|area| show(&memory, area, |shown| words::line(text, shown))))
+    let vmas = vmas(&memory)?;
+    Text::of(|text| vmas.iter().try_for_each(|vma| show(&memory, vma, |shown| words::line(text, shown))))
 }
 
-/// What of an area is in memory.
-fn usage(memory: &UserSpace, area: &Vma) -> Usage {
-    let found = memory.engine.usage(*area.range);
+/// What of a VMA is in memory.
+fn usage(memory: &UserSpace, vma: &Vma) -> Usage {
+    let found = memory.engine.usage(*vma.range);
     let arch = memory.engine.arch();
     let block_size = |level| match arch.block_bits(level) {
         0 => 0,
@@ -108,56 +108,56 @@ fn usage(memory: &UserSpace, area: &Vma) -> Usage {
         shmem_huge: found.huge_objects,
         swap: found.swap + found.swap_objects,
         swap_pss: found.swap,
-        locked: if area.flags.contains(AreaFlags::LOCKED) { found.proportional.all } else { 0 },
+        locked: if vma.flags.contains(VmaFlags::LOCKED) { found.proportional.all } else { 0 },
         ..Usage::default()
     }
 }
 
 /// The letters of `VmFlags`.
-fn flags(area: &Vma) -> Vec<&'static str> {
-    let shared = area.backing.is_shared();
-    let has = |flag| area.flags.contains(flag);
+fn flags(vma: &Vma) -> Vec<&'static str> {
+    let shared = vma.backing.is_shared();
+    let has = |flag| vma.flags.contains(flag);
     let letters = [
-        (area.prot.contains(Prot::READ), "rd"),
-        (area.prot.contains(Prot::WRITE), "wr"),
-        (area.prot.contains(Prot::EXEC), "ex"),
+        (vma.prot.contains(Prot::READ), "rd"),
+        (vma.prot.contains(Prot::WRITE), "wr"),
+        (vma.prot.contains(Prot::EXEC), "ex"),
         (shared, "sh"),
         (true, "mr"),
         (true, "mw"),
         (true, "me"),
         (shared, "ms"),
-        (has(AreaFlags::GROWSDOWN), "gd"),
-        (has(AreaFlags::LOCKED), "lo"),
-        (has(AreaFlags::DONTFORK), "dc"),
-        (area.prot.contains(Prot::WRITE) && !shared && !has(AreaFlags::NORESERVE), "ac"),
-        (has(AreaFlags::NORESERVE), "nr"),
-        (has(AreaFlags::WIPEONFORK), "wf"),
-        (has(AreaFlags::DONTDUMP), "dd"),
-        (has(AreaFlags::MISSING), "um"),
-        (has(AreaFlags::WRITES), "uw"),
-        (area.advice == Advice::Huge, "hg"),
-        (area.advice == Advice::NoHuge, "nh"),
+        (has(VmaFlags::GROWSDOWN), "gd"),
+        (has(VmaFlags::LOCKED), "lo"),
+        (has(VmaFlags::DONTFORK), "dc"),
+        (vma.prot.contains(Prot::WRITE) && !shared && !has(VmaFlags::NORESERVE), "ac"),
+        (has(VmaFlags::NORESERVE), "nr"),
+        (has(VmaFlags::WIPEONFORK), "wf"),
+        (has(VmaFlags::DONTDUMP), "dd"),
+        (has(VmaFlags::MISSING), "um"),
+        (has(VmaFlags::WRITES), "uw"),
+        (vma.advice == Advice::Huge, "hg"),
+        (vma.advice == Advice::NoHuge, "nh"),
     ];
     letters.into_iter().filter(|(set, _)| *set).map(|(_, letters)| letters).collect()
 }
 
-/// Whether an area may have huge pages: it is large enough, and policy allows them.
-fn huge(area: &Vma) -> bool {
+/// Whether a VMA may have huge pages: it is large enough, and policy allows them.
+fn huge(vma: &Vma) -> bool {
     let order = vellum::frame::HUGE_ORDER;
     let size = FRAME_SIZE << order;
-    let allowed = machine().policy().orders(area.advice) >> order & 1 != 0;
-    let first = area.range.start.next_multiple_of(size);
-    allowed && area.backing.is_anonymous() && first.saturating_add(size) <= area.range.end
+    let allowed = machine().policy().orders(vma.advice) >> order & 1 != 0;
+    let first = vma.range.start.next_multiple_of(size);
+    allowed && vma.backing.is_anonymous() && first.saturating_add(size) <= vma.range.end
 }
 
 /// `smaps`.
 pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let Some(memory) = space(subject)? else { return Ok(Vec::new()) };
-    let areas = areas(&memory)?;
+    let vmas = vmas(&memory)?;
     Text::of(|text| {
-        areas.iter().try_for_each(|area| {
-            let usage = usage(&memory, area);
-            show(&memory, area, |shown| words::detailed(text, shown, &usage, huge(area), &flags(area)))
+        vmas.iter().try_for_each(|vma| {
+            let usage = usage(&memory, vma);
+            show(&memory, vma, |shown| words::detailed(text, shown, &usage, huge(vma), &flags(vma)))
         })
     })
 }
@@ -165,10 +165,10 @@ pub fn smaps(subject: &Subject) -> Result<Vec<u8>, Errno> {
 /// `smaps_rollup`.
 pub fn rollup(subject: &Subject) -> Result<Vec<u8>, Errno> {
     let memory = space(subject)?.ok_or(Errno::ESRCH)?;
-    let areas = areas(&memory)?;
+    let vmas = vmas(&memory)?;
     let mut sum = Usage::default();
-    areas.iter().for_each(|area| sum += &usage(&memory, area));
-    let range = areas.first().map_or(0, |first| first.range.start)..areas.last().map_or(0, |last| last.range.end);
+    vmas.iter().for_each(|vma| sum += &usage(&memory, vma));
+    let range = vmas.first().map_or(0, |first| first.range.start)..vmas.last().map_or(0, |last| last.range.end);
     Text::of(|text| words::rollup(text, range, &sum))
 }
 
@@ -177,11 +177,11 @@ pub fn figures(memory: &UserSpace) -> Memory {
     let stats = memory.engine.stats();
     let image = memory.image.lock().clone();
     let (mut data, mut stack, mut executable) = (0, 0, 0);
-    memory.engine.areas(0, |area| {
-        let (len, prot) = (area.range.len(), area.prot);
-        if area.flags.contains(AreaFlags::GROWSDOWN) {
+    memory.engine.vmas(0, |vma| {
+        let (len, prot) = (vma.range.len(), vma.prot);
+        if vma.flags.contains(VmaFlags::GROWSDOWN) {
             stack += len;
-        } else if prot.contains(Prot::WRITE) && !area.backing.is_shared() {
+        } else if prot.contains(Prot::WRITE) && !vma.backing.is_shared() {
             data += len;
         } else if prot.contains(Prot::EXEC) && !prot.contains(Prot::WRITE) {
             executable += len;
@@ -240,13 +240,13 @@ fn look(memory: &UserSpace, first: u64, entries: &mut [u64]) {
     let start = first << FRAME_SHIFT;
     let range = VirtRange { start, end: start + ((entries.len() as u64) << FRAME_SHIFT) };
     let arch = memory.engine.arch();
-    memory.engine.areas(start, |area| {
-        if area.range.start < range.end && !area.flags.contains(AreaFlags::TRACKED) {
-            let part = area.range.intersect(&range);
+    memory.engine.vmas(start, |vma| {
+        if vma.range.start < range.end && !vma.flags.contains(VmaFlags::TRACKED) {
+            let part = vma.range.intersect(&range);
             let places = (part.start - start) >> FRAME_SHIFT..(part.end - start) >> FRAME_SHIFT;
             entries[places.start as usize..places.end as usize].fill(SOFT_DIRTY);
         }
-        area.range.start < range.end
+        vma.range.start < range.end
     });
     memory.engine.runs(range, |run| {
         let part = run.range(arch).intersect(&range);
@@ -335,16 +335,16 @@ pub fn clear(subject: &Subject, value: &[u8]) -> Result<(), Errno> {
     let memory = space(subject)?;
     let forget = |concerns: fn(&Vma) -> bool| {
         let Some(memory) = &memory else { return Ok(()) };
-        let areas = areas(memory)?;
-        for area in areas.iter().filter(|area| concerns(area)) {
-            memory.engine.forget_recorded(*area.range, Attrs::ACCESSED, |_, _| ());
+        let vmas = vmas(memory)?;
+        for vma in vmas.iter().filter(|vma| concerns(vma)) {
+            memory.engine.forget_recorded(*vma.range, Attrs::ACCESSED, |_, _| ());
         }
         Ok(())
     };
     match value.trim_ascii() {
         b"1" => forget(|_| true),
-        b"2" => forget(|area| area.backing.is_anonymous()),
-        b"3" => forget(|area| !area.backing.is_anonymous()),
+        b"2" => forget(|vma| vma.backing.is_anonymous()),
+        b"3" => forget(|vma| !vma.backing.is_anonymous()),
         b"4" => memory.map_or(Ok(()), |memory| memory.engine.track_writes().map_err(|_| Errno::EOPNOTSUPP)),
         // The most that was ever in memory is not the engine's to reset.
         b"5" => Err(Errno::EOPNOTSUPP),

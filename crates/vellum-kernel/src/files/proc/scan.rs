@@ -7,7 +7,7 @@ use crate::task::Thread;
 use crate::task::hindrance::failed;
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_up};
-use vellum::group::MayBeRefused;
+use vellum::memcg::MayBeRefused;
 use vellum::space::{Categories, Region, Scan};
 use vellum_kernel::errno::Errno;
 

@@ -124,8 +124,8 @@ pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
     files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
 }
 
-/// How many areas an address space may have (`max_map_count`).
-pub fn most_areas() -> usize {
+/// How many VMAs an address space may have (`max_map_count`).
+pub fn most_vmas() -> usize {
     let setting = MEMORY.iter().find(|setting| setting.name == "max_map_count");
     setting.map_or(usize::MAX, |setting| setting.value.load(Relaxed) as usize)
 }
@@ -135,7 +135,7 @@ fn apply() {
     for process in processes::all() {
         let memory = process.memory();
         if let Some(memory) = memory {
-            memory.engine.set_limits(|limits| limits.areas = most_areas());
+            memory.engine.set_limits(|limits| limits.vmas = most_vmas());
         }
     }
 }

@@ -17,7 +17,7 @@ use core::fmt::{self, Write};
 use linux_raw_sys::general::SYSFS_MAGIC;
 use spin::Once;
 use vellum::addr::FRAME_SIZE;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::platform::{Cpus, Memory};
 use vellum::reclaim::Part;
 use vellum_kernel::errno::Errno;
@@ -129,7 +129,7 @@ fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
 /// So many bytes are to be reclaimed from a node.
 fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
     let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
-    let part = Part { group: GroupId::ROOT, node: Some(node) };
+    let part = Part { memcg: MemcgId::ROOT, node: Some(node) };
     if reclaim(Who::Asked, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 

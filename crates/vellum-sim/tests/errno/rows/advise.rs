@@ -56,9 +56,9 @@ pub static ADVISE: [Row; 12] = [
     row("advise: small pages over a hole", |k| {
         assert_eq!(k.map(BASE, 5 * PAGE, RW, FIXED), BASE as i64);
         k.unmap(BASE + 2 * PAGE, PAGE);
-        // Whether it was taken shows where areas no longer merge.
+        // Whether it was taken shows where VMAs no longer merge.
         let answer = k.advise(BASE, 5 * PAGE, Advise::NoHuge);
-        vec![answer, k.map(BASE + 2 * PAGE, PAGE, RW, FIXED), k.areas().len() as i64]
+        vec![answer, k.map(BASE + 2 * PAGE, PAGE, RW, FIXED), k.vmas().len() as i64]
     }),
 ];
 
@@ -134,7 +134,7 @@ pub static MORE_ADVICE: [Row; 11] = [
         all
     }),
     row("advise: collapse where there are no large folios", |k| {
-        // Each area is smaller than a huge page, or may have none.
+        // Each VMA is smaller than a huge page, or may have none.
         some(k, 4);
         k.store(BASE);
         let mut all = vec![k.advise(BASE, 4 * PAGE, Advise::Collapse), k.advise(BASE + 1, PAGE, Advise::Collapse)];

@@ -14,7 +14,7 @@ pub static UNMAP: [Row; 9] = [
     }),
     row("unmap: a part of a page is a page", |k| {
         some(k, 2);
-        vec![k.unmap(BASE, PAGE + 1), k.areas().len() as i64]
+        vec![k.unmap(BASE, PAGE + 1), k.vmas().len() as i64]
     }),
     row("unmap: a length past the last address", |k| {
         some(k, 2);
@@ -27,11 +27,11 @@ pub static UNMAP: [Row; 9] = [
     row("unmap: nothing at all", |k| vec![k.unmap(BASE, PAGE), k.unmap(END - PAGE, PAGE)]),
     row("unmap: over a hole", |k| {
         holed(k);
-        vec![k.unmap(BASE - PAGE, 6 * PAGE), k.areas().len() as i64]
+        vec![k.unmap(BASE - PAGE, 6 * PAGE), k.vmas().len() as i64]
     }),
     row("unmap: in the middle", |k| {
         some(k, 3);
-        vec![k.unmap(BASE + PAGE, PAGE), k.areas().len() as i64, k.unmap(BASE + PAGE, PAGE)]
+        vec![k.unmap(BASE + PAGE, PAGE), k.vmas().len() as i64, k.unmap(BASE + PAGE, PAGE)]
     }),
 ];
 
@@ -43,7 +43,7 @@ pub static PROTECT: [Row; 13] = [
     row("protect: no length", |k| vec![k.protect(BASE, 0, R), k.protect(!0 << 12, 0, R)]),
     row("protect: a part of a page is a page", |k| {
         some(k, 3);
-        vec![k.protect(BASE, PAGE + 1, R), protections(k), k.areas()[0].1 as i64]
+        vec![k.protect(BASE, PAGE + 1, R), protections(k), k.vmas()[0].1 as i64]
     }),
     row("protect: a length past the last address", |k| {
         some(k, 2);
@@ -74,7 +74,7 @@ pub static PROTECT: [Row; 13] = [
     .differs(&[ENOMEM, 4], &[ENOMEM, 42], "as in the middle"),
     row("protect: as it is", |k| {
         some(k, 3);
-        vec![k.protect(BASE + PAGE, PAGE, RW), k.areas().len() as i64]
+        vec![k.protect(BASE + PAGE, PAGE, RW), k.vmas().len() as i64]
     }),
     row("protect: there and back", |k| {
         some(k, 3);

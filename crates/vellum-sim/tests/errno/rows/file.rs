@@ -13,7 +13,7 @@ fn pages(first: u64, count: u64) -> VirtRange {
 }
 
 fn flat(k: &dyn Kernel) -> Answers {
-    k.areas().iter().flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]).collect()
+    k.vmas().iter().flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]).collect()
 }
 
 /// A file of so many pages, mapped whole.
@@ -87,7 +87,7 @@ pub const FILE: [Row; 30] = [
         all.extend(flat(k));
         all
     }),
-    row("file: continued, one area", |k| {
+    row("file: continued, one VMA", |k| {
         let mut all = mapped(k, 4, RW, SHARED);
         all.push(k.file(map(pages(4, 2), RW, SHARED, 4 * PAGE)));
         all.extend(flat(k));

@@ -39,7 +39,7 @@ pub static LOCK: [Row; 17] = [
     row("lock: brings what may be written, and what may be read", |k| {
         some(k, 4);
         k.protect(BASE + 2 * PAGE, 2 * PAGE, R);
-        vec![k.lock(BASE, 4 * PAGE, false), k.resident(BASE, 4 * PAGE, 4), k.areas().len() as i64]
+        vec![k.lock(BASE, 4 * PAGE, false), k.resident(BASE, 4 * PAGE, 4), k.vmas().len() as i64]
     }),
     row("lock: what may not be touched", |k| {
         some(k, 2);
@@ -135,9 +135,9 @@ pub static SEAL: [Row; 11] = [
     }),
     row("seal: not to be unmapped, not in part", |k| {
         some(k, 4);
-        let mut all = vec![k.seal(BASE + PAGE, PAGE), k.seal(BASE + PAGE, PAGE), k.areas().len() as i64];
+        let mut all = vec![k.seal(BASE + PAGE, PAGE), k.seal(BASE + PAGE, PAGE), k.vmas().len() as i64];
         all.extend([k.unmap(BASE, 4 * PAGE), k.unmap(BASE, PAGE), k.unmap(BASE + 2 * PAGE, PAGE)]);
-        all.extend([k.unmap(BASE + PAGE, 1), k.areas().len() as i64]);
+        all.extend([k.unmap(BASE + PAGE, 1), k.vmas().len() as i64]);
         all
     }),
     row("seal: not to be replaced", |k| {
@@ -162,7 +162,7 @@ pub static SEAL: [Row; 11] = [
         let here = RemapFlags::empty();
         let mut all = vec![k.remap(BASE, PAGE, PAGE, here, 0), k.remap(BASE, 2 * PAGE, PAGE, here, 0)];
         all.extend([k.remap(BASE, PAGE, PAGE, TO, ELSEWHERE), k.remap(ELSEWHERE, PAGE, PAGE, TO, BASE)]);
-        all.extend([k.remap(BASE, PAGE, PAGE, TO | RemapFlags::DONTUNMAP, ELSEWHERE), k.areas().len() as i64]);
+        all.extend([k.remap(BASE, PAGE, PAGE, TO | RemapFlags::DONTUNMAP, ELSEWHERE), k.vmas().len() as i64]);
         all
     }),
     row("seal: what may be written may be forgotten", |k| {

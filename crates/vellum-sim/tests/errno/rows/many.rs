@@ -1,16 +1,16 @@
-//! As many areas as there may be.
+//! As many VMAs as there may be.
 
 use super::*;
 
-/// Pages to make areas of.
+/// Pages to make VMAs of.
 const MANY_PAGES: u64 = 1 << 18;
 
 fn page(n: u64) -> u64 {
     BASE + n * PAGE
 }
 
-/// Make as many areas as there may be: every other page is made another one, until that fails, and then one is made at a
-/// time. The answer is the first of many pages that are still one area.
+/// Make as many VMAs as there may be: every other page is made another one, until that fails, and then one is made at a
+/// time. The answer is the first of many pages that are still one VMA.
 fn fill(k: &dyn Kernel) -> u64 {
     k.map(BASE, MANY_PAGES * PAGE, R, FIXED);
     let full = (0..MANY_PAGES / 4).find(|n| k.protect(page(2 * n + 1), PAGE, NONE) != 0).expect("a limit");
@@ -20,8 +20,8 @@ fn fill(k: &dyn Kernel) -> u64 {
 }
 
 pub static MANY: [Row; 2] = [
-    row("many areas: what still may be split, and what not", |k| {
-        // Two areas side by side, for later.
+    row("many VMAs: what still may be split, and what not", |k| {
+        // Two VMAs side by side, for later.
         k.map(page(2 * MANY_PAGES), 8 * PAGE, RW, FIXED);
         k.protect(page(2 * MANY_PAGES), 4 * PAGE, R);
         let first = fill(k);
@@ -30,7 +30,7 @@ pub static MANY: [Row; 2] = [
             k.protect(inside, PAGE, NONE),
             k.advise(inside, PAGE, Advise::NoHuge),
             k.unmap(inside, PAGE),
-            // The end of an area may always go, and the ends of two that are side by side.
+            // The end of a VMA may always go, and the ends of two that are side by side.
             k.unmap(page(2 * MANY_PAGES), PAGE),
             k.unmap(page(2 * MANY_PAGES + 2), 4 * PAGE),
             // One more than may be had by splitting may be mapped, and then none.
@@ -41,7 +41,7 @@ pub static MANY: [Row; 2] = [
             k.map(page(3 * MANY_PAGES + 4), PAGE, NONE, NOREPLACE),
         ]
     }),
-    row("many areas: the border between two moves", |k| {
+    row("many VMAs: the border between two moves", |k| {
         let first = fill(k);
         vec![k.protect(page(first), PAGE, NONE)]
     })

@@ -8,7 +8,7 @@ use super::*;
 
 pub static MAP: [Row; 36] = [
     row("map: no length", |k| vec![k.map(0, 0, RW, ANYWHERE), k.map(BASE, 0, RW, FIXED)]),
-    row("map: a part of a page is a page", |k| vec![k.map(BASE, 1, RW, FIXED), k.areas()[0].1 as i64]),
+    row("map: a part of a page is a page", |k| vec![k.map(BASE, 1, RW, FIXED), k.vmas()[0].1 as i64]),
     row("map: a length past the last address", |k| vec![k.map(0, u64::MAX, RW, ANYWHERE)]),
     row("map: a length that rounds up past the last address", |k| vec![k.map(0, u64::MAX - PAGE + 2, RW, ANYWHERE)]),
     row("map: longer than user space", |k| vec![k.map(0, USER_END + PAGE, R, ANYWHERE)]),
@@ -23,7 +23,7 @@ pub static MAP: [Row; 36] = [
     row("map: fixed where something is", |k| {
         some(k, 2);
         k.store(BASE + PAGE);
-        vec![k.map(BASE + PAGE, 2 * PAGE, RW, FIXED), k.load(BASE + PAGE), k.areas().len() as i64]
+        vec![k.map(BASE + PAGE, 2 * PAGE, RW, FIXED), k.load(BASE + PAGE), k.vmas().len() as i64]
     }),
     row("map: not replacing, where something is", |k| {
         some(k, 3);
@@ -82,7 +82,7 @@ pub static MAP: [Row; 36] = [
         vec![
             k.map(BASE + 4 * PAGE, 4 * PAGE, RW, FIXED),
             k.map(BASE + 5 * PAGE, 4 * PAGE, RW, FIXED),
-            k.areas().len() as i64,
+            k.vmas().len() as i64,
         ]
     })
     .differs(
@@ -97,7 +97,7 @@ pub static MAP: [Row; 36] = [
     }),
     locked("map: locked memory that is replaced counts", 4, |k| {
         let lock = FIXED | MapFlags::LOCKED;
-        vec![k.map(BASE, 3 * PAGE, RW, lock), k.map(BASE, 2 * PAGE, RW, lock), k.areas().len() as i64]
+        vec![k.map(BASE, 3 * PAGE, RW, lock), k.map(BASE, 2 * PAGE, RW, lock), k.vmas().len() as i64]
     }),
     locked("map: no memory may be locked", 0, |k| vec![k.map(BASE, PAGE, RW, FIXED | MapFlags::LOCKED)]),
     row("map: populated is resident", |k| {

@@ -9,7 +9,7 @@
 //! | `lock` | `mlock` and its kin, `mseal` |
 //! | `advise` | `madvise`, `mincore` |
 //! | `file` | shared memory, and files in memory |
-//! | `many` | all of them, where there are as many areas as there may be |
+//! | `many` | all of them, where there are as many VMAs as there may be |
 
 mod advise;
 mod beyond;
@@ -87,7 +87,7 @@ fn holed(k: &dyn Kernel) {
     assert_eq!(k.unmap(BASE + 2 * PAGE, PAGE), 0);
 }
 
-/// The protections of the areas, as digits of a number.
+/// The protections of the VMAs, as digits of a number.
 fn protections(k: &dyn Kernel) -> i64 {
-    k.areas().iter().fold(0, |all, (.., prot)| all * 10 + i64::from(*prot) + 1)
+    k.vmas().iter().fold(0, |all, (.., prot)| all * 10 + i64::from(*prot) + 1)
 }

@@ -16,12 +16,12 @@ fn elsewhere(answer: i64) -> i64 {
     if answer > END as i64 { 1 } else { answer }
 }
 
-/// Areas, as pages from `BASE` on.
+/// VMAs, as pages from `BASE` on.
 fn shape(k: &dyn Kernel) -> Vec<i64> {
-    k.areas().iter().flat_map(|(start, end, _)| [start, end].map(|at| ((at - BASE) / PAGE) as i64)).collect()
+    k.vmas().iter().flat_map(|(start, end, _)| [start, end].map(|at| ((at - BASE) / PAGE) as i64)).collect()
 }
 
-/// Two areas side by side, of two pages and of three.
+/// Two VMAs side by side, of two pages and of three.
 fn two(k: &dyn Kernel) {
     some(k, 5);
     k.protect(BASE + 2 * PAGE, 3 * PAGE, R);
@@ -64,7 +64,7 @@ pub static REMAP: [Row; 36] = [
     }),
     row("remap: fixed at 0", |k| {
         some(k, 2);
-        vec![k.remap(BASE, PAGE, PAGE, TO, 0), k.areas().len() as i64]
+        vec![k.remap(BASE, PAGE, PAGE, TO, 0), k.vmas().len() as i64]
     }),
     row("remap: onto itself", |k| {
         some(k, 4);
@@ -84,7 +84,7 @@ pub static REMAP: [Row; 36] = [
         all.extend(shape(k));
         all
     }),
-    row("remap: smaller, over a hole and another area", |k| {
+    row("remap: smaller, over a hole and another VMA", |k| {
         holed(k);
         k.protect(BASE + 4 * PAGE, PAGE, R);
         let mut all = vec![k.remap(BASE, 5 * PAGE, PAGE, HERE, 0)];
@@ -109,7 +109,7 @@ pub static REMAP: [Row; 36] = [
         let all = [(BASE, 2), (BASE, 1), (BASE + PAGE, 1)];
         all.map(|(at, pages)| k.remap(at, pages * PAGE, 4 * PAGE, HERE, 0)).to_vec()
     }),
-    row("remap: larger, from the middle of an area", |k| {
+    row("remap: larger, from the middle of a VMA", |k| {
         some(k, 5);
         k.store(BASE + PAGE);
         let at = k.remap(BASE + PAGE, 2 * PAGE, 4 * PAGE, MAY, 0);
@@ -122,7 +122,7 @@ pub static REMAP: [Row; 36] = [
         k.map(BASE + 5 * PAGE, PAGE, R, FIXED);
         vec![k.remap(BASE, 2 * PAGE, 5 * PAGE, HERE, 0), k.remap(BASE, 5 * PAGE, 6 * PAGE, HERE, 0)]
     }),
-    row("remap: more than the area has", |k| {
+    row("remap: more than the VMA has", |k| {
         two(k);
         let all = [(3, 4, HERE), (3, 4, MAY), (3, 5, TO), (3, 3, LEAVE)];
         all.map(|(old, new, flags)| k.remap(BASE, old * PAGE, new * PAGE, flags, THERE)).to_vec()
@@ -160,7 +160,7 @@ pub static REMAP: [Row; 36] = [
         all.push(k.load(THERE));
         all
     }),
-    row("remap: several areas, and a hole", |k| {
+    row("remap: several VMAs, and a hole", |k| {
         holed(k);
         k.protect(BASE + 4 * PAGE, PAGE, R);
         [0, 1, 3].iter().for_each(|page| k.store(BASE + page * PAGE));
@@ -171,11 +171,11 @@ pub static REMAP: [Row; 36] = [
         all.extend([k.load(THERE), k.load(THERE + 2 * PAGE), k.load(THERE + 3 * PAGE), protections(k)]);
         all
     }),
-    row("remap: several areas, a hole first", |k| {
+    row("remap: several VMAs, a hole first", |k| {
         some(k, 3);
-        vec![k.remap(BASE - PAGE, 3 * PAGE, 3 * PAGE, TO, THERE), k.areas().len() as i64]
+        vec![k.remap(BASE - PAGE, 3 * PAGE, 3 * PAGE, TO, THERE), k.vmas().len() as i64]
     }),
-    row("remap: several areas, a hole behind", |k| {
+    row("remap: several VMAs, a hole behind", |k| {
         two(k);
         let mut all = vec![k.remap(BASE, 9 * PAGE, 9 * PAGE, TO, THERE)];
         all.extend(shape(k));
@@ -215,7 +215,7 @@ pub static REMAP: [Row; 36] = [
             k.remap(BASE + PAGE, 0, 2 * PAGE, TO, THERE),
             k.remap(BASE + PAGE, 0, PAGE, TO, BASE + PAGE),
         ];
-        all.extend([k.load(THERE), k.areas().len() as i64]);
+        all.extend([k.load(THERE), k.vmas().len() as i64]);
         k.store(THERE + PAGE);
         all.push(k.load(BASE + 2 * PAGE));
         all

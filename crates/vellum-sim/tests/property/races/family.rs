@@ -6,7 +6,7 @@ use vellum::Machine;
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Arch, Attrs, Kind, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::MapFlags;
 use vellum_sim::{Cpu, Disk, Strict};
@@ -54,7 +54,7 @@ impl Scene<'_, '_> {
     /// So many pages (of 4 KiB) of both are reclaimed.
     pub fn reclaim(&self, pages: u64) {
         let family: &[&Space<'_>] = &[self.parent, self.child];
-        reclaim::<_, X86_64>(self.machine, family, GroupId::ROOT, pages).unwrap();
+        reclaim::<_, X86_64>(self.machine, family, MemcgId::ROOT, pages).unwrap();
     }
 
     /// The frames of the pages that both have.

@@ -4,7 +4,7 @@
 use shuttle::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use shuttle::thread;
 use vellum::Machine;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Access, Advise, FaultError, MapFlags, RemapFlags, RemapRequest};
 use vellum_sim::{Cpu, Fault, Strict};
@@ -60,7 +60,7 @@ impl Scene<'_, '_> {
     }
 
     fn reclaims(&self) {
-        reclaim::<_, vellum::arch::X86_64>(self.machine, &[self.space][..], GroupId::ROOT, u64::MAX).unwrap();
+        reclaim::<_, vellum::arch::X86_64>(self.machine, &[self.space][..], MemcgId::ROOT, u64::MAX).unwrap();
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! | file | story |
 //! |---|---|
-//! | `areas` | areas and folios that two change |
+//! | `vmas` | VMAs and folios that two change |
 //! | `cached` | memory that has slots too becomes one folio, or several |
 //! | `copies` | memory that both have is copied |
 //! | `family` | a parent and a child that have memory together |
@@ -18,7 +18,6 @@
 //! | `swap` | memory that is swapped out or comes back meanwhile |
 //! | `watch` | memory whose faults and writes somebody watches |
 
-mod areas;
 mod cached;
 mod copies;
 mod family;
@@ -31,6 +30,7 @@ mod remap;
 mod scene;
 mod seen;
 mod swap;
+mod vmas;
 mod watch;
 
 use shuttle::Runner;
@@ -39,7 +39,7 @@ use shuttle::thread;
 use vellum::addr::VirtRange;
 use vellum::arch::{Kind, X86_64};
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Limits, MapFlags, MapRequest};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -65,7 +65,7 @@ fn strict_of(bytes: u64) -> Strict {
 
 /// An empty space.
 pub(super) fn space<'m>(machine: &'m Machine<'m, Strict>) -> Space<'m> {
-    AddressSpace::new(machine, X86_64::four_levels(), GroupId::ROOT, Limits::default()).unwrap()
+    AddressSpace::new(machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap()
 }
 
 /// Many schedules, always the same: ones that switch whenever they can, and ones that switch seldom and so leave a CPU in
@@ -132,15 +132,15 @@ pub(super) fn fixed(page: u64, pages: u64, flags: MapFlags) -> MapRequest {
     MapRequest { addr: at(page), len: pages * PAGE, prot: RW, flags: MapFlags::FIXED | flags }
 }
 
-/// What is mapped is what areas say, and nothing is resident outside of them (of the first pages).
+/// What is mapped is what VMAs say, and nothing is resident outside of them (of the first pages).
 pub(super) fn check(space: &Space<'_>) {
-    let mut areas = Vec::new();
-    space.areas(0, |area| {
-        areas.push(area.range);
+    let mut vmas = Vec::new();
+    space.vmas(0, |vma| {
+        vmas.push(vma.range);
         true
     });
     let stats = space.stats();
-    assert_eq!(stats.mapped, areas.iter().map(|area| area.len()).sum::<u64>(), "bytes mapped, and areas {areas:?}");
+    assert_eq!(stats.mapped, vmas.iter().map(|vma| vma.len()).sum::<u64>(), "bytes mapped, and VMAs {vmas:?}");
     // Nothing may fail while runs are shown: a table is locked then.
     let mut resident = Vec::new();
     space.runs(VirtRange::new(BASE, 4 << 20).unwrap(), |run| {
@@ -149,6 +149,6 @@ pub(super) fn check(space: &Space<'_>) {
         }
     });
     for range in resident {
-        assert!(areas.iter().any(|area| area.covers(&range)), "{range:?} is resident, and mapped is {areas:?}");
+        assert!(vmas.iter().any(|vma| vma.covers(&range)), "{range:?} is resident, and mapped is {vmas:?}");
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Mutex;
 
 use vellum::Machine;
 use vellum::arch::X86_64;
-use vellum::cache::Object;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::reclaim::reclaim;
 use vellum::space::{FaultError, MapFlags, discard};
 use vellum_sim::{Cpu, Disk, Fault, Refusal, Strict};
@@ -30,7 +30,7 @@ impl<'m> Scene<'_, 'm> {
     }
 
     fn reclaim(&self) {
-        reclaim::<_, X86_64>(self.machine, &self.spaces[..], GroupId::ROOT, u64::MAX).unwrap();
+        reclaim::<_, X86_64>(self.machine, &self.spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
     }
 
     fn holds(&self, who: usize, pages: impl IntoIterator<Item = u64>) {
@@ -63,7 +63,7 @@ fn at_once(
 ) {
     some_swapping(700, 4 << 20, move |sim, boot, machine, disk| {
         machine.policy().set_objects(1 << 1);
-        let made = Object::new(machine, &X86_64::four_levels(), GroupId::ROOT, 0, PAGES * PAGE).unwrap();
+        let made = Object::new(machine, &X86_64::four_levels(), MemcgId::ROOT, 0, PAGES * PAGE).unwrap();
         let spaces = [0; 2].map(|_| space(machine));
         for space in &spaces {
             space.map_object(fixed(0, PAGES, MapFlags::SHARED), &made, 0).unwrap();
@@ -105,7 +105,7 @@ fn the_host_writes_to_what_goes() {
     let writes = |on: &Scene<'_, '_>| {
         for n in 0..3u64 {
             for page in 0..PAGES {
-                let held = on.object().page_or_new(page, GroupId::ROOT).unwrap();
+                let held = on.object().page_or_new(page, MemcgId::ROOT).unwrap();
                 let mut word = [0; 8];
                 held.read(8, &mut word);
                 assert_eq!(u64::from_ne_bytes(word), n, "page {page}");

@@ -1,7 +1,7 @@
 //! Memory becomes one large folio, or one that is mapped in part becomes several, while others use it, change it, or have it with a child.
 
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Access, Advise, AdviseError, CollapseLimits, FaultError, RemapFlags, RemapRequest};
 use vellum::stats::{Counter, SizeCounter};
@@ -68,7 +68,7 @@ impl Pieces {
             },
             Pieces::Four => drop(on.space.collapse_some(0, 4096, &CollapseLimits::default()).unwrap()),
             Pieces::Split | Pieces::Apart => {
-                reclaim(on.machine, [on.space].as_slice(), GroupId::ROOT, 1).unwrap();
+                reclaim(on.machine, [on.space].as_slice(), MemcgId::ROOT, 1).unwrap();
             }
         }
     }
@@ -88,7 +88,7 @@ impl Pieces {
 /// meanwhile. So reclaim leaves the folio where it is, and queues it again, to split it when nothing
 /// is in the way; or the store is the last to have it, and frees it. Returns whether that was so.
 fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
-    let usage = on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap();
+    let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
     if usage.deferred > 0 {
         Pieces::Apart.act(on);
         assert!(Pieces::Apart.done(on), "nothing is in the way");
@@ -98,7 +98,7 @@ fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
 
 /// All memory that is charged is mapped.
 fn no_folio_is_mapped_in_part(on: &Scene<'_, '_>) {
-    let usage = on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap();
+    let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
     let listed = usage.lru.iter().sum::<u64>() * PAGE;
     assert_eq!((usage.deferred, listed), (0, on.space.stats().anon), "bytes listed, and mapped");
 }

@@ -71,7 +71,7 @@ fn counting_in_what_moves_and_leaves_its_place_behind() {
     counting(RemapFlags::DONTUNMAP);
 }
 
-/// While memory moves, another CPU does something at the old addresses and the new; afterwards areas and pages agree.
+/// While memory moves, another CPU does something at the old addresses and the new; afterwards VMAs and pages agree.
 fn beside(other: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
         let sim = strict();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::thread;
 use vellum::addr::VirtRange;
 use vellum::space::{Access, Advise, Categories, FaultError, Happening, MapFlags, Region, Scan, SupplyError, Watched};
-use vellum::vma::{AreaFlags, Watcher};
+use vellum::vma::{VmaFlags, Watcher};
 use vellum_sim::{Cpu, Fault, Strict};
 
 use super::{PAGE, Space, at, every_swapping, fixed, space};
@@ -17,7 +17,7 @@ const ALL: VirtRange = VirtRange { start: super::BASE, end: super::BASE + PAGES 
 
 /// A space whose first pages are watched, and three who do something with it at once; and then one looks.
 fn at_once(
-    what: AreaFlags,
+    what: VmaFlags,
     populate: bool,
     work: [fn(&Space<'_>, &Cpu<'_, Strict>); 2],
     other: impl Fn(&Space<'_>, &Cpu<'_, Strict>, bool) + Clone + Send + Sync + 'static,
@@ -68,7 +68,7 @@ fn written(space: &Space<'_>) -> Vec<u64> {
 /// Who copies what was written, again and again, has all of it in the end: what was written before he looked he is told, and
 /// what came later he is told the next time.
 fn no_write_is_lost(others: [fn(&Space<'_>, &Cpu<'_, Strict>); 2], populate: bool) {
-    at_once(AreaFlags::WRITES | AreaFlags::ASYNC, populate, others, |space, cpu, last| {
+    at_once(VmaFlags::WRITES | VmaFlags::ASYNC, populate, others, |space, cpu, last| {
         // the copies are in the page behind, which nobody else touches.
         let program = cpu.enter(space);
         for _ in 0..if last { 1 } else { 2 } {
@@ -122,7 +122,7 @@ fn nobody_writes_to_what_is_protected() {
         }
     }
     for other in [goes_out, has_a_child] {
-        at_once(AreaFlags::WRITES, true, [writes, other], |space, cpu, last| {
+        at_once(VmaFlags::WRITES, true, [writes, other], |space, cpu, last| {
             if last {
                 return;
             }
@@ -151,7 +151,7 @@ fn a_page_is_supplied_once() {
             assert!(filled.is_ok() || filled.unwrap_err().why == SupplyError::Exists(at(page)));
         }
     }
-    at_once(AreaFlags::MISSING, false, [supplies, supplies], |space, cpu, last| {
+    at_once(VmaFlags::MISSING, false, [supplies, supplies], |space, cpu, last| {
         let program = cpu.enter(space);
         for page in 0..PAGES {
             match program.load_u64(at(page)) {
@@ -175,7 +175,7 @@ fn zeros_that_are_written_are_never_missing() {
             program.add_u64(at(page), 1).unwrap();
         }
     }
-    at_once(AreaFlags::MISSING, false, [writes, writes], |space, cpu, last| {
+    at_once(VmaFlags::MISSING, false, [writes, writes], |space, cpu, last| {
         if !last {
             return space.fill_zeros(ALL).unwrap();
         }

@@ -14,7 +14,7 @@
 //! come. (Between two of them the scheduler lets the others have no more than [`Strategy::victim`]
 //! steps, so these are bounded too.) A step is what a CPU does between two events of the engine.
 //!
-//! - What has to wait stands in a queue: of a claim, of the lock of the areas, of a spin lock
+//! - What has to wait stands in a queue: of a claim, of the lock of the VMAs, of a spin lock
 //!   (INV-18). There it has to outlast one operation of each other CPU, or of a spin lock one
 //!   section, and does nothing meanwhile.
 //! - What finds things changed begins again: [`TRIES`] times, and then it closes a gate (INV-21).
@@ -188,7 +188,7 @@ fn what_did_not_end_once_ends() {
     let found = [
         // Each walk tried the lock of its table once.
         ("dontneed", "faults", 0),
-        // mlockall faulted in as a reader of the areas, and each fault entered as one again.
+        // mlockall faulted in as a reader of the VMAs, and each fault entered as one again.
         ("fork", "wide", 0),
         ("mlockall", "wide", 0),
         // A page was faulted in, and gone or shared again before it was pinned.

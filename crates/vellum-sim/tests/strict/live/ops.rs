@@ -2,7 +2,7 @@
 
 use vellum::addr::VirtRange;
 use vellum::arch::Attrs;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Access, Advise, CollapseLimits, LockAll, MapFlags, MapRequest, RemapFlags, RemapRequest, discard};
 use vellum::vma::Prot;
@@ -122,12 +122,12 @@ pub fn victims<A: Silicon>() -> Vec<Victim<A>> {
         populate, |on, _| on.advise(on.common(), on.bytes(), Advise::PopulateWrite);
         truncate, |on, _| truncate(on);
         punch, |on, _| punch(on, 0);
-        page_of_object, |on, _| _ = on.object.page_or_new(0, GroupId::ROOT);
+        page_of_object, |on, _| _ = on.object.page_or_new(0, MemcgId::ROOT);
         swap_off after |on, _| on.advise(on.common(), on.bytes(), Advise::PageOut),
             |on, _| _ = on.space.swap_off(0);
         soft_dirty, |on, _| on.space.track_writes().unwrap_or(());
         forget_accessed, |on, _| on.space.forget_recorded(on.range(on.own(0), 6 * on.bytes()), Attrs::ACCESSED, |_, _| ());
-        reclaim, |on, _| _ = reclaim(on.machine, on, GroupId::ROOT, 4);
+        reclaim, |on, _| _ = reclaim(on.machine, on, MemcgId::ROOT, 4);
         exit after |on, _| _ = on.fork(), |on, _| {
             let child = on.children.lock().unwrap().first().cloned();
             child.into_iter().for_each(|child| on.end(child));
@@ -198,14 +198,14 @@ pub fn others<A: Silicon>() -> Vec<Other<A>> {
             _ => on.write(on.common(), on.bytes()),
         };
         reclaims, |on, cpu| match cpu {
-            1 => _ = reclaim(on.machine, on, GroupId::ROOT, 4),
+            1 => _ = reclaim(on.machine, on, MemcgId::ROOT, 4),
             _ => {
                 on.write(on.common(), on.bytes());
                 on.write(on.shared(), on.bytes());
             }
         };
         object_out, |on, cpu| match cpu {
-            1 | 2 => _ = reclaim(on.machine, on, GroupId::ROOT, u64::MAX),
+            1 | 2 => _ = reclaim(on.machine, on, MemcgId::ROOT, u64::MAX),
             _ => on.write(on.shared(), on.bytes()),
         };
         out_of_children, |on, cpu| {

@@ -4,12 +4,12 @@ use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex};
 
 use vellum::addr::VirtRange;
-use vellum::cache::Object;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::platform::SpaceId;
 use vellum::space::{Access, Advise, Limits, MapFlags, MapRequest, Spaces};
-use vellum::vma::{AreaFlags, Prot, Watcher};
+use vellum::vma::{Prot, VmaFlags, Watcher};
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Cpu, Disk, Hostility, Schedule, Silicon, Strict, Strictness};
 
@@ -160,9 +160,9 @@ pub fn with_world<A: Silicon>(arch: A, board: &Shared, run: impl FnOnce(&World<'
     let disk = Disk::new(1);
     // SAFETY: nobody else uses it, and it outlives the machine's use of it.
     unsafe { machine.swaps().attach(machine.frames(), &disk, 1024, 0) }.unwrap();
-    let object = Object::new(&machine, &arch, GroupId::ROOT, 0, OWN * page).unwrap();
+    let object = Object::new(&machine, &arch, MemcgId::ROOT, 0, OWN * page).unwrap();
     let children = Mutex::new(Vec::new());
-    let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+    let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     let world = World { sim: &sim, machine: &machine, space: Arc::new(space), object, children, page, huge };
     world.map(world.own(0), (CPUS as u64 + 1) * world.bytes());
     world.write(world.own(0), (CPUS as u64 + 1) * world.bytes());
@@ -174,7 +174,7 @@ pub fn with_world<A: Silicon>(arch: A, board: &Shared, run: impl FnOnce(&World<'
     for (addr, len) in [(world.watched(), world.bytes()), (world.watched_far(0), CPUS as u64 * page)] {
         world.map(addr, len);
         let range = world.range(addr, len);
-        world.space.watch(range, Watcher(NonZeroU16::MIN), AreaFlags::MISSING | AreaFlags::WRITES).unwrap();
+        world.space.watch(range, Watcher(NonZeroU16::MIN), VmaFlags::MISSING | VmaFlags::WRITES).unwrap();
     }
     drop(boot);
     run(&world);

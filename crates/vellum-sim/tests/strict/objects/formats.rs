@@ -1,8 +1,8 @@
 //! Pages of other sizes, and tables of other formats.
 
 use vellum::addr::FRAME_SHIFT;
-use vellum::cache::Object;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::space::{FaultError, Limits, MapError, MapFlags, MapRequest, discard};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -12,7 +12,7 @@ const RW: Prot = Prot::READ.union(Prot::WRITE);
 /// Below the end of the smallest address space there is, Sv39's.
 const BASE: u64 = 0x20_0000_0000;
 
-/// Shared and private areas of one object, truncated inside of a page, and the end. A format of other pages can't map it.
+/// Shared and private VMAs of one object, truncated inside of a page, and the end. A format of other pages can't map it.
 pub fn run<A: Silicon>(arch: A, other: impl Silicon) {
     let strictness = Strictness::new(5).hostility(Hostility::WORST);
     let sim = Config::with_arch(arch, (24 << 20) << arch.page_order()).cpus(2).strict(strictness).expect("memory");
@@ -22,15 +22,15 @@ pub fn run<A: Silicon>(arch: A, other: impl Silicon) {
     {
         let page = 1 << arch.page_shift();
         let [a, b] =
-            [(); 2].map(|()| AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).expect("memory"));
-        let object = Object::new(&machine, &arch, GroupId::ROOT, 0, 5 * page).expect("memory");
+            [(); 2].map(|()| AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).expect("memory"));
+        let object = Object::new(&machine, &arch, MemcgId::ROOT, 0, 5 * page).expect("memory");
         assert_eq!(object.page_shift(), arch.page_shift());
         let request = |addr, flags| MapRequest { addr, len: 8 * page, prot: RW, flags: flags | MapFlags::FIXED };
         a.map_object(request(BASE, MapFlags::SHARED), &object, 0).expect("room");
         b.map_object(request(BASE, MapFlags::SHARED), &object, 0).expect("room");
         b.map_object(request(BASE + 8 * page, MapFlags::empty()), &object, 0).expect("room");
         if other.page_shift() != arch.page_shift() {
-            let foreign = Object::new(&machine, &other, GroupId::ROOT, 0, page).expect("memory");
+            let foreign = Object::new(&machine, &other, MemcgId::ROOT, 0, page).expect("memory");
             let refused = a.map_object(request(BASE, MapFlags::SHARED), &foreign, 0);
             assert_eq!(refused, Err(MapError::OtherPages));
         }

@@ -1,10 +1,10 @@
-//! A private copy and an object's page side by side, in the area and in memory: entries of both kinds that make one run.
+//! A private copy and an object's page side by side, in the VMA and in memory: entries of both kinds that make one run.
 
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Kind, X86_64};
-use vellum::cache::Object;
 use vellum::frame::Use;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::space::{Limits, MapFlags, MapRequest, discard};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -34,17 +34,17 @@ pub fn run() {
     sim.baseline();
     {
         let arch = X86_64::four_levels();
-        let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).expect("memory");
-        let object = Object::new(&machine, &arch, GroupId::ROOT, 0, 2 * PAGE).expect("memory");
+        let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).expect("memory");
+        let object = Object::new(&machine, &arch, MemcgId::ROOT, 0, 2 * PAGE).expect("memory");
         // Nodes and tables first, so that nothing comes between the two pages.
-        drop(object.page_or_new(0, GroupId::ROOT).expect("memory"));
+        drop(object.page_or_new(0, MemcgId::ROOT).expect("memory"));
         // A frame without a free neighbour, so that the next two have one in each other.
         let odd = machine.frames().alloc(0, false, Use::Folio).expect("memory");
         let prot = Prot::READ | Prot::WRITE;
         let request = MapRequest { addr: BASE, len: 2 * PAGE, prot, flags: MapFlags::FIXED };
         space.map_object(request, &object, 0).expect("room");
         cpu.enter(&space).store_u64(BASE, 7).expect("memory");
-        object.page_or_new(1, GroupId::ROOT).expect("memory").write(0, &[9]);
+        object.page_or_new(1, MemcgId::ROOT).expect("memory").write(0, &[9]);
         assert_eq!(cpu.enter(&space).load_u64(BASE + PAGE), Ok(9));
         let counted =
             |space: &AddressSpace<'_, Strict, X86_64>| (space.stats().anon / PAGE, space.stats().shmem / PAGE);

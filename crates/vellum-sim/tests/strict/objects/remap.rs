@@ -1,4 +1,4 @@
-//! Areas of objects that change their size or place: each page goes on showing the page of the object that it showed, and keeps
+//! VMAs of objects that change their size or place: each page goes on showing the page of the object that it showed, and keeps
 //! its copy.
 
 use vellum::space::{RemapError, RemapFlags, RemapRequest};
@@ -6,7 +6,7 @@ use vellum::space::{RemapError, RemapFlags, RemapRequest};
 use super::world::{BASE, Mapped, PAGES, World, at};
 
 impl World<'_> {
-    /// To addresses that are given; all that is mapped there, or one area that grows.
+    /// To addresses that are given; all that is mapped there, or one VMA that grows.
     pub(super) fn remap(&mut self) {
         let (space, old) = (self.a_space(), self.a_span());
         let len = old.end - old.start;
@@ -22,7 +22,7 @@ impl World<'_> {
         flags.set(RemapFlags::DONTUNMAP, leave);
         let pages = &mut self.spaces[space].pages;
         let there = to..to + new_len;
-        // The area at the old addresses, as far as it goes on.
+        // The VMA at the old addresses, as far as it goes on.
         let first = pages.get(&old.start).copied();
         let next = |n: u64| first.map(|first| Mapped { page: first.page + n, copy: None, ..first });
         let alike = |n: u64| pages.get(&(old.start + n)).map(|mapped| Mapped { copy: None, ..*mapped }) == next(n);

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Kind, X86_64};
-use vellum::cache::Object;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
 use vellum::space::{Advise, FaultError, Limits, MapFlags, MapRequest, Spaces, discard};
 use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
@@ -20,7 +20,7 @@ const PAGE: u64 = 4096;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 /// Where both spaces map the object for all to write, across a border of tables.
 const SHARED: u64 = 0x5000_0000_0000 - 2 * PAGE;
-/// Where each actor has private areas of its own.
+/// Where each actor has private VMAs of its own.
 const PRIVATE: u64 = 0x5100_0000_0000;
 
 /// How much.
@@ -58,8 +58,8 @@ fn with_two_spaces(
     let machine = Machine::boot(&sim, Default::default()).expect("enough memory to boot");
     sim.baseline();
     let arch = X86_64::four_levels();
-    let spaces = [(); 2].map(|()| AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).expect("memory"));
-    let object = Object::new(&machine, &arch, GroupId::ROOT, 7, pages * PAGE).expect("memory");
+    let spaces = [(); 2].map(|()| AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).expect("memory"));
+    let object = Object::new(&machine, &arch, MemcgId::ROOT, 7, pages * PAGE).expect("memory");
     for space in &spaces {
         let request = map(space, SHARED, pages, MapFlags::SHARED);
         assert_eq!(space.map_object(request, &object, 0), Ok(SHARED));
@@ -208,7 +208,7 @@ pub fn truncate(seed: u64, schedule: Schedule, load: Load) {
 }
 
 /// A hole is made in pages that hold something, while programs look: whoever looks after all spaces have heard of it finds
-/// zeros, in shared areas and in private ones without a copy; and copies are what they were.
+/// zeros, in shared VMAs and in private ones without a copy; and copies are what they were.
 pub fn punch(seed: u64, schedule: Schedule, load: Load) {
     with_two_spaces(seed, schedule, load.pages, |sim, object, spaces| {
         {

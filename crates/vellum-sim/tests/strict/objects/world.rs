@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use vellum::addr::{FRAME_SHIFT, VirtRange};
 use vellum::arch::X86_64;
-use vellum::cache::{Gone, Object, ObjectError};
 use vellum::frame::policy::Knob;
-use vellum::group::{GroupId, LruList};
+use vellum::memcg::{LruList, MemcgId};
+use vellum::page_cache::{Gone, Object, ObjectError};
 use vellum::reclaim::reclaim;
 use vellum::space::{
     Advise, AdviseError, FaultError, Limits, MapError, MapFlags, MapRequest, ProtectError, SharedKey, discard,
@@ -36,7 +36,7 @@ const RW: Prot = Prot::READ.union(Prot::WRITE);
 
 /// An object by the model.
 struct Thing<'m> {
-    /// `None`: only areas know it.
+    /// `None`: only VMAs know it.
     handle: Option<Object<'m, Strict>>,
     tag: u64,
     serial: u64,
@@ -59,7 +59,7 @@ pub(super) struct Mapped {
 
 pub(super) struct Inhabited<'m> {
     pub(super) space: Space<'m>,
-    group: GroupId,
+    memcg: MemcgId,
     pub(super) pages: BTreeMap<u64, Mapped>,
 }
 
@@ -69,7 +69,7 @@ pub struct World<'m> {
     pub(super) dice: Dice,
     things: Vec<Thing<'m>>,
     pub(super) spaces: Vec<Inhabited<'m>>,
-    groups: [GroupId; 2],
+    memcgs: [MemcgId; 2],
     /// Whether memory may run out, or be refused.
     pub(super) tight: bool,
     /// Whether there is a disk to swap to.
@@ -95,7 +95,7 @@ pub fn run(seed: u64, steps: usize) {
         unsafe { machine.swaps().attach(machine.frames(), &disk, slots, 0) }.expect("memory");
     }
     let limit = if tight { 60 + dice.below(200) } else { u64::MAX };
-    let group = machine.groups().create(machine.frames(), GroupId::ROOT, limit).expect("a group");
+    let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, limit).expect("a group");
     sim.baseline();
     let before = machine.frames().free_frames();
     let mut world = World {
@@ -104,7 +104,7 @@ pub fn run(seed: u64, steps: usize) {
         dice,
         things: Vec::new(),
         spaces: Vec::new(),
-        groups: [GroupId::ROOT, group],
+        memcgs: [MemcgId::ROOT, memcg],
         tight,
         swaps,
         serial: 0,
@@ -135,7 +135,7 @@ pub fn run(seed: u64, steps: usize) {
         drop(spaces);
     }
     assert_eq!((machine.counter(Counter::ShmemPages), disk.used()), (0, 0));
-    assert_eq!(machine.groups().usage(machine.frames(), group).expect("it exists").charged, 0);
+    assert_eq!(machine.memcgs().usage(machine.frames(), memcg).expect("it exists").charged, 0);
     assert_eq!(machine.frames().free_frames(), before, "all memory is free again");
     sim.finish();
 }
@@ -215,11 +215,11 @@ impl<'m> World<'m> {
     }
 
     fn create(&mut self) {
-        let group = self.groups[self.dice.below(2) as usize];
+        let memcg = self.memcgs[self.dice.below(2) as usize];
         let size = self.dice.below(at(REACH + 10));
         self.serial += 1;
         let tag = self.serial;
-        match Object::new(self.machine, &X86_64::four_levels(), group, tag, size) {
+        match Object::new(self.machine, &X86_64::four_levels(), memcg, tag, size) {
             Ok(object) => {
                 let serial = object.serial();
                 assert!(self.things.iter().all(|thing| thing.serial != serial));
@@ -233,20 +233,20 @@ impl<'m> World<'m> {
     }
 
     fn new_space(&mut self) {
-        let group = self.groups[self.dice.below(2) as usize];
-        match AddressSpace::new(self.machine, X86_64::four_levels(), group, Limits::default()) {
-            Ok(space) => self.spaces.push(Inhabited { space, group, pages: BTreeMap::new() }),
+        let memcg = self.memcgs[self.dice.below(2) as usize];
+        match AddressSpace::new(self.machine, X86_64::four_levels(), memcg, Limits::default()) {
+            Ok(space) => self.spaces.push(Inhabited { space, memcg, pages: BTreeMap::new() }),
             Err(_) => assert!(self.tight),
         }
     }
 
-    /// A child has the areas of its parent and what was copied there; it goes its own way from then on.
+    /// A child has the VMAs of its parent and what was copied there; it goes its own way from then on.
     fn fork(&mut self) {
         let parent = self.a_space();
         match self.spaces[parent].space.fork() {
             Ok(space) => {
-                let Inhabited { group, pages, .. } = &self.spaces[parent];
-                self.spaces.push(Inhabited { space, group: *group, pages: pages.clone() });
+                let Inhabited { memcg, pages, .. } = &self.spaces[parent];
+                self.spaces.push(Inhabited { space, memcg: *memcg, pages: pages.clone() });
             }
             Err(_) => assert!(self.tight),
         }
@@ -256,7 +256,7 @@ impl<'m> World<'m> {
         }
     }
 
-    /// Areas may go on with the object, and somebody who has an area can have a handle again.
+    /// VMAs may go on with the object, and somebody who has a VMA can have a handle again.
     fn forget_handle(&mut self) {
         let Some((thing, handle)) = self.a_handle() else { return };
         drop(handle);
@@ -305,7 +305,7 @@ impl<'m> World<'m> {
         }
     }
 
-    /// Shared anonymous memory, whose object becomes known by its area.
+    /// Shared anonymous memory, whose object becomes known by its VMA.
     fn map_anonymous(&mut self) {
         let (space, span) = (self.a_space(), self.a_span());
         let flags = MapFlags::FIXED | MapFlags::SHARED;
@@ -438,17 +438,17 @@ impl<'m> World<'m> {
 
     /// What somebody has goes to swap: some of it, or all that can.
     fn reclaim(&mut self) {
-        let (group, pages) = (self.groups[self.dice.below(2) as usize], self.dice.one_of(&[8, 64, u64::MAX]));
+        let (memcg, pages) = (self.memcgs[self.dice.below(2) as usize], self.dice.one_of(&[8, 64, u64::MAX]));
         let spaces: Vec<_> = self.spaces.iter().map(|inhabited| &inhabited.space).collect();
-        reclaim::<_, X86_64>(self.machine, &spaces[..], group, pages).expect("the group exists");
+        reclaim::<_, X86_64>(self.machine, &spaces[..], memcg, pages).expect("the group exists");
     }
 
     fn allocate(&mut self) {
         let Some((thing, object)) = self.a_handle() else { return };
         let start = self.dice.below(at(REACH));
         let end = start + 1 + self.dice.below(at(8));
-        let group = self.groups[self.dice.below(2) as usize];
-        let got = object.allocate(start..end, group);
+        let memcg = self.memcgs[self.dice.below(2) as usize];
+        let got = object.allocate(start..end, memcg);
         if let Err(error) = got {
             self.may_fail(error);
         }
@@ -471,8 +471,8 @@ impl<'m> World<'m> {
     fn host_writes(&mut self) {
         let Some((thing, object)) = self.a_handle() else { return };
         let (page, slot) = (self.dice.below(REACH), self.dice.below(SLOTS.len() as u64) as usize);
-        let (value, group) = (self.dice.any(), self.groups[self.dice.below(2) as usize]);
-        match object.page_or_new(page, group) {
+        let (value, memcg) = (self.dice.any(), self.memcgs[self.dice.below(2) as usize]);
+        match object.page_or_new(page, memcg) {
             Ok(held) => {
                 assert_eq!(held.write(SLOTS[slot] as usize, &value.to_ne_bytes()), 8);
                 self.things[thing].pages.entry(page).or_default()[slot] = value;
@@ -496,7 +496,7 @@ impl<'m> World<'m> {
         assert_eq!(object.resident() + object.swapped(), pages.len() as u64);
     }
 
-    /// Questions: what is resident, who waits where, what is behind an area.
+    /// Questions: what is resident, who waits where, what is behind a VMA.
     fn ask(&mut self) {
         let (space, span) = (self.a_space(), self.a_span());
         let inhabited = &self.spaces[space];
@@ -515,11 +515,11 @@ impl<'m> World<'m> {
                 .map(|mapped| SharedKey { object: self.things[mapped.thing].serial, offset: at(mapped.page) + 24 });
             assert_eq!(inhabited.space.shared_key(at(page) + 24), key);
         }
-        inhabited.space.areas(0, |area| {
-            let mapped = inhabited.pages[&(area.range.start / PAGE)];
+        inhabited.space.vmas(0, |vma| {
+            let mapped = inhabited.pages[&(vma.range.start / PAGE)];
             let expected = (self.things[mapped.thing].tag, at(mapped.page), mapped.shared);
-            let backing = area.backing;
-            assert_eq!((backing.tag(), backing.offset(area.range.start), backing.is_shared()), expected);
+            let backing = vma.backing;
+            assert_eq!((backing.tag(), backing.offset(vma.range.start), backing.is_shared()), expected);
             true
         });
     }
@@ -607,19 +607,19 @@ impl<'m> World<'m> {
         }
     }
 
-    /// Everything, when nothing runs: contents, counts, charges, references, areas.
+    /// Everything, when nothing runs: contents, counts, charges, references, VMAs.
     fn count(&mut self) {
         // Objects that nobody knows are gone.
         let known = |thing: usize| self.spaces.iter().any(|i| i.pages.values().any(|m| m.thing == thing));
         let live: Vec<bool> = (0..self.things.len()).map(|i| self.things[i].handle.is_some() || known(i)).collect();
         let pages: u64 =
             self.things.iter().zip(&live).map(|(t, live)| if *live { t.pages.len() as u64 } else { 0 }).sum();
-        let root = self.machine.groups().usage(self.machine.frames(), GroupId::ROOT).expect("it exists");
+        let root = self.machine.memcgs().usage(self.machine.frames(), MemcgId::ROOT).expect("it exists");
         let pages = pages - root.swapped;
         assert_eq!(self.machine.counter(Counter::ShmemPages), pages, "pages of objects in memory");
         let mut listed = 0;
-        for group in self.groups {
-            listed += self.machine.groups().usage(self.machine.frames(), group).expect("it exists").lru
+        for memcg in self.memcgs {
+            listed += self.machine.memcgs().usage(self.machine.frames(), memcg).expect("it exists").lru
                 [LruList::Shmem as usize];
         }
         assert_eq!(listed, pages, "listed pages of objects");
@@ -652,7 +652,7 @@ impl<'m> World<'m> {
             assert_eq!((anon + stats.swap / PAGE, stats.mapped / PAGE), (copies, inhabited.pages.len() as u64));
             // Neighbours that continue each other are one.
             let mut before: Option<(u64, Mapped)> = None;
-            let mut areas = 0;
+            let mut vmas = 0;
             for (page, mapped) in &inhabited.pages {
                 let same = |(at, m): (u64, Mapped)| {
                     at + 1 == *page
@@ -660,11 +660,11 @@ impl<'m> World<'m> {
                         && (m.thing, m.shared, m.may_write, m.prot)
                             == (mapped.thing, mapped.shared, mapped.may_write, mapped.prot)
                 };
-                areas += usize::from(!before.is_some_and(same));
+                vmas += usize::from(!before.is_some_and(same));
                 before = Some((*page, *mapped));
             }
-            assert_eq!(stats.areas, areas);
-            let _ = inhabited.group;
+            assert_eq!(stats.vmas, vmas);
+            let _ = inhabited.memcg;
         }
         for (thing, _) in self.things.iter().zip(&live).filter(|(_, live)| **live) {
             let Some(object) = &thing.handle else { continue };
@@ -707,7 +707,7 @@ impl Thing<'_> {
     }
 }
 
-fn words_of(page: &vellum::cache::ObjectPage<'_, Strict>) -> Words {
+fn words_of(page: &vellum::page_cache::ObjectPage<'_, Strict>) -> Words {
     SLOTS.map(|slot| {
         let mut word = [0; 8];
         assert_eq!(page.read(slot as usize, &mut word), 8);

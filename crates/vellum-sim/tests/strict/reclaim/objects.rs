@@ -2,18 +2,18 @@
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use vellum::cache::ObjectError;
-use vellum::group::Refused;
+use vellum::memcg::Refused;
+use vellum::page_cache::ObjectError;
 use vellum::space::{FaultError, discard};
 
 fn object<'m, A: Silicon>(on: &Bench<'m, A>, pages: u64) -> Object<'m, Strict<A>> {
-    Object::new(on.machine, &on.arch, GroupId::ROOT, 0, pages * on.page).unwrap()
+    Object::new(on.machine, &on.arch, MemcgId::ROOT, 0, pages * on.page).unwrap()
 }
 
 /// Each page holds its number and more.
 fn fill<A: Silicon>(object: &Object<'_, Strict<A>>, pages: u64) {
     for page in 0..pages {
-        object.page_or_new(page, GroupId::ROOT).unwrap().write(8, &(page + 7).to_ne_bytes());
+        object.page_or_new(page, MemcgId::ROOT).unwrap().write(8, &(page + 7).to_ne_bytes());
     }
 }
 
@@ -30,7 +30,7 @@ fn share<'m, A: Silicon>(
     pages: u64,
     flags: MapFlags,
 ) -> Space<'m, A> {
-    let space = on.space_of(GroupId::ROOT);
+    let space = on.space_of(MemcgId::ROOT);
     let prot = Prot::READ | Prot::WRITE;
     let request = MapRequest { addr: BASE, len: pages * on.page, prot, flags: MapFlags::FIXED | flags };
     space.map_object(request, object, 0).unwrap();
@@ -43,15 +43,15 @@ pub fn unmapped<A: Silicon>(arch: A) {
         let object = object(on, 64);
         fill(&object, 64);
         assert_eq!(on.machine.counter(Counter::ShmemPages), 64 * frames);
-        assert_eq!(on.reclaim(&[], GroupId::ROOT, u64::MAX), 64 * frames);
+        assert_eq!(on.reclaim(&[], MemcgId::ROOT, u64::MAX), 64 * frames);
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 64, 64 * frames));
         assert_eq!(on.machine.counter(Counter::ShmemPages), 0);
-        assert_eq!(on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap().swapped, 64 * frames);
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().swapped, 64 * frames);
         assert_eq!((object.next_data(3), object.next_hole(3), object.has(63)), (Some(3), 64, true), "no holes");
         (0..64).for_each(|page| assert_eq!(word(&object, page), Some(page + 7)));
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (64, 0, 0));
         assert_eq!(on.machine.counter(Counter::ShmemPages), 64 * frames);
-        assert_eq!(on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap().swapped, 0);
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().swapped, 0);
         let counts = [Counter::SwapOut, Counter::SwapIn].map(|counter| on.machine.counter(counter));
         assert_eq!(counts, [64 * frames; 2]);
     });
@@ -72,13 +72,13 @@ pub fn mapped<A: Silicon>(arch: A) {
         let child = spaces[0].fork().unwrap();
         (0..64).for_each(|i| assert_eq!(on.load(&child, BASE + i * page + 8), i + 7));
         assert_eq!(
-            on.reclaim(&all, GroupId::ROOT, u64::MAX),
+            on.reclaim(&all, MemcgId::ROOT, u64::MAX),
             65 * (page >> 12) - 64 * (page >> 12),
             "the child has it"
         );
         assert_eq!(object.swapped(), 0);
         let all = [&spaces[0], &spaces[1], &spaces[2], &child];
-        on.reclaim(&all, GroupId::ROOT, u64::MAX);
+        on.reclaim(&all, MemcgId::ROOT, u64::MAX);
         assert_eq!(all.map(|space| resident(space, BASE, 64 * page)), [0; 4]);
         assert_eq!(all.map(|space| space.stats().shmem), [0; 4]);
         assert_eq!((object.resident(), object.swapped()), (0, 64));
@@ -107,7 +107,7 @@ pub fn large<A: Silicon>(arch: A) {
         // Of one a part is gone.
         let gone = object.punch_hole(0..3 * page).unwrap();
         discard(&[&space][..], &object, &gone);
-        on.reclaim(&[&space], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 29, 29 * (page >> 12)));
         assert_eq!(on.load(&space, BASE + 20 * page + 8), 27);
         assert_eq!(object.resident(), 16, "it comes back as it went");
@@ -128,16 +128,16 @@ pub fn stays<A: Silicon>(arch: A) {
         let other = share(on, &object, 8, MapFlags::SHARED);
         (0..8).for_each(|i| assert_eq!(on.load(&other, BASE + i * page + 8), i + 7));
         let all = [&space, &other];
-        on.reclaim(&all, GroupId::ROOT, u64::MAX);
+        on.reclaim(&all, MemcgId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped()), (2, 6));
         let listed = |list: LruList| {
-            on.machine.groups().usage(on.machine.frames(), GroupId::ROOT).unwrap().lru[list as usize] / (page >> 12)
+            on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().lru[list as usize] / (page >> 12)
         };
         assert_eq!([listed(LruList::Shmem), listed(LruList::Unevictable)], [1, 1]);
         space.unlock(BASE, 8 * page).unwrap();
         assert_eq!([listed(LruList::Shmem), listed(LruList::Unevictable)], [2, 0]);
         drop(held);
-        on.reclaim(&all, GroupId::ROOT, u64::MAX);
+        on.reclaim(&all, MemcgId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped()), (0, 8));
     });
 }
@@ -147,7 +147,7 @@ pub fn forgotten<A: Silicon>(arch: A) {
         let page = on.page;
         let object = object(on, 16);
         fill(&object, 16);
-        on.reclaim(&[], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         let _ = object.punch_hole(2 * page..4 * page).unwrap();
         assert_eq!((object.swapped(), u64::from(on.used()), word(&object, 3)), (14, 14 * (page >> 12), None));
         // Of a page in part: the rest is still there.
@@ -157,7 +157,7 @@ pub fn forgotten<A: Silicon>(arch: A) {
         assert_eq!(word(&object, 10), None);
         let _ = object.set_size(9 * page + 8).unwrap();
         assert_eq!(word(&object, 9), Some(0));
-        on.reclaim(&[], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         assert_eq!(object.swapped(), 8);
         drop(object);
         assert_eq!(u64::from(on.used()), 0);
@@ -169,7 +169,7 @@ pub fn swap_off<A: Silicon>(arch: A) {
         let frames = on.page >> 12;
         let objects = [0; 3].map(|_| object(on, 8));
         objects.iter().for_each(|object| fill(object, 8));
-        on.reclaim(&[], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         // One that ends is no longer asked.
         let [first, second, third] = objects;
         drop(second);
@@ -188,23 +188,23 @@ pub fn swap_off<A: Silicon>(arch: A) {
 pub fn room<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let frames = on.page >> 12;
-        let group = on.machine.groups().create(on.machine.frames(), GroupId::ROOT, u64::MAX).unwrap();
-        let object = Object::new(on.machine, &on.arch, group, 0, 16 * on.page).unwrap();
+        let memcg = on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
+        let object = Object::new(on.machine, &on.arch, memcg, 0, 16 * on.page).unwrap();
         fill(&object, 16);
-        on.machine.groups().set_swap_room(group, 5 * frames).unwrap();
-        on.reclaim(&[], GroupId::ROOT, u64::MAX);
+        on.machine.memcgs().set_swap_room(memcg, 5 * frames).unwrap();
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped()), (11, 5));
-        on.machine.groups().set_swap_room(group, u64::MAX).unwrap();
-        on.reclaim(&[], GroupId::ROOT, u64::MAX);
+        on.machine.memcgs().set_swap_room(memcg, u64::MAX).unwrap();
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         assert_eq!(object.swapped(), 16);
-        assert_eq!(on.machine.groups().usage(on.machine.frames(), group).unwrap().swapped, 16 * frames);
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), memcg).unwrap().swapped, 16 * frames);
         // What comes back is charged to who wants it, and he may have no more than this.
-        let user = on.machine.groups().create(on.machine.frames(), GroupId::ROOT, 0).unwrap();
+        let user = on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, 0).unwrap();
         assert_eq!(object.page_or_new(0, user).err(), Some(ObjectError::NoMemory(Refused::OverLimit(user))));
-        on.machine.groups().set_limit(user, u64::MAX).unwrap();
+        on.machine.memcgs().set_limit(user, u64::MAX).unwrap();
         assert!(object.page_or_new(0, user).is_ok());
         drop(object);
-        [user, group].iter().for_each(|g| on.machine.groups().remove(on.machine.frames(), *g).unwrap());
+        [user, memcg].iter().for_each(|g| on.machine.memcgs().remove(on.machine.frames(), *g).unwrap());
     });
 }
 
@@ -217,7 +217,7 @@ pub fn ages<A: Silicon>(arch: A) {
         (0..64).for_each(|i| _ = on.load(&space, BASE + i * page));
         space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page + 8), 4 * i + 7));
-        assert_eq!(on.reclaim(&[&space], GroupId::ROOT, 48 * (page >> 12)), 48 * (page >> 12));
+        assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, 48 * (page >> 12)), 48 * (page >> 12));
         let stays: Vec<u64> = (0..64).filter(|i| resident(&space, BASE + i * page, page) > 0).collect();
         assert_eq!(stays, (0..16).map(|i| 4 * i).collect::<Vec<_>>());
     });
@@ -235,14 +235,14 @@ pub fn ended<A: Silicon>(arch: A) {
         fill(&object, 4);
         let cut = object.page(1).unwrap();
         let _ = object.set_size(page).unwrap();
-        on.reclaim(&[], GroupId::ROOT, u64::MAX);
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 1, page >> 12));
         let mut bytes = [0; 8];
         held[3].read(8, &mut bytes);
         assert_eq!(u64::from_ne_bytes(bytes), 10);
         cut.unwrap().read(8, &mut bytes);
         assert_eq!(u64::from_ne_bytes(bytes), 8);
-        assert_eq!(on.space_of(GroupId::ROOT).fault(BASE, Access::Read).err(), Some(FaultError::Unmapped(BASE)));
+        assert_eq!(on.space_of(MemcgId::ROOT).fault(BASE, Access::Read).err(), Some(FaultError::Unmapped(BASE)));
     });
 }
 
@@ -287,7 +287,7 @@ pub fn meanwhile<A: Silicon>(arch: A) {
                 done.store(true, SeqCst);
             });
             while !done.load(SeqCst) {
-                on.reclaim(&[], GroupId::ROOT, u64::MAX);
+                on.reclaim(&[], MemcgId::ROOT, u64::MAX);
             }
         });
         (0..PAGES).for_each(|page| assert_eq!(word(object, page), Some(page + 7)));

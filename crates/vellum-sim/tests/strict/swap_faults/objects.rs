@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vellum::cache::{Object, ObjectError};
+use vellum::page_cache::{Object, ObjectError};
 use vellum::reclaim::reclaim;
 use vellum::space::{FaultError, MapFlags, MapRequest, discard};
 use vellum_sim::{Cpu, Fault, Strict};
@@ -63,10 +63,10 @@ impl<A: Silicon> Shared<'_, A> {
 
     fn reclaim(&self) {
         let spaces: Vec<_> = self.spaces.iter().collect();
-        reclaim::<_, A>(self.machine, &spaces[..], GroupId::ROOT, u64::MAX).unwrap();
+        reclaim::<_, A>(self.machine, &spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
     }
 
-    fn forget(&mut self, gone: Option<vellum::cache::Gone>) {
+    fn forget(&mut self, gone: Option<vellum::page_cache::Gone>) {
         if let Some(gone) = gone {
             let spaces: Vec<_> = self.spaces.iter().collect();
             discard(&spaces[..], &self.object, &gone);
@@ -163,9 +163,9 @@ fn run<A: Silicon>(arch: A, order: u8, (_, away, act): (&str, bool, Act<A>), poi
     }
     sim.baseline();
     let free = machine.frames().free_frames();
-    let object = Object::new(&machine, &arch, GroupId::ROOT, 0, pages << arch.page_shift()).unwrap();
+    let object = Object::new(&machine, &arch, MemcgId::ROOT, 0, pages << arch.page_shift()).unwrap();
     let spaces = [MapFlags::SHARED, MapFlags::SHARED, MapFlags::empty()].map(|flags| {
-        let space = AddressSpace::new(&machine, arch, GroupId::ROOT, Limits::default()).unwrap();
+        let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
         let request =
             MapRequest { addr: BASE, len: pages << arch.page_shift(), prot: RW, flags: flags | MapFlags::FIXED };
         space.map_object(request, &object, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Swap-out, swap-in, emptying devices, a child under pressure, lazily freed memory, and a group without memory.
+//! Swap-out, swap-in, emptying devices, a child under pressure, lazily freed memory, and a memcg without memory.
 
 use vellum::space::{Access, Advise, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
@@ -257,7 +257,7 @@ pub fn scenarios<A: Silicon>() -> Vec<Scenario<A>> {
         }),
         scenario("a group that has no more reclaims and goes on", nothing, |w| {
             let pages = (2 * w.pages) << w.family[0].space.arch().page_order();
-            w.machine.groups().set_limit(w.group, pages).unwrap();
+            w.machine.memcgs().set_limit(w.memcg, pages).unwrap();
             w.fork(0);
             let last = w.family.len() - 1;
             for page in 0..2 * w.pages {
@@ -267,20 +267,20 @@ pub fn scenarios<A: Silicon>() -> Vec<Scenario<A>> {
                     w.store(last, page, 27_000 + page);
                 }
             }
-            w.machine.groups().set_limit(w.group, u64::MAX).unwrap();
+            w.machine.memcgs().set_limit(w.memcg, u64::MAX).unwrap();
         }),
         scenario("a group runs out of memory", out, |w| {
             let half = w.pages << w.family[0].space.arch().page_order();
-            w.machine.groups().set_limit(w.group, half + 8).unwrap();
+            w.machine.memcgs().set_limit(w.memcg, half + 8).unwrap();
             w.write_all(0, 8000);
             w.out(0);
             w.read_all(0);
-            w.machine.groups().set_limit(w.group, u64::MAX).unwrap();
+            w.machine.memcgs().set_limit(w.memcg, u64::MAX).unwrap();
         }),
         scenario("a family under pressure", nothing, |w| {
             w.fork(0);
             let all = (3 * w.pages) << w.family[0].space.arch().page_order();
-            w.machine.groups().set_limit(w.group, all).unwrap();
+            w.machine.memcgs().set_limit(w.memcg, all).unwrap();
             for round in 0..2 {
                 for who in 0..w.family.len() {
                     w.write_all(who, 10_000 * (round + 1) + 500 * who as u64);
@@ -288,7 +288,7 @@ pub fn scenarios<A: Silicon>() -> Vec<Scenario<A>> {
                 }
                 w.fork(0);
             }
-            w.machine.groups().set_limit(w.group, u64::MAX).unwrap();
+            w.machine.memcgs().set_limit(w.memcg, u64::MAX).unwrap();
         }),
     ]
 }

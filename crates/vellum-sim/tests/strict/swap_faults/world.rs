@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Attrs, Kind};
 use vellum::frame::flag;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::reclaim::reclaim;
 use vellum::space::{Advise, FaultError, MapFlags, MapRequest};
 use vellum::swap::{Slots, SwapRun};
@@ -39,7 +39,7 @@ pub struct World<'m, A: Silicon> {
     pub family: Vec<Member<'m, A>>,
     /// In a block that scenarios are about, two of which are mapped.
     pub pages: u64,
-    pub group: GroupId,
+    pub memcg: MemcgId,
 }
 
 impl<A: Silicon> World<'_, A> {
@@ -119,7 +119,7 @@ impl<A: Silicon> World<'_, A> {
     /// The family gives what it can.
     pub fn reclaim(&self) {
         let spaces: Vec<_> = self.family.iter().map(|member| &member.space).collect();
-        reclaim::<_, A>(self.machine, &spaces[..], self.group, u64::MAX).unwrap();
+        reclaim::<_, A>(self.machine, &spaces[..], self.memcg, u64::MAX).unwrap();
     }
 
     /// Every third page is written, once or until it can be.

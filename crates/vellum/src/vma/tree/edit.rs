@@ -1,17 +1,17 @@
-//! One change to the area tree, whatever it is: down to the leaf, the change there, and the consequences on the way back.
+//! One change to the VMA tree, whatever it is: down to the leaf, the change there, and the consequences on the way back.
 //!
-//! Each level hands down what the leaf cannot see by itself ([`Above`]): how far an area may reach, and what a split would
+//! Each level hands down what the leaf cannot see by itself ([`Above`]): how far a VMA may reach, and what a split would
 //! cost. So the leaf can refuse before anything is changed, and one descent is enough.
 
 use super::super::node::{Leaf, Node, NodeMut, Spares};
-use super::Area;
+use super::Interval;
 
 /// What a node needs to know of the tree around it.
 #[derive(Clone, Copy)]
 pub(in crate::vma) struct Above {
-    /// Where the last area before it ends.
+    /// Where the last VMA before it ends.
     pub(in crate::vma) floor: u64,
-    /// Where the first area behind it starts.
+    /// Where the first VMA behind it starts.
     pub(in crate::vma) ceiling: u64,
     /// The largest gap inside of it, before the change.
     pub(in crate::vma) gap: u64,
@@ -38,7 +38,7 @@ pub(super) struct Edited<V, R> {
 
 /// Finds the leaf for `key`, lets `change` change it, and brings the nodes on the way there up to date. `None` means that
 /// nothing was changed.
-pub(super) fn edit<V: Area, R>(
+pub(super) fn edit<V: Interval, R>(
     node: &mut Node<V>,
     key: u64,
     above: Above,

@@ -13,7 +13,7 @@ impl Index {
     ///
     /// A caller that begins at page 0 and goes on where the last call ended sees each node and each
     /// page once, if the index does not change meanwhile.
-    pub(in crate::cache) fn survey<P: Platform>(
+    pub(in crate::page_cache) fn survey<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
         from: u64,

@@ -1,18 +1,18 @@
-//! Memory objects: what stands behind shared memory and files. A sparse array of pages with a size in bytes, which areas of
+//! Memory objects: what stands behind shared memory and files. A sparse array of pages with a size in bytes, which VMAs of
 //! any number of spaces map and which the host reads and writes: shared anonymous memory, a file of a file system in memory,
 //! a segment of System V shared memory.
 //!
 //! # Guarantee
-//! An object lives as long as somebody has a handle ([`Object`]) or an area maps it; then all its memory is free. A page of
+//! An object lives as long as somebody has a handle ([`Object`]) or a VMA maps it; then all its memory is free. A page of
 //! it holds one reference of the object's own, one for each [`ObjectPage`], and one for each entry that maps it (INV-2
 //! holds for it as for any folio), so what was removed from the object lives until the last of them is gone.
 //!
 //! # Mechanism
-//! - **No heap.** The object's head, and the nodes of its index, are frames, charged to a group.
+//! - **No heap.** The object's head, and the nodes of its index, are frames, charged to a memcg.
 //! - **One lock an object**, for its size and its index. Nothing is allocated or copied under it, and no other lock is taken but a
 //!   cluster's of swap slots.
 //! - **The size decides under that lock** whether a fault finds a page. [`Object::set_size`] writes
-//!   the size there first. A fault that was ahead of it is still in the lock of its space's areas,
+//!   the size there first. A fault that was ahead of it is still in the lock of its space's VMAs,
 //!   which [`crate::space::discard`] takes as the writer before it looks: what such a fault has
 //!   mapped is found and removed, and every later one knows the new size.
 //! - **Large folios** need no other index: each slot names the frame of its own page, and a frame's descriptor knows the
@@ -60,8 +60,8 @@ use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
 use crate::errno::Errno;
 use crate::frame::TooManyReferences;
-use crate::group::{GroupId, Refused, may_be_refused};
 use crate::machine::Machine;
+use crate::memcg::{MemcgId, Refused, may_be_refused};
 use crate::platform::{Platform, SpaceId};
 use crate::sync::{Gate, SpinGuard, SpinLock};
 use crate::vma::{Backing, Sharing};
@@ -78,7 +78,7 @@ pub enum ObjectError {
     NoMemory(Refused),
     /// Beyond [`MAX_SIZE`].
     TooLarge,
-    /// Shared areas map the object that may write to it.
+    /// Shared VMAs map the object that may write to it.
     Busy,
     /// A swap device does not give back what it got.
     Lost,
@@ -104,7 +104,7 @@ impl core::fmt::Display for ObjectError {
         match self {
             ObjectError::NoMemory(why) => why.fmt(f),
             ObjectError::TooLarge => f.write_str("beyond the largest size of an object"),
-            ObjectError::Busy => f.write_str("shared areas may write to the object"),
+            ObjectError::Busy => f.write_str("shared VMAs may write to the object"),
             ObjectError::Lost => f.write_str("what was swapped out is lost"),
             ObjectError::TooManyReferences => TooManyReferences.fmt(f),
         }
@@ -130,16 +130,16 @@ struct Contents {
 
 /// What an object's own frame begins with.
 struct Head {
-    /// Handles and areas.
+    /// Handles and VMAs.
     refs: AtomicU64,
-    /// Shared areas that may write, and [`DENIED`].
+    /// Shared VMAs that may write, and [`DENIED`].
     writers: AtomicU64,
     /// The next of the objects that wait to be freed.
     next: AtomicU32,
     /// Whether it is among those that may have something on swap devices; then, before and after which.
     listed: AtomicBool,
     links: [AtomicU32; 2],
-    group: GroupId,
+    memcg: MemcgId,
     page_order: u8,
     serial: u64,
     tag: u64,
@@ -149,7 +149,7 @@ struct Head {
     contents: SpinLock<Contents>,
 }
 
-/// In `Head::writers`: no shared area may write any more.
+/// In `Head::writers`: no shared VMA may write any more.
 const DENIED: u64 = 1 << 63;
 
 /// A handle to an object. Cloned and dropped freely, from any CPU; must not be dropped for the last time while a lock is held
@@ -160,24 +160,24 @@ pub struct Object<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// An empty object of `size` bytes, all of it holes, whose own structures are charged to `group`. Its pages are those of
-    /// `arch`; only spaces with such pages can map it. `tag` is the host's, to know the object again in an area.
+    /// An empty object of `size` bytes, all of it holes, whose own structures are charged to `memcg`. Its pages are those of
+    /// `arch`; only spaces with such pages can map it. `tag` is the host's, to know the object again in a VMA.
     ///
     /// # Errors
-    /// No memory, or the group may not have it, or the size is beyond [`MAX_SIZE`].
+    /// No memory, or the memcg may not have it, or the size is beyond [`MAX_SIZE`].
     pub fn new(
         machine: &'m Machine<'m, P>,
         arch: &impl Arch,
-        group: GroupId,
+        memcg: MemcgId,
         tag: u64,
         size: u64,
     ) -> Result<Self, ObjectError> {
         if size > MAX_SIZE {
             return Err(ObjectError::TooLarge);
         }
-        let _pinned = machine.groups().pinned(group).ok_or(Refused::OutOfMemory)?;
+        let _pinned = machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory)?;
         let frames = machine.frames();
-        let (at, _) = machine.groups().alloc(frames, group, 0, false)?;
+        let (at, _) = machine.memcgs().alloc(frames, memcg, 0, false)?;
         // SAFETY: just allocated, and freed with the object; the head is written below.
         let mappers = unsafe { Mappers::new(frames, at) };
         let head = Head {
@@ -186,7 +186,7 @@ impl<'m, P: Platform> Object<'m, P> {
             next: AtomicU32::new(Pfn::NONE.0),
             listed: AtomicBool::new(false),
             links: [const { AtomicU32::new(Pfn::NONE.0) }; 2],
-            group,
+            memcg,
             page_order: arch.page_order(),
             serial: machine.next_number(),
             tag,
@@ -200,10 +200,10 @@ impl<'m, P: Platform> Object<'m, P> {
         Ok(Object { machine, at })
     }
 
-    /// The object behind an area, without a reference of its own.
+    /// The object behind a VMA, without a reference of its own.
     ///
     /// # Safety
-    /// The area has an object and keeps it meanwhile: its space's areas are locked, or its range is claimed.
+    /// The VMA has an object and keeps it meanwhile: its space's VMAs are locked, or its range is claimed.
     #[inline]
     pub(crate) unsafe fn behind(machine: &'m Machine<'m, P>, backing: &Backing) -> ManuallyDrop<Self> {
         ManuallyDrop::new(Object { machine, at: backing.object })
@@ -235,9 +235,9 @@ impl<'m, P: Platform> Object<'m, P> {
         self.head().serial
     }
 
-    /// The group that pays for its structures.
-    pub fn group(&self) -> GroupId {
-        self.head().group
+    /// The memcg that pays for its structures.
+    pub fn memcg(&self) -> MemcgId {
+        self.head().memcg
     }
 
     /// log2 of the bytes of a page.
@@ -275,39 +275,39 @@ impl<'m, P: Platform> Object<'m, P> {
         swapped
     }
 
-    /// Whether this is the object behind an area.
+    /// Whether this is the object behind a VMA.
     pub(crate) fn is_behind(&self, backing: &Backing) -> bool {
         backing.object == self.at
     }
 
-    /// Returns the backing of an area that is about to come, with a reference and counted among
-    /// those of its space. `group` pays for that. Of a writer, which was
+    /// Returns the backing of a VMA that is about to come, with a reference and counted among
+    /// those of its space. `memcg` pays for that. Of a writer, which was
     /// [admitted](Object::admit_writer).
     ///
     /// # Errors
     /// As of [`Object::map`]; the writer is no longer admitted.
-    pub(crate) fn lend(&self, sharing: Sharing, space: SpaceId, group: GroupId) -> Result<Backing, Refused> {
+    pub(crate) fn lend(&self, sharing: Sharing, space: SpaceId, memcg: MemcgId) -> Result<Backing, Refused> {
         let backing = Backing { object: self.at, sharing, delta: 0, tag: self.tag() };
-        if let Err(why) = self.map(space, group) {
+        if let Err(why) = self.map(space, memcg) {
             self.head().dismiss(sharing);
             return Err(why);
         }
         Ok(backing)
     }
 
-    /// Counts one more area of a space, which has a reference from now on. `group` pays for that.
+    /// Counts one more VMA of a space, which has a reference from now on. `memcg` pays for that.
     ///
     /// # Errors
-    /// No memory, or the group may not have it.
-    fn map(&self, space: SpaceId, group: GroupId) -> Result<(), Refused> {
-        let (groups, frames) = (self.machine.groups(), self.machine.frames());
+    /// No memory, or the memcg may not have it.
+    fn map(&self, space: SpaceId, memcg: MemcgId) -> Result<(), Refused> {
+        let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let mut spare = None;
         while !self.lock().mappers.add(frames, space, &mut spare) {
-            spare = Some(groups.alloc(frames, group, 0, false)?.0);
+            spare = Some(memcgs.alloc(frames, memcg, 0, false)?.0);
         }
         if let Some(row) = spare {
             // SAFETY: just allocated, and not used.
-            unsafe { groups.free(frames, row, 0, false) };
+            unsafe { memcgs.free(frames, row, 0, false) };
         }
         self.head().refs.fetch_add(1, Relaxed);
         Ok(())
@@ -318,25 +318,25 @@ impl<'m, P: Platform> Object<'m, P> {
         self.next_mapping(from).map(|(space, _)| space)
     }
 
-    /// The same, and how many areas of that space map it.
+    /// The same, and how many VMAs of that space map it.
     fn next_mapping(&self, from: SpaceId) -> Option<(SpaceId, u64)> {
         self.lock().mappers.next(self.machine.frames(), from)
     }
 
-    /// The area did not come.
+    /// The VMA did not come.
     pub(crate) fn take_back(&self, backing: &Backing, space: SpaceId) {
         let mut orphans = Orphans::default();
         release(self.machine, backing, space, &mut orphans);
         orphans.free(self.machine);
     }
 
-    /// A shared area that may write is about to come: whether it may. It is counted if so.
+    /// A shared VMA that may write is about to come: whether it may. It is counted if so.
     pub(crate) fn admit_writer(&self) -> bool {
         let admit = |writers: u64| (writers & DENIED == 0).then_some(writers + 1);
         self.head().writers.fetch_update(AcqRel, Acquire, admit).is_ok()
     }
 
-    /// From now on no shared area may write to the object (Linux: `F_SEAL_WRITE`).
+    /// From now on no shared VMA may write to the object (Linux: `F_SEAL_WRITE`).
     ///
     /// # Errors
     /// [`ObjectError::Busy`]: some may already.
@@ -384,15 +384,15 @@ unsafe fn head<'a, P: Platform>(machine: &'a Machine<'_, P>, at: Pfn) -> &'a Hea
     unsafe { machine.frames().at(at.addr()).cast::<Head>().as_ref() }
 }
 
-/// Another area of a space that has one with this backing has it too: a copy of one that holds its
+/// Another VMA of a space that has one with this backing has it too: a copy of one that holds its
 /// reference.
 pub(crate) fn hold<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId) {
-    let counted = lend_to(machine, backing, space, GroupId::ROOT);
-    debug_assert!(counted.is_ok(), "the space has an area with this backing");
+    let counted = lend_to(machine, backing, space, MemcgId::ROOT);
+    debug_assert!(counted.is_ok(), "the space has a VMA with this backing");
 }
 
-/// An area of a space has this backing: a copy of one that holds its reference, of any space.
-/// `group` pays for what that takes.
+/// A VMA of a space has this backing: a copy of one that holds its reference, of any space.
+/// `memcg` pays for what that takes.
 ///
 /// # Errors
 /// As of [`Object::map`].
@@ -400,33 +400,33 @@ pub(crate) fn lend_to<P: Platform>(
     machine: &Machine<'_, P>,
     backing: &Backing,
     space: SpaceId,
-    group: GroupId,
+    memcg: MemcgId,
 ) -> Result<(), Refused> {
     if backing.is_anonymous() {
         return Ok(());
     }
-    // SAFETY: the area that this one is a copy of, or the handle that it was made from, holds a reference.
+    // SAFETY: the VMA that this one is a copy of, or the handle that it was made from, holds a reference.
     let object = unsafe { Object::behind(machine, backing) };
-    object.map(space, group)?;
+    object.map(space, memcg)?;
     if backing.sharing == Sharing::Shared {
         object.head().writers.fetch_add(1, Relaxed);
     }
     Ok(())
 }
 
-/// An area of a space with this backing is gone. If it was the last that knew the object, the
+/// A VMA of a space with this backing is gone. If it was the last that knew the object, the
 /// object joins those that wait to be freed.
 pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, space: SpaceId, orphans: &mut Orphans) {
     if backing.is_anonymous() {
         return;
     }
-    // SAFETY: the area's reference is dropped only below.
+    // SAFETY: the VMA's reference is dropped only below.
     let head = unsafe { head(machine, backing.object) };
     head.dismiss(backing.sharing);
     let row = head.contents.lock(machine.platform()).mappers.remove(machine.frames(), space);
     if let Some(row) = row {
         // SAFETY: the list has it no more.
-        unsafe { machine.groups().free(machine.frames(), row, 0, false) };
+        unsafe { machine.memcgs().free(machine.frames(), row, 0, false) };
     }
     if let Some(last) = put(machine, backing.object) {
         // SAFETY: nobody else knows the object any more, and it is freed later.
@@ -436,7 +436,7 @@ pub(crate) fn release<P: Platform>(machine: &Machine<'_, P>, backing: &Backing, 
 }
 
 impl Head {
-    /// An area is gone, or did not come: if it could write, it is not counted any more.
+    /// A VMA is gone, or did not come: if it could write, it is not counted any more.
     fn dismiss(&self, sharing: Sharing) {
         if sharing == Sharing::Shared {
             self.writers.fetch_sub(1, AcqRel);
@@ -462,11 +462,11 @@ impl Last {
         owner::unlist(machine, self.0);
         let frames = machine.frames();
         // SAFETY: nobody knows the object any more, its index is empty, and nothing in the head needs to be dropped.
-        unsafe { machine.groups().free(frames, self.0, 0, false) };
+        unsafe { machine.memcgs().free(frames, self.0, 0, false) };
     }
 }
 
-/// Objects that went with their last area while its space was locked, and are freed when it no longer is.
+/// Objects that went with their last VMA while its space was locked, and are freed when it no longer is.
 #[must_use = "they leak unless they are freed"]
 #[derive(Debug)]
 pub(crate) struct Orphans(Pfn);

@@ -1,4 +1,4 @@
-//! The areas of a space, and what limits them.
+//! The VMAs of a space, and what limits them.
 
 use core::cell::Cell;
 use core::convert::Infallible;
@@ -6,12 +6,12 @@ use core::ptr::NonNull;
 
 use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::{Arch, UserRange};
-use crate::cache::{self, Orphans};
-use crate::group::{GroupId, Refused};
 use crate::machine::Machine;
+use crate::memcg::{MemcgId, Refused};
+use crate::page_cache::{self, Orphans};
 use crate::platform::{Platform, SpaceId};
 use crate::sync::{Patience, ReadGuard, WriteGuard};
-use crate::vma::{AreaFlags, AreaTree, NodeMemory, State, Vma};
+use crate::vma::{NodeMemory, State, Vma, VmaFlags, VmaTree};
 
 use super::AddressSpace;
 use super::claims::Claims;
@@ -27,8 +27,8 @@ pub struct Limits {
     pub locked: u64,
     /// Bytes that a stack may grow to (`RLIMIT_STACK`).
     pub stack: u64,
-    /// Areas (`vm.max_map_count`).
-    pub areas: usize,
+    /// VMAs (`vm.max_map_count`).
+    pub vmas: usize,
     /// Lowest address that may be mapped (`vm.mmap_min_addr`).
     pub lowest: u64,
     /// Where the search for free addresses begins, downward; the end of user space if that is lower (`mmap_base`).
@@ -45,7 +45,7 @@ impl Default for Limits {
             data: u64::MAX,
             locked: u64::MAX,
             stack: 8 << 20,
-            areas: 65530,
+            vmas: 65530,
             lowest: 0x10000,
             mmap_base: u64::MAX,
             exec_gain: true,
@@ -62,47 +62,47 @@ pub(super) enum Excess {
 }
 
 /// What the lock of a space protects.
-pub(super) struct Areas {
-    pub(super) tree: AreaTree<Vma>,
-    /// The space's number, by which objects count its areas.
+pub(super) struct Vmas {
+    pub(super) tree: VmaTree<Vma>,
+    /// The space's number, by which objects count its VMAs.
     space: SpaceId,
     pub(super) limits: Limits,
-    /// Bytes mapped, dying areas not counted.
+    /// Bytes mapped, dying VMAs not counted.
     pub(super) mapped: u64,
     /// The most that ever was.
     pub(super) most_mapped: u64,
     /// Of those, what [`Limits::data`] counts.
     pub(super) data: u64,
-    /// Bytes of locked areas.
+    /// Bytes of locked VMAs.
     pub(super) locked: u64,
-    /// Bytes of areas that are displaced.
+    /// Bytes of VMAs that are displaced.
     displaced: u64,
-    /// What is added to new areas, of [`AreaFlags::LOCKS`].
-    pub(super) future: AreaFlags,
-    /// Objects that no area maps any more, nor anybody else knows: freed when the lock is given back.
+    /// What is added to new VMAs, of [`VmaFlags::LOCKS`].
+    pub(super) future: VmaFlags,
+    /// Objects that no VMA maps any more, nor anybody else knows: freed when the lock is given back.
     pub(super) orphans: Orphans,
     /// Which ranges are being changed, holes included.
     pub(super) claims: Claims,
-    /// Areas that will be added by operations which have let go of the lock meanwhile, and can't fail any more.
+    /// VMAs that will be added by operations which have let go of the lock meanwhile, and can't fail any more.
     pub(super) promised: usize,
 }
 
-/// Nodes of the tree are frames, charged to a group.
+/// Nodes of the tree are frames, charged to a memcg.
 struct Nodes<'a, 'p, P: Platform> {
     machine: &'a Machine<'p, P>,
-    group: GroupId,
+    memcg: MemcgId,
     /// Why the last node was refused.
     refused: Cell<Refused>,
 }
 
 impl<'a, 'p, P: Platform> Nodes<'a, 'p, P> {
-    fn new(machine: &'a Machine<'p, P>, group: GroupId) -> Self {
-        Nodes { machine, group, refused: Cell::new(Refused::OutOfMemory) }
+    fn new(machine: &'a Machine<'p, P>, memcg: MemcgId) -> Self {
+        Nodes { machine, memcg, refused: Cell::new(Refused::OutOfMemory) }
     }
 
-    /// For calls that only free nodes. A node's descriptor records its group.
+    /// For calls that only free nodes. A node's descriptor records its memcg.
     fn freeing(machine: &'a Machine<'p, P>) -> Self {
-        Self::new(machine, GroupId::ROOT)
+        Self::new(machine, MemcgId::ROOT)
     }
 }
 
@@ -111,7 +111,7 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
     fn alloc(&self) -> Option<NonNull<u8>> {
         self.machine.platform().resched();
         let frames = self.machine.frames();
-        let allocated = self.machine.groups().alloc(frames, self.group, 0, false);
+        let allocated = self.machine.memcgs().alloc(frames, self.memcg, 0, false);
         allocated.inspect_err(|why| self.refused.set(*why)).ok().map(|(pfn, _)| frames.at(pfn.addr()))
     }
 
@@ -120,16 +120,16 @@ unsafe impl<P: Platform> NodeMemory for Nodes<'_, '_, P> {
         let offset = (node.as_ptr() as usize).wrapping_sub(self.machine.platform().direct_map() as usize);
         let pfn = Pfn((offset >> FRAME_SHIFT) as u32);
         // SAFETY: the tree gives back what `alloc` gave it (contract of `NodeMemory`), and nobody else knows of it.
-        unsafe { self.machine.groups().free(self.machine.frames(), pfn, 0, false) }
+        unsafe { self.machine.memcgs().free(self.machine.frames(), pfn, 0, false) }
     }
 }
 
-impl Areas {
+impl Vmas {
     pub(super) fn new(mut limits: Limits, arch: &impl Arch, space: SpaceId) -> Self {
         limits.mmap_base = limits.mmap_base.min(arch.user_end());
         // SAFETY: the methods below always give it the frames of the machine that the space lives on.
-        let tree = unsafe { AreaTree::new() };
-        Areas {
+        let tree = unsafe { VmaTree::new() };
+        Vmas {
             tree,
             space,
             limits,
@@ -138,7 +138,7 @@ impl Areas {
             data: 0,
             locked: 0,
             displaced: 0,
-            future: AreaFlags::empty(),
+            future: VmaFlags::empty(),
             orphans: Orphans::default(),
             claims: Claims::default(),
             promised: 0,
@@ -146,23 +146,23 @@ impl Areas {
     }
 
     pub(super) fn clear<P: Platform>(&mut self, machine: &Machine<'_, P>) {
-        for area in self.tree.iter_from(0) {
-            cache::release(machine, &area.backing, self.space, &mut self.orphans);
+        for vma in self.tree.iter_from(0) {
+            page_cache::release(machine, &vma.backing, self.space, &mut self.orphans);
             machine.platform().resched();
         }
         self.tree.clear(&Nodes::freeing(machine));
         core::mem::take(&mut self.orphans).free(machine);
     }
 
-    /// Make sure that this many areas can be added, besides those promised; what was reserved
-    /// before is forgotten. New nodes are charged to `group`.
+    /// Make sure that this many VMAs can be added, besides those promised; what was reserved
+    /// before is forgotten. New nodes are charged to `memcg`.
     pub(super) fn reserve<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
-        group: GroupId,
+        memcg: MemcgId,
         inserts: usize,
     ) -> Result<(), Refused> {
-        let nodes = Nodes::new(machine, group);
+        let nodes = Nodes::new(machine, memcg);
         self.tree.reserve(&nodes, self.promised + inserts).map_err(|_| nodes.refused.get())
     }
 
@@ -173,23 +173,23 @@ impl Areas {
         }
     }
 
-    /// The area at `addr`, unless it is being unmapped.
+    /// The VMA at `addr`, unless it is being unmapped.
     pub(super) fn find(&self, addr: u64) -> Option<&Vma> {
         self.tree.find(addr).filter(|v| v.state != State::Dying)
     }
 
     /// Returns the first VMA that overlaps `range`, be it a dying one.
     pub(super) fn first(&self, range: UserRange) -> Option<&Vma> {
-        self.tree.find_from(range.start).filter(|area| area.range.start < range.end)
+        self.tree.find_from(range.start).filter(|vma| vma.range.start < range.end)
     }
 
     /// Returns the VMAs that overlap `range`, dying ones included. However many a program has made
     /// there, the iterator gives way to other work between two of them (INV-11), inside the lock of
     /// the VMAs.
     pub(super) fn overlapping<P: Platform>(&self, platform: &P, range: UserRange) -> impl Iterator<Item = &Vma> {
-        let areas = self.tree.iter_from(range.start).take_while(move |area| area.range.start < range.end);
-        areas.inspect(move |area| {
-            if area.range.start > range.start {
+        let vmas = self.tree.iter_from(range.start).take_while(move |vma| vma.range.start < range.end);
+        vmas.inspect(move |vma| {
+            if vma.range.start > range.start {
                 platform.resched();
             }
         })
@@ -209,14 +209,14 @@ impl Areas {
     ) -> Result<Survey, E> {
         let mut survey = Survey { covered: true, ..Survey::default() };
         let mut end = range.start;
-        for area in self.overlapping(platform, range) {
-            survey.covered &= area.range.start <= end && area.state != State::Dying;
-            look(area, survey.covered)?;
-            let (below, above) = (area.range.start < range.start, area.range.end > range.end);
+        for vma in self.overlapping(platform, range) {
+            survey.covered &= vma.range.start <= end && vma.state != State::Dying;
+            look(vma, survey.covered)?;
+            let (below, above) = (vma.range.start < range.start, vma.range.end > range.end);
             survey.cuts += below as usize + above as usize;
             survey.splits |= below && above;
-            survey.amounts.add(area, range);
-            end = area.range.end;
+            survey.amounts.add(vma, range);
+            end = vma.range.end;
         }
         survey.covered &= end >= range.end;
         Ok(survey)
@@ -230,35 +230,35 @@ impl Areas {
 
     /// Returns the first VMA of `range` that is sealed.
     pub(super) fn sealed<P: Platform>(&self, platform: &P, range: UserRange) -> Option<VirtRange> {
-        let mut areas = self.overlapping(platform, range);
-        areas.find(|area| area.flags.contains(AreaFlags::SEALED)).map(|area| *area.range)
+        let mut vmas = self.overlapping(platform, range);
+        vmas.find(|vma| vma.flags.contains(VmaFlags::SEALED)).map(|vma| *vma.range)
     }
 
-    /// Of the ends of `range`, how many lie inside an area: how many areas [`Areas::isolate`] adds.
+    /// Of the ends of `range`, how many lie inside a VMA: how many VMAs [`Vmas::isolate`] adds.
     pub(super) fn cuts(&self, range: UserRange) -> usize {
         let inside = |addr| self.tree.find(addr).is_some_and(|v| v.range.start < addr) as usize;
         inside(range.start) + inside(range.end)
     }
 
-    /// The areas that end above `addr` and are displaced.
+    /// The VMAs that end above `addr` and are displaced.
     pub(super) fn displaced(&self, addr: u64) -> impl Iterator<Item = &Vma> {
         let any = self.displaced != 0;
         self.tree.iter_from(addr).take_while(move |_| any).filter(|v| v.is_displaced())
     }
 
-    /// Split areas so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Areas::cuts`] areas.
+    /// Split VMAs so that one begins at `range.start` and one ends at `range.end`. Reserved before: [`Vmas::cuts`] VMAs.
     pub(super) fn isolate<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         self.cut(machine, range.start);
         self.cut(machine, range.end);
     }
 
     fn cut<P: Platform>(&mut self, machine: &Machine<'_, P>, addr: u64) {
-        let Some(area) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
-        self.tree.update(area.range.start, |v| v.range = area.range.head(addr));
-        let upper = Vma { range: area.range.tail(addr), ..area };
+        let Some(vma) = self.tree.find(addr).filter(|v| v.range.start < addr).copied() else { return };
+        self.tree.update(vma.range.start, |v| v.range = vma.range.head(addr));
+        let upper = Vma { range: vma.range.tail(addr), ..vma };
         let inserted = self.tree.insert(upper);
-        debug_assert!(inserted.is_ok(), "an area was added without being reserved");
-        cache::hold(machine, &upper.backing, self.space);
+        debug_assert!(inserted.is_ok(), "a VMA was added without being reserved");
+        page_cache::hold(machine, &upper.backing, self.space);
     }
 
     /// Changes each VMA of `range`, in full if it was not isolated. `change` leaves its range, and
@@ -278,25 +278,25 @@ impl Areas {
         }
     }
 
-    /// Take out every area of `range`, which was isolated.
+    /// Take out every VMA of `range`, which was isolated.
     pub(super) fn remove<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
         let mut at = range.start;
         while at < range.end
-            && let Some(area) = self.first(range.tail(at)).copied()
+            && let Some(vma) = self.first(range.tail(at)).copied()
         {
-            self.tree.remove(&Nodes::freeing(machine), area.range.start);
-            cache::release(machine, &area.backing, self.space, &mut self.orphans);
-            at = area.range.end.min(range.end);
+            self.tree.remove(&Nodes::freeing(machine), vma.range.start);
+            page_cache::release(machine, &vma.backing, self.space, &mut self.orphans);
+            at = vma.range.end.min(range.end);
             machine.platform().resched();
         }
     }
 
-    /// Put another area in the place of one, whatever the two have behind them. The new one's reference is the caller's.
+    /// Put another VMA in the place of one, whatever the two have behind them. The new one's reference is the caller's.
     pub(super) fn replace<P: Platform>(&mut self, machine: &Machine<'_, P>, start: u64, new: Vma) {
         let (orphans, space) = (&mut self.orphans, self.space);
-        self.tree.update(start, |area| {
-            cache::release(machine, &area.backing, space, orphans);
-            *area = new;
+        self.tree.update(start, |vma| {
+            page_cache::release(machine, &vma.backing, space, orphans);
+            *vma = new;
         });
     }
 
@@ -305,11 +305,11 @@ impl Areas {
     /// joins them when it is done. A change elsewhere in the two VMAs, or a fault's turn, is no
     /// hindrance: nothing would join them later, or only after calls that need one VMA.
     pub(super) fn merge<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange) {
-        let first = self.tree.find_from(range.start).map_or(range.start, |area| area.range.start.min(range.start));
+        let first = self.tree.find_from(range.start).map_or(range.start, |vma| vma.range.start.min(range.start));
         let mut at = first.saturating_sub(1);
         while let Some((before, next)) = self.next_to_join(machine.platform(), at, range.end) {
             self.tree.remove(&Nodes::freeing(machine), next.range.start);
-            cache::release(machine, &next.backing, self.space, &mut self.orphans);
+            page_cache::release(machine, &next.backing, self.space, &mut self.orphans);
             self.tree.update(before.start, |v| v.range.append(&next.range));
             at = before.start;
             machine.platform().resched();
@@ -319,10 +319,10 @@ impl Areas {
     /// The next two neighbours that can be joined: the first of them ends above `at` and begins at
     /// `end` at the latest.
     fn next_to_join<P: Platform>(&self, platform: &P, at: u64, end: u64) -> Option<(UserRange, Vma)> {
-        let mut areas = self.tree.iter_from(at);
-        let mut before = areas.next()?;
+        let mut vmas = self.tree.iter_from(at);
+        let mut before = vmas.next()?;
         while before.range.start <= end {
-            let next = areas.next()?;
+            let next = vmas.next()?;
             if next.continues(before) && !self.claims.keeps_boundary(next.range.start) {
                 return Some((before.range, *next));
             }
@@ -332,12 +332,12 @@ impl Areas {
         None
     }
 
-    /// Bookkeeping for the areas of `range`, which come (`+1`) or go (`-1`).
+    /// Bookkeeping for the VMAs of `range`, which come (`+1`) or go (`-1`).
     pub(super) fn account_all<P: Platform>(&mut self, machine: &Machine<'_, P>, range: UserRange, sign: i64) {
         self.account_as(machine, range, |_| (), sign);
     }
 
-    /// The same for each area of `range` as `change` would have it.
+    /// The same for each VMA of `range` as `change` would have it.
     pub(super) fn account_as<P: Platform>(
         &mut self,
         machine: &Machine<'_, P>,
@@ -346,10 +346,10 @@ impl Areas {
         sign: i64,
     ) {
         let mut amounts = Amounts::default();
-        for area in self.overlapping(machine.platform(), range) {
-            let mut area = *area;
-            change(&mut area);
-            amounts.add(&area, range);
+        for vma in self.overlapping(machine.platform(), range) {
+            let mut vma = *vma;
+            change(&mut vma);
+            amounts.add(&vma, range);
         }
         self.count(&amounts, sign);
     }
@@ -358,7 +358,7 @@ impl Areas {
     pub(super) fn allow(&self, kind: &Vma, len: u64, replaced: u64) -> Result<(), Excess> {
         let limits = &self.limits;
         let more = |now: u64| (now - replaced.min(now)).saturating_add(len);
-        if kind.flags.contains(AreaFlags::LOCKED) && self.locked.saturating_add(len) > limits.locked {
+        if kind.flags.contains(VmaFlags::LOCKED) && self.locked.saturating_add(len) > limits.locked {
             Err(Excess::Locked)
         } else if more(self.mapped) > limits.address_space {
             Err(Excess::AddressSpace)
@@ -369,11 +369,11 @@ impl Areas {
         }
     }
 
-    /// Bookkeeping for the part of an area that lies in `range`. In the lock in which a limit
+    /// Bookkeeping for the part of a VMA that lies in `range`. In the lock in which a limit
     /// allowed it (INV-19).
-    pub(super) fn account(&mut self, area: &Vma, range: UserRange, sign: i64) {
+    pub(super) fn account(&mut self, vma: &Vma, range: UserRange, sign: i64) {
         let mut amounts = Amounts::default();
-        amounts.add(area, range);
+        amounts.add(vma, range);
         self.count(&amounts, sign);
     }
 
@@ -393,7 +393,7 @@ impl Areas {
 pub(super) struct Survey {
     /// Whether they cover all of it, and none of them is dying.
     pub(super) covered: bool,
-    /// Of the range's ends, how many lie inside a VMA: as many are added by [`Areas::isolate`].
+    /// Of the range's ends, how many lie inside a VMA: as many are added by [`Vmas::isolate`].
     pub(super) cuts: usize,
     /// Whether one VMA reaches beyond both ends.
     pub(super) splits: bool,
@@ -401,7 +401,7 @@ pub(super) struct Survey {
     pub(super) amounts: Amounts,
 }
 
-/// Bytes of some areas, by what they count as.
+/// Bytes of some VMAs, by what they count as.
 #[derive(Default)]
 pub(super) struct Amounts {
     pub(super) mapped: u64,
@@ -411,18 +411,18 @@ pub(super) struct Amounts {
 }
 
 impl Amounts {
-    pub(super) fn add(&mut self, area: &Vma, range: UserRange) {
-        let bytes = area.range.intersect(&range).len();
+    pub(super) fn add(&mut self, vma: &Vma, range: UserRange) {
+        let bytes = vma.range.intersect(&range).len();
         let if_it = |is: bool| if is { bytes } else { 0 };
         self.mapped += bytes;
-        self.data += if_it(area.is_data());
-        self.locked += if_it(area.flags.contains(AreaFlags::LOCKED));
-        self.displaced += if_it(area.is_displaced());
+        self.data += if_it(vma.is_data());
+        self.locked += if_it(vma.flags.contains(VmaFlags::LOCKED));
+        self.displaced += if_it(vma.is_displaced());
     }
 }
 
-/// The areas, as the writer.
-pub(super) type WriteAreas<'a> = WriteGuard<'a, Areas>;
+/// The VMAs, as the writer.
+pub(super) type WriteVmas<'a> = WriteGuard<'a, Vmas>;
 
 impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
     /// What the space may have.
@@ -432,28 +432,28 @@ impl<P: Platform, A: Arch> AddressSpace<'_, P, A> {
 
     /// Change what the space may have from now on. What is above a limit already stays.
     pub fn set_limits(&self, change: impl FnOnce(&mut Limits)) {
-        let mut areas = self.write();
-        change(&mut areas.limits);
-        areas.limits.mmap_base = areas.limits.mmap_base.min(self.tables.arch.user_end());
+        let mut vmas = self.write();
+        change(&mut vmas.limits);
+        vmas.limits.mmap_base = vmas.limits.mmap_base.min(self.tables.arch.user_end());
     }
 
     /// Enter as the writer.
-    pub(super) fn write(&self) -> WriteGuard<'_, Areas> {
+    pub(super) fn write(&self) -> WriteGuard<'_, Vmas> {
         self.tables.gate.pass(self.tables.platform());
-        self.areas.write(self.tables.platform(), self.tables.slots.iter().map(|s| &s.readers))
+        self.vmas.write(self.tables.platform(), self.tables.slots.iter().map(|s| &s.readers))
     }
 
     /// Enter as a reader.
-    pub(super) fn read(&self) -> ReadGuard<'_, Areas> {
+    pub(super) fn read(&self) -> ReadGuard<'_, Vmas> {
         self.read_with(None)
     }
 
     /// The same for an operation that may have closed the gate itself.
     #[inline]
-    pub(super) fn read_with(&self, patience: Option<&Patience<'_>>) -> ReadGuard<'_, Areas> {
+    pub(super) fn read_with(&self, patience: Option<&Patience<'_>>) -> ReadGuard<'_, Vmas> {
         if !patience.is_some_and(Patience::has_closed) {
             self.tables.gate.pass(self.tables.platform());
         }
-        self.areas.read(self.tables.platform(), &self.tables.slot().readers)
+        self.vmas.read(self.tables.platform(), &self.tables.slot().readers)
     }
 }

@@ -4,8 +4,8 @@
 //! could find a descriptor by has to be in the hands of who splits: as many entries as the folio has mappings stand in the one table that he
 //! has locked, and the only other reference is his.
 
-use super::shard::Home;
-use super::{GroupId, Groups};
+use super::shard::LruvecId;
+use super::{MemcgId, Memcgs};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, FrameKind, Frames, HUGE_ORDER, Owner, flag};
 use crate::platform::{Event, Platform, trace};
@@ -65,23 +65,23 @@ impl Mapped {
     }
 }
 
-impl<'p> Groups<'p> {
+impl<'p> Memcgs<'p> {
     /// Split a folio, to which the caller has a reference that is no mapping's, if nobody else has one, and the mappings are these. They
     /// stand in one table, which the caller has locked, and nobody finds it by slots any more. What is mapped takes the folio's place on
     /// its list; the reference of the caller's is gone, and instead he has one to each piece that is not. Whether it was split.
     pub(crate) fn split<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn, mapped: &Mapped) -> bool {
         let frame = frames.frame(head);
         let owner = Owner::unpack(frame.data());
-        let home = Home::unpack(frame.home());
-        let mut lists = self.shard(home.group, home.shard).0.lock(frames.platform());
+        let lruvec = LruvecId::unpack(frame.lruvec());
+        let mut lists = self.shard(lruvec.memcg, lruvec.shard).0.lock(frames.platform());
         // Who takes a folio off its list has a reference from then on, and the lists are locked.
-        let (home, before) = (Home::unpack(frame.home()), mapped.alone());
-        let Some(list) = home.list.filter(|_| frame.counts() == before) else { return false };
+        let (lruvec, before) = (LruvecId::unpack(frame.lruvec()), mapped.alone());
+        let Some(list) = lruvec.list.filter(|_| frame.counts() == before) else { return false };
         if frame.clear_flag(flag::PARTIAL) {
             lists.deferred.remove(frames, head.add(1));
         }
         let lazy = if frame.has(flag::LAZY) { flag::LAZY } else { 0 };
-        lists.unlist(frames, head, home);
+        lists.unlist(frames, head, lruvec);
         for (at, order, mapped) in mapped.pieces() {
             let pfn = head.add(at);
             for tail in 1..1 << order {
@@ -95,7 +95,7 @@ impl<'p> Groups<'p> {
             let was = if at == 0 { (before.refs, before.maps) } else { (0, 0) };
             trace(frames.platform(), || Event::Counts(pfn, was, (counts.refs, counts.maps)));
             piece.set_counts(counts);
-            piece.set_home(Home { list: Some(list).filter(|_| mapped), ..home }.pack());
+            piece.set_lruvec(LruvecId { list: Some(list).filter(|_| mapped), ..lruvec }.pack());
             if mapped {
                 lists.add(frames, (pfn, piece), order, list);
             }
@@ -108,7 +108,7 @@ impl<'p> Groups<'p> {
     pub(crate) fn take_deferred<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
-        (id, shard): (GroupId, usize),
+        (id, shard): (MemcgId, usize),
         folios: usize,
         mut take: impl FnMut(Pfn, &'p Frame),
     ) {
@@ -123,7 +123,7 @@ impl<'p> Groups<'p> {
                 let frame = frames.frame(head);
                 // One to which nobody refers is about to leave the queue by itself; and who has
                 // isolated one may be the last to have it, and relies on that nobody else finds it.
-                if Home::is_listed(frame.home()) && frames.try_get(head, frame, 1, 0) {
+                if LruvecId::is_listed(frame.lruvec()) && frames.try_get(head, frame, 1, 0) {
                     lists.deferred.remove(frames, tail);
                     frame.clear_flag(flag::PARTIAL);
                     take(head, frame);
@@ -133,22 +133,22 @@ impl<'p> Groups<'p> {
         });
     }
 
-    /// Take a folio off its list, as [`Groups::isolate`] does; the caller's reference is the one that goes with that. Whether it was on one.
+    /// Take a folio off its list, as [`Memcgs::isolate`] does; the caller's reference is the one that goes with that. Whether it was on one.
     pub(crate) fn isolate_folio<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
         let frame = frames.frame(head);
-        let Home { group, shard, .. } = Home::unpack(frame.home());
-        let mut lists = self.shard(group, shard).0.lock(frames.platform());
-        let home = Home::unpack(frame.home());
-        lists.unlist(frames, head, home);
-        home.list.is_some()
+        let LruvecId { memcg, shard, .. } = LruvecId::unpack(frame.lruvec());
+        let mut lists = self.shard(memcg, shard).0.lock(frames.platform());
+        let lruvec = LruvecId::unpack(frame.lruvec());
+        lists.unlist(frames, head, lruvec);
+        lruvec.list.is_some()
     }
 
     /// Queue a folio of which something was mapped, or that could not be split, if it is mapped in part only. The caller has a reference.
     /// Whether it was not queued before.
     pub(crate) fn defer_if_partial<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
         let frame = frames.frame(head);
-        let Home { group, shard, .. } = Home::unpack(frame.home());
-        let mut lists = self.shard(group, shard).0.lock(frames.platform());
+        let LruvecId { memcg, shard, .. } = LruvecId::unpack(frame.lruvec());
+        let mut lists = self.shard(memcg, shard).0.lock(frames.platform());
         let maps = frame.counts().maps;
         let new = maps != 0 && maps < 1 << frame.order() && !frame.set_flag(flag::PARTIAL);
         if new {
@@ -157,8 +157,8 @@ impl<'p> Groups<'p> {
         new
     }
 
-    /// How many folios a shard's queue of a group has.
-    pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, (id, shard): (GroupId, usize)) -> u32 {
+    /// How many folios a shard's queue of a memcg has.
+    pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, (id, shard): (MemcgId, usize)) -> u32 {
         self.look(frames, (id, shard), |shard| shard.0.lock(frames.platform()).deferred.len()).unwrap_or(0)
     }
 }

@@ -54,27 +54,27 @@ impl<P: Platform> Object<'_, P> {
         }
     }
 
-    /// Returns how many areas of a space map the object, by its own account.
-    pub(crate) fn areas_of(&self, space: SpaceId) -> u64 {
-        self.next_mapping(space).filter(|(found, _)| *found == space).map_or(0, |(_, areas)| areas)
+    /// Returns how many VMAs of a space map the object, by its own account.
+    pub(crate) fn vmas_of(&self, space: SpaceId) -> u64 {
+        self.next_mapping(space).filter(|(found, _)| *found == space).map_or(0, |(_, vmas)| vmas)
     }
 
-    /// Returns how many areas map the object, by its own account.
-    pub(crate) fn areas(&self) -> u64 {
-        let (mut areas, mut from) = (0, SpaceId(0));
+    /// Returns how many VMAs map the object, by its own account.
+    pub(crate) fn vmas(&self) -> u64 {
+        let (mut vmas, mut from) = (0, SpaceId(0));
         while let Some((space, of)) = self.next_mapping(from) {
-            (areas, from) = (areas + of, SpaceId(space.0 + 1));
+            (vmas, from) = (vmas + of, SpaceId(space.0 + 1));
             self.machine.platform().resched();
         }
-        areas
+        vmas
     }
 
-    /// Returns how many of these areas are shared and may write, by its own account.
+    /// Returns how many of these VMAs are shared and may write, by its own account.
     pub(crate) fn writers(&self) -> u64 {
         self.head().writers.load(Relaxed) & !DENIED
     }
 
-    /// Returns how many references there are, areas and handles together, this handle included.
+    /// Returns how many references there are, VMAs and handles together, this handle included.
     pub(crate) fn references(&self) -> u64 {
         self.head().refs.load(Relaxed)
     }

@@ -6,8 +6,8 @@ use super::index::{self, MOST_NODES, Page};
 use super::{Contents, MAX_SIZE, Object, ObjectError, ObjectPage, owner, remove};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Use, flag};
-use crate::group::{GroupId, LruList, Pinned, Refused};
 use crate::machine::Machine;
+use crate::memcg::{LruList, MemcgId, Pinned, Refused};
 use crate::platform::Platform;
 use crate::stats::Counter;
 use crate::sync::Patience;
@@ -65,14 +65,14 @@ impl<'m, P: Platform> NewFolio<'m, P> {
     }
 
     /// Get one of this order, instead of what there was. `zero`: it holds zeros.
-    pub(super) fn provide(&mut self, order: u8, zero: bool, group: GroupId) -> Result<(), ObjectError> {
+    pub(super) fn provide(&mut self, order: u8, zero: bool, memcg: MemcgId) -> Result<(), ObjectError> {
         self.put_back();
         let frames = self.machine.frames();
-        let (pfn, shard) = frames.alloc_at_home(order, zero, Use::Folio).map_err(Refused::from)?;
+        let (pfn, shard) = frames.alloc_at_lruvec(order, zero, Use::Folio).map_err(Refused::from)?;
         let refs = 1 << (order - self.page_order);
         let head = frames.make_folio(pfn, order, flag::OBJECT, Counts { refs, maps: 0 });
         owner::leave(head);
-        let admitted = self.machine.groups().admit(frames, group, (pfn, head, shard), order, Some(LruList::Shmem));
+        let admitted = self.machine.memcgs().admit(frames, memcg, (pfn, head, shard), order, Some(LruList::Shmem));
         if let Err(over) = admitted {
             frames.put(pfn, head, refs, 0);
             // SAFETY: never in an index, never listed: nobody else knows of it. It is still as zero as it came.
@@ -102,10 +102,10 @@ impl<P: Platform> Drop for NewFolio<'_, P> {
 }
 
 impl<'m, P: Platform> Spare<'m, P> {
-    fn provide_nodes(&mut self, count: usize, group: GroupId) -> Result<(), ObjectError> {
+    fn provide_nodes(&mut self, count: usize, memcg: MemcgId) -> Result<(), ObjectError> {
         let frames = self.machine.frames();
         while self.count < count {
-            let (node, _) = self.machine.groups().alloc(frames, group, 0, true)?;
+            let (node, _) = self.machine.memcgs().alloc(frames, memcg, 0, true)?;
             index::prepare(frames, node);
             self.nodes[self.count] = node;
             self.count += 1;
@@ -124,27 +124,27 @@ impl<P: Platform> Drop for Spare<'_, P> {
 
 impl<'m, P: Platform> Object<'m, P> {
     /// A page by its number, if there is one, wherever the object ends. If it was on a swap device it comes back, charged to the object's
-    /// group.
+    /// memcg.
     ///
     /// # Errors
     /// No memory to bring it back to, or over a limit, or it is lost.
     pub fn page(&self, page: u64) -> Result<Option<ObjectPage<'m, P>>, ObjectError> {
-        match self.look_within(MAX_SIZE, page, self.group())? {
+        match self.look_within(MAX_SIZE, page, self.memcg())? {
             Looked::Page(page) => Ok(Some(page)),
             Looked::Hole | Looked::BeyondEnd => Ok(None),
         }
     }
 
-    /// A page by its number, wherever the object ends (files are allocated ahead of their size); zeros, charged to `group`, if
+    /// A page by its number, wherever the object ends (files are allocated ahead of their size); zeros, charged to `memcg`, if
     /// there was none.
     ///
     /// # Errors
     /// No memory, over a limit, or beyond [`MAX_SIZE`].
-    pub fn page_or_new(&self, page: u64, group: GroupId) -> Result<ObjectPage<'m, P>, ObjectError> {
-        let _pinned = self.pinned(group)?;
+    pub fn page_or_new(&self, page: u64, memcg: MemcgId) -> Result<ObjectPage<'m, P>, ObjectError> {
+        let _pinned = self.pinned(memcg)?;
         // SAFETY: `with` hands out what the index of the locked object has.
         let get = |pfn| unsafe { ObjectPage::get(self.machine, pfn, self.page_shift()) };
-        let page = self.with(page, group, false, &self.alone(page), |_, pfn| get(pfn))?;
+        let page = self.with(page, memcg, false, &self.alone(page), |_, pfn| get(pfn))?;
         Ok(page.ok_or(ObjectError::TooLarge)??)
     }
 
@@ -156,14 +156,14 @@ impl<'m, P: Platform> Object<'m, P> {
     ///
     /// # Errors
     /// As [`Object::page_or_new`].
-    pub fn allocate(&self, bytes: Range<u64>, group: GroupId) -> Result<(), ObjectError> {
+    pub fn allocate(&self, bytes: Range<u64>, memcg: MemcgId) -> Result<(), ObjectError> {
         if bytes.end > MAX_SIZE {
             return Err(ObjectError::TooLarge);
         }
         if bytes.is_empty() {
             return Ok(());
         }
-        let _pinned = self.pinned(group)?;
+        let _pinned = self.pinned(memcg)?;
         let shift = self.page_shift();
         let end = ((bytes.end - 1) >> shift) + 1;
         let together = Together { pages: bytes.start >> shift..end, orders: self.machine.policy().fills() };
@@ -175,20 +175,20 @@ impl<'m, P: Platform> Object<'m, P> {
                 let (head, frame) = self.machine.frames().head(pfn);
                 (head.add(1 << frame.order()).0 - pfn.0) >> step
             };
-            let left = self.with(page, group, false, &together, left)?.map_or(1, u64::from);
+            let left = self.with(page, memcg, false, &together, left)?.map_or(1, u64::from);
             page = self.next_hole(page).min(page + left);
             self.machine.platform().resched();
         }
         Ok(())
     }
 
-    /// What a fault on a page may copy. What was on a swap device is charged to `group`.
-    pub(crate) fn look(&self, page: u64, group: GroupId) -> Result<Looked<'m, P>, ObjectError> {
-        self.look_within(0, page, group)
+    /// What a fault on a page may copy. What was on a swap device is charged to `memcg`.
+    pub(crate) fn look(&self, page: u64, memcg: MemcgId) -> Result<Looked<'m, P>, ObjectError> {
+        self.look_within(0, page, memcg)
     }
 
     /// The same, of an object that is at least of this size.
-    fn look_within(&self, size: u64, page: u64, group: GroupId) -> Result<Looked<'m, P>, ObjectError> {
+    fn look_within(&self, size: u64, page: u64, memcg: MemcgId) -> Result<Looked<'m, P>, ObjectError> {
         let mut patience = Patience::new(&self.head().gate);
         loop {
             let contents = self.lock();
@@ -204,24 +204,24 @@ impl<'m, P: Platform> Object<'m, P> {
                 Some(Page::Held(_) | Page::Away(..)) => {}
             }
             drop(contents);
-            self.bring_back(page, group, &mut patience)?;
+            self.bring_back(page, memcg, &mut patience)?;
         }
     }
 
     /// The page, to be mapped, and of those beside it, in `window`, as many as lie beside it in memory too; further than `around`
-    /// reaches, only those of the same folio. If there is no page it is made, of zeros, charged to `group`, in a folio as large as
+    /// reaches, only those of the same folio. If there is no page it is made, of zeros, charged to `memcg`, in a folio as large as
     /// policy allows. `None`: the object ends before it.
     pub(crate) fn map_row(
         &self,
         page: u64,
         window: Range<u64>,
         around: Range<u64>,
-        group: GroupId,
+        memcg: MemcgId,
     ) -> Result<Option<Row>, ObjectError> {
         let frames = self.machine.frames();
         let step = 1 << self.head().page_order;
         let together = Together { pages: window.clone(), orders: self.machine.policy().objects() };
-        self.with(page, group, true, &together, |contents, pfn| {
+        self.with(page, memcg, true, &together, |contents, pfn| {
             let mut row = Row { page, pfn, pages: 1 };
             let (head, frame) = frames.head(pfn);
             let first = page - u64::from((pfn.0 - head.0) / step).min(page);
@@ -258,10 +258,10 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// Keeps a group that the caller names from being removed. The object's own has the object
+    /// Keeps a memcg that the caller names from being removed. The object's own has the object
     /// charged.
-    fn pinned(&self, group: GroupId) -> Result<Option<Pinned<'_, 'm>>, Refused> {
-        let foreign = (group != self.group()).then(|| self.machine.groups().pinned(group).ok_or(Refused::OutOfMemory));
+    fn pinned(&self, memcg: MemcgId) -> Result<Option<Pinned<'_, 'm>>, Refused> {
+        let foreign = (memcg != self.memcg()).then(|| self.machine.memcgs().pinned(memcg).ok_or(Refused::OutOfMemory));
         foreign.transpose()
     }
 
@@ -297,7 +297,7 @@ impl<'m, P: Platform> Object<'m, P> {
     fn with<R>(
         &self,
         page: u64,
-        group: GroupId,
+        memcg: MemcgId,
         bounded: bool,
         together: &Together,
         mut found: impl FnMut(&Contents, Pfn) -> R,
@@ -318,7 +318,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 Some(Page::Here(pfn)) => return Ok(Some(found(&contents, pfn))),
                 Some(Page::Held(_) | Page::Away(..)) => {
                     drop(contents);
-                    self.bring_back(page, group, &mut patience)?;
+                    self.bring_back(page, memcg, &mut patience)?;
                     continue;
                 }
                 None => {}
@@ -345,8 +345,8 @@ impl<'m, P: Platform> Object<'m, P> {
                 return Ok(Some(found(&contents, pfn.add(((page - first) as u32) << page_order))));
             }
             drop(contents);
-            spare.provide_nodes(missing, self.group())?;
-            match spare.folio.provide(order, true, group) {
+            spare.provide_nodes(missing, self.memcg())?;
+            match spare.folio.provide(order, true, memcg) {
                 // Then smaller ones.
                 Err(_) if order > page_order => together.orders &= (1 << order) - 1,
                 provided => provided?,

@@ -2,7 +2,7 @@
 //! costs what is mapped and not what runs on the machine.
 //!
 //! # Mechanism
-//! Pairs of a space's number and how many of its areas map the object, in the order of the numbers.
+//! Pairs of a space's number and how many of its VMAs map the object, in the order of the numbers.
 //! They stand in *rows*: the first is what the object's head leaves of its frame, each other one a
 //! frame that the group of the space pays for which there was no room. Neighbours that are half
 //! empty together become one, so a list is never longer than one row for each half row of spaces.
@@ -29,11 +29,11 @@ pub(super) const ROOM: usize = (FRAME_SIZE as usize - BEFORE - size_of::<[Pfn; 3
 
 const _: () = assert!(BEFORE + size_of::<Row>() <= FRAME_SIZE as usize);
 
-/// A space, and how many of its areas map the object. At least one.
+/// A space, and how many of its VMAs map the object. At least one.
 #[derive(Clone, Copy)]
 struct Mapper {
     space: SpaceId,
-    areas: u64,
+    vmas: u64,
 }
 
 struct Row {
@@ -61,7 +61,7 @@ impl Mappers {
         Mappers { first: object, last: object }
     }
 
-    /// Counts one more area of a space. A new row is made in the `spare` frame.
+    /// Counts one more VMA of a space. A new row is made in the `spare` frame.
     ///
     /// Returns `false`, with nothing changed, if that takes a frame and there is none.
     pub(super) fn add<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId, spare: &mut Option<Pfn>) -> bool {
@@ -69,12 +69,12 @@ impl Mappers {
         let row = self.row(frames, at);
         let place = match row.place(space) {
             Ok(known) => {
-                row.pairs[known].areas += 1;
+                row.pairs[known].vmas += 1;
                 return true;
             }
             Err(place) => place,
         };
-        let new = Mapper { space, areas: 1 };
+        let new = Mapper { space, vmas: 1 };
         if !row.pairs.is_full() {
             row.pairs.insert(place, new);
             return true;
@@ -99,30 +99,30 @@ impl Mappers {
         true
     }
 
-    /// Counts one area of a space less. Returns a frame that the list does not need any more.
+    /// Counts one VMA of a space less. Returns a frame that the list does not need any more.
     pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, space: SpaceId) -> Option<Pfn> {
         let at = self.seek(frames, space);
         let row = self.row(frames, at);
         let known = row.place(space);
-        debug_assert!(known.is_ok(), "an area that nobody counted");
+        debug_assert!(known.is_ok(), "a VMA that nobody counted");
         let pair = known.ok().and_then(|known| row.pairs.get_mut(known))?;
-        pair.areas -= 1;
-        if pair.areas > 0 {
+        pair.vmas -= 1;
+        if pair.vmas > 0 {
             return None;
         }
-        row.pairs.retain(|pair| pair.areas > 0);
+        row.pairs.retain(|pair| pair.vmas > 0);
         let (before, after) = (row.before, row.after);
         self.join(frames, before, at).or_else(|| self.join(frames, at, after))
     }
 
-    /// Returns the first space from this number on, and how many of its areas map the object.
+    /// Returns the first space from this number on, and how many of its VMAs map the object.
     pub(super) fn next<P: Platform>(&mut self, frames: &Frames<'_, P>, from: SpaceId) -> Option<(SpaceId, u64)> {
         let at = self.seek(frames, from);
         let row = self.row(frames, at);
         let place = row.place(from).unwrap_or_else(|place| place);
         let after = row.after;
         let found = row.pairs.get(place).copied();
-        found.or_else(|| self.row(frames, after.some()?).pairs.first().copied()).map(|pair| (pair.space, pair.areas))
+        found.or_else(|| self.row(frames, after.some()?).pairs.first().copied()).map(|pair| (pair.space, pair.vmas))
     }
 
     /// Returns how many rows there are beside the first: frames of the list's own.

@@ -75,7 +75,7 @@ impl<P: Platform> Object<'_, P> {
     fn room(&self, at: u32, order: u8, largest: &mut u8) -> Option<(u8, SwapRun)> {
         let (machine, page_order) = (self.machine, self.head().page_order);
         loop {
-            let left = machine.groups().swap_room(self.group());
+            let left = machine.memcgs().swap_room(self.memcg());
             let fits = left.checked_ilog2().filter(|fits| *fits >= u32::from(page_order))?;
             let wanted = (*largest).min(order).min(at.trailing_zeros() as u8).min(fits as u8).max(page_order);
             match machine.swaps().allocate(machine.platform(), wanted) {
@@ -124,8 +124,8 @@ impl<P: Platform> Object<'_, P> {
         }
         if went > 0 {
             let count = went * step;
-            machine.groups().use_swap_room(self.group(), count.into());
-            machine.groups().count_swapped(self.group(), count.into());
+            machine.memcgs().use_swap_room(self.memcg(), count.into());
+            machine.memcgs().count_swapped(self.memcg(), count.into());
             machine.count(Counter::ShmemPages, u64::from(count).wrapping_neg());
             machine.count(Counter::SwapOut, count.into());
             let (head, frame) = frames.head(first);

@@ -10,8 +10,8 @@ use super::index::Page;
 use super::{Contents, Object, ObjectError, owner};
 use crate::addr::Pfn;
 use crate::frame::HUGE_ORDER;
-use crate::group::GroupId;
 use crate::machine::Machine;
+use crate::memcg::MemcgId;
 use crate::platform::Platform;
 use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
@@ -26,13 +26,13 @@ struct Block {
 }
 
 impl<'m, P: Platform> Object<'m, P> {
-    /// Have a page in memory that is on a swap device, or is about to go there; charged to `group`.
+    /// Have a page in memory that is on a swap device, or is about to go there; charged to `memcg`.
     /// Whoever asks looks again then; `patience` is theirs, of the object's gate.
     ///
     /// # Errors
     /// As of [`Object::page`].
     #[cold]
-    pub(super) fn bring_back(&self, page: u64, group: GroupId, patience: &mut Patience<'_>) -> Result<(), ObjectError> {
+    pub(super) fn bring_back(&self, page: u64, memcg: MemcgId, patience: &mut Patience<'_>) -> Result<(), ObjectError> {
         let (frames, page_order) = (self.machine.frames(), self.head().page_order);
         let policy = self.machine.policy();
         let mut orders = (policy.objects() | policy.fills()) & ((2 << HUGE_ORDER) - 1);
@@ -54,7 +54,7 @@ impl<'m, P: Platform> Object<'m, P> {
             };
             let Some(pfn) = folio.take(block.order) else {
                 drop(contents);
-                match folio.provide(block.order, false, group) {
+                match folio.provide(block.order, false, memcg) {
                     // Then smaller ones.
                     Err(_) if block.order > page_order => orders &= (1 << block.order) - 1,
                     provided => provided?,
@@ -72,7 +72,7 @@ impl<'m, P: Platform> Object<'m, P> {
         }
     }
 
-    /// Bring back everything that objects have on a swap device, in folios as faults would, charged to their own groups: for the host to do
+    /// Bring back everything that objects have on a swap device, in folios as faults would, charged to their own memcgs: for the host to do
     /// before it detaches the device, as [`AddressSpace::swap_off`] does it for a space.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl<'m, P: Platform> Object<'m, P> {
                 match is {
                     Page::Held(_) => machine.platform().relax(),
                     Page::Away(its, _) if its == device => {
-                        match object.bring_back(there, object.group(), &mut patience) {
+                        match object.bring_back(there, object.memcg(), &mut patience) {
                             // It is looked at again: perhaps it has gone elsewhere.
                             Ok(()) => {}
                             Err(ObjectError::Lost) => (result, page) = (Err(ObjectError::Lost), there + 1),
@@ -162,7 +162,7 @@ impl<'m, P: Platform> Object<'m, P> {
             let count = slots.slots.count;
             // SAFETY: those of the index, where they are no more.
             unsafe { swaps.release(frames, slots) };
-            machine.groups().count_swapped(self.group(), -i64::from(count));
+            machine.memcgs().count_swapped(self.memcg(), -i64::from(count));
             machine.count(Counter::ShmemPages, count.into());
             machine.count(Counter::SwapIn, count.into());
             if block.order > page_order {

@@ -1,10 +1,10 @@
-//! One shard's part of a group: LRU lists and a stock of charged pages, behind one lock.
+//! One shard's part of a memcg: LRU lists and a stock of charged pages, behind one lock.
 
 use core::sync::atomic::AtomicBool;
 
 use crate::addr::Pfn;
 use crate::frame::{Cut, Frame, FrameList, Frames, flag};
-use crate::group::GroupId;
+use crate::memcg::MemcgId;
 use crate::platform::{MAX_CPUS, MAX_NODES, Platform};
 use crate::sync::SpinLock;
 
@@ -14,10 +14,10 @@ use crate::sync::SpinLock;
 pub enum LruList {
     /// Anonymous folios, the youngest first.
     Anon = 0,
-    /// Folios that may not be reclaimed, because an area that maps them is locked.
+    /// Folios that may not be reclaimed, because a VMA that maps them is locked.
     Unevictable = 1,
     /// Folios of memory objects. Apart from anonymous ones, because their mappings are found through the object, and because
-    /// groups say how many they have.
+    /// memcgs say how many they have.
     Shmem = 2,
     /// Anonymous folios whose contents may go.
     Lazy = 3,
@@ -30,7 +30,7 @@ impl LruList {
     pub(crate) const ALL: [LruList; LruList::COUNT] =
         [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy];
 
-    /// The list on which a folio belongs that no locked area maps.
+    /// The list on which a folio belongs that no locked VMA maps.
     pub(crate) fn evictable(head: &Frame) -> LruList {
         match head.state() {
             state if state.has(flag::OBJECT) => LruList::Shmem,
@@ -41,36 +41,36 @@ impl LruList {
 
     /// The list on which a folio is now, by its head.
     pub fn of(head: &Frame) -> Option<LruList> {
-        Home::unpack(head.home()).list
+        LruvecId::unpack(head.lruvec()).list
     }
 }
 
-/// Where a folio or table is charged and listed: what [`crate::frame::Frame`]'s `home` says.
+/// Where a folio or table is charged and listed: what [`crate::frame::Frame`]'s `lruvec` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Home {
-    pub(crate) group: GroupId,
+pub(crate) struct LruvecId {
+    pub(crate) memcg: MemcgId,
     pub(crate) shard: usize,
     pub(crate) list: Option<LruList>,
 }
 
-impl Home {
+impl LruvecId {
     /// Which shard: equal for frames that share one.
     pub(crate) const SHARD: u32 = 0x0fff_ffff;
 
     /// Whether a home names a list.
     #[inline]
     pub(crate) fn is_listed(raw: u32) -> bool {
-        raw & !Home::SHARD != 0
+        raw & !LruvecId::SHARD != 0
     }
 
     #[inline]
     pub(crate) fn pack(self) -> u32 {
         let list = self.list.map_or(0, |l| l as u32 + 1);
-        self.group.0 as u32 | (self.shard as u32) << 16 | list << 28
+        self.memcg.0 as u32 | (self.shard as u32) << 16 | list << 28
     }
 
     #[inline]
-    pub(crate) fn unpack(raw: u32) -> Home {
+    pub(crate) fn unpack(raw: u32) -> LruvecId {
         let list = match raw >> 28 {
             1 => Some(LruList::Anon),
             2 => Some(LruList::Unevictable),
@@ -78,7 +78,7 @@ impl Home {
             4 => Some(LruList::Lazy),
             _ => None,
         };
-        Home { group: GroupId(raw as u16), shard: (raw >> 16 & 0xfff) as usize, list }
+        LruvecId { memcg: MemcgId(raw as u16), shard: (raw >> 16 & 0xfff) as usize, list }
     }
 }
 
@@ -93,12 +93,12 @@ pub(crate) struct Listed {
 
 /// A shard, on cache lines of its own; and whether anything was ever charged there.
 #[repr(C, align(128))]
-pub(crate) struct Shard(pub(crate) SpinLock<Lists>, pub(super) AtomicBool);
+pub(crate) struct PerCpuLruvec(pub(crate) SpinLock<Lists>, pub(super) AtomicBool);
 
 /// What a shard's lock protects.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
-    /// Pages charged to the group that no frame uses yet.
+    /// Pages charged to the memcg that no frame uses yet.
     pub(crate) stock: u32,
     /// A larger stock is too large. 0, unless the shard is marked: then the stock is 0 too when its
     /// lock is given back.
@@ -139,14 +139,14 @@ impl Lists {
         self.pages[list as usize] += 1 << order;
     }
 
-    /// Take a folio off its list, without its leaving the group.
+    /// Take a folio off its list, without its leaving the memcg.
     #[inline(always)]
-    pub(crate) fn unlist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, home: Home) {
+    pub(crate) fn unlist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, lruvec: LruvecId) {
         let frame = frames.frame(pfn);
-        if let Some(list) = home.list {
+        if let Some(list) = lruvec.list {
             self.lru[list as usize].remove(frames, pfn);
             self.pages[list as usize] -= 1 << frame.order();
-            frame.set_home(Home { list: None, ..home }.pack());
+            frame.set_lruvec(LruvecId { list: None, ..lruvec }.pack());
         }
     }
 
@@ -159,19 +159,19 @@ impl Lists {
     /// Put a folio on a list of this shard, where its home is.
     pub(crate) fn relist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
         let frame = frames.frame(pfn);
-        let home = Home::unpack(frame.home());
-        self.unlist(frames, pfn, home);
-        frame.set_home(Home { list: Some(list), ..home }.pack());
+        let lruvec = LruvecId::unpack(frame.lruvec());
+        self.unlist(frames, pfn, lruvec);
+        frame.set_lruvec(LruvecId { list: Some(list), ..lruvec }.pack());
         self.add(frames, (pfn, frame), frame.order(), list);
     }
 
     /// Take a folio off a list of this shard, if it is on that, with a reference; somebody else has one. Whether it was.
     pub(crate) fn isolate_one<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) -> bool {
         let frame = frames.frame(pfn);
-        let home = Home::unpack(frame.home());
-        let there = home.list == Some(list);
+        let lruvec = LruvecId::unpack(frame.lruvec());
+        let there = lruvec.list == Some(list);
         if there {
-            self.unlist(frames, pfn, home);
+            self.unlist(frames, pfn, lruvec);
             frames.get_counts(pfn, frame, 1, 0);
         }
         there
@@ -198,7 +198,7 @@ impl Lists {
                     self.lru[list as usize].cut(frames, &cut);
                     cut = Cut::one(pfn, frame);
                 }
-                frame.set_home(frame.home() & Home::SHARD);
+                frame.set_lruvec(frame.lruvec() & LruvecId::SHARD);
                 let its = 1 << frame.order();
                 sum += u64::from(its);
                 folios -= 1;
@@ -212,7 +212,7 @@ impl Lists {
         sum
     }
 
-    /// Neighbours leave a list, or, on none, only the group; their pages return to the stock.
+    /// Neighbours leave a list, or, on none, only the memcg; their pages return to the stock.
     #[inline]
     pub(crate) fn leave<P: Platform>(&mut self, frames: &Frames<'_, P>, cut: &Cut, list: Option<LruList>, pages: u32) {
         if let Some(list) = list {

@@ -137,7 +137,7 @@ pub(super) fn end<P: Platform>(machine: &Machine<'_, P>, at: Pfn) {
 pub(super) fn free_node<P: Platform>(machine: &Machine<'_, P>, node: Pfn) {
     let frames = machine.frames();
     // SAFETY: the caller's alone; a node without entries is all zero bits.
-    unsafe { machine.groups().free(frames, node, 0, true) };
+    unsafe { machine.memcgs().free(frames, node, 0, true) };
 }
 
 /// Bytes of a page that somebody has in hand, if there is one.
@@ -197,7 +197,7 @@ impl Batch {
         let here = self.pages.iter().filter_map(|page| page.frame()).count() as u64;
         let away = (self.pages.len() as u64 - here) << order;
         machine.count(Counter::ShmemPages, (here << order).wrapping_neg());
-        machine.groups().count_swapped(object.group, -(away as i64));
+        machine.memcgs().count_swapped(object.memcg, -(away as i64));
         // The pages of a folio at once, which mostly leave together, and slots in a row.
         let head = |page: &Page| page.frame().map(|pfn| machine.frames().head(pfn).0);
         let follows = |a: &Page, b: &Page| match (a, b) {

@@ -104,7 +104,7 @@ impl<'m, P: Platform> Object<'m, P> {
         object_of(frame) == Some(self.at)
     }
 
-    /// Whether nobody else has the object, nor any area.
+    /// Whether nobody else has the object, nor any VMA.
     pub(crate) fn is_last(&self) -> bool {
         self.head().refs.load(Relaxed) == 1
     }

@@ -1,28 +1,28 @@
 //! Why memory was refused: the machine has none, or a memcg is at its limit.
 
-use super::GroupId;
+use super::MemcgId;
 use crate::frame::OutOfMemory;
 
-/// A charge would exceed a limit: the group whose limit it is.
+/// A charge would exceed a limit: the memcg whose limit it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverLimit(pub GroupId);
+pub struct OverLimit(pub MemcgId);
 
 /// Why memory was refused. Every error of an operation that allocates carries it to the host, which
-/// reclaims from exactly that scope: the whole machine, or one group and its descendants.
+/// reclaims from exactly that scope: the whole machine, or one memcg and its descendants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The machine has no free block of that size.
     OutOfMemory,
-    /// The charge would exceed the limit of this group, which may be an ancestor of the charged
+    /// The charge would exceed the limit of this memcg, which may be an ancestor of the charged
     /// one.
-    OverLimit(GroupId),
+    OverLimit(MemcgId),
 }
 
 impl core::fmt::Display for Refused {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Refused::OutOfMemory => OutOfMemory.fmt(f),
-            Refused::OverLimit(group) => write!(f, "group {} is at its limit", group.0),
+            Refused::OverLimit(memcg) => write!(f, "group {} is at its limit", memcg.0),
         }
     }
 }
@@ -60,15 +60,15 @@ impl MayBeRefused for Refused {
 /// so; `nested` variants hold errors that may say so as well.
 macro_rules! may_be_refused {
     ($error:ident $(, $nested:ident)*) => {
-        impl From<$crate::group::Refused> for $error {
+        impl From<$crate::memcg::Refused> for $error {
             #[inline]
-            fn from(why: $crate::group::Refused) -> Self {
+            fn from(why: $crate::memcg::Refused) -> Self {
                 $error::NoMemory(why)
             }
         }
 
-        impl $crate::group::MayBeRefused for $error {
-            fn refused(&self) -> Option<$crate::group::Refused> {
+        impl $crate::memcg::MayBeRefused for $error {
+            fn refused(&self) -> Option<$crate::memcg::Refused> {
                 match self {
                     $error::NoMemory(why) => Some(*why),
                     $($error::$nested(error) => error.refused(),)*

@@ -29,7 +29,7 @@ fn pages_are_where_they_were_put() {
     let free = machine.frames().free_frames();
     for seed in 0..40 {
         let mut dice = Dice(seed);
-        let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+        let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
         let mut model: BTreeMap<u64, u64> = BTreeMap::new();
         for step in 0..400 {
             host.on_cpu(dice.roll(2) as usize);
@@ -37,7 +37,7 @@ fn pages_are_where_they_were_put() {
             let page = around + dice.roll(4);
             match dice.roll(6) {
                 0..=2 => {
-                    let held = object.page_or_new(page, GroupId::ROOT).unwrap();
+                    let held = object.page_or_new(page, MemcgId::ROOT).unwrap();
                     let mut there = [0; 8];
                     held.read(0, &mut there);
                     assert_eq!(u64::from_ne_bytes(there), model.get(&page).copied().unwrap_or(0));
@@ -69,7 +69,7 @@ fn pages_are_where_they_were_put() {
         drop(object);
         assert_eq!(machine.frames().free_frames(), free, "seed {seed}");
     }
-    assert_eq!(machine.groups().usage(machine.frames(), GroupId::ROOT).unwrap().charged, 0);
+    assert_eq!(machine.memcgs().usage(machine.frames(), MemcgId::ROOT).unwrap().charged, 0);
 }
 
 /// Whole pages in order, and the pieces at both ends of a hole, read as zeros; the rest as before.
@@ -80,10 +80,10 @@ fn a_hole_ends_where_it_was_told() {
     let mut dice = Dice(9);
     const PAGES: usize = 4;
     for _ in 0..300 {
-        let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, (PAGES as u64) << FRAME_SHIFT).unwrap();
+        let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, (PAGES as u64) << FRAME_SHIFT).unwrap();
         let mut model: Vec<u8> = (0..PAGES << FRAME_SHIFT).map(|i| i as u8 | 1).collect();
         for page in 0..PAGES {
-            let held = object.page_or_new(page as u64, GroupId::ROOT).unwrap();
+            let held = object.page_or_new(page as u64, MemcgId::ROOT).unwrap();
             assert_eq!(held.write(0, &model[page << FRAME_SHIFT..]), held.len());
         }
         let (start, end) = (dice.roll(model.len() as u64), dice.roll(model.len() as u64 + 5000));
@@ -121,9 +121,9 @@ fn a_page_in_hand_stays() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
     let free = machine.frames().free_frames();
-    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
     let other = object.clone();
-    let held = object.page_or_new(3, GroupId::ROOT).unwrap();
+    let held = object.page_or_new(3, MemcgId::ROOT).unwrap();
     held.write(40, b"still here");
     assert!(object == other);
     drop(object);
@@ -137,7 +137,7 @@ fn a_page_in_hand_stays() {
     assert_eq!(machine.frames().free_frames(), free);
 }
 
-/// A group at its limit has no more pages, and what was tried is given back; pages are the group's that asked, nodes the
+/// A memcg at its limit has no more pages, and what was tried is given back; pages are the memcg's that asked, nodes the
 /// object's.
 #[test]
 fn pages_and_nodes_are_charged() {
@@ -145,8 +145,8 @@ fn pages_and_nodes_are_charged() {
     let machine = boot(&host);
     let frames = machine.frames();
     let free = frames.free_frames();
-    let [owner, user] = [4, 10].map(|limit| machine.groups().create(frames, GroupId::ROOT, limit).unwrap());
-    let charged = |group| machine.groups().usage(frames, group).unwrap().charged;
+    let [owner, user] = [4, 10].map(|limit| machine.memcgs().create(frames, MemcgId::ROOT, limit).unwrap());
+    let charged = |memcg| machine.memcgs().usage(frames, memcg).unwrap().charged;
     let before = frames.free_frames();
     let object = Object::new(&machine, &ARCH(), owner, 0, 0).unwrap();
     // The head, and three levels of nodes.
@@ -171,10 +171,10 @@ fn pages_and_nodes_are_charged() {
 fn writers_and_seals_exclude_each_other() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
-    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
     assert!(object.admit_writer());
     let space = SpaceId(1);
-    let backing = object.lend(Sharing::Shared, space, GroupId::ROOT).unwrap();
+    let backing = object.lend(Sharing::Shared, space, MemcgId::ROOT).unwrap();
     hold(&machine, &backing, space);
     let mut orphans = Orphans::default();
     for _ in 0..2 {
@@ -195,11 +195,11 @@ fn large_folios_come_whole_and_leave_by_the_page() {
     let machine = boot(&host);
     let frames = machine.frames();
     let free = frames.free_frames();
-    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
     let bytes = |pages: Range<u64>| pages.start << FRAME_SHIFT..pages.end << FRAME_SHIFT;
     let order = |page: u64| frames.head(object.page(page).unwrap().unwrap().pfn()).1.order();
-    drop(object.page_or_new(40, GroupId::ROOT).unwrap());
-    object.allocate(bytes(3..70), GroupId::ROOT).unwrap();
+    drop(object.page_or_new(40, MemcgId::ROOT).unwrap());
+    object.allocate(bytes(3..70), MemcgId::ROOT).unwrap();
     let orders: Vec<u8> = (3..70).map(order).collect();
     let expected = |page: u64| if matches!(page, 16..32 | 48..64) { 4 } else { 0 };
     assert_eq!(orders, (3..70).map(expected).collect::<Vec<u8>>());
@@ -211,7 +211,7 @@ fn large_folios_come_whole_and_leave_by_the_page() {
     // A fault brings what policy allows within object and window; nothing comes beyond the object's end.
     machine.policy().set_objects(1 << 3 | 1 << 5);
     let _ = object.set_size((100 << FRAME_SHIFT) + 1).unwrap();
-    let row = |page: u64| object.map_row(page, 0..1000, page..page + 1, GroupId::ROOT).unwrap().unwrap();
+    let row = |page: u64| object.map_row(page, 0..1000, page..page + 1, MemcgId::ROOT).unwrap().unwrap();
     for (page, first, pages) in [(85, 80, 8), (77, 72, 8), (100, 100, 1), (99, 96, 4)] {
         let row = row(page);
         let fits = if (96..104).contains(&page) { (page, 1) } else { (first, pages) };
@@ -234,10 +234,10 @@ fn smaller_folios_where_large_ones_may_not_be_had() {
     let host = Host::with_frames(4_000, 1);
     let machine = boot(&host);
     let frames = machine.frames();
-    let group = machine.groups().create(frames, GroupId::ROOT, 20).unwrap();
-    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let memcg = machine.memcgs().create(frames, MemcgId::ROOT, 20).unwrap();
+    let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
     let all = 0..32u64 << FRAME_SHIFT;
-    assert_eq!(object.allocate(all, group), Err(ObjectError::NoMemory(Refused::OverLimit(group))));
+    assert_eq!(object.allocate(all, memcg), Err(ObjectError::NoMemory(Refused::OverLimit(memcg))));
     assert_eq!(object.resident(), 20);
     let orders: Vec<u8> =
         (0..20).map(|page| frames.head(object.page(page).unwrap().unwrap().pfn()).1.order()).collect();
@@ -251,7 +251,7 @@ fn an_object_knows_the_spaces_that_map_it() {
     let host = Host::with_frames(2_000, 1);
     let machine = boot(&host);
     let frames = machine.frames();
-    let object = Object::new(&machine, &ARCH(), GroupId::ROOT, 0, 0).unwrap();
+    let object = Object::new(&machine, &ARCH(), MemcgId::ROOT, 0, 0).unwrap();
     let free = frames.free_frames();
     let backing = Backing { object: object.at, sharing: Sharing::Private, delta: 0, tag: 0 };
     let mut orphans = Orphans::default();
@@ -267,12 +267,12 @@ fn an_object_knows_the_spaces_that_map_it() {
         for step in 0..6_000 {
             let space = 1 + if ordered { step % spaces } else { dice.roll(spaces) };
             if dice.roll(5) < if step < 3_000 { 4 } else { 1 } {
-                lend_to(&machine, &backing, SpaceId(space), GroupId::ROOT).unwrap();
+                lend_to(&machine, &backing, SpaceId(space), MemcgId::ROOT).unwrap();
                 *model.entry(space).or_default() += 1;
-            } else if let Some(areas) = model.get_mut(&space) {
+            } else if let Some(vmas) = model.get_mut(&space) {
                 release(&machine, &backing, SpaceId(space), &mut orphans);
-                *areas -= 1;
-                if *areas == 0 {
+                *vmas -= 1;
+                if *vmas == 0 {
                     model.remove(&space);
                 }
             }
@@ -283,10 +283,10 @@ fn an_object_knows_the_spaces_that_map_it() {
             assert!(taken < rows, "{taken} frames for {} spaces", model.len());
         }
         let mut from = 0;
-        for (space, areas) in core::mem::take(&mut model) {
+        for (space, vmas) in core::mem::take(&mut model) {
             let found = object.next_mapper(SpaceId(from));
             assert_eq!(found, Some(SpaceId(space)));
-            (0..areas).for_each(|_| release(&machine, &backing, SpaceId(space), &mut orphans));
+            (0..vmas).for_each(|_| release(&machine, &backing, SpaceId(space), &mut orphans));
             from = space + 1;
         }
         assert_eq!(object.next_mapper(SpaceId(0)), None);

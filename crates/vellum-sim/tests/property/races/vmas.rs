@@ -1,11 +1,11 @@
-//! Areas and folios that two CPUs change at once.
+//! VMAs and folios that two CPUs change at once.
 
 use shuttle::thread;
 use vellum::Machine;
 use vellum::addr::VirtRange;
 use vellum::arch::Attrs;
 use vellum::frame::policy::Knob;
-use vellum::group::GroupId;
+use vellum::memcg::MemcgId;
 use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, Resolved};
 use vellum::vma::Prot;
 use vellum_sim::{Config, Fault, Hostility, Refusal, Schedule, Strictness};
@@ -39,7 +39,7 @@ fn two_cpus_free_one_folio() {
             s.spawn(|| forget(2, 1, 1));
             forget(0, 10, 3);
         });
-        let usage = machine.groups().usage(machine.frames(), GroupId::ROOT).unwrap();
+        let usage = machine.memcgs().usage(machine.frames(), MemcgId::ROOT).unwrap();
         assert_eq!(usage.deferred, 0, "{usage:?}");
         drop(space);
         drop(boot);
@@ -47,9 +47,9 @@ fn two_cpus_free_one_folio() {
     every(run);
 }
 
-/// An area comes to say what its neighbour does, while somebody is at work on the neighbour's far end: whoever is done last makes them one.
+/// A VMA comes to say what its neighbour does, while somebody is at work on the neighbour's far end: whoever is done last makes them one.
 #[test]
-fn what_says_the_same_is_one_area_in_the_end() {
+fn what_says_the_same_is_one_vma_in_the_end() {
     every(|| {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -62,14 +62,14 @@ fn what_says_the_same_is_one_area_in_the_end() {
             |_| space.protect(at(0), PAGE, Prot::READ).unwrap(),
             |_| space.forget_recorded(VirtRange { start: at(4), end: at(5) }, Attrs::HARDWARE, |_, _| ()),
         );
-        assert_eq!(space.stats().areas, 1);
+        assert_eq!(space.stats().vmas, 1);
         check(&space);
         drop(space);
         drop(boot);
     });
 }
 
-/// While `first` runs over two areas and the hole between them, another CPU maps something into the hole, and uses it.
+/// While `first` runs over two VMAs and the hole between them, another CPU maps something into the hole, and uses it.
 /// Whoever came first, afterwards all of it is there, or nothing.
 fn over_a_hole(first: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
