@@ -3,7 +3,7 @@
 //! The settings are files in a directory of the test's own; everything else is the real command.
 
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -52,6 +52,17 @@ impl Settings {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
         command.args(["bench", bench, "--no-huge", "--thp-root"]).arg(self.path()).args(args);
         command.stdout(Stdio::null()).stderr(Stdio::null());
+        // A shell without job control starts background jobs, and so these tests, with SIGINT and SIGQUIT ignored,
+        // which a child inherits.
+        // SAFETY: `signal` is async-signal-safe, and the closure touches no memory of the parent.
+        unsafe {
+            command.pre_exec(|| {
+                for number in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                    libc::signal(number, libc::SIG_DFL);
+                }
+                Ok(())
+            })
+        };
         command
     }
 }
