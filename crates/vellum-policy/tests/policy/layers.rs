@@ -1,0 +1,87 @@
+//! Imports point one way: toward the hardware.
+//!
+//! A module whose documentation says that its modules import only from those above them lists them in a table, the ground
+//! first. That table is the rule.
+
+use regex::Regex;
+use vellum_policy::{Source, Tree, imports};
+
+use crate::none;
+
+/// The sentence that makes a table a rule.
+const PROMISE: &str = "import only from those above them";
+
+#[test]
+fn modules_import_only_from_those_above_them() {
+    let tree = Tree::of_this_project();
+    let mut promises = 0;
+    let mut upward = Vec::new();
+    for source in tree.rust("crates/") {
+        let Some(order) = promised(source) else { continue };
+        promises += 1;
+        upward.extend(breaches(&tree, source, &order));
+    }
+    assert!(promises >= 1, "no module says that its modules {PROMISE}");
+    none("import from a module further down the table", upward);
+}
+
+#[test]
+fn tables_of_modules_name_every_module() {
+    let tree = Tree::of_this_project();
+    let module = Regex::new(r"(?m)^(?:pub(?:\([a-z]+\))? )?mod (\w+);").unwrap();
+    let mut missing = Vec::new();
+    for source in tree.rust("crates/") {
+        let Some(order) = promised(source) else { continue };
+        for name in module.captures_iter(&source.text).map(|found| found[1].to_owned()) {
+            if !order.contains(&name) && !["tests", "testing", "fuzz"].contains(&name.as_str()) {
+                missing.push(format!("{}: {name}", source.path));
+            }
+        }
+    }
+    none("module that the table leaves out", missing);
+}
+
+/// Returns the modules in the table of `source`, if its documentation makes the promise.
+fn promised(source: &Source) -> Option<Vec<String>> {
+    let docs: Vec<&str> = source.text.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim).collect();
+    let at = docs.iter().position(|line| line.contains(PROMISE))?;
+    let name = Regex::new(r"`(\w+)(?:/|::\w+)?`").unwrap();
+    let rows = docs[at..].iter().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let names = rows
+        .filter_map(|row| row.split('|').nth(1))
+        .flat_map(|cell| name.captures_iter(cell).map(|name| name[1].to_owned()).collect::<Vec<_>>());
+    Some(names.collect())
+}
+
+/// Returns the imports below the folder of `root` that point further down the table.
+fn breaches(tree: &Tree, root: &Source, order: &[String]) -> Vec<String> {
+    let folder = root.path.rsplit_once('/').expect("a file in a folder").0;
+    let base = module(root);
+    let mut found = Vec::new();
+    for source in tree.rust(folder).filter(|source| !source.is_test()) {
+        let own = module(source);
+        let Some(place) = own.get(base.len()).and_then(|name| order.iter().position(|other| other == name)) else {
+            continue;
+        };
+        for import in imports(source, &own) {
+            if import.path.len() <= base.len() || import.path[..base.len()] != base[..] {
+                continue;
+            }
+            let to = &import.path[base.len()];
+            if order.iter().position(|other| other == to).is_some_and(|target| target > place) {
+                found.push(format!("{}:{}: {}", source.path, import.line, import.path.join("::")));
+            }
+        }
+    }
+    found
+}
+
+/// Returns the path of the module in `source`, from its crate's root.
+fn module(source: &Source) -> Vec<String> {
+    let (_, inside) = source.path.split_once("/src/").unwrap_or_default();
+    let mut names: Vec<String> = inside.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if matches!(names.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+        names.pop();
+    }
+    names
+}
