@@ -25,13 +25,9 @@ compile_error!("vellum-kernel is built for bare metal: run `./x boot`");
 extern crate alloc;
 
 mod arch;
-mod backtrace;
 mod checks;
 mod files;
-#[cfg(feature = "holds")]
-mod holds;
 mod mem;
-mod percpu;
 mod sys;
 mod task;
 
@@ -48,8 +44,12 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::written::{self, BootOption};
 
 /// The first Rust code, called once by [`arch::boot`] with interrupts off, on the boot processor's stack.
-extern "C" fn start(handed_over: u64) -> ! {
+// SAFETY: `arch` declares it so, and nothing else has this name.
+#[unsafe(no_mangle)]
+extern "C" fn kernel_start(handed_over: u64) -> ! {
     serial::init();
+    // SAFETY: called once, here, before any CPU asks for its record.
+    unsafe { task::percpu::provide() };
     // SAFETY: called once, here; what the loader handed over comes untouched from the entry.
     let boot = unsafe { arch::boot::prepare(handed_over) };
     let boot = boot.unwrap_or_else(|reason| fail(&reason));
@@ -156,7 +156,7 @@ fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
         refuse(&path, error);
         return Ok(());
     }
-    mem::background::start();
+    task::background::start();
     smp::release(cpus, task::executor::run);
     task::executor::run()
 }
@@ -164,10 +164,11 @@ fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
 /// What the archive wishes beside its program: lines `key=value`.
 fn follow_options() -> Result<(), &'static str> {
     let options = files::find(b".vellum/options").and_then(|inode| sys::path::read_file(&inode)).unwrap_or_default();
+    let make_file = |store: &mem::swap::Store| files::make_block_device(store.path, store.number);
     written::options(&options).try_for_each(|option| match option? {
-        BootOption::Swap(bytes) => mem::swap::init_memory(bytes).map_err(|_| "no memory for so much swap"),
+        BootOption::Swap(bytes) => mem::swap::init_memory(bytes, make_file).map_err(|_| "no memory for so much swap"),
         BootOption::SwapDisk { checked } => {
-            mem::swap::init_disk(checked).map_err(|_| "there is no disk, or no memory to swap to it")
+            mem::swap::init_disk(checked, make_file).map_err(|_| "there is no disk, or no memory to swap to it")
         }
     })
 }
@@ -201,6 +202,6 @@ fn overflow(depth: u64) -> u64 {
 fn panic(info: &PanicInfo) -> ! {
     serial::seize();
     println!("\n{info}");
-    backtrace::print_here();
+    arch::backtrace::print_here();
     exit(Outcome::Failure)
 }

@@ -13,7 +13,6 @@ extern crate std;
 
 pub mod acpi;
 pub mod boot;
-pub mod calls;
 pub mod credentials;
 pub mod devicetree;
 pub mod errno;
@@ -30,6 +29,7 @@ pub mod tags;
 #[cfg_attr(not(test), allow(dead_code, reason = "a fuzz target needs a part of it"))]
 mod testing;
 pub mod turns;
+pub mod uname;
 pub mod wait;
 pub mod wire;
 pub mod written;

@@ -1,7 +1,7 @@
 //! The processors' stacks.
 
+use crate::arch::percpu::MAX_CPUS;
 use crate::arch::trap::FAULT_STACK_SIZE;
-use crate::percpu::MAX_CPUS;
 use core::mem::offset_of;
 
 /// Bytes of the kernel's stack.

@@ -9,10 +9,11 @@ use super::memory::{
 use super::user::{self, Space, load, run_in};
 use crate::arch::cpu::{after_store, relax};
 use crate::arch::exit::{Outcome, exit};
+use crate::arch::percpu;
 use crate::arch::{hooks, interrupts};
 use crate::mem::shootdown::MOST_PAGES;
 use crate::mem::{Machine, now_ns};
-use crate::{percpu, println};
+use crate::println;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use spin::Once;
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange};

@@ -1,8 +1,8 @@
 //! The contents of files in memory, which are the engine's objects: so they can be mapped.
 
 use crate::mem::spaces::All;
+use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{self, Object, machine, payer};
-use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec;
 use core::any::Any;
@@ -38,9 +38,7 @@ fn errno(error: ObjectError) -> Errno {
         }
         ObjectError::NoMemory(why) => why,
     };
-    if let Some(thread) = Thread::current() {
-        thread.starves(shortage);
-    }
+    thread::current(|thread| thread.block(BlockedOn::Shortage(shortage)));
     Errno::ENOMEM
 }
 

@@ -8,29 +8,28 @@
 //! | [`mount`] | the file systems that there are, and where |
 //! | [`proc`] | `/proc` |
 //! | [`mod@sys`] | `/sys` |
-//! | [`groups`] | control groups |
-//! | [`watch`] | memory whose faults a program deals with itself |
-//!
-//! A process has a [`Files`]: its descriptors, and where its paths begin.
+//! | [`cgroupfs`] | control groups |
+//! | [`uffd`] | the files of `userfaultfd` |
+//! | [`shm`] | the segments of System V shared memory |
 
+pub mod cgroupfs;
 pub mod contents;
-pub mod groups;
 pub mod mount;
 pub mod proc;
+pub mod shm;
 pub mod stream;
 pub mod sys;
+pub mod uffd;
 pub mod user;
-pub mod watch;
 
-use crate::mem::now_ns;
-use crate::sys::clock::EPOCH;
-use crate::sys::misc;
+use crate::arch::random::random;
+use crate::mem::{EPOCH, now_ns};
+use crate::task::time;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec;
-use core::sync::atomic::{AtomicU32, Ordering};
+use alloc::vec::Vec;
 use linux_raw_sys::general::{O_RDONLY, O_WRONLY};
-use spin::{Mutex, Once};
+use spin::Once;
 use stream::Stream;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::device::{self, Full, Null, Random, Zero, number};
@@ -40,7 +39,7 @@ use vellum_kernel::fs::names::{Mapped, View};
 use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
 use vellum_kernel::fs::tmpfs::{self, Node, Tmpfs};
-use vellum_kernel::fs::{Inode, Kind, Namespace, Pages, Table, Who, archive};
+use vellum_kernel::fs::{Files, Inode, Kind, Namespace, Pages, Table, Who, archive};
 
 /// All there is.
 struct World {
@@ -91,19 +90,20 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
             Err(error) => return Err(error),
         }
     }
-    let random = || Random(Box::new(|to: &mut [u8]| to.fill_with(|| misc::random() as u8)));
+    let device = || Random(Box::new(|to: &mut [u8]| to.fill_with(|| random() as u8)));
     let devices: [(&[u8], Device, Arc<dyn vellum_kernel::fs::File>); 5] = [
         (b"/dev/null", number::NULL, Arc::new(Null)),
         (b"/dev/zero", number::ZERO, Arc::new(Zero)),
         (b"/dev/full", number::FULL, Arc::new(Full)),
-        (b"/dev/random", number::RANDOM, Arc::new(random())),
-        (b"/dev/urandom", number::URANDOM, Arc::new(random())),
+        (b"/dev/random", number::RANDOM, Arc::new(device())),
+        (b"/dev/urandom", number::URANDOM, Arc::new(device())),
     ];
     for (path, number, file) in devices {
         view.make(path, Kind::Char, 0o666, number, &[])?;
         names.add_device(number, file)?;
     }
     mount::init(&view)?;
+    time::set_input(stream::tell);
     WORLD.call_once(|| World { names, locks: Arc::default(), root });
     Ok(())
 }
@@ -124,102 +124,50 @@ pub fn closed(process: u32, open: &Open) {
     }
 }
 
-/// What a process has of files: shared by its threads, copied for its children.
-pub struct Files {
-    /// The descriptors.
-    pub table: Mutex<Table>,
-    /// Where relative paths begin.
-    pub current: Mutex<Arc<dyn Inode>>,
-    /// What is taken off the mode of new files.
-    pub umask: AtomicU32,
+/// Returns the files of the first program: its three streams, and the root as its current directory.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn first() -> Result<Files, Errno> {
+    let mut table = Table::default();
+    let streams = [(Stream::Input, O_RDONLY), (Stream::Output, O_WRONLY), (Stream::Errors, O_WRONLY)];
+    for (stream, flags) in streams {
+        table.add(Slot { open: device::open(Arc::new(stream), flags), close_on_exec: false }, 0, 1024)?;
+    }
+    Ok(Files::new(table, world().root.clone(), 0o022))
 }
 
-impl Files {
-    /// Of the first program: its three streams, and the root.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub fn first() -> Result<Self, Errno> {
-        let mut table = Table::default();
-        let streams = [(Stream::Input, O_RDONLY), (Stream::Output, O_WRONLY), (Stream::Errors, O_WRONLY)];
-        for (stream, flags) in streams {
-            table.add(Slot { open: device::open(Arc::new(stream), flags), close_on_exec: false }, 0, 1024)?;
-        }
-        let root: Arc<dyn Inode> = world().root.clone();
-        Ok(Self { table: Mutex::new(table), current: Mutex::new(root), umask: AtomicU32::new(0o022) })
-    }
+/// Returns the files of a thread that has given up its own: no descriptor.
+pub fn none() -> Arc<Files> {
+    static NONE: Once<Arc<Files>> = Once::new();
+    NONE.call_once(|| Arc::new(Files::new(Table::default(), world().root.clone(), 0))).clone()
+}
 
-    /// Of whoever has none any more.
-    pub fn nobodys() -> Arc<Self> {
-        static NOBODYS: Once<Arc<Files>> = Once::new();
-        let none = || {
-            let root: Arc<dyn Inode> = world().root.clone();
-            Arc::new(Files { table: Mutex::default(), current: Mutex::new(root), umask: AtomicU32::new(0) })
-        };
-        NOBODYS.call_once(none).clone()
-    }
+/// Calls `look` with the names as a process sees them ([`Files::view`]).
+///
+/// # Errors
+///
+/// `EBADF`, `ENOTDIR`, and those of `look`.
+pub fn view<T>(
+    files: &Files,
+    who: &Who,
+    at: i32,
+    absolute: bool,
+    look: impl FnOnce(View) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let root: Arc<dyn Inode> = world().root.clone();
+    files.view((&world().names, &root), who, at, absolute, look)
+}
 
-    /// A child's.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
-    pub fn copy(&self) -> Result<Self, Errno> {
-        let umask = AtomicU32::new(self.umask.load(Ordering::Relaxed));
-        Ok(Self {
-            table: Mutex::new(self.table.lock().copy()?),
-            current: Mutex::new(self.current.lock().clone()),
-            umask,
-        })
-    }
-
-    /// The open file that a descriptor stands for.
-    ///
-    /// # Errors
-    ///
-    /// `EBADF`.
-    pub fn open(&self, number: u64) -> Result<Arc<Open>, Errno> {
-        let number = u32::try_from(number).map_err(|_| Errno::EBADF)?;
-        self.table.lock().get(number).cloned()
-    }
-
-    /// Looks at names from a directory on: that of a descriptor, or the current one.
-    ///
-    /// # Errors
-    ///
-    /// `EBADF`, `ENOTDIR`, and what `look` says.
-    pub fn view<T>(
-        &self,
-        who: &Who,
-        at: i32,
-        absolute: bool,
-        look: impl FnOnce(View) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        let root: Arc<dyn Inode> = world().root.clone();
-        let current = match at {
-            _ if absolute => root.clone(),
-            linux_raw_sys::general::AT_FDCWD => self.current.lock().clone(),
-            _ => {
-                let open = self.open(u64::from(at as u32))?;
-                if open.inode().directory().is_none() {
-                    return Err(Errno::ENOTDIR);
-                }
-                open.inode().clone()
-            }
-        };
-        look(View { names: &world().names, root: &root, current: &current, who })
-    }
-
-    /// The current directory's path.
-    ///
-    /// # Errors
-    ///
-    /// `ENOENT`: it was removed.
-    pub fn current_path(&self) -> Result<vec::Vec<u8>, Errno> {
-        let (root, current): (Arc<dyn Inode>, _) = (world().root.clone(), self.current.lock().clone());
-        world().names.path_of(&current, &root).ok_or(Errno::ENOENT)
-    }
+/// Returns the path of a process's current directory.
+///
+/// # Errors
+///
+/// `ENOENT`: it was removed.
+pub fn current_path(files: &Files) -> Result<Vec<u8>, Errno> {
+    let root: Arc<dyn Inode> = world().root.clone();
+    files.current_path(&world().names, &root)
 }
 
 /// A program's file, and what is remembered of it.
@@ -249,6 +197,15 @@ pub fn find(path: &[u8]) -> Result<Arc<dyn Inode>, Errno> {
 pub fn from_root<T>(look: impl FnOnce(View) -> T) -> T {
     let root: Arc<dyn Inode> = world().root.clone();
     look(View { names: &world().names, root: &root, current: &root, who: &Who::root() })
+}
+
+/// Makes the file of a block device, for root alone.
+///
+/// # Errors
+///
+/// Those of making it.
+pub fn make_block_device(path: &str, number: Device) -> Result<(), Errno> {
+    from_root(|view| view.make(path.as_bytes(), Kind::Block, 0o600, number, &[]))
 }
 
 /// A file in memory without a name.

@@ -1,6 +1,6 @@
 //! Mounting: the file systems that there are, and where they are.
 
-use super::{Host, from_root, groups, proc, sys};
+use super::{Host, cgroupfs, from_root, proc, sys};
 use crate::task::process as processes;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -20,7 +20,7 @@ fn root(kind: &[u8], mode: u32) -> Result<(Arc<dyn Inode>, &'static str), Errno>
     match kind {
         b"proc" => Ok((proc::root()?, "proc")),
         b"sysfs" => Ok((sys::root()?, "sysfs")),
-        b"cgroup2" => Ok((groups::root()?, "cgroup2")),
+        b"cgroup2" => Ok((cgroupfs::root()?, "cgroup2")),
         b"tmpfs" => Ok((Tmpfs::root(Arc::new(Host), MINORS.fetch_add(1, Relaxed), mode), "tmpfs")),
         _ => Err(Errno::ENODEV),
     }

@@ -7,27 +7,32 @@
 //! | [`payer`] | which group pays for that |
 //! | [`shootdown`] | invalidating translations, here and on other processors |
 //! | [`space`] | the address spaces of processes, and which one a processor has loaded |
+//! | [`spaces`] | all address spaces, by number |
 //! | [`swap`] | where memory goes that nobody has used for a while |
 //! | [`disk`] | the disk among these |
 //! | [`reclaim`] | memory is short |
-//! | [`background`] | it is reclaimed before it is |
-//! | [`collapse`] | where there is time, small pages become huge ones |
-//! | [`oom`] | memory runs out |
+//! | [`memcgs`] | the machine's memcgs: names, events, swap limits |
+//! | [`thread`] | the memory layer's part of a thread: what it is blocked on, its faults |
+//! | [`percpu`] | the memory layer's part of a CPU's record |
+//! | [`uffd`] | userfaultfds, as address spaces know them |
 //! | [`uaccess`] | the kernel's accesses to user memory |
 
-pub mod background;
-pub mod collapse;
 pub mod disk;
 pub mod heap;
-pub mod oom;
+#[cfg(feature = "holds")]
+pub mod holds;
+pub mod memcgs;
 pub mod payer;
+pub mod percpu;
 pub mod platform;
 pub mod reclaim;
 pub mod shootdown;
 pub mod space;
 pub mod spaces;
 pub mod swap;
+pub mod thread;
 pub mod uaccess;
+pub mod uffd;
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::{Format, copy_kernel_half, format};
@@ -82,6 +87,9 @@ pub fn init(
 pub fn machine() -> &'static Machine {
     MACHINE.get().expect("the engine has booted")
 }
+
+/// The wall clock when the machine starts, in nanoseconds since 1970: a fixed day, as the kernel reads no real-time clock.
+pub const EPOCH: u64 = 1_767_225_600_000_000_000;
 
 /// Nanoseconds since the machine started.
 #[inline]

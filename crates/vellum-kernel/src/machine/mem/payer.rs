@@ -6,14 +6,12 @@
 //! reclaim or by a process's end. Larger blocks, and everything of which the program says how much
 //! ([`reserve`], [`zeros`]), are refused; for a limit, the call is made again when there is room.
 
-use crate::mem::{heap, machine, oom};
-use crate::percpu;
-use crate::task::Thread;
-use crate::task::hindrance::Hindrance;
-use alloc::sync::Arc;
+use crate::mem::thread::{self, BlockedOn};
+use crate::mem::{machine, percpu};
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
+use core::sync::atomic::Ordering::Relaxed;
 use spin::{Mutex, MutexGuard};
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::{MemcgId, Refused};
@@ -22,20 +20,15 @@ use vellum_kernel::errno::Errno;
 /// log2 of the most frames of a block that is not refused for a limit.
 pub const MOST_BEYOND: u8 = 2;
 
-/// Shows the thread for which this CPU works, if it works for one.
-fn current<R>(show: impl FnOnce(&Thread) -> R) -> Option<R> {
-    let polled = percpu::current().polled.get();
-    // SAFETY: the thread's future has a reference for as long as this CPU polls it, and doesn't
-    // move to another while it is polled.
-    (!polled.is_null()).then(|| show(unsafe { &*polled }))
-}
-
 /// Returns the group to charge for what this CPU allocates now.
 pub fn payer() -> MemcgId {
-    if percpu::current().shared.get() > 0 {
+    let cpu = percpu::current();
+    let payer = cpu.payer.get();
+    if cpu.shared.get() > 0 || payer.is_null() {
         return MemcgId::ROOT;
     }
-    current(|thread| thread.process.payer()).unwrap_or(MemcgId::ROOT)
+    // SAFETY: it lives as long as it is set (`thread::work_for`).
+    MemcgId::numbered(unsafe { &*payer }.load(Relaxed))
 }
 
 /// A table of the whole machine's, with its lock. The root group pays for it: a node of it serves
@@ -93,27 +86,10 @@ impl Drop for RootPays {
 /// The payer was refused memory. `beyond`: it got it all the same.
 pub fn refused(why: Refused, beyond: bool) {
     match why {
-        _ if beyond => _ = current(|thread| thread.is_short(Hindrance::Overdraft(why))),
-        Refused::OverLimit(_) => _ = current(|thread| thread.is_short(Hindrance::Shortage(why))),
+        _ if beyond => _ = thread::current(|thread| thread.try_block(BlockedOn::Overdraft(why))),
+        Refused::OverLimit(_) => _ = thread::current(|thread| thread.try_block(BlockedOn::Shortage(why))),
         // Reclaim doesn't put frames side by side: the call fails.
         Refused::OutOfMemory => {}
-    }
-}
-
-/// The kernel's memory for a thread went beyond what the thread's group may have, or what the
-/// machine has to spare: waits until it no longer does, or the thread's process is to end.
-pub async fn settle(thread: &Arc<Thread>, why: Refused) {
-    let (groups, frames) = (machine().memcgs(), machine().frames());
-    let is_beyond = || match why {
-        Refused::OverLimit(group) => {
-            groups.drain(frames, group).is_ok() && groups.counters(group).is_ok_and(|of| of.charged > of.limit)
-        }
-        Refused::OutOfMemory => heap::is_short(),
-    };
-    while is_beyond() && !thread.process.life.lock().is_over() {
-        if !oom::relieve(thread, why).await {
-            return;
-        }
     }
 }
 

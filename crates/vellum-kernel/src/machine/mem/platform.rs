@@ -5,11 +5,11 @@
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::DIRECT_MAP;
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{caches, cpu, smp};
 #[cfg(feature = "holds")]
-use crate::holds::{self, Kind};
+use crate::mem::holds::{self, Kind};
 use crate::mem::shootdown;
-use crate::percpu::{self, MAX_CPUS};
 use vellum::addr::PhysAddr;
 use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
 use vellum_kernel::boot::{CAPACITY, MemoryMap};

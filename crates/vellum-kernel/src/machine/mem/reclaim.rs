@@ -1,8 +1,7 @@
 //! Memory is short: some of it goes to swap, or, where its owner said that it may, for good.
 
-use crate::files::groups;
-use crate::mem::machine;
 use crate::mem::spaces::All;
+use crate::mem::{machine, memcgs};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum::reclaim::{Part, Reclaimed};
 
@@ -30,7 +29,7 @@ pub fn done(why: Who) -> Reclaimed {
 
 /// Frees about so many pages of what a group and those below it have, on one node or all, as far as that can be; how many that were.
 pub fn reclaim(why: Who, part: impl Into<Part>, pages: u64) -> u64 {
-    groups::tell_swap_room();
+    memcgs::tell_swap_room();
     let reclaimed = vellum::reclaim::reclaim(machine(), &All, part, pages);
     let Reclaimed { looked, freed } = reclaimed.unwrap_or_default();
     DONE[why as usize].iter().zip([looked, freed]).for_each(|(sum, pages)| _ = sum.fetch_add(pages, Relaxed));

@@ -9,10 +9,10 @@
 
 use crate::arch::cpu::relax;
 use crate::arch::paging::{flush_pages, flush_user, publish};
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{interrupts, irq};
 use crate::mem::machine;
 use crate::mem::space::{self, Change};
-use crate::percpu::{self, MAX_CPUS};
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU64, fence};

@@ -4,12 +4,13 @@
 //! another, when it has nothing to do, and when the last thread there ends.
 
 use crate::arch::paging::{kernel_root, load_root, load_tagged_root};
+use crate::arch::percpu::MAX_CPUS;
 use crate::arch::{cpu, interrupts};
-use crate::files::watch::Watch;
+use crate::mem::percpu;
 use crate::mem::spaces::{self, Place};
+use crate::mem::thread::failed;
+use crate::mem::uffd::Uffd;
 use crate::mem::{self, Space};
-use crate::percpu::{self, MAX_CPUS};
-use crate::task::hindrance::failed;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -85,7 +86,7 @@ pub struct Heap {
 
 /// Who watches a space, by number.
 #[derive(Default)]
-pub struct Watchers(BTreeMap<NonZeroU16, Weak<Watch>>);
+pub struct Watchers(BTreeMap<NonZeroU16, Weak<Uffd>>);
 
 impl Watchers {
     /// One more, made with the number that it is to have.
@@ -93,7 +94,7 @@ impl Watchers {
     /// # Errors
     ///
     /// `ENOMEM`: there are as many as there may be.
-    pub fn add(&mut self, make: impl FnOnce(Watcher) -> Arc<Watch>) -> Result<Arc<Watch>, Errno> {
+    pub fn add(&mut self, make: impl FnOnce(Watcher) -> Arc<Uffd>) -> Result<Arc<Uffd>, Errno> {
         let unused = (1..=u16::MAX).filter_map(NonZeroU16::new).find(|number| !self.0.contains_key(number));
         let number = unused.ok_or(Errno::ENOMEM)?;
         let watch = make(Watcher(number));
@@ -102,7 +103,7 @@ impl Watchers {
     }
 
     /// The one with a number, unless it is being closed.
-    pub fn find(&self, number: Watcher) -> Option<Arc<Watch>> {
+    pub fn find(&self, number: Watcher) -> Option<Arc<Uffd>> {
         self.0.get(&number.0)?.upgrade()
     }
 
@@ -330,9 +331,9 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
     // A shootdown must not find the one space announced and the other loaded.
     interrupts::without(|| match next {
         Some(space) => {
-            space.cpu_enter(cpu.index);
+            space.cpu_enter(cpu.arch.index);
             let number = space.id().0;
-            LOADED[cpu.index].store(number, SeqCst);
+            LOADED[cpu.arch.index].store(number, SeqCst);
             cpu::after_store();
             // SAFETY: this processor's own, and interrupts are off.
             let tags = unsafe { &mut *cpu.tags.get() };
@@ -341,7 +342,7 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
             unsafe { load_tagged_root(space.root().addr().0, tag as u16 + 1, keep) };
         }
         None => {
-            LOADED[cpu.index].store(NOBODY, SeqCst);
+            LOADED[cpu.arch.index].store(NOBODY, SeqCst);
             // SAFETY: the kernel's own root.
             unsafe { load_root(kernel_root()) };
         }
@@ -350,6 +351,6 @@ pub unsafe fn translate(next: Option<&Space>, before: Option<&Space>) {
     if !cpu::has_tags()
         && let Some(before) = before
     {
-        before.cpu_leave(cpu.index);
+        before.cpu_leave(cpu.arch.index);
     }
 }

@@ -1,7 +1,6 @@
 //! Swap: compressed memory and a disk, as whoever started the machine wished. Both are in use from the start, the memory first; a
 //! program may take each out of use and into it again.
 
-use crate::files;
 use crate::mem::disk::Disk;
 use crate::mem::platform::Host;
 use crate::mem::spaces;
@@ -13,14 +12,14 @@ use vellum::page_cache::ObjectError;
 use vellum::space::FaultError;
 use vellum::swap::{Compressed, DetachError, SwapDevice, Usage};
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::Kind;
 use vellum_kernel::fs::meta::Device;
 
 /// Where pages may go.
 pub struct Store {
-    /// Its file.
+    /// The path of its device file.
     pub path: &'static str,
-    number: Device,
+    /// The number of that file.
+    pub number: Device,
     /// The priority that it has if nobody gives it one.
     usual: i16,
     device: Box<dyn SwapDevice<Host> + Send>,
@@ -42,32 +41,38 @@ pub fn find(number: Device) -> Option<&'static Store> {
     stores().find(|store| store.number == number)
 }
 
-/// Makes a device of so many bytes of compressed memory, and takes it into use.
+/// Makes a device of so many bytes of compressed memory, has `announce` make its file, and takes it into use.
 ///
 /// # Errors
 ///
-/// `EINVAL`: there can be none of this size. `ENOMEM`.
-pub fn init_memory(bytes: u64) -> Result<(), Errno> {
+/// `EINVAL`: there can be none of this size. `ENOMEM`. Those of `announce`.
+pub fn init_memory(bytes: u64, announce: impl FnOnce(&Store) -> Result<(), Errno>) -> Result<(), Errno> {
     let slots = u32::try_from(bytes / FRAME_SIZE).ok().filter(|slots| *slots > 0).ok_or(Errno::EINVAL)?;
     let device = Box::new(Compressed::new(machine().frames(), slots).map_err(|_| Errno::ENOMEM)?);
     let number = Device { major: 254, minor: 0 };
-    init(&MEMORY, Store { path: "/dev/zram0", number, usual: -1, device, slots, in_use: Mutex::new(None) })
+    let store = Store { path: "/dev/zram0", number, usual: -1, device, slots, in_use: Mutex::new(None) };
+    init(&MEMORY, store, announce)
 }
 
-/// Takes the machine's disk into use, all of it; with a checksum of each page, if it is to be `checked`.
+/// Has `announce` make the file of the machine's disk, and takes all of the disk into use; with a checksum of each page, if
+/// it is to be `checked`.
 ///
 /// # Errors
 ///
-/// `ENODEV`: there is none. `ENOMEM`.
-pub fn init_disk(checked: bool) -> Result<(), Errno> {
+/// `ENODEV`: there is none. `ENOMEM`. Those of `announce`.
+pub fn init_disk(checked: bool, announce: impl FnOnce(&Store) -> Result<(), Errno>) -> Result<(), Errno> {
     let (disk, slots) = Disk::find(checked).filter(|(_, slots)| *slots > 0).ok_or(Errno::ENODEV)?;
     let number = Device { major: 253, minor: 0 };
     let store = Store { path: "/dev/vda", number, usual: -2, device: Box::new(disk), slots, in_use: Mutex::new(None) };
-    init(&DISK, store)
+    init(&DISK, store, announce)
 }
 
-fn init(place: &'static Once<Store>, store: Store) -> Result<(), Errno> {
-    files::from_root(|view| view.make(store.path.as_bytes(), Kind::Block, 0o600, store.number, &[]))?;
+fn init(
+    place: &'static Once<Store>,
+    store: Store,
+    announce: impl FnOnce(&Store) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    announce(&store)?;
     place.call_once(|| store).on(None)
 }
 

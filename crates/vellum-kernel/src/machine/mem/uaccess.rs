@@ -3,14 +3,12 @@
 //! The instructions of [`access`] do it all, and they alone may fault. A fault is resolved by the engine, as if the program
 //! itself had touched the address; if the engine refuses, the access ends early and says so.
 
-use crate::arch::access;
 use crate::arch::cpu::user_access;
 use crate::arch::hooks::{Fault, Outcome};
 use crate::arch::paging::user_end;
-use crate::mem::{UserSpace, space};
-use crate::percpu;
-use crate::task::Thread;
-use crate::task::hindrance::Hindrance;
+use crate::arch::{UserMemory, access};
+use crate::mem::thread::{self, BlockedOn};
+use crate::mem::{UserSpace, percpu, space};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 
@@ -72,6 +70,16 @@ pub fn exchange(memory: &Arc<UserSpace>, address: u64, expected: u32, new: u32) 
     user_access(|| unsafe { access::exchange(address, expected, new) }).ok_or(Errno::EFAULT)
 }
 
+impl UserMemory for Arc<UserSpace> {
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
+        read(self, address, to)
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), Errno> {
+        write(self, address, from)
+    }
+}
+
 /// The bytes of a structure of Linux's.
 pub fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     // SAFETY: the structures that the kernel hands out are plain words, zeroed before they are filled in, so that each byte
@@ -86,15 +94,12 @@ pub fn resolve(fault: &Fault) -> Outcome {
         return Outcome::Unresolved;
     };
     let result = space.engine.fault(fault.address, fault.access);
-    let thread = Thread::current();
-    if let Some(thread) = &thread {
-        thread.faults.count(&result);
-    }
+    thread::current(|thread| thread.faults.count(&result));
     match result {
         Ok(_) => return Outcome::Retry,
         Err(error) => {
-            if let (Some(hindrance), Some(thread)) = (Hindrance::of(error, space), thread) {
-                thread.is_hindered(hindrance);
+            if let Some(on) = BlockedOn::of(error, space) {
+                thread::current(|thread| thread.block(on));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Time: clocks, and sleeping.
 
 use super::Answer;
-use crate::mem::{now_ns, uaccess};
+use crate::mem::{EPOCH, now_ns, uaccess};
 use crate::task::{Thread, process};
 use alloc::sync::Arc;
 use core::future::pending;
@@ -9,8 +9,6 @@ use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
 
 pub const SECOND: u64 = 1_000_000_000;
-/// The day on which the machine's clock starts: nobody tells it better.
-pub const EPOCH: u64 = 1_767_225_600 * SECOND;
 
 /// Copies a `struct timespec` from a program, in nanoseconds.
 pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {

@@ -4,10 +4,11 @@ use super::Answer;
 use super::pieces::by_pieces;
 use crate::arch::abi::MAP_LOW;
 use crate::files::user::UserBytes;
-use crate::files::{contents, groups, proc};
+use crate::files::{contents, proc};
+use crate::mem::memcgs;
 use crate::mem::spaces::All;
+use crate::mem::thread::{BlockedOn, failed};
 use crate::mem::{UserSpace, uaccess};
-use crate::task::hindrance::{Hindrance, failed};
 use crate::task::{Thread, deliver, executor};
 use alloc::sync::Arc;
 use linux_raw_sys::general as abi;
@@ -134,7 +135,7 @@ async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: 
             populated.map_err(|error| failed(error.refused(), error.errno()))
         };
         match by_pieces(thread, piece).await {
-            Err(error) if error != Errno::EINTR && !thread.was_hindered() => rest.pass_over(),
+            Err(error) if error != Errno::EINTR && !thread.mem.is_blocked() => rest.pass_over(),
             populated => return populated,
         }
     }
@@ -200,14 +201,14 @@ pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, le
     };
     let told = |error: AdviseError| {
         if let AdviseError::Fault(FaultError::Watched(watched)) = error {
-            thread.is_hindered(Hindrance::Watched(memory.clone(), watched));
+            thread.mem.block(BlockedOn::Watched(memory.clone(), watched));
         }
         failed(error.refused(), error.errno())
     };
     let mut rest = memory.engine.begin_advice(addr, len, advice).map_err(told)?;
     let piece = || {
         if advice == Advise::PageOut {
-            groups::tell_swap_room();
+            memcgs::tell_swap_room();
         }
         memory.engine.advise_some(&mut rest, executor::turn_lasts).map_err(told)
     };

@@ -2,31 +2,21 @@
 
 use super::{Answer, process::process_of};
 use crate::arch::abi::NAME;
-use crate::arch::clock::ticks;
+use crate::arch::percpu;
+use crate::arch::random::random;
 use crate::mem::{machine, now_ns, shootdown, uaccess};
-use crate::percpu;
 use crate::task::process::find_thread;
 use crate::task::usage::Usage;
 use crate::task::{Process, Thread, allowance};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_CPU, RLIMIT_NOFILE};
 use vellum::addr::FRAME_SIZE;
 use vellum::platform::Cpus;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::table;
+use vellum_kernel::uname::{DOMAIN, HOST, RELEASE, SYSTEM, VERSION};
 use vellum_kernel::wait::give_way;
-
-/// What the system calls itself, for programs that look.
-pub const SYSTEM: &str = "Linux";
-/// The version of the interface that it has.
-pub const RELEASE: &str = "6.18.0-vellum";
-/// Its own.
-pub const VERSION: &str = concat!("Vellum ", env!("CARGO_PKG_VERSION"));
-/// The machine's name.
-pub const HOST: &str = "vellum";
-/// And where it is at home.
-pub const DOMAIN: &str = "(none)";
 
 /// `uname`.
 pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
@@ -37,16 +27,6 @@ pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
         field[..name.len()].copy_from_slice(name.as_bytes());
     }
     uaccess::write(&thread.memory(), to, &names).map(|()| 0)
-}
-
-/// The next random number (SplitMix64, seeded by the processor's counter: nothing here is a secret).
-pub fn random() -> u64 {
-    static STATE: AtomicU64 = AtomicU64::new(0);
-    let seed = ticks();
-    let mut z = STATE.fetch_add(0x9e37_79b9_7f4a_7c15 ^ seed << 32, Ordering::Relaxed).wrapping_add(seed);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// `getrandom`: as much as is asked for, or less if a signal comes after the first piece.

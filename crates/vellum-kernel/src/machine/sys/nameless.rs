@@ -2,7 +2,7 @@
 
 use super::Answer;
 use super::file::{add, close};
-use crate::files::{self, watch};
+use crate::files::{self, uffd};
 use crate::mem::uaccess;
 use crate::task::Thread;
 use alloc::sync::Arc;
@@ -69,7 +69,7 @@ pub fn userfaultfd(thread: &Thread, flags: u64) -> Answer {
     if flags & !(abi::UFFD_USER_MODE_ONLY | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
-    add(thread, watch::open(thread, flags)?, flags)
+    add(thread, uffd::open(thread, flags)?, flags)
 }
 
 /// `eventfd2`.

@@ -1,8 +1,8 @@
 //! Files by name.
 
 use super::{Answer, file, program};
-use crate::files::{self, Executable, Files};
-use crate::mem::{payer, uaccess};
+use crate::files::{self, Executable};
+use crate::mem::{EPOCH, now_ns, payer, uaccess};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use vellum_kernel::credentials::SAME;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::meta::{Device, Time, Want};
 use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
-use vellum_kernel::fs::{Inode, Kind, Meta, Who};
+use vellum_kernel::fs::{Files, Inode, Kind, Meta, Who};
 
 /// The current directory, where calls of old take their paths from.
 pub const HERE: u64 = abi::AT_FDCWD as u32 as u64;
@@ -23,7 +23,7 @@ fn path(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
 
 /// Looks at a path, from a directory on.
 fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
-    thread.files().view(&thread.credentials().who(), at as i32, path.first() == Some(&b'/'), look)
+    files::view(&thread.files(), &thread.credentials().who(), at as i32, path.first() == Some(&b'/'), look)
 }
 
 fn masked(files: &Files, mode: u64) -> u32 {
@@ -52,12 +52,12 @@ fn inode_for(
         return Ok(file::open_of(thread, at & 0xffff_ffff)?.inode().clone());
     }
     let absolute = path.first() == Some(&b'/');
-    thread.files().view(who, at as i32, absolute, |view| view.get(&path, flags as u32 & nofollow == 0))
+    files::view(&thread.files(), who, at as i32, absolute, |view| view.get(&path, flags as u32 & nofollow == 0))
 }
 
 /// Looks with the caller's rights at what it has in hand already.
 fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
-    thread.files().view(&thread.credentials().who(), abi::AT_FDCWD, true, look)
+    files::view(&thread.files(), &thread.credentials().who(), abi::AT_FDCWD, true, look)
 }
 
 /// `open`, `openat`, `creat`.
@@ -252,7 +252,7 @@ pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u6
     } else {
         inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?
     };
-    let now = super::clock::EPOCH + crate::mem::now_ns();
+    let now = EPOCH + now_ns();
     let now = Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 };
     let mut wanted = [Some(now); 2];
     let mut present = true;
@@ -294,7 +294,7 @@ pub fn chdir_to(thread: &Thread, name: u64) -> Answer {
 
 /// `getcwd`.
 pub fn getcwd(thread: &Thread, to: u64, len: u64) -> Answer {
-    let mut path = thread.files().current_path()?;
+    let mut path = files::current_path(&thread.files())?;
     path.push(0);
     if path.len() as u64 > len {
         return Err(Errno::ERANGE);

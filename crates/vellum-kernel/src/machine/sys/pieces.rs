@@ -1,7 +1,7 @@
 //! Long calls, a piece after the other.
 
+use crate::mem::thread::BlockedOn;
 use crate::task::executor::give_way;
-use crate::task::hindrance::Hindrance;
 use crate::task::{Thread, deliver};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
@@ -21,11 +21,11 @@ pub async fn by_pieces(thread: &Arc<Thread>, mut piece: impl FnMut() -> Result<b
             Ok(true) => return Ok(()),
             Ok(false) => give_way().await,
             Err(error) => {
-                if !thread.was_hindered() || !thread.may_repeat(Err::<(), _>(error)).await {
+                if !thread.mem.is_blocked() || !thread.may_repeat(Err::<(), _>(error)).await {
                     return Err(error);
                 }
                 if thread.is_interrupted() && !deliver::is_dying(thread) {
-                    thread.is_hindered(Hindrance::Signal);
+                    thread.mem.block(BlockedOn::Signal);
                     return Err(error);
                 }
             }

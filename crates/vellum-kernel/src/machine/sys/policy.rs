@@ -3,13 +3,11 @@
 use super::Answer;
 use crate::mem::uaccess;
 use crate::task::Thread;
+use crate::task::context::Policy;
 use alloc::sync::Arc;
 use linux_raw_sys::general::CAP_SYS_NICE;
 use vellum::addr::{FRAME_SIZE, align_up};
 use vellum_kernel::errno::Errno;
-
-/// A mode, without its flags, and a set of nodes.
-pub type Policy = (u32, u64);
 
 /// Modes from `linux/mempolicy.h`.
 const DEFAULT: u32 = 0;
@@ -54,7 +52,11 @@ fn wanted(thread: &Thread, mode: u64, at: u64, most: u64) -> Result<Policy, Errn
         PREFERRED => set & !NODES == 0,
         _ => mode <= LAST && set & NODES != 0 && (set & !NODES == 0 || flags != 0),
     };
-    if right && flags != STATIC_NODES | RELATIVE_NODES { Ok((mode, set & NODES)) } else { Err(Errno::EINVAL) }
+    if right && flags != STATIC_NODES | RELATIVE_NODES {
+        Ok(Policy { mode, nodes: set & NODES })
+    } else {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// `set_mempolicy`.
@@ -108,12 +110,12 @@ pub fn get(thread: &Arc<Thread>, [mode, at, most, addr, flags]: [u64; 5]) -> Ans
             if !found {
                 return Err(Errno::EFAULT);
             }
-            (if flags & NODE != 0 { 0 } else { policy.0 }, policy.1)
+            (if flags & NODE != 0 { 0 } else { policy.mode }, policy.nodes)
         }
         // The next node is that of nobody who takes them in turn.
         NODE => return Err(Errno::EINVAL),
         _ if addr != 0 => return Err(Errno::EINVAL),
-        _ => policy,
+        _ => (policy.mode, policy.nodes),
     };
     if mode != 0 {
         uaccess::write(&memory, mode, &said.to_le_bytes())?;

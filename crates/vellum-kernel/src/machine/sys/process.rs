@@ -1,9 +1,9 @@
 //! Processes and threads: they begin, and end, and others hear of it.
 
-use super::{Answer, file, futex as robust, pidfd, program};
+use super::{Answer, Calls, file, futex as robust, pidfd, program};
 use crate::arch::exit::{Outcome, exit as stop};
 use crate::arch::serial::wire;
-use crate::files::{self, Files, groups};
+use crate::files::{self, cgroupfs};
 use crate::mem::spaces;
 use crate::mem::{self, UserSpace, space, uaccess};
 use crate::println;
@@ -13,7 +13,7 @@ use crate::task::deliver::is_dying;
 use crate::task::life::Life;
 use crate::task::process::{FIRST, Families, count_one, find, new_number};
 use crate::task::signal::COUNT;
-use crate::task::{Process, Thread, allowance, executor, futex};
+use crate::task::{Process, Thread, allowance, collapse, executor, futex};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ pub fn first(
     let everybodys = Process::new(&Families::lock(), FIRST, None, None, 0);
     let limits = *everybodys.limits.lock();
     let (memory, registers) = program::load(file, path, arguments, environment, &limits, &Credentials::root(), false)?;
-    let files = Arc::new(Files::first()?);
+    let files = Arc::new(files::first()?);
     let pid = new_number();
     memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path, true))?);
     let process = Process::new(&Families::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
@@ -65,8 +65,8 @@ pub fn first(
             }
         }
     });
-    thread.start();
-    executor::spawn(mem::collapse::run());
+    thread.start::<Calls>();
+    executor::spawn(collapse::run());
     Ok(())
 }
 
@@ -153,7 +153,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
         let process = Process::new(&families, tid, Some(&parent), Some(memory), wanted.exit_signal);
         (parent, process)
     };
-    let equipped = wanted.group.map_or(Ok(()), |group| groups::begin_in(&process, &**group.inode()));
+    let equipped = wanted.group.map_or(Ok(()), |group| cgroupfs::begin_in(&process, &**group.inode()));
     let equipped = equipped.and_then(|()| match has(abi::CLONE_PIDFD) {
         true => give_descriptor(thread, &process, wanted.pidfd),
         false => Ok(()),
@@ -175,7 +175,7 @@ pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
 /// its maker is to end. What is waited for is said before the thread can end it.
 async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
     new.holds_maker.store(holds_maker, Ordering::SeqCst);
-    new.clone().start();
+    new.clone().start::<Calls>();
     if holds_maker {
         let let_go = || (!new.holds_maker.load(Ordering::SeqCst)).then_some(());
         let _ = maker.killable(new.process.changed.wait_until(let_go)).await;
@@ -254,7 +254,7 @@ pub fn thread_ends(thread: &Arc<Thread>) {
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
     context.memory = UserSpace::nobodys();
-    context.files = Files::nobodys();
+    context.files = files::none();
     if last {
         *process.files.lock() = None;
         files::locks().release_all(Owner::Process(process.pid), None);

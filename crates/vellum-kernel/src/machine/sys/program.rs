@@ -1,15 +1,17 @@
 //! Programs: into memory, and `execve`.
 
+use super::Answer;
 use super::path::{HERE, executable};
-use super::{Answer, misc, timer};
 use crate::arch::abi as machine;
 use crate::arch::entry::Registers;
 use crate::arch::paging::user_end;
+use crate::arch::random::random;
 use crate::mem::space::Image;
 use crate::mem::spaces;
+use crate::mem::thread::failed;
 use crate::mem::{self, UserSpace, payer, uaccess};
 use crate::task::Thread;
-use crate::task::hindrance::failed;
+use crate::task::timer;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -126,7 +128,9 @@ pub fn load(
         flags: MapFlags::FIXED | MapFlags::GROWSDOWN,
     };
     space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
-    machine::furnish(&space)?;
+    if let Some((address, code)) = machine::trampoline() {
+        map_code(&space, address, code)?;
+    }
     let [hwcap, hwcap2] = machine::hwcap();
     let aux = Aux {
         platform: machine::NAME,
@@ -136,7 +140,7 @@ pub fn load(
         table: plan.table.map_or(0, |table| base + table),
         entries: plan.entries,
         entry: base + plan.entry,
-        random: core::array::from_fn(|_| misc::random() as u8),
+        random: core::array::from_fn(|_| random() as u8),
         least_signal_stack: machine::LEAST_SIGNAL_STACK,
         ids: [own.uids[REAL], own.uids[EFFECTIVE], own.gids[REAL], own.gids[EFFECTIVE]],
         secure: gained,
@@ -237,6 +241,15 @@ pub async fn execve(thread: &Arc<Thread>, [at, path, arguments, environment, fla
     thread.let_go_of_maker();
     // What the entry of a program finds in RAX is of no consequence.
     Ok(0)
+}
+
+/// Maps a page of code into a program's memory.
+fn map_code(space: &Arc<UserSpace>, addr: u64, code: &[u8]) -> Result<(), Errno> {
+    let request = MapRequest { addr, len: FRAME_SIZE, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
+    space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
+    uaccess::write(space, addr, code)?;
+    let executable = Prot::READ | Prot::EXEC;
+    space.engine.protect(addr, FRAME_SIZE, executable).map_err(|error| failed(error.refused(), error.errno()))
 }
 
 /// Copies a string from a program.

@@ -4,8 +4,8 @@ use super::Answer;
 use super::process::process_of;
 use super::{memory, pidfd};
 use crate::files::user::UserBytes;
+use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{UserSpace, payer};
-use crate::task::hindrance::Hindrance;
 use crate::task::{Process, Thread};
 use alloc::sync::Arc;
 use linux_raw_sys::general::{CAP_SYS_PTRACE, MADV_COLD, MADV_COLLAPSE, MADV_PAGEOUT, MADV_WILLNEED};
@@ -113,8 +113,8 @@ fn copy_in_page(
 ) -> Result<usize, Errno> {
     let access = if way == Way::Read { Access::Read } else { Access::Write };
     let page = memory.engine.pin(address, access).map_err(|error| {
-        if let (Some(hindrance), Some(thread)) = (Hindrance::of(error, memory), Thread::current()) {
-            thread.is_hindered(hindrance);
+        if let Some(on) = BlockedOn::of(error, memory) {
+            thread::current(|thread| thread.block(on));
         }
         Errno::EFAULT
     })?;

@@ -1,7 +1,6 @@
 //! Waiting for one of a set of files: `poll`, and `select`, which is the same with sets of bits.
 
 use super::{Answer, clock, file};
-use crate::files::Files;
 use crate::mem::{now_ns, payer, uaccess};
 use crate::task::Thread;
 use crate::task::deliver::read_set;
@@ -10,6 +9,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Files;
 use vellum_kernel::fs::poll::{self, Interest};
 
 /// The events that each of the three sets waits for and reports.

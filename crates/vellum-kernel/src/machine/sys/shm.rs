@@ -1,22 +1,17 @@
-//! System V shared memory: objects of the engine under keys and numbers.
-//!
-//! Nobody counts who has a segment attached: the VMAs of all spaces know, and are asked. A segment that was removed lives as
-//! long as one of them has it, in the VMAs alone; its entry goes when it is next looked for.
+//! The system calls of System V shared memory.
 
 use super::Answer;
-use super::clock::EPOCH;
 use super::memory::populate;
 use crate::files::contents::InObject;
 use crate::files::proc::settings;
-use crate::mem::{Object, machine, now_ns, spaces, uaccess};
+use crate::files::shm::{Segment, attached, mode, now, with};
+use crate::mem::thread::failed;
+use crate::mem::{Object, machine, spaces, uaccess};
 use crate::task::Thread;
-use crate::task::hindrance::failed;
 use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt::Write;
 use linux_raw_sys::general::CAP_IPC_LOCK;
-use spin::Mutex;
 use vellum::addr::FRAME_SIZE;
 use vellum::memcg::MayBeRefused;
 use vellum::space::{MapError, MapFlags, MapRequest};
@@ -25,8 +20,7 @@ use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::Pages;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::names::Mapped;
-use vellum_kernel::ipc::{Named, READ, Things, WRITE};
-use vellum_kernel::proc::Text;
+use vellum_kernel::ipc::{Named, READ, WRITE};
 
 /// Flags of `shmat`.
 const READ_ONLY: u32 = 0o10000;
@@ -35,61 +29,8 @@ const REPLACE: u32 = 0o40000;
 const EXECUTE: u32 = 0o100000;
 /// Of `shmget`.
 const HUGE: u32 = 0o4000;
-/// In the mode of a segment: it was removed, and lives until it is detached.
-const REMOVED: u32 = 0o1000;
 /// It is not to be paged out.
 const LOCKED: u32 = 0o2000;
-
-/// A segment.
-struct Segment {
-    /// Until it is removed.
-    object: Option<Object>,
-    tag: u64,
-    size: u64,
-    /// When it was attached, detached, and changed last, in seconds.
-    times: [u64; 3],
-    /// The processes that made it, and used it last.
-    pids: [u32; 2],
-}
-
-static SEGMENTS: Mutex<Option<Things<Segment>>> = Mutex::new(None);
-
-fn now() -> u64 {
-    (EPOCH + now_ns()) / 1_000_000_000
-}
-
-/// How many VMAs have a segment attached.
-fn attached(tag: u64) -> u64 {
-    let mut count = 0;
-    for space in spaces::all() {
-        space.engine.vmas(0, |vma| {
-            count += u64::from(vma.backing.tag() == tag);
-            true
-        });
-    }
-    count
-}
-
-/// Works on the segments, those forgotten that were removed and that nobody has any more.
-fn with<T>(work: impl FnOnce(&mut Things<Segment>) -> Result<T, Errno>) -> Result<T, Errno> {
-    let mut segments = SEGMENTS.lock();
-    let segments = segments.get_or_insert_default();
-    segments.retain(|segment| segment.what.object.is_some() || attached(segment.what.tag) > 0);
-    work(segments)
-}
-
-/// The number that the next segment is to have (`/proc/sys/kernel/shm_next_id`), or `None`.
-pub fn wanted() -> Result<Option<u32>, Errno> {
-    with(|segments| Ok(segments.wanted))
-}
-
-/// Says so.
-pub fn want(id: u32) -> Result<(), Errno> {
-    with(|segments| {
-        segments.wanted = Some(id);
-        Ok(())
-    })
-}
 
 /// `shmget`.
 pub fn get(thread: &Thread, key: u64, size: u64, flags: u64) -> Answer {
@@ -206,11 +147,6 @@ pub fn detach(thread: &Thread, addr: u64) -> Answer {
     })
 }
 
-/// A segment's mode, as programs see it.
-fn mode(segment: &Named<Segment>) -> u32 {
-    segment.rights.mode | if segment.what.object.is_none() { REMOVED } else { 0 }
-}
-
 /// A `struct shmid64_ds`.
 fn described(segment: &Named<Segment>) -> [u8; 112] {
     let mut bytes = [0; 112];
@@ -314,30 +250,4 @@ pub fn control(thread: &Thread, id: u64, command: u64, at: u64) -> Answer {
         }),
         _ => Err(Errno::EINVAL),
     }
-}
-
-/// `/proc/sysvipc/shm`.
-pub fn list() -> Result<Vec<u8>, Errno> {
-    with(|segments| {
-        Text::of(|text| {
-            write!(text, "{:>10} {:>10} {:>4} {:>21} ", "key", "shmid", "perms", "size")?;
-            ["cpid", "lpid", "nattch", "uid", "gid", "cuid", "cgid"]
-                .iter()
-                .try_for_each(|name| write!(text, "{name:>5} "))?;
-            ["atime", "dtime", "ctime"].iter().try_for_each(|name| write!(text, "{name:>10} "))?;
-            writeln!(text, "{:>21} {:>21}", "rss", "swap")?;
-            segments.iter().try_for_each(|segment| {
-                let (rights, Segment { object, tag, size, times, pids }) = (&segment.rights, &segment.what);
-                let bytes = |object: &Object| object.extent().map(|pages| pages * FRAME_SIZE);
-                let [resident, swapped] = object.as_ref().map_or([0; 2], bytes);
-                let [maker, makers] = rights.maker;
-                write!(text, "{:10} {:10} {:5o} {size:21} ", rights.key, segment.id, mode(segment))?;
-                let count = attached(*tag) as u32;
-                let small = [pids[0], pids[1], count, rights.uid, rights.gid, maker, makers];
-                small.iter().try_for_each(|word| write!(text, "{word:5} "))?;
-                times.iter().try_for_each(|time| write!(text, "{time:10} "))?;
-                writeln!(text, "{resident:21} {swapped:21}")
-            })
-        })
-    })
 }

@@ -2,12 +2,11 @@
 
 use crate::arch::entry::Registers;
 use crate::arch::held::Held;
-use crate::files::Files;
 use crate::mem::UserSpace;
-use crate::sys::policy::Policy;
 use crate::task::signal::Set;
 use alloc::sync::Arc;
 use vellum_kernel::credentials::Credentials;
+use vellum_kernel::fs::Files;
 
 /// What a thread has of the processor, and what nobody else needs to see.
 pub struct Context {
@@ -37,6 +36,15 @@ pub struct Context {
     pub waits_until: Option<u64>,
 }
 
+/// A memory policy: the nodes that a thread's memory is to come from (`set_mempolicy`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Policy {
+    /// A mode of `linux/mempolicy.h`, without its flags.
+    pub mode: u32,
+    /// The nodes, a bit each.
+    pub nodes: u64,
+}
+
 /// What a thread has from its maker, and gives to those it makes.
 #[derive(Clone)]
 pub struct Traits {
@@ -64,7 +72,7 @@ impl Traits {
             no_new_privileges: false,
             nice: 0,
             schedule: (0, 0),
-            policy: (0, 0),
+            policy: Policy::default(),
             slack: 50_000,
             usual_slack: 50_000,
         }

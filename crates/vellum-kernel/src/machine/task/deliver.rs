@@ -1,10 +1,11 @@
 //! What a thread does about signals, before it enters user mode again: the handler's frame on the stack, or the program's end.
 
-use crate::arch::{Raised, calls, frame};
+use crate::arch::{Handler, Interrupted, Raised, frame};
 use crate::mem::uaccess;
 use crate::println;
 use crate::task::life::Life;
 use crate::task::signal::{self, Action, Default, Info, Set, bit};
+use crate::task::thread::{Restart, SystemCalls};
 use crate::task::{Thread, context::Context};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -13,7 +14,7 @@ use vellum::space::FaultError;
 use vellum_kernel::errno::Errno;
 
 /// Deals with what the thread was alerted to. `false`: it is to end.
-pub async fn settle(thread: &Arc<Thread>) -> bool {
+pub async fn settle<S: SystemCalls>(thread: &Arc<Thread>) -> bool {
     loop {
         if thread.ending.load(Ordering::Relaxed) {
             return false;
@@ -35,7 +36,7 @@ pub async fn settle(thread: &Arc<Thread>) -> bool {
                 Default::Stop => thread.process.stop(info.signal),
                 Default::Ignore | Default::Continue => {}
             },
-            _ => once_there(thread, || handle(thread, &info, &action)).await.unwrap_or_default(),
+            _ => once_there(thread, || handle::<S>(thread, &info, &action)).await.unwrap_or_default(),
         }
     }
     // SAFETY: the thread's own future.
@@ -89,7 +90,7 @@ async fn once_there<T>(thread: &Arc<Thread>, attempt: impl Fn() -> Result<T, Err
         if let Ok(done) = result {
             return Some(done);
         }
-        if !thread.was_hindered() || !thread.may_repeat(result).await {
+        if !thread.mem.is_blocked() || !thread.may_repeat(result).await {
             thread.process.end(Life::Killed(abi::SIGSEGV));
             return None;
         }
@@ -102,14 +103,14 @@ async fn once_there<T>(thread: &Arc<Thread>, attempt: impl Fn() -> Result<T, Err
 }
 
 /// Has the thread run a handler. What fails may be tried again.
-fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errno> {
+fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errno> {
     let flags = action.flags as u32;
     let now = thread.mask.load(Ordering::Relaxed);
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
     let insists = core::mem::take(&mut context.insists);
     if let Some(number) = context.restart.take()
-        && (insists || flags & abi::SA_RESTART != 0 && outlasts_handlers(number as u32))
+        && (insists || flags & abi::SA_RESTART != 0 && S::restarts(number) == Restart::AfterHandlers)
     {
         context.registers.repeat(number);
     }
@@ -117,7 +118,19 @@ fn handle(thread: &Arc<Thread>, info: &Info, action: &Action) -> Result<(), Errn
     thread.save_held();
     // SAFETY: as above; the reference before ended.
     let context = unsafe { thread.context() };
-    frame::push(context, info, action, context.saved_mask.unwrap_or(now))?;
+    let handler = Handler {
+        signal: info.signal,
+        info: info.bytes(),
+        address: action.handler,
+        restorer: (action.flags & u64::from(abi::SA_RESTORER) != 0).then_some(action.restorer),
+        mask: context.saved_mask.unwrap_or(now),
+        top: stack_for(context, action, frame::RED_ZONE),
+        signal_stack: context.signal_stack,
+        stack_flags: stack_flags(context),
+        fault_address: context.fault_address,
+    };
+    let interrupted = Interrupted { registers: &mut context.registers, held: &context.held };
+    frame::push(interrupted, &context.memory, &handler)?;
     context.saved_mask = None;
     let own = if flags & abi::SA_NODEFER == 0 { bit(info.signal) } else { 0 };
     thread.set_mask(now | action.mask | own);
@@ -132,7 +145,8 @@ pub async fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
     let attempt = || {
         thread.save_held();
         // SAFETY: the thread's own future.
-        frame::pop(unsafe { thread.context() })
+        let Context { registers, held, memory, .. } = unsafe { thread.context() };
+        frame::pop(registers, held, memory)
     };
     let Some(mask) = once_there(thread, attempt).await else { return Ok(0) };
     // SAFETY: as above; the reference before ended.
@@ -145,39 +159,16 @@ pub async fn return_from_handler(thread: &Arc<Thread>) -> Result<u64, Errno> {
 }
 
 /// The end of a system call.
-pub fn answer(thread: &Thread, number: u64, answer: Result<u64, Errno>) {
+pub fn answer<S: SystemCalls>(thread: &Thread, number: u64, answer: Result<u64, Errno>) {
     // SAFETY: the thread's own future.
     let context = unsafe { thread.context() };
-    if answer == Err(Errno::EINTR) && outlasts_stops(number as u32) {
+    if answer == Err(Errno::EINTR) && S::restarts(number) != Restart::Never {
         context.restart = Some(number);
     } else {
         context.waits_until = None;
         context.insists = false;
     }
     context.registers.set_answer(answer.unwrap_or_else(|error| error.returned() as u64));
-}
-
-/// Whether a system call is made again after a signal that no handler took: it stopped the program, say (signal(7)).
-fn outlasts_stops(number: u32) -> bool {
-    number != abi::__NR_rt_sigtimedwait
-}
-
-/// Whether a system call is made again even after a handler, where that wants it (signal(7)).
-fn outlasts_handlers(number: u32) -> bool {
-    matches!(
-        number,
-        abi::__NR_read
-            | abi::__NR_readv
-            | abi::__NR_write
-            | abi::__NR_writev
-            | abi::__NR_openat
-            | abi::__NR_wait4
-            | abi::__NR_waitid
-            | abi::__NR_futex
-            | abi::__NR_flock
-            | abi::__NR_fcntl
-            | abi::__NR_getrandom
-    ) || calls::outlasts_handlers(number)
 }
 
 /// A touch that the engine refused.

@@ -8,10 +8,10 @@
 //! A processor that finds the line empty halts, and says so before it looks a last time; so whoever joins the line either is
 //! seen or sees an idle processor to kick.
 
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{interrupts, irq};
 use crate::mem::payer::Shared;
 use crate::mem::{now_ns, space};
-use crate::percpu::{self, MAX_CPUS};
 use crate::task::time;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -146,10 +146,10 @@ pub fn run() -> ! {
             let rank = task.metadata().clone();
             USED[percpu::current().index].store(rank.used.load(Ordering::Relaxed), Ordering::Relaxed);
             #[cfg(feature = "holds")]
-            crate::holds::begin(crate::holds::Kind::Work);
+            crate::mem::holds::begin(crate::mem::holds::Kind::Work);
             let joined_again = task.run();
             #[cfg(feature = "holds")]
-            crate::holds::end(crate::holds::Kind::Work);
+            crate::mem::holds::end(crate::mem::holds::Kind::Work);
             rank.runnable.fetch_sub(1, Ordering::SeqCst);
             if !joined_again {
                 rank.used.fetch_add(elapsed(), Ordering::Relaxed);

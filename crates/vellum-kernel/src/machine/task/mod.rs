@@ -5,7 +5,12 @@
 //! | [`executor`] | who may run, and on which processor |
 //! | [`time`] | waiting for a moment |
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
-//! | [`hindrance`] | what keeps it from its memory for a while |
+//! | [`blocked`] | waiting until an access to memory that failed is worth another try |
+//! | [`oom`] | memory runs out |
+//! | [`background`] | memory is reclaimed before it runs out |
+//! | [`collapse`] | where there is time, small pages become huge ones |
+//! | [`percpu`] | the task layer's part of a CPU's record |
+//! | [`timer`] | a process's timers |
 //! | [`context`] | what a thread has of the processor, and what from its maker |
 //! | [`process`] | what the threads of a program share, and who knows whom |
 //! | [`life`] | how far its life has come |
@@ -17,17 +22,22 @@
 //! | [`futex`] | waiting for a word of memory |
 
 pub mod allowance;
+pub mod background;
+pub mod blocked;
+pub mod collapse;
 pub mod context;
 pub mod count;
 pub mod deliver;
 pub mod executor;
 pub mod futex;
-pub mod hindrance;
 pub mod life;
+pub mod oom;
+pub mod percpu;
 pub mod process;
 pub mod signal;
 pub mod thread;
 pub mod time;
+pub mod timer;
 pub mod usage;
 
 pub use process::Process;

@@ -4,15 +4,14 @@
 //! children; its threads; its life; its signals; a thread's pending signals. None is held across an
 //! await, and none while another process's is taken, but the table's.
 
-use crate::files::Files;
 use crate::mem::payer::Shared;
 use crate::mem::space::Tenancy;
 use crate::mem::{UserSpace, now_ns};
-use crate::sys::timer::Timers;
 use crate::task::Thread;
 use crate::task::count::Counted;
 use crate::task::life::Life;
 use crate::task::signal::{self, Info, Signals};
+use crate::task::timer::Timers;
 use crate::task::usage::Usage;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -24,6 +23,7 @@ use spin::{Mutex, MutexGuard, Once};
 use vellum::memcg::MemcgId;
 use vellum_kernel::credentials::{Credentials, place};
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Files;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::wait::Queue;
 

@@ -6,18 +6,19 @@
 
 mod run;
 
+pub use run::{Restart, SystemCalls};
+
 use crate::arch::cpu::after_store;
 use crate::arch::irq;
-use crate::files::Files;
+use crate::mem::thread::{BlockedOn, ThreadMem};
 use crate::mem::{UserSpace, now_ns};
-use crate::percpu;
 use crate::task::context::{Context, Traits};
 use crate::task::count::Counted;
 use crate::task::deliver;
 use crate::task::executor::Rank;
-use crate::task::hindrance::Hindrance;
+use crate::task::percpu;
 use crate::task::signal::{self, Pending, Set};
-use crate::task::usage::{Faults, Usage};
+use crate::task::usage::Usage;
 use crate::task::{Process, time};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -27,9 +28,9 @@ use core::pin::{Pin, pin};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::task::Poll;
 use spin::{Mutex, Once};
-use vellum::memcg::Refused;
 use vellum_kernel::credentials::Credentials;
 use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Files;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::wait::Queue;
 
@@ -54,17 +55,14 @@ pub struct Thread {
     pub awaited: AtomicU64,
     /// What it is called: up to 15 bytes, the others zero.
     pub name: Mutex<Name>,
-    /// Whether its system call is to be made again if it fails, and after what.
-    hindered: AtomicBool,
-    hindrance: Mutex<Option<Hindrance>>,
+    /// The memory layer's part.
+    pub mem: ThreadMem,
     /// What those it makes have from it.
     pub traits: Mutex<Traits>,
     /// It counts until it ends.
     pub counted: Mutex<Option<Counted>>,
     /// Its place among those who want a processor.
     rank: Arc<Rank>,
-    /// How often what it touched was not there.
-    pub faults: Faults,
     /// How long processors have worked for it, until it gave way last, in nanoseconds.
     worked: AtomicU64,
     /// Since when one does; 0: none does.
@@ -106,13 +104,11 @@ impl Thread {
             exit_status: AtomicU32::new(0),
             mask: AtomicU64::new(maker.map_or(0, |maker| maker.mask.load(Ordering::Relaxed))),
             awaited: AtomicU64::new(0),
-            hindered: AtomicBool::new(false),
-            hindrance: Mutex::new(None),
+            mem: ThreadMem::default(),
             name: Mutex::new(maker.map_or_else(Name::default, |maker| *maker.name.lock())),
             traits: Mutex::new(maker.map_or_else(Traits::first, |maker| maker.traits.lock().passed_on())),
             counted: Mutex::new(Some(counted)),
             rank: Arc::default(),
-            faults: Faults::default(),
             worked: AtomicU64::new(0),
             working: AtomicU64::new(0),
             folder: Once::new(),
@@ -163,44 +159,15 @@ impl Thread {
         })
     }
 
-    /// The same, because memory is short.
-    pub fn starves(&self, why: Refused) {
-        self.is_hindered(Hindrance::Shortage(why));
-    }
-
-    /// A copy to or from memory fails for such a reason: its system call is made again when that has passed.
-    pub fn is_hindered(&self, by: Hindrance) {
-        *self.hindrance.lock() = Some(by);
-        self.hindered.store(true, Ordering::Relaxed);
-    }
-
-    /// The kernel's heap was refused memory that it allocates for this thread. Waits for no lock,
-    /// because the caller may have any.
-    pub fn is_short(&self, by: Hindrance) {
-        if let Some(mut hindrance) = self.hindrance.try_lock()
-            && hindrance.is_none()
-        {
-            *hindrance = Some(by);
-            self.hindered.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether that was so.
-    #[inline]
-    pub fn was_hindered(&self) -> bool {
-        self.hindered.load(Ordering::Relaxed)
-    }
-
-    /// Whether something failed for no other reason than that, and may succeed now.
+    /// Returns whether an access or a system call failed for the reason noted in [`Self::mem`] alone, once the reason has
+    /// passed.
     #[cold]
     pub async fn may_repeat<T>(self: &Arc<Self>, result: Result<T, Errno>) -> bool {
-        self.hindered.store(false, Ordering::Relaxed);
-        let hindrance = self.hindrance.lock().take();
-        match hindrance {
-            Some(hindrance @ Hindrance::Overdraft(_)) => hindrance.passes(self, true).await,
+        match self.mem.take_blocked() {
+            Some(on @ BlockedOn::Overdraft(_)) => on.passes(self, true).await,
             // `madvise` and `mlock` answer `EAGAIN` where memory is short.
-            Some(hindrance) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM | Errno::EAGAIN)) => {
-                hindrance.passes(self, true).await
+            Some(on) if matches!(result, Err(Errno::EFAULT | Errno::ENOMEM | Errno::EAGAIN)) => {
+                on.passes(self, true).await
             }
             _ => false,
         }
@@ -232,7 +199,7 @@ impl Thread {
 
     /// What it has used.
     pub fn usage(&self) -> Usage {
-        Usage { time: self.processor_time(), ..self.faults.usage() }
+        Usage { time: self.processor_time(), minor: self.mem.faults.minor(), major: self.mem.faults.major() }
     }
 
     /// What it is called, without what fills it up.

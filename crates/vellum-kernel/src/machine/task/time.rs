@@ -4,15 +4,15 @@
 //! thread it runs, whichever is sooner; whichever processor's fires, wakes them.
 
 use crate::arch::irq;
-use crate::files::stream;
 use crate::mem::now_ns;
 use crate::mem::payer::Shared;
-use crate::percpu;
+use crate::task::percpu;
 use alloc::collections::BTreeMap;
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::{Context, Poll, Waker};
+use spin::Once;
 
 /// How long a thread may run while others wait: 10 ms.
 pub const TURN: u64 = 10_000_000;
@@ -22,7 +22,15 @@ const REACH: u64 = 2_000_000_000;
 static SLEEPERS: Shared<BTreeMap<(u64, u64), Waker>> = Shared::new(BTreeMap::new());
 /// When the first of them wants to be woken.
 static FIRST: AtomicU64 = AtomicU64::new(u64::MAX);
+/// See [`set_input`].
+static LOOK: Once<fn()> = Once::new();
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+/// Has `look` called after each interrupt of the timer or of an input device, on the CPU that was interrupted, outside the
+/// interrupt handler: it wakes the tasks that wait for input. Called once.
+pub fn set_input(look: fn()) {
+    LOOK.call_once(|| look);
+}
 
 /// Waits until the clock says so many nanoseconds.
 pub fn until(deadline: u64) -> Sleep {
@@ -57,9 +65,11 @@ impl Drop for Sleep {
 /// Deals with what an interrupt has told: wakes whoever has waited long enough, or for the wire.
 pub fn expire() {
     let cpu = percpu::current();
-    if cpu.tick.swap(false, Ordering::Relaxed) {
+    if cpu.mem.arch.tick.swap(false, Ordering::Relaxed) {
         cpu.armed.set(u64::MAX);
-        stream::tell();
+        if let Some(look) = LOOK.get() {
+            look();
+        }
     }
     if FIRST.load(Ordering::Relaxed) > now_ns() {
         return;

@@ -10,6 +10,7 @@
 //! | [`names`] | paths: lookup, mounts, and what system calls do with names |
 //! | [`open`] | open file descriptions: offset, flags, to block or not |
 //! | [`table`] | descriptors |
+//! | [`files`] | what a process has of files |
 //! | [`lock`] | locks on files |
 //! | [`poll`] | to wait for one of many |
 //! | [`pipe`], [`event`], [`watch`], [`device`] | files without contents of their own |
@@ -24,6 +25,7 @@ mod bytes;
 pub mod cgroup;
 pub mod device;
 pub mod event;
+pub mod files;
 pub mod folder;
 pub mod inode;
 pub mod io;
@@ -39,6 +41,7 @@ pub mod text;
 pub mod tmpfs;
 pub mod watch;
 
+pub use files::Files;
 pub use inode::{Directory, File, Inode};
 pub use io::{Sink, Source};
 pub use meta::{Kind, Meta, Who};

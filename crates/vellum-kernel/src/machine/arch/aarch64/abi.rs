@@ -1,13 +1,6 @@
 //! The names and numbers by which programs know the architecture.
 
 use crate::arch::paging::user_end;
-use crate::mem::{UserSpace, uaccess};
-use crate::task::hindrance::failed;
-use alloc::sync::Arc;
-use vellum::memcg::MayBeRefused;
-use vellum::space::{MapFlags, MapRequest};
-use vellum::vma::Prot;
-use vellum_kernel::errno::Errno;
 
 pub use crate::arch::cpuinfo::hwcap;
 
@@ -32,17 +25,9 @@ pub fn return_from_handler() -> u64 {
     user_end() - 4096
 }
 
-/// Puts into a program's memory what it finds there without asking.
-///
-/// # Errors
-///
-/// `ENOMEM`.
-pub fn furnish(space: &Arc<UserSpace>) -> Result<(), Errno> {
-    let (addr, len) = (return_from_handler(), 4096);
-    let request = MapRequest { addr, len, prot: Prot::READ | Prot::WRITE, flags: MapFlags::FIXED };
-    space.engine.map(request).map_err(|error| failed(error.refused(), error.errno()))?;
-    uaccess::write(space, addr, &RETURN)?;
-    space.engine.protect(addr, len, Prot::READ | Prot::EXEC).map_err(|error| failed(error.refused(), error.errno()))
+/// Returns the code that a program finds in its memory without asking, and the address of its page.
+pub fn trampoline() -> Option<(u64, &'static [u8])> {
+    Some((return_from_handler(), &RETURN))
 }
 
 /// Of the arguments of `clone`: where to write the child's number for the child, and its thread pointer.

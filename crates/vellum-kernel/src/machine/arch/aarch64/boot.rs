@@ -1,4 +1,4 @@
-//! From a processor's first instruction to [`crate::start`].
+//! From a processor's first instruction to `kernel_start`.
 //!
 //! QEMU starts an ELF file at its entry, on one processor, at EL1 with the MMU off, and leaves the device tree at the start of
 //! memory. The others start the same way, by PSCI, with their index in X0.
@@ -11,9 +11,9 @@
 //! turns translation on still has its physical address; at [`paging::DIRECT_MAP`]; and memory at [`paging::KERNEL_BASE`].
 
 use super::{devicetree, vectors};
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
 use crate::arch::{cpu, paging};
-use crate::percpu::{self, MAX_CPUS};
 use vellum_kernel::boot::{BadBoot, Boot};
 
 /// Where QEMU leaves the device tree.
@@ -125,7 +125,7 @@ boot_other:                             // (index)
     stacks_size = const size_of::<Stacks>(),
     stack_size = const MAIN_STACK_SIZE,
     device_tree = const DEVICE_TREE,
-    start = sym crate::start,
+    start = sym crate::arch::kernel_start,
     other = sym crate::arch::smp::begin,
 );
 

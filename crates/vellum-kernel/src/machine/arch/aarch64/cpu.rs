@@ -3,8 +3,8 @@
 //! With PAN the kernel faults on its own stray touches of user memory. It runs with the protection on, and lifts it only inside
 //! [`user_access`]. An exception switches it on. A processor without it runs the same code, less guarded.
 
+use crate::arch::percpu;
 use crate::arch::{paging, stack};
-use crate::percpu;
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -22,7 +22,7 @@ fn field(register: u64, shift: u32) -> u64 {
 /// To be called once by each processor, with interrupts off, after [`percpu::install`].
 pub unsafe fn init() {
     let cpu = percpu::current();
-    cpu.own.exception_sp.set(stack::fault_stack_top(cpu.index));
+    cpu.entry.exception_sp.set(stack::fault_stack_top(cpu.index));
     // ID_AA64MMFR1_EL1: HAFDBS.
     let updates = field(read_register!("id_aa64mmfr1_el1"), 0);
     let mut control = read_register!("tcr_el1");

@@ -2,7 +2,7 @@
 //! (`vellum_kernel::devicetree`).
 
 use crate::arch::paging::{self, phys_to_virt};
-use crate::percpu::MAX_CPUS;
+use crate::arch::percpu::MAX_CPUS;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use vellum_kernel::boot::{BadBoot, Boot};
 use vellum_kernel::devicetree::{self, HEAD, Tree};

@@ -5,7 +5,7 @@
 //! entry saves them there.
 
 use super::vectors::{INTERRUPT, SYNCHRONOUS};
-use crate::arch::percpu::{EXCEPTION_SP, KERNEL_SP};
+use crate::arch::entry_state::{EXCEPTION_SP, KERNEL_SP};
 use crate::arch::{Trap, irq, trap};
 use core::fmt;
 

@@ -7,14 +7,12 @@ use crate::arch::entry::Registers;
 use crate::arch::held::Held;
 use crate::arch::paging::user_end;
 use crate::arch::trap::USER_STATE;
-use crate::mem::uaccess;
-use crate::task::context::Context;
-use crate::task::deliver::{stack_flags, stack_for};
-use crate::task::signal::{Action, Info, Set};
+use crate::arch::{Handler, Interrupted, UserMemory};
 use alloc::vec::Vec;
-use linux_raw_sys::general::SA_RESTORER;
 use vellum_kernel::errno::Errno;
 
+/// Bytes below the stack pointer that a function may use: none.
+pub const RED_ZONE: u64 = 0;
 /// Offsets in the frame: of the `ucontext`, and of its parts.
 const UCONTEXT: usize = 128;
 const STACK: usize = UCONTEXT + 16;
@@ -36,29 +34,29 @@ const WRITTEN: usize = RECORDS + VECTOR[1] as usize + SYNDROME[1] as usize + 16;
 /// # Errors
 ///
 /// There is no room for it, or no way to return.
-pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> Result<(), Errno> {
-    if action.handler >= user_end() {
+pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
+    if handler.address >= user_end() {
         return Err(Errno::EFAULT);
     }
-    let [stack, len] = context.signal_stack;
-    let top = stack_for(context, action, 0) & !15;
+    let [stack, len] = handler.signal_stack;
+    let top = handler.top & !15;
     let link_at = top.wrapping_sub(16);
     let at = link_at.wrapping_sub(SIZE as u64);
-    let Registers { x, sp, pc, state, syndrome, .. } = context.registers;
+    let Registers { x, sp, pc, state, syndrome, .. } = *thread.registers;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(WRITTEN)?;
     bytes.resize(WRITTEN, 0u8);
     let mut put = |at: usize, from: &[u8]| bytes[at..at + from.len()].copy_from_slice(from);
-    put(0, &info.bytes());
+    put(0, &handler.info);
     put(STACK, &stack.to_le_bytes());
-    put(STACK + 8, &stack_flags(context).to_le_bytes());
+    put(STACK + 8, &handler.stack_flags.to_le_bytes());
     put(STACK + 16, &len.to_le_bytes());
-    put(MASK, &mask.to_le_bytes());
-    put(MACHINE, &context.fault_address.to_le_bytes());
+    put(MASK, &handler.mask.to_le_bytes());
+    put(MACHINE, &handler.fault_address.to_le_bytes());
     for (index, word) in x.into_iter().chain([sp, pc, state]).enumerate() {
         put(GENERAL + 8 * index, &word.to_le_bytes());
     }
-    let Held { vector, status, control, .. } = &context.held;
+    let Held { vector, status, control, .. } = &*thread.held;
     let record = |[kind, size]: [u32; 2]| (u64::from(size) << 32 | u64::from(kind)).to_le_bytes();
     put(RECORDS, &record(VECTOR));
     put(RECORDS + 8, &(*control << 32 | status & 0xffff_ffff).to_le_bytes());
@@ -69,12 +67,12 @@ pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> R
     put(RECORDS + VECTOR[1] as usize + 8, &syndrome.to_le_bytes());
     let link: [u8; 16] =
         core::array::from_fn(|i| if i < 8 { x[29].to_le_bytes()[i] } else { x[30].to_le_bytes()[i - 8] });
-    uaccess::write(&context.memory, link_at, &link)?;
-    uaccess::write(&context.memory, at, &bytes)?;
-    let r = &mut context.registers;
-    (r.pc, r.sp, r.x[29]) = (action.handler, at, link_at);
-    r.x[30] = if action.flags & u64::from(SA_RESTORER) != 0 { action.restorer } else { return_from_handler() };
-    (r.x[0], r.x[1], r.x[2]) = (info.signal.into(), at, at.wrapping_add(UCONTEXT as u64));
+    memory.write(link_at, &link)?;
+    memory.write(at, &bytes)?;
+    let r = thread.registers;
+    (r.pc, r.sp, r.x[29]) = (handler.address, at, link_at);
+    r.x[30] = handler.restorer.unwrap_or_else(return_from_handler);
+    (r.x[0], r.x[1], r.x[2]) = (handler.signal.into(), at, at.wrapping_add(UCONTEXT as u64));
     Ok(())
 }
 
@@ -84,14 +82,14 @@ pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> R
 /// # Errors
 ///
 /// It can't be read, or is none.
-pub fn pop(context: &mut Context) -> Result<Set, Errno> {
-    let at = context.registers.sp;
+pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
+    let at = registers.sp;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(SIZE)?;
     bytes.resize(SIZE, 0u8);
-    uaccess::read(&context.memory, at, &mut bytes)?;
+    memory.read(at, &mut bytes)?;
     let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
-    let r = &mut context.registers;
+    let r = registers;
     for (index, place) in r.x.iter_mut().chain([&mut r.sp, &mut r.pc, &mut r.state]).enumerate() {
         *place = word(GENERAL + 8 * index);
     }
@@ -109,7 +107,6 @@ pub fn pop(context: &mut Context) -> Result<Set, Errno> {
             return Err(Errno::EINVAL);
         }
         if [kind, size as u32] == VECTOR {
-            let held = &mut context.held;
             (held.status, held.control) = (word(record + 8) & 0xffff_ffff, word(record + 8) >> 32);
             for (index, register) in held.vector.iter_mut().enumerate() {
                 let at = record + 16 + 16 * index;

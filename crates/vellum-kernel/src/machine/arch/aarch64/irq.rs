@@ -3,7 +3,7 @@
 use crate::arch::clock::{rate, ticks};
 use crate::arch::hooks;
 use crate::arch::paging::phys_to_virt;
-use crate::percpu::{self, MAX_CPUS};
+use crate::arch::percpu::{self, MAX_CPUS};
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicCpuInterface, GicV3, SgiTarget, SgiTargetGroup};
 use arm_gic::{IntId, InterruptGroup, Trigger, UniqueMmioPointer};

@@ -3,8 +3,8 @@
 use super::{devicetree, vectors};
 use crate::arch::boot::boot_other;
 use crate::arch::clock::Clock;
+use crate::arch::percpu;
 use crate::arch::{cpu, interrupts, irq, paging};
-use crate::percpu;
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};

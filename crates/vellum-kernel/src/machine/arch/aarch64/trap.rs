@@ -7,12 +7,13 @@
 //! or invalidates, and is done.
 
 use super::vectors::{INTERRUPT, SYNCHRONOUS};
+use crate::arch::backtrace;
 use crate::arch::entry::Registers;
 use crate::arch::exit::{self, exit};
 use crate::arch::hooks::{self, Fault, Outcome};
 use crate::arch::paging::user_end;
 use crate::arch::{Raised, Trap, cpu, interrupts, irq, serial, stack};
-use crate::{backtrace, println};
+use crate::println;
 use linux_raw_sys::general as abi;
 use vellum::space::Access;
 

@@ -1,4 +1,4 @@
-//! From the machine's first instruction to [`crate::start`].
+//! From the machine's first instruction to `kernel_start`.
 //!
 //! QEMU (and Xen, Firecracker, Cloud Hypervisor) start an ELF file that carries an `XEN_ELFNOTE_PHYS32_ENTRY`
 //! note by jumping to the physical address in the note, in 32-bit protected mode with paging off and the
@@ -15,9 +15,9 @@
 //! [`paging::init`] replaces these tables with the final ones, which have no identity mapping.
 
 use super::pvh;
+use crate::arch::percpu;
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS};
 use crate::arch::{cpu, entry, irq, paging, trap};
-use crate::percpu;
 use vellum_kernel::boot::{BadBoot, Boot};
 
 /// Prepares the boot processor, and reads what the loader handed over.
@@ -142,6 +142,6 @@ pvh_entry:
     stack = sym STACKS,
     stack_size = const MAIN_STACK_SIZE,
     command_line = const pvh::COMMAND_LINE,
-    start = sym crate::start,
+    start = sym crate::arch::kernel_start,
     options(att_syntax),
 );

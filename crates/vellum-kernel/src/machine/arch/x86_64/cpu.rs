@@ -4,8 +4,8 @@
 //! it only inside [`user_access`], the one place from which user addresses are meant to be touched. A processor
 //! without SMAP runs the same code, less guarded.
 
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::{entry, stack};
-use crate::percpu::{self, MAX_CPUS};
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::mem::MaybeUninit;
@@ -30,8 +30,8 @@ static TAGS: AtomicBool = AtomicBool::new(false);
 ///
 /// To be called once by each processor, with interrupts off, after [`percpu::install`].
 pub unsafe fn init() {
-    let percpu::PerCpu { index, ref own, .. } = *percpu::current();
-    let (task, fault_stack) = (own.task.get(), stack::fault_stack_top(index));
+    let percpu::ArchCpu { index, ref entry, .. } = *percpu::current();
+    let (task, fault_stack) = (entry.task.get(), stack::fault_stack_top(index));
     // SAFETY: this processor's own, and not loaded yet.
     unsafe { (*task).interrupt_stack_table[FAULT_STACK_SLOT as usize] = VirtAddr::new(fault_stack) };
     let mut table = GlobalDescriptorTable::new();

@@ -5,7 +5,7 @@
 //! the thread's [`Registers`], because the task state says that its stack ends there, and the entries push the rest; so
 //! nothing is copied.
 
-use crate::arch::percpu::{KERNEL_SP, REGISTERS_END, TASK_SP, USER_SP};
+use crate::arch::entry_state::{KERNEL_SP, REGISTERS_END, TASK_SP, USER_SP};
 use crate::arch::trap::{self, PAGE_FAULT};
 use crate::arch::{Trap, cpu};
 use core::fmt;
@@ -196,7 +196,7 @@ unsafe extern "C" {
 #[inline(always)]
 pub unsafe fn enter(registers: &mut Registers) -> Trap {
     debug_assert!(registers.cs == USER_CODE && registers.ss == USER_DATA);
-    // SAFETY: by contract. The entries write to the registers and nothing else, and this processor's `Own` says where
+    // SAFETY: by contract. The entries write to the registers and nothing else, and this CPU's `EntryState` says where
     // those are.
     unsafe { enter_user(registers) };
     // Before anything else can fault.

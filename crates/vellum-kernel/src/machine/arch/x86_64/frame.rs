@@ -2,18 +2,15 @@
 //! to, a `ucontext` with all registers, a `siginfo`, and above them the vector registers.
 
 use crate::arch::entry::{Registers, USER_CODE, USER_DATA};
+use crate::arch::held::Held;
 use crate::arch::paging::user_end;
-use crate::mem::uaccess;
-use crate::task::context::Context;
-use crate::task::deliver::{stack_flags, stack_for};
-use crate::task::signal::{Action, Info, Set};
+use crate::arch::{Handler, Interrupted, UserMemory};
 use alloc::vec::Vec;
-use linux_raw_sys::general::SA_RESTORER;
 use vellum_kernel::errno::Errno;
 use x86_64::registers::rflags::RFlags;
 
 /// Bytes below the stack pointer that a function may use (System V ABI, "The Stack Frame").
-const RED_ZONE: u64 = 128;
+pub const RED_ZONE: u64 = 128;
 /// Offset of the `ucontext` in the frame, and of its parts.
 const UCONTEXT: usize = 8;
 const STACK: usize = UCONTEXT + 16;
@@ -31,14 +28,14 @@ const USER_FLAGS: u64 = 0x0025_0dd5;
 /// # Errors
 ///
 /// There is no room for it, or no way to return.
-pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> Result<(), Errno> {
+pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
     // A jump to what is no address of user mode's would fail in the kernel.
-    if action.flags & u64::from(SA_RESTORER) == 0 || action.handler >= user_end() {
+    if handler.restorer.is_none() || handler.address >= user_end() {
         return Err(Errno::EFAULT);
     }
-    let [stack, len] = context.signal_stack;
-    let top = stack_for(context, action, RED_ZONE);
-    let vector = context.held.vector.bytes();
+    let [stack, len] = handler.signal_stack;
+    let top = handler.top;
+    let vector = thread.held.vector.bytes();
     let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
     // As after a call: the stack is aligned but for the return address.
     let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
@@ -46,25 +43,26 @@ pub fn push(context: &mut Context, info: &Info, action: &Action, mask: Set) -> R
     bytes.try_reserve_exact(SIZE)?;
     bytes.resize(SIZE, 0u8);
     let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
-    put(0, action.restorer);
+    put(0, handler.restorer.unwrap_or_default());
     put(STACK, stack);
-    put(STACK + 8, stack_flags(context));
+    put(STACK + 8, handler.stack_flags);
     put(STACK + 16, len);
-    for (index, word) in words(&context.registers).into_iter().enumerate() {
+    for (index, word) in words(thread.registers).into_iter().enumerate() {
         put(MACHINE + 8 * index, word);
     }
-    let Registers { error, vector: number, .. } = context.registers;
-    for (index, word) in [(19, error), (20, number), (21, mask), (22, context.fault_address), (VECTOR_WORD, vector_at)]
+    let Registers { error, vector: number, .. } = *thread.registers;
+    for (index, word) in
+        [(19, error), (20, number), (21, handler.mask), (22, handler.fault_address), (VECTOR_WORD, vector_at)]
     {
         put(MACHINE + 8 * index, word);
     }
-    put(MASK, mask);
-    bytes[INFO..].copy_from_slice(&info.bytes());
-    uaccess::write(&context.memory, vector_at, vector)?;
-    uaccess::write(&context.memory, at, &bytes)?;
-    let r = &mut context.registers;
-    (r.rip, r.rsp, r.rax) = (action.handler, at, 0);
-    (r.rdi, r.rsi, r.rdx) = (info.signal.into(), at.wrapping_add(INFO as u64), at.wrapping_add(UCONTEXT as u64));
+    put(MASK, handler.mask);
+    bytes[INFO..].copy_from_slice(&handler.info);
+    memory.write(vector_at, vector)?;
+    memory.write(at, &bytes)?;
+    let r = thread.registers;
+    (r.rip, r.rsp, r.rax) = (handler.address, at, 0);
+    (r.rdi, r.rsi, r.rdx) = (handler.signal.into(), at.wrapping_add(INFO as u64), at.wrapping_add(UCONTEXT as u64));
     r.rflags &= !(RFlags::DIRECTION_FLAG | RFlags::TRAP_FLAG | RFlags::RESUME_FLAG).bits();
     Ok(())
 }
@@ -100,21 +98,21 @@ fn words(r: &Registers) -> [u64; 19] {
 /// # Errors
 ///
 /// It can't be read, or names an address that is not user mode's.
-pub fn pop(context: &mut Context) -> Result<Set, Errno> {
-    let at = context.registers.rsp.wrapping_sub(UCONTEXT as u64);
+pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
+    let at = registers.rsp.wrapping_sub(UCONTEXT as u64);
     let mut bytes = [0; INFO];
-    uaccess::read(&context.memory, at, &mut bytes)?;
+    memory.read(at, &mut bytes)?;
     let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
     let machine = |index: usize| word(MACHINE + 8 * index);
     let vector_at = machine(VECTOR_WORD);
     let mut vector = Vec::new();
     if vector_at != 0 {
-        vector.try_reserve_exact(context.held.vector.bytes().len())?;
-        vector.resize(context.held.vector.bytes().len(), 0);
-        uaccess::read(&context.memory, vector_at, &mut vector)?;
+        vector.try_reserve_exact(held.vector.bytes().len())?;
+        vector.resize(held.vector.bytes().len(), 0);
+        memory.read(vector_at, &mut vector)?;
     }
     // What can be tried again ends here.
-    let r = &mut context.registers;
+    let r = registers;
     let places = [
         &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13, &mut r.r14, &mut r.r15, &mut r.rdi,
         &mut r.rsi, &mut r.rbp, &mut r.rbx, &mut r.rdx, &mut r.rax, &mut r.rcx, &mut r.rsp, &mut r.rip,
@@ -128,7 +126,7 @@ pub fn pop(context: &mut Context) -> Result<Set, Errno> {
     (r.cs, r.ss) = (USER_CODE, USER_DATA);
     r.rflags = machine(17) & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits();
     if vector_at != 0 {
-        context.held.vector.set(&vector);
+        held.vector.set(&vector);
     }
     Ok(word(MASK))
 }

@@ -5,7 +5,7 @@ use super::ioapic;
 use crate::arch::clock::ticks;
 use crate::arch::interrupts;
 use crate::arch::paging::phys_to_virt;
-use crate::percpu::{self, MAX_CPUS};
+use crate::arch::percpu::{self, MAX_CPUS};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use x86_64::instructions::port::Port;
 

@@ -5,9 +5,9 @@
 
 use crate::arch::clock::Clock;
 use crate::arch::paging::{self, KERNEL_BASE, PAGE_SIZE, phys_to_virt};
+use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
 use crate::arch::{cpu, entry, held, interrupts, irq, trap};
-use crate::percpu::{self, MAX_CPUS};
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};

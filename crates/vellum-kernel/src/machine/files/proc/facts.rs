@@ -3,10 +3,10 @@
 use super::memory::figures;
 use super::process::Subject;
 use super::reader;
-use crate::files::groups;
-use crate::mem::{UserSpace, machine, oom, uaccess};
+use crate::files::cgroupfs;
+use crate::mem::{UserSpace, machine, uaccess};
 use crate::task::signal::{Action, COUNT, bit};
-use crate::task::{Process, Thread};
+use crate::task::{Process, Thread, oom};
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -73,7 +73,7 @@ pub fn limits(subject: &Subject) -> Result<Vec<u8>, Errno> {
 
 /// `cgroup`.
 pub fn group(subject: &Subject) -> Result<Vec<u8>, Errno> {
-    groups::line(&*subject.process()?)
+    cgroupfs::line(&*subject.process()?)
 }
 
 /// `coredump_filter`.

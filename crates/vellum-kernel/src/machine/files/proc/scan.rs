@@ -2,9 +2,9 @@
 
 use super::memory::space;
 use super::process::Subject;
+use crate::mem::thread::failed;
 use crate::mem::uaccess;
 use crate::task::Thread;
-use crate::task::hindrance::failed;
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, VirtRange, align_up};
 use vellum::memcg::MayBeRefused;

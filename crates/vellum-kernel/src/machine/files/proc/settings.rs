@@ -3,7 +3,7 @@
 //! One that is fixed here can be written only with what it is: a program that saves and restores it is content, and one that
 //! wants another hears of it.
 
-use crate::sys::{misc, shm};
+use crate::files::shm;
 use crate::task::{count, process as processes};
 use alloc::boxed::Box;
 use alloc::format;
@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::text::{Make, Take, Text};
+use vellum_kernel::uname;
 use vellum_kernel::written;
 
 /// A number that may be written, in these bounds. What nothing here depends on is remembered, and no more.
@@ -71,11 +72,11 @@ static KERNEL: [Setting; 13] = [
 
 const WORDS: [(&str, &str); 6] = [
     ("core_pattern", "core"),
-    ("domainname", misc::DOMAIN),
-    ("hostname", misc::HOST),
-    ("osrelease", misc::RELEASE),
-    ("ostype", misc::SYSTEM),
-    ("version", misc::VERSION),
+    ("domainname", uname::DOMAIN),
+    ("hostname", uname::HOST),
+    ("osrelease", uname::RELEASE),
+    ("ostype", uname::SYSTEM),
+    ("version", uname::VERSION),
 ];
 
 /// Limits of shared memory: pages in all, bytes of a segment, segments.

@@ -3,12 +3,13 @@
 use super::frames;
 use crate::arch::cpuinfo;
 use crate::files::mount;
+use crate::files::shm;
+use crate::mem::EPOCH;
 use crate::mem::reclaim::{self, Who};
 use crate::mem::{Machine, heap, machine, now_ns, swap};
-use crate::sys::{clock::EPOCH, misc, shm};
+use crate::task::Thread;
 use crate::task::process as processes;
 use crate::task::process::last_number;
-use crate::task::{Thread, usage};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;
@@ -23,6 +24,7 @@ use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::fs::meta::Device;
 use vellum_kernel::fs::text::{Text, Window};
 use vellum_kernel::proc::{Text as Words, system as words};
+use vellum_kernel::uname;
 
 /// A file: its name, and what is in it.
 type File = (&'static str, fn() -> Result<Vec<u8>, Errno>);
@@ -78,7 +80,7 @@ fn spaces() -> Spaces {
 fn memory(machine: &Machine) -> words::Memory {
     let frames = machine.frames();
     let spaces = spaces();
-    let groups = crate::files::groups::listed();
+    let groups = crate::files::cgroupfs::listed();
     let free = frames.free_frames() * FRAME_SIZE;
     let shmem = machine.counter(Counter::ShmemPages) * FRAME_SIZE;
     let [swap_total, swap_free, swap_cached] = swap::bytes();
@@ -126,7 +128,7 @@ fn meminfo() -> Result<Vec<u8>, Errno> {
 
 /// What a node says of its memory.
 pub fn meminfo_of_node(text: &mut Words, node: usize) -> fmt::Result {
-    let (frames, lists) = (machine().frames(), crate::files::groups::listed_on(node));
+    let (frames, lists) = (machine().frames(), crate::files::cgroupfs::listed_on(node));
     let (total, free) = (frames.total_on(node), frames.free_on(node));
     let rows = [
         ("MemTotal:", total),
@@ -168,7 +170,7 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("pswpin", counter(Counter::SwapIn)),
         ("pswpout", counter(Counter::SwapOut)),
         ("pgfault", counter(Counter::Faults)),
-        ("pgmajfault", usage::major_faults()),
+        ("pgmajfault", crate::mem::thread::major_faults()),
         ("pgsteal_kswapd", reclaim::done(Who::Background).freed),
         ("pgsteal_direct", reclaim::done(Who::Direct).freed),
         ("pgsteal_proactive", reclaim::done(Who::Asked).freed),
@@ -177,7 +179,7 @@ fn vmstat() -> Result<Vec<u8>, Errno> {
         ("pgscan_proactive", reclaim::done(Who::Asked).looked),
         ("pglazyfree", counter(Counter::LazyFree)),
         ("pglazyfreed", counter(Counter::LazyFreed)),
-        ("oom_kill", crate::mem::oom::killed()),
+        ("oom_kill", crate::task::oom::killed()),
         ("thp_split_pmd", counter(Counter::HugeSplits)),
         ("thp_collapse_alloc", huge(SizeCounter::Collapsed)),
         ("thp_collapse_alloc_failed", huge(SizeCounter::CollapseFailed)),
@@ -215,7 +217,7 @@ fn load() -> Result<Vec<u8>, Errno> {
 }
 
 fn version() -> Result<Vec<u8>, Errno> {
-    Ok(format!("{} version {} ({})\n", misc::SYSTEM, misc::RELEASE, misc::VERSION).into_bytes())
+    Ok(format!("{} version {} ({})\n", uname::SYSTEM, uname::RELEASE, uname::VERSION).into_bytes())
 }
 
 fn processors() -> Result<Vec<u8>, Errno> {

@@ -3,8 +3,8 @@
 //!
 //! What says how Linux would go about it (when to compact) is remembered, and no more: that is not done here.
 
-use crate::mem::collapse::{self, Setting};
 use crate::mem::machine;
+use crate::task::collapse::{self, Setting};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::sync::Arc;

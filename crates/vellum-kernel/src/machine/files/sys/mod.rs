@@ -67,9 +67,9 @@ fn file(
 /// kernel forget them.
 #[cfg(feature = "holds")]
 fn holds(folder: &Arc<Folder>) -> Result<(), Errno> {
-    let make = || Words::of(|text| write!(text, "{}", crate::holds::Longest));
+    let make = || Words::of(|text| write!(text, "{}", crate::mem::holds::Longest));
     let take = |_: &[u8]| {
-        crate::holds::forget();
+        crate::mem::holds::forget();
         Ok(())
     };
     folder.add("holds", Text::new(folder.system(), 0o644, Some(Box::new(make)), Some(Box::new(take))))
@@ -84,7 +84,7 @@ fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
         file(folder, name, |text| processors::list(text, 0..cpus()))?;
     }
     file(folder, "offline", |text| text.write_str("\n"))?;
-    file(folder, "kernel_max", |text| writeln!(text, "{}", crate::percpu::MAX_CPUS - 1))?;
+    file(folder, "kernel_max", |text| writeln!(text, "{}", crate::arch::percpu::MAX_CPUS - 1))?;
     for cpu in 0..cpus() {
         let own = folder.add_folder(&alloc::format!("cpu{cpu}"))?;
         file(&own, "online", |text| text.write_str("1\n"))?;

@@ -3,21 +3,43 @@
 use super::{NOWHERE, Thread};
 use crate::arch::cpu::after_store;
 use crate::arch::{Trap, entry, interrupts};
-use crate::mem::{background, now_ns, space};
-use crate::percpu;
-use crate::sys;
-use crate::task::hindrance::Hindrance;
-use crate::task::{deliver, executor, time};
+use crate::mem::thread::{self, BlockedOn};
+use crate::mem::{now_ns, space};
+use crate::task::{background, deliver, executor, percpu, time};
 use alloc::sync::Arc;
 use core::pin::Pin;
 use core::ptr;
 use core::sync::atomic::Ordering;
 use core::task::{Context as Waking, Poll};
+use vellum_kernel::errno::Errno;
+
+/// Whether a system call that a signal ended is made again (signal(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restart {
+    /// It is not.
+    Never,
+    /// It is after a signal that no handler took: one that stopped the program, say.
+    AfterStops,
+    /// It is also after a handler that asks for that (`SA_RESTART`).
+    AfterHandlers,
+}
+
+/// What the layer of the system calls does for a thread. The calls are bound statically: they cost what a direct call costs.
+pub trait SystemCalls: 'static {
+    /// Carries out a system call of the thread's, which runs in the thread's own future.
+    fn call(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> impl Future<Output = Result<u64, Errno>> + Send;
+
+    /// Returns whether a call that a signal ended is made again.
+    fn restarts(number: u64) -> Restart;
+
+    /// Ends the thread: called last, in the thread's own future.
+    fn thread_ends(thread: &Arc<Thread>);
+}
 
 impl Thread {
-    /// Lets the thread run.
-    pub fn start(self: Arc<Self>) {
-        executor::spawn_ranked(self.rank.clone(), Running { thread: self.clone(), future: run(self) });
+    /// Lets the thread run, with `S` for its system calls.
+    pub fn start<S: SystemCalls>(self: Arc<Self>) {
+        executor::spawn_ranked(self.rank.clone(), Running { thread: self.clone(), future: run::<S>(self) });
     }
 
     /// Runs user mode until it comes back.
@@ -27,9 +49,9 @@ impl Thread {
         if cpu.thread.get() != Arc::as_ptr(self) {
             self.resume();
         }
-        self.place.store(cpu.index, Ordering::SeqCst);
+        self.place.store(cpu.mem.arch.index, Ordering::SeqCst);
         after_store();
-        if cpu.tick.load(Ordering::Relaxed) || self.alerted.load(Ordering::SeqCst) {
+        if cpu.mem.arch.tick.load(Ordering::Relaxed) || self.alerted.load(Ordering::SeqCst) {
             self.place.store(NOWHERE, Ordering::Relaxed);
             interrupts::enable();
             return Trap::Interrupt;
@@ -40,12 +62,12 @@ impl Thread {
         // SAFETY: the thread's own future runs this, and keeps no reference.
         let registers = unsafe { &mut self.context().registers };
         #[cfg(feature = "holds")]
-        crate::holds::end(crate::holds::Kind::Work);
+        crate::mem::holds::end(crate::mem::holds::Kind::Work);
         // SAFETY: interrupts are off. The registers are the thread's, whose space and other registers are loaded; whoever
         // writes the segments or flags takes what user mode may have.
         let trap = unsafe { entry::enter(registers) };
         #[cfg(feature = "holds")]
-        crate::holds::begin(crate::holds::Kind::Work);
+        crate::mem::holds::begin(crate::mem::holds::Kind::Work);
         self.place.store(NOWHERE, Ordering::Relaxed);
         interrupts::enable();
         trap
@@ -100,10 +122,13 @@ impl<F: Future<Output = ()>> Future for Running<F> {
         };
         let cpu = percpu::current();
         cpu.polled.set(Arc::as_ptr(thread));
+        // SAFETY: the future has a reference to the thread, and the thread to its process, for as long as it is polled.
+        unsafe { thread::work_for(&thread.mem, &thread.process.payer) };
         let began = now_ns();
         thread.working.store(began, Ordering::Relaxed);
         let outcome = future.poll(context);
         cpu.polled.set(ptr::null());
+        thread::work_for_none();
         thread.worked.fetch_add(now_ns().saturating_sub(began), Ordering::Relaxed);
         thread.working.store(0, Ordering::Relaxed);
         thread.suspend();
@@ -112,18 +137,17 @@ impl<F: Future<Output = ()>> Future for Running<F> {
 }
 
 /// The thread's life.
-async fn run(thread: Arc<Thread>) {
+async fn run<S: SystemCalls>(thread: Arc<Thread>) {
     loop {
         match thread.enter() {
             Trap::PageFault(address, access) => {
                 // SAFETY: the thread's own future, and the reference is used for the last time by the fault.
                 let memory = &unsafe { thread.context() }.memory;
                 let result = memory.engine.fault(address, access);
-                thread.faults.count(&result);
+                thread.mem.faults.count(&result);
                 if let Err(error) = result {
-                    let hindrance = Hindrance::of(error, &thread.memory());
-                    let passed = match hindrance {
-                        Some(hindrance) => hindrance.passes(&thread, false).await,
+                    let passed = match BlockedOn::of(error, &thread.memory()) {
+                        Some(on) => on.passes(&thread, false).await,
                         None => false,
                     };
                     if !passed {
@@ -137,17 +161,17 @@ async fn run(thread: Arc<Thread>) {
             Trap::SystemCall(number) => {
                 // SAFETY: as above.
                 let arguments = unsafe { thread.context() }.registers.arguments();
-                let answer = sys::call(&thread, number, arguments).await;
-                if thread.was_hindered() && thread.may_repeat(answer).await {
+                let answer = S::call(&thread, number, arguments).await;
+                if thread.mem.is_blocked() && thread.may_repeat(answer).await {
                     deliver::again(&thread, number);
                 } else {
-                    deliver::answer(&thread, number, answer);
+                    deliver::answer::<S>(&thread, number, answer);
                 }
             }
             Trap::Exception(raised) => deliver::exception(&thread, raised),
             Trap::Interrupt => {
                 time::expire();
-                if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::settle(&thread).await {
+                if thread.alerted.swap(false, Ordering::SeqCst) && !deliver::settle::<S>(&thread).await {
                     break;
                 }
                 if executor::others_wait() {
@@ -156,5 +180,5 @@ async fn run(thread: Arc<Thread>) {
             }
         }
     }
-    sys::process::thread_ends(&thread);
+    S::thread_ends(&thread);
 }

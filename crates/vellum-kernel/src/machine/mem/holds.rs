@@ -5,9 +5,9 @@
 //! Only the first processor is measured, as there is no other one where instructions are counted.
 //! What measuring costs is not part of any stretch.
 
+use crate::arch::percpu;
 use crate::arch::{cpu, stack};
 use crate::mem::now_ns;
-use crate::percpu;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

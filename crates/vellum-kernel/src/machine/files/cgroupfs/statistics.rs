@@ -1,7 +1,7 @@
 //! What groups have, by kind.
 
-use super::{ROOT, TABLE, Table, usage};
 use crate::mem::machine;
+use crate::mem::memcgs::{ROOT, Table, table, usage};
 use alloc::vec::Vec;
 use core::fmt::Write;
 use vellum::addr::FRAME_SIZE;
@@ -42,18 +42,11 @@ impl Listed {
     }
 }
 
-/// A group and those below it; of the root, those that are leaving too.
-pub(super) fn below(table: &Table, group: u32) -> impl Iterator<Item = MemcgId> {
-    let below = table.groups.iter().filter(move |(number, _)| table.ancestors(**number).any(|above| above == group));
-    let leaving = table.leaving.iter().copied().filter(move |_| group == ROOT);
-    below.map(|(_, group)| group.engine).chain(leaving).chain((group == ROOT).then_some(MemcgId::ROOT))
-}
-
 /// Pages on their lists, of one node or all.
 fn listed_below(table: &Table, group: u32, node: Option<usize>) -> Listed {
     let (groups, frames) = (machine().memcgs(), machine().frames());
     let mut sum = Listed::default();
-    for engine in below(table, group) {
+    for engine in table.below(group) {
         let lists = match node {
             Some(node) => groups.listed_on(frames, engine, node),
             None => groups.usage(frames, engine).map(|usage| usage.lru),
@@ -66,17 +59,17 @@ fn listed_below(table: &Table, group: u32, node: Option<usize>) -> Listed {
 
 /// Pages on the lists of all groups.
 pub fn listed() -> Listed {
-    listed_below(&TABLE.lock(), ROOT, None)
+    listed_below(&table(), ROOT, None)
 }
 
 /// Those of a node.
 pub fn listed_on(node: usize) -> Listed {
-    listed_below(&TABLE.lock(), ROOT, Some(node))
+    listed_below(&table(), ROOT, Some(node))
 }
 
 /// `memory.numa_stat`: what of `memory.stat` is on which node.
 pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
-    let table = TABLE.lock();
+    let table = table();
     let rows_of = |node| listed_below(&table, group, Some(node)).rows();
     let nodes: Vec<_> = (0..machine().frames().nodes()).map(rows_of).collect();
     drop(table);
@@ -94,10 +87,10 @@ pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
 /// lists of groups below it.
 pub fn of(group: u32, engine: MemcgId) -> Result<Vec<u8>, Errno> {
     let (listed, cached) = {
-        let table = TABLE.lock();
+        let table = table();
         let mut groups = Vec::new();
-        groups.try_reserve_exact(table.groups.len() + table.leaving.len() + 1).map_err(|_| Errno::ENOMEM)?;
-        groups.extend(below(&table, group));
+        groups.try_reserve_exact(table.most()).map_err(|_| Errno::ENOMEM)?;
+        groups.extend(table.below(group));
         (listed_below(&table, group, None), machine().swap_cached(|of| groups.contains(&of)))
     };
     let usage = usage(engine)?;

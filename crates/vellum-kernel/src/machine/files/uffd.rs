@@ -1,24 +1,24 @@
-//! Memory whose faults and writes a program deals with itself: the files of `userfaultfd`.
+//! The files of `userfaultfd`: requests of a program that resolves the faults and writes of its memory itself.
 //!
-//! A thread whose access is told to somebody waits in the file's list of faults, and asks the engine again before it sleeps: so either it
-//! finds what was done meanwhile, or whoever does it finds the thread. A system call whose copy meets such memory ends, waits in the same
-//! way, and is made again.
+//! A thread that takes such a fault waits in the file's list of faults, and asks the engine again before it sleeps: so either
+//! it finds what the program did meanwhile, or the program's request finds the thread. A system call whose copy meets such
+//! memory ends, waits in the same way, and is made again (`task::blocked`).
 
+use crate::mem::thread::failed;
+use crate::mem::uffd::Uffd;
 use crate::mem::{UserSpace, uaccess};
-use crate::task::hindrance::failed;
-use crate::task::{Thread, executor};
-use alloc::sync::{Arc, Weak};
+use crate::task::Thread;
+use alloc::sync::Arc;
 use core::any::Any;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general as abi;
 use linux_raw_sys::ioctl;
 use vellum::addr::VirtRange;
 use vellum::memcg::MayBeRefused;
-use vellum::space::{Access, FaultError, Happening, Stopped, Watched};
-use vellum::vma::{VmaFlags, Watcher};
+use vellum::space::Stopped;
+use vellum::vma::VmaFlags;
 use vellum_kernel::errno::Errno;
 use vellum_kernel::fs::inode::File;
-use vellum_kernel::fs::watch::{Fault, Faults};
 use vellum_kernel::fs::{Open, Sink, device};
 use vellum_kernel::wait::Queue;
 
@@ -34,62 +34,14 @@ const POISON: u32 = 0xc020_aa08;
 /// In a request's mode: nobody is to be woken.
 const DONT_WAKE: u64 = 1;
 
-/// A file of `userfaultfd`.
-pub struct Watch {
-    memory: Weak<UserSpace>,
-    number: Watcher,
-    features: AtomicU64,
-    /// Whether faults of the kernel's on the program's behalf fail, instead of being told.
-    user_only: bool,
-    /// Kept by those who wait, too, who must not keep the file.
-    faults: Arc<Faults>,
-}
-
 /// Opens one for the memory of a thread.
 ///
 /// # Errors
 ///
 /// `ENOMEM`: there are too many.
 pub fn open(thread: &Thread, flags: u32) -> Result<Arc<Open>, Errno> {
-    let memory = thread.memory();
-    let user_only = flags & abi::UFFD_USER_MODE_ONLY != 0;
-    let file = memory.watchers.lock().add(|number| {
-        let features = AtomicU64::new(0);
-        let faults = Arc::default();
-        Arc::new(Watch { memory: Arc::downgrade(&memory), number, features, user_only, faults })
-    })?;
+    let file = Uffd::new(&thread.memory(), flags & abi::UFFD_USER_MODE_ONLY != 0)?;
     Ok(device::open(file, abi::O_RDWR | flags & abi::O_NONBLOCK))
-}
-
-/// Waits until what somebody watches for has been dealt with, or something else is to be done; `false`: it won't be.
-pub async fn wait(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: Watched, in_kernel: bool) -> bool {
-    let watch = memory.watchers.lock().find(watched.by);
-    let Some(watch) = watch else {
-        // It is being closed.
-        executor::give_way().await;
-        return true;
-    };
-    if in_kernel && watch.user_only {
-        return false;
-    }
-    let told = |bit, is| if is { u64::from(bit) } else { 0 };
-    let flags = told(abi::UFFD_PAGEFAULT_FLAG_WRITE, watched.access == Access::Write)
-        | told(abi::UFFD_PAGEFAULT_FLAG_WP, watched.what == Happening::Write);
-    let tells_thread = watch.features.load(Relaxed) & u64::from(abi::UFFD_FEATURE_THREAD_ID) != 0;
-    let fault = Fault { address: watched.page, flags, thread: if tells_thread { thread.tid } else { 0 } };
-    let faults = watch.faults.clone();
-    drop(watch);
-    let Ok(number) = faults.add(fault) else {
-        executor::give_way().await;
-        return true;
-    };
-    let again = memory.engine.fault(watched.page, watched.access);
-    if again == Err(FaultError::Watched(watched)) {
-        // A signal is dealt with first; then the access is made again, and told again.
-        let _ = thread.interruptible(faults.dealt_with(number), None).await;
-    }
-    faults.remove(number);
-    true
 }
 
 /// The words of a request.
@@ -114,11 +66,7 @@ fn range(start: u64, len: u64) -> Result<VirtRange, Errno> {
     end.filter(|_| whole && len > 0).map(|end| VirtRange { start, end }).ok_or(Errno::EINVAL)
 }
 
-impl Watch {
-    fn has(&self, feature: u32) -> bool {
-        self.features.load(Relaxed) & u64::from(feature) != 0
-    }
-
+impl Uffd {
     /// `UFFDIO_API`.
     fn agree(&self, thread: &Thread, at: u64) -> Result<(), Errno> {
         let [version, wanted, _] = words(thread, at)?;
@@ -234,7 +182,7 @@ impl Watch {
     }
 }
 
-impl File for Watch {
+impl File for Uffd {
     fn read(&self, _at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
         if self.features.load(Relaxed) == 0 {
             return Err(Errno::EINVAL);
@@ -284,17 +232,5 @@ impl File for Watch {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.upgrade() {
-            let all = VirtRange { start: 0, end: crate::arch::paging::user_end() };
-            // No VMA needs to be split.
-            let _ = memory.engine.unwatch(all, self.number);
-            memory.watchers.lock().remove(self.number);
-        }
-        self.faults.wake(0..u64::MAX);
     }
 }

@@ -4,7 +4,7 @@
 //! Where there is no swap left, what is in use comes back only from who ends, because files in memory have nothing behind them. The
 //! process with the most memory ends, as far as nothing was said about it (`oom_score_adj`). Who shares its memory ends with it.
 
-use crate::files::groups::{self, Event};
+use crate::mem::memcgs::{self, Event};
 use crate::mem::reclaim::{Who, reclaim};
 use crate::mem::{machine, swap};
 use crate::println;
@@ -45,7 +45,7 @@ impl Scope {
     fn has(self, process: &Process) -> bool {
         match self {
             Scope::Machine => true,
-            Scope::Group(group) => groups::is_below(process, group),
+            Scope::Group(group) => memcgs::is_below(process.cgroup.load(Relaxed), group),
         }
     }
 
@@ -53,7 +53,7 @@ impl Scope {
     fn reclaims(self, pages: u64) -> bool {
         let (why, group) = match self {
             Scope::Machine => (Who::Direct, Some(MemcgId::ROOT)),
-            Scope::Group(group) => (Who::Limit, groups::engine(group)),
+            Scope::Group(group) => (Who::Limit, memcgs::engine(group).ok()),
         };
         group.is_some_and(|group| reclaim(why, group, pages) > 0)
     }
@@ -63,7 +63,7 @@ impl Scope {
         let total = machine().frames().total();
         match self {
             Scope::Machine => total,
-            Scope::Group(group) => groups::limit(group).min(total),
+            Scope::Group(group) => memcgs::limit(group).min(total),
         }
     }
 }
@@ -94,14 +94,14 @@ pub fn score(process: &Process) -> u64 {
 /// that had it is gone, or the caller is to end itself; `false`: nobody can be killed.
 pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
     let scope = match why {
-        Refused::OverLimit(group) => Scope::Group(groups::number_of(group)),
+        Refused::OverLimit(group) => Scope::Group(memcgs::number_of(group)),
         Refused::OutOfMemory => Scope::Machine,
     };
     if thread.process.life.lock().is_over() {
         return true;
     }
     if let Scope::Group(group) = scope {
-        groups::note(group, Event::Max);
+        memcgs::note(group, Event::Max);
     }
     // What another processor is just looking at, or is about to free, can't be found.
     for _ in 0..TRIES {
@@ -116,7 +116,7 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
         }
     }
     if let Scope::Group(group) = scope {
-        groups::note(group, Event::OutOfMemory);
+        memcgs::note(group, Event::OutOfMemory);
     }
     let Some(victim) = leaving(scope).or_else(|| kill(scope, Some(&thread.process))) else { return false };
     while !victim.threads.lock().is_empty() && !thread.process.life.lock().is_over() {
@@ -128,16 +128,16 @@ pub async fn relieve(thread: &Arc<Thread>, why: Refused) -> bool {
 /// A group may have less than it has: some is reclaimed, or one of it is killed.
 pub fn enforce(group: u32) {
     let scope = Scope::Group(group);
-    groups::note(group, Event::Max);
-    while let over @ 1.. = groups::excess(group) {
+    memcgs::note(group, Event::Max);
+    while let over @ 1.. = memcgs::excess(group) {
         if !scope.reclaims(over) {
             break;
         }
     }
-    if groups::excess(group) == 0 {
+    if memcgs::excess(group) == 0 {
         return;
     }
-    groups::note(group, Event::OutOfMemory);
+    memcgs::note(group, Event::OutOfMemory);
     if leaving(scope).is_none() {
         kill(scope, None);
     }
@@ -160,7 +160,7 @@ fn kill(scope: Scope, wanting: Option<&Arc<Process>>) -> Option<Arc<Process>> {
     let (points, victim, has) = counted.max_by_key(|(points, ..)| *points)?;
     say(scope, wanting, &victim, points, &has);
     KILLED.fetch_add(1, Relaxed);
-    groups::note(victim.cgroup.load(Relaxed), Event::Killed);
+    memcgs::note(victim.cgroup.load(Relaxed), Event::Killed);
     let memory = victim.memory();
     for process in processes::all() {
         let shared = memory.as_ref().zip(process.memory()).is_some_and(|(own, other)| Arc::ptr_eq(own, &other));
@@ -187,7 +187,7 @@ fn say(scope: Scope, wanting: Option<&Arc<Process>>, victim: &Process, points: i
             println!("out of memory: {free} kB of {all} kB are free, {swap_free} kB of {swap} kB of swap");
         }
         Scope::Group(group) => {
-            let (path, limit) = (groups::path(group), kib(groups::limit(group) * FRAME_SIZE));
+            let (path, limit) = (memcgs::path(group), kib(memcgs::limit(group) * FRAME_SIZE));
             println!("out of memory: group {} may have {limit} kB", String::from_utf8_lossy(&path));
         }
     }
