@@ -35,7 +35,7 @@ use alloc::format;
 use alloc::vec::Vec;
 use arch::clock::Clock;
 use arch::exit::{Outcome, exit};
-use arch::{hooks, interrupts, paging, serial, smp};
+use arch::{hooks, interrupts, paging, secondary, serial, smp};
 use core::fmt::Display;
 use core::panic::PanicInfo;
 use mem::Machine;
@@ -72,7 +72,10 @@ fn fail(reason: &dyn Display) -> ! {
 fn main(boot: &Boot) -> Result<(), &'static str> {
     let Boot { map, command_line, .. } = boot;
     println!("vellum-kernel {}\n{map}", env!("CARGO_PKG_VERSION"));
-    let command_line = paging::choose(command_line)?;
+    let (command_line, levels) = paging::choose(command_line)?;
+    if let Some(levels) = levels {
+        println!("page tables of {levels} levels");
+    }
     // Time is instructions (QEMU's `-icount shift=0`): the same work takes the same number of them every time.
     let (counted, command_line) = match command_line.strip_suffix("counted") {
         Some(rest) => (true, rest.trim_end()),
@@ -120,7 +123,7 @@ fn boot_engine(boot: &Boot, clock: Clock, cpus: usize) -> Result<&'static Machin
 fn boot_all(boot: &Boot, counted: bool) -> Result<(&'static Machine, usize), &'static str> {
     hooks::set_shootdown(mem::shootdown::answer);
     // SAFETY: called once, and nobody else knows of the machine's timers.
-    let (clock, cpus) = unsafe { smp::start(counted) };
+    let (clock, cpus) = unsafe { secondary::start(counted) };
     println!("{cpus} processors");
     let machine = boot_engine(boot, clock, cpus)?;
     interrupts::enable();
@@ -137,7 +140,7 @@ fn run(boot: &Boot, wish: &str, counted: bool) -> Result<(), &'static str> {
         _ => return Err("unknown wish: run [apart]"),
     }
     hooks::set_page_fault(mem::uaccess::resolve);
-    files::init(boot.archive).map_err(|_| "the archive of first files can't be read")?;
+    files::kinds::init(boot.archive).map_err(|_| "the archive of first files can't be read")?;
     mem::space::init().map_err(|_| "no memory")?;
     follow_options()?;
     let words = |name: &str| -> Vec<Vec<u8>> {

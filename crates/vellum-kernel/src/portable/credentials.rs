@@ -3,22 +3,13 @@
 //! Numbers of users and groups come in fours: real, effective, saved, and the one that counts for files, which follows the
 //! effective one. The superuser's powers follow the user's numbers, as if no program ever asked otherwise (no securebits).
 
+use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
 use crate::fs::{Meta, Who, meta};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as abi;
 
-/// A set of capabilities: bit `n` is the one of number `n`.
-pub type Caps = u64;
-
-/// The set of one capability (`CAP_KILL` and its kin).
-pub const fn cap(number: u32) -> Caps {
-    1 << number
-}
-
-/// All that there are.
-pub const ALL: Caps = (1 << (abi::CAP_LAST_CAP + 1)) - 1;
 /// What goes with the number that counts for files.
 const FILES: Caps = cap(abi::CAP_CHOWN)
     | cap(abi::CAP_MKNOD)

@@ -13,6 +13,7 @@ extern crate std;
 
 pub mod acpi;
 pub mod boot;
+pub mod capabilities;
 pub mod credentials;
 pub mod devicetree;
 pub mod errno;

@@ -1,7 +1,7 @@
 //! PCI: the devices on the first bus, and where in memory their registers are.
 
 use crate::arch::devices::{CONFIGURATION, MEMORY_WINDOW};
-use crate::arch::paging::phys_to_virt;
+use crate::arch::kernel_map::phys_to_virt;
 use spin::{Mutex, MutexGuard, Once};
 use virtio_drivers::transport::pci::bus::{
     BarInfo, Cam, Command, DeviceFunction, DeviceFunctionInfo, MemoryBarType, MmioCam, PciRoot,

@@ -1,11 +1,13 @@
 //! The processors' stacks.
 
 use crate::arch::percpu::MAX_CPUS;
-use crate::arch::trap::FAULT_STACK_SIZE;
 use core::mem::offset_of;
 
 /// Bytes of the kernel's stack.
 const STACK_SIZE: usize = 128 * 1024;
+/// Bytes of the stack for exceptions: on x86-64 only of those that can't rely on the other stack; on AArch64 of all in kernel
+/// mode, with page faults resolved there.
+const FAULT_STACK_SIZE: usize = if cfg!(target_arch = "x86_64") { 16 * 1024 } else { 64 * 1024 };
 /// Bytes of a page that is left out.
 const GUARD: usize = 4096;
 

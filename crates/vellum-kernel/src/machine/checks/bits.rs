@@ -6,8 +6,9 @@
 use super::lab::{Checked, Failed, Lab, expect, must};
 use super::memory::{BASE, HUGE, RW, each_run, first, map, protect, write};
 use super::user::{Space, load, run_in, store};
+use crate::arch::kernel_map::phys_to_virt;
 use crate::arch::manual::{self, Entry};
-use crate::arch::paging::{flush_pages, phys_to_virt};
+use crate::arch::paging::flush_pages;
 use crate::println;
 use vellum::addr::{FRAME_SIZE, VirtRange};
 use vellum::arch::{Arch, Attrs};

@@ -6,7 +6,7 @@ use super::memory::{
     written,
 };
 use super::user::{Space, load, run_in, store};
-use crate::arch::paging::phys_to_virt;
+use crate::arch::kernel_map::phys_to_virt;
 use crate::mem::now_ns;
 use crate::println;
 use vellum::Run;

@@ -5,7 +5,8 @@
 //! | [`contents`] | the contents of files in memory, which are the engine's objects |
 //! | [`user`] | bytes in a program's memory, to read to and write from |
 //! | [`stream`] | the streams of the first program, over the wire |
-//! | [`mount`] | the file systems that there are, and where |
+//! | [`kinds`] | the file systems that there are, and mounting them |
+//! | [`mount`] | what is mounted where |
 //! | [`proc`] | `/proc` |
 //! | [`mod@sys`] | `/sys` |
 //! | [`cgroupfs`] | control groups |
@@ -14,6 +15,7 @@
 
 pub mod cgroupfs;
 pub mod contents;
+pub mod kinds;
 pub mod mount;
 pub mod proc;
 pub mod shm;
@@ -22,24 +24,21 @@ pub mod sys;
 pub mod uffd;
 pub mod user;
 
-use crate::arch::random::random;
 use crate::mem::{EPOCH, now_ns};
-use crate::task::time;
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general::{O_RDONLY, O_WRONLY};
 use spin::Once;
 use stream::Stream;
 use vellum_kernel::errno::Errno;
-use vellum_kernel::fs::device::{self, Full, Null, Random, Zero, number};
+use vellum_kernel::fs::device;
 use vellum_kernel::fs::lock::{Locks, Owner};
 use vellum_kernel::fs::meta::{Device, Time};
 use vellum_kernel::fs::names::{Mapped, View};
 use vellum_kernel::fs::open::Open;
 use vellum_kernel::fs::table::Slot;
-use vellum_kernel::fs::tmpfs::{self, Node, Tmpfs};
-use vellum_kernel::fs::{Files, Inode, Kind, Namespace, Pages, Table, Who, archive};
+use vellum_kernel::fs::tmpfs::{self, Node};
+use vellum_kernel::fs::{Files, Inode, Kind, Namespace, Pages, Table, Who};
 
 /// All there is.
 struct World {
@@ -69,43 +68,9 @@ impl tmpfs::Host for Host {
     }
 }
 
-/// Sets up the root file system, with what the archive holds, and the devices.
-///
-/// # Errors
-///
-/// The archive is none, or memory runs out.
-pub fn init(bytes: &[u8]) -> Result<(), Errno> {
-    let root = Tmpfs::root(Arc::new(Host), 1, 0o755);
-    let above: Arc<dyn Inode> = root.clone();
-    archive::unpack(bytes, &above)?;
-    let names = Namespace::default();
-    let who = Who::root();
-    let view = View { names: &names, root: &above, current: &above, who: &who };
-    let directories: [(&[u8], u32); 5] =
-        [(b"/dev", 0o755), (b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
-    for (path, mode) in directories {
-        match view.make(path, Kind::Directory, mode, Default::default(), &[]) {
-            Ok(()) => {}
-            Err(Errno::EEXIST) => view.set_mode(&*view.get(path, true)?, mode)?,
-            Err(error) => return Err(error),
-        }
-    }
-    let device = || Random(Box::new(|to: &mut [u8]| to.fill_with(|| random() as u8)));
-    let devices: [(&[u8], Device, Arc<dyn vellum_kernel::fs::File>); 5] = [
-        (b"/dev/null", number::NULL, Arc::new(Null)),
-        (b"/dev/zero", number::ZERO, Arc::new(Zero)),
-        (b"/dev/full", number::FULL, Arc::new(Full)),
-        (b"/dev/random", number::RANDOM, Arc::new(device())),
-        (b"/dev/urandom", number::URANDOM, Arc::new(device())),
-    ];
-    for (path, number, file) in devices {
-        view.make(path, Kind::Char, 0o666, number, &[])?;
-        names.add_device(number, file)?;
-    }
-    mount::init(&view)?;
-    time::set_input(stream::tell);
+/// Makes these the files that there are.
+fn begin(names: Namespace, root: Arc<Node>) {
     WORLD.call_once(|| World { names, locks: Arc::default(), root });
-    Ok(())
 }
 
 fn world() -> &'static World {

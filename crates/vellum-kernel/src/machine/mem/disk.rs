@@ -3,7 +3,7 @@
 //! A request takes slots in a row from, or to, frames in a row, whatever their number. Whoever makes it waits for its end by
 //! looking, one processor at a time. Nothing of the heap is needed for it: what memory is short for must not wait for memory.
 
-use crate::arch::paging::{phys_to_virt, virt_to_phys};
+use crate::arch::kernel_map::{phys_to_virt, virt_to_phys};
 use crate::arch::pci;
 use crate::mem::platform::Host;
 use crate::println;

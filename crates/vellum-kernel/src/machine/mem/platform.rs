@@ -4,9 +4,9 @@
 //! interrupts goes unheard, but by `holds`.
 
 use crate::arch::clock::Clock;
-use crate::arch::paging::DIRECT_MAP;
+use crate::arch::layout::DIRECT_MAP;
 use crate::arch::percpu::{self, MAX_CPUS};
-use crate::arch::{caches, cpu, smp};
+use crate::arch::{caches, cpu, secondary};
 #[cfg(feature = "holds")]
 use crate::mem::holds::{self, Kind};
 use crate::mem::shootdown;
@@ -42,7 +42,7 @@ impl Host {
             };
             len += 1;
         }
-        let node = core::array::from_fn(|cpu| if cpu < cpus { nodes.of_processor(smp::name(cpu)) } else { 0 });
+        let node = core::array::from_fn(|cpu| if cpu < cpus { nodes.of_processor(secondary::name(cpu)) } else { 0 });
         Self { regions, len, clock, cpus, nodes: nodes.clone(), node }
     }
 }

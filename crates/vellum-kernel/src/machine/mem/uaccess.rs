@@ -3,10 +3,11 @@
 //! The instructions of [`access`] do it all, and they alone may fault. A fault is resolved by the engine, as if the program
 //! itself had touched the address; if the engine refuses, the access ends early and says so.
 
+use crate::arch::access;
 use crate::arch::cpu::user_access;
 use crate::arch::hooks::{Fault, Outcome};
 use crate::arch::paging::user_end;
-use crate::arch::{UserMemory, access};
+use crate::arch::types::UserMemory;
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{UserSpace, percpu, space};
 use alloc::sync::Arc;

@@ -60,7 +60,7 @@ pub mod timer;
 pub mod wait;
 
 use crate::task::Thread;
-use crate::task::thread::{Restart, SystemCalls};
+use crate::task::run::{Restart, SystemCalls};
 use alloc::sync::Arc;
 use vellum_kernel::errno::Errno;
 

@@ -1,7 +1,7 @@
 //! `mount` and `umount2`.
 
 use super::{Answer, program};
-use crate::files::{self, mount};
+use crate::files::{self, kinds, mount};
 use crate::task::Thread;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -34,7 +34,7 @@ pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 
             return Err(Errno::EINVAL);
         }
         let (source, kind, options) = (string(thread, source)?, string(thread, kind)?, string(thread, options)?);
-        mount::mount(&view, &source, &on, &kind, &options, read_only)
+        kinds::mount(&view, &source, &on, &kind, &options, read_only)
     })?;
     Ok(0)
 }

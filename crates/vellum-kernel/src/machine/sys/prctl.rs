@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 use linux_raw_sys::general::{CAP_LAST_CAP, CAP_SETPCAP};
 use linux_raw_sys::prctl as abi;
-use vellum_kernel::credentials::cap;
+use vellum_kernel::capabilities::cap;
 use vellum_kernel::errno::Errno;
 
 /// What `PR_SET_MDWE` takes: nothing, or that no memory becomes executable, for this program or its descendants too.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::arch;
 use crate::println;
-use crate::task::thread::Restart;
+use crate::task::run::Restart;
 use crate::task::{Thread, executor};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,11 +1,12 @@
 //! What a thread does about signals, before it enters user mode again: the handler's frame on the stack, or the program's end.
 
-use crate::arch::{Handler, Interrupted, Raised, frame};
+use crate::arch::frame;
+use crate::arch::types::{Handler, Raised};
 use crate::mem::uaccess;
 use crate::println;
 use crate::task::life::Life;
+use crate::task::run::{Restart, SystemCalls};
 use crate::task::signal::{self, Action, Default, Info, Set, bit};
-use crate::task::thread::{Restart, SystemCalls};
 use crate::task::{Thread, context::Context};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -129,8 +130,7 @@ fn handle<S: SystemCalls>(thread: &Arc<Thread>, info: &Info, action: &Action) ->
         stack_flags: stack_flags(context),
         fault_address: context.fault_address,
     };
-    let interrupted = Interrupted { registers: &mut context.registers, held: &context.held };
-    frame::push(interrupted, &context.memory, &handler)?;
+    frame::push(&mut context.registers, &context.held, &context.memory, &handler)?;
     context.saved_mask = None;
     let own = if flags & abi::SA_NODEFER == 0 { bit(info.signal) } else { 0 };
     thread.set_mask(now | action.mask | own);

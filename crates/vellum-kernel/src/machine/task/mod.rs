@@ -5,6 +5,7 @@
 //! | [`executor`] | who may run, and on which processor |
 //! | [`time`] | waiting for a moment |
 //! | [`thread`] | a user thread: a future that enters user mode again and again |
+//! | [`run`] | into user mode, and what a thread comes back for |
 //! | [`blocked`] | waiting until an access to memory that failed is worth another try |
 //! | [`oom`] | memory runs out |
 //! | [`background`] | memory is reclaimed before it runs out |
@@ -34,6 +35,7 @@ pub mod life;
 pub mod oom;
 pub mod percpu;
 pub mod process;
+pub mod run;
 pub mod signal;
 pub mod thread;
 pub mod time;

@@ -1,12 +1,4 @@
 //! A user thread: a future that enters user mode again and again.
-//!
-//! | file | story |
-//! |---|---|
-//! | `run` | into user mode, and what it comes back for |
-
-mod run;
-
-pub use run::{Restart, SystemCalls};
 
 use crate::arch::cpu::after_store;
 use crate::arch::irq;
@@ -34,7 +26,7 @@ use vellum_kernel::fs::Files;
 use vellum_kernel::fs::folder::Folder;
 use vellum_kernel::wait::Queue;
 
-const NOWHERE: usize = usize::MAX;
+pub(super) const NOWHERE: usize = usize::MAX;
 
 /// What a thread is called; the last byte is zero.
 pub type Name = [u8; 16];
@@ -62,17 +54,17 @@ pub struct Thread {
     /// It counts until it ends.
     pub counted: Mutex<Option<Counted>>,
     /// Its place among those who want a processor.
-    rank: Arc<Rank>,
+    pub(super) rank: Arc<Rank>,
     /// How long processors have worked for it, until it gave way last, in nanoseconds.
-    worked: AtomicU64,
+    pub(super) worked: AtomicU64,
     /// Since when one does; 0: none does.
-    working: AtomicU64,
+    pub(super) working: AtomicU64,
     /// Its directory in `/proc`, once somebody has looked.
     pub folder: Once<Arc<Folder>>,
     /// Signals sent to it alone.
     pub pending: Mutex<Pending>,
     /// Whether there is something to do before it enters user mode.
-    alerted: AtomicBool,
+    pub(super) alerted: AtomicBool,
     /// Its own waits that an alert is to end stand here.
     alerts: Queue,
     /// Whether the thread that made it waits until it no longer uses the memory that both have
@@ -81,7 +73,7 @@ pub struct Thread {
     /// Whether it has done the last thing that concerns its process.
     left: AtomicBool,
     /// The processor that runs it in user mode, or [`NOWHERE`].
-    place: AtomicUsize,
+    pub(super) place: AtomicUsize,
     context: UnsafeCell<Context>,
 }
 

@@ -1,6 +1,6 @@
 //! What `stat` says of a file, and who may do what with it.
 
-use crate::credentials::{ALL, Caps, cap};
+use crate::capabilities::{ALL, Caps, cap};
 use crate::errno::Errno;
 use alloc::sync::Arc;
 use alloc::vec::Vec;

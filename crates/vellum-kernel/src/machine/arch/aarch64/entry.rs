@@ -6,7 +6,8 @@
 
 use super::vectors::{INTERRUPT, SYNCHRONOUS};
 use crate::arch::entry_state::{EXCEPTION_SP, KERNEL_SP};
-use crate::arch::{Trap, irq, trap};
+use crate::arch::types::Trap;
+use crate::arch::{irq, trap};
 use core::fmt;
 
 /// The general registers, in the order in which the entries save them.

@@ -2,7 +2,7 @@
 
 use crate::arch::clock::{rate, ticks};
 use crate::arch::hooks;
-use crate::arch::paging::phys_to_virt;
+use crate::arch::kernel_map::phys_to_virt;
 use crate::arch::percpu::{self, MAX_CPUS};
 use arm_gic::gicv3::registers::{Gicd, GicrSgi};
 use arm_gic::gicv3::{GicCpuInterface, GicV3, SgiTarget, SgiTargetGroup};

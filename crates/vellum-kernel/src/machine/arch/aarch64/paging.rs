@@ -3,20 +3,13 @@
 //!
 //! | addresses | what | by |
 //! |---|---|---|
-//! | [`DIRECT_MAP`], 512 GiB | physical memory, and devices, from 0 on, writable, never executable | blocks of 1 GiB |
-//! | [`KERNEL_BASE`] + 1 GiB + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
+//! | [`DIRECT_MAP`](crate::arch::layout::DIRECT_MAP), 512 GiB | physical memory, and devices, from 0 on, writable, never executable | blocks of 1 GiB |
+//! | [`KERNEL_BASE`](crate::arch::layout::KERNEL_BASE) + 1 GiB + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
 
-use crate::arch::stack;
+use crate::arch::kernel_map::{GIB, ImageTables, Section, Table, image_to_phys};
 use core::arch::{asm, global_asm};
 use vellum::arch::{Aarch64, Arch};
 use vellum_kernel::boot::{BadBoot, Kind, MemoryMap};
-
-/// Bytes of the smallest page.
-pub const PAGE_SIZE: u64 = 4096;
-/// The kernel's image is linked at its physical address plus this; `link.ld` says the same number.
-pub const KERNEL_BASE: u64 = 0xffff_ffff_4000_0000;
-/// Physical memory is mapped at its physical address plus this.
-pub const DIRECT_MAP: u64 = 0xffff_0000_0000_0000;
 
 /// What every valid entry has that leads nowhere else: accessed, inner shareable.
 const LEAF: u64 = 1 << 10 | 3 << 8;
@@ -32,31 +25,18 @@ const USER_NO_EXEC: u64 = 1 << 54;
 /// MAIR_EL1: normal memory, write-back; device memory, whose writes may be acknowledged early.
 pub const MEMORY_TYPES: u64 = 0x04 << 8 | 0xff;
 
-const GIB: u64 = 1 << 30;
 /// Memory begins at 1 GiB; below are devices, and above what the map says.
 const FIRST_MEMORY: u64 = GIB;
-/// How many tables of 2 MiB each map the image, from the start of memory on.
-const IMAGE_TABLES: usize = 8;
-
-#[repr(C, align(4096))]
-#[derive(Clone, Copy)]
-struct Table([u64; 512]);
-
-impl Table {
-    const EMPTY: Self = Self([0; 512]);
-
-    /// The entry for this table in the table above it. Only for tables that lie in the image.
-    fn link(&self) -> u64 {
-        image_to_phys(&raw const *self as u64) | PAGE
-    }
+/// Returns the entry that leads to a table.
+fn link(table: &Table) -> u64 {
+    table.address() | PAGE
 }
 
 struct Tables {
     root: Table,
     direct: Table,
     high: Table,
-    image_directory: Table,
-    image: [Table; IMAGE_TABLES],
+    image: ImageTables,
     /// The root of a user half in which there is nothing.
     empty: Table,
 }
@@ -65,39 +45,9 @@ static mut TABLES: Tables = Tables {
     root: Table::EMPTY,
     direct: Table::EMPTY,
     high: Table::EMPTY,
-    image_directory: Table::EMPTY,
-    image: [Table::EMPTY; IMAGE_TABLES],
+    image: ImageTables::new(),
     empty: Table::EMPTY,
 };
-
-// The edges of the image's sections, from `link.ld`. Only their addresses mean anything.
-unsafe extern "C" {
-    static __text_start: u8;
-    static __rodata_start: u8;
-    static __data_start: u8;
-    static __kernel_end: u8;
-}
-
-/// The physical addresses of the kernel's image: first byte, and first byte after.
-pub fn image() -> (u64, u64) {
-    (image_to_phys(&raw const __text_start as u64), image_to_phys(&raw const __kernel_end as u64))
-}
-
-/// The physical address of what lies in the image.
-pub fn image_to_phys(address: u64) -> u64 {
-    address - KERNEL_BASE
-}
-
-/// Where the direct map shows a physical address. Before [`init`] it shows the first 2 GiB only.
-pub fn phys_to_virt<T>(address: u64) -> *mut T {
-    debug_assert!(address < 512 * GIB);
-    (DIRECT_MAP + address) as *mut T
-}
-
-/// The physical address of what the direct map shows, or is in the image.
-pub fn virt_to_phys(address: u64) -> u64 {
-    if address >= KERNEL_BASE { image_to_phys(address) } else { address - DIRECT_MAP }
-}
 
 /// Builds the final tables and switches to them. Memory that the direct map cannot reach is taken from `map`.
 ///
@@ -120,8 +70,8 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
         *entry = base | LEAF | BLOCK | kind | PRIVILEGED_NO_EXEC | USER_NO_EXEC;
     }
     map_image(tables);
-    tables.root.0[0] = tables.direct.link();
-    tables.root.0[511] = tables.high.link();
+    tables.root.0[0] = link(&tables.direct);
+    tables.root.0[511] = link(&tables.high);
     // SAFETY: the new tables map the image, which holds this code, its data and its stack, where the old ones
     // do, with the rights that each section needs.
     unsafe { adopt() };
@@ -167,34 +117,27 @@ unsafe extern "C" {
     fn paging_switch(root: u64, empty: u64, here: u64);
 }
 
-/// Maps the image by pages of 4 KiB, each with the rights of its section; guard pages stay unmapped.
+/// Maps the image by pages of 4 KiB, each with the rights of its section.
 fn map_image(tables: &mut Tables) {
-    let [text, rodata, data] =
-        [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);
-    for page in (text..&raw const __kernel_end as u64).step_by(PAGE_SIZE as usize) {
-        let rights = match page {
-            page if stack::is_guard(page) => continue,
-            page if page >= data => PRIVILEGED_NO_EXEC,
-            page if page >= rodata => PRIVILEGED_NO_EXEC | READ_ONLY,
-            _ => READ_ONLY,
+    let leaf = |section, physical| {
+        let rights = match section {
+            Section::Data => PRIVILEGED_NO_EXEC,
+            Section::ReadOnly => PRIVILEGED_NO_EXEC | READ_ONLY,
+            Section::Text => READ_ONLY,
         };
-        let index = (image_to_phys(page) - FIRST_MEMORY) / PAGE_SIZE;
-        tables.image[index as usize / 512].0[index as usize % 512] =
-            image_to_phys(page) | LEAF | PAGE | USER_NO_EXEC | rights;
-    }
-    for (entry, table) in tables.image_directory.0.iter_mut().zip(&tables.image) {
-        *entry = table.link();
-    }
-    tables.high.0[510] = tables.image_directory.link();
+        physical | LEAF | PAGE | USER_NO_EXEC | rights
+    };
+    tables.image.fill(FIRST_MEMORY, leaf, |table| table | PAGE);
+    tables.high.0[510] = link(&tables.image.directory);
 }
 
-/// Whether the tables are as the command line asks, whose rest is the answer: there is one kind.
+/// Returns the command line: there is one kind of tables, and so no number of levels to report.
 ///
 /// # Errors
 ///
 /// None.
-pub fn choose(command_line: &str) -> Result<&str, &'static str> {
-    Ok(command_line)
+pub fn choose(command_line: &str) -> Result<(&str, Option<u32>), &'static str> {
+    Ok((command_line, None))
 }
 
 /// The format of the user half's tables.

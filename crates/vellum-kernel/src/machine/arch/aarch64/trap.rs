@@ -12,13 +12,12 @@ use crate::arch::entry::Registers;
 use crate::arch::exit::{self, exit};
 use crate::arch::hooks::{self, Fault, Outcome};
 use crate::arch::paging::user_end;
-use crate::arch::{Raised, Trap, cpu, interrupts, irq, serial, stack};
+use crate::arch::types::{Raised, Trap};
+use crate::arch::{cpu, interrupts, irq, serial, stack};
 use crate::println;
 use linux_raw_sys::general as abi;
 use vellum::space::Access;
 
-/// Bytes of the stack for exceptions of the kernel's, on which page faults are resolved.
-pub const FAULT_STACK_SIZE: usize = 64 * 1024;
 /// What user mode may set in its state: the condition flags, those of branch targets, of speculation and of timing.
 pub const USER_STATE: u64 = 0xf << 28 | 1 << 24 | 1 << 12 | 3 << 10;
 /// What user mode's state never has: another level, or exceptions kept away.

@@ -5,7 +5,7 @@
 //! without SMAP runs the same code, less guarded.
 
 use crate::arch::percpu::{self, MAX_CPUS};
-use crate::arch::{entry, stack};
+use crate::arch::stack;
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::mem::MaybeUninit;
@@ -16,6 +16,10 @@ use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags, Efer, EferFlags};
 use x86_64::registers::segmentation::{CS, SS, Segment};
 use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 
+/// The selector of user mode's data segment.
+pub const USER_DATA: u64 = 0x1b;
+/// The selector of user mode's code segment.
+pub const USER_CODE: u64 = 0x23;
 /// The slot of the interrupt stack table whose stack serves the exceptions that may find no other stack usable.
 pub const FAULT_STACK_SLOT: u16 = 0;
 
@@ -39,7 +43,7 @@ pub unsafe fn init() {
     let data = table.append(Descriptor::kernel_data_segment());
     let user_data = table.append(Descriptor::user_data_segment());
     let user_code = table.append(Descriptor::user_code_segment());
-    debug_assert!([user_data.0, user_code.0].map(u64::from) == [entry::USER_DATA, entry::USER_CODE]);
+    debug_assert!([user_data.0, user_code.0].map(u64::from) == [USER_DATA, USER_CODE]);
     // SAFETY: the task state is this processor's, and lives for ever.
     let state = table.append(unsafe { Descriptor::tss_segment_unchecked(task) });
     let segments = &raw mut SEGMENTS;

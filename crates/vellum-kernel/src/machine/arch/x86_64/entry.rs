@@ -5,19 +5,17 @@
 //! the thread's [`Registers`], because the task state says that its stack ends there, and the entries push the rest; so
 //! nothing is copied.
 
+use crate::arch::cpu;
+use crate::arch::cpu::{USER_CODE, USER_DATA};
 use crate::arch::entry_state::{KERNEL_SP, REGISTERS_END, TASK_SP, USER_SP};
 use crate::arch::trap::{self, PAGE_FAULT};
-use crate::arch::{Trap, cpu};
+use crate::arch::types::Trap;
 use core::fmt;
 use x86_64::VirtAddr;
 use x86_64::registers::control::Cr2;
 use x86_64::registers::model_specific::{Efer, EferFlags, LStar, Msr, SFMask};
 use x86_64::registers::rflags::RFlags;
 
-/// Segment selectors, as `cpu` lays the table out.
-pub const USER_DATA: u64 = 0x1b;
-/// As above.
-pub const USER_CODE: u64 = 0x23;
 /// What [`Registers::vector`] says after a system call.
 const SYSTEM_CALL: u64 = 256;
 

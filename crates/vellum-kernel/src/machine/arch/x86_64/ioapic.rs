@@ -1,7 +1,7 @@
 //! The I/O APIC: which processor hears of a device's interrupt, and as what (Intel 82093AA I/O Advanced Programmable
 //! Interrupt Controller, "Register Description").
 
-use crate::arch::paging::phys_to_virt;
+use crate::arch::kernel_map::phys_to_virt;
 
 /// Where every PC has the first.
 const BASE: u64 = 0xfec0_0000;

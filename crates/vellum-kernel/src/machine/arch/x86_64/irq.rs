@@ -4,7 +4,7 @@
 use super::ioapic;
 use crate::arch::clock::ticks;
 use crate::arch::interrupts;
-use crate::arch::paging::phys_to_virt;
+use crate::arch::kernel_map::phys_to_virt;
 use crate::arch::percpu::{self, MAX_CPUS};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use x86_64::instructions::port::Port;

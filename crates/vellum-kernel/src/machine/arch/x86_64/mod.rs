@@ -2,10 +2,9 @@
 //!
 //! | file | story |
 //! |---|---|
-//! | [`pvh`] | what the loader says: memory map, command line, first files |
-//! | [`ioapic`] | devices' interrupts |
+//! | `boot/pvh` | what the loader says: memory map, command line, first files |
+//! | `ioapic` | devices' interrupts |
 
-pub mod abi;
 pub mod boot;
 pub mod caches;
 pub mod clock;
@@ -15,15 +14,15 @@ pub mod devices;
 pub mod entry;
 pub mod entry_state;
 pub mod exit;
-pub mod frame;
-pub mod held;
 pub mod interrupts;
 mod ioapic;
 pub mod irq;
+pub mod layout;
 pub mod manual;
 pub mod paging;
 pub mod ports;
-mod pvh;
-pub mod smp;
-mod touch;
 pub mod trap;
+mod user;
+
+pub use boot::secondary;
+pub use user::{abi, frame, held};

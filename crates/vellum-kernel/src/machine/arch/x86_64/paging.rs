@@ -2,16 +2,17 @@
 //!
 //! | addresses | what | by |
 //! |---|---|---|
-//! | [`DIRECT_MAP`], up to 512 GiB | physical memory, from 0 on, writable, never executable | pages of 1 GiB |
-//! | [`KERNEL_BASE`] + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
+//! | [`DIRECT_MAP`](crate::arch::layout::DIRECT_MAP), up to 512 GiB | physical memory, from 0 on, writable, never executable | pages of 1 GiB |
+//! | [`KERNEL_BASE`](crate::arch::layout::KERNEL_BASE) + 2 MiB | the kernel's image, each section with its own rights, the guard pages left out | pages of 4 KiB |
 //!
 //! Both live in one entry each of a four-level table, or together in the last entry of a five-level one, which is
 //! written once here and never again. So an address space gets the kernel half by [`copy_kernel_half`], and no copy can
 //! ever be out of date. The user half belongs to the engine. After [`init`] nothing is mapped there, the first page
 //! included.
 
-use crate::arch::{cpu, stack};
-use crate::println;
+use crate::arch::cpu;
+use crate::arch::kernel_map::{GIB, ImageTables, Section, Table, image_to_phys, phys_to_virt};
+use crate::arch::layout::DIRECT_MAP_SLOT;
 use core::arch::asm;
 use vellum::arch::Arch;
 use vellum_kernel::boot::{BadBoot, Kind, MemoryMap};
@@ -20,33 +21,16 @@ use x86_64::registers::control::{Cr3, Cr3Flags};
 use x86_64::structures::paging::{PageTableFlags as Flags, PhysFrame};
 use x86_64::{PhysAddr, VirtAddr};
 
-/// Bytes of the smallest page.
-pub const PAGE_SIZE: u64 = 4096;
-/// The kernel's image is linked at its physical address plus this; `link.ld` says the same number.
-pub const KERNEL_BASE: u64 = 0xffff_ffff_8000_0000;
-/// Physical memory is mapped at its physical address plus this.
-pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
-/// The entry of the top-level table that the direct map lives in.
-pub const DIRECT_MAP_SLOT: u64 = DIRECT_MAP >> 39 & 511;
-
-const GIB: u64 = 1 << 30;
 const HUGE_2M: u64 = 2 << 20;
-/// How many tables of 2 MiB each map the image, starting at [`KERNEL_BASE`].
-const IMAGE_TABLES: usize = 8;
 /// How many GiB the direct map reaches on a processor without pages of 1 GiB.
 const SMALL_REACH: usize = 4;
 
-#[repr(C, align(4096))]
-#[derive(Clone, Copy)]
-struct Table([u64; 512]);
+/// What an entry says that leads to a table.
+const LINK: Flags = Flags::PRESENT.union(Flags::WRITABLE);
 
-impl Table {
-    const EMPTY: Self = Self([0; 512]);
-
-    /// The entry for this table in the table above it. Only for tables that lie in the image.
-    fn link(&self) -> u64 {
-        image_to_phys(&raw const *self as u64) | (Flags::PRESENT | Flags::WRITABLE).bits()
-    }
+/// Returns the entry that leads to a table.
+fn link(table: &Table) -> u64 {
+    table.address() | LINK.bits()
 }
 
 struct Tables {
@@ -57,8 +41,7 @@ struct Tables {
     direct: Table,
     direct_small: [Table; SMALL_REACH],
     high: Table,
-    image_directory: Table,
-    image: [Table; IMAGE_TABLES],
+    image: ImageTables,
 }
 
 static mut TABLES: Tables = Tables {
@@ -67,38 +50,8 @@ static mut TABLES: Tables = Tables {
     direct: Table::EMPTY,
     direct_small: [Table::EMPTY; SMALL_REACH],
     high: Table::EMPTY,
-    image_directory: Table::EMPTY,
-    image: [Table::EMPTY; IMAGE_TABLES],
+    image: ImageTables::new(),
 };
-
-// The edges of the image's sections, from `link.ld`. Only their addresses mean anything.
-unsafe extern "C" {
-    static __text_start: u8;
-    static __rodata_start: u8;
-    static __data_start: u8;
-    static __kernel_end: u8;
-}
-
-/// The physical addresses of the kernel's image: first byte, and first byte after.
-pub fn image() -> (u64, u64) {
-    (image_to_phys(&raw const __text_start as u64), image_to_phys(&raw const __kernel_end as u64))
-}
-
-fn image_to_phys(address: u64) -> u64 {
-    address - KERNEL_BASE
-}
-
-/// Where the direct map shows a physical address. Before [`init`] it shows the first GiB only, after it all
-/// that [`MemoryMap`] calls usable, and every device below 4 GiB.
-pub fn phys_to_virt<T>(address: u64) -> *mut T {
-    debug_assert!(address < 512 * GIB);
-    (DIRECT_MAP + address) as *mut T
-}
-
-/// The physical address of what the direct map shows, or is in the image.
-pub fn virt_to_phys(address: u64) -> u64 {
-    if address >= KERNEL_BASE { image_to_phys(address) } else { address - DIRECT_MAP }
-}
 
 /// Builds the final tables and switches to them. Memory that the direct map cannot reach is taken from `map`.
 ///
@@ -118,9 +71,9 @@ pub unsafe fn init(map: &mut MemoryMap) -> Result<(), BadBoot> {
     let reach = map_memory(tables, map.top().max(4 * GIB));
     map.reserve(reach, u64::MAX, Kind::Unreachable)?;
     map_image(tables);
-    tables.root.0[DIRECT_MAP_SLOT as usize] = tables.direct.link();
-    tables.root.0[511] = tables.high.link();
-    tables.top.0[511] = tables.root.link();
+    tables.root.0[DIRECT_MAP_SLOT as usize] = link(&tables.direct);
+    tables.root.0[511] = link(&tables.high);
+    tables.top.0[511] = link(&tables.root);
     // SAFETY: the new tables map the image, which holds this code, its data and its stack, where the old ones
     // do, with the rights that each section needs.
     unsafe { load_root(kernel_root()) };
@@ -143,39 +96,32 @@ fn map_memory(tables: &mut Tables, top: u64) -> u64 {
             for (entry, offset) in directory.0.iter_mut().zip((0..).step_by(HUGE_2M as usize)) {
                 *entry = (base + offset) | rights.bits();
             }
-            directory.link()
+            link(directory)
         };
     }
     slots as u64 * GIB
 }
 
-/// Maps the image by pages of 4 KiB, each with the rights of its section; guard pages stay unmapped.
+/// Maps the image by pages of 4 KiB, each with the rights of its section.
 fn map_image(tables: &mut Tables) {
-    let [text, rodata, data] =
-        [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);
-    for page in (text..&raw const __kernel_end as u64).step_by(PAGE_SIZE as usize) {
-        let rights = match page {
-            page if stack::is_guard(page) => continue,
-            page if page >= data => Flags::WRITABLE | Flags::NO_EXECUTE,
-            page if page >= rodata => Flags::NO_EXECUTE,
-            _ => Flags::empty(),
+    let leaf = |section, physical| {
+        let rights = match section {
+            Section::Data => Flags::WRITABLE | Flags::NO_EXECUTE,
+            Section::ReadOnly => Flags::NO_EXECUTE,
+            Section::Text => Flags::empty(),
         };
-        let index = (page - KERNEL_BASE) / PAGE_SIZE;
-        tables.image[index as usize / 512].0[index as usize % 512] =
-            image_to_phys(page) | (rights | Flags::PRESENT | Flags::GLOBAL).bits();
-    }
-    for (entry, table) in tables.image_directory.0.iter_mut().zip(&tables.image) {
-        *entry = table.link();
-    }
-    tables.high.0[510] = tables.image_directory.link();
+        physical | (rights | Flags::PRESENT | Flags::GLOBAL).bits()
+    };
+    tables.image.fill(0, leaf, |table| table | LINK.bits());
+    tables.high.0[510] = link(&tables.image.directory);
 }
 
-/// Whether the tables are as the command line asks, whose rest is the answer.
+/// Checks that the tables are as the command line asks. Returns the rest of the command line, and the number of levels.
 ///
 /// # Errors
 ///
 /// They are not.
-pub fn choose(command_line: &str) -> Result<&str, &'static str> {
+pub fn choose(command_line: &str) -> Result<(&str, Option<u32>), &'static str> {
     let (levels, rest) = match command_line.strip_prefix("la57") {
         Some(rest) => (5, rest.trim_start()),
         None => (4, command_line),
@@ -183,8 +129,7 @@ pub fn choose(command_line: &str) -> Result<&str, &'static str> {
     if cpu::has_five_levels() != (levels == 5) {
         return Err("asked for five levels of page tables, and the processor has four");
     }
-    println!("page tables of {levels} levels");
-    Ok(rest)
+    Ok((rest, Some(levels)))
 }
 
 /// The format of the user half's tables.

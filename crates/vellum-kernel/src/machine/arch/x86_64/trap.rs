@@ -10,8 +10,9 @@ use crate::arch::entry::Registers;
 use crate::arch::exit::{self, exit};
 use crate::arch::hooks::{self, Fault, Outcome};
 use crate::arch::paging::user_end;
-use crate::arch::{Raised, cpu, irq, serial, stack};
+use crate::arch::types::Raised;
 use crate::arch::{backtrace, percpu};
+use crate::arch::{cpu, irq, serial, stack};
 use crate::println;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as abi;
@@ -28,8 +29,6 @@ use x86_64::structures::idt::PageFaultErrorCode;
 const EXCEPTIONS: usize = 32;
 /// Exceptions, then interrupts.
 const VECTORS: usize = 48;
-/// Bytes of the stack for the exceptions of [`ON_FAULT_STACK`].
-pub const FAULT_STACK_SIZE: usize = 16 * 1024;
 /// The number of a page fault.
 pub const PAGE_FAULT: u64 = 14;
 /// Non-maskable interrupt, double fault and machine check: they may come when the stack is not to be relied on.

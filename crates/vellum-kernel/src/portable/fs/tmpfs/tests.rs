@@ -502,7 +502,7 @@ fn who_changes_what() {
     world.view().set_owner(&*file, Some(10), Some(20)).unwrap();
     world.view().set_mode(&*file, 0o6755).unwrap();
     let as_user = |world: &mut World, uid, gid, groups: &[u32]| {
-        let caps = if uid == 0 { crate::credentials::ALL } else { 0 };
+        let caps = if uid == 0 { crate::capabilities::ALL } else { 0 };
         world.who = Who { uid, gid, groups: Arc::new(groups.to_vec()), caps };
     };
     as_user(&mut world, 11, 20, &[]);

@@ -1,7 +1,7 @@
 //! The loader's structures in memory, read by the library (`vellum_kernel::pvh`,
 //! `vellum_kernel::acpi`).
 
-use crate::arch::paging::{self, phys_to_virt};
+use crate::arch::kernel_map::{image, phys_to_virt};
 use core::ops::Range;
 use vellum_kernel::acpi::{self, Physical};
 use vellum_kernel::boot::{BadBoot, Boot, MemoryMap};
@@ -35,7 +35,7 @@ impl Physical for First {
 /// [`BadBoot`]: the structures are unsound, or name memory or an archive that can't be.
 pub unsafe fn read(start_info: u64) -> Result<(Boot, u64), BadBoot> {
     static MEMORY: First = First(());
-    let (start, end) = paging::image();
+    let (start, end) = image();
     let StartInfo { map, command_line, archive, rsdp } = pvh::read(&MEMORY, start_info, start..end)?;
     // SAFETY: it is memory, by the map, which keeps it for good.
     let archive = unsafe { slice(archive) };

@@ -1,21 +1,15 @@
 //! The other processors, started by PSCI.
 
-use super::{devicetree, vectors};
+use super::devicetree;
+use crate::arch::aarch64::vectors;
 use crate::arch::boot::boot_other;
 use crate::arch::clock::Clock;
+use crate::arch::kernel_map::image_to_phys;
 use crate::arch::percpu;
-use crate::arch::{cpu, interrupts, irq, paging};
-use core::mem::transmute;
-use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use crate::arch::{cpu, irq, paging, smp};
 use smccc::{Hvc, psci};
 
-/// How many processors are ready.
-static READY: AtomicUsize = AtomicUsize::new(1);
-/// What they do from [`release`] on.
-static WORK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
-
-/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`release`].
+/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`smp::release`].
 ///
 /// # Safety
 ///
@@ -25,7 +19,7 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
     let clock = unsafe { Clock::start(counted) };
     irq::init_all(devicetree::processors().count());
     irq::init();
-    let entry = paging::image_to_phys(boot_other as *const () as u64);
+    let entry = image_to_phys(boot_other as *const () as u64);
     let mut cpus = 1;
     for name in devicetree::processors().skip(1) {
         // One after the other, so that there is none of an index above one that is missing.
@@ -33,9 +27,7 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
             break;
         }
         cpus += 1;
-        while READY.load(SeqCst) < cpus {
-            core::hint::spin_loop();
-        }
+        smp::wait_until_ready(cpus);
     }
     (clock, cpus)
 }
@@ -43,12 +35,6 @@ pub unsafe fn start(counted: bool) -> (Clock, usize) {
 /// What the firmware calls a processor.
 pub fn name(cpu: usize) -> u64 {
     devicetree::processors().nth(cpu).unwrap_or(0)
-}
-
-/// Lets the other processors work.
-pub fn release(cpus: usize, work: fn() -> !) {
-    WORK.store(work as *mut (), SeqCst);
-    (1..cpus).for_each(|cpu| irq::send(cpu, irq::KICK));
 }
 
 /// The first Rust code of another processor.
@@ -62,15 +48,5 @@ pub extern "C" fn begin(index: usize) -> ! {
         paging::adopt();
     }
     irq::init();
-    READY.fetch_add(1, SeqCst);
-    loop {
-        interrupts::disable();
-        let work = WORK.load(SeqCst);
-        if !work.is_null() {
-            interrupts::enable();
-            // SAFETY: `release` alone writes it, and writes nothing but this.
-            unsafe { transmute::<*mut (), fn() -> !>(work)() };
-        }
-        interrupts::enable_and_wait();
-    }
+    smp::work()
 }

@@ -7,7 +7,7 @@ use crate::arch::entry::Registers;
 use crate::arch::held::Held;
 use crate::arch::paging::user_end;
 use crate::arch::trap::USER_STATE;
-use crate::arch::{Handler, Interrupted, UserMemory};
+use crate::arch::types::{Handler, UserMemory};
 use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
 
@@ -34,7 +34,7 @@ const WRITTEN: usize = RECORDS + VECTOR[1] as usize + SYNDROME[1] as usize + 16;
 /// # Errors
 ///
 /// There is no room for it, or no way to return.
-pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
+pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
     if handler.address >= user_end() {
         return Err(Errno::EFAULT);
     }
@@ -42,7 +42,7 @@ pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) ->
     let top = handler.top & !15;
     let link_at = top.wrapping_sub(16);
     let at = link_at.wrapping_sub(SIZE as u64);
-    let Registers { x, sp, pc, state, syndrome, .. } = *thread.registers;
+    let Registers { x, sp, pc, state, syndrome, .. } = *registers;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(WRITTEN)?;
     bytes.resize(WRITTEN, 0u8);
@@ -56,7 +56,7 @@ pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) ->
     for (index, word) in x.into_iter().chain([sp, pc, state]).enumerate() {
         put(GENERAL + 8 * index, &word.to_le_bytes());
     }
-    let Held { vector, status, control, .. } = &*thread.held;
+    let Held { vector, status, control, .. } = held;
     let record = |[kind, size]: [u32; 2]| (u64::from(size) << 32 | u64::from(kind)).to_le_bytes();
     put(RECORDS, &record(VECTOR));
     put(RECORDS + 8, &(*control << 32 | status & 0xffff_ffff).to_le_bytes());
@@ -69,7 +69,7 @@ pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) ->
         core::array::from_fn(|i| if i < 8 { x[29].to_le_bytes()[i] } else { x[30].to_le_bytes()[i - 8] });
     memory.write(link_at, &link)?;
     memory.write(at, &bytes)?;
-    let r = thread.registers;
+    let r = registers;
     (r.pc, r.sp, r.x[29]) = (handler.address, at, link_at);
     r.x[30] = handler.restorer.unwrap_or_else(return_from_handler);
     (r.x[0], r.x[1], r.x[2]) = (handler.signal.into(), at, at.wrapping_add(UCONTEXT as u64));

@@ -10,15 +10,23 @@
 //! can be chosen only here, as long as paging is off.
 //!
 //! The tables used here map the first GiB three times: at 0, because the instruction after the one that turns
-//! paging on still has its physical address; at [`paging::KERNEL_BASE`], where the kernel is linked; and at
-//! [`paging::DIRECT_MAP`], so that [`pvh`] reads its structures the same way before and after
+//! paging on still has its physical address; at [`layout::KERNEL_BASE`], where the kernel is linked; and at
+//! [`layout::DIRECT_MAP`], so that [`pvh`] reads its structures the same way before and after
 //! [`paging::init`] replaces these tables with the final ones, which have no identity mapping.
 
-use super::pvh;
+mod pvh;
+pub mod secondary;
+
 use crate::arch::percpu;
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS};
-use crate::arch::{cpu, entry, irq, paging, trap};
+use crate::arch::{cpu, entry, irq, layout, paging, trap};
 use vellum_kernel::boot::{BadBoot, Boot};
+
+unsafe extern "C" {
+    /// The kernel's first Rust code, which `main` defines. `pvh_entry` calls it once, on the boot CPU's stack with interrupts
+    /// off, with what the loader handed over.
+    fn kernel_start(handed_over: u64) -> !;
+}
 
 /// Prepares the boot processor, and reads what the loader handed over.
 ///
@@ -137,11 +145,11 @@ pvh_entry:
     callq {start}
     ud2
     "#,
-    base = const paging::KERNEL_BASE,
-    direct_slot = const paging::DIRECT_MAP_SLOT,
+    base = const layout::KERNEL_BASE,
+    direct_slot = const layout::DIRECT_MAP_SLOT,
     stack = sym STACKS,
     stack_size = const MAIN_STACK_SIZE,
     command_line = const pvh::COMMAND_LINE,
-    start = sym crate::arch::kernel_start,
+    start = sym kernel_start,
     options(att_syntax),
 );

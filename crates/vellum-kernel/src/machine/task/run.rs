@@ -1,8 +1,9 @@
 //! A thread's life: into user mode, and what it comes back for, again and again.
 
-use super::{NOWHERE, Thread};
+use super::thread::{NOWHERE, Thread};
 use crate::arch::cpu::after_store;
-use crate::arch::{Trap, entry, interrupts};
+use crate::arch::types::Trap;
+use crate::arch::{entry, interrupts};
 use crate::mem::thread::{self, BlockedOn};
 use crate::mem::{now_ns, space};
 use crate::task::{background, deliver, executor, percpu, time};

@@ -1,7 +1,7 @@
 //! The device tree that QEMU leaves at the start of memory, read by the library
 //! (`vellum_kernel::devicetree`).
 
-use crate::arch::paging::{self, phys_to_virt};
+use crate::arch::kernel_map::{image, phys_to_virt};
 use crate::arch::percpu::MAX_CPUS;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use vellum_kernel::boot::{BadBoot, Boot};
@@ -32,7 +32,7 @@ pub unsafe fn read(address: u64) -> Result<Boot, BadBoot> {
     // kept for good. The rest of a tree that says how large it is follows on its head.
     let bytes = |len: usize| -> &'static [u8] { unsafe { core::slice::from_raw_parts(phys_to_virt(address), len) } };
     let tree = bytes(devicetree::size(bytes(HEAD))?);
-    let (start, end) = paging::image();
+    let (start, end) = image();
     let tree = devicetree::read(tree, address, start..end)?;
     for (name, known) in NAMES.iter().zip(tree.processors()) {
         name.store(*known, Relaxed);

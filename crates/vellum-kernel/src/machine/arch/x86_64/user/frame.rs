@@ -1,10 +1,11 @@
 //! The frame that a signal's handler finds on its stack, as Linux lays it out (`struct rt_sigframe`): the address to return
 //! to, a `ucontext` with all registers, a `siginfo`, and above them the vector registers.
 
-use crate::arch::entry::{Registers, USER_CODE, USER_DATA};
+use crate::arch::cpu::{USER_CODE, USER_DATA};
+use crate::arch::entry::Registers;
 use crate::arch::held::Held;
 use crate::arch::paging::user_end;
-use crate::arch::{Handler, Interrupted, UserMemory};
+use crate::arch::types::{Handler, UserMemory};
 use alloc::vec::Vec;
 use vellum_kernel::errno::Errno;
 use x86_64::registers::rflags::RFlags;
@@ -28,14 +29,14 @@ const USER_FLAGS: u64 = 0x0025_0dd5;
 /// # Errors
 ///
 /// There is no room for it, or no way to return.
-pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
+pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
     // A jump to what is no address of user mode's would fail in the kernel.
     if handler.restorer.is_none() || handler.address >= user_end() {
         return Err(Errno::EFAULT);
     }
     let [stack, len] = handler.signal_stack;
     let top = handler.top;
-    let vector = thread.held.vector.bytes();
+    let vector = held.vector.bytes();
     let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
     // As after a call: the stack is aligned but for the return address.
     let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
@@ -47,10 +48,10 @@ pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) ->
     put(STACK, stack);
     put(STACK + 8, handler.stack_flags);
     put(STACK + 16, len);
-    for (index, word) in words(thread.registers).into_iter().enumerate() {
+    for (index, word) in words(registers).into_iter().enumerate() {
         put(MACHINE + 8 * index, word);
     }
-    let Registers { error, vector: number, .. } = *thread.registers;
+    let Registers { error, vector: number, .. } = *registers;
     for (index, word) in
         [(19, error), (20, number), (21, handler.mask), (22, handler.fault_address), (VECTOR_WORD, vector_at)]
     {
@@ -60,7 +61,7 @@ pub fn push(thread: Interrupted, memory: &impl UserMemory, handler: &Handler) ->
     bytes[INFO..].copy_from_slice(&handler.info);
     memory.write(vector_at, vector)?;
     memory.write(at, &bytes)?;
-    let r = thread.registers;
+    let r = registers;
     (r.rip, r.rsp, r.rax) = (handler.address, at, 0);
     (r.rdi, r.rsi, r.rdx) = (handler.signal.into(), at.wrapping_add(INFO as u64), at.wrapping_add(UCONTEXT as u64));
     r.rflags &= !(RFlags::DIRECTION_FLAG | RFlags::TRAP_FLAG | RFlags::RESUME_FLAG).bits();

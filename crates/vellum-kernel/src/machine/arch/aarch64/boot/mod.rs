@@ -8,12 +8,15 @@
 //! up.
 //!
 //! The tables used here map the first 2 GiB, devices and memory, three times: at 0, because the instruction after the one that
-//! turns translation on still has its physical address; at [`paging::DIRECT_MAP`]; and memory at [`paging::KERNEL_BASE`].
+//! turns translation on still has its physical address; at [`layout::DIRECT_MAP`]; and memory at [`layout::KERNEL_BASE`].
 
-use super::{devicetree, vectors};
+mod devicetree;
+pub mod secondary;
+
+use crate::arch::aarch64::vectors;
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
-use crate::arch::{cpu, paging};
+use crate::arch::{cpu, layout, paging};
 use vellum_kernel::boot::{BadBoot, Boot};
 
 /// Where QEMU leaves the device tree.
@@ -28,6 +31,12 @@ const SYSTEM_CONTROL: u64 = {
     let reserved = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 28 | 1 << 29;
     on | user | reserved
 };
+
+unsafe extern "C" {
+    /// The kernel's first Rust code, which `main` defines. `boot_entry` calls it once, on the boot CPU's stack with interrupts
+    /// off, with what the loader handed over.
+    fn kernel_start(handed_over: u64) -> !;
+}
 
 /// Prepares the boot processor, and reads what the loader handed over.
 ///
@@ -117,7 +126,7 @@ boot_other:                             // (index)
     brk     #0
     .ltorg
     "#,
-    base = const paging::KERNEL_BASE,
+    base = const layout::KERNEL_BASE,
     memory_types = const paging::MEMORY_TYPES,
     control = const paging::control(),
     system_control = const SYSTEM_CONTROL,
@@ -125,8 +134,8 @@ boot_other:                             // (index)
     stacks_size = const size_of::<Stacks>(),
     stack_size = const MAIN_STACK_SIZE,
     device_tree = const DEVICE_TREE,
-    start = sym crate::arch::kernel_start,
-    other = sym crate::arch::smp::begin,
+    start = sym kernel_start,
+    other = sym secondary::begin,
 );
 
 const _: () = assert!(MAX_CPUS * size_of::<Stacks>() < 8 << 20);

@@ -4,13 +4,13 @@
 //! step, through the tables of [`crate::arch::boot`], whose identity mapping they need for one jump.
 
 use crate::arch::clock::Clock;
-use crate::arch::paging::{self, KERNEL_BASE, PAGE_SIZE, phys_to_virt};
+use crate::arch::kernel_map::{PAGE_SIZE, phys_to_virt};
+use crate::arch::layout::KERNEL_BASE;
+use crate::arch::paging;
 use crate::arch::percpu::{self, MAX_CPUS};
 use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
-use crate::arch::{cpu, entry, held, interrupts, irq, trap};
-use core::mem::transmute;
-use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use crate::arch::{cpu, entry, held, irq, smp, trap};
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use x86_64::instructions::port::Port;
 use x86_64::registers::control::Cr4;
 
@@ -21,10 +21,6 @@ const PATIENCE: u64 = 1_000_000_000;
 
 /// How many processors have taken an index; the boot processor has 0.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
-/// How many have told their number.
-static READY: AtomicUsize = AtomicUsize::new(1);
-/// What they do from [`release`] on.
-static WORK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 core::arch::global_asm!(
     r#"
@@ -112,7 +108,7 @@ fn expected() -> usize {
     if count == u16::MAX { 1 } else { usize::from(count).clamp(1, MAX_CPUS) }
 }
 
-/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`release`].
+/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`smp::release`].
 ///
 /// # Safety
 ///
@@ -161,21 +157,13 @@ unsafe fn start_others(clock: &Clock) -> usize {
     }
     // Whoever comes now finds no index left.
     let count = COUNT.swap(MAX_CPUS, SeqCst).min(MAX_CPUS);
-    while READY.load(SeqCst) < count {
-        core::hint::spin_loop();
-    }
+    smp::wait_until_ready(count);
     count
 }
 
 /// What the firmware calls a processor.
 pub fn name(cpu: usize) -> u64 {
     irq::name(cpu)
-}
-
-/// Lets the other processors work.
-pub fn release(cpus: usize, work: fn() -> !) {
-    WORK.store(work as *mut (), SeqCst);
-    (1..cpus).for_each(|cpu| irq::send(cpu, irq::KICK));
 }
 
 /// The first Rust code of another processor.
@@ -192,15 +180,5 @@ extern "C" fn begin(index: usize) -> ! {
     irq::init();
     entry::init();
     held::init();
-    READY.fetch_add(1, SeqCst);
-    loop {
-        interrupts::disable();
-        let work = WORK.load(SeqCst);
-        if !work.is_null() {
-            interrupts::enable();
-            // SAFETY: `release` alone writes it, and writes nothing but this.
-            unsafe { transmute::<*mut (), fn() -> !>(work)() };
-        }
-        interrupts::enable_and_wait();
-    }
+    smp::work()
 }
