@@ -22,6 +22,8 @@ pub mod fs;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod ipc;
+#[cfg(test)]
+mod layers;
 pub mod nodes;
 pub mod proc;
 pub mod pvh;
