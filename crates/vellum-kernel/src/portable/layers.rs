@@ -1,8 +1,9 @@
-//! The layers of both halves, as a test that reads the sources: no import points up, and no folder grows too large.
+//! The layers of both halves, as a test that reads the sources: no import points up, and no folder
+//! grows too large.
 //!
-//! A file belongs to the layer that its top folder, or for a file beside `main.rs` or `lib.rs` its own name, says. It may
-//! import from its own layer and from those below it. What a layer needs of one above comes by a hook or a trait that the
-//! lower one defines.
+//! A file belongs to the layer that its top folder, or for a file beside `main.rs` or `lib.rs` its
+//! own name, says. It may import from its own layer and from those below it. What a layer needs of
+//! one above comes by a hook or a trait that the lower one defines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,7 +106,8 @@ fn firsts(text: &str) -> Vec<&str> {
     found
 }
 
-/// Returns what a file names of the crate's root, by `crate::` or by enough `super::`, with the lines.
+/// Returns what a file names of the crate's root, by `crate::` or by enough `super::`, with the
+/// lines.
 fn names_of_root(file: &str, source: &str) -> Vec<(usize, String)> {
     let source = without_comments(source);
     let depth = module(file).len();

@@ -1,5 +1,5 @@
-//! The kernel half of every address space, as far as it is alike on all architectures: the kernel's image, and the direct map
-//! of physical memory. `paging` of an architecture builds the tables.
+//! The kernel half of every address space, as far as it is alike on all architectures: the kernel's
+//! image, and the direct map of physical memory. `paging` of an architecture builds the tables.
 
 use crate::arch::layout::{DIRECT_MAP, KERNEL_BASE};
 use crate::arch::stack;
@@ -29,8 +29,9 @@ pub fn image_to_phys(address: u64) -> u64 {
     address - KERNEL_BASE
 }
 
-/// Returns the address at which the direct map shows a physical address. Before `paging::init` the direct map shows only what
-/// the tables of `boot` map; after it, all that the memory map calls usable, and the devices.
+/// Returns the address at which the direct map shows a physical address. Before `paging::init` the
+/// direct map shows only what the tables of `boot` map; after it, all that the memory map calls
+/// usable, and the devices.
 pub fn phys_to_virt<T>(address: u64) -> *mut T {
     debug_assert!(address < 512 * GIB);
     (DIRECT_MAP + address) as *mut T
@@ -80,8 +81,9 @@ impl ImageTables {
         Self { directory: Table::EMPTY, pages: [Table::EMPTY; IMAGE_TABLES] }
     }
 
-    /// Maps the image by pages, and leaves out the guard pages of stacks. The tables map physical addresses from `from` on.
-    /// `leaf` returns the PTE of a page of a section at a physical address, and `link` the entry for the table at one.
+    /// Maps the image by pages, and leaves out the guard pages of stacks. The tables map physical
+    /// addresses from `from` on. `leaf` returns the PTE of a page of a section at a physical
+    /// address, and `link` the entry for the table at one.
     pub fn fill(&mut self, from: u64, leaf: impl Fn(Section, u64) -> u64, link: impl Fn(u64) -> u64) {
         let [text, rodata, data] =
             [&raw const __text_start, &raw const __rodata_start, &raw const __data_start].map(|edge| edge as u64);

@@ -1,10 +1,11 @@
-//! The processor and the machine: all that another architecture replaces, and what is alike in all of them.
+//! The processor and the machine: all that another architecture replaces, and what is alike in all
+//! of them.
 //!
 //! Each architecture has the same modules, from which the rest of the kernel uses the same names:
 //!
 //! | module | story |
 //! |---|---|
-//! | `boot` | from the first instruction to [`crate::start`], and what the loader says |
+//! | `boot` | from the first instruction to [`kernel_start`](crate::kernel_start), and what the loader says |
 //! | `entry_state` | the entry code's part of the per-CPU record, and how a CPU finds that record |
 //! | `cpu` | protections, access to user memory |
 //! | `interrupts` | whether they come, and waiting for one |
@@ -26,11 +27,12 @@
 //! | `cpuinfo` | what the processor says of itself |
 //! | `abi` | names and numbers that programs know the architecture by |
 //!
-//! [`access`], [`backtrace`], [`hooks`], [`kernel_map`], [`pci`], [`percpu`], [`random`], [`serial`],
-//! [`smp`], [`stack`] and [`types`] are common to them.
+//! [`access`], [`backtrace`], [`hooks`], [`kernel_map`], [`pci`], [`percpu`], [`random`],
+//! [`serial`], [`smp`], [`stack`] and [`types`] are common to them.
 //!
-//! This is the lowest layer. What it needs of those above comes by a hook ([`hooks`]), by a trait that they implement
-//! ([`types::UserMemory`]), or, for the first Rust code of the kernel, by the symbol `kernel_start`.
+//! This is the lowest layer. What it needs of those above comes by a hook ([`hooks`]), by a trait
+//! that they implement ([`types::UserMemory`]), or, for the first Rust code of the kernel, by the
+//! symbol `kernel_start`.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -1,12 +1,13 @@
 //! Per-CPU records: the data that only one CPU uses, found through one register.
 //!
-//! There is one record per CPU, and each layer adds its part to that of the layer below: [`ArchCpu`] is the first field of
-//! [`MemCpu`](crate::mem::percpu::MemCpu), which is the first field of [`TaskCpu`](crate::task::percpu::TaskCpu). All three
-//! are `repr(C)`, so one address is that of all three, and each layer reads its own part without knowing those above. The
-//! topmost layer owns the memory and hands it over by [`provide`].
+//! There is one record per CPU, and each layer adds its part to that of the layer below:
+//! [`ArchCpu`] is the first field of [`MemCpu`](crate::mem::percpu::MemCpu), which is the first
+//! field of [`TaskCpu`](crate::task::percpu::TaskCpu). All three are `repr(C)`, so one address is
+//! that of all three, and each layer reads its own part without knowing those above. The topmost
+//! layer owns the memory and hands it over by [`provide`].
 //!
-//! A reference to a record is not `Sync`, so it can't be sent, and so the compiler refuses a future that keeps one across an
-//! await: the future may continue on another CPU.
+//! A reference to a record is not `Sync`, so it can't be sent, and so the compiler refuses a future
+//! that keeps one across an await: the future may continue on another CPU.
 
 use crate::arch::entry_state::{self, EntryState};
 use core::ptr;
@@ -22,13 +23,13 @@ pub struct ArchCpu {
     pub entry: EntryState,
     /// The CPU's index, as the engine counts CPUs.
     pub index: usize,
-    /// Whether the timer has fired, or a byte has come in over the wire, since a task last cleared this.
+    /// Whether the timer has fired, or a byte has come in over the wire, since a task last cleared
+    /// this.
     pub tick: AtomicBool,
 }
 
 impl ArchCpu {
     /// Returns the part of a CPU that has not started.
-    #[expect(clippy::new_without_default, reason = "only for statics")]
     pub const fn new() -> Self {
         Self { entry: EntryState::new(), index: 0, tick: AtomicBool::new(false) }
     }
@@ -53,7 +54,8 @@ static STRIDE: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Safety
 ///
-/// Called once, before the first [`install`]. Nothing else uses the records, and they live for ever.
+/// Called once, before the first [`install`]. Nothing else uses the records, and they live for
+/// ever.
 pub unsafe fn provide<R: Record>(records: *mut [R; MAX_CPUS]) {
     STRIDE.store(size_of::<R>(), Relaxed);
     RECORDS.store(records.cast(), Relaxed);
@@ -63,10 +65,11 @@ pub unsafe fn provide<R: Record>(records: *mut [R; MAX_CPUS]) {
 ///
 /// # Safety
 ///
-/// Called once by each CPU, with an index of its own below [`MAX_CPUS`], before anything calls [`current`].
+/// Called once by each CPU, with an index of its own below [`MAX_CPUS`], before anything calls
+/// [`current`].
 pub unsafe fn install(index: usize) {
-    // SAFETY: `provide` has been given so many records of this size, and by contract no other CPU has this one. A record
-    // begins with an `ArchCpu` (`Record`), and lives for ever.
+    // SAFETY: `provide` has been given so many records of this size, and by contract no other CPU
+    // has this one. A record begins with an `ArchCpu` (`Record`), and lives for ever.
     unsafe {
         let this = RECORDS.load(Relaxed).add(index * STRIDE.load(Relaxed)).cast::<ArchCpu>();
         (*this).index = index;
@@ -85,8 +88,8 @@ pub fn current() -> &'static ArchCpu {
 ///
 /// # Safety
 ///
-/// `R` is the type of the records that [`provide`] was given, or the first field of that type, or the first field of that
-/// field, and so on.
+/// `R` is the type of the records that [`provide`] was given, or the first field of that type, or
+/// the first field of that field, and so on.
 #[inline(always)]
 pub unsafe fn current_as<R: Record>() -> &'static R {
     // SAFETY: by contract; what `install` got is a record that lives for ever.

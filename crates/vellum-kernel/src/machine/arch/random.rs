@@ -3,7 +3,8 @@
 use crate::arch::clock::ticks;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The next random number (SplitMix64, seeded by the processor's counter: nothing here is a secret).
+/// The next random number (SplitMix64, seeded by the processor's counter: nothing here is a
+/// secret).
 pub fn random() -> u64 {
     static STATE: AtomicU64 = AtomicU64::new(0);
     let seed = ticks();

@@ -24,7 +24,8 @@ pub fn release(cpus: usize, work: fn() -> !) {
     (1..cpus).for_each(|cpu| irq::send(cpu, irq::KICK));
 }
 
-/// Reports that this processor is ready, and does what [`release`] gives it. Called once by each other processor.
+/// Reports that this processor is ready, and does what [`release`] gives it. Called once by each
+/// other processor.
 pub fn work() -> ! {
     READY.fetch_add(1, SeqCst);
     loop {

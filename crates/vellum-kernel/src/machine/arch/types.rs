@@ -1,5 +1,5 @@
-//! The types in which the architectures and the layers above tell each other why user mode was left, and how a signal's
-//! handler begins.
+//! The types in which the architectures and the layers above tell each other why user mode was
+//! left, and how a signal's handler begins.
 
 use vellum::space::Access;
 use vellum_kernel::errno::Errno;

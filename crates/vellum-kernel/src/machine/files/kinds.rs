@@ -54,8 +54,8 @@ pub fn init(bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A file system by the name that `mount` knows it by: its root directory. Of those in memory a new one, with a root of this
-/// mode; of the kernel's own there is one of each.
+/// A file system by the name that `mount` knows it by: its root directory. Of those in memory a new
+/// one, with a root of this mode; of the kernel's own there is one of each.
 fn root(kind: &[u8], mode: u32) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
     /// From here on are numbers of devices for file systems in memory.
     static MINORS: AtomicU32 = AtomicU32::new(30);
@@ -74,12 +74,13 @@ fn mount_first(view: &View) -> Result<(), Errno> {
     first.iter().try_for_each(|(kind, on)| mount(view, kind, on, kind, b"", false))
 }
 
-/// Mounts a file system of a kind on a directory. Of the options one counts, `mode=`; there is no limit to the size of a file
-/// system but memory's.
+/// Mounts a file system of a kind on a directory. Of the options one counts, `mode=`; there is no
+/// limit to the size of a file system but memory's.
 ///
 /// # Errors
 ///
-/// `ENODEV`: no such kind. `EINVAL`: bad options. Those of looking for the directory, and of mounting there.
+/// `ENODEV`: no such kind. `EINVAL`: bad options. Those of looking for the directory, and of
+/// mounting there.
 pub fn mount(view: &View, source: &[u8], on: &[u8], kind: &[u8], options: &[u8], read_only: bool) -> Result<(), Errno> {
     let on = view.get(on, true)?;
     let (root, kind) = root(kind, written::mode(options)?.unwrap_or(0o1777))?;

@@ -1,7 +1,7 @@
 //! The segments of System V shared memory: objects of the engine under keys and numbers.
 //!
-//! No count is kept of attachments: the VMAs of all spaces are looked through. A segment that was removed lives as long as a
-//! VMA maps it; its entry goes when the table is next locked.
+//! No count is kept of attachments: the VMAs of all spaces are looked through. A segment that was
+//! removed lives as long as a VMA maps it; its entry goes when the table is next locked.
 
 use crate::mem::{EPOCH, Object, now_ns, spaces};
 use alloc::vec::Vec;
@@ -48,7 +48,8 @@ pub fn attached(tag: u64) -> u64 {
     count
 }
 
-/// Calls `work` with the segments locked, without those that were removed and that no VMA maps any more.
+/// Calls `work` with the segments locked, without those that were removed and that no VMA maps any
+/// more.
 pub fn with<T>(work: impl FnOnce(&mut Things<Segment>) -> Result<T, Errno>) -> Result<T, Errno> {
     let mut segments = SEGMENTS.lock();
     let segments = segments.get_or_insert_default();
@@ -56,7 +57,8 @@ pub fn with<T>(work: impl FnOnce(&mut Things<Segment>) -> Result<T, Errno>) -> R
     work(segments)
 }
 
-/// Returns the number that the next segment is to have (`/proc/sys/kernel/shm_next_id`), if one is set.
+/// Returns the number that the next segment is to have (`/proc/sys/kernel/shm_next_id`), if one is
+/// set.
 pub fn wanted() -> Result<Option<u32>, Errno> {
     with(|segments| Ok(segments.wanted))
 }

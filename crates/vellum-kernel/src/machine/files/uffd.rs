@@ -1,8 +1,10 @@
-//! The files of `userfaultfd`: requests of a program that resolves the faults and writes of its memory itself.
+//! The files of `userfaultfd`: requests of a program that resolves the faults and writes of its
+//! memory itself.
 //!
-//! A thread that takes such a fault waits in the file's list of faults, and asks the engine again before it sleeps: so either
-//! it finds what the program did meanwhile, or the program's request finds the thread. A system call whose copy meets such
-//! memory ends, waits in the same way, and is made again (`task::blocked`).
+//! A thread that takes such a fault waits in the file's list of faults, and asks the engine again
+//! before it sleeps: so either it finds what the program did meanwhile, or the program's request
+//! finds the thread. A system call whose copy meets such memory ends, waits in the same way, and is
+//! made again (`task::blocked`).
 
 use crate::mem::thread::failed;
 use crate::mem::uffd::Uffd;
@@ -118,7 +120,8 @@ impl Uffd {
         Ok(())
     }
 
-    /// Says in word `index` of a request how much of a range was supplied, and wakes who waited for that, unless told not to.
+    /// Says in word `index` of a request how much of a range was supplied, and wakes who waited for
+    /// that, unless told not to.
     fn answer(
         &self,
         thread: &Thread,

@@ -1,8 +1,8 @@
-//! The machine's memcgs: the engine's, under numbers and names, with the events and swap limits that the engine does not
-//! keep. The file layer shows them as control groups.
+//! The machine's memcgs: the engine's, under numbers and names, with the events and swap limits
+//! that the engine does not keep. The file layer shows them as control groups.
 //!
-//! A memcg that was removed may still be charged for memory, as of files in memory or of a process that has moved on. The
-//! engine keeps it until nothing is charged to it; by then it has no name.
+//! A memcg that was removed may still be charged for memory, as of files in memory or of a process
+//! that has moved on. The engine keeps it until nothing is charged to it; by then it has no name.
 
 use crate::mem::payer::{Shared, SharedGuard};
 use crate::mem::thread::failed;
@@ -143,8 +143,8 @@ pub fn remove(group: u32, is_populated: impl FnOnce() -> bool) -> Result<(), Err
     }
     table.leaving.try_reserve(1)?;
     if let Some(group) = table.groups.remove(&group) {
-        // The memcgs above limit the memory that it leaves behind: no process could lift the limit of a memcg without a
-        // name.
+        // The memcgs above limit the memory that it leaves behind: no process could lift the limit
+        // of a memcg without a name.
         let _ = machine().memcgs().set_limit(group.engine, u64::MAX);
         table.leaving.push(group.engine);
     }
@@ -152,7 +152,8 @@ pub fn remove(group: u32, is_populated: impl FnOnce() -> bool) -> Result<(), Err
     Ok(())
 }
 
-/// Calls `enter` with the engine's memcg of a number, with the table locked: meanwhile the memcg is not removed.
+/// Calls `enter` with the engine's memcg of a number, with the table locked: meanwhile the memcg is
+/// not removed.
 ///
 /// # Errors
 ///
@@ -203,8 +204,8 @@ pub fn swapped(group: u32) -> u64 {
     spaces.map(|space| space.engine.stats().swap).sum::<u64>() + objects
 }
 
-/// Tells the engine how much more those groups may have in swap that may not have as much as there is. To be called before memory
-/// goes there.
+/// Tells the engine how much more those groups may have in swap that may not have as much as there
+/// is. To be called before memory goes there.
 pub fn tell_swap_room() {
     let mut from = ROOT;
     let next = |from| {

@@ -88,7 +88,8 @@ pub fn machine() -> &'static Machine {
     MACHINE.get().expect("the engine has booted")
 }
 
-/// The wall clock when the machine starts, in nanoseconds since 1970: a fixed day, as the kernel reads no real-time clock.
+/// The wall clock when the machine starts, in nanoseconds since 1970: a fixed day, as the kernel
+/// reads no real-time clock.
 pub const EPOCH: u64 = 1_767_225_600_000_000_000;
 
 /// Nanoseconds since the machine started.
@@ -134,7 +135,7 @@ pub fn new_space(machine: &'static Machine, group: MemcgId, limits: Limits) -> R
 
 /// Puts the kernel into the upper half of a space that the engine has just made.
 pub fn adopt(space: &Space) {
-    // SAFETY: a root table that is not loaded anywhere yet, and the engine leaves the upper half of it to the host
-    // (`AddressSpace::root`).
+    // SAFETY: a root table that is not loaded anywhere yet, and the engine leaves the upper half of
+    // it to the host (`AddressSpace::root`).
     unsafe { copy_kernel_half(space.root().addr().0) };
 }

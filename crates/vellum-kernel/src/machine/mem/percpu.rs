@@ -9,8 +9,8 @@ use core::ptr;
 use core::sync::atomic::AtomicU16;
 use vellum_kernel::tags::Tags;
 
-/// How many address spaces a CPU keeps translations of, where its TLB can tell them apart. The number is Linux's
-/// (`TLB_NR_DYN_ASIDS`).
+/// How many address spaces a CPU keeps translations of, where its TLB can tell them apart. The
+/// number is Linux's (`TLB_NR_DYN_ASIDS`).
 const TAGS: usize = 6;
 
 /// What the memory layer keeps per CPU.
@@ -22,7 +22,8 @@ pub struct MemCpu {
     pub space: UnsafeCell<Option<Arc<UserSpace>>>,
     /// The address spaces whose translations the TLB may hold.
     pub tags: UnsafeCell<Tags<TAGS>>,
-    /// How many tables of the whole machine this CPU has locked ([`Shared`](crate::mem::payer::Shared)).
+    /// How many tables of the whole machine this CPU has locked
+    /// ([`Shared`](crate::mem::payer::Shared)).
     pub shared: Cell<u32>,
     /// The memory layer's part of the thread that this CPU works for; null if it works for none.
     pub thread: Cell<*const ThreadMem>,
@@ -35,7 +36,6 @@ unsafe impl Record for MemCpu {}
 
 impl MemCpu {
     /// Returns the part of a CPU that has not started.
-    #[expect(clippy::new_without_default, reason = "only for statics")]
     pub const fn new() -> Self {
         Self {
             arch: ArchCpu::new(),

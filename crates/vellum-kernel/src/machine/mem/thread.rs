@@ -1,7 +1,8 @@
 //! The memory layer's part of a thread: what blocks its accesses to memory, and its fault counts.
 //!
-//! A system call or a copy that fails for want of memory notes here what it is blocked on ([`BlockedOn`]) and returns an
-//! error. The task layer, which can wait, takes the note, waits until the cause has passed, and makes the access again.
+//! A system call or a copy that fails for want of memory notes here what it is blocked on
+//! ([`BlockedOn`]) and returns an error. The task layer, which can wait, takes the note, waits
+//! until the cause has passed, and makes the access again.
 
 use crate::mem::{UserSpace, percpu};
 use alloc::sync::Arc;
@@ -15,12 +16,13 @@ use vellum_kernel::errno::Errno;
 pub enum BlockedOn {
     /// Memory is short.
     Shortage(Refused),
-    /// The kernel's own memory for the thread went beyond its memcg's limit, or beyond the memory that the machine has to
-    /// spare. The system call did not fail; the thread waits after it.
+    /// The kernel's own memory for the thread went beyond its memcg's limit, or beyond the memory
+    /// that the machine has to spare. The system call did not fail; the thread waits after it.
     Overdraft(Refused),
     /// The page's fault is the userfaultfd's to resolve.
     Watched(Arc<UserSpace>, Watched),
-    /// A signal came while the system call waited for one of the above: it is dealt with before the call is made again.
+    /// A signal came while the system call waited for one of the above: it is dealt with before the
+    /// call is made again.
     Signal,
 }
 
@@ -46,14 +48,15 @@ pub struct ThreadMem {
 }
 
 impl ThreadMem {
-    /// Notes why the running access or system call fails: it is made again once the reason has passed.
+    /// Notes why the running access or system call fails: it is made again once the reason has
+    /// passed.
     pub fn block(&self, on: BlockedOn) {
         *self.blocked_on.lock() = Some(on);
         self.blocked.store(true, Relaxed);
     }
 
-    /// Notes that the heap was refused memory that it allocates for this thread, unless another reason is noted. Waits for
-    /// no lock, because the caller may hold any.
+    /// Notes that the heap was refused memory that it allocates for this thread, unless another
+    /// reason is noted. Waits for no lock, because the caller may hold any.
     pub fn try_block(&self, on: BlockedOn) {
         if let Some(mut blocked_on) = self.blocked_on.try_lock()
             && blocked_on.is_none()
@@ -114,8 +117,8 @@ pub fn major_faults() -> u64 {
     MAJOR.load(Relaxed)
 }
 
-/// Makes the running CPU work for a thread: the thread's accesses are noted in `thread`, and its allocations charged to the
-/// memcg whose number is in `payer`.
+/// Makes the running CPU work for a thread: the thread's accesses are noted in `thread`, and its
+/// allocations charged to the memcg whose number is in `payer`.
 ///
 /// # Safety
 ///
@@ -143,8 +146,9 @@ pub fn current<R>(show: impl FnOnce(&ThreadMem) -> R) -> Option<R> {
     (!thread.is_null()).then(|| show(unsafe { &*thread }))
 }
 
-/// Converts an error of the engine's to the number that the current thread's system call returns. If memory was refused, the
-/// call is made again once some was reclaimed: of the machine, or of the one memcg whose limit it was.
+/// Converts an error of the engine's to the number that the current thread's system call returns.
+/// If memory was refused, the call is made again once some was reclaimed: of the machine, or of the
+/// one memcg whose limit it was.
 pub fn failed(refused: Option<Refused>, errno: vellum::errno::Errno) -> Errno {
     if let Some(why) = refused {
         current(|thread| thread.block(BlockedOn::Shortage(why)));

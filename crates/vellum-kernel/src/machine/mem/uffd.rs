@@ -1,7 +1,8 @@
 //! Userfaultfds: memory whose faults and writes a program resolves itself.
 //!
-//! An address space knows its userfaultfds by number (`UserSpace::watchers`). The engine reports the number with a fault;
-//! the task layer waits for the program, and the file layer takes the program's requests.
+//! An address space knows its userfaultfds by number (`UserSpace::watchers`). The engine reports
+//! the number with a fault; the task layer waits for the program, and the file layer takes the
+//! program's requests.
 
 use crate::arch::paging::user_end;
 use crate::mem::UserSpace;
@@ -20,7 +21,8 @@ pub struct Uffd {
     pub number: Watcher,
     /// The features that the program asked for, `UFFD_FEATURE_` bits; 0 until it has.
     pub features: AtomicU64,
-    /// Whether faults that the kernel takes for the program fail instead of being reported (`UFFD_USER_MODE_ONLY`).
+    /// Whether faults that the kernel takes for the program fail instead of being reported
+    /// (`UFFD_USER_MODE_ONLY`).
     pub user_only: bool,
     /// The faults that wait for the program. Waiting threads keep these, and not the file.
     pub faults: Arc<Faults>,

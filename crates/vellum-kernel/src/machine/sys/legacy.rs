@@ -1,4 +1,5 @@
-//! The system calls that x86-64 has and newer architectures don't: mostly calls that have a successor with more arguments.
+//! The system calls that x86-64 has and newer architectures don't: mostly calls that have a
+//! successor with more arguments.
 
 use super::clock::{SECOND, read_pair, write_micro};
 use super::process::Wanted;

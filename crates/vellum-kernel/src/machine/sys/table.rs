@@ -1,5 +1,5 @@
-//! The table of system calls: each has one row, with how much of it there is, whether it is made again after a signal, and
-//! what carries it out.
+//! The table of system calls: each has one row, with how much of it there is, whether it is made
+//! again after a signal, and what carries it out.
 //!
 //! A call without a row is absent: it returns `ENOSYS`, and the console names it once.
 
@@ -35,8 +35,9 @@ pub enum Support {
 
 use Support::{Absent, Full, Partial};
 
-/// Makes of the table what carries out a call, and what says whether it is made again after a signal. A row is
-/// `number: support, restart => call;`, where `restart` is [`Restart::AfterStops`] if it is left out.
+/// Makes of the table what carries out a call, and what says whether it is made again after a
+/// signal. A row is `number: support, restart => call;`, where `restart` is [`Restart::AfterStops`]
+/// if it is left out.
 macro_rules! system_calls {
     (
         ($thread:ident, $arguments:ident);
@@ -82,11 +83,13 @@ system_calls! {
         __NR_process_vm_readv: Full => remote::copy(thread, remote::Way::Read, a).await;
         __NR_process_vm_writev: Full => remote::copy(thread, remote::Way::Write, a).await;
         __NR_process_madvise: Partial("as madvise") => remote::advise(thread, a).await;
-        __NR_madvise: Partial("no merging of pages, and collapsing of private memory only") => memory::madvise(thread, a[0], a[1], a[2]).await;
+        __NR_madvise: Partial("no merging of pages, and collapsing of private memory only")
+            => memory::madvise(thread, a[0], a[1], a[2]).await;
         __NR_mincore: Full => memory::mincore(thread, a[0], a[1], a[2]).await;
         __NR_msync: Full => memory::msync(thread, a[0], a[1], a[2]);
         __NR_brk: Full => memory::brk(thread, a[0]).await;
-        __NR_get_mempolicy: Partial("one node; VMAs have no policy of their own") => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]);
+        __NR_get_mempolicy: Partial("one node; VMAs have no policy of their own")
+            => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]);
         __NR_set_mempolicy: Partial("one node") => policy::set(thread, a[0], a[1], a[2]);
         __NR_mbind: Partial("checked, to no effect: one node") => policy::bind(thread, a);
         __NR_shmget: Full => shm::get(thread, a[0], a[1], a[2]);
@@ -95,7 +98,8 @@ system_calls! {
         __NR_shmctl: Full => shm::control(thread, a[0], a[1], a[2]);
         __NR_membarrier: Partial("no MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ") => misc::membarrier(thread, a[0], a[1]);
 
-        __NR_read: Partial("standard input is empty"), AfterHandlers => file::read(thread, a[0], Memory::One(a[1], a[2]), None).await;
+        __NR_read: Partial("standard input is empty"), AfterHandlers
+            => file::read(thread, a[0], Memory::One(a[1], a[2]), None).await;
         __NR_readv: Full, AfterHandlers => file::read(thread, a[0], Memory::Many(a[1], a[2]), None).await;
         __NR_pread64: Full => file::read(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
         __NR_preadv: Full => file::read(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
@@ -121,13 +125,17 @@ system_calls! {
         __NR_pselect6: Full => select::pselect(thread, a).await;
         __NR_fadvise64: Full => file::advise(thread, a[0], a[2], a[3]);
         __NR_ppoll: Full => select::ppoll(thread, a).await;
-        __NR_cachestat: Partial("files in memory, of which nothing is written back or evicted") => file::cachestat(thread, a[0], a[1], a[2], a[3]);
-        __NR_userfaultfd: Partial("private anonymous memory; no events but faults, no minor faults, no UFFDIO_MOVE") => nameless::userfaultfd(thread, a[0]);
-        __NR_eventfd2: Partial("a write that does not fit may answer EINVAL instead of waiting") => nameless::eventfd(thread, a[0], a[1]);
+        __NR_cachestat: Partial("files in memory, of which nothing is written back or evicted")
+            => file::cachestat(thread, a[0], a[1], a[2], a[3]);
+        __NR_userfaultfd: Partial("private anonymous memory; no events but faults, no minor faults, no UFFDIO_MOVE")
+            => nameless::userfaultfd(thread, a[0]);
+        __NR_eventfd2: Partial("a write that does not fit may answer EINVAL instead of waiting")
+            => nameless::eventfd(thread, a[0], a[1]);
         __NR_vmsplice: Partial("bytes are copied, never given") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
         __NR_memfd_create: Partial("no huge pages") => nameless::memfd_create(thread, a[0], a[1]);
 
-        __NR_openat: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers => path::open(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_openat: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
+            => path::open(thread, a[0], a[1], a[2], a[3]).await;
         __NR_newfstatat: Full => path::stat(thread, a[0], a[1], a[2], a[3]);
         __NR_fstat: Full => path::fstat(thread, a[0], a[1]);
         __NR_statx: Partial("every field, whatever the mask") => path::statx(thread, a);
@@ -152,7 +160,8 @@ system_calls! {
         __NR_chdir: Full => path::chdir_to(thread, a[0]);
         __NR_fchdir: Full => path::chdir(thread, file::open_of(thread, a[0])?.inode().clone());
         __NR_getcwd: Full => path::getcwd(thread, a[0], a[1]);
-        __NR_mount: Partial("proc, sysfs, cgroup2 and tmpfs, and these read-only; nothing is bound or moved") => mount::mount(thread, a);
+        __NR_mount: Partial("proc, sysfs, cgroup2 and tmpfs, and these read-only; nothing is bound or moved")
+            => mount::mount(thread, a);
         __NR_umount2: Partial("nothing expires") => mount::unmount(thread, a[0], a[1]);
         __NR_swapon: Partial("of the one device that there may be") => swap::on(thread, a[0], a[1]);
         __NR_swapoff: Partial("of the one device that there may be") => swap::off(thread, a[0]);
@@ -176,12 +185,15 @@ system_calls! {
         __NR_execveat: Partial("as execve") => program::execve(thread, [a[0], a[1], a[2], a[3], a[4]]).await;
         __NR_exit: Full => process::exit(thread, a[0]);
         __NR_exit_group: Full => process::exit_group(thread, a[0]);
-        __NR_wait4: Partial("of the usage of resources only the time"), AfterHandlers => wait::wait4(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_wait4: Partial("of the usage of resources only the time"), AfterHandlers
+            => wait::wait4(thread, a[0], a[1], a[2], a[3]).await;
         __NR_waitid: Partial("no resource usage"), AfterHandlers => wait::waitid(thread, a[0], a[1], a[2], a[3]).await;
         __NR_pidfd_open: Partial("of processes, not of single threads") => pidfd::pidfd_open(thread, a[0], a[1]);
-        __NR_pidfd_send_signal: Partial("to processes; no descriptors of /proc/PID") => pidfd::pidfd_send_signal(thread, a[0], a[1], a[2], a[3]);
+        __NR_pidfd_send_signal: Partial("to processes; no descriptors of /proc/PID")
+            => pidfd::pidfd_send_signal(thread, a[0], a[1], a[2], a[3]);
         __NR_pidfd_getfd: Full => pidfd::pidfd_getfd(thread, a[0], a[1], a[2]);
-        __NR_process_mrelease: Partial("waits until the process has given up its memory") => pidfd::process_mrelease(thread, a[0], a[1]).await;
+        __NR_process_mrelease: Partial("waits until the process has given up its memory")
+            => pidfd::process_mrelease(thread, a[0], a[1]).await;
         __NR_getpid: Full => Ok(thread.process.pid.into());
         __NR_gettid: Full => Ok(thread.tid.into());
         __NR_getppid: Full => Ok(thread.process.parent_pid().into());
@@ -224,7 +236,8 @@ system_calls! {
         __NR_tkill: Full => signal::tgkill(thread, None, a[0], a[1]);
         __NR_tgkill: Full => signal::tgkill(thread, Some(a[0]), a[1], a[2]);
 
-        __NR_futex: Partial("no priorities to inherit, and no moving of those who wait to such locks"), AfterHandlers => futex::futex(thread, a).await;
+        __NR_futex: Partial("no priorities to inherit, and no moving of those who wait to such locks"), AfterHandlers
+            => futex::futex(thread, a).await;
         __NR_futex_waitv: Full => futex::waitv(thread, a).await;
         __NR_get_robust_list: Full => misc::get_robust_list(thread, a[0], a[1], a[2]);
         __NR_set_robust_list: Full => misc::set_robust_list(thread, a[0], a[1]);
@@ -235,9 +248,11 @@ system_calls! {
         };
         __NR_sched_getaffinity: Partial("always every processor") => schedule::getaffinity(thread, a[0], a[1], a[2]);
         __NR_sched_setaffinity: Partial("to no effect") => schedule::setaffinity(thread, a[0], a[1], a[2]);
-        __NR_sched_setscheduler: Partial("remembered, to no effect; no deadlines") => schedule::setscheduler(thread, a[0], a[1], a[2]);
+        __NR_sched_setscheduler: Partial("remembered, to no effect; no deadlines")
+            => schedule::setscheduler(thread, a[0], a[1], a[2]);
         __NR_sched_getscheduler: Full => schedule::getscheduler(thread, a[0]);
-        __NR_sched_setparam: Partial("remembered, to no effect; no deadlines") => schedule::setparam(thread, a[0], a[1]);
+        __NR_sched_setparam: Partial("remembered, to no effect; no deadlines")
+            => schedule::setparam(thread, a[0], a[1]);
         __NR_sched_getparam: Full => schedule::getparam(thread, a[0], a[1]);
         __NR_sched_rr_get_interval: Full => schedule::interval(thread, a[0], a[1]);
         __NR_sched_get_priority_max: Full => schedule::priority_range(a[0], true);
@@ -256,16 +271,21 @@ system_calls! {
         __NR_timer_getoverrun: Full => timer::getoverrun(thread, a[0]);
         __NR_timer_delete: Full => timer::delete(thread, a[0]);
 
-        __NR_prctl: Partial("no filters of system calls, no names of VMAs, no speculation, no huge pages; PR_SET_MDWE lets programs begin as they are") => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]);
-        __NR_prlimit64: Partial("limits of memory, descriptors and signals have effect") => misc::prlimit(thread, a[0], a[1], a[2], a[3]);
+        __NR_prctl: Partial("no filters of system calls, no names of VMAs, no speculation, no huge pages; PR_SET_MDWE \
+            lets programs begin as they are")
+            => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]);
+        __NR_prlimit64: Partial("limits of memory, descriptors and signals have effect")
+            => misc::prlimit(thread, a[0], a[1], a[2], a[3]);
         __NR_getrlimit: Full => misc::prlimit(thread, 0, a[0], 0, given(a[1])?);
         __NR_setrlimit: Partial("as prlimit64") => misc::prlimit(thread, 0, a[0], given(a[1])?, 0);
         __NR_getcpu: Full => misc::getcpu(thread, a[0], a[1]);
-        __NR_getrusage: Partial("time, and the most that was resident; the kernel's work counts as the program's") => misc::getrusage(thread, a[0], a[1]);
+        __NR_getrusage: Partial("time, and the most that was resident; the kernel's work counts as the program's")
+            => misc::getrusage(thread, a[0], a[1]);
         __NR_times: Partial("the kernel's work counts as the program's") => misc::times(thread, a[0]);
         __NR_sysinfo: Partial("no load") => misc::sysinfo(thread, a[0]);
         __NR_uname: Full => misc::uname(thread, a[0]);
-        __NR_getrandom: Partial("not fit for secrets"), AfterHandlers => misc::getrandom(thread, a[0], a[1], a[2]).await;
+        __NR_getrandom: Partial("not fit for secrets"), AfterHandlers
+            => misc::getrandom(thread, a[0], a[1], a[2]).await;
         // A C library asks for these and is content without them.
         __NR_rseq: Absent => Err(Errno::ENOSYS);
     }
@@ -285,7 +305,8 @@ system_calls! {
         __NR_lstat: Full => path::stat(thread, HERE, a[0], a[1], nr::AT_SYMLINK_NOFOLLOW.into());
         __NR_mkdir: Full => path::mkdir(thread, HERE, a[0], a[1]);
         __NR_mknod: Partial("no block devices") => path::mknod(thread, HERE, a[0], a[1], a[2]);
-        __NR_open: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers => path::open(thread, HERE, a[0], a[1], a[2]).await;
+        __NR_open: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
+            => path::open(thread, HERE, a[0], a[1], a[2]).await;
         __NR_pause: Full => signal::pause(thread).await;
         __NR_pipe: Full => nameless::pipe(thread, a[0], 0);
         __NR_poll: Full => select::poll(thread, a[0], a[1], legacy::poll_deadline(a[2])).await;

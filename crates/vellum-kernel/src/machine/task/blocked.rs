@@ -1,5 +1,5 @@
-//! Waiting until an access to memory that failed is worth another try ([`BlockedOn`]): then the fault is taken, or the system
-//! call made, again.
+//! Waiting until an access to memory that failed is worth another try ([`BlockedOn`]): then the
+//! fault is taken, or the system call made, again.
 
 use crate::mem::thread::BlockedOn;
 use crate::mem::{UserSpace, heap, machine};
@@ -12,8 +12,8 @@ use vellum::space::{Access, FaultError, Happening, Watched};
 use vellum_kernel::fs::watch::Fault;
 
 impl BlockedOn {
-    /// Waits until the access is worth another try. Returns false if it won't be. `in_kernel`: the kernel made the access,
-    /// for the thread.
+    /// Waits until the access is worth another try. Returns false if it won't be. `in_kernel`: the
+    /// kernel made the access, for the thread.
     pub async fn passes(self, thread: &Arc<Thread>, in_kernel: bool) -> bool {
         match self {
             Self::Signal => true,
@@ -27,8 +27,8 @@ impl BlockedOn {
     }
 }
 
-/// Waits while the kernel's memory for a thread is beyond its memcg's limit, or beyond the memory that the machine has to
-/// spare, or until the thread's process is to end.
+/// Waits while the kernel's memory for a thread is beyond its memcg's limit, or beyond the memory
+/// that the machine has to spare, or until the thread's process is to end.
 async fn repay(thread: &Arc<Thread>, why: Refused) {
     let (groups, frames) = (machine().memcgs(), machine().frames());
     let is_beyond = || match why {
@@ -44,8 +44,8 @@ async fn repay(thread: &Arc<Thread>, why: Refused) {
     }
 }
 
-/// Waits until the program behind the userfaultfd has resolved a fault, or the access is worth another try for another
-/// reason. Returns false if it won't be.
+/// Waits until the program behind the userfaultfd has resolved a fault, or the access is worth
+/// another try for another reason. Returns false if it won't be.
 async fn wait_for_uffd(thread: &Arc<Thread>, memory: &Arc<UserSpace>, watched: Watched, in_kernel: bool) -> bool {
     let watch = memory.watchers.lock().find(watched.by);
     let Some(watch) = watch else {

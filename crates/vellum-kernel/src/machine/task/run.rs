@@ -25,7 +25,8 @@ pub enum Restart {
     AfterHandlers,
 }
 
-/// What the layer of the system calls does for a thread. The calls are bound statically: they cost what a direct call costs.
+/// What the layer of the system calls does for a thread. The calls are bound statically: they cost
+/// what a direct call costs.
 pub trait SystemCalls: 'static {
     /// Carries out a system call of the thread's, which runs in the thread's own future.
     fn call(thread: &Arc<Thread>, number: u64, arguments: [u64; 6]) -> impl Future<Output = Result<u64, Errno>> + Send;
@@ -64,8 +65,8 @@ impl Thread {
         let registers = unsafe { &mut self.context().registers };
         #[cfg(feature = "holds")]
         crate::mem::holds::end(crate::mem::holds::Kind::Work);
-        // SAFETY: interrupts are off. The registers are the thread's, whose space and other registers are loaded; whoever
-        // writes the segments or flags takes what user mode may have.
+        // SAFETY: interrupts are off. The registers are the thread's, whose space and other
+        // registers are loaded; whoever writes the segments or flags takes what user mode may have.
         let trap = unsafe { entry::enter(registers) };
         #[cfg(feature = "holds")]
         crate::mem::holds::begin(crate::mem::holds::Kind::Work);
@@ -116,14 +117,16 @@ impl<F: Future<Output = ()>> Future for Running<F> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Waking) -> Poll<()> {
-        // SAFETY: `future` is never moved: this is the only access to it, and hands out a pinned reference.
+        // SAFETY: `future` is never moved: this is the only access to it, and hands out a pinned
+        // reference.
         let (thread, future) = unsafe {
             let this = self.get_unchecked_mut();
             (&this.thread, Pin::new_unchecked(&mut this.future))
         };
         let cpu = percpu::current();
         cpu.polled.set(Arc::as_ptr(thread));
-        // SAFETY: the future has a reference to the thread, and the thread to its process, for as long as it is polled.
+        // SAFETY: the future has a reference to the thread, and the thread to its process, for as
+        // long as it is polled.
         unsafe { thread::work_for(&thread.mem, &thread.process.payer) };
         let began = now_ns();
         thread.working.store(began, Ordering::Relaxed);
@@ -142,7 +145,8 @@ async fn run<S: SystemCalls>(thread: Arc<Thread>) {
     loop {
         match thread.enter() {
             Trap::PageFault(address, access) => {
-                // SAFETY: the thread's own future, and the reference is used for the last time by the fault.
+                // SAFETY: the thread's own future, and the reference is used for the last time by
+                // the fault.
                 let memory = &unsafe { thread.context() }.memory;
                 let result = memory.engine.fault(address, access);
                 thread.mem.faults.count(&result);

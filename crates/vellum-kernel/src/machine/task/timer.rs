@@ -1,7 +1,7 @@
 //! A process's timers: the interval timer of real time, and those that programs make.
 //!
-//! A timer that is set has a task that sleeps until it fires. Setting the timer anew makes the task's setting an old one, and
-//! the task ends when it finds that out.
+//! A timer that is set has a task that sleeps until it fires. Setting the timer anew makes the
+//! task's setting an old one, and the task ends when it finds that out.
 
 use crate::mem::now_ns;
 use crate::task::signal::{self, Info};

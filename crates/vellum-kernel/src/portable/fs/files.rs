@@ -1,5 +1,5 @@
-//! What a process has of files: its descriptors, where its relative paths begin, and its umask (Linux: `files_struct` and
-//! `fs_struct`).
+//! What a process has of files: its descriptors, where its relative paths begin, and its umask
+//! (Linux: `files_struct` and `fs_struct`).
 
 use super::names::{Namespace, View};
 use super::{Inode, Open, Table, Who};
@@ -47,8 +47,8 @@ impl Files {
         self.table.lock().get(number).cloned()
     }
 
-    /// Calls `look` with the names as seen from the directory of descriptor `at`, from the current one (`AT_FDCWD`), or from
-    /// `root` for an `absolute` path.
+    /// Calls `look` with the names as seen from the directory of descriptor `at`, from the current
+    /// one (`AT_FDCWD`), or from `root` for an `absolute` path.
     ///
     /// # Errors
     ///

@@ -4,8 +4,8 @@ use core::arch::asm;
 use core::cell::Cell;
 use core::mem::offset_of;
 
-/// What the entry code keeps per CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu). The entry code knows
-/// the offsets of the fields.
+/// What the entry code keeps per CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu).
+/// The entry code knows the offsets of the fields.
 #[repr(C)]
 pub struct EntryState {
     /// The kernel's stack pointer while this CPU is in user mode.
@@ -40,7 +40,8 @@ pub unsafe fn install(state: *mut EntryState) {
 #[inline(always)]
 pub fn current() -> *const EntryState {
     let state: *const EntryState;
-    // SAFETY: reads a register. Without `nomem` and `pure`: a future that waits may continue on another CPU.
+    // SAFETY: reads a register. Without `nomem` and `pure`: a future that waits may continue on
+    // another CPU.
     unsafe { asm!("mrs {}, tpidr_el1", out(reg) state, options(nostack, preserves_flags, readonly)) };
     state
 }

@@ -8,8 +8,8 @@ use x86_64::VirtAddr;
 use x86_64::registers::model_specific::{GsBase, KernelGsBase};
 use x86_64::structures::tss::TaskStateSegment;
 
-/// What the entry code keeps per CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu). The entry code knows
-/// the offsets of some fields.
+/// What the entry code keeps per CPU: the first field of [`ArchCpu`](crate::arch::percpu::ArchCpu).
+/// The entry code knows the offsets of some fields.
 #[repr(C)]
 pub struct EntryState {
     this: *const EntryState,
@@ -23,8 +23,8 @@ pub struct EntryState {
     pub task: UnsafeCell<TaskStateSegment>,
 }
 
-/// Offset of the stack pointer of an entry, which is also that of the processor's own (Intel SDM, volume 3A, "64-Bit Mode
-/// TSS": RSP0 at byte 4).
+/// Offset of the stack pointer of an entry, which is also that of the processor's own (Intel SDM,
+/// volume 3A, "64-Bit Mode TSS": RSP0 at byte 4).
 pub const TASK_SP: usize = offset_of!(EntryState, task) + 4;
 /// Offset of a field, for the entry code.
 pub const KERNEL_SP: usize = offset_of!(EntryState, kernel_sp);
@@ -62,7 +62,8 @@ pub unsafe fn install(state: *mut EntryState) {
 #[inline(always)]
 pub fn current() -> *const EntryState {
     let this: *const EntryState;
-    // SAFETY: GS points to an `EntryState` from `install` on, whenever the kernel runs, and its first word to itself.
+    // SAFETY: GS points to an `EntryState` from `install` on, whenever the kernel runs, and its
+    // first word to itself.
     unsafe { asm!("mov {}, gs:[0]", out(reg) this, options(nostack, preserves_flags, readonly, pure)) };
     this
 }

@@ -1,4 +1,5 @@
-//! The control groups' file system: the memcgs, and the processes in them. The memory controller is the only one.
+//! The control groups' file system: the memcgs, and the processes in them. The memory controller is
+//! the only one.
 //!
 //! | file | story |
 //! |---|---|
