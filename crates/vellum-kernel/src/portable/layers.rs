@@ -1,9 +1,9 @@
-//! The layers of both halves, as a test that reads the sources: no import points up, and no folder
-//! grows too large.
+//! The layers of both halves, as a test that reads the sources: no import points up, no circle of
+//! files crosses a folder, and no folder grows too large.
 //!
-//! A file belongs to the layer that its top folder, or for a file beside `main.rs` or `lib.rs` its
-//! own name, says. It may import from its own layer and from those below it. What a layer needs of
-//! one above comes by a hook or a trait that the lower one defines.
+//! A file belongs to the layer that its top folder names; a file beside `main.rs` or `lib.rs` is
+//! a layer of its own. It may import from its own layer and from those below it. A lower layer
+//! reaches a higher one by a hook or a trait that the lower one defines.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -85,48 +85,57 @@ fn identifier(text: &str) -> &str {
     &text[..end]
 }
 
-/// Returns the first identifiers of the path, or of the paths in braces, that `text` begins with.
-fn firsts(text: &str) -> Vec<&str> {
-    let Some(list) = text.strip_prefix('{') else { return Vec::from([identifier(text)]) };
-    let (mut depth, mut found, mut from) = (1, Vec::new(), 0);
-    for (at, c) in list.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => {}
+/// Appends the path, or the paths in braces, that `text` begins with, each after `base`, to
+/// `found`. Returns the rest of `text`.
+fn paths<'a>(mut text: &'a str, base: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> &'a str {
+    let mut path = base.to_vec();
+    loop {
+        if let Some(list) = text.strip_prefix('{') {
+            text = list;
+            loop {
+                text = paths(text.trim_start(), &path, found);
+                let end = text.find([',', '}']).unwrap_or(text.len());
+                let is_last = !text[end..].starts_with(',');
+                text = text.get(end + 1..).unwrap_or_default();
+                if is_last {
+                    return text;
+                }
+            }
         }
-        if depth == 0 || (depth == 1 && c == ',') {
-            found.push(identifier(list[from..at].trim_start()));
-            from = at + 1;
-        }
-        if depth == 0 {
-            break;
+        let name = identifier(text);
+        path.extend((!name.is_empty()).then_some(name));
+        text = &text[name.len()..];
+        match text.strip_prefix("::") {
+            Some(rest) if !name.is_empty() => text = rest,
+            _ => break,
         }
     }
-    found
+    found.push(path);
+    text
 }
 
-/// Returns what a file names of the crate's root, by `crate::` or by enough `super::`, with the
+/// Returns what a file names by `crate::` or `super::`, as paths from the crate's root, with the
 /// lines.
-fn names_of_root(file: &str, source: &str) -> Vec<(usize, String)> {
-    let source = without_comments(source);
-    let depth = module(file).len();
+fn names<'a>(file: &'a str, source: &'a str) -> Vec<(usize, Vec<&'a str>)> {
+    let own = module(file);
     let mut found = Vec::new();
     for (at, _) in source.match_indices("crate::").chain(source.match_indices("super::")) {
         let before = source[..at].chars().next_back();
         if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
             continue;
         }
-        let mut rest = &source[at..];
-        let mut ups = 0;
+        let (mut rest, mut base) = (&source[at..], &own[..]);
         while let Some(more) = rest.strip_prefix("super::") {
-            (rest, ups) = (more, ups + 1);
+            rest = more;
+            base = base.split_last().map_or(base, |(_, above)| above);
         }
-        let rest = rest.strip_prefix("crate::").unwrap_or(rest);
-        if ups == 0 || ups == depth {
-            let line = source[..at].matches('\n').count() + 1;
-            found.extend(firsts(rest).into_iter().map(|name| (line, name.to_string())));
+        if let Some(more) = rest.strip_prefix("crate::") {
+            (rest, base) = (more, &[]);
         }
+        let line = source[..at].matches('\n').count() + 1;
+        let mut here = Vec::new();
+        paths(rest, base, &mut here);
+        found.extend(here.into_iter().map(|path| (line, path)));
     }
     found
 }
@@ -144,8 +153,8 @@ fn pointing_up(root: &Path, layers: &[&str]) -> Vec<String> {
             wrong.push(format!("{file}:1: '{own}' is no layer; give it a place in {layers:?}"));
             continue;
         };
-        for (line, name) in names_of_root(&file, &source) {
-            if rank(&name).is_some_and(|rank| rank > own_rank) {
+        for (line, path) in names(&file, &without_comments(&source)) {
+            if let Some(name) = path.first().filter(|name| rank(name).is_some_and(|rank| rank > own_rank)) {
                 wrong.push(format!("{file}:{line}: {own} imports {name}, a layer above it"));
             }
         }
@@ -165,8 +174,92 @@ fn no_import_points_up() {
 fn imports_are_found_however_they_are_written() {
     let source =
         "use crate::{task::Thread, mem::{self, sys}};\n// crate::sys\nfn f() { super::super::files::init(); }\n";
-    let found = names_of_root("arch/x86_64.rs", source);
-    assert_eq!(found, [(1, "task".to_string()), (1, "mem".to_string()), (3, "files".to_string())]);
+    let source = without_comments(source);
+    let found: Vec<String> =
+        names("arch/x86_64.rs", &source).iter().map(|(line, path)| format!("{line} {}", path.join("::"))).collect();
+    assert_eq!(found, ["1 task::Thread", "1 mem::self", "1 mem::sys", "3 files::init"]);
+}
+
+/// Returns whether a source defines an item of this name.
+fn defines(source: &str, name: &str) -> bool {
+    let kinds = ["fn", "struct", "enum", "trait", "const", "static", "type", "union"];
+    kinds.iter().any(|kind| {
+        let start = format!("{kind} {name}");
+        source.match_indices(&start).any(|(at, _)| identifier(&source[at + kind.len() + 1..]) == name)
+    })
+}
+
+/// The files of a half, and which of them names an item of which.
+fn edges(files: &[(String, String)], arch: &str) -> Vec<Vec<usize>> {
+    let other = if arch == "x86_64" { "aarch64" } else { "x86_64" };
+    let find = |path: &[&str]| files.iter().position(|(file, _)| !file.contains(other) && module(file) == path);
+    let resolve = |path: &[&str]| {
+        // What `arch` passes on of an architecture's.
+        let specific = path.strip_prefix(&["arch"]).filter(|rest| !rest.is_empty()).and_then(|rest| {
+            let at = |folder: &[&str]| find(&[&["arch", arch], folder, &rest[..1]].concat());
+            at(&[]).or_else(|| at(&["user"])).or_else(|| at(&["boot"]))
+        });
+        let (found, len) = match specific {
+            Some(found) => (found, 2),
+            None => (1..=path.len()).rev().find_map(|len| Some((find(&path[..len])?, len)))?,
+        };
+        let Some(name) = path.get(len).filter(|_| files[found].0.ends_with("mod.rs")) else {
+            return (!files[found].0.ends_with("mod.rs")).then_some(found);
+        };
+        // A folder's `mod.rs` passes on what its files define.
+        let own = module(&files[found].0);
+        let is_child = |file: &str| module(file).split_last().is_some_and(|(_, above)| above == own);
+        let child = || files.iter().position(|(file, source)| is_child(file) && defines(source, name));
+        if defines(&files[found].1, name) { Some(found) } else { child() }
+    };
+    let of = |(index, (file, source)): (usize, &(String, String))| {
+        let mut found: Vec<usize> = names(file, source).iter().filter_map(|(_, path)| resolve(path)).collect();
+        let own = module(file);
+        let children = files.iter().enumerate().filter(|(_, (child, _))| {
+            let child = module(child);
+            child.len() == own.len() + 1
+                && child.starts_with(&own)
+                && source.match_indices(&format!("{}::", child[own.len()])).any(|(at, _)| {
+                    source[..at].chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != ':')
+                })
+        });
+        found.extend(children.map(|(child, _)| child).filter(|_| own != ["arch"]));
+        found.retain(|other| *other != index);
+        found
+    };
+    files.iter().enumerate().map(of).collect()
+}
+
+#[test]
+fn no_circle_of_files_crosses_a_folder() {
+    let folder = |file: &str| file.rsplit_once('/').map_or("", |(folder, _)| folder).to_string();
+    for (half_name, arch) in [("machine", "x86_64"), ("machine", "aarch64"), ("portable", "x86_64")] {
+        let mut files = sources(&half(half_name));
+        files.retain(|(file, _)| !FOR_TESTS.contains(&module(file)[0]) && !file.ends_with("tests.rs"));
+        for (_, source) in &mut files {
+            let plain = without_comments(source);
+            *source = plain.split("#[cfg(test)]\nmod ").next().unwrap_or_default().to_string();
+        }
+        let edges = edges(&files, arch);
+        let reaches = |from: usize, to: usize| {
+            let (mut left, mut seen) = (Vec::from([from]), Vec::from([from]));
+            while let Some(at) = left.pop() {
+                if at == to {
+                    return true;
+                }
+                let new: Vec<usize> = edges[at].iter().copied().filter(|next| !seen.contains(next)).collect();
+                seen.extend(&new);
+                left.extend(&new);
+            }
+            false
+        };
+        for (from, (file, _)) in files.iter().enumerate() {
+            for to in edges[from].iter().copied().filter(|to| folder(&files[*to].0) != folder(file)) {
+                let other = &files[to].0;
+                assert!(!reaches(to, from), "src/{half_name}: {file} imports from {other}, which leads back to it");
+            }
+        }
+    }
 }
 
 #[test]
