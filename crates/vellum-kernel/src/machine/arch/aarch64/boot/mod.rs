@@ -1,0 +1,146 @@
+//! From a processor's first instruction to `kernel_start`.
+//!
+//! QEMU starts an ELF file at its entry, on one processor, at EL1 with the MMU off, and leaves the device tree at the start of
+//! memory. The others start the same way, by PSCI, with their index in X0.
+//!
+//! The kernel runs on SP_EL0. The other stack pointer of its level, SP_EL1, which is the one after every exception, points to
+//! a stack for exceptions, and in user mode to where the thread's registers go. So no exception needs a stack that may be used
+//! up.
+//!
+//! The tables used here map the first 2 GiB, devices and memory, three times: at 0, because the instruction after the one that
+//! turns translation on still has its physical address; at [`layout::DIRECT_MAP`]; and memory at [`layout::KERNEL_BASE`].
+
+mod devicetree;
+pub mod secondary;
+
+use crate::arch::aarch64::vectors;
+use crate::arch::percpu::{self, MAX_CPUS};
+use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
+use crate::arch::{cpu, layout, paging};
+use vellum_kernel::boot::{BadBoot, Boot};
+
+/// Where QEMU leaves the device tree.
+const DEVICE_TREE: u64 = 0x4000_0000;
+
+/// SCTLR_EL1: translation and caches on, stacks aligned, no execution of what is writable left to chance; user mode may zero
+/// and clean caches, and wait. SPAN is clear: exceptions forbid touching user memory. So is A: words of normal memory need not be
+/// aligned, which the compiler is told (`scripts/prepare.sh`). The others are those that must be set.
+const SYSTEM_CONTROL: u64 = {
+    let on = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 12;
+    let user = 1 << 14 | 1 << 15 | 1 << 16 | 1 << 18 | 1 << 26;
+    let reserved = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 28 | 1 << 29;
+    on | user | reserved
+};
+
+unsafe extern "C" {
+    /// The kernel's first Rust code, which `main` defines. `boot_entry` calls it once, on the boot CPU's stack with interrupts
+    /// off, with what the loader handed over.
+    fn kernel_start(handed_over: u64) -> !;
+}
+
+/// Prepares the boot processor, and reads what the loader handed over.
+///
+/// # Safety
+///
+/// To be called once, first of all, with the address of the device tree.
+///
+/// # Errors
+///
+/// [`BadBoot`]: the tree is unsound, or names memory or an archive that can't be.
+pub unsafe fn prepare(device_tree: u64) -> Result<Boot, BadBoot> {
+    // SAFETY: each is called once, here, in the order that it asks for; nothing so far has written outside the image.
+    unsafe {
+        percpu::install(0);
+        vectors::install();
+        cpu::init();
+        let mut boot = devicetree::read(device_tree)?;
+        paging::init(&mut boot.map)?;
+        Ok(boot)
+    }
+}
+
+core::arch::global_asm!(
+    r#"
+    .section .data.boot, "aw", @progbits
+    .balign 4096
+boot_root:
+    .quad boot_low - {base} + 3         // the identity mapping, and the direct map
+    .fill 510, 8, 0
+    .quad boot_high - {base} + 3        // the kernel
+boot_low:
+    .quad 0x60000000000405              // device memory, not executable
+    .quad 0x40000701                    // memory
+    .fill 510, 8, 0
+boot_high:
+    .fill 510, 8, 0
+    .quad 0x40000701
+    .quad 0
+
+    .section .text.boot, "ax", @progbits
+    .globl boot_entry
+boot_entry:
+    mov     x0, xzr
+    .globl boot_other
+boot_other:                             // (index)
+    msr     daifset, #15
+    msr     spsel, #0
+    adrp    x1, boot_root
+    msr     ttbr0_el1, x1
+    msr     ttbr1_el1, x1
+    ldr     x1, ={memory_types}
+    msr     mair_el1, x1
+    ldr     x1, ={control}
+    mrs     x2, id_aa64mmfr0_el1        // the size of physical addresses, of 48 bits at most
+    and     x2, x2, #7
+    mov     x3, #5
+    cmp     x2, x3
+    csel    x2, x2, x3, lo
+    orr     x1, x1, x2, lsl #32
+    msr     tcr_el1, x1
+    isb
+    tlbi    vmalle1
+    dsb     nsh
+    isb
+    ldr     x1, ={system_control}
+    msr     sctlr_el1, x1
+    isb
+    ldr     x1, =1f
+    br      x1                          // from the identity mapping to the kernel's address
+1:  ldr     x1, ={stacks}
+    ldr     x2, ={stacks_size}
+    madd    x1, x0, x2, x1
+    add     x2, x1, x2                  // SP_EL1: the end of its stacks
+    msr     spsel, #1
+    mov     sp, x2
+    msr     spsel, #0
+    ldr     x2, ={stack_size}
+    add     x1, x1, x2
+    mov     sp, x1
+    mov     x29, xzr                    // the end of the chain of frames
+    mov     x30, xzr
+    cbnz    x0, 2f
+    ldr     x0, ={device_tree}
+    bl      {start}
+    brk     #0
+2:  bl      {other}
+    brk     #0
+    .ltorg
+    "#,
+    base = const layout::KERNEL_BASE,
+    memory_types = const paging::MEMORY_TYPES,
+    control = const paging::control(),
+    system_control = const SYSTEM_CONTROL,
+    stacks = sym STACKS,
+    stacks_size = const size_of::<Stacks>(),
+    stack_size = const MAIN_STACK_SIZE,
+    device_tree = const DEVICE_TREE,
+    start = sym kernel_start,
+    other = sym secondary::begin,
+);
+
+const _: () = assert!(MAX_CPUS * size_of::<Stacks>() < 8 << 20);
+
+unsafe extern "C" {
+    /// Where another processor begins, with its index.
+    pub fn boot_other();
+}

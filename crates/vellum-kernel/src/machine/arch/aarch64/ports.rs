@@ -1,0 +1,75 @@
+//! The serial ports: the machine's own for the console, `pci-serial`, a 16550 behind one I/O region, for the
+//! wire.
+
+use crate::arch::irq::{self, PCI_LINES};
+use crate::arch::kernel_map::phys_to_virt;
+use crate::arch::pci;
+use arm_pl011_uart::{DataBits, LineConfig, PL011Registers, Parity, StopBits, Uart, UniqueMmioPointer};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use uart_16550::Uart16550;
+use uart_16550::backend::MmioBackend;
+use virtio_drivers::transport::pci::bus::Command;
+
+/// How the wire's registers are reached.
+pub type Backend = MmioBackend;
+
+/// Where the machine has the PL011, and the clock that drives it.
+const PL011: u64 = 0x0900_0000;
+const PL011_HZ: u32 = 24_000_000;
+
+/// Where in memory PCI's I/O addresses are.
+const IO_WINDOW: u64 = 0x3eff_0000;
+/// The I/O address that the port is given.
+const IO_ADDRESS: u32 = 0x1000;
+/// Red Hat's `pci-serial`: vendor and device.
+const SERIAL: (u16, u16) = (0x1b36, 0x0002);
+
+static WIRE_LINE: AtomicU32 = AtomicU32::new(0);
+
+/// The console's port.
+pub struct Console(Uart<'static>);
+
+impl Console {
+    /// Sends bytes.
+    pub fn send(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            while self.0.is_tx_fifo_full() {
+                core::hint::spin_loop();
+            }
+            self.0.write_word(*byte);
+        }
+    }
+}
+
+/// The console's port. To be asked for once.
+pub fn console() -> Option<Console> {
+    let registers = NonNull::new(phys_to_virt::<PL011Registers>(PL011))?;
+    // SAFETY: the port has this address on the machine, and who asked for it is its only user.
+    let mut port = Uart::new(unsafe { UniqueMmioPointer::new(registers) });
+    let config = LineConfig { data_bits: DataBits::Bits8, parity: Parity::None, stop_bits: StopBits::One };
+    port.enable(config, 115_200, PL011_HZ).ok()?;
+    Some(Console(port))
+}
+
+/// The wire's port, if there is one. To be asked for once.
+pub fn wire() -> Option<Uart16550<Backend>> {
+    let (address, line) = pci_serial()?;
+    WIRE_LINE.store(line, Relaxed);
+    // SAFETY: the port's registers, a byte each; who asked for it is its only user.
+    unsafe { Uart16550::new_mmio(NonNull::new(phys_to_virt(address))?, 1) }.ok()
+}
+
+/// From now on this processor is interrupted when something comes over the wire.
+pub fn hear_wire() {
+    irq::hear(WIRE_LINE.load(Relaxed));
+}
+
+/// The serial port, made to answer: its physical address, and its interrupt's line.
+fn pci_serial() -> Option<(u64, u32)> {
+    let mut root = pci::root();
+    let device = pci::find(&root, |info| (info.vendor_id, info.device_id) == SERIAL)?;
+    root.set_bar_32(device, 0, IO_ADDRESS | 1);
+    root.set_command(device, Command::IO_SPACE);
+    Some((IO_WINDOW + u64::from(IO_ADDRESS), PCI_LINES + u32::from(device.device) % 4))
+}

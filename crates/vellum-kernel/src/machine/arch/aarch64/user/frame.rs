@@ -1,0 +1,119 @@
+//! The frame that a signal's handler finds on its stack, as Linux lays it out (`struct rt_sigframe`): a `siginfo`, a `ucontext`
+//! with all registers, and in its last part records of a kind and a size each, of which one has the vector registers. Above it
+//! is a record of the frames' chain.
+
+use crate::arch::abi::return_from_handler;
+use crate::arch::entry::Registers;
+use crate::arch::held::Held;
+use crate::arch::paging::user_end;
+use crate::arch::trap::USER_STATE;
+use crate::arch::types::{Handler, UserMemory};
+use alloc::vec::Vec;
+use vellum_kernel::errno::Errno;
+
+/// Bytes below the stack pointer that a function may use: none.
+pub const RED_ZONE: u64 = 0;
+/// Offsets in the frame: of the `ucontext`, and of its parts.
+const UCONTEXT: usize = 128;
+const STACK: usize = UCONTEXT + 16;
+const MASK: usize = UCONTEXT + 40;
+/// The mask has room for 1024 signals, and the registers are aligned to 16 bytes.
+const MACHINE: usize = UCONTEXT + 176;
+const GENERAL: usize = MACHINE + 8;
+const RECORDS: usize = MACHINE + 288;
+/// What there is room for behind.
+const SIZE: usize = RECORDS + 4096;
+/// A record: what it is, and how many bytes it has, with these 8.
+const VECTOR: [u32; 2] = [0x4650_8001, 528];
+const SYNDROME: [u32; 2] = [0x4553_5201, 16];
+/// What is written: both records, and the end of all.
+const WRITTEN: usize = RECORDS + VECTOR[1] as usize + SYNDROME[1] as usize + 16;
+
+/// Has the thread go on in a handler, with a frame on its stack.
+///
+/// # Errors
+///
+/// There is no room for it, or no way to return.
+pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
+    if handler.address >= user_end() {
+        return Err(Errno::EFAULT);
+    }
+    let [stack, len] = handler.signal_stack;
+    let top = handler.top & !15;
+    let link_at = top.wrapping_sub(16);
+    let at = link_at.wrapping_sub(SIZE as u64);
+    let Registers { x, sp, pc, state, syndrome, .. } = *registers;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(WRITTEN)?;
+    bytes.resize(WRITTEN, 0u8);
+    let mut put = |at: usize, from: &[u8]| bytes[at..at + from.len()].copy_from_slice(from);
+    put(0, &handler.info);
+    put(STACK, &stack.to_le_bytes());
+    put(STACK + 8, &handler.stack_flags.to_le_bytes());
+    put(STACK + 16, &len.to_le_bytes());
+    put(MASK, &handler.mask.to_le_bytes());
+    put(MACHINE, &handler.fault_address.to_le_bytes());
+    for (index, word) in x.into_iter().chain([sp, pc, state]).enumerate() {
+        put(GENERAL + 8 * index, &word.to_le_bytes());
+    }
+    let Held { vector, status, control, .. } = held;
+    let record = |[kind, size]: [u32; 2]| (u64::from(size) << 32 | u64::from(kind)).to_le_bytes();
+    put(RECORDS, &record(VECTOR));
+    put(RECORDS + 8, &(*control << 32 | status & 0xffff_ffff).to_le_bytes());
+    for (index, register) in vector.iter().enumerate() {
+        put(RECORDS + 16 + 16 * index, &register.to_le_bytes());
+    }
+    put(RECORDS + VECTOR[1] as usize, &record(SYNDROME));
+    put(RECORDS + VECTOR[1] as usize + 8, &syndrome.to_le_bytes());
+    let link: [u8; 16] =
+        core::array::from_fn(|i| if i < 8 { x[29].to_le_bytes()[i] } else { x[30].to_le_bytes()[i - 8] });
+    memory.write(link_at, &link)?;
+    memory.write(at, &bytes)?;
+    let r = registers;
+    (r.pc, r.sp, r.x[29]) = (handler.address, at, link_at);
+    r.x[30] = handler.restorer.unwrap_or_else(return_from_handler);
+    (r.x[0], r.x[1], r.x[2]) = (handler.signal.into(), at, at.wrapping_add(UCONTEXT as u64));
+    Ok(())
+}
+
+/// Takes the registers back from the frame that the stack pointer is at, as far as a program may set them; the answer is the
+/// mask.
+///
+/// # Errors
+///
+/// It can't be read, or is none.
+pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
+    let at = registers.sp;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(SIZE)?;
+    bytes.resize(SIZE, 0u8);
+    memory.read(at, &mut bytes)?;
+    let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+    let r = registers;
+    for (index, place) in r.x.iter_mut().chain([&mut r.sp, &mut r.pc, &mut r.state]).enumerate() {
+        *place = word(GENERAL + 8 * index);
+    }
+    r.state &= USER_STATE;
+    if r.pc >= user_end() {
+        return Err(Errno::EFAULT);
+    }
+    let mut record = RECORDS;
+    while record + 16 <= SIZE {
+        let (kind, size) = (word(record) as u32, (word(record) >> 32) as usize);
+        if kind == 0 {
+            break;
+        }
+        if size < 16 || !size.is_multiple_of(16) || record + size > SIZE {
+            return Err(Errno::EINVAL);
+        }
+        if [kind, size as u32] == VECTOR {
+            (held.status, held.control) = (word(record + 8) & 0xffff_ffff, word(record + 8) >> 32);
+            for (index, register) in held.vector.iter_mut().enumerate() {
+                let at = record + 16 + 16 * index;
+                *register = u128::from(word(at + 8)) << 64 | u128::from(word(at));
+            }
+        }
+        record += size;
+    }
+    Ok(word(MASK))
+}

@@ -1,0 +1,43 @@
+//! PCI: the devices on the first bus, and where in memory their registers are.
+
+use crate::arch::devices::{CONFIGURATION, MEMORY_WINDOW};
+use crate::arch::kernel_map::phys_to_virt;
+use spin::{Mutex, MutexGuard, Once};
+use virtio_drivers::transport::pci::bus::{
+    BarInfo, Cam, Command, DeviceFunction, DeviceFunctionInfo, MemoryBarType, MmioCam, PciRoot,
+};
+
+/// The machine's buses.
+pub type Root = PciRoot<MmioCam<'static>>;
+
+/// The machine's buses, for one processor at a time.
+pub fn root() -> MutexGuard<'static, Root> {
+    static ROOT: Once<Mutex<Root>> = Once::new();
+    let root = || {
+        // SAFETY: the machine has the configuration spaces there, the direct map shows them for ever, and this is called once.
+        Mutex::new(PciRoot::new(unsafe { MmioCam::new(phys_to_virt(CONFIGURATION), Cam::Ecam) }))
+    };
+    ROOT.call_once(root).lock()
+}
+
+/// A device on the first bus.
+pub fn find(root: &Root, is_it: impl Fn(&DeviceFunctionInfo) -> bool) -> Option<DeviceFunction> {
+    root.enumerate_bus(0).find(|(_, info)| is_it(info)).map(|(place, _)| place)
+}
+
+/// Puts a device's registers into memory, whether the firmware has done so or not, and has it answer there, and reach memory by
+/// itself. Of one device only: all would be put to the same addresses.
+pub fn place(root: &mut Root, device: DeviceFunction) {
+    let mut next = MEMORY_WINDOW;
+    let regions = root.bars(device).unwrap_or_default();
+    for (index, region) in (0..).zip(regions) {
+        let Some(BarInfo::Memory { address_type, size, .. }) = region else { continue };
+        next = next.next_multiple_of(size);
+        match address_type {
+            MemoryBarType::Width64 => root.set_bar_64(device, index, next),
+            MemoryBarType::Width32 | MemoryBarType::Below1MiB => root.set_bar_32(device, index, next as u32),
+        }
+        next += size;
+    }
+    root.set_command(device, Command::MEMORY_SPACE | Command::BUS_MASTER);
+}

@@ -1,0 +1,184 @@
+//! The other processors: from real mode to 64-bit code, each on its own stack, where they wait for work.
+//!
+//! They begin in real mode at a page below 1 MiB, where a copy of the code below is put. It goes to 64-bit mode in one
+//! step, through the tables of [`crate::arch::boot`], whose identity mapping they need for one jump.
+
+use crate::arch::clock::Clock;
+use crate::arch::kernel_map::{PAGE_SIZE, phys_to_virt};
+use crate::arch::layout::KERNEL_BASE;
+use crate::arch::paging;
+use crate::arch::percpu::{self, MAX_CPUS};
+use crate::arch::stack::{MAIN_STACK_SIZE, STACKS, Stacks};
+use crate::arch::{cpu, entry, held, irq, smp, trap};
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use x86_64::instructions::port::Port;
+use x86_64::registers::control::Cr4;
+
+/// Where the copy goes: in the memory that the map calls low, which nobody uses.
+const PAGE: u64 = 0x8000;
+/// So long they are waited for, in nanoseconds: a second.
+const PATIENCE: u64 = 1_000_000_000;
+
+/// How many processors have taken an index; the boot processor has 0.
+static COUNT: AtomicUsize = AtomicUsize::new(1);
+
+core::arch::global_asm!(
+    r#"
+    .section .rodata.smp, "a", @progbits
+    .code16
+smp_begin:
+    cli
+    movl %cs:(smp_cr4 - smp_begin), %eax
+    movl %eax, %cr4
+    movl %cs:(smp_cr3 - smp_begin), %eax
+    movl %eax, %cr3
+    movl $0xc0000080, %ecx                              // EFER
+    rdmsr
+    orl $0x100, %eax                                    // LME
+    wrmsr
+    lgdtl %cs:(smp_segments - smp_begin)
+    movl $0x80000011, %eax                              // PG, ET, PE
+    movl %eax, %cr0
+    ljmpl $8, $({page} + smp_long - smp_begin)
+    .code64
+smp_long:
+    movabsq $smp_high, %rax
+    jmpq *%rax
+    .balign 4
+smp_segments:
+    .word 15
+    .long boot_gdt - {base}
+smp_cr3:
+    .long 0
+smp_cr4:
+    .long 0
+smp_end:
+
+    .section .text.smp, "ax", @progbits
+smp_high:
+    xorl %eax, %eax
+    movw %ax, %ds
+    movw %ax, %es
+    movw %ax, %ss
+    movw %ax, %fs
+    movw %ax, %gs
+    movl $1, %edi
+    lock xaddq %rdi, {count}(%rip)
+    cmpq ${most}, %rdi
+    jae 1f
+    imulq ${stacks_size}, %rdi, %rax
+    leaq {stacks} + {stack_size}(%rip), %rsp
+    addq %rax, %rsp
+    xorl %ebp, %ebp
+    callq {begin}
+1:  hlt
+    jmp 1b
+    "#,
+    page = const PAGE,
+    base = const KERNEL_BASE,
+    count = sym COUNT,
+    most = const MAX_CPUS,
+    stacks = sym STACKS,
+    stacks_size = const size_of::<Stacks>(),
+    stack_size = const MAIN_STACK_SIZE,
+    begin = sym begin,
+    options(att_syntax),
+);
+
+unsafe extern "C" {
+    static smp_begin: u8;
+    static smp_end: u8;
+    static smp_cr3: u32;
+    static smp_cr4: u32;
+    static boot_pml4: u8;
+    static boot_pml5: u8;
+}
+
+/// How many processors there are to use: what QEMU's configuration device says (QEMU's documentation, "QEMU Firmware
+/// Configuration (fw_cfg) Device").
+fn expected() -> usize {
+    const PROCESSORS: u16 = 5;
+    let (mut selector, mut data) = (Port::<u16>::new(0x510), Port::<u8>::new(0x511));
+    // SAFETY: the ports of that device, or of nothing.
+    let count = unsafe {
+        selector.write(PROCESSORS);
+        u16::from_le_bytes([data.read(), data.read()])
+    };
+    // Where there is no device, all bits are set.
+    if count == u16::MAX { 1 } else { usize::from(count).clamp(1, MAX_CPUS) }
+}
+
+/// Starts the clock, of instructions if they are `counted`, and all processors; how many there are. The others wait for [`smp::release`].
+///
+/// # Safety
+///
+/// To be called once, on the boot processor, when it has its final tables. Nobody else uses the PC's timers.
+pub unsafe fn start(counted: bool) -> (Clock, usize) {
+    held::init();
+    irq::init();
+    // SAFETY: by contract.
+    let clock = unsafe { Clock::start(counted) };
+    irq::calibrate(|| clock.now_ns());
+    // SAFETY: by contract.
+    let cpus = unsafe { start_others(&clock) };
+    (clock, cpus)
+}
+
+/// Starts the other processors, and says how many there are with this one.
+///
+/// # Safety
+///
+/// As of [`start`].
+unsafe fn start_others(clock: &Clock) -> usize {
+    let expected = expected();
+    if expected == 1 {
+        return 1;
+    }
+    let (begin, end) = (&raw const smp_begin, &raw const smp_end);
+    let root = if cpu::has_five_levels() { &raw const boot_pml5 } else { &raw const boot_pml4 };
+    let page = phys_to_virt::<u8>(PAGE);
+    // SAFETY: the memory is nobody's; what is copied is code of this image, shorter than a page, and the words are in it.
+    unsafe {
+        page.copy_from_nonoverlapping(begin, end as usize - begin as usize);
+        let word = |symbol: *const u32| page.add(symbol as usize - begin as usize).cast::<u32>();
+        word(&raw const smp_cr3).write_unaligned((root as u64 - KERNEL_BASE) as u32);
+        word(&raw const smp_cr4).write_unaligned(0x20 | Cr4::read_raw() as u32 & 0x1000);
+    }
+    let wait = |ns| {
+        let start = clock.now_ns();
+        while clock.now_ns() - start < ns {
+            core::hint::spin_loop();
+        }
+    };
+    irq::start_others((PAGE / PAGE_SIZE) as u8, wait);
+    let start = clock.now_ns();
+    while COUNT.load(SeqCst) < expected && clock.now_ns() - start < PATIENCE {
+        core::hint::spin_loop();
+    }
+    // Whoever comes now finds no index left.
+    let count = COUNT.swap(MAX_CPUS, SeqCst).min(MAX_CPUS);
+    smp::wait_until_ready(count);
+    count
+}
+
+/// What the firmware calls a processor.
+pub fn name(cpu: usize) -> u64 {
+    irq::name(cpu)
+}
+
+/// The first Rust code of another processor.
+extern "C" fn begin(index: usize) -> ! {
+    // SAFETY: once on each processor, in the order that they ask for; the index is its own. The kernel's tables map all
+    // that the boot tables do and this code uses.
+    unsafe {
+        percpu::install(index);
+        cpu::init();
+        paging::load_root(paging::kernel_root());
+    }
+    cpu::enable_keeping();
+    trap::load();
+    irq::init();
+    entry::init();
+    held::init();
+    smp::work()
+}

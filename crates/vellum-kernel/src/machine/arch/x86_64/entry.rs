@@ -1,0 +1,242 @@
+//! Into user mode and back.
+//!
+//! [`enter`] is an ordinary function that takes long: it returns when the processor comes back from user mode, whatever the
+//! reason was. There is no stack of the thread's in the kernel. The processor pushes what it saves straight to the end of
+//! the thread's [`Registers`], because the task state says that its stack ends there, and the entries push the rest; so
+//! nothing is copied.
+
+use crate::arch::cpu;
+use crate::arch::cpu::{USER_CODE, USER_DATA};
+use crate::arch::entry_state::{KERNEL_SP, REGISTERS_END, TASK_SP, USER_SP};
+use crate::arch::trap::{self, PAGE_FAULT};
+use crate::arch::types::Trap;
+use core::fmt;
+use x86_64::VirtAddr;
+use x86_64::registers::control::Cr2;
+use x86_64::registers::model_specific::{Efer, EferFlags, LStar, Msr, SFMask};
+use x86_64::registers::rflags::RFlags;
+
+/// What [`Registers::vector`] says after a system call.
+const SYSTEM_CALL: u64 = 256;
+
+/// The general registers, in the order in which the entries push them.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct Registers {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rdi: u64,
+    pub rsi: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub rdx: u64,
+    pub rcx: u64,
+    pub rax: u64,
+    /// Why user mode was left: the number of the exception or interrupt, or [`SYSTEM_CALL`].
+    pub vector: u64,
+    /// The exception's error code; after a system call its number.
+    pub error: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub rflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+}
+
+// The processor aligns the stack to 16 bytes before it pushes; so the end must be aligned.
+const _: () = assert!(size_of::<Registers>().is_multiple_of(16));
+
+impl Registers {
+    /// Of a program about to start.
+    pub fn start(rip: u64, rsp: u64) -> Self {
+        let rflags = RFlags::INTERRUPT_FLAG.bits();
+        Self { rip, rsp, rflags, cs: USER_CODE, ss: USER_DATA, ..Self::default() }
+    }
+
+    /// The arguments of a system call.
+    pub fn arguments(&self) -> [u64; 6] {
+        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
+    }
+
+    /// What a system call has answered.
+    pub fn answer(&self) -> u64 {
+        self.rax
+    }
+
+    /// Has a system call answer this.
+    pub fn set_answer(&mut self, answer: u64) {
+        self.rax = answer;
+    }
+
+    /// Has the program make its last system call, of this number, once more.
+    pub fn repeat(&mut self, number: u64) {
+        self.rax = number;
+        self.rip -= 2; // the length of the instruction
+    }
+
+    /// The stack pointer.
+    pub fn stack(&self) -> u64 {
+        self.rsp
+    }
+
+    /// Has the program go on on another stack.
+    pub fn set_stack(&mut self, stack: u64) {
+        self.rsp = stack;
+    }
+}
+
+core::arch::global_asm!(
+    r#"
+    .section .text.entry, "ax", @progbits
+enter_user:                             // (registers)
+    pushq %rbx
+    pushq %rbp
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, %gs:{kernel_sp}
+    leaq {size}(%rdi), %rax
+    movq %rax, %gs:{registers_end}
+    movq %rax, %gs:{task_sp}
+    movq %rdi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %r11
+    popq %r10
+    popq %r9
+    popq %r8
+    popq %rdi
+    popq %rsi
+    popq %rbp
+    popq %rbx
+    popq %rdx
+    popq %rcx
+    popq %rax
+    addq $16, %rsp                      // vector and error code
+    swapgs
+    iretq
+
+    .balign 16
+system_call_entry:                      // interrupts are masked, the stack is the user's, rip is in rcx and rflags in r11
+    swapgs
+    movq %rsp, %gs:{user_sp}
+    movq %gs:{registers_end}, %rsp
+    pushq ${user_data}
+    pushq %gs:{user_sp}
+    pushq %r11
+    pushq ${user_code}
+    pushq %rcx
+    pushq %rax
+    pushq ${system_call}
+    jmp 1f
+
+    .balign 16
+    .globl trap_from_user
+trap_from_user:                         // vector and error code are pushed
+    swapgs
+1:  pushq %rax
+    pushq %rcx
+    pushq %rdx
+    pushq %rbx
+    pushq %rbp
+    pushq %rsi
+    pushq %rdi
+    pushq %r8
+    pushq %r9
+    pushq %r10
+    pushq %r11
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    cld
+    movq %gs:{kernel_sp}, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbp
+    popq %rbx
+    retq
+    "#,
+    size = const size_of::<Registers>(),
+    kernel_sp = const KERNEL_SP,
+    user_sp = const USER_SP,
+    registers_end = const REGISTERS_END,
+    task_sp = const TASK_SP,
+    user_data = const USER_DATA,
+    user_code = const USER_CODE,
+    system_call = const SYSTEM_CALL,
+    options(att_syntax),
+);
+
+unsafe extern "C" {
+    fn enter_user(registers: *mut Registers);
+    fn system_call_entry();
+}
+
+/// Runs user mode from these registers on until it comes back: why it did. Interrupts are off before and after.
+///
+/// # Safety
+///
+/// Interrupts are off; the segments are the user's, the flags of the kind that user mode may have; what is loaded is the
+/// address space, and the vector registers, of whoever the registers belong to.
+#[inline(always)]
+pub unsafe fn enter(registers: &mut Registers) -> Trap {
+    debug_assert!(registers.cs == USER_CODE && registers.ss == USER_DATA);
+    // SAFETY: by contract. The entries write to the registers and nothing else, and this CPU's `EntryState` says where
+    // those are.
+    unsafe { enter_user(registers) };
+    // Before anything else can fault.
+    let address = if registers.vector == PAGE_FAULT { Cr2::read_raw() } else { 0 };
+    cpu::forbid_user_access();
+    match registers.vector {
+        SYSTEM_CALL => Trap::SystemCall(registers.error),
+        PAGE_FAULT => Trap::PageFault(address, trap::access(registers.error)),
+        0..32 => Trap::Exception(trap::raised(registers)),
+        vector => {
+            trap::interrupt(vector);
+            Trap::Interrupt
+        }
+    }
+}
+
+/// Lets user mode make system calls on this processor.
+pub fn init() {
+    // SAFETY: the selectors are those of `cpu`'s table, where the kernel's code and data are the first two; what a return by
+    // SYSRET would load is not used. The entry leaves the user's stack at once, with interrupts masked.
+    unsafe {
+        Efer::update(|efer| efer.insert(EferFlags::SYSTEM_CALL_EXTENSIONS));
+        Msr::new(0xc000_0081).write(0x0008 << 32 | 0x0010 << 48);
+    }
+    LStar::write(VirtAddr::new(system_call_entry as *const () as u64));
+    SFMask::write(
+        RFlags::INTERRUPT_FLAG
+            | RFlags::DIRECTION_FLAG
+            | RFlags::TRAP_FLAG
+            | RFlags::ALIGNMENT_CHECK
+            | RFlags::NESTED_TASK,
+    );
+}
+
+impl fmt::Display for Registers {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { rip, cs, rflags, rsp, ss, error, .. } = self;
+        writeln!(f, "rip {rip:#018x}  rsp {rsp:#018x}  rflags {rflags:#x}  cs {cs:#x}  ss {ss:#x}  error {error:#x}")?;
+        let Self { rax, rbx, rcx, rdx, rsi, rdi, rbp, r8, r9, r10, r11, r12, r13, r14, r15, .. } = self;
+        writeln!(f, "rax {rax:#018x}  rbx {rbx:#018x}  rcx {rcx:#018x}  rdx {rdx:#018x}")?;
+        writeln!(f, "rsi {rsi:#018x}  rdi {rdi:#018x}  rbp {rbp:#018x}  r8  {r8:#018x}")?;
+        writeln!(f, "r9  {r9:#018x}  r10 {r10:#018x}  r11 {r11:#018x}  r12 {r12:#018x}")?;
+        write!(f, "r13 {r13:#018x}  r14 {r14:#018x}  r15 {r15:#018x}")
+    }
+}

@@ -1,0 +1,28 @@
+//! x86-64, on a PC. Beside what each architecture has:
+//!
+//! | file | story |
+//! |---|---|
+//! | `boot/pvh` | what the loader says: memory map, command line, first files |
+//! | `ioapic` | devices' interrupts |
+
+pub mod boot;
+pub mod caches;
+pub mod clock;
+pub mod cpu;
+pub mod cpuinfo;
+pub mod devices;
+pub mod entry;
+pub mod entry_state;
+pub mod exit;
+pub mod interrupts;
+mod ioapic;
+pub mod irq;
+pub mod layout;
+pub mod manual;
+pub mod paging;
+pub mod ports;
+pub mod trap;
+mod user;
+
+pub use boot::secondary;
+pub use user::{abi, frame, held};

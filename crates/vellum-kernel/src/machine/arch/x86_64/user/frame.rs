@@ -1,0 +1,133 @@
+//! The frame that a signal's handler finds on its stack, as Linux lays it out (`struct rt_sigframe`): the address to return
+//! to, a `ucontext` with all registers, a `siginfo`, and above them the vector registers.
+
+use crate::arch::cpu::{USER_CODE, USER_DATA};
+use crate::arch::entry::Registers;
+use crate::arch::held::Held;
+use crate::arch::paging::user_end;
+use crate::arch::types::{Handler, UserMemory};
+use alloc::vec::Vec;
+use vellum_kernel::errno::Errno;
+use x86_64::registers::rflags::RFlags;
+
+/// Bytes below the stack pointer that a function may use (System V ABI, "The Stack Frame").
+pub const RED_ZONE: u64 = 128;
+/// Offset of the `ucontext` in the frame, and of its parts.
+const UCONTEXT: usize = 8;
+const STACK: usize = UCONTEXT + 16;
+const MACHINE: usize = UCONTEXT + 40;
+const MASK: usize = MACHINE + 256;
+const INFO: usize = MASK + 8;
+const SIZE: usize = INFO + 128;
+/// The word of the machine context that has the address of the vector registers.
+const VECTOR_WORD: usize = 23;
+/// Flags that user mode may set for itself: CF PF AF ZF SF TF DF OF RF AC ID.
+const USER_FLAGS: u64 = 0x0025_0dd5;
+
+/// Has the thread go on in a handler, with a frame on its stack.
+///
+/// # Errors
+///
+/// There is no room for it, or no way to return.
+pub fn push(registers: &mut Registers, held: &Held, memory: &impl UserMemory, handler: &Handler) -> Result<(), Errno> {
+    // A jump to what is no address of user mode's would fail in the kernel.
+    if handler.restorer.is_none() || handler.address >= user_end() {
+        return Err(Errno::EFAULT);
+    }
+    let [stack, len] = handler.signal_stack;
+    let top = handler.top;
+    let vector = held.vector.bytes();
+    let vector_at = top.wrapping_sub(vector.len() as u64) & !63;
+    // As after a call: the stack is aligned but for the return address.
+    let at = (vector_at.wrapping_sub(SIZE as u64) & !15).wrapping_sub(8);
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(SIZE)?;
+    bytes.resize(SIZE, 0u8);
+    let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    put(0, handler.restorer.unwrap_or_default());
+    put(STACK, stack);
+    put(STACK + 8, handler.stack_flags);
+    put(STACK + 16, len);
+    for (index, word) in words(registers).into_iter().enumerate() {
+        put(MACHINE + 8 * index, word);
+    }
+    let Registers { error, vector: number, .. } = *registers;
+    for (index, word) in
+        [(19, error), (20, number), (21, handler.mask), (22, handler.fault_address), (VECTOR_WORD, vector_at)]
+    {
+        put(MACHINE + 8 * index, word);
+    }
+    put(MASK, handler.mask);
+    bytes[INFO..].copy_from_slice(&handler.info);
+    memory.write(vector_at, vector)?;
+    memory.write(at, &bytes)?;
+    let r = registers;
+    (r.rip, r.rsp, r.rax) = (handler.address, at, 0);
+    (r.rdi, r.rsi, r.rdx) = (handler.signal.into(), at.wrapping_add(INFO as u64), at.wrapping_add(UCONTEXT as u64));
+    r.rflags &= !(RFlags::DIRECTION_FLAG | RFlags::TRAP_FLAG | RFlags::RESUME_FLAG).bits();
+    Ok(())
+}
+
+/// The general registers in the order of `struct sigcontext`, and the segments.
+fn words(r: &Registers) -> [u64; 19] {
+    [
+        r.r8,
+        r.r9,
+        r.r10,
+        r.r11,
+        r.r12,
+        r.r13,
+        r.r14,
+        r.r15,
+        r.rdi,
+        r.rsi,
+        r.rbp,
+        r.rbx,
+        r.rdx,
+        r.rax,
+        r.rcx,
+        r.rsp,
+        r.rip,
+        r.rflags,
+        r.cs | r.ss << 48,
+    ]
+}
+
+/// Takes the registers back from the frame that the stack pointer is at, its first word gone, as far as a program may set
+/// them; the answer is the mask.
+///
+/// # Errors
+///
+/// It can't be read, or names an address that is not user mode's.
+pub fn pop(registers: &mut Registers, held: &mut Held, memory: &impl UserMemory) -> Result<u64, Errno> {
+    let at = registers.rsp.wrapping_sub(UCONTEXT as u64);
+    let mut bytes = [0; INFO];
+    memory.read(at, &mut bytes)?;
+    let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+    let machine = |index: usize| word(MACHINE + 8 * index);
+    let vector_at = machine(VECTOR_WORD);
+    let mut vector = Vec::new();
+    if vector_at != 0 {
+        vector.try_reserve_exact(held.vector.bytes().len())?;
+        vector.resize(held.vector.bytes().len(), 0);
+        memory.read(vector_at, &mut vector)?;
+    }
+    // What can be tried again ends here.
+    let r = registers;
+    let places = [
+        &mut r.r8, &mut r.r9, &mut r.r10, &mut r.r11, &mut r.r12, &mut r.r13, &mut r.r14, &mut r.r15, &mut r.rdi,
+        &mut r.rsi, &mut r.rbp, &mut r.rbx, &mut r.rdx, &mut r.rax, &mut r.rcx, &mut r.rsp, &mut r.rip,
+    ];
+    for (index, place) in places.into_iter().enumerate() {
+        *place = machine(index);
+    }
+    if r.rip >= user_end() {
+        return Err(Errno::EFAULT);
+    }
+    (r.cs, r.ss) = (USER_CODE, USER_DATA);
+    r.rflags = machine(17) & USER_FLAGS | RFlags::INTERRUPT_FLAG.bits();
+    if vector_at != 0 {
+        held.vector.set(&vector);
+    }
+    Ok(word(MASK))
+}

@@ -1,0 +1,141 @@
+//! User memory: which address space is in use, page faults in it, and accesses that may be refused.
+//!
+//! A page fault goes to the engine. When the engine has resolved it the access is tried again; when it refuses, the
+//! access fails: [`load`], [`store`] and [`execute`] say so to their caller. Any other touch that is refused is a bug of
+//! the kernel.
+
+use crate::arch::cpu::user_access;
+use crate::arch::entry::{self, Registers};
+use crate::arch::hooks::{Fault, Outcome};
+use crate::arch::paging::user_end;
+use crate::arch::percpu::{self, MAX_CPUS};
+use crate::arch::types::Trap;
+use crate::arch::{access, interrupts};
+use crate::mem::{self, space};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+use spin::Mutex;
+use vellum::memcg::MemcgId;
+use vellum::memcg::Refused;
+use vellum::space::{FaultError, Limits};
+
+pub use crate::mem::{Machine, Space};
+
+/// What this is about on one processor.
+struct Seat {
+    /// The space in use; null when the user half is empty.
+    current: AtomicPtr<Space>,
+    /// Why the engine refused the last fault that it refused.
+    refused: Mutex<Option<FaultError>>,
+    /// Faults since the last access began.
+    tries: AtomicU32,
+}
+
+static SEATS: [Seat; MAX_CPUS] =
+    [const { Seat { current: AtomicPtr::new(ptr::null_mut()), refused: Mutex::new(None), tries: AtomicU32::new(0) } };
+        MAX_CPUS];
+
+fn seat() -> &'static Seat {
+    &SEATS[percpu::current().index]
+}
+
+/// If an access still faults after so many faults were resolved, the tables do not say what the engine believes.
+const PATIENCE: u32 = 100;
+
+/// An empty space, with the kernel in its upper half.
+pub fn new_space(machine: &'static Machine, group: MemcgId) -> Result<Space, Refused> {
+    mem::new_space(machine, group, Limits::default())
+}
+
+/// Runs `body` with this space in use, and then returns to the one before.
+pub fn run_in<T>(space: &Space, body: impl FnOnce() -> T) -> T {
+    let before = seat().current.load(Relaxed);
+    // SAFETY: the space is borrowed until the second switch is done, whatever `body` does, as a panic does not return.
+    // The space before is borrowed by the call of `run_in` that this one is inside of.
+    unsafe { switch(ptr::from_ref(space).cast_mut()) };
+    let result = body();
+    // SAFETY: as above.
+    unsafe { switch(before) };
+    result
+}
+
+/// Puts another space in use, or none.
+///
+/// # Safety
+///
+/// Null, or a space that lives until the next switch.
+unsafe fn switch(to: *mut Space) {
+    let from = seat().current.swap(to, Relaxed);
+    if from == to {
+        return;
+    }
+    // SAFETY: both live: by this contract, and by that of the switch before.
+    unsafe { space::translate(to.as_ref(), from.as_ref()) };
+}
+
+/// Reads the word at an address.
+pub fn load(address: u64) -> Result<u64, FaultError> {
+    // SAFETY: a word of user memory, to which no reference exists.
+    attempt(address, || unsafe { access::load(address) })
+}
+
+/// Writes the word at an address.
+pub fn store(address: u64, value: u64) -> Result<(), FaultError> {
+    // SAFETY: a word of user memory, to which no reference exists.
+    attempt(address, || unsafe { access::store(address, value) }.then_some(()))
+}
+
+/// Executes what is at an address, in user mode, until it makes a system call.
+///
+/// # Safety
+///
+/// If code can be executed there, it makes one and touches nothing. A space is in use.
+pub unsafe fn execute(address: u64) -> Result<(), FaultError> {
+    let mut registers = Registers::start(address, 0);
+    for _ in 0..PATIENCE {
+        // SAFETY: interrupts are off. The space in use stays; the code uses no other registers.
+        match interrupts::without(|| unsafe { entry::enter(&mut registers) }) {
+            Trap::SystemCall(_) => return Ok(()),
+            Trap::PageFault(address, access) => {
+                // SAFETY: as in `resolve`.
+                let space = unsafe { seat().current.load(Relaxed).as_ref() }.expect("a space is in use");
+                space.fault(address, access)?;
+            }
+            Trap::Interrupt => {}
+            Trap::Exception(raised) => panic!("code in user memory raised {raised:?}"),
+        }
+    }
+    panic!("code at {address:#x} was not left by a system call");
+}
+
+fn attempt<T>(address: u64, access: impl FnOnce() -> Option<T>) -> Result<T, FaultError> {
+    // The user half, and nothing beyond, is what the engine answers for.
+    if address > user_end() - size_of::<u64>() as u64 {
+        return Err(FaultError::Unmapped(address));
+    }
+    seat().tries.store(0, Relaxed);
+    let refused = || seat().refused.lock().take().expect("an access is refused by the engine");
+    user_access(access).ok_or_else(refused)
+}
+
+/// The hook for page faults.
+pub fn resolve(fault: &Fault) -> Outcome {
+    // SAFETY: null, or a space that lives until the next switch (contract of `switch`), which this is not inside of:
+    // it touches no user memory.
+    let Some(space) = (unsafe { seat().current.load(Relaxed).as_ref() }) else {
+        return Outcome::Unresolved;
+    };
+    assert!(
+        seat().tries.fetch_add(1, Relaxed) < PATIENCE,
+        "the fault at {:#x} was resolved {PATIENCE} times, and is still there: {:?}",
+        fault.address,
+        fault.access
+    );
+    match space.fault(fault.address, fault.access) {
+        Ok(_) => Outcome::Retry,
+        Err(error) => {
+            *seat().refused.lock() = Some(error);
+            access::refused(fault.pc).map_or(Outcome::Unresolved, Outcome::Resume)
+        }
+    }
+}

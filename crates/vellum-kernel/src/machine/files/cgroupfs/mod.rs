@@ -1,0 +1,165 @@
+//! The control groups' file system: the memcgs, and the processes in them. The memory controller is
+//! the only one.
+//!
+//! | file | story |
+//! |---|---|
+//! | `statistics` | what memcgs have, by kind |
+
+mod statistics;
+
+pub use statistics::{listed, listed_on};
+
+use crate::mem::machine;
+use crate::mem::memcgs::{self, Events, ROOT, counters, excess, path, swapped};
+use crate::mem::reclaim::{self, Who};
+use crate::task::life::Life;
+use crate::task::process as processes;
+use crate::task::{Process, Thread, oom};
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use core::sync::atomic::Ordering::Relaxed;
+use linux_raw_sys::general::{CGROUP2_SUPER_MAGIC, SIGKILL};
+use spin::Once;
+use vellum::addr::FRAME_SIZE;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Inode;
+use vellum_kernel::fs::cgroup::{self, Control, amount, said};
+use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::text::System;
+use vellum_kernel::proc::Text as Words;
+use vellum_kernel::written;
+
+/// `/proc/PID/cgroup`.
+pub fn line(process: &Process) -> Result<Vec<u8>, Errno> {
+    Ok([b"0::", &path(process.cgroup.load(Relaxed))[..], b"\n"].concat())
+}
+
+/// The root directory.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn root() -> Result<Arc<Folder>, Errno> {
+    /// There is one, wherever it is mounted.
+    static FOLDER: Once<Arc<Folder>> = Once::new();
+    let system = System { device: Device { major: 0, minor: 22 }, magic: CGROUP2_SUPER_MAGIC, owner: None };
+    FOLDER.try_call_once(|| cgroup::root(system, Arc::new(Memory), ROOT)).cloned()
+}
+
+/// The groups, for their file system.
+struct Memory;
+
+impl cgroup::Groups for Memory {
+    fn make(&self, parent: u32, name: &[u8]) -> Result<u32, Errno> {
+        memcgs::create(parent, name)
+    }
+
+    fn remove(&self, group: u32) -> Result<(), Errno> {
+        memcgs::remove(group, || members(group).next().is_some())
+    }
+
+    fn read(&self, group: u32, control: Control) -> Result<Vec<u8>, Errno> {
+        let bytes = |pages: u64| said(Some(pages.saturating_mul(FRAME_SIZE)));
+        let engine = memcgs::engine(group)?;
+        match control {
+            Control::Procs => {
+                Words::of(|text| members(group).try_for_each(|process| writeln!(text, "{}", process.pid)))
+            }
+            Control::Current => Ok(bytes(counters(engine)?.charged)),
+            Control::SwapCurrent => Ok(said(Some(swapped(group)))),
+            Control::SwapMax => {
+                let most = memcgs::swap_max(group);
+                Ok(said((most < u64::MAX).then_some(most)))
+            }
+            Control::Peak => counters(engine).map(|counters| bytes(counters.peak.max(counters.charged))),
+            Control::Max => match counters(engine)?.limit {
+                u64::MAX => Ok(said(None)),
+                pages => Ok(bytes(pages)),
+            },
+            Control::Stat => statistics::of(group, engine),
+            Control::NodeStat => statistics::by_node(group),
+            Control::Events => {
+                let Events { max, oom, kills } = memcgs::events(group);
+                let text = format!("low 0\nhigh 0\nmax {max}\noom {oom}\noom_kill {kills}\noom_group_kill 0\n");
+                Ok(text.into_bytes())
+            }
+            Control::Populated => {
+                let populated = u32::from(processes::all().any(|p| lives(&p) && is_in(&p, group)));
+                Ok(format!("populated {populated}\nfrozen 0\n").into_bytes())
+            }
+            Control::Reclaim | Control::Kill => Err(Errno::EINVAL),
+        }
+    }
+
+    fn write(&self, group: u32, control: Control, value: &[u8]) -> Result<(), Errno> {
+        match control {
+            Control::Procs => {
+                let process = match written::number(value)? {
+                    0 => Thread::current().ok_or(Errno::ESRCH)?.process.clone(),
+                    number => processes::find(number).filter(|process| lives(process)).ok_or(Errno::ESRCH)?,
+                };
+                enter(&process, group)
+            }
+            Control::Max => {
+                let limit = amount(value)?.map_or(u64::MAX, |bytes| bytes / FRAME_SIZE);
+                let engine = memcgs::engine(group)?;
+                let groups = machine().memcgs();
+                groups.set_limit(engine, limit).map_err(|_| Errno::ENODEV)?;
+                groups.drain(machine().frames(), engine).map_err(|_| Errno::ENODEV)?;
+                if excess(group) > 0 {
+                    oom::enforce(group);
+                }
+                Ok(())
+            }
+            Control::Reclaim => {
+                let wanted = amount(value)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
+                let engine = memcgs::engine(group)?;
+                if reclaim::reclaim(Who::Asked, engine, wanted) < wanted { Err(Errno::EAGAIN) } else { Ok(()) }
+            }
+            Control::SwapMax => memcgs::set_swap_max(group, amount(value)?.unwrap_or(u64::MAX)),
+            Control::Kill => {
+                if value.trim_ascii() != b"1" {
+                    return Err(Errno::EINVAL);
+                }
+                let below = processes::all().filter(|process| is_in(process, group));
+                below.for_each(|process| process.end(Life::Killed(SIGKILL)));
+                Ok(())
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+fn is_in(process: &Process, group: u32) -> bool {
+    memcgs::is_below(process.cgroup.load(Relaxed), group)
+}
+
+fn lives(process: &Process) -> bool {
+    process.memory.lock().is_some()
+}
+
+fn members(group: u32) -> impl Iterator<Item = Arc<Process>> {
+    processes::all().filter(move |process| lives(process) && process.cgroup.load(Relaxed) == group)
+}
+
+/// A process that does not run yet begins in the group of an open directory.
+///
+/// # Errors
+///
+/// `EBADF`: it is no group's. `ENODEV`: the group is gone.
+pub fn begin_in(process: &Process, directory: &dyn Inode) -> Result<(), Errno> {
+    enter(process, cgroup::group_of(directory).ok_or(Errno::EBADF)?)
+}
+
+/// A process moves to a group, and what its memory is charged to with it.
+fn enter(process: &Process, group: u32) -> Result<(), Errno> {
+    memcgs::enter(group, |engine| {
+        process.cgroup.store(group, Relaxed);
+        process.payer.store(engine.number(), Relaxed);
+        let memory = process.memory();
+        memory.map_or(Ok(()), |memory| memory.engine.set_memcg(engine).map_err(|_| Errno::ENODEV))
+    })
+}

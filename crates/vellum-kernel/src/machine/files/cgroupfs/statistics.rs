@@ -1,0 +1,101 @@
+//! What groups have, by kind.
+
+use crate::mem::machine;
+use crate::mem::memcgs::{ROOT, Table, table, usage};
+use alloc::vec::Vec;
+use core::fmt::Write;
+use vellum::addr::FRAME_SIZE;
+use vellum::memcg::{LruList, MemcgId};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::proc::Text as Words;
+
+/// Pages on lists.
+#[derive(Clone, Copy, Default)]
+pub struct Listed {
+    /// Anonymous ones that may be reclaimed.
+    pub anonymous: u64,
+    /// Those of objects.
+    pub objects: u64,
+    /// Those that may not be reclaimed.
+    pub unevictable: u64,
+}
+
+impl Listed {
+    fn add(&mut self, lists: &[u64; LruList::COUNT]) {
+        self.anonymous += lists[LruList::Anon as usize] + lists[LruList::Lazy as usize];
+        self.objects += lists[LruList::Shmem as usize];
+        self.unevictable += lists[LruList::Unevictable as usize];
+    }
+
+    /// What files say of them.
+    fn rows(&self) -> [(&'static str, u64); 8] {
+        [
+            ("anon", self.anonymous + self.unevictable),
+            ("file", self.objects),
+            ("shmem", self.objects),
+            ("inactive_anon", 0),
+            ("active_anon", self.anonymous),
+            ("inactive_file", 0),
+            ("active_file", 0),
+            ("unevictable", self.unevictable),
+        ]
+    }
+}
+
+/// Pages on their lists, of one node or all.
+fn listed_below(table: &Table, group: u32, node: Option<usize>) -> Listed {
+    let (groups, frames) = (machine().memcgs(), machine().frames());
+    let mut sum = Listed::default();
+    for engine in table.below(group) {
+        let lists = match node {
+            Some(node) => groups.listed_on(frames, engine, node),
+            None => groups.usage(frames, engine).map(|usage| usage.lru),
+        };
+        // It may be gone by now.
+        let _ = lists.map(|lists| sum.add(&lists));
+    }
+    sum
+}
+
+/// Pages on the lists of all groups.
+pub fn listed() -> Listed {
+    listed_below(&table(), ROOT, None)
+}
+
+/// Those of a node.
+pub fn listed_on(node: usize) -> Listed {
+    listed_below(&table(), ROOT, Some(node))
+}
+
+/// `memory.numa_stat`: what of `memory.stat` is on which node.
+pub fn by_node(group: u32) -> Result<Vec<u8>, Errno> {
+    let table = table();
+    let rows_of = |node| listed_below(&table, group, Some(node)).rows();
+    let nodes: Vec<_> = (0..machine().frames().nodes()).map(rows_of).collect();
+    drop(table);
+    Words::of(|text| {
+        Listed::default().rows().iter().enumerate().try_for_each(|(row, (name, _))| {
+            text.write_str(name)?;
+            (0..).zip(&nodes).try_for_each(|(node, rows)| write!(text, " N{node}={}", rows[row].1 * FRAME_SIZE))?;
+            text.write_str("\n")
+        })
+    })
+}
+
+/// `memory.stat`. A group is charged for anonymous memory, objects', and the kernel's for it: page
+/// tables, nodes of VMAs and of objects' indices, what spaces count per CPU, and (`percpu`) the
+/// lists of groups below it.
+pub fn of(group: u32, engine: MemcgId) -> Result<Vec<u8>, Errno> {
+    let (listed, cached) = {
+        let table = table();
+        let mut groups = Vec::new();
+        groups.try_reserve_exact(table.most()).map_err(|_| Errno::ENOMEM)?;
+        groups.extend(table.below(group));
+        (listed_below(&table, group, None), machine().swap_cached(|of| groups.contains(&of)))
+    };
+    let usage = usage(engine)?;
+    let charged = usage.charged;
+    let others = charged.saturating_sub(listed.anonymous + listed.unevictable + listed.objects);
+    let rows = listed.rows().into_iter().chain([("kernel", others), ("percpu", usage.shards), ("swapcached", cached)]);
+    Words::of(|text| rows.into_iter().try_for_each(|(name, pages)| writeln!(text, "{name} {}", pages * FRAME_SIZE)))
+}

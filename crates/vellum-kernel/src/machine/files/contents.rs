@@ -1,0 +1,166 @@
+//! The contents of files in memory, which are the engine's objects: so they can be mapped.
+
+use crate::mem::spaces::All;
+use crate::mem::thread::{self, BlockedOn};
+use crate::mem::{self, Object, machine, payer};
+use alloc::sync::Arc;
+use alloc::vec;
+use core::any::Any;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+use spin::Mutex;
+use vellum::addr::FRAME_SIZE;
+use vellum::memcg::Refused;
+use vellum::page_cache::ObjectError;
+use vellum::space;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::{Pages, Sink, Source};
+
+/// See the module's text.
+pub struct InObject {
+    /// The object.
+    pub object: Object,
+    /// Held while the size is set: sizes of one object are not set side by side.
+    sizing: Mutex<()>,
+}
+
+const PAGE: usize = FRAME_SIZE as usize;
+
+/// What a call answers; it is made again if memory is short and some of it may go to swap.
+fn errno(error: ObjectError) -> Errno {
+    let shortage = match error {
+        ObjectError::TooLarge => return Errno::EFBIG,
+        ObjectError::Busy => return Errno::EBUSY,
+        ObjectError::Lost => return Errno::EIO,
+        ObjectError::TooManyReferences => return Errno::ENOMEM,
+        ObjectError::NoMemory(Refused::OutOfMemory) if !machine().swaps().has_room(machine().platform()) => {
+            return Errno::ENOSPC;
+        }
+        ObjectError::NoMemory(why) => why,
+    };
+    thread::current(|thread| thread.block(BlockedOn::Shortage(shortage)));
+    Errno::ENOMEM
+}
+
+impl InObject {
+    /// Nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn new() -> Result<Self, Errno> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let tag = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let object = mem::new_object(payer::payer(), tag).map_err(|_| Errno::ENOMEM)?;
+        Ok(Self { object, sizing: Mutex::new(()) })
+    }
+}
+
+impl Pages for InObject {
+    fn size(&self) -> u64 {
+        self.object.size()
+    }
+
+    fn set_size(&self, size: u64) -> Result<(), Errno> {
+        let _sizing = self.sizing.lock();
+        let gone = self.object.set_size(size).map_err(errno)?;
+        space::discard(&All, &self.object, &gone);
+        Ok(())
+    }
+
+    fn read(&self, at: u64, to: &mut dyn Sink) -> Result<usize, Errno> {
+        let size = self.size();
+        let mut done = 0;
+        let mut buffer = vec![0; PAGE];
+        while to.room() > 0 && at + (done as u64) < size {
+            let from = at + done as u64;
+            let (page, offset) = (from / FRAME_SIZE, (from % FRAME_SIZE) as usize);
+            let count = to.room().min(PAGE - offset).min((size - from) as usize);
+            match self.object.page(page) {
+                Ok(Some(page)) => _ = page.read(offset, &mut buffer[..count]),
+                Ok(None) => buffer[..count].fill(0),
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(errno(error)),
+            }
+            match to.put(&buffer[..count]) {
+                Ok(put) => done += put,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(&self, at: u64, from: &mut dyn Source) -> Result<usize, Errno> {
+        let mut done = 0;
+        let mut buffer = vec![0; PAGE];
+        while from.left() > 0 {
+            let to = at + done as u64;
+            let (page, offset) = (to / FRAME_SIZE, (to % FRAME_SIZE) as usize);
+            let wanted = from.left().min(PAGE - offset);
+            // First the page: what has been taken can't be put back, and the call may be made again.
+            let page = match self.object.page_or_new(page, payer::payer()) {
+                Ok(page) => page,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(errno(error)),
+            };
+            let taken = match from.take(&mut buffer[..wanted]) {
+                Ok(taken) => taken,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            page.write(offset, &buffer[..taken]);
+            done += taken;
+            if to + taken as u64 > self.size() {
+                let _sizing = self.sizing.lock();
+                if to + taken as u64 > self.size() {
+                    // It only grows: nothing goes.
+                    let _ = self.object.set_size(to + taken as u64).map_err(errno)?;
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn expect(&self, bytes: Range<u64>) {
+        // A write asks again, by the page, for memory that it can't have here.
+        let _ = self.object.allocate(bytes, payer::payer());
+    }
+
+    fn allocate(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        self.object.allocate(bytes, payer::payer()).map_err(errno)
+    }
+
+    fn punch(&self, bytes: Range<u64>) -> Result<(), Errno> {
+        let gone = self.object.punch_hole(bytes).map_err(errno)?;
+        space::discard(&All, &self.object, &gone);
+        Ok(())
+    }
+
+    fn next_data(&self, at: u64) -> Option<u64> {
+        let page = self.object.next_data(at / FRAME_SIZE)?;
+        Some((page * FRAME_SIZE).max(at))
+    }
+
+    fn next_hole(&self, at: u64) -> u64 {
+        (self.object.next_hole(at / FRAME_SIZE) * FRAME_SIZE).max(at)
+    }
+
+    fn resident(&self) -> u64 {
+        let [resident, swapped] = self.object.extent();
+        (resident + swapped) * FRAME_SIZE
+    }
+
+    fn deny_shared_write(&self) -> Result<(), Errno> {
+        self.object.deny_shared_write().map_err(errno)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The object behind a file's contents.
+pub fn object_of(pages: &Arc<dyn Pages>) -> Option<&Object> {
+    pages.as_any().downcast_ref::<InObject>().map(|contents| &contents.object)
+}

@@ -1,0 +1,88 @@
+//! The file systems that there are, by kind: mounting them, and the first of each.
+
+use super::stream;
+use super::{Host, begin, cgroupfs, proc, sys};
+use crate::arch::random::random;
+use crate::task::time;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::device::{Full, Null, Random, Zero, number};
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::names::{Mount, View};
+use vellum_kernel::fs::tmpfs::Tmpfs;
+use vellum_kernel::fs::{Inode, Kind, Namespace, Who, archive};
+use vellum_kernel::written;
+
+/// Sets up the root file system, with what the archive holds, and the devices.
+///
+/// # Errors
+///
+/// The archive is none, or memory runs out.
+pub fn init(bytes: &[u8]) -> Result<(), Errno> {
+    let root = Tmpfs::root(Arc::new(Host), 1, 0o755);
+    let above: Arc<dyn Inode> = root.clone();
+    archive::unpack(bytes, &above)?;
+    let names = Namespace::default();
+    let who = Who::root();
+    let view = View { names: &names, root: &above, current: &above, who: &who };
+    let directories: [(&[u8], u32); 5] =
+        [(b"/dev", 0o755), (b"/dev/shm", 0o1777), (b"/tmp", 0o1777), (b"/proc", 0o755), (b"/sys", 0o755)];
+    for (path, mode) in directories {
+        match view.make(path, Kind::Directory, mode, Default::default(), &[]) {
+            Ok(()) => {}
+            Err(Errno::EEXIST) => view.set_mode(&*view.get(path, true)?, mode)?,
+            Err(error) => return Err(error),
+        }
+    }
+    let device = || Random(Box::new(|to: &mut [u8]| to.fill_with(|| random() as u8)));
+    let devices: [(&[u8], Device, Arc<dyn vellum_kernel::fs::File>); 5] = [
+        (b"/dev/null", number::NULL, Arc::new(Null)),
+        (b"/dev/zero", number::ZERO, Arc::new(Zero)),
+        (b"/dev/full", number::FULL, Arc::new(Full)),
+        (b"/dev/random", number::RANDOM, Arc::new(device())),
+        (b"/dev/urandom", number::URANDOM, Arc::new(device())),
+    ];
+    for (path, number, file) in devices {
+        view.make(path, Kind::Char, 0o666, number, &[])?;
+        names.add_device(number, file)?;
+    }
+    mount_first(&view)?;
+    time::set_input(stream::tell);
+    begin(names, root);
+    Ok(())
+}
+
+/// A file system by the name that `mount` knows it by: its root directory. Of those in memory a new
+/// one, with a root of this mode; of the kernel's own there is one of each.
+fn root(kind: &[u8], mode: u32) -> Result<(Arc<dyn Inode>, &'static str), Errno> {
+    /// From here on are numbers of devices for file systems in memory.
+    static MINORS: AtomicU32 = AtomicU32::new(30);
+    match kind {
+        b"proc" => Ok((proc::root()?, "proc")),
+        b"sysfs" => Ok((sys::root()?, "sysfs")),
+        b"cgroup2" => Ok((cgroupfs::root()?, "cgroup2")),
+        b"tmpfs" => Ok((Tmpfs::root(Arc::new(Host), MINORS.fetch_add(1, Relaxed), mode), "tmpfs")),
+        _ => Err(Errno::ENODEV),
+    }
+}
+
+/// Mounts what is there from the start.
+fn mount_first(view: &View) -> Result<(), Errno> {
+    let first: [(&[u8], &[u8]); 3] = [(b"proc", b"/proc"), (b"sysfs", b"/sys"), (b"cgroup2", b"/sys/fs/cgroup")];
+    first.iter().try_for_each(|(kind, on)| mount(view, kind, on, kind, b"", false))
+}
+
+/// Mounts a file system of a kind on a directory. Of the options one counts, `mode=`; there is no
+/// limit to the size of a file system but memory's.
+///
+/// # Errors
+///
+/// `ENODEV`: no such kind. `EINVAL`: bad options. Those of looking for the directory, and of
+/// mounting there.
+pub fn mount(view: &View, source: &[u8], on: &[u8], kind: &[u8], options: &[u8], read_only: bool) -> Result<(), Errno> {
+    let on = view.get(on, true)?;
+    let (root, kind) = root(kind, written::mode(options)?.unwrap_or(0o1777))?;
+    view.names.mount(Mount { on, root, kind, source: source.into(), read_only })
+}

@@ -1,0 +1,55 @@
+//! What is mounted where.
+
+use super::from_root;
+use crate::task::process as processes;
+use alloc::string::String;
+use alloc::sync::Arc;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Inode;
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::names::{Mount, View};
+
+/// Whether anybody is in a file system, or has a file of it open, or something is mounted there.
+fn is_used(view: &View, device: Device) -> bool {
+    let of = |inode: &Arc<dyn Inode>| inode.meta().device == device;
+    view.names.mounts().iter().any(|mount| of(&mount.on))
+        || processes::all().any(|process| {
+            let Some(files) = process.files.lock().clone() else { return false };
+            let current = files.current.lock().clone();
+            let table = files.table.lock();
+            let mut open = core::iter::successors(table.next(0), |(number, _)| table.next(number + 1));
+            of(&current) || open.any(|(_, slot)| of(slot.open.inode()))
+        })
+}
+
+/// Unmounts what is mounted on a directory, if nobody uses it, or else, with `anyway`, out of the sight of those who don't.
+///
+/// # Errors
+///
+/// `EINVAL`: nothing is mounted there. `EBUSY`.
+pub fn unmount(view: &View, path: &[u8], follow: bool, anyway: bool) -> Result<(), Errno> {
+    let root = view.get(path, follow)?;
+    if !anyway && is_used(view, root.meta().device) {
+        return Err(Errno::EBUSY);
+    }
+    view.names.unmount(&root).map(drop)
+}
+
+/// Where something is mounted.
+pub fn path(view: &View, mount: &Mount) -> String {
+    let path = view.names.path_of(&mount.root, view.root).unwrap_or_default();
+    String::from_utf8_lossy(&path).into_owned()
+}
+
+/// Every mount, the root's first: source, path, kind, device, and whether it is read-only.
+pub fn each(mut tell: impl FnMut(&str, &str, &str, Device, &str) -> core::fmt::Result) -> core::fmt::Result {
+    from_root(|view| {
+        tell("none", "/", "tmpfs", view.root.meta().device, "rw")?;
+        for mount in view.names.mounts() {
+            let (source, path) = (String::from_utf8_lossy(&mount.source), path(&view, &mount));
+            let rights = if mount.read_only { "ro" } else { "rw" };
+            tell(&source, &path, mount.kind, mount.root.meta().device, rights)?;
+        }
+        Ok(())
+    })
+}

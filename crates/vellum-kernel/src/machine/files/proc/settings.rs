@@ -1,0 +1,160 @@
+//! `/proc/sys`: settings.
+//!
+//! One that is fixed here can be written only with what it is: a program that saves and restores it is content, and one that
+//! wants another hears of it.
+
+use crate::files::shm;
+use crate::task::{count, process as processes};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::text::{Make, Take, Text};
+use vellum_kernel::uname;
+use vellum_kernel::written;
+
+/// A number that may be written, in these bounds. What nothing here depends on is remembered, and no more.
+struct Setting {
+    name: &'static str,
+    value: AtomicU64,
+    least: u64,
+    most: u64,
+}
+
+const fn setting(name: &'static str, value: u64, least: u64, most: u64) -> Setting {
+    Setting { name, value: AtomicU64::new(value), least, most }
+}
+
+/// Numbers of `vm`. No page is written back, so most say how that would be done.
+static MEMORY: [Setting; 18] = [
+    setting("compaction_proactiveness", 20, 0, 100),
+    setting("dirty_background_ratio", 10, 0, 100),
+    setting("dirty_ratio", 20, 0, 100),
+    setting("drop_caches", 0, 1, 4),
+    setting("max_map_count", 65530, 0, i32::MAX as u64),
+    setting("min_free_kbytes", 0, 0, u64::MAX),
+    setting("mmap_min_addr", 65536, 65536, 65536),
+    setting("nr_hugepages", 0, 0, u64::MAX),
+    setting("nr_overcommit_hugepages", 0, 0, u64::MAX),
+    setting("oom_kill_allocating_task", 0, 0, 0),
+    setting("overcommit_kbytes", 0, 0, 0),
+    // Whatever is asked for is promised.
+    setting("overcommit_memory", 1, 0, 1),
+    setting("overcommit_ratio", 50, 0, u64::MAX),
+    setting("page-cluster", 3, 0, 31),
+    setting("panic_on_oom", 0, 0, 0),
+    setting("swappiness", 60, 60, 60),
+    setting("vfs_cache_pressure", 100, 0, u64::MAX),
+    setting("watermark_scale_factor", 10, 1, 3000),
+];
+
+/// Those of `vm` that stay what they are, whatever is written: there is nothing to drop, and there are no huge pages set aside.
+const STAYS: [&str; 3] = ["drop_caches", "nr_hugepages", "nr_overcommit_hugepages"];
+
+static KERNEL: [Setting; 13] = [
+    setting("core_uses_pid", 0, 0, 1),
+    setting("dmesg_restrict", 0, 0, 1),
+    setting("kptr_restrict", 0, 0, 2),
+    setting("msgmax", 8192, 8192, 8192),
+    setting("msgmnb", 16384, 16384, 16384),
+    setting("msgmni", 0, 0, 0),
+    setting("ngroups_max", 65536, 65536, 65536),
+    setting("panic", 0, 0, u64::MAX),
+    setting("panic_on_oops", 1, 1, 1),
+    // Numbers of processes are not given out twice.
+    setting("pid_max", 4_194_304, 4_194_304, 4_194_304),
+    setting("randomize_va_space", 0, 0, 0),
+    setting("sched_rr_timeslice_ms", 10, 10, 10),
+    setting("tainted", 0, 0, 0),
+];
+
+const WORDS: [(&str, &str); 6] = [
+    ("core_pattern", "core"),
+    ("domainname", uname::DOMAIN),
+    ("hostname", uname::HOST),
+    ("osrelease", uname::RELEASE),
+    ("ostype", uname::SYSTEM),
+    ("version", uname::VERSION),
+];
+
+/// Limits of shared memory: pages in all, bytes of a segment, segments.
+static SHARED_MEMORY: [Setting; 3] = [
+    setting("shmall", u64::MAX - (1 << 24), 0, u64::MAX),
+    setting("shmmax", u64::MAX - (1 << 24), 0, u64::MAX),
+    setting("shmmni", 4096, 0, 32768),
+];
+
+/// How much System V shared memory there may be: pages, bytes of a segment, segments.
+pub fn shared_memory() -> [u64; 3] {
+    [0, 1, 2].map(|which: usize| SHARED_MEMORY[which].value.load(Relaxed))
+}
+
+/// Adds the settings.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let (memory, kernel) = (folder.add_folder("vm")?, folder.add_folder("kernel")?);
+    MEMORY.iter().try_for_each(|setting| number(&memory, setting))?;
+    KERNEL.iter().chain(&SHARED_MEMORY).try_for_each(|setting| number(&kernel, setting))?;
+    let wanted: Make = Box::new(|| {
+        let id = shm::wanted()?.map_or(-1, i64::from);
+        Ok(format!("{id}\n").into_bytes())
+    });
+    let want: Take = Box::new(|value| {
+        let id = written::number::<i32>(value)?;
+        shm::want(u32::try_from(id).map_err(|_| Errno::EINVAL)?)
+    });
+    kernel.add("shm_next_id", Text::new(kernel.system(), 0o644, Some(wanted), Some(want)))?;
+    let most_tasks = || Ok(format!("{}\n", count::most()).into_bytes());
+    kernel.add("threads-max", Text::read_only(kernel.system(), most_tasks))?;
+    for (name, value) in WORDS {
+        let make: Make = Box::new(move || Ok(format!("{value}\n").into_bytes()));
+        let take: Take = Box::new(move |new| match new.trim_ascii() == value.as_bytes() {
+            true => Ok(()),
+            false => Err(Errno::EINVAL),
+        });
+        kernel.add(name, Text::new(kernel.system(), 0o644, Some(make), Some(take)))?;
+    }
+    let files = folder.add_folder("fs")?;
+    files.add("file-max", Text::read_only(files.system(), || Ok(b"9223372036854775807\n".to_vec())))?;
+    files.add("nr_open", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))?;
+    files.add("pipe-max-size", Text::read_only(files.system(), || Ok(b"1048576\n".to_vec())))
+}
+
+/// How many VMAs an address space may have (`max_map_count`).
+pub fn most_vmas() -> usize {
+    let setting = MEMORY.iter().find(|setting| setting.name == "max_map_count");
+    setting.map_or(usize::MAX, |setting| setting.value.load(Relaxed) as usize)
+}
+
+/// What was written holds for all who run, and not only for those to come.
+fn apply() {
+    for process in processes::all() {
+        let memory = process.memory();
+        if let Some(memory) = memory {
+            memory.engine.set_limits(|limits| limits.vmas = most_vmas());
+        }
+    }
+}
+
+fn number(folder: &Arc<Folder>, setting: &'static Setting) -> Result<(), Errno> {
+    let make: Make = Box::new(|| Ok(format!("{}\n", setting.value.load(Relaxed)).into_bytes()));
+    let take: Take = Box::new(|value| {
+        let value = written::number(value)?;
+        if !(setting.least..=setting.most).contains(&value) {
+            return Err(Errno::EINVAL);
+        }
+        if !STAYS.contains(&setting.name) {
+            setting.value.store(value, Relaxed);
+        }
+        if setting.name == "max_map_count" {
+            apply();
+        }
+        Ok(())
+    });
+    folder.add(setting.name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+}

@@ -1,0 +1,182 @@
+//! `/sys/kernel/mm/transparent_hugepage`: which sizes of folios faults may use (the engine's policy), and how often they got
+//! them.
+//!
+//! What says how Linux would go about it (when to compact) is remembered, and no more: that is not done here.
+
+use crate::mem::machine;
+use crate::task::collapse::{self, Setting};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use vellum::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn};
+use vellum::frame::policy::Knob;
+use vellum::frame::{FrameKind, HUGE_ORDER, LARGEST_FOLIO, flag};
+use vellum::platform::Memory;
+use vellum::stats::SizeCounter;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::text::{Make, Take, Text};
+use vellum_kernel::proc::{Text as Words, choice};
+
+/// The smallest folio that has a knob, as on Linux.
+const SMALLEST: u8 = 2;
+
+/// The machine-wide knob's words, and what they mean to the engine.
+const GLOBAL: ([&str; 3], [Knob; 3]) = (["always", "madvise", "never"], [Knob::Always, Knob::Madvise, Knob::Never]);
+/// A size's.
+const SIZE: ([&str; 4], [Knob; 4]) =
+    (["always", "inherit", "madvise", "never"], [Knob::Always, Knob::Inherit, Knob::Madvise, Knob::Never]);
+
+/// A setting that is one of some words.
+fn knob(
+    folder: &Arc<Folder>,
+    name: &str,
+    words: &'static [&'static str],
+    get: impl Fn() -> usize + Send + Sync + 'static,
+    set: impl Fn(usize) + Send + Sync + 'static,
+) -> Result<(), Errno> {
+    let make: Make = Box::new(move || Words::of(|text| choice::show(text, words, get())));
+    let take: Take = Box::new(move |written| choice::find(words, written).map(&set).ok_or(Errno::EINVAL));
+    folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+}
+
+/// One that is remembered, and no more.
+fn remembered(folder: &Arc<Folder>, name: &str, words: &'static [&'static str], at_first: usize) -> Result<(), Errno> {
+    let holds = Arc::new(AtomicUsize::new(at_first));
+    let sets = holds.clone();
+    knob(folder, name, words, move || holds.load(Relaxed), move |chosen| sets.store(chosen, Relaxed))
+}
+
+/// A number.
+fn number(
+    folder: &Arc<Folder>,
+    name: &str,
+    [least, most]: [u64; 2],
+    get: impl Fn() -> u64 + Send + Sync + 'static,
+    set: impl Fn(u64) + Send + Sync + 'static,
+) -> Result<(), Errno> {
+    let make: Make = Box::new(move || Ok(format!("{}\n", get()).into_bytes()));
+    let take: Take = Box::new(move |written| {
+        let value = vellum_kernel::written::number(written)?;
+        set((least..=most).contains(&value).then_some(value).ok_or(Errno::EINVAL)?);
+        Ok(())
+    });
+    folder.add(name, Text::new(folder.system(), 0o644, Some(make), Some(take)))
+}
+
+/// A yes or no that is remembered, and no more.
+fn remembered_bit(folder: &Arc<Folder>, name: &str) -> Result<(), Errno> {
+    let holds = Arc::new(AtomicU64::new(1));
+    let sets = holds.clone();
+    number(folder, name, [0, 1], move || holds.load(Relaxed), move |value| sets.store(value, Relaxed))
+}
+
+fn position(knobs: &[Knob], knob: Knob) -> usize {
+    knobs.iter().position(|own| *own == knob).unwrap_or(knobs.len())
+}
+
+/// Adds the settings.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn fill(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let policy = machine().policy();
+    let (words, knobs) = (&GLOBAL.0, &GLOBAL.1);
+    let get = || position(knobs, policy.global());
+    knob(folder, "enabled", words, get, |chosen| policy.set_global(knobs[chosen]))?;
+    remembered(folder, "defrag", &["always", "defer", "defer+madvise", "madvise", "never"], 4)?;
+    remembered(folder, "shmem_enabled", &["always", "within_size", "advise", "never", "deny", "force"], 3)?;
+    remembered_bit(folder, "use_zero_page")?;
+    folder.add(
+        "hpage_pmd_size",
+        Text::read_only(folder.system(), || Ok(format!("{}\n", FRAME_SIZE << HUGE_ORDER).into_bytes())),
+    )?;
+    for order in SMALLEST..=LARGEST_FOLIO {
+        let size = folder.add_folder(&format!("hugepages-{}kB", (FRAME_SIZE >> 10) << order))?;
+        let (words, knobs) = (&SIZE.0, &SIZE.1);
+        let get = move || position(knobs, policy.get(order));
+        knob(&size, "enabled", words, get, move |chosen| policy.set(order, knobs[chosen]))?;
+        remembered(&size, "shmem_enabled", &["always", "inherit", "within_size", "advise", "never"], 4)?;
+        counters(&size.add_folder("stats")?, order)?;
+    }
+    let task = folder.add_folder("khugepaged")?;
+    remembered_bit(&task, "defrag")?;
+    let settings: [(&str, &'static Setting); 6] = [
+        ("alloc_sleep_millisecs", &collapse::ALLOC_SLEEP),
+        ("max_ptes_none", &collapse::MAX_NONE),
+        ("max_ptes_shared", &collapse::MAX_SHARED),
+        ("max_ptes_swap", &collapse::MAX_SWAP),
+        ("pages_to_scan", &collapse::PAGES_TO_SCAN),
+        ("scan_sleep_millisecs", &collapse::SCAN_SLEEP),
+    ];
+    for (name, setting) in settings {
+        number(&task, name, setting.range, || setting.get(), |value| setting.set(value))?;
+    }
+    for (name, count) in [("full_scans", collapse::rounds as fn() -> u64), ("pages_collapsed", collapse::collapsed)] {
+        task.add(name, Text::read_only(task.system(), move || Ok(format!("{}\n", count()).into_bytes())))?;
+    }
+    Ok(())
+}
+
+/// What is counted of a size.
+fn counters(folder: &Arc<Folder>, order: u8) -> Result<(), Errno> {
+    let counted = [
+        ("anon_fault_alloc", SizeCounter::Faults),
+        ("anon_fault_fallback", SizeCounter::Fallbacks),
+        ("anon_fault_fallback_charge", SizeCounter::ChargeFallbacks),
+        ("collapse_alloc", SizeCounter::Collapsed),
+        ("collapse_alloc_failed", SizeCounter::CollapseFailed),
+        ("split", SizeCounter::Split),
+        ("split_failed", SizeCounter::SplitFailed),
+        ("split_deferred", SizeCounter::SplitDeferred),
+        ("swpin", SizeCounter::SwapIn),
+    ];
+    let add = |name: &str, count: Box<dyn Fn() -> u64 + Send + Sync>| {
+        let make = move || Ok(format!("{}\n", count()).into_bytes());
+        folder.add(name, Text::read_only(folder.system(), make))
+    };
+    for (name, counter) in counted {
+        add(name, Box::new(move || machine().size_counter(counter, order)))?;
+    }
+    add("nr_anon", Box::new(move || in_use(order).0))?;
+    add("nr_anon_partially_mapped", Box::new(move || in_use(order).1))?;
+    // What goes out is not counted by folios, and those of files in memory are pages.
+    for name in [
+        "swpin_fallback",
+        "swpin_fallback_charge",
+        "swpout",
+        "swpout_fallback",
+        "zswpout",
+        "shmem_alloc",
+        "shmem_fallback",
+        "shmem_fallback_charge",
+    ] {
+        add(name, Box::new(|| 0))?;
+    }
+    Ok(())
+}
+
+/// How many anonymous folios of an order there are, and how many of those are mapped in part only. Found by looking at all
+/// frames, so that nobody has to count who faults and unmaps: exact when nothing runs.
+fn in_use(order: u8) -> (u64, u64) {
+    let (mut all, mut partial) = (0, 0);
+    for region in machine().platform().regions() {
+        let first = (region.base.0 >> FRAME_SHIFT) as u32;
+        let end = ((region.base.0 + region.len) >> FRAME_SHIFT) as u32;
+        let mut at = first.next_multiple_of(1 << order);
+        while at < end {
+            if let Some(frame) = machine().frames().get(Pfn(at)) {
+                let state = frame.state();
+                let counts = state.kind() == FrameKind::Folio && state.order() == order;
+                if counts && !state.has(flag::OBJECT | flag::ZEROS) {
+                    all += 1;
+                    partial += u64::from(state.has(flag::PARTIAL));
+                }
+            }
+            at += 1 << order;
+        }
+    }
+    (all, partial)
+}

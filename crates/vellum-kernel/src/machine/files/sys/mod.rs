@@ -1,0 +1,146 @@
+//! `/sys`: the machine's processors and memory, and what can be said about large folios.
+//!
+//! | file | story |
+//! |---|---|
+//! | [`audit`] | the engine's audit of the machine |
+//! | [`folios`] | which sizes of folios faults may use, and how often they got them |
+
+mod audit;
+mod folios;
+
+use crate::files::proc::meminfo_of_node;
+use crate::mem::machine;
+use crate::mem::reclaim::{Who, reclaim};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt::{self, Write};
+use linux_raw_sys::general::SYSFS_MAGIC;
+use spin::Once;
+use vellum::addr::FRAME_SIZE;
+use vellum::memcg::MemcgId;
+use vellum::platform::{Cpus, Memory};
+use vellum::reclaim::Part;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::cgroup::amount;
+use vellum_kernel::fs::folder::Folder;
+use vellum_kernel::fs::meta::Device;
+use vellum_kernel::fs::text::{System, Text};
+use vellum_kernel::proc::{Text as Words, processors};
+
+/// The root directory.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+pub fn root() -> Result<Arc<Folder>, Errno> {
+    /// There is one, wherever it is mounted.
+    static ROOT: Once<Arc<Folder>> = Once::new();
+    let made = ROOT.try_call_once(|| {
+        let system = System { device: Device { major: 0, minor: 20 }, magic: SYSFS_MAGIC, owner: None };
+        let root = Folder::new(system, None, None);
+        let memory = root.add_folder("kernel")?.add_folder("mm")?;
+        folios::fill(&memory.add_folder("transparent_hugepage")?)?;
+        merging(&memory.add_folder("ksm")?)?;
+        audit::fill(&memory)?;
+        #[cfg(feature = "holds")]
+        holds(&memory)?;
+        let machine = root.add_folder("devices")?.add_folder("system")?;
+        fill_processors(&machine.add_folder("cpu")?)?;
+        fill_nodes(&machine.add_folder("node")?)?;
+        // Where control groups are mounted.
+        root.add_folder("fs")?.add_folder("cgroup")?;
+        Ok(root)
+    });
+    made.cloned()
+}
+
+/// A file that can be read only.
+fn file(
+    folder: &Arc<Folder>,
+    name: &str,
+    make: impl Fn(&mut Words) -> fmt::Result + Send + Sync + 'static,
+) -> Result<(), Errno> {
+    folder.add(name, Text::read_only(folder.system(), move || Words::of(&make)))
+}
+
+/// The longest stretches in which a processor could do nothing else; whatever is written makes the
+/// kernel forget them.
+#[cfg(feature = "holds")]
+fn holds(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let make = || Words::of(|text| write!(text, "{}", crate::mem::holds::Longest));
+    let take = |_: &[u8]| {
+        crate::mem::holds::forget();
+        Ok(())
+    };
+    folder.add("holds", Text::new(folder.system(), 0o644, Some(Box::new(make)), Some(Box::new(take))))
+}
+
+fn cpus() -> usize {
+    machine().platform().count()
+}
+
+fn fill_processors(folder: &Arc<Folder>) -> Result<(), Errno> {
+    for name in ["online", "possible", "present"] {
+        file(folder, name, |text| processors::list(text, 0..cpus()))?;
+    }
+    file(folder, "offline", |text| text.write_str("\n"))?;
+    file(folder, "kernel_max", |text| writeln!(text, "{}", crate::arch::percpu::MAX_CPUS - 1))?;
+    for cpu in 0..cpus() {
+        let own = folder.add_folder(&alloc::format!("cpu{cpu}"))?;
+        file(&own, "online", |text| text.write_str("1\n"))?;
+        let topology = own.add_folder("topology")?;
+        for (name, place) in processors::topology(cpu as u32) {
+            file(&topology, name, move |text| place.show(text, cpu, cpus()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The nodes, each with its memory and its processors.
+fn fill_nodes(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let frames = machine().frames();
+    let all = move || 0..frames.nodes();
+    let of = |node: usize| (0..cpus()).filter(move |cpu| machine().platform().node(*cpu) == node);
+    for name in ["online", "possible"] {
+        file(folder, name, move |text| processors::list(text, all()))?;
+    }
+    file(folder, "has_cpu", move |text| processors::list(text, all().filter(|node| of(*node).next().is_some())))?;
+    for name in ["has_memory", "has_normal_memory"] {
+        file(folder, name, move |text| processors::list(text, all().filter(|node| frames.total_on(*node) > 0)))?;
+    }
+    for node in all() {
+        let own = folder.add_folder(&alloc::format!("node{node}"))?;
+        file(&own, "cpulist", move |text| processors::list(text, of(node)))?;
+        file(&own, "cpumap", move |text| processors::mask(text, of(node), cpus()))?;
+        file(&own, "distance", move |text| {
+            for other in all() {
+                let distance = machine().platform().distance(node, other);
+                write!(text, "{}{distance}", if other == 0 { "" } else { " " })?;
+            }
+            text.write_str("\n")
+        })?;
+        file(&own, "meminfo", move |text| meminfo_of_node(text, node))?;
+        let take = move |wanted: &[u8]| reclaim_from(node, wanted);
+        own.add("reclaim", Text::new(own.system(), 0o200, None, Some(Box::new(take))))?;
+    }
+    Ok(())
+}
+
+/// So many bytes are to be reclaimed from a node.
+fn reclaim_from(node: usize, wanted: &[u8]) -> Result<(), Errno> {
+    let pages = amount(wanted)?.ok_or(Errno::EINVAL)? / FRAME_SIZE;
+    let part = Part { memcg: MemcgId::ROOT, node: Some(node) };
+    if reclaim(Who::Asked, part, pages) < pages { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+/// Equal pages are not made one: that can't be switched on.
+fn merging(folder: &Arc<Folder>) -> Result<(), Errno> {
+    let zero = || Ok(b"0\n".to_vec());
+    let take = |value: &[u8]| if matches!(value.trim_ascii(), b"0" | b"2") { Ok(()) } else { Err(Errno::EINVAL) };
+    let run = Text::new(folder.system(), 0o644, Some(Box::new(zero)), Some(Box::new(take)));
+    folder.add("run", run)?;
+    for name in ["full_scans", "pages_shared", "pages_sharing", "pages_unshared", "pages_volatile"] {
+        folder.add(name, Text::read_only(folder.system(), zero))?;
+    }
+    Ok(())
+}

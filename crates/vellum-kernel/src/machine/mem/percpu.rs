@@ -1,0 +1,56 @@
+//! The memory layer's part of a CPU's record.
+
+use crate::arch::percpu::{self, ArchCpu, Record};
+use crate::mem::UserSpace;
+use crate::mem::thread::ThreadMem;
+use alloc::sync::Arc;
+use core::cell::{Cell, UnsafeCell};
+use core::ptr;
+use core::sync::atomic::AtomicU16;
+use vellum_kernel::tags::Tags;
+
+/// How many address spaces a CPU keeps translations of, where its TLB can tell them apart. The
+/// number is Linux's (`TLB_NR_DYN_ASIDS`).
+const TAGS: usize = 6;
+
+/// What the memory layer keeps per CPU.
+#[repr(C)]
+pub struct MemCpu {
+    /// The architecture layer's part.
+    pub arch: ArchCpu,
+    /// The address space that is loaded.
+    pub space: UnsafeCell<Option<Arc<UserSpace>>>,
+    /// The address spaces whose translations the TLB may hold.
+    pub tags: UnsafeCell<Tags<TAGS>>,
+    /// How many tables of the whole machine this CPU has locked
+    /// ([`Shared`](crate::mem::payer::Shared)).
+    pub shared: Cell<u32>,
+    /// The memory layer's part of the thread that this CPU works for; null if it works for none.
+    pub thread: Cell<*const ThreadMem>,
+    /// The number of the memcg that this thread's process charges; null if this CPU works for none.
+    pub payer: Cell<*const AtomicU16>,
+}
+
+// SAFETY: `repr(C)`, with an `ArchCpu` as its first field.
+unsafe impl Record for MemCpu {}
+
+impl MemCpu {
+    /// Returns the part of a CPU that has not started.
+    pub const fn new() -> Self {
+        Self {
+            arch: ArchCpu::new(),
+            space: UnsafeCell::new(None),
+            tags: UnsafeCell::new(Tags::new()),
+            shared: Cell::new(0),
+            thread: Cell::new(ptr::null()),
+            payer: Cell::new(ptr::null()),
+        }
+    }
+}
+
+/// Returns the running CPU's record, as far as the memory layer knows it.
+#[inline(always)]
+pub fn current() -> &'static MemCpu {
+    // SAFETY: the records are `TaskCpu`s, which begin with a `MemCpu`.
+    unsafe { percpu::current_as() }
+}

@@ -1,0 +1,152 @@
+//! The machine as the engine sees it: `vellum::platform`.
+//!
+//! Kernel code is not preempted, and no interrupt handler calls the engine; so what the engine says about preemption and
+//! interrupts goes unheard, but by `holds`.
+
+use crate::arch::clock::Clock;
+use crate::arch::layout::DIRECT_MAP;
+use crate::arch::percpu::{self, MAX_CPUS};
+use crate::arch::{caches, cpu, secondary};
+#[cfg(feature = "holds")]
+use crate::mem::holds::{self, Kind};
+use crate::mem::shootdown;
+use vellum::addr::PhysAddr;
+use vellum::platform::{self, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
+use vellum_kernel::boot::{CAPACITY, MemoryMap};
+use vellum_kernel::nodes::Nodes;
+
+/// The machine.
+pub struct Host {
+    regions: [Region; CAPACITY],
+    len: usize,
+    clock: Clock,
+    cpus: usize,
+    nodes: Nodes,
+    /// Of each processor.
+    node: [usize; MAX_CPUS],
+}
+
+impl Host {
+    /// A machine with this memory and so many processors, which have told their names.
+    pub fn new(map: &MemoryMap, nodes: &Nodes, clock: Clock, cpus: usize) -> Self {
+        let nothing = Region { base: PhysAddr(0), len: 0, zeroed: false, node: 0 };
+        let (mut regions, mut len) = ([nothing; CAPACITY], 0);
+        let pieces = map.usable().flat_map(|usable| nodes.pieces(usable.base..usable.end()));
+        for (region, (piece, node)) in regions.iter_mut().zip(pieces) {
+            *region = Region {
+                base: PhysAddr(piece.start),
+                len: piece.end - piece.start,
+                // The firmware ran in it, and left what it left.
+                zeroed: false,
+                node,
+            };
+            len += 1;
+        }
+        let node = core::array::from_fn(|cpu| if cpu < cpus { nodes.of_processor(secondary::name(cpu)) } else { 0 });
+        Self { regions, len, clock, cpus, nodes: nodes.clone(), node }
+    }
+}
+
+// SAFETY: the memory map calls a region usable only if it is memory, inside the direct map, and nobody's: not the
+// image's, the loader's or the firmware's. The direct map is writable and stays for ever. The kernel takes no memory
+// for itself but through the engine.
+unsafe impl Memory for Host {
+    fn regions(&self) -> &[Region] {
+        &self.regions[..self.len]
+    }
+
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        self.nodes.distance(from, to)
+    }
+
+    fn direct_map(&self) -> *mut u8 {
+        DIRECT_MAP as *mut u8
+    }
+
+    unsafe fn zero(&self, at: *mut u8, bytes: usize) {
+        // SAFETY: by contract; the memory map's regions are normal memory.
+        unsafe { caches::zero(at, bytes) }
+    }
+
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: by contract.
+        unsafe { caches::copy(from, to, bytes) }
+    }
+
+    fn publish_code(&self, at: *const u8, bytes: usize) {
+        caches::publish_code(at, bytes);
+    }
+}
+
+// SAFETY: a processor's index is below the count, which was settled before the engine booted. Handlers of interrupts call
+// nothing of the engine's; the handler of page faults does, and the engine touches no user memory. Nothing preempts kernel
+// code.
+unsafe impl Cpus for Host {
+    fn count(&self) -> usize {
+        self.cpus
+    }
+
+    #[inline]
+    fn current(&self) -> usize {
+        percpu::current().index
+    }
+
+    #[inline]
+    fn node(&self, cpu: usize) -> usize {
+        self.node[cpu]
+    }
+
+    fn relax(&self) {
+        cpu::relax();
+    }
+
+    #[cfg(feature = "holds")]
+    fn resched(&self) {
+        holds::may_switch();
+    }
+
+    #[cfg(feature = "holds")]
+    fn preempt_disable(&self) {
+        holds::begin(Kind::Lock);
+    }
+
+    #[cfg(feature = "holds")]
+    fn preempt_enable(&self) {
+        holds::end(Kind::Lock);
+    }
+
+    #[cfg(feature = "holds")]
+    fn irq_disable(&self) -> bool {
+        holds::begin(Kind::Masked);
+        true
+    }
+
+    #[cfg(feature = "holds")]
+    fn irq_restore(&self, _was_enabled: bool) {
+        holds::end(Kind::Masked);
+    }
+}
+
+// SAFETY: every processor of the set has invalidated before `shootdown::invalidate` returns. None has process-context
+// identifiers, so that one that has another space loaded has nothing left of this one.
+unsafe impl Tlb for Host {
+    fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet) {
+        shootdown::invalidate(what, cpus);
+    }
+
+    fn invalidate_local(&self, what: &Invalidation<'_>) {
+        shootdown::invalidate_local(what);
+    }
+}
+
+impl platform::Clock for Host {
+    fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+}
+
+impl Trace for Host {
+    const ENABLED: bool = false;
+
+    fn event(&self, _event: Event) {}
+}

@@ -1,0 +1,126 @@
+//! Time: clocks, and sleeping.
+
+use super::Answer;
+use crate::mem::{EPOCH, now_ns, uaccess};
+use crate::task::{Thread, process};
+use alloc::sync::Arc;
+use core::future::pending;
+use linux_raw_sys::general as abi;
+use vellum_kernel::errno::Errno;
+
+pub const SECOND: u64 = 1_000_000_000;
+
+/// Copies a `struct timespec` from a program, in nanoseconds.
+pub fn read_time(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
+    let [seconds, ns] = read_pair(thread, from)?;
+    if seconds > i64::MAX as u64 || ns >= SECOND {
+        return Err(Errno::EINVAL);
+    }
+    Ok(seconds.saturating_mul(SECOND).saturating_add(ns))
+}
+
+/// Copies so many nanoseconds to a program's `struct timeval`.
+pub fn write_micro(thread: &Arc<Thread>, to: u64, ns: u64) -> Result<(), Errno> {
+    write_pair(thread, to, [ns / SECOND, ns % SECOND / 1000])
+}
+
+/// Copies two words from a program.
+pub fn read_pair(thread: &Arc<Thread>, from: u64) -> Result<[u64; 2], Errno> {
+    let mut bytes = [0; 16];
+    uaccess::read(&thread.memory(), from, &mut bytes)?;
+    let both = u128::from_le_bytes(bytes);
+    Ok([both as u64, (both >> 64) as u64])
+}
+
+/// Copies two words to a program.
+pub fn write_pair(thread: &Arc<Thread>, to: u64, pair: [u64; 2]) -> Result<(), Errno> {
+    let both = u128::from(pair[0]) | u128::from(pair[1]) << 64;
+    uaccess::write(&thread.memory(), to, &both.to_le_bytes())
+}
+
+/// What a clock says.
+pub fn read(thread: &Thread, clock: u64) -> Result<u64, Errno> {
+    match clock as u32 {
+        abi::CLOCK_REALTIME | abi::CLOCK_REALTIME_COARSE | abi::CLOCK_TAI => Ok(EPOCH + now_ns()),
+        abi::CLOCK_MONOTONIC | abi::CLOCK_MONOTONIC_RAW | abi::CLOCK_MONOTONIC_COARSE | abi::CLOCK_BOOTTIME => {
+            Ok(now_ns())
+        }
+        abi::CLOCK_PROCESS_CPUTIME_ID => Ok(thread.process.processor_time()),
+        abi::CLOCK_THREAD_CPUTIME_ID => Ok(thread.processor_time()),
+        // Clocks of processes and threads, named by their numbers: above three bits that say which.
+        _ if (clock as i32) < 0 => {
+            const OF_THREAD: i32 = 4;
+            let (number, of_thread) = (!(clock as i32 >> 3) as u32, clock as i32 & OF_THREAD != 0);
+            match (number, of_thread) {
+                (0, false) => Ok(thread.process.processor_time()),
+                (0, true) => Ok(thread.processor_time()),
+                (_, true) => Ok(process::find_thread(number).ok_or(Errno::EINVAL)?.processor_time()),
+                (_, false) => Ok(process::find(number).ok_or(Errno::EINVAL)?.processor_time()),
+            }
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// When the machine's clock reaches a moment that a program gives: of real time, or monotonic.
+pub fn deadline(thread: &Arc<Thread>, from: u64, real: bool) -> Result<u64, Errno> {
+    let at = read_time(thread, from)?;
+    Ok(if real { at.saturating_sub(EPOCH) } else { at })
+}
+
+/// `clock_gettime`.
+pub fn gettime(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
+    let now = read(thread, clock)?;
+    write_pair(thread, to, [now / SECOND, now % SECOND]).map(|()| 0)
+}
+
+/// `clock_getres`.
+pub fn getres(thread: &Arc<Thread>, clock: u64, to: u64) -> Answer {
+    read(thread, clock)?;
+    if to != 0 {
+        write_pair(thread, to, [0, 1])?;
+    }
+    Ok(0)
+}
+
+/// `gettimeofday`.
+pub fn gettimeofday(thread: &Arc<Thread>, to: u64) -> Answer {
+    let now = EPOCH + now_ns();
+    if to != 0 {
+        write_pair(thread, to, [now / SECOND, now % SECOND / 1000])?;
+    }
+    Ok(0)
+}
+
+/// `nanosleep`.
+pub async fn nanosleep(thread: &Arc<Thread>, from: u64, left: u64) -> Answer {
+    let ns = read_time(thread, from)?;
+    sleep(thread, now_ns().saturating_add(ns), left).await
+}
+
+/// `clock_nanosleep`.
+pub async fn clock_nanosleep(thread: &Arc<Thread>, clock: u64, flags: u64, from: u64, left: u64) -> Answer {
+    let (now, ns) = (read(thread, clock)?, read_time(thread, from)?);
+    if clock as u32 == abi::CLOCK_THREAD_CPUTIME_ID {
+        return Err(Errno::EINVAL);
+    }
+    if flags as u32 & abi::TIMER_ABSTIME != 0 {
+        sleep(thread, now_ns().saturating_add(ns.saturating_sub(now)), 0).await
+    } else {
+        sleep(thread, now_ns().saturating_add(ns), left).await
+    }
+}
+
+async fn sleep(thread: &Arc<Thread>, deadline: u64, left: u64) -> Answer {
+    let deadline = thread.wait_until(deadline);
+    match thread.interruptible(pending::<()>(), Some(deadline)).await {
+        Err(Errno::ETIMEDOUT) => Ok(0),
+        _ => {
+            if left != 0 {
+                let ns = deadline.saturating_sub(now_ns());
+                write_pair(thread, left, [ns / SECOND, ns % SECOND])?;
+            }
+            Err(Errno::EINTR)
+        }
+    }
+}

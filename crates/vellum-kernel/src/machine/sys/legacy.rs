@@ -1,0 +1,96 @@
+//! The system calls that x86-64 has and newer architectures don't: mostly calls that have a
+//! successor with more arguments.
+
+use super::clock::{SECOND, read_pair, write_micro};
+use super::process::Wanted;
+use super::{Answer, select};
+use crate::arch::held::Held;
+use crate::arch::paging::user_end;
+use crate::mem::{EPOCH, now_ns, uaccess};
+use crate::task::Thread;
+use crate::task::timer::set_real;
+use alloc::sync::Arc;
+use linux_raw_sys::general as nr;
+use vellum_kernel::errno::Errno;
+
+/// The flags of an `open` that `creat` is.
+pub const CREAT: u64 = (nr::O_CREAT | nr::O_WRONLY | nr::O_TRUNC) as u64;
+
+/// A child that shares nothing but what the flags say.
+pub fn plain(flags: u32) -> Wanted {
+    Wanted {
+        flags: flags.into(),
+        exit_signal: nr::SIGCHLD,
+        stack: 0,
+        parent_tid: 0,
+        child_tid: 0,
+        tls: 0,
+        pidfd: 0,
+        group: None,
+    }
+}
+
+/// When a `poll` with this timeout in milliseconds gives up.
+pub fn poll_deadline(ms: u64) -> Option<u64> {
+    let ms = ms as i32;
+    (ms >= 0).then(|| now_ns() + ms as u64 * 1_000_000)
+}
+
+/// `select`: what is left of the time is told.
+pub async fn select(thread: &Arc<Thread>, [count, read, write, other, timeout, _]: [u64; 6]) -> Answer {
+    let deadline = match timeout {
+        0 => None,
+        _ => Some(now_ns().saturating_add(read_micro(thread, timeout)?)),
+    };
+    let answer = select::wait(thread, count, [read, write, other], deadline).await;
+    if let Some(deadline) = deadline {
+        // Who gave the time in memory that can't be written is none the worse for it.
+        let _ = write_micro(thread, timeout, deadline.saturating_sub(now_ns()));
+    }
+    answer
+}
+
+/// Copies a `struct timeval` of how long, in nanoseconds.
+pub fn read_micro(thread: &Arc<Thread>, from: u64) -> Result<u64, Errno> {
+    let [seconds, us] = read_pair(thread, from)?;
+    if seconds > i64::MAX as u64 || us > i64::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(seconds.saturating_mul(SECOND).saturating_add(us.saturating_mul(1000)))
+}
+
+/// `alarm`.
+pub fn alarm(thread: &Arc<Thread>, seconds: u64) -> Answer {
+    let before = set_real(&thread.process, (seconds & 0xffff_ffff) * SECOND, 0)?;
+    Ok(before.left().div_ceil(SECOND))
+}
+
+/// `time`.
+pub fn time(thread: &Arc<Thread>, to: u64) -> Answer {
+    let now = (EPOCH + now_ns()) / SECOND;
+    if to != 0 {
+        uaccess::write(&thread.memory(), to, &now.to_le_bytes())?;
+    }
+    Ok(now)
+}
+
+/// `arch_prctl`.
+pub fn arch_prctl(thread: &Arc<Thread>, code: u64, value: u64) -> Answer {
+    const SET_GS: u64 = 0x1001;
+    const SET_FS: u64 = 0x1002;
+    const GET_FS: u64 = 0x1003;
+    const GET_GS: u64 = 0x1004;
+    let memory = thread.memory();
+    // SAFETY: the thread's own future.
+    let held: &mut Held = &mut unsafe { thread.context() }.held;
+    match code {
+        SET_FS | SET_GS if value >= user_end() => return Err(Errno::EPERM),
+        SET_FS => held.fs = value,
+        SET_GS => held.gs = value,
+        GET_FS => return uaccess::write(&memory, value, &held.fs.to_le_bytes()).map(|()| 0),
+        GET_GS => return uaccess::write(&memory, value, &held.gs.to_le_bytes()).map(|()| 0),
+        _ => return Err(Errno::EINVAL),
+    }
+    held.restore_bases();
+    Ok(0)
+}

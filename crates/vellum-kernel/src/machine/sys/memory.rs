@@ -1,0 +1,367 @@
+//! `mmap` and its kin: the engine's calls, in Linux's words.
+
+use super::Answer;
+use super::pieces::by_pieces;
+use crate::arch::abi::MAP_LOW;
+use crate::files::user::UserBytes;
+use crate::files::{contents, proc};
+use crate::mem::memcgs;
+use crate::mem::spaces::All;
+use crate::mem::thread::{BlockedOn, failed};
+use crate::mem::{UserSpace, uaccess};
+use crate::task::{Thread, deliver, executor};
+use alloc::sync::Arc;
+use linux_raw_sys::general as abi;
+use vellum::addr::{FRAME_SIZE, align_up};
+use vellum::memcg::MayBeRefused;
+use vellum::space::{
+    self, Advise, AdviseError, FaultError, Limits, LockAll, LockError, MapFlags, MapRequest, Populating, RemapFlags,
+    RemapRequest,
+};
+use vellum::vma::Prot;
+use vellum_kernel::credentials::Credentials;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::inode::Mappable;
+use vellum_kernel::fs::names::Mapped;
+use vellum_kernel::wait::give_way;
+
+/// What a program may say of memory; the bits are Linux's.
+fn prot(bits: u64) -> Option<Prot> {
+    let known = (abi::PROT_READ | abi::PROT_WRITE | abi::PROT_EXEC | abi::PROT_SEM) as u64;
+    (bits & !known == 0).then(|| Prot::from_bits_truncate(bits as u8))
+}
+
+/// Flags that `MAP_SHARED_VALIDATE` knows.
+const KNOWN: u32 = abi::MAP_TYPE
+    | abi::MAP_FIXED
+    | abi::MAP_FIXED_NOREPLACE
+    | abi::MAP_ANONYMOUS
+    | abi::MAP_POPULATE
+    | abi::MAP_NORESERVE
+    | abi::MAP_GROWSDOWN
+    | abi::MAP_LOCKED
+    | abi::MAP_NONBLOCK
+    | abi::MAP_STACK
+    | MAP_LOW
+    | abi::MAP_HUGETLB;
+
+/// Flags that mean the same to the engine.
+const FLAGS: [(u32, MapFlags); 7] = [
+    (abi::MAP_FIXED, MapFlags::FIXED),
+    (abi::MAP_FIXED_NOREPLACE, MapFlags::FIXED_NOREPLACE),
+    (abi::MAP_POPULATE, MapFlags::POPULATE),
+    (abi::MAP_NORESERVE, MapFlags::NORESERVE),
+    (abi::MAP_GROWSDOWN, MapFlags::GROWSDOWN),
+    (abi::MAP_LOCKED, MapFlags::LOCKED),
+    (MAP_LOW, MapFlags::LOW),
+];
+
+/// `mmap`.
+pub async fn mmap(thread: &Arc<Thread>, [addr, len, prot_bits, flags, fd, offset]: [u64; 6]) -> Answer {
+    if !offset.is_multiple_of(FRAME_SIZE) {
+        return Err(Errno::EINVAL);
+    }
+    let flags = flags as u32;
+    let shared = match flags & abi::MAP_TYPE {
+        abi::MAP_PRIVATE => false,
+        abi::MAP_SHARED => true,
+        abi::MAP_SHARED_VALIDATE if flags & !KNOWN == 0 => true,
+        abi::MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EINVAL),
+    };
+    let prot = Prot::from_bits_truncate(prot_bits as u8);
+    let mut wanted = MapFlags::LATER;
+    for (bit, flag) in FLAGS {
+        wanted.set(flag, flags & bit != 0);
+    }
+    wanted.set(MapFlags::SHARED, shared);
+    let memory = thread.memory();
+    let mut request = MapRequest { addr, len, prot, flags: wanted };
+    let mapped = if flags & abi::MAP_ANONYMOUS != 0 {
+        memory.engine.map(request)
+    } else {
+        let open = super::file::open_of(thread, fd & 0xffff_ffff)?;
+        if len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let writes = open.flags() & abi::O_ACCMODE;
+        if writes == abi::O_WRONLY || (shared && prot.contains(Prot::WRITE) && writes != abi::O_RDWR) {
+            return Err(Errno::EACCES);
+        }
+        if shared && writes != abi::O_RDWR {
+            request.flags |= MapFlags::READ_ONLY;
+        }
+        let file = open.file().map_err(|_| Errno::ENODEV)?;
+        match file.mappable() {
+            Mappable::No => return Err(Errno::ENODEV),
+            Mappable::Zeros => memory.engine.map(request),
+            Mappable::Pages(pages) => {
+                let object = contents::object_of(&pages).ok_or(Errno::ENODEV)?;
+                // To map a file is to read it, as far as its times tell.
+                file.read(0, &mut UserBytes::one(thread, 0, 0))?;
+                memory.remember(object.tag(), Mapped::of(&open));
+                memory.engine.map_object(request, object, offset)
+            }
+        }
+    };
+    let to = mapped.map_err(|error| failed(error.refused(), error.errno()))?;
+    populate(thread, to, len, flags & abi::MAP_POPULATE != 0).await?;
+    Ok(to)
+}
+
+/// Faults in what was just mapped, as far as it is locked, or all of it. What can't be had, not even
+/// when memory was reclaimed, is no error; nor is it that the rest is missing after a signal, after
+/// which the call can't be made again.
+///
+/// # Errors
+///
+/// `EINTR`: the thread is to end.
+pub async fn populate(thread: &Arc<Thread>, addr: u64, len: u64, unlocked: bool) -> Result<(), Errno> {
+    let memory = thread.memory();
+    let rest = memory.engine.begin_populate(addr, len, unlocked);
+    let populated = populate_rest(thread, &memory, rest).await;
+    populated.or_else(|error| if error == Errno::EINTR { Err(error) } else { Ok(()) })
+}
+
+/// Faults in what is left, and passes over what can't be had.
+///
+/// # Errors
+///
+/// `EINTR`: the thread is to end. Others: a signal came, after which the call is made again.
+async fn populate_rest(thread: &Arc<Thread>, memory: &Arc<UserSpace>, mut rest: Populating) -> Result<(), Errno> {
+    loop {
+        let piece = || {
+            let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
+            populated.map_err(|error| failed(error.refused(), error.errno()))
+        };
+        match by_pieces(thread, piece).await {
+            Err(error) if error != Errno::EINTR && !thread.mem.is_blocked() => rest.pass_over(),
+            populated => return populated,
+        }
+    }
+}
+
+/// `munmap`.
+pub fn munmap(thread: &Thread, addr: u64, len: u64) -> Answer {
+    thread.memory().engine.unmap(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+}
+
+/// `mprotect`.
+pub fn mprotect(thread: &Thread, addr: u64, len: u64, bits: u64) -> Answer {
+    let prot = prot(bits).ok_or(Errno::EINVAL)?;
+    thread.memory().engine.protect(addr, len, prot).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+}
+
+/// `mremap`.
+pub fn mremap(thread: &Thread, [addr, old_len, new_len, flags, new_addr, _]: [u64; 6]) -> Answer {
+    let flags = u8::try_from(flags).ok().and_then(RemapFlags::from_bits).ok_or(Errno::EINVAL)?;
+    let request = RemapRequest { addr, old_len, new_len, flags, new_addr };
+    let memory = thread.memory();
+    let to = memory.engine.remap(request).map_err(|error| failed(error.refused(), error.errno()))?;
+    if to != addr {
+        memory.unwatch(to, new_len);
+    }
+    Ok(to)
+}
+
+/// `madvise`.
+pub async fn madvise(thread: &Arc<Thread>, addr: u64, len: u64, advice: u64) -> Answer {
+    advise(thread, &thread.memory(), addr, len, advice).await
+}
+
+/// Advice about a space's memory.
+///
+/// # Errors
+///
+/// Those of `madvise`.
+pub async fn advise(thread: &Arc<Thread>, memory: &Arc<UserSpace>, addr: u64, len: u64, advice: u64) -> Answer {
+    let advice = match advice as u32 {
+        abi::MADV_REMOVE => return remove(memory, addr, len),
+        abi::MADV_NORMAL | abi::MADV_RANDOM | abi::MADV_SEQUENTIAL => Advise::Reading,
+        abi::MADV_WILLNEED => Advise::WillNeed,
+        abi::MADV_DONTNEED => Advise::DontNeed,
+        abi::MADV_DONTNEED_LOCKED => Advise::DontNeedLocked,
+        abi::MADV_FREE => Advise::Free,
+        abi::MADV_DONTFORK => Advise::DontFork,
+        abi::MADV_DOFORK => Advise::DoFork,
+        abi::MADV_WIPEONFORK => Advise::WipeOnFork,
+        abi::MADV_KEEPONFORK => Advise::KeepOnFork,
+        abi::MADV_DONTDUMP => Advise::DontDump,
+        abi::MADV_DODUMP => Advise::DoDump,
+        abi::MADV_HUGEPAGE => Advise::Huge,
+        abi::MADV_NOHUGEPAGE => Advise::NoHuge,
+        abi::MADV_COLD => Advise::Cold,
+        abi::MADV_PAGEOUT => Advise::PageOut,
+        abi::MADV_COLLAPSE => Advise::Collapse,
+        abi::MADV_POPULATE_READ => Advise::PopulateRead,
+        abi::MADV_POPULATE_WRITE => Advise::PopulateWrite,
+        abi::MADV_GUARD_INSTALL => Advise::GuardInstall,
+        abi::MADV_GUARD_REMOVE => Advise::GuardRemove,
+        _ => return Err(Errno::EINVAL),
+    };
+    let told = |error: AdviseError| {
+        if let AdviseError::Fault(FaultError::Watched(watched)) = error {
+            thread.mem.block(BlockedOn::Watched(memory.clone(), watched));
+        }
+        failed(error.refused(), error.errno())
+    };
+    let mut rest = memory.engine.begin_advice(addr, len, advice).map_err(told)?;
+    let piece = || {
+        if advice == Advise::PageOut {
+            memcgs::tell_swap_room();
+        }
+        memory.engine.advise_some(&mut rest, executor::turn_lasts).map_err(told)
+    };
+    by_pieces(thread, piece).await.map(|()| 0)
+}
+
+/// `madvise` with `MADV_REMOVE`.
+fn remove(memory: &UserSpace, addr: u64, len: u64) -> Answer {
+    let removed = memory
+        .engine
+        .remove(addr, len, |object, bytes| object.punch_hole(bytes).map(|gone| space::discard(&All, object, &gone)));
+    removed.map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+}
+
+/// `mlock`, `mlock2`.
+pub async fn mlock(thread: &Arc<Thread>, addr: u64, len: u64, flags: u64) -> Answer {
+    if flags & !u64::from(abi::MLOCK_ONFAULT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let memory = thread.memory();
+    let told = |error: LockError| failed(error.refused(), error.errno());
+    let mut rest = memory.engine.begin_lock(addr, len, flags != 0).map_err(told)?;
+    let piece = || {
+        let populated = memory.engine.populate_some(&mut rest, executor::turn_lasts);
+        populated.map_err(|error| told(LockError::Fault(error)))
+    };
+    by_pieces(thread, piece).await.map(|()| 0)
+}
+
+/// `munlock`.
+pub fn munlock(thread: &Thread, addr: u64, len: u64) -> Answer {
+    thread.memory().engine.unlock(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+}
+
+/// `mlockall`.
+pub async fn mlockall(thread: &Arc<Thread>, flags: u64) -> Answer {
+    let flags = u8::try_from(flags as u32).ok().and_then(LockAll::from_bits).ok_or(Errno::EINVAL)?;
+    let memory = thread.memory();
+    let locked = memory.engine.begin_lock_all(flags);
+    let rest = locked.map_err(|error| failed(error.refused(), error.errno()))?;
+    populate_rest(thread, &memory, rest).await.map(|()| 0)
+}
+
+/// `munlockall`.
+pub fn munlockall(thread: &Thread) -> Answer {
+    thread.memory().engine.unlock_all();
+    Ok(0)
+}
+
+/// `mseal`.
+pub fn mseal(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    thread.memory().engine.seal(addr, len).map_err(|error| failed(error.refused(), error.errno())).map(|()| 0)
+}
+
+/// `remap_file_pages`, which is a shared mapping of other pages of what is mapped there.
+pub async fn remap_file_pages(thread: &Arc<Thread>, [addr, len, prot, page, _, _]: [u64; 6]) -> Answer {
+    let memory = thread.memory();
+    let (addr, len) = (addr & !(FRAME_SIZE - 1), len & !(FRAME_SIZE - 1));
+    let offset = page.checked_mul(FRAME_SIZE);
+    let end = addr.checked_add(len).filter(|end| *end > addr);
+    let (Some(offset), Some(end), 0) = (offset, end, prot) else { return Err(Errno::EINVAL) };
+    // One file, mapped alike as far as it goes.
+    let (mut at, mut first) = (addr, None);
+    memory.engine.vmas(addr, |vma| {
+        let seen = (vma.backing.tag(), vma.prot, vma.flags);
+        let alike = vma.range.start <= at && vma.backing.may_write() && first.get_or_insert(seen) == &seen;
+        at = if alike { vma.range.end } else { at };
+        alike && at < end
+    });
+    let (Some((_, prot, _)), Some((object, _))) = (first.filter(|_| at >= end), memory.engine.object_at(addr)) else {
+        return Err(Errno::EINVAL);
+    };
+    let flags = MapFlags::FIXED | MapFlags::SHARED | MapFlags::LATER;
+    let mapped = memory.engine.map_object(MapRequest { addr, len, prot, flags }, &object, offset);
+    mapped.map_err(|error| failed(error.refused(), error.errno()))?;
+    populate(thread, addr, len, true).await.map(|()| 0)
+}
+
+/// What an address space may have, by a process's limits.
+pub fn set_limits(limits: &mut Limits, resources: &[[u64; 2]; 16], own: &Credentials) {
+    let limit = |which: u32| resources[which as usize][0];
+    limits.vmas = proc::most_vmas();
+    limits.address_space = limit(abi::RLIMIT_AS);
+    limits.data = limit(abi::RLIMIT_DATA);
+    limits.stack = limit(abi::RLIMIT_STACK);
+    limits.locked = if own.has(abi::CAP_IPC_LOCK) { u64::MAX } else { limit(abi::RLIMIT_MEMLOCK) };
+}
+
+/// `mincore`: 512 pages at once; then others go first.
+pub async fn mincore(thread: &Arc<Thread>, addr: u64, len: u64, to: u64) -> Answer {
+    const AT_ONCE: usize = 512;
+    let pages = align_up(len, FRAME_SIZE.ilog2()).ok_or(Errno::ENOMEM)? / FRAME_SIZE;
+    for first in (0..pages).step_by(AT_ONCE) {
+        if first > 0 {
+            give_way().await;
+            if deliver::is_dying(thread) {
+                return Err(Errno::EINTR);
+            }
+        }
+        let count = (pages - first).min(AT_ONCE as u64) as usize;
+        let mut answer = [false; AT_ONCE];
+        let start = addr.checked_add(first * FRAME_SIZE).ok_or(Errno::ENOMEM)?;
+        let resident = thread.memory().engine.resident(start, count as u64 * FRAME_SIZE, &mut answer[..count]);
+        resident.map_err(|error| Errno::from(error.errno()))?;
+        let to = to.checked_add(first).ok_or(Errno::EFAULT)?;
+        uaccess::write(&thread.memory(), to, &answer.map(u8::from)[..count])?;
+    }
+    Ok(0)
+}
+
+/// `msync`.
+pub fn msync(thread: &Thread, addr: u64, len: u64, flags: u64) -> Answer {
+    let (sync, known) = (abi::MS_ASYNC | abi::MS_SYNC, abi::MS_ASYNC | abi::MS_SYNC | abi::MS_INVALIDATE);
+    let flags = flags as u32;
+    if flags & !known != 0 || flags & sync == sync {
+        return Err(Errno::EINVAL);
+    }
+    let synced = thread.memory().engine.sync(addr, len, flags & abi::MS_INVALIDATE != 0);
+    synced.map_err(|error| error.errno().into()).map(|()| 0)
+}
+
+/// `brk`: moves the end of the heap, or says where it is.
+pub async fn brk(thread: &Arc<Thread>, end: u64) -> Answer {
+    let (end, grown) = move_end(&thread.memory(), end);
+    if let Some((from, len)) = grown {
+        populate(thread, from, len, false).await?;
+    }
+    Ok(end)
+}
+
+/// Moves the end of the heap, if that can be; returns where it is then, and the addresses that were
+/// mapped for it.
+fn move_end(space: &UserSpace, end: u64) -> (u64, Option<(u64, u64)>) {
+    let mut heap = space.heap.lock();
+    let page = |at: u64| align_up(at, FRAME_SIZE.ilog2());
+    let (Some(old), Some(new)) = (page(heap.end), page(end)) else { return (heap.end, None) };
+    if end < heap.start {
+        return (heap.end, None);
+    }
+    let mut grown = None;
+    let moved = if new > old {
+        let flags = MapFlags::FIXED_NOREPLACE | MapFlags::LATER;
+        grown = Some((old, new - old));
+        let request = MapRequest { addr: old, len: new - old, prot: Prot::READ | Prot::WRITE, flags };
+        space.engine.map(request).is_ok()
+    } else {
+        new == old || space.engine.unmap(new, old - new).is_ok()
+    };
+    if moved {
+        heap.end = end;
+    }
+    (heap.end, grown.filter(|_| moved))
+}

@@ -1,0 +1,243 @@
+//! Who and what a program is, what it may have, and chance.
+
+use super::{Answer, process::process_of};
+use crate::arch::abi::NAME;
+use crate::arch::percpu;
+use crate::arch::random::random;
+use crate::mem::{machine, now_ns, shootdown, uaccess};
+use crate::task::process::find_thread;
+use crate::task::usage::Usage;
+use crate::task::{Process, Thread, allowance};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general::{self as abi, CAP_SYS_RESOURCE, RLIMIT_CPU, RLIMIT_NOFILE};
+use vellum::addr::FRAME_SIZE;
+use vellum::platform::Cpus;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::table;
+use vellum_kernel::uname::{DOMAIN, HOST, RELEASE, SYSTEM, VERSION};
+use vellum_kernel::wait::give_way;
+
+/// `uname`.
+pub fn uname(thread: &Arc<Thread>, to: u64) -> Answer {
+    const FIELD: usize = 65;
+    let fields = [SYSTEM, HOST, RELEASE, VERSION, NAME, DOMAIN];
+    let mut names = [0; FIELD * 6];
+    for (field, name) in names.chunks_exact_mut(FIELD).zip(fields) {
+        field[..name.len()].copy_from_slice(name.as_bytes());
+    }
+    uaccess::write(&thread.memory(), to, &names).map(|()| 0)
+}
+
+/// `getrandom`: as much as is asked for, or less if a signal comes after the first piece.
+pub async fn getrandom(thread: &Arc<Thread>, to: u64, len: u64, flags: u64) -> Answer {
+    if flags & !7 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (memory, len) = (thread.memory(), len.min(i32::MAX as u64));
+    let mut done = 0;
+    while done < len {
+        let mut bytes = [0; 256];
+        let piece = (len - done).min(256) as usize;
+        bytes.chunks_mut(8).for_each(|bytes| bytes.copy_from_slice(&random().to_le_bytes()));
+        uaccess::write(&memory, to.wrapping_add(done), &bytes[..piece])?;
+        done += piece as u64;
+        if done.is_multiple_of(FRAME_SIZE) {
+            give_way().await;
+            if thread.is_interrupted() {
+                break;
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// `set_tid_address`.
+pub fn set_tid_address(thread: &Arc<Thread>, address: u64) -> Answer {
+    // SAFETY: the thread's own future.
+    unsafe { thread.context() }.clear_tid = address;
+    Ok(thread.tid.into())
+}
+
+/// `set_robust_list`.
+pub fn set_robust_list(thread: &Arc<Thread>, head: u64, len: u64) -> Answer {
+    if len != 24 {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the thread's own future.
+    unsafe { thread.context() }.robust_list = head;
+    Ok(0)
+}
+
+/// `get_robust_list`: of the caller; those of others are theirs alone.
+pub fn get_robust_list(thread: &Arc<Thread>, tid: u64, head: u64, len: u64) -> Answer {
+    match tid as u32 {
+        0 => {}
+        tid if tid == thread.tid => {}
+        tid => return Err(if find_thread(tid).is_some() { Errno::EPERM } else { Errno::ESRCH }),
+    }
+    // SAFETY: the thread's own future.
+    let list = unsafe { thread.context() }.robust_list;
+    uaccess::write(&thread.memory(), len, &24u64.to_le_bytes())?;
+    uaccess::write(&thread.memory(), head, &list.to_le_bytes()).map(|()| 0)
+}
+
+/// `prlimit64`.
+pub fn prlimit(thread: &Arc<Thread>, pid: u64, which: u64, new: u64, old: u64) -> Answer {
+    let process = process_of(thread, pid)?;
+    let own = thread.credentials();
+    let theirs = process.credentials().unwrap_or_else(|| own.clone());
+    let foreign = process.pid != thread.process.pid && !own.matches(&theirs);
+    if foreign && !own.has(CAP_SYS_RESOURCE) {
+        return Err(Errno::EPERM);
+    }
+    let which = which as usize;
+    let memory = thread.memory();
+    let mut wanted = None;
+    if new != 0 {
+        let mut bytes = [0; 16];
+        uaccess::read(&memory, new, &mut bytes)?;
+        let both = u128::from_le_bytes(bytes);
+        wanted = Some([both as u64, (both >> 64) as u64]);
+    }
+    // What is allowed counts in the lock in which it was looked at: else one thread raises what
+    // another has just lowered.
+    let mut limits = process.limits.lock();
+    let before = *limits.get(which).ok_or(Errno::EINVAL)?;
+    if let Some(mut wanted) = wanted {
+        let raises = wanted[1] > before[1] && !own.has(CAP_SYS_RESOURCE);
+        let too_many = which == RLIMIT_NOFILE as usize && wanted[1] > u64::from(table::MOST);
+        match () {
+            () if wanted[0] > wanted[1] => return Err(Errno::EINVAL),
+            () if raises || too_many => return Err(Errno::EPERM),
+            () => {}
+        }
+        if which == RLIMIT_CPU as usize {
+            // At once is as soon as can be told of.
+            wanted[0] = wanted[0].max(1);
+        }
+        limits[which] = wanted;
+        // Nobody else sets limits meanwhile, so that the space has the last.
+        if let Some(memory) = process.memory() {
+            memory.engine.set_limits(|of_space| super::memory::set_limits(of_space, &limits, &theirs));
+        }
+    }
+    drop(limits);
+    if new != 0 {
+        allowance::watch(&process);
+    }
+    if old != 0 {
+        let both = u128::from(before[0]) | u128::from(before[1]) << 64;
+        uaccess::write(&memory, old, &both.to_le_bytes())?;
+    }
+    Ok(0)
+}
+
+/// `sysinfo`.
+pub fn sysinfo(thread: &Arc<Thread>, to: u64) -> Answer {
+    let frames = crate::mem::machine().frames();
+    let page = vellum::addr::FRAME_SIZE;
+    let shared = crate::mem::machine().counter(vellum::stats::Counter::ShmemPages);
+    let mut bytes = [0; 112];
+    let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    put(0, now_ns() / 1_000_000_000);
+    put(32, frames.total() * page);
+    put(40, frames.free_frames() * page);
+    put(48, shared * page);
+    let [swap, free, _] = crate::mem::swap::bytes();
+    put(64, swap);
+    put(72, free);
+    bytes[80..82].copy_from_slice(&(crate::task::process::count() as u16).to_le_bytes());
+    bytes[104..108].copy_from_slice(&1u32.to_le_bytes());
+    uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
+}
+
+/// `getcpu`: the processor, and its node.
+pub fn getcpu(thread: &Arc<Thread>, cpu: u64, node: u64) -> Answer {
+    let index = percpu::current().index;
+    for (to, value) in [(cpu, index), (node, machine().platform().node(index))] {
+        if to != 0 {
+            uaccess::write(&thread.memory(), to, &(value as u32).to_le_bytes())?;
+        }
+    }
+    Ok(0)
+}
+
+/// A `struct rusage` of someone who used so much. Nobody tells the kernel's own work from the program's.
+fn usage(used: Usage, most: u64) -> [u8; 144] {
+    let mut bytes = [0; 144];
+    let Usage { time, minor, major } = used;
+    let words = [time / 1_000_000_000, time % 1_000_000_000 / 1000, 0, 0, most >> 10, 0, 0, 0, minor, major];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// What `wait4` says about a child that it has reaped.
+pub fn usage_of(process: &Process) -> [u8; 144] {
+    usage(process.usage() + *process.children_usage.lock(), 0)
+}
+
+/// `getrusage`.
+pub fn getrusage(thread: &Arc<Thread>, whom: u64, to: u64) -> Answer {
+    const OWN: i32 = 0;
+    const CHILDREN: i32 = -1;
+    const THREAD: i32 = 1;
+    let most = thread.memory().engine.stats().peak * vellum::addr::FRAME_SIZE;
+    let bytes = match whom as i32 {
+        OWN => usage(thread.process.usage(), most),
+        CHILDREN => usage(*thread.process.children_usage.lock(), 0),
+        THREAD => usage(thread.usage(), most),
+        _ => return Err(Errno::EINVAL),
+    };
+    uaccess::write(&thread.memory(), to, &bytes).map(|()| 0)
+}
+
+/// `times`: in hundredths of a second.
+pub fn times(thread: &Arc<Thread>, to: u64) -> Answer {
+    const TICK: u64 = 10_000_000;
+    if to != 0 {
+        let process = &thread.process;
+        let (own, children) = (process.processor_time(), process.children_usage.lock().time);
+        let words = [own / TICK, 0, children / TICK, 0];
+        let bytes: [u8; 32] = core::array::from_fn(|i| words[i / 8].to_le_bytes()[i % 8]);
+        uaccess::write(&thread.memory(), to, &bytes)?;
+    }
+    Ok(now_ns() / TICK)
+}
+
+/// `membarrier`: whatever kind is asked for, every processor has a barrier.
+pub fn membarrier(thread: &Thread, command: u64, flags: u64) -> Answer {
+    use abi::membarrier_cmd as cmd;
+    /// What is to be registered for, and what is registered by what.
+    const EXPEDITED: [(u32, u32); 3] = [
+        (cmd::MEMBARRIER_CMD_GLOBAL_EXPEDITED as u32, cmd::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED as u32),
+        (cmd::MEMBARRIER_CMD_PRIVATE_EXPEDITED as u32, cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED as u32),
+        (
+            cmd::MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE as u32,
+            cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE as u32,
+        ),
+    ];
+    const GLOBAL: u32 = cmd::MEMBARRIER_CMD_GLOBAL as u32;
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (command, space) = (command as u32, thread.memory());
+    if command == cmd::MEMBARRIER_CMD_QUERY as u32 {
+        return Ok(EXPEDITED.iter().fold(GLOBAL, |all, (what, by)| all | what | by).into());
+    }
+    if EXPEDITED.iter().any(|(_, by)| *by == command) {
+        space.barriers.fetch_or(command, Ordering::Relaxed);
+        return Ok(0);
+    }
+    if command != GLOBAL {
+        let (what, by) = EXPEDITED.iter().find(|(what, _)| *what == command).ok_or(Errno::EINVAL)?;
+        // Whoever asks for one of all registered processes need not be one of them.
+        if *what != EXPEDITED[0].0 && space.barriers.load(Ordering::Relaxed) & by == 0 {
+            return Err(Errno::EPERM);
+        }
+    }
+    shootdown::barrier();
+    Ok(0)
+}

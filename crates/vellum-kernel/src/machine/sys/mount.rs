@@ -1,0 +1,57 @@
+//! `mount` and `umount2`.
+
+use super::{Answer, program};
+use crate::files::{self, kinds, mount};
+use crate::task::Thread;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use linux_raw_sys::general as abi;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::names::LONGEST_PATH;
+
+/// Who sees what is mounted: there is one view of it, so nothing is to be done.
+const PROPAGATION: u32 = abi::MS_SHARED | abi::MS_PRIVATE | abi::MS_SLAVE | abi::MS_UNBINDABLE;
+
+fn string(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
+    if at == 0 { Ok(Vec::new()) } else { program::read_string(&thread.memory(), at, LONGEST_PATH) }
+}
+
+/// `mount`: of file systems by their kind, and again, to be changed or not.
+pub fn mount(thread: &Arc<Thread>, [source, on, kind, flags, options, _]: [u64; 6]) -> Answer {
+    let own = thread.credentials();
+    own.needs(abi::CAP_SYS_ADMIN)?;
+    let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
+    let flags = flags as u32;
+    let read_only = flags & abi::MS_RDONLY != 0;
+    files::view(&thread.files(), &own.who(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
+        if flags & abi::MS_REMOUNT != 0 {
+            return view.names.set_read_only(&view.get(&on, true)?, read_only);
+        }
+        if flags & PROPAGATION != 0 {
+            return view.get(&on, true).map(drop);
+        }
+        if flags & (abi::MS_BIND | abi::MS_MOVE) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let (source, kind, options) = (string(thread, source)?, string(thread, kind)?, string(thread, options)?);
+        kinds::mount(&view, &source, &on, &kind, &options, read_only)
+    })?;
+    Ok(0)
+}
+
+/// `umount2`.
+pub fn unmount(thread: &Arc<Thread>, on: u64, flags: u64) -> Answer {
+    let flags = flags as u32;
+    let known = abi::MNT_FORCE | abi::MNT_DETACH | abi::UMOUNT_NOFOLLOW;
+    if flags & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let own = thread.credentials();
+    own.needs(abi::CAP_SYS_ADMIN)?;
+    let on = program::read_string(&thread.memory(), on, LONGEST_PATH)?;
+    let (follow, anyway) = (flags & abi::UMOUNT_NOFOLLOW == 0, flags & abi::MNT_DETACH != 0);
+    files::view(&thread.files(), &own.who(), abi::AT_FDCWD, on.first() == Some(&b'/'), |view| {
+        mount::unmount(&view, &on, follow, anyway)
+    })?;
+    Ok(0)
+}

@@ -1,0 +1,84 @@
+//! Files that a system call makes, and that no directory has.
+
+use super::Answer;
+use super::file::{add, close};
+use crate::files::{self, uffd};
+use crate::mem::uaccess;
+use crate::task::Thread;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+use linux_raw_sys::general as abi;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::event::Event;
+use vellum_kernel::fs::open::Name;
+use vellum_kernel::fs::{Inode, Open, device, pipe};
+
+/// `pipe`, `pipe2`.
+pub fn pipe(thread: &Arc<Thread>, to: u64, flags: u64) -> Answer {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    let flags = flags as u32;
+    if flags & !(abi::O_CLOEXEC | abi::O_NONBLOCK | abi::O_DIRECT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let who = thread.credentials().who();
+    let (inode, read, write) = pipe::Nameless::new(NUMBERS.fetch_add(1, Ordering::Relaxed), who.uid, who.gid)?;
+    let inode: Arc<dyn Inode> = inode;
+    let end = |file, mode| Arc::new(Open::new(inode.clone(), Some(file), mode | flags, None));
+    let first = add(thread, end(read, abi::O_RDONLY), flags)?;
+    let second = match add(thread, end(write, abi::O_WRONLY), flags) {
+        Ok(second) => second,
+        Err(error) => {
+            close(thread, first)?;
+            return Err(error);
+        }
+    };
+    let bytes = (first | second << 32).to_le_bytes();
+    if let Err(error) = uaccess::write(&thread.memory(), to, &bytes) {
+        close(thread, first)?;
+        close(thread, second)?;
+        return Err(error);
+    }
+    Ok(0)
+}
+
+/// `memfd_create`.
+pub fn memfd_create(thread: &Arc<Thread>, name: u64, flags: u64) -> Answer {
+    let flags = flags as u32;
+    let known = abi::MFD_CLOEXEC | abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL | abi::MFD_EXEC;
+    if flags & !known != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let name = super::program::read_string(&thread.memory(), name, 250).map_err(|error| match error {
+        Errno::ENAMETOOLONG => Errno::EINVAL,
+        other => other,
+    })?;
+    let shown = [b"/memfd:".as_slice(), &name, b" (deleted)"].concat();
+    let who = thread.credentials().who();
+    let node = files::memfd(&who, flags & (abi::MFD_ALLOW_SEALING | abi::MFD_NOEXEC_SEAL) != 0)?;
+    let file = node.clone().open(abi::O_RDWR)?;
+    let open = Arc::new(Open::new(node, Some(file), abi::O_RDWR, Some(Name::Shown(shown.into()))));
+    add(thread, open, if flags & abi::MFD_CLOEXEC != 0 { abi::O_CLOEXEC } else { 0 })
+}
+
+/// `userfaultfd`.
+pub fn userfaultfd(thread: &Thread, flags: u64) -> Answer {
+    let flags = flags as u32;
+    if flags & abi::UFFD_USER_MODE_ONLY == 0 {
+        thread.credentials().needs(abi::CAP_SYS_PTRACE)?;
+    }
+    if flags & !(abi::UFFD_USER_MODE_ONLY | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    add(thread, uffd::open(thread, flags)?, flags)
+}
+
+/// `eventfd2`.
+pub fn eventfd(thread: &Thread, count: u64, flags: u64) -> Answer {
+    const SEMAPHORE: u32 = 1;
+    let flags = flags as u32;
+    if flags & !(SEMAPHORE | abi::O_CLOEXEC | abi::O_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let event = Arc::new(Event::new(count as u32, flags & SEMAPHORE != 0));
+    add(thread, device::open(event, abi::O_RDWR | flags & abi::O_NONBLOCK), flags)
+}

@@ -1,0 +1,338 @@
+//! Files by name.
+
+use super::{Answer, file, program};
+use crate::files::{self, Executable};
+use crate::mem::{EPOCH, now_ns, payer, uaccess};
+use crate::task::Thread;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::SAME;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::meta::{Device, Time, Want};
+use vellum_kernel::fs::names::{LONGEST_PATH, Mapped, View};
+use vellum_kernel::fs::{Files, Inode, Kind, Meta, Who};
+
+/// The current directory, where calls of old take their paths from.
+pub const HERE: u64 = abi::AT_FDCWD as u32 as u64;
+
+fn path(thread: &Thread, at: u64) -> Result<Vec<u8>, Errno> {
+    program::read_string(&thread.memory(), at, LONGEST_PATH)
+}
+
+/// Looks at a path, from a directory on.
+fn with<T>(thread: &Thread, at: u64, path: &[u8], look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
+    files::view(&thread.files(), &thread.credentials().who(), at as i32, path.first() == Some(&b'/'), look)
+}
+
+fn masked(files: &Files, mode: u64) -> u32 {
+    mode as u32 & 0o7777 & !files.umask.load(Ordering::Relaxed)
+}
+
+/// What a path and the flags of an `…at` call mean: perhaps the descriptor itself.
+pub fn inode_at(thread: &Thread, at: u64, name: u64, flags: u64, nofollow: u32) -> Result<Arc<dyn Inode>, Errno> {
+    inode_for(thread, &thread.credentials().who(), at, name, flags, nofollow)
+}
+
+/// The same, for this user.
+fn inode_for(
+    thread: &Thread,
+    who: &Who,
+    at: u64,
+    name: u64,
+    flags: u64,
+    nofollow: u32,
+) -> Result<Arc<dyn Inode>, Errno> {
+    let path = if name == 0 && flags as u32 & abi::AT_EMPTY_PATH != 0 { Vec::new() } else { path(thread, name)? };
+    if path.is_empty() && flags as u32 & abi::AT_EMPTY_PATH != 0 {
+        if at as i32 == abi::AT_FDCWD {
+            return Ok(thread.files().current.lock().clone());
+        }
+        return Ok(file::open_of(thread, at & 0xffff_ffff)?.inode().clone());
+    }
+    let absolute = path.first() == Some(&b'/');
+    files::view(&thread.files(), who, at as i32, absolute, |view| view.get(&path, flags as u32 & nofollow == 0))
+}
+
+/// Looks with the caller's rights at what it has in hand already.
+fn view<T>(thread: &Thread, look: impl FnOnce(View) -> Result<T, Errno>) -> Result<T, Errno> {
+    files::view(&thread.files(), &thread.credentials().who(), abi::AT_FDCWD, true, look)
+}
+
+/// `open`, `openat`, `creat`.
+pub async fn open(thread: &Arc<Thread>, at: u64, name: u64, flags: u64, mode: u64) -> Answer {
+    let (path, flags) = (path(thread, name)?, flags as u32);
+    let mode = masked(&thread.files(), mode);
+    let open = with(thread, at, &path, |view| view.open(&path, flags, mode))?;
+    thread.interruptible(open.connect(), None).await?;
+    file::add(thread, Arc::new(open), flags)
+}
+
+/// `stat`, `lstat`, `newfstatat`.
+pub fn stat(thread: &Thread, at: u64, name: u64, to: u64, flags: u64) -> Answer {
+    let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
+    write_stat(thread, &inode.meta(), to)
+}
+
+/// `fstat`.
+pub fn fstat(thread: &Thread, fd: u64, to: u64) -> Answer {
+    write_stat(thread, &file::open_of(thread, fd)?.inode().meta(), to)
+}
+
+/// Each architecture has the fields in its own order and width, and other ones between them.
+#[allow(clippy::unnecessary_cast)]
+fn write_stat(thread: &Thread, meta: &Meta, to: u64) -> Answer {
+    // SAFETY: integers, for which zero bits are a value.
+    let mut stat: abi::stat = unsafe { core::mem::zeroed() };
+    stat.st_dev = meta.device.number();
+    stat.st_ino = meta.inode;
+    stat.st_nlink = meta.links as _;
+    stat.st_mode = meta.st_mode();
+    stat.st_uid = meta.uid;
+    stat.st_gid = meta.gid;
+    stat.st_rdev = meta.special.number();
+    stat.st_size = meta.size as i64;
+    stat.st_blksize = 4096;
+    stat.st_blocks = meta.used.div_ceil(512) as i64;
+    stat.st_atime = meta.accessed.seconds as _;
+    stat.st_atime_nsec = meta.accessed.nanoseconds.into();
+    stat.st_mtime = meta.modified.seconds as _;
+    stat.st_mtime_nsec = meta.modified.nanoseconds.into();
+    stat.st_ctime = meta.changed.seconds as _;
+    stat.st_ctime_nsec = meta.changed.nanoseconds.into();
+    uaccess::write(&thread.memory(), to, uaccess::bytes_of(&stat)).map(|()| 0)
+}
+
+/// `statx`.
+pub fn statx(thread: &Thread, [at, name, flags, _mask, to, _]: [u64; 6]) -> Answer {
+    let inode = inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
+    let statx = inode.meta().statx();
+    uaccess::write(&thread.memory(), to, uaccess::bytes_of(&statx)).map(|()| 0)
+}
+
+/// `statfs`, `fstatfs`.
+pub fn statfs(thread: &Thread, inode: &Arc<dyn Inode>, to: u64) -> Answer {
+    let statfs = inode.space().statfs();
+    uaccess::write(&thread.memory(), to, uaccess::bytes_of(&statfs)).map(|()| 0)
+}
+
+/// `statfs`.
+pub fn statfs_at(thread: &Thread, name: u64, to: u64) -> Answer {
+    statfs(thread, &inode_at(thread, HERE, name, 0, 0)?, to)
+}
+
+/// `access`, `faccessat`, `faccessat2`.
+pub fn access(thread: &Thread, at: u64, name: u64, mode: u64, flags: u64) -> Answer {
+    if mode & !7 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let credentials = thread.credentials();
+    let effective = flags as u32 & abi::AT_EACCESS != 0;
+    let who = if effective { credentials.who() } else { credentials.real() };
+    let inode = inode_for(thread, &who, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?;
+    who.may(&inode.meta(), Want(mode as u32)).map(|()| 0)
+}
+
+/// `mkdir`, `mkdirat`.
+pub fn mkdir(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
+    make(thread, at, name, Kind::Directory, mode, Device::default(), &[])
+}
+
+/// `mknod`, `mknodat`.
+pub fn mknod(thread: &Thread, at: u64, name: u64, mode: u64, device: u64) -> Answer {
+    let kind = if mode as u32 & abi::S_IFMT == 0 { Kind::Regular } else { Kind::of(mode as u32)? };
+    let device =
+        Device { major: (device >> 8) as u32 & 0xfff, minor: device as u32 & 0xff | (device >> 12) as u32 & !0xff };
+    make(thread, at, name, kind, mode, device, &[])
+}
+
+/// `symlink`, `symlinkat`.
+pub fn symlink(thread: &Thread, target: u64, at: u64, name: u64) -> Answer {
+    let target = path(thread, target)?;
+    make(thread, at, name, Kind::Link, 0o777, Device::default(), &target)
+}
+
+fn make(thread: &Thread, at: u64, name: u64, kind: Kind, mode: u64, device: Device, target: &[u8]) -> Answer {
+    let path = path(thread, name)?;
+    let mode = if kind == Kind::Link { 0o777 } else { masked(&thread.files(), mode) };
+    with(thread, at, &path, |view| view.make(&path, kind, mode, device, target)).map(|()| 0)
+}
+
+/// `link`, `linkat`.
+pub fn link(thread: &Thread, [from_at, from, at, name, flags, _]: [u64; 6]) -> Answer {
+    // Links are followed only if asked for, unlike elsewhere.
+    let follow = flags as u32 & abi::AT_SYMLINK_FOLLOW != 0;
+    let flags = if follow { flags } else { flags | u64::from(abi::AT_SYMLINK_NOFOLLOW) };
+    let inode = inode_at(thread, from_at, from, flags, abi::AT_SYMLINK_NOFOLLOW)?;
+    let path = path(thread, name)?;
+    with(thread, at, &path, |view| view.link(&inode, &path)).map(|()| 0)
+}
+
+/// `unlink`, `rmdir`, `unlinkat`.
+pub fn unlink(thread: &Thread, at: u64, name: u64, flags: u64) -> Answer {
+    if flags as u32 & !abi::AT_REMOVEDIR != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = path(thread, name)?;
+    with(thread, at, &path, |view| view.remove(&path, flags as u32 & abi::AT_REMOVEDIR != 0)).map(|()| 0)
+}
+
+/// `rename`, `renameat`, `renameat2`.
+pub fn rename(thread: &Thread, from_at: u64, from: u64, at: u64, to: u64, flags: u64) -> Answer {
+    let (from, to) = (path(thread, from)?, path(thread, to)?);
+    with(thread, from_at, &from, |view| with(thread, at, &to, |target| view.rename(&from, &target, &to, flags as u32)))
+        .map(|()| 0)
+}
+
+/// `readlink`, `readlinkat`.
+pub fn readlink(thread: &Thread, at: u64, name: u64, to: u64, len: u64) -> Answer {
+    if len as i32 <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let path = path(thread, name)?;
+    let target = with(thread, at, &path, |view| view.get(&path, false)?.target())?;
+    let count = target.len().min(len as usize);
+    uaccess::write(&thread.memory(), to, &target[..count])?;
+    Ok(count as u64)
+}
+
+/// `truncate`.
+pub fn truncate(thread: &Arc<Thread>, name: u64, size: u64) -> Answer {
+    if size > i64::MAX as u64 {
+        return Err(Errno::EINVAL);
+    }
+    let inode = inode_at(thread, HERE, name, 0, 0)?;
+    view(thread, |view| {
+        view.may_truncate(&*inode)?;
+        file::may_resize(thread, &*inode, size)?;
+        inode.truncate(size)
+    })?;
+    Ok(0)
+}
+
+/// `chmod`, `fchmodat`.
+pub fn chmod(thread: &Thread, at: u64, name: u64, mode: u64) -> Answer {
+    let inode = inode_at(thread, at, name, 0, 0)?;
+    view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
+}
+
+/// What `chown` does: −1 leaves an owner as it is.
+fn set_owner(thread: &Thread, inode: &dyn Inode, [uid, gid]: [u64; 2]) -> Answer {
+    let owner = |id: u64| Some(id as u32).filter(|id| *id != SAME);
+    view(thread, |view| view.set_owner(inode, owner(uid), owner(gid))).map(|()| 0)
+}
+
+/// `chown`, `lchown`, `fchownat`.
+pub fn chown(thread: &Thread, at: u64, name: u64, uid: u64, gid: u64, flags: u64) -> Answer {
+    set_owner(thread, &*inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?, [uid, gid])
+}
+
+/// The file of a descriptor, to change what is known about it.
+fn changeable(thread: &Thread, fd: u64) -> Result<Arc<dyn Inode>, Errno> {
+    let open = file::open_of(thread, fd)?;
+    if open.flags() & abi::O_PATH != 0 { Err(Errno::EBADF) } else { Ok(open.inode().clone()) }
+}
+
+/// `fchmod`.
+pub fn fchmod(thread: &Thread, fd: u64, mode: u64) -> Answer {
+    let inode = changeable(thread, fd)?;
+    view(thread, |view| view.set_mode(&*inode, mode as u32)).map(|()| 0)
+}
+
+/// `fchown`.
+pub fn fchown(thread: &Thread, fd: u64, uid: u64, gid: u64) -> Answer {
+    set_owner(thread, &*changeable(thread, fd)?, [uid, gid])
+}
+
+/// `utimensat`.
+pub fn utimensat(thread: &Arc<Thread>, at: u64, name: u64, times: u64, flags: u64) -> Answer {
+    let inode = if name == 0 && at as i32 != abi::AT_FDCWD {
+        file::open_of(thread, at)?.inode().clone()
+    } else {
+        inode_at(thread, at, name, flags, abi::AT_SYMLINK_NOFOLLOW)?
+    };
+    let now = EPOCH + now_ns();
+    let now = Time { seconds: (now / 1_000_000_000) as i64, nanoseconds: (now % 1_000_000_000) as u32 };
+    let mut wanted = [Some(now); 2];
+    let mut present = true;
+    if times != 0 {
+        let mut bytes = [0; 32];
+        uaccess::read(&thread.memory(), times, &mut bytes)?;
+        for (time, bytes) in wanted.iter_mut().zip(bytes.chunks_exact(16)) {
+            let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+            present &= word(8) as u32 == abi::UTIME_NOW;
+            *time = match word(8) as u32 {
+                abi::UTIME_NOW => Some(now),
+                abi::UTIME_OMIT => None,
+                ns if ns < 1_000_000_000 => Some(Time { seconds: word(0) as i64, nanoseconds: ns }),
+                _ => return Err(Errno::EINVAL),
+            };
+        }
+    }
+    let [accessed, modified] = wanted;
+    if wanted == [None; 2] {
+        return Ok(0);
+    }
+    view(thread, |view| view.set_times(&*inode, accessed, modified, present)).map(|()| 0)
+}
+
+/// `chdir`, `fchdir`.
+pub fn chdir(thread: &Thread, inode: Arc<dyn Inode>) -> Answer {
+    if inode.directory().is_none() {
+        return Err(Errno::ENOTDIR);
+    }
+    thread.credentials().who().may(&inode.meta(), Want::EXECUTE)?;
+    *thread.files().current.lock() = inode;
+    Ok(0)
+}
+
+/// `chdir`.
+pub fn chdir_to(thread: &Thread, name: u64) -> Answer {
+    chdir(thread, inode_at(thread, HERE, name, 0, 0)?)
+}
+
+/// `getcwd`.
+pub fn getcwd(thread: &Thread, to: u64, len: u64) -> Answer {
+    let mut path = files::current_path(&thread.files())?;
+    path.push(0);
+    if path.len() as u64 > len {
+        return Err(Errno::ERANGE);
+    }
+    uaccess::write(&thread.memory(), to, &path)?;
+    Ok(path.len() as u64)
+}
+
+/// `umask`.
+pub fn umask(thread: &Thread, mask: u64) -> Answer {
+    Ok(thread.files().umask.swap(mask as u32 & 0o777, Ordering::Relaxed).into())
+}
+
+/// A file for `execve`; with an empty path that of the descriptor.
+pub fn executable(thread: &Thread, at: u64, path: &[u8], follow: bool) -> Result<Executable, Errno> {
+    let file = if path.is_empty() {
+        let open = file::open_of(thread, at & 0xffff_ffff)?;
+        (open.inode().clone(), Mapped::of(&open))
+    } else {
+        with(thread, at, path, |view| files::executable(&view, path, follow))?
+    };
+    if file.0.meta().kind == Kind::Link {
+        return Err(Errno::ELOOP);
+    }
+    thread.credentials().who().may(&file.0.meta(), Want::EXECUTE)?;
+    Ok(file)
+}
+
+/// All of a file.
+///
+/// # Errors
+///
+/// `ENOMEM`, and the file's own.
+pub fn read_file(inode: &Arc<dyn Inode>) -> Result<Vec<u8>, Errno> {
+    let size = inode.meta().size as usize;
+    let file = inode.clone().open(abi::O_RDONLY)?;
+    let mut bytes = payer::zeros(size)?;
+    let read = file.read(0, &mut &mut bytes[..])?;
+    bytes.truncate(read);
+    Ok(bytes)
+}

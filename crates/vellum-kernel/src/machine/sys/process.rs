@@ -1,0 +1,316 @@
+//! Processes and threads: they begin, and end, and others hear of it.
+
+use super::{Answer, Calls, file, futex as robust, pidfd, program};
+use crate::arch::exit::{Outcome, exit as stop};
+use crate::arch::serial::wire;
+use crate::files::{self, cgroupfs};
+use crate::mem::spaces;
+use crate::mem::{self, UserSpace, space, uaccess};
+use crate::println;
+use crate::task::context::Context;
+use crate::task::count::Counted;
+use crate::task::deliver::is_dying;
+use crate::task::life::Life;
+use crate::task::process::{FIRST, Families, count_one, find, new_number};
+use crate::task::signal::COUNT;
+use crate::task::{Process, Thread, allowance, collapse, executor, futex};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
+use vellum_kernel::credentials::Credentials;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Open;
+use vellum_kernel::fs::lock::Owner;
+
+/// Starts the first program. When it ends, the machine does.
+///
+/// # Errors
+///
+/// What `execve` answers.
+pub fn first(
+    file: &program::Program,
+    path: &[u8],
+    arguments: &[Vec<u8>],
+    environment: &[Vec<u8>],
+) -> Result<(), Errno> {
+    let everybodys = Process::new(&Families::lock(), FIRST, None, None, 0);
+    let limits = *everybodys.limits.lock();
+    let (memory, registers) = program::load(file, path, arguments, environment, &limits, &Credentials::root(), false)?;
+    let files = Arc::new(files::first()?);
+    let pid = new_number();
+    memory.image.lock().file = Some(files::from_root(|view| files::executable(&view, path, true))?);
+    let process = Process::new(&Families::lock(), pid, Some(&everybodys), Some(memory.clone()), abi::SIGCHLD);
+    process.group.store(pid, Ordering::Relaxed);
+    process.session.store(pid, Ordering::Relaxed);
+    *process.files.lock() = Some(files.clone());
+    let context = Context::new(memory, files.clone(), registers);
+    let thread = Thread::new(pid, &process, context, Counted::new(0, u64::MAX)?, None);
+    thread.set_name(path.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
+    executor::spawn(async move {
+        // Reaps all who end without a parent, until the first program does.
+        let everybodys = &everybodys;
+        loop {
+            let over = || {
+                let families = Families::lock();
+                let ended = everybodys.children.lock().values().find(|child| child.has_ended(&families)).cloned();
+                ended.inspect(|child| everybodys.reap(&families, child))
+            };
+            let child = everybodys.child_changed.wait_until(over).await;
+            if child.pid == pid {
+                let status = child.life.lock().shell_status();
+                wire::send(wire::Frame::Exit, &status.to_le_bytes());
+                println!("the program ended with status {status}: {}", mem::Tally);
+                stop(Outcome::Success);
+            }
+        }
+    });
+    thread.start::<Calls>();
+    executor::spawn(collapse::run());
+    Ok(())
+}
+
+/// What `clone` and `clone3` ask for.
+pub struct Wanted {
+    /// `CLONE_` flags.
+    pub flags: u64,
+    /// The signal for the parent when the child ends.
+    pub exit_signal: u32,
+    /// The child's stack pointer; 0: as the parent's.
+    pub stack: u64,
+    /// Where the child's number is written for the parent, and for the child.
+    pub parent_tid: u64,
+    /// As above.
+    pub child_tid: u64,
+    /// The child's thread pointer.
+    pub tls: u64,
+    /// Where a descriptor of the child is written.
+    pub pidfd: u64,
+    /// The directory of the group that it begins in.
+    pub group: Option<Arc<Open>>,
+}
+
+/// `clone`, `clone3`, `fork`, `vfork`.
+pub async fn clone(thread: &Arc<Thread>, wanted: Wanted) -> Answer {
+    let has = |flag: u32| wanted.flags & u64::from(flag) != 0;
+    let needs = |flag, other| has(flag) && !has(other);
+    if needs(abi::CLONE_THREAD, abi::CLONE_SIGHAND) || needs(abi::CLONE_SIGHAND, abi::CLONE_VM) {
+        return Err(Errno::EINVAL);
+    }
+    if wanted.flags & u64::from(abi::CLONE_NEWNS | abi::CLONE_NEWPID | abi::CLONE_NEWUSER | abi::CLONE_NEWNET) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if has(abi::CLONE_PIDFD) && has(abi::CLONE_THREAD) {
+        return Err(Errno::EINVAL);
+    }
+    let counted = count_one(thread)?;
+    let memory = thread.memory();
+    let memory = match has(abi::CLONE_VM) {
+        true => memory,
+        false => spaces::publish(memory.fork()?),
+    };
+    thread.save_held();
+    // SAFETY: the thread's own future.
+    let parent = unsafe { thread.context() };
+    let files = if has(abi::CLONE_FILES) { parent.files.clone() } else { Arc::new(parent.files.copy()?) };
+    let mut context = Context::new(memory.clone(), files.clone(), parent.registers);
+    context.held = parent.held.clone();
+    context.registers.set_answer(0);
+    if wanted.stack != 0 {
+        context.registers.set_stack(wanted.stack);
+    }
+    if !has(abi::CLONE_VM) || has(abi::CLONE_VFORK) {
+        context.signal_stack = parent.signal_stack;
+    }
+    if has(abi::CLONE_SETTLS) {
+        context.held.set_thread_pointer(wanted.tls);
+    }
+    if has(abi::CLONE_CHILD_CLEARTID) {
+        context.clear_tid = wanted.child_tid;
+    }
+    let tid = new_number();
+    if has(abi::CLONE_CHILD_SETTID) {
+        // A child that can't be told learns it otherwise.
+        let _ = uaccess::write(&memory, wanted.child_tid, &tid.to_le_bytes());
+    }
+    if has(abi::CLONE_PARENT_SETTID) {
+        uaccess::write(&thread.memory(), wanted.parent_tid, &tid.to_le_bytes())?;
+    }
+    if has(abi::CLONE_THREAD) {
+        let new = Thread::new(tid, &thread.process, context, counted, Some(thread));
+        start(thread, new, has(abi::CLONE_VFORK)).await;
+        return Ok(tid.into());
+    }
+    let own = &thread.process;
+    let (parent, process) = {
+        let families = Families::lock();
+        // A signal for all of a group reaches the child, or its parent does not get that far.
+        if is_dying(thread) {
+            return Err(Errno::EINTR);
+        }
+        let others = if has(abi::CLONE_PARENT) { own.parent.lock().upgrade() } else { None };
+        let parent = others.unwrap_or_else(|| own.clone());
+        let process = Process::new(&families, tid, Some(&parent), Some(memory), wanted.exit_signal);
+        (parent, process)
+    };
+    let equipped = wanted.group.map_or(Ok(()), |group| cgroupfs::begin_in(&process, &**group.inode()));
+    let equipped = equipped.and_then(|()| match has(abi::CLONE_PIDFD) {
+        true => give_descriptor(thread, &process, wanted.pidfd),
+        false => Ok(()),
+    });
+    allowance::watch(&process);
+    if let Err(error) = equipped {
+        process.end(Life::Killed(abi::SIGKILL));
+        parent.reap(&Families::lock(), &process);
+        return Err(error);
+    }
+    *process.files.lock() = Some(files);
+    process.signals.lock().actions = own.signals.lock().actions;
+    let new = Thread::new(tid, &process, context, counted, Some(thread));
+    start(thread, new, has(abi::CLONE_VFORK)).await;
+    Ok(tid.into())
+}
+
+/// Starts a new thread; `holds_maker`: and waits until that no longer uses its maker's memory, or
+/// its maker is to end. What is waited for is said before the thread can end it.
+async fn start(maker: &Arc<Thread>, new: Arc<Thread>, holds_maker: bool) {
+    new.holds_maker.store(holds_maker, Ordering::SeqCst);
+    new.clone().start::<Calls>();
+    if holds_maker {
+        let let_go = || (!new.holds_maker.load(Ordering::SeqCst)).then_some(());
+        let _ = maker.killable(new.process.changed.wait_until(let_go)).await;
+    }
+}
+
+/// A descriptor of a new process, written for its parent.
+fn give_descriptor(thread: &Thread, process: &Arc<Process>, to: u64) -> Result<(), Errno> {
+    let fd = file::add(thread, pidfd::open(process, 0), abi::O_CLOEXEC)?;
+    let written = uaccess::write(&thread.memory(), to, &(fd as u32).to_le_bytes());
+    if written.is_err() {
+        file::close(thread, fd)?;
+    }
+    written
+}
+
+/// `clone3`.
+pub async fn clone3(thread: &Arc<Thread>, at: u64, size: u64) -> Answer {
+    const WORDS: usize = 11;
+    const CLONE_INTO_CGROUP: u64 = 1 << 33;
+    if !(64..=4096).contains(&size) {
+        return Err(if size < 64 { Errno::EINVAL } else { Errno::E2BIG });
+    }
+    let mut bytes = [0; 8 * WORDS];
+    let len = bytes.len().min(size as usize);
+    uaccess::read(&thread.memory(), at, &mut bytes[..len])?;
+    let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| bytes[8 * i + k]));
+    let [flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls] = core::array::from_fn(word);
+    let bad_stack = (stack == 0) != (stack_size == 0);
+    if flags & (u64::from(abi::CSIGNAL | abi::CLONE_DETACHED)) != 0 || exit_signal > u64::from(COUNT) || bad_stack {
+        return Err(Errno::EINVAL);
+    }
+    if flags & u64::from(abi::CLONE_THREAD | abi::CLONE_PARENT) != 0 && exit_signal != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let stack = stack.wrapping_add(stack_size);
+    let group = match flags & CLONE_INTO_CGROUP {
+        0 => None,
+        _ if size < 8 * WORDS as u64 => return Err(Errno::EINVAL),
+        _ => Some(file::open_of(thread, word(10))?),
+    };
+    clone(thread, Wanted { flags, exit_signal: exit_signal as u32, stack, parent_tid, child_tid, tls, pidfd, group })
+        .await
+}
+
+/// The thread tells those who wait for its memory, and lets go of it.
+pub fn let_go_of_memory(thread: &Arc<Thread>) {
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    let (robust_list, clear_tid) = (context.robust_list, context.clear_tid);
+    (context.robust_list, context.clear_tid) = (0, 0);
+    if robust_list != 0 {
+        robust::release_robust_list(thread, robust_list);
+    }
+    let memory = thread.memory();
+    if clear_tid != 0
+        && Arc::strong_count(&memory) > 2
+        && uaccess::write(&memory, clear_tid, &0u32.to_le_bytes()).is_ok()
+        && let Ok(key) = futex::key(&memory, clear_tid)
+    {
+        futex::wake(key, 1, u32::MAX);
+    }
+}
+
+/// The end of a thread's life.
+pub fn thread_ends(thread: &Arc<Thread>) {
+    let_go_of_memory(thread);
+    thread.forget_held();
+    let process = &thread.process;
+    let last = thread.leaves();
+    space::unload();
+    // Before the parent hears of it: the memory is free then.
+    if last {
+        process.change_memory(None);
+    }
+    // SAFETY: the thread's own future.
+    let context = unsafe { thread.context() };
+    context.memory = UserSpace::nobodys();
+    context.files = files::none();
+    if last {
+        *process.files.lock() = None;
+        files::locks().release_all(Owner::Process(process.pid), None);
+    }
+    thread.let_go_of_maker();
+    process.thread_ended(thread);
+}
+
+/// `exit`.
+pub fn exit(thread: &Thread, status: u64) -> Answer {
+    thread.exit_status.store(status as u32 & 0xff, Ordering::Relaxed);
+    thread.ending.store(true, Ordering::Relaxed);
+    thread.alert();
+    Ok(0)
+}
+
+/// `exit_group`.
+pub fn exit_group(thread: &Thread, status: u64) -> Answer {
+    thread.process.end(Life::Exited(status as u8));
+    Ok(0)
+}
+
+/// The process of a number that a program gives: 0 is its own.
+pub fn process_of(thread: &Thread, pid: u64) -> Result<Arc<Process>, Errno> {
+    if pid as i32 == 0 { Ok(thread.process.clone()) } else { find(pid as u32).ok_or(Errno::ESRCH) }
+}
+
+/// `setpgid`.
+pub fn setpgid(thread: &Thread, pid: u64, group: u64) -> Answer {
+    if (group as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = process_of(thread, pid)?;
+    let is_child = process.parent_pid() == thread.process.pid;
+    if process.pid != thread.process.pid && !is_child {
+        return Err(Errno::ESRCH);
+    }
+    if process.session.load(Ordering::Relaxed) == process.pid {
+        return Err(Errno::EPERM);
+    }
+    let group = if group == 0 { process.pid } else { group as u32 };
+    let exists = |p: &Arc<Process>| p.group.load(Ordering::Relaxed) == group;
+    if group != process.pid && !crate::task::process::all().any(|process| exists(&process)) {
+        return Err(Errno::EPERM);
+    }
+    process.group.store(group, Ordering::Relaxed);
+    Ok(0)
+}
+
+/// `setsid`.
+pub fn setsid(thread: &Thread) -> Answer {
+    let process = &thread.process;
+    if process.group.load(Ordering::Relaxed) == process.pid {
+        return Err(Errno::EPERM);
+    }
+    process.group.store(process.pid, Ordering::Relaxed);
+    process.session.store(process.pid, Ordering::Relaxed);
+    Ok(process.pid.into())
+}

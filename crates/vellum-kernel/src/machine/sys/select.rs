@@ -1,0 +1,158 @@
+//! Waiting for one of a set of files: `poll`, and `select`, which is the same with sets of bits.
+
+use super::{Answer, clock, file};
+use crate::mem::{now_ns, payer, uaccess};
+use crate::task::Thread;
+use crate::task::deliver::read_set;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::general as abi;
+use vellum_kernel::errno::Errno;
+use vellum_kernel::fs::Files;
+use vellum_kernel::fs::poll::{self, Interest};
+
+/// The events that each of the three sets waits for and reports.
+const SETS: [u32; 3] = [
+    abi::POLLIN | abi::POLLRDNORM | abi::POLLRDBAND | abi::POLLHUP | abi::POLLERR,
+    abi::POLLOUT | abi::POLLWRNORM | abi::POLLWRBAND | abi::POLLERR,
+    abi::POLLPRI,
+];
+
+/// Waits for what the sets name, and leaves in them what is ready.
+pub async fn wait(thread: &Arc<Thread>, count: u64, sets: [u64; 3], deadline: Option<u64>) -> Answer {
+    let files = thread.files();
+    let count = count as i32;
+    if count < 0 {
+        return Err(Errno::EINVAL);
+    }
+    // Nothing beyond the table can be open.
+    let count = (count as usize).min(files.table.lock().room().next_multiple_of(64).max(64));
+    let len = (count as u64).div_ceil(64) * 8;
+    let memory = thread.memory();
+    let mut bits = [const { Vec::new() }; 3];
+    for (bits, at) in bits.iter_mut().zip(sets) {
+        *bits = payer::zeros(len as usize)?;
+        if at != 0 {
+            uaccess::read(&memory, at, bits)?;
+        }
+    }
+    let is_in = |bits: &[u8], fd: usize| bits[fd / 8] >> (fd % 8) & 1 != 0;
+    let mut named: Vec<usize> = Vec::new();
+    let mut interests: Vec<Interest> = Vec::new();
+    for fd in 0..count {
+        let wanted = (0..3).filter(|set| is_in(&bits[*set], fd)).fold(0, |wanted, set| wanted | SETS[set]);
+        if wanted != 0 {
+            named.try_reserve(1)?;
+            interests.try_reserve(1)?;
+            named.push(fd);
+            interests.push((Some(files.open(fd as u64)?), wanted));
+        }
+    }
+    let ready = any(thread, &interests, deadline).await?;
+    let mut found = 0;
+    let mut answers = [const { Vec::new() }; 3];
+    for (set, events) in SETS.into_iter().enumerate() {
+        answers[set] = payer::zeros(len as usize)?;
+        for (fd, ready) in named.iter().zip(&ready) {
+            if is_in(&bits[set], *fd) && ready & events != 0 {
+                answers[set][fd / 8] |= 1 << (fd % 8);
+                found += 1;
+            }
+        }
+    }
+    for (bits, at) in answers.iter().zip(sets) {
+        if at != 0 {
+            uaccess::write(&memory, at, bits)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Waits for an event of interest, until the clock says `deadline`; returns the ready events of
+/// each file, none at the deadline.
+async fn any(thread: &Arc<Thread>, set: &[Interest], deadline: Option<u64>) -> Result<Vec<u32>, Errno> {
+    match thread.interruptible(poll::any(set), deadline).await {
+        Ok(ready) => ready,
+        // The events of none.
+        Err(Errno::ETIMEDOUT) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// `pselect6`: with a mask of signals, whose address and size are in memory.
+pub async fn pselect(thread: &Arc<Thread>, [count, read, write, other, timeout, mask]: [u64; 6]) -> Answer {
+    let deadline = match timeout {
+        0 => None,
+        _ => Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)),
+    };
+    if mask != 0 {
+        let mut bytes = [0; 16];
+        uaccess::read(&thread.memory(), mask, &mut bytes)?;
+        let both = u128::from_le_bytes(bytes);
+        let (at, size) = (both as u64, (both >> 64) as u64);
+        if at != 0 {
+            let set = read_set(thread, at, size)?;
+            // SAFETY: the thread's own future.
+            unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
+            thread.set_mask(set);
+        }
+    }
+    wait(thread, count, [read, write, other], deadline).await
+}
+
+/// `poll`, with a timeout in milliseconds; `ppoll`, with one in memory and a mask of signals.
+pub async fn poll(thread: &Arc<Thread>, array: u64, count: u64, deadline: Option<u64>) -> Answer {
+    if count > file::limit(thread) {
+        return Err(Errno::EINVAL);
+    }
+    let memory = thread.memory();
+    let mut bytes = payer::zeros(count as usize * 8)?;
+    uaccess::read(&memory, array, &mut bytes)?;
+    let files: Arc<Files> = thread.files();
+    let mut set = Vec::new();
+    let mut bad = false;
+    set.try_reserve_exact(count as usize)?;
+    for one in bytes.chunks_exact_mut(8) {
+        let fd = i32::from_le_bytes(core::array::from_fn(|i| one[i]));
+        let wanted = u32::from(u16::from_le_bytes([one[4], one[5]]));
+        one[6..8].fill(0);
+        let open = if fd < 0 { None } else { files.open(fd as u64).ok() };
+        if fd >= 0 && open.is_none() {
+            one[6..8].copy_from_slice(&(abi::POLLNVAL as u16).to_le_bytes());
+            bad = true;
+        }
+        set.push((open, wanted | poll::ALWAYS));
+    }
+    // A descriptor that is not open is an event, so that there is no wait.
+    let found = if bad {
+        let mut found = Vec::new();
+        found.try_reserve_exact(set.len())?;
+        found.extend(set.iter().map(poll::now));
+        found
+    } else {
+        any(thread, &set, deadline.map(|deadline| thread.wait_until(deadline))).await?
+    };
+    let mut ready = 0;
+    for (one, found) in bytes.chunks_exact_mut(8).zip(found) {
+        if found != 0 {
+            one[6..8].copy_from_slice(&(found as u16).to_le_bytes());
+        }
+        ready += u64::from(one[6..8] != [0, 0]);
+    }
+    uaccess::write(&memory, array, &bytes)?;
+    Ok(ready)
+}
+
+/// `ppoll`.
+pub async fn ppoll(thread: &Arc<Thread>, a: [u64; 6]) -> Answer {
+    let [array, count, timeout, mask, size, _] = a;
+    let deadline = if timeout == 0 { None } else { Some(now_ns().saturating_add(clock::read_time(thread, timeout)?)) };
+    if mask != 0 {
+        let mask = read_set(thread, mask, size)?;
+        // SAFETY: the thread's own future.
+        unsafe { thread.context() }.saved_mask = Some(thread.mask.load(Ordering::Relaxed));
+        thread.set_mask(mask);
+    }
+    poll(thread, array, count, deadline).await
+}

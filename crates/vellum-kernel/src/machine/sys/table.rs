@@ -1,0 +1,342 @@
+//! The table of system calls: each has one row, with how much of it there is, whether it is made
+//! again after a signal, and what carries it out.
+//!
+//! A call without a row is absent: it returns `ENOSYS`, and the console names it once.
+
+use super::file::Memory;
+#[cfg(target_arch = "x86_64")]
+use super::legacy;
+use super::path::HERE;
+use super::process::Wanted;
+use super::{
+    Answer, clock, file, futex, identity, lock, memory, misc, mount, nameless, path, pidfd, policy, prctl, process,
+    program, remote, schedule, select, shm, signal, swap, timer, wait,
+};
+use crate::arch;
+use crate::println;
+use crate::task::run::Restart;
+use crate::task::{Thread, executor};
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+use linux_raw_sys::general as nr;
+use vellum_kernel::credentials::{Ids, place};
+use vellum_kernel::errno::Errno;
+
+/// How much of a system call there is.
+#[allow(dead_code, reason = "the table's column is for its reader")]
+pub enum Support {
+    /// What Linux does, as far as programs without other parts of Linux can tell.
+    Full,
+    /// All but this.
+    Partial(&'static str),
+    /// Nothing: a C library asks for it and is content without it, so the console does not name it.
+    Absent,
+}
+
+use Support::{Absent, Full, Partial};
+
+/// Makes of the table what carries out a call, and what says whether it is made again after a
+/// signal. A row is `number: support, restart => call;`, where `restart` is [`Restart::AfterStops`]
+/// if it is left out.
+macro_rules! system_calls {
+    (
+        ($thread:ident, $arguments:ident);
+        everywhere { $($number:ident: $support:expr $(, $restart:ident)? => $call:expr;)* }
+        x86_64 { $($own:ident: $own_support:expr $(, $own_restart:ident)? => $own_call:expr;)* }
+    ) => {
+        const _: &[Support] = &[$($support,)* $($own_support,)*];
+
+        /// Carries out a system call.
+        pub async fn call($thread: &Arc<Thread>, number: u64, $arguments: [u64; 6]) -> Answer {
+            match number as u32 {
+                $(nr::$number => $call,)*
+                $(#[cfg(target_arch = "x86_64")] nr::$own => $own_call,)*
+                _ => absent(number),
+            }
+        }
+
+        /// Returns whether a call that a signal ended is made again.
+        pub fn restarts(number: u64) -> Restart {
+            match number as u32 {
+                $($(nr::$number => Restart::$restart,)?)*
+                $($(#[cfg(target_arch = "x86_64")] nr::$own => Restart::$own_restart,)?)*
+                _ => Restart::AfterStops,
+            }
+        }
+    };
+}
+
+system_calls! {
+    (thread, a);
+    everywhere {
+        __NR_mmap: Partial("no huge pages asked for by MAP_HUGETLB") => memory::mmap(thread, a).await;
+        __NR_munmap: Full => memory::munmap(thread, a[0], a[1]);
+        __NR_mprotect: Partial("no PROT_GROWSDOWN, no protection keys") => memory::mprotect(thread, a[0], a[1], a[2]);
+        __NR_mremap: Full => memory::mremap(thread, a);
+        __NR_remap_file_pages: Full => memory::remap_file_pages(thread, a).await;
+        __NR_mlock: Full => memory::mlock(thread, a[0], a[1], 0).await;
+        __NR_mlock2: Full => memory::mlock(thread, a[0], a[1], a[2]).await;
+        __NR_munlock: Full => memory::munlock(thread, a[0], a[1]);
+        __NR_mlockall: Full => memory::mlockall(thread, a[0]).await;
+        __NR_munlockall: Full => memory::munlockall(thread);
+        __NR_mseal: Full => memory::mseal(thread, a[0], a[1], a[2]);
+        __NR_process_vm_readv: Full => remote::copy(thread, remote::Way::Read, a).await;
+        __NR_process_vm_writev: Full => remote::copy(thread, remote::Way::Write, a).await;
+        __NR_process_madvise: Partial("as madvise") => remote::advise(thread, a).await;
+        __NR_madvise: Partial("no merging of pages, and collapsing of private memory only")
+            => memory::madvise(thread, a[0], a[1], a[2]).await;
+        __NR_mincore: Full => memory::mincore(thread, a[0], a[1], a[2]).await;
+        __NR_msync: Full => memory::msync(thread, a[0], a[1], a[2]);
+        __NR_brk: Full => memory::brk(thread, a[0]).await;
+        __NR_get_mempolicy: Partial("one node; VMAs have no policy of their own")
+            => policy::get(thread, [a[0], a[1], a[2], a[3], a[4]]);
+        __NR_set_mempolicy: Partial("one node") => policy::set(thread, a[0], a[1], a[2]);
+        __NR_mbind: Partial("checked, to no effect: one node") => policy::bind(thread, a);
+        __NR_shmget: Full => shm::get(thread, a[0], a[1], a[2]);
+        __NR_shmat: Full => shm::attach(thread, a[0], a[1], a[2]).await;
+        __NR_shmdt: Full => shm::detach(thread, a[0]);
+        __NR_shmctl: Full => shm::control(thread, a[0], a[1], a[2]);
+        __NR_membarrier: Partial("no MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ") => misc::membarrier(thread, a[0], a[1]);
+
+        __NR_read: Partial("standard input is empty"), AfterHandlers
+            => file::read(thread, a[0], Memory::One(a[1], a[2]), None).await;
+        __NR_readv: Full, AfterHandlers => file::read(thread, a[0], Memory::Many(a[1], a[2]), None).await;
+        __NR_pread64: Full => file::read(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
+        __NR_preadv: Full => file::read(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
+        __NR_write: Full, AfterHandlers => file::write(thread, a[0], Memory::One(a[1], a[2]), None).await;
+        __NR_writev: Full, AfterHandlers => file::write(thread, a[0], Memory::Many(a[1], a[2]), None).await;
+        __NR_pwrite64: Full => file::write(thread, a[0], Memory::One(a[1], a[2]), Some(a[3])).await;
+        __NR_pwritev: Full => file::write(thread, a[0], Memory::Many(a[1], a[2]), Some(a[3])).await;
+        __NR_close: Full => file::close(thread, a[0]);
+        __NR_close_range: Partial("CLOSE_RANGE_UNSHARE is ignored") => file::close_range(thread, a[0], a[1], a[2]);
+        __NR_dup: Full => file::dup(thread, a[0]);
+        __NR_dup3: Full => file::dup_to(thread, a[0], a[1], Some(a[2]));
+        __NR_fcntl: Partial("no leases, no signals"), AfterHandlers => file::fcntl(thread, a[0], a[1], a[2]).await;
+        __NR_flock: Full, AfterHandlers => lock::flock(thread, a[0], a[1]).await;
+        __NR_lseek: Full => file::lseek(thread, a[0], a[1], a[2]);
+        __NR_ioctl: Partial("nothing is a terminal") => file::ioctl(thread, a[0], a[1], a[2]);
+        __NR_fsync: Full => file::sync(thread, a[0]);
+        __NR_fdatasync: Full => file::sync(thread, a[0]);
+        __NR_sync: Full => Ok(0);
+        __NR_ftruncate: Full => file::ftruncate(thread, a[0], a[1]);
+        __NR_fallocate: Full => file::fallocate(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_getdents64: Full => file::getdents(thread, a[0], a[1], a[2]);
+        __NR_pipe2: Full => nameless::pipe(thread, a[0], a[1]);
+        __NR_pselect6: Full => select::pselect(thread, a).await;
+        __NR_fadvise64: Full => file::advise(thread, a[0], a[2], a[3]);
+        __NR_ppoll: Full => select::ppoll(thread, a).await;
+        __NR_cachestat: Partial("files in memory, of which nothing is written back or evicted")
+            => file::cachestat(thread, a[0], a[1], a[2], a[3]);
+        __NR_userfaultfd: Partial("private anonymous memory; no events but faults, no minor faults, no UFFDIO_MOVE")
+            => nameless::userfaultfd(thread, a[0]);
+        __NR_eventfd2: Partial("a write that does not fit may answer EINVAL instead of waiting")
+            => nameless::eventfd(thread, a[0], a[1]);
+        __NR_vmsplice: Partial("bytes are copied, never given") => file::vmsplice(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_memfd_create: Partial("no huge pages") => nameless::memfd_create(thread, a[0], a[1]);
+
+        __NR_openat: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
+            => path::open(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_newfstatat: Full => path::stat(thread, a[0], a[1], a[2], a[3]);
+        __NR_fstat: Full => path::fstat(thread, a[0], a[1]);
+        __NR_statx: Partial("every field, whatever the mask") => path::statx(thread, a);
+        __NR_statfs: Full => path::statfs_at(thread, a[0], a[1]);
+        __NR_fstatfs: Full => path::statfs(thread, file::open_of(thread, a[0])?.inode(), a[1]);
+        __NR_faccessat: Full => path::access(thread, a[0], a[1], a[2], 0);
+        __NR_faccessat2: Full => path::access(thread, a[0], a[1], a[2], a[3]);
+        __NR_mkdirat: Full => path::mkdir(thread, a[0], a[1], a[2]);
+        __NR_mknodat: Partial("no block devices") => path::mknod(thread, a[0], a[1], a[2], a[3]);
+        __NR_symlinkat: Full => path::symlink(thread, a[0], a[1], a[2]);
+        __NR_linkat: Full => path::link(thread, a);
+        __NR_unlinkat: Full => path::unlink(thread, a[0], a[1], a[2]);
+        __NR_renameat: Full => path::rename(thread, a[0], a[1], a[2], a[3], 0);
+        __NR_renameat2: Full => path::rename(thread, a[0], a[1], a[2], a[3], a[4]);
+        __NR_readlinkat: Full => path::readlink(thread, a[0], a[1], a[2], a[3]);
+        __NR_truncate: Full => path::truncate(thread, a[0], a[1]);
+        __NR_fchmodat: Full => path::chmod(thread, a[0], a[1], a[2]);
+        __NR_fchmod: Full => path::fchmod(thread, a[0], a[1]);
+        __NR_fchownat: Full => path::chown(thread, a[0], a[1], a[2], a[3], a[4]);
+        __NR_fchown: Full => path::fchown(thread, a[0], a[1], a[2]);
+        __NR_utimensat: Full => path::utimensat(thread, a[0], a[1], a[2], a[3]);
+        __NR_chdir: Full => path::chdir_to(thread, a[0]);
+        __NR_fchdir: Full => path::chdir(thread, file::open_of(thread, a[0])?.inode().clone());
+        __NR_getcwd: Full => path::getcwd(thread, a[0], a[1]);
+        __NR_mount: Partial("proc, sysfs, cgroup2 and tmpfs, and these read-only; nothing is bound or moved")
+            => mount::mount(thread, a);
+        __NR_umount2: Partial("nothing expires") => mount::unmount(thread, a[0], a[1]);
+        __NR_swapon: Partial("of the one device that there may be") => swap::on(thread, a[0], a[1]);
+        __NR_swapoff: Partial("of the one device that there may be") => swap::off(thread, a[0]);
+        __NR_umask: Full => path::umask(thread, a[0]);
+
+        __NR_clone: Partial("no namespaces, no ptrace") => {
+            let [flags, stack, parent_tid, ..] = a;
+            let [child_tid, tls] = arch::abi::child_and_thread_pointer(a);
+            let exit_signal = flags as u32 & nr::CSIGNAL;
+            let flags = flags & !u64::from(nr::CSIGNAL);
+            let others = u64::from(nr::CLONE_PARENT_SETTID | nr::CLONE_DETACHED);
+            if flags & u64::from(nr::CLONE_PIDFD) != 0 && flags & others != 0 {
+                return Err(Errno::EINVAL);
+            }
+            let pidfd = parent_tid;
+            process::clone(thread, Wanted { flags, exit_signal, stack, parent_tid, child_tid, tls, pidfd, group: None })
+                .await
+        };
+        __NR_clone3: Partial("as clone; no choice of number") => process::clone3(thread, a[0], a[1]).await;
+        __NR_execve: Partial("no dynamic programs yet") => program::execve(thread, [HERE, a[0], a[1], a[2], 0]).await;
+        __NR_execveat: Partial("as execve") => program::execve(thread, [a[0], a[1], a[2], a[3], a[4]]).await;
+        __NR_exit: Full => process::exit(thread, a[0]);
+        __NR_exit_group: Full => process::exit_group(thread, a[0]);
+        __NR_wait4: Partial("of the usage of resources only the time"), AfterHandlers
+            => wait::wait4(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_waitid: Partial("no resource usage"), AfterHandlers => wait::waitid(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_pidfd_open: Partial("of processes, not of single threads") => pidfd::pidfd_open(thread, a[0], a[1]);
+        __NR_pidfd_send_signal: Partial("to processes; no descriptors of /proc/PID")
+            => pidfd::pidfd_send_signal(thread, a[0], a[1], a[2], a[3]);
+        __NR_pidfd_getfd: Full => pidfd::pidfd_getfd(thread, a[0], a[1], a[2]);
+        __NR_process_mrelease: Partial("waits until the process has given up its memory")
+            => pidfd::process_mrelease(thread, a[0], a[1]).await;
+        __NR_getpid: Full => Ok(thread.process.pid.into());
+        __NR_gettid: Full => Ok(thread.tid.into());
+        __NR_getppid: Full => Ok(thread.process.parent_pid().into());
+        __NR_getpgid: Full => Ok(process::process_of(thread, a[0])?.group.load(Ordering::Relaxed).into());
+        __NR_getsid: Full => Ok(process::process_of(thread, a[0])?.session.load(Ordering::Relaxed).into());
+        __NR_setpgid: Full => process::setpgid(thread, a[0], a[1]);
+        __NR_setsid: Full => process::setsid(thread);
+
+        __NR_getuid: Full => Ok(thread.credentials().uids[place::REAL].into());
+        __NR_geteuid: Full => Ok(thread.credentials().uids[place::EFFECTIVE].into());
+        __NR_getgid: Full => Ok(thread.credentials().gids[place::REAL].into());
+        __NR_getegid: Full => Ok(thread.credentials().gids[place::EFFECTIVE].into());
+        __NR_getresuid: Full => identity::get(thread, thread.credentials().uids, [a[0], a[1], a[2]]);
+        __NR_getresgid: Full => identity::get(thread, thread.credentials().gids, [a[0], a[1], a[2]]);
+        __NR_setuid: Full => identity::set_users(thread, Ids::All(a[0] as u32));
+        __NR_setreuid: Full => identity::set_users(thread, Ids::Two(a[0] as u32, a[1] as u32));
+        __NR_setresuid: Full => identity::set_users(thread, Ids::Three(a[0] as u32, a[1] as u32, a[2] as u32));
+        __NR_setgid: Full => identity::set_groups(thread, Ids::All(a[0] as u32));
+        __NR_setregid: Full => identity::set_groups(thread, Ids::Two(a[0] as u32, a[1] as u32));
+        __NR_setresgid: Full => identity::set_groups(thread, Ids::Three(a[0] as u32, a[1] as u32, a[2] as u32));
+        __NR_setfsuid: Full => identity::change(thread, |own| Ok(own.set_file_user(a[0] as u32).into()));
+        __NR_setfsgid: Full => identity::change(thread, |own| Ok(own.set_file_group(a[0] as u32).into()));
+        __NR_getgroups: Full => identity::getgroups(thread, a[0], a[1]);
+        __NR_setgroups: Full => identity::setgroups(thread, a[0], a[1]);
+        __NR_capget: Full => identity::capget(thread, a[0], a[1]);
+        __NR_capset: Full => identity::capset(thread, a[0], a[1]);
+        __NR_getpriority: Full => schedule::getpriority(thread, a[0], a[1]);
+        __NR_setpriority: Partial("remembered, to no effect") => schedule::setpriority(thread, a[0], a[1], a[2]);
+
+        __NR_rt_sigaction: Full => signal::sigaction(thread, a[0], a[1], a[2], a[3]);
+        __NR_rt_sigprocmask: Full => signal::sigprocmask(thread, a[0], a[1], a[2], a[3]);
+        __NR_rt_sigpending: Full => signal::sigpending(thread, a[0], a[1]);
+        __NR_rt_sigsuspend: Full => signal::sigsuspend(thread, a[0], a[1]).await;
+        __NR_rt_sigtimedwait: Full, Never => signal::sigtimedwait(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_rt_sigreturn: Full => signal::sigreturn(thread).await;
+        __NR_rt_sigqueueinfo: Full => signal::sigqueueinfo(thread, a[0], None, a[1], a[2]);
+        __NR_rt_tgsigqueueinfo: Full => signal::sigqueueinfo(thread, a[0], Some(a[1]), a[2], a[3]);
+        __NR_sigaltstack: Partial("no SS_AUTODISARM") => signal::sigaltstack(thread, a[0], a[1]);
+        __NR_kill: Full => signal::kill(thread, a[0], a[1]);
+        __NR_tkill: Full => signal::tgkill(thread, None, a[0], a[1]);
+        __NR_tgkill: Full => signal::tgkill(thread, Some(a[0]), a[1], a[2]);
+
+        __NR_futex: Partial("no priorities to inherit, and no moving of those who wait to such locks"), AfterHandlers
+            => futex::futex(thread, a).await;
+        __NR_futex_waitv: Full => futex::waitv(thread, a).await;
+        __NR_get_robust_list: Full => misc::get_robust_list(thread, a[0], a[1], a[2]);
+        __NR_set_robust_list: Full => misc::set_robust_list(thread, a[0], a[1]);
+        __NR_set_tid_address: Full => misc::set_tid_address(thread, a[0]);
+        __NR_sched_yield: Full => {
+            executor::give_way().await;
+            Ok(0)
+        };
+        __NR_sched_getaffinity: Partial("always every processor") => schedule::getaffinity(thread, a[0], a[1], a[2]);
+        __NR_sched_setaffinity: Partial("to no effect") => schedule::setaffinity(thread, a[0], a[1], a[2]);
+        __NR_sched_setscheduler: Partial("remembered, to no effect; no deadlines")
+            => schedule::setscheduler(thread, a[0], a[1], a[2]);
+        __NR_sched_getscheduler: Full => schedule::getscheduler(thread, a[0]);
+        __NR_sched_setparam: Partial("remembered, to no effect; no deadlines")
+            => schedule::setparam(thread, a[0], a[1]);
+        __NR_sched_getparam: Full => schedule::getparam(thread, a[0], a[1]);
+        __NR_sched_rr_get_interval: Full => schedule::interval(thread, a[0], a[1]);
+        __NR_sched_get_priority_max: Full => schedule::priority_range(a[0], true);
+        __NR_sched_get_priority_min: Full => schedule::priority_range(a[0], false);
+
+        __NR_clock_gettime: Full => clock::gettime(thread, a[0], a[1]);
+        __NR_clock_getres: Full => clock::getres(thread, a[0], a[1]);
+        __NR_gettimeofday: Full => clock::gettimeofday(thread, a[0]);
+        __NR_nanosleep: Full => clock::nanosleep(thread, a[0], a[1]).await;
+        __NR_clock_nanosleep: Full => clock::clock_nanosleep(thread, a[0], a[1], a[2], a[3]).await;
+        __NR_setitimer: Partial("real time only") => timer::setitimer(thread, a[0], a[1], a[2]);
+        __NR_getitimer: Partial("real time only") => timer::getitimer(thread, a[0], a[1]);
+        __NR_timer_create: Partial("not of clocks of processor time") => timer::create(thread, a[0], a[1], a[2]);
+        __NR_timer_settime: Full => timer::settime(thread, a[0], a[1], a[2], a[3]);
+        __NR_timer_gettime: Full => timer::gettime(thread, a[0], a[1]);
+        __NR_timer_getoverrun: Full => timer::getoverrun(thread, a[0]);
+        __NR_timer_delete: Full => timer::delete(thread, a[0]);
+
+        __NR_prctl: Partial("no filters of system calls, no names of VMAs, no speculation, no huge pages; PR_SET_MDWE \
+            lets programs begin as they are")
+            => prctl::prctl(thread, [a[0], a[1], a[2], a[3], a[4]]);
+        __NR_prlimit64: Partial("limits of memory, descriptors and signals have effect")
+            => misc::prlimit(thread, a[0], a[1], a[2], a[3]);
+        __NR_getrlimit: Full => misc::prlimit(thread, 0, a[0], 0, given(a[1])?);
+        __NR_setrlimit: Partial("as prlimit64") => misc::prlimit(thread, 0, a[0], given(a[1])?, 0);
+        __NR_getcpu: Full => misc::getcpu(thread, a[0], a[1]);
+        __NR_getrusage: Partial("time, and the most that was resident; the kernel's work counts as the program's")
+            => misc::getrusage(thread, a[0], a[1]);
+        __NR_times: Partial("the kernel's work counts as the program's") => misc::times(thread, a[0]);
+        __NR_sysinfo: Partial("no load") => misc::sysinfo(thread, a[0]);
+        __NR_uname: Full => misc::uname(thread, a[0]);
+        __NR_getrandom: Partial("not fit for secrets"), AfterHandlers
+            => misc::getrandom(thread, a[0], a[1], a[2]).await;
+        // A C library asks for these and is content without them.
+        __NR_rseq: Absent => Err(Errno::ENOSYS);
+    }
+    x86_64 {
+        __NR_access: Full => path::access(thread, HERE, a[0], a[1], 0);
+        __NR_alarm: Full => legacy::alarm(thread, a[0]);
+        __NR_arch_prctl: Partial("segment bases only") => legacy::arch_prctl(thread, a[0], a[1]);
+        __NR_chmod: Full => path::chmod(thread, HERE, a[0], a[1]);
+        __NR_chown: Full => path::chown(thread, HERE, a[0], a[1], a[2], 0);
+        __NR_creat: Full => path::open(thread, HERE, a[0], legacy::CREAT, a[1]).await;
+        __NR_dup2: Full => file::dup_to(thread, a[0], a[1], None);
+        __NR_eventfd: Partial("as eventfd2") => nameless::eventfd(thread, a[0], 0);
+        __NR_fork: Full => process::clone(thread, legacy::plain(0)).await;
+        __NR_getpgrp: Full => Ok(thread.process.group.load(Ordering::Relaxed).into());
+        __NR_lchown: Full => path::chown(thread, HERE, a[0], a[1], a[2], nr::AT_SYMLINK_NOFOLLOW.into());
+        __NR_link: Full => path::link(thread, [HERE, a[0], HERE, a[1], 0, 0]);
+        __NR_lstat: Full => path::stat(thread, HERE, a[0], a[1], nr::AT_SYMLINK_NOFOLLOW.into());
+        __NR_mkdir: Full => path::mkdir(thread, HERE, a[0], a[1]);
+        __NR_mknod: Partial("no block devices") => path::mknod(thread, HERE, a[0], a[1], a[2]);
+        __NR_open: Partial("no O_ASYNC, no O_DIRECT"), AfterHandlers
+            => path::open(thread, HERE, a[0], a[1], a[2]).await;
+        __NR_pause: Full => signal::pause(thread).await;
+        __NR_pipe: Full => nameless::pipe(thread, a[0], 0);
+        __NR_poll: Full => select::poll(thread, a[0], a[1], legacy::poll_deadline(a[2])).await;
+        __NR_readlink: Full => path::readlink(thread, HERE, a[0], a[1], a[2]);
+        __NR_rename: Full => path::rename(thread, HERE, a[0], HERE, a[1], 0);
+        __NR_rmdir: Full => path::unlink(thread, HERE, a[0], nr::AT_REMOVEDIR.into());
+        __NR_select: Full => legacy::select(thread, a).await;
+        __NR_stat: Full => path::stat(thread, HERE, a[0], a[1], 0);
+        __NR_symlink: Full => path::symlink(thread, a[0], HERE, a[1]);
+        __NR_time: Full => legacy::time(thread, a[0]);
+        __NR_unlink: Full => path::unlink(thread, HERE, a[0], 0);
+        __NR_vfork: Full => process::clone(thread, legacy::plain(nr::CLONE_VFORK | nr::CLONE_VM)).await;
+    }
+}
+
+/// Returns an address that a call can't do without.
+fn given(address: u64) -> Result<u64, Errno> {
+    if address == 0 { Err(Errno::EFAULT) } else { Ok(address) }
+}
+
+/// Says once of each that there is no such system call.
+#[cold]
+fn absent(number: u64) -> Answer {
+    static SAID: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+    if let Some(word) = SAID.get((number / 64) as usize)
+        && word.fetch_or(1 << (number % 64), Ordering::Relaxed) >> (number % 64) & 1 == 0
+    {
+        // The numbers are each architecture's own; those of x86-64 have all names.
+        let name = usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("of no name", |call| call.name());
+        println!("system call {number}, {name}, is absent");
+    }
+    Err(Errno::ENOSYS)
+}
