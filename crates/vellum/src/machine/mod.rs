@@ -9,7 +9,7 @@ use crate::frame::{
     BootError, BootOptions, Counts, Frame, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable,
     flag,
 };
-use crate::memcg::{Leavers, LruvecId, MemcgId, Memcgs};
+use crate::memcg::{LruvecId, MemcgId, Memcgs, Uncharger};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
 use crate::swap::Swaps;
@@ -249,7 +249,7 @@ impl<'p, P: Platform> Machine<'p, P> {
     fn free_folio(&self, head: Pfn, frame: &Frame) {
         let order = frame.order();
         self.uncache_in_parts(head, frame, || true);
-        Leavers::new(&self.frames, &self.memcgs).leave(head, frame, 1 << order);
+        Uncharger::new(&self.frames, &self.memcgs).uncharge(head, frame, 1 << order);
         // SAFETY: the last reference is gone, no page table has it, and it left its memcg's lists.
         unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
     }

@@ -19,7 +19,7 @@ use crate::addr::{Pfn, VirtRange};
 use crate::arch::UserRange;
 use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
 use crate::machine::{Scratch, Stretch};
-use crate::memcg::Leavers;
+use crate::memcg::Uncharger;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
@@ -278,14 +278,14 @@ pub(crate) fn free_unmapped<P: Platform>(
     for (first, count) in rows {
         for (head, frame, pages) in machine.frames().folios(first, count) {
             if frame.has(flag::SWAP_CACHED) {
-                release.leavers.pause();
+                release.uncharger.unlock();
             }
             if is_gone(head, frame) {
                 release.free(head, frame, pages);
                 release.rest();
                 freed += u64::from(pages);
             } else {
-                release.leavers.pause();
+                release.uncharger.unlock();
                 stays(head, frame);
             }
         }
@@ -298,7 +298,7 @@ pub(crate) fn free_unmapped<P: Platform>(
 /// [`Gather::free_tables`]), or where what is freed was mapped by nobody ([`free_unmapped`]).
 struct Release<'a, 'm, P: Platform> {
     machine: &'a crate::machine::Machine<'m, P>,
-    leavers: Leavers<'a, 'm, P>,
+    uncharger: Uncharger<'a, 'm, P>,
     usage: Use,
     /// Frames in a row that are free but not given back yet.
     start: u32,
@@ -312,8 +312,8 @@ struct Release<'a, 'm, P: Platform> {
 
 impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     fn new(machine: &'a crate::machine::Machine<'m, P>, usage: Use) -> Self {
-        let leavers = Leavers::new(machine.frames(), machine.memcgs());
-        Release { machine, leavers, usage, start: 0, len: 0, work: 0, freed: 0, objects: 0 }
+        let uncharger = Uncharger::new(machine.frames(), machine.memcgs());
+        Release { machine, uncharger, usage, start: 0, len: 0, work: 0, freed: 0, objects: 0 }
     }
 
     /// All is done; count it.
@@ -390,7 +390,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     fn unmapped_in_part(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         self.work += 2;
         let left = self.machine.frames().put(head, frame, 0, pages);
-        if left.maps != 0 && left.maps < 1 << order && self.leavers.defer(head, frame) {
+        if left.maps != 0 && left.maps < 1 << order && self.uncharger.defer_split(head, frame) {
             self.machine.count_size(SizeCounter::SplitDeferred, order);
         }
     }
@@ -402,10 +402,10 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
     #[inline(always)]
     fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         if frame.has(flag::SWAP_CACHED) {
-            self.leavers.pause();
+            self.uncharger.unlock();
             self.machine.uncache_in_parts(pfn, frame, || true);
         }
-        self.leavers.leave(pfn, frame, pages);
+        self.uncharger.uncharge(pfn, frame, pages);
         self.freed += 1;
         if pfn.0 + pages == self.start {
             self.start = pfn.0;
@@ -421,7 +421,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
             // Every entry of a table without live entries is empty, which is all zero bits.
             let zero = self.usage == Use::Kernel;
             if !zero && self.machine.frames().zero_on_free() {
-                self.leavers.pause();
+                self.uncharger.unlock();
             }
             // SAFETY: behind the proof of a flush. Every folio in the row lost its last reference just now and left its
             // memcg. Every table was unhooked, so no new walk finds it, and outwaited, so no walker stands in it.
@@ -437,7 +437,7 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
         self.work += 1;
         if self.work >= BATCH {
             self.work = 0;
-            self.leavers.pause();
+            self.uncharger.unlock();
             self.machine.platform().resched();
         }
     }
