@@ -218,7 +218,8 @@ impl<'p, P: Platform> Machine<'p, P> {
 
     /// Drops references and mappings of a folio that no page table maps, and frees the folio with
     /// the last reference. (Frames that leave a page table go through a [`crate::tlb::Gather`].)
-    /// The caller holds no spin lock.
+    /// Freeing a folio that is in the swap cache calls `resched`, so a caller that holds a spin
+    /// lock must know that this one is not.
     #[cold]
     pub(crate) fn put_folio(&self, head: Pfn, refs: u32, maps: u32) {
         let frame = self.frames.frame(head);
@@ -227,8 +228,8 @@ impl<'p, P: Platform> Machine<'p, P> {
         }
     }
 
-    /// Drops references that are no mappings', and frees the folio with the last one. The caller
-    /// holds no spin lock.
+    /// Drops references that are no mappings', and frees the folio with the last one. As for
+    /// [`Machine::put_folio`], freeing may call `resched`.
     #[inline]
     pub(crate) fn put_refs(&self, head: Pfn, frame: &Frame, refs: u32) {
         if self.frames.put(head, frame, refs, 0).refs == 0 {

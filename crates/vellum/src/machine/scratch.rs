@@ -29,7 +29,7 @@ const STACK_RANGES: usize = 31;
 /// A CPU's scratch buffer. Zeroed memory is a valid one.
 #[repr(C, align(64))]
 pub(crate) struct ScratchBuffer {
-    /// Whether an operation has leased the buffer.
+    /// Set while an operation has leased the buffer.
     leased: AtomicBool,
     ranges: UnsafeCell<[FrameRange; BUFFER_RANGES]>,
 }

@@ -5,7 +5,7 @@
 //! counters are touched once for 64 pages.
 //!
 //! A limit is exact to the page: a charge is refused only when no stock below the full memcg has
-//! pages left (INV-9, INV-19). No search is needed to find those stocks. A lruvec that may have a
+//! pages left (INV-9). No search is needed to find those stocks. A lruvec that may have a
 //! stock is *marked as stocked*: in its memcg's head, in the set of memcgs with such lruvecs, and
 //! by a count in the memcg and each ancestor. Within [`MARGIN`] of a limit no lruvec becomes
 //! marked: it charges what it needs and uncharges what is freed. So a memcg that reaches its limit
@@ -116,7 +116,7 @@ impl<'p> Memcgs<'p> {
 
     /// Charges a memcg and its ancestors, or none of them, no closer to a limit than `margin`
     /// pages. The charge counts by the same atomic addition whose result is compared with the
-    /// limit, so no two CPUs pass the limit together (INV-19).
+    /// limit, so no two CPUs pass the limit together.
     ///
     /// # Errors
     /// The first memcg on the way up whose limit does not allow it. Nothing is charged then.

@@ -133,7 +133,8 @@ pub(crate) struct IsolateLimit {
 #[repr(C, align(128))]
 pub(crate) struct PerCpuLruvec {
     inner: SpinLock<Lruvec>,
-    /// Whether anything was ever charged here. Statistics skip lruvecs that are not used.
+    /// Set when anything was charged here for the first time. Statistics skip lruvecs that are not
+    /// used.
     pub(super) used: AtomicBool,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Piece {
     pub(crate) offset: u32,
     /// log2 of its frames.
     pub(crate) order: u8,
-    /// Whether its frames are mapped.
+    /// True if its frames are mapped, false if none is.
     pub(crate) mapped: bool,
 }
 

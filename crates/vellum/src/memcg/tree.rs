@@ -42,7 +42,7 @@ pub(super) struct Memcg {
     pub(super) peak: AtomicU64,
     /// The limit of `charged`; `u64::MAX` is none.
     pub(super) limit: AtomicU64,
-    /// How many more pages may go to swap; `u64::MAX` is no limit.
+    /// The number of pages that may still go to swap; `u64::MAX` is no limit.
     pub(super) swap_room: AtomicU64,
     /// Pages of page-cache objects of the memcg and its descendants that are on swap devices.
     pub(super) swapped: AtomicU64,

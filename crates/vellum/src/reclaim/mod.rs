@@ -126,7 +126,7 @@ struct Victim<'m> {
     /// page-cache object and page. An object's folio may lose its object meanwhile; victims are
     /// sorted by this word, so it must not change.
     rmap_key: u64,
-    /// Whether a young PTE maps it.
+    /// Set if a young PTE maps it.
     young: bool,
     /// The number of its frames for which a PTE was found.
     found: u32,

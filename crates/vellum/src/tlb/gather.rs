@@ -101,13 +101,14 @@ pub(crate) struct Gather<'t, 'm, P: Platform> {
     used: usize,
     /// The number of collected frames.
     waiting: u32,
-    /// Whether frames that follow each other share an entry; not when runs are limited to one page.
+    /// True if frames that follow each other share an entry. False when runs are limited to one
+    /// page.
     merge: bool,
     /// Slots of swap PTEs that were cleared, with the PTEs' references.
     slots: ArrayVec<SwapRun, SWAP_RUNS>,
     /// The first of the collected page tables; each one's descriptor names the next.
     tables: Pfn,
-    /// Whether page tables were moved away from where CPUs may have cached them, and none of them
+    /// Set if page tables were moved away from where CPUs may have cached them, and none of them
     /// is freed.
     moved: bool,
     /// The ranges to invalidate: the first `ranges_used` entries.
