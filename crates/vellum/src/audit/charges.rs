@@ -1,15 +1,16 @@
-//! What memcgs are charged with.
+//! Audits the charges of memcgs (INV-9).
 
-use super::unsound::What;
+use super::discrepancy::What;
 use super::{Audit, each_block};
 use crate::frame::{FrameKind, flag};
 use crate::memcg::{LruvecId, MemcgId, MemcgUsage};
 use crate::platform::Platform;
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Compares what each memcg is charged with the folios, page tables and other blocks whose
-    /// descriptors name the memcg. `structures` are the frames of spaces and objects that the audit
-    /// has found: all blocks that are neither, nor the host's, are among them.
+    /// Compares each memcg's charge with the folios, page tables and other blocks whose descriptors
+    /// name the memcg. `structures`: the frames of spaces' and objects' structures that the audit
+    /// found. They are compared with the charged blocks that are no folio, no page table, and not
+    /// the host's.
     pub(super) fn charges(&mut self, structures: u64) {
         self.counts.fill(0);
         let mut charged = 0;
@@ -27,23 +28,23 @@ impl<P: Platform> Audit<'_, '_, P> {
             count.into_iter().for_each(|count| *count += pages);
         });
         self.compare(What::Structures, charged, structures);
-        self.by_memcg(What::Charged as fn(MemcgId) -> What, |usage| usage.charged, |usage| usage.shards);
+        self.by_memcg(What::MemcgCharged as fn(MemcgId) -> What, |usage| usage.charged, |usage| usage.shards);
     }
 
-    /// Compares what each memcg says of itself and its descendants with what was counted for each
-    /// of these, and what it has `beside`.
+    /// Compares a quantity of each memcg and its descendants, which `usage_of` reads from the
+    /// memcg's usage, with the sum of the audit's counts for these memcgs, plus what `plus` reads.
     pub(super) fn by_memcg(
         &mut self,
         what: fn(MemcgId) -> What,
-        says: impl Fn(&MemcgUsage) -> u64,
-        beside: impl Fn(&MemcgUsage) -> u64,
+        usage_of: impl Fn(&MemcgUsage) -> u64,
+        plus: impl Fn(&MemcgUsage) -> u64,
     ) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         for id in memcgs.all() {
             let Ok(usage) = memcgs.usage(frames, id) else { continue };
             let of = |id: MemcgId| u64::from(self.counts[usize::from(id.number())]);
             let found: u64 = memcgs.descendants(id).map(of).sum();
-            self.compare(what(id), says(&usage), found + beside(&usage));
+            self.compare(what(id), usage_of(&usage), found + plus(&usage));
             frames.platform().resched();
         }
     }

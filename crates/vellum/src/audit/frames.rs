@@ -1,6 +1,6 @@
-//! The descriptors of all frames, LRU lists, and the swap cache.
+//! Audits the descriptors of all frames, the LRU lists, and the swap cache.
 
-use super::unsound::{Unsound, What};
+use super::discrepancy::{Unsound, What};
 use super::{Audit, each_block};
 use crate::frame::{FrameKind, flag};
 use crate::memcg::LruList;
@@ -8,7 +8,8 @@ use crate::page_cache::names_object;
 use crate::platform::Platform;
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Compares each frame's descriptor with what was found, and all of them with what is counted.
+    /// Compares the mappings in each folio's descriptor with the PTEs that were found, and the
+    /// numbers of free frames, page tables and partially mapped folios with the engine's counts.
     pub(super) fn frames(&mut self) {
         let (machine, mut free, mut tables, mut partial) = (self.machine, 0, 0, 0);
         each_block(machine, |pfn, frame, state| match state.kind() {
@@ -20,19 +21,19 @@ impl<P: Platform> Audit<'_, '_, P> {
                 self.sums.folios += 1 << state.order();
                 partial += u64::from(state.has(flag::PARTIAL));
             }
-            FrameKind::Tail => (self.report)(Unsound::Stray { pfn, kind: state.kind() }),
+            FrameKind::Tail => (self.report)(Unsound::StrayFrame { pfn, kind: state.kind() }),
             FrameKind::Folio | FrameKind::Private | FrameKind::Reserved => {}
         });
         let frames = machine.frames();
-        self.compare(What::Free, frames.free_frames(), free);
+        self.compare(What::FreeFrames, frames.free_frames(), free);
         self.compare(What::Tables, self.sums.tables, tables);
         let deferred = |id| machine.memcgs().usage(frames, id).map_or(0, |usage| usage.deferred);
         let deferred = machine.memcgs().all().map(deferred).sum();
-        self.compare(What::Partial, deferred, partial);
+        self.compare(What::PartiallyMapped, deferred, partial);
     }
 
-    /// Compares the references of each folio with its mappings and the pages of objects that it
-    /// has, which have been counted.
+    /// Compares the references of each folio with its mappings and the pages of objects that it is,
+    /// which the audit has counted before (INV-2). Sums up the pins.
     pub(super) fn references(&mut self) {
         each_block(self.machine, |pfn, frame, state| {
             if state.kind() != FrameKind::Folio || state.has(flag::ZEROS) {
@@ -40,40 +41,42 @@ impl<P: Platform> Audit<'_, '_, P> {
             }
             let (counts, maps) = (frame.counts(), self.count(pfn));
             if counts.refs == 0 || counts.refs < maps {
-                (self.report)(Unsound::References { pfn, refs: counts.refs, maps });
+                (self.report)(Unsound::TooFewReferences { pfn, refs: counts.refs, maps });
             }
             self.sums.pinned += u64::from(counts.refs.saturating_sub(maps));
             if names_object(frame) && maps <= counts.maps {
-                (self.report)(Unsound::Owner { pfn });
+                (self.report)(Unsound::WrongObject { pfn });
             }
         });
     }
 
-    /// Follows each LRU list, and compares what is on them with the folios in use.
+    /// Follows each LRU list, and compares the folios on them with the lists' own counts and with
+    /// the folios in use (INV-9).
     pub(super) fn lists(&mut self) {
         let (frames, memcgs, mut sum) = (self.machine.frames(), self.machine.memcgs(), 0);
         for id in memcgs.all() {
-            memcgs.each_listed(frames, id, |list, counted, listed| {
+            memcgs.each_list(frames, id, |list, counted, listed| {
                 let (mut pages, mut folios) = (0, 0);
                 for (pfn, frame) in listed {
-                    let belongs = frame.kind() == FrameKind::Folio && LruList::of(frame) == Some(list);
-                    if !belongs || folios > counted.folios {
-                        (self.report)(Unsound::Misplaced { pfn, list });
+                    let is_listed_here = frame.kind() == FrameKind::Folio && LruList::of(frame) == Some(list);
+                    if !is_listed_here || folios > counted.folios {
+                        (self.report)(Unsound::WrongList { pfn, list });
                         break;
                     }
                     (pages, folios) = (pages + (1 << frame.order()), folios + 1);
                 }
                 for (counted, found) in [(counted.pages, pages), (counted.folios, folios)] {
                     if counted != found {
-                        (self.report)(Unsound::Differs { what: What::List(id, list), counted, found });
+                        (self.report)(Unsound::Differs { what: What::LruList(id, list), counted, found });
                     }
                 }
                 sum += pages;
             });
         }
-        self.compare(What::Listed, self.sums.folios, sum);
+        self.compare(What::LruPages, self.sums.folios, sum);
     }
 
+    /// Compares the pages that the swap cache names with each device's count of them.
     pub(super) fn swap_cache(&mut self) {
         let (frames, swaps) = (self.machine.frames(), self.machine.swaps());
         let mut found = 0;
@@ -81,10 +84,10 @@ impl<P: Platform> Audit<'_, '_, P> {
             found += 1;
             let (_, frame) = frames.head(copy);
             if frame.kind() != FrameKind::Folio || !frame.has(flag::SWAP_CACHED) || frame.counts().refs == 0 {
-                (self.report)(Unsound::NotCached { pfn: copy });
+                (self.report)(Unsound::NotSwapCached { pfn: copy });
             }
         });
         let cached = (0..crate::swap::DEVICES as u8).filter_map(|id| swaps.usage(frames.platform(), id));
-        self.compare(What::Cached, cached.map(|usage| u64::from(usage.cached)).sum(), found);
+        self.compare(What::SwapCache, cached.map(|usage| u64::from(usage.cached)).sum(), found);
     }
 }

@@ -1,38 +1,41 @@
-//! The audit: compares what the engine counts with what it finds, on a machine at rest.
+//! The audit: compares the engine's counts with the page tables, descriptors, lists and indexes
+//! that they count, on a machine at rest.
 //!
-//! | what is counted | with what it is compared | file |
+//! | count | compared with | file |
 //! |---|---|---|
 //! | the mappings of a folio | the PTEs that map it, in all spaces | `spaces` |
-//! | resident and swapped pages of a space | its PTEs inside its VMAs, which are all of its PTEs | `spaces` |
+//! | resident and swapped pages of a space | the space's PTEs, which must be inside its VMAs | `spaces` |
 //! | page tables of all spaces | the frames that are page tables | `frames` |
-//! | the references of a folio | its mappings, and the pages of objects' indexes; those beyond are pins | `frames` |
-//! | pages on LRU lists, partially mapped folios | the lists, and the folios in use | `frames` |
-//! | free frames | the descriptors | `frames` |
-//! | the swap cache | the folios that it names | `frames` |
-//! | entries of a node of an object's index; the object's pages in memory and in swap; the object and page that a folio names | the index | `objects` |
-//! | the VMAs of each space that map an object, and may write to it | the VMAs of all spaces | `objects` |
-//! | references of a slot | the PTEs, the pages of objects and the swap-cache page that name it | `slots` |
-//! | pages charged to a memcg, with its descendants | the folios, page tables, and other blocks whose descriptors name these | `charges` |
-//! | charged blocks that are neither, nor the host's | frames of spaces' VMA trees and slots, and of objects' heads, mappers and nodes | `charges` |
+//! | the references of a folio (INV-2) | its mappings and the objects' pages; the rest are pins | `frames` |
+//! | pages on LRU lists (INV-9) | the lists, and the folios in use | `frames` |
+//! | folios on deferred-split queues | the partially mapped folios | `frames` |
+//! | free frames | the descriptors of free blocks | `frames` |
+//! | swap-cache pages | the folios that the swap cache names | `frames` |
+//! | entries of a node of an object's index | the index | `objects` |
+//! | an object's pages in memory and in swap | the index | `objects` |
+//! | the object and page that a folio names | the index | `objects` |
+//! | the VMAs that map an object, and those that may write | the VMAs of all spaces | `objects` |
+//! | references of a slot | the PTEs, objects' pages and swap-cache page that name it | `slots` |
+//! | pages charged to a memcg (INV-9) | the blocks whose descriptors name it or a descendant | `charges` |
+//! | frames charged for spaces' and objects' structures | those found in spaces and objects | `charges` |
 //! | pages in swap of a memcg's objects | the objects | `objects` |
 //!
 //! An audit changes nothing and allocates nothing. It takes each lock that it needs for a moment,
-//! as any reader does: on a machine that is not at rest it is safe, and finds differences that are
-//! none. What it counts it counts in one array with an element for each frame, which it uses again
-//! for each comparison. It costs about ten looks at every descriptor, and one at every PTE for each
-//! swap device and twice for the rest; a swap device with more slots than the array has elements
-//! takes several.
+//! as any reader does: on a machine that is not at rest it is safe, but reports differences that
+//! are none. It counts in one array with an element for each frame, which each comparison uses
+//! anew. An audit reads every descriptor about ten times, and every PTE twice and once more for
+//! each swap device; a device with more slots than the array has elements takes several passes.
 
 mod charges;
+mod discrepancy;
 mod frames;
 mod objects;
 mod slots;
 mod spaces;
 #[cfg(test)]
 mod tests;
-mod unsound;
 
-pub use unsound::{Unsound, What};
+pub use discrepancy::{Unsound, What};
 
 use crate::addr::{FRAME_SHIFT, Pfn};
 use crate::arch::Arch;
@@ -42,10 +45,10 @@ use crate::memcg::MAX_MEMCGS;
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 
-/// Sums of a machine, in pages of 4 KiB.
+/// The sums over a machine that an audit finds, in pages of 4 KiB unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// Address spaces.
+    /// The number of address spaces.
     pub spaces: u64,
     /// Frames of their page tables.
     pub tables: u64,
@@ -53,17 +56,17 @@ pub struct Sums {
     pub folios: u64,
     /// Pages that PTEs map.
     pub mapped: u64,
-    /// References to folios that are neither mappings nor pages of objects: pages that the host has
-    /// in hand.
+    /// References to folios that are neither mappings nor pages of objects: pins, such as those for
+    /// a transfer by a device.
     pub pinned: u64,
-    /// Frames of spaces and objects beside folios and page tables.
+    /// Frames of spaces' and objects' own structures: neither folios nor page tables.
     pub structures: u64,
-    /// The host's own structures, charged to memcgs.
+    /// Frames of the host's own structures that are charged to memcgs.
     pub host: u64,
 }
 
-/// Returns the first frame of a machine, and the length of the array that [`audit`] counts in: how
-/// many frames lie from there to the last one, and at least [`MAX_MEMCGS`].
+/// Returns the first frame of a machine, and the length of the array that [`audit`] counts in: the
+/// number of frames from there to the last one, but at least [`MAX_MEMCGS`].
 pub fn span<P: Platform>(machine: &Machine<'_, P>) -> (Pfn, usize) {
     let regions = || machine.platform().regions().iter();
     let first = regions().map(|region| region.base.pfn().0).min().unwrap_or(0);
@@ -71,13 +74,14 @@ pub fn span<P: Platform>(machine: &Machine<'_, P>) -> (Pfn, usize) {
     (Pfn(first), (end.saturating_sub(first) as usize).max(MAX_MEMCGS))
 }
 
-/// Audits a machine whose address spaces are `spaces`: shows each difference to `report`, and
-/// returns sums. `report` must be quick, and must not call back into the engine: locks may be held.
+/// Audits a machine whose address spaces are `spaces`: passes each discrepancy to `report`, and
+/// returns sums. Page-table, lruvec and other locks may be held while `report` runs, so it must be
+/// quick and must not call back into the engine.
 ///
-/// `counts` has as many elements as [`span`] says, and is overwritten.
+/// `counts` is memory to count in, of the length that [`span`] returns; it is overwritten.
 ///
 /// # Panics
-/// If `counts` is shorter.
+/// If `counts` is shorter than that.
 pub fn audit<'s, 'm: 's, P: Platform, A: Arch + 's>(
     machine: &'m Machine<'m, P>,
     spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone,
@@ -101,29 +105,33 @@ pub fn audit<'s, 'm: 's, P: Platform, A: Arch + 's>(
     audit.sums
 }
 
+/// An audit in progress.
 struct Audit<'a, 'm, P: Platform> {
     machine: &'m Machine<'m, P>,
+    /// The machine's first frame.
     first: Pfn,
-    /// What is counted at present: by frame from `first` on, by slot, or by memcg.
+    /// The counts of the present comparison: by frame from `first` on, by slot, or by memcg.
     counts: &'a mut [u32],
     report: &'a mut dyn FnMut(Unsound),
     sums: Sums,
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
+    /// Reports a discrepancy if a count of the engine's is not what the audit found.
     fn compare(&mut self, what: What, counted: u64, found: u64) {
         if counted != found {
             (self.report)(Unsound::Differs { what, counted, found });
         }
     }
 
-    /// Returns what was counted for a frame.
+    /// Returns the audit's own count for a frame; 0 for a frame of no region.
     fn count(&self, pfn: Pfn) -> u32 {
         self.counts.get(pfn.0.wrapping_sub(self.first.0) as usize).copied().unwrap_or(0)
     }
 }
 
-/// Shows the first frame of each block of the machine, and each frame that belongs to none: a tail.
+/// Passes the first frame of each block of the machine to `visit`, and each tail frame that is not
+/// inside a block. Calls `resched` every [`BLOCKS_PER_RESCHED`] blocks.
 fn each_block<'m, P: Platform>(machine: &Machine<'m, P>, mut visit: impl FnMut(Pfn, &'m Frame, FrameState)) {
     let frames = machine.frames();
     for region in machine.platform().regions() {
@@ -136,12 +144,12 @@ fn each_block<'m, P: Platform>(machine: &Machine<'m, P>, mut visit: impl FnMut(P
             visit(at, frame, state);
             at = if state.kind() == FrameKind::Tail { at.add(1) } else { at.add(1 << state.order()) };
             blocks += 1;
-            if blocks.is_multiple_of(BLOCKS) {
+            if blocks.is_multiple_of(BLOCKS_PER_RESCHED) {
                 machine.platform().resched();
             }
         }
     }
 }
 
-/// Blocks that are looked at between two points where the CPU may do something else.
-const BLOCKS: u32 = 512;
+/// Blocks that [`each_block`] visits between two calls of `resched` (INV-11).
+const BLOCKS_PER_RESCHED: u32 = 512;

@@ -1,6 +1,6 @@
-//! Memory objects: their indexes, and the spaces that map them.
+//! Audits page-cache objects: their indexes, and the VMAs that map them.
 
-use super::unsound::{Unsound, What};
+use super::discrepancy::{Unsound, What};
 use super::{Audit, each_block};
 use crate::addr::Pfn;
 use crate::arch::Arch;
@@ -13,7 +13,8 @@ use crate::stats::Counter;
 use crate::vma::Vma;
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
-    /// Shows each memory object of the machine: the frames that objects begin in are marked.
+    /// Passes each page-cache object of the machine to `visit`. A flag in the descriptor marks the
+    /// frame that an object begins in.
     pub(super) fn each_object(&mut self, mut visit: impl FnMut(&mut Self, &Object<'m, P>)) {
         let machine = self.machine;
         each_block(machine, |pfn, _, state| {
@@ -25,13 +26,14 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         });
     }
 
-    /// Looks at all indexes: adds the pages to what is counted for each folio, and compares the
-    /// rest. Returns how many frames objects have beside their pages.
+    /// Walks the indexes of all objects: adds each page to the count of its folio, and compares the
+    /// entries of nodes and the objects' numbers of pages. Returns the number of frames that
+    /// objects have beside their pages.
     pub(super) fn indexes(&mut self) -> u64 {
         let (mut structures, mut resident) = (0, 0);
         self.each_object(|audit, object| {
             let counted = object.extent();
-            let [mut here, mut away] = [0, 0];
+            let (mut in_memory, mut in_swap) = (0, 0);
             let mut nodes = 0;
             let Audit { machine, first, counts, report, .. } = audit;
             let mut wrong = None;
@@ -43,91 +45,94 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
                     }
                 },
                 &mut |there| match there {
-                    There::Swap(..) => away += 1,
+                    There::Swap(..) => in_swap += 1,
                     There::Memory(pfn, named) => {
-                        here += 1;
+                        in_memory += 1;
                         let (head, _) = machine.frames().head(pfn);
                         let count = counts.get_mut(head.0.wrapping_sub(first.0) as usize);
                         count.into_iter().for_each(|count| *count += 1);
                         if !named {
-                            report(Unsound::Owner { pfn: head });
+                            report(Unsound::WrongObject { pfn: head });
                         }
                     }
                 },
             );
             if let Some(node) = wrong {
-                audit.compare(What::Entries(node.at), node.counted.into(), node.found.into());
+                audit.compare(What::NodeEntries(node.at), node.counted.into(), node.found.into());
             }
-            audit.compare(What::InMemory(object.frame()), counted[0], here);
-            audit.compare(What::InSwap(object.frame()), counted[1], away);
+            audit.compare(What::ObjectResident(object.frame()), counted[0], in_memory);
+            audit.compare(What::ObjectSwapped(object.frame()), counted[1], in_swap);
             structures += nodes + object.own_frames();
-            resident += here << object.page_order();
+            resident += in_memory << object.page_order();
         });
-        self.compare(What::Objects, self.machine.counter(Counter::ShmemPages), resident);
+        self.compare(What::ShmemPages, self.machine.counter(Counter::ShmemPages), resident);
         structures
     }
 
-    /// Compares the VMAs of all spaces with the spaces and VMAs that objects say map them.
+    /// Compares the VMAs of all spaces with each object's counts of VMAs: those of each space, all,
+    /// and those that may write; and with the object's references.
     pub(super) fn mappers<'s, A: Arch + 's>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone)
     where
         'm: 's,
     {
         self.counts.fill(0);
         for space in spaces.clone() {
-            self.vmas(space, |_| true);
-            // The first VMA of each object compares, and empties the count for the next space.
+            self.count_vmas(space, |_| true);
+            // The comparison at an object's first VMA clears the count, so the others are skipped
+            // and the next space begins at zero.
             each_vma(space, |vma, object| {
                 let count = self.counts.get_mut(object.frame().0.wrapping_sub(self.first.0) as usize);
                 let found = count.map_or(0, core::mem::take);
                 if found > 0 {
-                    let what = What::VmasOf(vma.backing.object, space.id());
+                    let what = What::VmasOfSpace(vma.backing.object, space.id());
                     self.compare(what, object.vmas_of(space.id()), found.into());
                 }
             });
         }
         for (only_writers, what) in [(false, What::Vmas as fn(Pfn) -> What), (true, What::Writers)] {
             self.counts.fill(0);
-            spaces.clone().for_each(|space| self.vmas(space, |vma| !only_writers || vma.backing.may_write()));
+            spaces.clone().for_each(|space| self.count_vmas(space, |vma| !only_writers || vma.backing.may_write()));
             self.each_object(|audit, object| {
                 let counted = if only_writers { object.writers() } else { object.vmas() };
                 let found = audit.count(object.frame()).into();
                 audit.compare(what(object.frame()), counted, found);
-                // One reference is the audit's.
+                // One of the references is the audit's own.
                 if !only_writers && object.references() <= found {
-                    audit.compare(What::Handles(object.frame()), object.references() - 1, found);
+                    audit.compare(What::ObjectReferences(object.frame()), object.references() - 1, found);
                 }
             });
         }
     }
 
-    /// Counts the VMAs of a space that are like this, by the frame that their object begins in.
-    fn vmas<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, like: impl Fn(&Vma) -> bool) {
+    /// Counts the VMAs of a space for which `filter` returns true, by the frame that their object
+    /// begins in.
+    fn count_vmas<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, filter: impl Fn(&Vma) -> bool) {
         each_vma(space, |vma, object| {
             let count = self.counts.get_mut(object.frame().0.wrapping_sub(self.first.0) as usize);
-            count.filter(|_| like(vma)).into_iter().for_each(|count| *count += 1);
+            count.filter(|_| filter(vma)).into_iter().for_each(|count| *count += 1);
         });
     }
 
-    /// Compares what memcgs have in swap with their objects.
+    /// Compares each memcg's number of pages in swap with the pages of its objects there.
     pub(super) fn swapped(&mut self) {
         self.counts.fill(0);
         self.each_object(|audit, object| {
-            let [_, away] = object.extent();
-            audit.counts[usize::from(object.memcg().number())] += (away as u32) << object.page_order();
+            let [_, in_swap] = object.extent();
+            audit.counts[usize::from(object.memcg().number())] += (in_swap as u32) << object.page_order();
         });
-        self.by_memcg(What::SwappedBy as fn(MemcgId) -> What, |usage| usage.swapped, |_| 0);
+        self.by_memcg(What::MemcgSwapped as fn(MemcgId) -> What, |usage| usage.swapped, |_| 0);
     }
 }
 
-/// Shows the VMAs of a space that have an object, one at a time: the walk gives way to others in
-/// between, and a VMA that is shown keeps its object.
+/// Passes each VMA of a space that maps an object to `visit`, with the object. The space's VMAs are
+/// locked while `visit` runs, which keeps the object, and unlocked between two VMAs.
 fn each_vma<P: Platform, A: Arch>(space: &AddressSpace<'_, P, A>, mut visit: impl FnMut(&Vma, &Object<'_, P>)) {
     let mut next = Some(0);
     while let Some(at) = next.take() {
         space.vmas(at, |vma| {
             next = Some(vma.range.end);
             if !vma.backing.is_anonymous() {
-                // SAFETY: the VMAs are locked while one is shown.
+                // SAFETY: the VMAs are locked, so this one keeps its object.
                 let object = unsafe { Object::behind(space.machine(), &vma.backing) };
                 visit(vma, &object);
             }

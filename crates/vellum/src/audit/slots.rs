@@ -1,9 +1,10 @@
-//! Swap slots: what names them, and how many references they have.
+//! Audits swap slots: compares the references of a slot with the PTEs, pages and swap-cache pages
+//! that name it.
 
 use core::ops::Range;
 
 use super::Audit;
-use super::unsound::What;
+use super::discrepancy::What;
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Kind};
 use crate::frame::HUGE_ORDER;
@@ -13,15 +14,15 @@ use crate::space::AddressSpace;
 use crate::swap::DEVICES;
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
-    /// Compares the references of each slot with the PTEs and the pages of objects that name it,
-    /// and its copy. As many slots at a time as there is room to count: one walk through the page
-    /// tables for each time.
+    /// Compares the references of each slot with the PTEs and pages of objects that name it and its
+    /// swap-cache page (INV-15). Handles as many slots at a time as there is room to count, with
+    /// one walk of all page tables each time.
     pub(super) fn slots<'s, A: Arch + 's>(&mut self, spaces: impl Iterator<Item = &'s AddressSpace<'m, P, A>> + Clone)
     where
         'm: 's,
     {
         let (machine, swaps) = (self.machine, self.machine.swaps());
-        // Whole clusters.
+        // A multiple of the cluster size, as `each_slot` needs.
         let room = (self.counts.len() as u32).min(1 << 31) >> HUGE_ORDER << HUGE_ORDER;
         for device in 0..DEVICES as u8 {
             let Some(usage) = swaps.usage(machine.platform(), device) else { continue };
@@ -29,18 +30,18 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
             for first in (0..usage.slots).step_by(room as usize) {
                 let window = first..usage.slots.min(first.saturating_add(room));
                 self.counts.fill(0);
-                spaces.clone().for_each(|space| self.named_by(space, device, &window));
+                spaces.clone().for_each(|space| self.count_ptes(space, device, &window));
                 self.each_object(|audit, object| {
                     let pages = 1 << object.page_order();
                     object.survey(&mut |_| (), &mut |there| {
                         if let There::Swap(on, slot) = there {
-                            audit.named((on == device).then_some(slot..slot + pages), &window);
+                            audit.count_slots((on == device).then_some(slot..slot + pages), &window);
                         }
                     });
                 });
                 swaps.each_slot(machine.frames(), device, window, |slot| {
-                    let named = self.counts[(slot.number - first) as usize];
-                    let found = u64::from(named) + u64::from(slot.copy.is_some());
+                    let names = self.counts[(slot.number - first) as usize];
+                    let found = u64::from(names) + u64::from(slot.copy.is_some());
                     self.compare(What::Slot(device, slot.number), slot.references.into(), found);
                     used += u64::from(slot.references > 0);
                     free += u64::from(slot.free);
@@ -51,18 +52,19 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         }
     }
 
-    /// Counts the PTEs of a space that name slots of a device, within a window.
-    fn named_by<A: Arch>(&mut self, space: &AddressSpace<'m, P, A>, device: u8, window: &Range<u32>) {
+    /// Counts the PTEs of a space that name slots of a device, for each slot in `window`.
+    fn count_ptes<A: Arch>(&mut self, space: &AddressSpace<'m, P, A>, device: u8, window: &Range<u32>) {
         space.runs(VirtRange { start: 0, end: space.arch().user_end() }, |run| {
             if run.kind == Kind::Swap {
                 let slots = space.slots_of(run);
                 let range = slots.slots.first..slots.slots.first + slots.slots.count;
-                self.named((slots.device == device).then_some(range), window);
+                self.count_slots((slots.device == device).then_some(range), window);
             }
         });
     }
 
-    fn named(&mut self, slots: Option<Range<u32>>, window: &Range<u32>) {
+    /// Adds one to the count of each of these slots that is in `window`.
+    fn count_slots(&mut self, slots: Option<Range<u32>>, window: &Range<u32>) {
         let Some(slots) = slots else { return };
         let part = slots.start.max(window.start)..slots.end.min(window.end);
         part.for_each(|slot| self.counts[(slot - window.start) as usize] += 1);

@@ -1,7 +1,7 @@
-//! The PTEs of all spaces.
+//! Audits the PTEs of all spaces.
 
 use super::Audit;
-use super::unsound::{Unsound, What};
+use super::discrepancy::{Unsound, What};
 use crate::addr::{FRAME_SHIFT, FRAME_SIZE, Pfn, VirtRange};
 use crate::arch::{Arch, Attrs, Kind};
 use crate::frame::{FrameKind, flag};
@@ -9,24 +9,30 @@ use crate::platform::{Platform, SpaceId};
 use crate::space::AddressSpace;
 use crate::table::Run;
 
-/// What PTEs of a space map.
+/// The pages of 4 KiB that PTEs of a space have, by the PTE's kind.
 #[derive(Clone, Copy, Default)]
 struct Found {
+    /// Pages that PTEs map, but for the zero folio's.
     resident: u64,
+    /// The part of `resident` that is anonymous memory.
     anonymous: u64,
+    /// Pages whose PTEs name swap slots.
     swapped: u64,
+    /// Pages whose PTEs are markers: guards, uffd-wp and the like.
     markers: u64,
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Counts what a space maps; returns the frames that it has beside its page tables.
+    /// Audits a space: compares the permissions of its PTEs with its VMAs, and its statistics with
+    /// its PTEs, and adds each mapping to the count of its folio. Returns the number of frames that
+    /// the space has beside its page tables.
     pub(super) fn space<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>) -> u64 {
         let (arch, id) = (space.arch(), space.id());
         let (mut inside, mut all) = (Found::default(), Found::default());
         let mut next = Some(0);
         while let Some(at) = next.take() {
-            // One VMA at a time: the walk below may give way to others, which no lock should be
-            // held for.
+            // One VMA at a time, whose lock is released again: the walk below calls `resched`, so
+            // no lock may be held.
             let mut vma = None;
             space.vmas(at, |found| {
                 vma = Some((*found.range, found.prot.attrs()));
@@ -37,7 +43,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                 let attrs = if run.kind == Kind::Leaf { run.attrs(arch) } else { Attrs::empty() };
                 let found = attrs & Attrs::PROT;
                 if !allowed.contains(found) {
-                    (self.report)(Unsound::Allows { space: id, at: run.va, found, allowed });
+                    (self.report)(Unsound::ExcessPermissions { space: id, at: run.va, found, allowed });
                 }
                 self.run(space, run, Some(range), &mut inside);
             });
@@ -45,7 +51,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         }
         space.runs(VirtRange { start: 0, end: arch.user_end() }, |run| self.run(space, run, None, &mut all));
         let sum = |found: &Found| found.resident + found.swapped + found.markers;
-        self.compare(What::InVmas(id), sum(&inside), sum(&all));
+        self.compare(What::PtesInVmas(id), sum(&inside), sum(&all));
         let stats = space.stats();
         let pages = |bytes: u64| bytes / FRAME_SIZE;
         self.compare(What::Resident(id), pages(stats.anon + stats.file + stats.shmem), all.resident);
@@ -57,8 +63,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         pages(stats.kernel)
     }
 
-    /// Adds a run to what was found; within `range` only, and then without its folios, which are
-    /// counted once.
+    /// Adds the pages of a run to `to`. With `range`, only those inside it, and without the folios'
+    /// mappings: they are counted once, in the walk without a range.
     fn run<A: Arch>(&mut self, space: &AddressSpace<'_, P, A>, run: &Run, range: Option<VirtRange>, to: &mut Found) {
         let arch = space.arch();
         let part = range.map_or(run.range(arch), |range| run.range(arch).intersect(&range));
@@ -72,14 +78,15 @@ impl<P: Platform> Audit<'_, '_, P> {
             Kind::Leaf => {
                 to.resident += pages;
                 if range.is_none() {
-                    to.anonymous += self.folios(space.id(), run.va, run.pfn(arch), run.frames(arch));
+                    to.anonymous += self.count_mappings(space.id(), run.va, run.pfn(arch), run.frames(arch));
                 }
             }
         }
     }
 
-    /// Counts the frames of a run in their folios; returns how many are anonymous memory.
-    fn folios(&mut self, space: SpaceId, va: u64, first: Pfn, count: u32) -> u64 {
+    /// Adds the frames of a run to the counts of their folios. Returns how many frames are
+    /// anonymous memory.
+    fn count_mappings(&mut self, space: SpaceId, va: u64, first: Pfn, count: u32) -> u64 {
         let (mut at, end, mut anonymous) = (first, first.add(count), 0);
         while at < end {
             let (head, frame) = self.machine.frames().head(at);
@@ -90,7 +97,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             let mapped = next.0 - at.0;
             if frame.kind() != FrameKind::Folio {
                 let at = va + (u64::from(at.0 - first.0) << FRAME_SHIFT);
-                (self.report)(Unsound::NoFolio { space, at, pfn: head });
+                (self.report)(Unsound::NotAFolio { space, at, pfn: head });
             } else if let Some(count) = self.counts.get_mut((head.0.wrapping_sub(self.first.0)) as usize) {
                 *count += mapped;
                 anonymous += if frame.has(flag::OBJECT) { 0 } else { u64::from(mapped) };

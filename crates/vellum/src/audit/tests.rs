@@ -1,4 +1,5 @@
-//! Each comparison finds a discrepancy that is planted, and finds nothing before and after.
+//! Tests that each comparison of the audit finds a discrepancy that the test plants, and nothing
+//! before and after.
 
 use std::vec::Vec;
 
@@ -8,7 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::*;
 use crate::arch::X86_64;
 use crate::frame::{BootOptions, Counts};
-use crate::memcg::{LruvecId, MemcgId};
+use crate::memcg::{LruList, LruvecId, MemcgId};
 use crate::page_cache::{Object, There};
 use crate::platform::SpaceId;
 use crate::space::{Access, Advise, Limits, MapFlags, MapRequest};
@@ -21,8 +22,8 @@ const SLOTS: u32 = 1024;
 
 type Space<'m> = AddressSpace<'m, Host, X86_64>;
 
-/// A machine with a memcg, a space and an object of that memcg, which has a page in memory and one
-/// in swap.
+/// A machine with a memcg, and with a space and an object of that memcg. The object has a page in
+/// memory and one in swap.
 struct Scene<'m> {
     machine: &'m Machine<'m, Host>,
     memcg: MemcgId,
@@ -30,13 +31,13 @@ struct Scene<'m> {
     object: Object<'m, Host>,
 }
 
-/// Shows a machine to a test, and has it audited before.
+/// Boots a machine, audits it, and runs a test on it.
 fn on(test: impl FnOnce(&Scene<'_>)) {
     let host = Host::with_frames(6_000, 1);
     let machine = Machine::boot(&host, BootOptions::default()).unwrap();
     let frames = machine.frames();
     let store = Compressed::new(frames, SLOTS).unwrap();
-    // SAFETY: nobody else uses it, and it outlives the machine's use.
+    // SAFETY: nothing else uses the store, and it outlives the machine's use.
     unsafe { machine.swaps().attach(frames, &store, SLOTS, 0) }.unwrap();
     let memcg = machine.memcgs().create(frames, MemcgId::ROOT, u64::MAX).unwrap();
     let arch = X86_64::four_levels();
@@ -51,7 +52,7 @@ fn on(test: impl FnOnce(&Scene<'_>)) {
     space.advise(own + PAGE, PAGE, Advise::PageOut).unwrap();
     space.advise(shared, 4 * PAGE, Advise::PageOut).unwrap();
     space.fault(shared + PAGE, Access::Read).unwrap();
-    // Nodes of all levels.
+    // A page so far away that the index has nodes of all levels.
     drop(object.page_or_new(1 << 27, memcg).unwrap());
     let on = Scene { machine: &machine, memcg, space, object };
     assert!(on.object.extent().iter().all(|pages| *pages > 0), "{:?}", on.object.extent());
@@ -67,80 +68,85 @@ impl Scene<'_> {
         found
     }
 
-    /// The one number that differs is what is planted, by one: and nothing differs when that is
-    /// taken back.
+    /// Checks that after `plant` the audit reports `planted` alone, counted once too often, and
+    /// after `undo` nothing.
     #[track_caller]
-    fn counted_once_more(&self, planted: What, plant: impl FnOnce(), back: impl FnOnce()) {
+    fn counted_once_too_often(&self, planted: What, plant: impl FnOnce(), undo: impl FnOnce()) {
         plant();
         let found = self.audit();
-        let [Unsound::Differs { what, counted, found: there }] = found[..] else { panic!("{found:?}") };
-        assert_eq!((what, counted), (planted, there + 1));
-        back();
+        let [Unsound::Differs { what, counted, found }] = found[..] else { panic!("not one difference: {found:?}") };
+        assert_eq!((what, counted), (planted, found + 1));
+        undo();
         assert_eq!(self.audit(), []);
     }
 
-    /// The first page of the object in memory, and the first slot of one in swap.
+    /// Returns the frame of the object's first page in memory, and the slot of its first page in
+    /// swap.
     fn pages(&self) -> (Pfn, u32) {
-        let (mut here, mut away) = (None, None);
+        let (mut in_memory, mut in_swap) = (None, None);
         self.object.survey(&mut |_| (), &mut |there| match there {
-            There::Memory(pfn, _) => here = here.or(Some(pfn)),
-            There::Swap(_, slot) => away = away.or(Some(slot)),
+            There::Memory(pfn, _) => in_memory = in_memory.or(Some(pfn)),
+            There::Swap(_, slot) => in_swap = in_swap.or(Some(slot)),
         });
-        (here.unwrap(), away.unwrap())
+        (in_memory.unwrap(), in_swap.unwrap())
     }
 }
 
 #[test]
-fn a_reference_to_a_slot_that_nothing_names() {
+fn a_surplus_reference_of_a_slot_is_found() {
     on(|on| {
         let (_, slot) = on.pages();
         let run = SwapRun { device: 0, slots: Slots { first: slot, count: 1 } };
         let swaps = on.machine.swaps();
-        on.counted_once_more(
+        on.counted_once_too_often(
             What::Slot(0, slot),
-            // SAFETY: the object has a reference.
+            // SAFETY: the object has a reference to the slot.
             || unsafe { swaps.hold(on.machine.platform(), run) },
-            // SAFETY: the reference taken above.
+            // SAFETY: gives up the reference taken above.
             || unsafe { swaps.release(on.machine.frames(), run) },
         );
     });
 }
 
 #[test]
-fn an_entry_that_a_node_does_not_count() {
+fn a_surplus_entry_in_the_count_of_an_index_node_is_found() {
     on(|on| {
         let mut nodes = Vec::new();
         on.object.survey(&mut |node| nodes.push(node.at), &mut |_| ());
-        assert!(nodes.len() > 4, "of all levels: {nodes:?}");
+        assert!(nodes.len() > 4, "too few nodes for all levels: {nodes:?}");
         for node in nodes {
             let live = on.machine.frames().frame(node).link(1);
             let count = live.load(Relaxed);
-            on.counted_once_more(What::Entries(node), || live.store(count + 1, Relaxed), || live.store(count, Relaxed));
+            on.counted_once_too_often(
+                What::NodeEntries(node),
+                || live.store(count + 1, Relaxed),
+                || live.store(count, Relaxed),
+            );
         }
     });
 }
 
 #[test]
-fn an_vma_that_an_object_counts_and_no_space_has() {
+fn a_vma_that_an_object_counts_and_no_space_has_is_found() {
     on(|on| {
         let backing = Backing { object: on.object.frame(), sharing: Sharing::Private, delta: 0, tag: 0 };
         let space = on.space.id();
         crate::page_cache::hold(on.machine, &backing, space);
         let vmas = |what: What| Unsound::Differs { what, counted: 2, found: 1 };
         let at = on.object.frame();
-        assert_eq!(on.audit(), [vmas(What::VmasOf(at, space)), vmas(What::Vmas(at))]);
+        assert_eq!(on.audit(), [vmas(What::VmasOfSpace(at, space)), vmas(What::Vmas(at))]);
         on.object.take_back(&backing, space);
-        // Of a space that is not there.
-        on.counted_once_more(
+        // Of a space that does not exist.
+        on.counted_once_too_often(
             What::Vmas(at),
             || crate::page_cache::hold(on.machine, &backing, SpaceId(1 << 40)),
             || on.object.take_back(&backing, SpaceId(1 << 40)),
         );
-        on.counted_once_more(
+        on.counted_once_too_often(
             What::Writers(at),
             || assert!(on.object.admit_writer()),
             || {
-                // A VMA that could write came, and went.
+                // Adding and removing a VMA that may write ends the write access.
                 let writer = Backing { sharing: Sharing::Shared, ..backing };
                 crate::page_cache::hold(on.machine, &backing, space);
                 on.object.take_back(&writer, space);
@@ -150,47 +156,48 @@ fn an_vma_that_an_object_counts_and_no_space_has() {
 }
 
 #[test]
-fn a_page_that_is_charged_to_no_memcg_or_to_another() {
+fn a_page_charged_to_no_memcg_or_to_the_wrong_one_is_found() {
     on(|on| {
         let (pfn, _) = on.pages();
         let (frames, memcgs) = (on.machine.frames(), on.machine.memcgs());
         let (_, frame) = frames.head(pfn);
-        let lruvec = LruvecId::unpack(frame.lruvec());
-        frame.set_lruvec(LruvecId { memcg: MemcgId::ROOT, ..lruvec }.pack());
+        let packed = frame.lruvec();
+        let wrong = LruvecId { memcg: MemcgId::ROOT, ..LruvecId::unpack(packed) };
+        frame.set_lruvec(wrong.pack(LruList::of(frame)));
         let charged = |audit: Vec<Unsound>| {
             let charged = |unsound: &Unsound| match unsound {
-                Unsound::Differs { what: What::Charged(memcg), counted, found } => Some((*memcg, counted - found)),
+                Unsound::Differs { what: What::MemcgCharged(memcg), counted, found } => Some((*memcg, counted - found)),
                 _ => None,
             };
             audit.iter().filter_map(charged).collect::<Vec<_>>()
         };
         assert_eq!(charged(on.audit()), [(on.memcg, 1 << frame.order())]);
-        frame.set_lruvec(lruvec.pack());
-        // The host's memory, of which the descriptor says nothing.
+        frame.set_lruvec(packed);
+        // A frame of the host's, whose descriptor loses its flags.
         let own = memcgs.alloc_for_host(frames, on.memcg, 0).unwrap();
         assert_eq!(on.audit(), []);
         frames.frame(own).become_kind(FrameKind::Private, 0, 0);
         assert_eq!(charged(on.audit()), [(MemcgId::ROOT, 1), (on.memcg, 1)]);
-        // SAFETY: allocated above, and not used.
+        // SAFETY: the frame was allocated above, and is not used.
         unsafe { memcgs.free_for_host(frames, own, 0) };
         assert_eq!(on.audit(), []);
-        // A frame of the engine's own, which nothing has.
+        // A frame for the engine's structures that belongs to no space and no object.
         let lost = Cell::new(Pfn::NONE);
-        on.counted_once_more(
+        on.counted_once_too_often(
             What::Structures,
             || lost.set(memcgs.alloc(frames, on.memcg, 0, false).unwrap().0),
-            // SAFETY: allocated above, and not used.
+            // SAFETY: the frame was allocated above, and is not used.
             || unsafe { memcgs.free(frames, lost.get(), 0, false) },
         );
     });
 }
 
 #[test]
-fn what_a_memcg_has_in_swap() {
+fn a_wrong_count_of_a_memcgs_pages_in_swap_is_found() {
     on(|on| {
         let memcgs = on.machine.memcgs();
         memcgs.count_swapped(on.memcg, 3);
-        let differs = |memcg| Unsound::Differs { what: What::SwappedBy(memcg), counted: 4, found: 1 };
+        let differs = |memcg| Unsound::Differs { what: What::MemcgSwapped(memcg), counted: 4, found: 1 };
         assert_eq!(on.audit(), [differs(MemcgId::ROOT), differs(on.memcg)]);
         memcgs.count_swapped(on.memcg, -3);
         assert_eq!(on.audit(), []);
@@ -198,18 +205,18 @@ fn what_a_memcg_has_in_swap() {
 }
 
 #[test]
-fn references_of_a_folio_and_the_object_that_it_names() {
+fn a_missing_reference_of_a_folio_and_a_wrong_object_are_found() {
     on(|on| {
         let (pfn, _) = on.pages();
         let (_, frame) = on.machine.frames().head(pfn);
         let own = frame.counts();
         frame.set_counts(Counts { refs: own.refs - 1, ..own });
-        // Its mappings are right, and so it is the object's reference that is missing.
-        assert_eq!(on.audit(), [Unsound::References { pfn, refs: own.refs - 1, maps: own.refs }]);
+        // The number of mappings is right, so the object's reference is the one that is missing.
+        assert_eq!(on.audit(), [Unsound::TooFewReferences { pfn, refs: own.refs - 1, maps: own.refs }]);
         frame.set_counts(own);
         let data = frame.data();
         frame.set_data(data ^ 1);
-        assert_eq!(on.audit(), [Unsound::Owner { pfn }]);
+        assert_eq!(on.audit(), [Unsound::WrongObject { pfn }]);
         frame.set_data(data);
         assert_eq!(on.audit(), []);
     });

@@ -1,4 +1,4 @@
-//! A machine's memory as a whole: what all its address spaces share.
+//! The memory of one machine: the structures that all its address spaces share.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -9,7 +9,7 @@ use crate::frame::{
     BootError, BootOptions, Counts, Frame, FrameKind, Frames, HUGE_ORDER, LARGEST_FOLIO, OutOfMemory, Use, Zeroable,
     flag,
 };
-use crate::memcg::{Leavers, LruvecId, MemcgId, Memcgs};
+use crate::memcg::{LruvecId, MemcgId, Memcgs, Uncharger};
 use crate::platform::{Platform, SpaceId};
 use crate::stats::{COUNTERS, Counter, CounterSlot, SIZES, SizeCounter};
 use crate::swap::Swaps;
@@ -17,10 +17,10 @@ use crate::sync::{SpinLock, Walkers};
 
 mod scratch;
 
-use scratch::Sheet;
-pub(crate) use scratch::{Scratch, Stretch};
+use scratch::ScratchBuffer;
+pub(crate) use scratch::{FrameRange, Scratch};
 
-/// The memory of one machine. Any number of them live side by side in one process.
+/// The memory of one machine. A process may have any number of machines.
 ///
 /// ```
 /// # // A host is needed to run it: see the `vellum-sim` crate for one in software.
@@ -35,82 +35,93 @@ pub struct Machine<'p, P: Platform> {
     memcgs: Memcgs<'p>,
     walkers: Walkers<'p>,
     policy: FolioPolicy,
+    /// One for each CPU.
     counters: &'p [CounterSlot],
-    sheets: &'p [Sheet],
-    zeros: Zeros,
+    /// One for each CPU.
+    scratch_buffers: &'p [ScratchBuffer],
+    zero_folio: ZeroFolio,
     swaps: Swaps<P>,
     objects: SpinLock<Objects>,
+    /// The identifier of the next space.
     spaces: AtomicU64,
-    numbers: AtomicU64,
+    /// The next serial number.
+    serials: AtomicU64,
 }
 
-/// The memory objects that may have something on swap devices, linked through their heads (see [`crate::page_cache`]).
+/// The list of page-cache objects that may have pages on swap devices, linked through the objects'
+/// heads (Linux: `shmem_swaplist`; see [`crate::page_cache`]).
 pub(crate) struct Objects {
+    /// The frame of the first object's head.
     pub(crate) first: Pfn,
 }
 
-/// The folio of zeros, which read faults map. Entries that map it are present runs like any other; that they count as
-/// nothing is said by the folio ([`flag::ZEROS`]) and known from the frame's number alone.
+/// The zero folio, which read faults map (Linux: `huge_zero_folio`). PTEs that map it are present
+/// runs like any others, but count as no memory. The folio has the flag [`flag::ZERO_FOLIO`]; the
+/// frame number alone shows that a PTE maps it, without a look at the descriptor.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Zeros {
+pub(crate) struct ZeroFolio {
+    /// The first frame.
     pub(crate) pfn: Pfn,
+    /// log2 of the frames.
     pub(crate) order: u8,
 }
 
-impl Zeros {
-    /// Whether a frame is one of its.
+impl ZeroFolio {
+    /// Returns whether a frame is one of the zero folio's.
     #[inline]
     pub(crate) fn contains(&self, pfn: Pfn) -> bool {
         pfn.0.wrapping_sub(self.pfn.0) < 1 << self.order
     }
 }
 
-/// log2 of the frames of the largest page that a format has: 64 KiB (AArch64).
+/// log2 of the frames of the largest base page of any format: 64 KiB (AArch64).
 const LARGEST_PAGE: u8 = 4;
 
 impl<'p, P: Platform> Machine<'p, P> {
-    /// Take over the host's memory and set up what every address space needs.
+    /// Takes over the host's memory, and allocates the structures that address spaces share.
     ///
     /// # Errors
-    /// [`BootError`], before anything outside the host's regions is touched.
+    /// [`BootError`]: the host's regions are invalid or too small. No memory outside them was touched.
     pub fn boot(platform: &'p P, options: BootOptions) -> Result<Self, BootError> {
         let frames = Frames::boot(platform, options)?;
         let too_small = |_: OutOfMemory| BootError::TooSmall(FRAME_SIZE);
         let cpus = platform.count();
         let memcgs = Memcgs::boot(&frames).map_err(too_small)?;
-        // SAFETY: `kept` gives zeroed memory for good, of the size asked for, aligned to a frame.
-        let walkers = unsafe { Walkers::new(kept(&frames, Walkers::bytes(cpus)).map_err(too_small)?, cpus) };
-        let counters = kept_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
-        let sheets = kept_slice::<Sheet, P>(&frames, cpus).map_err(too_small)?;
+        // SAFETY: `alloc_permanent` returns zeroed memory of this size, aligned to a frame, that is
+        // never freed.
+        let walkers = unsafe { Walkers::new(alloc_permanent(&frames, Walkers::bytes(cpus)).map_err(too_small)?, cpus) };
+        let counters = alloc_permanent_slice::<CounterSlot, P>(&frames, cpus).map_err(too_small)?;
+        let scratch_buffers = alloc_permanent_slice::<ScratchBuffer, P>(&frames, cpus).map_err(too_small)?;
         let swaps = Swaps::new(&frames).map_err(too_small)?;
-        let zeros = Self::zeros(&frames).map_err(too_small)?;
+        let zero_folio = Self::alloc_zero_folio(&frames).map_err(too_small)?;
         Ok(Machine {
             frames,
             memcgs,
             walkers,
             policy: FolioPolicy::default(),
             counters,
-            sheets,
-            zeros,
+            scratch_buffers,
+            zero_folio,
             swaps,
             objects: SpinLock::new(Objects { first: Pfn::NONE }),
             spaces: AtomicU64::new(1),
-            numbers: AtomicU64::new(1),
+            serials: AtomicU64::new(1),
         })
     }
 
-    /// A huge page of zeros on a machine that can spare it; a smaller one, of at most a thousandth of memory, otherwise, but
-    /// at least the largest page of any format.
+    /// Allocates the zero folio: a huge page, or less if that is more than about a thousandth of
+    /// memory, but at least the largest base page of any format.
     ///
-    /// The frames on either side of it are kept too. So no run of entries has zeros and something else in it, which counts
-    /// and must be freed.
-    fn zeros(frames: &Frames<'p, P>) -> Result<Zeros, OutOfMemory> {
+    /// The frames on both sides of it are never used for anything else. So no run of PTEs maps
+    /// frames of the zero folio together with others, which are counted and must be freed.
+    fn alloc_zero_folio(frames: &Frames<'p, P>) -> Result<ZeroFolio, OutOfMemory> {
         let order = ((frames.total() / 1024).max(1).ilog2() as u8).clamp(LARGEST_PAGE, HUGE_ORDER);
         let size = 1 << order;
         let block = frames.alloc(order + 2, true, Use::Folio)?;
         let pfn = block.add(size);
-        // SAFETY: of four pieces that were just allocated, all of the first but its last frame, and all behind the second but
-        // its first: nobody knows of them, and they are as zero as they came.
+        // SAFETY: the block of four parts was just allocated and zeroed. Freed are the first part
+        // but for its last frame, and the third and fourth but for the third's first frame; no
+        // other CPU knows of them, and nothing was written to them.
         unsafe {
             frames.free(block, size - 1, true, Use::Folio);
             frames.free(pfn.add(size + 1), 2 * size - 1, true, Use::Folio);
@@ -119,86 +130,96 @@ impl<'p, P: Platform> Machine<'p, P> {
             frames.frame(fence).become_kind(FrameKind::Private, 0, 0);
         }
         frames.make_folio(pfn, order, flag::ZEROS, Counts { refs: 1, maps: 0 });
-        Ok(Zeros { pfn, order })
+        Ok(ZeroFolio { pfn, order })
     }
 
-    /// Its frames.
+    /// Returns the frame allocator and the descriptors.
     #[inline]
     pub fn frames(&self) -> &Frames<'p, P> {
         &self.frames
     }
 
-    /// Its host.
+    /// Returns the host.
     #[inline]
     pub fn platform(&self) -> &'p P {
         self.frames.platform()
     }
 
-    /// Its memcgs.
+    /// Returns the memcgs.
     #[inline]
     pub fn memcgs(&self) -> &Memcgs<'p> {
         &self.memcgs
     }
 
-    /// Its swap devices.
+    /// Returns the swap devices.
     #[inline]
     pub fn swaps(&self) -> &Swaps<P> {
         &self.swaps
     }
 
-    /// Which folio sizes faults may use.
+    /// Returns the policy that selects the folio sizes for faults.
     #[inline]
     pub fn policy(&self) -> &FolioPolicy {
         &self.policy
     }
 
-    /// What a counter stands at.
+    /// Returns the value of a counter, summed over all CPUs. Exact when nothing runs.
     pub fn counter(&self, counter: Counter) -> u64 {
-        // One that goes down may have come up on another CPU.
+        // A counter that goes up on one CPU may go down on another, below zero there: so this
+        // wraps.
         self.counters.iter().fold(0, |sum, c| sum.wrapping_add(c.get(counter)))
     }
 
-    /// What a counter of large folios of one order stands at.
+    /// Returns the value of a counter for large folios of one order, summed over all CPUs.
     pub fn size_counter(&self, counter: SizeCounter, order: u8) -> u64 {
         self.counters.iter().map(|c| c.get_size(counter, order)).sum()
     }
 
-    /// How many pages (of 4 KiB) are in a slot as well, of those that are charged to groups of which this says so; locks are held when it is
-    /// asked. Looks at every slot of the devices that have such.
+    /// Returns the number of swap-cache pages (of 4 KiB) that are charged to memcgs for which `of`
+    /// returns true. `of` runs under the lock of a cluster of slots. Costs a look at every slot of
+    /// each device that has swap-cache pages.
     pub fn swap_cached(&self, of: impl Fn(MemcgId) -> bool) -> u64 {
         let mut pages = 0;
-        self.swaps.each_copy(&self.frames, |copy| {
-            pages += u64::from(of(LruvecId::unpack(self.frames.head(copy).1.lruvec()).memcg));
+        self.swaps.each_copy(&self.frames, |pfn| {
+            pages += u64::from(of(LruvecId::unpack(self.frames.head(pfn).1.lruvec()).memcg));
         });
         pages
     }
 
+    /// Adds one to a counter for large folios of one order.
     #[inline]
     pub(crate) fn count_size(&self, counter: SizeCounter, order: u8) {
         self.counters[self.platform().current()].add_size(counter, order);
     }
 
+    /// Adds `n` to a counter.
     #[inline]
     pub(crate) fn count(&self, counter: Counter, n: u64) {
         self.counters[self.platform().current()].add(counter, n);
     }
 
+    /// Returns the counts of lockless page-table walkers (INV-1).
     #[inline]
     pub(crate) fn walkers(&self) -> &Walkers<'p> {
         &self.walkers
     }
 
+    /// Returns the list of page-cache objects that may have pages in swap. While its lock is held,
+    /// no object's head is freed.
     pub(crate) fn objects(&self) -> &SpinLock<Objects> {
         &self.objects
     }
 
+    /// Returns the zero folio.
     #[inline]
-    pub(crate) fn zeros_folio(&self) -> Zeros {
-        self.zeros
+    pub(crate) fn zeros_folio(&self) -> ZeroFolio {
+        self.zero_folio
     }
 
-    /// Drop references and mappings of a folio that no page table has; the last one frees it. (What leaves a page table goes
-    /// through a [`crate::tlb::Gather`].)
+    /// Drops references and mappings of a folio that no page table maps, and frees the folio with
+    /// the last reference. (Frames that leave a page table go through a [`crate::tlb::Gather`].)
+    /// Freeing a folio that is in the swap cache calls `resched`, so a caller that holds a spin
+    /// lock must know that this one is not.
     #[cold]
     pub(crate) fn put_folio(&self, head: Pfn, refs: u32, maps: u32) {
         let frame = self.frames.frame(head);
@@ -207,7 +228,8 @@ impl<'p, P: Platform> Machine<'p, P> {
         }
     }
 
-    /// Drop references that are nobody's mappings.
+    /// Drops references that are no mappings', and frees the folio with the last one. As for
+    /// [`Machine::put_folio`], freeing may call `resched`.
     #[inline]
     pub(crate) fn put_refs(&self, head: Pfn, frame: &Frame, refs: u32) {
         if self.frames.put(head, frame, refs, 0).refs == 0 {
@@ -215,81 +237,95 @@ impl<'p, P: Platform> Machine<'p, P> {
         }
     }
 
-    /// A folio is to be freed or changed, which somebody has `alone`: its slots are given up, so that nobody else finds it. Whether he
-    /// has it alone until then; if not, some may have been given up.
+    /// Removes a folio from the swap cache (Linux: `folio_free_swap`), so that no other CPU finds
+    /// it by its slots, before the caller frees or writes to it. `alone` returns whether the
+    /// caller's are the folio's only references and mappings; it runs under the lock of each
+    /// cluster of slots, where other CPUs look the folio up. Returns whether it was true each time;
+    /// if not, some of the folio's pages may have been removed.
     #[inline]
     pub(crate) fn uncache(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
         !frame.has(flag::SWAP_CACHED) || self.swaps.uncache(&self.frames, head, 1 << frame.order(), alone)
     }
 
-    /// The same a part at a time, for a caller that holds no spin lock.
+    /// Removes a folio from the swap cache like [`Machine::uncache`], in parts, with calls of
+    /// `resched` in between (INV-11). The caller holds no spin lock.
     #[cold]
     pub(crate) fn uncache_in_parts(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
-        let parts = (0..1 << frame.order()).step_by(1 << UNCACHED);
+        let parts = (0..1 << frame.order()).step_by(1 << UNCACHE_ORDER);
         !frame.has(flag::SWAP_CACHED)
             || parts.fold(true, |all, at| {
-                let given_up = self.swaps.uncache(&self.frames, head.add(at), 1 << frame.order().min(UNCACHED), &alone);
+                let removed =
+                    self.swaps.uncache(&self.frames, head.add(at), 1 << frame.order().min(UNCACHE_ORDER), &alone);
                 self.platform().resched();
-                all && given_up
+                all && removed
             })
     }
 
-    /// Of a folio that is larger than such a part, gives up the slots of one. Whether it had any.
+    /// Removes one part of a folio from the swap cache, if the folio is larger than a part and in
+    /// the swap cache, so that a caller that holds a page table's lock keeps it for a bounded time
+    /// (INV-11). Returns whether a part was removed.
     pub(crate) fn uncache_part(&self, head: Pfn, frame: &Frame, alone: impl Fn() -> bool) -> bool {
         let order = frame.order();
-        order > UNCACHED
+        order > UNCACHE_ORDER
             && frame.has(flag::SWAP_CACHED)
-            && (0..1 << order).step_by(1 << UNCACHED).any(|at| {
+            && (0..1 << order).step_by(1 << UNCACHE_ORDER).any(|at| {
                 self.swaps.slot_of(self.platform(), head.add(at)).is_some()
-                    && self.swaps.uncache(&self.frames, head.add(at), 1 << UNCACHED, &alone)
+                    && self.swaps.uncache(&self.frames, head.add(at), 1 << UNCACHE_ORDER, &alone)
             })
     }
 
+    /// Frees a folio that has no reference left: removes it from the swap cache, uncharges it, and
+    /// frees its frames.
     #[cold]
     fn free_folio(&self, head: Pfn, frame: &Frame) {
         let order = frame.order();
         self.uncache_in_parts(head, frame, || true);
-        Leavers::new(&self.frames, &self.memcgs).leave(head, frame, 1 << order);
-        // SAFETY: the last reference is gone, no page table has it, and it left its memcg's lists.
+        Uncharger::new(&self.frames, &self.memcgs).uncharge(head, frame, 1 << order);
+        // SAFETY: the last reference is gone, no page table maps the folio, and it is uncharged.
         unsafe { self.frames.free(head, 1 << order, false, Use::Folio) };
     }
 
-    /// A number that was never given out before, and is not 0.
+    /// Returns a serial number that is not 0 and was never returned before: for page-cache objects
+    /// and isolation batches.
     pub(crate) fn next_number(&self) -> u64 {
-        self.numbers.fetch_add(1, Relaxed)
+        self.serials.fetch_add(1, Relaxed)
     }
 
-    /// Returns the number of a space that is about to come. Numbers are given out in ascending
-    /// order.
+    /// Returns the identifier for a space that is about to be created. Identifiers ascend.
     pub(crate) fn next_space(&self) -> SpaceId {
         SpaceId(self.spaces.fetch_add(1, AcqRel))
     }
 
-    /// Returns the number that the next space will have, or one that came meanwhile has. A space
-    /// with this number or a higher one finds what the caller has written before.
+    /// Returns an upper bound of the identifiers of all spaces that exist now. A space with this
+    /// identifier or a higher one sees what the caller wrote before the call.
     pub(crate) fn spaces_end(&self) -> SpaceId {
-        // Not a load: a number that is given out later follows this in the order of changes, and so
-        // acquires what this releases.
+        // A read-modify-write and not a load: the creation of a later space follows this in the
+        // modification order, and so acquires what this releases.
         SpaceId(self.spaces.fetch_add(0, AcqRel))
     }
 }
 
-/// log2 of the frames whose slots are given up in one go.
-const UNCACHED: u8 = 7;
+/// log2 of the frames that are removed from the swap cache between two calls of `resched`.
+const UNCACHE_ORDER: u8 = 7;
 
 const _: () = assert!(COUNTERS * 8 <= size_of::<CounterSlot>() && SIZES == LARGEST_FOLIO as usize + 1);
 
-/// Zeroed memory that is never given back.
-fn kept<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<*mut u8, OutOfMemory> {
+/// Allocates zeroed memory that is never freed, aligned to a frame.
+fn alloc_permanent<P: Platform>(frames: &Frames<'_, P>, bytes: usize) -> Result<*mut u8, OutOfMemory> {
     let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
     Ok(frames.at(frames.alloc(order, true, Use::Kernel)?.addr()).as_ptr())
 }
 
-// SAFETY: atomics only; 128-byte alignment.
+// SAFETY: the type has only atomics, and an alignment of 128 bytes.
 unsafe impl Zeroable for CounterSlot {}
 
-fn kept_slice<'p, T: Zeroable, P: Platform>(frames: &Frames<'p, P>, len: usize) -> Result<&'p [T], OutOfMemory> {
-    let at = kept(frames, len * size_of::<T>())?;
-    // SAFETY: zeroed, large enough, aligned to a frame, nobody else's, never given back; zeros are a valid `T`.
+/// Allocates a slice of zeroed elements that is never freed.
+fn alloc_permanent_slice<'p, T: Zeroable, P: Platform>(
+    frames: &Frames<'p, P>,
+    len: usize,
+) -> Result<&'p [T], OutOfMemory> {
+    let at = alloc_permanent(frames, len * size_of::<T>())?;
+    // SAFETY: the memory is zeroed, large enough, aligned to a frame, not shared, and never freed;
+    // zeros are a valid `T`.
     Ok(unsafe { core::slice::from_raw_parts(at.cast::<T>(), len) })
 }

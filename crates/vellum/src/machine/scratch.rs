@@ -1,4 +1,5 @@
-//! Room to work in, for work that must not allocate: each CPU has a sheet for the list of frames that an unmap gathers.
+//! Scratch buffers: preallocated memory for the list of frames that an unmap gathers, which must
+//! not allocate (INV-8). Each CPU has one.
 
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
@@ -11,76 +12,83 @@ use crate::platform::Platform;
 
 use super::Machine;
 
-/// Frames in a row: the first, and how many.
+/// A range of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct FrameRange {
+    /// The number of the first frame.
     pub(crate) pfn: u32,
+    /// The number of frames.
     pub(crate) frames: u32,
 }
 
-/// Stretches on a sheet: 16 KiB of them with the lock.
-const SHEET: usize = 2047;
-/// Stretches in the emergency sheet, on the stack.
-const SMALL: usize = 31;
+/// Ranges in a CPU's buffer: 16 KiB with the lock.
+const BUFFER_RANGES: usize = 2047;
+/// Ranges in the buffer on the stack.
+const STACK_RANGES: usize = 31;
 
-/// A CPU's sheet. Zeroed memory is a valid one.
+/// A CPU's scratch buffer. Zeroed memory is a valid one.
 #[repr(C, align(64))]
-pub(crate) struct Sheet {
-    taken: AtomicBool,
-    stretches: UnsafeCell<[Stretch; SHEET]>,
+pub(crate) struct ScratchBuffer {
+    /// Set while an operation has leased the buffer.
+    leased: AtomicBool,
+    ranges: UnsafeCell<[FrameRange; BUFFER_RANGES]>,
 }
 
-// SAFETY: the stretches are reached only by whoever holds `taken`.
-unsafe impl Sync for Sheet {}
+// SAFETY: only the `Scratch` that has set `leased` reaches the ranges.
+unsafe impl Sync for ScratchBuffer {}
 // SAFETY: an atomic and integers; 64-byte alignment.
-unsafe impl Zeroable for Sheet {}
+unsafe impl Zeroable for ScratchBuffer {}
 
-/// The sheet of the CPU where the work began, or, if another task is using that, a small one of its own: more flushes, but
-/// never a wait and never an allocation.
-#[allow(clippy::large_enum_variant)] // It lives on the stack of one call and is never moved about.
+/// A leased scratch buffer: that of the CPU on which the operation began, or, if another task is
+/// using it, a small one on the stack. The small one needs more flushes; neither waits or
+/// allocates.
+#[allow(clippy::large_enum_variant)] // It is on the stack of one call and is not moved.
 pub(crate) enum Scratch<'m, P: Platform> {
-    Large(&'m Sheet, PhantomData<P>),
-    Small([Stretch; SMALL]),
+    /// A CPU's buffer, until this is dropped.
+    Large(&'m ScratchBuffer, PhantomData<P>),
+    /// A buffer on the stack.
+    Small([FrameRange; STACK_RANGES]),
 }
 
 impl<'m, P: Platform> Scratch<'m, P> {
+    /// Leases a buffer. The caller may be migrated to another CPU afterwards.
     pub(crate) fn lease(machine: &'m Machine<'m, P>) -> Self {
         let platform = machine.platform();
-        let sheet = &machine.sheets[platform.current()];
-        match sheet.taken.compare_exchange(false, true, Acquire, Relaxed) {
-            Ok(_) => Scratch::Large(sheet, PhantomData),
-            Err(_) => Scratch::Small([Stretch::default(); SMALL]),
+        let buffer = &machine.scratch_buffers[platform.current()];
+        match buffer.leased.compare_exchange(false, true, Acquire, Relaxed) {
+            Ok(_) => Scratch::Large(buffer, PhantomData),
+            Err(_) => Scratch::Small([FrameRange::default(); STACK_RANGES]),
         }
     }
 }
 
 impl<P: Platform> Deref for Scratch<'_, P> {
-    type Target = [Stretch];
+    type Target = [FrameRange];
     #[inline]
-    fn deref(&self) -> &[Stretch] {
+    fn deref(&self) -> &[FrameRange] {
         match self {
-            // SAFETY: this scratch holds `taken`, so nobody else has a reference.
-            Scratch::Large(sheet, _) => unsafe { &*sheet.stretches.get() },
-            Scratch::Small(stretches) => stretches,
+            // SAFETY: this scratch has set `leased`, so there is no other reference.
+            Scratch::Large(buffer, _) => unsafe { &*buffer.ranges.get() },
+            Scratch::Small(ranges) => ranges,
         }
     }
 }
 
 impl<P: Platform> DerefMut for Scratch<'_, P> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut [Stretch] {
+    fn deref_mut(&mut self) -> &mut [FrameRange] {
         match self {
             // SAFETY: as in `deref`; `&mut self` is the only borrow.
-            Scratch::Large(sheet, _) => unsafe { &mut *sheet.stretches.get() },
-            Scratch::Small(stretches) => stretches,
+            Scratch::Large(buffer, _) => unsafe { &mut *buffer.ranges.get() },
+            Scratch::Small(ranges) => ranges,
         }
     }
 }
 
 impl<P: Platform> Drop for Scratch<'_, P> {
     fn drop(&mut self) {
-        if let Scratch::Large(sheet, _) = self {
-            sheet.taken.store(false, Release);
+        if let Scratch::Large(buffer, _) = self {
+            buffer.leased.store(false, Release);
         }
     }
 }

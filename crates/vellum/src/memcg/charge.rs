@@ -1,36 +1,36 @@
 //! Charges: counters, limits, and stocks of pages charged in advance.
 //!
-//! A charge goes to a memcg and all its ancestors, whose counters all CPUs share. So a shard
-//! charges [`STOCK`] pages more than it needs, and pages that are freed go to its stock: the
-//! counters are touched once in 64 pages.
+//! A charge goes to a memcg and all its ancestors, whose counters all CPUs share. So a per-CPU
+//! lruvec charges [`STOCK`] pages more than it needs, and pages that are freed go to its stock: the
+//! counters are touched once for 64 pages.
 //!
-//! A limit holds to the page: a charge is refused only when no stock below the full memcg has pages
-//! left. Finding those takes no search. A shard that may have a stock is *marked*, in its memcg's
-//! head, in the set of memcgs with such shards, and by a count in the memcg and each ancestor.
-//! Within [`MARGIN`] of a limit no shard becomes marked: it charges what it needs and gives back
-//! what is freed. So a memcg that reaches its limit takes back each stock once, and from then on
-//! finds by one load that there are none.
+//! A limit is exact to the page: a charge is refused only when no stock below the full memcg has
+//! pages left (INV-9). No search is needed to find those stocks. A lruvec that may have a
+//! stock is *marked as stocked*: in its memcg's head, in the set of memcgs with such lruvecs, and
+//! by a count in the memcg and each ancestor. Within [`MARGIN`] of a limit no lruvec becomes
+//! marked: it charges what it needs and uncharges what is freed. So a memcg that reaches its limit
+//! takes back each stock once, and from then on one load shows that there are none.
 
 use core::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
-use super::shard::{Lists, PerCpuLruvec};
+use super::lruvec::{Lruvec, LruvecId, PerCpuLruvec};
 use super::{LruList, MemcgCounters, MemcgError, MemcgId, MemcgUsage, Memcgs, OverLimit, STOCK};
 use crate::frame::Frames;
 use crate::platform::Platform;
 
-/// Within so many pages of a limit no shard keeps a stock.
+/// The distance to a limit, in pages, within which no per-CPU lruvec keeps a stock.
 pub const MARGIN: u64 = 4 * STOCK as u64;
-/// The most empty stocks that one charge looks at before it is refused. The next attempt goes on
-/// with the others.
-const MOST_EMPTY: u32 = 256;
+/// The maximum number of empty stocks that one charge drains before it is refused, which bounds its
+/// cost (INV-11). They lose their marks, so the next attempt goes on with the others.
+const MAX_EMPTY_STOCKS: u32 = 256;
 
 impl<'p> Memcgs<'p> {
-    /// Changes a memcg's limit, in pages. What is above it already stays, and so do the stocks
-    /// below the memcg, which can be charged without asking for the limit: [`Memcgs::drain`] takes
-    /// them back.
+    /// Changes a memcg's limit, in pages. Pages charged above the new limit stay charged. So do the
+    /// stocks below the memcg, whose pages can be used without another look at the limit:
+    /// [`Memcgs::drain`] takes them back.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -40,7 +40,7 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Returns a memcg's counters: a few loads, however many CPUs and memcgs there are.
+    /// Returns a memcg's counters. Costs a few loads, however many CPUs and memcgs there are.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -54,8 +54,8 @@ impl<'p> Memcgs<'p> {
         })
     }
 
-    /// Returns what a memcg holds now. Costs a lock for each shard with pages of the memcg, and for
-    /// each stock of its descendants'.
+    /// Returns a memcg's present memory. Takes, one at a time, the lock of each used per-CPU lruvec
+    /// of the memcg and of each stocked one of its descendants.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -66,14 +66,14 @@ impl<'p> Memcgs<'p> {
             peak: memcg.peak.load(Relaxed),
             limit: memcg.limit.load(Relaxed),
             swapped: memcg.swapped.load(Relaxed),
-            shards: memcg.shards.load(Relaxed),
+            shards: memcg.lruvec_frames.load(Relaxed),
             ..MemcgUsage::default()
         };
-        let stock = |at| self.look(frames, at, |shard| shard.0.lock(frames.platform()).stock).unwrap_or(0);
-        let stocks: u64 = self.marked(id).map(|at| u64::from(stock(at))).sum();
+        let stock = |at| self.with_lruvec(frames, at, |lruvec| lruvec.lock(frames.platform()).stock).unwrap_or(0);
+        let stocks: u64 = self.stocked_lruvecs(id).map(|at| u64::from(stock(at))).sum();
         usage.charged = usage.charged.saturating_sub(stocks);
-        self.each_used(frames, id, |shard| {
-            let lists = shard.0.lock(frames.platform());
+        self.each_used_lruvec(frames, id, |lruvec| {
+            let lists = lruvec.lock(frames.platform());
             usage.lru.iter_mut().zip(lists.pages()).for_each(|(sum, n)| *sum += n);
             usage.deferred += u64::from(lists.deferred.len());
         });
@@ -81,7 +81,7 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Returns the pages of a node on a memcg's own LRU lists, by list. The sum over all nodes is
-    /// what [`Memcgs::usage`] returns.
+    /// [`MemcgUsage::lru`].
     ///
     /// # Errors
     /// There is no such memcg.
@@ -93,33 +93,41 @@ impl<'p> Memcgs<'p> {
     ) -> Result<[u64; LruList::COUNT], MemcgError> {
         self.find(id).ok_or(MemcgError::NoSuchMemcg(id))?;
         let mut sum = [0; LruList::COUNT];
-        for shard in frames.shards_on(Some(node)) {
-            let pages = self.look(frames, (id, shard), |shard| shard.0.lock(frames.platform()).pages());
+        for index in frames.shards_on(Some(node)) {
+            let lruvec = LruvecId { memcg: id, index };
+            let pages = self.with_lruvec(frames, lruvec, |at| at.lock(frames.platform()).pages());
             sum.iter_mut().zip(pages.unwrap_or_default()).for_each(|(sum, n)| *sum += n);
         }
         Ok(sum)
     }
 
-    /// How many pages more it may be charged, as of an instant that nobody holds still.
+    /// Returns how many more pages a memcg may be charged (Linux: `mem_cgroup_margin`). Other CPUs
+    /// charge meanwhile, so the answer may be stale.
     pub(crate) fn room(&self, id: MemcgId) -> u64 {
         self.ancestors(id).map(|at| self.room_below(at, 0)).min().unwrap_or(u64::MAX)
     }
 
-    /// How many pages a memcg's counter is away from coming so close to its limit.
+    /// Returns how many pages a memcg's counter is below its limit less `margin`; ancestors are not
+    /// looked at.
     fn room_below(&self, id: MemcgId, margin: u64) -> u64 {
-        let memcg = self.of(id);
+        let memcg = self.memcg(id);
         memcg.limit.load(Relaxed).saturating_sub(margin).saturating_sub(memcg.charged.load(Relaxed))
     }
 
-    /// Charges a memcg and its ancestors, or none of them; no closer to a limit than `margin`.
+    /// Charges a memcg and its ancestors, or none of them, no closer to a limit than `margin`
+    /// pages. The charge counts by the same atomic addition whose result is compared with the
+    /// limit, so no two CPUs pass the limit together.
+    ///
+    /// # Errors
+    /// The first memcg on the way up whose limit does not allow it. Nothing is charged then.
     fn charge_all(&self, id: MemcgId, pages: u32, margin: u64) -> Result<(), OverLimit> {
         for at in self.ancestors(id) {
-            let memcg = self.of(at);
+            let memcg = self.memcg(at);
             let now = memcg.charged.fetch_add(pages as u64, Relaxed) + pages as u64;
             if now > memcg.limit.load(Relaxed).saturating_sub(margin) {
                 memcg.charged.fetch_sub(pages as u64, Relaxed);
                 for undo in self.ancestors(id).take_while(|g| *g != at) {
-                    self.of(undo).charged.fetch_sub(pages as u64, Relaxed);
+                    self.memcg(undo).charged.fetch_sub(pages as u64, Relaxed);
                 }
                 return Err(OverLimit(at));
             }
@@ -130,39 +138,44 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// Charges a memcg and its ancestors, whatever their limits.
+    /// Charges a memcg and its ancestors without regard to their limits.
     pub(super) fn charge_beyond(&self, id: MemcgId, pages: u32) {
         for at in self.ancestors(id) {
-            let memcg = self.of(at);
+            let memcg = self.memcg(at);
             let now = memcg.charged.fetch_add(pages as u64, Relaxed) + pages as u64;
             memcg.peak.fetch_max(now, Relaxed);
         }
     }
 
+    /// Uncharges a memcg and its ancestors.
     pub(super) fn uncharge_all(&self, id: MemcgId, pages: u32) {
         for at in self.ancestors(id) {
-            self.of(at).charged.fetch_sub(pages as u64, Relaxed);
+            self.memcg(at).charged.fetch_sub(pages as u64, Relaxed);
         }
     }
 
-    /// Charges a memcg and its ancestors, with what stocks have if need be. The caller holds no
-    /// shard's lock.
+    /// Charges a memcg and its ancestors; at a limit, drains the stocks below the full memcg until
+    /// the charge succeeds (Linux: `drain_all_stock`). Takes the locks of stocked lruvecs, one at a
+    /// time: the caller holds no lruvec's lock.
+    ///
+    /// # Errors
+    /// The memcg that is full even though its stocks are empty.
     #[cold]
     pub(super) fn charge<P: Platform>(&self, frames: &Frames<'p, P>, id: MemcgId, pages: u32) -> Result<(), OverLimit> {
         let Err(mut over) = self.charge_all(id, pages, 0) else { return Ok(()) };
         let mut empty = 0;
-        // One pass for each memcg on the way up that is full.
+        // One pass for each full memcg on the way up.
         loop {
             let full = over.0;
-            for (memcg, shard) in self.marked(full) {
-                match self.drain_shard(frames, memcg, shard) {
+            for lruvec in self.stocked_lruvecs(full) {
+                match self.drain_stock(frames, lruvec) {
                     0 => empty += 1,
                     _ => match self.charge_all(id, pages, 0) {
                         Ok(()) => return Ok(()),
                         Err(next) => over = next,
                     },
                 }
-                if over.0 != full || empty == MOST_EMPTY {
+                if over.0 != full || empty == MAX_EMPTY_STOCKS {
                     break;
                 }
             }
@@ -172,66 +185,72 @@ impl<'p> Memcgs<'p> {
         }
     }
 
-    /// Fills a shard's stock so that it holds at least `pages`: more, if no limit is near.
+    /// Charges a lruvec's memcg until the lruvec's stock has at least `pages`, or, if no limit is
+    /// near, [`STOCK`] more. The caller holds the lruvec's lock (`lists`).
     #[cold]
     pub(super) fn restock(
         &self,
-        (id, shard, at): (MemcgId, usize, &PerCpuLruvec),
-        lists: &mut Lists,
+        (lruvec, at): (LruvecId, &PerCpuLruvec),
+        lists: &mut Lruvec,
         pages: u32,
     ) -> Result<(), OverLimit> {
-        at.1.store(true, Relaxed);
+        at.used.store(true, Relaxed);
         let missing = pages - lists.stock;
-        if self.charge_all(id, missing + STOCK, MARGIN).is_ok() {
+        if self.charge_all(lruvec.memcg, missing + STOCK, MARGIN).is_ok() {
             lists.stock += missing + STOCK;
-            if lists.keeps == 0 {
-                self.mark(id, shard, lists);
+            if lists.stock_limit == 0 {
+                self.mark_stocked(lruvec, lists);
             }
             return Ok(());
         }
-        self.charge_all(id, missing, 0)?;
+        self.charge_all(lruvec.memcg, missing, 0)?;
         lists.stock += missing;
         Ok(())
     }
 
-    /// What a shard of a memcg may not keep of its stock: all that is more than [`STOCK`], or, near
-    /// a limit, all. The caller uncharges that when it has given back the shard's lock.
+    /// Takes the pages out of a lruvec's stock that it may not keep: those above [`STOCK`], or,
+    /// near a limit, all. Returns their number. The caller holds the lruvec's lock (`lists`), and
+    /// uncharges the pages when it has released that.
     #[cold]
-    pub(super) fn surplus(&self, (id, shard): (MemcgId, usize), lists: &mut Lists) -> u32 {
-        if lists.keeps == 0 {
-            if self.ancestors(id).any(|at| self.room_below(at, MARGIN) == 0) {
+    pub(super) fn take_surplus(&self, lruvec: LruvecId, lists: &mut Lruvec) -> u32 {
+        if lists.stock_limit == 0 {
+            if self.ancestors(lruvec.memcg).any(|at| self.room_below(at, MARGIN) == 0) {
                 return core::mem::take(&mut lists.stock);
             }
-            self.mark(id, shard, lists);
+            self.mark_stocked(lruvec, lists);
         }
-        let back = lists.stock.saturating_sub(STOCK);
-        if lists.stock > lists.keeps {
-            lists.stock -= back;
-            return back;
+        let surplus = lists.stock.saturating_sub(STOCK);
+        if lists.stock > lists.stock_limit {
+            lists.stock -= surplus;
+            return surplus;
         }
         0
     }
 
-    /// A shard, whose lock the caller holds, may have a stock from now on.
-    fn mark(&self, id: MemcgId, shard: usize, lists: &mut Lists) {
-        lists.keeps = 2 * STOCK;
-        self.of(id).stocked[shard / 64].fetch_or(1 << (shard % 64), SeqCst);
+    /// Marks a lruvec, whose lock the caller holds (`lists`), as stocked. The marks in the memcg's
+    /// head and in the set of memcgs come before the count in the memcg and its ancestors.
+    fn mark_stocked(&self, lruvec: LruvecId, lists: &mut Lruvec) {
+        let LruvecId { memcg: id, index } = lruvec;
+        lists.stock_limit = 2 * STOCK;
+        self.memcg(id).stocked[index / 64].fetch_or(1 << (index % 64), SeqCst);
         self.stocked[usize::from(id.0) / 64].fetch_or(1 << (id.0 % 64), SeqCst);
-        self.ancestors(id).for_each(|at| _ = self.of(at).stocks.fetch_add(1, SeqCst));
+        self.ancestors(id).for_each(|at| _ = self.memcg(at).stocks.fetch_add(1, SeqCst));
     }
 
-    /// Returns a shard's stock to the memcg, and ends its mark. How many pages that were.
-    fn drain_shard<P: Platform>(&self, frames: &Frames<'p, P>, id: MemcgId, shard: usize) -> u32 {
-        let drained = self.look(frames, (id, shard), |part| {
-            let mut lists = part.0.lock(frames.platform());
-            if core::mem::take(&mut lists.keeps) != 0 {
-                let stocked = &self.of(id).stocked;
-                stocked[shard / 64].fetch_and(!(1 << (shard % 64)), SeqCst);
-                self.ancestors(id).for_each(|at| _ = self.of(at).stocks.fetch_sub(1, SeqCst));
+    /// Uncharges a lruvec's stock and removes its mark. Takes the lruvec's lock. Returns the number
+    /// of pages uncharged.
+    fn drain_stock<P: Platform>(&self, frames: &Frames<'p, P>, lruvec: LruvecId) -> u32 {
+        let LruvecId { memcg: id, index } = lruvec;
+        let drained = self.with_lruvec(frames, lruvec, |at| {
+            let mut lists = at.lock(frames.platform());
+            if core::mem::take(&mut lists.stock_limit) != 0 {
+                let stocked = &self.memcg(id).stocked;
+                stocked[index / 64].fetch_and(!(1 << (index % 64)), SeqCst);
+                self.ancestors(id).for_each(|at| _ = self.memcg(at).stocks.fetch_sub(1, SeqCst));
                 let memcgs = &self.stocked[usize::from(id.0) / 64];
                 if stocked.iter().all(|word| word.load(SeqCst) == 0) {
                     memcgs.fetch_and(!(1 << (id.0 % 64)), SeqCst);
-                    // Another shard may have become marked in between.
+                    // Another CPU may have marked one of the memcg's lruvecs in between.
                     if stocked.iter().any(|word| word.load(SeqCst) != 0) {
                         memcgs.fetch_or(1 << (id.0 % 64), SeqCst);
                     }
@@ -246,27 +265,29 @@ impl<'p> Memcgs<'p> {
         stock
     }
 
-    /// Takes back the stocks of a memcg and its descendants: from then on a limit that was set
-    /// before holds for all of them. Costs a lock for each stock.
+    /// Uncharges the stocks of a memcg and its descendants. From then on a limit that was set
+    /// before holds for all of them. Takes the lock of each stocked lruvec, one at a time.
     ///
     /// # Errors
     /// There is no such memcg.
     pub fn drain<P: Platform>(&self, frames: &Frames<'p, P>, id: MemcgId) -> Result<(), MemcgError> {
         self.find(id).ok_or(MemcgError::NoSuchMemcg(id))?;
-        self.marked(id).for_each(|(id, shard)| _ = self.drain_shard(frames, id, shard));
+        self.stocked_lruvecs(id).for_each(|lruvec| _ = self.drain_stock(frames, lruvec));
         Ok(())
     }
 
-    /// The shards of a memcg and its descendants that may have a stock.
-    fn marked(&self, top: MemcgId) -> impl Iterator<Item = (MemcgId, usize)> + '_ {
-        let any = self.of(top).stocks.load(SeqCst) != 0;
+    /// Returns the lruvecs of a memcg and its descendants that are marked as stocked. Costs one
+    /// load if there are none.
+    fn stocked_lruvecs(&self, top: MemcgId) -> impl Iterator<Item = LruvecId> + '_ {
+        let any = self.memcg(top).stocks.load(SeqCst) != 0;
         let memcgs = bits(&self.stocked).take_while(move |_| any).map(|id| MemcgId(id as u16));
         let below = memcgs.filter(move |id| self.ancestors(*id).any(|at| at == top));
-        below.flat_map(|id| bits(&self.of(id).stocked).map(move |shard| (id, shard)))
+        below.flat_map(|memcg| bits(&self.memcg(memcg).stocked).map(move |index| LruvecId { memcg, index }))
     }
 }
 
-/// The members of a set, each word as of when the first of it is asked for.
+/// Returns the numbers of the bits that are set in `words`. Each word is read once, when the
+/// iterator comes to it.
 fn bits(words: &[AtomicU64]) -> impl Iterator<Item = usize> + '_ {
     words.iter().enumerate().flat_map(|(i, word)| {
         let mut left = word.load(SeqCst);

@@ -1,43 +1,46 @@
-//! memcgs (memory control memcgs) and their LRU lists.
+//! Memory cgroups (memcgs), their counters and their LRU lists.
 //!
-//! Every folio is charged to a memcg and stands on one of its LRU lists from its first fault to its last unmap. Both are
-//! done in one step, because both belong to the same *shard*: a memcg has one shard a CPU, with a lock, lists, and a stock
-//! of pages charged in advance. A fault uses its own CPU's shard, so faults on different CPUs share no line; the memcg's
-//! counter is touched once a stock ([`STOCK`] pages). Memory of another node goes to that node's own shard, so each list has
-//! memory of one node only ([`crate::frame`]). A folio stays in the shard where it was faulted in, and says which
-//! that is, so whoever frees a batch takes each shard's lock once for as many folios as stand there in a row.
+//! Every folio is charged to a memcg and is on one of its LRU lists from its first fault to its
+//! last unmap (INV-9). One lock covers both: that of a *per-CPU lruvec*, which has the LRU lists
+//! and a stock of pages charged in advance (Linux: the lruvec and the memcg stock). A memcg has one
+//! for each CPU. A fault uses its own CPU's, so faults on different CPUs share no cache line; the
+//! memcg's counter, which all CPUs share, is touched once for each [`STOCK`] pages. Memory of
+//! another node goes to a lruvec of that node, so that each list has memory of one node only
+//! ([`crate::frame`]). A folio stays in the lruvec where it was charged, and its descriptor names
+//! that lruvec. So a CPU that frees a batch of folios takes each lruvec's lock once for as many of
+//! them as follow each other there.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | `tree` | which memcgs there are |
+//! | `tree` | the tree of memcgs: creation, removal, and the memory of lruvecs |
 //! | `charge` | counters, limits, stocks |
 //! | `host` | memory of a host's own structures |
-//! | `shard` | one shard's part: lists and stock |
-//! | `leave` | freeing folios in batches |
-//! | `refused` | why memory was refused |
-//! | `split` | one folio becomes several |
+//! | `lruvec` | a per-CPU lruvec: LRU lists and stock |
+//! | `uncharge` | uncharging folios in batches |
+//! | `refused` | the reasons why an allocation fails |
+//! | `split` | splitting a partially mapped folio |
 //!
-//! Locks: a shard's lock is taken with page-table locks held or without, never while holding another shard's or the
-//! allocator's; it is not for interrupt handlers.
+//! Lock order: a lruvec's lock may be taken under page-table locks. It is never taken under another
+//! lruvec's lock or one of the frame allocator's, and not by interrupt handlers.
 
 mod charge;
 mod host;
-mod leave;
+mod lruvec;
 mod refused;
-mod shard;
 mod split;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod uncharge;
 
 pub use charge::MARGIN;
-pub(crate) use leave::Leavers;
+pub use lruvec::LruList;
+pub(crate) use lruvec::{IsolateLimit, ListSize, LruvecId};
 pub(crate) use refused::may_be_refused;
 pub use refused::{MayBeRefused, OverLimit, Refused};
-pub use shard::LruList;
-pub(crate) use shard::{Listed, LruvecId, PerCpuLruvec};
 pub(crate) use split::Mapped;
 pub(crate) use tree::Pinned;
+pub(crate) use uncharge::Uncharger;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -45,33 +48,34 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frame, FrameKind, Frames, OutOfMemory, Use, flag};
 use crate::platform::Platform;
 use crate::sync::{SpinGuard, SpinLock};
-use shard::Lists;
+use lruvec::{Lruvec, PerCpuLruvec};
 use tree::{HEAD_FRAMES, chunk_shift};
 
-/// Pages that a shard charges at once, to have them at hand.
+/// The number of pages that a per-CPU lruvec charges in advance.
 pub const STOCK: u32 = 64;
-/// The most memcgs that a machine can have: one frame of frame numbers.
+/// The maximum number of memcgs on a machine: as many as one frame has room for frame numbers.
 pub const MAX_MEMCGS: usize = FRAME_SIZE as usize / size_of::<u32>();
 
-/// The name of a memcg.
+/// The identifier of a memcg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemcgId(pub(crate) u16);
 
 impl MemcgId {
-    /// The memcg that every other descends from. It has no limit.
+    /// The root memcg, from which every other memcg descends. It has no limit.
     pub const ROOT: MemcgId = MemcgId(0);
 }
 
-/// Why a memcg can't be made, changed or removed.
+/// The reason why a memcg can't be created, changed or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemcgError {
-    /// No such memcg.
+    /// There is no memcg with this identifier.
     NoSuchMemcg(MemcgId),
-    /// All [`MAX_MEMCGS`] are in use.
+    /// All [`MAX_MEMCGS`] identifiers are in use.
     TooMany,
-    /// No memory for it, or its parent may not have it.
+    /// The memory for the memcg's structures could not be allocated, or not be charged to its
+    /// parent.
     NoMemory(Refused),
-    /// It still has pages charged, or children, or is the root.
+    /// The memcg still has charged pages, spaces or children, or is the root.
     Busy(MemcgId),
 }
 
@@ -80,65 +84,68 @@ may_be_refused!(MemcgError);
 /// The counters of a memcg and its descendants, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemcgCounters {
-    /// Charged, with what shards have in stock: at most `2 * STOCK` pages a shard more than
-    /// [`MemcgUsage::charged`], and never more than the limit was.
+    /// Charged pages, the stocks of per-CPU lruvecs included: at most `2 * STOCK` pages for each
+    /// lruvec more than [`MemcgUsage::charged`], and never more than the limit was.
     pub charged: u64,
-    /// The most that ever was charged, stocks included.
+    /// The highest value that `charged` ever had.
     pub peak: u64,
     /// The limit.
     pub limit: u64,
-    /// Of objects, on swap devices.
+    /// Pages of page-cache objects on swap devices.
     pub swapped: u64,
 }
 
-/// What a memcg holds, in pages of 4 KiB.
+/// The memory of a memcg, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemcgUsage {
-    /// Charged here and in all descendants.
+    /// Pages charged to this memcg and all its descendants, without stocks.
     pub charged: u64,
-    /// The most that ever was, stocks included.
+    /// The highest number of charged pages there ever was, stocks included.
     pub peak: u64,
     /// The limit.
     pub limit: u64,
-    /// On this memcg's own LRU lists, by list.
+    /// Pages on this memcg's own LRU lists, by list; descendants are not counted.
     pub lru: [u64; LruList::COUNT],
-    /// Folios of this memcg waiting to be split because part of them is not mapped.
+    /// Folios of this memcg on the deferred-split queue, because they are partially mapped.
     pub deferred: u64,
-    /// Of objects, on swap devices; here and in all descendants.
+    /// Pages of page-cache objects of this memcg and all its descendants on swap devices.
     pub swapped: u64,
-    /// Of the charged pages, those that the engine uses for the lists of descendants.
+    /// The part of `charged` that is memory of descendants' per-CPU lruvecs.
     pub shards: u64,
 }
 
-/// All groups of a machine.
+/// All memcgs of a machine.
 pub struct Memcgs<'p> {
-    /// Frames of heads; 0 for none.
+    /// Frame numbers of the frames with memcgs' heads ([`tree`]); 0 for a frame that is not
+    /// allocated.
     heads: [AtomicU32; HEAD_FRAMES],
-    /// The frame of each chunk of shards of each memcg; 0 for none.
+    /// Frame numbers of the chunks of per-CPU lruvecs, `1 << chunk_shift` for each memcg; 0 for a
+    /// chunk that is not allocated.
     chunks: &'p [AtomicU32],
     /// log2 of the chunks of a memcg.
     chunk_shift: u32,
-    /// Which memcgs have shards that may have a stock.
+    /// The set of memcgs with per-CPU lruvecs that are marked as stocked ([`charge`]).
     stocked: [AtomicU64; MAX_MEMCGS / 64],
     direct: *mut u8,
+    /// Serializes creation and removal.
     changing: SpinLock<()>,
 }
 
 // SAFETY: `direct` only serves to find the memcgs' memory, which consists of atomics and locks.
 unsafe impl Sync for Memcgs<'_> {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: no field belongs to a thread.
 unsafe impl Send for Memcgs<'_> {}
 
 impl<'p> Memcgs<'p> {
-    /// With the root memcg alone.
+    /// Allocates the structures of a machine's memcgs, and creates the root memcg.
     pub(crate) fn boot<P: Platform>(frames: &Frames<'p, P>) -> Result<Self, OutOfMemory> {
         let shift = chunk_shift(frames.shards());
         let bytes = (MAX_MEMCGS << shift) * size_of::<AtomicU32>();
         let order = bytes.div_ceil(FRAME_SIZE as usize).next_power_of_two().trailing_zeros() as u8;
         let pfn = frames.alloc(order, true, Use::Kernel)?;
         let first = frames.at(pfn.addr()).as_ptr().cast::<AtomicU32>();
-        // SAFETY: frames of zeros, just allocated and kept for `'p`, that have room for so many
-        // atomics.
+        // SAFETY: the frames are zeroed, were just allocated, are kept for `'p`, and have room for
+        // so many atomics.
         let chunks = unsafe { core::slice::from_raw_parts(first, MAX_MEMCGS << shift) };
         let memcgs = Memcgs {
             heads: [const { AtomicU32::new(0) }; HEAD_FRAMES],
@@ -148,13 +155,15 @@ impl<'p> Memcgs<'p> {
             direct: frames.platform().direct_map(),
             changing: SpinLock::new(()),
         };
-        // Nothing limits the root.
-        memcgs.set_up(frames, MemcgId::ROOT, MemcgId::ROOT, u64::MAX).map_err(|_| OutOfMemory)?;
+        // The root has no limit, so a charge can't be what fails.
+        memcgs.init_memcg(frames, MemcgId::ROOT, MemcgId::ROOT, u64::MAX).map_err(|_| OutOfMemory)?;
         Ok(memcgs)
     }
 
-    /// From now on so many pages of a memcg's spaces and objects and of those of its descendants may go to swap, and no more until this is called
-    /// again (`u64::MAX`: any number). Who has what in swap is the host's to know: it says how much less than a limit that is.
+    /// Sets how many more pages of the spaces and page-cache objects of a memcg and its descendants
+    /// may go to swap; `u64::MAX` is no limit. A page that goes to swap lowers the number; a page
+    /// that comes back does not raise it. The engine does not count the swap usage of memcgs: the
+    /// host does, and calls this again with its limit less that usage.
     ///
     /// # Errors
     /// There is no such memcg.
@@ -164,96 +173,106 @@ impl<'p> Memcgs<'p> {
         Ok(())
     }
 
-    /// How many pages more may go to swap.
+    /// Returns how many more pages of a memcg may go to swap: the least that the memcg and its
+    /// ancestors allow.
     #[inline]
     pub(crate) fn swap_room(&self, id: MemcgId) -> u64 {
-        self.ancestors(id).map(|at| self.of(at).swap_room.load(Relaxed)).min().unwrap_or(u64::MAX)
+        self.ancestors(id).map(|at| self.memcg(at).swap_room.load(Relaxed)).min().unwrap_or(u64::MAX)
     }
 
-    /// So many went. (Two CPUs that find room at a time may both use it.)
+    /// Lowers the swap room of a memcg and its ancestors by `pages` that went to swap. Two CPUs
+    /// that read the same room may both use it: the host's limit is then passed by as much.
     #[inline]
     pub(crate) fn use_swap_room(&self, id: MemcgId, pages: u64) {
         let less = |room: u64| (room < u64::MAX).then(|| room.saturating_sub(pages));
         for at in self.ancestors(id) {
-            // Without a limit there is nothing to count.
-            let _ = self.of(at).swap_room.fetch_update(Relaxed, Relaxed, less);
+            // `Err` is a memcg without a limit, whose room does not change.
+            let _ = self.memcg(at).swap_room.fetch_update(Relaxed, Relaxed, less);
         }
     }
 
-    /// So many more pages of a memcg's objects are on swap devices, or fewer.
+    /// Adds `pages`, which may be negative, to the count of pages of a memcg's page-cache objects
+    /// that are on swap devices, and to its ancestors' counts.
     pub(crate) fn count_swapped(&self, id: MemcgId, pages: i64) {
-        self.ancestors(id).for_each(|at| _ = self.of(at).swapped.fetch_add(pages as u64, Relaxed));
+        self.ancestors(id).for_each(|at| _ = self.memcg(at).swapped.fetch_add(pages as u64, Relaxed));
     }
 
-    /// Charge `1 << order` frames, of which this is the first, to a memcg and, if `list` says so,
-    /// put the folio on that list of its shard, which the allocator named
-    /// ([`Frames::alloc_at_lruvec`]). The frame's descriptor remembers where it is at home.
+    /// Charges `1 << order` frames to a memcg and, with a `list`, adds the folio to that list
+    /// (Linux: `mem_cgroup_charge` and `folio_add_lru`). `pfn` and `frame` are the first frame;
+    /// `index` is the lruvec index that [`Frames::alloc_at_lruvec`] returned with it. The frame's
+    /// descriptor records the lruvec and the list (INV-9). Takes the lruvec's lock.
+    ///
+    /// # Errors
+    /// The charge exceeds a limit, or memory for the lruvec is short, or its parent's limit does
+    /// not allow that. Then nothing is charged or listed.
     #[inline(always)]
     pub(crate) fn admit<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
-        (pfn, frame, shard): (Pfn, &Frame, usize),
+        (pfn, frame, index): (Pfn, &Frame, usize),
         order: u8,
         list: Option<LruList>,
     ) -> Result<(), Refused> {
         let pages = 1u32 << order;
-        let Some(at) = self.shard_of(id, shard) else {
-            return self.admit_first(frames, id, (pfn, frame, shard), order, list);
+        let lruvec = LruvecId { memcg: id, index };
+        let Some(at) = self.try_lruvec(lruvec) else {
+            return self.charge_first_frames(frames, lruvec, (pfn, frame), order, list);
         };
-        let mut lists = at.0.lock(frames.platform());
+        let mut lists = at.lock(frames.platform());
         if lists.stock < pages
-            && let Err(over) = self.restock((id, shard, at), &mut lists, pages)
+            && let Err(over) = self.restock((lruvec, at), &mut lists, pages)
         {
             drop(lists);
-            lists = self.charge_for(frames, (id, at), pages, over)?;
+            lists = self.charge_from_stocks(frames, (id, at), pages, over)?;
         }
         lists.stock -= pages;
-        frame.set_lruvec(LruvecId { memcg: id, shard, list }.pack());
+        frame.set_lruvec(lruvec.pack(list));
         if let Some(list) = list {
             lists.add(frames, (pfn, frame), order, list);
         }
         Ok(())
     }
 
-    /// [`Memcgs::admit`] to a shard that has no memory yet.
+    /// [`Memcgs::charge_frames`] to a lruvec that has no memory yet, which it allocates.
     #[cold]
-    fn admit_first<P: Platform>(
+    fn charge_first_frames<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
-        id: MemcgId,
-        (pfn, frame, shard): (Pfn, &Frame, usize),
+        lruvec: LruvecId,
+        (pfn, frame): (Pfn, &Frame),
         order: u8,
         list: Option<LruList>,
     ) -> Result<(), Refused> {
-        // A number that a host has from elsewhere may be no memcg's.
-        self.find(id).ok_or(OverLimit(id))?;
-        self.provide_shard(frames, id, shard)?;
-        self.admit(frames, id, (pfn, frame, shard), order, list)
+        // An identifier that a host made of a number need not be a memcg's.
+        self.find(lruvec.memcg).ok_or(OverLimit(lruvec.memcg))?;
+        self.alloc_lruvecs(frames, lruvec)?;
+        self.admit(frames, lruvec.memcg, (pfn, frame, lruvec.index), order, list)
     }
 
-    /// A charge was refused: takes from the stocks below the full memcg, and puts it into this
-    /// shard's.
+    /// Charges `pages` after the charge was refused by the limit in `over`: drains the stocks below
+    /// that memcg, and adds the pages to the stock of the lruvec `at` of the memcg `id`. Returns
+    /// that lruvec locked.
     #[cold]
-    fn charge_for<'s, P: Platform>(
+    fn charge_from_stocks<'s, P: Platform>(
         &self,
         frames: &'s Frames<'p, P>,
         (id, at): (MemcgId, &'s PerCpuLruvec),
         pages: u32,
         over: OverLimit,
-    ) -> Result<SpinGuard<'s, Lists, P>, OverLimit> {
-        if self.of(over.0).stocks.load(Relaxed) == 0 {
+    ) -> Result<SpinGuard<'s, Lruvec, P>, OverLimit> {
+        if self.memcg(over.0).stocks.load(Relaxed) == 0 {
             return Err(over);
         }
         self.charge(frames, id, pages)?;
-        let mut lists = at.0.lock(frames.platform());
+        let mut lists = at.lock(frames.platform());
         lists.stock += pages;
         Ok(lists)
     }
 
     /// Allocates `1 << order` frames for a structure of the engine's own (a page table, a node,
-    /// per-CPU slots), charged to a memcg. The descriptor of the first records the memcg until
-    /// [`Memcgs::free`]. Returns both.
+    /// per-CPU slots), charged to a memcg. The descriptor of the first frame records the memcg
+    /// until [`Memcgs::free`]. Returns that frame and its descriptor.
     pub(crate) fn alloc<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
@@ -261,22 +280,23 @@ impl<'p> Memcgs<'p> {
         order: u8,
         zero: bool,
     ) -> Result<(Pfn, &'p Frame), Refused> {
-        self.alloc_marked(frames, id, (order, zero), flag::CHARGED)
+        self.alloc_flagged(frames, id, (order, zero), flag::CHARGED)
     }
 
-    /// [`Memcgs::alloc`], with these flags in the descriptor of the first frame, by which an audit
-    /// knows what is charged.
-    fn alloc_marked<P: Platform>(
+    /// [`Memcgs::alloc`], with these flags in the descriptor of the first frame, by which the audit
+    /// finds charged memory.
+    fn alloc_flagged<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
         (order, zero): (u8, bool),
         flags: u32,
     ) -> Result<(Pfn, &'p Frame), Refused> {
-        let (pfn, shard) = frames.alloc_at_lruvec(order, zero, Use::Kernel)?;
+        let (pfn, index) = frames.alloc_at_lruvec(order, zero, Use::Kernel)?;
         let frame = frames.frame(pfn);
-        if let Err(why) = self.admit(frames, id, (pfn, frame, shard), order, None) {
-            // SAFETY: just allocated, unknown to anybody else, and as zero as it came.
+        if let Err(why) = self.admit(frames, id, (pfn, frame, index), order, None) {
+            // SAFETY: the frames were just allocated, no other CPU knows of them, and nothing was
+            // written to them.
             unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
             return Err(why);
         }
@@ -285,7 +305,7 @@ impl<'p> Memcgs<'p> {
     }
 
     /// Frees frames that [`Memcgs::alloc`] allocated, and returns their charge to the memcg that
-    /// was charged. `zero`: they hold zeros.
+    /// was charged. `zero`: every byte of them is zero.
     ///
     /// # Safety
     /// As for [`Frames::free`].
@@ -295,72 +315,72 @@ impl<'p> Memcgs<'p> {
         unsafe { frames.free(pfn, 1 << order, zero, Use::Kernel) };
     }
 
-    /// Returns the charge of what is about to be freed.
+    /// Returns the charge of `1 << order` frames that are about to be freed.
     fn uncharge<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, order: u8) {
-        Leavers::new(frames, self).leave(pfn, frames.frame(pfn), 1 << order);
+        Uncharger::new(frames, self).uncharge(pfn, frames.frame(pfn), 1 << order);
     }
 
-    /// See [`Lists::isolate`]: off the lists that a shard has of a memcg.
+    /// Isolates folios from the old end of a lruvec's list: see [`Lruvec::isolate`]. Takes the
+    /// lruvec's lock. Returns the number of pages isolated.
     pub(crate) fn isolate<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
-        (id, shard): (MemcgId, usize),
+        lruvec: LruvecId,
         list: LruList,
-        most: (usize, u64),
+        limit: IsolateLimit,
         take: impl FnMut(Pfn, &'p Frame, u32) -> bool,
     ) -> u64 {
-        let isolate = |shard: &PerCpuLruvec| shard.0.lock(frames.platform()).isolate(frames, list, most, take);
-        self.look(frames, (id, shard), isolate).unwrap_or(0)
+        let isolate = |at: &PerCpuLruvec| at.lock(frames.platform()).isolate(frames, list, limit, take);
+        self.with_lruvec(frames, lruvec, isolate).unwrap_or(0)
     }
 
-    /// See [`Lists::isolate_one`].
+    /// Isolates one folio, if it is on `list`: see [`Lruvec::isolate_one`]. Takes its lruvec's
+    /// lock.
     pub(crate) fn isolate_one<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, list: LruList) -> bool {
-        let LruvecId { memcg, shard, .. } = LruvecId::unpack(frames.frame(pfn).lruvec());
-        self.shard(memcg, shard).0.lock(frames.platform()).isolate_one(frames, pfn, list)
+        let lruvec = LruvecId::unpack(frames.frame(pfn).lruvec());
+        self.lruvec(lruvec).lock(frames.platform()).isolate_one(frames, pfn, list)
     }
 
-    /// Put a folio on a list, as the youngest: one that somebody has isolated, or one that is on `from`. The caller has a reference.
+    /// Moves a folio to the young end of the list `to`, if it is on the list `from`; `None`: the
+    /// caller has isolated the folio and puts it back. The caller has a reference. Takes the
+    /// lruvec's lock.
+    ///
+    /// With a list `from`, a folio that another CPU has isolated is on no list and is not moved:
+    /// that CPU puts it on the list where it belongs by then ([`LruList::evictable`]).
     pub(crate) fn relist<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, from: Option<LruList>, to: LruList) {
         let frame = frames.frame(pfn);
-        let LruvecId { memcg, shard, .. } = LruvecId::unpack(frame.lruvec());
-        let mut lists = self.shard(memcg, shard).0.lock(frames.platform());
-        // Whoever has isolated it puts it back where it belongs then.
-        if LruvecId::unpack(frame.lruvec()).list == from {
+        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
+        if LruList::of(frame) == from {
             lists.relist(frames, pfn, to);
         }
     }
 
-    /// A folio that is on this list is the next to be looked at. The caller has a reference.
+    /// Moves a folio to the old end of `list`, if it is on that, so that reclaim scans it next. The
+    /// caller has a reference. Takes the lruvec's lock.
     pub(crate) fn make_oldest<P: Platform>(&self, frames: &Frames<'p, P>, pfn: Pfn, list: LruList) {
         let frame = frames.frame(pfn);
-        let LruvecId { memcg, shard, .. } = LruvecId::unpack(frame.lruvec());
-        let mut lists = self.shard(memcg, shard).0.lock(frames.platform());
+        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
         if LruList::of(frame) == Some(list) {
             lists.make_oldest(frames, pfn, list);
         }
     }
 
-    /// How many pages a shard's list of a memcg has.
-    pub(crate) fn listed<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        (id, shard): (MemcgId, usize),
-        list: LruList,
-    ) -> u64 {
-        let listed = |shard: &PerCpuLruvec| shard.0.lock(frames.platform()).pages()[list as usize];
-        self.look(frames, (id, shard), listed).unwrap_or(0)
+    /// Returns the number of pages on a lruvec's list. Takes the lruvec's lock.
+    pub(crate) fn list_pages<P: Platform>(&self, frames: &Frames<'p, P>, lruvec: LruvecId, list: LruList) -> u64 {
+        let pages = |at: &PerCpuLruvec| at.lock(frames.platform()).pages()[list as usize];
+        self.with_lruvec(frames, lruvec, pages).unwrap_or(0)
     }
 
-    /// Shows each LRU list of a memcg's own shards, with how much is on it by its own account;
-    /// under the shard's lock.
-    pub(crate) fn each_listed<P: Platform>(
+    /// Passes each LRU list of a memcg's own lruvecs to `show`: the list, its counted size, and its
+    /// folios. Holds the lruvec's lock while `show` runs.
+    pub(crate) fn each_list<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
-        mut show: impl FnMut(LruList, Listed, &mut dyn Iterator<Item = (Pfn, &'p Frame)>),
+        mut show: impl FnMut(LruList, ListSize, &mut dyn Iterator<Item = (Pfn, &'p Frame)>),
     ) {
-        self.each_used(frames, id, |shard| {
-            let lists = shard.0.lock(frames.platform());
+        self.each_used_lruvec(frames, id, |lruvec| {
+            let lists = lruvec.lock(frames.platform());
             for list in LruList::ALL {
                 let (counted, mut listed) = lists.listed(frames, list);
                 show(list, counted, &mut listed);
@@ -368,13 +388,14 @@ impl<'p> Memcgs<'p> {
         });
     }
 
-    /// All shards of a memcg and its descendants that have memory of a node, or of any.
-    pub(crate) fn shards_on<P: Platform>(
+    /// Returns the lruvecs of a memcg and its descendants that have memory of `node`, or, without a
+    /// node, all of them.
+    pub(crate) fn lruvecs_on<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
         node: Option<usize>,
-    ) -> impl Iterator<Item = (MemcgId, usize)> {
-        self.descendants(id).flat_map(move |id| frames.shards_on(node).map(move |shard| (id, shard)))
+    ) -> impl Iterator<Item = LruvecId> {
+        self.descendants(id).flat_map(move |memcg| frames.shards_on(node).map(move |index| LruvecId { memcg, index }))
     }
 }

@@ -1,20 +1,21 @@
-//! Why memory was refused: the machine has none, or a memcg is at its limit.
+//! The reasons why an allocation fails: the machine is out of memory, or a memcg is at its limit.
 
 use super::MemcgId;
 use crate::frame::OutOfMemory;
 
-/// A charge would exceed a limit: the memcg whose limit it is.
+/// The memcg whose limit a charge would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverLimit(pub MemcgId);
 
-/// Why memory was refused. Every error of an operation that allocates carries it to the host, which
-/// reclaims from exactly that scope: the whole machine, or one memcg and its descendants.
+/// The reason why memory was refused. Every error of an operation that allocates carries it to the
+/// host, which reclaims from exactly that scope (the whole machine, or one memcg and its
+/// descendants) and retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The machine has no free block of that size.
+    /// The machine has no free block of the size.
     OutOfMemory,
-    /// The charge would exceed the limit of this memcg, which may be an ancestor of the charged
-    /// one.
+    /// The charge would exceed the limit of this memcg, which is the charged memcg or an ancestor
+    /// of it.
     OverLimit(MemcgId),
 }
 
@@ -22,7 +23,9 @@ impl core::fmt::Display for Refused {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Refused::OutOfMemory => OutOfMemory.fmt(f),
-            Refused::OverLimit(memcg) => write!(f, "group {} is at its limit", memcg.0),
+            Refused::OverLimit(memcg) => {
+                write!(f, "memcg {} is at its limit: reclaim from it or raise the limit, and retry", memcg.0)
+            }
         }
     }
 }
@@ -43,10 +46,10 @@ impl From<OverLimit> for Refused {
     }
 }
 
-/// An error of an operation that allocates.
+/// An error of an operation that allocates memory, and so may fail for lack of it.
 pub trait MayBeRefused {
-    /// Returns why memory was refused, if that is the reason: then the host may reclaim there, and
-    /// try again.
+    /// Returns the scope in which memory was refused. The host may reclaim there and retry. `None`:
+    /// the operation failed for another reason.
     fn refused(&self) -> Option<Refused>;
 }
 
@@ -56,8 +59,8 @@ impl MayBeRefused for Refused {
     }
 }
 
-/// Makes an error with a variant `NoMemory(Refused)` one that may come from [`Refused`] and says
-/// so; `nested` variants hold errors that may say so as well.
+/// Implements `From<Refused>` and [`MayBeRefused`] for an error with a variant `NoMemory(Refused)`.
+/// `nested` are variants that hold errors which implement [`MayBeRefused`] themselves.
 macro_rules! may_be_refused {
     ($error:ident $(, $nested:ident)*) => {
         impl From<$crate::memcg::Refused> for $error {
@@ -72,7 +75,7 @@ macro_rules! may_be_refused {
                 match self {
                     $error::NoMemory(why) => Some(*why),
                     $($error::$nested(error) => error.refused(),)*
-                    #[allow(unreachable_patterns)] // Some errors have no other variant.
+                    #[allow(unreachable_patterns)] // Some errors have only these variants.
                     _ => None,
                 }
             }

@@ -1,31 +1,47 @@
-//! A folio becomes several: those of its pages that are mapped keep their memory, and the others can be freed.
+//! Splits a partially mapped folio into several: the mapped pages keep their memory, and the others
+//! can be freed.
 //!
-//! Nothing that maps it changes, because entries name frames, and a frame's folio is found from its descriptor. So all that anybody
-//! could find a descriptor by has to be in the hands of who splits: as many entries as the folio has mappings stand in the one table that he
-//! has locked, and the only other reference is his.
+//! No PTE changes, because PTEs name frames, and a frame's folio is found from its descriptor. So
+//! the splitting CPU must hold everything by which another CPU could find the descriptors: as many
+//! PTEs as the folio has mappings are in the one page table that it has locked, the only other
+//! reference is its own, and the lruvec's lock keeps reclaim from isolating the folio. References
+//! stay at least as many as mappings throughout (INV-2).
 
-use super::shard::LruvecId;
-use super::{MemcgId, Memcgs};
+use super::Memcgs;
+use super::lruvec::{LruList, LruvecId};
 use crate::addr::Pfn;
 use crate::frame::{Counts, Frame, FrameKind, Frames, HUGE_ORDER, Owner, flag};
 use crate::platform::{Event, Platform, trace};
 
 const WORDS: usize = (1 << HUGE_ORDER) / u64::BITS as usize;
 
-/// Which frames of a folio, that is no larger than a huge page, are mapped.
+/// The set of mapped pages of a folio that is no larger than a huge page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
     order: u8,
     bits: [u64; WORDS],
 }
 
+/// A part of a folio that becomes a folio of its own: naturally aligned, and mapped in full or not
+/// at all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    /// The offset of its first frame from the folio's head.
+    pub(crate) offset: u32,
+    /// log2 of its frames.
+    pub(crate) order: u8,
+    /// True if its frames are mapped, false if none is.
+    pub(crate) mapped: bool,
+}
+
 impl Mapped {
-    /// None of a folio of this order.
+    /// The empty set, for a folio of this order.
     pub(crate) fn none(order: u8) -> Self {
         Mapped { order, bits: [0; WORDS] }
     }
 
-    /// Another one is. Whether it was not said before.
+    /// Adds the frame at this offset from the folio's head. Returns whether it was not in the set
+    /// before.
     pub(crate) fn add(&mut self, frame: u32) -> bool {
         let (word, bit) = (frame / u64::BITS, 1 << (frame % u64::BITS));
         let new = self.bits[word as usize] & bit == 0;
@@ -33,12 +49,13 @@ impl Mapped {
         new
     }
 
-    /// How many are.
+    /// Returns the number of mapped pages.
     pub(crate) fn len(&self) -> u32 {
         self.bits.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// What a folio counts if these are all that map it, and somebody has one reference besides.
+    /// Returns the counts of a folio that has no mappings but these, and one reference besides
+    /// (Linux: `folio_expected_ref_count`).
     pub(crate) fn alone(&self) -> Counts {
         let maps = self.len();
         Counts { refs: maps + 1, maps }
@@ -48,8 +65,9 @@ impl Mapped {
         self.bits[(frame / u64::BITS) as usize] & 1 << (frame % u64::BITS) != 0
     }
 
-    /// The largest naturally aligned pieces of which all frames or none are mapped: the first frame, the order, and which of the two.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (u32, u8, bool)> {
+    /// Returns the folio's pieces, in ascending order: the largest naturally aligned parts of which
+    /// all frames or none are mapped.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let (all, mut at) = (1u32 << self.order, 0);
         core::iter::from_fn(move || {
             if at == all {
@@ -58,7 +76,7 @@ impl Mapped {
             let mapped = self.has(at);
             let alike = (at..all).take_while(|frame| self.has(*frame) == mapped).count() as u32;
             let order = alike.ilog2().min(at.trailing_zeros()).min(self.order as u32) as u8;
-            let piece = (at, order, mapped);
+            let piece = Piece { offset: at, order, mapped };
             at += 1 << order;
             Some(piece)
         })
@@ -66,36 +84,41 @@ impl Mapped {
 }
 
 impl<'p> Memcgs<'p> {
-    /// Split a folio, to which the caller has a reference that is no mapping's, if nobody else has one, and the mappings are these. They
-    /// stand in one table, which the caller has locked, and nobody finds it by slots any more. What is mapped takes the folio's place on
-    /// its list; the reference of the caller's is gone, and instead he has one to each piece that is not. Whether it was split.
+    /// Splits a folio whose mappings are exactly `mapped` (Linux: `split_folio`). Those PTEs are in
+    /// one page table, which the caller has locked. The caller has one reference that is no
+    /// mapping's, and has removed the folio from the swap cache. Takes the lruvec's lock.
+    ///
+    /// Returns whether the folio was split. It is not if there are other references or mappings, or
+    /// if it is isolated; then nothing changes. After a split the mapped pieces are on the folio's
+    /// LRU list, and the caller's reference is replaced by one to each piece that is not mapped.
     pub(crate) fn split<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn, mapped: &Mapped) -> bool {
         let frame = frames.frame(head);
         let owner = Owner::unpack(frame.data());
         let lruvec = LruvecId::unpack(frame.lruvec());
-        let mut lists = self.shard(lruvec.memcg, lruvec.shard).0.lock(frames.platform());
-        // Who takes a folio off its list has a reference from then on, and the lists are locked.
-        let (lruvec, before) = (LruvecId::unpack(frame.lruvec()), mapped.alone());
-        let Some(list) = lruvec.list.filter(|_| frame.counts() == before) else { return false };
+        let mut lists = self.lruvec(lruvec).lock(frames.platform());
+        let before = mapped.alone();
+        // A CPU that isolates the folio takes a reference under this lock: while the folio is on
+        // its list and the counts are these, no other CPU gets at it.
+        let Some(list) = LruList::of(frame).filter(|_| frame.counts() == before) else { return false };
         if frame.clear_flag(flag::PARTIAL) {
             lists.deferred.remove(frames, head.add(1));
         }
         let lazy = if frame.has(flag::LAZY) { flag::LAZY } else { 0 };
-        lists.unlist(frames, head, lruvec);
-        for (at, order, mapped) in mapped.pieces() {
-            let pfn = head.add(at);
+        lists.remove(frames, head, frame.lruvec());
+        for Piece { offset, order, mapped } in mapped.pieces() {
+            let pfn = head.add(offset);
             for tail in 1..1 << order {
                 frames.frame(pfn.add(tail)).become_kind(FrameKind::Tail, order, 0);
             }
             let piece = frames.frame(pfn);
             piece.become_kind(FrameKind::Folio, order, if mapped { lazy } else { 0 });
-            piece.set_data(Owner { page: owner.page + u64::from(at), ..owner }.pack());
+            piece.set_data(Owner { page: owner.page + u64::from(offset), ..owner }.pack());
             let counts =
                 if mapped { Counts { refs: 1 << order, maps: 1 << order } } else { Counts { refs: 1, maps: 0 } };
-            let was = if at == 0 { (before.refs, before.maps) } else { (0, 0) };
+            let was = if offset == 0 { (before.refs, before.maps) } else { (0, 0) };
             trace(frames.platform(), || Event::Counts(pfn, was, (counts.refs, counts.maps)));
             piece.set_counts(counts);
-            piece.set_lruvec(LruvecId { list: Some(list).filter(|_| mapped), ..lruvec }.pack());
+            piece.set_lruvec(lruvec.pack(Some(list).filter(|_| mapped)));
             if mapped {
                 lists.add(frames, (pfn, piece), order, list);
             }
@@ -103,17 +126,18 @@ impl<'p> Memcgs<'p> {
         true
     }
 
-    /// Take folios off the old end of the queue of those that are to be split, no more than this many; each with a reference, and shown to
-    /// `take`.
+    /// Takes up to `folios` folios off the old end of a lruvec's deferred-split queue (Linux:
+    /// `deferred_split_scan`). Takes a reference to each, and passes its head to `take`. Takes the
+    /// lruvec's lock.
     pub(crate) fn take_deferred<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
-        (id, shard): (MemcgId, usize),
+        lruvec: LruvecId,
         folios: usize,
         mut take: impl FnMut(Pfn, &'p Frame),
     ) {
-        self.look(frames, (id, shard), |shard| {
-            let mut lists = shard.0.lock(frames.platform());
+        self.with_lruvec(frames, lruvec, |at| {
+            let mut lists = at.lock(frames.platform());
             let mut left = folios;
             for (tail, _) in lists.deferred.backward(frames) {
                 if left == 0 {
@@ -121,8 +145,9 @@ impl<'p> Memcgs<'p> {
                 }
                 let head = Pfn(tail.0 - 1);
                 let frame = frames.frame(head);
-                // One to which nobody refers is about to leave the queue by itself; and who has
-                // isolated one may be the last to have it, and relies on that nobody else finds it.
+                // The CPU that dropped a folio's last reference removes it from the queue. A CPU
+                // that has isolated a folio relies on being the only one that can find it, so an
+                // isolated folio is skipped as well.
                 if LruvecId::is_listed(frame.lruvec()) && frames.try_get(head, frame, 1, 0) {
                     lists.deferred.remove(frames, tail);
                     frame.clear_flag(flag::PARTIAL);
@@ -133,22 +158,21 @@ impl<'p> Memcgs<'p> {
         });
     }
 
-    /// Take a folio off its list, as [`Memcgs::isolate`] does; the caller's reference is the one that goes with that. Whether it was on one.
+    /// Isolates a folio, whatever list it is on, without taking a reference: the one that the
+    /// caller has is the isolating CPU's from then on. Takes the lruvec's lock. Returns whether the
+    /// folio was on a list; if not, another CPU has isolated it.
     pub(crate) fn isolate_folio<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
         let frame = frames.frame(head);
-        let LruvecId { memcg, shard, .. } = LruvecId::unpack(frame.lruvec());
-        let mut lists = self.shard(memcg, shard).0.lock(frames.platform());
-        let lruvec = LruvecId::unpack(frame.lruvec());
-        lists.unlist(frames, head, lruvec);
-        lruvec.list.is_some()
+        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
+        lists.remove(frames, head, frame.lruvec()).is_some()
     }
 
-    /// Queue a folio of which something was mapped, or that could not be split, if it is mapped in part only. The caller has a reference.
-    /// Whether it was not queued before.
+    /// Queues a folio to be split if it is partially mapped: after some of its pages were mapped,
+    /// or when it could not be split. The caller has a reference. Takes the lruvec's lock. Returns
+    /// whether the folio was queued now and not before.
     pub(crate) fn defer_if_partial<P: Platform>(&self, frames: &Frames<'p, P>, head: Pfn) -> bool {
         let frame = frames.frame(head);
-        let LruvecId { memcg, shard, .. } = LruvecId::unpack(frame.lruvec());
-        let mut lists = self.shard(memcg, shard).0.lock(frames.platform());
+        let mut lists = self.lruvec(LruvecId::unpack(frame.lruvec())).lock(frames.platform());
         let maps = frame.counts().maps;
         let new = maps != 0 && maps < 1 << frame.order() && !frame.set_flag(flag::PARTIAL);
         if new {
@@ -157,8 +181,8 @@ impl<'p> Memcgs<'p> {
         new
     }
 
-    /// How many folios a shard's queue of a memcg has.
-    pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, (id, shard): (MemcgId, usize)) -> u32 {
-        self.look(frames, (id, shard), |shard| shard.0.lock(frames.platform()).deferred.len()).unwrap_or(0)
+    /// Returns the number of folios on a lruvec's deferred-split queue. Takes the lruvec's lock.
+    pub(crate) fn deferred<P: Platform>(&self, frames: &Frames<'p, P>, lruvec: LruvecId) -> u32 {
+        self.with_lruvec(frames, lruvec, |at| at.lock(frames.platform()).deferred.len()).unwrap_or(0)
     }
 }

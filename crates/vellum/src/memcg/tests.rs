@@ -1,4 +1,4 @@
-//! Charges and lists against what they promise.
+//! Tests of charges, limits and LRU lists on the engine's own test host.
 
 use std::vec::Vec;
 
@@ -6,21 +6,25 @@ use super::*;
 use crate::frame::{BootOptions, Counts, Use};
 use crate::testing::{Dice, Host};
 
+/// Returns a new folio's first frame, its descriptor, and its lruvec index.
 fn folio<'p>(frames: &Frames<'p, Host>, order: u8) -> (Pfn, &'p Frame, usize) {
-    let (pfn, shard) = frames.alloc_at_lruvec(order, false, Use::Folio).unwrap();
-    (pfn, frames.make_folio(pfn, order, 0, Counts { refs: 1, maps: 0 }), shard)
+    let (pfn, index) = frames.alloc_at_lruvec(order, false, Use::Folio).unwrap();
+    (pfn, frames.make_folio(pfn, order, 0, Counts { refs: 1, maps: 0 }), index)
 }
 
-/// INV-9: what is charged is what was admitted and has not left, in the memcg and in every ancestor, whichever CPUs did it
-/// and in whatever order; and the lists hold as much, those of each node what is on it.
+/// INV-9: the charge of a memcg and of each ancestor is the pages that were charged and not
+/// uncharged, whichever CPUs did so and in whatever order. The LRU lists hold the same pages, and
+/// those of each node the pages on that node.
 #[test]
-fn charges_and_lists_add_up() {
-    add_up(&Host::with_frames(20_000, 4));
-    // The first node is soon in use.
-    add_up(&Host::new(&[(16, 3000, true), (3016, 17_000, true)], 4).with_nodes(&[0, 1], &[0, 1, 0, 1]));
+fn charges_and_lru_lists_match_the_folios_that_are_charged() {
+    check_charges_and_lists(&Host::with_frames(20_000, 4));
+    // The first node is small, so folios soon come from the second.
+    check_charges_and_lists(
+        &Host::new(&[(16, 3000, true), (3016, 17_000, true)], 4).with_nodes(&[0, 1], &[0, 1, 0, 1]),
+    );
 }
 
-fn add_up(host: &Host) {
+fn check_charges_and_lists(host: &Host) {
     let frames = Frames::boot(host, BootOptions::default()).unwrap();
     let memcgs = Memcgs::boot(&frames).unwrap();
     let parent = memcgs.create(&frames, MemcgId::ROOT, u64::MAX).unwrap();
@@ -37,11 +41,12 @@ fn add_up(host: &Host) {
             memcgs.admit(&frames, memcg, folio, order, Some(list)).unwrap();
             held.push((folio.0, order, memcg, list));
         } else {
-            let mut leavers = Leavers::new(&frames, &memcgs);
-            // A stretch of the list, from both ends and from the middle, as unmapping might free them.
+            let mut uncharger = Uncharger::new(&frames, &memcgs);
+            // Folios from both ends and the middle of the lists, in the order in which an unmap
+            // might free them.
             for _ in 0..dice.roll(6).min(held.len() as u64) {
                 let (pfn, order, ..) = held.swap_remove(dice.roll(held.len() as u64) as usize);
-                leavers.leave(pfn, frames.frame(pfn), 1 << order);
+                uncharger.uncharge(pfn, frames.frame(pfn), 1 << order);
             }
         }
         if round % 97 == 0 {
@@ -50,12 +55,13 @@ fn add_up(host: &Host) {
                 let usage = memcgs.usage(&frames, memcg).unwrap();
                 let pages = |list: Option<LruList>, only: bool| -> u64 {
                     held.iter()
-                        .filter(|(_, _, g, l)| if only { *g == memcg } else { below.contains(g) } && list.is_none_or(|x| x == *l))
+                        .filter(|(_, _, g, _)| if only { *g == memcg } else { below.contains(g) })
+                        .filter(|(.., l)| list.is_none_or(|list| list == *l))
                         .map(|(_, order, ..)| 1 << order)
                         .sum()
                 };
                 assert_eq!(usage.charged, pages(None, false) + usage.shards, "{memcg:?}");
-                // Of four CPUs, the shards of a memcg are in one frame.
+                // The lruvecs of four CPUs fit into one frame for each memcg below the root.
                 assert_eq!(usage.shards, members as u64 - 1);
                 assert_eq!(
                     usage.lru,
@@ -72,9 +78,10 @@ fn add_up(host: &Host) {
     }
 }
 
-/// A limit holds to the page, although CPUs charge in advance; it binds descendants; and a refused charge leaves no trace.
+/// A limit is exact to the page, although CPUs charge in advance. It holds for descendants. A
+/// refused charge changes nothing.
 #[test]
-fn a_limit_is_reached_and_not_passed() {
+fn a_limit_is_reached_exactly_and_not_passed() {
     let host = Host::with_frames(20_000, 4);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let memcgs = Memcgs::boot(&frames).unwrap();
@@ -88,7 +95,7 @@ fn a_limit_is_reached_and_not_passed() {
             Err(over) => break over,
         }
     };
-    // One page is the child's own memory.
+    // One page is charged to the parent for the child's lruvecs.
     assert_eq!((admitted, over), (99, Refused::OverLimit(parent)));
     assert_eq!(memcgs.usage(&frames, child).unwrap().charged, 99);
     assert_eq!(memcgs.usage(&frames, parent).unwrap().charged, 100);
@@ -98,19 +105,19 @@ fn a_limit_is_reached_and_not_passed() {
     assert_eq!(memcgs.admit(&frames, child, large, 3, None), Ok(()));
 }
 
-/// A memcg goes only when it is empty, and its name is used again.
+/// A memcg is removed only when it is empty, and its number is used again.
 #[test]
-fn memcgs_come_and_go() {
+fn only_an_empty_memcg_is_removed_and_its_number_is_reused() {
     let host = Host::with_frames(20_000, 2);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let memcgs = Memcgs::boot(&frames).unwrap();
     let memcg = memcgs.create(&frames, MemcgId::ROOT, u64::MAX).unwrap();
     let child = memcgs.create(&frames, memcg, u64::MAX).unwrap();
-    let (pfn, frame, shard) = folio(&frames, 2);
-    memcgs.admit(&frames, child, (pfn, frame, shard), 2, Some(LruList::Anon)).unwrap();
-    assert_eq!(memcgs.remove(&frames, memcg), Err(MemcgError::Busy(memcg)), "it has a child");
-    assert_eq!(memcgs.remove(&frames, child), Err(MemcgError::Busy(child)), "it has pages");
-    Leavers::new(&frames, &memcgs).leave(pfn, frame, 4);
+    let (pfn, frame, index) = folio(&frames, 2);
+    memcgs.admit(&frames, child, (pfn, frame, index), 2, Some(LruList::Anon)).unwrap();
+    assert_eq!(memcgs.remove(&frames, memcg), Err(MemcgError::Busy(memcg)), "a memcg with a child was removed");
+    assert_eq!(memcgs.remove(&frames, child), Err(MemcgError::Busy(child)), "a memcg with charged pages was removed");
+    Uncharger::new(&frames, &memcgs).uncharge(pfn, frame, 4);
     assert_eq!(memcgs.remove(&frames, child), Ok(()));
     assert_eq!(memcgs.remove(&frames, child), Err(MemcgError::NoSuchMemcg(child)));
     assert_eq!(memcgs.remove(&frames, MemcgId::ROOT), Err(MemcgError::Busy(MemcgId::ROOT)));
@@ -118,11 +125,10 @@ fn memcgs_come_and_go() {
     assert_eq!(memcgs.usage(&frames, child).unwrap(), MemcgUsage { limit: 5, ..MemcgUsage::default() });
 }
 
-/// INV-9: of what CPUs have in stock nothing is lost to a memcg that is full: whatever they did
-/// before, charges go on to the last page. What the memcg's counter says is no less than what it is
-/// charged for.
+/// INV-9: a full memcg can use all stocks below it. Whatever the CPUs did before, charges succeed
+/// up to the last page, and the memcg's counter is never less than its charge.
 #[test]
-fn what_others_have_in_stock_can_be_had() {
+fn a_full_memcg_drains_the_stocks_of_all_cpus() {
     const CPUS: u64 = 40;
     let host = Host::new(&[(16, 9000, true), (9016, 31_000, true)], CPUS as usize)
         .with_nodes(&[0, 1], &core::array::from_fn::<_, { CPUS as usize }, _>(|cpu| cpu % 2));
@@ -140,8 +146,8 @@ fn what_others_have_in_stock_can_be_had() {
                 host.on_cpu(dice.roll(CPUS) as usize);
                 if dice.roll(3) == 0 && !held.is_empty() {
                     let (pfn, order) = held.swap_remove(dice.roll(held.len() as u64) as usize);
-                    Leavers::new(&frames, &memcgs).leave(pfn, frames.frame(pfn), 1 << order);
-                    // SAFETY: the test's alone.
+                    Uncharger::new(&frames, &memcgs).uncharge(pfn, frames.frame(pfn), 1 << order);
+                    // SAFETY: only the test has the frames.
                     unsafe { frames.free(pfn, 1 << order, false, Use::Folio) };
                     continue;
                 }
@@ -153,19 +159,23 @@ fn what_others_have_in_stock_can_be_had() {
                     Err(why) => {
                         assert_eq!(why, Refused::OverLimit(top));
                         let usage = memcgs.usage(&frames, top).unwrap();
-                        assert!(usage.charged + (1 << order) > limit, "refused {} with {usage:?}", 1 << order);
-                        // SAFETY: the test's alone.
+                        assert!(
+                            usage.charged + (1 << order) > limit,
+                            "a charge of {} pages was refused below the limit: {usage:?}",
+                            1 << order
+                        );
+                        // SAFETY: only the test has the frames.
                         unsafe { frames.free(folio.0, 1 << order, false, Use::Folio) };
                     }
                 }
                 let (all, charged) =
                     (memcgs.counters(top).unwrap().charged, memcgs.usage(&frames, top).unwrap().charged);
-                assert!(charged <= all && all <= limit, "{charged}, {all}");
+                assert!(charged <= all && all <= limit, "charged {charged}, counter {all}, limit {limit}");
             }
         }
         for (pfn, order) in held {
-            Leavers::new(&frames, &memcgs).leave(pfn, frames.frame(pfn), 1 << order);
-            // SAFETY: the test's alone.
+            Uncharger::new(&frames, &memcgs).uncharge(pfn, frames.frame(pfn), 1 << order);
+            // SAFETY: only the test has the frames.
             unsafe { frames.free(pfn, 1 << order, false, Use::Folio) };
         }
         below.iter().chain([&top]).for_each(|memcg| memcgs.remove(&frames, *memcg).unwrap());
@@ -173,17 +183,17 @@ fn what_others_have_in_stock_can_be_had() {
     }
 }
 
-/// What a refused charge takes of locks does not depend on how many CPUs and memcgs there are; nor
-/// what statistics take on how many others use them.
+/// The number of locks that a refused charge takes does not depend on the numbers of CPUs and
+/// memcgs. Neither does the number that statistics take depend on how many CPUs use the memcg.
 #[test]
-fn a_refused_charge_costs_the_same_everywhere() {
+fn a_refused_charge_takes_one_lock_on_any_number_of_cpus_and_memcgs() {
     let costs = [(4, 10), (256, 10), (256, 500)].map(|(cpus, below)| {
         let host = Host::with_frames(40_000, cpus);
         let frames = Frames::boot(&host, BootOptions::default()).unwrap();
         let memcgs = Memcgs::boot(&frames).unwrap();
         let top = memcgs.create(&frames, MemcgId::ROOT, 1000 + below).unwrap();
         let children: Vec<_> = (0..below).map(|_| memcgs.create(&frames, top, u64::MAX).unwrap()).collect();
-        // Each has been in use, on some CPU, and each CPU has used one.
+        // Each memcg has been used on some CPU, and each CPU has used some memcg.
         let held: Vec<_> = (0..cpus.max(below as usize))
             .map(|i| {
                 host.on_cpu(i % cpus);
@@ -193,7 +203,7 @@ fn a_refused_charge_costs_the_same_everywhere() {
             })
             .collect();
         held.iter().filter(|(_, admitted)| *admitted).for_each(|(pfn, _)| {
-            Leavers::new(&frames, &memcgs).leave(*pfn, frames.frame(*pfn), 1);
+            Uncharger::new(&frames, &memcgs).uncharge(*pfn, frames.frame(*pfn), 1);
         });
         host.on_cpu(0);
         while memcgs.admit(&frames, children[0], folio(&frames, 0), 0, None).is_ok() {}
@@ -205,37 +215,37 @@ fn a_refused_charge_costs_the_same_everywhere() {
         let page = folio(&frames, 0);
         let refused = cost(&|| assert!(memcgs.admit(&frames, children[0], page, 0, None).is_err()));
         let charged = cost(&|| assert_eq!(memcgs.counters(top).unwrap().charged, 1000 + below));
-        // One lock to charge; after that it is known that no stock is left.
-        assert_eq!((refused, charged), (1, 0), "{cpus} CPUs, {below} groups");
+        // One lock to charge; the load of `stocks` after that shows that no stock is left.
+        assert_eq!((refused, charged), (1, 0), "{cpus} CPUs, {below} memcgs");
         cost(&|| assert_eq!(memcgs.usage(&frames, top).unwrap().charged, 1000 + below))
     });
     assert!(costs.iter().all(|cost| *cost <= 10), "{costs:?}");
 }
 
-/// A host's own structures are charged to the memcg that they are for. What can't be refused passes
-/// the limit, and is what the next refusal, of anything else, is about.
+/// A host's own structures are charged to the memcg that they are for. An allocation that can't be
+/// refused passes the limit, and any other allocation is refused from then on.
 #[test]
-fn what_a_host_allocates_is_charged() {
+fn memory_of_the_host_is_charged_to_its_memcg() {
     let host = Host::with_frames(4_000, 2);
     let frames = Frames::boot(&host, BootOptions { kept: 16, ..BootOptions::default() }).unwrap();
     let memcgs = Memcgs::boot(&frames).unwrap();
     let parent = memcgs.create(&frames, MemcgId::ROOT, 8).unwrap();
     let child = memcgs.create(&frames, parent, u64::MAX).unwrap();
     let charged = |id| memcgs.counters(id).unwrap().charged;
-    // One is for the child's shards.
+    // One page is charged to the parent for the child's lruvecs.
     let has_room = |pages| memcgs.has_room(&frames, child, pages);
     assert_eq!((charged(parent), has_room(7), has_room(8)), (1, Ok(()), Err(OverLimit(parent))));
     let held: Vec<_> = (0..7).map(|_| memcgs.alloc_for_host(&frames, child, 0).unwrap()).collect();
     assert_eq!((charged(parent), has_room(0), has_room(1)), (8, Ok(()), Err(OverLimit(parent))));
     let over = Refused::from(OverLimit(parent));
     assert_eq!(memcgs.alloc_for_host(&frames, child, 0), Err(over));
-    // On a processor where the memcg has nothing yet.
+    // On a CPU on which the memcg has not been charged yet.
     host.on_cpu(1);
     let beyond = memcgs.alloc_beyond_limit(&frames, child, 2).unwrap();
     assert_eq!((charged(parent), charged(child), charged(MemcgId::ROOT)), (12, 11, 13));
     assert_eq!(memcgs.counters(parent).unwrap().peak, 12);
     assert_eq!(memcgs.alloc_for_host(&frames, child, 0), Err(over));
-    // SAFETY: allocated above, of these orders, and nobody uses them.
+    // SAFETY: the frames were allocated above, with these orders, and are not used.
     unsafe { memcgs.free_for_host(&frames, beyond, 2) };
     // SAFETY: as above.
     held.iter().for_each(|pfn| unsafe { memcgs.free_for_host(&frames, *pfn, 0) });

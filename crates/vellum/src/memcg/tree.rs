@@ -1,66 +1,73 @@
-//! Which memcgs there are: a head for each, and the frames that its shards are in.
+//! The tree of memcgs: a head for each memcg, and the frames that its per-CPU lruvecs are in.
 //!
-//! Heads stand 32 to a frame, are looked up by number, and are never freed: what walks from a memcg
-//! to its ancestors needs no lock. Shards stand 32 to a frame too, in CHUNKS. A chunk is allocated
-//! by the first charge of one of its CPUs, charged to the memcg's parent, and freed when the memcg
-//! is removed. So a memcg that few CPUs use takes one frame, on a machine of any size.
+//! Heads are 32 to a frame, are looked up by the memcg's number, and are never freed: a walk from a
+//! memcg to its ancestors needs no lock. Per-CPU lruvecs are 32 to a frame too, in *chunks*. The
+//! first charge to one of a chunk's lruvecs allocates the chunk, charged to the memcg's parent
+//! (INV-9), and removal of the memcg frees it. So a memcg that few CPUs use takes one frame, on a
+//! machine of any size.
 //!
-//! What may use a shard without further ado is what keeps its memcg from being removed: a charged
-//! page, or a pin ([`Memcgs::pin`]), as a space has. Everything else (statistics, reclaim, which go
-//! through all memcgs) looks at shards inside [`Memcgs::look`], which removal waits for.
+//! A lruvec may be used without further ado by a caller that keeps its memcg from being removed:
+//! one that has a charged page, or a pin ([`Memcgs::pin`]), as an address space has. Everything
+//! else (statistics and reclaim, which go through all memcgs) reaches lruvecs inside
+//! [`Memcgs::with_lruvec`], which removal waits for.
 
 use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
+    AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
-use super::shard::{Lists, PerCpuLruvec};
+use super::lruvec::{LruvecId, PerCpuLruvec};
 use super::{MAX_MEMCGS, MemcgError, MemcgId, Memcgs, Refused};
 use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, Use};
 use crate::platform::{MAX_CPUS, MAX_NODES, Platform};
-use crate::sync::SpinLock;
 
-/// Words of a set of shards.
-pub(super) const SHARD_WORDS: usize = (MAX_CPUS + MAX_NODES).div_ceil(u64::BITS as usize);
+/// Words of a bitmap with a bit for each per-CPU lruvec of a memcg.
+pub(super) const LRUVEC_WORDS: usize = (MAX_CPUS + MAX_NODES).div_ceil(u64::BITS as usize);
 
-/// The head of a memcg. Zeroed memory is one that is not in use.
+/// The head of a memcg. Zeroed memory is a valid head that is not in use.
 #[repr(C, align(128))]
 pub(super) struct Memcg {
+    /// The number of the parent; the root is its own.
     parent: AtomicU32,
-    /// 0: there is no such memcg. Else one more than its pins.
+    /// One more than the number of pins; 0 if there is no such memcg.
     users: AtomicU32,
-    /// Uses of its shards that no pin and no charged page vouches for.
-    lookers: AtomicU32,
-    /// Shards that may have a stock, of the memcg and its descendants.
+    /// CPUs that use the memcg's lruvecs without a pin or a charged page: removal waits for them.
+    readers: AtomicU32,
+    /// The number of lruvecs of the memcg and its descendants that are marked as stocked.
     pub(super) stocks: AtomicU32,
+    /// Pages charged to the memcg and its descendants, stocks included.
     pub(super) charged: AtomicU64,
+    /// The highest value that `charged` ever had.
     pub(super) peak: AtomicU64,
+    /// The limit of `charged`; `u64::MAX` is none.
     pub(super) limit: AtomicU64,
-    /// How many pages may yet go to swap; `u64::MAX`: as many as there is room for.
+    /// The number of pages that may still go to swap; `u64::MAX` is no limit.
     pub(super) swap_room: AtomicU64,
-    /// How many pages of its objects and of its descendants' are on swap devices.
+    /// Pages of page-cache objects of the memcg and its descendants that are on swap devices.
     pub(super) swapped: AtomicU64,
-    /// Of the charged pages, those with shards of descendants.
-    pub(super) shards: AtomicU64,
-    /// Which of its own shards may have a stock.
-    pub(super) stocked: [AtomicU64; SHARD_WORDS],
+    /// The part of `charged` that is chunks of descendants' lruvecs.
+    pub(super) lruvec_frames: AtomicU64,
+    /// The set of the memcg's own lruvecs that are marked as stocked, by index.
+    pub(super) stocked: [AtomicU64; LRUVEC_WORDS],
 }
 
+/// Heads in a frame.
 const HEADS: usize = FRAME_SIZE as usize / size_of::<Memcg>();
-/// Frames of heads that there can be.
+/// The maximum number of frames with heads.
 pub(super) const HEAD_FRAMES: usize = MAX_MEMCGS / HEADS;
-/// log2 of the shards of a chunk.
+/// log2 of the lruvecs in a chunk.
 const CHUNK: usize = (FRAME_SIZE as usize / size_of::<PerCpuLruvec>()).ilog2() as usize;
 
 const _: () = assert!(size_of::<Memcg>() == 128 && size_of::<PerCpuLruvec>() == 128 && HEADS << 5 == MAX_MEMCGS);
 
-/// log2 of the chunks that a memcg has at most.
-pub(super) fn chunk_shift(shards: usize) -> u32 {
-    (shards.div_ceil(1 << CHUNK)).next_power_of_two().trailing_zeros()
+/// Returns log2 of the chunks that a memcg with `lruvecs` per-CPU lruvecs has at most.
+pub(super) fn chunk_shift(lruvecs: usize) -> u32 {
+    (lruvecs.div_ceil(1 << CHUNK)).next_power_of_two().trailing_zeros()
 }
 
-/// Keeps a memcg from being removed while somebody charges it by its number.
+/// A pin: keeps a memcg from being removed until it is dropped, while a caller charges the memcg by
+/// its identifier.
 pub(crate) struct Pinned<'g, 'p> {
     memcgs: &'g Memcgs<'p>,
     id: MemcgId,
@@ -73,12 +80,12 @@ impl Drop for Pinned<'_, '_> {
 }
 
 impl<'p> Memcgs<'p> {
-    /// Creates a memcg below `parent`, limited to `limit` pages (`u64::MAX`: by its ancestors
-    /// only). The parent is charged for its memory.
+    /// Creates a memcg below `parent`, limited to `limit` pages (`u64::MAX`: limited by its
+    /// ancestors only). The memcg's memory is charged to the parent.
     ///
     /// # Errors
-    /// There is no such parent, no number for another memcg, or no memory, or the parent may not
-    /// have that.
+    /// There is no such parent; all numbers are in use; memory is short; or a limit of the parent
+    /// or an ancestor does not allow the charge.
     pub fn create<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
@@ -89,11 +96,14 @@ impl<'p> Memcgs<'p> {
         self.find(parent).ok_or(MemcgError::NoSuchMemcg(parent))?;
         let free =
             (0..MAX_MEMCGS as u16).map(MemcgId).find(|id| self.find(*id).is_none()).ok_or(MemcgError::TooMany)?;
-        self.set_up(frames, free, parent, limit)?;
+        self.init_memcg(frames, free, parent, limit)?;
         Ok(free)
     }
 
-    pub(super) fn set_up<P: Platform>(
+    /// Allocates and initializes the head of a memcg, with a lruvec for this CPU. The caller
+    /// serializes creation and removal. On failure no such memcg exists; the memory that was
+    /// allocated is used by the next memcg with this number.
+    pub(super) fn init_memcg<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
@@ -104,27 +114,29 @@ impl<'p> Memcgs<'p> {
         if heads.load(Relaxed) == 0 {
             heads.store(frames.alloc(0, true, Use::Kernel)?.0, Release);
         }
-        let memcg = self.of(id);
+        let memcg = self.memcg(id);
         memcg.parent.store(parent.0.into(), Relaxed);
         memcg.peak.store(0, Relaxed);
         memcg.limit.store(limit, Relaxed);
         memcg.swap_room.store(u64::MAX, Relaxed);
-        if self.shard_of(id, frames.platform().current()).is_none() {
-            self.provide_shard(frames, id, frames.platform().current())?;
+        let lruvec = LruvecId { memcg: id, index: frames.platform().current() };
+        if self.try_lruvec(lruvec).is_none() {
+            self.alloc_lruvecs(frames, lruvec)?;
         }
         memcg.users.store(1, Release);
         Ok(())
     }
 
-    /// Removes a memcg that nothing is charged to.
+    /// Removes a memcg that nothing is charged to, and frees its lruvecs. Waits for CPUs that use
+    /// them ([`Memcgs::with_lruvec`]).
     ///
     /// # Errors
-    /// [`MemcgError::Busy`]: something is charged to it, a space is in it, it has children, or it
-    /// is the root.
+    /// There is no such memcg, or [`MemcgError::Busy`]: the memcg has charged pages, is pinned (by
+    /// an address space, say), has children, or is the root.
     pub fn remove<P: Platform>(&self, frames: &Frames<'p, P>, id: MemcgId) -> Result<(), MemcgError> {
         let _changing = self.changing.lock(frames.platform());
         let memcg = self.find(id).ok_or(MemcgError::NoSuchMemcg(id))?;
-        let child = |other: MemcgId| other != id && self.of(other).parent.load(Relaxed) == id.0.into();
+        let child = |other: MemcgId| other != id && self.memcg(other).parent.load(Relaxed) == id.0.into();
         self.drain(frames, id)?;
         let empty = || memcg.charged.load(Relaxed) == 0;
         if id == MemcgId::ROOT || !empty() || self.all().any(child) {
@@ -132,204 +144,210 @@ impl<'p> Memcgs<'p> {
         }
         memcg.users.compare_exchange(1, 0, SeqCst, Relaxed).map_err(|_| MemcgError::Busy(id))?;
         if !empty() {
-            // A pin charged something in between.
+            // The holder of a pin charged a page and dropped the pin, in between.
             memcg.users.store(1, SeqCst);
             return Err(MemcgError::Busy(id));
         }
         let first = usize::from(id.0) << self.chunk_shift;
         for chunk in &self.chunks[first..first + (1 << self.chunk_shift)] {
             let Some(pfn) = Some(Pfn(chunk.swap(0, SeqCst))).filter(|pfn| pfn.0 != 0) else { continue };
-            while memcg.lookers.load(SeqCst) != 0 {
+            while memcg.readers.load(SeqCst) != 0 {
                 frames.platform().relax();
             }
-            // SAFETY: nothing is charged to the memcg, nobody has it pinned, and nobody looks: no
-            // shard of it is in use, or found again.
+            // SAFETY: nothing is charged to the memcg, it has no pins, and no CPU is inside
+            // `as_reader`: none of its lruvecs is in use, and none is found again.
             unsafe { frames.free(pfn, 1, false, Use::Kernel) };
-            self.count_shards(MemcgId(memcg.parent.load(Relaxed) as u16), -1);
+            self.uncharge_lruvecs(MemcgId(memcg.parent.load(Relaxed) as u16), 1);
         }
         Ok(())
     }
 
-    /// Allocates the chunk in which a shard of a memcg is. The caller has the memcg pinned, or is
-    /// about to make it.
+    /// Allocates the chunk in which a lruvec is, charged to the memcg's parent, unless another CPU
+    /// does so first. The caller has the memcg pinned, or is creating it.
     ///
     /// # Errors
-    /// No memory, or the memcg's parent may not have it.
+    /// Memory is short, or the limit of an ancestor does not allow the charge.
     #[cold]
-    pub(super) fn provide_shard<P: Platform>(
-        &self,
-        frames: &Frames<'p, P>,
-        id: MemcgId,
-        shard: usize,
-    ) -> Result<(), Refused> {
-        let parent = (id != MemcgId::ROOT).then(|| MemcgId(self.of(id).parent.load(Relaxed) as u16));
+    pub(super) fn alloc_lruvecs<P: Platform>(&self, frames: &Frames<'p, P>, lruvec: LruvecId) -> Result<(), Refused> {
+        let id = lruvec.memcg;
+        let parent = (id != MemcgId::ROOT).then(|| MemcgId(self.memcg(id).parent.load(Relaxed) as u16));
         parent.map_or(Ok(()), |parent| self.charge(frames, parent, 1))?;
-        let give_up = || parent.into_iter().for_each(|parent| self.uncharge_all(parent, 1));
-        let pfn = frames.alloc(0, false, Use::Kernel).inspect_err(|_| give_up())?;
+        let uncharge_parent = || parent.into_iter().for_each(|parent| self.uncharge_all(parent, 1));
+        let pfn = frames.alloc(0, false, Use::Kernel).inspect_err(|_| uncharge_parent())?;
         let first = frames.at(pfn.addr()).cast::<PerCpuLruvec>();
         for i in 0..1 << CHUNK {
-            // SAFETY: the frame was just allocated, and has room for so many.
-            unsafe { first.add(i).write(PerCpuLruvec(SpinLock::new(Lists::default()), AtomicBool::new(false))) };
+            // SAFETY: the frame was just allocated, and has room for so many lruvecs.
+            unsafe { first.add(i).write(PerCpuLruvec::new()) };
         }
-        if self.chunk(id, shard).compare_exchange(0, pfn.0, Release, Relaxed).is_err() {
-            // Another CPU was quicker.
-            give_up();
-            // SAFETY: just allocated, and nobody knows of it.
+        if self.chunk(lruvec).compare_exchange(0, pfn.0, Release, Relaxed).is_err() {
+            // Another CPU has allocated the chunk meanwhile.
+            uncharge_parent();
+            // SAFETY: the frame was just allocated, and no other CPU knows of it.
             unsafe { frames.free(pfn, 1, false, Use::Kernel) };
             return Ok(());
         }
         if let Some(parent) = parent {
-            self.ancestors(parent).for_each(|at| _ = self.of(at).shards.fetch_add(1, Relaxed));
+            self.ancestors(parent).for_each(|at| _ = self.memcg(at).lruvec_frames.fetch_add(1, Relaxed));
         }
         Ok(())
     }
 
-    /// Uncharges frames of a child's shards.
-    fn count_shards(&self, parent: MemcgId, frames: i64) {
-        self.ancestors(parent).for_each(|at| _ = self.of(at).shards.fetch_add(frames as u64, Relaxed));
-        self.uncharge_all(parent, frames.unsigned_abs() as u32);
+    /// Uncharges `frames` chunks of a child's lruvecs.
+    fn uncharge_lruvecs(&self, parent: MemcgId, frames: u32) {
+        self.ancestors(parent).for_each(|at| _ = self.memcg(at).lruvec_frames.fetch_sub(frames.into(), Relaxed));
+        self.uncharge_all(parent, frames);
     }
 
-    /// Keeps a memcg from being removed, if there is one of that number, until [`Memcgs::unpin`].
+    /// Pins a memcg: keeps it from being removed until [`Memcgs::unpin`]. Returns false if there is
+    /// no such memcg.
     pub(crate) fn pin(&self, id: MemcgId) -> bool {
         let more = |users: u32| (users != 0 && users < u32::MAX / 2).then(|| users + 1);
         self.head(id).is_some_and(|memcg| memcg.users.fetch_update(SeqCst, Relaxed, more).is_ok())
     }
 
-    /// Ends what [`Memcgs::pin`] began.
+    /// Drops a pin that [`Memcgs::pin`] took.
     pub(crate) fn unpin(&self, id: MemcgId) {
-        self.of(id).users.fetch_sub(1, Release);
+        self.memcg(id).users.fetch_sub(1, Release);
     }
 
-    /// The same, until the answer is dropped. `None`: there is no such memcg.
+    /// Pins a memcg until the returned guard is dropped. `None`: there is no such memcg.
     pub(crate) fn pinned(&self, id: MemcgId) -> Option<Pinned<'_, 'p>> {
         self.pin(id).then(|| Pinned { memcgs: self, id })
     }
 
-    /// The head of a memcg that exists or existed.
-    pub(super) fn of(&self, id: MemcgId) -> &'p Memcg {
+    /// Returns the head of a memcg that exists or existed.
+    pub(super) fn memcg(&self, id: MemcgId) -> &'p Memcg {
         let frame = self.heads[usize::from(id.0) / HEADS].load(Acquire);
         debug_assert!(frame != 0);
-        self.head_in(frame, id)
+        self.head_at(frame, id)
     }
 
+    /// Returns the head for a number, in use or not. `None`: its frame was never allocated, so no
+    /// memcg ever had the number.
     fn head(&self, id: MemcgId) -> Option<&'p Memcg> {
         let frame = self.heads.get(usize::from(id.0) / HEADS)?.load(Acquire);
-        (frame != 0).then(|| self.head_in(frame, id))
+        (frame != 0).then(|| self.head_at(frame, id))
     }
 
-    fn head_in(&self, frame: u32, id: MemcgId) -> &'p Memcg {
+    fn head_at(&self, frame: u32, id: MemcgId) -> &'p Memcg {
         let first = self.direct.wrapping_add(Pfn(frame).addr().0 as usize).cast::<Memcg>();
-        // SAFETY: only frames that `set_up` allocated, as zeros, get here, which are so many heads
-        // (zeros are a valid one), and never freed.
+        // SAFETY: `frame` is one that `init_memcg` allocated, zeroed, for so many heads (zeros are
+        // a valid one), and that is never freed.
         unsafe { &*first.wrapping_add(usize::from(id.0) % HEADS) }
     }
 
-    /// A memcg in use.
+    /// Returns the head of a memcg, if there is such a memcg.
     pub(super) fn find(&self, id: MemcgId) -> Option<&'p Memcg> {
         self.head(id).filter(|memcg| memcg.users.load(Acquire) != 0)
     }
 
-    /// Whether such a memcg exists.
+    /// Returns whether a memcg with this identifier exists.
     pub fn exists(&self, id: MemcgId) -> bool {
         self.find(id).is_some()
     }
 
-    /// The memcg itself, its parent, and so on to the root.
+    /// Returns the memcg itself, its parent, and so on to the root. Takes no lock.
     pub(super) fn ancestors(&self, id: MemcgId) -> impl Iterator<Item = MemcgId> + '_ {
-        let parent = |id: &MemcgId| (*id != MemcgId::ROOT).then(|| MemcgId(self.of(*id).parent.load(Relaxed) as u16));
+        let parent =
+            |id: &MemcgId| (*id != MemcgId::ROOT).then(|| MemcgId(self.memcg(*id).parent.load(Relaxed) as u16));
         core::iter::successors(Some(id), parent)
     }
 
-    /// A memcg and all that descend from it.
+    /// Returns a memcg and all its descendants. Costs a look at every memcg.
     pub(crate) fn descendants(&self, id: MemcgId) -> impl Iterator<Item = MemcgId> + '_ {
         self.all().filter(move |memcg| self.ancestors(*memcg).any(|other| other == id))
     }
 
-    /// All memcgs. Numbers are given out from the lowest on, and heads are kept: behind the first
-    /// number that has none, none has.
+    /// Returns all memcgs. Numbers are given out from the lowest on and heads are never freed, so
+    /// behind the first number without a head there are no more heads.
     pub(crate) fn all(&self) -> impl Iterator<Item = MemcgId> + '_ {
         let known = (0..MAX_MEMCGS as u16).map(MemcgId).map_while(|id| self.head(id).map(|_| id));
         known.filter(|id| self.find(*id).is_some())
     }
 
+    /// Returns the frame number of the chunk that a lruvec is in; 0 if it is not allocated.
     #[inline]
-    fn chunk(&self, id: MemcgId, shard: usize) -> &'p AtomicU32 {
-        &self.chunks[usize::from(id.0) << self.chunk_shift | shard >> CHUNK]
+    fn chunk(&self, lruvec: LruvecId) -> &'p AtomicU32 {
+        &self.chunks[usize::from(lruvec.memcg.0) << self.chunk_shift | lruvec.index >> CHUNK]
     }
 
-    /// A shard, if it has memory, of a memcg that can't be removed meanwhile.
+    /// Returns a lruvec, if it has memory. The caller keeps the memcg from being removed meanwhile.
     #[inline]
-    pub(super) fn shard_of(&self, id: MemcgId, shard: usize) -> Option<&'p PerCpuLruvec> {
-        let pfn = self.chunk(id, shard).load(Acquire);
-        (pfn != 0).then(|| self.shard_in(pfn, shard))
+    pub(super) fn try_lruvec(&self, lruvec: LruvecId) -> Option<&'p PerCpuLruvec> {
+        let pfn = self.chunk(lruvec).load(Acquire);
+        (pfn != 0).then(|| self.lruvec_in(pfn, lruvec.index))
     }
 
+    /// Returns the lruvec with this index in the frame of its chunk.
     #[inline]
-    fn shard_in(&self, pfn: u32, shard: usize) -> &'p PerCpuLruvec {
+    fn lruvec_in(&self, pfn: u32, index: usize) -> &'p PerCpuLruvec {
         let first = self.direct.wrapping_add(Pfn(pfn).addr().0 as usize).cast::<PerCpuLruvec>();
-        // SAFETY: `provide_shard` wrote so many there before it published the frame, which is freed
-        // only when the memcg is removed; the caller keeps it from that.
-        unsafe { &*first.wrapping_add(shard & ((1 << CHUNK) - 1)) }
+        // SAFETY: `alloc_lruvecs` wrote so many lruvecs there before it published the frame. Only
+        // removal of the memcg frees it, and the caller keeps the memcg from being removed.
+        unsafe { &*first.wrapping_add(index & ((1 << CHUNK) - 1)) }
     }
 
-    /// The shard in which something is charged.
+    /// Returns the lruvec to which a frame is charged. The charge keeps the memcg from being
+    /// removed.
     ///
     /// # Panics
-    /// If nothing can be, because the shard has no memory.
+    /// If the lruvec has no memory, so that no frame can be charged there.
     #[inline]
-    pub(crate) fn shard(&self, id: MemcgId, shard: usize) -> &'p PerCpuLruvec {
-        match self.shard_of(id, shard) {
-            Some(shard) => shard,
-            None => no_shard(id, shard),
+    pub(super) fn lruvec(&self, lruvec: LruvecId) -> &'p PerCpuLruvec {
+        match self.try_lruvec(lruvec) {
+            Some(at) => at,
+            None => missing_lruvec(lruvec),
         }
     }
 
-    /// Shows the shards of a memcg in which anything was ever charged.
-    pub(super) fn each_used<P: Platform>(
+    /// Passes each lruvec of a memcg to which anything was ever charged to `look`.
+    pub(super) fn each_used_lruvec<P: Platform>(
         &self,
         frames: &Frames<'p, P>,
         id: MemcgId,
         mut look: impl FnMut(&PerCpuLruvec),
     ) {
-        self.looking(frames, id, || {
+        self.as_reader(frames, id, || {
             for chunk in 0..1 << self.chunk_shift {
-                let pfn = self.chunk(id, chunk << CHUNK).load(SeqCst);
-                let shards = (0..1 << CHUNK).filter(|_| pfn != 0).map(|shard| self.shard_in(pfn, shard));
-                shards.filter(|shard| shard.1.load(Relaxed)).for_each(&mut look);
+                let pfn = self.chunk(LruvecId { memcg: id, index: chunk << CHUNK }).load(SeqCst);
+                let lruvecs = (0..1 << CHUNK).filter(|_| pfn != 0).map(|index| self.lruvec_in(pfn, index));
+                lruvecs.filter(|lruvec| lruvec.used.load(Relaxed)).for_each(&mut look);
             }
         });
     }
 
-    /// Looks at a shard, if it has memory, of a memcg that nothing else may keep from being
-    /// removed.
-    pub(super) fn look<P: Platform, R>(
+    /// Calls `look` with a lruvec, if it has memory, and returns the result. The lruvec's memory
+    /// stays until `look` returns, though the caller has neither a pin nor a charged page.
+    /// Preemption is disabled meanwhile.
+    pub(super) fn with_lruvec<P: Platform, R>(
         &self,
         frames: &Frames<'p, P>,
-        (id, shard): (MemcgId, usize),
+        lruvec: LruvecId,
         look: impl FnOnce(&PerCpuLruvec) -> R,
     ) -> Option<R> {
-        self.looking(frames, id, || {
-            let pfn = self.chunk(id, shard).load(SeqCst);
-            (pfn != 0).then(|| look(self.shard_in(pfn, shard)))
+        self.as_reader(frames, lruvec.memcg, || {
+            let pfn = self.chunk(lruvec).load(SeqCst);
+            (pfn != 0).then(|| look(self.lruvec_in(pfn, lruvec.index)))
         })
     }
 
-    /// Keeps the memory of a memcg's shards, as far as it is found inside of this, from being
-    /// freed.
-    fn looking<P: Platform, R>(&self, frames: &Frames<'p, P>, id: MemcgId, look: impl FnOnce() -> R) -> R {
-        let (platform, memcg) = (frames.platform(), self.of(id));
-        // Removal spins for those who look.
+    /// Calls `look` as a reader of the memcg's chunks: a chunk that `look` finds is not freed
+    /// before it returns. The reader count and the load of a chunk's number are both sequentially
+    /// consistent, as are the clearing of that number and the look at the count in
+    /// [`Memcgs::remove`]: either the reader finds no chunk, or removal waits for the reader.
+    fn as_reader<P: Platform, R>(&self, frames: &Frames<'p, P>, id: MemcgId, look: impl FnOnce() -> R) -> R {
+        let (platform, memcg) = (frames.platform(), self.memcg(id));
+        // Removal spins until there are no readers, so a reader must not be preempted.
         platform.preempt_disable();
-        memcg.lookers.fetch_add(1, SeqCst);
+        memcg.readers.fetch_add(1, SeqCst);
         let seen = look();
-        memcg.lookers.fetch_sub(1, Release);
+        memcg.readers.fetch_sub(1, Release);
         platform.preempt_enable();
         seen
     }
 }
 
 #[cold]
-fn no_shard(id: MemcgId, shard: usize) -> ! {
-    panic!("nothing can be charged in shard {shard} of {id:?}")
+fn missing_lruvec(LruvecId { memcg, index }: LruvecId) -> ! {
+    panic!("{memcg:?}: lruvec {index} has no memory, so no frame can be charged to it")
 }

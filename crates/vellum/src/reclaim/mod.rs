@@ -1,16 +1,29 @@
-//! Memory is short: what was not used for a while goes, from the memcgs that should have less.
+//! Reclaim: frees memory of memcgs by taking folios that were not used for a while from the old
+//! ends of their LRU lists.
 //!
-//! Who runs out of memory is told so, having changed nothing; it is the host who reclaims and has it tried again. So nothing here
-//! runs inside another operation, and no lock is held when it begins.
+//! Direct reclaim happens in the host. An operation that finds no memory returns an error and
+//! leaves the state unchanged (INV-7); the host then reclaims and retries. So reclaim never runs
+//! inside another operation, and no lock is held when it begins.
 //!
 //! # Mechanism
-//! Folios are taken off the old end of a memcg's lists, a batch at a time, each with a reference and the number of who did.
-//! Those that go on in memory and by their places are one row from then on. Where they are mapped is asked of the spaces of their family, where a VMA has their place behind it:
-//! a fork costs nothing for it, and neither does an unmap. That is the address where they were first mapped, but for VMAs that
-//! were moved, or have an object behind them; which a space goes through only if it has any. A folio that was used since somebody last looked goes back to the
-//! young end, and so does what can't go; the others are evicted by every space that has them ([`crate::space`]'s `evict`), by the run, and
-//! freed together. What is an object's (`objects`) is unmapped wherever the object is mapped, and then goes from the object. What is not mapped of folios that are mapped in part goes first (`split`), and then what may go without being kept
-//! ([`LruList::Lazy`]).
+//! Reclaim isolates folios from the old end of a memcg's LRU lists, a batch at a time. Each has a
+//! reference and the number of the batch ([`Isolated`]). Anonymous folios that follow each other
+//! both in memory and by rmap index are handled as one [`Victim`] from then on.
+//!
+//! The anonymous rmap needs no upkeep by a fork or an unmap: a folio names its fork family and its
+//! rmap index ([`RmapKey`](crate::frame::RmapKey)), and reclaim looks in each space of that family
+//! for VMAs that have this index. The rmap index is the address at which the folio was first
+//! mapped, except in displaced VMAs: those that were moved, or that map a page-cache object
+//! privately. A space's displaced VMAs are searched one by one; other VMAs need no search.
+//!
+//! A folio that was used since the last look (its PTEs are young) goes back to the young end of its
+//! list, and so does one that can't be reclaimed. Every space that maps one of the others pages it
+//! out, run by run ([`crate::space`]), and the folios are freed together. Folios of page-cache
+//! objects (`objects`) are unmapped wherever the object is mapped, and then paged out by the
+//! object.
+//!
+//! Before that reclaim takes memory that costs less: first the unmapped pages of partially mapped
+//! folios (`split`), then lazyfree folios, which are not written ([`LruList::Lazyfree`]).
 
 mod objects;
 mod split;
@@ -21,44 +34,47 @@ use crate::addr::{FRAME_SHIFT, Pfn, VirtRange};
 use crate::arch::Arch;
 use crate::frame::{Family, Frame, Owner, flag};
 use crate::machine::Machine;
-use crate::memcg::{LruList, MemcgError, MemcgId};
+use crate::memcg::{IsolateLimit, LruList, LruvecId, MemcgError, MemcgId};
 use crate::platform::Platform;
 use crate::space::{AddressSpace, BATCH, Copies, Isolated, Spaces};
 use crate::vma::Vma;
 
-/// Folios that are isolated together, if they are few rows: as many as are freed between two points where the CPU may do something else.
-const FOLIOS: usize = 512;
+/// The maximum number of folios that are isolated together, if they join into few victims: about as
+/// many as are freed between two calls of `resched` (INV-11).
+const BATCH_FOLIOS: usize = 512;
 
-/// What goes to where memory is swapped. It is gone through several times: the last time, what was used may go too.
-const EVICTABLE: &[LruList] = &[LruList::Anon, LruList::Shmem];
+/// The lists whose folios are paged out to swap. Reclaim scans them several times; the last time it
+/// does not spare young folios.
+const SWAPPABLE: &[LruList] = &[LruList::Anon, LruList::Shmem];
 
-/// What became of an attempt, in pages of 4 KiB.
+/// The result of an attempt to reclaim, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// Pages that were looked at, each time that they were (Linux: `pgscan`).
+    /// Pages that were scanned, counted each time (Linux: `pgscan`).
     pub looked: u64,
-    /// Pages that were freed (`pgsteal`).
+    /// Pages that were freed (Linux: `pgsteal`).
     pub freed: u64,
 }
 
-/// Of what memory is reclaimed.
+/// The memory that an attempt to reclaim may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Of what this memcg and its descendants have ([`MemcgId::ROOT`]: of all).
+    /// Only memory of this memcg and its descendants; [`MemcgId::ROOT`] is all.
     pub memcg: MemcgId,
-    /// Only of what is on this node.
+    /// Only memory of this node; `None` is all nodes.
     pub node: Option<usize>,
 }
 
 impl From<MemcgId> for Part {
-    /// What a memcg and its descendants have, on whatever node.
+    /// The memory of a memcg and its descendants on all nodes.
     fn from(memcg: MemcgId) -> Self {
         Part { memcg, node: None }
     }
 }
 
-/// Free about so many pages (of 4 KiB) of what a memcg and its descendants have, on one node or all, as far as that can be, of each as much
-/// as it has of the whole. ([`MemcgId::ROOT`]: of the whole machine.)
+/// Reclaims about `pages` pages (of 4 KiB) from the memcg and the node in `part`, in proportion to
+/// the size of each per-CPU lruvec's lists. Frees fewer if the rest is in use or can't be
+/// reclaimed. The caller holds no lock; the platform's `resched` is called between batches.
 ///
 /// # Errors
 /// There is no such memcg.
@@ -75,71 +91,82 @@ pub fn reclaim<'m, P: Platform, A: Arch>(
     let done = Reclaimed::default();
     let mut work = Reclaim { machine, spaces, wanted: pages, done, arch: core::marker::PhantomData };
     work.split_partial(part);
-    work.lists(part, &[LruList::Lazy], false);
-    // Among what was locked may be what is not any more: of a parent that is gone, say.
-    let rounds = [(EVICTABLE, true), (EVICTABLE, true), (EVICTABLE, false), (&[LruList::Unevictable], false)];
-    for (lists, ages) in rounds {
+    work.shrink_lists(part, &[LruList::Lazy], false);
+    // The unevictable list may have folios that no VMA locks any more: those of a parent that has
+    // exited, say.
+    let rounds = [(SWAPPABLE, true), (SWAPPABLE, true), (SWAPPABLE, false), (&[LruList::Unevictable], false)];
+    for (lists, spare_young) in rounds {
         if work.done.freed < pages && machine.swaps().has_room(machine.platform()) {
-            work.lists(part, lists, ages);
+            work.shrink_lists(part, lists, spare_young);
         }
     }
     Ok(work.done)
 }
 
+/// One attempt to reclaim (Linux: `scan_control`).
 struct Reclaim<'s, 'm, P: Platform, A: Arch, S: ?Sized> {
     machine: &'m Machine<'m, P>,
     spaces: &'s S,
+    /// The number of pages to free.
     wanted: u64,
     done: Reclaimed,
     arch: core::marker::PhantomData<A>,
 }
 
-/// A folio that was isolated; or several, in a row in memory and by their places.
+/// An isolated folio, or several that follow each other in memory and by rmap index.
 #[derive(Clone, Copy)]
 struct Victim<'m> {
+    /// The first frame of the first folio.
     head: Pfn,
-    /// How many frames.
+    /// The number of frames of all folios.
     frames: u32,
+    /// The descriptor of `head`.
     frame: &'m Frame,
-    /// Whose it said to be, and where, when it was isolated. An object's may be nobody's any more; but what is sorted by it has to keep still.
-    owner: u64,
-    /// It was used.
+    /// The word in the descriptor, when the folio was isolated, that names its rmap key or its
+    /// page-cache object and page. An object's folio may lose its object meanwhile; victims are
+    /// sorted by this word, so it must not change.
+    rmap_key: u64,
+    /// Set if a young PTE maps it.
     young: bool,
-    /// How many frames of it were found mapped.
-    seen: u32,
+    /// The number of its frames for which a PTE was found.
+    found: u32,
 }
 
 impl<'m> Victim<'m> {
     #[inline]
     fn new(head: Pfn, frame: &'m Frame, frames: u32) -> Self {
-        Victim { head, frames, frame, owner: frame.data(), young: false, seen: 0 }
+        Victim { head, frames, frame, rmap_key: frame.data(), young: false, found: 0 }
     }
 
-    /// Take in an anonymous folio that goes on where these end. Whether it does.
+    /// Joins an anonymous folio that begins where this victim ends, in memory and by rmap index.
+    /// Returns whether it does.
     #[inline]
     fn join(&mut self, next: &Self) -> bool {
-        // Nothing is mapped at the first address, which might be taken for the one after another family's last.
-        let goes_on =
-            next.head == self.head.add(self.frames) && next.owner == self.owner.wrapping_add(u64::from(self.frames));
-        if goes_on {
+        // No folio has the rmap index 0, because nothing is mapped at the first address. So the
+        // index after a family's last one is never taken for the next family's first.
+        let follows = next.head == self.head.add(self.frames)
+            && next.rmap_key == self.rmap_key.wrapping_add(u64::from(self.frames));
+        if follows {
             self.frames += next.frames;
         }
-        goes_on
+        follows
     }
 
+    /// The fork family of an anonymous victim.
     fn family(&self) -> Family {
-        Owner::unpack(self.owner).family
+        Owner::unpack(self.rmap_key).family
     }
 
-    /// Whether it stays, or no space has it any more.
-    fn is_settled<P: Platform>(&self, machine: &Machine<'_, P>, isolated: Isolated) -> bool {
+    /// Returns whether the search for mappings can end: the victim is young and stays, or no space
+    /// maps it any more.
+    fn is_done<P: Platform>(&self, machine: &Machine<'_, P>, isolated: Isolated) -> bool {
         let mut folios = machine.frames().folios(self.head, self.frames);
         self.young || folios.all(|(_, frame, _)| isolated.is_unmapped(frame))
     }
 
-    /// Its places.
-    fn range(&self) -> VirtRange {
-        let start = Owner::unpack(self.owner).page << FRAME_SHIFT;
+    /// Returns the rmap indices of an anonymous victim, as a range of addresses.
+    fn rmap_range(&self) -> VirtRange {
+        let start = Owner::unpack(self.rmap_key).page << FRAME_SHIFT;
         VirtRange { start, end: start + (u64::from(self.frames) << FRAME_SHIFT) }
     }
 
@@ -147,63 +174,71 @@ impl<'m> Victim<'m> {
         self.frame.has(flag::OBJECT)
     }
 
-    /// What lies between the places of these.
-    fn places(victims: &[Self]) -> VirtRange {
-        let start = victims.iter().map(|victim| victim.range().start).min().unwrap_or(0);
-        let end = victims.iter().map(|victim| victim.range().end).max().unwrap_or(0);
+    /// Returns the smallest range that has the rmap indices of all these victims.
+    fn rmap_hull(victims: &[Self]) -> VirtRange {
+        let start = victims.iter().map(|victim| victim.rmap_range().start).min().unwrap_or(0);
+        let end = victims.iter().map(|victim| victim.rmap_range().end).max().unwrap_or(0);
         VirtRange { start, end }
     }
 }
 
-/// Where to look for folios.
+/// The addresses of a space at which victims are searched for.
 #[derive(Clone, Copy)]
-enum SearchIn {
-    /// Wherever an address is its own place.
-    Plain,
+enum RmapSearch {
+    /// All addresses that are their own rmap index.
+    AtIndex,
+    /// The addresses of this displaced VMA.
     Displaced(Vma),
 }
 
-impl SearchIn {
+impl RmapSearch {
+    /// Returns the addresses at which a victim may be mapped.
     fn find(&self, victim: &Victim<'_>) -> Option<VirtRange> {
         match self {
-            SearchIn::Plain => Some(victim.range()),
-            SearchIn::Displaced(vma) => vma.with_places(victim.range()).map(VirtRange::from),
+            RmapSearch::AtIndex => Some(victim.rmap_range()),
+            RmapSearch::Displaced(vma) => vma.with_places(victim.rmap_range()).map(VirtRange::from),
         }
     }
 }
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Go once through lists of all memcgs concerned, as far as is wanted: in turns, in each of which the same part of what
-    /// each of them has is looked at, and of that what it owes of the rest is freed; in the next one twice as much is looked at.
-    fn lists(&mut self, part: Part, lists: &[LruList], ages: bool) {
+    /// Scans these lists of all lruvecs in `part` at most once, until enough pages are freed. With
+    /// `spare_young`, young folios go back to the young end.
+    ///
+    /// The scan goes in turns. In each turn the same fraction of every list is scanned, and of
+    /// every list no more is freed than its share of the pages that are still missing. The fraction
+    /// doubles from turn to turn.
+    fn shrink_lists(&mut self, part: Part, lists: &[LruList], spare_young: bool) {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
-        let each = |shard| lists.iter().map(move |list| (shard, *list));
-        let shards = || memcgs.shards_on(frames, part.memcg, part.node).flat_map(each);
-        let all: u64 = shards().map(|(shard, list)| memcgs.listed(frames, shard, list)).sum();
-        let (mut looked, mut turn) = (0, self.wanted.min(all));
-        while looked < all && self.done.freed < self.wanted {
+        let each = |lruvec| lists.iter().map(move |list| (lruvec, *list));
+        let all_lists = || memcgs.lruvecs_on(frames, part.memcg, part.node).flat_map(each);
+        let all: u64 = all_lists().map(|(lruvec, list)| memcgs.list_pages(frames, lruvec, list)).sum();
+        let (mut scanned, mut turn) = (0, self.wanted.min(all));
+        while scanned < all && self.done.freed < self.wanted {
             let missing = (self.wanted - self.done.freed).min(all);
-            shards().for_each(|(shard, list)| {
-                let listed = memcgs.listed(frames, shard, list);
-                // There are fewer than 2^32 frames.
-                let part_of = |pages: u64| (listed * pages).div_ceil(all);
-                self.shard(shard, list, part_of(turn), part_of(missing), ages);
+            all_lists().for_each(|(lruvec, list)| {
+                let listed = memcgs.list_pages(frames, lruvec, list);
+                // The product does not overflow: there are fewer than 2^32 frames.
+                let share_of = |pages: u64| (listed * pages).div_ceil(all);
+                self.shrink_list(lruvec, list, share_of(turn), share_of(missing), spare_young);
             });
-            looked += turn;
+            scanned += turn;
             turn = (2 * turn).min(all);
         }
     }
 
-    /// Look at so many pages of one shard's list, and free no more of them than is owed and wanted.
-    fn shard(&mut self, shard: (MemcgId, usize), list: LruList, mut left: u64, owed: u64, ages: bool) {
-        let enough = self.wanted.min(self.done.freed.saturating_add(owed));
+    /// Scans `left` pages of one lruvec's list, in batches, and frees no more than `share` of them
+    /// and no more than is wanted. No lock is held between batches.
+    fn shrink_list(&mut self, lruvec: LruvecId, list: LruList, mut left: u64, share: u64, spare_young: bool) {
+        let enough = self.wanted.min(self.done.freed.saturating_add(share));
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
         while left > 0 && self.done.freed < enough {
             let (mut victims, isolated) = (ArrayVec::<Victim<'_>, BATCH>::new(), Isolated::new(machine));
-            let most = (FOLIOS, left.min(enough - self.done.freed));
-            // Who asks whether they were used asks it of each.
-            let joins = !ages && matches!(list, LruList::Anon | LruList::Lazy);
+            let limit = IsolateLimit { folios: BATCH_FOLIOS, pages: left.min(enough - self.done.freed) };
+            // Each folio is young or not by itself, so folios are joined only when that does not
+            // matter.
+            let joins = !spare_young && matches!(list, LruList::Anon | LruList::Lazy);
             let take = |head, frame, frames| {
                 isolated.add(frame);
                 let next = Victim::new(head, frame, frames);
@@ -212,7 +247,7 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
                 }
                 !victims.is_full()
             };
-            let pages = memcgs.isolate(frames, shard, list, most, take);
+            let pages = memcgs.isolate(frames, lruvec, list, limit, take);
             if pages == 0 {
                 break;
             }
@@ -223,37 +258,46 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             }
             let first = victims.partition_point(|victim| !victim.is_object());
             let (anonymous, objects) = victims.split_at_mut(first);
-            // Those of one family together: each is asked once.
+            // Grouped by fork family, so that each family's spaces are searched once.
             if !anonymous.is_sorted_by_key(Victim::family) {
-                anonymous.sort_unstable_by_key(|victim| victim.owner);
+                anonymous.sort_unstable_by_key(|victim| victim.rmap_key);
             }
             for family in anonymous.chunk_by_mut(|a, b| a.family() == b.family()) {
-                self.family(family, isolated, ages, None);
+                self.reclaim_family(family, isolated, spare_young, None);
             }
-            self.objects(objects, isolated, ages);
+            self.reclaim_objects(objects, isolated, spare_young);
             self.done.freed += isolated.settle(machine, victims.iter().map(|victim| (victim.head, victim.frames)));
             machine.platform().resched();
         }
     }
 
-    /// Folios of one family go: to `copies`, or else to where memory is swapped.
-    fn family(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool, mut copies: Option<&mut Copies>) {
+    /// Pages out victims of one fork family in every space that maps them: to swap, or, with
+    /// `copies`, to the folios there (migration). With `spare_young`, first checks every mapping,
+    /// and leaves the victims that are young.
+    fn reclaim_family(
+        &self,
+        victims: &mut [Victim<'m>],
+        isolated: Isolated,
+        spare_young: bool,
+        mut copies: Option<&mut Copies>,
+    ) {
         let Some(family) = victims.first().map(Victim::family) else { return };
-        if ages {
-            // Once all that maps them was seen there is nothing more to be found.
-            let seen = |victim: &Victim<'_>| victim.young || victim.seen >= victim.frame.counts().maps;
-            let visit = |space: &AddressSpace<'m, P, A>, vma: SearchIn, victims: &mut [Victim<'m>]| {
+        if spare_young {
+            // A victim needs no further search once it is young, or once all its mappings were
+            // found.
+            let done = |victim: &Victim<'_>| victim.young || victim.found >= victim.frame.counts().maps;
+            let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, victims: &mut [Victim<'m>]| {
                 for victim in victims {
-                    let Some(range) = vma.find(victim) else { continue };
+                    let Some(range) = search.find(victim) else { continue };
                     let (used, frames) = space.used(range, victim.head);
                     victim.young |= used;
-                    victim.seen += frames;
+                    victim.found += frames;
                 }
             };
-            self.each_vma(family, victims, visit, |victims| victims.iter().all(seen));
+            self.rmap_walk(family, victims, visit, |victims| victims.iter().all(done));
         }
-        let visit = |space: &AddressSpace<'m, P, A>, vma: SearchIn, victims: &mut [Victim<'m>]| {
-            let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| vma.find(victim));
+        let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, victims: &mut [Victim<'m>]| {
+            let mut old = victims.iter().filter(|victim| !victim.young).filter_map(|victim| search.find(victim));
             let Some(mut last) = old.next() else { return };
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
             for range in old {
@@ -266,32 +310,34 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             ranges.truncate(left);
             space.evict(&ranges, Some(isolated), copies.as_deref_mut());
         };
-        self.each_vma(family, victims, visit, |victims| {
-            victims.iter().all(|victim| victim.is_settled(self.machine, isolated))
+        self.rmap_walk(family, victims, visit, |victims| {
+            victims.iter().all(|victim| victim.is_done(self.machine, isolated))
         });
     }
 
-    /// Show every VMA of a family that may have some of these folios, until that is `enough`:
-    /// which is asked before each space other than the first.
-    fn each_vma(
+    /// Calls `visit` for each space of a fork family: once for the addresses that are their own
+    /// rmap index, and once for each displaced VMA that has rmap indices between the victims'
+    /// (Linux: `rmap_walk_anon`). Ends early when `done` returns true, which is called before each
+    /// space but the first. No lock is held while `visit` runs.
+    fn rmap_walk(
         &self,
         family: Family,
         victims: &mut [Victim<'m>],
-        mut visit: impl FnMut(&AddressSpace<'m, P, A>, SearchIn, &mut [Victim<'m>]),
-        mut enough: impl FnMut(&[Victim<'m>]) -> bool,
+        mut visit: impl FnMut(&AddressSpace<'m, P, A>, RmapSearch, &mut [Victim<'m>]),
+        mut done: impl FnMut(&[Victim<'m>]) -> bool,
     ) {
         if victims.is_empty() {
             return;
         }
         let mut first = true;
         self.spaces.each_of(family, &mut |space| {
-            if !core::mem::take(&mut first) && enough(victims) {
+            if !core::mem::take(&mut first) && done(victims) {
                 return false;
             }
-            visit(space, SearchIn::Plain, victims);
-            let (mut at, mut all) = (0, None);
-            while let Some(vma) = space.next_displaced(at, || *all.get_or_insert_with(|| Victim::places(victims))) {
-                visit(space, SearchIn::Displaced(vma), victims);
+            visit(space, RmapSearch::AtIndex, victims);
+            let (mut at, mut hull) = (0, None);
+            while let Some(vma) = space.next_displaced(at, || *hull.get_or_insert_with(|| Victim::rmap_hull(victims))) {
+                visit(space, RmapSearch::Displaced(vma), victims);
                 at = vma.range.end;
             }
             self.machine.platform().resched();

@@ -1,6 +1,10 @@
-//! What memory objects have: a folio says whose it is and where, every space that maps the object there is asked whether it was used and
-//! lets go of it, and then the object has it written ([`crate::page_cache`]'s `swap_out`). What is locked somewhere stays, as does what somebody
-//! has in hand.
+//! Reclaims folios of page-cache objects.
+//!
+//! A folio names its object and its page there ([`crate::page_cache`]), so all folios of one object
+//! are reclaimed together. Every space that maps the object there is first searched for young PTEs,
+//! and then unmaps the folios that are not young; the object writes those to swap
+//! ([`Object::swap_out`]), with no mapping and no other reference left (INV-16). A folio stays if a
+//! locked VMA maps it, or if it has another reference.
 
 use core::ops::Range;
 
@@ -16,36 +20,45 @@ use crate::vma::Vma;
 use super::{Reclaim, Victim};
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Folios of objects.
-    pub(super) fn objects(&self, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool) {
-        victims.sort_unstable_by_key(|victim| victim.owner);
+    /// Reclaims victims of page-cache objects, one object at a time. A victim whose object is gone
+    /// by now is left to [`Isolated::settle`].
+    pub(super) fn reclaim_objects(&self, victims: &mut [Victim<'m>], isolated: Isolated, spare_young: bool) {
+        victims.sort_unstable_by_key(|victim| victim.rmap_key);
         let mut rest = victims;
         while let Some(first) = rest.first() {
             let object = Object::of(self.machine, first.frame);
             let same = |victim: &&Victim<'m>| object.as_ref().is_some_and(|object| object.is_of(victim.frame));
             let count = rest.iter().take_while(same).count().max(1);
-            let (its, others) = rest.split_at_mut(count);
+            let (same_object, others) = rest.split_at_mut(count);
             if let Some(object) = object {
-                self.object(&object, its, isolated, ages);
+                self.reclaim_object(&object, same_object, isolated, spare_young);
             }
             rest = others;
         }
     }
 
-    /// Folios of one object, in the order in which it has them.
-    fn object(&self, object: &Object<'m, P>, victims: &mut [Victim<'m>], isolated: Isolated, ages: bool) {
-        if ages {
-            self.each_mapping(object, victims, |space, vma, victims| {
+    /// Reclaims victims of one object, in the order of their pages: unmaps them in every space, and
+    /// has the object write them to swap. With `spare_young`, first checks every mapping, and
+    /// leaves the victims that are young.
+    fn reclaim_object(
+        &self,
+        object: &Object<'m, P>,
+        victims: &mut [Victim<'m>],
+        isolated: Isolated,
+        spare_young: bool,
+    ) {
+        if spare_young {
+            self.object_rmap_walk(object, victims, |space, vma, victims| {
                 for victim in victims {
-                    let places = space.mapped_in(vma, object, &pages_of(object, victim));
-                    victim.young |= places.is_some_and(|range| space.used(*range, victim.head).0);
+                    let range = space.mapped_in(vma, object, &pages_of(object, victim));
+                    victim.young |= range.is_some_and(|range| space.used(*range, victim.head).0);
                 }
             });
         }
-        victims.sort_unstable_by_key(|victim| (victim.young, victim.owner));
+        victims.sort_unstable_by_key(|victim| (victim.young, victim.rmap_key));
         let old = victims.partition_point(|victim| !victim.young);
         let old = &mut victims[..old];
-        self.each_mapping(object, old, |space, vma, victims| {
+        self.object_rmap_walk(object, old, |space, vma, victims| {
             let mut ranges = ArrayVec::<VirtRange, BATCH>::new();
             for range in victims.iter().filter_map(|victim| space.mapped_in(vma, object, &pages_of(object, victim))) {
                 if !ranges.last_mut().is_some_and(|last| last.join(&range)) {
@@ -55,15 +68,18 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             space.let_go(&ranges, isolated);
         });
         for victim in old.iter().filter(|victim| !isolated.is_locked(victim.frame)) {
-            // What nobody else has any more is about to be free without that.
+            // An object without other users is about to free its pages anyway. And without room in
+            // swap for one folio there is none for the next.
             if object.is_last() || object.swap_out(victim.head, victim.frame).is_err() {
                 break;
             }
         }
     }
 
-    /// Show every VMA that has some of these folios of an object behind it, if anybody maps any.
-    fn each_mapping(
+    /// Calls `visit` for each VMA that maps pages of an object between the victims' first and last
+    /// one (Linux: `rmap_walk_file`), unless no victim is mapped at all. No lock is held while
+    /// `visit` runs.
+    fn object_rmap_walk(
         &self,
         object: &Object<'m, P>,
         victims: &mut [Victim<'m>],
@@ -88,8 +104,8 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
     }
 }
 
-/// The pages of an object that a folio of it has.
+/// Returns the pages of an object that are in a victim, which is one folio of the object.
 fn pages_of<P: Platform>(object: &Object<'_, P>, victim: &Victim<'_>) -> Range<u64> {
-    let first = page_cache::page_of(victim.owner);
+    let first = page_cache::page_of(victim.rmap_key);
     first..first + (1 << (victim.frame.order() - object.page_order()))
 }

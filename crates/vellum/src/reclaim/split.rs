@@ -1,7 +1,11 @@
-//! What is mapped in part only is split, and what of it is not mapped is freed: nobody needs that, and it costs nobody anything.
+//! Splits partially mapped folios, and frees the pages of them that are not mapped (Linux: the
+//! deferred-split shrinker). That costs no I/O, and no program misses the pages.
 //!
-//! Where one table has all that maps a folio, only descriptors change. What more than one table maps, of one space or several, goes to
-//! folios of its own, in the way that memory is evicted: nobody holds the locks of two tables for that. So it takes memory first.
+//! If one page table has all PTEs that map a folio, only descriptors change
+//! ([`Memcgs::split`](crate::memcg::Memcgs::split)). If several page tables map it, of one space or
+//! of several, its mapped pages migrate to new folios in the way in which memory is paged out,
+//! because no CPU holds the locks of two page tables for this. Migration allocates memory before it
+//! frees any.
 
 use core::cell::Cell;
 
@@ -17,67 +21,72 @@ use crate::space::{AddressSpace, Copies, Isolated, Spaces};
 use crate::stats::SizeCounter;
 use crate::tlb::free_unmapped;
 
-use super::{Part, Reclaim, SearchIn, Victim};
+use super::{Part, Reclaim, RmapSearch, Victim};
 
-/// Folios that are taken from a queue together. If none of them can be split, the others have to wait: those go to the end of the queue.
+/// The number of folios that are taken from a queue together. If none of them can be split, they go
+/// to the young end of the queue, and the rest of the queue waits for the next attempt.
 const BATCH: usize = 32;
 
 impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, A, S> {
-    /// Free what is wanted of folios that are mapped in part. What is referred to otherwise than by page tables stays as it is, and is
-    /// queued again.
+    /// Splits folios from the deferred-split queues in `part` until enough pages are free. A folio
+    /// with references that are no mappings is queued again, and stays as it is.
     pub(super) fn split_partial(&mut self, part: Part) {
         let machine = self.machine;
         let (memcgs, frames) = (machine.memcgs(), machine.frames());
-        memcgs.shards_on(frames, part.memcg, part.node).for_each(|shard| {
-            let mut left = memcgs.deferred(frames, shard) as usize;
+        memcgs.lruvecs_on(frames, part.memcg, part.node).for_each(|lruvec| {
+            let mut left = memcgs.deferred(frames, lruvec) as usize;
             while left > 0 && self.done.freed < self.wanted {
                 let mut taken = ArrayVec::<_, BATCH>::new();
-                memcgs.take_deferred(frames, shard, left.min(BATCH), |head, frame| taken.push((head, frame)));
+                memcgs.take_deferred(frames, lruvec, left.min(BATCH), |head, frame| taken.push((head, frame)));
                 left -= taken.len();
-                let now = taken.iter().map(|(head, frame)| self.split(*head, frame)).sum::<u64>();
-                if now == 0 {
+                let freed = taken.iter().map(|(head, frame)| self.split_folio(*head, frame)).sum::<u64>();
+                if freed == 0 {
                     break;
                 }
-                self.done.looked += now;
-                self.done.freed += now;
+                self.done.looked += freed;
+                self.done.freed += freed;
                 machine.platform().resched();
             }
         });
     }
 
-    /// Split a folio to which the caller has a reference, which he gives up. How many pages came free.
-    fn split(&self, head: Pfn, frame: &'m Frame) -> u64 {
+    /// Splits a folio, or else migrates its mapped pages, and drops the caller's reference to it. A
+    /// folio that stays partially mapped is queued again. Returns the number of pages freed.
+    fn split_folio(&self, head: Pfn, frame: &'m Frame) -> u64 {
         let machine = self.machine;
         let order = frame.order();
         let victim = Victim::new(head, frame, 1 << order);
         let mapped = Cell::new(None);
-        let visit = |space: &AddressSpace<'m, P, A>, vma: SearchIn, _: &mut [Victim<'m>]| {
-            mapped.set(mapped.get().or_else(|| vma.find(&victim).and_then(|range| space.split_folio(range, head))));
+        let visit = |space: &AddressSpace<'m, P, A>, search: RmapSearch, _: &mut [Victim<'m>]| {
+            let split = || search.find(&victim).and_then(|range| space.split_folio(range, head));
+            mapped.set(mapped.get().or_else(split));
         };
-        self.each_vma(victim.family(), &mut [victim], visit, |_| mapped.get().is_some());
+        self.rmap_walk(victim.family(), &mut [victim], visit, |_| mapped.get().is_some());
         let mapped = mapped.into_inner();
         if let Some(mapped) = mapped {
             machine.count_size(SizeCounter::Split, order);
-            let unmapped = mapped.pieces().filter(|(.., mapped)| !mapped);
-            return put_all(machine, unmapped.map(|(at, order, _)| (head.add(at), 1 << order)));
+            let unmapped = mapped.pieces().filter(|piece| !piece.mapped);
+            return put_all(machine, unmapped.map(|piece| (head.add(piece.offset), 1 << piece.order)));
         }
         let maps = frame.counts().maps;
-        if maps == 0 || !self.may_copy(frame, maps) || !machine.memcgs().isolate_folio(machine.frames(), head) {
+        if maps == 0 || !self.may_migrate(frame, maps) || !machine.memcgs().isolate_folio(machine.frames(), head) {
             if maps != 0 {
                 machine.count_size(SizeCounter::SplitFailed, order);
             }
             machine.memcgs().defer_if_partial(machine.frames(), head);
-            // What is not mapped any more goes with this reference.
+            // If no PTE maps the folio any more, this reference is the last one, and the folio is
+            // freed.
             return put_all(machine, [(head, 1 << order)].into_iter());
         }
-        let freed = self.transfer(victim);
+        let freed = self.migrate_mapped(victim);
         machine.count_size(if freed > 0 { SizeCounter::Split } else { SizeCounter::SplitFailed }, order);
         freed
     }
 
-    /// Whether a folio that has so many mappings, and one reference besides, may be copied: it makes more memory free than it takes, and
-    /// there is that much.
-    fn may_copy(&self, frame: &Frame, maps: u32) -> bool {
+    /// Returns whether the mapped pages of a folio with `maps` mappings should migrate: the
+    /// caller's reference is the only other one, at least half of the folio comes free, and the
+    /// copies fit into the memcg's limit and the free frames.
+    fn may_migrate(&self, frame: &Frame, maps: u32) -> bool {
         let (memcgs, frames) = (self.machine.memcgs(), self.machine.frames());
         let room = memcgs.room(LruvecId::unpack(frame.lruvec()).memcg).min(frames.free_frames());
         frame.order() <= HUGE_ORDER
@@ -86,20 +95,23 @@ impl<'m, P: Platform, A: Arch, S: Spaces<'m, P, A> + ?Sized> Reclaim<'_, 'm, P, 
             && u64::from(maps) <= room
     }
 
-    /// Have what is mapped of a folio, which the caller has isolated, in others. How many pages came free by that.
-    fn transfer(&self, victim: Victim<'m>) -> u64 {
+    /// Migrates the mapped pages of a folio, which the caller has isolated, to new folios, so that
+    /// the old one can be freed. Ends the isolation, and with it the caller's reference. Returns
+    /// the number of pages freed less those of the new folios.
+    fn migrate_mapped(&self, victim: Victim<'m>) -> u64 {
         let machine = self.machine;
         let (isolated, mut copies) = (Isolated::new(machine), Copies::new(victim.head));
         isolated.add(victim.frame);
-        self.family(&mut [victim], isolated, false, Some(&mut copies));
-        // While it can't be freed.
+        self.reclaim_family(&mut [victim], isolated, false, Some(&mut copies));
+        // Before the isolation ends: until then the folio can't be freed.
         machine.memcgs().defer_if_partial(machine.frames(), victim.head);
         let freed = isolated.settle(machine, [(victim.head, victim.frames)].into_iter());
         freed.saturating_sub(copies.forget(machine))
     }
 }
 
-/// Drop a reference to each; those that had no other are freed. How many pages they were.
+/// Drops a reference to each folio, and frees those that have no other. Returns the number of pages
+/// freed.
 fn put_all<P: Platform>(machine: &Machine<'_, P>, folios: impl Iterator<Item = (Pfn, u32)>) -> u64 {
     free_unmapped(machine, folios, |head, frame| machine.frames().put(head, frame, 1, 0).refs == 0, |_, _| ())
 }

@@ -1,108 +1,133 @@
-//! Collect what was unmapped, flush once, free it.
+//! The gather: collects unmapped memory, flushes once, and frees it (Linux: `mmu_gather`).
 //!
-//! The gather's memory is fixed ([`Scratch`]): frames that follow each other, of one folio or of many, take one place
-//! together, and unhooked tables are chained through their own descriptors. When it is full it flushes and goes on.
+//! A gather's memory is fixed ([`Scratch`], INV-8): frames that follow each other, of one folio or
+//! of several, take one entry together, and unhooked page tables are chained through their own
+//! descriptors. A full gather flushes, and collects again.
 //!
-//! It also does what a kernel's reverse map does at unmap, and always after the flush: each folio's references and mappings
-//! are dropped together, in one operation on one word. Linux delays that only for dirty file memory, whose writers must
-//! not go unnoticed; done for all there is no second path, a folio's descriptor is touched once, and nobody ever sees a
-//! folio unmapped that some CPU can still write to. And it is where a space's counts learn what an object's folio was: who
-//! empties entries looks at no descriptor, and counts all of them as anonymous.
+//! The gather also does the rmap's part of an unmap, and always after the flush: it drops each
+//! folio's references and mappings together, by one operation on one word (INV-2). Linux delays the
+//! mapcount only for dirty file pages, whose writers must not be missed. Here that is done for all
+//! pages: there is no second path, a folio's descriptor is touched once, and no CPU sees a folio
+//! unmapped that another CPU can still write to. The gather also corrects the space's statistics:
+//! the code that clears PTEs does not look at descriptors, and counts all pages as anonymous ones.
 //!
-//! An operation may find entries empty that another one's gather has emptied and not flushed yet. It may not say that it is
-//! done before nobody can use them any more; so if another gather is open when one ends, it flushes all of its operation's
-//! range, whatever it found there itself.
+//! An operation may find PTEs empty that another operation's gather has cleared and not flushed
+//! yet. It may not complete before no CPU can use the old translations. So if another gather is
+//! open when one ends, that one flushes the whole range of its operation, whatever PTEs it found
+//! there itself.
 
 use arrayvec::ArrayVec;
 
 use crate::addr::{Pfn, VirtRange};
 use crate::arch::UserRange;
 use crate::frame::{Frame, FrameKind, Use, flag, prefetch};
-use crate::machine::{Scratch, Stretch};
-use crate::memcg::Leavers;
+use crate::machine::{FrameRange, Scratch};
+use crate::memcg::Uncharger;
 use crate::platform::{Event, Platform, trace};
 use crate::stats::{Counter, SizeCounter};
 use crate::swap::SwapRun;
 
 use super::{Flushed, Shootdown};
 
-/// Runs of swap entries that wait until the lock of their table is back.
+/// Runs of swap PTEs that are kept until the lock of their page table is released.
 const SWAP_RUNS: usize = 16;
-/// Ranges that are kept apart for the flush; more are merged.
+/// Ranges that are kept separate for the flush. Further ones are merged with the last.
 const RANGES: usize = 4;
-/// Work between two points where the CPU may do something else. A folio that is unmapped is one
-/// piece of it.
-const BATCH: u32 = 384;
-/// What it is besides to give a row of frames back.
-const ROW: u32 = 8;
-/// Folios ahead of the one being freed whose descriptors are fetched.
-const AHEAD: usize = 12;
-/// Frames that may wait for a flush: 256 MiB.
-const MOST_WAITING: u32 = 1 << 16;
+/// The cost of the work between two calls of `resched` (INV-11). Unmapping a folio costs 1.
+const BATCH_COST: u32 = 384;
+/// The additional cost of freeing a range of frames.
+const FREE_COST: u32 = 8;
+/// The distance, in folios, from the one being freed to the one whose descriptor is prefetched.
+const PREFETCH_AHEAD: usize = 12;
+/// The maximum number of frames that wait for one flush: 256 MiB.
+const MAX_WAITING: u32 = 1 << 16;
 
-/// Frames that were taken out of a table. Each page among them still holds its reference and its mapping; both go when the
-/// gather that this is pushed to has flushed. There is no other way to get rid of one.
+/// Frames that were taken out of a page table. Each page among them keeps its reference and its
+/// mapping until the gather that takes this value has flushed. A value may be dropped only by the
+/// methods below (INV-1).
 #[must_use = "removed frames leak unless a gather takes them"]
 #[derive(Debug)]
 pub(crate) struct Removed {
+    /// The first frame.
     pub(crate) pfn: Pfn,
+    /// The number of frames.
     pub(crate) frames: u32,
+    /// The addresses that mapped them.
     pub(crate) range: VirtRange,
+    /// log2 of the bytes that one PTE mapped.
     pub(crate) shift: u32,
 }
 
 impl Removed {
-    /// The frames are the folio of zeros', which nobody counts or frees: what is left to do is to invalidate this range.
+    /// Consumes frames of the zero folio, which is never counted or freed. Returns the range, which
+    /// the caller still has to invalidate.
     pub(crate) fn uncounted(self) -> VirtRange {
         self.range
     }
 
-    /// Who has isolated the frames frees them, whatever they count: what is left to do is to invalidate this range.
+    /// Consumes frames of isolated folios, which the isolating CPU frees whatever their counts are.
+    /// Returns the range, which the caller still has to invalidate.
     pub(crate) fn isolated(self) -> VirtRange {
         self.range
     }
 
-    /// The frames stay mapped, in pieces, with the references and mappings that they have.
+    /// Consumes frames that stay mapped, by other PTEs, with the references and mappings that they
+    /// have. Returns the range.
     pub(crate) fn unsplit(self) -> VirtRange {
         self.range
     }
 }
 
-/// A table that was unhooked, and what it had translated. Goes to a gather, like [`Removed`].
+/// A page table that was unhooked. Only a gather takes it, like [`Removed`] (INV-1).
 #[must_use = "an unhooked table leaks unless a gather takes it"]
 #[derive(Debug)]
 pub(crate) struct DeadTable {
+    /// The page table's frame.
     pub(crate) pfn: Pfn,
+    /// The addresses that it translated.
     pub(crate) range: VirtRange,
 }
 
-/// See the module's text. Flushes and frees what is left when dropped; never while a lock is held.
+/// Collects unmapped frames and page tables of one operation, flushes, and frees them. Flushes when
+/// it is dropped; the caller then holds no lock.
 pub(crate) struct Gather<'t, 'm, P: Platform> {
     tlb: &'t Shootdown<'m, P>,
-    /// What the operation is about, and the smallest pages that may be there.
-    whole: (UserRange, u32),
+    /// The range of the operation.
+    whole: UserRange,
+    /// log2 of the smallest page that may be mapped in `whole`.
+    whole_shift: u32,
+    /// The collected frames: the first `used` entries.
     scratch: Scratch<'m, P>,
     used: usize,
+    /// The number of collected frames.
     waiting: u32,
-    /// Whether frames in a row share a place; not when runs are capped at one page.
+    /// True if frames that follow each other share an entry. False when runs are limited to one
+    /// page.
     merge: bool,
-    /// Slots of swap entries that were taken out, whose references are still to be given up.
+    /// Slots of swap PTEs that were cleared, with the PTEs' references.
     slots: ArrayVec<SwapRun, SWAP_RUNS>,
+    /// The first of the collected page tables; each one's descriptor names the next.
     tables: Pfn,
-    /// Whether tables went from where CPUs may still find them, though none of them is freed.
+    /// Set if page tables were moved away from where CPUs may have cached them, and none of them
+    /// is freed.
     moved: bool,
+    /// The ranges to invalidate: the first `ranges_used` entries.
     ranges: [VirtRange; RANGES],
     ranges_used: usize,
+    /// log2 of the smallest page that was mapped in `ranges`.
     stride_shift: u32,
 }
 
 impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
-    /// Empty, for an operation on `range`, where pages are of `1 << shift` bytes or more. `merge`: see the field.
+    /// An empty gather for an operation on `range`, where pages are of `1 << shift` bytes or more.
+    /// `merge`: whether frames that follow each other share an entry. Comes before the operation
+    /// clears its first PTE.
     pub(crate) fn new(tlb: &'t Shootdown<'m, P>, range: UserRange, shift: u32, merge: bool) -> Self {
         tlb.open_gather();
         Gather {
             tlb,
-            whole: (range, shift),
+            whole: range,
+            whole_shift: shift,
             scratch: Scratch::lease(tlb.machine),
             used: 0,
             waiting: 0,
@@ -116,19 +141,23 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
-    /// Whether there is no room for another [`Removed`], or for more slots.
+    /// Returns whether there is no room for another [`Removed`] or for more slots. Then the caller
+    /// releases its locks and flushes.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.used == self.scratch.len() || self.waiting >= MOST_WAITING || self.slots.is_full()
+        self.used == self.scratch.len() || self.waiting >= MAX_WAITING || self.slots.is_full()
     }
 
-    /// Takes the slots of swap entries that were taken out. There must be room. They need no flush:
-    /// the caller has them released ([`Gather::release_slots`]) when the lock of the table is back.
+    /// Takes the slots of swap PTEs that were cleared. They need no flush: the caller calls
+    /// [`Gather::release_slots`] when it has released the lock of the page table.
+    ///
+    /// # Panics
+    /// If the gather is full.
     pub(crate) fn push_slots(&mut self, slots: SwapRun) {
         self.slots.push(slots);
     }
 
-    /// Gives up the references of all slots that were pushed. No spin lock may be held.
+    /// Drops the references of all collected slots. The caller holds no spin lock.
     #[inline]
     pub(crate) fn release_slots(&mut self) {
         if !self.slots.is_empty() {
@@ -140,12 +169,15 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
     fn release_some_slots(&mut self) {
         let machine = self.tlb.machine;
         for slots in self.slots.drain(..) {
-            // SAFETY: those of the entries that were there.
+            // SAFETY: the references are those of the PTEs that were cleared.
             unsafe { machine.swaps().release(machine.frames(), slots) };
         }
     }
 
-    /// Take frames that were removed. There must be room.
+    /// Takes frames that were removed from a page table.
+    ///
+    /// # Panics
+    /// If the gather is full.
     #[inline]
     pub(crate) fn push(&mut self, removed: Removed) {
         self.note(removed.range, removed.shift);
@@ -157,11 +189,11 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
             last.frames += removed.frames;
             return;
         }
-        self.scratch[self.used] = Stretch { pfn: removed.pfn.0, frames: removed.frames };
+        self.scratch[self.used] = FrameRange { pfn: removed.pfn.0, frames: removed.frames };
         self.used += 1;
     }
 
-    /// Take a table that was unhooked. There always is room.
+    /// Takes a page table that was unhooked. There always is room.
     #[cold]
     pub(crate) fn push_table(&mut self, dead: DeadTable) {
         let frame = self.tlb.machine.frames().frame(dead.pfn);
@@ -170,34 +202,39 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         self.tables = dead.pfn;
     }
 
-    /// Translations of `range` were changed; `shift` is the size of the pages there.
+    /// Notes that translations of `range` were changed and must be flushed; `shift` is log2 of the
+    /// smallest page there.
     #[inline]
     pub(crate) fn note(&mut self, range: VirtRange, shift: u32) {
         self.stride_shift = self.stride_shift.min(shift);
         if !self.ranges[..self.ranges_used].last_mut().is_some_and(|last| last.join(&range)) {
-            self.note_apart(range);
+            self.add_range(range);
         }
     }
 
-    /// What translates `range` moved elsewhere, tables and all.
+    /// Notes that the PTEs of `range` were moved elsewhere, page tables included: paging-structure
+    /// caches must be flushed too.
     pub(crate) fn note_tables(&mut self, range: VirtRange) {
-        self.note(range, self.whole.1);
+        self.note(range, self.whole_shift);
         self.moved = true;
     }
 
+    /// Adds a range that does not touch the last one.
     #[cold]
-    fn note_apart(&mut self, range: VirtRange) {
+    fn add_range(&mut self, range: VirtRange) {
         if self.ranges_used < RANGES {
             self.ranges[self.ranges_used] = range;
             self.ranges_used += 1;
             return;
         }
-        // No place left: what lies between is invalidated too, which is never wrong.
+        // No entry is left. The addresses between the last range and this one are invalidated too,
+        // which is never wrong.
         let last = &mut self.ranges[RANGES - 1];
         *last = VirtRange { start: last.start.min(range.start), end: last.end.max(range.end) };
     }
 
-    /// Flush, and free everything. No lock may be held, and no walk be under way.
+    /// Flushes, and frees everything collected. The caller holds no lock, and is in no walk. Waits
+    /// for the other CPUs' invalidation and, with page tables, for walkers.
     pub(crate) fn flush(&mut self) {
         self.release_slots();
         if self.ranges_used == 0 {
@@ -205,7 +242,7 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
         let stride = if self.stride_shift == u32::MAX { crate::addr::FRAME_SHIFT } else { self.stride_shift };
         let tables = core::mem::take(&mut self.moved) || self.tables != Pfn::NONE;
-        // In ascending order and disjoint, as the platform is promised.
+        // The platform requires ranges that are ascending and disjoint.
         let left = VirtRange::join_all(&mut self.ranges[..self.ranges_used]);
         let flushed = self.tlb.invalidate(&self.ranges[..left], stride, tables);
         self.ranges_used = 0;
@@ -218,115 +255,123 @@ impl<'t, 'm, P: Platform> Gather<'t, 'm, P> {
         }
     }
 
-    /// Free frames that were removed by who has flushed them himself, under the lock of their table, which he has given back.
+    /// Frees removed frames without a gather, for a caller that has invalidated their range under
+    /// the lock of their page table, and has released that lock since.
     pub(crate) fn put_flushed(tlb: &Shootdown<'m, P>, removed: &[Removed], _proof: &Flushed) {
-        let mut release = Release::new(tlb.machine, Use::Folio);
-        removed.iter().for_each(|removed| release.stretch(removed.pfn, removed.frames));
-        release.end(tlb);
+        let mut batch = FreeBatch::new(tlb.machine, Use::Folio);
+        removed.iter().for_each(|removed| batch.put_range(removed.pfn, removed.frames));
+        batch.end(tlb);
     }
 
-    /// Drop the references and mappings of everything collected; what nobody refers to any more goes back, frames in a row
-    /// together.
+    /// Drops the references and mappings of the collected frames, and frees the folios that have
+    /// none left, ranges of frames together.
     fn free_frames(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
-        let mut release = Release::new(machine, Use::Folio);
-        for stretch in &self.scratch[..self.used] {
-            release.stretch(Pfn(stretch.pfn), stretch.frames);
+        let mut batch = FreeBatch::new(machine, Use::Folio);
+        for range in &self.scratch[..self.used] {
+            batch.put_range(Pfn(range.pfn), range.frames);
         }
-        release.end(self.tlb);
+        batch.end(self.tlb);
         self.used = 0;
         self.waiting = 0;
     }
 
+    /// Frees the collected page tables, when no walker can be in one any more.
     fn free_tables(&mut self, _proof: &Flushed) {
         let machine = self.tlb.machine;
         machine.walkers().outwait(machine.platform());
-        let mut release = Release::new(machine, Use::Kernel);
+        let mut batch = FreeBatch::new(machine, Use::Kernel);
         while let Some(pfn) = self.tables.some() {
             let frame = machine.frames().frame(pfn);
             self.tables = Pfn(frame.data() as u32);
-            // Walkers that came here are gone, but may be in line for the lock.
+            // Walkers that reached this page table have ended, but may still be queued for its
+            // lock.
             frame.table_lock().drain(machine.platform());
             trace(machine.platform(), || Event::TableDead(pfn));
-            release.free(pfn, frame, 1 << frame.order());
-            release.rest();
+            batch.free(pfn, frame, 1 << frame.order());
+            batch.maybe_resched();
         }
     }
 }
 
 impl<P: Platform> Drop for Gather<'_, '_, P> {
     fn drop(&mut self) {
-        let (whole, shift) = self.whole;
-        if !whole.is_empty() && self.tlb.others_are_open() {
-            self.note(*whole, shift);
+        if !self.whole.is_empty() && self.tlb.has_other_gathers() {
+            self.note(*self.whole, self.whole_shift);
         }
         self.flush();
         self.tlb.close_gather();
     }
 }
 
-/// Free those folios in rows of frames that nobody has any more, as the caller finds out: how many pages they are. The others are shown
-/// to `stays`, with no lock held.
+/// Frees each folio in `ranges` (first frame, number of frames) for which `is_gone` returns true,
+/// and passes the others to `stays`, with no lock held. No PTE maps the folios that are freed, so
+/// they need no flush. `is_gone` may run under a lruvec's lock, but for a folio in the swap cache.
+/// Returns the number of pages freed.
 pub(crate) fn free_unmapped<P: Platform>(
     machine: &crate::machine::Machine<'_, P>,
-    rows: impl Iterator<Item = (Pfn, u32)>,
+    ranges: impl Iterator<Item = (Pfn, u32)>,
     is_gone: impl Fn(Pfn, &Frame) -> bool,
     stays: impl Fn(Pfn, &Frame),
 ) -> u64 {
-    let mut release = Release::new(machine, Use::Folio);
+    let mut batch = FreeBatch::new(machine, Use::Folio);
     let mut freed = 0;
-    for (first, count) in rows {
+    for (first, count) in ranges {
         for (head, frame, pages) in machine.frames().folios(first, count) {
             if frame.has(flag::SWAP_CACHED) {
-                release.leavers.pause();
+                batch.uncharger.unlock();
             }
             if is_gone(head, frame) {
-                release.free(head, frame, pages);
-                release.rest();
+                batch.free(head, frame, pages);
+                batch.maybe_resched();
                 freed += u64::from(pages);
             } else {
-                release.leavers.pause();
+                batch.uncharger.unlock();
                 stays(head, frame);
             }
         }
     }
-    machine.count(Counter::FoliosFreed, release.freed);
+    machine.count(Counter::FoliosFreed, batch.freed);
     freed
 }
 
-/// Gives frames back, those in a row together. Exists only behind the proof of a flush ([`Gather::free_frames`],
-/// [`Gather::free_tables`]), or where what is freed was mapped by nobody ([`free_unmapped`]).
-struct Release<'a, 'm, P: Platform> {
+/// Uncharges and frees frames, those that follow each other together. Used only with the proof of a
+/// flush ([`Gather::free_frames`], [`Gather::free_tables`], [`Gather::put_flushed`]), or for frames
+/// that no PTE maps ([`free_unmapped`]): INV-1.
+struct FreeBatch<'a, 'm, P: Platform> {
     machine: &'a crate::machine::Machine<'m, P>,
-    leavers: Leavers<'a, 'm, P>,
+    uncharger: Uncharger<'a, 'm, P>,
     usage: Use,
-    /// Frames in a row that are free but not given back yet.
+    /// The first of the frames that are uncharged, and that [`FreeBatch::free_range`] frees.
     start: u32,
+    /// The number of these frames.
     len: u32,
+    /// The cost of the work since the last call of `resched`.
     work: u32,
-    /// Folios, or tables.
+    /// The number of folios or page tables freed.
     freed: u64,
-    /// Frames of memory objects that were unmapped.
-    objects: u64,
+    /// The number of frames of page-cache objects that were unmapped.
+    shmem: u64,
 }
 
-impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
+impl<'a, 'm, P: Platform> FreeBatch<'a, 'm, P> {
     fn new(machine: &'a crate::machine::Machine<'m, P>, usage: Use) -> Self {
-        let leavers = Leavers::new(machine.frames(), machine.memcgs());
-        Release { machine, leavers, usage, start: 0, len: 0, work: 0, freed: 0, objects: 0 }
+        let uncharger = Uncharger::new(machine.frames(), machine.memcgs());
+        FreeBatch { machine, uncharger, usage, start: 0, len: 0, work: 0, freed: 0, shmem: 0 }
     }
 
-    /// All is done; count it.
+    /// Adds the batch to the counters of the machine and the space.
     fn end(self, tlb: &Shootdown<'_, P>) {
         self.machine.count(Counter::FoliosFreed, self.freed);
-        if self.objects != 0 {
-            tlb.were_objects(self.objects);
+        if self.shmem != 0 {
+            tlb.recount_as_shmem(self.shmem);
         }
     }
 
-    /// Frames in a row, which may be many folios, or parts of folios at the ends.
+    /// Drops a reference and a mapping of each of `count` frames from `pfn` on, which may be many
+    /// folios and parts of folios at both ends.
     #[inline]
-    fn stretch(&mut self, pfn: Pfn, count: u32) {
+    fn put_range(&mut self, pfn: Pfn, count: u32) {
         let frames = self.machine.frames();
         let (mut pfn, mut left) = (pfn, count);
         while left > 0 {
@@ -336,44 +381,46 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
                 let first = &here[at];
                 let state = first.state();
                 let order = state.order();
-                // Most folios of a stretch are of one size, and their descriptors have not been looked at for long.
-                // (Single pages' lie side by side, and hardware sees that.) No further than the stretch: what comes after
-                // it may be what another CPU is working on.
-                if order != 0 && at + (AHEAD << order) < left as usize {
-                    prefetch(core::ptr::from_ref(first).wrapping_add(AHEAD << order));
+                // Most folios of a range are of one size, and their descriptors are not in the
+                // cache. (Those of single pages are adjacent, and the hardware prefetches them.)
+                // Not beyond the range: another CPU may be using the descriptors behind it.
+                if order != 0 && at + (PREFETCH_AHEAD << order) < left as usize {
+                    prefetch(core::ptr::from_ref(first).wrapping_add(PREFETCH_AHEAD << order));
                 }
                 let skip = pfn.add(at as u32).0 & ((1 << order) - 1);
                 let pages = ((1 << order) - skip).min(left - at as u32);
                 let (head, frame) =
                     if skip == 0 { (pfn.add(at as u32), first) } else { frames.head(pfn.add(at as u32)) };
-                self.unmapped(head, frame, order, pages);
+                self.put_pages(head, frame, order, pages);
                 at += pages as usize;
             }
-            // A folio may be larger than what stands in one piece.
+            // A folio may extend beyond the descriptors that are contiguous.
             let done = (at as u32).min(left);
             pfn = pfn.add(done);
             left -= done;
         }
     }
 
-    /// So many pages of a folio were unmapped.
+    /// Drops the references and mappings of `pages` pages of a folio, and frees the folio if none
+    /// are left.
     #[inline]
-    fn unmapped(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
+    fn put_pages(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         let state = frame.state();
         debug_assert_eq!(state.kind(), FrameKind::Folio);
         if state.has(flag::ZEROS | flag::OBJECT) {
             if state.has(flag::ZEROS) {
                 return;
             }
-            self.objects += pages as u64;
+            self.shmem += pages as u64;
         }
-        // An object has the rest of a folio of its own, mapped or not; and by its slots somebody may find a part of what this was
-        // all of, in between.
+        // Folios of page-cache objects are not split: the object has all pages, mapped or not. A
+        // folio in the swap cache takes the slow path even if all its pages are unmapped: a fault
+        // may find and map a part of it in between.
         let maps = if order != 0
             && !state.has(flag::PARTIAL | flag::OBJECT)
             && (pages < 1 << order || state.has(flag::SWAP_CACHED) || frame.counts().maps != pages)
         {
-            self.unmapped_in_part(head, frame, order, pages);
+            self.put_mappings(head, frame, order, pages);
             0
         } else {
             pages
@@ -381,70 +428,77 @@ impl<'a, 'm, P: Platform> Release<'a, 'm, P> {
         if self.machine.frames().put(head, frame, pages, maps).refs == 0 {
             self.free(head, frame, 1 << order);
         }
-        self.rest();
+        self.maybe_resched();
     }
 
-    /// Part of a folio was unmapped, or all of it in one of several places: if fewer of its pages can be mapped now than it has,
-    /// it is queued to be split. The references are kept meanwhile, so that it can't be freed by whoever unmaps the rest.
+    /// Drops the mappings of a part of a folio, or of all of it by one of several page tables. If
+    /// the folio is partially mapped from now on, queues it to be split. The references are kept
+    /// meanwhile, so that a CPU that unmaps the rest can't free the folio.
     #[cold]
-    fn unmapped_in_part(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
+    fn put_mappings(&mut self, head: Pfn, frame: &Frame, order: u8, pages: u32) {
         self.work += 2;
         let left = self.machine.frames().put(head, frame, 0, pages);
-        if left.maps != 0 && left.maps < 1 << order && self.leavers.defer(head, frame) {
+        if left.maps != 0 && left.maps < 1 << order && self.uncharger.defer_split(head, frame) {
             self.machine.count_size(SizeCounter::SplitDeferred, order);
         }
     }
 
-    /// Nobody refers to this folio, or walks this table, any more.
+    /// Uncharges a folio without references, or a page table without walkers, and adds its frames
+    /// to the range that is freed together.
     ///
-    /// Tables come in the opposite order of their addresses, so a row grows at either end. They must go back in rows: what
-    /// goes back one by one is handed out in ever less of an order, and tables in no order take twice as long to unmap.
+    /// Page tables come in descending order of their addresses, so a range grows at either end.
+    /// They must be freed in ranges: frames that are freed one by one are allocated in less and
+    /// less of an order, and page tables in no order take twice as long to unmap.
     #[inline(always)]
     fn free(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
         if frame.has(flag::SWAP_CACHED) {
-            self.leavers.pause();
+            self.uncharger.unlock();
             self.machine.uncache_in_parts(pfn, frame, || true);
         }
-        self.leavers.leave(pfn, frame, pages);
+        self.uncharger.uncharge(pfn, frame, pages);
         self.freed += 1;
         if pfn.0 + pages == self.start {
             self.start = pfn.0;
         } else if self.start + self.len != pfn.0 {
-            self.give_back();
+            self.free_range();
             self.start = pfn.0;
         }
         self.len += pages;
     }
 
-    fn give_back(&mut self) {
+    /// Frees the range of frames that was collected.
+    fn free_range(&mut self) {
         if self.len != 0 {
-            // Every entry of a table without live entries is empty, which is all zero bits.
+            // All PTEs of a page table without live ones are empty, which is all zero bits
+            // (INV-10).
             let zero = self.usage == Use::Kernel;
             if !zero && self.machine.frames().zero_on_free() {
-                self.leavers.pause();
+                self.uncharger.unlock();
             }
-            // SAFETY: behind the proof of a flush. Every folio in the row lost its last reference just now and left its
-            // memcg. Every table was unhooked, so no new walk finds it, and outwaited, so no walker stands in it.
+            // SAFETY: there is the proof of a flush, or no PTE mapped the frames. Every folio in
+            // the range has no reference left and is uncharged. Every page table was unhooked, so
+            // no new walk finds it, and walkers were waited for, so none is in it.
             unsafe { self.machine.frames().free(Pfn(self.start), self.len, zero, self.usage) };
             self.len = 0;
-            self.work += ROW;
+            self.work += FREE_COST;
         }
     }
 
-    /// Every so often, hold no lock and let others run.
+    /// Counts a unit of work, and after [`BATCH_COST`] of them releases the lruvec's lock and calls
+    /// `resched` (INV-11).
     #[inline]
-    fn rest(&mut self) {
+    fn maybe_resched(&mut self) {
         self.work += 1;
-        if self.work >= BATCH {
+        if self.work >= BATCH_COST {
             self.work = 0;
-            self.leavers.pause();
+            self.uncharger.unlock();
             self.machine.platform().resched();
         }
     }
 }
 
-impl<P: Platform> Drop for Release<'_, '_, P> {
+impl<P: Platform> Drop for FreeBatch<'_, '_, P> {
     fn drop(&mut self) {
-        self.give_back();
+        self.free_range();
     }
 }

@@ -1,17 +1,19 @@
-//! What must be flushed before it is freed.
+//! TLB invalidation, and the freeing of memory that must wait for it.
 //!
 //! # Guarantee
-//! Frames and tables taken out of a space go back to the allocator only after every CPU that could hold a translation of
-//! them has dropped it, and tables also only after every lockless walker that could stand in one has left (INV-1).
+//! Frames and page tables that are taken out of a space go back to the allocator only after every
+//! CPU that could hold a translation of them has dropped it; page tables also only after every
+//! lockless walker that could be in one has left (INV-1).
 //!
 //! # Mechanism
-//! What leaves a page table is an owned value, [`Removed`] or [`DeadTable`], that only a [`Gather`] takes. The gather frees
-//! by a function that wants a [`Flushed`], and that is made in one place: at the end of [`Shootdown::invalidate`].
+//! Frames and page tables that leave a page table are owned values, [`Removed`] and [`DeadTable`],
+//! which only a [`Gather`] takes (Linux: `mmu_gather`). The gather frees by functions that need a
+//! [`Flushed`], and a [`Flushed`] is made in one place: at the end of [`Shootdown::invalidate`].
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | `shootdown` | which CPUs use a space; invalidation |
-//! | `gather` | collect, flush, free |
+//! | `shootdown` | the CPUs that use a space, and invalidation on them |
+//! | `gather` | collecting, flushing and freeing of unmapped memory |
 
 mod gather;
 mod shootdown;

@@ -1,4 +1,10 @@
-//! Which CPUs may hold translations of a space, and making them drop some.
+//! TLB shootdown: keeps the set of CPUs that may hold translations of a space, and has them drop
+//! some.
+//!
+//! A CPU is in the set from before it loads the root until it holds no translation any more. A CPU
+//! that clears a PTE reads the set afterwards, with a full fence on both sides: either it sees the
+//! other CPU in the set and invalidates there, or that CPU's first walk finds the PTE cleared
+//! (INV-1).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -7,108 +13,127 @@ use crate::machine::Machine;
 use crate::platform::{CpuSet, Invalidation, MAX_CPUS, Platform, SpaceId};
 use crate::stats::{Counter, SpaceCounter, SpaceSlots};
 
-/// Proof that translations were invalidated after they had been removed from the tables.
+/// Proof that translations were invalidated after they had been removed from the page tables
+/// (INV-1).
 #[derive(Debug)]
 pub(crate) struct Flushed(());
 
-/// The TLB's view of one address space.
+/// The TLB's view of one address space (Linux: `mm_cpumask` and `tlb_flush_pending`).
 pub(crate) struct Shootdown<'m, P: Platform> {
     pub(crate) machine: &'m Machine<'m, P>,
     pub(crate) space: SpaceId,
+    /// The root page table.
     pub(crate) root: Pfn,
-    users: [AtomicU64; MAX_CPUS / 64],
+    /// The set of CPUs that may hold translations of the space.
+    cpus: [AtomicU64; MAX_CPUS / 64],
+    /// The per-CPU statistics of the space.
     slots: SpaceSlots<'m>,
-    /// Gathers that may have emptied entries and not flushed.
+    /// The number of gathers that may have cleared PTEs and not flushed.
     gathers: AtomicU32,
-    /// Evictions of which the same is true.
-    evictions: AtomicU32,
+    /// The number of reclaimers that may have cleared PTEs and not flushed.
+    reclaimers: AtomicU32,
 }
 
-/// As long as there is one, somebody may have emptied entries, and not flushed yet, without anybody having asked for new contents.
-pub(crate) struct Evicting<'a>(&'a AtomicU32);
+/// Guard. While any exists, reclaim may have cleared PTEs whose TLB flush is still pending (Linux:
+/// `flush_tlb_batched_pending`). A CPU that fills such PTEs flushes first
+/// ([`Shootdown::flush_pending_reclaim`]).
+pub(crate) struct PendingReclaimFlush<'a>(&'a AtomicU32);
 
-impl Drop for Evicting<'_> {
+impl Drop for PendingReclaimFlush<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
 impl<'m, P: Platform> Shootdown<'m, P> {
+    /// A space that no CPU uses yet.
     pub(crate) fn new(machine: &'m Machine<'m, P>, space: SpaceId, root: Pfn, slots: SpaceSlots<'m>) -> Self {
         Shootdown {
             machine,
             space,
             root,
-            users: Default::default(),
+            cpus: Default::default(),
             slots,
             gathers: AtomicU32::new(0),
-            evictions: AtomicU32::new(0),
+            reclaimers: AtomicU32::new(0),
         }
     }
 
-    /// A CPU is about to load the root. The host does so only after this returns, so that whoever clears an entry and does
-    /// not see this CPU yet has cleared it before this CPU's first walk.
+    /// Adds a CPU to the set before it loads the root. The host loads the root only after this
+    /// returns, so a CPU that clears a PTE and does not see `cpu` in the set has cleared the PTE
+    /// before the first walk of `cpu`.
     pub(crate) fn enter(&self, cpu: usize) {
-        self.users[cpu / 64].fetch_or(1 << (cpu % 64), Ordering::SeqCst);
+        self.cpus[cpu / 64].fetch_or(1 << (cpu % 64), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// A CPU holds no translation of the space any more.
+    /// Removes a CPU from the set. It holds no translation of the space any more.
     pub(crate) fn leave(&self, cpu: usize) {
-        self.users[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
+        self.cpus[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
     }
 
-    /// Of what was taken out of page tables and counted as anonymous memory, so many frames were an object's.
+    /// Corrects the space's statistics: `frames` of the frames that were unmapped, and counted as
+    /// anonymous memory, were a page-cache object's.
     #[cold]
-    pub(super) fn were_objects(&self, frames: u64) {
+    pub(super) fn recount_as_shmem(&self, frames: u64) {
         let slot = self.slots.of(self.machine.platform().current());
         slot.add(SpaceCounter::Anon, frames as i64);
         slot.add(SpaceCounter::Shmem, -(frames as i64));
     }
 
-    /// A gather begins: before the first entry that it will empty.
+    /// Counts a gather that begins, before it clears its first PTE.
     pub(super) fn open_gather(&self) {
         self.gathers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A gather has flushed.
+    /// Stops counting a gather that has flushed.
     pub(super) fn close_gather(&self) {
         self.gathers.fetch_sub(1, Ordering::Release);
     }
 
-    /// Asked by an open gather: whether there are others. Whoever emptied an entry that the caller found empty, under the
-    /// lock of its table, is either counted here or has flushed.
-    pub(super) fn others_are_open(&self) -> bool {
+    /// Returns whether there are other gathers than the caller's, which is open. An operation that
+    /// cleared a PTE which the caller found empty, under the lock of its page table, either is
+    /// counted here or has flushed.
+    pub(super) fn has_other_gathers(&self) -> bool {
         self.gathers.load(Ordering::Acquire) > 1
     }
 
-    /// An eviction begins: before the first entry that it will empty. It flushes before it drops the answer.
-    pub(crate) fn evicting(&self) -> Evicting<'_> {
-        self.evictions.fetch_add(1, Ordering::Relaxed);
-        Evicting(&self.evictions)
+    /// Announces a reclaimer, before it clears its first PTE (Linux: `set_tlb_ubc_flush_pending`).
+    /// The reclaimer flushes before it drops the guard.
+    pub(crate) fn evicting(&self) -> PendingReclaimFlush<'_> {
+        self.reclaimers.fetch_add(1, Ordering::Relaxed);
+        PendingReclaimFlush(&self.reclaimers)
     }
 
-    /// Entries that were found empty are about to be filled, under the lock of their table. The program goes on with what was there
-    /// before or, if somebody forgot it, has asked for that itself: unless an eviction has emptied them, behind everybody's back,
-    /// and not flushed yet. No CPU may read the old contents any more when another one has written the new. `shift`: of the smallest
-    /// pages that may have been there.
+    /// Invalidates `range` if reclaim may have cleared PTEs there and not flushed yet (Linux:
+    /// `flush_tlb_batched_pending`). For a CPU that is about to fill empty PTEs, under the lock of
+    /// their page table. `shift`: log2 of the smallest page that may have been mapped there.
+    ///
+    /// After the new contents are written no CPU may still read the old ones through its TLB. Other
+    /// operations that clear PTEs are no danger: the program requested them, and they are not
+    /// complete before their flush.
     #[inline]
     pub(crate) fn before_filling(&self, range: VirtRange, shift: u32) {
-        // Whoever emptied them under the same lock is either counted here or has flushed.
-        if self.evictions.load(Ordering::Acquire) != 0 {
+        // A reclaimer that cleared them, under the same lock, either is counted here or has
+        // flushed.
+        if self.reclaimers.load(Ordering::Acquire) != 0 {
             self.invalidate(&[range], shift, false);
         }
     }
 
-    pub(crate) fn users(&self) -> CpuSet {
-        CpuSet::from_words(core::array::from_fn(|i| self.users[i].load(Ordering::SeqCst)))
+    /// Returns the set of CPUs that may hold translations of the space.
+    fn cpus(&self) -> CpuSet {
+        CpuSet::from_words(core::array::from_fn(|i| self.cpus[i].load(Ordering::SeqCst)))
     }
 
-    /// Make every CPU that uses the space drop what it holds of these ranges (all, if none is given), and of the tables in
-    /// between if `tables`. What was removed from the tables before the call can't be reached through a TLB afterwards.
+    /// Invalidates the translations of `ranges` (all translations, if there are none) on every CPU
+    /// that uses the space, and waits for those CPUs. With `tables`, also what the CPUs cache of
+    /// upper-level page tables. `stride_shift`: log2 of the smallest page there. Memory that was
+    /// removed from the page tables before the call can't be reached through a TLB afterwards. May
+    /// be called under a page table's lock.
     pub(crate) fn invalidate(&self, ranges: &[VirtRange], stride_shift: u32, tables: bool) -> Flushed {
         fence(Ordering::SeqCst);
-        let cpus = self.users();
+        let cpus = self.cpus();
         if !cpus.is_empty() {
             self.machine.count(Counter::Flushes, 1);
             let what = Invalidation { space: self.space, root: self.root, ranges, stride_shift, tables };
@@ -117,8 +142,8 @@ impl<'m, P: Platform> Shootdown<'m, P> {
         Flushed(())
     }
 
-    /// Has this CPU drop what it holds of a range, so that it sees what entries there allow now. No
-    /// proof for freeing anything.
+    /// Invalidates the translations of a range on this CPU only, so that its next access sees the
+    /// present permissions of the PTEs (INV-20). Proves nothing for freeing memory.
     #[cold]
     pub(crate) fn invalidate_local(&self, range: VirtRange, stride_shift: u32, tables: bool) {
         let what = Invalidation { space: self.space, root: self.root, ranges: &[range], stride_shift, tables };

@@ -1,0 +1,200 @@
+//! The discrepancies that an audit reports.
+
+use core::fmt;
+
+use crate::addr::Pfn;
+use crate::arch::Attrs;
+use crate::frame::FrameKind;
+use crate::memcg::{LruList, MemcgId};
+use crate::platform::SpaceId;
+
+/// A discrepancy that an audit found. Pages are of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsound {
+    /// A PTE allows accesses that its VMA does not.
+    ExcessPermissions {
+        /// The space.
+        space: SpaceId,
+        /// The first address that the PTE translates.
+        at: u64,
+        /// The permissions of the PTE.
+        found: Attrs,
+        /// The permissions of the VMA.
+        allowed: Attrs,
+    },
+    /// A PTE maps a frame that belongs to no folio.
+    NotAFolio {
+        /// The space.
+        space: SpaceId,
+        /// The address.
+        at: u64,
+        /// The frame.
+        pfn: Pfn,
+    },
+    /// A PTE is busy: in transition (INV-4), although no operation runs.
+    Busy {
+        /// The space.
+        space: SpaceId,
+        /// The address.
+        at: u64,
+    },
+    /// A count of the engine's is not the number that the audit found.
+    Differs {
+        /// The quantity that is counted.
+        what: What,
+        /// The engine's count.
+        counted: u64,
+        /// The number that the audit found.
+        found: u64,
+    },
+    /// A folio in use has no reference, or fewer than its mappings and the pages of page-cache
+    /// objects that it is (INV-2).
+    TooFewReferences {
+        /// The folio's head.
+        pfn: Pfn,
+        /// Its references.
+        refs: u32,
+        /// Its mappings, plus the pages of page-cache objects that it is.
+        maps: u32,
+    },
+    /// A folio that is a page of a page-cache object names another object or another page; or a
+    /// folio names an object of which it is no page (INV-16).
+    WrongObject {
+        /// The folio's head.
+        pfn: Pfn,
+    },
+    /// A folio is on a list that is not the one its descriptor names (INV-9).
+    WrongList {
+        /// The folio's head, or the frame that is on the list instead of one.
+        pfn: Pfn,
+        /// The list.
+        list: LruList,
+    },
+    /// A frame is the first behind a block, and its kind is one that begins no block.
+    StrayFrame {
+        /// The frame.
+        pfn: Pfn,
+        /// Its kind.
+        kind: FrameKind,
+    },
+    /// The swap cache names a frame that is not in a folio with swap-cache pages.
+    NotSwapCached {
+        /// The frame.
+        pfn: Pfn,
+    },
+}
+
+/// A quantity that the engine counts and that the audit finds for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Resident pages of a space.
+    Resident(SpaceId),
+    /// Resident anonymous pages of a space.
+    Anonymous(SpaceId),
+    /// Swapped pages of a space.
+    Swapped(SpaceId),
+    /// Pages for which a space's VMAs have PTEs; found: pages for which the space has PTEs at all.
+    PtesInVmas(SpaceId),
+    /// Mappings of a folio, by its head.
+    Mappings(Pfn),
+    /// Frames of page tables.
+    Tables,
+    /// Pages of folios in use; found: pages on LRU lists.
+    LruPages,
+    /// Folios, or pages of them, on one LRU list of a lruvec.
+    LruList(MemcgId, LruList),
+    /// Folios on deferred-split queues; found: folios marked as partially mapped.
+    PartiallyMapped,
+    /// Free frames.
+    FreeFrames,
+    /// Swap-cache pages.
+    SwapCache,
+    /// References of a slot, by the number of its device and its own.
+    Slot(u8, u32),
+    /// Slots of a device in use.
+    SlotsUsed(u8),
+    /// Slots of a device that may be given out.
+    SlotsFree(u8),
+    /// Entries of a node of an object's index, by the node's frame.
+    NodeEntries(Pfn),
+    /// Pages of an object in memory, by the frame that the object begins in. These are pages of the
+    /// object's size.
+    ObjectResident(Pfn),
+    /// Pages of an object on swap devices, by the frame that the object begins in. These are pages
+    /// of the object's size.
+    ObjectSwapped(Pfn),
+    /// VMAs of a space that map an object.
+    VmasOfSpace(Pfn, SpaceId),
+    /// VMAs that map an object.
+    Vmas(Pfn),
+    /// Shared VMAs that map an object and may write to it.
+    Writers(Pfn),
+    /// References of an object; found: its VMAs, which have one each.
+    ObjectReferences(Pfn),
+    /// Pages of all objects ([`Counter::ShmemPages`](crate::stats::Counter::ShmemPages)).
+    ShmemPages,
+    /// Frames that are charged for spaces and objects, beside folios and page tables.
+    Structures,
+    /// Pages charged to a memcg and its descendants.
+    MemcgCharged(MemcgId),
+    /// Pages of the objects of a memcg and its descendants on swap devices.
+    MemcgSwapped(MemcgId),
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            What::Resident(space) => write!(f, "resident pages of {space:?}"),
+            What::Anonymous(space) => write!(f, "anonymous pages of {space:?}"),
+            What::Swapped(space) => write!(f, "swapped pages of {space:?}"),
+            What::PtesInVmas(space) => write!(f, "PTEs of {space:?} inside its VMAs, and in all"),
+            What::Mappings(pfn) => write!(f, "mappings of the folio at {pfn:?}"),
+            What::Tables => f.write_str("frames of page tables"),
+            What::LruPages => f.write_str("pages of folios, and pages on LRU lists"),
+            What::LruList(memcg, list) => write!(f, "an LRU list {list:?} of memcg {}", memcg.number()),
+            What::PartiallyMapped => f.write_str("deferred folios, and partially mapped ones"),
+            What::FreeFrames => f.write_str("free frames"),
+            What::SwapCache => f.write_str("swap-cache pages"),
+            What::Slot(device, slot) => write!(f, "references of slot {slot} of swap device {device}"),
+            What::SlotsUsed(device) => write!(f, "used slots of swap device {device}"),
+            What::SlotsFree(device) => write!(f, "free slots of swap device {device}"),
+            What::NodeEntries(pfn) => write!(f, "entries of the index node at {pfn:?}"),
+            What::ObjectResident(pfn) => write!(f, "pages in memory of the object at {pfn:?}"),
+            What::ObjectSwapped(pfn) => write!(f, "pages in swap of the object at {pfn:?}"),
+            What::VmasOfSpace(pfn, space) => write!(f, "VMAs of {space:?} that map the object at {pfn:?}"),
+            What::Vmas(pfn) => write!(f, "VMAs that map the object at {pfn:?}"),
+            What::Writers(pfn) => write!(f, "writable shared VMAs of the object at {pfn:?}"),
+            What::ObjectReferences(pfn) => write!(f, "references of the object at {pfn:?}, and its VMAs"),
+            What::ShmemPages => f.write_str("pages of all objects"),
+            What::Structures => f.write_str("charged frames of spaces and objects"),
+            What::MemcgCharged(memcg) => write!(f, "pages charged to memcg {}", memcg.number()),
+            What::MemcgSwapped(memcg) => write!(f, "pages in swap of memcg {}'s objects", memcg.number()),
+        }
+    }
+}
+
+impl fmt::Display for Unsound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unsound::ExcessPermissions { space, at, found, allowed } => {
+                write!(f, "{space:?}: the PTE at {at:#x} allows {found:?}, and its VMA only {allowed:?}")
+            }
+            Unsound::NotAFolio { space, at, pfn } => {
+                write!(f, "{space:?}: the PTE at {at:#x} maps {pfn:?}, which is in no folio")
+            }
+            Unsound::Busy { space, at } => write!(f, "{space:?}: the PTE at {at:#x} is busy"),
+            Unsound::Differs { what, counted, found } => write!(f, "{what}: {counted} counted, {found} found"),
+            Unsound::TooFewReferences { pfn, refs, maps } => {
+                write!(f, "the folio at {pfn:?} has {refs} references, and {maps} mappings and pages of objects")
+            }
+            Unsound::WrongObject { pfn } => {
+                write!(f, "the folio at {pfn:?} names an object or a page of one that does not have it")
+            }
+            Unsound::WrongList { pfn, list } => {
+                write!(f, "{pfn:?} is on an LRU list {list:?}, which its descriptor does not name")
+            }
+            Unsound::StrayFrame { pfn, kind } => write!(f, "{pfn:?} follows a block, and is {kind:?}"),
+            Unsound::NotSwapCached { pfn } => write!(f, "the swap cache names {pfn:?}, which is no swap-cache page"),
+        }
+    }
+}

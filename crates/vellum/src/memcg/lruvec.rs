@@ -1,0 +1,295 @@
+//! The per-CPU lruvec: a memcg's LRU lists and its stock of charged pages for one CPU, behind one
+//! lock.
+//!
+//! Linux has one lruvec for each memcg and node, and a memcg stock for each CPU. Here both are one
+//! structure: a memcg has one for each CPU, with memory of that CPU's node only, and on a machine
+//! with several nodes one for each node besides, with the memory that CPUs of other nodes took from
+//! that node. So a fault takes one lock of its own CPU to charge a folio and to put it on a list.
+//!
+//! A folio's descriptor names its lruvec and its list (INV-9), packed into one word:
+//! [`LruvecId::pack`].
+
+use core::sync::atomic::AtomicBool;
+
+use crate::addr::Pfn;
+use crate::frame::{Cut, Frame, FrameList, Frames, flag};
+use crate::memcg::MemcgId;
+use crate::platform::{MAX_CPUS, MAX_NODES, Platform};
+use crate::sync::{SpinGuard, SpinLock};
+
+/// An LRU list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LruList {
+    /// Anonymous folios, the youngest first.
+    Anon = 0,
+    /// Folios that may not be reclaimed, because a locked VMA (`VM_LOCKED`) maps them.
+    Unevictable = 1,
+    /// Folios of page-cache objects. They have a list of their own because reclaim finds their
+    /// mappings through the object and not through the anonymous rmap, and because a memcg's
+    /// statistics count them separately.
+    Shmem = 2,
+    /// Lazyfree folios: anonymous folios that reclaim may free without writing them to swap
+    /// (`MADV_FREE`).
+    Lazy = 3,
+}
+
+impl LruList {
+    /// The number of lists.
+    pub const COUNT: usize = 4;
+    /// All lists, in the order of their numbers.
+    pub(crate) const ALL: [LruList; LruList::COUNT] =
+        [LruList::Anon, LruList::Unevictable, LruList::Shmem, LruList::Lazy];
+
+    /// Returns the list on which a folio belongs while no locked VMA maps it.
+    pub(crate) fn evictable(head: &Frame) -> LruList {
+        match head.state() {
+            state if state.has(flag::OBJECT) => LruList::Shmem,
+            state if state.has(flag::LAZY) => LruList::Lazy,
+            _ => LruList::Anon,
+        }
+    }
+
+    /// Returns the list that a folio is on, from the descriptor of its head. `None`: the folio is
+    /// isolated, or the frame is not a folio's. The answer is stable only under the lock of the
+    /// folio's lruvec.
+    pub fn of(head: &Frame) -> Option<LruList> {
+        LruList::unpack(head.lruvec())
+    }
+
+    /// Returns the list in a word that [`LruvecId::pack`] made.
+    #[inline]
+    pub(super) fn unpack(packed: u32) -> Option<LruList> {
+        match packed >> 28 {
+            1 => Some(LruList::Anon),
+            2 => Some(LruList::Unevictable),
+            3 => Some(LruList::Shmem),
+            4 => Some(LruList::Lazy),
+            _ => None,
+        }
+    }
+}
+
+/// The identifier of a per-CPU lruvec: a memcg, and an index among its lruvecs. Every folio and
+/// every page table is charged to one (INV-9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LruvecId {
+    /// The memcg that is charged.
+    pub(crate) memcg: MemcgId,
+    /// The index of the lruvec within the memcg: a CPU's number, or, for memory that CPUs of other
+    /// nodes took from a node, the number of CPUs plus the node's number
+    /// ([`Frames::lruvecs_on`]).
+    pub(crate) index: usize,
+}
+
+impl LruvecId {
+    /// The bits of a packed word that name the lruvec. The others name the list.
+    pub(super) const MASK: u32 = 0x0fff_ffff;
+
+    /// Returns whether a packed word names a list: whether the folio with this word in its
+    /// descriptor is on an LRU list.
+    #[inline]
+    pub(crate) fn is_listed(packed: u32) -> bool {
+        packed & !LruvecId::MASK != 0
+    }
+
+    /// Packs the lruvec and a list into the word that a frame's descriptor has
+    /// ([`Frame::set_lruvec`]): bits 0-15 the memcg, 16-27 the index, 28-31 the list plus one, or 0
+    /// for none.
+    #[inline]
+    pub(crate) fn pack(self, list: Option<LruList>) -> u32 {
+        let list = list.map_or(0, |l| l as u32 + 1);
+        self.memcg.0 as u32 | (self.index as u32) << 16 | list << 28
+    }
+
+    /// Returns the lruvec in a word that [`LruvecId::pack`] made.
+    #[inline]
+    pub(crate) fn unpack(packed: u32) -> LruvecId {
+        LruvecId { memcg: MemcgId(packed as u16), index: (packed >> 16 & 0xfff) as usize }
+    }
+}
+
+const _: () = assert!(MAX_CPUS + MAX_NODES <= 1 << 12);
+
+/// The size of an LRU list, as its lruvec counts it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListSize {
+    /// Folios on the list.
+    pub(crate) folios: u64,
+    /// Pages (of 4 KiB) of these folios.
+    pub(crate) pages: u64,
+}
+
+/// The most that [`Lruvec::isolate`] takes off a list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IsolateLimit {
+    /// The maximum number of folios.
+    pub(crate) folios: usize,
+    /// Isolation stops at the first folio with which so many pages (of 4 KiB) are reached.
+    pub(crate) pages: u64,
+}
+
+/// A per-CPU lruvec with its lock, on cache lines of its own, so that CPUs do not share any.
+#[repr(C, align(128))]
+pub(crate) struct PerCpuLruvec {
+    inner: SpinLock<Lruvec>,
+    /// Set when anything was charged here for the first time. Statistics skip lruvecs that are not
+    /// used.
+    pub(super) used: AtomicBool,
+}
+
+impl PerCpuLruvec {
+    /// An unused lruvec, with empty lists and no stock.
+    pub(super) fn new() -> Self {
+        PerCpuLruvec { inner: SpinLock::new(Lruvec::default()), used: AtomicBool::new(false) }
+    }
+
+    /// Locks the lruvec. The caller may hold page-table locks, and holds neither another lruvec's
+    /// lock nor one of the frame allocator's. Not for interrupt handlers.
+    #[inline(always)]
+    pub(crate) fn lock<'s, P: Platform>(&'s self, platform: &'s P) -> SpinGuard<'s, Lruvec, P> {
+        self.inner.lock(platform)
+    }
+}
+
+/// The part of a per-CPU lruvec that its lock protects.
+#[derive(Debug, Default)]
+pub(crate) struct Lruvec {
+    /// Pages that are charged to the memcg and that no frame uses yet (Linux: the memcg stock).
+    pub(crate) stock: u32,
+    /// The largest stock that may stay when the lock is released. 0, unless the lruvec is marked as
+    /// stocked ([`super::charge`]): an unmarked lruvec has no stock when its lock is released.
+    pub(super) stock_limit: u32,
+    lru: [FrameList; LruList::COUNT],
+    pages: [u64; LruList::COUNT],
+    /// The deferred-split queue: partially mapped folios, linked through their first tail.
+    pub(crate) deferred: FrameList,
+}
+
+impl Lruvec {
+    /// Returns the pages (of 4 KiB) on each list.
+    pub(crate) fn pages(&self) -> [u64; LruList::COUNT] {
+        self.pages
+    }
+
+    /// Returns the counted size of a list, and an iterator over the folios on it, the oldest first.
+    /// The caller holds the lruvec's lock until it has dropped the iterator.
+    pub(super) fn listed<'f, 'p, P: Platform>(
+        &self,
+        frames: &'f Frames<'p, P>,
+        list: LruList,
+    ) -> (ListSize, impl Iterator<Item = (Pfn, &'p Frame)> + use<'f, 'p, P>) {
+        let at = list as usize;
+        let counted = ListSize { folios: self.lru[at].len().into(), pages: self.pages[at] };
+        (counted, self.lru[at].backward(frames))
+    }
+
+    /// Adds a folio, which is on no list, to the young end of a list. The caller has the descriptor
+    /// name the list.
+    #[inline]
+    pub(crate) fn add<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        (pfn, frame): (Pfn, &Frame),
+        order: u8,
+        list: LruList,
+    ) {
+        self.lru[list as usize].push(frames, pfn, frame);
+        self.pages[list as usize] += 1 << order;
+    }
+
+    /// Removes a folio from its list, if it is on one. It stays charged to the memcg. `packed`: the
+    /// word in its descriptor, read under the lruvec's lock. Returns the list.
+    #[inline(always)]
+    pub(super) fn remove<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, packed: u32) -> Option<LruList> {
+        let frame = frames.frame(pfn);
+        let list = LruList::unpack(packed)?;
+        self.lru[list as usize].remove(frames, pfn);
+        self.pages[list as usize] -= 1 << frame.order();
+        frame.set_lruvec(packed & LruvecId::MASK);
+        Some(list)
+    }
+
+    /// Moves a folio, which is on `list` of this lruvec, to the old end of it.
+    pub(crate) fn make_oldest<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
+        self.lru[list as usize].remove(frames, pfn);
+        self.lru[list as usize].push_back(frames, pfn, frames.frame(pfn));
+    }
+
+    /// Moves a folio, which is charged here, to the young end of `list`, from whatever list it is
+    /// on, if any.
+    pub(crate) fn relist<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) {
+        let frame = frames.frame(pfn);
+        let packed = frame.lruvec();
+        self.remove(frames, pfn, packed);
+        frame.set_lruvec(LruvecId::unpack(packed).pack(Some(list)));
+        self.add(frames, (pfn, frame), frame.order(), list);
+    }
+
+    /// Isolates a folio, if it is on `list` of this lruvec: removes it from the list and takes a
+    /// reference for the caller. The caller keeps the folio's other references from being dropped
+    /// meanwhile. Returns whether the folio was on the list.
+    pub(crate) fn isolate_one<P: Platform>(&mut self, frames: &Frames<'_, P>, pfn: Pfn, list: LruList) -> bool {
+        let frame = frames.frame(pfn);
+        let packed = frame.lruvec();
+        let there = LruList::unpack(packed) == Some(list);
+        if there {
+            self.remove(frames, pfn, packed);
+            frames.get_counts(pfn, frame, 1, 0);
+        }
+        there
+    }
+
+    /// Isolates folios from the old end of a list, within `limit` (Linux: `isolate_lru_folios`).
+    /// Takes a reference to each, and passes its head and its number of pages to `take`; stops when
+    /// `take` returns false, after that folio. Folios without references are skipped: the CPU that
+    /// dropped the last one removes them from the list. Returns the number of pages isolated.
+    pub(crate) fn isolate<'p, P: Platform>(
+        &mut self,
+        frames: &Frames<'p, P>,
+        list: LruList,
+        limit: IsolateLimit,
+        mut take: impl FnMut(Pfn, &'p Frame, u32) -> bool,
+    ) -> u64 {
+        let (mut folios, mut sum) = (limit.folios, 0);
+        let mut cut = Cut::default();
+        for (pfn, frame) in self.lru[list as usize].backward(frames) {
+            if folios == 0 || sum >= limit.pages {
+                break;
+            }
+            if frames.try_get(pfn, frame, 1, 0) {
+                if !cut.extend(pfn, frame) {
+                    self.lru[list as usize].cut(frames, &cut);
+                    cut = Cut::one(pfn, frame);
+                }
+                frame.set_lruvec(frame.lruvec() & LruvecId::MASK);
+                let pages = 1 << frame.order();
+                sum += u64::from(pages);
+                folios -= 1;
+                if !take(pfn, frame, pages) {
+                    break;
+                }
+            }
+        }
+        self.lru[list as usize].cut(frames, &cut);
+        self.pages[list as usize] -= sum;
+        sum
+    }
+
+    /// Uncharges folios that are about to be freed: cuts `cut`, which are neighbours on `list`, out
+    /// of that list (`None`: they are on none), and returns their `pages` to the stock.
+    #[inline]
+    pub(crate) fn uncharge<P: Platform>(
+        &mut self,
+        frames: &Frames<'_, P>,
+        cut: &Cut,
+        list: Option<LruList>,
+        pages: u32,
+    ) {
+        if let Some(list) = list {
+            self.lru[list as usize].cut(frames, cut);
+            self.pages[list as usize] -= pages as u64;
+        }
+        self.stock += pages;
+    }
+}

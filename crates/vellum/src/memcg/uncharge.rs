@@ -1,0 +1,127 @@
+//! Uncharging: takes folios that are to be freed off their LRU lists and returns their charge, in
+//! batches.
+//!
+//! Folios that are freed together were mostly faulted in together, so they belong to the same
+//! per-CPU lruvec and are often neighbours on its list. The [`Uncharger`] holds that lruvec's lock
+//! from one folio to the next, cuts a range of neighbours out of the list by its two ends, returns
+//! their pages to the stock with one addition, and touches the memcg's counters at most once for
+//! each lruvec (INV-9).
+
+use super::Memcgs;
+use super::lruvec::{LruList, Lruvec, LruvecId};
+use crate::addr::Pfn;
+use crate::frame::{Cut, Frame, Frames, flag};
+use crate::platform::Platform;
+use crate::sync::SpinGuard;
+
+/// Takes folios off their LRU lists and returns their charge. It keeps the lock of the last folio's
+/// lruvec from call to call: before anything that may wait, or that takes another such lock, the
+/// caller drops it or calls [`Uncharger::unlock`].
+pub(crate) struct Uncharger<'a, 'p, P: Platform> {
+    frames: &'a Frames<'p, P>,
+    memcgs: &'a Memcgs<'p>,
+    /// The word in the last folio's descriptor ([`LruvecId::pack`]): its lruvec, which is locked,
+    /// and its list. [`NO_LRUVEC`] while none is locked.
+    packed: u32,
+    lists: Option<SpinGuard<'a, Lruvec, P>>,
+    /// Neighbours on the list that `packed` names, which are uncharged, and which
+    /// [`Uncharger::commit`] cuts out of the list.
+    cut: Cut,
+    /// Pages that are to go to the lruvec's stock.
+    pages: u32,
+}
+
+/// A value of [`Uncharger::packed`] that names no lruvec.
+const NO_LRUVEC: u32 = !0;
+
+impl<'a, 'p, P: Platform> Uncharger<'a, 'p, P> {
+    /// Holds no lock yet.
+    pub(crate) fn new(frames: &'a Frames<'p, P>, memcgs: &'a Memcgs<'p>) -> Self {
+        Uncharger { frames, memcgs, packed: NO_LRUVEC, lists: None, cut: Cut::default(), pages: 0 }
+    }
+
+    /// Returns the lists of the lruvec that `packed` names. Locks it, and unlocks another one
+    /// first.
+    #[cold]
+    fn lists(&mut self, packed: u32) -> &mut Lruvec {
+        let lruvec = packed & LruvecId::MASK;
+        if self.packed == NO_LRUVEC || self.packed & LruvecId::MASK != lruvec {
+            self.unlock();
+            self.packed = lruvec;
+        }
+        let lruvec = self.memcgs.lruvec(LruvecId::unpack(lruvec));
+        self.lists.get_or_insert_with(|| lruvec.lock(self.frames.platform()))
+    }
+
+    /// Uncharges `pages` frames that [`Memcgs::charge_frames`] charged together and that have no
+    /// references left. The caller frees them, and need not wait for [`Uncharger::unlock`]: the
+    /// links of folios that are collected are not read again, and until they are cut out of the
+    /// list its lock is held.
+    #[inline]
+    pub(crate) fn uncharge(&mut self, pfn: Pfn, frame: &Frame, pages: u32) {
+        let packed = frame.lruvec();
+        if packed != self.packed || LruvecId::is_listed(packed) && !self.cut.extend(pfn, frame) {
+            self.start_cut(pfn, frame, packed);
+        }
+        self.pages += pages;
+        if frame.state().has(flag::PARTIAL) {
+            let frames = self.frames;
+            self.lists(packed).deferred.remove(frames, pfn.add(1));
+        }
+    }
+
+    /// Begins a new cut with a folio that is not a neighbour of the last one.
+    #[inline(never)]
+    fn start_cut(&mut self, pfn: Pfn, frame: &Frame, packed: u32) {
+        self.commit();
+        self.lists(packed);
+        self.packed = packed;
+        self.cut = if LruvecId::is_listed(packed) { Cut::one(pfn, frame) } else { Cut::default() };
+    }
+
+    /// Cuts the collected folios out of their list, and adds their pages to the stock.
+    #[inline]
+    fn commit(&mut self) {
+        if let Some(lists) = &mut self.lists {
+            lists.uncharge(self.frames, &self.cut, LruList::unpack(self.packed), self.pages);
+            self.cut = Cut::default();
+            self.pages = 0;
+        }
+    }
+
+    /// Queues a large folio, of which part is not mapped any more, to be split when memory is short
+    /// (Linux: `deferred_split_folio`). The caller has a reference. Returns whether the folio was
+    /// not queued before.
+    #[cold]
+    pub(crate) fn defer_split(&mut self, pfn: Pfn, frame: &Frame) -> bool {
+        let frames = self.frames;
+        let lists = self.lists(frame.lruvec());
+        let new = !frame.set_flag(flag::PARTIAL);
+        if new {
+            lists.deferred.push(frames, pfn.add(1), frames.frame(pfn.add(1)));
+        }
+        new
+    }
+
+    /// Commits, and releases the lruvec's lock. Then uncharges the part of the stock that the
+    /// lruvec may not keep.
+    pub(crate) fn unlock(&mut self) {
+        self.commit();
+        let packed = core::mem::replace(&mut self.packed, NO_LRUVEC);
+        let Some(mut lists) = self.lists.take() else { return };
+        if lists.stock > lists.stock_limit {
+            let lruvec = LruvecId::unpack(packed);
+            let surplus = self.memcgs.take_surplus(lruvec, &mut lists);
+            drop(lists);
+            if surplus != 0 {
+                self.memcgs.uncharge_all(lruvec.memcg, surplus);
+            }
+        }
+    }
+}
+
+impl<P: Platform> Drop for Uncharger<'_, '_, P> {
+    fn drop(&mut self) {
+        self.unlock();
+    }
+}
