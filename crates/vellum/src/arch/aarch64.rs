@@ -68,7 +68,7 @@
 //! long as a run does not cross a multiple of 2^48 (64 KiB) or 2^50 bytes (4 and 16 KiB). A naturally aligned folio never
 //! does.
 
-use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
 use crate::addr::PhysAddr;
 
 const VALID: u64 = 1 << 0;
@@ -90,17 +90,15 @@ const EXCLUSIVE: u64 = 1 << 56;
 const WATCHED: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 58;
 
-const TYPE_SHIFT: u32 = 1;
-const TYPE: u64 = 0b111 << TYPE_SHIFT;
-const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
-const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
-const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
-const SWAP_EXCLUSIVE: u64 = 1 << 4;
-const SWAP_WATCHED: u64 = 1 << 5;
-const SWAP_SOFT_DIRTY: u64 = 1 << 6;
-const MARKER_SHIFT: u32 = 4;
-const SLOT_SHIFT: u32 = 12;
-const DEVICE_SHIFT: u32 = 56;
+const SWAP_PTE: SwapPteLayout = SwapPteLayout {
+    software_shift: 4,
+    device_shift: 56,
+    slot_shift: 12,
+    slot_bits: 43,
+    inverted: false,
+    clear: NOT_GLOBAL,
+}
+.checked();
 
 /// The format. User mode has all that TTBR0_EL1 translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +214,7 @@ impl Arch for Aarch64 {
     const HARDWARE: u64 = ACCESSED | READ_ONLY | DIRTY_NOT_WRITABLE;
     const HARDWARE_INVERTED: u64 = READ_ONLY;
     const JOINED: u64 = Self::CONTIGUOUS;
-    const MAX_SLOT: u64 = (1 << 43) - 1;
+    const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
     fn tlb_rules(&self) -> TlbRules {
@@ -282,11 +280,7 @@ impl Arch for Aarch64 {
         if raw & NOT_GLOBAL != 0 {
             return Kind::Leaf;
         }
-        match raw & TYPE {
-            TYPE_SWAP => Kind::Swap,
-            TYPE_MARKER => Kind::Marker,
-            _ => Kind::Busy,
-        }
+        swap_pte::kind(raw)
     }
 
     // The attributes are mostly known where it is called.
@@ -373,41 +367,6 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn step(&self, raw: u64, level: u8) -> u64 {
-        if raw & (VALID | NOT_GLOBAL) != 0 { 1 << self.level_shift(level) } else { 1 << SLOT_SHIFT }
-    }
-
-    fn swap(&self, swapped: Swapped) -> u64 {
-        debug_assert!(swapped.device < 32 && swapped.slot <= Self::MAX_SLOT, "{swapped:?}");
-        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | swapped.slot << SLOT_SHIFT;
-        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
-            raw |= SWAP_EXCLUSIVE;
-        }
-        if swapped.attrs.contains(Attrs::WATCHED) {
-            raw |= SWAP_WATCHED;
-        }
-        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
-            raw |= SWAP_SOFT_DIRTY;
-        }
-        raw
-    }
-
-    fn swapped(&self, raw: u64) -> Swapped {
-        let mut attrs = Attrs::empty();
-        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
-        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: raw >> SLOT_SHIFT & Self::MAX_SLOT, attrs }
-    }
-
-    fn marker(&self, marker: Marker) -> u64 {
-        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
-    }
-
-    fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
-    }
-
-    fn busy(&self) -> u64 {
-        TYPE_BUSY
+        if raw & (VALID | NOT_GLOBAL) != 0 { 1 << self.level_shift(level) } else { SWAP_PTE.step() }
     }
 }

@@ -15,6 +15,7 @@
 mod aarch64;
 mod riscv64;
 pub mod stale;
+mod swap_pte;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -23,6 +24,7 @@ mod x86_64;
 pub use aarch64::Aarch64;
 pub use riscv64::Riscv64;
 pub use stale::{Stale, TlbRules};
+pub use swap_pte::SwapPteLayout;
 pub use user::{BadRange, UserRange};
 pub use x86_64::X86_64;
 
@@ -115,8 +117,11 @@ pub trait Arch: Copy + Send + Sync + 'static {
     /// The bit that marks a leaf as one of a block; 0 if the format has no blocks.
     const JOINED: u64 = 0;
 
-    /// The last slot of a swap device that a swap entry can name.
-    const MAX_SLOT: u64;
+    /// The bit positions of swap PTEs and markers.
+    const SWAP_PTE: SwapPteLayout;
+
+    /// The last slot of a swap device that a swap PTE can name.
+    const MAX_SLOT: u64 = Self::SWAP_PTE.max_slot();
 
     /// How many levels there are, the root's being the highest.
     fn levels(&self) -> u8;
@@ -238,19 +243,34 @@ pub trait Arch: Copy + Send + Sync + 'static {
     fn step(&self, raw: u64, level: u8) -> u64;
 
     /// A swap entry.
-    fn swap(&self, swapped: Swapped) -> u64;
+    #[inline]
+    fn swap(&self, swapped: Swapped) -> u64 {
+        Self::SWAP_PTE.swap_pte(swapped)
+    }
 
     /// What a swap entry says.
-    fn swapped(&self, raw: u64) -> Swapped;
+    #[inline]
+    fn swapped(&self, raw: u64) -> Swapped {
+        Self::SWAP_PTE.swap_entry(raw)
+    }
 
     /// A marker.
-    fn marker(&self, marker: Marker) -> u64;
+    #[inline]
+    fn marker(&self, marker: Marker) -> u64 {
+        Self::SWAP_PTE.marker_pte(marker)
+    }
 
     /// Which marker this is; `None` if it is none that the engine wrote.
-    fn marked(&self, raw: u64) -> Option<Marker>;
+    #[inline]
+    fn marked(&self, raw: u64) -> Option<Marker> {
+        Self::SWAP_PTE.marker_of(raw)
+    }
 
     /// The entry of somebody at work.
-    fn busy(&self) -> u64;
+    #[inline]
+    fn busy(&self) -> u64 {
+        swap_pte::BUSY
+    }
 
     /// The frame in a leaf.
     #[inline]

@@ -40,7 +40,7 @@
 //!
 //! Addresses are sign-extended to 64 bits; user mode has the lower half, where the bits above are 0.
 
-use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
 use crate::addr::{FRAME_SHIFT, PhysAddr};
 
 const VALID: u64 = 1 << 0;
@@ -65,17 +65,15 @@ const NAPOT_BITS: u32 = 4;
 const NAPOT_FRAME: u64 = ((1 << NAPOT_BITS) - 1) << FRAME_AT;
 const NAPOT_SIZE: u64 = 1 << (NAPOT_BITS - 1) << FRAME_AT;
 
-const TYPE_SHIFT: u32 = 1;
-const TYPE: u64 = 0b111 << TYPE_SHIFT;
-const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
-const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
-const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
-const SWAP_EXCLUSIVE: u64 = 1 << 8;
-const SWAP_WATCHED: u64 = 1 << 9;
-const SWAP_SOFT_DIRTY: u64 = 1 << 10;
-const MARKER_SHIFT: u32 = 8;
-const DEVICE_SHIFT: u32 = 11;
-const SLOT_SHIFT: u32 = 16;
+const SWAP_PTE: SwapPteLayout = SwapPteLayout {
+    software_shift: 8,
+    device_shift: 11,
+    slot_shift: 16,
+    slot_bits: 48,
+    inverted: false,
+    clear: NO_ACCESS,
+}
+.checked();
 
 /// The format. User mode has the lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +131,7 @@ fn frame_bits(pa: PhysAddr) -> u64 {
 impl Arch for Riscv64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
     const JOINED: u64 = Self::NAPOT;
-    const MAX_SLOT: u64 = (1 << 48) - 1;
+    const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
     fn tlb_rules(&self) -> TlbRules {
@@ -199,11 +197,7 @@ impl Arch for Riscv64 {
         if raw & NO_ACCESS != 0 {
             return Kind::Leaf;
         }
-        match raw & TYPE {
-            TYPE_SWAP => Kind::Swap,
-            TYPE_MARKER => Kind::Marker,
-            _ => Kind::Busy,
-        }
+        swap_pte::kind(raw)
     }
 
     // The attributes are mostly known where it is called.
@@ -272,42 +266,7 @@ impl Arch for Riscv64 {
         if raw & (VALID | NO_ACCESS) != 0 {
             1 << (self.level_shift(level) - FRAME_SHIFT + FRAME_AT)
         } else {
-            1 << SLOT_SHIFT
+            SWAP_PTE.step()
         }
-    }
-
-    fn swap(&self, swapped: Swapped) -> u64 {
-        debug_assert!(swapped.device < 32 && swapped.slot <= Self::MAX_SLOT, "{swapped:?}");
-        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | swapped.slot << SLOT_SHIFT;
-        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
-            raw |= SWAP_EXCLUSIVE;
-        }
-        if swapped.attrs.contains(Attrs::WATCHED) {
-            raw |= SWAP_WATCHED;
-        }
-        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
-            raw |= SWAP_SOFT_DIRTY;
-        }
-        raw
-    }
-
-    fn swapped(&self, raw: u64) -> Swapped {
-        let mut attrs = Attrs::empty();
-        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
-        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: raw >> SLOT_SHIFT, attrs }
-    }
-
-    fn marker(&self, marker: Marker) -> u64 {
-        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
-    }
-
-    fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
-    }
-
-    fn busy(&self) -> u64 {
-        TYPE_BUSY
     }
 }

@@ -15,7 +15,7 @@
 //! addresses (L1 Terminal Fault, CVE-2018-3620) sees one that no memory answers. Markers and busy entries hold neither: they
 //! name frame 0, which the engine never gives out.
 
-use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
 use crate::addr::PhysAddr;
 
 const PRESENT: u64 = 1 << 0;
@@ -34,17 +34,15 @@ const SOFT_DIRTY: u64 = 1 << 11;
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
 const NO_EXEC: u64 = 1 << 63;
 
-const TYPE_SHIFT: u32 = 1;
-const TYPE: u64 = 0b111 << TYPE_SHIFT;
-const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
-const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
-const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
-const SWAP_EXCLUSIVE: u64 = 1 << 4;
-const SWAP_WATCHED: u64 = 1 << 5;
-const SWAP_SOFT_DIRTY: u64 = 1 << 6;
-const MARKER_SHIFT: u32 = 4;
-const DEVICE_SHIFT: u32 = 9;
-const SLOT_SHIFT: u32 = 14;
+const SWAP_PTE: SwapPteLayout = SwapPteLayout {
+    software_shift: 4,
+    device_shift: 9,
+    slot_shift: 14,
+    slot_bits: 50,
+    inverted: true,
+    clear: NO_ACCESS,
+}
+.checked();
 
 /// The format. User mode has the lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +70,7 @@ impl X86_64 {
 
 impl Arch for X86_64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
-    const MAX_SLOT: u64 = (1 << (64 - SLOT_SHIFT)) - 1;
+    const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
     fn tlb_rules(&self) -> TlbRules {
@@ -115,11 +113,7 @@ impl Arch for X86_64 {
         if raw & NO_ACCESS != 0 {
             return Kind::Leaf;
         }
-        match raw & TYPE {
-            TYPE_SWAP => Kind::Swap,
-            TYPE_MARKER => Kind::Marker,
-            _ => Kind::Busy,
-        }
+        swap_pte::kind(raw)
     }
 
     // The attributes are mostly known where it is called.
@@ -189,41 +183,7 @@ impl Arch for X86_64 {
         } else if raw & NO_ACCESS != 0 {
             (1u64 << self.level_shift(level)).wrapping_neg()
         } else {
-            (1u64 << SLOT_SHIFT).wrapping_neg()
+            SWAP_PTE.step()
         }
-    }
-
-    fn swap(&self, swapped: Swapped) -> u64 {
-        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | !swapped.slot << SLOT_SHIFT;
-        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
-            raw |= SWAP_EXCLUSIVE;
-        }
-        if swapped.attrs.contains(Attrs::WATCHED) {
-            raw |= SWAP_WATCHED;
-        }
-        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
-            raw |= SWAP_SOFT_DIRTY;
-        }
-        raw
-    }
-
-    fn swapped(&self, raw: u64) -> Swapped {
-        let mut attrs = Attrs::empty();
-        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
-        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: !raw >> SLOT_SHIFT, attrs }
-    }
-
-    fn marker(&self, marker: Marker) -> u64 {
-        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
-    }
-
-    fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
-    }
-
-    fn busy(&self) -> u64 {
-        TYPE_BUSY
     }
 }
