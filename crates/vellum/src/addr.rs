@@ -1,8 +1,8 @@
-//! Addresses: the ground that everything else stands on.
+//! Physical and virtual addresses, frame numbers and address ranges.
 //!
-//! Physical memory is counted in *frames* of 4 KiB whatever the page size of a table format is; a 16 KiB page is four
-//! frames, a 64 KiB page sixteen. Virtual addresses stay plain `u64`s inside [`VirtRange`], because nearly every use of
-//! one is arithmetic.
+//! Physical memory is counted in *frames* of 4 KiB, whatever the page size of a page-table format:
+//! a 16 KiB page is four frames, a 64 KiB page sixteen. Virtual addresses stay plain `u64`s inside
+//! [`VirtRange`], because nearly every use of one is arithmetic.
 
 use core::fmt;
 
@@ -16,7 +16,7 @@ pub const FRAME_SIZE: u64 = 1 << FRAME_SHIFT;
 pub struct PhysAddr(pub u64);
 
 impl PhysAddr {
-    /// The frame that holds this address.
+    /// Returns the number of the frame that contains this address.
     #[inline]
     pub const fn pfn(self) -> Pfn {
         Pfn((self.0 >> FRAME_SHIFT) as u32)
@@ -29,41 +29,43 @@ impl fmt::Debug for PhysAddr {
     }
 }
 
-/// The number of a frame: its physical address divided by [`FRAME_SIZE`].
+/// A physical frame number: a physical address divided by [`FRAME_SIZE`].
 ///
-/// 32 bits reach 16 TiB; what that saves in every descriptor and list is why a machine with more is not supported.
+/// 32 bits reach 16 TiB. Machines with more memory are not supported, so that descriptors and lists
+/// stay small.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pfn(pub u32);
 
 impl Pfn {
-    /// No frame: the end of a list.
+    /// The value that stands for no frame: the end of a list.
     pub const NONE: Pfn = Pfn(u32::MAX);
 
-    /// The address of the frame's first byte.
+    /// Returns the address of the frame's first byte.
     #[inline]
     pub const fn addr(self) -> PhysAddr {
         PhysAddr((self.0 as u64) << FRAME_SHIFT)
     }
 
-    /// The frame `n` further on.
+    /// Returns the frame `n` frames after this one. The caller keeps the sum below 2^32.
     #[inline]
     pub const fn add(self, n: u32) -> Pfn {
         Pfn(self.0 + n)
     }
 
-    /// The first frame of the naturally aligned block of `1 << order` frames that holds this one.
+    /// Returns the first frame of the naturally aligned block of `1 << order` frames that contains
+    /// this one.
     #[inline]
     pub const fn align_down(self, order: u8) -> Pfn {
         Pfn(self.0 & !((1 << order) - 1))
     }
 
-    /// Whether a block of `1 << order` frames may start here.
+    /// Returns true if a naturally aligned block of `1 << order` frames can start at this frame.
     #[inline]
     pub const fn is_aligned(self, order: u8) -> bool {
         self.0 & ((1 << order) - 1) == 0
     }
 
-    /// `None` at the end of a list.
+    /// Returns this frame, or `None` for [`Pfn::NONE`], the end of a list.
     #[inline]
     pub fn some(self) -> Option<Pfn> {
         (self != Pfn::NONE).then_some(self)
@@ -81,12 +83,13 @@ impl fmt::Debug for Pfn {
 pub struct VirtRange {
     /// The first address.
     pub start: u64,
-    /// The address after the last.
+    /// The address after the last one.
     pub end: u64,
 }
 
 impl VirtRange {
-    /// From a start and a length in bytes; `None` if the end is past the last address.
+    /// Makes the range of `len` bytes from `start`. Returns `None` if its end would exceed
+    /// `u64::MAX`.
     #[inline]
     pub const fn new(start: u64, len: u64) -> Option<VirtRange> {
         match start.checked_add(len) {
@@ -95,38 +98,39 @@ impl VirtRange {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub const fn len(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether it holds no address.
+    /// Returns true if the range contains no address.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Whether `addr` lies inside.
+    /// Returns true if `addr` is inside the range.
     #[inline]
     pub const fn contains(&self, addr: u64) -> bool {
         self.start <= addr && addr < self.end
     }
 
-    /// Whether all of `other` lies inside.
+    /// Returns true if all of `other` is inside the range.
     #[inline]
     pub const fn covers(&self, other: &VirtRange) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// Whether the two share an address.
+    /// Returns true if the two ranges share an address.
     #[inline]
     pub const fn overlaps(&self, other: &VirtRange) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// Take in a range that overlaps this one, or touches it. Whether it does.
+    /// Extends this range by `other` if the two overlap or touch, and returns whether they do.
+    /// Ranges that are apart are not changed.
     #[inline]
     pub(crate) fn join(&mut self, other: &VirtRange) -> bool {
         let touches = other.start <= self.end && self.start <= other.end;
@@ -136,7 +140,8 @@ impl VirtRange {
         touches
     }
 
-    /// Sort ranges, and join those that touch: how many are left, before all others.
+    /// Sorts `ranges` by address and merges those that overlap or touch. The merged ranges are the
+    /// first elements of `ranges`; returns their number. The other elements are unspecified.
     pub(crate) fn join_all(ranges: &mut [VirtRange]) -> usize {
         ranges.sort_unstable_by_key(|range| range.start);
         let mut left = ranges.len().min(1);
@@ -150,7 +155,8 @@ impl VirtRange {
         left
     }
 
-    /// What the two share; empty (at an unspecified place) if nothing.
+    /// Returns the addresses that both ranges contain. If there are none, the result is empty, at
+    /// an unspecified address.
     #[inline]
     pub fn intersect(&self, other: &VirtRange) -> VirtRange {
         let start = self.start.max(other.start);
@@ -164,13 +170,14 @@ impl fmt::Debug for VirtRange {
     }
 }
 
-/// `addr` rounded down to a multiple of `1 << shift`.
+/// Rounds `addr` down to a multiple of `1 << shift`.
 #[inline]
 pub const fn align_down(addr: u64, shift: u32) -> u64 {
     addr & !((1 << shift) - 1)
 }
 
-/// `addr` rounded up to a multiple of `1 << shift`; `None` if that is past the last address.
+/// Rounds `addr` up to a multiple of `1 << shift`. Returns `None` if the result would exceed
+/// `u64::MAX`.
 #[inline]
 pub const fn align_up(addr: u64, shift: u32) -> Option<u64> {
     match addr.checked_add((1 << shift) - 1) {

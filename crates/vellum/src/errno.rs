@@ -1,6 +1,7 @@
-//! What Linux's system calls answer, for hosts that speak its language.
+//! Linux's error numbers, for hosts that offer Linux's system calls.
 
-/// The errors of Linux that the engine's errors map to.
+/// The Linux error numbers to which the engine's errors map. Each value is the number of
+/// `asm-generic/errno.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 #[allow(missing_docs)]
@@ -21,7 +22,7 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// The number.
+    /// Returns the positive error number.
     pub const fn number(self) -> i32 {
         self as i32
     }

@@ -1,65 +1,74 @@
-//! What a host supplies. The host supplies, the engine decides.
+//! The traits that a host implements: memory, CPUs, TLB flushes, a clock and tracing.
 //!
-//! Five small traits, all with `&self`, so that several machines live side by side in one process; [`Platform`] is their
-//! sum and is implemented by itself. The engine holds no global state and calls nothing else of its host.
+//! All five take `&self`, so that several machines can exist in one process. [`Platform`] is their
+//! sum, with a blanket implementation. The engine has no global state and calls no other code of
+//! its host. Policy stays in the engine; the host supplies mechanisms.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::addr::{Pfn, PhysAddr, VirtRange};
 
-/// The most CPUs that one machine may have.
+/// The maximum number of CPUs of one machine.
 pub const MAX_CPUS: usize = 256;
-/// The most nodes that one machine may have.
+/// The maximum number of NUMA nodes of one machine.
 pub const MAX_NODES: usize = 64;
 
-/// A stretch of usable memory.
+/// A contiguous range of usable physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// First byte.
+    /// The address of the first byte.
     pub base: PhysAddr,
-    /// Length in bytes. Parts of a frame at either end are not used.
+    /// Length in bytes. A partial frame at either end is not used.
     pub len: u64,
-    /// Whether the host vouches that every byte is zero.
+    /// True if the host guarantees that every byte is zero (INV-10).
     pub zeroed: bool,
-    /// The node that it belongs to, below [`MAX_NODES`]: memory that some CPUs reach sooner than others do (NUMA). Where all is alike
-    /// there is one, 0.
+    /// The NUMA node of this memory, below [`MAX_NODES`]. Uniform memory is node 0.
     pub node: usize,
 }
 
-/// Physical memory.
+/// Physical memory and its direct map.
 ///
 /// # Safety
-/// The engine trusts the answers with its life: every byte of each [`Region`] must be readable and writable through the
-/// direct map for as long as the machine lives, and belong to nobody else.
+/// The engine relies on these methods for memory safety: every byte of each [`Region`] must be
+/// readable and writable through the direct map for as long as the machine exists, and must be used
+/// by the engine alone.
 pub unsafe trait Memory {
-    /// The memory that the engine manages, in ascending order and without overlap. Holes between regions are fine.
+    /// Returns the memory that the engine manages, in ascending order and without overlap. Holes
+    /// between regions are allowed.
     fn regions(&self) -> &[Region];
 
-    /// How far the memory of one node is from the CPUs of another (ACPI's SLIT: 10 is at hand). Who finds none at hand asks
-    /// the nearest node next; of equally near ones that with the lowest number.
+    /// Returns the distance of node `to`'s memory from node `from`'s CPUs, in the units of ACPI's
+    /// SLIT (10 is local). When a node has no free memory the allocator falls back to the nearest
+    /// other node, and among equally near ones to the one with the lowest number.
     fn distance(&self, from: usize, to: usize) -> u8 {
         if from == to { 10 } else { 20 }
     }
 
-    /// Where physical address 0 appears in the engine's own address space: physical address `p` is at `direct_map() + p`.
+    /// Returns the virtual address at which physical address 0 is mapped: physical address `p` is
+    /// at `direct_map() + p`.
     fn direct_map(&self) -> *mut u8;
 
-    /// Overwrites frames with zeros, as the stores of a program would. A host whose processor does so better than by stores
-    /// says how.
+    /// Overwrites frames with zeros, by ordinary stores. A host whose CPU has a faster way
+    /// overrides this method (AArch64: `DC ZVA`).
     ///
     /// # Safety
-    /// `at` is in the direct map, at the start of a frame, and `bytes` are those of whole frames, which are the caller's alone.
+    /// `at` is in the direct map, at the start of a frame. `bytes` is a multiple of
+    /// [`FRAME_SIZE`](crate::addr::FRAME_SIZE), and the caller has exclusive access to those
+    /// frames.
     #[inline]
     unsafe fn zero(&self, at: *mut u8, bytes: usize) {
         // SAFETY: by contract.
         unsafe { at.write_bytes(0, bytes) }
     }
 
-    /// Copies frames that others may be writing to meanwhile. A host whose processor does so better than word by word says how.
+    /// Copies frames whose contents other CPUs may be writing meanwhile. A host whose CPU copies
+    /// faster than word by word overrides this method.
     ///
     /// # Safety
-    /// Both are in the direct map, each at the start of a frame, and `bytes` are those of whole frames. Those at `from` stay, and
-    /// all who may be writing to them treat them as atomics; those at `to` are others, and the caller's alone.
+    /// `from` and `to` are in the direct map, each at the start of a frame; `bytes` is a multiple
+    /// of [`FRAME_SIZE`](crate::addr::FRAME_SIZE), and the two ranges do not overlap. The source
+    /// frames are not freed meanwhile, and every concurrent write to them is atomic. The caller has
+    /// exclusive access to the destination frames.
     #[inline]
     unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) {
         for at in 0..bytes / 8 {
@@ -70,97 +79,105 @@ pub unsafe trait Memory {
         }
     }
 
-    /// Frames, from `at` in the direct map on, are about to become executable. Their contents may have been written, by anybody on
-    /// any CPU, since any CPU fetched instructions from there last. Where CPUs don't notice that by themselves, has all of them
-    /// fetch what was written.
+    /// Makes instruction fetches coherent with memory, on all CPUs, for `bytes` bytes from `at` in
+    /// the direct map (Linux: `flush_icache_range`, `sync_icache_aliases`). The engine calls this
+    /// before it maps frames executable whose contents any CPU may have written since any CPU last
+    /// fetched instructions from them. The default does nothing, which is correct where instruction
+    /// caches are coherent in hardware, as on x86-64.
     #[inline]
     fn publish_code(&self, at: *const u8, bytes: usize) {
         let _ = (at, bytes);
     }
 }
 
-/// CPUs, and what a lock needs of them.
+/// CPUs, preemption and interrupts, as the engine's locks need them.
 ///
 /// # Safety
-/// [`Cpus::current`] must be below [`Cpus::count`], which never changes. Between [`Cpus::irq_disable`] and the matching
-/// [`Cpus::irq_restore`] no interrupt handler that calls the engine may run on this CPU; between
-/// [`Cpus::preempt_disable`] and [`Cpus::preempt_enable`] no other task may.
+/// [`Cpus::current`] must be below [`Cpus::count`], which never changes. Between
+/// [`Cpus::irq_disable`] and the matching [`Cpus::irq_restore`] no interrupt handler that calls the
+/// engine may run on this CPU. Between [`Cpus::preempt_disable`] and [`Cpus::preempt_enable`] no
+/// other task may run on it.
 pub unsafe trait Cpus {
-    /// Number of CPUs, 1 to [`MAX_CPUS`].
+    /// Returns the number of CPUs, 1 to [`MAX_CPUS`].
     fn count(&self) -> usize;
 
-    /// The CPU that is running this. The task may move at any moment when preemption is enabled, so the answer is only a
-    /// hint about locality; everything per CPU in the engine has a lock or is atomic.
+    /// Returns the CPU on which the caller runs. With preemption enabled the task may migrate at
+    /// any moment, so the result is only a locality hint: all per-CPU data of the engine has a lock
+    /// or is atomic.
     fn current(&self) -> usize;
 
-    /// The node that a CPU belongs to, below [`MAX_NODES`]. Never changes.
+    /// Returns the NUMA node of a CPU, below [`MAX_NODES`]. The result never changes.
     fn node(&self, cpu: usize) -> usize {
         let _ = cpu;
         0
     }
 
-    /// Called while spinning. A machine without preemption may execute a pause; a simulated one may run another CPU.
+    /// Called in each iteration of a spin loop (Linux: `cpu_relax`). A simulated machine may run
+    /// another CPU here.
     fn relax(&self) {
         core::hint::spin_loop();
     }
 
-    /// Called while waiting for another task that may not be running: no spin lock is held and preemption is enabled, so a
-    /// host with a scheduler should let others run.
+    /// Called in each iteration of a loop that waits for another task, which may not be running. No
+    /// spin lock is held and preemption is enabled, so a host with a scheduler should run other
+    /// tasks here.
     fn wait(&self) {
         self.relax();
     }
 
-    /// A point where the engine would give way to other work (Linux: `cond_resched`): no spin lock
-    /// is held, preemption is enabled, and no walk is under way. The task may be inside the lock of
-    /// a space's VMAs, and have claimed a range: those who want them wait by [`Cpus::wait`], so a
-    /// host runs other tasks on stacks of their own here, and none on this one.
+    /// Called where the engine can be rescheduled (Linux: `cond_resched`; INV-11). No spin lock is
+    /// held, preemption is enabled, and no lockless page-table walk is under way. The task may hold
+    /// the lock of a space's VMAs and may have claimed a range; tasks that need these wait by
+    /// [`Cpus::wait`]. So a host may run other tasks here on their own stacks, but none on the
+    /// stack of this task.
     fn resched(&self) {}
 
-    /// Keep this task on this CPU and let nobody else in. Nests.
+    /// Disables preemption and migration of the current task. Calls nest.
     fn preempt_disable(&self) {}
 
-    /// Undo one [`Cpus::preempt_disable`].
+    /// Reverts one [`Cpus::preempt_disable`].
     fn preempt_enable(&self) {}
 
-    /// Mask interrupts; the answer says what to restore.
+    /// Masks interrupts on this CPU. Returns the previous state, for [`Cpus::irq_restore`].
     fn irq_disable(&self) -> bool {
         false
     }
 
-    /// Restore what [`Cpus::irq_disable`] answered.
+    /// Restores the interrupt state that [`Cpus::irq_disable`] returned.
     fn irq_restore(&self, _was_enabled: bool) {}
 }
 
-/// A set of CPUs.
+/// A set of CPUs (Linux: `cpumask`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuSet {
     words: [u64; MAX_CPUS / 64],
 }
 
 impl CpuSet {
-    /// The set whose members are the bits of `words`, 64 CPUs a word.
+    /// Makes the set whose members are the set bits of `words`, 64 CPUs per word, CPU 0 in bit 0 of
+    /// the first word.
     pub const fn from_words(words: [u64; MAX_CPUS / 64]) -> Self {
         CpuSet { words }
     }
 
-    /// The set of one CPU.
+    /// Makes the set that contains only `cpu`.
     pub const fn one(cpu: usize) -> Self {
         let mut words = [0; MAX_CPUS / 64];
         words[cpu / 64] = 1 << (cpu % 64);
         CpuSet { words }
     }
 
-    /// Whether `cpu` is in it.
+    /// Returns true if `cpu` is a member.
     pub fn contains(&self, cpu: usize) -> bool {
         self.words.get(cpu / 64).is_some_and(|w| w >> (cpu % 64) & 1 == 1)
     }
 
-    /// Whether nobody is.
+    /// Returns true if the set has no member.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|w| *w == 0)
     }
 
-    /// The members, in ascending order.
+    /// Returns the members in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.words.iter().enumerate().flat_map(|(i, word)| {
             let mut left = *word;
@@ -173,45 +190,50 @@ impl CpuSet {
     }
 }
 
-/// Which address space, as far as the TLB is concerned: the engine's own number of the space, never reused while the
-/// machine lives. The host maps it to PCIDs or ASIDs as it likes.
+/// The engine's number of an address space, by which the host identifies its TLB entries. It is
+/// never reused while the machine exists. The host assigns PCIDs or ASIDs to it as it likes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpaceId(pub u64);
 
-/// What to invalidate.
+/// A TLB invalidation request.
 #[derive(Clone, Copy, Debug)]
 pub struct Invalidation<'a> {
-    /// The space.
+    /// The address space.
     pub space: SpaceId,
-    /// The root table of the space, as loaded into the CPU's register.
+    /// The root page table of the space, as loaded into CR3, TTBR0_EL1 or satp.
     pub root: Pfn,
-    /// Ranges whose translations changed, disjoint and ascending; all of the space when empty.
+    /// The ranges whose translations changed, disjoint and ascending. Empty means all of the space.
     pub ranges: &'a [VirtRange],
-    /// log2 of the smallest page among the changed entries, the stride for an invalidation page by page.
+    /// log2 of the size of the smallest page among the changed PTEs, in bytes: the stride of an
+    /// invalidation page by page.
     pub stride_shift: u32,
-    /// Whether tables were unhooked in the ranges, so that paging-structure caches must forget them too.
+    /// True if page tables were unhooked in the ranges, so that paging-structure caches have to be
+    /// invalidated too (Linux: `freed_tables`).
     pub tables: bool,
 }
 
-/// Translation caches.
+/// TLB invalidation.
 ///
 /// # Safety
-/// When [`Tlb::invalidate`] returns, no CPU in the set may use, or later load, a translation of the ranges that it had
-/// read before the call (nor, if `tables`, walk through a table that it had found there). That is the proof on which
-/// frames are freed.
+/// When [`Tlb::invalidate`] returns, no CPU in the set may use, or later fill its TLB with, a
+/// translation of the ranges that it read before the call. With `tables`, no CPU may continue a
+/// walk through a page table that it found there before the call. The engine frees frames on this
+/// guarantee (INV-1).
 pub unsafe trait Tlb {
-    /// Invalidate on each CPU of the set, and wait. Called with no lock held that the other CPUs might need with their
-    /// interrupts masked, except a page table's.
+    /// Invalidates on every CPU in `cpus` and waits until all have done so (a TLB shootdown). Of
+    /// the locks that another CPU may wait for with interrupts masked, the caller holds at most a
+    /// page table's.
     fn invalidate(&self, what: &Invalidation<'_>, cpus: &CpuSet);
 
-    /// Invalidates on the CPU that calls this, so that an access which faulted there sees what
-    /// entries allow now. Nothing is freed on the strength of it, and a host that runs other spaces
-    /// on that CPU meanwhile, or has no translations of this one there, may do nothing. With
-    /// [`Invalidation::tables`] what the CPU has cached of the tables on the way goes too. Called
-    /// in formats that need it ([`crate::arch::stale`]), with a page table's lock or none.
+    /// Invalidates on the calling CPU only, so that an access that faulted there is retried against
+    /// the present PTEs (INV-20; Linux: `flush_tlb_fix_spurious_fault`). No frame is freed on its
+    /// account. A host may do nothing if that CPU runs another space meanwhile, or has no
+    /// translations of this one. With [`Invalidation::tables`] the paging-structure caches are
+    /// invalidated too. The engine calls this in formats that need it ([`crate::arch::stale`]),
+    /// with a page table's lock held or with none.
     ///
     /// AArch64: `TLBI VAE1` for each page, `DSB NSH`, `ISB`. RISC-V: `SFENCE.VMA` with each page's
-    /// address, or without one if `tables`, as with an address it reaches leaf entries only.
+    /// address, or without an address if `tables`, because with one it reaches leaf PTEs only.
     fn invalidate_local(&self, what: &Invalidation<'_>)
     where
         Self: Cpus,
@@ -220,94 +242,103 @@ pub unsafe trait Tlb {
     }
 }
 
-/// Time.
+/// A monotonic clock.
 pub trait Clock {
-    /// Nanoseconds since some moment.
+    /// Returns nanoseconds since an arbitrary fixed moment.
     fn now_ns(&self) -> u64;
 }
 
-/// What the engine tells about itself, for a checker or a tracer. With `ENABLED == false` none of the calls exists in the
-/// compiled engine.
+/// Tracepoints and fault injection, for checkers and test harnesses. With `ENABLED == false` the
+/// compiled engine contains none of the calls.
 pub trait Trace {
-    /// Whether anybody listens.
+    /// True if the engine reports events and consults [`Trace::allow`].
     const ENABLED: bool;
 
-    /// Something is about to happen (for writes: has not happened yet). May run other simulated CPUs meanwhile.
+    /// Reports that `event` is about to happen; a write has not happened yet. A simulated host may
+    /// run other CPUs meanwhile.
     fn event(&self, event: Event);
 
-    /// Asked wherever the engine may be refused something; `false` has it refused. Only asked when `ENABLED`.
+    /// Returns whether the operation at this fault-injection point may succeed (Linux:
+    /// `should_fail`). The engine calls it only if `ENABLED`.
     fn allow(&self, wanted: Wanted) -> bool {
         let _ = wanted;
         true
     }
 }
 
-/// What the engine may be refused: see [`Trace::allow`].
+/// The fault-injection points of the engine: see [`Trace::allow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// A block of frames.
+    /// Allocation of a block of frames.
     Frames,
-    /// A block of swap slots.
+    /// Allocation of a block of swap slots.
     Slots,
-    /// One more swap entry, or swap-cache page, for each of some slots in use. Refused, they pass
-    /// for saturated, or for such as have no swap-cache page.
+    /// One more reference to each slot of a range, for a swap PTE or a swap-cache page. If refused,
+    /// the slots are treated as saturated, or as having no swap-cache page.
     References,
-    /// A folio that nobody has pinned, to be swapped out. Refused, it passes for pinned.
+    /// Pageout of a folio that is not pinned. If refused, the folio is treated as pinned.
     Unpinned,
 }
 
-/// Whether the engine may have what it wants.
+/// Returns whether the operation at fault-injection point `wanted` may succeed. Always true if
+/// tracing is compiled out.
 #[inline(always)]
 pub(crate) fn allows<P: Platform>(platform: &P, wanted: Wanted) -> bool {
     !P::ENABLED || platform.allow(wanted)
 }
 
-/// See [`Trace`]. Frames are first frame and count.
+/// An event that the engine reports to [`Trace::event`]. Ranges of frames are the first frame and
+/// the number of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// Frames leave the allocator.
+    /// A range of frames leaves the frame allocator.
     Allocated(Pfn, u32),
-    /// Frames go back to the allocator.
+    /// A range of frames returns to the frame allocator.
     Freed(Pfn, u32),
-    /// The lock of a table is about to be taken.
+    /// The lock of a page table is about to be taken.
     Locking(Pfn),
-    /// The lock of a table was taken.
+    /// The lock of a page table has been taken.
     Locked(Pfn),
-    /// The lock of a table is about to be given back.
+    /// The lock of a page table is about to be released.
     Unlocking(Pfn),
-    /// A frame becomes a table of this level (1 is the last) of a space; nobody else can see it yet.
+    /// A frame becomes a page table of this level (1 is the last level) of a space. It is not
+    /// hooked yet, so no other CPU can reach it.
     TableBorn(Pfn, u8, SpaceId),
-    /// A table that was unhooked is about to be freed.
+    /// An unhooked page table is about to be freed.
     TableDead(Pfn),
-    /// An entry of a table is about to be written by a plain store: table, index, the value expected there, the new value.
+    /// A PTE is about to be written by a plain store: page table, index, expected old value, new
+    /// value.
     Store(Pfn, u16, u64, u64),
-    /// An entry is about to be set to zero by a plain store, its accessed and dirty bits deliberately dropped (anonymous
-    /// memory, whose contents go with it): table, index, the value expected there.
+    /// A leaf PTE of anonymous memory is about to be cleared by a plain store. Its accessed and
+    /// dirty bits are dropped, because the contents go with it: page table, index, expected old
+    /// value.
     Discard(Pfn, u16, u64),
-    /// An entry is about to be exchanged atomically, whatever it holds: table, index, new value.
+    /// A PTE is about to be exchanged atomically, whatever its old value: page table, index, new
+    /// value.
     Exchange(Pfn, u16, u64),
-    /// The counts of a folio change: head frame, references and mappings before and after.
+    /// The counts of a folio change: head frame, then refcount and mapcount before, then refcount
+    /// and mapcount after.
     Counts(Pfn, (u32, u32), (u32, u32)),
-    /// A lockless walker enters.
+    /// A lockless page-table walk begins.
     WalkBegin,
-    /// A lockless walker leaves.
+    /// A lockless page-table walk ends.
     WalkEnd,
-    /// An entry was read without its lock, on the way down.
+    /// A lockless walk has read an upper-level entry: page table and index.
     Descend(Pfn, u16),
-    /// A swap device is about to be written or read, which may take long: no spin lock is held and
+    /// A swap device is about to be read or written, which may sleep: no spin lock is held and
     /// preemption is enabled.
     DeviceIo,
-    /// Any other point where a schedule may switch.
+    /// Any other point where a simulated schedule may switch CPUs.
     Step,
 }
 
-/// All that the engine needs of a host.
+/// Everything that the engine needs of a host.
 pub trait Platform: Memory + Cpus + Tlb + Clock + Trace + Sync {}
 
 impl<T: Memory + Cpus + Tlb + Clock + Trace + Sync> Platform for T {}
 
-/// Tell the host's tracer; compiled away when there is none.
+/// Reports an event to the host. Compiled away if tracing is not `ENABLED`.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn trace<P: Trace>(platform: &P, event: impl FnOnce() -> Event) {
@@ -322,7 +353,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn the_members_of_a_set_are_told_in_order() {
+    fn cpu_set_iterates_its_members_in_ascending_order() {
         let members = [0, 1, 63, 64, 130, MAX_CPUS - 1];
         let mut words = [0; MAX_CPUS / 64];
         members.iter().for_each(|cpu| words[cpu / 64] |= 1 << (cpu % 64));

@@ -1,90 +1,96 @@
-//! Counters: per CPU, written without a line shared, folded when read.
+//! Event and memory counters, one copy per CPU, summed when read.
+//!
+//! A counter update touches only a cache line of the current CPU, so CPUs never contend for one.
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::addr::FRAME_SIZE;
 use crate::platform::MAX_CPUS;
 
-/// What the machine counts.
+/// The counters of a machine (Linux: `/proc/vmstat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Counter {
-    /// Page faults handled, whatever came of them (Linux: `pgfault`).
+    /// Page faults handled, resolved or not (`pgfault`).
     Faults,
-    /// Faults that found nothing to do, because another CPU had been quicker.
+    /// Folios allocated by faults (`anon_fault_alloc`).
     SpuriousFaults,
-    /// Large folios given to a fault: the sum of [`SizeCounter::Faults`].
+    /// Large folios allocated by faults: the sum of [`SizeCounter::Faults`].
     LargeFolios,
-    /// Faults that wanted a large folio and did not get it: the sum of [`SizeCounter::Fallbacks`].
+    /// Faults that fell back from a large folio to a smaller one: the sum of
+    /// [`SizeCounter::Fallbacks`].
     LargeFallbacks,
-    /// Runs taken out of page tables.
+    /// Runs of PTEs cleared by unmapping.
     RunsCleared,
     /// Pages in those runs.
     PagesCleared,
     /// Folios freed by unmapping.
     FoliosFreed,
-    /// Calls of the platform's TLB invalidation.
+    /// Calls of [`Tlb::invalidate`](crate::platform::Tlb::invalidate).
     Flushes,
-    /// Page tables that came into being.
+    /// Page tables allocated.
     TablesBorn,
-    /// Page tables freed because their last entry went.
+    /// Page tables freed because they became empty.
     TablesFreed,
-    /// Huge mappings split into a table of pages (`thp_split_pmd`).
+    /// Huge PTEs split into page tables (`thp_split_pmd`).
     HugeSplits,
-    /// Blocks of leaves that were live by themselves and became one translation.
+    /// Cont blocks folded: live leaf PTEs that became one cont block.
     BlocksJoined,
-    /// Blocks that became single leaves again.
+    /// Cont blocks unfolded into separate leaf PTEs.
     BlocksParted,
-    /// Folios queued because part of them is not mapped any more: the sum of [`SizeCounter::SplitDeferred`].
+    /// Folios queued for splitting because they are partially unmapped: the sum of
+    /// [`SizeCounter::SplitDeferred`].
     SplitDeferred,
-    /// Write faults that copied memory which others have too.
+    /// Write faults that copied a shared page.
     CowCopies,
-    /// Write faults that found nobody else to have the memory any more, and made it the space's own again.
+    /// Write faults that found the page no longer shared and made it exclusive again.
     CowReuses,
     /// Pages of 4 KiB swapped out (`pswpout`).
     SwapOut,
     /// Pages of 4 KiB swapped in (`pswpin`).
     SwapIn,
-    /// Pages of 4 KiB of which it was said that their contents may go (`pglazyfree`).
+    /// Pages of 4 KiB marked lazyfree by `MADV_FREE` (`pglazyfree`).
     LazyFree,
-    /// Of these, pages that went (`pglazyfreed`).
+    /// Lazyfree pages of 4 KiB discarded by reclaim (`pglazyfreed`).
     LazyFreed,
-    /// Pages of 4 KiB that memory objects have now (`Shmem`): goes down too.
+    /// Pages of 4 KiB that page-cache objects have at present (`Shmem`). This one also decreases.
     ShmemPages,
 }
 
-/// What the machine counts of each size of large folios: Linux's `hugepages-<size>kB/stats`.
+/// The counters of a machine per large-folio size (Linux: `hugepages-<size>kB/stats`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum SizeCounter {
     /// Given to a fault (`anon_fault_alloc`).
     Faults,
-    /// Wanted by a fault that found no memory for it, or might not have it (`anon_fault_fallback`).
+    /// Folios that a fault tried to allocate and could not, for want of memory or because of a
+    /// memcg's limit (`anon_fault_fallback`).
     Fallbacks,
-    /// Of those, what a memcg's limit was in the way of (`anon_fault_fallback_charge`).
+    /// Those fallbacks that were due to a memcg's limit (`anon_fault_fallback_charge`).
     ChargeFallbacks,
-    /// Queued because part of it is not mapped any more (`split_deferred`).
+    /// Folios queued for splitting because they are partially unmapped (`split_deferred`).
     SplitDeferred,
-    /// Swapped in, in one piece (`swpin`).
+    /// Folios swapped in whole (`swpin`).
     SwapIn,
-    /// Put in the place of smaller pieces (`collapse_alloc`).
+    /// Folios allocated to replace smaller ones (`collapse_alloc`).
     Collapsed,
-    /// Wanted for that, and not to be had (`collapse_alloc_failed`).
+    /// Folios that a collapse could not allocate (`collapse_alloc_failed`).
     CollapseFailed,
-    /// Split into smaller ones because part of it was not mapped (`split`).
+    /// Partially unmapped folios that were split (`split`).
     Split,
-    /// Not split, though part of it was not mapped (`split_failed`).
+    /// Partially unmapped folios that could not be split (`split_failed`).
     SplitFailed,
 }
 
-/// How many orders folios have: single pages and larger.
+/// The number of folio orders: single pages and larger.
 pub(crate) const SIZES: usize = 14;
+/// The number of [`SizeCounter`]s.
 const SIZE_COUNTERS: usize = SizeCounter::SplitFailed as usize + 1;
 
-/// How many [`Counter`]s there are.
+/// The number of [`Counter`]s.
 pub const COUNTERS: usize = Counter::ShmemPages as usize + 1;
 
-/// One CPU's counters of a machine. Zeroed memory is a valid one.
+/// One CPU's counters of a machine. Zeroed memory is a valid value.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct CounterSlot {
@@ -93,16 +99,20 @@ pub(crate) struct CounterSlot {
 }
 
 impl CounterSlot {
+    /// Adds `n` to a counter.
     #[inline]
     pub(crate) fn add(&self, counter: Counter, n: u64) {
         self.all[counter as usize].fetch_add(n, Relaxed);
     }
 
+    /// Adds one to the counter of folios of this order.
     #[inline]
     pub(crate) fn add_size(&self, counter: SizeCounter, order: u8) {
         self.sizes[counter as usize][order as usize].fetch_add(1, Relaxed);
     }
 
+    /// Returns this CPU's share of a counter. Those that are sums over folio sizes are computed
+    /// here and have no word of their own.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
         let sum = |counter| (0..SIZES as u8).map(|order| self.get_size(counter, order)).sum();
         match counter {
@@ -113,12 +123,13 @@ impl CounterSlot {
         }
     }
 
+    /// Returns this CPU's share of a per-size counter, or 0 for an order that no folio has.
     pub(crate) fn get_size(&self, counter: SizeCounter, order: u8) -> u64 {
         self.sizes[counter as usize].get(order as usize).map_or(0, |count| count.load(Relaxed))
     }
 }
 
-/// What an address space counts, in pages of 4 KiB.
+/// The counters of an address space, in pages of 4 KiB (Linux: `mm->rss_stat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum SpaceCounter {
@@ -128,36 +139,44 @@ pub enum SpaceCounter {
     File,
     /// Resident shared memory (`RssShmem`).
     Shmem,
-    /// Swapped out (`VmSwap`).
+    /// Swapped-out memory (`VmSwap`).
     Swap,
     /// Page tables of all levels, the root included (`VmPTE`).
     Tables,
 }
 
+/// The number of [`SpaceCounter`]s.
 const SPACE_COUNTERS: usize = SpaceCounter::Tables as usize + 1;
 
-/// One CPU's part of an address space: its door in the lock of the VMAs, and its share of each count. A line of its own,
-/// so that a fault writes nothing that another CPU's fault writes. Zeroed memory is a valid one.
+/// One CPU's part of an address space: its reader count of the VMA lock, and its share of each
+/// counter. It has a cache line of its own, so that faults on different CPUs write no common line.
+/// Zeroed memory is a valid value.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct SpaceSlot {
+    /// The readers that entered the VMA lock on this CPU: a slot of
+    /// [`PerCpuLock`](crate::sync::PerCpuLock).
     pub(crate) readers: AtomicU32,
+    /// This CPU's shares of the counters. A share is negative if more was unmapped on this CPU than
+    /// mapped.
     counts: [AtomicI64; SPACE_COUNTERS],
 }
 
 impl SpaceSlot {
+    /// Adds `n`, which may be negative, to this CPU's share of a counter.
     #[inline]
     pub(crate) fn add(&self, counter: SpaceCounter, n: i64) {
         self.counts[counter as usize].fetch_add(n, Relaxed);
     }
 }
 
-/// Slots that stand in one frame.
+/// The number of [`SpaceSlot`]s in a frame.
 pub(crate) const SLOTS: usize = FRAME_SIZE as usize / size_of::<SpaceSlot>();
-/// Frames of slots that a space has at most.
+/// The maximum number of frames of slots that a space has.
 pub(crate) const SLOT_FRAMES: usize = MAX_CPUS.div_ceil(SLOTS);
 
-/// The slots of all CPUs for one space, in single frames.
+/// The [`SpaceSlot`]s of all CPUs for one space. They are in single frames, so that no allocation
+/// of a space needs contiguous memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceSlots<'m> {
     frames: [&'m [SpaceSlot; SLOTS]; SLOT_FRAMES],
@@ -165,20 +184,21 @@ pub(crate) struct SpaceSlots<'m> {
 }
 
 impl<'m> SpaceSlots<'m> {
-    /// For so many CPUs, whose slots are in these frames.
+    /// Makes the slots of `cpus` CPUs. `frame(i)` returns the slots in frame `i` of those that the
+    /// space has.
     pub(crate) fn new(cpus: usize, mut frame: impl FnMut(usize) -> &'m [SpaceSlot; SLOTS]) -> Self {
         let first = frame(0);
         let frames = core::array::from_fn(|i| if i > 0 && i * SLOTS < cpus { frame(i) } else { first });
         SpaceSlots { frames, cpus }
     }
 
-    /// The slot of a CPU.
+    /// Returns the slot of a CPU.
     #[inline]
     pub(crate) fn of(&self, cpu: usize) -> &'m SpaceSlot {
         &self.frames[cpu / SLOTS % SLOT_FRAMES][cpu % SLOTS]
     }
 
-    /// The slots of all CPUs.
+    /// Returns the slots of all CPUs, in the order of CPU numbers.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'m SpaceSlot> + use<'m> {
         let slots = *self;
@@ -186,14 +206,16 @@ impl<'m> SpaceSlots<'m> {
     }
 }
 
-/// Pages of 4 KiB that are resident, on all CPUs' account.
+/// Returns the number of resident pages of 4 KiB: anonymous, file and shared memory.
 pub(crate) fn resident(slots: &SpaceSlots<'_>) -> u64 {
     let of = |slot: &SpaceSlot, counter| slot.counts[counter as usize].load(Relaxed);
     let all = |slot| of(slot, SpaceCounter::Anon) + of(slot, SpaceCounter::File) + of(slot, SpaceCounter::Shmem);
     slots.iter().map(all).sum::<i64>().max(0) as u64
 }
 
-/// The sum over all CPUs. A share may be negative (mapped here, unmapped there); the sum is not, once all is quiet.
+/// Returns the sum of a counter over all CPUs. A CPU's share may be negative, because a page may be
+/// mapped on one CPU and unmapped on another. While CPUs update their shares the sum may be
+/// inexact; a negative sum is returned as 0.
 pub(crate) fn sum(slots: &SpaceSlots<'_>, counter: SpaceCounter) -> u64 {
     let total: i64 = slots.iter().map(|s| s.counts[counter as usize].load(Relaxed)).sum();
     total.max(0) as u64

@@ -1,6 +1,8 @@
-//! The least of a host, for unit tests: memory, a CPU number that a test sets, and a TLB that counts.
+//! A minimal host for unit tests: memory, a CPU number that the test sets, and a TLB that counts
+//! invalidations.
 //!
-//! What needs a real MMU, or anybody looking over the engine's shoulder, is tested on the simulated machine instead.
+//! Tests that need an MMU or a checker of the engine's events use the simulated machine
+//! (`vellum-sim`) instead.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -9,26 +11,32 @@ use std::vec::Vec;
 use crate::addr::{FRAME_SIZE, PhysAddr};
 use crate::platform::{Clock, CpuSet, Cpus, Event, Invalidation, Memory, Region, Tlb, Trace};
 
+/// A host with one thread, no MMU and no interrupts.
 pub(crate) struct Host {
+    /// The memory that stands for physical memory from `base` on.
     arena: *mut u8,
     layout: Layout,
+    /// The physical address of the arena's first byte.
     base: u64,
     regions: Vec<Region>,
-    /// The node of each CPU.
+    /// The NUMA node of each CPU.
     cpus: Vec<usize>,
+    /// The CPU that [`Cpus::current`] returns.
     current: AtomicUsize,
+    /// Calls of [`Tlb::invalidate`].
     pub(crate) flushes: AtomicUsize,
-    /// Bytes that became executable.
+    /// Bytes for which the instruction caches were synchronised.
     pub(crate) published: AtomicUsize,
-    /// Spin locks that were taken, and other stretches without preemption.
+    /// Calls of [`Cpus::preempt_disable`]: spin locks taken, and other sections without preemption.
     pub(crate) locked: AtomicUsize,
 }
 
-// SAFETY: the arena is reached through the engine only, and the rest is atomic or never changes.
+// SAFETY: only the engine accesses the arena; the other fields are atomic or never change.
 unsafe impl Sync for Host {}
 
 impl Host {
-    /// With these regions: first frame and count, ascending. Memory that isn't zero is full of 0xa5.
+    /// Makes a host with these regions, ascending: first frame, number of frames, whether the
+    /// memory is zero. Memory that is not zero is filled with 0xa5.
     pub(crate) fn new(regions: &[(u64, u64, bool)], cpus: usize) -> Host {
         let base = regions[0].0 * FRAME_SIZE;
         let end = regions.iter().map(|(first, count, _)| (first + count) * FRAME_SIZE).max().unwrap();
@@ -63,12 +71,13 @@ impl Host {
         }
     }
 
-    /// One region of so many frames, all zero.
+    /// Makes a host with one region of `count` zeroed frames.
     pub(crate) fn with_frames(count: u64, cpus: usize) -> Host {
         Host::new(&[(16, count, true)], cpus)
     }
 
-    /// The same with these nodes, of regions and of CPUs. What is so many apart is so far away.
+    /// Assigns these NUMA nodes to the regions and CPUs. The distance of two nodes is 10 plus the
+    /// difference of their numbers.
     pub(crate) fn with_nodes(mut self, regions: &[usize], cpus: &[usize]) -> Host {
         assert_eq!((regions.len(), cpus.len()), (self.regions.len(), self.cpus.len()));
         self.regions.iter_mut().zip(regions).for_each(|(region, node)| region.node = *node);
@@ -76,6 +85,7 @@ impl Host {
         self
     }
 
+    /// Sets the CPU on which the engine runs from now on.
     pub(crate) fn on_cpu(&self, cpu: usize) {
         self.current.store(cpu, Relaxed);
     }
@@ -88,7 +98,7 @@ impl Drop for Host {
     }
 }
 
-// SAFETY: the regions are the arena's, which lives as long as the host.
+// SAFETY: the regions are parts of the arena, which lives as long as the host.
 unsafe impl Memory for Host {
     fn regions(&self) -> &[Region] {
         &self.regions
@@ -107,7 +117,7 @@ unsafe impl Memory for Host {
     }
 }
 
-// SAFETY: tests of one thread, with no interrupts.
+// SAFETY: tests have one thread and no interrupts.
 unsafe impl Cpus for Host {
     fn count(&self) -> usize {
         self.cpus.len()
@@ -122,7 +132,7 @@ unsafe impl Cpus for Host {
     }
 
     fn relax(&self) {
-        panic!("waiting, in a test of one thread");
+        panic!("a test with one thread waits for a lock that is never released");
     }
 
     fn preempt_disable(&self) {
@@ -130,7 +140,7 @@ unsafe impl Cpus for Host {
     }
 }
 
-// SAFETY: nothing here translates addresses.
+// SAFETY: this host translates no addresses.
 unsafe impl Tlb for Host {
     fn invalidate(&self, _what: &Invalidation<'_>, _cpus: &CpuSet) {
         self.flushes.fetch_add(1, Relaxed);
@@ -149,10 +159,11 @@ impl Trace for Host {
     fn event(&self, _event: Event) {}
 }
 
-/// A small generator of numbers that look random: SplitMix64.
+/// A small pseudo-random number generator: SplitMix64.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
+    /// Returns a number below `below`.
     pub(crate) fn roll(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -1,20 +1,22 @@
-//! AArch64, stage 1, the half of the address space that TTBR0_EL1 translates. Granules of 4, 16 and 64 KiB.
+//! AArch64 stage 1 page tables for the half of the address space that TTBR0_EL1 translates.
+//! Granules of 4, 16 and 64 KiB.
 //!
-//! The layout of valid entries is VMSAv8-64 with direct permissions (Arm ARM, DDI 0487, D8.3.1 and D8.4.1.2; the
-//! numbers are those of issue M.a). Arm counts levels from the root, 3 being the last; the engine's level 1 is
-//! Arm's 3, its 2 is Arm's 2, its 3 is Arm's 1, and so on.
+//! Valid PTEs have the layout of VMSAv8-64 with direct permissions (Arm ARM, DDI 0487, D8.3.1 and
+//! D8.4.1.2; section numbers are those of issue M.a). Arm counts levels from the root, 3 being the
+//! last. The engine's level 1 is Arm's 3, its 2 is Arm's 2, its 3 is Arm's 1, and so on.
 //!
-//! | granule | addresses | levels | entries of the root | blocks | manual |
+//! | granule | addresses | levels | PTEs of the root | leaves above level 1 | manual |
 //! |---|---|---|---|---|---|
 //! | 4 KiB | 48 or 52 bits | 4 or 5 | 512 or 16 | 2 MiB, 1 GiB | D8.2.8 |
 //! | 16 KiB | 48 or 52 bits | 4 | 2 or 32 | 32 MiB | D8.2.9 |
 //! | 64 KiB | 48 or 52 bits | 3 | 64 or 1024 | 512 MiB | D8.2.10 |
 //!
-//! (The larger blocks that 52-bit formats add are above 1 GiB, more than any folio has.) A valid leaf:
+//! The 52-bit formats also allow leaves (Arm: block descriptors) above 1 GiB. The engine does not
+//! use them, because no folio is that large. A valid leaf PTE:
 //!
 //! | bits | use | manual |
 //! |---|---|---|
-//! | 0–1 | valid; set in a page, clear in a block | D8.3.1.2 |
+//! | 0–1 | valid; set in a page, clear in a block descriptor | D8.3.1.2 |
 //! | 2–4 | memory type: [`Aarch64::NORMAL_MEMORY`] | D8.6.1 |
 //! | 6 | AP\[1\]: EL0 may access; always set | D8.4.1.2.1 |
 //! | 7 | AP\[2\]: read-only | D8.4.1.2.1 |
@@ -23,29 +25,31 @@
 //! | 11 | nG: not global; always set | D8.3.1.2 |
 //! | 12–49 | the address; bits 12–15 are address bits 48–51 in the 52-bit format of 64 KiB | D8.3.1.2 |
 //! | 51 | DBM: writable | D8.5.2.1 |
-//! | 52 | contiguous: one of a block of 16 (4 KiB), 128 or 32 (16 KiB, last level or above), 32 (64 KiB) | D8.7.1 |
+//! | 52 | contiguous: 16 PTEs (4 KiB), 128 or 32 (16 KiB, level 1 or 2), 32 (64 KiB) | D8.7.1 |
 //! | 53, 54 | PXN, always set; UXN: not executable in user mode | D8.4.1.2.3 |
 //! | 55 | dirty, if the leaf is not writable | free for software |
-//! | 56, 57, 58 | exclusive, watched, soft-dirty | free for software |
+//! | 56, 57, 58 | exclusive, uffd-wp, soft-dirty | free for software |
 //!
-//! An entry whose bit 0 is clear is free but for that bit; the engine's use of it:
+//! In a PTE whose bit 0 is clear, hardware ignores all other bits. The engine uses them so:
 //!
 //! | bits | swap | marker | busy | no-access leaf |
 //! |---|---|---|---|---|
 //! | 1–3 | 1 | 2 | 3 | as in a valid leaf |
-//! | 4–6 | exclusive, watched, soft-dirty | which | | as in a valid leaf |
+//! | 4–6 | exclusive, uffd-wp, soft-dirty | the marker | | as in a valid leaf |
 //! | 11 | 0 | 0 | 0 | 1 |
 //! | 12–54 | slot | | | as in a valid leaf |
 //! | 56–60 | device | | | as in a valid leaf |
 //!
-//! Addresses are not inverted: no Arm CPU is known to speculate on the address of an entry that is not valid.
+//! Addresses are not inverted: no Arm CPU is known to speculate on the address of a PTE that is not
+//! valid.
 //!
 //! # Writable and dirty
 //!
-//! A leaf is writable if DBM is set, and nothing else says so. While it is clean, AP\[2\] is set too. The first write
-//! *clears* AP\[2\] where the CPU manages the dirty state (FEAT_HAFDBS, with TCR_EL1.HA and HD set; D8.5.2.1). Elsewhere
-//! DBM means nothing to the CPU and the write faults; the fault handler finds a leaf that already allows the write, and
-//! stores it anew as dirty. Accessed goes the same way, with an Access flag fault. Either way
+//! A leaf is writable if and only if DBM is set. While it is clean, AP\[2\] is set too. The first
+//! write *clears* AP\[2\] where the CPU manages the dirty state (FEAT_HAFDBS, with TCR_EL1.HA and
+//! HD set; D8.5.2.1). On other CPUs DBM has no effect and the write faults. Then the fault handler
+//! finds a leaf that already allows the write, and stores it again as dirty. The accessed state
+//! works alike, with an Access flag fault. Either way the leaf ends as
 //!
 //! | | writable, clean | writable, dirty | not writable, clean | not writable, dirty |
 //! |---|---|---|---|---|
@@ -53,35 +57,42 @@
 //! | AP\[2\] | 1 | 0 | 1 | 1 |
 //! | bit 55 | 0 | 0 | 0 | 1 |
 //!
-//! so that an entry that the CPU made dirty is bit for bit the one that [`Arch::leaf`] makes. Bit 55 keeps what a write
-//! protection would lose: with DBM clear, AP\[2\] has to stay set.
+//! so that a PTE that the CPU made dirty equals, bit for bit, the one that [`Arch::leaf`] makes.
+//! Bit 55 keeps the dirty state across a write protection: with DBM clear, AP\[2\] has to stay set
+//! (Linux: `PTE_DIRTY`).
 //!
-//! [`Arch::HARDWARE`] is AF, AP\[2\] and bit 55. What decides which accesses succeed is all outside (DBM, UXN, valid), so
-//! two leaves equal but for these bits allow the same, and comparing without them is sound. Carrying them about is not:
-//! - AP\[2\] means dirty when *clear* ([`Arch::HARDWARE_INVERTED`]); the OR of two entries forgets that one was dirty.
-//! - Which bits say dirty depends on DBM. Those of a writable dirty leaf, put into one that is not writable, clear AP\[2\]
-//!   there, and user mode may write; those of the latter, put into the former, are not read. [`Aarch64::carry`] translates.
+//! [`Arch::HARDWARE`] is AF, AP\[2\] and bit 55. The bits that decide which accesses succeed (DBM,
+//! UXN, valid) are all outside it. So two leaves that differ only in these bits allow the same
+//! accesses, and comparing without them is sound. Copying these bits from one leaf to another is
+//! not sound:
+//! - AP\[2\] means dirty when *clear* ([`Arch::HARDWARE_INVERTED`]). The OR of two PTEs would lose
+//!   the dirty state of one.
+//! - The encoding of dirty depends on DBM. The bits of a writable dirty leaf, copied into a leaf
+//!   that is not writable, clear AP\[2\] there and let user mode write. The bits of a dirty leaf
+//!   that is not writable have no meaning in a writable one. [`Aarch64::carry`] translates.
 //!
 //! # Addresses of 52 bits
 //!
-//! The top of such an address is stored at the bottom of the entry, so [`Arch::step`] cannot carry into it: it holds as
-//! long as a run does not cross a multiple of 2^48 (64 KiB) or 2^50 bytes (4 and 16 KiB). A naturally aligned folio never
-//! does.
+//! The top bits of such an address are stored at the bottom of the PTE, so [`Arch::step`] cannot
+//! carry into them. A step is valid as long as a run does not cross a multiple of 2^48 bytes (64
+//! KiB granule) or 2^50 bytes (4 and 16 KiB). A naturally aligned folio never does.
 
-use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
 use crate::addr::PhysAddr;
 
 const VALID: u64 = 1 << 0;
-/// In a valid entry above level 1: a table. At level 1, where there is nothing else, it has to be set in a page.
+/// Above level 1: set in a pointer to a page table, clear in a leaf. At level 1: set in every valid
+/// leaf.
 const TABLE_OR_PAGE: u64 = 1 << 1;
 const TYPE_OF_MEMORY_SHIFT: u32 = 2;
 const USER: u64 = 1 << 6;
 const READ_ONLY: u64 = 1 << 7;
 const INNER_SHAREABLE: u64 = 0b11 << 8;
 const ACCESSED: u64 = 1 << 10;
-/// In every leaf, valid or not, and in nothing else that is not valid: tells a no-access leaf.
+/// Set in every leaf PTE, valid or not, and in no other PTE that is not valid: identifies a
+/// no-access leaf.
 const NOT_GLOBAL: u64 = 1 << 11;
-/// Dirty Bit Modifier.
+/// DBM, the Dirty Bit Modifier.
 const WRITE: u64 = 1 << 51;
 const PRIVILEGED_NO_EXEC: u64 = 1 << 53;
 const USER_NO_EXEC: u64 = 1 << 54;
@@ -90,68 +101,74 @@ const EXCLUSIVE: u64 = 1 << 56;
 const WATCHED: u64 = 1 << 57;
 const SOFT_DIRTY: u64 = 1 << 58;
 
-const TYPE_SHIFT: u32 = 1;
-const TYPE: u64 = 0b111 << TYPE_SHIFT;
-const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
-const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
-const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
-const SWAP_EXCLUSIVE: u64 = 1 << 4;
-const SWAP_WATCHED: u64 = 1 << 5;
-const SWAP_SOFT_DIRTY: u64 = 1 << 6;
-const MARKER_SHIFT: u32 = 4;
-const SLOT_SHIFT: u32 = 12;
-const DEVICE_SHIFT: u32 = 56;
+/// The layout of swap PTEs and markers: the table in the module's text.
+const SWAP_PTE: SwapPteLayout = SwapPteLayout {
+    software_shift: 4,
+    device_shift: 56,
+    slot_shift: 12,
+    slot_bits: 43,
+    inverted: false,
+    clear: NOT_GLOBAL,
+}
+.checked();
 
-/// The format. User mode has all that TTBR0_EL1 translates.
+/// The AArch64 format. User mode has all that TTBR0_EL1 translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aarch64 {
+    /// log2 of the granule in bytes.
     page_shift: u32,
+    /// True with 52-bit addresses.
     wide: bool,
-    joins_in_place: bool,
+    /// True with FEAT_BBML2: see [`Aarch64::with_bbm2`].
+    bbm2: bool,
 }
 
 impl Aarch64 {
-    /// The contiguous bit of a leaf: one of an aligned group of entries that a TLB may hold as one.
+    /// The contiguous bit of a leaf PTE: part of a contpte block, an aligned group of PTEs that a
+    /// TLB may cache as one translation.
     pub const CONTIGUOUS: u64 = 1 << 52;
 
-    /// The index that leaves have into MAIR_EL1. The host must have put 0xff there: normal memory, write-back, allocating
-    /// on reads and writes. (Hardware updates of entries need the tables themselves to be write-back as well.)
+    /// The index into MAIR_EL1 of leaf PTEs. The host must have set that entry to 0xff: normal
+    /// memory, write-back, allocating on reads and writes. (Hardware updates of PTEs need page
+    /// tables in write-back memory too.)
     pub const NORMAL_MEMORY: u64 = 0;
 
-    /// Pages of 4 KiB, 48-bit addresses.
+    /// Returns the format with pages of 4 KiB and 48-bit addresses.
     pub const fn granule_4k() -> Self {
-        Aarch64 { page_shift: 12, wide: false, joins_in_place: false }
+        Aarch64 { page_shift: 12, wide: false, bbm2: false }
     }
 
-    /// Pages of 16 KiB, 48-bit addresses.
+    /// Returns the format with pages of 16 KiB and 48-bit addresses.
     pub const fn granule_16k() -> Self {
-        Aarch64 { page_shift: 14, wide: false, joins_in_place: false }
+        Aarch64 { page_shift: 14, wide: false, bbm2: false }
     }
 
-    /// Pages of 64 KiB, 48-bit addresses.
+    /// Returns the format with pages of 64 KiB and 48-bit addresses.
     pub const fn granule_64k() -> Self {
-        Aarch64 { page_shift: 16, wide: false, joins_in_place: false }
+        Aarch64 { page_shift: 16, wide: false, bbm2: false }
     }
 
-    /// The same with 52-bit addresses, virtual and physical: FEAT_LPA2 for pages of 4 and 16 KiB, FEAT_LVA and FEAT_LPA
-    /// for 64 KiB.
+    /// Returns the same format with 52-bit addresses, virtual and physical: FEAT_LPA2 for pages of
+    /// 4 and 16 KiB, FEAT_LVA and FEAT_LPA for 64 KiB.
     pub const fn wide(self) -> Self {
         Aarch64 { wide: true, ..self }
     }
 
-    /// For CPUs that change the contiguous bit of live leaves in place: FEAT_BBML2 or more
-    /// (ID_AA64MMFR2_EL1.BBM; D8.17.2, "Support levels for changing table or block size"), and known
-    /// not to answer with conflict aborts. On any other CPU that is forbidden.
+    /// Returns the same format for CPUs that may change the contiguous bit of live leaf PTEs in
+    /// place: FEAT_BBML2 or more (ID_AA64MMFR2_EL1.BBM; D8.17.2, "Support levels for changing table
+    /// or block size"), and known not to raise conflict aborts (Linux:
+    /// `system_supports_bbml2_noabort`). On any other CPU such a change is forbidden.
     pub const fn with_bbm2(self) -> Self {
-        Aarch64 { joins_in_place: true, ..self }
+        Aarch64 { bbm2: true, ..self }
     }
 
-    /// What the format needs in TCR_EL1, the control of translation: T0SZ, TG0, DS, and how TTBR0's tables are read
-    /// (write-back, inner shareable). The host adds TTBR1's half, the size of physical addresses (IPS), and HA and HD if
-    /// the CPU has them.
+    /// Returns the fields of TCR_EL1 that the format needs: T0SZ, TG0, DS, and the cacheability of
+    /// TTBR0's page tables (write-back, inner shareable). The host adds TTBR1's half, the physical
+    /// address size (IPS), and HA and HD if the CPU has them.
     ///
-    /// With DS set (52-bit addresses in pages of 4 or 16 KiB) leaves have no room for their shareability: SH0 decides for
-    /// memory too, not for the tables alone (D8.6.2). It is inner shareable here as it is in the leaves of the others.
+    /// With DS set (52-bit addresses in pages of 4 or 16 KiB) leaf PTEs have no shareability field:
+    /// SH0 applies to memory as well as to page tables (D8.6.2). It is inner shareable here, as in
+    /// the leaf PTEs of the other formats.
     pub const fn tcr_el1(&self) -> u64 {
         let t0sz = 64 - self.va_bits() as u64;
         let write_back = 0b01 << 8 | 0b01 << 10;
@@ -164,39 +181,53 @@ impl Aarch64 {
         t0sz | write_back | inner_shareable | tg0 << 14 | (self.is_lpa2() as u64) << 59
     }
 
+    /// Returns the size of virtual and physical addresses in bits.
     const fn va_bits(&self) -> u32 {
         if self.wide { 52 } else { 48 }
     }
 
-    /// Whether bits 8–9 of an entry belong to the address.
+    /// Returns true if bits 8–9 of a PTE belong to the address.
     const fn is_lpa2(&self) -> bool {
         self.wide && self.page_shift < 16
     }
 
-    /// Which bits of an address keep their place in an entry, which are moved, and how far down.
-    const fn places(&self) -> (u64, u64, u32) {
+    /// Returns where a PTE of this format stores the bits of an address.
+    #[inline]
+    const fn address_bits(&self) -> AddressBits {
         let page = 1 << self.page_shift;
         match (self.wide, self.is_lpa2()) {
-            (false, _) => ((1 << 48) - page, 0, 0),
-            (true, false) => ((1 << 48) - page, 0b1111 << 48, 48 - 12),
-            (true, true) => ((1 << 50) - page, 0b11 << 50, 50 - 8),
+            (false, _) => AddressBits { in_place: (1 << 48) - page, moved: 0, shift: 0 },
+            (true, false) => AddressBits { in_place: (1 << 48) - page, moved: 0b1111 << 48, shift: 48 - 12 },
+            (true, true) => AddressBits { in_place: (1 << 50) - page, moved: 0b11 << 50, shift: 50 - 8 },
         }
     }
 
+    /// Returns the address bits of a PTE for `pa`.
     #[inline]
     fn pack(&self, pa: PhysAddr) -> u64 {
-        let (kept, moved, down) = self.places();
-        pa.0 & kept | (pa.0 & moved) >> down
+        let AddressBits { in_place, moved, shift } = self.address_bits();
+        pa.0 & in_place | (pa.0 & moved) >> shift
     }
 
+    /// Returns the address in a PTE.
     #[inline]
     fn unpack(&self, raw: u64) -> PhysAddr {
-        let (kept, moved, down) = self.places();
-        PhysAddr(raw & kept | raw << down & moved)
+        let AddressBits { in_place, moved, shift } = self.address_bits();
+        PhysAddr(raw & in_place | raw << shift & moved)
     }
 }
 
-/// How a leaf says that it is dirty or that it is clean.
+/// Where a PTE stores the bits of an address.
+struct AddressBits {
+    /// The address bits that are stored at their own position.
+    in_place: u64,
+    /// The address bits that are stored `shift` bits lower.
+    moved: u64,
+    /// The distance of the moved bits, 0 if there are none.
+    shift: u32,
+}
+
+/// Returns the bits that encode the dirty state of a leaf.
 #[inline]
 const fn dirty_bits(writable: bool, dirty: bool) -> u64 {
     match (writable, dirty) {
@@ -206,7 +237,7 @@ const fn dirty_bits(writable: bool, dirty: bool) -> u64 {
     }
 }
 
-/// Whether a leaf is dirty: all that are clean say so in the same way.
+/// Returns true if a leaf is dirty. All clean leaves have the same encoding, writable or not.
 #[inline]
 const fn is_dirty(raw: u64) -> bool {
     raw & (READ_ONLY | DIRTY_NOT_WRITABLE) != READ_ONLY
@@ -216,16 +247,17 @@ impl Arch for Aarch64 {
     const HARDWARE: u64 = ACCESSED | READ_ONLY | DIRTY_NOT_WRITABLE;
     const HARDWARE_INVERTED: u64 = READ_ONLY;
     const JOINED: u64 = Self::CONTIGUOUS;
-    const MAX_SLOT: u64 = (1 << 43) - 1;
+    const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
     fn tlb_rules(&self) -> TlbRules {
-        // To a CPU that leaves dirty to software, a clean entry is one that denies writing.
+        // On a CPU that leaves the dirty state to software, a clean PTE denies writing.
         let (denied, not_dirty) = (Stale::UntilInvalidated, Stale::UntilInvalidated);
         TlbRules { not_present: Stale::NotCached, denied, not_accessed: Stale::NotCached, not_dirty }
     }
 
-    // Which bits say dirty depends on whether the leaf is writable, and the two need not be alike in that.
+    // The encoding of dirty depends on whether the leaf is writable, which may differ between the
+    // two.
     #[inline]
     fn carry(&self, new: u64, old: u64) -> u64 {
         new & !Self::HARDWARE | old & ACCESSED | dirty_bits(new & WRITE != 0, is_dirty(old))
@@ -257,7 +289,8 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn block_bits(&self, level: u8) -> u32 {
-        // D8.7.1, table of contiguous sizes: above the last level, of the level of 2 MiB, 32 MiB or 512 MiB only.
+        // D8.7.1, table of contiguous sizes. Above level 1 only at the level of 2 MiB, 32 MiB or
+        // 512 MiB.
         match (self.page_shift, level) {
             (12, 1 | 2) => 4,
             (14, 1) => 7,
@@ -268,7 +301,7 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn joins_in_place(&self) -> bool {
-        self.joins_in_place
+        self.bbm2
     }
 
     #[inline]
@@ -282,18 +315,14 @@ impl Arch for Aarch64 {
         if raw & NOT_GLOBAL != 0 {
             return Kind::Leaf;
         }
-        match raw & TYPE {
-            TYPE_SWAP => Kind::Swap,
-            TYPE_MARKER => Kind::Marker,
-            _ => Kind::Busy,
-        }
+        swap_pte::kind(raw)
     }
 
-    // The attributes are mostly known where it is called.
+    // Most callers pass constant attributes, which inlining folds.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
         let mut raw = self.pack(pa) | Self::NORMAL_MEMORY << TYPE_OF_MEMORY_SHIFT | USER | NOT_GLOBAL;
-        // What user mode may write the kernel must never execute.
+        // The kernel must never execute memory that user mode may write.
         raw |= PRIVILEGED_NO_EXEC;
         if !self.is_lpa2() {
             raw |= INNER_SHAREABLE;
@@ -315,8 +344,8 @@ impl Arch for Aarch64 {
         set(Attrs::EXCLUSIVE, EXCLUSIVE);
         set(Attrs::WATCHED, WATCHED);
         set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
-        // Execute-only is not offered: such a leaf has AP[1] clear, like kernel memory, and PAN would let the kernel
-        // read it by mistake (until FEAT_PAN3).
+        // Execute-only is not offered: such a leaf has AP[1] clear, like kernel memory, and PAN
+        // would let the kernel read it by mistake (until FEAT_PAN3).
         if attrs.intersects(Attrs::PROT) {
             raw |= VALID;
         }
@@ -344,7 +373,8 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn table(&self, pa: PhysAddr) -> u64 {
-        // Bits 59–63 would restrict all that is below (D8.4.1.2, of `APTable`, `UXNTable` and `PXNTable`); the leaf alone decides.
+        // Bits 59–63 would restrict all levels below (D8.4.1.2, `APTable`, `UXNTable`, `PXNTable`).
+        // The leaf alone decides.
         self.pack(pa) | VALID | TABLE_OR_PAGE
     }
 
@@ -373,41 +403,6 @@ impl Arch for Aarch64 {
 
     #[inline]
     fn step(&self, raw: u64, level: u8) -> u64 {
-        if raw & (VALID | NOT_GLOBAL) != 0 { 1 << self.level_shift(level) } else { 1 << SLOT_SHIFT }
-    }
-
-    fn swap(&self, swapped: Swapped) -> u64 {
-        debug_assert!(swapped.device < 32 && swapped.slot <= Self::MAX_SLOT, "{swapped:?}");
-        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | swapped.slot << SLOT_SHIFT;
-        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
-            raw |= SWAP_EXCLUSIVE;
-        }
-        if swapped.attrs.contains(Attrs::WATCHED) {
-            raw |= SWAP_WATCHED;
-        }
-        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
-            raw |= SWAP_SOFT_DIRTY;
-        }
-        raw
-    }
-
-    fn swapped(&self, raw: u64) -> Swapped {
-        let mut attrs = Attrs::empty();
-        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
-        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: raw >> SLOT_SHIFT & Self::MAX_SLOT, attrs }
-    }
-
-    fn marker(&self, marker: Marker) -> u64 {
-        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
-    }
-
-    fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
-    }
-
-    fn busy(&self) -> u64 {
-        TYPE_BUSY
+        if raw & (VALID | NOT_GLOBAL) != 0 { 1 << self.level_shift(level) } else { SWAP_PTE.step() }
     }
 }

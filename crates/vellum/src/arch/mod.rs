@@ -1,20 +1,24 @@
-//! Page-table formats.
+//! Page-table formats: how one PTE is encoded and decoded.
 //!
-//! An [`Arch`] says how one entry is written and read, and nothing about walking, locking or counting: those are the same
-//! everywhere and live in `table`. A format is a value, not a type alone, so that spaces of different depth or
-//! page size live side by side.
+//! An [`Arch`] contains no walking, locking or counting: those are the same in every format and
+//! live in `table`. A format is a value and not only a type, so that spaces of different depth or
+//! page size can coexist.
 //!
-//! Three rules hold in every format, and the code above relies on them:
-//! - an empty entry is all zero bits;
-//! - levels count from 1 (the last, where pages are) toward the root;
-//! - consecutive entries of a run differ by a constant ([`Arch::step`]), apart from the bits that hardware sets.
+//! Every format keeps three rules, on which the code above relies:
+//! - an empty PTE is all zero bits;
+//! - levels count from 1 (the last level, where pages are) toward the root;
+//! - consecutive PTEs of a run differ by a constant ([`Arch::step`]), apart from the bits that
+//!   hardware sets.
 //!
-//! Some formats can mark the leaves of an aligned group, a **block**, so that a TLB may hold it as one translation. A leaf that is
-//! *joined* to its block is a leaf like any other but for [`Arch::JOINED`], and perhaps for its address ([`Arch::single`]).
+//! Some formats can mark the leaf PTEs of a naturally aligned group, a **cont block**, so that a
+//! TLB may cache the group as one translation (AArch64: contpte; RISC-V: NAPOT). A leaf PTE in a
+//! cont block is like any other but for [`Arch::CONT`], and on RISC-V for its address
+//! ([`Arch::without_cont`]).
 
 mod aarch64;
 mod riscv64;
 pub mod stale;
+mod swap_pte;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -23,6 +27,7 @@ mod x86_64;
 pub use aarch64::Aarch64;
 pub use riscv64::Riscv64;
 pub use stale::{Stale, TlbRules};
+pub use swap_pte::SwapPteLayout;
 pub use user::{BadRange, UserRange};
 pub use x86_64::X86_64;
 
@@ -30,23 +35,25 @@ use crate::addr::{Pfn, PhysAddr};
 use bitflags::bitflags;
 
 bitflags! {
-    /// What a leaf says besides the frame, in the engine's own terms.
+    /// The attributes of a leaf PTE, independent of the format.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Attrs: u16 {
-        /// User mode may read. Without it the entry keeps its frame but no access succeeds (`PROT_NONE`).
+        /// User mode may read. A leaf without it keeps its frame, but every access faults
+        /// (`PROT_NONE`).
         const READ = 1 << 0;
         /// User mode may write.
         const WRITE = 1 << 1;
         /// User mode may execute.
         const EXEC = 1 << 2;
-        /// Read, written or executed since this was last cleared. Set by hardware.
+        /// Accessed (Linux: young): read, written or executed since this bit was last cleared. Set
+        /// by hardware, or by the fault handler.
         const ACCESSED = 1 << 3;
-        /// Written since this was last cleared. Set by hardware.
+        /// Written since this bit was last cleared. Set by hardware, or by the fault handler.
         const DIRTY = 1 << 4;
-        /// A write may go ahead in place: the frames belong to this space alone (Linux: `PageAnonExclusive`), or are there to be
-        /// written by all who share them.
+        /// A write may proceed in place: the page is mapped by this space alone (Linux:
+        /// `PageAnonExclusive`), or is shared memory that every mapping may write.
         const EXCLUSIVE = 1 << 5;
-        /// Write-protected because somebody watches for writes (Linux: uffd-wp).
+        /// Write-protected by userfaultfd (Linux: uffd-wp): a write faults and is reported.
         const WATCHED = 1 << 6;
         /// Written since tracking began (Linux: soft-dirty).
         const SOFT_DIRTY = 1 << 7;
@@ -54,205 +61,234 @@ bitflags! {
 }
 
 impl Attrs {
-    /// The bits that decide which accesses succeed.
+    /// The attributes that decide which accesses succeed.
     pub const PROT: Attrs = Attrs::READ.union(Attrs::WRITE).union(Attrs::EXEC);
-    /// The bits that hardware may set at any instant.
+    /// The attributes that hardware may set at any instant.
     pub const HARDWARE: Attrs = Attrs::ACCESSED.union(Attrs::DIRTY);
 }
 
-/// What an entry is.
+/// The kind of a PTE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing.
+    /// Empty: nothing is mapped and nothing is remembered.
     None,
-    /// A pointer to the table of the next lower level.
+    /// A pointer to a page table of the next lower level.
     Table,
-    /// A page, or at an upper level a huge page.
+    /// A leaf PTE: a page, or a huge page above level 1.
     Leaf,
-    /// Where the contents went: see [`Swapped`].
+    /// A swap PTE: the page is in a swap slot ([`SwapEntry`]).
     Swap,
-    /// Not a mapping, but something to remember about this page: see [`Marker`].
+    /// A PTE marker: no page, but a property of this address ([`Marker`]).
     Marker,
-    /// In transition, by somebody who holds the table's lock: occupied, never to be mistaken for empty (INV-4).
+    /// In transition, by the CPU that holds the page table's lock. A walker waits here, and never
+    /// treats the entry as empty (INV-4).
     Busy,
 }
 
-/// Where a page went.
+/// The decoded form of a swap PTE (Linux: `swp_entry_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swapped {
-    /// Which swap device, below 32.
+    /// The swap device, below 32.
     pub device: u8,
-    /// Which slot there, in pages.
+    /// The slot of that device. A slot holds one page of 4 KiB.
     pub slot: u64,
-    /// Of [`Attrs::EXCLUSIVE`], [`Attrs::WATCHED`] and [`Attrs::SOFT_DIRTY`], which were set.
+    /// Those of [`Attrs::EXCLUSIVE`], [`Attrs::UFFD_WP`] and [`Attrs::SOFT_DIRTY`] that the leaf
+    /// PTE had.
     pub attrs: Attrs,
 }
 
-/// Why an entry without a page is not empty.
+/// The reason why a PTE without a page is not empty (Linux: PTE markers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Marker {
-    /// Watched for writes although there is no page (yet).
+    /// Write-protected by userfaultfd while no page is present (Linux: `PTE_MARKER_UFFD_WP`).
     Watched = 1,
-    /// Any access is a fault, as if nothing were mapped (Linux: `MADV_GUARD_INSTALL`).
+    /// A guard page: every access faults as if nothing were mapped (Linux: `PTE_MARKER_GUARD`,
+    /// `MADV_GUARD_INSTALL`).
     Guard = 2,
-    /// The contents were lost to a hardware error; any access is a bus error.
+    /// The contents were lost to a hardware error, or poisoned by userfaultfd: every access is a
+    /// bus error (Linux: `PTE_MARKER_POISONED`).
     Poison = 3,
 }
 
-/// A page-table format. See the module's text for what every format keeps.
+/// A page-table format. The module's text has the rules that every format keeps.
 ///
-/// `level` is 1 for the last level. Functions that take a `raw` entry expect one of the kind they name; given another they
-/// return something meaningless, but do not panic.
+/// `level` is 1 for the last level. Functions that decode a `raw` PTE expect the kind that they
+/// name; for another kind the result is meaningless, but they do not panic.
 pub trait Arch: Copy + Send + Sync + 'static {
-    /// The bits of a leaf that hardware sets in this format: what a comparison of leaves leaves out.
+    /// The bits of a leaf PTE that hardware sets. Comparisons of leaf PTEs ignore them.
     const HARDWARE: u64;
 
-    /// Of those, the ones that hardware clears to say that something happened: the union of several leaves' bits is taken
-    /// with these inverted.
+    /// Those of [`Arch::HARDWARE`] that hardware *clears* to record an event. The union of several
+    /// leaf PTEs is taken with these bits inverted.
     const HARDWARE_INVERTED: u64 = 0;
 
-    /// The bit that marks a leaf as one of a block; 0 if the format has no blocks.
+    /// The bit that marks a leaf PTE as part of a cont block; 0 if the format has no cont blocks.
     const JOINED: u64 = 0;
 
-    /// The last slot of a swap device that a swap entry can name.
-    const MAX_SLOT: u64;
+    /// The bit positions of swap PTEs and markers.
+    const SWAP_PTE: SwapPteLayout;
 
-    /// How many levels there are, the root's being the highest.
+    /// The last slot of a swap device that a swap PTE can name.
+    const MAX_SLOT: u64 = Self::SWAP_PTE.max_slot();
+
+    /// Returns the number of levels. The root has the highest level.
     fn levels(&self) -> u8;
 
-    /// log2 of the page size in bytes.
+    /// Returns log2 of the page size in bytes.
     fn page_shift(&self) -> u32;
 
-    /// First address that user mode can't have.
+    /// Returns the first address that user mode cannot map (Linux: `TASK_SIZE`).
     fn user_end(&self) -> u64;
 
-    /// log2 of the number of entries of a table; one of 8 bytes each fills a page.
+    /// Returns log2 of the number of PTEs of a page table. A page table of 8-byte PTEs fills a
+    /// page.
     #[inline]
     fn index_bits(&self) -> u32 {
         self.page_shift() - 3
     }
 
-    /// log2 of the bytes that one entry of this level maps.
+    /// Returns log2 of the bytes that one PTE of this level maps.
     #[inline]
     fn level_shift(&self, level: u8) -> u32 {
         self.page_shift() + self.index_bits() * (level as u32 - 1)
     }
 
-    /// Which entry of a table of this level translates `va`.
+    /// Returns the index of the PTE that translates `va` in a page table of this level.
     #[inline]
     fn index(&self, va: u64, level: u8) -> usize {
         (va >> self.level_shift(level)) as usize & ((1 << self.index_bits()) - 1)
     }
 
-    /// log2 of the frames that one page (and one table) takes.
+    /// Returns log2 of the number of frames in a page, and in a page-table page.
     #[inline]
     fn page_order(&self) -> u8 {
         (self.page_shift() - crate::addr::FRAME_SHIFT) as u8
     }
 
-    /// Whether a leaf may stand at this level.
+    /// Returns true if leaf PTEs are allowed at this level.
     fn leaf_at(&self, level: u8) -> bool;
 
-    /// log2 of how many entries of this level make a block; 0 if there are no blocks.
+    /// Returns log2 of the number of PTEs in a cont block of this level; 0 if there are no cont
+    /// blocks at this level.
     #[inline]
     fn block_bits(&self, _level: u8) -> u32 {
         0
     }
 
-    /// Whether leaves may be joined to their block, or taken apart, without there being no translation meanwhile, because TLBs
-    /// are known to get along with two sizes of translation for one address.
+    /// Returns true if a live cont block may be folded or unfolded without break-before-make,
+    /// because the TLBs tolerate two translation sizes for one address (INV-14).
     #[inline]
     fn joins_in_place(&self) -> bool {
         false
     }
 
-    /// What a leaf becomes as one of a block, of the leaf that it would be by itself.
+    /// Returns leaf PTE `raw`, which is not in a cont block, as part of one.
     #[inline]
     fn join(&self, raw: u64) -> u64 {
         raw | Self::JOINED
     }
 
-    /// What to add to one joined leaf for the next of its block.
+    /// Returns the difference (wrapping) of two consecutive leaf PTEs of a cont block.
     #[inline]
     fn joined_step(&self, raw: u64, level: u8) -> u64 {
         self.step(raw, level)
     }
 
-    /// The leaf with this index in its table, with its own address, whether it is joined (and still marked) or not.
+    /// Returns leaf PTE `raw`, at `index` of its page table, with its own address. A PTE in a cont
+    /// block keeps the mark of [`Arch::CONT`].
     #[inline]
     fn placed(&self, raw: u64, _index: usize) -> u64 {
         raw
     }
 
-    /// The same without the mark: the leaf as if it stood for itself.
+    /// Returns leaf PTE `raw`, at `index` of its page table, as it would be outside a cont block.
     #[inline]
     fn single(&self, raw: u64, index: usize) -> u64 {
         self.placed(raw, index) & !Self::JOINED
     }
 
-    /// What an entry of this level is.
+    /// Returns the kind of a PTE of this level.
     fn kind(&self, raw: u64, level: u8) -> Kind;
 
-    /// A leaf. `pa` is aligned to the level's size.
+    /// Encodes a leaf PTE. `pa` is aligned to the size that a PTE of this level maps. Attributes
+    /// outside [`Arch::supported`] are dropped.
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64;
 
-    /// The address in a leaf.
+    /// Returns the physical address in a leaf PTE.
     fn leaf_addr(&self, raw: u64, level: u8) -> PhysAddr;
 
-    /// What a leaf says besides.
+    /// Returns the attributes of a leaf PTE.
     fn attrs(&self, raw: u64, level: u8) -> Attrs;
 
-    /// A pointer to a table.
+    /// Encodes a pointer to the page table at `pa`. It restricts nothing: the leaf alone decides
+    /// which accesses succeed.
     fn table(&self, pa: PhysAddr) -> u64;
 
-    /// The address in a pointer to a table.
+    /// Returns the physical address of the page table to which `raw` points.
     fn table_addr(&self, raw: u64) -> PhysAddr;
 
-    /// Returns what TLBs may hold of entries that have since come to allow more. Constant where
-    /// CPUs do not differ.
+    /// Returns what TLBs may cache of PTEs that have since come to allow more (INV-20). Constant
+    /// where CPUs do not differ.
     fn tlb_rules(&self) -> TlbRules;
 
-    /// What leaves of this format can remember; the rest is dropped when a leaf is made, and read as absent.
+    /// Returns the attributes that leaf PTEs of this format can store. Others are dropped at
+    /// encoding and read as absent.
     fn supported(&self) -> Attrs {
         Attrs::all()
     }
 
-    /// `new`, with what hardware has recorded in `old`: a leaf changes, and its accessed and dirty state stays.
+    /// Returns `new` with the accessed and dirty state of `old` (INV-6).
     #[inline]
     fn carry(&self, new: u64, old: u64) -> u64 {
         new & !Self::HARDWARE | old & Self::HARDWARE
     }
 
-    /// A leaf without some of what hardware has recorded in it.
+    /// Returns a leaf PTE with those of [`Attrs::HARDWARE`] cleared that are in `what` (Linux:
+    /// `pte_mkold`, `pte_mkclean`). The PTE stays in its cont block.
     #[inline]
     fn forget(&self, raw: u64, what: Attrs, level: u8) -> u64 {
         self.leaf(self.leaf_addr(raw, level), self.attrs(raw, level) - what, level) | raw & Self::JOINED
     }
 
-    /// Whether hardware has nothing left to write in this leaf: whatever it may set is set already, or it can't reach the
-    /// entry. Such an entry may be changed by a plain store.
+    /// Returns true if hardware has nothing left to set in this leaf PTE: all that it may set is
+    /// set, or the PTE is not valid. Such a PTE may be changed by a plain store (INV-6).
     fn hardware_idle(&self, raw: u64) -> bool;
 
-    /// What to add (wrapping) to a leaf or swap entry for the next one of its run.
+    /// Returns the difference (wrapping) of two consecutive leaf or swap PTEs of a run.
     fn step(&self, raw: u64, level: u8) -> u64;
 
-    /// A swap entry.
-    fn swap(&self, swapped: Swapped) -> u64;
+    /// Encodes a swap PTE.
+    #[inline]
+    fn swap(&self, swapped: Swapped) -> u64 {
+        Self::SWAP_PTE.swap_pte(swapped)
+    }
 
-    /// What a swap entry says.
-    fn swapped(&self, raw: u64) -> Swapped;
+    /// Decodes a swap PTE.
+    #[inline]
+    fn swapped(&self, raw: u64) -> Swapped {
+        Self::SWAP_PTE.swap_entry(raw)
+    }
 
-    /// A marker.
-    fn marker(&self, marker: Marker) -> u64;
+    /// Encodes a marker.
+    #[inline]
+    fn marker(&self, marker: Marker) -> u64 {
+        Self::SWAP_PTE.marker_pte(marker)
+    }
 
-    /// Which marker this is; `None` if it is none that the engine wrote.
-    fn marked(&self, raw: u64) -> Option<Marker>;
+    /// Decodes a marker. Returns `None` if `raw` is not a marker that the engine writes.
+    #[inline]
+    fn marked(&self, raw: u64) -> Option<Marker> {
+        Self::SWAP_PTE.marker_of(raw)
+    }
 
-    /// The entry of somebody at work.
-    fn busy(&self) -> u64;
+    /// Returns the busy entry: see [`Kind::Busy`].
+    #[inline]
+    fn busy(&self) -> u64 {
+        swap_pte::BUSY
+    }
 
-    /// The frame in a leaf.
+    /// Returns the frame number in a leaf PTE.
     #[inline]
     fn leaf_pfn(&self, raw: u64, level: u8) -> Pfn {
         self.leaf_addr(raw, level).pfn()

@@ -1,7 +1,7 @@
-//! RISC-V with 64-bit registers: Sv39, Sv48 and Sv57.
+//! RISC-V page tables with 64-bit registers: Sv39, Sv48 and Sv57.
 //!
-//! The layout of valid entries is that of the privileged specification, chapter "Supervisor-Level ISA", sections Sv32
-//! (which defines the low bits), Sv39, Sv48 and Sv57. A valid leaf:
+//! Valid PTEs have the layout of the privileged specification, chapter "Supervisor-Level ISA",
+//! sections Sv32 (which defines the low bits), Sv39, Sv48 and Sv57. A valid leaf PTE:
 //!
 //! | bits | use |
 //! |---|---|
@@ -10,37 +10,40 @@
 //! | 4 | U: user mode; always set |
 //! | 5 | G: global; never set |
 //! | 6, 7 | A, D: accessed, dirty |
-//! | 8, 9 | exclusive, watched: all that the base specification leaves to software |
+//! | 8, 9 | exclusive, uffd-wp: all that the base specification leaves to software |
 //! | 10–53 | number of the 4 KiB frame |
 //! | 59 | soft-dirty, where Svrsw60t59b frees it for software; else 0 |
-//! | 61–62 | memory type (Svpbmt): 0, as the platform says |
+//! | 61–62 | memory type (Svpbmt): 0, as the platform defines |
 //! | 63 | [`Riscv64::NAPOT`] (Svnapot) |
 //!
-//! There are three software bits to keep and two to keep them in. Exclusive decides whether a write may go ahead in
-//! place, and watched whether it has to be reported: memory is corrupted or a watcher misses a write if either is lost.
-//! Soft-dirty is the one that a system can do without, and does: [`Arch::supported`] lacks it unless the CPU has
-//! Svrsw60t59b ([`Riscv64::with_rsw60t59b`]). A leaf is then stored without it and read as not having it.
+//! The engine has three software attributes, and the base specification has two software bits.
+//! Exclusive decides whether a write may proceed in place, and uffd-wp whether it has to be
+//! reported: losing the first corrupts memory, losing the second hides a write from userfaultfd. A
+//! system can do without soft-dirty, so [`Arch::supported`] lacks it unless the CPU has Svrsw60t59b
+//! ([`Riscv64::with_rsw60t59b`]). Without it soft-dirty is dropped at encoding and reads as absent.
 //!
-//! An entry whose V is clear is free but for that bit; the engine's use of it:
+//! In a PTE whose V is clear, hardware ignores all other bits. The engine uses them so:
 //!
 //! | bits | swap | marker | busy | no-access leaf |
 //! |---|---|---|---|---|
 //! | 1–3 | 1 | 2 | 3 | 0 |
 //! | 5 | 0 | 0 | 0 | 1 |
-//! | 8–10 | exclusive, watched, soft-dirty | which | | as in a valid leaf |
+//! | 8–10 | exclusive, uffd-wp, soft-dirty | the marker | | as in a valid leaf |
 //! | 11–15 | device | | | as in a valid leaf |
 //! | 16–63 | slot | | | as in a valid leaf |
 //!
-//! Addresses are not inverted: no RISC-V CPU is known to speculate on the address of an entry that is not valid.
+//! Addresses are not inverted: no RISC-V CPU is known to speculate on the address of a PTE that is
+//! not valid.
 //!
-//! A CPU sets A and D by itself (Svadu) or faults where they are clear (Svade). In the latter case the fault handler finds
-//! a leaf that already allows the access, and stores it anew with the bits set.
+//! A CPU sets A and D itself (Svadu) or faults where they are clear (Svade). With Svade the fault
+//! handler finds a leaf that already allows the access, and stores it again with the bits set.
 //!
-//! A TLB may hold any entry that it has read, valid or not, until a fence ([`super::stale`]).
+//! A TLB may cache any PTE that it has read, valid or not, until a fence ([`super::stale`]).
 //!
-//! Addresses are sign-extended to 64 bits; user mode has the lower half, where the bits above are 0.
+//! Addresses are sign-extended to 64 bits. User mode has the lower half, where the bits above are
+//! 0.
 
-use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
 use crate::addr::{FRAME_SHIFT, PhysAddr};
 
 const VALID: u64 = 1 << 0;
@@ -48,8 +51,8 @@ const READ: u64 = 1 << 1;
 const WRITE: u64 = 1 << 2;
 const EXEC: u64 = 1 << 3;
 const USER: u64 = 1 << 4;
-/// In an entry that is not valid: a leaf that nobody may access. Valid leaves use the bit for "global", which user memory
-/// never is.
+/// In a PTE that is not valid: a leaf that allows no access. Valid leaves use the bit for "global",
+/// which user memory never is.
 const NO_ACCESS: u64 = 1 << 5;
 const ACCESSED: u64 = 1 << 6;
 const DIRTY: u64 = 1 << 7;
@@ -59,72 +62,78 @@ const FRAME_AT: u32 = 10;
 const FRAME: u64 = ((1 << 44) - 1) << FRAME_AT;
 const SOFT_DIRTY: u64 = 1 << 59;
 
-/// log2 of the entries of a block: all sizes but 64 KiB are reserved (Svnapot).
+/// log2 of the PTEs of a NAPOT block: Svnapot reserves all sizes but 64 KiB.
 const NAPOT_BITS: u32 = 4;
-/// The part of the frame's number that is the size of the block instead, in a leaf of one.
+/// The part of the frame number that encodes the size of the NAPOT block in its PTEs.
 const NAPOT_FRAME: u64 = ((1 << NAPOT_BITS) - 1) << FRAME_AT;
+/// The encoding of 64 KiB in that part.
 const NAPOT_SIZE: u64 = 1 << (NAPOT_BITS - 1) << FRAME_AT;
 
-const TYPE_SHIFT: u32 = 1;
-const TYPE: u64 = 0b111 << TYPE_SHIFT;
-const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
-const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
-const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
-const SWAP_EXCLUSIVE: u64 = 1 << 8;
-const SWAP_WATCHED: u64 = 1 << 9;
-const SWAP_SOFT_DIRTY: u64 = 1 << 10;
-const MARKER_SHIFT: u32 = 8;
-const DEVICE_SHIFT: u32 = 11;
-const SLOT_SHIFT: u32 = 16;
+/// The layout of swap PTEs and markers: the table in the module's text.
+const SWAP_PTE: SwapPteLayout = SwapPteLayout {
+    software_shift: 8,
+    device_shift: 11,
+    slot_shift: 16,
+    slot_bits: 48,
+    inverted: false,
+    clear: NO_ACCESS,
+}
+.checked();
 
-/// The format. User mode has the lower half.
+/// The RISC-V format. User mode has the lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Riscv64 {
+    /// 3, 4 or 5 (Sv39, Sv48, Sv57).
     levels: u8,
+    /// True with Svrsw60t59b: bit 59 stores soft-dirty.
     rsw60t59b: bool,
+    /// True with Svnapot: cont blocks of 64 KiB.
     napot: bool,
+    /// True with Svvptc: TLBs cache a PTE that is not valid for a bounded time only.
     vvptc: bool,
 }
 
 impl Riscv64 {
-    /// The N bit of a leaf: one of an aligned group of 16 entries that a TLB may hold as one (Svnapot). The 16 entries have
-    /// the same address: the low bits of the frame's number, 1000, say the size of the memcg.
+    /// The N bit of a leaf PTE (Svnapot): part of a NAPOT block, an aligned group of 16 PTEs that a
+    /// TLB may cache as one translation. All 16 PTEs have the same address field, whose low four
+    /// bits, 1000, encode the size of the block.
     pub const NAPOT: u64 = 1 << 63;
 
-    /// 39-bit addresses, three levels.
+    /// Returns the format with 39-bit addresses, three levels.
     pub const fn sv39() -> Self {
         Riscv64 { levels: 3, rsw60t59b: false, napot: false, vvptc: false }
     }
 
-    /// 48-bit addresses, four levels.
+    /// Returns the format with 48-bit addresses, four levels.
     pub const fn sv48() -> Self {
         Riscv64 { levels: 4, rsw60t59b: false, napot: false, vvptc: false }
     }
 
-    /// 57-bit addresses, five levels.
+    /// Returns the format with 57-bit addresses, five levels.
     pub const fn sv57() -> Self {
         Riscv64 { levels: 5, rsw60t59b: false, napot: false, vvptc: false }
     }
 
-    /// For a CPU with Svnapot: aligned 64 KiB can be one translation. On any other CPU such an entry faults.
+    /// Returns the same format for a CPU with Svnapot, where an aligned 64 KiB can be one
+    /// translation. On any other CPU a NAPOT PTE faults.
     pub const fn with_napot(self) -> Self {
         Riscv64 { napot: true, ..self }
     }
 
-    /// For a CPU with Svvptc: an entry that becomes valid is seen in bounded time. Any other CPU
-    /// may hold that there is nothing, and is to be told.
+    /// Returns the same format for a CPU with Svvptc, which observes within bounded time that a PTE
+    /// became valid. Any other CPU may keep a cached "not valid" until it is invalidated.
     pub const fn with_vvptc(self) -> Self {
         Riscv64 { vvptc: true, ..self }
     }
 
-    /// For a CPU with Svrsw60t59b, which leaves bits 59 and 60 to software: soft-dirty works. On any other CPU an entry
-    /// with such a bit set faults.
+    /// Returns the same format for a CPU with Svrsw60t59b, which leaves bits 59 and 60 to software,
+    /// so that soft-dirty works. On any other CPU a PTE with such a bit set faults.
     pub const fn with_rsw60t59b(self) -> Self {
         Riscv64 { rsw60t59b: true, ..self }
     }
 }
 
-/// An address as an entry holds it.
+/// Returns the frame-number field of a PTE for `pa`.
 #[inline]
 fn frame_bits(pa: PhysAddr) -> u64 {
     pa.0 >> FRAME_SHIFT << FRAME_AT & FRAME
@@ -133,7 +142,7 @@ fn frame_bits(pa: PhysAddr) -> u64 {
 impl Arch for Riscv64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
     const JOINED: u64 = Self::NAPOT;
-    const MAX_SLOT: u64 = (1 << 48) - 1;
+    const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
     fn tlb_rules(&self) -> TlbRules {
@@ -163,7 +172,8 @@ impl Arch for Riscv64 {
 
     #[inline]
     fn leaf_at(&self, level: u8) -> bool {
-        // The specification has leaves at every level; above 1 GiB there is no folio to fill one.
+        // The specification allows leaves at every level. Above 1 GiB there is no folio to fill
+        // one.
         level <= 3
     }
 
@@ -199,14 +209,10 @@ impl Arch for Riscv64 {
         if raw & NO_ACCESS != 0 {
             return Kind::Leaf;
         }
-        match raw & TYPE {
-            TYPE_SWAP => Kind::Swap,
-            TYPE_MARKER => Kind::Marker,
-            _ => Kind::Busy,
-        }
+        swap_pte::kind(raw)
     }
 
-    // The attributes are mostly known where it is called.
+    // Most callers pass constant attributes, which inlining folds.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, _level: u8) -> u64 {
         let mut raw = frame_bits(pa) | USER;
@@ -225,7 +231,8 @@ impl Arch for Riscv64 {
             set(Attrs::SOFT_DIRTY, SOFT_DIRTY);
         }
         if attrs.intersects(Attrs::PROT) {
-            // Write without read is reserved, and execute without read is not offered: no other format has it.
+            // Write without read is reserved. Execute without read is not offered, because no other
+            // format has it.
             raw | READ | VALID
         } else {
             raw | NO_ACCESS
@@ -253,7 +260,7 @@ impl Arch for Riscv64 {
 
     #[inline]
     fn table(&self, pa: PhysAddr) -> u64 {
-        // A pointer is an entry that allows nothing; its U, A and D are reserved and stay 0.
+        // A pointer to a page table has R, W and X clear; its U, A and D are reserved and stay 0.
         frame_bits(pa) | VALID
     }
 
@@ -272,42 +279,7 @@ impl Arch for Riscv64 {
         if raw & (VALID | NO_ACCESS) != 0 {
             1 << (self.level_shift(level) - FRAME_SHIFT + FRAME_AT)
         } else {
-            1 << SLOT_SHIFT
+            SWAP_PTE.step()
         }
-    }
-
-    fn swap(&self, swapped: Swapped) -> u64 {
-        debug_assert!(swapped.device < 32 && swapped.slot <= Self::MAX_SLOT, "{swapped:?}");
-        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | swapped.slot << SLOT_SHIFT;
-        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
-            raw |= SWAP_EXCLUSIVE;
-        }
-        if swapped.attrs.contains(Attrs::WATCHED) {
-            raw |= SWAP_WATCHED;
-        }
-        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
-            raw |= SWAP_SOFT_DIRTY;
-        }
-        raw
-    }
-
-    fn swapped(&self, raw: u64) -> Swapped {
-        let mut attrs = Attrs::empty();
-        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
-        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: raw >> SLOT_SHIFT, attrs }
-    }
-
-    fn marker(&self, marker: Marker) -> u64 {
-        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
-    }
-
-    fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
-    }
-
-    fn busy(&self) -> u64 {
-        TYPE_BUSY
     }
 }

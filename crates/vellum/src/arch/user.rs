@@ -1,9 +1,9 @@
-//! Ranges of user addresses: what a program may name, and all that page-table code takes.
+//! Checked ranges of user addresses (INV-17): all that page-table code accepts.
 //!
-//! The upper part of a root table belongs to the host, and an index into a table is masked: an
-//! address that nothing has checked lands somewhere, perhaps in the kernel's own tables. So the
-//! check is a type. A [`UserRange`] comes from [`UserRange::new`], which compares with
-//! [`Arch::user_end`], or is a part of another one (INV-17).
+//! The upper part of a root page table belongs to the host, and an index into a page table is
+//! masked. So an unchecked address would select some PTE, perhaps one of the kernel's own.
+//! Therefore the check is a type: a [`UserRange`] is made by [`UserRange::new`], which compares
+//! with [`Arch::user_end`], or is a part of another `UserRange`.
 
 use core::fmt;
 use core::ops::Deref;
@@ -11,29 +11,29 @@ use core::ops::Deref;
 use super::Arch;
 use crate::addr::{VirtRange, align_down, align_up};
 
-/// A half-open range of virtual addresses that user mode may have: `start <= end <= user_end`.
+/// A half-open range of virtual addresses that user mode may map: `start <= end <= user_end`.
 ///
 /// It derefs to the [`VirtRange`] of the same addresses. Its methods return parts of it, or join
-/// two: none leads out of the user half.
+/// two ranges, so no result leaves the user half.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct UserRange(VirtRange);
 
-/// Why a start and a length are no [`UserRange`].
+/// The reason why a start and a length are not a valid [`UserRange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadRange {
-    /// The start is not a multiple of the page size.
+    /// This address is not a multiple of the page size.
     Unaligned(u64),
-    /// The end is past the last address, or the length is when it is rounded up to whole pages.
+    /// The end, or the length rounded up to whole pages, exceeds `u64::MAX`; or the range ends
+    /// before it starts.
     Overflow,
-    /// The range reaches beyond the user half, or lies there. This is the part inside, which may be
-    /// empty.
+    /// The range is not inside the user half. The value is the part that is, which may be empty.
     Beyond(UserRange),
 }
 
 impl UserRange {
-    /// Checks a range that comes from a program: `start` must be a multiple of the page size;
-    /// `len`, in bytes, is rounded up to whole pages. A range of no length is in the user half
-    /// wherever it begins.
+    /// Checks a range that a program passed. `start` must be a multiple of the page size; `len`, in
+    /// bytes, is rounded up to whole pages. An empty range is accepted wherever it starts: the
+    /// result is then an empty range of the user half.
     ///
     /// # Errors
     /// See [`BadRange`].
@@ -50,10 +50,10 @@ impl UserRange {
         }
     }
 
-    /// Checks a range that comes from a program and must be in whole pages as it is.
+    /// Checks a range that a program passed, both ends of which must be multiples of the page size.
     ///
     /// # Errors
-    /// See [`BadRange`]; [`BadRange::Overflow`] if it ends before it starts.
+    /// See [`BadRange`]; [`BadRange::Overflow`] if `range` ends before it starts.
     pub fn exact<A: Arch>(arch: &A, range: VirtRange) -> Result<UserRange, BadRange> {
         if range.end & ((1 << arch.page_shift()) - 1) != 0 {
             return Err(BadRange::Unaligned(range.end));
@@ -68,15 +68,16 @@ impl UserRange {
         UserRange(VirtRange { start: 0, end: arch.user_end() })
     }
 
-    /// Returns the part that `other` shares; empty, at an unspecified place inside, if there is
-    /// none.
+    /// Returns the addresses that both ranges contain. If there are none, the result is empty, at
+    /// an unspecified address inside `self`.
     #[inline]
     pub fn intersect(&self, other: &VirtRange) -> UserRange {
         let end = self.end.min(other.end).max(self.start);
         UserRange(VirtRange { start: self.start.max(other.start).min(end), end })
     }
 
-    /// Returns the part from `at` on; empty if `at` is past the end.
+    /// Returns the part from `at` on; empty if `at` is past the end. `at` must not be before the
+    /// start.
     #[inline]
     pub fn tail(&self, at: u64) -> UserRange {
         debug_assert!(at >= self.start, "{at:#x} is before {self:?}");
@@ -89,26 +90,27 @@ impl UserRange {
         UserRange(VirtRange { end: end.min(self.end).max(self.start), ..self.0 })
     }
 
-    /// Returns the part that the naturally aligned block of `1 << shift` bytes around `addr`
-    /// shares; none if `addr` is outside.
+    /// Returns the part inside the naturally aligned block of `1 << shift` bytes that contains
+    /// `addr`; empty if `addr` is outside the range.
     #[inline]
     pub fn around(&self, addr: u64, shift: u32) -> UserRange {
         if !self.contains(addr) {
             return self.tail(self.end);
         }
         let start = align_down(addr, shift);
-        // The block and the range share `addr`: nothing has to be kept in order.
+        // The block and the range share `addr`, so the result cannot be inverted.
         let end = start.saturating_add(1 << shift).min(self.end);
         UserRange(VirtRange { start: start.max(self.start), end })
     }
 
-    /// Returns `part` as a user range, if all of it lies inside.
+    /// Returns `part` as a user range if all of it is inside this one.
     #[inline]
     pub fn part(&self, part: VirtRange) -> Option<UserRange> {
         self.covers(&part).then_some(UserRange(part))
     }
 
-    /// Appends a range that begins where this one ends; returns whether it does.
+    /// Extends this range by `next` if that begins where this one ends, and returns whether it
+    /// does.
     #[inline]
     pub fn append(&mut self, next: &UserRange) -> bool {
         let continues = next.start == self.end;

@@ -1,21 +1,23 @@
-//! x86-64, four or five levels.
+//! x86-64 page tables, four or five levels.
 //!
-//! The layout of present entries is Intel's and AMD's (Intel SDM vol. 3A §5.5, AMD APM vol. 2 §5.3–5.4). Bits 9–11 are
-//! free for software. An entry whose bit 0 is clear is free but for that bit; the engine's use of it:
+//! Present PTEs have the layout of Intel and AMD (Intel SDM vol. 3A §5.5, AMD APM vol. 2 §5.3–5.4);
+//! bits 9–11 are free for software. In a PTE whose bit 0 is clear, hardware ignores all other bits.
+//! The engine uses them so:
 //!
 //! | bits | swap | marker | busy | no-access leaf |
 //! |---|---|---|---|---|
 //! | 1–3 | 1 | 2 | 3 | as in a present leaf |
-//! | 4–6 | exclusive, watched, soft-dirty | which | | as in a present leaf |
+//! | 4–6 | exclusive, uffd-wp, soft-dirty | the marker | | as in a present leaf |
 //! | 8 | 0 | 0 | 0 | 1 |
 //! | 9–13 | device | | | as in a present leaf |
 //! | 14–63 | slot, inverted | | | the frame, inverted |
 //!
-//! Frames and slots in entries that are not present are stored inverted, so that a CPU which speculates on them as if on
-//! addresses (L1 Terminal Fault, CVE-2018-3620) sees one that no memory answers. Markers and busy entries hold neither: they
-//! name frame 0, which the engine never gives out.
+//! Frames and slots in PTEs that are not present are stored inverted, so that a CPU which
+//! speculates on them as if they were addresses (L1 Terminal Fault, CVE-2018-3620) misses all
+//! memory. Markers and busy entries hold neither: they name frame 0, which the engine never
+//! allocates.
 
-use super::{Arch, Attrs, Kind, Marker, Stale, Swapped, TlbRules};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
 use crate::addr::PhysAddr;
 
 const PRESENT: u64 = 1 << 0;
@@ -23,10 +25,10 @@ const WRITE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// In a leaf above level 1. (At level 1 this bit is the PAT's, which the engine leaves 0.)
+/// PS: in a leaf PTE above level 1. (At level 1 this bit is the PAT's, which the engine leaves 0.)
 const HUGE: u64 = 1 << 7;
-/// In an entry that is not present: a leaf that nobody may access. Present leaves use the bit for "global", which user
-/// memory never is.
+/// In a PTE that is not present: a leaf that allows no access. Present leaves use the bit for
+/// "global", which user memory never is.
 const NO_ACCESS: u64 = 1 << 8;
 const EXCLUSIVE: u64 = 1 << 9;
 const WATCHED: u64 = 1 << 10;
@@ -34,37 +36,38 @@ const SOFT_DIRTY: u64 = 1 << 11;
 const ADDR: u64 = 0x000f_ffff_ffff_f000;
 const NO_EXEC: u64 = 1 << 63;
 
-const TYPE_SHIFT: u32 = 1;
-const TYPE: u64 = 0b111 << TYPE_SHIFT;
-const TYPE_SWAP: u64 = 1 << TYPE_SHIFT;
-const TYPE_MARKER: u64 = 2 << TYPE_SHIFT;
-const TYPE_BUSY: u64 = 3 << TYPE_SHIFT;
-const SWAP_EXCLUSIVE: u64 = 1 << 4;
-const SWAP_WATCHED: u64 = 1 << 5;
-const SWAP_SOFT_DIRTY: u64 = 1 << 6;
-const MARKER_SHIFT: u32 = 4;
-const DEVICE_SHIFT: u32 = 9;
-const SLOT_SHIFT: u32 = 14;
+/// The layout of swap PTEs and markers: the table in the module's text.
+const SWAP_PTE: SwapPteLayout = SwapPteLayout {
+    software_shift: 4,
+    device_shift: 9,
+    slot_shift: 14,
+    slot_bits: 50,
+    inverted: true,
+    clear: NO_ACCESS,
+}
+.checked();
 
-/// The format. User mode has the lower half.
+/// The x86-64 format. User mode has the lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct X86_64 {
+    /// True with LA57: five levels.
     five_levels: bool,
+    /// True with EFER.NXE: the CPU honours bit 63.
     no_exec: bool,
 }
 
 impl X86_64 {
-    /// 48-bit addresses, no-execute supported: what every CPU of the last fifteen years offers.
+    /// Returns the format with 48-bit addresses and no-execute, which every current CPU supports.
     pub const fn four_levels() -> Self {
         X86_64 { five_levels: false, no_exec: true }
     }
 
-    /// 57-bit addresses (LA57).
+    /// Returns the format with 57-bit addresses (LA57) and no-execute.
     pub const fn five_levels() -> Self {
         X86_64 { five_levels: true, no_exec: true }
     }
 
-    /// For a CPU without `EFER.NXE`: what may be read may be executed.
+    /// Returns the same format for a CPU without `EFER.NXE`, where readable memory is executable.
     pub const fn without_no_exec(self) -> Self {
         X86_64 { no_exec: false, ..self }
     }
@@ -72,12 +75,11 @@ impl X86_64 {
 
 impl Arch for X86_64 {
     const HARDWARE: u64 = ACCESSED | DIRTY;
-    const MAX_SLOT: u64 = (1 << (64 - SLOT_SHIFT)) - 1;
+    const SWAP_PTE: SwapPteLayout = SWAP_PTE;
 
     #[inline(always)]
     fn tlb_rules(&self) -> TlbRules {
-        // The processor sets accessed and dirty itself: an entry without them is no reason to
-        // fault.
+        // The CPU sets accessed and dirty itself, so a PTE without them does not fault.
         let (not_accessed, not_dirty) = (Stale::NotCached, Stale::NotCached);
         TlbRules { not_present: Stale::NotCached, denied: Stale::UntilFault, not_accessed, not_dirty }
     }
@@ -94,8 +96,9 @@ impl Arch for X86_64 {
 
     #[inline]
     fn user_end(&self) -> u64 {
-        // The last page of the lower half stays out of reach: a SYSCALL in its last bytes would return to a
-        // non-canonical address, on which SYSRET faults in the kernel (Intel SDM, SYSRET; CVE-2012-0217).
+        // The last page of the lower half stays unused. A SYSCALL in its last bytes would return to
+        // a non-canonical address, on which SYSRET faults in the kernel (Intel SDM, SYSRET;
+        // CVE-2012-0217).
         (1 << (if self.five_levels { 56 } else { 47 })) - 4096
     }
 
@@ -115,14 +118,10 @@ impl Arch for X86_64 {
         if raw & NO_ACCESS != 0 {
             return Kind::Leaf;
         }
-        match raw & TYPE {
-            TYPE_SWAP => Kind::Swap,
-            TYPE_MARKER => Kind::Marker,
-            _ => Kind::Busy,
-        }
+        swap_pte::kind(raw)
     }
 
-    // The attributes are mostly known where it is called.
+    // Most callers pass constant attributes, which inlining folds.
     #[inline(always)]
     fn leaf(&self, pa: PhysAddr, attrs: Attrs, level: u8) -> u64 {
         let mut raw = pa.0 & ADDR;
@@ -168,7 +167,7 @@ impl Arch for X86_64 {
 
     #[inline]
     fn table(&self, pa: PhysAddr) -> u64 {
-        // Upper levels allow everything; the leaf alone decides.
+        // Upper levels allow every access; the leaf PTE alone decides.
         pa.0 | PRESENT | WRITE | USER
     }
 
@@ -189,41 +188,7 @@ impl Arch for X86_64 {
         } else if raw & NO_ACCESS != 0 {
             (1u64 << self.level_shift(level)).wrapping_neg()
         } else {
-            (1u64 << SLOT_SHIFT).wrapping_neg()
+            SWAP_PTE.step()
         }
-    }
-
-    fn swap(&self, swapped: Swapped) -> u64 {
-        let mut raw = TYPE_SWAP | (swapped.device as u64) << DEVICE_SHIFT | !swapped.slot << SLOT_SHIFT;
-        if swapped.attrs.contains(Attrs::EXCLUSIVE) {
-            raw |= SWAP_EXCLUSIVE;
-        }
-        if swapped.attrs.contains(Attrs::WATCHED) {
-            raw |= SWAP_WATCHED;
-        }
-        if swapped.attrs.contains(Attrs::SOFT_DIRTY) {
-            raw |= SWAP_SOFT_DIRTY;
-        }
-        raw
-    }
-
-    fn swapped(&self, raw: u64) -> Swapped {
-        let mut attrs = Attrs::empty();
-        attrs.set(Attrs::EXCLUSIVE, raw & SWAP_EXCLUSIVE != 0);
-        attrs.set(Attrs::WATCHED, raw & SWAP_WATCHED != 0);
-        attrs.set(Attrs::SOFT_DIRTY, raw & SWAP_SOFT_DIRTY != 0);
-        Swapped { device: (raw >> DEVICE_SHIFT) as u8 & 31, slot: !raw >> SLOT_SHIFT, attrs }
-    }
-
-    fn marker(&self, marker: Marker) -> u64 {
-        TYPE_MARKER | (marker as u64) << MARKER_SHIFT
-    }
-
-    fn marked(&self, raw: u64) -> Option<Marker> {
-        [Marker::Watched, Marker::Guard, Marker::Poison].into_iter().find(|m| self.marker(*m) == raw)
-    }
-
-    fn busy(&self) -> u64 {
-        TYPE_BUSY
     }
 }

@@ -1,130 +1,157 @@
-//! The swap cache: what is in memory and in a slot as well.
+//! The swap cache: pages in memory that have the contents of a swap slot (Linux: `swap_state.c`).
 //!
-//! Of a slot it is known which frame holds the same, its *copy*; and of a frame where its slot may be, its *place*. What is said of the
-//! slot is true as long as it stands there, under the lock of its cluster; the place is a hint, which the slot confirms. A frame is
-//! the copy of one slot at most. Being a copy is a reference to the slot, so contents and copy are the same until it is given up.
+//! A slot records the frame of its *swap-cache page*, under the lock of its cluster. Conversely
+//! each frame has a *hint*, the slot of which it may be the swap-cache page; the slot's record
+//! confirms or refutes the hint. A frame is the swap-cache page of at most one slot. The swap cache
+//! holds a reference to the slot, so page and slot have the same contents until the page is deleted
+//! from the cache.
 //!
-//! Nobody writes to a copy (INV-15): who wants to, in place, has its slot given up first. So is that of whatever is freed; a copy is
-//! not kept in memory by being one. Thus what comes back by being read can go again without being written, and what several have in one
-//! slot comes back to all of them as one folio: whoever comes second finds it by the slot.
+//! Nothing writes to a swap-cache page (INV-15): a page is deleted from the cache before a write in
+//! place and before its frame is freed. Being cached does not keep a page in memory.
 //!
-//! Where nothing but its copy refers to a slot, it can be had back at any time.
+//! The swap cache has two uses. A page that was swapped in and not written to can be paged out
+//! again without a write to the device. And a slot that several address spaces refer to is swapped
+//! in once: the second space finds the page by the slot and maps the same folio.
+//!
+//! A slot to which only its swap-cache page refers can be reclaimed at any time.
 
 use core::cell::Cell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::attached::Attached;
-use super::cluster::{Locked, SLOTS, SlotSet};
+use super::cluster::{LockedCluster, SLOTS, SlotSet};
 use super::paged::Paged;
-use super::slots::pieces;
-use super::swaps::Order;
+use super::slots::{ClusterRange, by_cluster};
+use super::swap_info::SwapInfo;
+use super::swaps::ActiveDevices;
 use super::{DEVICES, SlotAllocator, Slots, SwapRun, Swaps};
 use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory, Zeroable, flag};
 use crate::platform::{Event, Platform, Wanted, allows, trace};
 
-/// The copies of a cluster's slots, as frame numbers with all bits turned over: zeros are none.
-pub(super) struct Copies([AtomicU32; SLOTS as usize]);
+/// The swap-cache pages of a cluster's slots: inverted frame numbers, so that zero is none.
+pub(super) struct ClusterCache([AtomicU32; SLOTS as usize]);
 
 // SAFETY: atomics only.
-unsafe impl Zeroable for Copies {}
+unsafe impl Zeroable for ClusterCache {}
 
-impl Copies {
+impl ClusterCache {
+    /// Returns the entries of these slots.
     pub(super) fn of(&self, range: &Range<u32>) -> &[AtomicU32] {
         &self.0[range.start as usize..range.end as usize]
     }
 }
 
-/// The place of each frame.
-pub(super) struct Places(Paged<Place>);
+/// A slot of a device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct SlotId {
+    /// The device.
+    device: u8,
+    /// The slot of that device.
+    slot: u32,
+}
 
-/// Zeros are none, else a device, a slot, and [`Place::SOME`].
-pub(super) struct Place(AtomicU64);
+/// For each frame, the slot of which it may be the swap-cache page (Linux: `folio->swap`).
+pub(super) struct SwapHints(Paged<SwapHint>);
 
-// SAFETY: an atomic.
-unsafe impl Zeroable for Place {}
+/// A hint: a device, a slot and [`SwapHint::VALID`]. Zero is none.
+pub(super) struct SwapHint(AtomicU64);
 
-impl Place {
-    const SOME: u64 = 1 << 63;
+// SAFETY: an atomic integer.
+unsafe impl Zeroable for SwapHint {}
 
-    fn get(&self) -> Option<(u8, u32)> {
+impl SwapHint {
+    /// The bit that distinguishes a hint from none.
+    const VALID: u64 = 1 << 63;
+
+    /// Returns the slot, if there is a hint.
+    fn get(&self) -> Option<SlotId> {
         let raw = self.0.load(Relaxed);
-        (raw & Place::SOME != 0).then_some(((raw >> 32) as u8, raw as u32))
+        (raw & SwapHint::VALID != 0).then_some(SlotId { device: (raw >> 32) as u8, slot: raw as u32 })
     }
 
-    fn set(&self, device: u8, slot: u32) {
-        self.0.store(Place::SOME | u64::from(device) << 32 | u64::from(slot), Relaxed);
+    /// Sets the hint.
+    fn set(&self, SlotId { device, slot }: SlotId) {
+        self.0.store(SwapHint::VALID | u64::from(device) << 32 | u64::from(slot), Relaxed);
     }
 }
 
-impl Places {
-    /// For all frames of the machine: eight bytes each.
+impl SwapHints {
+    /// Allocates empty hints for all frames of the machine, eight bytes each.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     pub(super) fn new<P: Platform>(frames: &Frames<'_, P>) -> Result<Self, OutOfMemory> {
-        Ok(Places(Paged::with_holes(frames, frames.end().0, |first| frames.get(Pfn(first)).is_some())?))
+        Ok(SwapHints(Paged::with_holes(frames, frames.end().0, |first| frames.get(Pfn(first)).is_some())?))
     }
 
-    fn of(&self, pfn: Pfn) -> &Place {
+    /// Returns the hint of a frame.
+    fn of(&self, pfn: Pfn) -> &SwapHint {
         self.0.get(pfn.0)
     }
 
+    /// Frees the memory.
     pub(super) fn free<P: Platform>(self, frames: &Frames<'_, P>) {
         self.0.free(frames);
     }
 }
 
-/// Why slots get no copies.
+/// The reason why frames did not become swap-cache pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotCached {
-    /// One of them has one.
+    /// One of the slots has a swap-cache page.
     Taken,
-    /// They are not of one cluster, or a test refuses it.
+    /// The slots are not in one cluster, or no device is attached, or fault injection refused it.
     Refused,
 }
 
-/// The cluster of some slots, if that is one.
-fn in_one(slots: Slots) -> Option<(u32, Range<u32>)> {
-    let mut all = pieces(slots);
+/// Returns the cluster of `slots` if all are in one.
+fn single_cluster(slots: Slots) -> Option<ClusterRange> {
+    let mut all = by_cluster(slots);
     let first = all.next()?;
     all.next().is_none().then_some(first)
 }
 
 impl SlotAllocator {
-    /// Frames in a row become copies.
-    fn cache<P: Platform>(&self, platform: &P, slots: Slots, pfn: Pfn) -> Result<(), NotCached> {
-        let Some((index, range)) = in_one(slots).filter(|_| allows(platform, Wanted::References)) else {
+    /// Makes the frames from `pfn` on the swap-cache pages of `slots`, all or none, under the
+    /// cluster's lock.
+    fn add_to_cache<P: Platform>(&self, platform: &P, slots: Slots, pfn: Pfn) -> Result<(), NotCached> {
+        let Some(ClusterRange { index, range }) =
+            single_cluster(slots).filter(|_| allows(platform, Wanted::References))
+        else {
             return Err(NotCached::Refused);
         };
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, index);
-        let copies = self.copies.get(index).of(&range);
-        if copies.iter().any(|copy| copy.load(Relaxed) != 0) {
+        let cached_frames = self.cached_frames.get(index).of(&range);
+        if cached_frames.iter().any(|cached| cached.load(Relaxed) != 0) {
             return Err(NotCached::Taken);
         }
-        // A slot has no other reference of this kind.
+        // The swap cache has at most one reference to a slot, so this cannot overflow.
         cluster.hold(&range);
-        copies.iter().zip(pfn.0..).for_each(|(copy, frame)| copy.store(!frame, Relaxed));
+        cached_frames.iter().zip(pfn.0..).for_each(|(cached, frame)| cached.store(!frame, Relaxed));
         self.cached.fetch_add(slots.count, Relaxed);
         Ok(())
     }
 
-    /// How many of these slots, from the first on, have these frames as copies.
-    fn row(&self, index: u32, range: &Range<u32>, pfn: Pfn) -> u32 {
-        let copies = self.copies.get(index).of(range).iter().zip(pfn.0..);
-        copies.take_while(|(copy, frame)| copy.load(Relaxed) == !*frame).count() as u32
+    /// Returns how many of these slots, counted from the first, have consecutive frames from `pfn`
+    /// on as their swap-cache pages. The caller holds the cluster's lock.
+    fn cached_run_len(&self, index: u32, range: &Range<u32>, pfn: Pfn) -> u32 {
+        let cached_frames = self.cached_frames.get(index).of(range).iter().zip(pfn.0..);
+        cached_frames.take_while(|(cached, frame)| cached.load(Relaxed) == !*frame).count() as u32
     }
 
-    /// See [`Swaps::share`].
-    fn share<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, order: u8) -> Option<(Pfn, u32)> {
-        let (index, range) = pieces(slots).next()?;
+    /// Takes references to the swap-cache pages of `slots`: see [`Swaps::get_cached`].
+    fn get_cached<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, order: u8) -> Option<(Pfn, u32)> {
+        let ClusterRange { index, range } = by_cluster(slots).next()?;
         trace(frames.platform(), || Event::Step);
-        // Who frees a copy has the slot given up first, for which he needs this lock.
+        // Freeing a swap-cache page requires deleting it from the cache first, under this lock.
         let _cluster = self.lock(frames.platform(), index);
-        let pfn = Pfn(!self.copies.get(index).of(&range)[0].load(Relaxed)).some()?;
-        let row = self.row(index, &range, pfn) >> order << order;
+        let pfn = Pfn(!self.cached_frames.get(index).of(&range)[0].load(Relaxed)).some()?;
+        let run_len = self.cached_run_len(index, &range, pfn) >> order << order;
         let mut shared = 0;
         if pfn.is_aligned(order) {
-            for (head, frame, pages) in frames.folios(pfn, row) {
+            for (head, frame, pages) in frames.folios(pfn, run_len) {
                 if !frames.try_get(head, frame, pages, pages) {
                     break;
                 }
@@ -134,12 +161,15 @@ impl SlotAllocator {
         (shared > 0).then_some((pfn, shared))
     }
 
-    /// See [`Swaps::slots_of`]; here the first frame's place is known.
-    fn confirm<P: Platform>(&self, platform: &P, slot: u32, pfn: Pfn, most: u32, order: u8) -> Option<Slots> {
-        let (index, range) = pieces(Slots { first: slot, count: most.min(self.len() - slot) }).next()?;
+    /// Adds a reference to each slot of which the frames from `pfn` on are the swap-cache pages, up
+    /// to `most` slots from `slot` on, in blocks of `1 << order`. Returns these slots, or `None` if
+    /// there is not one block, or a slot is saturated.
+    fn duplicate_cached<P: Platform>(&self, platform: &P, slot: u32, pfn: Pfn, most: u32, order: u8) -> Option<Slots> {
+        let ClusterRange { index, range } =
+            by_cluster(Slots { first: slot, count: most.min(self.len() - slot) }).next()?;
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, index);
-        let count = self.row(index, &range, pfn) >> order << order;
+        let count = self.cached_run_len(index, &range, pfn) >> order << order;
         if count == 0 || !slot.is_multiple_of(1 << order) || !allows(platform, Wanted::References) {
             return None;
         }
@@ -147,121 +177,141 @@ impl SlotAllocator {
         Some(Slots { first: slot, count })
     }
 
-    /// Give up the copies of those of a cluster's slots of which this says so, by the slot and the copy: how many slots are free then.
-    fn uncache<P: Platform>(
+    /// Deletes from the cache those swap-cache pages of a cluster's slots for which `which` returns
+    /// true, given the slot and the frame, under the cluster's lock. Slots without other references
+    /// are passed to `forget` and become free; returns their number.
+    fn delete_from_cache<P: Platform>(
         &self,
         platform: &P,
-        (index, range): (u32, Range<u32>),
-        which: impl Fn(&Locked<'_, P>, u32, Pfn) -> bool,
+        ClusterRange { index, range }: ClusterRange,
+        which: impl Fn(&LockedCluster<'_, P>, u32, Pfn) -> bool,
         forget: impl FnMut(Slots),
     ) -> u32 {
-        let copies = self.copies.get(index);
-        let drop = |cluster: &mut Locked<'_, P>| {
+        let cached_frames = self.cached_frames.get(index);
+        let drop = |cluster: &mut LockedCluster<'_, P>| {
             let mut dead = SlotSet::default();
             for at in range {
-                let copy = &copies.0[at as usize];
-                if Pfn(!copy.load(Relaxed)).some().is_some_and(|pfn| which(cluster, at, pfn)) {
-                    copy.store(0, Relaxed);
+                let cached = &cached_frames.0[at as usize];
+                if Pfn(!cached.load(Relaxed)).some().is_some_and(|pfn| which(cluster, at, pfn)) {
+                    cached.store(0, Relaxed);
                     self.cached.fetch_sub(1, Relaxed);
                     dead.add(&cluster.release(&(at..at + 1)));
                 }
             }
             dead
         };
-        self.drop_in(platform, index, drop, forget)
+        self.release_in(platform, index, drop, forget)
     }
 }
 
 impl<P: Platform> Swaps<P> {
-    /// These slots hold the same as the frames from `pfn` on, which are found by them from now on.
+    /// Makes the frames from `pfn` on the swap-cache pages of the slots of `run`, so that they can
+    /// be found by their slots (Linux: `add_to_swap_cache`). If a frame is another slot's
+    /// swap-cache page already, it is deleted from the cache there first.
     ///
     /// # Errors
-    /// [`NotCached`], and nothing is changed.
+    /// [`NotCached`]; no frame is then a swap-cache page of these slots.
     ///
     /// # Safety
-    /// The caller has a reference to each slot, and to the folios, which nobody else caches meanwhile. They do hold the same, and
-    /// whoever may write to the frames uncaches them first.
+    /// The caller has a reference to each slot and to the folios, and no other CPU adds these
+    /// folios to the cache meanwhile. Slots and frames have the same contents, and every CPU that
+    /// may write to the frames deletes them from the cache first.
     pub(crate) unsafe fn cache(&self, frames: &Frames<'_, P>, run: SwapRun, pfn: Pfn) -> Result<(), NotCached> {
-        let order = self.order(frames.platform());
-        let Some(places) = &order.places else { return Err(NotCached::Refused) };
+        let active = self.active(frames.platform());
+        let Some(hints) = &active.hints else { return Err(NotCached::Refused) };
         let mut again = false;
         for (_, frame, _) in frames.folios(pfn, run.slots.count) {
             again |= frame.set_flag(flag::SWAP_CACHED);
         }
         if again {
-            self.uncache_row(frames, &order, pfn, run.slots.count, || true);
+            self.delete_run_from_cache(frames, &active, pfn, run.slots.count, || true);
         }
-        (0..run.slots.count).for_each(|i| places.of(pfn.add(i)).set(run.device, run.slots.first + i));
-        // SAFETY: the caller has references.
-        unsafe { self.device(run.device) }.slots.cache(frames.platform(), run.slots, pfn)
+        (0..run.slots.count)
+            .for_each(|i| hints.of(pfn.add(i)).set(SlotId { device: run.device, slot: run.slots.first + i }));
+        // SAFETY: the caller has references to the slots.
+        unsafe { self.device(run.device) }.slots.add_to_cache(frames.platform(), run.slots, pfn)
     }
 
-    /// Whether some of these slots have copies, or are not of one cluster: if neither, they may all get some together.
+    /// Returns true if any of these slots has a swap-cache page, or if they are not in one cluster.
+    /// If false, [`Swaps::add_to_cache`] may succeed for all of them. A snapshot, taken without a
+    /// lock.
     ///
     /// # Safety
-    /// Somebody has a reference to each slot, and keeps it meanwhile.
+    /// Each slot has a reference meanwhile.
     pub(crate) unsafe fn is_cached(&self, run: SwapRun) -> bool {
         // SAFETY: by contract.
         let slots = unsafe { &self.device(run.device).slots };
-        let has = |copy: &AtomicU32| copy.load(Relaxed) != 0;
-        in_one(run.slots).is_none_or(|(index, range)| slots.copies.get(index).of(&range).iter().any(has))
+        let has = |cached: &AtomicU32| cached.load(Relaxed) != 0;
+        single_cluster(run.slots)
+            .is_none_or(|ClusterRange { index, range }| slots.cached_frames.get(index).of(&range).iter().any(has))
     }
 
-    /// The copies of slots, of the first and those behind it whose copies are in a row with it, as far as somebody still has them: the
-    /// first one, and how many, each with a reference and a mapping more. None if the first one is not at a multiple of `1 << order`
-    /// frames, or so many are not to be had: then they may be about to be freed.
+    /// Takes a reference and a mapping of each swap-cache page of the slots of `run`, from the
+    /// first slot on, as long as the frames are consecutive and still in use (Linux:
+    /// `swap_cache_get_folio`). Returns the first frame and the number of pages. Returns `None` if
+    /// the first frame is not a multiple of `1 << order`, or if there is not a block of that size:
+    /// the folio may be about to be freed then.
     ///
     /// # Safety
-    /// Somebody has a reference to each slot, and keeps it meanwhile.
+    /// Each slot has a reference meanwhile.
     pub(crate) unsafe fn share(&self, frames: &Frames<'_, P>, run: SwapRun, order: u8) -> Option<(Pfn, u32)> {
         // SAFETY: by contract.
-        unsafe { self.device(run.device) }.slots.share(frames, run.slots, order)
+        unsafe { self.device(run.device) }.slots.get_cached(frames, run.slots, order)
     }
 
-    /// The slots that hold the same as frames, this one and those behind it, up to so many, in blocks of this order. The caller has a
-    /// reference to each slot then. He has one to the folios.
+    /// Finds the slots that have the contents of the frames from `pfn` on, up to `most`, in blocks
+    /// of `1 << order`, and adds a reference to each slot for the caller. The caller has a
+    /// reference to the folios. Returns `None` if the first block is not cached.
     pub(crate) fn slots_of(&self, frames: &Frames<'_, P>, pfn: Pfn, most: u32, order: u8) -> Option<SwapRun> {
         if !frames.head(pfn).1.has(flag::SWAP_CACHED) {
             return None;
         }
-        let devices = self.order(frames.platform());
-        let (device, slot) = self.place(&devices, pfn)?;
-        // SAFETY: it is in the order.
+        let active = self.active(frames.platform());
+        let SlotId { device, slot } = self.hint(&active, pfn)?;
+        // SAFETY: the device is in the list.
         let slots = unsafe { &self.device(device).slots };
-        let slots = slots.confirm(frames.platform(), slot, pfn, most, order)?;
+        let slots = slots.duplicate_cached(frames.platform(), slot, pfn, most, order)?;
         Some(SwapRun { device, slots })
     }
 
-    /// The slot of which a frame is the copy: it holds the same. As of an instant that nobody holds still.
+    /// Returns the slot of which a frame is the swap-cache page. A snapshot: the page may leave the
+    /// cache at once.
     pub fn slot_of(&self, platform: &P, pfn: Pfn) -> Option<SwapRun> {
-        let order = self.order(platform);
-        let (device, slot) = self.place(&order, pfn)?;
-        // SAFETY: it is in the order.
+        let active = self.active(platform);
+        let SlotId { device, slot } = self.hint(&active, pfn)?;
+        // SAFETY: the device is in the list.
         let slots = unsafe { &self.device(device).slots };
-        let (index, range) = pieces(Slots { first: slot, count: 1 }).next()?;
+        let ClusterRange { index, range } = by_cluster(Slots { first: slot, count: 1 }).next()?;
         let _cluster = slots.lock(platform, index);
-        (slots.row(index, &range, pfn) == 1).then_some(SwapRun { device, slots: Slots { first: slot, count: 1 } })
+        (slots.cached_run_len(index, &range, pfn) == 1)
+            .then_some(SwapRun { device, slots: Slots { first: slot, count: 1 } })
     }
 
-    /// Nobody finds frames by their slots any more, if `alone` says so of each when it is given up: because they are to be freed, or
-    /// written to. While nobody else has them they stay uncached. Whether all of them were given up.
+    /// Deletes frames from the swap cache, because they are to be freed or written to (Linux:
+    /// `delete_from_swap_cache`). Each is deleted only if `alone` returns true, which is called
+    /// under the cluster's lock: while no other CPU has a reference, none can find the frame.
+    /// Returns true if all were deleted or were not cached.
     #[cold]
     pub(crate) fn uncache(&self, frames: &Frames<'_, P>, pfn: Pfn, count: u32, alone: impl Fn() -> bool) -> bool {
-        self.uncache_row(frames, &self.order(frames.platform()), pfn, count, alone)
+        self.delete_run_from_cache(frames, &self.active(frames.platform()), pfn, count, alone)
     }
 
-    /// Where a frame's slot may be.
-    fn place(&self, order: &Order, pfn: Pfn) -> Option<(u8, u32)> {
-        let (device, slot) = order.places.as_ref()?.of(pfn).get().filter(|(device, _)| order.ids().contains(device))?;
-        // SAFETY: it is in the order. (And may be another one than was meant.)
-        let len = unsafe { self.device(device) }.slots.len();
-        (slot < len).then_some((device, slot))
+    /// Returns the slot of which a frame may be the swap-cache page, if its device is attached and
+    /// has such a slot.
+    fn hint(&self, active: &ActiveDevices, pfn: Pfn) -> Option<SlotId> {
+        let hint = active.hints.as_ref()?.of(pfn).get().filter(|hint| active.ids().contains(&hint.device))?;
+        // SAFETY: the device is in the list. (A new device may have the number of the one that the
+        // hint meant; the slot's record refutes such a hint.)
+        let len = unsafe { self.device(hint.device) }.slots.len();
+        (hint.slot < len).then_some(hint)
     }
 
-    fn uncache_row(
+    /// Deletes frames from the swap cache with the list of devices locked: see
+    /// [`Swaps::delete_from_cache`]. Frames of consecutive slots are handled together.
+    fn delete_run_from_cache(
         &self,
         frames: &Frames<'_, P>,
-        order: &Order,
+        active: &ActiveDevices,
         pfn: Pfn,
         count: u32,
         alone: impl Fn() -> bool,
@@ -269,83 +319,93 @@ impl<P: Platform> Swaps<P> {
         let (all, mut at) = (Cell::new(true), 0);
         while at < count {
             let first = pfn.add(at);
-            let Some((device, slot)) = self.place(order, first) else {
+            let Some(SlotId { device, slot }) = self.hint(active, first) else {
                 at += 1;
                 continue;
             };
-            // SAFETY: it is in the order.
-            let attached = unsafe { self.device(device) };
-            let most = (attached.slots.len() - slot).min(count - at);
-            let follows = |i: &u32| self.place(order, first.add(*i)) == Some((device, slot + i));
-            let row = 1 + (1..most).take_while(follows).count() as u32;
-            for (index, range) in pieces(Slots { first: slot, count: row }) {
-                // Who finds them by the slot does so under the lock that is held here.
-                let mine = |_: &Locked<'_, P>, at: u32, copy: Pfn| {
-                    let mine = copy.0 == first.0 + (index * SLOTS + at - slot);
+            // SAFETY: the device is in the list.
+            let info = unsafe { self.device(device) };
+            let most = (info.slots.len() - slot).min(count - at);
+            let follows = |i: &u32| self.hint(active, first.add(*i)) == Some(SlotId { device, slot: slot + i });
+            let run_len = 1 + (1..most).take_while(follows).count() as u32;
+            for ClusterRange { index, range } in by_cluster(Slots { first: slot, count: run_len }) {
+                // A CPU that finds the frame by its slot does so under the cluster's lock, which is
+                // held here.
+                let mine = |_: &LockedCluster<'_, P>, at: u32, cached: Pfn| {
+                    let mine = cached.0 == first.0 + (index * SLOTS + at - slot);
                     let alone = !mine || alone();
                     all.set(all.get() && alone);
                     mine && alone
                 };
-                // SAFETY: as of `release`.
-                let forget = |dead| unsafe { attached.forget(frames, dead) };
-                attached.slots.uncache(frames.platform(), (index, range), mine, forget);
+                // SAFETY: these slots have no reference any more, as for `Swaps::release`.
+                let forget = |dead| unsafe { info.forget(frames, dead) };
+                info.slots.delete_from_cache(frames.platform(), ClusterRange { index, range }, mine, forget);
             }
-            at += row;
+            at += run_len;
         }
         all.get()
     }
 
-    /// Give up all slots that nothing but a copy refers to: how many that were.
+    /// Frees all slots to which only their swap-cache pages refer (Linux: `__try_to_reclaim_swap`).
+    /// Returns their number. The caller holds no spin lock.
     #[cold]
     pub(crate) fn trim(&self, frames: &Frames<'_, P>) -> u64 {
         (0..DEVICES as u8).map(|device| self.trim_device(frames, device)).sum()
     }
 
-    /// The same, of one device if it is there.
+    /// Frees such slots of one device, if it is attached: see [`Swaps::reclaim_cached_slots`].
     pub(super) fn trim_device(&self, frames: &Frames<'_, P>, device: u8) -> u64 {
         let mut freed = 0;
-        self.each_cluster(frames, device, |attached, index| {
-            let only = |cluster: &Locked<'_, P>, at: u32, _| cluster.references(at) == 1;
-            // SAFETY: as of `release`.
-            let forget = |dead| unsafe { attached.forget(frames, dead) };
-            freed += u64::from(attached.slots.uncache(frames.platform(), (index, 0..SLOTS), only, forget));
+        self.each_cluster(frames, device, |info, index| {
+            let only = |cluster: &LockedCluster<'_, P>, at: u32, _| cluster.references(at) == 1;
+            // SAFETY: these slots have no reference any more, as for `Swaps::release`.
+            let forget = |dead| unsafe { info.forget(frames, dead) };
+            freed += u64::from(info.slots.delete_from_cache(
+                frames.platform(),
+                ClusterRange { index, range: 0..SLOTS },
+                only,
+                forget,
+            ));
         });
         freed
     }
 
-    /// Show all copies. None of them is freed before `visit` returns; a cluster of slots is locked meanwhile.
+    /// Calls `visit` for every swap-cache page. None of them is freed before `visit` returns,
+    /// because its cluster is locked meanwhile.
     pub(crate) fn each_copy(&self, frames: &Frames<'_, P>, mut visit: impl FnMut(Pfn)) {
         for device in 0..DEVICES as u8 {
-            self.each_cluster(frames, device, |Attached { slots, .. }, index| {
+            self.each_cluster(frames, device, |SwapInfo { slots, .. }, index| {
                 let _cluster = slots.lock(frames.platform(), index);
-                let copies = slots.copies.get(index).0.iter();
-                copies.filter_map(|copy| Pfn(!copy.load(Relaxed)).some()).for_each(&mut visit);
+                let cached_frames = slots.cached_frames.get(index).0.iter();
+                cached_frames.filter_map(|cached| Pfn(!cached.load(Relaxed)).some()).for_each(&mut visit);
             });
         }
     }
 
-    /// Show the clusters of a device, as long as it is there and has copies.
-    fn each_cluster(&self, frames: &Frames<'_, P>, device: u8, mut visit: impl FnMut(&Attached<P>, u32)) {
+    /// Calls `visit` for each cluster of a device while the device is attached and has swap-cache
+    /// pages. The CPU may be rescheduled between clusters.
+    fn each_cluster(&self, frames: &Frames<'_, P>, device: u8, mut visit: impl FnMut(&SwapInfo<P>, u32)) {
         for index in 0.. {
-            let order = self.order(frames.platform());
-            if !order.ids().contains(&device) {
+            let active = self.active(frames.platform());
+            if !active.ids().contains(&device) {
                 break;
             }
-            // SAFETY: it is in the order.
-            let attached = unsafe { self.device(device) };
-            if index == attached.slots.clusters.len() || attached.slots.cached.load(Relaxed) == 0 {
+            // SAFETY: the device is in the list.
+            let info = unsafe { self.device(device) };
+            if index == info.slots.clusters.len() || info.slots.cached.load(Relaxed) == 0 {
                 break;
             }
-            visit(attached, index);
-            drop(order);
+            visit(info, index);
+            drop(active);
             frames.platform().resched();
         }
     }
 
-    /// Whether a device has so little room that it should keep nothing that is in memory: less than half, or it is closed.
+    /// Returns true if a device should keep no slot for a page that is in memory: less than half of
+    /// its slots are free, or it is closed (Linux: `vm_swap_full`).
     ///
     /// # Safety
-    /// Somebody has a reference to one of its slots, and keeps it meanwhile.
+    /// One of its slots has a reference meanwhile.
     pub(crate) unsafe fn is_crowded(&self, device: u8) -> bool {
         // SAFETY: by contract.
         let slots = unsafe { &self.device(device).slots };

@@ -1,4 +1,5 @@
-//! What comes back is what went out, or else an error: a checksum of what each slot of a device holds.
+//! Checksums of the contents of a device's slots: a page that comes back damaged is an error and is
+//! never mapped.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -8,32 +9,36 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
 
-/// CRC-32: it tells pages apart that differ in up to three bits, or in up to 32 in a row; others but for one in four billion.
+/// The CRC-32 of a page. It detects every change of up to three bits, every change within 32
+/// consecutive bits, and all but one in four billion of the others.
 struct Sum(AtomicU32);
 
-// SAFETY: an atomic number.
+// SAFETY: an atomic integer.
 unsafe impl Zeroable for Sum {}
 
-/// Four bytes a slot. They are written by who writes the slot, and ordered as its contents are.
+/// The checksums of a device: four bytes per slot. The CPU that writes a slot writes its checksum,
+/// with the ordering of the slot's contents.
 #[must_use]
 pub(super) struct Checksums(Paged<Sum>);
 
 impl Checksums {
+    /// Allocates the checksums of `slots` slots.
+    ///
     /// # Errors
-    /// There is not enough memory; nothing of it is taken then.
+    /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     pub(super) fn new<P: Platform>(frames: &Frames<'_, P>, slots: u32) -> Result<Self, OutOfMemory> {
         Ok(Checksums(Paged::new(frames, slots)?))
     }
 
-    /// Give the memory back.
+    /// Frees the memory.
     pub(super) fn free<P: Platform>(self, frames: &Frames<'_, P>) {
         self.0.free(frames);
     }
 
-    /// What these frames hold went to these slots.
+    /// Records the checksums of frames that were written to `slots`.
     ///
     /// # Safety
-    /// The frames are the machine's, and nobody writes to them meanwhile.
+    /// The frames, from `from` on, are the machine's, and nothing writes to them meanwhile.
     pub(super) unsafe fn keep<P: Platform>(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) {
         for i in 0..slots.count {
             // SAFETY: by contract.
@@ -42,13 +47,13 @@ impl Checksums {
         }
     }
 
-    /// Whether what these frames hold is what went to these slots.
+    /// Compares the frames that were read from `slots` with the recorded checksums.
     ///
     /// # Errors
-    /// The first slot of which it is not.
+    /// [`Unreadable::Damaged`], with the first slot whose checksum differs.
     ///
     /// # Safety
-    /// As of [`Checksums::keep`].
+    /// As for [`Checksums::keep`].
     pub(super) unsafe fn compare<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -64,8 +69,10 @@ impl Checksums {
     }
 }
 
+/// Returns the checksum of a frame's contents.
+///
 /// # Safety
-/// The frame is the machine's, and nobody writes to it meanwhile.
+/// The frame is the machine's, and nothing writes to it meanwhile.
 unsafe fn sum<P: Platform>(frames: &Frames<'_, P>, frame: Pfn) -> u32 {
     // SAFETY: by contract; any bytes are valid ones.
     crc32fast::hash(unsafe { frames.at(frame.addr()).cast::<[u8; FRAME_SIZE as usize]>().as_ref() })

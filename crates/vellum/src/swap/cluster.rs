@@ -1,14 +1,15 @@
-//! A cluster: as many slots in a row as a huge folio has pages, which of them are free, and how
-//! many references each of the others has.
+//! A cluster: as many consecutive slots as a huge folio has pages, with their free bitmap and
+//! reference counts (Linux: `swap_cluster_info`).
 //!
 //! # Reference counts don't overflow
-//! A count has 32 bits. A *lasting* reference is a swap entry's, of which an address space has at
-//! most one for each slot, or the page cache's. So a count is bounded by the number of address
-//! spaces, of which each has at least two page-table pages, while physical memory has less than
-//! 2^32 frames ([`Pfn`](crate::addr::Pfn)). [`Locked::duplicate`] refuses to pass
-//! [`MAX_REFERENCES`] all the same, half of what a count holds: a host's mistake must not wrap it.
-//! The other half is for *transient* references ([`Locked::hold`]), at most one for each thread
-//! that reads the slot, and the swap cache's one, which are therefore never refused.
+//! A count has 32 bits. A *lasting* reference is a swap PTE's, of which an address space has at
+//! most one per slot, or the page cache's. So a count is bounded by the number of address spaces;
+//! each has at least two page-table pages, and physical memory has less than 2^32 frames
+//! ([`Pfn`](crate::addr::Pfn)). [`LockedCluster::duplicate`] still refuses to pass
+//! [`MAX_REFERENCES`], half of what a count can hold: a host's mistake must not wrap it. The other
+//! half is for *transient* references ([`LockedCluster::get_transient`]), at most one for each
+//! thread that reads the slot, and for the swap cache's one reference. These are therefore never
+//! refused.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
@@ -17,56 +18,58 @@ use crate::frame::{HUGE_ORDER, Zeroable};
 use crate::platform::Cpus;
 use crate::sync::{SpinGuard, SpinLock};
 
-/// Slots of a cluster.
+/// The number of slots in a cluster.
 pub(super) const SLOTS: u32 = 1 << HUGE_ORDER;
-/// Words of a set of slots.
+/// The number of words in a [`SlotSet`].
 const WORDS: usize = SLOTS as usize / 64;
-/// Lasting references that a slot may have.
+/// The maximum number of lasting references to a slot.
 pub(super) const MAX_REFERENCES: u32 = 1 << 31;
 
-/// One cluster. Zeroed memory is one without a free slot that is filed nowhere.
+/// One cluster. Zeroed memory is a valid one, without a free slot and in no list.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Cluster {
+    /// The free bitmap, under the cluster's lock.
     pub(super) state: SpinLock<State>,
-    /// The next and the previous one in the file that it is in. Written under the lock of the files.
+    /// The next and the previous cluster in the list. Written under the lock of the lists.
     pub(super) links: [AtomicU32; 2],
-    /// Where it is filed: see [`super::files`].
-    pub(super) place: AtomicU8,
+    /// The list that the cluster is in: see [`super::cluster_lists`].
+    pub(super) list: AtomicU8,
 }
 
 // SAFETY: atomics, a lock, and integers behind it; aligned to 64 bytes.
 unsafe impl Zeroable for Cluster {}
 
-/// What a cluster's lock protects, with its [`Counts`]. A slot is free, or referred to, or (between
-/// the two) neither: its contents are being forgotten.
+/// The data that a cluster's lock protects, together with its [`SwapMap`]. A slot is free, or has
+/// references, or neither: in between its contents are being forgotten.
 #[derive(Debug)]
 pub(super) struct State {
+    /// The free slots.
     free: SlotSet,
 }
 
-/// The reference counts of a cluster's slots, read and written under the cluster's lock. (They are
-/// apart from the cluster because two of these fill a frame.)
+/// The reference counts of a cluster's slots, accessed under the cluster's lock (Linux:
+/// `swap_map`). Two of these fill a frame, so they are apart from [`Cluster`].
 #[derive(Debug)]
-pub(super) struct Counts([AtomicU32; SLOTS as usize]);
+pub(super) struct SwapMap([AtomicU32; SLOTS as usize]);
 
 // SAFETY: atomics only.
-unsafe impl Zeroable for Counts {}
+unsafe impl Zeroable for SwapMap {}
 
 /// A cluster whose lock is held, with its reference counts.
-pub(super) struct Locked<'a, C: Cpus> {
+pub(super) struct LockedCluster<'a, C: Cpus> {
     state: SpinGuard<'a, State, C>,
-    counts: &'a Counts,
+    swap_map: &'a SwapMap,
 }
 
-/// A set of a cluster's slots.
+/// A set of slots of one cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotSet([u64; WORDS]);
 
-/// Where blocks of each order may begin in a word.
+/// For each order, the positions in a word where an aligned block may begin.
 const ALIGNED: [u64; 7] = [!0, !0 / 0x3, !0 / 0xf, !0 / 0xff, !0 / 0xffff, !0 / 0xffff_ffff, 1];
 
-/// Where in a word the aligned blocks of `1 << order` ones begin.
+/// Returns the positions in `word` at which aligned blocks of `1 << order` set bits begin.
 #[inline]
 const fn blocks(mut word: u64, order: u8) -> u64 {
     let mut have = 0;
@@ -78,27 +81,29 @@ const fn blocks(mut word: u64, order: u8) -> u64 {
 }
 
 impl SlotSet {
-    /// Slots in a row.
+    /// Makes the set of the slots in `range`.
     pub(super) fn range(range: Range<u32>) -> Self {
         let mut set = SlotSet::default();
         for (i, word) in set.0.iter_mut().enumerate() {
             let [from, to] = [range.start, range.end].map(|end| end.saturating_sub(i as u32 * 64).min(64));
-            // A shift by 64 is none.
+            // A shift by 64 means all bits.
             let below = |n: u32| 1u64.checked_shl(n).map_or(!0, |bit| bit - 1);
             *word = below(to) & !below(from);
         }
         set
     }
 
+    /// Returns true if the set has no member.
     pub(super) fn is_empty(&self) -> bool {
         self.0 == [0; WORDS]
     }
 
+    /// Adds the members of `other`.
     pub(super) fn add(&mut self, other: &SlotSet) {
         self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
     }
 
-    /// Remove an aligned block of `1 << order` members.
+    /// Removes an aligned block of `1 << order` members.
     #[inline]
     fn remove(&mut self, first: u32, order: u8) {
         let word = first as usize / 64;
@@ -108,12 +113,13 @@ impl SlotSet {
         }
     }
 
-    /// A bit for each word that is all ones: blocks of 64 and more are found among these as smaller ones are in a word.
+    /// Returns a bit for each word that is all ones. Blocks of 64 slots and more are found among
+    /// these bits as smaller ones are in a word.
     fn whole_words(&self) -> u64 {
         self.0.iter().enumerate().fold(0, |set, (i, word)| set | u64::from(*word == !0) << i)
     }
 
-    /// Where the first aligned block of `1 << order` members begins.
+    /// Returns the first slot of the first aligned block of `1 << order` members.
     #[inline]
     fn find(&self, order: u8) -> Option<u32> {
         let first = |word: u64| (word != 0).then(|| word.trailing_zeros());
@@ -123,7 +129,7 @@ impl SlotSet {
         }
     }
 
-    /// The order of the largest aligned block of members.
+    /// Returns the order of the largest aligned block of members, or `None` if the set is empty.
     pub(super) fn room(&self) -> Option<u8> {
         let largest = |any: &dyn Fn(u8) -> bool, top: u8| (0..=top).take_while(|order| any(*order)).last();
         let words = self.whole_words();
@@ -133,8 +139,8 @@ impl SlotSet {
         }
     }
 
-    /// The members, of which all lie within a range, in stretches as long as can be.
-    pub(super) fn stretches(self, within: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+    /// Returns the maximal ranges of consecutive members. All members must be in `within`.
+    pub(super) fn runs(self, within: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         let Range { start: mut at, end } = within;
         core::iter::from_fn(move || {
             let start = self.next(at, end, 0);
@@ -143,7 +149,8 @@ impl SlotSet {
         })
     }
 
-    /// The first slot from `at` to `end` that is a member, or, with `flip` all ones, that is none; `end` otherwise.
+    /// Returns the first slot from `at` to `end` that is a member, or, with `flip` all ones, that
+    /// is not a member; `end` if there is none.
     #[inline]
     fn next(&self, mut at: u32, end: u32, flip: u64) -> u32 {
         while at < end {
@@ -157,30 +164,32 @@ impl SlotSet {
     }
 }
 
-impl Counts {
+impl SwapMap {
+    /// Returns the counts of these slots.
     fn of(&self, range: &Range<u32>) -> &[AtomicU32] {
         &self.0[range.start as usize..range.end as usize]
     }
 }
 
-impl<'a, C: Cpus> Locked<'a, C> {
-    /// Locks a cluster, whose counts these are.
+impl<'a, C: Cpus> LockedCluster<'a, C> {
+    /// Locks a cluster. `swap_map` has its counts.
     #[inline]
-    pub(super) fn new(cluster: &'a Cluster, counts: &'a Counts, cpus: &'a C) -> Self {
-        Locked { state: cluster.state.lock(cpus), counts }
+    pub(super) fn new(cluster: &'a Cluster, swap_map: &'a SwapMap, cpus: &'a C) -> Self {
+        LockedCluster { state: cluster.state.lock(cpus), swap_map }
     }
 
-    /// Makes slots free, which nothing refers to and whose contents are forgotten.
+    /// Marks slots as free. They have no references, and their contents are forgotten.
     pub(super) fn free(&mut self, slots: &SlotSet) {
         self.state.free.add(slots);
     }
 
-    /// Returns the order of the largest block that is free.
+    /// Returns the order of the largest free block, or `None` if no slot is free.
     pub(super) fn room(&self) -> Option<u8> {
         self.state.free.room()
     }
 
-    /// Takes an aligned block of free slots; each has one reference then.
+    /// Allocates an aligned block of `1 << order` free slots, each with one reference. Returns its
+    /// first slot.
     #[inline]
     pub(super) fn take(&mut self, order: u8) -> Option<u32> {
         let first = self.state.free.find(order)?;
@@ -189,28 +198,28 @@ impl<'a, C: Cpus> Locked<'a, C> {
         Some(first)
     }
 
-    /// Returns whether a slot is free.
+    /// Returns true if a slot is free.
     pub(super) fn is_free(&self, slot: u32) -> bool {
         self.state.free.0[slot as usize / 64] >> (slot % 64) & 1 != 0
     }
 
-    /// Returns how many references a slot has; 0 if it is free.
+    /// Returns the number of references to a slot; 0 if it is free.
     pub(super) fn references(&self, slot: u32) -> u32 {
-        self.counts.0[slot as usize].load(Relaxed)
+        self.swap_map.0[slot as usize].load(Relaxed)
     }
 
-    /// Sets how many references each of these slots has.
+    /// Sets the number of references to each of these slots.
     pub(super) fn set_references(&mut self, range: &Range<u32>, references: u32) {
-        self.counts.of(range).iter().for_each(|count| count.store(references, Relaxed));
+        self.swap_map.of(range).iter().for_each(|count| count.store(references, Relaxed));
     }
 
     /// Adds a lasting reference to each of these slots.
     ///
     /// # Errors
-    /// The first of them that has [`MAX_REFERENCES`]. Nothing is changed.
+    /// The first of them that has [`MAX_REFERENCES`]. Nothing is changed then.
     #[inline]
     pub(super) fn duplicate(&mut self, range: &Range<u32>) -> Result<(), u32> {
-        let full = self.counts.of(range).iter().position(|count| count.load(Relaxed) >= MAX_REFERENCES);
+        let full = self.swap_map.of(range).iter().position(|count| count.load(Relaxed) >= MAX_REFERENCES);
         match full {
             Some(full) => Err(range.start + full as u32),
             None => {
@@ -220,12 +229,13 @@ impl<'a, C: Cpus> Locked<'a, C> {
         }
     }
 
-    /// Adds a transient reference to each of these slots, or the swap cache's.
+    /// Adds a transient reference, or the swap cache's, to each of these slots. Each must have
+    /// another reference.
     #[inline]
     pub(super) fn hold(&mut self, range: &Range<u32>) {
-        for count in self.counts.of(range) {
+        for count in self.swap_map.of(range) {
             let references = count.load(Relaxed);
-            debug_assert!(references > 0, "one more reference to a slot that nobody has");
+            debug_assert!(references > 0, "a reference is added to a slot that has none");
             count.store(references + 1, Relaxed);
         }
     }
@@ -234,9 +244,9 @@ impl<'a, C: Cpus> Locked<'a, C> {
     #[inline]
     pub(super) fn release(&mut self, range: &Range<u32>) -> SlotSet {
         let mut dead = SlotSet::default();
-        for (slot, count) in range.clone().zip(self.counts.of(range)) {
+        for (slot, count) in range.clone().zip(self.swap_map.of(range)) {
             let references = count.load(Relaxed);
-            debug_assert!(references > 0, "one reference less to a slot that nobody has");
+            debug_assert!(references > 0, "a reference is dropped from a slot that has none");
             dead.0[slot as usize / 64] |= u64::from(references == 1) << (slot % 64);
             count.store(references.saturating_sub(1), Relaxed);
         }
@@ -244,5 +254,5 @@ impl<'a, C: Cpus> Locked<'a, C> {
     }
 }
 
-const _: () = assert!(size_of::<Cluster>() <= 128, "32 clusters to a frame");
-const _: () = assert!(size_of::<Counts>() == 4096 / 2, "two clusters' counts to a frame");
+const _: () = assert!(size_of::<Cluster>() <= 128, "a frame has 32 clusters");
+const _: () = assert!(size_of::<SwapMap>() == 4096 / 2, "a frame has the counts of two clusters");

@@ -1,86 +1,96 @@
-//! What a swap device does.
+//! The interface of a swap device.
 
 use super::Slots;
 use crate::addr::Pfn;
 use crate::frame::Frames;
 use crate::platform::Platform;
 
-/// A place for pages, by the run: slots in a row from frames in a row, or into them.
+/// A device that stores pages in numbered slots. Each call transfers a range of consecutive slots
+/// from or to consecutive frames.
 ///
-/// Writing and reading wait for the device, and may take long: the caller holds no lock. Forgetting waits for nothing. What a call
-/// writes, later reads of the same slots see, whichever CPU they come from, if the caller orders the two.
+/// Writes and reads wait for the device and may sleep, so the caller holds no lock.
+/// [`SwapDevice::forget`] does not wait. A read sees the last write to the same slots that the
+/// caller has ordered before it, whichever CPU either ran on.
 ///
-/// It sees frames and slots. So where memory has more than contents (the tags of Arm's MTE or SPARC's ADI), it is the device that keeps
-/// that with them, or refuses.
+/// The device gets frames and slots only. If memory has more than contents (tags of Arm's MTE or
+/// SPARC's ADI), the device either stores that with the contents or refuses the write.
 pub trait SwapDevice<P: Platform>: Sync {
-    /// Keep the contents of `slots.count` frames from `from` on. What the slots held before is forgotten.
+    /// Stores the contents of `slots.count` frames from `from` on. The previous contents of the
+    /// slots are dropped.
     ///
     /// # Errors
-    /// [`WriteError`]; the slots hold nothing then.
+    /// [`WriteError`]; the slots are empty then.
     ///
     /// # Safety
-    /// The slots are in use, and nobody else reads, writes or forgets them meanwhile. The frames are the machine's, and nobody
-    /// writes to them meanwhile.
+    /// The slots are in use, and nothing else reads, writes or forgets them meanwhile. The frames
+    /// are the machine's, and nothing writes to them meanwhile.
     unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError>;
 
-    /// Bring the contents of slots back, into `slots.count` frames from `to` on. The slots keep them too.
+    /// Copies the contents of slots into `slots.count` frames from `to` on. The slots keep their
+    /// contents.
     ///
     /// # Errors
-    /// [`ReadError`] names the first slot whose contents don't come back; what is in the frames then is unspecified.
+    /// [`ReadError`] names the first slot that cannot be read. The contents of the frames are
+    /// unspecified then.
     ///
     /// # Safety
-    /// Nobody writes or forgets the slots meanwhile. The frames are the caller's alone.
+    /// Nothing writes or forgets the slots meanwhile. The caller has exclusive access to the
+    /// frames.
     unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError>;
 
-    /// Nobody will ask for the contents of these slots any more, whether they hold any or not.
+    /// Drops the contents of slots, empty ones included: they will not be read before they are
+    /// written again (Linux: `swap_slot_free_notify`). Does not wait.
     ///
     /// # Safety
-    /// As of [`SwapDevice::write`].
+    /// As for [`SwapDevice::write`].
     unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots);
 
-    /// Whether a checksum of each page is kept, so that one that comes back as something else counts as lost
-    /// ([`Unreadable::Damaged`]) and is nobody's contents. That costs four bytes a slot, and a pass over each page either way. Asked
-    /// when the device is attached. Usually in strict mode only.
+    /// Returns true if the engine keeps a checksum of each page, so that a page that comes back
+    /// changed is reported as [`Unreadable::Damaged`] and not used. That costs four bytes per slot
+    /// and a pass over each page on write and on read. Called once, when the device is attached.
+    /// The default is true in strict mode only.
     fn checked(&self) -> bool {
         P::ENABLED
     }
 }
 
-/// Why pages stay where they are.
+/// The reason why pages were not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteError {
     /// The device needs memory, and there is none.
     NoMemory,
-    /// The device failed, or can't keep all there is to these frames.
+    /// The device failed, or cannot store everything that belongs to these frames.
     Failed,
 }
 
 impl core::fmt::Display for WriteError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            WriteError::NoMemory => "no memory to keep swapped pages in",
-            WriteError::Failed => "a swap device failed to write",
+            WriteError::NoMemory => {
+                "the swap device has no memory for the pages: free memory, or attach another device"
+            }
+            WriteError::Failed => "the swap device failed to write, or cannot store these pages",
         })
     }
 }
 
 impl core::error::Error for WriteError {}
 
-/// The contents of a slot are lost, at least for now.
+/// A slot whose contents cannot be read, at least for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadError {
-    /// The slot.
+    /// The first such slot of the range.
     pub slot: u32,
-    /// Why.
+    /// The reason.
     pub reason: Unreadable,
 }
 
-/// See [`ReadError`].
+/// The reason why a slot cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// Nothing was written there.
+    /// The slot was never written, or was forgotten.
     Empty,
-    /// What is there is not what was written.
+    /// The contents differ from what was written.
     Damaged,
     /// The device failed.
     Failed,
@@ -89,11 +99,11 @@ pub enum Unreadable {
 impl core::fmt::Display for ReadError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let why = match self.reason {
-            Unreadable::Empty => "nothing was written there",
-            Unreadable::Damaged => "it is damaged",
+            Unreadable::Empty => "it was never written",
+            Unreadable::Damaged => "its contents differ from what was written",
             Unreadable::Failed => "the device failed",
         };
-        write!(f, "swap slot {} can't be read: {why}", self.slot)
+        write!(f, "cannot read swap slot {}: {why}", self.slot)
     }
 }
 

@@ -1,64 +1,68 @@
-//! Why a machine's swap devices don't do as they are told.
+//! Errors of slot allocation and of attaching and detaching swap devices.
 
 use super::DEVICES;
 
-/// Why there is no block of slots.
+/// The reason why no block of slots was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoSlots {
-    /// All slots are in use, or there are none.
+    /// All slots are in use, or no device is attached.
     Full,
-    /// What is free lies scattered, or no block is as large: there may be smaller ones.
+    /// There are free slots, but no free block of this size. A smaller block may be available.
     Scattered,
 }
 
 impl core::fmt::Display for NoSlots {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            NoSlots::Full => "all swap slots are in use",
-            NoSlots::Scattered => "free swap slots lie in smaller blocks",
+            NoSlots::Full => "no free swap slot: all are in use, or no swap device is attached",
+            NoSlots::Scattered => "no free block of swap slots is large enough: try a smaller block",
         })
     }
 }
 
 impl core::error::Error for NoSlots {}
 
-/// Why a device is not attached.
+/// The reason why a device was not attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachError {
-    /// There are [`DEVICES`] already.
+    /// [`MAX_SWAP_DEVICES`] devices are attached already.
     TooMany,
-    /// There is no memory for what is kept of its slots.
+    /// There is not enough memory for the state of the device's slots.
     OutOfMemory,
 }
 
 impl core::fmt::Display for AttachError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            AttachError::TooMany => write!(f, "there are {DEVICES} swap devices already"),
-            AttachError::OutOfMemory => write!(f, "no memory for what is kept of a swap device's slots"),
+            AttachError::TooMany => {
+                write!(f, "{DEVICES} swap devices are attached already, the maximum: detach one first")
+            }
+            AttachError::OutOfMemory => write!(f, "not enough memory for the state of the swap device's slots"),
         }
     }
 }
 
 impl core::error::Error for AttachError {}
 
-/// Why a device stays attached.
+/// The reason why a device was not detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachError {
-    /// There is no such device.
+    /// No device has this number.
     Unknown(u8),
-    /// It has not been closed.
+    /// The device was not closed.
     Open,
-    /// So many of its slots are in use.
+    /// This number of slots is in use.
     InUse(u32),
 }
 
 impl core::fmt::Display for DetachError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            DetachError::Unknown(id) => write!(f, "there is no swap device {id}"),
-            DetachError::Open => write!(f, "the swap device is not closed"),
-            DetachError::InUse(slots) => write!(f, "{slots} slots of the swap device are in use"),
+            DetachError::Unknown(id) => write!(f, "swap device {id} is not attached"),
+            DetachError::Open => write!(f, "the swap device is open: close it before detaching it"),
+            DetachError::InUse(slots) => {
+                write!(f, "{slots} slots of the swap device are in use: swap them in before detaching it")
+            }
         }
     }
 }

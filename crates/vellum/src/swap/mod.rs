@@ -1,31 +1,31 @@
-//! Swap: where memory goes that nobody has used for a while.
+//! Swap devices, swap slots and the swap cache.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | `cluster`, `files`, `slots` | the slots of a device: free blocks, references |
-//! | `cache` | which frame holds what a slot holds |
-//! | `device` | what a device does: write, read, forget, by the run |
-//! | `checksums` | whether what comes back is what went out |
-//! | `attached` | a device in use, and what is kept of its slots |
-//! | `survey` | what an audit looks at |
+//! | `cluster`, `cluster_lists`, `slots` | the slots of a device: free blocks and reference counts |
+//! | `cache` | the swap cache: the page in memory that has the contents of a slot |
+//! | `device` | the interface of a device: write, read and forget ranges of slots |
+//! | `checksums` | detection of pages that come back damaged |
+//! | `swap_info` | an attached device with its slots and checksums (Linux: `swap_info_struct`) |
+//! | `survey` | enumeration of slots for the audit |
 //! | `swaps`, `errors` | the devices of a machine, by priority |
-//! | `compressed` | the device that is memory: pages compressed, or known by the word that fills them |
+//! | `compressed` | a device in memory: compressed and same-filled pages (Linux: zram) |
 //! | `paged` | long arrays in single frames |
 //!
-//! The module knows nothing of page tables: whoever takes memory out of them asks for slots, has the frames written, and
-//! leaves in the entries what it got.
+//! This module knows nothing of page tables. Its caller unmaps a folio, allocates slots, has the
+//! frames written, and stores the slots in swap PTEs.
 
-mod attached;
 mod cache;
 mod checksums;
 mod cluster;
+mod cluster_lists;
 pub mod compressed;
 mod device;
 mod errors;
-mod files;
 mod paged;
 mod slots;
 mod survey;
+mod swap_info;
 mod swaps;
 #[cfg(test)]
 mod tests;
@@ -37,17 +37,17 @@ pub use errors::{AttachError, DetachError, NoSlots};
 pub use slots::SlotAllocator;
 pub use swaps::{DEVICES, SwapRun, Swaps, Usage};
 
-/// Slots in a row, of 4 KiB each, of one device.
+/// A range of consecutive slots, of 4 KiB each, of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// The first one.
+    /// The first slot.
     pub first: u32,
-    /// How many.
+    /// The number of slots.
     pub count: u32,
 }
 
-/// A slot has 2^31 references. No program gets there: each of them is another address space's,
-/// which takes two page-table pages at least.
+/// The error of a slot whose reference count is at its maximum, 2^31. No program gets there: each
+/// reference is another address space's, which needs at least two page-table pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saturated {
     /// The slot.
@@ -56,7 +56,7 @@ pub struct Saturated {
 
 impl core::fmt::Display for Saturated {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "swap slot {} has 2^31 references", self.slot)
+        write!(f, "swap slot {} has 2^31 references, the maximum", self.slot)
     }
 }
 

@@ -1,4 +1,5 @@
-//! An array in frames: as long as it must be, without asking for more memory in one piece than a directory of frame numbers.
+//! An array in single frames, of any length, whose largest allocation is a directory of frame
+//! numbers.
 
 use core::marker::PhantomData;
 
@@ -6,37 +7,43 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, OutOfMemory, Use, Zeroable};
 use crate::platform::Platform;
 
-/// `len` items, all zero at first. Must be given back by [`Paged::free`]: it has no frames to drop itself with.
+/// An array of `len` items, all zero at first. [`Paged::free`] must free it: it does not know its
+/// frame allocator, so dropping it leaks.
 #[must_use]
 pub(super) struct Paged<T> {
+    /// The base of the direct map.
     direct: *mut u8,
-    /// The block that holds the number of each item block's first frame.
+    /// The block of frames that contains the number of each item block's first frame.
     directory: Pfn,
+    /// The number of items.
     len: u32,
     items: PhantomData<T>,
 }
 
-// SAFETY: it is an array of `T`, reached by shared references only.
+// SAFETY: it is an array of `T`, accessed by shared references only.
 unsafe impl<T: Sync> Sync for Paged<T> {}
 // SAFETY: it is an array of `T`, and nothing in it belongs to a thread.
 unsafe impl<T: Send> Send for Paged<T> {}
 
 impl<T: Zeroable> Paged<T> {
-    /// log2 of the frames of a block of items: one frame, or what one item needs.
+    /// log2 of the number of frames in a block of items: one frame, or as many as one item needs.
     const ORDER: u8 = order_of(size_of::<T>() as u64);
-    /// Items in a block.
+    /// The number of items in a block.
     const PER_BLOCK: u32 = ((FRAME_SIZE << Self::ORDER) / size_of::<T>() as u64) as u32;
 
+    /// Allocates an array of `len` items.
+    ///
     /// # Errors
-    /// There is not enough memory; nothing of it is taken then.
+    /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     pub(super) fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
         Self::with_holes(frames, len, |_| true)
     }
 
-    /// The same without the items of blocks that begin with one that this says is not `there`.
+    /// Allocates an array of `len` items, without those blocks for whose first item `there` returns
+    /// false.
     ///
     /// # Errors
-    /// As of [`Paged::new`].
+    /// As for [`Paged::new`].
     pub(super) fn with_holes<P: Platform>(
         frames: &Frames<'_, P>,
         len: u32,
@@ -52,10 +59,11 @@ impl<T: Zeroable> Paged<T> {
                 Ok(Pfn::NONE)
             };
             match items {
-                // SAFETY: inside the directory, which was just allocated and which nobody else knows of.
+                // SAFETY: inside the directory, which was just allocated and which nothing else
+                // knows of.
                 Ok(pfn) => unsafe { paged.entry(block).write(pfn.0) },
                 Err(error) => {
-                    // SAFETY: so many blocks are in the directory, and nobody else knows of it.
+                    // SAFETY: the directory has this many blocks, and nothing else knows of it.
                     unsafe { paged.free_blocks(frames, block) };
                     return Err(error);
                 }
@@ -64,37 +72,41 @@ impl<T: Zeroable> Paged<T> {
         Ok(paged)
     }
 
-    /// An item.
+    /// Returns an item.
     ///
     /// # Panics
-    /// If there is no such item.
+    /// If `index` is past the end or in a hole.
     #[inline]
     pub(super) fn get(&self, index: u32) -> &T {
-        assert!(index < self.len, "{index} is beyond the end of {}", self.len);
-        // SAFETY: the entry was written by `new`, and none is written after that. The block is of zeros, which are a valid
-        // `T`, large enough for the index in it, aligned to a frame, and nobody else's until `free` takes the array.
+        assert!(index < self.len, "index {index} is past the end of an array of {} items", self.len);
+        // SAFETY: the directory entry was written by `new` and never since. The block is zeroed, which
+        // is a valid `T`, has room for this index, is aligned to a frame, and nothing else uses it
+        // until `free` takes the array.
         unsafe {
             let pfn = Pfn(self.entry(index / Self::PER_BLOCK).read());
-            assert!(pfn != Pfn::NONE, "{index} lies in a hole");
+            assert!(pfn != Pfn::NONE, "index {index} is in a hole of the array");
             let block = self.direct.wrapping_add(pfn.addr().0 as usize).cast::<T>();
             &*block.add((index % Self::PER_BLOCK) as usize)
         }
     }
 
-    /// How many items there are.
+    /// Returns the number of items.
     #[inline]
     pub(super) fn len(&self) -> u32 {
         self.len
     }
 
-    /// Give the memory back. Items are not dropped.
+    /// Frees the memory. Items are not dropped.
     pub(super) fn free<P: Platform>(self, frames: &Frames<'_, P>) {
-        // SAFETY: all blocks are in the directory, and whoever could reach an item had borrowed the array.
+        // SAFETY: all blocks are in the directory, and no borrow of an item outlives the array.
         unsafe { self.free_blocks(frames, Self::blocks(self.len)) };
     }
 
+    /// Frees the first `count` blocks of items, and the directory.
+    ///
     /// # Safety
-    /// The first `count` entries of the directory are written, and nobody uses their blocks any more.
+    /// The first `count` entries of the directory are written, and nothing uses their blocks any
+    /// more.
     unsafe fn free_blocks<P: Platform>(&self, frames: &Frames<'_, P>, count: u32) {
         for block in 0..count {
             // SAFETY: by contract; a hole has no block.
@@ -108,21 +120,24 @@ impl<T: Zeroable> Paged<T> {
         unsafe { frames.free(self.directory, 1 << Self::directory_order(self.len), false, Use::Kernel) };
     }
 
+    /// Returns the address of a directory entry.
     #[inline]
     fn entry(&self, block: u32) -> *mut u32 {
         self.direct.wrapping_add(self.directory.addr().0 as usize).cast::<u32>().wrapping_add(block as usize)
     }
 
+    /// Returns the number of blocks of an array of `len` items.
     const fn blocks(len: u32) -> u32 {
         len.div_ceil(Self::PER_BLOCK)
     }
 
+    /// Returns the order of the directory of an array of `len` items.
     const fn directory_order(len: u32) -> u8 {
         order_of(Self::blocks(len) as u64 * size_of::<u32>() as u64)
     }
 }
 
-/// log2 of the frames of the smallest block that holds so many bytes.
+/// Returns the order of the smallest block of frames that holds `bytes` bytes.
 const fn order_of(bytes: u64) -> u8 {
     bytes.div_ceil(FRAME_SIZE).next_power_of_two().trailing_zeros() as u8
 }

@@ -1,18 +1,21 @@
-//! The slots of one device: who gets which, and how often each is referred to.
+//! The slot allocator of one device: free blocks and reference counts.
 //!
-//! A folio's slots lie in a row and begin at a multiple of their number, as its frames do, so that they are one entry of a page
-//! table, or one run of entries, whatever the size. Slots come in *clusters* of a huge folio's size. Each CPU has a cluster of
-//! its own that it takes slots from in a row; the others are filed by the largest block that is free in them, and a CPU whose
-//! own cluster hasn't what it wants gets the one that has least of those that do. If none is filed, the other CPUs' own ones
-//! are looked through. So a block is refused only when there is none.
+//! The slots of a folio are consecutive and naturally aligned, like its frames. So they are one
+//! swap PTE, or one run of swap PTEs, whatever the folio's size. Slots are grouped in *clusters* of
+//! the size of a huge folio. Each CPU has a current cluster, from which it allocates. The other
+//! clusters are listed by their largest free block ([`super::cluster_lists`]). A CPU whose current
+//! cluster lacks a block of the wanted size takes the listed cluster with the least sufficient
+//! room. If none is listed, it tries the other CPUs' current clusters. So an allocation fails only
+//! when no such block is free.
 //!
-//! A slot has a reference count: its swap entries, its swap-cache page, and the CPUs that read it
-//! ([`super::cluster`]). What is taken has one reference, the caller's. A slot whose last reference
-//! goes is free when its contents have been forgotten, and not before.
+//! A slot's reference count counts its swap PTEs, its swap-cache page, and the CPUs that read it
+//! ([`super::cluster`]). An allocated slot has one reference, the caller's. A slot without
+//! references becomes free only after the device has forgotten its contents.
 //!
-//! Which frame in memory holds the same as a slot is known too: see [`super::cache`].
+//! The swap-cache page of each slot is recorded too: see [`super::cache`].
 //!
-//! Locks: a CPU's choice of a cluster, a cluster's, that of the files. The last reference is dropped with none of them held.
+//! Lock order: a CPU's current cluster, a cluster, the lists. No lock is held while contents are
+//! forgotten.
 
 use core::ops::Range;
 use core::sync::atomic::{
@@ -20,102 +23,110 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::cache::Copies;
-use super::cluster::{Cluster, Counts, Locked, SLOTS, SlotSet};
-use super::files::{Files, NONE};
+use super::cache::ClusterCache;
+use super::cluster::{Cluster, LockedCluster, SLOTS, SlotSet, SwapMap};
+use super::cluster_lists::{ClusterLists, NONE};
 use super::paged::Paged;
 use super::{Saturated, Slots};
 use crate::frame::{Frames, HUGE_ORDER, OutOfMemory, Zeroable};
 use crate::platform::{Event, Platform, Wanted, allows, trace};
 use crate::sync::SpinLock;
 
-/// Which cluster a CPU takes slots from, [`NONE`] being a possible answer; on a cache line of its own.
+/// The index of a CPU's current cluster, or [`NONE`]; on a cache line of its own (Linux:
+/// `percpu_swap_cluster`).
 #[derive(Debug)]
 #[repr(align(128))]
-struct Own(SpinLock<u32>);
+struct PerCpuCluster(SpinLock<u32>);
 
 // SAFETY: a lock and an integer; aligned to 128 bytes.
-unsafe impl Zeroable for Own {}
+unsafe impl Zeroable for PerCpuCluster {}
 
-/// The slots of one device.
+/// The slots of one device. [`SlotAllocator::free`] returns its memory: dropping it leaks.
 #[must_use]
 pub struct SlotAllocator {
+    /// The clusters.
     pub(super) clusters: Paged<Cluster>,
-    /// One a cluster.
-    counts: Paged<Counts>,
-    /// One a cluster.
-    pub(super) copies: Paged<Copies>,
-    /// How many slots have a copy in memory.
+    /// The reference counts, by cluster.
+    swap_map: Paged<SwapMap>,
+    /// The swap-cache pages, by cluster.
+    pub(super) cached_frames: Paged<ClusterCache>,
+    /// The number of slots that have a swap-cache page.
     pub(super) cached: AtomicU32,
-    own: Paged<Own>,
-    files: SpinLock<Files>,
+    /// The CPUs' current clusters.
+    percpu: Paged<PerCpuCluster>,
+    /// The clusters with free slots that are no CPU's current one.
+    lists: SpinLock<ClusterLists>,
+    /// The number of slots.
     len: u32,
-    /// Counted when slots have been taken and after they were given back: may be negative for a moment.
+    /// The number of free slots. It is decremented after an allocation and incremented after a
+    /// release, so it may be negative for a moment.
     free: AtomicI64,
+    /// True if nothing may be allocated.
     closed: AtomicBool,
 }
 
 impl SlotAllocator {
-    /// For a device of `len` slots, all of which are free. The memory for what is known of them, a
-    /// quarter over eight bytes a slot, is taken here, and none afterwards: no reference is ever
-    /// refused for want of memory.
+    /// Makes the allocator of a device of `len` slots, all free. All its memory is allocated here,
+    /// 8.25 bytes per slot, so no reference is ever refused for want of memory.
     ///
     /// # Errors
-    /// There is not so much memory; nothing of it is taken then.
+    /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     pub fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
         let platform = frames.platform();
         let clusters = Paged::<Cluster>::new(frames, len.div_ceil(SLOTS))?;
-        let counts = Paged::<Counts>::new(frames, clusters.len());
-        let copies = Paged::<Copies>::new(frames, clusters.len());
-        let own = Paged::<Own>::new(frames, platform.count() as u32);
-        let (counts, copies, own) = match (counts, copies, own) {
-            (Ok(counts), Ok(copies), Ok(own)) => (counts, copies, own),
-            (counts, copies, own) => {
+        let swap_map = Paged::<SwapMap>::new(frames, clusters.len());
+        let cached_frames = Paged::<ClusterCache>::new(frames, clusters.len());
+        let percpu = Paged::<PerCpuCluster>::new(frames, platform.count() as u32);
+        let (swap_map, cached_frames, percpu) = match (swap_map, cached_frames, percpu) {
+            (Ok(swap_map), Ok(cached_frames), Ok(percpu)) => (swap_map, cached_frames, percpu),
+            (swap_map, cached_frames, percpu) => {
                 clusters.free(frames);
-                counts.into_iter().for_each(|counts| counts.free(frames));
-                copies.into_iter().for_each(|copies| copies.free(frames));
-                own.into_iter().for_each(|own| own.free(frames));
+                swap_map.into_iter().for_each(|swap_map| swap_map.free(frames));
+                cached_frames.into_iter().for_each(|cached_frames| cached_frames.free(frames));
+                percpu.into_iter().for_each(|percpu| percpu.free(frames));
                 return Err(OutOfMemory);
             }
         };
-        (0..own.len()).for_each(|cpu| *own.get(cpu).0.lock(platform) = NONE);
-        let mut files = Files::new();
-        // The lowest come first.
+        (0..percpu.len()).for_each(|cpu| *percpu.get(cpu).0.lock(platform) = NONE);
+        let mut lists = ClusterLists::new();
+        // In reverse, so that the lowest clusters are at the heads of the lists.
         for index in (0..clusters.len()).rev() {
             let usable = (len - index * SLOTS).min(SLOTS);
-            let mut cluster = Locked::new(clusters.get(index), counts.get(index), platform);
+            let mut cluster = LockedCluster::new(clusters.get(index), swap_map.get(index), platform);
             cluster.free(&SlotSet::range(0..usable));
-            files.refile(&clusters, index, cluster.room());
+            lists.requeue(&clusters, index, cluster.room());
         }
         let free = AtomicI64::new(len.into());
-        let (files, cached, closed) = (SpinLock::new(files), AtomicU32::new(0), AtomicBool::new(false));
-        Ok(SlotAllocator { clusters, counts, copies, cached, own, files, len, free, closed })
+        let (lists, cached, closed) = (SpinLock::new(lists), AtomicU32::new(0), AtomicBool::new(false));
+        Ok(SlotAllocator { clusters, swap_map, cached_frames, cached, percpu, lists, len, free, closed })
     }
 
     /// Locks a cluster.
     #[inline]
-    pub(super) fn lock<'a, P: Platform>(&'a self, platform: &'a P, index: u32) -> Locked<'a, P> {
-        Locked::new(self.clusters.get(index), self.counts.get(index), platform)
+    pub(super) fn lock<'a, P: Platform>(&'a self, platform: &'a P, index: u32) -> LockedCluster<'a, P> {
+        LockedCluster::new(self.clusters.get(index), self.swap_map.get(index), platform)
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no slots.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many are free now: exact when nothing runs. When it says all, nobody is at work on a release any more.
+    /// Returns the number of free slots; exact when no CPU allocates or releases. If all slots are
+    /// free, no release is under way any more.
     pub fn free_slots(&self) -> u32 {
         self.free.load(Acquire).max(0) as u32
     }
 
-    /// A naturally aligned block of `1 << order` slots, each referred to once. `None` if there is no such block, be it because all
-    /// is in use, because what is free lies scattered, because the device is closed, or because a block is never larger than a
-    /// cluster, 2 MiB: smaller blocks may still be had then. (Also while others are at work on what would be one.)
+    /// Allocates a naturally aligned block of `1 << order` slots, each with one reference. Returns
+    /// `None` if there is no such block: because all slots are in use, the free ones are scattered,
+    /// the device is closed, or `order` exceeds a cluster (2 MiB). Smaller blocks may be available
+    /// then. It may also fail while another CPU is at work on the slots of such a block.
     #[inline]
     pub fn allocate<P: Platform>(&self, platform: &P, order: u8) -> Option<Slots> {
         let count = 1u32.checked_shl(order.into()).filter(|_| order <= HUGE_ORDER)?;
@@ -124,110 +135,114 @@ impl SlotAllocator {
         }
         let here = platform.current();
         let first = self
-            .allocate_at(platform, here, order, true)
-            .or_else(|| (0..platform.count()).find_map(|cpu| self.allocate_at(platform, cpu, order, false)))?;
+            .allocate_on_cpu(platform, here, order, true)
+            .or_else(|| (0..platform.count()).find_map(|cpu| self.allocate_on_cpu(platform, cpu, order, false)))?;
         self.free.fetch_sub(count.into(), Relaxed);
         Some(Slots { first, count })
     }
 
-    /// From a CPU's own cluster, or, with `filed`, from one that then may become its own.
-    fn allocate_at<P: Platform>(&self, platform: &P, cpu: usize, order: u8, filed: bool) -> Option<u32> {
+    /// Allocates from a CPU's current cluster. With `refill`, a listed cluster is tried next, and
+    /// becomes the current one if it is left with more room than the present one. Returns the first
+    /// slot.
+    fn allocate_on_cpu<P: Platform>(&self, platform: &P, cpu: usize, order: u8, refill: bool) -> Option<u32> {
         trace(platform, || Event::Step);
-        let mut own = self.own.get(cpu as u32).0.lock(platform);
-        // Read with the lock held, which `close` takes after it has written.
+        let mut current = self.percpu.get(cpu as u32).0.lock(platform);
+        // Checked with the lock held, which `close` takes after it has set the flag.
         if self.closed.load(Relaxed) {
             return None;
         }
-        if *own != NONE
-            && let Some(first) = self.lock(platform, *own).take(order)
+        if *current != NONE
+            && let Some(first) = self.lock(platform, *current).take(order)
         {
-            return Some(*own * SLOTS + first);
+            return Some(*current * SLOTS + first);
         }
-        if !filed {
+        if !refill {
             return None;
         }
         trace(platform, || Event::Step);
-        let found = self.files.lock(platform).pop(&self.clusters, order)?;
+        let found = self.lists.lock(platform).pop(&self.clusters, order)?;
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, found);
         let first = cluster.take(order);
-        debug_assert!(first.is_some(), "a cluster that is filed has what its file promises");
+        debug_assert!(first.is_some(), "a listed cluster has less room than its list promises");
         let left = cluster.room();
         drop(cluster);
-        // The one with more room stays.
-        let room = if *own == NONE { None } else { self.lock(platform, *own).room() };
-        let other = if left > room { core::mem::replace(&mut *own, found) } else { found };
+        // The cluster with more room becomes or stays the CPU's current one.
+        let room = if *current == NONE { None } else { self.lock(platform, *current).room() };
+        let other = if left > room { core::mem::replace(&mut *current, found) } else { found };
         if other != NONE {
             trace(platform, || Event::Step);
             let cluster = self.lock(platform, other);
-            self.files.lock(platform).give_up(&self.clusters, other, cluster.room());
+            self.lists.lock(platform).put_back(&self.clusters, other, cluster.room());
         }
         Some(found * SLOTS + first?)
     }
 
-    /// Adds a reference to each of these slots, for a swap entry to keep. Each has another one
-    /// meanwhile.
+    /// Adds a lasting reference to each of these slots, for a swap PTE (Linux: `swap_duplicate`).
+    /// Each must keep another reference meanwhile.
     ///
     /// # Errors
-    /// [`Saturated`]: one of them has 2^31 references. Nothing is changed. (Others may be refused
-    /// while this is found out.)
+    /// [`Saturated`]: a slot has 2^31 references. Nothing is changed then. (Other CPUs may be
+    /// refused too until this is undone.)
     ///
     /// # Panics
-    /// If there are no such slots: numbers that no caller can supply.
+    /// If a slot does not exist.
     #[inline]
     pub fn duplicate<P: Platform>(&self, platform: &P, slots: Slots) -> Result<(), Saturated> {
         if !allows(platform, Wanted::References) {
             return Err(Saturated { slot: slots.first });
         }
-        for (index, range) in pieces(slots) {
+        for ClusterRange { index, range } in by_cluster(slots) {
             trace(platform, || Event::Step);
             if let Err(full) = self.lock(platform, index).duplicate(&range) {
-                self.undo(platform, slots, index);
+                self.undo_duplicate(platform, slots, index);
                 return Err(Saturated { slot: index * SLOTS + full });
             }
         }
         Ok(())
     }
 
-    /// Drop what was added before cluster `end` was found to refuse.
+    /// Drops the references that were added before cluster `end` refused.
     #[cold]
-    fn undo<P: Platform>(&self, platform: &P, slots: Slots, end: u32) {
-        for (index, range) in pieces(slots).take_while(|(index, _)| *index < end) {
+    fn undo_duplicate<P: Platform>(&self, platform: &P, slots: Slots, end: u32) {
+        for ClusterRange { index, range } in by_cluster(slots).take_while(|part| part.index < end) {
             let dead = self.lock(platform, index).release(&range);
-            debug_assert!(dead.is_empty(), "somebody has a reference meanwhile");
+            debug_assert!(dead.is_empty(), "the caller kept no reference to these slots: {dead:?}");
         }
     }
 
-    /// Adds a reference to each of these slots until the caller has read them. Each has another one
-    /// meanwhile. It can't be refused: there are no more than one for each thread that reads.
+    /// Adds a transient reference to each of these slots, for the time of a read. Each must keep
+    /// another reference meanwhile. Never refused: there is at most one for each thread that reads.
     #[inline]
     pub(super) fn hold<P: Platform>(&self, platform: &P, slots: Slots) {
-        for (index, range) in pieces(slots) {
+        for ClusterRange { index, range } in by_cluster(slots) {
             trace(platform, || Event::Step);
             self.lock(platform, index).hold(&range);
         }
     }
 
-    /// Refer to each of these slots once less. Those that nothing refers to any more are handed to `forget`, in stretches, and
-    /// are free when it has returned.
+    /// Drops a reference to each of these slots (Linux: `swap_free`). Those left without references
+    /// are passed to `forget`, in maximal ranges within a cluster, and become free when it returns.
+    /// No lock is held while `forget` runs.
     ///
     /// # Panics
-    /// If there are no such slots: numbers that no caller can supply.
+    /// If a slot does not exist.
     #[inline]
     pub fn release<P: Platform>(&self, platform: &P, slots: Slots, mut forget: impl FnMut(Slots)) {
-        for (index, range) in pieces(slots) {
-            self.drop_in(platform, index, |cluster| cluster.release(&range), &mut forget);
+        for ClusterRange { index, range } in by_cluster(slots) {
+            self.release_in(platform, index, |cluster| cluster.release(&range), &mut forget);
         }
     }
 
-    /// Drop references to slots of one cluster, under its lock, by `drop`, which says which slots had no other. These are forgotten,
-    /// and free then: how many.
+    /// Drops references to slots of one cluster: `drop` runs under the cluster's lock and returns
+    /// the slots left without references. These are passed to `forget` with no lock held, and
+    /// become free afterwards. Returns their number.
     #[inline]
-    pub(super) fn drop_in<P: Platform>(
+    pub(super) fn release_in<P: Platform>(
         &self,
         platform: &P,
         index: u32,
-        drop: impl FnOnce(&mut Locked<'_, P>) -> SlotSet,
+        drop: impl FnOnce(&mut LockedCluster<'_, P>) -> SlotSet,
         mut forget: impl FnMut(Slots),
     ) -> u32 {
         trace(platform, || Event::Step);
@@ -236,19 +251,19 @@ impl SlotAllocator {
             return 0;
         }
         let mut count = 0;
-        for stretch in dead.stretches(0..SLOTS) {
-            count += stretch.len() as u32;
-            forget(Slots { first: index * SLOTS + stretch.start, count: stretch.len() as u32 });
+        for run in dead.runs(0..SLOTS) {
+            count += run.len() as u32;
+            forget(Slots { first: index * SLOTS + run.start, count: run.len() as u32 });
         }
         trace(platform, || Event::Step);
         let mut cluster = self.lock(platform, index);
         cluster.free(&dead);
-        if Files::would_move(self.clusters.get(index), || cluster.room()) {
+        if ClusterLists::needs_requeue(self.clusters.get(index), || cluster.room()) {
             trace(platform, || Event::Step);
-            self.files.lock(platform).refile(&self.clusters, index, cluster.room());
+            self.lists.lock(platform).requeue(&self.clusters, index, cluster.room());
         }
         core::mem::drop(cluster);
-        // The last access: who finds all slots free may take the memory away.
+        // The last access to this allocator: a CPU that finds all slots free may free its memory.
         self.free.fetch_add(count.into(), Release);
         count
     }
@@ -256,53 +271,62 @@ impl SlotAllocator {
     /// Returns the highest reference count among `slots`, or 0 if all are free.
     ///
     /// # Panics
-    /// If there are no such slots: numbers that no caller can supply.
+    /// If a slot does not exist.
     pub fn references<P: Platform>(&self, platform: &P, slots: Slots) -> u32 {
-        let most = |(index, range): (u32, Range<u32>)| {
+        let most = |ClusterRange { index, range }: ClusterRange| {
             let cluster = self.lock(platform, index);
             range.map(|slot| cluster.references(slot)).max().unwrap_or(0)
         };
-        pieces(slots).map(most).max().unwrap_or(0)
+        by_cluster(slots).map(most).max().unwrap_or(0)
     }
 
-    /// From the return of this call on, nothing is allocated; what is in use stays so.
+    /// Stops allocation: when this returns, nothing is allocated any more. Slots in use stay so.
     pub fn close<P: Platform>(&self, platform: &P) {
         self.closed.store(true, Relaxed);
-        // Whoever came before has taken its slots when its lock can be had.
-        (0..self.own.len()).for_each(|cpu| drop(self.own.get(cpu).0.lock(platform)));
+        // An allocation that began before the flag was set has finished when its CPU's lock is
+        // free.
+        (0..self.percpu.len()).for_each(|cpu| drop(self.percpu.get(cpu).0.lock(platform)));
     }
 
-    /// Undo [`SlotAllocator::close`].
+    /// Allows allocation again after [`SlotAllocator::close`].
     pub fn open(&self) {
         self.closed.store(false, Relaxed);
     }
 
-    /// Whether it is closed.
+    /// Returns true if allocation is stopped.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
 
-    /// Give the memory back.
+    /// Frees the allocator's memory. No slot may be in use.
     pub fn free<P: Platform>(self, frames: &Frames<'_, P>) {
         self.clusters.free(frames);
-        self.counts.free(frames);
-        self.copies.free(frames);
-        self.own.free(frames);
+        self.swap_map.free(frames);
+        self.cached_frames.free(frames);
+        self.percpu.free(frames);
     }
 }
 
-/// What of some slots lies in each cluster.
+/// A range of slots of one cluster.
+pub(super) struct ClusterRange {
+    /// The index of the cluster.
+    pub(super) index: u32,
+    /// The slots, counted from the cluster's first.
+    pub(super) range: Range<u32>,
+}
+
+/// Splits a range of slots at the borders of clusters.
 #[inline]
-pub(super) fn pieces(slots: Slots) -> impl Iterator<Item = (u32, Range<u32>)> {
+pub(super) fn by_cluster(slots: Slots) -> impl Iterator<Item = ClusterRange> {
     let end = slots.first as u64 + slots.count as u64;
     let mut at = slots.first as u64;
     core::iter::from_fn(move || {
         if at == end {
             return None;
         }
-        let (index, from) = (at / SLOTS as u64, (at % SLOTS as u64) as u32);
-        let to = (end - index * SLOTS as u64).min(SLOTS.into()) as u32;
-        at += u64::from(to - from);
-        Some((index as u32, from..to))
+        let (index, start) = (at / SLOTS as u64, (at % SLOTS as u64) as u32);
+        let end_here = (end - index * SLOTS as u64).min(SLOTS.into()) as u32;
+        at += u64::from(end_here - start);
+        Some(ClusterRange { index: index as u32, range: start..end_here })
     })
 }

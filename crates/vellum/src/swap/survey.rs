@@ -1,4 +1,4 @@
-//! What an audit looks at: each slot of a device, with what the engine says of it.
+//! Enumeration of a device's slots for the audit.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
@@ -9,28 +9,29 @@ use crate::addr::Pfn;
 use crate::frame::Frames;
 use crate::platform::Platform;
 
-/// What the engine says of a slot.
+/// The engine's record of a slot.
 pub(crate) struct Slot {
-    /// Its number.
+    /// The slot's number.
     pub(crate) number: u32,
-    /// Its references; a free slot has none.
+    /// The number of references; 0 for a free slot.
     pub(crate) references: u32,
-    /// Whether it may be given out.
+    /// True if the slot may be allocated.
     pub(crate) free: bool,
-    /// The frame that holds the same.
+    /// The frame of its swap-cache page.
     pub(crate) copy: Option<Pfn>,
 }
 
 impl<P: Platform> Swaps<P> {
-    /// Shows the slots in `range`, which begins where a cluster does, of a device, as long as the
-    /// device is there. The cluster's lock is held while its slots are shown.
+    /// Calls `visit` for the slots of a device in `range`, which begins at a cluster, as long as
+    /// the device is attached. The cluster's lock is held while its slots are visited; the CPU may
+    /// be rescheduled between clusters.
     pub(crate) fn each_slot(&self, frames: &Frames<'_, P>, device: u8, range: Range<u32>, mut visit: impl FnMut(Slot)) {
         for first in range.clone().step_by(SLOTS as usize) {
-            let order = self.order(frames.platform());
-            if !order.ids().contains(&device) {
+            let active = self.active(frames.platform());
+            if !active.ids().contains(&device) {
                 return;
             }
-            // SAFETY: it is in the order.
+            // SAFETY: the device is in the list.
             let slots = unsafe { &self.device(device).slots };
             let index = first / SLOTS;
             let end = range.end.min(slots.len()).saturating_sub(first).min(SLOTS);
@@ -38,12 +39,12 @@ impl<P: Platform> Swaps<P> {
                 let cluster = slots.lock(frames.platform(), index);
                 for slot in 0..end {
                     let references = cluster.references(slot);
-                    let copy = slots.copies.get(index).of(&(slot..slot + 1))[0].load(Relaxed);
+                    let copy = slots.cached_frames.get(index).of(&(slot..slot + 1))[0].load(Relaxed);
                     let (free, copy) = (cluster.is_free(slot), Pfn(!copy).some());
                     visit(Slot { number: first + slot, references, free, copy });
                 }
             }
-            drop(order);
+            drop(active);
             frames.platform().resched();
         }
     }

@@ -1,164 +1,203 @@
-//! The swap devices of a machine: the one of the highest priority that has room gets what is swapped out, several of one
-//! priority in turn.
+//! The swap devices of a machine, by priority.
 //!
-//! Which devices there are changes rarely and is asked for by every CPU that swaps out; so it is behind a lock whose readers
-//! share no line, and each CPU takes turns by itself. Who has a reference to a slot keeps its device attached, and needs no lock to
-//! reach it: so references may be counted, and slots be written and read, under any lock or none.
+//! A folio goes to the device of the highest priority that has room; devices of one priority take
+//! turns. The list of devices changes rarely, and every CPU that pages out reads it. So it is
+//! behind a [`PerCpuLock`], whose readers share no cache line, and each CPU keeps its own turn.
+//!
+//! A reference to a slot keeps its device attached. So the holder of a reference accesses the
+//! device without the list's lock: it may count references, and read and write slots, under any
+//! lock or none.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::attached::Attached;
-use super::cache::Places;
+use super::cache::SwapHints;
 use super::paged::Paged;
+use super::swap_info::SwapInfo;
 use super::{AttachError, DetachError, NoSlots, ReadError, Saturated, Slots, SwapDevice, WriteError};
 use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
 use crate::sync::{PerCpuLock, ReadGuard, WriteGuard};
 
-/// The most devices that a machine may have: an entry names one of so many.
+/// The maximum number of devices of a machine, which swap PTEs can name (Linux: `MAX_SWAPFILES`).
 pub const DEVICES: usize = 32;
 
-/// Slots that are given up in one go: after so many the CPU may do something else.
-const PART: u32 = 64;
+/// The number of slots that are released between two points where the CPU may be rescheduled
+/// (INV-11).
+const RELEASE_BATCH: u32 = 64;
 
-/// Slots in a row, and whose they are: what a run of entries says of memory that is swapped out.
+/// Consecutive slots of one device: the decoded form of a run of swap PTEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapRun {
-    /// The device, below [`DEVICES`].
+    /// The device, below [`MAX_SWAP_DEVICES`].
     pub device: u8,
-    /// Its slots.
+    /// The slots of that device.
     pub slots: Slots,
 }
 
-/// What there is to know of a device (`/proc/swaps`).
+/// The state of a device (Linux: a line of `/proc/swaps`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Its slots.
+    /// The number of slots.
     pub slots: u32,
-    /// Those in use.
+    /// The number of slots in use.
     pub used: u32,
-    /// Of these, how many have the same contents as memory that is in use too (all of them: `SwapCached`).
+    /// The number of slots in use that have a swap-cache page (the sum over all devices is
+    /// `SwapCached`).
     pub cached: u32,
-    /// Its priority: the highest is used first.
+    /// The priority: devices of the highest priority are used first.
     pub priority: i16,
-    /// Whether nothing more goes there.
+    /// True if nothing more is written to the device.
     pub closed: bool,
 }
 
-/// Those that are attached, by falling priority, of one priority by age.
-pub(super) struct Order {
+/// The attached devices, by falling priority; devices of one priority in the order of attachment
+/// (Linux: `swap_active_head`).
+pub(super) struct ActiveDevices {
     ids: [u8; DEVICES],
     len: usize,
-    /// There when there is a device.
-    pub(super) places: Option<Places>,
+    /// The slot hints of all frames, allocated while a device is attached.
+    pub(super) hints: Option<SwapHints>,
 }
 
-impl Order {
+impl ActiveDevices {
+    /// Returns the numbers of the attached devices.
     pub(super) fn ids(&self) -> &[u8] {
         &self.ids[..self.len]
     }
 
-    fn make_places<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Result<(), AttachError> {
-        if self.places.is_none() {
-            self.places = Some(Places::new(frames).map_err(|OutOfMemory| AttachError::OutOfMemory)?);
+    /// Allocates the slot hints, if no device is attached yet.
+    fn make_hints<P: Platform>(&mut self, frames: &Frames<'_, P>) -> Result<(), AttachError> {
+        if self.hints.is_none() {
+            self.hints = Some(SwapHints::new(frames).map_err(|OutOfMemory| AttachError::OutOfMemory)?);
         }
         Ok(())
     }
 
+    /// Inserts a device at a position.
     fn insert(&mut self, at: usize, id: u8) {
         self.ids.copy_within(at..self.len, at + 1);
         self.ids[at] = id;
         self.len += 1;
     }
 
+    /// Removes the device at a position.
     fn remove(&mut self, at: usize) {
         self.ids.copy_within(at + 1..self.len, at);
         self.len -= 1;
     }
 }
 
+/// Panics, for a device number that no caller may pass.
 #[cold]
 fn no_such_device(id: u8) -> ! {
-    panic!("{id} is not a swap device of this machine")
+    panic!("swap device {id} is not attached to this machine")
 }
 
-/// A CPU's way to the order, and its turn among devices of one priority. Zeroed memory is a valid one.
+/// A CPU's slot in the lock of the device list, and its turn among devices of one priority. Zeroed
+/// memory is a valid one.
 #[repr(align(128))]
-struct Door {
+struct ReaderSlot {
+    /// The readers of the list that entered on this CPU.
     readers: AtomicU32,
+    /// Counts this CPU's allocations.
     turn: AtomicU32,
 }
 
 // SAFETY: atomics only; aligned to 128 bytes.
-unsafe impl Zeroable for Door {}
+unsafe impl Zeroable for ReaderSlot {}
 
-/// A machine's swap devices.
+/// The swap devices of a machine.
 pub struct Swaps<P: Platform> {
-    order: PerCpuLock<Order>,
-    /// Written by who has the order for writing, and finds that a device is not in it, or has no slot in use.
-    devices: [UnsafeCell<Option<Attached<P>>>; DEVICES],
-    doors: Paged<Door>,
+    /// The attached devices.
+    active: PerCpuLock<ActiveDevices>,
+    /// The devices by number. An element is written only by a CPU that has the list locked for
+    /// writing, while the device is not in the list or has no slot in use.
+    devices: [UnsafeCell<Option<SwapInfo<P>>>; DEVICES],
+    /// The slots of the list's lock, by CPU.
+    reader_slots: Paged<ReaderSlot>,
 }
 
-// SAFETY: devices are shared like the `&dyn SwapDevice` that they are made of, which is `Sync`, and whoever writes one is alone
-// with it: see the field.
+// SAFETY: devices are shared like the `&dyn SwapDevice` in them, which is `Sync`; a CPU that writes
+// an element has exclusive access to it: see the field.
 unsafe impl<P: Platform> Sync for Swaps<P> {}
-// SAFETY: so are they used from whatever thread has this.
+// SAFETY: devices are used from any thread already, see `Sync`.
 unsafe impl<P: Platform> Send for Swaps<P> {}
 
 impl<P: Platform> Swaps<P> {
-    /// None yet. What each CPU needs is taken here, for good.
+    /// Makes the state of a machine without devices. Its per-CPU memory is allocated here, and
+    /// stays allocated.
     ///
     /// # Errors
-    /// There is no memory.
+    /// [`OutOfMemory`]: there is not enough memory.
     pub fn new(frames: &Frames<'_, P>) -> Result<Self, OutOfMemory> {
-        let doors = Paged::new(frames, frames.platform().count() as u32)?;
-        let order = PerCpuLock::new(Order { ids: [0; DEVICES], len: 0, places: None });
-        Ok(Swaps { order, devices: [const { UnsafeCell::new(None) }; DEVICES], doors })
+        let reader_slots = Paged::new(frames, frames.platform().count() as u32)?;
+        let active = PerCpuLock::new(ActiveDevices { ids: [0; DEVICES], len: 0, hints: None });
+        Ok(Swaps { active, devices: [const { UnsafeCell::new(None) }; DEVICES], reader_slots })
     }
 
+    /// Returns the slot of the current CPU.
     #[inline]
-    fn door(&self, platform: &P) -> &Door {
-        self.doors.get(platform.current() as u32)
+    fn reader_slot(&self, platform: &P) -> &ReaderSlot {
+        self.reader_slots.get(platform.current() as u32)
     }
 
-    pub(super) fn order<'a>(&'a self, platform: &P) -> ReadGuard<'a, Order> {
-        self.order.read(platform, &self.door(platform).readers)
+    /// Locks the list of devices for reading.
+    pub(super) fn active<'a>(&'a self, platform: &P) -> ReadGuard<'a, ActiveDevices> {
+        self.active.read(platform, &self.reader_slot(platform).readers)
     }
 
-    fn change<'a>(&'a self, platform: &P) -> WriteGuard<'a, Order> {
-        self.order.write(platform, (0..self.doors.len()).map(|cpu| &self.doors.get(cpu).readers))
+    /// Locks the list of devices for writing.
+    fn active_mut<'a>(&'a self, platform: &P) -> WriteGuard<'a, ActiveDevices> {
+        self.active.write(platform, (0..self.reader_slots.len()).map(|cpu| &self.reader_slots.get(cpu).readers))
     }
 
-    /// A device.
+    /// Returns an attached device.
+    ///
+    /// # Panics
+    /// If there is no such device.
     ///
     /// # Safety
-    /// As long as the answer is used, it is in the order, which the caller has, or somebody has a reference to one of its slots.
+    /// While the result is used, the device is in the list, which the caller has locked, or one of
+    /// its slots has a reference.
     #[inline]
-    pub(super) unsafe fn device(&self, id: u8) -> &Attached<P> {
-        // SAFETY: nobody writes it: that takes the order for writing, and that no slot is in use.
+    pub(super) unsafe fn device(&self, id: u8) -> &SwapInfo<P> {
+        // SAFETY: no CPU writes the element meanwhile: that requires the list's lock for writing,
+        // and that no slot is in use.
         match self.devices.get(id as usize).and_then(|device| unsafe { (*device.get()).as_ref() }) {
-            Some(attached) => attached,
+            Some(info) => info,
             None => no_such_device(id),
         }
     }
 
-    /// A device that may be there, and where in the order.
-    fn find<'a>(&'a self, order: &'a Order, id: u8) -> Result<(usize, &'a Attached<P>), DetachError> {
-        let at = order.ids().iter().position(|other| *other == id).ok_or(DetachError::Unknown(id))?;
-        // SAFETY: it is in the order, which is borrowed as long.
-        Ok((at, unsafe { self.device(id) }))
-    }
-
-    /// Take a device of so many slots into use; which one it is from now on.
+    /// Returns the position of device `id` in the list.
     ///
     /// # Errors
-    /// [`AttachError`], and nothing is changed.
+    /// [`DetachError::Unknown`]: it is not attached.
+    fn position(active: &ActiveDevices, id: u8) -> Result<usize, DetachError> {
+        active.ids().iter().position(|other| *other == id).ok_or(DetachError::Unknown(id))
+    }
+
+    /// Returns device `id`.
+    ///
+    /// # Errors
+    /// [`DetachError::Unknown`]: it is not attached.
+    fn find<'a>(&'a self, active: &'a ActiveDevices, id: u8) -> Result<&'a SwapInfo<P>, DetachError> {
+        Self::position(active, id)?;
+        // SAFETY: the device is in the list, whose guard is borrowed as long.
+        Ok(unsafe { self.device(id) })
+    }
+
+    /// Attaches a device of `slots` slots (Linux: `swapon`). Returns its number, by which swap PTEs
+    /// name it.
+    ///
+    /// # Errors
+    /// [`AttachError`]; nothing is changed.
     ///
     /// # Safety
-    /// Nobody else uses the device, and it lives, until it is detached again or the machine is used for the last time.
+    /// Nothing else uses the device. It lives until it is detached, or until the last use of the
+    /// machine.
     pub unsafe fn attach(
         &self,
         frames: &Frames<'_, P>,
@@ -166,110 +205,119 @@ impl<P: Platform> Swaps<P> {
         slots: u32,
         priority: i16,
     ) -> Result<u8, AttachError> {
-        // SAFETY: it lives as long as it is used here, says the caller.
-        let attached = unsafe { Attached::new(frames, device, slots, priority) };
-        let attached = attached.map_err(|OutOfMemory| AttachError::OutOfMemory)?;
-        let mut order = self.change(frames.platform());
-        let unused = (0..DEVICES as u8).find(|id| !order.ids().contains(id)).ok_or(AttachError::TooMany);
-        let id = match unused.and_then(|id| order.make_places(frames).map(|()| id)) {
+        // SAFETY: the device lives as long as it is used here, by contract.
+        let info = unsafe { SwapInfo::new(frames, device, slots, priority) };
+        let info = info.map_err(|OutOfMemory| AttachError::OutOfMemory)?;
+        let mut active = self.active_mut(frames.platform());
+        let unused = (0..DEVICES as u8).find(|id| !active.ids().contains(id)).ok_or(AttachError::TooMany);
+        let id = match unused.and_then(|id| active.make_hints(frames).map(|()| id)) {
             Ok(id) => id,
             Err(error) => {
-                drop(order);
-                attached.free(frames);
+                drop(active);
+                info.free(frames);
                 return Err(error);
             }
         };
-        // SAFETY: these are in the order.
+        // SAFETY: these devices are in the list.
         let before = |other: &&u8| unsafe { self.device(**other) }.priority >= priority;
-        let at = order.ids().iter().take_while(before).count();
-        // SAFETY: it is not in the order, and has no slots that anybody could have.
-        unsafe { *self.devices[id as usize].get() = Some(attached) };
-        order.insert(at, id);
+        let at = active.ids().iter().take_while(before).count();
+        // SAFETY: the list is locked for writing. The device is not in it, and no slot of that
+        // number has a reference.
+        unsafe { *self.devices[id as usize].get() = Some(info) };
+        active.insert(at, id);
         Ok(id)
     }
 
-    /// From the return of this call on, nothing more goes to a device; what is there stays, to be brought back.
+    /// Stops allocation on a device: when this returns, nothing more is written to new slots of it.
+    /// Slots in use stay, and can be swapped in.
     ///
     /// # Errors
-    /// There is no such device.
+    /// [`DetachError::Unknown`].
     pub fn close(&self, platform: &P, id: u8) -> Result<(), DetachError> {
-        self.find(&self.order(platform), id)?.1.slots.close(platform);
+        self.find(&self.active(platform), id)?.slots.close(platform);
         Ok(())
     }
 
-    /// Undo [`Swaps::close`].
+    /// Allows allocation again after [`Swaps::close`].
     ///
     /// # Errors
-    /// There is no such device.
+    /// [`DetachError::Unknown`].
     pub fn open(&self, platform: &P, id: u8) -> Result<(), DetachError> {
-        self.find(&self.order(platform), id)?.1.slots.open();
+        self.find(&self.active(platform), id)?.slots.open();
         Ok(())
     }
 
-    /// Forget a device that is closed, and of which no slot is in use any more, but for those that hold what is in memory.
+    /// Detaches a closed device that has no slot in use (the second half of Linux's `swapoff`;
+    /// swapping in is [`AddressSpace::swap_off`](crate::space::AddressSpace::swap_off)). Slots to
+    /// which only swap-cache pages refer are freed first.
     ///
     /// # Errors
-    /// [`DetachError`], and nothing is changed.
+    /// [`DetachError`]; the device stays attached.
     pub fn detach(&self, frames: &Frames<'_, P>, id: u8) -> Result<(), DetachError> {
         self.trim_device(frames, id);
-        let mut order = self.change(frames.platform());
-        let (at, attached) = self.find(&order, id)?;
-        match attached.slots.len() - attached.slots.free_slots() {
-            _ if !attached.slots.is_closed() => return Err(DetachError::Open),
+        let mut active = self.active_mut(frames.platform());
+        let at = Self::position(&active, id)?;
+        // SAFETY: the device is in the list, which this CPU has locked for writing.
+        let info = unsafe { self.device(id) };
+        match info.slots.len() - info.slots.free_slots() {
+            _ if !info.slots.is_closed() => return Err(DetachError::Open),
             0 => {}
             used => return Err(DetachError::InUse(used)),
         }
-        order.remove(at);
-        // SAFETY: nobody else has the order, no slot is in use, and `attached` is used for the last time above.
+        active.remove(at);
+        // SAFETY: this CPU has the list locked for writing, no slot is in use, and `info` is not
+        // used any more.
         let removed = unsafe { (*self.devices[id as usize].get()).take() };
-        let places = if order.len == 0 { order.places.take() } else { None };
-        drop(order);
-        if let Some(attached) = removed {
-            attached.free(frames);
+        let hints = if active.len == 0 { active.hints.take() } else { None };
+        drop(active);
+        if let Some(info) = removed {
+            info.free(frames);
         }
-        if let Some(places) = places {
-            places.free(frames);
+        if let Some(hints) = hints {
+            hints.free(frames);
         }
         Ok(())
     }
 
-    /// What there is to know of a device.
+    /// Returns the state of a device, or `None` if it is not attached.
     pub fn usage(&self, platform: &P, id: u8) -> Option<Usage> {
-        let order = self.order(platform);
-        let (_, Attached { slots, priority, .. }) = self.find(&order, id).ok()?;
+        let active = self.active(platform);
+        let SwapInfo { slots, priority, .. } = self.find(&active, id).ok()?;
         let used = slots.len() - slots.free_slots();
         let cached = slots.cached.load(Relaxed);
         Some(Usage { slots: slots.len(), used, cached, priority: *priority, closed: slots.is_closed() })
     }
 
-    /// Slots of all devices.
+    /// Returns the number of slots of all devices.
     pub(crate) fn slots(&self, platform: &P) -> u64 {
-        let order = self.order(platform);
-        // SAFETY: they are in the order.
-        order.ids().iter().map(|id| u64::from(unsafe { self.device(*id) }.slots.len())).sum()
+        let active = self.active(platform);
+        // SAFETY: the devices are in the list.
+        active.ids().iter().map(|id| u64::from(unsafe { self.device(*id) }.slots.len())).sum()
     }
 
-    /// Whether anything may go to a device: because it has a slot left, or one that holds what is in memory.
+    /// Returns true if a page may be swapped out: an open device has a free slot, or a slot can be
+    /// reclaimed because a swap-cache page exists for it.
     pub fn has_room(&self, platform: &P) -> bool {
-        let order = self.order(platform);
-        // SAFETY: they are in the order.
+        let active = self.active(platform);
+        // SAFETY: the devices are in the list.
         let slots = |id: &u8| unsafe { &self.device(*id).slots };
         let room = |id: &u8| !slots(id).is_closed() && slots(id).free_slots() > 0 || slots(id).cached.load(Relaxed) > 0;
-        order.ids().iter().any(room)
+        active.ids().iter().any(room)
     }
 
-    /// A naturally aligned block of `1 << wanted` slots, each of which the caller has a reference to.
+    /// Allocates a naturally aligned block of `1 << wanted` slots, from the device of the highest
+    /// priority that has one. The caller gets a reference to each slot.
     ///
     /// # Errors
-    /// [`NoSlots`]: who wants a large block may do with smaller ones, of which there may be some.
+    /// [`NoSlots`]. After [`NoSlots::Scattered`] a smaller block may be available.
     #[inline]
     pub fn allocate(&self, platform: &P, wanted: u8) -> Result<SwapRun, NoSlots> {
-        let door = self.door(platform);
-        let turn = door.turn.fetch_add(1, Relaxed) as usize;
-        let order = self.order.read(platform, &door.readers);
-        // SAFETY: asked of those in the order only.
+        let reader_slot = self.reader_slot(platform);
+        let turn = reader_slot.turn.fetch_add(1, Relaxed) as usize;
+        let active = self.active.read(platform, &reader_slot.readers);
+        // SAFETY: called for devices in the list only.
         let device = |id: u8| unsafe { self.device(id) };
-        for equal in order.ids().chunk_by(|a, b| device(*a).priority == device(*b).priority) {
+        for equal in active.ids().chunk_by(|a, b| device(*a).priority == device(*b).priority) {
             for i in 0..equal.len() {
                 let id = equal[(turn + i) % equal.len()];
                 if let Some(slots) = device(id).slots.allocate(platform, wanted) {
@@ -281,52 +329,54 @@ impl<P: Platform> Swaps<P> {
             let slots = &device(*id).slots;
             !slots.is_closed() && slots.free_slots() > 0
         };
-        Err(if wanted > 0 && order.ids().iter().any(some) { NoSlots::Scattered } else { NoSlots::Full })
+        Err(if wanted > 0 && active.ids().iter().any(some) { NoSlots::Scattered } else { NoSlots::Full })
     }
 
-    /// Adds a reference to each slot of a run, for a swap entry to keep.
+    /// Adds a reference to each slot of `run`, for a swap PTE (Linux: `swap_duplicate`).
     ///
     /// # Errors
-    /// [`Saturated`]: one of them has 2^31 references. Nothing is changed.
+    /// [`Saturated`]: a slot has 2^31 references. Nothing is changed then.
     ///
     /// # Panics
-    /// If there are no such slots: numbers that no caller can supply. (As all that follows.)
+    /// If there is no such device or slot. That holds for all functions below.
     ///
     /// # Safety
-    /// Somebody has a reference to each slot, and keeps it meanwhile.
+    /// Each slot has a reference, and keeps it meanwhile.
     #[inline]
     pub unsafe fn duplicate(&self, platform: &P, run: SwapRun) -> Result<(), Saturated> {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.duplicate(platform, run.slots)
     }
 
-    /// Adds a reference to each slot of a run until the caller has read it: so nothing else goes
-    /// there meanwhile, and no lock needs to be held while a device works. It can't be refused.
+    /// Adds a transient reference to each slot of `run`, for the time of a read: no slot is freed
+    /// meanwhile, so the caller need not hold a lock while the device works. Never refused.
+    /// [`Swaps::release`] drops it.
     ///
     /// # Safety
-    /// Each slot has a reference meanwhile.
+    /// Each slot has another reference meanwhile.
     #[inline]
     pub(crate) unsafe fn hold(&self, platform: &P, run: SwapRun) {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.hold(platform, run.slots);
     }
 
-    /// Give up a reference to each slot of a run. Those that had no other are free then. If they
-    /// are more than 64, the caller holds no spin lock.
+    /// Drops a reference to each slot of `run` (Linux: `swap_free`). Slots without other references
+    /// are forgotten by the device and become free. For more than 64 slots the caller holds no spin
+    /// lock, because the CPU may be rescheduled.
     ///
     /// # Safety
-    /// The caller has these references. Whoever reads or writes one of the slots has another.
+    /// The caller owns these references. A CPU that reads or writes one of the slots has another
+    /// reference.
     #[inline]
     pub unsafe fn release(&self, frames: &Frames<'_, P>, run: SwapRun) {
         let Slots { mut first, count } = run.slots;
         let end = first + count;
         loop {
-            // SAFETY: the caller has references, at least to those that are left.
-            let attached = unsafe { self.device(run.device) };
-            let part = Slots { first, count: (end - first).min(PART) };
-            // SAFETY: nobody has a reference to these slots any more, and nobody gets one before
-            // they are free.
-            attached.slots.release(frames.platform(), part, |dead| unsafe { attached.forget(frames, dead) });
+            // SAFETY: the caller has references at least to the slots that are left.
+            let info = unsafe { self.device(run.device) };
+            let part = Slots { first, count: (end - first).min(RELEASE_BATCH) };
+            // SAFETY: these slots have no reference any more, and get none before they are free.
+            info.slots.release(frames.platform(), part, |dead| unsafe { info.forget(frames, dead) });
             first += part.count;
             if first == end {
                 return;
@@ -335,34 +385,37 @@ impl<P: Platform> Swaps<P> {
         }
     }
 
-    /// Returns the highest reference count among these slots.
+    /// Returns the highest reference count among the slots of `run`.
     ///
     /// # Safety
-    /// Somebody has one to each, and keeps it meanwhile.
+    /// Each slot has a reference, and keeps it meanwhile.
     pub unsafe fn references(&self, platform: &P, run: SwapRun) -> u32 {
         // SAFETY: by contract.
         unsafe { self.device(run.device) }.slots.references(platform, run.slots)
     }
 
-    /// See [`SwapDevice::write`].
+    /// Writes the frames from `from` on to slots: see [`SwapDevice::write`]. Waits for the device;
+    /// the caller holds no lock.
     ///
     /// # Errors
-    /// [`WriteError`]; the slots hold nothing then.
+    /// [`WriteError`]; the slots are empty then.
     ///
     /// # Safety
-    /// As of [`SwapDevice::write`]; the caller has a reference to each slot.
+    /// As for [`SwapDevice::write`]; the caller has a reference to each slot.
     pub unsafe fn write(&self, frames: &Frames<'_, P>, run: SwapRun, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: by contract.
         unsafe { self.device(run.device).write(frames, run.slots, from) }
     }
 
-    /// See [`SwapDevice::read`].
+    /// Reads slots into the frames from `to` on: see [`SwapDevice::read`]. Waits for the device;
+    /// the caller holds no lock.
     ///
     /// # Errors
-    /// [`ReadError`] names the first slot whose contents don't come back, or, where checksums are kept, come back as something else.
+    /// [`ReadError`] names the first slot that cannot be read, or, where checksums are kept, whose
+    /// contents are damaged.
     ///
     /// # Safety
-    /// As of [`SwapDevice::read`]; the caller has a reference to each slot.
+    /// As for [`SwapDevice::read`]; the caller has a reference to each slot.
     pub unsafe fn read(&self, frames: &Frames<'_, P>, run: SwapRun, to: Pfn) -> Result<(), ReadError> {
         // SAFETY: by contract.
         unsafe { self.device(run.device).read(frames, run.slots, to) }

@@ -1,43 +1,43 @@
-//! A gate that an operation closes which has begun again too often.
+//! A gate that a starved operation closes, so that others stop disturbing it (INV-21).
 //!
-//! Some operations look first and lock then, and begin again if something has changed meanwhile.
-//! That is cheap, and nothing promises that it ends: whatever changes things may do so each time.
-//! So such an operation counts its tries ([`Patience`]). When it has used them up it closes a gate,
-//! which all that might disturb it pass before they begin. What is under way ends, nothing new
-//! begins, and the operation is alone at last. Its tries after that are bounded by what it does
-//! itself (INV-21).
+//! Some operations check without a lock, then lock, and retry if something changed in between. That
+//! is cheap but unbounded: other CPUs may cause a change each time. So such an operation counts its
+//! retries ([`Retries`]). At the limit it closes a gate that every operation that could disturb it
+//! passes before it begins. Operations that are past the gate finish, no new one begins, and the
+//! starved operation runs alone. After that only its own work bounds its retries.
 //!
-//! **Nothing waits at a gate for ever.** What comes waits for as many openings as the gate was
-//! closed times when it came, and goes on then, whether the gate has been closed again or not: so
-//! each CPU gets past an operation once at most, and no stream of them keeps it out.
+//! **No wait at a gate is unbounded.** A CPU that arrives at a closed gate waits for at most as
+//! many openings as there were operations holding the gate closed on its arrival. Then it proceeds,
+//! even if the gate has been closed again. So a stream of starved operations cannot keep a CPU out.
 //!
-//! What waits at a gate may be waited for by others, but never by what has closed it. So an
-//! operation closes a gate only where it waits for nothing but what is past the gate already.
+//! Deadlock: an operation that has closed a gate must not wait for a task that waits at that gate.
+//! So it closes the gate only where everything it still waits for is past the gate already.
 
 use super::atomic::{AtomicU32, Ordering};
 use crate::platform::Cpus;
 
-/// Tries after which an operation has the others wait.
+/// The number of attempts after which an operation closes the gate.
 const TRIES: u32 = 8;
 
-/// See the module's text. Zero is open.
+/// The gate: see the module's text. Zero is open.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// How many operations have it closed now.
+    /// The number of operations that hold the gate closed at present.
     closed: AtomicU32,
-    /// How often it was opened.
+    /// The number of times an operation has reopened the gate. Wraps around.
     openings: AtomicU32,
 }
 
 impl Gate {
-    /// Returns whether it is closed.
+    /// Returns true if at least one operation holds the gate closed.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed) != 0
     }
 
-    /// Waits while it is closed; see the module's text. The caller holds no spin lock, and nothing
-    /// that an operation waits for that has closed the gate. An open gate costs one load.
+    /// Waits while the gate is closed, within the bound in the module's text. The caller holds no
+    /// spin lock, and nothing that an operation behind the closed gate waits for. An open gate
+    /// costs one load.
     #[inline]
     pub(crate) fn pass<C: Cpus>(&self, cpus: &C) {
         if self.is_closed() {
@@ -45,6 +45,8 @@ impl Gate {
         }
     }
 
+    /// Waits until the gate is open, or has been reopened as often as there were operations holding
+    /// it closed on entry.
     #[cold]
     fn wait<C: Cpus>(&self, cpus: &C) {
         let seen = self.openings.load(Ordering::Acquire);
@@ -55,35 +57,39 @@ impl Gate {
     }
 }
 
-/// An operation's tries, and the gate that it closes when they are used up, until this is dropped.
+/// The retries of one operation. It can hold the gate closed; dropping it reopens the gate.
 #[derive(Debug)]
 pub(crate) struct Patience<'g> {
     gate: &'g Gate,
+    /// Failed attempts so far.
     tries: u32,
+    /// True while this operation holds the gate closed.
     closed: bool,
 }
 
 impl<'g> Patience<'g> {
-    /// Nothing was tried yet.
+    /// Returns a counter with no failed attempt, for an operation that is disturbed by those that
+    /// pass `gate`.
     #[inline]
     pub(crate) fn new(gate: &'g Gate) -> Self {
         Patience { gate, tries: 0, closed: false }
     }
 
-    /// Counts a try that was in vain; returns whether the tries are used up.
+    /// Counts a failed attempt. Returns true if the limit is reached and the caller has to close
+    /// the gate.
     pub(crate) fn again(&mut self) -> bool {
         self.tries += 1;
         self.tries >= TRIES
     }
 
-    /// Counts a try that was in vain, and closes the gate when they are used up.
+    /// Counts a failed attempt, and closes the gate if the limit is reached.
     pub(crate) fn try_again(&mut self) {
         if self.again() {
             self.close();
         }
     }
 
-    /// Closes the gate, if it is not closed by this operation already.
+    /// Closes the gate, unless this operation holds it closed already.
     pub(crate) fn close(&mut self) {
         if !self.closed {
             self.closed = true;
@@ -91,13 +97,14 @@ impl<'g> Patience<'g> {
         }
     }
 
-    /// Returns whether this operation has the gate closed.
+    /// Returns true if this operation holds the gate closed.
     #[inline]
     pub(crate) fn has_closed(&self) -> bool {
         self.closed
     }
 
-    /// Opens the gate again, if this operation has closed it; its tries are used up as before.
+    /// Reopens the gate if this operation holds it closed. The count of failed attempts stays, so
+    /// the next one closes the gate again.
     #[inline]
     pub(crate) fn open(&mut self) {
         if self.closed {

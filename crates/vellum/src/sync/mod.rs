@@ -1,15 +1,20 @@
-//! Locks, built on what the platform supplies.
+//! Locks, built on what [`Cpus`](crate::platform::Cpus) supplies.
 //!
-//! | lock | for | who waits |
+//! | lock | protects | waiting |
 //! |---|---|---|
-//! | [`RawSpin`], [`SpinLock`] | short sections on shared structures; the `_irq` forms where an interrupt handler may enter | in the order in which they come |
-//! | [`PerCpuLock`] | a structure with many readers, each writing only its own CPU's line, and rare writers | readers for a writer, a writer for all |
-//! | `Gate` | operations that have begun again too often | what might disturb them, once |
-//! | [`Walkers`] | lockless walkers of page tables, and whoever must outwait them before freeing a table | never the walkers |
+//! | [`RawSpin`], [`SpinLock`] | short critical sections | CPUs spin, first come, first served |
+//! | [`PerCpuLock`] | data with many readers and rare writers | tasks wait in order, without spinning |
+//! | `Gate` | an operation that was retried too often | each operation that could disturb it, once |
+//! | [`Walkers`] | page tables that lockless walkers may reach | the CPU that frees a page table; never a walker |
 //!
-//! The order in which locks nest is written down in ARCHITECTURE.md and checked in debug builds by the simulated machine.
+//! The `_irq` forms of [`SpinLock`] are for data that an interrupt handler accesses too. Readers of
+//! a [`PerCpuLock`] write only their own CPU's cache line.
 //!
-//! Under `--cfg loom` the atomics come from `loom`, and the models in `tests/model_sync.rs` explore these three files.
+//! ARCHITECTURE.md defines the order in which locks nest; the simulated machine checks it in debug
+//! builds.
+//!
+//! Under `--cfg loom` the atomics come from `loom`, and the models in `tests/model_sync.rs` explore
+//! all locks here but `Gate`.
 
 #[cfg(not(loom))]
 mod gate;
@@ -34,11 +39,12 @@ pub(crate) mod atomic {
     pub use loom::sync::atomic::*;
 }
 
-/// The store-then-look half of a Dekker handshake: what was written before is visible to whoever writes before looking
-/// back here. Only ever called right after a read-modify-write with `SeqCst`.
+/// Orders the preceding read-modify-write before later loads: the store-then-load half of a Dekker
+/// handshake. Another CPU that does its own write and then loads sees this CPU's write, or this CPU
+/// sees its. The caller's preceding atomic operation is a `SeqCst` read-modify-write.
 ///
-/// On x86-64 that instruction is a full barrier already. On AArch64 it is not (a later load may overtake its store half),
-/// and `loom` knows `SeqCst` for fences only.
+/// On x86-64 that instruction is a full barrier, so this is empty. On AArch64 it is not: a later
+/// load may be ordered before its store half. And `loom` implements `SeqCst` for fences only.
 #[inline(always)]
 pub(crate) fn after_seqcst_rmw() {
     #[cfg(any(loom, not(target_arch = "x86_64")))]

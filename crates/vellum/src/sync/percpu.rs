@@ -1,19 +1,20 @@
-//! A lock for one structure with many readers on many CPUs, none of which writes a line that
-//! another writes, and with a queue for everything that has to wait.
+//! A read-mostly lock: readers on different CPUs write no common cache line, and everything that
+//! has to wait queues in order (Linux: `percpu_rw_semaphore`).
 //!
-//! Every CPU has a slot, a counter of the readers that entered there. A reader adds one to its
-//! CPU's slot, then looks whether a ticket of the queue is out; a writer draws a ticket, then waits
-//! until every slot is zero. Each side writes before it looks, so at least one of them sees the
-//! other. The guard remembers the slot: a reader that moves to another CPU, or sleeps, still leaves
+//! Every CPU has a slot, a counter of the readers that entered there. A reader increments its CPU's
+//! slot, then checks whether a ticket of the queue is out; a writer draws a ticket, then waits
+//! until every slot is zero. Each side writes before it checks, so at least one of them sees the
+//! other. The guard stores the slot: a reader that migrates to another CPU, or sleeps, still leaves
 //! by the slot in which it is counted.
 //!
-//! **First come, first served.** A reader that finds a ticket out counts itself out again, and
-//! draws one as well. Tickets are served in order, one at a time: a writer's turn lasts until it
-//! leaves; a reader's turn only until it is counted in its slot, so that readers that stand next to
-//! each other in the queue are inside together. So nothing overtakes what waits, and a reader or a
-//! writer waits for those that came before it and for no others.
+//! **First come, first served (INV-18).** A reader that finds a ticket out decrements its slot
+//! again and draws a ticket as well. Tickets are served in order, one at a time: a writer's turn
+//! lasts until it leaves, a reader's turn only until it is counted in its slot, so that readers
+//! that are neighbours in the queue are inside together. So nothing overtakes a waiter, and a
+//! reader or a writer waits for those that came before it and for no others.
 //!
-//! What is inside may be preempted, so the queue does not spin: all waiting is by [`Cpus::wait`].
+//! A task inside the lock may be preempted, so waiters do not spin: all waiting is by
+//! [`Cpus::wait`].
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -22,8 +23,9 @@ use super::after_seqcst_rmw;
 use super::atomic::{AtomicU32, Ordering};
 use crate::platform::Cpus;
 
-/// The lock around `T`; see the module's text. The slots are the caller's, so that each can share a line with whatever
-/// else is that CPU's: every call must pass the same slots.
+/// A per-CPU reader-writer lock around `T`; see the module's text. The slots are the caller's, so
+/// that a slot can share a cache line with other data of its CPU. Every call for one lock must pass
+/// the same slots.
 #[derive(Debug, Default)]
 pub struct PerCpuLock<T> {
     /// The number of the next ticket. Tickets wrap around: no more than there are threads are out.
@@ -33,24 +35,27 @@ pub struct PerCpuLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: readers share `&T` (so `T: Sync`); a writer is alone with `&mut T` and may move it out (so `T: Send`); the
-// protocol above keeps the two apart, with acquire and release at each change of hands.
+// SAFETY: readers share `&T` (so `T: Sync`); a writer has the only `&mut T` and may move the value
+// out (so `T: Send`). The protocol above keeps the two apart, with acquire and release at each
+// change of owner.
 unsafe impl<T: Send + Sync> Sync for PerCpuLock<T> {}
 
 impl<T> PerCpuLock<T> {
-    /// Around `value`, unlocked.
+    /// Returns an unlocked lock around `value`.
     pub fn new(value: T) -> Self {
         PerCpuLock { next: AtomicU32::new(0), serving: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Enters as a reader through `slot`, which must be one of the slots that writers pass.
+    /// Enters as a reader through `slot`, which must be one of the slots that writers pass. Without
+    /// waiters this is one read-modify-write on the slot and two loads. The reader may sleep
+    /// inside.
     #[inline]
     pub fn read<'a, C: Cpus>(&'a self, cpus: &C, slot: &'a AtomicU32) -> ReadGuard<'a, T> {
         slot.fetch_add(1, Ordering::SeqCst);
         after_seqcst_rmw();
-        // In this order: a ticket that was drawn in between may be missed, and its holder then sees
-        // the slot; one that was served in between looks as if it were out, and this reader queues
-        // for nothing.
+        // `next` is loaded before `serving`. A ticket drawn between the two loads may be missed:
+        // then its holder sees this CPU's slot. A ticket served between them looks as if it were
+        // still out: then this reader queues needlessly, but safely.
         let next = self.next.load(Ordering::SeqCst);
         if self.serving.load(Ordering::Acquire) != next {
             self.queue(cpus, slot);
@@ -58,17 +63,19 @@ impl<T> PerCpuLock<T> {
         ReadGuard { value: self.value.get(), slot }
     }
 
-    /// Counts a reader out of its slot that met a ticket, and in again when its own is served.
+    /// Decrements the slot of a reader that found a ticket out, waits in the queue, and increments
+    /// the slot when the reader's own ticket is served.
     #[cold]
     fn queue<C: Cpus>(&self, cpus: &C, slot: &AtomicU32) {
         slot.fetch_sub(1, Ordering::Release);
         let turn = self.wait_for_turn(cpus);
-        // The writer whose turn comes next looks at the slots after it has seen its turn come.
+        // Relaxed is enough: the writer that is next in turn loads the slots after it has acquired
+        // `serving`.
         slot.fetch_add(1, Ordering::Relaxed);
         self.serving.store(turn.wrapping_add(1), Ordering::Release);
     }
 
-    /// Draws a ticket, and waits until it is served; returns its number.
+    /// Draws a ticket and waits until it is served. Returns its number.
     #[inline]
     fn wait_for_turn<C: Cpus>(&self, cpus: &C) -> u32 {
         let turn = self.next.fetch_add(1, Ordering::SeqCst);
@@ -78,8 +85,9 @@ impl<T> PerCpuLock<T> {
         turn
     }
 
-    /// Enters as the only writer, when its turn has come and every reader of `slots` has left. The
-    /// caller must not be one of them.
+    /// Enters as the only writer: waits for its turn, then until every reader in `slots` has left.
+    /// The caller must not be a reader itself. New readers queue behind this writer from its draw
+    /// on.
     pub fn write<'a, C: Cpus>(&'a self, cpus: &C, slots: impl Iterator<Item = &'a AtomicU32>) -> WriteGuard<'a, T> {
         let turn = self.wait_for_turn(cpus);
         after_seqcst_rmw();
@@ -88,20 +96,23 @@ impl<T> PerCpuLock<T> {
                 cpus.wait();
             }
         }
-        // The last reader left with a release; what it did happens before what the writer does.
+        // The last reader left with a release: everything it did happens before this writer's
+        // section.
         super::atomic::fence(Ordering::Acquire);
         WriteGuard { lock: self, turn }
     }
 
-    /// The value, when nobody else can have the lock.
+    /// Returns the value. `&mut self` proves that no guard exists.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
 }
 
-/// A reader's access.
+/// Shared access to the value of a [`PerCpuLock`]; leaves the lock when dropped.
 pub struct ReadGuard<'a, T> {
+    /// The value of the lock, for `deref`.
     value: *const T,
+    /// The slot in which this reader is counted.
     slot: &'a AtomicU32,
 }
 
@@ -122,9 +133,10 @@ impl<T> Drop for ReadGuard<'_, T> {
     }
 }
 
-/// The writer's access.
+/// Exclusive access to the value of a [`PerCpuLock`]; serves the next ticket when dropped.
 pub struct WriteGuard<'a, T> {
     lock: &'a PerCpuLock<T>,
+    /// The writer's ticket.
     turn: u32,
 }
 

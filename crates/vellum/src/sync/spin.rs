@@ -1,15 +1,15 @@
-//! A spin lock with tickets: the bare word that lives in a table's descriptor, and the usual
-//! wrapper.
+//! Ticket spin locks: the bare lock word of a page table's descriptor, and a lock that contains its
+//! data.
 //!
-//! **First come, first served.** A CPU that wants the lock draws a ticket, and has the lock when
-//! its ticket is served; the holder serves the next one as it leaves. So a CPU waits for those that
-//! drew before it and for no others, whatever the moments at which it looks (INV-18). An
-//! uncontended lock costs one atomic read-modify-write, as one that is taken by luck does.
+//! **First come, first served.** A CPU draws a ticket and owns the lock when that ticket is served;
+//! the owner serves the next ticket when it unlocks. So a CPU waits for those that drew before it
+//! and for no others, whatever the timing (INV-18). An uncontended lock costs one atomic
+//! read-modify-write, like a test-and-set lock.
 //!
-//! To draw and to wait are two calls, because a walk may do the first and not the second
-//! ([`Walkers`](super::Walkers)): a walker draws a ticket of the lock of a table that it has come
-//! to, leaves its walk, and waits then. The ticket keeps the table: what frees it calls
-//! [`RawSpin::drain`] first.
+//! Drawing and waiting are two calls, because a lockless page-table walk may draw but must not wait
+//! ([`Walkers`](super::Walkers)). A walker draws a ticket of the lock of the page table that it has
+//! reached, ends its walk, and only then waits. The ticket keeps the page table allocated: the CPU
+//! that frees a page table first calls [`RawSpin::drain`] (INV-1).
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -17,54 +17,54 @@ use core::ops::{Deref, DerefMut};
 use super::atomic::{AtomicU16, Ordering};
 use crate::platform::Cpus;
 
-/// A lock without what it protects. Zero is unlocked, so a zeroed descriptor is one.
+/// A ticket lock without data. Zero is unlocked, so a zeroed descriptor contains an unlocked one.
 ///
-/// Tickets wrap around. Preemption is disabled from the draw on, so there are never more out than
-/// there are CPUs, [`MAX_CPUS`](crate::platform::MAX_CPUS).
+/// Tickets wrap around. Preemption is disabled from the draw on, so there are never more tickets
+/// out than CPUs ([`MAX_CPUS`](crate::platform::MAX_CPUS)).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct RawSpin {
     /// The number of the next ticket.
     next: AtomicU16,
-    /// The number of the ticket that is served: its holder's is the lock. If it is `next`, none is
-    /// out.
+    /// The number of the ticket that is served: its holder owns the lock. If it equals `next`, no
+    /// ticket is out and the lock is free.
     serving: AtomicU16,
 }
 
-/// A place in the queue of a lock. Exactly one [`RawSpin::unlock`] follows each, after
-/// [`RawSpin::wait`].
-#[must_use = "all that draw later wait until it was served"]
+/// A place in the queue of a lock. [`RawSpin::wait`] consumes it; exactly one [`RawSpin::unlock`]
+/// must follow.
+#[must_use = "CPUs that draw later wait until this ticket is served and the lock released"]
 #[derive(Debug)]
 pub struct Ticket(u16);
 
 impl RawSpin {
-    /// Unlocked.
+    /// Returns an unlocked lock.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         RawSpin { next: AtomicU16::new(0), serving: AtomicU16::new(0) }
     }
 
-    /// Unlocked.
+    /// Returns an unlocked lock.
     #[cfg(loom)]
     pub fn new() -> Self {
         RawSpin { next: AtomicU16::new(0), serving: AtomicU16::new(0) }
     }
 
-    /// Takes the lock, with preemption disabled until [`RawSpin::unlock`].
+    /// Takes the lock. Disables preemption until [`RawSpin::unlock`].
     #[inline]
     pub fn lock<C: Cpus>(&self, cpus: &C) {
         let ticket = self.draw(cpus);
         self.wait(cpus, ticket);
     }
 
-    /// Gets in line, with preemption disabled until [`RawSpin::unlock`]. Waits for nothing.
+    /// Draws a ticket without waiting. Disables preemption until [`RawSpin::unlock`].
     #[inline]
     pub fn draw<C: Cpus>(&self, cpus: &C) -> Ticket {
         cpus.preempt_disable();
         Ticket(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Waits until a ticket of this lock is served: then the caller has the lock.
+    /// Spins until `ticket`, which is of this lock, is served. The caller owns the lock then.
     #[inline]
     pub fn wait<C: Cpus>(&self, cpus: &C, ticket: Ticket) {
         while self.serving.load(Ordering::Acquire) != ticket.0 {
@@ -72,19 +72,20 @@ impl RawSpin {
         }
     }
 
-    /// Gives the lock back, to whatever drew the next ticket. Only its holder may: a lock given
-    /// back by another protects nothing, but breaks no memory by itself.
+    /// Releases the lock, and serves the next ticket. Only the lock's owner may call this. A call
+    /// by another CPU breaks mutual exclusion, but no memory by itself: that is why this is a safe
+    /// function.
     #[inline]
     pub fn unlock<C: Cpus>(&self, cpus: &C) {
-        debug_assert!(self.is_locked(), "unlock of a lock that nobody holds");
-        // Only the holder writes it.
+        debug_assert!(self.is_locked(), "unlock of a spin lock that is not locked");
+        // Only the owner writes `serving`, so the load needs no ordering.
         let mine = self.serving.load(Ordering::Relaxed);
         self.serving.store(mine.wrapping_add(1), Ordering::Release);
         cpus.preempt_enable();
     }
 
-    /// Waits until all tickets that were drawn have been served, and their holders have given the
-    /// lock back. The caller sees to it that none is drawn any more, and has none itself.
+    /// Spins until every ticket drawn so far has been served and its holder has released the lock.
+    /// The caller guarantees that no new ticket is drawn, and holds none itself.
     #[inline]
     pub fn drain<C: Cpus>(&self, cpus: &C) {
         while self.serving.load(Ordering::Acquire) != self.next.load(Ordering::Relaxed) {
@@ -92,45 +93,46 @@ impl RawSpin {
         }
     }
 
-    /// Returns whether the lock is held, for assertions.
+    /// Returns true if the lock is owned by any CPU. For assertions.
     #[inline]
     pub fn is_locked(&self) -> bool {
         self.serving.load(Ordering::Relaxed) != self.next.load(Ordering::Relaxed)
     }
 }
 
-/// A value behind a [`RawSpin`].
+/// A value protected by a [`RawSpin`].
 #[derive(Debug, Default)]
 pub struct SpinLock<T> {
     raw: RawSpin,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a guard, one guard exists at a time, and taking the lock acquires what the
-// last holder released; so it moves between CPUs like a sent `T`.
+// SAFETY: the value is accessed only through a guard, and one guard exists at a time. Taking the
+// lock acquires what the last owner released, so the value moves between CPUs like a sent `T`.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
-    /// Around `value`, unlocked.
+    /// Returns an unlocked lock around `value`.
     #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
         SpinLock { raw: RawSpin::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Around `value`, unlocked.
+    /// Returns an unlocked lock around `value`.
     #[cfg(loom)]
     pub fn new(value: T) -> Self {
         SpinLock { raw: RawSpin::new(), value: UnsafeCell::new(value) }
     }
 
-    /// For data that no interrupt handler touches.
+    /// Takes the lock, for data that no interrupt handler accesses.
     #[inline]
     pub fn lock<'a, C: Cpus>(&'a self, cpus: &'a C) -> SpinGuard<'a, T, C> {
         self.raw.lock(cpus);
         SpinGuard { lock: self, cpus, irq: None }
     }
 
-    /// For data that an interrupt handler may touch: interrupts stay masked until the guard is dropped.
+    /// Takes the lock with interrupts masked until the guard is dropped, for data that an interrupt
+    /// handler accesses too.
     #[inline]
     pub fn lock_irq<'a, C: Cpus>(&'a self, cpus: &'a C) -> SpinGuard<'a, T, C> {
         let irq = cpus.irq_disable();
@@ -138,16 +140,17 @@ impl<T> SpinLock<T> {
         SpinGuard { lock: self, cpus, irq: Some(irq) }
     }
 
-    /// The value, when nobody else can have the lock.
+    /// Returns the value. `&mut self` proves that no guard exists.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
 }
 
-/// Access to a [`SpinLock`]'s value; unlocks when dropped.
+/// Exclusive access to the value of a [`SpinLock`]; unlocks when dropped.
 pub struct SpinGuard<'a, T, C: Cpus> {
     lock: &'a SpinLock<T>,
     cpus: &'a C,
+    /// The interrupt state to restore, if `lock_irq` took the lock.
     irq: Option<bool>,
 }
 
@@ -155,7 +158,7 @@ impl<T, C: Cpus> Deref for SpinGuard<'_, T, C> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard exists, so its owner holds the lock, and no other guard does.
+        // SAFETY: this guard owns the lock, and no other guard exists.
         unsafe { &*self.lock.value.get() }
     }
 }

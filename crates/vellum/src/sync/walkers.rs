@@ -1,14 +1,16 @@
-//! Lockless walkers, and how to outwait them.
+//! Lockless page-table walkers, and the grace period that waits for them.
 //!
-//! A walker steps down from the root through tables that it has not locked, so a table may be unhooked under its feet. It
-//! notices when it has locked the table it arrived at (the table says that it is dead) — if the frame is still a table.
-//! Hence the rule (INV-1): a frame that was a table goes back to the allocator only after every walker that was under way
-//! when it was unhooked has left. (And after every walker's turn at the table's lock that drew a
-//! ticket before it left: [`RawSpin::drain`](super::RawSpin::drain).)
+//! A walker descends from the root through page tables without locking them, so another CPU may
+//! unhook one that the walker is reading. The walker finds out when it has locked the page table at
+//! which it arrived, whose descriptor marks it as dead. That works only while the frame is still a
+//! page table. Hence INV-1: a page-table page returns to the allocator only after every walker that
+//! was under way at the unhooking has left, and after every ticket of the page table's lock that
+//! such a walker drew has been served ([`RawSpin::drain`](super::RawSpin::drain)).
 //!
-//! A walk is a handful of loads with preemption disabled, so outwaiting one is cheap, and needs no deferred work: each CPU
-//! has a slot whose low bit says "walking" and whose rest counts walks. Whoever waits looks at each slot once, and again
-//! only while the same walk goes on there.
+//! A walk is a handful of loads with preemption disabled, so a grace period is short and needs no
+//! deferred work (Linux defers with RCU or flushes with an IPI: `tlb_remove_table`). Each CPU has a
+//! slot: bit 0 is set during a walk, the other bits count walks. A CPU that waits for the walkers
+//! reads each slot once, and again only while the same walk is under way there.
 
 use super::after_seqcst_rmw;
 use super::atomic::{AtomicU32, Ordering};
@@ -19,29 +21,31 @@ use crate::platform::Cpus;
 #[repr(align(64))]
 struct Slot(AtomicU32);
 
-/// Where the lockless walkers of a machine are counted. Zeroed memory is a valid array of slots.
+/// The per-CPU slots that count a machine's lockless walkers. Zeroed memory is a valid array of
+/// slots.
 #[derive(Debug)]
 pub struct Walkers<'m> {
     slots: &'m [Slot],
 }
 
 impl<'m> Walkers<'m> {
-    /// Bytes of zeroed memory, aligned to a frame, that `cpus` CPUs need.
+    /// Returns the size in bytes of the slots of `cpus` CPUs.
     pub const fn bytes(cpus: usize) -> usize {
         cpus * size_of::<Slot>()
     }
 
-    /// Over memory that the caller gives for good.
+    /// Makes the slots in memory that the caller gives up for `'m`.
     ///
     /// # Safety
-    /// `at` must be [`Walkers::bytes`]`(cpus)` zero bytes, aligned to 64, for nobody else for `'m`.
+    /// `at` must point to [`Walkers::bytes`]`(cpus)` zero bytes, aligned to 64, which nothing else
+    /// accesses for `'m`.
     #[cfg(not(loom))]
     pub unsafe fn new(at: *mut u8, cpus: usize) -> Self {
-        // SAFETY: the caller vouches for the memory; a zeroed `Slot` is a valid one.
+        // SAFETY: the caller guarantees the memory; a zeroed `Slot` is a valid one.
         Walkers { slots: unsafe { core::slice::from_raw_parts(at.cast::<Slot>(), cpus) } }
     }
 
-    /// On the heap, for models.
+    /// Makes the slots on the heap, for models.
     #[cfg(loom)]
     pub fn leaked(cpus: usize) -> Walkers<'static> {
         extern crate std;
@@ -49,22 +53,24 @@ impl<'m> Walkers<'m> {
         Walkers { slots: std::boxed::Box::leak(slots.into_boxed_slice()) }
     }
 
-    /// Begin a walk. Must be short: no lock is waited for, nothing sleeps, until the guard is
-    /// dropped. (A ticket may be drawn.)
+    /// Begins a walk on this CPU, with preemption disabled until the guard is dropped. The walk
+    /// must be short: it waits for no lock and does not sleep, but it may draw a ticket.
     ///
-    /// Walks of one CPU don't nest; preemption stays disabled meanwhile, so no other task of this CPU can begin one.
+    /// Walks do not nest. No other task of this CPU can begin one, because preemption stays
+    /// disabled.
     #[inline]
     pub fn enter<'a, C: Cpus>(&'a self, cpus: &'a C) -> WalkGuard<'a, C> {
         cpus.preempt_disable();
         let slot = &self.slots[cpus.current()].0;
         let was = slot.fetch_add(1, Ordering::SeqCst);
-        debug_assert!(was & 1 == 0, "a walk inside a walk");
+        debug_assert!(was & 1 == 0, "nested lockless walk: a walk is already under way on this CPU");
         after_seqcst_rmw();
         WalkGuard { slot, cpus }
     }
 
-    /// Wait until every walk that is under way has ended. What was unhooked before the call can't be reached by any walk
-    /// afterwards. The caller must not be in a walk.
+    /// Waits for a grace period: until every walk that was under way at the call has ended. No
+    /// later walk reaches a page table that was unhooked before the call. The caller must not be in
+    /// a walk.
     pub fn outwait<C: Cpus>(&self, cpus: &C) {
         super::atomic::fence(Ordering::SeqCst);
         for slot in self.slots {
@@ -79,7 +85,7 @@ impl<'m> Walkers<'m> {
     }
 }
 
-/// A walk under way.
+/// A lockless walk under way; dropping it ends the walk.
 pub struct WalkGuard<'a, C: Cpus> {
     slot: &'a AtomicU32,
     cpus: &'a C,

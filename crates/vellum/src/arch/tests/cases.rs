@@ -1,4 +1,4 @@
-//! What a format is tried with.
+//! The addresses, attributes and PTEs with which every format is tested.
 
 use std::vec;
 use std::vec::Vec;
@@ -18,7 +18,8 @@ impl<A: Arch> Case<A> {
         1 << self.level_shifts[level as usize - 1]
     }
 
-    /// Physical addresses for a leaf of this level: the ends, each bit alone, and bits mixed.
+    /// Returns physical addresses for a leaf of this level: the lowest, the highest, each bit
+    /// alone, and mixed bits.
     pub(super) fn frames(&self, level: u8) -> Vec<u64> {
         let all = (1 << self.pa_bits) - self.level_size(level);
         let bit = |b: u32| 1 << b & all;
@@ -29,7 +30,8 @@ impl<A: Arch> Case<A> {
         frames
     }
 
-    /// Addresses of user mode, the last one among them: the ends, each bit alone, and bits mixed.
+    /// Returns user addresses, the last one included: the lowest, the highest, each bit alone, and
+    /// mixed bits.
     pub(super) fn addresses(&self) -> Vec<u64> {
         let mask = (1 << self.va_bits) - 1;
         let mut addresses: Vec<u64> = (0..self.va_bits).map(|b| 1 << b).collect();
@@ -42,7 +44,7 @@ impl<A: Arch> Case<A> {
         addresses
     }
 
-    /// What a leaf remembers of these.
+    /// Returns the attributes that a leaf PTE made with `attrs` has.
     pub(super) fn stored(&self, attrs: Attrs) -> Attrs {
         let implied = if attrs.intersects(Attrs::PROT) { self.implied } else { Attrs::empty() };
         (attrs | implied) & self.supported
@@ -52,6 +54,7 @@ impl<A: Arch> Case<A> {
         self.arch.leaf(PhysAddr(pa), attrs, level)
     }
 
+    /// Returns swap entries of every device and combination of attributes, with various slots.
     pub(super) fn swaps(&self) -> Vec<Swapped> {
         let mut slots = vec![0, self.max_slot, self.max_slot - 1, self.max_slot / 3, self.max_slot / 3 * 2];
         slots.extend((0..self.max_slot.count_ones()).map(|b| 1 << b));
@@ -65,11 +68,12 @@ impl<A: Arch> Case<A> {
     }
 }
 
+/// Returns every combination of attributes.
 pub(super) fn all_attrs() -> impl Iterator<Item = Attrs> {
     (0..=Attrs::all().bits()).map(Attrs::from_bits_retain)
 }
 
-/// Every combination of what a swap entry remembers.
+/// Every combination of the attributes that a swap PTE stores.
 pub(super) const SOFTWARE: [Attrs; 8] = {
     let mut all = [Attrs::empty(); 8];
     let mut i = 0;
@@ -85,7 +89,7 @@ pub(super) const SOFTWARE: [Attrs; 8] = {
 
 pub(super) const MARKERS: [Marker; 3] = [Marker::Watched, Marker::Guard, Marker::Poison];
 
-/// Every combination of the bits of `mask`.
+/// Returns every combination of the bits of `mask`.
 pub(super) fn subsets(mask: u64) -> impl Iterator<Item = u64> {
     let mut next = Some(0u64);
     std::iter::from_fn(move || {

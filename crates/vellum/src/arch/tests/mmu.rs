@@ -1,4 +1,5 @@
-//! Memory management units as the manuals describe them: plain arithmetic on bits, which knows nothing of [`super::Arch`].
+//! Memory management units as the manuals define them: plain arithmetic on bits, independent of
+//! [`super::Arch`].
 
 use std::vec;
 use std::vec::Vec;
@@ -10,18 +11,18 @@ pub(super) enum Access {
     Exec,
 }
 
-/// How a CPU is configured.
+/// The configuration of a CPU's memory management unit.
 #[derive(Clone, Copy)]
 pub(super) enum Mmu {
-    /// Levels; EFER.NXE.
-    X86(u32, bool),
-    /// TCR_EL1; bits of physical addresses.
-    Arm(u64, u32),
-    /// Levels; whether Svrsw60t59b is there.
-    Riscv(u32, bool),
+    /// x86-64 with this number of levels. `nxe` is EFER.NXE.
+    X86 { levels: u32, nxe: bool },
+    /// AArch64 with this TCR_EL1 and physical addresses of `pa_bits` bits.
+    Arm { tcr: u64, pa_bits: u32 },
+    /// RISC-V with this number of levels, with or without Svrsw60t59b.
+    Riscv { levels: u32, rsw60t59b: bool },
 }
 
-/// Page tables by physical address.
+/// Page tables, with their physical addresses.
 #[derive(Default)]
 pub(super) struct Memory {
     pub(super) tables: Vec<(u64, Vec<u64>)>,
@@ -30,7 +31,8 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn word(&mut self, pa: u64) -> &mut u64 {
         let found = self.tables.iter_mut().find(|(at, words)| pa.wrapping_sub(*at) / 8 < words.len() as u64);
-        let (at, words) = found.unwrap_or_else(|| panic!("the walker left the tables: {pa:#x}"));
+        let (at, words) =
+            found.unwrap_or_else(|| panic!("no page table at {pa:#x}: the walker followed a wrong address"));
         &mut words[((pa - *at) / 8) as usize]
     }
 }
@@ -44,18 +46,20 @@ pub(super) fn bit(x: u64, at: u32) -> bool {
 }
 
 impl Mmu {
-    /// An access by user mode: the physical address, or `None` for a fault. `updates`: whether the CPU sets accessed and
-    /// dirty by itself (x86 always does).
+    /// Translates an access from user mode, and sets the accessed and dirty bits as the CPU does.
+    /// Returns the physical address, or `None` for a fault. `updates` is false for a CPU that
+    /// leaves accessed and dirty to software; x86 always sets them.
     pub(super) fn access(&self, memory: &mut Memory, root: u64, va: u64, access: Access, updates: bool) -> Option<u64> {
         match *self {
-            Mmu::X86(levels, nxe) => walk_x86(memory, root, va, access, levels, nxe),
-            Mmu::Arm(tcr, pa_bits) => walk_arm(memory, root, va, access, tcr, pa_bits, updates),
-            Mmu::Riscv(levels, rsw) => walk_riscv(memory, root, va, access, levels, rsw, updates),
+            Mmu::X86 { levels, nxe } => walk_x86(memory, root, va, access, levels, nxe),
+            Mmu::Arm { tcr, pa_bits } => walk_arm(memory, root, va, access, tcr, pa_bits, updates),
+            Mmu::Riscv { levels, rsw60t59b } => walk_riscv(memory, root, va, access, levels, rsw60t59b, updates),
         }
     }
 }
 
-/// Intel SDM vol. 3A, 5.5 (walk, reserved bits), 5.6 (access rights), 5.8 (accessed and dirty).
+/// Walks as in Intel SDM vol. 3A: 5.5 (walk, reserved bits), 5.6 (access rights), 5.8 (accessed and
+/// dirty).
 fn walk_x86(memory: &mut Memory, root: u64, va: u64, access: Access, levels: u32, nxe: bool) -> Option<u64> {
     let top = 12 + 9 * levels;
     if va != ((va << (64 - top)) as i64 >> (64 - top)) as u64 {
@@ -85,7 +89,8 @@ fn walk_x86(memory: &mut Memory, root: u64, va: u64, access: Access, levels: u32
             level -= 1;
             continue;
         }
-        // PAT (12 in a large page, 7 in a small one), cache disable and write-through: all memory is write-back.
+        // PAT (bit 12 in a large page, 7 in a small one), cache disable and write-through: all
+        // memory is write-back.
         assert!(!bit(entry, 3) && !bit(entry, 4) && !bit(entry, if large { 12 } else { 7 }));
         // A global translation would survive the switch to another space.
         assert!(!bit(entry, 8));
@@ -107,7 +112,8 @@ fn walk_x86(memory: &mut Memory, root: u64, va: u64, access: Access, levels: u32
     }
 }
 
-/// Arm ARM, D8.2.8 to D8.2.10 (walk), D8.3.1 (descriptors), D8.4.1.2 (direct permissions), D8.5 (hardware updates).
+/// Walks as in the Arm ARM: D8.2.8 to D8.2.10 (walk), D8.3.1 (descriptors), D8.4.1.2 (direct
+/// permissions), D8.5 (hardware updates).
 fn walk_arm(
     memory: &mut Memory,
     root: u64,
@@ -130,7 +136,7 @@ fn walk_arm(
         return None;
     }
     let stride = granule - 3;
-    // Arm's levels: the last is 3, and each one before it resolves `stride` bits more.
+    // Arm's levels: the last is 3, and each level before it resolves `stride` bits more.
     let mut level = 4 - (input - granule).div_ceil(stride) as i32;
     let mut table = root;
     loop {
@@ -146,7 +152,7 @@ fn walk_arm(
         } else if lpa_64k {
             addr |= bits(entry, 15, 12) << 48;
         }
-        // RES0: address bits that there are not.
+        // RES0: address bits that this format does not have.
         assert!(ds || bits(entry, 49, 48) == 0);
         assert!(granule == 12 || lpa_64k || bits(entry, granule - 1, 12) == 0);
         if level < 3 && bit(entry, 1) {
@@ -165,14 +171,15 @@ fn walk_arm(
             if !block {
                 return None;
             }
-            // RES0 below the address, nT among it.
+            // RES0 below the address, nT included.
             assert_eq!(bits(entry, low - 1, 16), 0);
         }
-        // User memory: attribute 0 of MAIR_EL1, inner shareable, nG, PXN; not contiguous, not guarded.
+        // User memory: attribute 0 of MAIR_EL1, inner shareable, nG, PXN; not contiguous, not
+        // guarded.
         assert_eq!(bits(entry, 4, 2), 0);
         assert_eq!(if ds { bits(tcr, 13, 12) } else { bits(entry, 9, 8) }, 0b11);
         assert!(bit(entry, 11) && bit(entry, 53) && !bit(entry, 52) && !bit(entry, 50));
-        // Of the rest only 55 to 58 are free whatever the CPU has.
+        // Of the other bits only 55 to 58 are free whatever the CPU supports.
         assert_eq!((bits(entry, 63, 59), bit(entry, 5)), (0, false));
         let mut updated = entry;
         if !bit(entry, 10) {
@@ -199,7 +206,8 @@ fn walk_arm(
     }
 }
 
-/// RISC-V privileged specification, "Virtual Address Translation Process", with the constants of Sv39, Sv48 and Sv57.
+/// Walks as in the RISC-V privileged specification, "Virtual Address Translation Process", with the
+/// constants of Sv39, Sv48 and Sv57.
 fn walk_riscv(
     memory: &mut Memory,
     root: u64,
@@ -226,7 +234,7 @@ fn walk_riscv(
             || bits(pte, 58, 54) != 0
             || (bits(pte, 60, 59) != 0 && !rsw60t59b)
             || (!r && !x && (bit(pte, 4) || bit(pte, 6) || bit(pte, 7)));
-        assert!(!reserved, "a page fault by a reserved bit: {pte:#x}");
+        assert!(!reserved, "PTE {pte:#x} sets a reserved bit, which is a page fault");
         let ppn = bits(pte, 53, 10);
         if !r && !x {
             a = ppn << 12;

@@ -1,5 +1,7 @@
-//! The same questions to every format, and the answers of a memory management unit that knows the manuals and nothing of
-//! [`Arch`]: its walkers are plain arithmetic on bits, so that an encoder and its decoder cannot be wrong together.
+//! Tests of every page-table format against memory management units written from the manuals.
+//!
+//! The MMUs in `mmu` know nothing of [`Arch`]: their walkers are plain arithmetic on bits. So an
+//! encoder and its decoder cannot be wrong in the same way.
 
 extern crate std;
 
@@ -15,23 +17,24 @@ use mmu::{Access, Memory, Mmu, bit};
 use rules::*;
 use walks::*;
 
-/// A format, and what the manuals say of it.
+/// A format, and what the manuals define for it.
 struct Case<A> {
     arch: A,
     mmu: Mmu,
     page_shift: u32,
-    /// Bits of the addresses of user mode.
+    /// The size of user addresses in bits.
     va_bits: u32,
-    /// Bits of physical addresses.
+    /// The size of physical addresses in bits.
     pa_bits: u32,
-    /// log2 of the bytes that an entry maps at each level, from level 1 to the root.
+    /// log2 of the bytes that a PTE maps at each level, from level 1 to the root.
     level_shifts: &'static [u32],
-    /// Up to which level there are leaves.
+    /// The highest level that allows leaf PTEs.
     leaf_levels: u8,
-    /// What a leaf can hold; what else it is given it forgets.
+    /// The attributes that a leaf PTE stores; the others are dropped.
     supported: Attrs,
-    /// What a leaf that allows anything allows besides.
+    /// The attributes that every leaf PTE has that allows any access.
     implied: Attrs,
+    /// The last swap slot that a swap PTE can name.
     max_slot: u64,
 }
 
@@ -41,10 +44,13 @@ macro_rules! formats {
             use super::*;
 
             formats!(@tests $case;
-                geometry, indices_split_an_address, attributes_round_trip, kinds_exclude_each_other, swap_round_trips,
-                hardware_bits_are_accessed_and_dirty, runs_compare_without_hardware_bits, hardware_bits_collect,
-                hardware_bits_are_carried, hardware_is_idle_when_it_has_nothing_to_set, steps_walk_a_run, mmu_agrees,
-                mmu_faults_on_all_else, user_half_ends_where_it_says);
+                levels_and_sizes_match_the_manual, each_address_bit_belongs_to_one_level,
+                leaf_attributes_round_trip, each_pte_has_exactly_one_kind, swap_ptes_round_trip,
+                hardware_bits_are_accessed_and_dirty, runs_compare_without_hardware_bits,
+                hardware_bits_of_a_run_can_be_ored, carry_keeps_accessed_and_dirty,
+                hardware_idle_means_the_mmu_changes_nothing, step_advances_leaf_and_swap_ptes,
+                the_mmu_decodes_what_the_format_encodes, the_mmu_faults_on_ptes_that_are_not_leaves,
+                the_mmu_faults_from_user_end_on);
         }
     )* };
     (@tests $case:expr; $($test:ident),*) => { $(
@@ -60,7 +66,7 @@ const X86_LEVELS: [u32; 5] = [12, 21, 30, 39, 48];
 fn x86_64(arch: X86_64, levels: usize, nxe: bool) -> Case<X86_64> {
     Case {
         arch,
-        mmu: Mmu::X86(levels as u32, nxe),
+        mmu: Mmu::X86 { levels: levels as u32, nxe },
         page_shift: 12,
         va_bits: 12 + 9 * levels as u32 - 1,
         pa_bits: 52,
@@ -75,7 +81,7 @@ fn x86_64(arch: X86_64, levels: usize, nxe: bool) -> Case<X86_64> {
 fn aarch64(arch: Aarch64, bits: u32, level_shifts: &'static [u32], leaf_levels: u8) -> Case<Aarch64> {
     Case {
         arch,
-        mmu: Mmu::Arm(arch.tcr_el1(), bits),
+        mmu: Mmu::Arm { tcr: arch.tcr_el1(), pa_bits: bits },
         page_shift: level_shifts[0],
         va_bits: bits,
         pa_bits: bits,
@@ -90,7 +96,7 @@ fn aarch64(arch: Aarch64, bits: u32, level_shifts: &'static [u32], leaf_levels: 
 fn riscv64(arch: Riscv64, levels: usize, rsw60t59b: bool) -> Case<Riscv64> {
     Case {
         arch,
-        mmu: Mmu::Riscv(levels as u32, rsw60t59b),
+        mmu: Mmu::Riscv { levels: levels as u32, rsw60t59b },
         page_shift: 12,
         va_bits: 12 + 9 * levels as u32 - 1,
         pa_bits: 56,
@@ -118,10 +124,10 @@ formats! {
     riscv64_sv57_rsw60t59b: riscv64(Riscv64::sv57().with_rsw60t59b(), 5, true);
 }
 
-// ---- What single formats add --------------------------------------------------------------------------------------
+// ---- Properties of single formats ----
 
 #[test]
-fn aarch64_control_register() {
+fn aarch64_tcr_el1_matches_the_format() {
     // T0SZ; write-back, inner shareable tables (0x3500); TG0 at 14; DS at 59.
     assert_eq!(Aarch64::granule_4k().tcr_el1(), 16 | 0x3500);
     assert_eq!(Aarch64::granule_16k().tcr_el1(), 16 | 0x3500 | 0b10 << 14);
@@ -131,9 +137,10 @@ fn aarch64_control_register() {
     assert_eq!(Aarch64::granule_64k().wide().tcr_el1(), 12 | 0x3500 | 0b01 << 14);
 }
 
-/// Where 52-bit addresses keep their top: in the 64 KiB format below the rest, in the others instead of shareability.
+/// The 64 KiB format stores bits 48–51 below the rest of the address, the others store bits 50–51
+/// in the place of the shareability field.
 #[test]
-fn aarch64_keeps_the_top_of_an_address_apart() {
+fn aarch64_stores_the_top_of_52_bit_addresses_apart() {
     let top = PhysAddr(0b1010 << 48);
     let moved = |arch: Aarch64, level| arch.leaf(top, Attrs::READ, level) ^ arch.leaf(PhysAddr(0), Attrs::READ, level);
     for level in 1..=2 {
@@ -143,7 +150,7 @@ fn aarch64_keeps_the_top_of_an_address_apart() {
     }
 }
 
-/// A dirty leaf that loses write permission stays dirty, and does not become writable by the CPU's rules.
+/// A dirty leaf that loses write permission stays dirty, and the CPU does not treat it as writable.
 #[test]
 fn aarch64_write_protection_keeps_dirty() {
     let arch = Aarch64::granule_4k();
@@ -153,10 +160,10 @@ fn aarch64_write_protection_keeps_dirty() {
     assert!(bit(protected, 7) && !bit(protected, 51) && !bit(written, 7) && bit(written, 51));
 }
 
-/// A leaf that joins its block differs by the mark, and on RISC-V by where its address is to be found; as if it stood for
-/// itself, it is what it was.
+/// A leaf PTE in a cont block differs from a single one by the mark, and on RISC-V by the address
+/// field. Without the mark it equals the original.
 #[test]
-fn leaves_join_and_part() {
+fn cont_blocks_fold_and_unfold() {
     fn check<A: Arch>(arch: A, pa: u64) {
         for (attrs, index) in all_attrs().zip(0..) {
             let index = index % ((1 << arch.block_bits(1)) - 1);
@@ -177,12 +184,12 @@ fn leaves_join_and_part() {
     check(Riscv64::sv57().with_napot(), 0xff_ffff_0000_0000);
     let napot = Riscv64::sv39().with_napot();
     let leaf = napot.leaf(PhysAddr(0x1_2345_0000), Attrs::READ, 1);
-    assert_eq!(napot.join(leaf), leaf | 1 << 63 | 0b1000 << 10, "PPN[3:0] = 1000 says 64 KiB (Svnapot)");
+    assert_eq!(napot.join(leaf), leaf | 1 << 63 | 0b1000 << 10, "PPN[3:0] = 1000 encodes 64 KiB (Svnapot)");
 }
 
-/// Entries of a block, by the manuals: D8.7.1 for AArch64, Svnapot for RISC-V.
+/// PTEs per cont block: D8.7.1 for AArch64, Svnapot for RISC-V.
 #[test]
-fn sizes_of_blocks() {
+fn cont_block_sizes_match_the_manuals() {
     let bits = |arch: Aarch64| [1, 2, 3].map(|level| arch.block_bits(level));
     assert_eq!(bits(Aarch64::granule_4k()), [4, 4, 0]);
     assert_eq!(bits(Aarch64::granule_16k()), [7, 5, 0]);
@@ -193,7 +200,25 @@ fn sizes_of_blocks() {
 }
 
 #[test]
-fn riscv64_has_soft_dirty_only_with_more_software_bits() {
+fn riscv64_soft_dirty_needs_svrsw60t59b() {
     assert_eq!(Riscv64::sv39().supported(), Attrs::all() - Attrs::SOFT_DIRTY);
     assert_eq!(Riscv64::sv39().with_rsw60t59b().supported(), Attrs::all());
+}
+
+/// The fields of swap PTEs and markers are where the tables of the formats' modules put them.
+#[test]
+fn swap_ptes_and_markers_have_the_documented_layout() {
+    let entry = |attrs| Swapped { device: 0b10101, slot: 0x5_4321, attrs };
+    let all = Attrs::EXCLUSIVE | Attrs::WATCHED | Attrs::SOFT_DIRTY;
+    let x86_64 = X86_64::four_levels();
+    assert_eq!(x86_64.swap(entry(all)), 1 << 1 | 0b111 << 4 | 0b10101 << 9 | !0x5_4321 << 14);
+    assert_eq!(x86_64.swap(entry(Attrs::WATCHED)), 1 << 1 | 0b010 << 4 | 0b10101 << 9 | !0x5_4321 << 14);
+    assert_eq!((x86_64.marker(Marker::Poison), x86_64.busy()), (2 << 1 | 3 << 4, 3 << 1));
+    let aarch64 = Aarch64::granule_4k();
+    assert_eq!(aarch64.swap(entry(all)), 1 << 1 | 0b111 << 4 | 0x5_4321 << 12 | 0b10101 << 56);
+    assert_eq!((aarch64.marker(Marker::Poison), aarch64.busy()), (2 << 1 | 3 << 4, 3 << 1));
+    let riscv64 = Riscv64::sv39();
+    assert_eq!(riscv64.swap(entry(all)), 1 << 1 | 0b111 << 8 | 0b10101 << 11 | 0x5_4321 << 16);
+    assert_eq!((riscv64.marker(Marker::Poison), riscv64.busy()), (2 << 1 | 3 << 8, 3 << 1));
+    assert_eq!((X86_64::MAX_SLOT, Aarch64::MAX_SLOT, Riscv64::MAX_SLOT), ((1 << 50) - 1, (1 << 43) - 1, (1 << 48) - 1));
 }

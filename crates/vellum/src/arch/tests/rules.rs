@@ -1,10 +1,10 @@
-//! What holds for every format.
+//! The properties that every format has.
 
 use std::vec::Vec;
 
 use super::*;
 
-pub(super) fn geometry<A: Arch>(case: &Case<A>) {
+pub(super) fn levels_and_sizes_match_the_manual<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     assert_eq!(arch.page_shift(), case.page_shift);
     assert_eq!(arch.page_order() as u32, case.page_shift - 12);
@@ -17,7 +17,7 @@ pub(super) fn geometry<A: Arch>(case: &Case<A>) {
     }
 }
 
-pub(super) fn indices_split_an_address<A: Arch>(case: &Case<A>) {
+pub(super) fn each_address_bit_belongs_to_one_level<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     for bit in 0..case.va_bits {
         // Each bit is the page's offset or belongs to exactly one level.
@@ -35,7 +35,7 @@ pub(super) fn indices_split_an_address<A: Arch>(case: &Case<A>) {
     }
 }
 
-pub(super) fn attributes_round_trip<A: Arch>(case: &Case<A>) {
+pub(super) fn leaf_attributes_round_trip<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     for level in case.leaf_levels() {
         for pa in case.frames(level) {
@@ -43,7 +43,7 @@ pub(super) fn attributes_round_trip<A: Arch>(case: &Case<A>) {
                 let raw = case.leaf(pa, attrs, level);
                 assert_eq!(arch.attrs(raw, level), case.stored(attrs), "{attrs:?} level {level} {raw:#x}");
                 assert_eq!(arch.leaf_addr(raw, level), PhysAddr(pa), "{attrs:?} level {level} {raw:#x}");
-                // What was read can be written back.
+                // A decoded leaf encodes to the same PTE.
                 assert_eq!(case.leaf(pa, arch.attrs(raw, level), level), raw);
             }
         }
@@ -55,7 +55,7 @@ pub(super) fn attributes_round_trip<A: Arch>(case: &Case<A>) {
     assert_eq!(arch.leaf_pfn(arch.leaf(pfn.addr(), Attrs::READ, 1), 1), pfn);
 }
 
-pub(super) fn kinds_exclude_each_other<A: Arch>(case: &Case<A>) {
+pub(super) fn each_pte_has_exactly_one_kind<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     for level in case.all_levels() {
         assert_eq!(arch.kind(0, level), Kind::None);
@@ -93,7 +93,7 @@ pub(super) fn kinds_exclude_each_other<A: Arch>(case: &Case<A>) {
     }
 }
 
-pub(super) fn swap_round_trips<A: Arch>(case: &Case<A>) {
+pub(super) fn swap_ptes_round_trip<A: Arch>(case: &Case<A>) {
     for swapped in case.swaps() {
         assert_eq!(case.arch.swapped(case.arch.swap(swapped)), swapped);
     }
@@ -111,7 +111,7 @@ pub(super) fn hardware_bits_are_accessed_and_dirty<A: Arch>(case: &Case<A>) {
                 let changed = arch.attrs(flipped, level) ^ case.stored(attrs);
                 assert_eq!(changed - Attrs::HARDWARE, Attrs::empty(), "{attrs:?} {raw:#x} {flipped:#x}");
             }
-            // And the other way: accessed and dirty are nowhere else.
+            // Conversely, no other bit stores accessed or dirty.
             for seen in [Attrs::empty(), Attrs::ACCESSED, Attrs::DIRTY, Attrs::HARDWARE] {
                 let other = case.leaf(pa, (attrs - Attrs::HARDWARE) | seen, level);
                 assert_eq!((raw ^ other) & !A::HARDWARE, 0, "{attrs:?} {seen:?}");
@@ -135,7 +135,7 @@ pub(super) fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
             assert!(!same(expected, case.leaf(2 * next, one, level)), "{one:?}");
         }
     }
-    // Slots are compared to the last bit.
+    // Swap PTEs are compared in all bits.
     for attrs in SOFTWARE {
         let entry = |device, slot, attrs| arch.swap(Swapped { device, slot, attrs });
         let raw = entry(3, 7, attrs);
@@ -148,8 +148,9 @@ pub(super) fn runs_compare_without_hardware_bits<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// Accessed and dirty of a run can be collected without decoding: flip the inverted bits, OR, flip back.
-pub(super) fn hardware_bits_collect<A: Arch>(case: &Case<A>) {
+/// Accessed and dirty of a run can be collected without decoding: flip the inverted bits, OR, flip
+/// back.
+pub(super) fn hardware_bits_of_a_run_can_be_ored<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     assert_eq!(A::HARDWARE_INVERTED & !A::HARDWARE, 0);
     for one in all_attrs() {
@@ -163,8 +164,8 @@ pub(super) fn hardware_bits_collect<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// A leaf takes over accessed and dirty from the one that it replaces, with whatever else changed between the two.
-pub(super) fn hardware_bits_are_carried<A: Arch>(case: &Case<A>) {
+/// `carry` takes accessed and dirty from the old leaf, whatever else differs between the two.
+pub(super) fn carry_keeps_accessed_and_dirty<A: Arch>(case: &Case<A>) {
     for old in all_attrs() {
         for new in all_attrs() {
             let got = case.arch.carry(case.leaf(0, new, 1), case.leaf(0, old, 1));
@@ -174,27 +175,27 @@ pub(super) fn hardware_bits_are_carried<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// "Idle" is what the walker says by not changing the entry, whatever user mode does.
-pub(super) fn hardware_is_idle_when_it_has_nothing_to_set<A: Arch>(case: &Case<A>) {
+/// A leaf is idle exactly if the MMU does not change it on any user access.
+pub(super) fn hardware_idle_means_the_mmu_changes_nothing<A: Arch>(case: &Case<A>) {
     for level in case.leaf_levels() {
         let mut memory = Memory::default();
-        let (root, place) = build(case, &mut memory, 0, level);
+        let Path { root, pte } = build_tables(case, &mut memory, 0, level);
         for attrs in all_attrs() {
             let raw = case.leaf(0, attrs, level);
             let mut idle = true;
             for access in [Access::Read, Access::Write, Access::Exec] {
-                *memory.word(place) = raw;
+                *memory.word(pte) = raw;
                 case.mmu.access(&mut memory, root, 0, access, true);
-                idle &= *memory.word(place) == raw;
+                idle &= *memory.word(pte) == raw;
             }
             assert_eq!(case.arch.hardware_idle(raw), idle, "{attrs:?} {raw:#x}");
         }
     }
 }
 
-/// Through whole naturally aligned folios, up to the largest, wherever the address of a folio changes many bits at once
-/// or bits that an entry keeps apart.
-pub(super) fn steps_walk_a_run<A: Arch>(case: &Case<A>) {
+/// Adding `step` advances through naturally aligned folios up to the largest, also where an address
+/// changes many bits at once or bits that a PTE stores apart, and through swap slots.
+pub(super) fn step_advances_leaf_and_swap_ptes<A: Arch>(case: &Case<A>) {
     const FOLIO: u64 = 1 << 30;
     let end = 1u64 << case.pa_bits;
     let borders = [0, 1 << 36, 1 << 44, 1 << 47, 1 << 48, 1 << 49, 1 << 50, 1 << 51, end];
@@ -230,15 +231,16 @@ pub(super) fn steps_walk_a_run<A: Arch>(case: &Case<A>) {
     }
 }
 
-/// User mode has the lower half; what lies above never reaches its tables, not even by cutting off bits.
-pub(super) fn user_half_ends_where_it_says<A: Arch>(case: &Case<A>) {
+/// User mode has the lower half. No address above reaches its page tables, not even with its upper
+/// bits cut off.
+pub(super) fn the_mmu_faults_from_user_end_on<A: Arch>(case: &Case<A>) {
     let arch = case.arch;
     let page = 1 << case.page_shift;
     let mut reached = 0;
     for va in [arch.user_end() - page, arch.user_end() - 1, 1 << case.va_bits, 1 << (case.va_bits + 1), 1 << 63] {
         let mut memory = Memory::default();
-        let (root, place) = build(case, &mut memory, va % (1 << case.va_bits), 1);
-        *memory.word(place) = arch.leaf(PhysAddr(FRAME_SIZE * 16), Attrs::all(), 1);
+        let Path { root, pte } = build_tables(case, &mut memory, va % (1 << case.va_bits), 1);
+        *memory.word(pte) = arch.leaf(PhysAddr(FRAME_SIZE * 16), Attrs::all(), 1);
         // The kernel's half of a shared root (x86-64, RISC-V) is empty here.
         let got = case.mmu.access(&mut memory, root, va, Access::Read, true);
         assert_eq!(got.is_some(), va < arch.user_end(), "{va:#x}");

@@ -15,35 +15,35 @@ use crate::swap::paged::Paged;
 use crate::sync::SpinLock;
 
 /// What a page may become at worst.
-const LONGEST: usize = get_maximum_output_size(FRAME_SIZE as usize);
+const MAX_OUTPUT: usize = get_maximum_output_size(FRAME_SIZE as usize);
 
 /// As it is at first; from here it is copied to where it is used, which is larger than some stacks.
-static EMPTY: CompressTable = CompressTable::small();
+static EMPTY_TABLE: CompressTable = CompressTable::small();
 
 /// A CPU's room.
 #[repr(align(128))]
-struct Room(SpinLock<Tools>);
+struct Stream(SpinLock<StreamState>);
 
-struct Tools {
+struct StreamState {
     table: MaybeUninit<CompressTable>,
-    output: [u8; LONGEST],
+    output: [u8; MAX_OUTPUT],
 }
 
 // SAFETY: a lock, bytes, and memory without a value; aligned to 128 bytes.
-unsafe impl Zeroable for Room {}
+unsafe impl Zeroable for Stream {}
 
 /// All CPUs' rooms.
-pub(super) struct Rooms(Paged<Room>);
+pub(super) struct Streams(Paged<Stream>);
 
-impl Rooms {
+impl Streams {
     pub(super) fn new<P: Platform>(frames: &Frames<'_, P>) -> Result<Self, OutOfMemory> {
-        let rooms = Paged::<Room>::new(frames, frames.platform().count() as u32)?;
-        for cpu in 0..rooms.len() {
-            let mut tools = rooms.get(cpu).0.lock(frames.platform());
+        let streams = Paged::<Stream>::new(frames, frames.platform().count() as u32)?;
+        for cpu in 0..streams.len() {
+            let mut stream = streams.get(cpu).0.lock(frames.platform());
             // SAFETY: one table's bytes, which own nothing, from a table that nobody changes.
-            unsafe { tools.table.as_mut_ptr().copy_from_nonoverlapping(&raw const EMPTY, 1) };
+            unsafe { stream.table.as_mut_ptr().copy_from_nonoverlapping(&raw const EMPTY_TABLE, 1) };
         }
-        Ok(Rooms(rooms))
+        Ok(Streams(streams))
     }
 
     pub(super) fn free<P: Platform>(self, frames: &Frames<'_, P>) {
@@ -52,8 +52,8 @@ impl Rooms {
 
     /// Hand what a page becomes to `keep`. No other task of this CPU runs meanwhile.
     pub(super) fn compress<P: Platform, R>(&self, platform: &P, page: &Page, keep: impl FnOnce(&[u8]) -> R) -> R {
-        let mut tools = self.0.get(platform.current() as u32).0.lock(platform);
-        let Tools { table, output } = &mut *tools;
+        let mut stream = self.0.get(platform.current() as u32).0.lock(platform);
+        let StreamState { table, output } = &mut *stream;
         // SAFETY: `new` put one there.
         let table = unsafe { table.assume_init_mut() };
         match compress_into_with_table(page.bytes(), output, table) {

@@ -11,13 +11,13 @@
 
 mod codec;
 mod page;
-mod pieces;
+mod pool;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use codec::Rooms;
+use codec::Streams;
 use page::Page;
-use pieces::{Piece, Pieces};
+use pool::{Allocated, Handle, Pool};
 
 use super::paged::Paged;
 use super::{ReadError, Slots, SwapDevice, Unreadable, WriteError};
@@ -26,15 +26,15 @@ use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
 
 /// Slots whose records share a frame.
-const RECORDS: u32 = 504;
+const RECORDS_PER_FRAME: u32 = 504;
 
 /// Records of slots. Who may write or forget a slot is alone with its record; so all accesses are relaxed. Zeroed memory is
 /// records of nothing.
 #[repr(C)]
 struct Records {
     /// Which of the words below are what fills a page. Of the others, 0 is nothing, and the rest pieces.
-    repeated: [AtomicU64; RECORDS.div_ceil(64) as usize],
-    words: [AtomicU64; RECORDS as usize],
+    same_filled: [AtomicU64; RECORDS_PER_FRAME.div_ceil(64) as usize],
+    words: [AtomicU64; RECORDS_PER_FRAME as usize],
 }
 
 // SAFETY: atomics only.
@@ -43,33 +43,33 @@ unsafe impl Zeroable for Records {}
 const _: () = assert!(size_of::<Records>() as u64 == FRAME_SIZE);
 
 /// The records of slots in a row that share a word of bits: up to 64.
-struct Group<'a> {
+struct RecordBatch<'a> {
     first: u32,
     words: &'a [AtomicU64],
-    repeated: &'a AtomicU64,
+    same_filled: &'a AtomicU64,
     /// Which bit of the word is the first slot's.
     shift: u32,
 }
 
-impl Group<'_> {
+impl RecordBatch<'_> {
     /// Each slot of which a word fills the page has its bit set, counted from the first.
     #[inline]
-    fn repeated(&self) -> u64 {
-        self.repeated.load(Relaxed) >> self.shift & (!0 >> (64 - self.words.len()))
+    fn same_filled(&self) -> u64 {
+        self.same_filled.load(Relaxed) >> self.shift & (!0 >> (64 - self.words.len()))
     }
 
     #[inline]
-    fn set_repeated(&self, set: u64) {
+    fn set_same_filled(&self, set: u64) {
         if set != 0 {
             // The other bits are other slots', maybe other CPUs'.
-            self.repeated.fetch_or(set << self.shift, Relaxed);
+            self.same_filled.fetch_or(set << self.shift, Relaxed);
         }
     }
 
     #[inline]
-    fn clear_repeated(&self, set: u64) {
+    fn clear_same_filled(&self, set: u64) {
         if set != 0 {
-            self.repeated.fetch_and(!(set << self.shift), Relaxed);
+            self.same_filled.fetch_and(!(set << self.shift), Relaxed);
         }
     }
 }
@@ -78,16 +78,16 @@ impl Group<'_> {
 #[must_use]
 pub struct Compressed {
     records: Paged<Records>,
-    rooms: Rooms,
-    pieces: Pieces,
-    counts: Counts,
+    streams: Streams,
+    pool: Pool,
+    counts: StatCounters,
 }
 
 #[derive(Default)]
-struct Counts {
-    repeated: AtomicU64,
+struct StatCounters {
+    same_filled: AtomicU64,
     compressed: AtomicU64,
-    plain: AtomicU64,
+    incompressible: AtomicU64,
     bytes: AtomicU64,
     frames: AtomicU64,
 }
@@ -96,11 +96,11 @@ struct Counts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Pages that a word fills.
-    pub repeated: u64,
+    pub same_filled: u64,
     /// Pages that are compressed.
     pub compressed: u64,
     /// Pages that are kept as they are.
-    pub plain: u64,
+    pub incompressible: u64,
     /// Bytes that the compressed ones and the plain ones became.
     pub bytes: u64,
     /// Frames that these take.
@@ -114,9 +114,9 @@ impl Compressed {
     /// # Errors
     /// There is not so much memory; nothing of it is taken then.
     pub fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
-        let records = Paged::new(frames, len.div_ceil(RECORDS))?;
-        match Rooms::new(frames) {
-            Ok(rooms) => Ok(Compressed { records, rooms, pieces: Pieces::new(), counts: Counts::default() }),
+        let records = Paged::new(frames, len.div_ceil(RECORDS_PER_FRAME))?;
+        match Streams::new(frames) {
+            Ok(streams) => Ok(Compressed { records, streams, pool: Pool::new(), counts: StatCounters::default() }),
             Err(error) => {
                 records.free(frames);
                 Err(error)
@@ -126,93 +126,94 @@ impl Compressed {
 
     /// What it holds.
     pub fn contents(&self) -> Contents {
-        let Counts { repeated, compressed, plain, bytes, frames } = &self.counts;
-        let [repeated, compressed, plain, bytes, frames] =
-            [repeated, compressed, plain, bytes, frames].map(|count| count.load(Relaxed));
-        Contents { repeated, compressed, plain, bytes, frames }
+        let StatCounters { same_filled, compressed, incompressible, bytes, frames } = &self.counts;
+        let [same_filled, compressed, incompressible, bytes, frames] =
+            [same_filled, compressed, incompressible, bytes, frames].map(|count| count.load(Relaxed));
+        Contents { same_filled, compressed, incompressible, bytes, frames }
     }
 
     /// Give the memory back, and all that it holds.
     pub fn free<P: Platform>(self, frames: &Frames<'_, P>) {
-        let blocks = (0..self.records.len()).map(|block| block * RECORDS);
-        for slots in blocks.map(|first| Slots { first, count: RECORDS.min(u32::MAX - first) }) {
+        let blocks = (0..self.records.len()).map(|block| block * RECORDS_PER_FRAME);
+        for slots in blocks.map(|first| Slots { first, count: RECORDS_PER_FRAME.min(u32::MAX - first) }) {
             // SAFETY: nobody else has the device any more.
             unsafe { self.forget(frames, slots) };
         }
         self.records.free(frames);
-        self.rooms.free(frames);
+        self.streams.free(frames);
     }
 
     /// The records of some slots.
     #[inline]
-    fn groups(&self, slots: Slots) -> impl Iterator<Item = Group<'_>> {
+    fn batches(&self, slots: Slots) -> impl Iterator<Item = RecordBatch<'_>> {
         let (mut slot, end) = (slots.first, slots.first + slots.count);
         core::iter::from_fn(move || {
             if slot == end {
                 return None;
             }
-            let (records, at, shift) = (self.records.get(slot / RECORDS), slot % RECORDS, slot % RECORDS % 64);
-            let count = (64 - shift).min(RECORDS - at).min(end - slot);
+            let (records, at, shift) =
+                (self.records.get(slot / RECORDS_PER_FRAME), slot % RECORDS_PER_FRAME, slot % RECORDS_PER_FRAME % 64);
+            let count = (64 - shift).min(RECORDS_PER_FRAME - at).min(end - slot);
             let words = &records.words[at as usize..(at + count) as usize];
-            let group = Group { first: slot, words, repeated: &records.repeated[at as usize / 64], shift };
+            let batch = RecordBatch { first: slot, words, same_filled: &records.same_filled[at as usize / 64], shift };
             slot += count;
-            Some(group)
+            Some(batch)
         })
     }
 
     /// Keep what a page becomes.
     #[cold]
-    fn store<P: Platform>(&self, frames: &Frames<'_, P>, page: &Page) -> Result<Piece, OutOfMemory> {
+    fn store<P: Platform>(&self, frames: &Frames<'_, P>, page: &Page) -> Result<Handle, OutOfMemory> {
         let keep = |bytes: &[u8]| {
-            let (piece, taken) = self.pieces.allocate(frames, bytes.len())?;
+            let Allocated { handle, frames: taken } = self.pool.allocate(frames, bytes.len())?;
             // SAFETY: the piece is in the machine's memory, long enough, and this caller's alone.
-            unsafe { frames.at(piece.addr()).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            unsafe { frames.at(handle.addr()).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             self.counts.frames.fetch_add(taken.into(), Relaxed);
             self.counts.bytes.fetch_add(bytes.len() as u64, Relaxed);
-            self.kind_of(piece).fetch_add(1, Relaxed);
-            Ok(piece)
+            self.kind_of(handle).fetch_add(1, Relaxed);
+            Ok(handle)
         };
-        let small = |bytes: &[u8]| (bytes.len() <= Pieces::WORTHWHILE).then(|| keep(bytes));
-        match self.rooms.compress(frames.platform(), page, small) {
+        let small = |bytes: &[u8]| (bytes.len() <= Pool::MAX_USEFUL_LEN).then(|| keep(bytes));
+        match self.streams.compress(frames.platform(), page, small) {
             Some(kept) => kept,
             None => keep(page.bytes()),
         }
     }
 
-    fn kind_of(&self, piece: Piece) -> &AtomicU64 {
-        if is_plain(piece) { &self.counts.plain } else { &self.counts.compressed }
+    fn kind_of(&self, handle: Handle) -> &AtomicU64 {
+        if is_incompressible(handle) { &self.counts.incompressible } else { &self.counts.compressed }
     }
 
     /// # Safety
     /// Of [`SwapDevice::forget`].
     #[cold]
-    unsafe fn drop_piece<P: Platform>(&self, frames: &Frames<'_, P>, piece: Piece) {
-        self.kind_of(piece).fetch_sub(1, Relaxed);
-        self.counts.bytes.fetch_sub(piece.len() as u64, Relaxed);
+    unsafe fn free_handle<P: Platform>(&self, frames: &Frames<'_, P>, handle: Handle) {
+        self.kind_of(handle).fetch_sub(1, Relaxed);
+        self.counts.bytes.fetch_sub(handle.len() as u64, Relaxed);
         // SAFETY: it was in a record, and the record's owner uses it no more.
-        let given_back = unsafe { self.pieces.free(frames, piece) };
+        let given_back = unsafe { self.pool.free(frames, handle) };
         self.counts.frames.fetch_sub(given_back.into(), Relaxed);
     }
 }
 
 /// Whether a piece holds a page as it is. (What is compressed is never as long.)
-fn is_plain(piece: Piece) -> bool {
-    piece.len() == FRAME_SIZE as usize
+fn is_incompressible(handle: Handle) -> bool {
+    handle.len() == FRAME_SIZE as usize
 }
 
 impl<P: Platform> SwapDevice<P> for Compressed {
     unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         // SAFETY: the caller may write the slots, so it may forget them.
         unsafe { self.forget(frames, slots) };
-        for group in self.groups(slots) {
-            let mut repeated = 0;
-            let pages = from.add(group.first - slots.first);
-            let result = (0..).zip(group.words).try_for_each(|(i, record)| {
+        for batch in self.batches(slots) {
+            let mut same_filled = 0;
+            let pages = from.add(batch.first - slots.first);
+            let result = (0..).zip(batch.words).try_for_each(|(i, record)| {
                 // SAFETY: by contract.
                 let page = unsafe { Page::of(frames, pages.add(i)) };
-                let word = match page.repeated() {
+                let word = match page.same_filled() {
                     Some(word) => {
-                        repeated |= 1 << i;
+                        same_filled |= 1 << i;
                         word
                     }
                     None => self.store(frames, page)?.0,
@@ -221,8 +222,8 @@ impl<P: Platform> SwapDevice<P> for Compressed {
                 frames.platform().resched();
                 Ok(())
             });
-            group.set_repeated(repeated);
-            self.counts.repeated.fetch_add(repeated.count_ones().into(), Relaxed);
+            batch.set_same_filled(same_filled);
+            self.counts.same_filled.fetch_add(same_filled.count_ones().into(), Relaxed);
             if let Err(OutOfMemory) = result {
                 // SAFETY: as above.
                 unsafe { self.forget(frames, slots) };
@@ -233,18 +234,18 @@ impl<P: Platform> SwapDevice<P> for Compressed {
     }
 
     unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
-        for group in self.groups(slots) {
-            let repeated = group.repeated();
-            let pages = to.add(group.first - slots.first);
-            for (i, record) in (0..).zip(group.words) {
+        for batch in self.batches(slots) {
+            let same_filled = batch.same_filled();
+            let pages = to.add(batch.first - slots.first);
+            for (i, record) in (0..).zip(batch.words) {
                 // SAFETY: by contract.
                 let page = unsafe { Page::of_mut(frames, pages.add(i)) };
-                let fails = |reason| Err(ReadError { slot: group.first + i, reason });
+                let fails = |reason| Err(ReadError { slot: batch.first + i, reason });
                 match record.load(Relaxed) {
-                    word if repeated >> i & 1 == 1 => page.fill(word),
+                    word if same_filled >> i & 1 == 1 => page.fill(word),
                     0 => return fails(Unreadable::Empty),
                     // SAFETY: the slot is not forgotten meanwhile.
-                    piece if unsafe { restore(frames, Piece(piece), page) } => {}
+                    handle if unsafe { load(frames, Handle(handle), page) } => {}
                     _ => return fails(Unreadable::Damaged),
                 }
                 frames.platform().resched();
@@ -254,20 +255,20 @@ impl<P: Platform> SwapDevice<P> for Compressed {
     }
 
     unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots) {
-        for group in self.groups(slots) {
-            let repeated = group.repeated();
-            for (i, record) in group.words.iter().enumerate() {
+        for batch in self.batches(slots) {
+            let same_filled = batch.same_filled();
+            for (i, record) in batch.words.iter().enumerate() {
                 let word = record.load(Relaxed);
                 if word != 0 {
                     record.store(0, Relaxed);
-                    if repeated >> i & 1 == 0 {
+                    if same_filled >> i & 1 == 0 {
                         // SAFETY: by contract.
-                        unsafe { self.drop_piece(frames, Piece(word)) };
+                        unsafe { self.free_handle(frames, Handle(word)) };
                     }
                 }
             }
-            group.clear_repeated(repeated);
-            self.counts.repeated.fetch_sub(repeated.count_ones().into(), Relaxed);
+            batch.clear_same_filled(same_filled);
+            self.counts.same_filled.fetch_sub(same_filled.count_ones().into(), Relaxed);
         }
     }
 }
@@ -277,10 +278,10 @@ impl<P: Platform> SwapDevice<P> for Compressed {
 /// # Safety
 /// The piece is in use, and stays so meanwhile.
 #[cold]
-unsafe fn restore<P: Platform>(frames: &Frames<'_, P>, piece: Piece, page: &mut Page) -> bool {
+unsafe fn load<P: Platform>(frames: &Frames<'_, P>, handle: Handle, page: &mut Page) -> bool {
     // SAFETY: `store` wrote so many bytes there, and nobody else has the piece.
-    let bytes = unsafe { core::slice::from_raw_parts(frames.at(piece.addr()).as_ptr(), piece.len()) };
-    if is_plain(piece) {
+    let bytes = unsafe { core::slice::from_raw_parts(frames.at(handle.addr()).as_ptr(), handle.len()) };
+    if is_incompressible(handle) {
         page.bytes_mut().copy_from_slice(bytes);
         return true;
     }

@@ -7,7 +7,7 @@ use crate::platform::Platform;
 /// Words of a page.
 const WORDS: usize = FRAME_SIZE as usize / 8;
 /// Words that a turn of a loop deals with.
-const STRETCH: usize = 16;
+const CHUNK: usize = 16;
 
 /// A page's contents.
 #[repr(C, align(4096))]
@@ -36,21 +36,21 @@ impl Page {
 
     /// The word that fills it, if one does. Reads no further than to the first stretch with another.
     #[inline]
-    pub(super) fn repeated(&self) -> Option<u64> {
+    pub(super) fn same_filled(&self) -> Option<u64> {
         let word = self.0[0];
         // x86 compares with memory and jumps in one operation. AArch64 loads two words in one, and chains two comparisons, which
         // compilers make of a pair only if it is one number.
         let number = |[high, low]: [u64; 2]| u128::from(high) << 64 | u128::from(low);
-        let same = |stretch: &[u64; STRETCH]| match cfg!(target_arch = "x86_64") {
-            true => stretch.iter().all(|other| *other == word),
-            false => stretch.as_chunks().0.iter().all(|pair| number(*pair) == number([word; 2])),
+        let same = |chunk: &[u64; CHUNK]| match cfg!(target_arch = "x86_64") {
+            true => chunk.iter().all(|other| *other == word),
+            false => chunk.as_chunks().0.iter().all(|pair| number(*pair) == number([word; 2])),
         };
         self.0.as_chunks().0.iter().all(same).then_some(word)
     }
 
     #[inline]
     pub(super) fn fill(&mut self, word: u64) {
-        self.0.as_chunks_mut().0.iter_mut().for_each(|stretch| *stretch = [word; STRETCH]);
+        self.0.as_chunks_mut().0.iter_mut().for_each(|chunk| *chunk = [word; CHUNK]);
     }
 
     #[inline]

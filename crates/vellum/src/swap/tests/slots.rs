@@ -220,8 +220,8 @@ fn small_blocks_come_from_where_there_is_least() {
         let whole = world.allocate(HUGE_ORDER).unwrap();
         world.release(Slots { first: whole.first + 5, count: 1 });
         world.release(Slots { first: whole.first + 64, count: 64 });
-        let places: Vec<u32> = [0, 6].map(|order| world.allocate(order).unwrap().first).into();
-        assert_eq!(places, [whole.first + 5, whole.first + 64]);
+        let hints: Vec<u32> = [0, 6].map(|order| world.allocate(order).unwrap().first).into();
+        assert_eq!(hints, [whole.first + 5, whole.first + 64]);
         (0..3).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
         world.slots
     });

@@ -18,23 +18,23 @@ use crate::sync::SpinLock;
 const SPAN_ORDER: u8 = 2;
 
 /// Pieces in four frames, for each size, the smallest first. Where four divides it, single frames are as good.
-const PIECES: [u16; 28] =
+const OBJECTS: [u16; 28] =
     [256, 192, 128, 96, 80, 64, 56, 48, 40, 36, 32, 28, 24, 22, 20, 18, 16, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4];
 
 /// Sizes of pieces, in the order of [`PIECES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Class(u8);
+struct SizeClass(u8);
 
-impl Class {
-    const COUNT: usize = PIECES.len();
+impl SizeClass {
+    const COUNT: usize = OBJECTS.len();
 
     /// The smallest one that `len` bytes fit in.
-    fn of(len: usize) -> Class {
-        Class(PIECES.partition_point(|pieces| (FRAME_SIZE as usize) << SPAN_ORDER < len * *pieces as usize) as u8)
+    fn of(len: usize) -> SizeClass {
+        SizeClass(OBJECTS.partition_point(|objects| (FRAME_SIZE as usize) << SPAN_ORDER < len * *objects as usize) as u8)
     }
 
     const fn in_four_frames(self) -> u32 {
-        PIECES[self.0 as usize] as u32
+        OBJECTS[self.0 as usize] as u32
     }
 
     /// log2 of a span's frames.
@@ -43,7 +43,7 @@ impl Class {
     }
 
     /// Pieces in a span.
-    const fn pieces(self) -> u32 {
+    const fn objects(self) -> u32 {
         self.in_four_frames() >> (SPAN_ORDER - self.order())
     }
 
@@ -54,17 +54,17 @@ impl Class {
 
     /// A bit for each piece of a span.
     const fn all(self) -> u64 {
-        !0 >> (64 - self.pieces())
+        !0 >> (64 - self.objects())
     }
 }
 
 const _: () = {
     let mut class = 0;
-    while class < Class::COUNT {
-        assert!(Class(class as u8).pieces() <= 64, "a word has a bit for each piece");
+    while class < SizeClass::COUNT {
+        assert!(SizeClass(class as u8).objects() <= 64, "a word has a bit for each object of a span");
         class += 1;
     }
-    assert!(Class(Class::COUNT as u8 - 1).size() as u64 == FRAME_SIZE, "the largest piece is a frame");
+    assert!(SizeClass(SizeClass::COUNT as u8 - 1).size() as u64 == FRAME_SIZE, "the largest size class is a frame");
 };
 
 /// A piece and how much of it is used, in a word that is never zero.
@@ -76,11 +76,11 @@ const _: () = {
 /// | 38–42 | its size |
 /// | 43–55 | bytes in it |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece(pub(super) u64);
+pub(super) struct Handle(pub(super) u64);
 
-impl Piece {
-    fn new(span: Pfn, index: u32, class: Class, len: usize) -> Piece {
-        Piece(span.0 as u64 | (index as u64) << 32 | (class.0 as u64) << 38 | (len as u64) << 43)
+impl Handle {
+    fn new(span: Pfn, index: u32, class: SizeClass, len: usize) -> Handle {
+        Handle(span.0 as u64 | (index as u64) << 32 | (class.0 as u64) << 38 | (len as u64) << 43)
     }
 
     fn span(self) -> Pfn {
@@ -91,8 +91,8 @@ impl Piece {
         (self.0 >> 32) as u32 & 63
     }
 
-    fn class(self) -> Class {
-        Class((self.0 >> 38) as u8 & 31)
+    fn class(self) -> SizeClass {
+        SizeClass((self.0 >> 38) as u8 & 31)
     }
 
     /// Bytes in it.
@@ -106,26 +106,30 @@ impl Piece {
     }
 }
 
-/// Spans of each size that have a free piece.
-pub(super) struct Pieces([SpinLock<FrameList>; Class::COUNT]);
+/// An allocated object.
+pub(super) struct Allocated {
+    /// The object's handle.
+    pub(super) handle: Handle,
+    /// The number of frames that the pool took from the frame allocator for it.
+    pub(super) frames: u32,
+}
 
-impl Pieces {
+/// Spans of each size that have a free piece.
+pub(super) struct Pool([SpinLock<FrameList>; SizeClass::COUNT]);
+
+impl Pool {
     pub(super) fn new() -> Self {
-        Pieces(array::from_fn(|_| SpinLock::new(FrameList::new())))
+        Pool(array::from_fn(|_| SpinLock::new(FrameList::new())))
     }
 
     /// The largest number of bytes that are better kept in a piece than in a frame.
-    pub(super) const WORTHWHILE: usize = Class(Class::COUNT as u8 - 2).size() as usize;
+    pub(super) const MAX_USEFUL_LEN: usize = SizeClass(SizeClass::COUNT as u8 - 2).size() as usize;
 
     /// A piece for `len` bytes, at most a frame's, the caller's alone; and how many frames it took to have one.
-    pub(super) fn allocate<P: Platform>(
-        &self,
-        frames: &Frames<'_, P>,
-        len: usize,
-    ) -> Result<(Piece, u32), OutOfMemory> {
-        let wanted = Class::of(len);
+    pub(super) fn allocate<P: Platform>(&self, frames: &Frames<'_, P>, len: usize) -> Result<Allocated, OutOfMemory> {
+        let wanted = SizeClass::of(len);
         self.allocate_in(frames, wanted, len).or_else(|error| {
-            let mut others = (wanted.0 + 1..Class::COUNT as u8).map(Class);
+            let mut others = (wanted.0 + 1..SizeClass::COUNT as u8).map(SizeClass);
             match others.find(|other| wanted.order() > 0 && other.order() == 0) {
                 Some(other) => self.allocate_in(frames, other, len),
                 None => Err(error),
@@ -136,9 +140,9 @@ impl Pieces {
     fn allocate_in<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
-        class: Class,
+        class: SizeClass,
         len: usize,
-    ) -> Result<(Piece, u32), OutOfMemory> {
+    ) -> Result<Allocated, OutOfMemory> {
         let platform = frames.platform();
         let mut spans = self.0[class.0 as usize].lock(platform);
         if let Some(span) = spans.first() {
@@ -148,7 +152,8 @@ impl Pieces {
             if free & (free - 1) == 0 {
                 spans.remove(frames, span);
             }
-            return Ok((Piece::new(span, free.trailing_zeros(), class, len), 0));
+            let handle = Handle::new(span, free.trailing_zeros(), class, len);
+            return Ok(Allocated { handle, frames: 0 });
         }
         drop(spans);
         // Where all memory is in use, none comes free before some of it is written here.
@@ -159,20 +164,20 @@ impl Pieces {
         if left != 0 {
             self.0[class.0 as usize].lock(platform).push(frames, span, frame);
         }
-        Ok((Piece::new(span, 0, class, len), 1 << class.order()))
+        Ok(Allocated { handle: Handle::new(span, 0, class, len), frames: 1 << class.order() })
     }
 
     /// Give a piece back; how many frames that gave back.
     ///
     /// # Safety
     /// It was allocated here, and nobody uses it any more.
-    pub(super) unsafe fn free<P: Platform>(&self, frames: &Frames<'_, P>, piece: Piece) -> u32 {
-        let (class, span) = (piece.class(), piece.span());
+    pub(super) unsafe fn free<P: Platform>(&self, frames: &Frames<'_, P>, handle: Handle) -> u32 {
+        let (class, span) = (handle.class(), handle.span());
         let frame = frames.frame(span);
         let mut spans = self.0[class.0 as usize].lock(frames.platform());
         let before = frame.data();
-        let after = before | 1 << piece.index();
-        debug_assert!(before != after, "a piece is freed twice");
+        let after = before | 1 << handle.index();
+        debug_assert!(before != after, "double free of a pool object");
         frame.set_data(after);
         match (before == 0, after == class.all()) {
             (true, false) => spans.push(frames, span, frame),

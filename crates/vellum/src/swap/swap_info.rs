@@ -1,4 +1,4 @@
-//! A device in use: what is kept of its slots.
+//! An attached swap device with its slots and checksums (Linux: `swap_info_struct`).
 
 use super::checksums::Checksums;
 use super::{ReadError, SlotAllocator, Slots, SwapDevice, WriteError};
@@ -6,22 +6,29 @@ use crate::addr::Pfn;
 use crate::frame::{Frames, OutOfMemory};
 use crate::platform::{Event, Platform, trace};
 
+/// An attached swap device.
 #[must_use]
-pub(super) struct Attached<P: Platform> {
+pub(super) struct SwapInfo<P: Platform> {
+    /// The allocator of the device's slots.
     pub(super) slots: SlotAllocator,
+    /// The device's priority: devices of higher priority are used first.
     pub(super) priority: i16,
+    /// The checksums of the slots' contents, if the device keeps any.
     checksums: Option<Checksums>,
-    /// Lives until it is detached: the contract of [`Attached::new`]. (Its lifetime is not part of the type, because a machine that
-    /// may be told of shorter ones could not be used where one of a longer life is wanted.)
+    /// The device, which lives until it is detached: the contract of [`SwapInfo::new`]. Its
+    /// lifetime is not part of the type: otherwise a machine with a shorter-lived device could not
+    /// be passed where a longer lifetime is required.
     device: *const (dyn SwapDevice<P> + 'static),
 }
 
-impl<P: Platform> Attached<P> {
+impl<P: Platform> SwapInfo<P> {
+    /// Allocates the state of a device of `slots` slots.
+    ///
     /// # Errors
-    /// There is not enough memory; nothing of it is taken then.
+    /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     ///
     /// # Safety
-    /// Nobody else uses the device, and it lives as long as this is used.
+    /// Nothing else uses the device, and the device lives as long as this value is used.
     pub(super) unsafe fn new(
         frames: &Frames<'_, P>,
         device: &dyn SwapDevice<P>,
@@ -36,63 +43,64 @@ impl<P: Platform> Attached<P> {
                 return Err(error);
             }
         };
-        // SAFETY: it lives as long as it is used here, says the caller.
+        // SAFETY: the device lives as long as it is used here, by contract.
         let device =
             unsafe { core::mem::transmute::<*const dyn SwapDevice<P>, *const (dyn SwapDevice<P> + 'static)>(device) };
-        Ok(Attached { slots, priority, checksums, device })
+        Ok(SwapInfo { slots, priority, checksums, device })
     }
 
-    /// Give up what was kept.
+    /// Frees the memory of the slots and checksums. The device itself is not touched.
     pub(super) fn free(self, frames: &Frames<'_, P>) {
         self.slots.free(frames);
         self.checksums.into_iter().for_each(|checksums| checksums.free(frames));
     }
 
+    /// Returns the device.
     fn device(&self) -> &dyn SwapDevice<P> {
-        // SAFETY: it lives as long as this.
+        // SAFETY: the device lives as long as this value, by the contract of `new`.
         unsafe { &*self.device }
     }
 
-    /// See [`SwapDevice::write`].
+    /// Writes frames to slots, and records their checksums: see [`SwapDevice::write`].
     ///
     /// # Errors
-    /// [`WriteError`]; the slots hold nothing then.
+    /// [`WriteError`]; the slots are empty then.
     ///
     /// # Safety
-    /// As of [`SwapDevice::write`].
+    /// As for [`SwapDevice::write`].
     pub(super) unsafe fn write(&self, frames: &Frames<'_, P>, slots: Slots, from: Pfn) -> Result<(), WriteError> {
         trace(frames.platform(), || Event::DeviceIo);
         // SAFETY: by contract.
         unsafe { self.device().write(frames, slots, from) }?;
         if let Some(checksums) = &self.checksums {
-            // SAFETY: nobody writes to the frames, by contract.
+            // SAFETY: nothing writes to the frames meanwhile, by contract.
             unsafe { checksums.keep(frames, slots, from) };
         }
         Ok(())
     }
 
-    /// See [`SwapDevice::read`].
+    /// Reads slots into frames, and compares their checksums: see [`SwapDevice::read`].
     ///
     /// # Errors
-    /// [`ReadError`] names the first slot whose contents don't come back, or come back as something else.
+    /// [`ReadError`] names the first slot that cannot be read, or whose contents are damaged.
     ///
     /// # Safety
-    /// As of [`SwapDevice::read`].
+    /// As for [`SwapDevice::read`].
     pub(super) unsafe fn read(&self, frames: &Frames<'_, P>, slots: Slots, to: Pfn) -> Result<(), ReadError> {
         trace(frames.platform(), || Event::DeviceIo);
         // SAFETY: by contract.
         unsafe { self.device().read(frames, slots, to) }?;
         match &self.checksums {
-            // SAFETY: the frames are the caller's alone, by contract.
+            // SAFETY: the caller has exclusive access to the frames, by contract.
             Some(checksums) => unsafe { checksums.compare(frames, slots, to) },
             None => Ok(()),
         }
     }
 
-    /// See [`SwapDevice::forget`].
+    /// Drops the contents of slots: see [`SwapDevice::forget`].
     ///
     /// # Safety
-    /// As of [`SwapDevice::forget`].
+    /// As for [`SwapDevice::forget`].
     pub(super) unsafe fn forget(&self, frames: &Frames<'_, P>, slots: Slots) {
         // SAFETY: by contract.
         unsafe { self.device().forget(frames, slots) };
