@@ -10,4 +10,4 @@ mod tree;
 
 pub use comments::{Comment, comments};
 pub use imports::{Import, imports, without_tests};
-pub use tree::{Source, Tree};
+pub use tree::{Source, Tree, module};

@@ -57,6 +57,18 @@ impl Tree {
         self.sources.iter().filter(move |source| source.is_rust() && source.path.starts_with(prefix))
     }
 
+    /// Returns the folder, with a `/` at its end, of the nearest `lib.rs` or `main.rs` at or above `path`.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    pub fn crate_root<'p>(&self, path: &'p str) -> &'p str {
+        let folders = path.match_indices('/').rev().map(|(at, _)| &path[..=at]);
+        let has = |folder: &str, name: &str| self.sources.iter().any(|source| source.path == format!("{folder}{name}"));
+        let mut roots = folders.filter(|folder| has(folder, "lib.rs") || has(folder, "main.rs"));
+        roots.next().unwrap_or_else(|| panic!("{path} is below no crate root"))
+    }
+
     /// Returns the file at `path`.
     ///
     /// # Panics
@@ -65,6 +77,16 @@ impl Tree {
     pub fn file(&self, path: &str) -> &Source {
         self.sources.iter().find(|source| source.path == path).unwrap_or_else(|| panic!("no file {path}"))
     }
+}
+
+/// Returns the path of the module in `source`, from the crate root whose folder is `root`.
+pub fn module(source: &Source, root: &str) -> Vec<String> {
+    let inside = source.path.strip_prefix(root).unwrap_or_default();
+    let mut names: Vec<String> = inside.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if matches!(names.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+        names.pop();
+    }
+    names
 }
 
 fn read(root: &Path, folder: &Path, sources: &mut Vec<Source>) {

@@ -4,7 +4,7 @@
 //! first. That table is the rule.
 
 use regex::Regex;
-use vellum_policy::{Source, Tree, imports};
+use vellum_policy::{Source, Tree, imports, module};
 
 use crate::none;
 
@@ -56,10 +56,11 @@ fn promised(source: &Source) -> Option<Vec<String>> {
 /// Returns the imports below the folder of `root` that point further down the table.
 fn breaches(tree: &Tree, root: &Source, order: &[String]) -> Vec<String> {
     let folder = root.path.rsplit_once('/').expect("a file in a folder").0;
-    let base = module(root);
+    let top = tree.crate_root(&root.path);
+    let base = module(root, top);
     let mut found = Vec::new();
     for source in tree.rust(folder).filter(|source| !source.is_test()) {
-        let own = module(source);
+        let own = module(source, top);
         let Some(place) = own.get(base.len()).and_then(|name| order.iter().position(|other| other == name)) else {
             continue;
         };
@@ -74,14 +75,4 @@ fn breaches(tree: &Tree, root: &Source, order: &[String]) -> Vec<String> {
         }
     }
     found
-}
-
-/// Returns the path of the module in `source`, from its crate's root.
-fn module(source: &Source) -> Vec<String> {
-    let (_, inside) = source.path.split_once("/src/").unwrap_or_default();
-    let mut names: Vec<String> = inside.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-    if matches!(names.last().map(String::as_str), Some("mod" | "lib" | "main")) {
-        names.pop();
-    }
-    names
 }

@@ -1,5 +1,6 @@
 //! The rules of structure and language that CONTRIBUTING.md states, each as a test over the project's own files.
 
+mod circles;
 mod columns;
 mod invariants;
 mod layers;
