@@ -77,7 +77,7 @@
 //! carry into them. A step is valid as long as a run does not cross a multiple of 2^48 bytes (64
 //! KiB granule) or 2^50 bytes (4 and 16 KiB). A naturally aligned folio never does.
 
-use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules};
 use crate::addr::PhysAddr;
 
 const VALID: u64 = 1 << 0;
@@ -315,7 +315,7 @@ impl Arch for Aarch64 {
         if raw & NOT_GLOBAL != 0 {
             return Kind::Leaf;
         }
-        swap_pte::kind(raw)
+        SWAP_PTE.kind(raw)
     }
 
     // Most callers pass constant attributes, which inlining folds.

@@ -43,7 +43,7 @@
 //! Addresses are sign-extended to 64 bits. User mode has the lower half, where the bits above are
 //! 0.
 
-use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules};
 use crate::addr::{FRAME_SHIFT, PhysAddr};
 
 const VALID: u64 = 1 << 0;
@@ -209,7 +209,7 @@ impl Arch for Riscv64 {
         if raw & NO_ACCESS != 0 {
             return Kind::Leaf;
         }
-        swap_pte::kind(raw)
+        SWAP_PTE.kind(raw)
     }
 
     // Most callers pass constant attributes, which inlining folds.

@@ -33,18 +33,18 @@ const MARKERS: [Marker; 3] = [Marker::Watched, Marker::Guard, Marker::Poison];
 #[derive(Clone, Copy, Debug)]
 pub struct SwapPteLayout {
     /// The first of the three software bits.
-    pub(super) software_shift: u32,
+    pub software_shift: u32,
     /// The first bit of the device field.
-    pub(super) device_shift: u32,
+    pub device_shift: u32,
     /// The first bit of the slot field.
-    pub(super) slot_shift: u32,
+    pub slot_shift: u32,
     /// The width of the slot field.
-    pub(super) slot_bits: u32,
+    pub slot_bits: u32,
     /// True if slots are stored inverted, so that a CPU that speculates on the slot as if it were
     /// an address (L1 Terminal Fault) misses all memory.
-    pub(super) inverted: bool,
+    pub inverted: bool,
     /// The bits that must be clear besides the valid bit: a format's mark of a no-access leaf.
-    pub(super) clear: u64,
+    pub clear: u64,
 }
 
 impl SwapPteLayout {
@@ -52,7 +52,7 @@ impl SwapPteLayout {
     ///
     /// # Panics
     /// If two fields overlap, which fails the build for a constant.
-    pub(super) const fn checked(self) -> Self {
+    pub const fn checked(self) -> Self {
         let fields = [
             1,
             TYPE,
@@ -71,7 +71,7 @@ impl SwapPteLayout {
     }
 
     /// Returns the last slot that a swap PTE can name.
-    pub(super) const fn max_slot(&self) -> u64 {
+    pub const fn max_slot(&self) -> u64 {
         (1 << self.slot_bits) - 1
     }
 
@@ -82,7 +82,7 @@ impl SwapPteLayout {
 
     /// Returns the difference (wrapping) of the swap PTEs of two consecutive slots.
     #[inline(always)]
-    pub(super) const fn step(&self) -> u64 {
+    pub const fn step(&self) -> u64 {
         let one = 1u64 << self.slot_shift;
         if self.inverted { one.wrapping_neg() } else { one }
     }
@@ -96,7 +96,7 @@ impl SwapPteLayout {
 
     /// Encodes a swap PTE.
     #[inline(always)]
-    pub(super) fn swap_pte(&self, entry: Swapped) -> u64 {
+    pub fn swap_pte(&self, entry: Swapped) -> u64 {
         debug_assert!(entry.device < 1 << DEVICE_BITS && entry.slot <= self.max_slot(), "{entry:?}");
         let slot = entry.slot << self.slot_shift ^ self.inversion();
         let mut raw = TYPE_SWAP | (entry.device as u64) << self.device_shift | slot;
@@ -110,7 +110,7 @@ impl SwapPteLayout {
 
     /// Decodes a swap PTE.
     #[inline(always)]
-    pub(super) fn swap_entry(&self, raw: u64) -> Swapped {
+    pub fn swap_entry(&self, raw: u64) -> Swapped {
         let mut attrs = Attrs::empty();
         for (attr, bit) in self.software() {
             attrs.set(attr, raw & bit != 0);
@@ -122,24 +122,24 @@ impl SwapPteLayout {
 
     /// Encodes a marker.
     #[inline(always)]
-    pub(super) fn marker_pte(&self, marker: Marker) -> u64 {
+    pub fn marker_pte(&self, marker: Marker) -> u64 {
         TYPE_MARKER | (marker as u64) << self.software_shift
     }
 
     /// Decodes a marker. Returns `None` for any other PTE, and for a marker that the engine does
     /// not write.
     #[inline(always)]
-    pub(super) fn marker_of(&self, raw: u64) -> Option<Marker> {
+    pub fn marker_of(&self, raw: u64) -> Option<Marker> {
         MARKERS.into_iter().find(|marker| self.marker_pte(*marker) == raw)
     }
-}
 
-/// Returns the kind of a PTE that is not valid, not empty and not a no-access leaf.
-#[inline(always)]
-pub(super) fn kind(raw: u64) -> Kind {
-    match raw & TYPE {
-        TYPE_SWAP => Kind::Swap,
-        TYPE_MARKER => Kind::Marker,
-        _ => Kind::Busy,
+    /// Returns the kind of a PTE that is not valid, not empty and not a no-access leaf.
+    #[inline(always)]
+    pub fn kind(&self, raw: u64) -> Kind {
+        match raw & TYPE {
+            TYPE_SWAP => Kind::Swap,
+            TYPE_MARKER => Kind::Marker,
+            _ => Kind::Busy,
+        }
     }
 }

@@ -17,7 +17,7 @@
 //! memory. Markers and busy entries hold neither: they name frame 0, which the engine never
 //! allocates.
 
-use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules, swap_pte};
+use super::{Arch, Attrs, Kind, Stale, SwapPteLayout, TlbRules};
 use crate::addr::PhysAddr;
 
 const PRESENT: u64 = 1 << 0;
@@ -118,7 +118,7 @@ impl Arch for X86_64 {
         if raw & NO_ACCESS != 0 {
             return Kind::Leaf;
         }
-        swap_pte::kind(raw)
+        SWAP_PTE.kind(raw)
     }
 
     // Most callers pass constant attributes, which inlining folds.

@@ -81,6 +81,19 @@ pub enum MemcgError {
 
 may_be_refused!(MemcgError);
 
+impl core::fmt::Display for MemcgError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            MemcgError::NoSuchMemcg(id) => write!(f, "no memcg has the identifier {id:?}"),
+            MemcgError::TooMany => write!(f, "all {MAX_MEMCGS} memcg identifiers are in use: remove a memcg first"),
+            MemcgError::NoMemory(refused) => write!(f, "no memory for a memcg's structures: {refused}"),
+            MemcgError::Busy(id) => write!(f, "memcg {id:?} has charged pages, spaces or children, or is the root"),
+        }
+    }
+}
+
+impl core::error::Error for MemcgError {}
+
 /// The counters of a memcg and its descendants, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemcgCounters {
