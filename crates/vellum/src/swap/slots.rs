@@ -272,7 +272,7 @@ impl SlotAllocator {
     ///
     /// # Panics
     /// If a slot does not exist.
-    pub fn max_references<P: Platform>(&self, platform: &P, slots: Slots) -> u32 {
+    pub fn references<P: Platform>(&self, platform: &P, slots: Slots) -> u32 {
         let most = |ClusterRange { index, range }: ClusterRange| {
             let cluster = self.lock(platform, index);
             range.map(|slot| cluster.references(slot)).max().unwrap_or(0)

@@ -391,7 +391,7 @@ impl<P: Platform> Swaps<P> {
     /// Each slot has a reference, and keeps it meanwhile.
     pub unsafe fn references(&self, platform: &P, run: SwapRun) -> u32 {
         // SAFETY: by contract.
-        unsafe { self.device(run.device) }.slots.max_references(platform, run.slots)
+        unsafe { self.device(run.device) }.slots.references(platform, run.slots)
     }
 
     /// Writes the frames from `from` on to slots: see [`SwapDevice::write`]. Waits for the device;
