@@ -48,8 +48,8 @@ pub unsafe trait Memory {
     /// at `direct_map() + p`.
     fn direct_map(&self) -> *mut u8;
 
-    /// Overwrites frames with zeros, by ordinary stores. A host whose CPU has a faster way
-    /// overrides this method (AArch64: `DC ZVA`).
+    /// Overwrites frames with zeros, by ordinary stores. A host with a faster instruction overrides
+    /// this method (AArch64: `DC ZVA`).
     ///
     /// # Safety
     /// `at` is in the direct map, at the start of a frame. `bytes` is a multiple of
@@ -61,8 +61,8 @@ pub unsafe trait Memory {
         unsafe { at.write_bytes(0, bytes) }
     }
 
-    /// Copies frames whose contents other CPUs may be writing meanwhile. A host whose CPU copies
-    /// faster than word by word overrides this method.
+    /// Copies frames to which other CPUs may be writing. A host that can copy faster than word by
+    /// word overrides this method.
     ///
     /// # Safety
     /// `from` and `to` are in the direct map, each at the start of a frame; `bytes` is a multiple
@@ -81,9 +81,9 @@ pub unsafe trait Memory {
 
     /// Makes instruction fetches coherent with memory, on all CPUs, for `bytes` bytes from `at` in
     /// the direct map (Linux: `flush_icache_range`, `sync_icache_aliases`). The engine calls this
-    /// before it maps frames executable whose contents any CPU may have written since any CPU last
-    /// fetched instructions from them. The default does nothing, which is correct where instruction
-    /// caches are coherent in hardware, as on x86-64.
+    /// before it maps frames executable. Any CPU may have written to these frames since any CPU
+    /// last fetched instructions from them. The default does nothing, which is correct where
+    /// instruction caches are coherent in hardware, as on x86-64.
     #[inline]
     fn publish_code(&self, at: *const u8, bytes: usize) {
         let _ = (at, bytes);
@@ -154,8 +154,7 @@ pub struct CpuSet {
 }
 
 impl CpuSet {
-    /// Makes the set whose members are the set bits of `words`, 64 CPUs per word, CPU 0 in bit 0 of
-    /// the first word.
+    /// Makes a set from a bitmap: 64 CPUs per word, CPU 0 in bit 0 of the first word.
     pub const fn from_words(words: [u64; MAX_CPUS / 64]) -> Self {
         CpuSet { words }
     }
@@ -202,7 +201,7 @@ pub struct Invalidation<'a> {
     pub space: SpaceId,
     /// The root page table of the space, as loaded into CR3, TTBR0_EL1 or satp.
     pub root: Pfn,
-    /// The ranges whose translations changed, disjoint and ascending. Empty means all of the space.
+    /// The ranges with changed translations, disjoint and ascending. Empty means all of the space.
     pub ranges: &'a [VirtRange],
     /// log2 of the size of the smallest page among the changed PTEs, in bytes: the stride of an
     /// invalidation page by page.

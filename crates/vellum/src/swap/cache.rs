@@ -128,7 +128,7 @@ impl SlotAllocator {
             return Err(NotCached::Taken);
         }
         // The swap cache has at most one reference to a slot, so this cannot overflow.
-        cluster.hold(&range);
+        cluster.get_transient(&range);
         cached_frames.iter().zip(pfn.0..).for_each(|(cached, frame)| cached.store(!frame, Relaxed));
         self.cached.fetch_add(slots.count, Relaxed);
         Ok(())

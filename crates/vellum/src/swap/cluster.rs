@@ -223,7 +223,7 @@ impl<'a, C: Cpus> LockedCluster<'a, C> {
         match full {
             Some(full) => Err(range.start + full as u32),
             None => {
-                self.hold(range);
+                self.get_transient(range);
                 Ok(())
             }
         }
@@ -232,7 +232,7 @@ impl<'a, C: Cpus> LockedCluster<'a, C> {
     /// Adds a transient reference, or the swap cache's, to each of these slots. Each must have
     /// another reference.
     #[inline]
-    pub(super) fn hold(&mut self, range: &Range<u32>) {
+    pub(super) fn get_transient(&mut self, range: &Range<u32>) {
         for count in self.swap_map.of(range) {
             let references = count.load(Relaxed);
             debug_assert!(references > 0, "a reference is added to a slot that has none");

@@ -79,9 +79,9 @@ impl<T: Zeroable> Paged<T> {
     #[inline]
     pub(super) fn get(&self, index: u32) -> &T {
         assert!(index < self.len, "index {index} is past the end of an array of {} items", self.len);
-        // SAFETY: the directory entry was written by `new` and never since. The block is zeroed, which
-        // is a valid `T`, has room for this index, is aligned to a frame, and nothing else uses it
-        // until `free` takes the array.
+        // SAFETY: the directory entry was written by `new` and never since. The block is zeroed,
+        // which is a valid `T`, has room for this index, is aligned to a frame, and nothing else
+        // uses it until `free` takes the array.
         unsafe {
             let pfn = Pfn(self.entry(index / Self::PER_BLOCK).read());
             assert!(pfn != Pfn::NONE, "index {index} is in a hole of the array");

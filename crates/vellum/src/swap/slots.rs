@@ -214,10 +214,10 @@ impl SlotAllocator {
     /// Adds a transient reference to each of these slots, for the time of a read. Each must keep
     /// another reference meanwhile. Never refused: there is at most one for each thread that reads.
     #[inline]
-    pub(super) fn hold<P: Platform>(&self, platform: &P, slots: Slots) {
+    pub(super) fn get_transient<P: Platform>(&self, platform: &P, slots: Slots) {
         for ClusterRange { index, range } in by_cluster(slots) {
             trace(platform, || Event::Step);
-            self.lock(platform, index).hold(&range);
+            self.lock(platform, index).get_transient(&range);
         }
     }
 

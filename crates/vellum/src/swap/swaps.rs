@@ -357,7 +357,7 @@ impl<P: Platform> Swaps<P> {
     #[inline]
     pub(crate) unsafe fn hold(&self, platform: &P, run: SwapRun) {
         // SAFETY: by contract.
-        unsafe { self.device(run.device) }.slots.hold(platform, run.slots);
+        unsafe { self.device(run.device) }.slots.get_transient(platform, run.slots);
     }
 
     /// Drops a reference to each slot of `run` (Linux: `swap_free`). Slots without other references

@@ -1,7 +1,8 @@
-//! lz4, a page at a time, in rooms that were there before.
+//! lz4 compression of single pages, with per-CPU buffers (Linux: zram's `zcomp_strm`).
 //!
-//! Compressing needs a table of where four bytes were seen last, and room for what it writes while nobody knows how little that
-//! will be. Each CPU has both, behind a lock: so nothing is allocated while memory is short, and no stack has to be large.
+//! Compression needs a hash table and room for the largest possible output. Each CPU has both,
+//! allocated in advance and behind a lock. So nothing is allocated while memory is short, and no
+//! large stack is needed.
 
 use core::mem::MaybeUninit;
 
@@ -14,60 +15,69 @@ use crate::platform::Platform;
 use crate::swap::paged::Paged;
 use crate::sync::SpinLock;
 
-/// What a page may become at worst.
+/// The maximum size of a compressed page, in bytes.
 const MAX_OUTPUT: usize = get_maximum_output_size(FRAME_SIZE as usize);
 
-/// As it is at first; from here it is copied to where it is used, which is larger than some stacks.
+/// The initial table. It is copied from here to its place, because it is larger than some stacks.
 static EMPTY_TABLE: CompressTable = CompressTable::small();
 
-/// A CPU's room.
+/// A CPU's buffers.
 #[repr(align(128))]
 struct Stream(SpinLock<StreamState>);
 
+/// A CPU's hash table and output buffer.
 struct StreamState {
     table: MaybeUninit<CompressTable>,
     output: [u8; MAX_OUTPUT],
 }
 
-// SAFETY: a lock, bytes, and memory without a value; aligned to 128 bytes.
+// SAFETY: a lock, bytes, and uninitialised memory; aligned to 128 bytes.
 unsafe impl Zeroable for Stream {}
 
-/// All CPUs' rooms.
+/// The buffers of all CPUs.
 pub(super) struct Streams(Paged<Stream>);
 
 impl Streams {
+    /// Allocates and initialises the buffers.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     pub(super) fn new<P: Platform>(frames: &Frames<'_, P>) -> Result<Self, OutOfMemory> {
         let streams = Paged::<Stream>::new(frames, frames.platform().count() as u32)?;
         for cpu in 0..streams.len() {
             let mut stream = streams.get(cpu).0.lock(frames.platform());
-            // SAFETY: one table's bytes, which own nothing, from a table that nobody changes.
+            // SAFETY: copies the bytes of one table, which owns nothing, from a table that never
+            // changes.
             unsafe { stream.table.as_mut_ptr().copy_from_nonoverlapping(&raw const EMPTY_TABLE, 1) };
         }
         Ok(Streams(streams))
     }
 
+    /// Frees the buffers.
     pub(super) fn free<P: Platform>(self, frames: &Frames<'_, P>) {
         self.0.free(frames);
     }
 
-    /// Hand what a page becomes to `keep`. No other task of this CPU runs meanwhile.
+    /// Compresses a page and passes the result to `keep`, in the current CPU's buffer. Preemption
+    /// is disabled meanwhile.
     pub(super) fn compress<P: Platform, R>(&self, platform: &P, page: &Page, keep: impl FnOnce(&[u8]) -> R) -> R {
         let mut stream = self.0.get(platform.current() as u32).0.lock(platform);
         let StreamState { table, output } = &mut *stream;
-        // SAFETY: `new` put one there.
+        // SAFETY: `new` initialised it.
         let table = unsafe { table.assume_init_mut() };
         match compress_into_with_table(page.bytes(), output, table) {
             Ok(len) => keep(&output[..len]),
-            // The output is as long as it may have to be; if it weren't, a page is always as good as what it becomes.
+            // The buffer has room for any output, so this does not happen. If it did, the page
+            // itself would be a correct result.
             Err(_) => keep(page.bytes()),
         }
     }
 }
 
-/// Whether `bytes` made a whole page.
+/// Decompresses `bytes` into a page. Returns true if the result is exactly one page.
 pub(super) fn decompress(bytes: &[u8], page: &mut Page) -> bool {
     matches!(decompress_into(bytes, page.bytes_mut()), Ok(len) if len == FRAME_SIZE as usize)
 }
 
-// If the crate's feature `alloc` were on, the table would be a pointer to the heap.
+// With the crate's feature `alloc` the table would be a pointer to the heap.
 const _: () = assert!(size_of::<CompressTable>() > FRAME_SIZE as usize);

@@ -1,13 +1,15 @@
-//! The swap device that is memory: pages compressed by lz4, or, where one word fills them, known by that word.
+//! A swap device in memory (Linux: zram): pages compressed by lz4, and same-filled pages stored as
+//! one word.
 //!
-//! | file | story |
+//! | file | contents |
 //! |---|---|
-//! | `page` | whether a word fills a page |
+//! | `page` | detection of same-filled pages |
 //! | `codec` | lz4 |
-//! | `pieces` | memory in pieces, for what pages became |
+//! | `pool` | memory for compressed pages (Linux: zsmalloc) |
 //!
-//! Of each slot there is a *record*: nothing, a word that fills the page, or the piece that holds what it became. A page that does
-//! not become much smaller is kept in a frame as it is. Pages that a word fills take no memory and no lock.
+//! Each slot has a *record*: nothing, the word that fills the page, or the handle of a pool object
+//! with the compressed page. A page that does not become much smaller is stored uncompressed in a
+//! frame. Same-filled pages take no memory and no lock.
 
 mod codec;
 mod page;
@@ -25,15 +27,17 @@ use crate::addr::{FRAME_SIZE, Pfn};
 use crate::frame::{Frames, OutOfMemory, Zeroable};
 use crate::platform::Platform;
 
-/// Slots whose records share a frame.
+/// The number of slots whose records share a frame.
 const RECORDS_PER_FRAME: u32 = 504;
 
-/// Records of slots. Who may write or forget a slot is alone with its record; so all accesses are relaxed. Zeroed memory is
-/// records of nothing.
+/// The records of consecutive slots. The CPU that may write or forget a slot has exclusive access
+/// to its record, so all accesses are relaxed. Zeroed memory is a valid value: records of nothing.
 #[repr(C)]
 struct Records {
-    /// Which of the words below are what fills a page. Of the others, 0 is nothing, and the rest pieces.
+    /// A bit for each word below that is the value of a same-filled page. Other words are 0 for an
+    /// empty slot, or a [`Handle`].
     same_filled: [AtomicU64; RECORDS_PER_FRAME.div_ceil(64) as usize],
+    /// The records.
     words: [AtomicU64; RECORDS_PER_FRAME as usize],
 }
 
@@ -42,30 +46,35 @@ unsafe impl Zeroable for Records {}
 
 const _: () = assert!(size_of::<Records>() as u64 == FRAME_SIZE);
 
-/// The records of slots in a row that share a word of bits: up to 64.
+/// The records of up to 64 consecutive slots, the bits of which are in one word.
 struct RecordBatch<'a> {
+    /// The first slot.
     first: u32,
+    /// The slots' records.
     words: &'a [AtomicU64],
+    /// The word with the slots' bits.
     same_filled: &'a AtomicU64,
-    /// Which bit of the word is the first slot's.
+    /// The position of the first slot's bit.
     shift: u32,
 }
 
 impl RecordBatch<'_> {
-    /// Each slot of which a word fills the page has its bit set, counted from the first.
+    /// Returns a bit for each slot with a same-filled page, the first slot's being bit 0.
     #[inline]
     fn same_filled(&self) -> u64 {
         self.same_filled.load(Relaxed) >> self.shift & (!0 >> (64 - self.words.len()))
     }
 
+    /// Sets the bits of the slots in `set`.
     #[inline]
     fn set_same_filled(&self, set: u64) {
         if set != 0 {
-            // The other bits are other slots', maybe other CPUs'.
+            // Atomic, because other bits are other slots', which other CPUs may be writing.
             self.same_filled.fetch_or(set << self.shift, Relaxed);
         }
     }
 
+    /// Clears the bits of the slots in `set`.
     #[inline]
     fn clear_same_filled(&self, set: u64) {
         if set != 0 {
@@ -74,7 +83,7 @@ impl RecordBatch<'_> {
     }
 }
 
-/// The device.
+/// A compressed swap device in memory. [`Compressed::free`] returns its memory: dropping it leaks.
 #[must_use]
 pub struct Compressed {
     records: Paged<Records>,
@@ -83,6 +92,7 @@ pub struct Compressed {
     counts: StatCounters,
 }
 
+/// The counters behind [`Compressed::stats`].
 #[derive(Default)]
 struct StatCounters {
     same_filled: AtomicU64,
@@ -92,27 +102,28 @@ struct StatCounters {
     frames: AtomicU64,
 }
 
-/// What a [`Compressed`] holds: exact when nothing runs.
+/// The contents of a [`Compressed`] (Linux: zram's `mm_stat`); exact when no CPU reads or writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Pages that a word fills.
+    /// The number of same-filled pages.
     pub same_filled: u64,
-    /// Pages that are compressed.
+    /// The number of compressed pages.
     pub compressed: u64,
-    /// Pages that are kept as they are.
+    /// The number of pages that are stored uncompressed (zram: huge pages).
     pub incompressible: u64,
-    /// Bytes that the compressed ones and the plain ones became.
+    /// The bytes that the compressed and uncompressed pages need.
     pub bytes: u64,
-    /// Frames that these take.
+    /// The frames that the pool uses for them.
     pub frames: u64,
 }
 
 impl Compressed {
-    /// With `len` slots, all empty. Eight bytes a slot and what each CPU needs to compress are taken here; what is written takes
-    /// memory as it comes, and gives it back.
+    /// Makes a device of `len` slots, all empty. It allocates about eight bytes per slot and each
+    /// CPU's compression buffers. Pages take memory as they are written, and return it when they
+    /// are forgotten.
     ///
     /// # Errors
-    /// There is not so much memory; nothing of it is taken then.
+    /// [`OutOfMemory`]: there is not enough memory, and none stays allocated.
     pub fn new<P: Platform>(frames: &Frames<'_, P>, len: u32) -> Result<Self, OutOfMemory> {
         let records = Paged::new(frames, len.div_ceil(RECORDS_PER_FRAME))?;
         match Streams::new(frames) {
@@ -124,7 +135,7 @@ impl Compressed {
         }
     }
 
-    /// What it holds.
+    /// Returns the number of stored pages and the memory that they take.
     pub fn contents(&self) -> Contents {
         let StatCounters { same_filled, compressed, incompressible, bytes, frames } = &self.counts;
         let [same_filled, compressed, incompressible, bytes, frames] =
@@ -132,18 +143,18 @@ impl Compressed {
         Contents { same_filled, compressed, incompressible, bytes, frames }
     }
 
-    /// Give the memory back, and all that it holds.
+    /// Frees the device's memory and everything stored in it.
     pub fn free<P: Platform>(self, frames: &Frames<'_, P>) {
         let blocks = (0..self.records.len()).map(|block| block * RECORDS_PER_FRAME);
         for slots in blocks.map(|first| Slots { first, count: RECORDS_PER_FRAME.min(u32::MAX - first) }) {
-            // SAFETY: nobody else has the device any more.
+            // SAFETY: `self` is taken by value, so nothing else uses the device.
             unsafe { self.forget(frames, slots) };
         }
         self.records.free(frames);
         self.streams.free(frames);
     }
 
-    /// The records of some slots.
+    /// Returns the records of `slots` in batches.
     #[inline]
     fn batches(&self, slots: Slots) -> impl Iterator<Item = RecordBatch<'_>> {
         let (mut slot, end) = (slots.first, slots.first + slots.count);
@@ -161,12 +172,15 @@ impl Compressed {
         })
     }
 
-    /// Keep what a page becomes.
+    /// Stores a page that is not same-filled. Returns the handle.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing is stored.
     #[cold]
     fn store<P: Platform>(&self, frames: &Frames<'_, P>, page: &Page) -> Result<Handle, OutOfMemory> {
         let keep = |bytes: &[u8]| {
             let Allocated { handle, frames: taken } = self.pool.allocate(frames, bytes.len())?;
-            // SAFETY: the piece is in the machine's memory, long enough, and this caller's alone.
+            // SAFETY: the object is in the machine's memory, long enough, and this CPU's alone.
             unsafe { frames.at(handle.addr()).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             self.counts.frames.fetch_add(taken.into(), Relaxed);
             self.counts.bytes.fetch_add(bytes.len() as u64, Relaxed);
@@ -180,23 +194,26 @@ impl Compressed {
         }
     }
 
+    /// Returns the counter of pages that are stored like this one.
     fn kind_of(&self, handle: Handle) -> &AtomicU64 {
         if is_incompressible(handle) { &self.counts.incompressible } else { &self.counts.compressed }
     }
 
+    /// Frees a stored page.
+    ///
     /// # Safety
-    /// Of [`SwapDevice::forget`].
+    /// As for [`SwapDevice::forget`].
     #[cold]
     unsafe fn free_handle<P: Platform>(&self, frames: &Frames<'_, P>, handle: Handle) {
         self.kind_of(handle).fetch_sub(1, Relaxed);
         self.counts.bytes.fetch_sub(handle.len() as u64, Relaxed);
-        // SAFETY: it was in a record, and the record's owner uses it no more.
+        // SAFETY: the handle was in a record, from which the caller has removed it.
         let given_back = unsafe { self.pool.free(frames, handle) };
         self.counts.frames.fetch_sub(given_back.into(), Relaxed);
     }
 }
 
-/// Whether a piece holds a page as it is. (What is compressed is never as long.)
+/// Returns true if a pool object has a page uncompressed. (A compressed page is always shorter.)
 fn is_incompressible(handle: Handle) -> bool {
     handle.len() == FRAME_SIZE as usize
 }
@@ -273,13 +290,14 @@ impl<P: Platform> SwapDevice<P> for Compressed {
     }
 }
 
-/// Make a page of what is in a piece; whether that could be done.
+/// Decompresses a stored page into `page`. Returns false if the stored data is damaged.
 ///
 /// # Safety
-/// The piece is in use, and stays so meanwhile.
+/// The handle is of a stored page, which is not freed meanwhile.
 #[cold]
 unsafe fn load<P: Platform>(frames: &Frames<'_, P>, handle: Handle, page: &mut Page) -> bool {
-    // SAFETY: `store` wrote so many bytes there, and nobody else has the piece.
+    // SAFETY: `store` wrote this many bytes there, and nothing writes to them until the handle is
+    // freed.
     let bytes = unsafe { core::slice::from_raw_parts(frames.at(handle.addr()).as_ptr(), handle.len()) };
     if is_incompressible(handle) {
         page.bytes_mut().copy_from_slice(bytes);

@@ -1,11 +1,14 @@
-//! Memory in pieces smaller than a frame.
+//! A pool allocator for objects smaller than a frame (Linux: zsmalloc).
 //!
-//! Pieces of one size share a *span*: a frame, or, where a frame's rest would be too much to waste, four in a row. Which pieces
-//! of a span are free is a word in the descriptor of its first frame, and the descriptors thread a list of spans that have a
-//! free one; so a span has no header, and its pieces take all of it. A span without a piece in use goes back at once.
+//! Objects of one size class share a *span* (Linux: zspage): one frame, or, where the rest of a
+//! frame would be too much waste, four consecutive frames. A word in the descriptor of a span's
+//! first frame is the bitmap of its free objects, and the descriptors link the spans that have a
+//! free one. So a span has no header, and its objects use all of it. A span without allocated
+//! objects is freed at once.
 //!
-//! Sizes are such that pages of all lengths take about a tenth more than they are long. Four frames in a row may not be had when memory is
-//! short; a piece of the next size that needs only one does then.
+//! With these size classes, pages of all compressed lengths take about a tenth more memory than
+//! their length. When memory is short, four consecutive frames may not be available; then an object
+//! of the next class with spans of one frame is used.
 
 use core::array;
 
@@ -14,45 +17,49 @@ use crate::frame::{FrameList, Frames, OutOfMemory, Use};
 use crate::platform::Platform;
 use crate::sync::SpinLock;
 
-/// log2 of the frames of a span that is more than one.
+/// log2 of the number of frames of the larger spans.
 const SPAN_ORDER: u8 = 2;
 
-/// Pieces in four frames, for each size, the smallest first. Where four divides it, single frames are as good.
+/// The number of objects in four frames, for each size class, the smallest size first. Where it is
+/// a multiple of four, spans are single frames.
 const OBJECTS: [u16; 28] =
     [256, 192, 128, 96, 80, 64, 56, 48, 40, 36, 32, 28, 24, 22, 20, 18, 16, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4];
 
-/// Sizes of pieces, in the order of [`PIECES`].
+/// A size class: an index into [`OBJECTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SizeClass(u8);
 
 impl SizeClass {
+    /// The number of size classes.
     const COUNT: usize = OBJECTS.len();
 
-    /// The smallest one that `len` bytes fit in.
+    /// Returns the smallest class for objects of `len` bytes.
     fn of(len: usize) -> SizeClass {
-        SizeClass(OBJECTS.partition_point(|objects| (FRAME_SIZE as usize) << SPAN_ORDER < len * *objects as usize) as u8)
+        let four_frames = (FRAME_SIZE as usize) << SPAN_ORDER;
+        SizeClass(OBJECTS.partition_point(|objects| four_frames < len * *objects as usize) as u8)
     }
 
+    /// Returns the number of objects in four frames.
     const fn in_four_frames(self) -> u32 {
         OBJECTS[self.0 as usize] as u32
     }
 
-    /// log2 of a span's frames.
+    /// Returns log2 of the number of frames of a span.
     const fn order(self) -> u8 {
         if self.in_four_frames().is_multiple_of(1 << SPAN_ORDER) { 0 } else { SPAN_ORDER }
     }
 
-    /// Pieces in a span.
+    /// Returns the number of objects in a span.
     const fn objects(self) -> u32 {
         self.in_four_frames() >> (SPAN_ORDER - self.order())
     }
 
-    /// Bytes of a piece.
+    /// Returns the size of an object in bytes.
     const fn size(self) -> u32 {
         ((FRAME_SIZE as u32) << SPAN_ORDER) / self.in_four_frames()
     }
 
-    /// A bit for each piece of a span.
+    /// Returns the bitmap with a bit set for each object of a span.
     const fn all(self) -> u64 {
         !0 >> (64 - self.objects())
     }
@@ -67,40 +74,44 @@ const _: () = {
     assert!(SizeClass(SizeClass::COUNT as u8 - 1).size() as u64 == FRAME_SIZE, "the largest size class is a frame");
 };
 
-/// A piece and how much of it is used, in a word that is never zero.
+/// The handle of an object and the number of bytes used of it, in a word that is never zero.
 ///
-/// | bits | what |
+/// | bits | field |
 /// |---|---|
-/// | 0–31 | the first frame of its span, which is never frame 0 |
-/// | 32–37 | which piece of the span |
-/// | 38–42 | its size |
-/// | 43–55 | bytes in it |
+/// | 0–31 | the first frame of the span, which is never frame 0 |
+/// | 32–37 | the index of the object in its span |
+/// | 38–42 | the size class |
+/// | 43–55 | the number of bytes used |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Handle(pub(super) u64);
 
 impl Handle {
+    /// Encodes a handle.
     fn new(span: Pfn, index: u32, class: SizeClass, len: usize) -> Handle {
         Handle(span.0 as u64 | (index as u64) << 32 | (class.0 as u64) << 38 | (len as u64) << 43)
     }
 
+    /// Returns the first frame of the object's span.
     fn span(self) -> Pfn {
         Pfn(self.0 as u32)
     }
 
+    /// Returns the index of the object in its span.
     fn index(self) -> u32 {
         (self.0 >> 32) as u32 & 63
     }
 
+    /// Returns the object's size class.
     fn class(self) -> SizeClass {
         SizeClass((self.0 >> 38) as u8 & 31)
     }
 
-    /// Bytes in it.
+    /// Returns the number of bytes used.
     pub(super) fn len(self) -> usize {
         (self.0 >> 43) as usize
     }
 
-    /// Where it begins.
+    /// Returns the physical address of the object.
     pub(super) fn addr(self) -> PhysAddr {
         PhysAddr(self.span().addr().0 + u64::from(self.index() * self.class().size()))
     }
@@ -114,18 +125,23 @@ pub(super) struct Allocated {
     pub(super) frames: u32,
 }
 
-/// Spans of each size that have a free piece.
+/// For each size class, the spans that have a free object.
 pub(super) struct Pool([SpinLock<FrameList>; SizeClass::COUNT]);
 
 impl Pool {
+    /// Returns an empty pool.
     pub(super) fn new() -> Self {
         Pool(array::from_fn(|_| SpinLock::new(FrameList::new())))
     }
 
-    /// The largest number of bytes that are better kept in a piece than in a frame.
+    /// The maximum number of bytes that a smaller object than a frame can have.
     pub(super) const MAX_USEFUL_LEN: usize = SizeClass(SizeClass::COUNT as u8 - 2).size() as usize;
 
-    /// A piece for `len` bytes, at most a frame's, the caller's alone; and how many frames it took to have one.
+    /// Allocates an object for `len` bytes, at most a frame's. The caller has exclusive access to
+    /// it.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]: there is no span with a free object, and no memory for a new one.
     pub(super) fn allocate<P: Platform>(&self, frames: &Frames<'_, P>, len: usize) -> Result<Allocated, OutOfMemory> {
         let wanted = SizeClass::of(len);
         self.allocate_in(frames, wanted, len).or_else(|error| {
@@ -137,6 +153,7 @@ impl Pool {
         })
     }
 
+    /// Allocates an object of one size class.
     fn allocate_in<P: Platform>(
         &self,
         frames: &Frames<'_, P>,
@@ -156,7 +173,8 @@ impl Pool {
             return Ok(Allocated { handle, frames: 0 });
         }
         drop(spans);
-        // Where all memory is in use, none comes free before some of it is written here.
+        // From the emergency reserve: with all memory in use, no frame becomes free before pageout
+        // has stored a page here.
         let span = frames.alloc_kept(class.order(), Use::Kernel)?;
         let left = class.all() & !1;
         let frame = frames.frame(span);
@@ -167,10 +185,10 @@ impl Pool {
         Ok(Allocated { handle: Handle::new(span, 0, class, len), frames: 1 << class.order() })
     }
 
-    /// Give a piece back; how many frames that gave back.
+    /// Frees an object. Returns the number of frames that this returned to the frame allocator.
     ///
     /// # Safety
-    /// It was allocated here, and nobody uses it any more.
+    /// The handle was allocated here, and the object is not used any more.
     pub(super) unsafe fn free<P: Platform>(&self, frames: &Frames<'_, P>, handle: Handle) -> u32 {
         let (class, span) = (handle.class(), handle.span());
         let frame = frames.frame(span);
@@ -188,7 +206,8 @@ impl Pool {
         if after != class.all() {
             return 0;
         }
-        // SAFETY: no piece of it is in use, and it is on no list; so nobody else can find it.
+        // SAFETY: no object of the span is allocated, and it is on no list, so no other CPU can
+        // find it.
         unsafe { frames.free_kept(span, class.order(), Use::Kernel) };
         1 << class.order()
     }

@@ -1,4 +1,4 @@
-//! What compressed memory is given, it gives back; and the memory that this takes, too.
+//! Tests that the compressed device returns what was written, and frees the memory that it took.
 
 use std::collections::BTreeMap;
 use std::vec::Vec;
@@ -13,18 +13,18 @@ use crate::testing::{Dice, Host};
 
 type Bytes = [u8; FRAME_SIZE as usize];
 
-/// Slots of the devices: records lie in three frames.
+/// The number of slots of the devices: their records are in three frames.
 const SLOTS: u32 = 1200;
 
-/// Kinds of pages.
+/// The kinds of page contents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Zero,
-    /// Filled by some word.
+    /// Filled with a random word.
     Repeated,
-    /// Filled by a word but for one bit, anywhere.
+    /// Filled with a word, but with one bit flipped anywhere.
     Almost,
-    /// So many of a hundred pieces are random, the others repeat what was there.
+    /// This percentage of the words is random; each other word repeats its predecessor.
     Mixed(u64),
     Random,
 }
@@ -64,12 +64,13 @@ fn fill(kind: Kind, dice: &mut Dice, page: &mut Bytes) {
     }
 }
 
+/// A device on a machine, with a model of its contents.
 struct World<'h> {
     frames: Frames<'h, Host>,
     device: Compressed,
-    /// What each slot should hold.
+    /// The expected contents of each slot that is not empty.
     model: BTreeMap<u32, Bytes>,
-    /// Sixteen frames in a row.
+    /// Sixteen consecutive frames.
     buffer: Pfn,
     dice: Dice,
 }
@@ -78,7 +79,7 @@ const RUN: u32 = 16;
 
 impl World<'_> {
     fn buffer(&mut self) -> &mut [Bytes] {
-        // SAFETY: the test's own frames, used by nobody else while this is borrowed.
+        // SAFETY: the test's own frames, which nothing else uses while this is borrowed.
         unsafe { core::slice::from_raw_parts_mut(self.frames.at(self.buffer.addr()).cast().as_ptr(), RUN as usize) }
     }
 
@@ -110,7 +111,7 @@ impl World<'_> {
         (slots.first..slots.first + slots.count).for_each(|slot| _ = self.model.remove(&slot));
     }
 
-    /// Read a run, and compare it.
+    /// Reads slots and compares them with the model.
     fn read(&mut self, slots: Slots) {
         self.buffer().iter_mut().for_each(|page| page.fill(0xcc));
         // SAFETY: as above.
@@ -126,18 +127,19 @@ impl World<'_> {
         }
     }
 
-    /// What the device says of itself is what is in it.
+    /// Checks the device's statistics against the model.
     fn check(&self) {
         let contents = self.device.contents();
-        let repeated =
+        let same_filled =
             self.model.values().filter(|page| page.as_chunks::<8>().0.iter().all(|word| *word == page[..8])).count();
-        assert_eq!(contents.repeated, repeated as u64);
-        assert_eq!(contents.repeated + contents.compressed + contents.plain, self.model.len() as u64);
+        assert_eq!(contents.same_filled, same_filled as u64);
+        assert_eq!(contents.same_filled + contents.compressed + contents.incompressible, self.model.len() as u64);
         assert!(contents.bytes <= contents.frames * FRAME_SIZE);
     }
 }
 
-/// A device of its own on a machine with so many frames; afterwards all of them are free again.
+/// Runs `test` with a device on a machine of `frames` frames, and checks that all frames are free
+/// afterwards.
 fn with_device(frames: u64, seed: u64, test: impl FnOnce(&mut World<'_>)) {
     let host = Host::with_frames(frames, 2);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
@@ -149,17 +151,17 @@ fn with_device(frames: u64, seed: u64, test: impl FnOnce(&mut World<'_>)) {
     test(&mut world);
     world.check();
     let contents = world.device.contents();
-    assert_eq!(fresh - world.frames.free_frames(), contents.frames, "frames are not those that are counted");
+    assert_eq!(fresh - world.frames.free_frames(), contents.frames, "the device took other frames than it counts");
     let World { frames, device, .. } = world;
     device.free(&frames);
     // SAFETY: the test's own.
     unsafe { frames.free(buffer, RUN, false, Use::Kernel) };
-    assert_eq!(frames.free_frames(), before, "memory was not given back");
+    assert_eq!(frames.free_frames(), before, "the device did not free all its memory");
 }
 
-/// Pages of every kind, written, written over, read and forgotten by runs of every length.
+/// Pages of every kind are written, overwritten, read and forgotten in ranges of every length.
 #[test]
-fn pages_come_back_as_they_were() {
+fn stored_pages_are_read_back_unchanged() {
     for seed in 0..20 {
         with_device(3000, seed, |world| {
             for step in 0..1500 {
@@ -179,9 +181,9 @@ fn pages_come_back_as_they_were() {
     }
 }
 
-/// On a machine that is nearly full, a write is whole or leaves nothing, whichever frame it is that is not there.
+/// On a nearly full machine a write stores all pages or none, whichever frame is missing.
 #[test]
-fn a_write_without_memory_leaves_nothing_behind() {
+fn a_write_without_memory_stores_nothing() {
     let mut refused = 0;
     for seed in 0..20 {
         with_device(150, seed, |world| {
@@ -207,9 +209,9 @@ fn a_write_without_memory_leaves_nothing_behind() {
     assert!(refused > 100, "{refused} writes found no memory");
 }
 
-/// Pages that a word fills take no memory, not even when there is none.
+/// Same-filled pages take no memory, and are stored even when there is none.
 #[test]
-fn repeated_words_take_no_memory() {
+fn same_filled_pages_take_no_memory() {
     with_device(3000, 1, |world| {
         let rest: Vec<Pfn> = core::iter::from_fn(|| world.frames.alloc(0, false, Use::Kernel).ok()).collect();
         for first in (0..SLOTS - RUN).step_by(RUN as usize) {
@@ -218,14 +220,14 @@ fn repeated_words_take_no_memory() {
         }
         assert_eq!(world.write(Slots { first: 0, count: 1 }, &[Kind::Random]), Err(WriteError::NoMemory));
         assert_eq!(world.device.contents().frames, 0);
-        // SAFETY: just allocated, and nobody else's.
+        // SAFETY: allocated by this test, and not used any more.
         rest.iter().for_each(|pfn| unsafe { world.frames.free(*pfn, 1, false, Use::Kernel) });
     });
 }
 
-/// Pages are kept in not much more memory than lz4 makes of them.
+/// Pages take little more memory than their lz4 output.
 #[test]
-fn pieces_waste_little() {
+fn the_pool_wastes_at_most_12_percent() {
     let (mut taken, mut needed) = (0, 0);
     for percent in (1..80).step_by(2) {
         with_device(3000, percent, |world| {
@@ -244,14 +246,14 @@ fn pieces_waste_little() {
     assert!(taken * 88 < needed * 100, "{needed} bytes take {taken}: more than 12 % are wasted");
 }
 
-/// Where only single frames are to be had, pages that want four in a row are kept all the same.
+/// If only single frames are free, pages of classes with four-frame spans are stored all the same.
 #[test]
-fn single_frames_will_do() {
+fn pages_are_stored_when_only_single_frames_are_free() {
     with_device(1000, 3, |world| {
         let all: Vec<Pfn> = core::iter::from_fn(|| world.frames.alloc(0, false, Use::Kernel).ok()).collect();
         let free = |world: &World<'_>, parity| {
             for pfn in all.iter().filter(|pfn| pfn.0 % 2 == parity) {
-                // SAFETY: just allocated, and nobody else's.
+                // SAFETY: allocated by this test, and not used any more.
                 unsafe { world.frames.free(*pfn, 1, false, Use::Kernel) };
             }
         };
@@ -267,9 +269,9 @@ fn single_frames_will_do() {
     });
 }
 
-/// Without enough memory there is no device, and as much memory as before.
+/// Without enough memory no device is made, and no memory stays allocated.
 #[test]
-fn memory_for_records_is_all_or_nothing() {
+fn a_device_without_enough_memory_takes_none() {
     let host = Host::with_frames(100, 2);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let before = frames.free_frames();
@@ -281,7 +283,7 @@ fn memory_for_records_is_all_or_nothing() {
             device.free(&frames);
         }
         assert_eq!(frames.free_frames(), before - held);
-        // SAFETY: just allocated, and nobody else's.
+        // SAFETY: allocated by this test, and not used any more.
         kept.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1, false, Use::Kernel) });
     }
     assert!((1..before).contains(&made));

@@ -1,4 +1,5 @@
-//! Swap against what it promises. Several CPUs at once are in `vellum-sim`'s `tests/strict/swap.rs`.
+//! Unit tests of the swap module on one CPU at a time. Tests with several CPUs are `vellum-sim`'s
+//! `tests/strict/swap.rs`.
 
 mod compressed;
 mod slots;

@@ -1,4 +1,4 @@
-//! Slots against a plain table of counts.
+//! The slot allocator against a plain table of reference counts.
 
 use std::vec::Vec;
 use std::{assert_eq, vec};
@@ -10,7 +10,7 @@ use crate::testing::{Dice, Host};
 
 const CPUS: usize = 3;
 
-/// The allocator, and how often each slot is referred to.
+/// The allocator, and the expected reference count of each slot.
 struct World<'h> {
     host: &'h Host,
     slots: SlotAllocator,
@@ -29,7 +29,7 @@ impl World<'_> {
     fn allocate(&mut self, order: u8) -> Option<Slots> {
         let found = self.slots.allocate(self.host, order);
         let Some(run) = found else {
-            assert!(!self.has_block(order), "a block of order {order} is free, and refused");
+            assert!(!self.has_block(order), "allocation of order {order} failed, although such a block is free");
             return None;
         };
         assert_eq!(run.count, 1 << order);
@@ -48,7 +48,7 @@ impl World<'_> {
         }
     }
 
-    /// Sets the counts of slots of one cluster that are in use, as if they had been duplicated so
+    /// Sets the counts of slots of one cluster that are in use, as if they had been duplicated this
     /// often.
     fn set_references(&mut self, run: Slots, references: u32) {
         let range = run.first % SLOTS..run.first % SLOTS + run.count;
@@ -59,7 +59,7 @@ impl World<'_> {
     fn release(&mut self, run: Slots) {
         let mut forgotten = vec![];
         self.slots.release(self.host, run, |dead| {
-            // A stretch is as long as it can be within a cluster, and not free before it is forgotten.
+            // The ranges are ascending, and not free before they are forgotten.
             forgotten.extend(dead.first..dead.first + dead.count);
         });
         self.counts_of(run).iter_mut().for_each(|count| *count -= 1);
@@ -76,7 +76,7 @@ impl World<'_> {
         }
     }
 
-    /// Slots in a row that are all in use, around a place drawn by lot.
+    /// Returns consecutive slots in use, from a random position on.
     fn run_in_use(&self, dice: &mut Dice) -> Option<Slots> {
         let start = dice.roll(self.counts.len() as u64) as usize;
         let first = (start..self.counts.len()).find(|slot| self.counts[*slot] > 0)?;
@@ -93,16 +93,17 @@ fn with_world(len: u32, test: impl FnOnce(World<'_>) -> SlotAllocator) {
     let slots = SlotAllocator::new(&frames, len).unwrap();
     let slots = test(World { host: &host, slots, counts: vec![0; len as usize] });
     slots.free(&frames);
-    assert_eq!(frames.free_frames(), before, "memory was not given back");
+    assert_eq!(frames.free_frames(), before, "the allocator did not free all its memory");
 }
 
-/// Blocks are aligned and disjoint, refused only when there is none, and free exactly when their last reference is gone and
-/// their contents forgotten; a duplication is whole or not at all.
+/// Blocks are aligned and disjoint, are refused only when there is none, and become free exactly
+/// when their last reference is dropped and their contents are forgotten. A duplication adds all
+/// references or none.
 #[test]
-fn slots_are_as_a_table_of_counts_says() {
+fn slots_agree_with_a_table_of_counts() {
     for seed in 0..40 {
         let mut dice = Dice(seed);
-        // The last cluster may be a part of one.
+        // The last cluster may be partial.
         let len = 512 * 3 + dice.roll(600) as u32;
         with_world(len, |mut world| {
             let eager = 1 + dice.roll(6);
@@ -124,7 +125,7 @@ fn slots_are_as_a_table_of_counts_says() {
                 }
             }
             world.check();
-            // What is free again has become whole again.
+            // Freed slots have merged into whole blocks again.
             (0..len / 512).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
             (0..len % 512).for_each(|_| assert!(world.allocate(0).is_some()));
             assert_eq!(world.allocate(0), None);
@@ -133,9 +134,9 @@ fn slots_are_as_a_table_of_counts_says() {
     }
 }
 
-/// What one CPU has as its own, another may take when nothing else is left.
+/// If no listed cluster is left, a CPU allocates from the other CPUs' current clusters.
 #[test]
-fn no_slot_is_out_of_reach() {
+fn cpus_allocate_from_other_cpus_clusters_at_last() {
     with_world(512 * 2, |mut world| {
         for cpu in 0..2 {
             world.host.on_cpu(cpu);
@@ -150,10 +151,9 @@ fn no_slot_is_out_of_reach() {
     });
 }
 
-/// Counts are exact past what 8 and 16 bits hold, on the way up and down, of runs over several
-/// clusters too.
+/// Counts are exact beyond 8 and 16 bits, up and down, and for ranges of several clusters.
 #[test]
-fn counts_go_past_8_and_16_bits() {
+fn reference_counts_exceed_16_bits() {
     with_world(512 * 2, |mut world| {
         (0..2).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
         let run = Slots { first: 500, count: 24 };
@@ -169,10 +169,11 @@ fn counts_go_past_8_and_16_bits() {
     });
 }
 
-/// The ceiling of lasting references refuses a run, be it reached in the middle and in another
-/// cluster, and changes nothing. Transient references are never refused, and counts don't wrap.
+/// At the maximum of lasting references a range is refused and nothing is changed, even if the slot
+/// is in the middle or in another cluster. Transient references are never refused, and counts don't
+/// wrap.
 #[test]
-fn duplicate_refuses_at_the_ceiling_and_changes_nothing() {
+fn duplicate_at_the_maximum_fails_and_changes_nothing() {
     with_world(512 * 3, |mut world| {
         (0..3).for_each(|_| assert!(world.allocate(HUGE_ORDER).is_some()));
         let (near, run) = (Slots { first: 1100, count: 2 }, Slots { first: 10, count: 1200 });
@@ -182,7 +183,7 @@ fn duplicate_refuses_at_the_ceiling_and_changes_nothing() {
         assert_eq!(world.slots.duplicate(world.host, run), Err(Saturated { slot: 1100 }));
         world.check();
         world.duplicate(Slots { first: 10, count: 1090 });
-        (0..1000).for_each(|_| world.slots.hold(world.host, near));
+        (0..1000).for_each(|_| world.slots.get_transient(world.host, near));
         assert_eq!(world.slots.references(world.host, near), MAX_REFERENCES + 1000);
         world.duplicate(near);
         (0..1000).for_each(|_| world.slots.release(world.host, near, |dead| panic!("{dead:?} are still in use")));
@@ -195,9 +196,9 @@ fn duplicate_refuses_at_the_ceiling_and_changes_nothing() {
     });
 }
 
-/// A device that is closed gives out nothing, takes back, and gives out again when it is open.
+/// A closed device allocates nothing, accepts releases, and allocates again when opened.
 #[test]
-fn nothing_comes_from_a_closed_device() {
+fn a_closed_device_allocates_nothing() {
     with_world(512, |mut world| {
         let run = world.allocate(4).unwrap();
         world.slots.close(world.host);
@@ -213,9 +214,9 @@ fn nothing_comes_from_a_closed_device() {
     });
 }
 
-/// What lies scattered is used up before what is whole.
+/// Scattered slots are used before whole blocks.
 #[test]
-fn small_blocks_come_from_where_there_is_least() {
+fn small_blocks_come_from_the_fullest_cluster() {
     with_world(512 * 4, |mut world| {
         let whole = world.allocate(HUGE_ORDER).unwrap();
         world.release(Slots { first: whole.first + 5, count: 1 });
@@ -227,22 +228,22 @@ fn small_blocks_come_from_where_there_is_least() {
     });
 }
 
-/// Without enough memory there is no allocator, and as much memory as before.
+/// Without enough memory no allocator is made, and no memory stays allocated.
 #[test]
-fn memory_for_counts_is_all_or_nothing() {
+fn an_allocator_without_enough_memory_takes_none() {
     let host = Host::with_frames(300, CPUS);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let before = frames.free_frames();
     assert!(SlotAllocator::new(&frames, 1 << 20).is_err());
     assert_eq!(frames.free_frames(), before);
-    // Whatever is in the way, it comes out alike.
+    // For every amount of free memory.
     for held in 0..before {
         let kept: Vec<_> = (0..held).map(|_| frames.alloc(0, false, crate::frame::Use::Kernel).unwrap()).collect();
         if let Ok(slots) = SlotAllocator::new(&frames, 4096) {
             slots.free(&frames);
         }
         assert_eq!(frames.free_frames(), before - held);
-        // SAFETY: just allocated, and nobody else's.
+        // SAFETY: allocated by this test, and not used any more.
         kept.iter().for_each(|pfn| unsafe { frames.free(*pfn, 1, false, crate::frame::Use::Kernel) });
     }
 }

@@ -1,4 +1,4 @@
-//! Several devices: which one is used, and when one may go.
+//! Tests of several devices: the choice among them, and detaching.
 
 use std::sync::Mutex;
 use std::vec::Vec;
@@ -10,14 +10,14 @@ use crate::swap::{
 };
 use crate::testing::Host;
 
-/// A device that notes what it is told.
+/// A device that records its calls.
 #[derive(Default)]
-struct Noted {
+struct RecordingDevice {
     written: Mutex<Vec<Slots>>,
     forgotten: Mutex<Vec<Slots>>,
 }
 
-impl SwapDevice<Host> for Noted {
+impl SwapDevice<Host> for RecordingDevice {
     unsafe fn write(&self, _: &Frames<'_, Host>, slots: Slots, _: Pfn) -> Result<(), WriteError> {
         self.written.lock().unwrap().push(slots);
         Ok(())
@@ -38,7 +38,7 @@ fn with_swaps<const N: usize>(
     priorities: [i16; N],
 ) {
     let host = Host::with_frames(2000, 2);
-    let devices: [Noted; N] = std::array::from_fn(|_| Noted::default());
+    let devices: [RecordingDevice; N] = std::array::from_fn(|_| RecordingDevice::default());
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let swaps = Swaps::new(&frames).unwrap();
     let before = frames.free_frames();
@@ -49,21 +49,24 @@ fn with_swaps<const N: usize>(
         swaps.close(&host, id).unwrap();
         swaps.detach(&frames, id).unwrap();
     }
-    assert_eq!(frames.free_frames(), before, "memory was not given back");
+    assert_eq!(frames.free_frames(), before, "the devices did not free all their memory");
     for device in &devices {
         let slots = |noted: &Mutex<Vec<Slots>>| noted.lock().unwrap().iter().map(|slots| slots.count).sum::<u32>();
-        assert!(slots(&device.written) <= slots(&device.forgotten), "what was written was not forgotten");
+        assert!(slots(&device.written) <= slots(&device.forgotten), "slots were written and never forgotten");
     }
 }
 
+/// Releases every run.
+///
 /// # Safety
-/// Of [`Swaps::release`].
+/// As for [`Swaps::release`].
 unsafe fn release_all(frames: &Frames<'_, Host>, swaps: &Swaps<Host>, runs: Vec<SwapRun>) {
     // SAFETY: by contract.
     runs.into_iter().for_each(|run| unsafe { swaps.release(frames, run) });
 }
 
-/// The highest priority first, and those of one priority in turn; a lower one when they are full.
+/// The device of the highest priority is used first, devices of one priority in turn, and a lower
+/// one when they are full.
 #[test]
 fn devices_are_used_by_priority_and_in_turn() {
     let test = |host: &Host, frames: &Frames<'_, Host>, swaps: &Swaps<Host>, [low, a, b]: [u8; 3]| {
@@ -76,7 +79,7 @@ fn devices_are_used_by_priority_and_in_turn() {
             assert!(used[ours as usize] - used[other as usize] <= 1, "{used:?}");
             runs.push(run);
         }
-        assert_eq!(used[low as usize], 0, "the lowest priority is used before it must be");
+        assert_eq!(used[low as usize], 0, "the lowest priority is used while others have room");
         while let Ok(run) = swaps.allocate(host, HUGE_ORDER) {
             assert_eq!(run.device, low);
             runs.push(run);
@@ -95,15 +98,15 @@ fn devices_are_used_by_priority_and_in_turn() {
     with_swaps(test, [1024, 512, 512], [-2, 7, 7]);
 }
 
-/// A device is used no more once it is closed, and goes only when nothing of it is in use.
+/// A closed device gets no more pages, and is detached only when none of its slots is in use.
 #[test]
-fn a_device_goes_when_nothing_is_left_in_it() {
+fn a_device_is_detached_only_when_unused() {
     let test = |host: &Host, frames: &Frames<'_, Host>, swaps: &Swaps<Host>, [id, other]: [u8; 2]| {
         assert_eq!(swaps.detach(frames, id), Err(DetachError::Open));
         assert_eq!(swaps.detach(frames, 9), Err(DetachError::Unknown(9)));
         let run = swaps.allocate(host, 2).unwrap();
         assert_eq!(run.device, id);
-        // SAFETY: the run is the test's, and the device looks at no frame.
+        // SAFETY: the run is the test's, and the device accesses no frame.
         unsafe {
             swaps.duplicate(host, run).unwrap();
             swaps.write(frames, run, Pfn(1)).unwrap();
@@ -120,7 +123,7 @@ fn a_device_goes_when_nothing_is_left_in_it() {
             }
         }
         swaps.close(host, other).unwrap();
-        assert_eq!(swaps.allocate(host, 2), Err(NoSlots::Full), "closed devices have free slots, but not for use");
+        assert_eq!(swaps.allocate(host, 2), Err(NoSlots::Full), "a slot of a closed device was allocated");
         swaps.open(host, other).unwrap();
         // SAFETY: as above.
         unsafe { swaps.release(frames, elsewhere) };
@@ -128,14 +131,14 @@ fn a_device_goes_when_nothing_is_left_in_it() {
     with_swaps(test, [512, 512], [1, 0]);
 }
 
-/// There may be as many devices as entries can name, and a number is used again.
+/// As many devices can be attached as swap PTEs can name, and a detached device's number is reused.
 #[test]
-fn an_entry_can_name_every_device() {
+fn a_swap_pte_can_name_every_device() {
     let host = Host::with_frames(1000, 1);
-    let device = Noted::default();
+    let device = RecordingDevice::default();
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let swaps = Swaps::new(&frames).unwrap();
-    // SAFETY: the device does nothing, and may be used by any number.
+    // SAFETY: the device does nothing, and may be attached any number of times.
     let attach = || unsafe { swaps.attach(&frames, &device, 100, 0) };
     let ids: Vec<u8> = (0..DEVICES).map(|_| attach().unwrap()).collect();
     assert_eq!(ids, (0..DEVICES as u8).collect::<Vec<_>>());
