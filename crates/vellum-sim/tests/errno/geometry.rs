@@ -3,7 +3,7 @@
 use vellum::space::{Advise, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
-use super::kernel::{BASE, Kernel, PAGE, Vma};
+use crate::fixtures::kernel::{BASE, Kernel, PAGE, Vma};
 
 /// Pages that the calls are about.
 const PAGES: u64 = 64;

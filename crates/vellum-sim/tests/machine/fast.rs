@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::tiny::{PAGE, Space, Tiny};
+use crate::fixtures::tiny::{PAGE, Space, Tiny};
 use vellum::addr::{PhysAddr, VirtRange};
 use vellum::platform::{Cpus, Memory, Region};
 use vellum_sim::{Access, Config, Fault, Simulated, Stats, TlbModel, Touched};
@@ -40,7 +40,7 @@ fn a_program_reads_what_it_wrote() {
 
     // What the program sees is in the frame that the table names.
     let (table, index) = space.slot(BASE, 1);
-    let pfn = vellum::arch::Arch::leaf_pfn(&crate::tiny::ARCH, tiny.entry(table, index), 1);
+    let pfn = vellum::arch::Arch::leaf_pfn(&crate::fixtures::tiny::ARCH, tiny.entry(table, index), 1);
     assert_eq!(tiny.word(pfn, 1).load(Ordering::Relaxed), 78);
 }
 

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use crate::tiny::{ARCH, PAGE, RW, Space, Tiny};
+use crate::fixtures::tiny::{ARCH, PAGE, RW, Space, Tiny};
 use shuttle::Runner;
 use shuttle::scheduler::PctScheduler;
 use vellum::addr::{Pfn, VirtRange};

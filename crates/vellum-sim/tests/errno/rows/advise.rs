@@ -1,7 +1,7 @@
 //! `madvise` and `mincore`.
 
-use super::super::kernel::USER_END;
 use super::*;
+use crate::fixtures::kernel::USER_END;
 
 pub static ADVISE: [Row; 12] = [
     row("advise: at no page", |k| {

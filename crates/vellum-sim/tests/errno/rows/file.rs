@@ -2,8 +2,8 @@
 
 use vellum::addr::VirtRange;
 
-use super::super::file::{Call, map};
 use super::*;
+use crate::fixtures::file::{Call, map};
 
 const SHARED: MapFlags = MapFlags::SHARED;
 const READ_ONLY: MapFlags = MapFlags::SHARED.union(MapFlags::READ_ONLY);

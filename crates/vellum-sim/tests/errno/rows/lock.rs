@@ -1,8 +1,8 @@
 //! `mlock` and its kin, and `mseal`.
 
-use super::super::file::Call;
-use super::super::kernel::USER_END;
 use super::*;
+use crate::fixtures::file::Call;
+use crate::fixtures::kernel::USER_END;
 
 const ELSEWHERE: u64 = BASE + 1000 * PAGE;
 const TO: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);

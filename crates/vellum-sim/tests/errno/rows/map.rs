@@ -2,9 +2,9 @@
 
 use vellum::space::MapFlags;
 
-use super::super::kernel::{BASE, END, PAGE, Row, USER_END};
-use super::super::linux::lowest;
 use super::*;
+use crate::fixtures::kernel::{BASE, END, PAGE, Row, USER_END};
+use crate::fixtures::linux::lowest;
 
 pub static MAP: [Row; 36] = [
     row("map: no length", |k| vec![k.map(0, 0, RW, ANYWHERE), k.map(BASE, 0, RW, FIXED)]),

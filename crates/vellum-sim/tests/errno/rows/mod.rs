@@ -12,27 +12,27 @@
 //! | `many` | all of them, where there are as many VMAs as there may be |
 
 mod advise;
-mod beyond;
-mod change;
 mod file;
 mod lock;
-mod many;
 mod map;
 mod remap;
+mod unmap_protect;
+mod user_half;
+mod vma_limit;
 
 pub use advise::{ADVISE, MORE_ADVICE, RESIDENT};
-pub use beyond::BEYOND;
-pub use change::{PROTECT, UNMAP};
 pub use file::FILE;
 pub use lock::{LOCK, SEAL};
-pub use many::MANY;
 pub use map::MAP;
 pub use remap::REMAP;
+pub use unmap_protect::{PROTECT, UNMAP};
+pub use user_half::BEYOND;
+pub use vma_limit::MANY;
 
 use vellum::space::{Advise, LockAll, MapFlags, RemapFlags};
 use vellum::vma::Prot;
 
-use super::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
+use crate::fixtures::kernel::{Answers, BASE, Expect, Given, Kernel, PAGE, Row};
 
 const R: Prot = Prot::READ;
 const RW: Prot = Prot::READ.union(Prot::WRITE);

@@ -1,7 +1,7 @@
 //! `mremap`.
 
-use super::super::kernel::{END, USER_END};
 use super::*;
+use crate::fixtures::kernel::{END, USER_END};
 
 const HERE: RemapFlags = RemapFlags::empty();
 const MAY: RemapFlags = RemapFlags::MAYMOVE;

@@ -1,0 +1,31 @@
+//! A space that changes its memcg.
+
+use vellum::memcg::{MemcgError, MemcgId};
+use vellum::space::MapFlags;
+
+use crate::fixtures::root_memcg::{BASE, PAGE, map, x86};
+
+/// A space that moves to another memcg leaves there what it has, and is charged for what it gets; so is a child of it.
+#[test]
+fn a_space_moves_to_another_memcg() {
+    x86(16 << 20, |on| {
+        let memcgs = on.machine.memcgs();
+        let memcg = memcgs.create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
+        let charged = || memcgs.usage(on.machine.frames(), memcg).unwrap().charged;
+        let space = on.space();
+        map(&space, BASE, 8 * PAGE, MapFlags::empty());
+        (0..4).for_each(|i| on.store(&space, BASE + i * PAGE, i));
+        assert_eq!(charged(), 0);
+        space.set_memcg(memcg).unwrap();
+        assert_eq!((space.memcg(), charged()), (memcg, 0));
+        (0..6).for_each(|i| on.store(&space, BASE + i * PAGE, i));
+        assert_eq!(charged(), 2);
+        let child = space.fork().unwrap();
+        // Its tables: one a level, for what lies side by side; a node, and the slots of the CPUs.
+        assert_eq!((child.stats().kernel, child.memcg(), charged()), (2 << 12, memcg, 2 + 4 + 2));
+        drop((space, child));
+        assert_eq!(charged(), 0);
+        memcgs.remove(on.machine.frames(), memcg).unwrap();
+        assert_eq!(on.space().set_memcg(memcg), Err(MemcgError::NoSuchMemcg(memcg)));
+    });
+}

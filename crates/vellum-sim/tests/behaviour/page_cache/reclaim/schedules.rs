@@ -1,0 +1,202 @@
+//! What an object has goes to swap and comes back, while others use it, cut it off, or give it up.
+
+use std::sync::Mutex;
+
+use vellum::Machine;
+use vellum::arch::X86_64;
+use vellum::memcg::MemcgId;
+use vellum::page_cache::Object;
+use vellum::reclaim::reclaim;
+use vellum::space::{FaultError, MapFlags, discard};
+use vellum_sim::{Cpu, Disk, Fault, Refusal, Strict};
+
+use crate::fixtures::schedules::{PAGE, Space, at, both, fixed, some_swapping, space};
+
+/// Pages of the object, in folios of two.
+const PAGES: u64 = 4;
+
+/// What a case has: an object whose pages hold 100, 101, …, and two spaces that map it.
+struct Scene<'s, 'm> {
+    machine: &'m Machine<'m, Strict>,
+    disk: &'s Disk,
+    object: &'s Mutex<Option<Object<'m, Strict>>>,
+    spaces: [&'s Space<'m>; 2],
+    cpu: &'s Cpu<'s, Strict>,
+}
+
+impl<'m> Scene<'_, 'm> {
+    fn object(&self) -> Object<'m, Strict> {
+        self.object.lock().unwrap().clone().unwrap()
+    }
+
+    fn reclaim(&self) {
+        reclaim::<_, X86_64>(self.machine, &self.spaces[..], MemcgId::ROOT, u64::MAX).unwrap();
+    }
+
+    fn holds(&self, who: usize, pages: impl IntoIterator<Item = u64>) {
+        for page in pages {
+            assert_eq!(self.cpu.enter(self.spaces[who]).load_u64(at(page)), Ok(100 + page), "page {page} of {who}");
+        }
+    }
+
+    /// Count in all pages of a space, and find what was counted.
+    fn counts(&self, who: usize) {
+        let program = self.cpu.enter(self.spaces[who]);
+        for n in 0..3 {
+            (0..PAGES).for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n), "page {page}"));
+        }
+    }
+
+    fn counted(&self, who: usize) {
+        self.holds(who, 0..PAGES);
+        let program = self.cpu.enter(self.spaces[who]);
+        (0..PAGES).for_each(|page| assert_eq!(program.load_u64(at(page) + 8), Ok(3), "page {page}"));
+    }
+}
+
+/// Two do something at once to what was swapped out before or not; then the third looks, and nothing is left in the end.
+fn at_once(
+    away: bool,
+    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+) {
+    some_swapping(700, 4 << 20, move |sim, boot, machine, disk| {
+        machine.policy().set_objects(1 << 1);
+        let made = Object::new(machine, &X86_64::four_levels(), MemcgId::ROOT, 0, PAGES * PAGE).unwrap();
+        let spaces = [0; 2].map(|_| space(machine));
+        for space in &spaces {
+            space.map_object(fixed(0, PAGES, MapFlags::SHARED), &made, 0).unwrap();
+        }
+        (0..PAGES).for_each(|page| boot.enter(&spaces[0]).store_u64(at(page), 100 + page).unwrap());
+        let object = Mutex::new(Some(made));
+        let here = Scene { machine, disk, object: &object, spaces: [&spaces[0], &spaces[1]], cpu: boot };
+        if away {
+            here.reclaim();
+            assert_eq!(here.object().swapped(), PAGES);
+        }
+        both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
+        if object.lock().unwrap().is_some() {
+            let used = machine.swaps().usage(sim, 0).unwrap().used;
+            assert_eq!(here.object().swapped(), u64::from(used), "slots that nobody names");
+        }
+        look(&here);
+        let last = object.lock().unwrap().take();
+        drop(last);
+    });
+}
+
+#[test]
+fn stores_to_what_goes() {
+    at_once(false, |on| on.reclaim(), |on| on.counts(1), |on| on.counted(0));
+}
+
+#[test]
+fn stores_to_what_goes_in_vain() {
+    let in_vain = |on: &Scene<'_, '_>| {
+        on.disk.refuse_writes(Refusal::Nth(2));
+        on.reclaim();
+    };
+    at_once(false, in_vain, |on| on.counts(0), |on| on.counted(1));
+}
+
+#[test]
+fn the_host_writes_to_what_goes() {
+    let writes = |on: &Scene<'_, '_>| {
+        for n in 0..3u64 {
+            for page in 0..PAGES {
+                let held = on.object().page_or_new(page, MemcgId::ROOT).unwrap();
+                let mut word = [0; 8];
+                held.read(8, &mut word);
+                assert_eq!(u64::from_ne_bytes(word), n, "page {page}");
+                held.write(8, &(n + 1).to_ne_bytes());
+            }
+        }
+    };
+    at_once(false, |on| on.reclaim(), writes, |on| on.counted(0));
+    at_once(true, |on| on.reclaim(), writes, |on| on.counted(1));
+}
+
+/// What `st_blocks` says of a file that is swapped out or in.
+#[test]
+fn the_extent_counts_pages_in_transit_once() {
+    let whole = |on: &Scene<'_, '_>| {
+        for _ in 0..4 {
+            assert_eq!(on.object().extent().into_iter().sum::<u64>(), PAGES);
+        }
+    };
+    at_once(false, |on| on.reclaim(), whole, |on| on.holds(1, 0..PAGES));
+    at_once(true, |on| on.holds(0, 0..PAGES), whole, |on| on.holds(1, 0..PAGES));
+}
+
+#[test]
+fn two_reclaim_the_same() {
+    at_once(false, |on| on.reclaim(), |on| on.reclaim(), |on| on.holds(1, 0..PAGES));
+}
+
+#[test]
+fn two_bring_back_the_same() {
+    at_once(true, |on| on.counts(0), |on| on.holds(1, (0..PAGES).rev()), |on| on.counted(1));
+}
+
+#[test]
+fn back_and_out_again_while_another_brings_it_back() {
+    let back_and_out = |on: &Scene<'_, '_>| {
+        on.counts(0);
+        on.reclaim();
+    };
+    at_once(true, back_and_out, |on| on.holds(1, 0..PAGES), |on| on.counted(1));
+}
+
+#[test]
+fn what_goes_or_comes_is_cut_off() {
+    let cut = |on: &Scene<'_, '_>| {
+        let gone = on.object().set_size(PAGE).unwrap();
+        discard(&on.spaces[..], &on.object(), &gone);
+        let found = on.cpu.enter(on.spaces[1]).load_u64(at(2));
+        assert_eq!(found, Err(Fault::Handler(FaultError::BeyondEnd(at(2)))));
+    };
+    let reads = |on: &Scene<'_, '_>| {
+        for page in (0..PAGES).rev() {
+            let found = on.cpu.enter(on.spaces[1]).load_u64(at(page));
+            let cut = found == Err(Fault::Handler(FaultError::BeyondEnd(at(page)))) && page > 0;
+            assert!(found == Ok(100 + page) || cut, "{found:?}");
+        }
+    };
+    for away in [false, true] {
+        at_once(away, cut, reads, |on| on.holds(0, [0]));
+        at_once(away, cut, |on| on.reclaim(), |on| on.holds(0, [0]));
+    }
+}
+
+#[test]
+fn what_goes_or_comes_is_given_up() {
+    let give_up = |on: &Scene<'_, '_>| {
+        on.spaces.iter().for_each(|space| space.unmap(at(0), PAGES * PAGE).unwrap());
+        let last = on.object.lock().unwrap().take();
+        drop(last);
+    };
+    at_once(false, give_up, |on| on.reclaim(), |_| ());
+    at_once(true, give_up, |on| assert_eq!(Object::swap_off(on.machine, 0), Ok(())), |_| ());
+}
+
+#[test]
+fn the_device_is_emptied_meanwhile() {
+    let empty = |on: &Scene<'_, '_>| {
+        on.machine.swaps().close(on.machine.platform(), 0).unwrap();
+        assert_eq!(Object::swap_off(on.machine, 0), Ok(()));
+    };
+    at_once(true, empty, |on| on.counts(0), |on| on.counted(1));
+    at_once(false, empty, |on| on.reclaim(), |on| on.holds(1, 0..PAGES));
+}
+
+#[test]
+fn a_child_has_what_goes() {
+    let fork = |on: &Scene<'_, '_>| {
+        let child = on.spaces[0].fork().unwrap();
+        let program = on.cpu.enter(&child);
+        (0..PAGES).for_each(|page| assert_eq!(program.load_u64(at(page)), Ok(100 + page)));
+        (0..PAGES).for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 3), Ok(0)));
+    };
+    at_once(false, |on| on.reclaim(), fork, |on| on.counted(1));
+}

@@ -1,0 +1,321 @@
+//! What memory objects have goes to swap devices, and comes back.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use vellum::addr::VirtRange;
+use vellum::arch::Attrs;
+use vellum::memcg::{LruList, MemcgId, Refused};
+use vellum::page_cache::{Object, ObjectError};
+use vellum::space::{Access, Advise, FaultError, MapFlags, MapRequest, discard};
+use vellum::stats::Counter;
+use vellum::vma::Prot;
+use vellum_sim::{Hostility, Silicon, Strict};
+
+use crate::fixtures::bench::{BASE, Bench, Setup, Space, USUAL, in_every_format, resident};
+
+/// A test on a machine with so many slots to swap to. What is said to have been used was: no CPU looks ahead.
+fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
+    crate::fixtures::bench::on(arch, Setup { slots, cpus: 2, hostility: Hostility::NONE, ..USUAL }, test);
+}
+
+in_every_format! {
+    what_an_object_has_goes_and_comes_back => unmapped,
+    what_maps_an_object_lets_go => mapped,
+    a_large_folio_of_an_object_goes_whole => large,
+    what_of_an_object_is_in_hand_or_locked_stays => stays,
+    what_an_object_forgets_leaves_its_slots => forgotten,
+    a_device_gives_objects_back_what_it_has => swap_off,
+    an_object_swaps_no_more_than_its_memcg_may => room,
+    objects_age_as_they_are_used => ages,
+    what_others_do_not_map_is_paged_out => paged_out,
+    what_an_object_has_lost_is_gone_from_others => ended,
+    what_an_object_loses_meanwhile_is_left_out => meanwhile,
+}
+
+fn object<'m, A: Silicon>(on: &Bench<'m, A>, pages: u64) -> Object<'m, Strict<A>> {
+    Object::new(on.machine, &on.arch, MemcgId::ROOT, 0, pages * on.page).unwrap()
+}
+
+/// Each page holds its number and more.
+fn fill<A: Silicon>(object: &Object<'_, Strict<A>>, pages: u64) {
+    for page in 0..pages {
+        object.page_or_new(page, MemcgId::ROOT).unwrap().write(8, &(page + 7).to_ne_bytes());
+    }
+}
+
+fn word<A: Silicon>(object: &Object<'_, Strict<A>>, page: u64) -> Option<u64> {
+    let mut word = [0; 8];
+    let held = object.page(page).unwrap()?;
+    held.read(8, &mut word);
+    Some(u64::from_ne_bytes(word))
+}
+
+fn share<'m, A: Silicon>(
+    on: &Bench<'m, A>,
+    object: &Object<'m, Strict<A>>,
+    pages: u64,
+    flags: MapFlags,
+) -> Space<'m, A> {
+    let space = on.space_of(MemcgId::ROOT);
+    let prot = Prot::READ | Prot::WRITE;
+    let request = MapRequest { addr: BASE, len: pages * on.page, prot, flags: MapFlags::FIXED | flags };
+    space.map_object(request, object, 0).unwrap();
+    space
+}
+
+fn unmapped<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let frames = on.page >> 12;
+        let object = object(on, 64);
+        fill(&object, 64);
+        assert_eq!(on.machine.counter(Counter::ShmemPages), 64 * frames);
+        assert_eq!(on.reclaim(&[], MemcgId::ROOT, u64::MAX), 64 * frames);
+        assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 64, 64 * frames));
+        assert_eq!(on.machine.counter(Counter::ShmemPages), 0);
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().swapped, 64 * frames);
+        assert_eq!((object.next_data(3), object.next_hole(3), object.has(63)), (Some(3), 64, true), "no holes");
+        (0..64).for_each(|page| assert_eq!(word(&object, page), Some(page + 7)));
+        assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (64, 0, 0));
+        assert_eq!(on.machine.counter(Counter::ShmemPages), 64 * frames);
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().swapped, 0);
+        let counts = [Counter::SwapOut, Counter::SwapIn].map(|counter| on.machine.counter(counter));
+        assert_eq!(counts, [64 * frames; 2]);
+    });
+}
+
+fn mapped<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let object = object(on, 64);
+        fill(&object, 64);
+        let spaces = [MapFlags::SHARED, MapFlags::SHARED, MapFlags::empty()].map(|flags| share(on, &object, 64, flags));
+        let all = [&spaces[0], &spaces[1], &spaces[2]];
+        for space in all {
+            (0..64).for_each(|i| assert_eq!(on.load(space, BASE + i * page + 8), i + 7));
+        }
+        // A copy of the third's own.
+        on.store(&spaces[2], BASE + 9 * page + 8, 1);
+        let child = spaces[0].fork().unwrap();
+        (0..64).for_each(|i| assert_eq!(on.load(&child, BASE + i * page + 8), i + 7));
+        assert_eq!(
+            on.reclaim(&all, MemcgId::ROOT, u64::MAX),
+            65 * (page >> 12) - 64 * (page >> 12),
+            "the child has it"
+        );
+        assert_eq!(object.swapped(), 0);
+        let all = [&spaces[0], &spaces[1], &spaces[2], &child];
+        on.reclaim(&all, MemcgId::ROOT, u64::MAX);
+        assert_eq!(all.map(|space| resident(space, BASE, 64 * page)), [0; 4]);
+        assert_eq!(all.map(|space| space.stats().shmem), [0; 4]);
+        assert_eq!((object.resident(), object.swapped()), (0, 64));
+        let mut there = [true; 64];
+        child.resident(BASE, 64 * page, &mut there).unwrap();
+        assert_eq!(there, [false; 64]);
+        for i in 0..64 {
+            assert_eq!(on.load(&spaces[2], BASE + i * page + 8), if i == 9 { 1 } else { i + 7 });
+            on.store(&child, BASE + i * page + 16, i);
+            assert_eq!(on.load(&spaces[1], BASE + i * page + 16), i);
+        }
+        assert_eq!(child.stats().shmem, 64 * page);
+    });
+}
+
+fn large<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let order = 4 + on.arch.page_order();
+        on.machine.policy().set_objects(1 << order);
+        let object = object(on, 32);
+        let space = share(on, &object, 32, MapFlags::SHARED);
+        (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
+        let orders = || [4, 16].map(|at| on.machine.frames().head(object.page(at).unwrap().unwrap().pfn()).1.order());
+        assert_eq!(orders(), [order; 2]);
+        // Of one a part is gone.
+        let gone = object.punch_hole(0..3 * page).unwrap();
+        discard(&[&space][..], &object, &gone);
+        on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
+        assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 29, 29 * (page >> 12)));
+        assert_eq!(on.load(&space, BASE + 20 * page + 8), 27);
+        assert_eq!(object.resident(), 16, "it comes back as it went");
+        (3..32).for_each(|i| assert_eq!(on.load(&space, BASE + i * page + 8), i + 7));
+        assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (29, 0, 0));
+        assert_eq!(orders()[1], order);
+    });
+}
+
+fn stays<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let object = object(on, 8);
+        fill(&object, 8);
+        let held = object.page(3).unwrap();
+        let space = share(on, &object, 8, MapFlags::SHARED);
+        space.lock(BASE + 5 * page, page, false).unwrap();
+        let other = share(on, &object, 8, MapFlags::SHARED);
+        (0..8).for_each(|i| assert_eq!(on.load(&other, BASE + i * page + 8), i + 7));
+        let all = [&space, &other];
+        on.reclaim(&all, MemcgId::ROOT, u64::MAX);
+        assert_eq!((object.resident(), object.swapped()), (2, 6));
+        let listed = |list: LruList| {
+            on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().lru[list as usize] / (page >> 12)
+        };
+        assert_eq!([listed(LruList::Shmem), listed(LruList::Unevictable)], [1, 1]);
+        space.unlock(BASE, 8 * page).unwrap();
+        assert_eq!([listed(LruList::Shmem), listed(LruList::Unevictable)], [2, 0]);
+        drop(held);
+        on.reclaim(&all, MemcgId::ROOT, u64::MAX);
+        assert_eq!((object.resident(), object.swapped()), (0, 8));
+    });
+}
+
+fn forgotten<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let object = object(on, 16);
+        fill(&object, 16);
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
+        let _ = object.punch_hole(2 * page..4 * page).unwrap();
+        assert_eq!((object.swapped(), u64::from(on.used()), word(&object, 3)), (14, 14 * (page >> 12), None));
+        // Of a page in part: the rest is still there.
+        let _ = object.set_size(9 * page + 12).unwrap();
+        assert_eq!((object.swapped() + object.resident(), u64::from(on.used()) / (page >> 12)), (8, object.swapped()));
+        assert_eq!(word(&object, 9), Some(16 & 0xffff_ffff));
+        assert_eq!(word(&object, 10), None);
+        let _ = object.set_size(9 * page + 8).unwrap();
+        assert_eq!(word(&object, 9), Some(0));
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
+        assert_eq!(object.swapped(), 8);
+        drop(object);
+        assert_eq!(u64::from(on.used()), 0);
+    });
+}
+
+fn swap_off<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let frames = on.page >> 12;
+        let objects = [0; 3].map(|_| object(on, 8));
+        objects.iter().for_each(|object| fill(object, 8));
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
+        // One that ends is no longer asked.
+        let [first, second, third] = objects;
+        drop(second);
+        assert_eq!(u64::from(on.used()), 16 * frames);
+        let swaps = on.machine.swaps();
+        swaps.close(on.machine.platform(), 0).unwrap();
+        assert_eq!(Object::swap_off(on.machine, 0), Ok(()));
+        assert_eq!((first.swapped(), third.swapped(), u64::from(on.used())), (0, 0, 0));
+        for object in [&first, &third] {
+            (0..8).for_each(|page| assert_eq!(word(object, page), Some(page + 7)));
+        }
+        swaps.open(on.machine.platform(), 0).unwrap();
+    });
+}
+
+fn room<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let frames = on.page >> 12;
+        let memcg = on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
+        let object = Object::new(on.machine, &on.arch, memcg, 0, 16 * on.page).unwrap();
+        fill(&object, 16);
+        on.machine.memcgs().set_swap_room(memcg, 5 * frames).unwrap();
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
+        assert_eq!((object.resident(), object.swapped()), (11, 5));
+        on.machine.memcgs().set_swap_room(memcg, u64::MAX).unwrap();
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
+        assert_eq!(object.swapped(), 16);
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), memcg).unwrap().swapped, 16 * frames);
+        // What comes back is charged to who wants it, and he may have no more than this.
+        let user = on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, 0).unwrap();
+        assert_eq!(object.page_or_new(0, user).err(), Some(ObjectError::NoMemory(Refused::OverLimit(user))));
+        on.machine.memcgs().set_limit(user, u64::MAX).unwrap();
+        assert!(object.page_or_new(0, user).is_ok());
+        drop(object);
+        [user, memcg].iter().for_each(|g| on.machine.memcgs().remove(on.machine.frames(), *g).unwrap());
+    });
+}
+
+fn ages<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let object = object(on, 64);
+        fill(&object, 64);
+        let space = share(on, &object, 64, MapFlags::SHARED);
+        (0..64).for_each(|i| _ = on.load(&space, BASE + i * page));
+        space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
+        (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page + 8), 4 * i + 7));
+        assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, 48 * (page >> 12)), 48 * (page >> 12));
+        let stays: Vec<u64> = (0..64).filter(|i| resident(&space, BASE + i * page, page) > 0).collect();
+        assert_eq!(stays, (0..16).map(|i| 4 * i).collect::<Vec<_>>());
+    });
+}
+
+/// A page that outlives its object, because somebody maps or holds it, is nobody's to swap; and no object is mistaken for another.
+fn ended<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let gone = object(on, 4);
+        fill(&gone, 4);
+        let held: Vec<_> = (0..4).map(|page| gone.page(page).unwrap().unwrap()).collect();
+        drop(gone);
+        let object = object(on, 4);
+        fill(&object, 4);
+        let cut = object.page(1).unwrap();
+        let _ = object.set_size(page).unwrap();
+        on.reclaim(&[], MemcgId::ROOT, u64::MAX);
+        assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 1, page >> 12));
+        let mut bytes = [0; 8];
+        held[3].read(8, &mut bytes);
+        assert_eq!(u64::from_ne_bytes(bytes), 10);
+        cut.unwrap().read(8, &mut bytes);
+        assert_eq!(u64::from_ne_bytes(bytes), 8);
+        assert_eq!(on.space_of(MemcgId::ROOT).fault(BASE, Access::Read).err(), Some(FaultError::Unmapped(BASE)));
+    });
+}
+
+/// Who pages out takes what nobody else maps, of folios that he maps in full.
+fn paged_out<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        let page = on.page;
+        let order = 2 + on.arch.page_order();
+        on.machine.policy().set_objects(1 << order);
+        let object = object(on, 32);
+        let [space, other] = [0; 2].map(|_| share(on, &object, 32, MapFlags::SHARED));
+        (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
+        assert_eq!(on.load(&other, BASE + 9 * page + 8), 16);
+        let others: Vec<u64> = (0..8).filter(|i| resident(&other, BASE + 4 * i * page, 4 * page) > 0).collect();
+        assert!(others.contains(&2) && others.len() < 6, "the test is of no use otherwise: {others:?}");
+        // Of the folios at its ends the range has a part.
+        space.advise(BASE + 2 * page, 27 * page, Advise::PageOut).unwrap();
+        let stays: Vec<u64> = (0..8).filter(|i| resident(&space, BASE + 4 * i * page, 4 * page) > 0).collect();
+        let expected: Vec<u64> = (0..8).filter(|i| [0, 7].contains(i) || others.contains(i)).collect();
+        assert_eq!((stays, object.resident()), (expected.clone(), 4 * expected.len() as u64));
+        (0..32).for_each(|i| assert_eq!(on.load(&other, BASE + i * page + 8), i + 7));
+        assert_eq!(object.swapped(), 0);
+    });
+}
+
+/// While memory is reclaimed, another CPU takes pages out of the object and puts new ones in.
+fn meanwhile<A: Silicon>(arch: A) {
+    on(arch, 4096, |on| {
+        const PAGES: u64 = 256;
+        let object = object(on, PAGES);
+        let done = AtomicBool::new(false);
+        let (sim, bytes, object, done) = (on.sim, PAGES * on.page, &object, &done);
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                let _cpu = sim.cpu(1);
+                for _ in 0..60 {
+                    fill(object, PAGES);
+                    // Nobody maps it.
+                    let _ = object.punch_hole(0..bytes).unwrap();
+                }
+                fill(object, PAGES);
+                done.store(true, SeqCst);
+            });
+            while !done.load(SeqCst) {
+                on.reclaim(&[], MemcgId::ROOT, u64::MAX);
+            }
+        });
+        (0..PAGES).for_each(|page| assert_eq!(word(object, page), Some(page + 7)));
+    });
+}

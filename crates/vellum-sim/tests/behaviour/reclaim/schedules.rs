@@ -1,0 +1,164 @@
+//! What a family has is reclaimed, while others reclaim, use and change it.
+
+use vellum::addr::VirtRange;
+use vellum::frame::flag;
+use vellum::space::Advise;
+
+use crate::fixtures::schedules::family::{Scene, family};
+use crate::fixtures::schedules::{PAGE, at};
+
+/// Pages that a parent and a child have together, in one folio.
+const PAGES: u64 = 2;
+
+/// [`family`].
+fn after_that(
+    before: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+) {
+    family((1500, 1), before, one, other, look);
+}
+
+/// The same without anything before.
+fn at_once(
+    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+) {
+    after_that(|_| (), one, other, look);
+}
+
+fn all(on: &Scene<'_, '_>) {
+    on.reclaim(u64::MAX);
+}
+
+fn as_it_was(on: &Scene<'_, '_>) {
+    on.holds(on.parent, 0..=PAGES);
+    on.holds(on.child, 0..PAGES);
+    assert_eq!(on.load(on.child, PAGES), 200);
+}
+
+#[test]
+fn two_reclaim_the_same() {
+    at_once(all, all, |on| {
+        assert_eq!((on.swapped(on.parent), on.swapped(on.child)), (PAGES + 1, PAGES + 1));
+        assert_eq!(on.disk.used() as u64, PAGES + 2, "what both have is written once");
+        as_it_was(on);
+    });
+}
+
+/// Neither has what the other writes, wherever it is at the time.
+#[test]
+fn a_family_writes_to_what_is_reclaimed() {
+    let write = |on: &Scene<'_, '_>| {
+        (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
+        on.holds(on.child, 0..1);
+        on.store(on.child, 0, 400);
+    };
+    at_once(all, write, |on| {
+        (0..PAGES).for_each(|page| assert_eq!(on.load(on.parent, page), 300 + page));
+        assert_eq!(on.load(on.child, 0), 400);
+        on.holds(on.child, 1..PAGES);
+    });
+}
+
+/// Who is left with what both had writes to it.
+#[test]
+fn a_parent_forgets_what_is_reclaimed_and_its_child_writes() {
+    let forget = |on: &Scene<'_, '_>| {
+        on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+        (0..PAGES).for_each(|page| on.store(on.child, page, 400 + page));
+    };
+    at_once(all, forget, |on| {
+        (0..PAGES).for_each(|page| assert_eq!((on.load(on.parent, page), on.load(on.child, page)), (0, 400 + page)));
+    });
+}
+
+fn parent_reads(on: &Scene<'_, '_>) {
+    on.holds(on.parent, 0..PAGES);
+}
+
+fn and_parent_reads(on: &Scene<'_, '_>) {
+    all(on);
+    parent_reads(on);
+}
+
+fn child_reads(on: &Scene<'_, '_>) {
+    on.holds(on.child, 0..PAGES);
+}
+
+#[test]
+fn two_bring_back_what_both_have() {
+    after_that(all, parent_reads, child_reads, |on| {
+        on.slots_are_had();
+        assert_eq!(on.frames(on.parent), on.frames(on.child), "both have one folio");
+        assert_eq!(on.disk.used() as u64, PAGES + 2);
+        as_it_was(on);
+    });
+}
+
+/// The same while it is reclaimed again, which may free what the other is about to find.
+#[test]
+fn what_both_have_is_brought_back_and_reclaimed() {
+    let other = |on: &Scene<'_, '_>| {
+        all(on);
+        child_reads(on);
+    };
+    for before in [all, and_parent_reads] {
+        after_that(before, other, parent_reads, |on| {
+            on.slots_are_had();
+            all(on);
+            on.slots_are_had();
+            assert_eq!(on.disk.used() as u64, PAGES + 2, "it is written again");
+            as_it_was(on);
+        });
+    }
+}
+
+/// One writes to what it has brought back while the other finds it there.
+#[test]
+fn what_one_has_brought_back_is_written() {
+    let write = |on: &Scene<'_, '_>| (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
+    for before in [all, and_parent_reads] {
+        after_that(before, write, child_reads, |on| {
+            on.slots_are_had();
+            all(on);
+            on.slots_are_had();
+            (0..PAGES).for_each(|page| assert_eq!(on.load(on.parent, page), 300 + page));
+            child_reads(on);
+        });
+    }
+}
+
+/// One forgets what it has brought back, the last who had it in memory, while the other is about to find it.
+#[test]
+fn what_one_has_brought_back_is_forgotten() {
+    let forget = |on: &Scene<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+    after_that(and_parent_reads, forget, child_reads, |on| {
+        on.slots_are_had();
+        (0..PAGES).for_each(|page| assert_eq!((on.load(on.parent, page), on.load(on.child, page)), (0, 100 + page)));
+    });
+}
+
+/// Of what one forgets entirely the other finds a part by its slots: what nobody maps of that folio is not forgotten.
+#[test]
+fn what_one_forgets_the_other_brings_back_in_part() {
+    let before = |on: &Scene<'_, '_>| {
+        and_parent_reads(on);
+        on.child.unmap(at(1), PAGE).unwrap();
+    };
+    let forget = |on: &Scene<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+    after_that(
+        before,
+        forget,
+        |on| on.holds(on.child, 0..1),
+        |on| {
+            on.child.runs(VirtRange { start: at(0), end: at(1) }, |run| {
+                let (_, frame) = on.machine.frames().head(run.pfn(on.child.arch()));
+                let all = frame.counts().maps >= 1 << frame.order();
+                assert!(all || frame.has(flag::PARTIAL), "{:?} of a folio of order {}", frame.counts(), frame.order());
+            });
+        },
+    );
+}

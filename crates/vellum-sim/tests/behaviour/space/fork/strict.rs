@@ -1,0 +1,156 @@
+//! Fork and copy on write on the strict machine: what parent and child have together, and what it takes to part.
+
+use vellum::arch::{Aarch64, Riscv64, X86_64};
+use vellum::frame::policy::Knob;
+use vellum::memcg::Refused;
+use vellum::space::{Access, Advise, ForkError, MapFlags};
+use vellum::stats::Counter;
+use vellum_sim::{Hostility, Refusal, Silicon};
+
+use crate::fixtures::root_memcg::{BASE, PAGE, Space, map, on, x86};
+
+fn each_keeps_its_own<A: Silicon>(arch: A) {
+    on(arch, 32 << 20, Hostility::USUAL, |on| {
+        on.machine.policy().set(4, Knob::Always);
+        let page = 1 << arch.page_shift();
+        let at = |i: u64| BASE + i * page;
+        let parent = on.space();
+        map(&parent, BASE, 60 * page, MapFlags::empty());
+        (0..50).for_each(|i| on.store(&parent, at(i), 1000 + i));
+        let child = parent.fork().unwrap();
+        let grandchild = child.fork().unwrap();
+        let spaces = [&parent, &child, &grandchild];
+        for (n, space) in spaces.into_iter().enumerate() {
+            (0..50).filter(|i| i % 3 == n as u64).for_each(|i| on.store(space, at(i), n as u64));
+        }
+        for (n, space) in spaces.into_iter().enumerate() {
+            for i in 0..60 {
+                let held = if i % 3 == n as u64 { n as u64 } else { 1000 + i };
+                assert_eq!(on.load(space, at(i)), if i < 50 { held } else { 0 }, "page {i} of space {n}");
+            }
+        }
+    });
+}
+
+/// What one of a family writes, no other sees; in every format.
+#[test]
+fn each_of_a_family_keeps_what_it_writes() {
+    each_keeps_its_own(X86_64::four_levels());
+    each_keeps_its_own(Aarch64::granule_4k());
+    each_keeps_its_own(Aarch64::granule_16k());
+    each_keeps_its_own(Riscv64::sv39());
+}
+
+/// Wherever memory runs out there is no child, and the parent has and does what it did.
+#[test]
+fn a_child_that_can_not_be_had_leaves_no_trace() {
+    x86(24 << 20, |on| {
+        on.machine.policy().set(2, Knob::Always);
+        let parent = on.space();
+        for i in 0..6 {
+            map(&parent, BASE + i * (1 << 30), 40 * PAGE, MapFlags::POPULATE);
+        }
+        let (before, free) = (parent.stats(), on.machine.frames().free_frames());
+        let mut failed = 0;
+        let child = loop {
+            on.sim.refuse(Refusal::From(failed + 1));
+            match parent.fork() {
+                Ok(child) => break child,
+                Err(error) => assert_eq!(error, ForkError::NoMemory(Refused::OutOfMemory)),
+            }
+            on.sim.refuse(Refusal::Never);
+            failed += 1;
+            assert_eq!((parent.stats(), on.machine.frames().free_frames()), (before, free), "refusal {failed}");
+            on.store(&parent, BASE + failed % 240 * PAGE % (40 * PAGE), failed);
+            assert_eq!(on.machine.frames().free_frames(), free, "the parent is alone, and copies nothing");
+        };
+        on.sim.refuse(Refusal::Never);
+        assert!(failed > 10, "{failed} allocations");
+        assert_eq!(child.stats().anon, before.anon);
+    });
+}
+
+/// A child does not have what it is not to have, and finds zeros where it is to find them; guards go with it.
+#[test]
+fn what_a_child_has_is_as_advised() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 6 * PAGE, MapFlags::POPULATE);
+        (0..6).for_each(|i| on.store(&parent, BASE + i * PAGE, 1 + i));
+        let advise = |page: u64, advise| parent.advise(BASE + page * PAGE, PAGE, advise).unwrap();
+        advise(1, Advise::DontFork);
+        advise(2, Advise::WipeOnFork);
+        advise(3, Advise::GuardInstall);
+        let child = parent.fork().unwrap();
+        let found = |space: &Space<'_, _>| {
+            (0..6).map(|i| on.cpu.enter(space).load_u64(BASE + i * PAGE).ok()).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&parent), [Some(1), Some(2), Some(3), None, Some(5), Some(6)]);
+        assert_eq!(found(&child), [Some(1), None, Some(0), None, Some(5), Some(6)]);
+        child.advise(BASE + 3 * PAGE, PAGE, Advise::GuardRemove).unwrap();
+        assert_eq!((found(&child)[3], found(&parent)[3]), (Some(0), None));
+    });
+}
+
+/// A page that is pinned when there is a child stays the parent's: what is written through the pin, before and after, the parent
+/// finds there, and writes beside it without a copy; the child has a copy of what was there.
+fn pinned_with_a_child(pages: u64, knob: Knob) {
+    x86(32 << 20, |on| {
+        on.machine.policy().set_global(knob);
+        let parent = on.space();
+        map(&parent, BASE, pages * PAGE, MapFlags::empty());
+        (0..pages).for_each(|page| on.store(&parent, BASE + page * PAGE, page + 1));
+        let pin = parent.pin(BASE + PAGE, Access::Write).unwrap();
+        pin.write(8, &10u64.to_ne_bytes());
+        let child = parent.fork().unwrap();
+        pin.write(16, &11u64.to_ne_bytes());
+        on.store(&parent, BASE + PAGE, 12);
+        let words = |space: &Space<'_, X86_64>| [0, 8, 16].map(|word| on.load(space, BASE + PAGE + word));
+        assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [2, 10, 0]));
+        assert_eq!(on.count(Counter::CowCopies), 0, "the parent keeps the page that is pinned");
+        on.store(&child, BASE + PAGE, 13);
+        assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [13, 10, 0]));
+        for page in (0..pages).filter(|page| *page != 1) {
+            assert_eq!(
+                (on.load(&parent, BASE + page * PAGE), on.load(&child, BASE + page * PAGE)),
+                (page + 1, page + 1)
+            );
+        }
+        drop(child);
+        pin.write(16, &14u64.to_ne_bytes());
+        assert_eq!(words(&parent), [12, 10, 14]);
+    });
+}
+
+#[test]
+fn a_pinned_page_is_copied_for_a_child() {
+    pinned_with_a_child(4, Knob::Never);
+    pinned_with_a_child(4, Knob::Always);
+    pinned_with_a_child(1024, Knob::Always);
+}
+
+/// Where there is no memory for the copy there is no child, and the parent goes on as if nothing had been.
+#[test]
+fn no_memory_for_a_copy_of_a_pinned_page() {
+    x86(16 << 20, |on| {
+        let parent = on.space();
+        map(&parent, BASE, 2 * PAGE, MapFlags::empty());
+        on.store(&parent, BASE, 1);
+        let pin = parent.pin(BASE, Access::Write).unwrap();
+        let mut failures = 0;
+        for nth in 1.. {
+            on.sim.refuse(Refusal::Nth(nth));
+            let forked = parent.fork();
+            on.sim.refuse(Refusal::Never);
+            match forked {
+                Err(ForkError::NoMemory(_)) => failures += 1,
+                Err(ForkError::TooManyReferences) => panic!("nothing is swapped out"),
+                Ok(_) => break,
+            }
+            pin.write(0, &nth.to_ne_bytes());
+            assert_eq!(on.load(&parent, BASE), nth);
+            on.store(&parent, BASE, nth + 1);
+        }
+        assert!(failures > 3, "the child takes a root, tables and the copy");
+    });
+}

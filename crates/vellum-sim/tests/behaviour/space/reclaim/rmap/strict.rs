@@ -1,0 +1,132 @@
+//! Which spaces reclaim asks about anonymous memory: all that may have it, and few others.
+
+use std::cell::Cell;
+
+use vellum::frame::Family;
+use vellum::memcg::MemcgId;
+use vellum::reclaim::reclaim;
+use vellum::space::Spaces;
+use vellum_sim::{Hostility, Silicon, Strict};
+
+use crate::fixtures::bench::{Bench, Setup, Space, USUAL, in_every_format, map};
+
+const BASE: u64 = 1 << 33;
+const CHILDREN: u64 = 12;
+
+in_every_format! {
+    memory_of_a_child_is_asked_of_that_child => of_a_child,
+    memory_of_a_parent_is_asked_of_the_parent_first => of_a_parent,
+    a_copy_that_one_child_brought_back_is_found_in_the_others => brought_back,
+    deep_families_are_found => deep,
+}
+
+/// Counts which spaces are shown.
+struct Counted<'s, 'm, A: Silicon> {
+    spaces: Vec<&'s Space<'m, A>>,
+    shown: Cell<usize>,
+}
+
+impl<'m, A: Silicon> Spaces<'m, Strict<A>, A> for Counted<'_, 'm, A> {
+    fn each(&self, visit: &mut dyn FnMut(&Space<'m, A>)) {
+        self.spaces[..].each(visit);
+    }
+
+    fn each_of(&self, family: Family, visit: &mut dyn FnMut(&Space<'m, A>) -> bool) {
+        self.spaces[..].each_of(family, &mut |space| {
+            self.shown.set(self.shown.get() + 1);
+            visit(space)
+        });
+    }
+}
+
+fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
+    crate::fixtures::bench::on(arch, Setup { slots: 4096, hostility: Hostility::NONE, ..USUAL }, test);
+}
+
+/// Reclaims all there is; returns how many spaces were shown for that.
+fn shown<'m, A: Silicon>(on: &Bench<'m, A>, spaces: Vec<&Space<'m, A>>) -> usize {
+    let spaces = Counted { spaces, shown: Cell::new(0) };
+    reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, u64::MAX).unwrap();
+    spaces.shown.get()
+}
+
+fn resident<A: Silicon>(spaces: &[Space<'_, A>]) -> u64 {
+    spaces.iter().map(|space| space.stats().anon).sum()
+}
+
+fn of_a_child<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let parent = on.space_of(MemcgId::ROOT);
+        map(&parent, BASE, CHILDREN * on.page);
+        let children: Vec<_> = (0..CHILDREN).map(|_| parent.fork().unwrap()).collect();
+        for (nth, child) in (0..).zip(&children) {
+            (0..CHILDREN).for_each(|page| on.store(child, BASE + page * on.page, 100 * nth + page));
+        }
+        let all = [&parent].into_iter().chain(&children).collect();
+        let shown = shown(on, all);
+        assert_eq!(resident(&children), 0);
+        // Each child a few times: whether its memory was used, and to have it out; and not by each
+        // of the others' pages.
+        assert!(shown as u64 <= 6 * CHILDREN, "{shown} spaces were asked");
+        for (nth, child) in (0..).zip(&children) {
+            (0..CHILDREN).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), 100 * nth + page));
+        }
+    });
+}
+
+fn of_a_parent<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let parent = on.space_of(MemcgId::ROOT);
+        map(&parent, BASE, 8 * on.page);
+        let children: Vec<_> = (0..CHILDREN).map(|_| parent.fork().unwrap()).collect();
+        (0..8).for_each(|page| on.store(&parent, BASE + page * on.page, page));
+        let all = [&parent].into_iter().chain(&children).collect();
+        // Its children might have it, but nothing is left to ask them about.
+        let shown = shown(on, all);
+        assert_eq!(parent.stats().anon, 0);
+        assert!((shown as u64) < CHILDREN, "{shown} spaces were asked");
+        (0..8).for_each(|page| assert_eq!(on.load(&parent, BASE + page * on.page), page));
+    });
+}
+
+fn brought_back<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let parent = on.space_of(MemcgId::ROOT);
+        map(&parent, BASE, 8 * on.page);
+        (0..8).for_each(|page| on.store(&parent, BASE + page * on.page, page));
+        let children = [parent.fork().unwrap(), parent.fork().unwrap()];
+        let all = || [&parent].into_iter().chain(&children).collect::<Vec<_>>();
+        shown(on, all());
+        for child in &children {
+            (0..8).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), page));
+        }
+        // They have the same folios, which one of them brought back.
+        assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().lru.iter().sum::<u64>(), {
+            8 << (on.page.ilog2() - 12)
+        });
+        shown(on, all());
+        assert_eq!(resident(&children), 0);
+        for child in &children {
+            (0..8).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), page));
+        }
+    });
+}
+
+fn deep<A: Silicon>(arch: A) {
+    on(arch, |on| {
+        let first = on.space_of(MemcgId::ROOT);
+        map(&first, BASE, 16 * on.page);
+        let mut line = vec![first];
+        for generation in 0..8 {
+            on.store(&line[generation], BASE + generation as u64 * on.page, generation as u64);
+            line.push(line[generation].fork().unwrap());
+        }
+        // What was first anybody's in the line, the last of it has too; whichever of the others
+        // have ended.
+        line.drain(2..6);
+        shown(on, line.iter().collect());
+        assert_eq!(resident(&line), 0);
+        let last = line.last().unwrap();
+        (0..8).for_each(|page| assert_eq!(on.load(last, BASE + page * on.page), page));
+    });
+}

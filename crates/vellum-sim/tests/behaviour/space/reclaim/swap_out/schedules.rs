@@ -1,0 +1,224 @@
+//! Memory that is swapped out, or comes back, while others use it, change it, or have it with a child.
+
+use vellum::arch::{Arch, Attrs, Kind};
+use vellum::space::{Access, Advise, FaultError, RemapFlags, RemapRequest};
+use vellum::vma::Prot;
+use vellum_sim::{Fault, Refusal};
+
+use crate::fixtures::schedules::one_space::{PAGES, Scene, counted, counts, out, together};
+use crate::fixtures::schedules::{PAGE, at};
+
+/// [`together`], of what is swapped out to begin with or not.
+fn at_once(
+    away: bool,
+    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+) {
+    let begin = move |on: &Scene<'_, '_>| {
+        if away {
+            out(on);
+            assert_eq!(on.swapped(on.space), PAGES);
+        }
+    };
+    together((1500, PAGES), begin, one, other, look);
+}
+
+#[test]
+fn stores_to_what_goes_out() {
+    at_once(false, out, counts, counted);
+}
+
+#[test]
+fn stores_to_what_goes_out_in_vain() {
+    let in_vain = |on: &Scene<'_, '_>| {
+        on.disk.refuse_writes(Refusal::Nth(2));
+        out(on);
+    };
+    at_once(false, in_vain, counts, counted);
+}
+
+#[test]
+fn two_swap_out_the_same() {
+    at_once(false, out, out, |on| on.holds(on.space, 0..PAGES));
+}
+
+#[test]
+fn two_bring_back_the_same() {
+    at_once(true, counts, |on| on.holds(on.space, (0..PAGES).rev()), counted);
+}
+
+/// Who brings back what somebody else has brought back, written and swapped out again meanwhile, does not bring back what it was.
+#[test]
+fn back_and_out_again_while_another_brings_it_back() {
+    let back_and_out = |on: &Scene<'_, '_>| {
+        counts(on);
+        out(on);
+    };
+    at_once(true, back_and_out, |on| on.holds(on.space, 0..PAGES), counted);
+}
+
+#[test]
+fn out_and_back_at_once() {
+    at_once(true, counts, out, counted);
+}
+
+#[test]
+fn what_comes_back_is_unmapped() {
+    let unmap = |on: &Scene<'_, '_>| on.space.unmap(at(1), 2 * PAGE).unwrap();
+    let read = |on: &Scene<'_, '_>| {
+        [1, 2].iter().for_each(|page| {
+            let found = on.load(on.space, *page);
+            assert!(
+                found == Ok(100 + page) || matches!(found, Err(Fault::Handler(FaultError::Unmapped(_)))),
+                "{found:?}"
+            );
+        });
+    };
+    for away in [true, false] {
+        at_once(away, unmap, if away { read } else { out }, |on| on.holds(on.space, [0, 3]));
+    }
+}
+
+#[test]
+fn what_comes_back_is_forgotten() {
+    let forget = |on: &Scene<'_, '_>| on.space.advise(at(1), 2 * PAGE, Advise::DontNeed).unwrap();
+    for away in [true, false] {
+        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        at_once(away, forget, other, |on| {
+            on.holds(on.space, [0, 3]);
+            assert_eq!((on.load(on.space, 1), on.load(on.space, 2)), (Ok(0), Ok(0)));
+        });
+    }
+}
+
+#[test]
+fn what_goes_out_or_comes_back_moves() {
+    let moves = |on: &Scene<'_, '_>| {
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let request = RemapRequest { addr: at(1), old_len: 2 * PAGE, new_len: 2 * PAGE, flags, new_addr: at(700) };
+        assert_eq!(on.space.remap(request), Ok(at(700)));
+    };
+    for away in [true, false] {
+        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        at_once(away, moves, other, |on| {
+            on.holds(on.space, [0, 3]);
+            assert_eq!((on.load(on.space, 700), on.load(on.space, 701)), (Ok(101), Ok(102)));
+        });
+    }
+}
+
+#[test]
+fn what_goes_out_or_comes_back_is_protected() {
+    let protect = |on: &Scene<'_, '_>| on.space.protect(at(1), 2 * PAGE, Prot::READ).unwrap();
+    for away in [true, false] {
+        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 2, 1, 0]) } else { out };
+        at_once(away, protect, other, |on| {
+            on.holds(on.space, 0..PAGES);
+            let denied = on.cpu.enter(on.space).store_u64(at(1), 0);
+            assert!(matches!(denied, Err(Fault::Handler(FaultError::Denied(_)))));
+            assert_eq!(on.cpu.enter(on.space).store_u64(at(0), 7), Ok(()));
+        });
+    }
+}
+
+#[test]
+fn what_goes_out_or_comes_back_is_locked() {
+    let lock = |on: &Scene<'_, '_>| on.space.lock(at(1), 2 * PAGE, false).unwrap();
+    for away in [true, false] {
+        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        at_once(away, lock, other, |on| {
+            let mut resident = [false; 2];
+            on.space.resident(at(1), 2 * PAGE, &mut resident).unwrap();
+            assert_eq!(resident, [true; 2], "locked memory is in memory");
+            on.holds(on.space, 0..PAGES);
+        });
+    }
+}
+
+/// Who has pinned a page and writes to it writes to what the space has.
+#[test]
+fn what_goes_out_or_comes_back_is_pinned() {
+    let pin = |on: &Scene<'_, '_>| {
+        let pin = on.space.pin(at(1), Access::Write).unwrap();
+        pin.write(0, &55u64.to_ne_bytes());
+        assert_eq!(on.load(on.space, 1), Ok(55));
+        pin.write(0, &66u64.to_ne_bytes());
+    };
+    for away in [true, false] {
+        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        at_once(away, pin, other, |on| {
+            on.holds(on.space, [0, 2, 3]);
+            assert_eq!(on.load(on.space, 1), Ok(66));
+        });
+    }
+}
+
+/// A child has what its parent had, wherever it was, and neither sees what the other writes.
+#[test]
+fn a_child_of_what_goes_out_or_comes_back() {
+    let fork = |on: &Scene<'_, '_>| {
+        let child = on.space.fork().unwrap();
+        on.holds(&child, 0..2);
+        let program = on.cpu.enter(&child);
+        (0..PAGES).for_each(|page| program.store_u64(at(page), 200 + page).unwrap());
+        (0..PAGES).for_each(|page| assert_eq!(program.load_u64(at(page)), Ok(200 + page)));
+    };
+    for away in [true, false] {
+        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        at_once(away, fork, other, |on| on.holds(on.space, 0..PAGES));
+    }
+}
+
+/// The same while what can't be written has its entries back: the child's memory is not the parent's to write to.
+#[test]
+fn a_child_of_what_goes_out_in_vain() {
+    let fork = |on: &Scene<'_, '_>| {
+        let child = on.space.fork().unwrap();
+        let program = on.cpu.enter(on.space);
+        (0..PAGES).for_each(|page| program.store_u64(at(page), 300 + page).unwrap());
+        on.holds(&child, 0..PAGES);
+    };
+    let in_vain = |on: &Scene<'_, '_>| {
+        on.disk.refuse_writes(Refusal::From(1));
+        out(on);
+    };
+    at_once(false, fork, in_vain, |on| {
+        (0..PAGES).for_each(|page| assert_eq!(on.load(on.space, page), Ok(300 + page)));
+    });
+}
+
+/// A device is emptied while programs bring the same back.
+#[test]
+fn a_device_is_emptied_while_programs_go_on() {
+    let off = |on: &Scene<'_, '_>| {
+        on.machine.swaps().close(on.sim, 0).unwrap();
+        assert_eq!(on.space.swap_off(0), Ok(()));
+        assert_eq!(on.swapped(on.space), 0);
+    };
+    at_once(true, off, counts, counted);
+}
+
+/// What was written since somebody asked is told, whatever was away meanwhile.
+#[test]
+fn what_was_written_is_asked_for_while_it_goes_out_or_comes_back() {
+    let ask = |on: &Scene<'_, '_>| {
+        on.space.track_writes().unwrap();
+        on.cpu.enter(on.space).store_u64(at(1), 9).unwrap();
+    };
+    for away in [true, false] {
+        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        at_once(away, ask, other, |on| {
+            let mut written = Vec::new();
+            let arch = on.space.arch();
+            on.space.runs(vellum::addr::VirtRange { start: at(0), end: at(PAGES) }, |run| {
+                let attrs = if run.kind == Kind::Swap { arch.swapped(run.raw).attrs } else { run.attrs(arch) };
+                let first = (run.va - at(0)) / PAGE;
+                written.extend((first..first + run.len as u64).filter(|_| attrs.contains(Attrs::SOFT_DIRTY)));
+            });
+            assert_eq!(written, [1]);
+            assert_eq!(on.load(on.space, 1), Ok(9));
+            on.holds(on.space, [0, 2, 3]);
+        });
+    }
+}

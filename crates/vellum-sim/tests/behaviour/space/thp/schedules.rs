@@ -1,0 +1,256 @@
+//! Memory becomes one large folio, or one that is mapped in part becomes several, while others use it, change it, or have it with a child.
+
+use vellum::frame::policy::Knob;
+use vellum::memcg::MemcgId;
+use vellum::reclaim::reclaim;
+use vellum::space::{Access, Advise, AdviseError, CollapseLimits, FaultError, RemapFlags, RemapRequest};
+use vellum::stats::{Counter, SizeCounter};
+use vellum::vma::Prot;
+use vellum_sim::Fault;
+
+use crate::fixtures::schedules::one_space::{PAGES, Scene, counted, counts, out, together};
+use crate::fixtures::schedules::{PAGE, at};
+
+/// Pages of a huge page.
+const HUGE: u64 = 512;
+
+/// What is done to the pages meanwhile.
+#[derive(Clone, Copy, PartialEq)]
+enum Pieces {
+    /// They become a huge folio, mapped by one entry in the place of a table.
+    Huge,
+    /// They become a folio that a part of a table maps.
+    Four,
+    /// All of it but the second is a folio that is split.
+    Split,
+    /// The same without its last page, when the first was moved to where another table maps it.
+    Apart,
+}
+
+const ALL: [Pieces; 4] = [Pieces::Huge, Pieces::Four, Pieces::Split, Pieces::Apart];
+/// Where that page is.
+const AWAY: u64 = 1600;
+
+impl Pieces {
+    fn begin(self, on: &Scene<'_, '_>) {
+        if self != Pieces::Huge {
+            on.machine.policy().set(2, Knob::Always);
+        }
+        if matches!(self, Pieces::Split | Pieces::Apart) {
+            on.space.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+            let program = on.cpu.enter(on.space);
+            (0..PAGES).for_each(|page| program.store_u64(at(page), 100 + page).unwrap());
+            on.space.advise(at(1), PAGE, Advise::DontNeed).unwrap();
+        }
+        if self == Pieces::Apart {
+            on.space.advise(at(3), PAGE, Advise::DontNeed).unwrap();
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
+            let request = RemapRequest { addr: at(0), old_len: PAGE, new_len: PAGE, flags, new_addr: at(AWAY) };
+            assert_eq!(on.space.remap(request), Ok(at(AWAY)));
+        }
+    }
+
+    /// The pages whose contents are to be looked at.
+    fn pages(self) -> impl Iterator<Item = u64> + Clone {
+        (0..PAGES).filter(move |page| match self {
+            Pieces::Huge | Pieces::Four => true,
+            Pieces::Split => *page != 1,
+            Pieces::Apart => *page == 2,
+        })
+    }
+
+    fn act(self, on: &Scene<'_, '_>) {
+        match self {
+            // Somebody may have taken it away, or be at it.
+            Pieces::Huge => match on.space.advise(at(0), HUGE * PAGE, Advise::Collapse) {
+                Ok(()) | Err(AdviseError::Collapse(_) | AdviseError::NotMapped) => {}
+                error => panic!("{error:?}"),
+            },
+            Pieces::Four => drop(on.space.collapse_some(0, 4096, &CollapseLimits::default()).unwrap()),
+            Pieces::Split | Pieces::Apart => {
+                reclaim(on.machine, [on.space].as_slice(), MemcgId::ROOT, 1).unwrap();
+            }
+        }
+    }
+
+    /// Whether it was done.
+    fn done(self, on: &Scene<'_, '_>) -> bool {
+        let (counter, order) = match self {
+            Pieces::Huge => (SizeCounter::Collapsed, 9),
+            Pieces::Four => (SizeCounter::Collapsed, 2),
+            Pieces::Split | Pieces::Apart => (SizeCounter::Split, 2),
+        };
+        on.machine.size_counter(counter, order) > 0
+    }
+}
+
+/// A store to what goes to another folio copies the page, and has a reference to the folio
+/// meanwhile. So reclaim leaves the folio where it is, and queues it again, to split it when nothing
+/// is in the way; or the store is the last to have it, and frees it. Returns whether that was so.
+fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
+    let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
+    if usage.deferred > 0 {
+        Pieces::Apart.act(on);
+        assert!(Pieces::Apart.done(on), "nothing is in the way");
+    }
+    on.machine.counter(Counter::CowCopies) == 1
+}
+
+/// All memory that is charged is mapped.
+fn no_folio_is_mapped_in_part(on: &Scene<'_, '_>) {
+    let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
+    let listed = usage.lru.iter().sum::<u64>() * PAGE;
+    assert_eq!((usage.deferred, listed), (0, on.space.stats().anon), "bytes listed, and mapped");
+}
+
+/// This is done while something else is, and the pages hold then what they should.
+fn meanwhile(
+    pieces: Pieces,
+    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+) {
+    let mapped = if pieces == Pieces::Huge { HUGE } else { PAGES };
+    let act = move |on: &Scene<'_, '_>| pieces.act(on);
+    let look = move |on: &Scene<'_, '_>| {
+        look(on);
+        if pieces == Pieces::Apart {
+            assert_eq!(on.load(on.space, AWAY), Ok(100));
+        }
+    };
+    together((400, mapped), move |on| pieces.begin(on), act, other, look);
+}
+
+#[test]
+fn stores() {
+    for pieces in [Pieces::Huge, Pieces::Four] {
+        meanwhile(pieces, counts, move |on| {
+            assert!(pieces.done(on), "nothing was in the way");
+            counted(on);
+        });
+    }
+    for pieces in [Pieces::Split, Pieces::Apart] {
+        let count = move |on: &Scene<'_, '_>| {
+            let program = on.cpu.enter(on.space);
+            (0..3).for_each(|n| pieces.pages().for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n))));
+        };
+        meanwhile(pieces, count, move |on| {
+            let copied = pieces == Pieces::Apart && copied_meanwhile(on);
+            assert!(pieces.done(on) || copied, "nothing was in the way");
+            no_folio_is_mapped_in_part(on);
+            on.holds(on.space, pieces.pages());
+            let program = on.cpu.enter(on.space);
+            pieces.pages().for_each(|page| assert_eq!(program.load_u64(at(page) + 8), Ok(3)));
+        });
+    }
+}
+
+/// Pages that nobody had touched are touched now, one of them in a block that is about to be copied.
+#[test]
+fn first_touches() {
+    for pieces in ALL {
+        let touch = |on: &Scene<'_, '_>| {
+            let program = on.cpu.enter(on.space);
+            [1, PAGES - 1].iter().for_each(|page| program.store_u64(at(*page) + 16, 5).unwrap());
+        };
+        meanwhile(pieces, touch, move |on| {
+            on.holds(on.space, pieces.pages());
+            let program = on.cpu.enter(on.space);
+            [1, PAGES - 1].iter().for_each(|page| assert_eq!(program.load_u64(at(*page) + 16), Ok(5)));
+        });
+    }
+}
+
+#[test]
+fn twice_at_once() {
+    for pieces in ALL {
+        meanwhile(pieces, move |on| pieces.act(on), move |on| on.holds(on.space, pieces.pages()));
+    }
+}
+
+/// A child has what its parent had, and neither sees what the other writes.
+#[test]
+fn a_child() {
+    for pieces in ALL {
+        let fork = move |on: &Scene<'_, '_>| {
+            let child = on.space.fork().unwrap();
+            on.holds(&child, pieces.pages());
+            let program = on.cpu.enter(&child);
+            pieces.pages().for_each(|page| program.store_u64(at(page), 200 + page).unwrap());
+            pieces.pages().for_each(|page| assert_eq!(program.load_u64(at(page)), Ok(200 + page)));
+        };
+        meanwhile(pieces, fork, move |on| on.holds(on.space, pieces.pages()));
+    }
+}
+
+/// Who has pinned a page and writes to it writes to what the space has.
+#[test]
+fn a_pin() {
+    for pieces in ALL {
+        let pin = |on: &Scene<'_, '_>| {
+            let pin = on.space.pin(at(2), Access::Write).unwrap();
+            pin.write(0, &55u64.to_ne_bytes());
+            assert_eq!(on.load(on.space, 2), Ok(55));
+            pin.write(0, &66u64.to_ne_bytes());
+        };
+        meanwhile(pieces, pin, move |on| {
+            on.holds(on.space, pieces.pages().filter(|page| *page != 2));
+            assert_eq!(on.load(on.space, 2), Ok(66));
+        });
+    }
+}
+
+#[test]
+fn swapping_out() {
+    for pieces in ALL {
+        let out_and_back = |on: &Scene<'_, '_>| {
+            out(on);
+            assert_eq!(on.load(on.space, 2), Ok(102));
+        };
+        meanwhile(pieces, out_and_back, move |on| on.holds(on.space, pieces.pages()));
+    }
+}
+
+#[test]
+fn unmapping_and_forgetting() {
+    for pieces in ALL {
+        let unmap = |on: &Scene<'_, '_>| on.space.unmap(at(2), PAGE).unwrap();
+        meanwhile(pieces, unmap, move |on| {
+            on.holds(on.space, pieces.pages().filter(|page| *page != 2));
+            let found = on.load(on.space, 2);
+            assert!(matches!(found, Err(Fault::Handler(FaultError::Unmapped(_)))), "{found:?}");
+        });
+        let forget = |on: &Scene<'_, '_>| on.space.advise(at(2), PAGE, Advise::DontNeed).unwrap();
+        meanwhile(pieces, forget, move |on| {
+            on.holds(on.space, pieces.pages().filter(|page| *page != 2));
+            assert_eq!(on.load(on.space, 2), Ok(0));
+        });
+    }
+}
+
+#[test]
+fn other_rights() {
+    for pieces in ALL {
+        let protect = |on: &Scene<'_, '_>| on.space.protect(at(2), PAGE, Prot::READ).unwrap();
+        meanwhile(pieces, protect, move |on| {
+            on.holds(on.space, pieces.pages());
+            let denied = on.cpu.enter(on.space).store_u64(at(2), 0);
+            assert!(matches!(denied, Err(Fault::Handler(FaultError::Denied(_)))));
+            assert_eq!(on.cpu.enter(on.space).store_u64(at(0), 7), Ok(()));
+        });
+    }
+}
+
+#[test]
+fn moving() {
+    for pieces in ALL {
+        let moves = |on: &Scene<'_, '_>| {
+            let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+            let request = RemapRequest { addr: at(2), old_len: PAGE, new_len: PAGE, flags, new_addr: at(1700) };
+            assert_eq!(on.space.remap(request), Ok(at(1700)));
+        };
+        meanwhile(pieces, moves, move |on| {
+            on.holds(on.space, pieces.pages().filter(|page| *page != 2));
+            assert_eq!(on.load(on.space, 1700), Ok(102));
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! What is in slots as well becomes one folio, or several, while others find it by its slots, use it, change it, or have it with a child.
+
+use vellum::frame::policy::Knob;
+use vellum::space::{Advise, CollapseLimits, MapFlags, RemapFlags, RemapRequest};
+
+use crate::fixtures::schedules::family::{Scene, family};
+use crate::fixtures::schedules::{PAGE, Space, at, fixed};
+
+/// A folio of four pages.
+const ORDER: u8 = 2;
+const PAGES: u64 = 1 << ORDER;
+
+/// What is done to pages that the parent has read after both were swapped out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pieces {
+    /// All but the second are split.
+    Split,
+    /// The first, and the last, which was moved to where another table maps it, go to folios of their own.
+    Apart,
+    /// They are four folios, and become one.
+    Collapse,
+}
+
+/// Where that page is.
+const AWAY: u64 = 1600;
+const ALL: [Pieces; 3] = [Pieces::Split, Pieces::Apart, Pieces::Collapse];
+
+impl Pieces {
+    fn begin(self, on: &Scene<'_, '_>) {
+        on.reclaim(u64::MAX);
+        if self == Pieces::Collapse {
+            [1, ORDER].iter().for_each(|order| on.machine.policy().set(*order, Knob::Never));
+        }
+        on.holds(on.parent, 0..PAGES);
+        let slot = |pfn| on.machine.swaps().slot_of(on.machine.platform(), pfn);
+        assert!(on.frames(on.parent).into_iter().all(|pfn| slot(pfn).is_some()), "they were read");
+        let order = on.machine.frames().head(on.frames(on.parent)[1]).1.order();
+        assert_eq!(order, if self == Pieces::Collapse { 0 } else { ORDER });
+        match self {
+            Pieces::Split => on.parent.advise(at(1), PAGE, Advise::DontNeed).unwrap(),
+            Pieces::Apart => {
+                let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+                let request = RemapRequest { addr: at(3), old_len: PAGE, new_len: PAGE, flags, new_addr: at(AWAY) };
+                assert_eq!(on.parent.remap(request), Ok(at(AWAY)));
+                on.parent.map(fixed(3, 1, MapFlags::empty())).unwrap();
+                on.parent.advise(at(1), 2 * PAGE, Advise::DontNeed).unwrap();
+            }
+            Pieces::Collapse => on.machine.policy().set(ORDER, Knob::Always),
+        }
+    }
+
+    fn act(self, on: &Scene<'_, '_>) {
+        if self == Pieces::Collapse {
+            let limits = CollapseLimits { none: 512, swapped: 512, shared: 512 };
+            on.parent.collapse_some(0, 4096, &limits).unwrap();
+        } else {
+            on.reclaim(1);
+        }
+    }
+
+    /// What the parent has kept.
+    fn parents(self) -> impl Iterator<Item = u64> {
+        (0..PAGES).filter(move |page| match self {
+            Pieces::Split => *page != 1,
+            Pieces::Apart => *page == 0,
+            Pieces::Collapse => true,
+        })
+    }
+}
+
+/// Each is done while something else is; then all slots are had, and pages hold what they should, also when they come back once more.
+fn meanwhile(
+    other: impl Fn(&Scene<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
+    look: impl Fn(&Scene<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
+) {
+    for pieces in ALL {
+        let look = move |on: &Scene<'_, '_>| {
+            if pieces == Pieces::Apart {
+                assert_eq!(on.load(on.parent, AWAY), 103);
+            }
+            look(on, pieces);
+        };
+        let look = move |on: &Scene<'_, '_>| {
+            on.slots_are_had();
+            look(on);
+            on.slots_are_had();
+            on.reclaim(u64::MAX);
+            on.slots_are_had();
+            look(on);
+        };
+        let other = move |on: &Scene<'_, '_>| other(on, pieces);
+        family((200, ORDER), move |on| pieces.begin(on), move |on| pieces.act(on), other, look);
+    }
+}
+
+fn as_they_were(on: &Scene<'_, '_>, pieces: Pieces) {
+    on.holds(on.parent, pieces.parents());
+    on.holds(on.child, 0..PAGES);
+}
+
+/// Other values, of all pages.
+fn write(on: &Scene<'_, '_>, space: &Space<'_>) {
+    (0..PAGES).for_each(|page| on.store(space, page, 300 + page));
+}
+
+fn written(on: &Scene<'_, '_>, space: &Space<'_>) {
+    (0..PAGES).for_each(|page| assert_eq!(on.load(space, page), 300 + page));
+}
+
+fn forget(space: &Space<'_>) {
+    space.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+}
+
+#[test]
+fn a_child_finds_it_by_its_slots() {
+    meanwhile(|on, _| on.holds(on.child, 0..PAGES), as_they_were);
+}
+
+#[test]
+fn a_child_writes() {
+    meanwhile(
+        |on, _| write(on, on.child),
+        |on, pieces| {
+            on.holds(on.parent, pieces.parents());
+            written(on, on.child);
+        },
+    );
+}
+
+#[test]
+fn the_parent_writes() {
+    meanwhile(
+        |on, _| write(on, on.parent),
+        |on, _| {
+            written(on, on.parent);
+            on.holds(on.child, 0..PAGES);
+        },
+    );
+}
+
+#[test]
+fn the_parent_forks() {
+    let fork = |on: &Scene<'_, '_>, pieces: Pieces| {
+        let child = on.parent.fork().unwrap();
+        on.holds(&child, pieces.parents());
+        write(on, &child);
+        written(on, &child);
+    };
+    meanwhile(fork, as_they_were);
+}
+
+#[test]
+fn the_parent_forgets() {
+    meanwhile(
+        |on, _| forget(on.parent),
+        |on, _| {
+            (0..PAGES).for_each(|page| assert_eq!(on.load(on.parent, page), 0));
+            on.holds(on.child, 0..PAGES);
+        },
+    );
+}
+
+#[test]
+fn the_child_forgets() {
+    meanwhile(
+        |on, _| forget(on.child),
+        |on, pieces| {
+            on.holds(on.parent, pieces.parents());
+            (0..PAGES).for_each(|page| assert_eq!(on.load(on.child, page), 0));
+        },
+    );
+}

@@ -1,0 +1,150 @@
+//! What a third CPU sees, whose TLB still has what two others change.
+
+use shuttle::sync::atomic::{AtomicBool, Ordering};
+use shuttle::thread;
+use vellum::Machine;
+use vellum::frame::policy::Knob;
+use vellum::space::{Advise, CollapseLimits, FaultError, MapFlags};
+use vellum_sim::{Cpu, Disk, Fault, Strict};
+
+use crate::fixtures::schedules::{PAGE, Space, at, check, every, fixed, space, strict};
+
+/// What the third CPU has a translation of.
+#[derive(Clone, Copy)]
+enum Had {
+    /// Two pages of zeros that one fault will take away together.
+    Zeros,
+    Written,
+    /// The same, when a child had it as well, so that nobody may write it in place.
+    Shared,
+    /// The same, in a folio of its own, which may go.
+    Lazy,
+}
+
+/// A CPU that has a translation of page 1 cached, and uses it when another one says that it is done: `first` and `then` run on
+/// two more CPUs, and whatever `first` is in the middle of, after `then` this CPU must see what `see` expects.
+fn seen_by_a_third(
+    had: Had,
+    first: impl Fn(&Space<'_>, &Ran<'_>) + Clone + Send + Sync + 'static,
+    then: impl Fn(&Space<'_>, &Ran<'_>) + Clone + Send + Sync + 'static,
+    see: impl Fn(Result<u64, Fault<FaultError>>) -> bool + Clone + Send + Sync + 'static,
+) {
+    let run = move || {
+        let sim = strict();
+        let boot = sim.cpu(0);
+        let machine = Machine::boot(&sim, Default::default()).unwrap();
+        machine.policy().set(2, Knob::Always);
+        let disk = Disk::new(1);
+        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        unsafe { machine.swaps().attach(machine.frames(), &disk, 64, 0) }.unwrap();
+        let space = space(&machine);
+        space.map(fixed(0, 4, MapFlags::empty())).unwrap();
+        // So that the table stays whatever happens to the others.
+        space.map(fixed(40, 1, MapFlags::POPULATE)).unwrap();
+        let (ready, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        let wait = |flag: &AtomicBool| {
+            while !flag.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|s| {
+            s.spawn(|| {
+                let cpu = sim.cpu(2);
+                let program = cpu.enter(&space);
+                match had {
+                    Had::Zeros => assert_eq!((program.load_u64(at(1)), program.load_u64(at(2))), (Ok(0), Ok(0))),
+                    Had::Written => program.store_u64(at(1), 1).unwrap(),
+                    Had::Shared => {
+                        program.store_u64(at(1), 1).unwrap();
+                        drop(space.fork().unwrap());
+                        assert_eq!(program.load_u64(at(1)), Ok(1));
+                    }
+                    Had::Lazy => {
+                        machine.policy().set(2, Knob::Never);
+                        [0, 1].iter().for_each(|page| program.store_u64(at(*page), 1).unwrap());
+                        machine.policy().set(2, Knob::Always);
+                        space.advise(at(1), PAGE, Advise::Free).unwrap();
+                        assert_eq!(program.load_u64(at(1)), Ok(1));
+                    }
+                }
+                ready.store(true, Ordering::SeqCst);
+                wait(&done);
+                let seen = program.load_u64(at(1));
+                assert!(see(seen), "CPU 2 sees {seen:?}");
+            });
+            s.spawn(|| {
+                let cpu = sim.cpu(1);
+                wait(&ready);
+                then(&space, &Ran(&cpu));
+                done.store(true, Ordering::SeqCst);
+            });
+            wait(&ready);
+            first(&space, &Ran(&boot));
+        });
+        check(&space);
+        drop(space);
+        drop(boot);
+    };
+    every(run);
+}
+
+/// The CPU that something runs on.
+struct Ran<'c>(&'c Cpu<'c, Strict>);
+
+/// When memory was forgotten, nobody sees what was in it: not even if another CPU was about to forget the same, and had
+/// taken it out of the page table before.
+#[test]
+fn forgetting_what_another_cpu_forgets() {
+    let forget = |space: &Space<'_>, _: &Ran<'_>| space.advise(at(1), PAGE, Advise::DontNeed).unwrap();
+    seen_by_a_third(Had::Written, forget, forget, |seen| seen == Ok(0));
+}
+
+/// When memory was unmapped, nobody reaches it.
+#[test]
+fn unmapping_what_another_cpu_forgets() {
+    seen_by_a_third(
+        Had::Written,
+        |space, _| {
+            // The page may be unmapped already.
+            let _ = space.advise(at(1), PAGE, Advise::DontNeed);
+        },
+        |space, _| space.unmap(at(1), PAGE).unwrap(),
+        |seen| seen == Err(Fault::Handler(FaultError::Unmapped(at(1)))),
+    );
+}
+
+/// A store is seen by all that hear of it, though they had zeros there that another CPU is about to take away.
+#[test]
+fn writing_to_zeros_that_another_cpu_replaces() {
+    seen_by_a_third(
+        Had::Zeros,
+        |space, cpu| cpu.0.enter(space).store_u64(at(2), 5).unwrap(),
+        |space, cpu| cpu.0.enter(space).store_u64(at(1), 7).unwrap(),
+        |seen| seen == Ok(7),
+    );
+}
+
+/// The same where it went out meanwhile, and came back to be written.
+#[test]
+fn writing_to_what_another_cpu_swaps_out() {
+    seen_by_a_third(
+        Had::Shared,
+        |space, _| space.advise(at(0), 4 * PAGE, Advise::PageOut).unwrap(),
+        |space, cpu| cpu.0.enter(space).store_u64(at(1), 7).unwrap(),
+        |seen| seen == Ok(7),
+    );
+}
+
+/// The same where it is dropped, and all around it becomes one folio, with zeros there.
+#[test]
+fn collapsing_and_writing_to_what_another_cpu_drops() {
+    seen_by_a_third(
+        Had::Lazy,
+        |space, _| space.advise(at(1), PAGE, Advise::PageOut).unwrap(),
+        |space, cpu| {
+            space.collapse_some(0, 4096, &CollapseLimits::default()).unwrap();
+            cpu.0.enter(space).store_u64(at(1), 7).unwrap();
+        },
+        |seen| seen == Ok(7),
+    );
+}
