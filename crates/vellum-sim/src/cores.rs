@@ -1,12 +1,15 @@
 //! The translation caches of real cores.
 //!
-//! Vendors publish how many entries there are, seldom how many ways, and hardly ever what caches walks. Every model says in
-//! [`TlbModel::source`] where its numbers come from (by whom they are quoted, where the vendor's own text was not at hand), and
-//! which are assumed. All replace the least recently used entry, whatever the core does; loads and stores share a data side.
+//! Vendors publish how many entries there are, seldom how many ways, and hardly ever the caches of
+//! walks. [`TlbModel::source`] of every model cites the source of its numbers (and the text that
+//! quotes it where the vendor's own was not at hand), and lists the assumed ones. All models
+//! replace the least recently used entry, whatever the core does; loads and stores share a data
+//! side.
 
 use crate::model::{ALL, CODE, DATA, PagingCache, TlbModel, bank, paging};
 
-/// What Arm's cores hold: pages and blocks of all granules. Whatever is larger is held in parts.
+/// Sizes that the TLBs of Arm's cores hold: pages and contpte blocks of all granules. A larger leaf
+/// is held in parts.
 const ARM_CODE: &[u32] = &[12, 14, 16, 21, 25];
 const ARM_DATA: &[u32] = &[12, 14, 16, 21, 25, 29];
 const ARM_BOTH: &[u32] = &[12, 14, 16, 21, 25, 29, 30];
@@ -101,7 +104,7 @@ impl TlbModel {
         INTEL_WALKS,
     );
 
-    /// AMD Zen 4, which finds 16 KiB that are contiguous by itself.
+    /// AMD Zen 4, which coalesces 16 KiB of contiguous pages without a mark in the tables.
     pub const ZEN_4: TlbModel = TlbModel::fixed(
         "zen-4",
         "Chips and Cheese on Zen 4: instruction 64 (all sizes) and 512 (4K, 2M); data 72 (all sizes) and 3072, 24-way (4K, \
@@ -140,7 +143,7 @@ impl TlbModel {
         const { &[paging(2, 256), paging(3, 16), paging(4, 16)] },
     );
 
-    /// All of them.
+    /// All models of this module.
     pub const CORES: &[TlbModel] = const {
         &[
             TlbModel::CORTEX_A76,

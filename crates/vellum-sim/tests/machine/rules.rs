@@ -773,7 +773,7 @@ fn a_report_tells_the_history() {
         "while: Freed(",
         "[freeing too early]",
         "CPU 1 Allocated(",
-        "entry 0 of table",
+        "entry 0 of page table",
         "level 1, 0x500000000000 of space 1",
         "Store pfn:",
         "[a page fault]",

@@ -92,7 +92,7 @@ fn faults<A: Silicon>(
     after: After,
 ) -> Option<u32> {
     let config = Config::with_arch(arch, 16 << 20).tlb(TlbModel::SMALL);
-    let machine = if software { config.leaves_records() } else { config }.fast().unwrap();
+    let machine = if software { config.software_ad_bits() } else { config }.fast().unwrap();
     let cpu = machine.cpu(0);
     let space = Space { machine: &machine, arch, fix: Cell::new((1, 0)), after, faults: Cell::new(0) };
     for level in 2..=arch.levels() {

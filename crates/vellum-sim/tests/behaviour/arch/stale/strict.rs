@@ -77,7 +77,7 @@ impl<P: Platform> SwapDevice<P> for Hooked {
 /// Run a test on one machine, with folios of `order`.
 fn on<A: Silicon>(arch: A, order: u8, records: bool, hostility: Hostility, test: impl FnOnce(&Bench<'_, A>)) {
     let config = Config::with_arch(arch, 64 << 20).cpus(3);
-    let config = if records { config.leaves_records() } else { config };
+    let config = if records { config.software_ad_bits() } else { config };
     let sim = config.strict(Strictness::new(7).hostility(hostility)).unwrap();
     let (one, two) = (sim.cpu(1), sim.cpu(0));
     let machine = Machine::boot(&sim, Default::default()).unwrap();

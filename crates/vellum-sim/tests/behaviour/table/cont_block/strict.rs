@@ -86,10 +86,10 @@ macro_rules! in_every_format {
             scene(Aarch64::granule_64k().wide(), 1, $hostility, $check);
             scene(Riscv64::sv39().with_napot(), 1, $hostility, $check);
             for arch in [Aarch64::granule_4k(), Aarch64::granule_16k().with_bbm2()] {
-                scene_on(Config::with_arch(arch, 96 << 20).leaves_records(), arch, 1, $hostility, $check);
+                scene_on(Config::with_arch(arch, 96 << 20).software_ad_bits(), arch, 1, $hostility, $check);
             }
             let arch = Riscv64::sv57().with_napot().with_vvptc();
-            scene_on(Config::with_arch(arch, 96 << 20).leaves_records(), arch, 1, $hostility, $check);
+            scene_on(Config::with_arch(arch, 96 << 20).software_ad_bits(), arch, 1, $hostility, $check);
         }
     )*};
 }
