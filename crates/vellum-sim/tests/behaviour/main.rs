@@ -1,4 +1,22 @@
 //! The engine's behaviour, by operation.
+//!
+//! The folders follow the engine's (`vellum/src`), down to the operation. In the folder of an operation
+//! a file is named by the technique of its tests:
+//!
+//! | file | technique |
+//! |---|---|
+//! | `strict` | one CPU at work on the strict machine, which checks every event of the engine |
+//! | `schedules` | several CPUs, mostly under a deterministic scheduler |
+//! | `random` | random operations against a model |
+//! | `refusals` | one request refused at a time: allocations, slots, references, device I/O |
+//! | `fast` | the fast machine, for tests that need many CPUs, much memory or many rounds |
+//!
+//! Two folders belong to no single operation: `random` (operations on the whole engine against a
+//! model of plain maps, and `./x fuzz`), and `liveness` (every operation ends beside all others).
+//! `fixtures` holds machines, models and helpers that several files use.
+//!
+//! All of it is one test target, because each target compiles the engine anew for every machine and
+//! every format of page tables.
 
 mod fixtures;
 

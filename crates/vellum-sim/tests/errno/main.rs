@@ -1,7 +1,7 @@
-//! What the engine answers to bad input, at edges and at limits, beside what the kernel of this machine answers to the same
-//! calls; and which VMAs both have afterwards.
+//! Compares the engine's answers to bad input, at edges and at limits with those of this machine's
+//! Linux to the same calls, and the VMAs of both afterwards.
 //!
-//! Linux on x86-64 is the measure, so elsewhere there is nothing to compare with.
+//! The reference is Linux on x86-64, so elsewhere there is nothing to compare with.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -18,9 +18,9 @@ use fixtures::kernel::{Answers, Expect, PAGE, Row, Vma};
 use fixtures::linux::{lowest, most_vmas};
 use fixtures::{engine, linux};
 
-/// Ask both, and say where they don't answer as expected.
+/// Makes the calls of each row on both kernels, and fails if the answers are not as expected.
 fn compare(rows: &[Row]) {
-    // Once, and here: a child's answer would be forgotten with the child.
+    // In this process, because the answer of a child process would be lost with it.
     lowest();
     let mut wrong = Vec::new();
     for row in rows {
@@ -55,7 +55,7 @@ fn compare(rows: &[Row]) {
     );
 }
 
-/// Why this machine's Linux can't be asked.
+/// Returns why the row can't be run on this machine's Linux.
 fn skipped(row: &Row) -> Option<&'static str> {
     let promises = row.name.contains("more than the machine has");
     if promises && linux::setting("/proc/sys/vm/overcommit_memory") != Some(0) {
@@ -160,7 +160,7 @@ fn vmas_split_and_merge_as_in_linux() {
         let calls = geometry::calls(seed, 120);
         let engine: Vec<Vec<Vma>> =
             engine::ask(Default::default(), |kernel| calls.iter().map(|call| geometry::vmas(kernel, *call)).collect());
-        // Answers are numbers: how many VMAs, and three for each.
+        // Answers are numbers: the number of VMAs, and three for each.
         let linux = linux::ask(Default::default(), |kernel| {
             calls.iter().flat_map(|call| numbers(&geometry::vmas(kernel, *call))).collect()
         });

@@ -1,5 +1,5 @@
-//! Planted faults with contiguous blocks, in both architectures that have them: a memory manager that breaks a rule and is
-//! caught, and one that does the same thing rightly and is not.
+//! Rules for contiguous blocks, in both architectures that have them. For each rule, a memory
+//! manager that breaks it is caught, and one that does the same thing correctly is not.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -30,26 +30,27 @@ fn run_with<A: Silicon>(
     machine.on_cpu(0, || {
         let tiny = Tiny::new(&machine);
         let space = Space::with_arch(&tiny, arch, 1, VirtRange::new(BASE, 64 * BLOCK).unwrap());
-        // Its table has an entry that nobody touches, and so is never empty.
+        // An entry that no test touches keeps the page table from being empty.
         space.map(BASE + 8 * BLOCK, tiny.frame(), FULL, 1);
         test(&machine, &space);
     });
     machine.violations().iter().map(|v| v.rule).collect()
 }
 
-/// The fault must be found however the hardware behaves, and nothing else with it at first.
+/// Fails unless the fault is the first violation, with hardware that does only what programs ask
+/// for.
 fn caught<A: Silicon>(arch: A, rule: Rule, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
     let rules = run(arch, Strictness::new(1).hostility(Hostility::NONE), test);
     assert_eq!(rules.first(), Some(&rule), "all: {rules:?}");
 }
 
-/// The fault must be found if the hardware is hostile enough, and soon.
+/// Fails unless the fault is found by hostile hardware within 20 seeds.
 fn caught_by_hostility<A: Silicon>(arch: A, rule: Rule, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
     let found = |seed| run(arch, Strictness::new(seed).hostility(Hostility::WORST), &test).first().copied();
     assert_eq!((0..20).find_map(found), Some(rule));
 }
 
-/// Nothing may be found, however the hardware behaves.
+/// Fails if any violation is found, with any hostility.
 fn clean<A: Silicon>(arch: A, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
     for hostility in [Hostility::NONE, Hostility::USUAL, Hostility::WORST] {
         for seed in 0..10 {
@@ -59,7 +60,7 @@ fn clean<A: Silicon>(arch: A, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
     }
 }
 
-/// Run `act` while a program runs in the space on CPU 1, with that CPU already told.
+/// Runs `act` while a program runs in the space on CPU 1.
 fn beside<A: Silicon>(
     m: &Strict<A>,
     s: &Scene<'_, '_, A>,
@@ -74,7 +75,7 @@ fn block() -> VirtRange {
     VirtRange::new(BASE, BLOCK).unwrap()
 }
 
-/// Every test below, in a format of each architecture.
+/// Runs every test below in a format of each architecture.
 macro_rules! in_each_format {
     ($($test:ident),* $(,)?) => {
         mod aarch64 {
@@ -103,7 +104,7 @@ in_each_format!(
     written_by_who_is_alone,
 );
 
-/// How a block is taken apart, or pages become one.
+/// How single pages become a block, or the reverse.
 #[derive(Clone, Copy)]
 struct Resize {
     join: bool,
@@ -112,14 +113,14 @@ struct Resize {
     stride_shift: u32,
 }
 
-/// What becomes of what hardware recorded.
+/// What happens to accessed and dirty.
 #[derive(Clone, Copy, PartialEq)]
 enum Keep {
-    /// What any entry said, all say.
+    /// All entries get the union of the bits.
     All,
-    /// Each entry says what it said.
+    /// Each entry keeps its own bits.
     Own,
-    /// Only that of the first entry is kept, by all.
+    /// All entries get the bits of the first.
     First,
 }
 
@@ -167,7 +168,8 @@ fn resized_without_an_invalidation<A: Silicon>(arch: A) {
 }
 
 fn invalidated_with_too_wide_a_stride<A: Silicon>(arch: A) {
-    // The invalidation steps over pages that were cached each by itself; and so may be those of a block.
+    // The invalidation steps over pages that were cached one by one, and the pages of a block may
+    // be.
     let wide = |how| Resize { stride_shift: 16, ..how };
     caught(arch, Rule::TwoSizes, |m, s| resize(m, s, wide(JOIN)));
     caught_by_hostility(arch, Rule::TwoSizes, |m, s| resize(m, s, wide(PART)));
@@ -185,7 +187,8 @@ fn resized_without_a_break<A: Silicon>(arch: A) {
     }
 }
 
-/// Where TLBs get along with both sizes at once, neither a break nor an invalidation is needed.
+/// Where TLBs support both sizes at once (BBM level 2), neither a break nor an invalidation is
+/// needed.
 #[test]
 fn resized_in_place_where_that_is_allowed() {
     let arch = Aarch64::granule_4k().with_bbm2();
@@ -234,7 +237,7 @@ fn over_the_border_of_a_folio<A: Silicon>(arch: A) {
     caught(arch, Rule::Block, with(&[32], true));
 }
 
-/// Some entries of a block change, alone.
+/// Changes some entries of a block only.
 fn in_part<A: Silicon>(
     m: &Strict<A>,
     s: &Scene<'_, '_, A>,
@@ -260,7 +263,7 @@ fn with_a_hole<A: Silicon>(arch: A) {
         caught(arch, Rule::Block, |m, s| in_part(m, s, hole.clone(), |_, _| 0));
         caught(arch, Rule::Block, |m, s| in_part(m, s, hole.clone(), |_, _| arch.busy()));
     }
-    // Never written.
+    // One entry was never written.
     caught(arch, Rule::Block, |_, s| s.write(BASE, s.joined(s.t.folio(4), FULL).take(15)));
 }
 
@@ -300,7 +303,7 @@ fn of_huge_pages() {
     assert_eq!(rules(&[8192], 15), [Rule::Block]);
 }
 
-/// What RISC-V's encoding can't even say.
+/// RISC-V's encoding can't express this.
 #[test]
 fn not_aligned() {
     caught(Aarch64::granule_4k(), Rule::Block, |_, s| s.write(BASE, s.joined(s.t.folio(5).add(8), FULL)));
@@ -320,7 +323,7 @@ fn protected_in_part<A: Silicon>(arch: A) {
 fn dirty_lost_when_taken_apart<A: Silicon>(arch: A) {
     let keeping = |keep| move |m: &Strict<A>, s: &Scene<'_, '_, A>| resize(m, s, Resize { keep, ..PART });
     caught(arch, Rule::LostBit, keeping(Keep::First));
-    // The page's own entry is not the only one that may say so.
+    // The bits may stand in another entry than the page's own.
     caught(arch, Rule::LostBit, keeping(Keep::Own));
     clean(arch, keeping(Keep::All));
 }
@@ -332,7 +335,7 @@ fn dirty_lost_when_joined<A: Silicon>(arch: A) {
     clean(arch, keeping(Keep::All));
 }
 
-/// A block is unmapped, and a page of other memory comes to stand there.
+/// A block is unmapped, and a page of other memory is mapped in its place.
 fn replaced_by_other_pages_without_an_invalidation<A: Silicon>(arch: A) {
     let with = |flush: bool| {
         move |m: &Strict<A>, s: &Scene<'_, '_, A>| {
@@ -379,7 +382,7 @@ fn written_by_who_is_alone<A: Silicon>(arch: A) {
             for (index, raw) in entries.zip(s.joined(s.t.folio(4), FULL)).take(n) {
                 s.t.store(table, index, raw);
             }
-            // Not before others come.
+            // Violations are found when a second CPU comes.
             assert!(m.violations().is_empty());
             beside(m, s, |_| assert_eq!(m.violations().len(), usize::from(n < 16)));
         }
@@ -388,7 +391,8 @@ fn written_by_who_is_alone<A: Silicon>(arch: A) {
     clean(arch, with(16));
 }
 
-/// Hardware that may choose does: of a write to one page, another entry of its block tells, or the page's own.
+/// Hostile hardware sets the dirty bit of a page in another entry of its block, or in the page's
+/// own.
 fn recorded_in_any_entry<A: Silicon>(arch: A) {
     let told_by = |hostility, seed| {
         let machine = Config::with_arch(arch, 8 << 20).strict(Strictness::new(seed).hostility(hostility)).unwrap();

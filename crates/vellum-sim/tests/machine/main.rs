@@ -1,4 +1,4 @@
-//! The machines themselves, under the smallest memory manager there is.
+//! Tests of the simulated machines, under the smallest memory manager.
 
 mod fixtures {
     pub mod tiny;

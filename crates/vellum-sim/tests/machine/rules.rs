@@ -1,5 +1,5 @@
-//! Planted faults: for each rule of the strict machine, a memory manager that breaks it and is caught, and one that does
-//! the same thing rightly and is not.
+//! Rules of the strict machine. For each rule, a memory manager that breaks it is caught, and one
+//! that does the same thing correctly is not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -31,19 +31,20 @@ fn run(strictness: Strictness, test: impl Fn(&Machine, &Tiny<'_, Machine>, &Tiny
     machine.violations().iter().map(|v| v.rule).collect()
 }
 
-/// The fault must be found however the hardware behaves, and nothing else with it at first.
+/// Fails unless the fault is the first violation, with hardware that does only what programs ask
+/// for.
 fn caught(rule: Rule, test: impl Fn(&Machine, &Tiny<'_, Machine>, &TinySpace<'_, '_>)) {
     let rules = run(Strictness::new(1).hostility(Hostility::NONE), test);
     assert_eq!(rules.first(), Some(&rule), "all: {rules:?}");
 }
 
-/// The fault must be found if the hardware is hostile enough, and soon.
+/// Fails unless the fault is found by hostile hardware within 20 seeds.
 fn caught_by_hostility(rule: Rule, test: impl Fn(&Machine, &Tiny<'_, Machine>, &TinySpace<'_, '_>)) {
     let found = (0..20).find_map(|seed| run(Strictness::new(seed).hostility(Hostility::WORST), &test).first().copied());
     assert_eq!(found, Some(rule));
 }
 
-/// Nothing may be found, however the hardware behaves.
+/// Fails if any violation is found, with any hostility.
 fn clean(test: impl Fn(&Machine, &Tiny<'_, Machine>, &TinySpace<'_, '_>)) {
     for hostility in [Hostility::NONE, Hostility::USUAL, Hostility::WORST] {
         for seed in 0..10 {
@@ -53,7 +54,7 @@ fn clean(test: impl Fn(&Machine, &Tiny<'_, Machine>, &TinySpace<'_, '_>)) {
     }
 }
 
-/// Run `act` while a program runs in the space on CPU 1, with that CPU already told.
+/// Runs `act` while a program runs in the space on CPU 1.
 fn beside(m: &Machine, space: &TinySpace<'_, '_>, act: impl FnOnce(&Program<'_, Machine, TinySpace<'_, '_>>)) {
     let other = m.cpu(1);
     let program = other.enter(space);
@@ -190,7 +191,7 @@ mod unhook_invalidate_free {
                 if wait {
                     m.on_cpu(1, || t.event(Event::WalkEnd));
                 }
-                // A walk that begins now can't come here any more.
+                // A walk that begins now can't come to this page table any more.
                 m.on_cpu(2, || t.event(Event::WalkBegin));
                 t.give_back(table, 1);
                 t.give_back(ARCH.leaf_pfn(old, 1), 1);
@@ -200,7 +201,8 @@ mod unhook_invalidate_free {
         clean(with(true));
     }
 
-    /// The walk began after the unhooking was announced, but read the pointer before it was done.
+    /// The walk begins after the unhooking was announced, but reads the pointer before it is
+    /// cleared.
     #[test]
     fn a_table_freed_under_a_late_walker() {
         caught(Rule::TableUnderWalker, |m, t, s| {
@@ -270,10 +272,10 @@ mod entries {
             (0..3).for_each(|i| s.map(BASE + i * PAGE, t.frame(), RW, 1));
             let (table, index) = s.slot(BASE, 1);
             t.discard(table, index);
-            // And from now on with locks.
+            // From now on with locks.
             beside(m, s, |_| assert_ne!(s.unmap(BASE + PAGE, 1), s.root));
         });
-        // Alone, and then somebody comes.
+        // The CPU is the only user, and then a second one comes.
         caught(Rule::Unlocked, |m, t, s| {
             s.map(BASE, t.frame(), RW, 1);
             let (table, index) = s.slot(BASE, 1);
@@ -299,7 +301,7 @@ mod entries {
                 for i in 0..3 {
                     t.store(table, i, ARCH.leaf(t.frame().addr(), RW, 1));
                 }
-                // Not even an event.
+                // Without an event.
                 t.word(table, 3).store(ARCH.leaf(t.frame().addr(), RW, 1), Ordering::Relaxed);
                 let (above, index) = s.slot(BASE, 2);
                 t.lock(above);
@@ -336,7 +338,7 @@ mod entries {
             s.map(BASE, pfn, RW, 1);
         });
         caught(Rule::WrongTarget, |_, _, s| s.map(BASE, s.root, RW, 1));
-        // A table of the wrong level; of another space; that hangs somewhere already.
+        // A page table of the wrong level; of another space; one that is hooked elsewhere.
         let hang = |t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>, va: u64, table| {
             let (above, index) = s.slot(va, 2);
             t.lock(above);
@@ -353,7 +355,7 @@ mod entries {
 
     #[test]
     fn transiently_empty() {
-        // A trial unmap of a huge page, which is then put back; or whose slots are put there.
+        // A trial unmap of a huge page, which is then put back, or replaced by its swap entry.
         let with = |between: u64, slots: Option<u64>| {
             move |_: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 let pfn = t.huge_frame();
@@ -371,7 +373,7 @@ mod entries {
             caught(Rule::TransientlyEmpty, with(0, slots));
             clean(with(ARCH.busy(), slots));
         }
-        // A pointer to a table, likewise; and a busy entry in between is no excuse.
+        // The same for a pointer to a page table; a busy entry in between does not help.
         caught(Rule::TransientlyEmpty, |_, t, s| {
             s.map(BASE, t.frame(), FULL, 1);
             let (table, index) = s.slot(BASE, 2);
@@ -382,7 +384,7 @@ mod entries {
         });
     }
 
-    /// A huge page becomes a table of pages, or the reverse.
+    /// Replaces a huge PTE by a page table, or the reverse.
     fn resize(m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>, between: u64, flush: bool, split: bool) {
         let pfn = t.huge_frame();
         s.map(BASE + HUGE, t.frame(), FULL, 1);
@@ -421,7 +423,7 @@ mod entries {
         clean(|_, t, s| {
             let pfn = t.huge_frame();
             s.map(BASE + 2 * HUGE, t.frame(), FULL, 1);
-            // Unmapped, and mapped again: the count says so.
+            // Unmapped and mapped again: the mapcount shows it.
             t.event(Event::Counts(pfn, (0, 0), (2, 1)));
             s.map(BASE, pfn, FULL, 2);
             assert_eq!(s.unmap(BASE, 2), pfn);
@@ -446,7 +448,7 @@ mod entries {
 mod bits {
     use super::*;
 
-    /// Write-protect a page that a program writes to at that moment.
+    /// Write-protects a page that a program writes to at that moment.
     fn protect(m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>, exchange: bool) {
         beside(m, s, |program| {
             program.load(BASE).unwrap();
@@ -456,7 +458,8 @@ mod bits {
             let read_only = |raw| ARCH.leaf(ARCH.leaf_addr(raw, 1), ARCH.attrs(raw, 1) - Attrs::WRITE, 1);
             program.store(BASE, 1).unwrap();
             if exchange {
-                // Atomic in effect: under the lock only hardware could be in between, and it can't write any more.
+                // Two steps, but atomic in effect: under the lock only hardware could write in
+                // between, and it can't write to a read-only entry.
                 let seen = t.exchange(table, index, read_only(old));
                 t.store(table, index, read_only(seen));
             } else {
@@ -481,7 +484,7 @@ mod bits {
         }
     }
 
-    /// No program writes; the hardware of another CPU does, because it might.
+    /// No program writes; the hardware of another CPU does, speculatively.
     #[test]
     fn dirty_lost_to_hardware_that_may() {
         let clear = |how: fn(&Tiny<'_, Machine>, Pfn, u16)| {
@@ -499,7 +502,8 @@ mod bits {
         caught_by_hostility(Rule::LostBit, clear(|t, table, index| t.store(table, index, 0)));
         clean(clear(|t, table, index| assert_ne!(t.exchange(table, index, 0), 0)));
         clean(clear(|t, table, index| assert_ne!(t.discard(table, index), 0)));
-        // Hardware has nothing to add to an entry that says all, and none can write to one that is read-only.
+        // Hardware sets nothing in an entry with both bits set, and no dirty bit in a read-only
+        // one.
         clean(|m, t, s| {
             s.map(BASE, t.frame(), FULL, 1);
             s.map(BASE + PAGE, t.frame(), Attrs::READ | Attrs::ACCESSED, 1);
@@ -536,7 +540,7 @@ mod counts {
 
     #[test]
     fn below_mappings_by_two_cpus() {
-        // Each CPU's own numbers look right; together they are not.
+        // The numbers of each CPU are plausible; together they are not.
         caught(Rule::References, |m, t, _| {
             let pfn = t.frame();
             t.event(Event::Counts(pfn, (0, 0), (2, 1)));
@@ -580,7 +584,7 @@ mod counts {
                 let before = t.frame();
                 m.baseline();
                 let after = t.frame();
-                // What was there at the baseline may stay, but not come again.
+                // A frame of before the baseline may stay, but not be allocated again and kept.
                 t.give_back(before, 1);
                 assert_eq!(t.frame(), before);
                 t.give_back(before, 1);
@@ -605,7 +609,7 @@ mod locks {
             t.lock(s.table(BASE, 2));
             t.lock(s.table_unlocked(BASE, 1));
         });
-        // Sideways.
+        // Two page tables of one level.
         caught(Rule::LockOrder, |_, t, s| {
             s.map(BASE, t.frame(), RW, 1);
             s.map(BASE + HUGE, t.frame(), RW, 1);
@@ -613,7 +617,7 @@ mod locks {
             t.lock(a);
             t.lock(b);
         });
-        // Leaping over one.
+        // A page table two levels above.
         caught(Rule::LockOrder, |_, t, s| {
             s.map(BASE, t.frame(), RW, 1);
             let (a, b) = (s.table(BASE, 1), s.table(BASE, 3));
@@ -647,7 +651,7 @@ mod locks {
             let (a, b) = (s.root, t.table(4, SpaceId(2)));
             t.lock(a);
             m.on_cpu(1, || t.lock(b));
-            // The nesting is wrong too, but that is found first only by whoever holds something.
+            // The order is wrong too, but that is found first only on a CPU that holds a lock.
             t.event(Event::Locking(b));
             m.take_violations();
             m.on_cpu(1, || t.event(Event::Locking(a)));
@@ -781,7 +785,7 @@ fn a_report_tells_the_history() {
         assert!(report.contains(part), "no {part:?} in:\n{report}");
     }
     assert!(report.contains("(and 1 more at the same event)"), "{report}");
-    // Nobody else goes on with what is broken now.
+    // No other CPU goes on after a violation.
     let stopped = catch_unwind(AssertUnwindSafe(|| machine.on_cpu(2, || machine.event(Event::Step))));
     assert!(stopped.unwrap_err().downcast::<&str>().unwrap().contains("stopped"));
 }

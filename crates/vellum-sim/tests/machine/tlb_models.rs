@@ -1,4 +1,4 @@
-//! The models of real cores: how much of memory their entries reach.
+//! The models of real cores: the memory that their entries reach.
 
 use crate::fixtures::tiny::{PAGE, RW, Space, Tiny};
 use vellum::addr::{PhysAddr, VirtRange};
@@ -11,17 +11,17 @@ const FULL: Attrs = RW.union(Attrs::EXEC).union(Attrs::HARDWARE);
 /// How `blocks` times 16 pages are mapped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mapped {
-    /// Each page of a block by itself, in no order.
+    /// Each page of a block by its own PTE, out of order.
     Scattered,
-    /// Each by itself, in order, but not aligned as the addresses are.
+    /// By single PTEs, in order, but not aligned as the addresses are.
     Shifted,
-    /// Each by itself, in order.
+    /// By single PTEs, in order.
     InOrder,
-    /// Joined.
+    /// As cont blocks.
     Joined,
 }
 
-/// What a core does that accesses each page of so many blocks in turn: the first time, and the second.
+/// Accesses each page of the blocks in turn, twice. Returns the counters of each pass.
 fn touch<A: Silicon>(arch: A, model: &TlbModel, mapped: Mapped, blocks: u64, access: Access) -> [Stats; 2] {
     let machine = Config::with_arch(arch, 64 << 20).tlb(model.clone()).fast().unwrap();
     let cpu = machine.cpu(0);
@@ -64,7 +64,7 @@ fn a_joined_block_is_one_entry() {
     assert_eq!(misses(Riscv64::sv39().with_napot(), &TlbModel::KUNMINGHU, Mapped::Scattered), 128);
 }
 
-/// 32 MiB are one entry where the core has the size, and 16 where it has not.
+/// 32 MiB are one entry if the core has the size, else 16.
 #[test]
 fn a_joined_block_of_huge_pages_is_one_entry() {
     const HUGE: u64 = 2 << 20;
@@ -98,7 +98,7 @@ fn some_cores_find_contiguous_pages_by_themselves() {
     assert_eq!(misses(Riscv64::sv39(), &TlbModel::KUNMINGHU, Mapped::InOrder), 16);
 }
 
-/// The second level alone finds them: the first holds pages, and is refilled without a walk.
+/// Only the second level coalesces: the first holds pages, and is refilled without a walk.
 #[test]
 fn a_tier_that_holds_less_is_refilled() {
     let [first, second] = touch(Aarch64::granule_4k(), &TlbModel::CORTEX_A76, Mapped::InOrder, 8, Access::Read);
@@ -112,7 +112,7 @@ fn sides_are_apart() {
         let [first, second] = touch(X86_64::four_levels(), model, Mapped::Scattered, 2, Access::Execute);
         assert_eq!((first.fetch_misses, first.misses), (32, 32), "{}", model.name);
         assert_eq!((second.misses, second.later_hits), (0, 0), "{}", model.name);
-        // What was fetched as instructions is not yet there for data.
+        // A translation cached by an instruction fetch is not cached for data.
         let machine = Config::new(8 << 20).tlb(model.clone()).fast().unwrap();
         let cpu = machine.cpu(0);
         let tiny = Tiny::new(&machine);
@@ -129,7 +129,8 @@ fn sides_are_apart() {
     }
 }
 
-/// As many blocks as the first tier has entries stay there, one more does not (least recently used goes first).
+/// The first tier holds as many blocks as it has entries; one more evicts them (least recently used
+/// first).
 #[test]
 fn what_the_first_tier_reaches() {
     let refills =
@@ -143,7 +144,7 @@ fn every_model_says_where_it_comes_from() {
     for model in TlbModel::CORES {
         assert!(model.source.len() > 40 && TlbModel::core(&model.name) == Some(model), "{}", model.name);
         assert!(model.banks.iter().all(|bank| bank.sets.is_power_of_two() && bank.ways > 0 && !bank.serves.is_empty()));
-        // Each access has something in each tier, and smaller pages before larger ones can be had.
+        // Each access has a bank in each tier that holds small pages.
         for access in [Access::Read, Access::Write, Access::Execute] {
             for tier in [1, 2] {
                 let mut serving = model.banks.iter().filter(|bank| bank.tier == tier && bank.serves.contains(&access));

@@ -1,6 +1,6 @@
-//! The audit: finds nothing on a machine at rest, and each kind of difference where a space is kept
-//! from it, or where something has what it does not know of. (What no host can bring about is
-//! planted in the engine's own tests.)
+//! The audit finds no discrepancy on a machine at rest, and each kind of discrepancy if a space is
+//! withheld from it, or if a reference exists that it does not know. (The engine's own tests plant
+//! discrepancies that no host can cause.)
 
 use vellum::audit::{Sums, Unsound, What, audit, span};
 use vellum::page_cache::Object;
@@ -12,7 +12,7 @@ use vellum_sim::Silicon;
 use crate::fixtures::bench::{BASE, Bench, Setup, Space, USUAL, in_every_format, map};
 
 const PAGES: u64 = 24;
-/// Where the object is mapped.
+/// The address of the object's mapping.
 const SHARED: u64 = BASE + (1 << 30);
 
 fn audited<A: Silicon>(on: &Bench<'_, A>, spaces: &[&Space<'_, A>]) -> (Sums, Vec<Unsound>) {
@@ -22,7 +22,7 @@ fn audited<A: Silicon>(on: &Bench<'_, A>, spaces: &[&Space<'_, A>]) -> (Sums, Ve
     (sums, found)
 }
 
-/// The two numbers of the first such difference, counted and found.
+/// Returns the two numbers, counted and found, of the first such discrepancy.
 #[track_caller]
 fn differs(found: &[Unsound], like: impl Fn(What) -> bool) -> (u64, u64) {
     let numbers = |unsound: &Unsound| match unsound {
@@ -38,7 +38,8 @@ in_every_format! {
     an_audit_counts_what_the_host_has => pins_and_the_hosts_memory,
 }
 
-/// Two spaces with memory of their own, of both, in swap and in the swap cache, and an object.
+/// Runs a test with a parent and a child: memory of each, shared memory, memory in swap and in the
+/// swap cache, and an object.
 fn with_two_spaces<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>, &Space<'_, A>, &Space<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots: 1024, ..USUAL }, |on| {
         let parent = on.space();
@@ -48,7 +49,7 @@ fn with_two_spaces<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>, &Space<
         let (prot, flags) = (Prot::READ | Prot::WRITE, MapFlags::FIXED | MapFlags::SHARED);
         let len = PAGES / 2 * on.page;
         parent.map_object(MapRequest { addr: SHARED, len, prot, flags }, &object, 0).unwrap();
-        // Of another part, so that the two are not one VMA.
+        // Another part of the object, so that the two are not one VMA.
         parent.map_object(MapRequest { addr: SHARED + 2 * len, len, prot, flags }, &object, len).unwrap();
         (0..PAGES / 4).for_each(|page| on.store(&parent, SHARED + page * on.page, page));
         object.page_or_new(3 << 20, on.memcg).unwrap();
@@ -86,7 +87,7 @@ fn slot_referred_to_once_more<A: Silicon>(arch: A) {
         let named = named.expect("something is in swap");
         let first = (named.slot as u32) << on.arch.page_order();
         let run = SwapRun { device: named.device, slots: Slots { first, count: 1 } };
-        // SAFETY: an entry has a reference, and keeps it.
+        // SAFETY: a swap entry has a reference, and keeps it.
         unsafe { on.machine.swaps().duplicate(on.sim, run) }.unwrap();
         let (_, found) = audited(on, &[parent, child]);
         let (references, entries) = differs(&found, |what| what == What::Slot(0, first));

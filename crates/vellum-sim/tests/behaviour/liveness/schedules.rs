@@ -1,42 +1,41 @@
-//! Every operation ends, whatever the others do and whenever they do it.
+//! Every operation ends, whatever the others do and in any schedule (INV-21).
 //!
-//! One CPU, the victim, does one operation. Three others repeat operations of one kind for as long
-//! as that takes, and would do so for ever. A scheduler decides which CPU has the next step, and is
-//! the victim's enemy: see `scheduler`. It is fair in the weakest sense only, that each CPU has a
-//! step at least once in so many steps of the others; else it lets the victim go on when that does
-//! it no good: while another CPU holds the lock that it is about to take, while entries are busy,
-//! after the table that it has come to was unhooked, or after what it has seen there was changed.
-//! Under some strategies the victim also looks at an entry only while that is empty, because an
-//! operation that fails where something is would end by what it sees.
+//! One CPU, the victim, does one operation. Three others repeat operations of one kind until it has
+//! ended. A scheduler decides which CPU has the next step, and works against the victim: see
+//! `scheduler`. It is fair in the weakest sense only: each CPU has a step at least once in so many
+//! steps of the others. Otherwise it lets the victim go on only at bad moments: while another CPU
+//! holds the lock that it is about to take, while entries are busy, after the page table that it
+//! has come to was unhooked, or after the entries it has read there were changed. Under some
+//! strategies the victim also reads an entry only while that is empty, because an operation that
+//! fails on a present entry would end.
 //!
 //! # What is bounded
-//! What the victim does by itself: its steps, without those by which it looks whether its turn has
-//! come. (Between two of them the scheduler lets the others have no more than [`Strategy::victim`]
-//! steps, so these are bounded too.) A step is what a CPU does between two events of the engine.
+//! The victim's own steps, without those by which it checks whether its turn has come. (Between two
+//! of them the scheduler gives the others no more than [`Strategy::victim`] steps, so these are
+//! bounded too.) A step is the work of a CPU between two events of the engine.
 //!
-//! - What has to wait stands in a queue: of a claim, of the lock of the VMAs, of a spin lock
-//!   (INV-18). There it has to outlast one operation of each other CPU, or of a spin lock one
-//!   section, and does nothing meanwhile.
-//! - What finds things changed begins again: [`TRIES`] times, and then it closes a gate (INV-21).
-//!   What was past the gate by then may disturb it once for each CPU. What is tried again may
-//!   itself be a part of what is tried again: twice, as a walk down the page tables is a part of a
+//! - A waiting operation stands in a queue: of a claim, of the lock of the VMAs, of a spin lock
+//!   (INV-18). There it waits for one operation of each other CPU, or at a spin lock for one
+//!   critical section, and does nothing meanwhile.
+//! - An operation that finds its range changed begins again: [`TRIES`] times, and then it closes a
+//!   gate (INV-21). Operations past the gate by then may disturb it once for each CPU. A retried
+//!   step may itself be a part of another one: twice, as a walk down the page tables is a part of a
 //!   fault.
-//! - A pass may be longer than that of an operation that is alone, because the others have made it
-//!   so: what was mapped is swapped out or shared. No pass is longer by more than [`DETOUR`] steps.
+//! - A pass may be longer than that of an operation that is alone, because the others have swapped
+//!   out or shared the memory. No pass is longer by more than [`DETOUR`] steps.
+//! - Reclaim looks at all pages in each of its rounds if none can be reclaimed, and visits each
+//!   space: [`Victim::pieces`].
 //!
-//! - Reclaim looks at all pages in each of its rounds if none goes, and asks each space:
-//!   [`Victim::pieces`].
+//! Hence [`bound`], which does not depend on how long the others go on. The failures that these
+//! tests found were not near the bound, but unbounded. Of all pairs, on x86-64 under 20 strategies,
+//! the longest took a tenth of its bound; except for reclaim beside a chain of forks, which took 37
+//! %.
 //!
-//! Hence [`bound`], in which nothing stands that grows with the time for which the others go on.
-//! What the tests found was not near it but without any bound. Of all pairs, on x86-64 under 20
-//! strategies, the longest took a tenth of its bound; but for reclaim beside a chain of forks,
-//! which took 37 %.
+//! Not bounded: an *access*. When its fault has been resolved, the page may be gone again before
+//! the access is tried anew, on this machine as on any.
 //!
-//! Not in it: that an *access* ends. When a fault has been resolved, the page may be gone again
-//! before the access is tried anew, on this machine as on any.
-//!
-//! `VELLUM_STRATEGIES=60 cargo test -p vellum-sim --test behaviour liveness` tries so many strategies for
-//! each pair instead of one, and says what took longest; `VELLUM_SEED=7` tries that one.
+//! `VELLUM_STRATEGIES=60 cargo test -p vellum-sim --test behaviour liveness` tries so many
+//! strategies for each pair instead of one, and prints the longest; `VELLUM_SEED=7` tries that one.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -52,16 +51,17 @@ use crate::fixtures::liveness::world::{CPUS, with_world};
 
 /// Tries after which the engine closes a gate.
 const TRIES: u64 = 8;
-/// Steps by which the others can make a pass longer.
+/// The most steps by which the others can make a pass longer.
 const DETOUR: u64 = 300;
 
-/// The most steps that an operation may take which takes so many alone; see the module's text.
+/// Returns the most steps that an operation may take that takes `alone` steps alone; see the
+/// module's text.
 fn bound<A: Silicon>(victim: &Victim<A>, alone: u64) -> u64 {
     victim.pieces * 2 * (TRIES + CPUS as u64) * (alone + DETOUR)
 }
 
-/// Runs `act` once under a strategy, beside CPUs that repeat `other` if there is one. After `most`
-/// steps it ends in any case.
+/// Runs `act` once under a strategy, beside CPUs that repeat `other` if there is one. Stops it
+/// after `most` steps.
 fn once<A: Silicon>(
     arch: A,
     (before, act): (Act<A>, Act<A>),
@@ -107,10 +107,10 @@ fn once<A: Silicon>(
     board.get().taken
 }
 
-/// Has a victim starved beside `other` under a strategy: how long it took.
+/// Runs a victim beside `other` under a strategy, and returns the length of its operation.
 ///
 /// # Panics
-/// If that is longer than the bound.
+/// If it is longer than the bound.
 fn starve<A: Silicon>(arch: A, format: &str, victim: &Victim<A>, other: &Other<A>, alone: u64, strategy: u64) -> Taken {
     let strategy = Strategy::of(strategy);
     let most = bound(victim, alone);
@@ -132,7 +132,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Every victim beside all others. Each pair has another strategy; and in the next format, too.
+/// Runs every victim beside all others. Each pair has another strategy, and in the next format as
+/// well.
 fn every_pair<A: Silicon>(arch: A, format: &str, first: u64) {
     let (strategies, only) = (number("VELLUM_STRATEGIES"), number("VELLUM_SEED"));
     let mut pair = first;
@@ -177,29 +178,31 @@ fn every_operation_ends_on_riscv() {
     every_pair(Riscv64::sv39().with_napot(), "RISC-V", 2);
 }
 
-/// Pairs that did not end, and the strategies under which they did not.
+/// Pairs that once did not end, with their strategies.
 #[test]
 fn what_did_not_end_once_ends() {
     let found = [
-        // Each walk tried the lock of its table once.
+        // Each walk tried the lock of its page table once.
         ("dontneed", "faults", 0),
-        // mlockall faulted in as a reader of the VMAs, and each fault entered as one again.
+        // mlockall faulted in as a reader of the VMAs, and each fault entered as a reader again.
         ("fork", "wide", 0),
         ("mlockall", "wide", 0),
         // A page was faulted in, and gone or shared again before it was pinned.
         ("pin", "forks", 3),
         ("pin", "pageout", 3),
-        // Tables were born and freed between a look and the lock.
+        // Page tables were made and freed between a lookup and the lock.
         ("mremap", "maps_far", 3),
         // Each child that was forked meanwhile was visited.
         ("truncate", "fork_chain", 10),
         ("punch", "fork_chain", 10),
-        // A look found nothing, the lock of the table something, and the next look nothing again.
+        // A lookup found nothing, the lock of the page table found something, and the next lookup
+        // nothing again.
         ("fill", "fills", 29),
         ("fill", "poisons", 29),
         ("fill_zeros", "fills", 29),
         ("poison", "fills", 29),
-        // `fill` had claimed the range for which it asked for contents, and those took a change of it.
+        // `uffd_copy` had claimed the range for which it called its caller, which changed the
+        // range.
         ("fill_with_changes", "forks", 0),
     ];
     let arch = X86_64::four_levels();

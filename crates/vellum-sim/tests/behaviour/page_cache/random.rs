@@ -1,12 +1,14 @@
-//! Random operations on page-cache objects and the spaces that map them, against a model of plain maps.
+//! Random operations on page-cache objects and the spaces that map them, against a model of plain
+//! maps.
 
 use crate::fixtures::object_model;
 use crate::fixtures::random::dice;
 
-/// Programs find in shared VMAs what anybody wrote last, in private ones that or their own; every operation answers as a
-/// model of plain maps says; what fails for lack of memory has changed nothing. When nothing runs: a page's references are
-/// its mappings and the object's one (INV-2), counts and lists agree, VMAs merge where they can. And in the end all memory
-/// is free. (INV-1, 3, 4, 5 and 6 are the machine's to watch.)
+/// Programs find in shared VMAs the last write of any program, in private ones that or their own.
+/// Each operation answers as a model of plain maps predicts, and one that fails for lack of memory
+/// has changed nothing. At rest a page's refcount is its mapcount and the object's reference
+/// (INV-2), counts and lists agree, and VMAs merge where they can. In the end all memory is free.
+/// (The strict machine checks INV-1, 3, 4, 5 and 6.)
 #[test]
 fn one_operation_at_a_time_against_the_model() {
     let first = std::env::var("VELLUM_SEED").ok().and_then(|seed| seed.parse().ok());

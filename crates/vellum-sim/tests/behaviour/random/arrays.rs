@@ -1,6 +1,8 @@
-//! The engine on the strict machine: programs see what a model of plain arrays says, no rule is broken, nothing leaks.
+//! The engine on the strict machine: programs see what a model of plain arrays predicts, no rule is
+//! broken, nothing leaks.
 //!
-//! This is about the machine, to know that it does not cry wolf; the engine's own properties are tested with the engine.
+//! These tests show that the strict machine reports no false violations; the engine's own
+//! properties are tested by operation.
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
@@ -11,9 +13,9 @@ use vellum::vma::Prot;
 use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Hostility, Refusal, Silicon, Strict, Strictness};
 
-/// Below the end of the smallest address space there is, Sv39's.
+/// Below the end of the smallest user half, Sv39's.
 const BASE: u64 = 0x20_0000_0000;
-/// Three tables' worth, and a bit, in pages of 4 KiB.
+/// Three page tables and a bit, with pages of 4 KiB.
 const PAGES: usize = 3 * 512 + 40;
 
 type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
@@ -24,7 +26,7 @@ fn space<'m, A: Silicon>(machine: &'m Machine<'m, Strict<A>>, arch: A) -> Space<
 
 const PAGE: u64 = 4096;
 
-/// A page: what may be done with it, and its first byte.
+/// For each page its protection and its first byte; `None` if it is not mapped.
 type Model = Vec<Option<(Prot, u8)>>;
 
 struct Dice(oorandom::Rand64);
@@ -34,7 +36,7 @@ impl Dice {
         self.0.rand_range(0..end as u64) as usize
     }
 
-    /// Mostly short ranges, sometimes of whole tables.
+    /// Returns mostly short ranges, sometimes whole page tables.
     fn range(&mut self) -> std::ops::Range<usize> {
         let longest = [3, 20, 700, PAGES][self.below(4)];
         let start = self.below(PAGES);
@@ -65,7 +67,7 @@ fn step<A: Silicon>(dice: &mut Dice, sim: &Strict<A>, space: &Space<'_, A>, mode
             let request = RemapRequest { addr, old_len: len, new_len: len, flags, new_addr };
             assert_eq!(space.remap(request), Ok(new_addr));
             let moved: Vec<_> = model[pages].iter_mut().map(Option::take).collect();
-            // What lies where holes go stays.
+            // Holes have no destination: the pages there stay.
             model[there].iter_mut().zip(moved).filter(|(_, new)| new.is_some()).for_each(|(old, new)| *old = new);
         }
         0 | 1 => {
@@ -129,7 +131,7 @@ fn run<A: Silicon>(arch: A, seed: u64, hostility: Hostility, knob: Knob, steps: 
     let space = space(&machine, arch);
     let mut model: Model = vec![None; PAGES];
     let mut dice = Dice(oorandom::Rand64::new(seed as u128));
-    // Programs that stay: their CPUs' hardware is at work all the time.
+    // A program that stays in the space keeps its CPU's hardware at work all the time.
     let resident = sim.cpu(2);
     let program = resident.enter(&space);
     {
@@ -188,7 +190,7 @@ fn an_allocation_that_fails_harms_nothing() {
         assert_eq!(done, Err(Fault::Handler(FaultError::NoMemory(Refused::OutOfMemory))));
         failures += 1;
     }
-    // A folio, and three tables.
+    // A folio, and three page tables.
     assert_eq!(failures, 4);
     sim.refuse(Refusal::Never);
     assert_eq!(program.load(BASE + PAGE), Ok(9));

@@ -1,8 +1,9 @@
-//! The engine's properties: random operations by several CPUs, against a model of plain maps.
+//! Random operations by several CPUs, against a model of plain maps.
 //!
-//! Each test says which rules it checks; `INV-…` are the invariants of `ARCHITECTURE.md`. What a case consists of follows
-//! from its seed alone; a case that fails says how to run it again (on one CPU, or under a deterministic scheduler, to the
-//! letter; on threads of the host their scheduler has a say). `./x fuzz` goes on with new seeds.
+//! Each test names the rules it checks; `INV-…` are the invariants of `ARCHITECTURE.md`. A case is
+//! derived from its seed alone. A case that fails prints how to run it again: on one CPU, or under
+//! a deterministic scheduler, it repeats exactly; on threads of the host their scheduler has an
+//! influence. `./x fuzz` runs new seeds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,7 @@ const LARGE: Plan =
 const SHARED: Load = Load { actors: 4, rounds: 12, steps: 150, pages: 700 };
 const STRICT_SHARED: Load = Load { actors: 3, rounds: 4, steps: 40, pages: 60 };
 
-/// A case on a fast machine.
+/// Runs a case on a fast machine.
 fn fast<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
     let setup = Setup::<A>::new(seed, plan);
     run(&setup, |steps| {
@@ -42,7 +43,7 @@ fn fast<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
     });
 }
 
-/// A case on a strict machine.
+/// Runs a case on a strict machine.
 fn strict<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
     let setup = Setup::<A>::new(seed, plan);
     run(&setup, |steps| {
@@ -56,7 +57,7 @@ fn strictness(seed: u64) -> Strictness {
     Strictness::new(seed).hostility(hostility)
 }
 
-/// Run the case; what one actor did alone is made as short as it can be if it fails.
+/// Runs the case. The steps of a single actor are shortened if the case fails.
 fn run<A: Family>(setup: &Setup<A>, run: impl Fn(&[Vec<Step>])) {
     let mut steps = setup.steps();
     match &mut steps[..] {
@@ -65,7 +66,7 @@ fn run<A: Family>(setup: &Setup<A>, run: impl Fn(&[Vec<Step>])) {
     }
 }
 
-/// Pages that all use, on a fast machine.
+/// Runs a case of shared pages on a fast machine.
 fn fast_shared<A: Family>(seed: u64, case: &Arc<Case>) {
     let arch = A::draw(&mut Dice::new(seed));
     let tlb = Dice::new(seed).one_of(&[TlbModel::SMALL, TlbModel::GENERIC].each_ref()).clone();
@@ -77,7 +78,7 @@ fn fast_shared<A: Family>(seed: u64, case: &Arc<Case>) {
     shared::run(&machine, seed, SHARED, Threads::Host, case);
 }
 
-/// Pages that all use, on a strict machine.
+/// Runs a case of shared pages on a strict machine.
 fn strict_shared<A: Family>(seed: u64, case: &Arc<Case>) {
     let arch = A::draw(&mut Dice::new(seed));
     let machine =
@@ -85,30 +86,33 @@ fn strict_shared<A: Family>(seed: u64, case: &Arc<Case>) {
     shared::run(&machine.expect("memory on the host"), seed, STRICT_SHARED, Threads::Host, case);
 }
 
-/// Programs find what they stored and zeros elsewhere, may do what their VMAs allow and no more, and each operation answers
-/// as foretold; one that fails has changed nothing (rule 9). VMAs are where the model has them and merge wherever they can;
-/// pages are resident exactly when a fault has brought them. At rest: no table is hooked and empty (INV-3), references are
-/// mappings (INV-2), what is counted and charged is what the tables show, and in the end all memory is free.
+/// Programs load what they stored and zeros elsewhere, and may do what their VMAs allow and no
+/// more. Each operation answers as the model predicts, and one that fails has changed nothing. VMAs
+/// are where the model has them and merge wherever they can; pages are resident exactly when a
+/// fault has mapped them. At rest no page table is hooked and empty (INV-3), refcounts equal
+/// mapcounts (INV-2), counters and charges equal what the page tables show, and in the end all
+/// memory is free.
 #[test]
 fn one_cpu_against_the_model() {
     watch::each("one_cpu_against_the_model", 60, |seed, case| fast::<X86_64>(seed, ALONE, case));
 }
 
-/// The same while other CPUs are at work in the same tables, VMAs and folios.
+/// The same while other CPUs work on the same page tables, VMAs and folios.
 #[test]
 fn several_cpus_against_the_model() {
     watch::each("several_cpus_against_the_model", 40, |seed, case| fast::<X86_64>(seed, TOGETHER, case));
 }
 
-/// The same where hardware is hostile, allocations fail by chance, and every event is checked: frames and tables are freed
-/// only after flush and walkers (INV-1), references are never fewer than mappings (INV-2), nothing is transiently empty,
-/// no accessed or dirty bit is lost, entries are written under their table's lock.
+/// The same on hostile hardware, with allocations that fail by chance and every event checked:
+/// frames and page tables are freed only after flush and grace period (INV-1), a refcount is never
+/// below the mapcount (INV-2), no upper entry is transiently empty, no accessed or dirty bit is
+/// lost, entries are written under their page table's lock.
 #[test]
 fn one_strict_cpu_against_the_model() {
     watch::each("one_strict_cpu_against_the_model", 24, |seed, case| strict::<X86_64>(seed, STRICT, case));
 }
 
-/// All of that together.
+/// The same with several CPUs, on hostile hardware.
 #[test]
 fn several_strict_cpus_against_the_model() {
     watch::each("several_strict_cpus_against_the_model", 24, |seed, case| {
@@ -116,7 +120,7 @@ fn several_strict_cpus_against_the_model() {
     });
 }
 
-/// What one CPU stored, others see: no translation outlives a change of what it translates.
+/// A store of one CPU is seen by the others: no translation outlives a change of its PTE.
 #[test]
 fn several_cpus_share_pages() {
     watch::each("several_cpus_share_pages", 100, fast_shared::<X86_64>);
@@ -128,13 +132,13 @@ fn several_strict_cpus_share_pages() {
     watch::each("several_strict_cpus_share_pages", 60, strict_shared::<X86_64>);
 }
 
-/// The same with folios larger than a huge page, each mapped by several huge leaves.
+/// The same with folios larger than a huge page, each mapped by several huge PTEs.
 #[test]
 fn folios_of_several_huge_leaves() {
     watch::each("folios_of_several_huge_leaves", 3, |seed, case| strict::<X86_64>(seed, LARGE, case));
 }
 
-/// All of these with another format: one whose leaves join to blocks.
+/// The same tests with another format, whose PTEs form cont blocks.
 macro_rules! other_format {
     ($name:ident, $format:ty) => {
         mod $name {
@@ -188,7 +192,7 @@ macro_rules! other_format {
 other_format!(aarch64, Aarch64);
 other_format!(riscv64, Riscv64);
 
-/// Deterministic schedules, whose every switch between CPUs follows from the seed.
+/// Deterministic schedules, in which every switch between CPUs follows from the seed.
 #[cfg(feature = "shuttle")]
 mod schedules {
     use shuttle::Runner;
@@ -200,7 +204,7 @@ mod schedules {
     const PLAN: Plan = Plan { actors: (2, 3), rounds: 2, steps: 8, pages: 60, tight: 40, fail: 4, largest: HUGE_ORDER };
     const LOAD: Load = Load { actors: 3, rounds: 1, steps: 6, pages: 8 };
 
-    /// So many schedules of each kind a case.
+    /// Schedules of each kind in a case.
     const SCHEDULES: usize = 60;
 
     fn under_schedules(seed: u64, f: impl Fn() + Clone + Send + Sync + 'static) {
@@ -248,14 +252,15 @@ mod schedules {
         watch::each("schedules::schedules_share_pages", 20, pages::<X86_64>);
     }
 
-    /// Who looks at an entry without the lock, while others join its block or take it apart, finds what is there or looks again.
+    /// A walker that reads an entry without the lock, while other CPUs fold its cont block or
+    /// unfold it, reads a present entry or tries again.
     #[test]
     fn schedules_of_blocks() {
         watch::each("schedules::schedules_of_blocks", 6, model::<Aarch64>);
         watch::each("schedules::schedules_of_blocks", 4, model::<Riscv64>);
     }
 
-    /// As [`schedules_of_blocks`], of pages that all use.
+    /// As [`schedules_of_blocks`], with pages that all CPUs share.
     #[test]
     fn schedules_share_blocks() {
         watch::each("schedules::schedules_share_blocks", 6, pages::<Aarch64>);
@@ -263,7 +268,7 @@ mod schedules {
     }
 }
 
-/// New seeds, for as long as the environment says.
+/// Runs new seeds for the number of seconds in the environment.
 #[test]
 #[ignore = "runs for as long as VELLUM_FUZZ_SECONDS says (60): ./x fuzz"]
 fn fuzz_for_seconds() {
@@ -291,8 +296,8 @@ fn fuzz_for_seconds() {
     fuzz::run("random::operations::fuzz_for_seconds", kinds, |passed, _| passed > limit);
 }
 
-/// New seeds on the strict machine, with the format and for as many operations as the environment
-/// says.
+/// Runs new seeds on the strict machine, with the format and the number of operations in the
+/// environment.
 #[test]
 #[ignore = "runs for as many operations as VELLUM_FUZZ_OPERATIONS says: ./x fuzz --strict"]
 fn fuzz_for_operations() {

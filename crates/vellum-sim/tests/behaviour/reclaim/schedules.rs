@@ -1,4 +1,5 @@
-//! What a family has is reclaimed, while others reclaim, use and change it.
+//! Memory that a parent and a child share is reclaimed, while other CPUs reclaim, use and change
+//! it.
 
 use vellum::addr::VirtRange;
 use vellum::frame::flag;
@@ -7,10 +8,10 @@ use vellum::space::Advise;
 use crate::fixtures::schedules::family::{Scene, family};
 use crate::fixtures::schedules::{PAGE, at};
 
-/// Pages that a parent and a child have together, in one folio.
+/// Pages that both share, in one folio.
 const PAGES: u64 = 2;
 
-/// [`family`].
+/// Calls [`family`].
 fn after_that(
     before: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
@@ -20,7 +21,7 @@ fn after_that(
     family((1500, 1), before, one, other, look);
 }
 
-/// The same without anything before.
+/// Calls [`family`] with nothing before.
 fn at_once(
     one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
@@ -48,7 +49,7 @@ fn two_reclaim_the_same() {
     });
 }
 
-/// Neither has what the other writes, wherever it is at the time.
+/// Neither sees what the other writes, wherever the page is at the time.
 #[test]
 fn a_family_writes_to_what_is_reclaimed() {
     let write = |on: &Scene<'_, '_>| {
@@ -63,7 +64,7 @@ fn a_family_writes_to_what_is_reclaimed() {
     });
 }
 
-/// Who is left with what both had writes to it.
+/// The last user of a shared page writes to it.
 #[test]
 fn a_parent_forgets_what_is_reclaimed_and_its_child_writes() {
     let forget = |on: &Scene<'_, '_>| {
@@ -98,7 +99,8 @@ fn two_bring_back_what_both_have() {
     });
 }
 
-/// The same while it is reclaimed again, which may free what the other is about to find.
+/// The pages are reclaimed again meanwhile, which may free the swap-cache page that the other is
+/// about to find.
 #[test]
 fn what_both_have_is_brought_back_and_reclaimed() {
     let other = |on: &Scene<'_, '_>| {
@@ -116,7 +118,7 @@ fn what_both_have_is_brought_back_and_reclaimed() {
     }
 }
 
-/// One writes to what it has brought back while the other finds it there.
+/// One writes to a page that it has swapped in while the other finds it in the swap cache.
 #[test]
 fn what_one_has_brought_back_is_written() {
     let write = |on: &Scene<'_, '_>| (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
@@ -131,7 +133,8 @@ fn what_one_has_brought_back_is_written() {
     }
 }
 
-/// One forgets what it has brought back, the last who had it in memory, while the other is about to find it.
+/// One drops a page that it has swapped in, as its last user, while the other is about to find it
+/// in the swap cache.
 #[test]
 fn what_one_has_brought_back_is_forgotten() {
     let forget = |on: &Scene<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
@@ -141,7 +144,8 @@ fn what_one_has_brought_back_is_forgotten() {
     });
 }
 
-/// Of what one forgets entirely the other finds a part by its slots: what nobody maps of that folio is not forgotten.
+/// One drops a whole folio while the other finds a part of it in the swap cache: the unmapped rest
+/// of the folio is queued for splitting.
 #[test]
 fn what_one_forgets_the_other_brings_back_in_part() {
     let before = |on: &Scene<'_, '_>| {

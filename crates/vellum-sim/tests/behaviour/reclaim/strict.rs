@@ -1,4 +1,5 @@
-//! Memory is short, on the strict machine: what goes, what stays, and that contents come back.
+//! Reclaim of anonymous memory: the choice of pages, pages that stay, and swap-in of their
+//! contents.
 
 use std::cell::Cell;
 
@@ -17,7 +18,8 @@ use vellum_sim::{Hostility, Silicon, Strict};
 
 use crate::fixtures::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, resident};
 
-/// A test on a machine with so many slots to swap to. What is said to have been used was: no CPU looks ahead.
+/// Runs a test on a machine with this many swap slots. No CPU speculates, so accessed bits are set by
+/// programs only.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots, cpus: 2, hostility: Hostility::NONE, ..USUAL }, test);
 }
@@ -63,7 +65,7 @@ fn memcgs<A: Silicon>(arch: A) {
             usage.charged,
             usage.shards + all.iter().step_by(2).map(|s| (s.stats().tables + s.stats().kernel) >> 12).sum::<u64>()
         );
-        // A little is asked for, and not much more given.
+        // Reclaim frees little more than it is asked for.
         let got = on.reclaim(&all, MemcgId::ROOT, 20);
         assert!((20..20 + 16.max(frames / 64)).contains(&got), "{got}");
         for (n, space) in spaces.iter().enumerate() {
@@ -86,7 +88,7 @@ fn in_proportion<A: Silicon>(arch: A) {
             let all = VirtRange { start: BASE, end: BASE + pages * page };
             space.forget_recorded(all, Attrs::ACCESSED, |_, _| ());
         }
-        // What is used lately is looked at with the rest, and what others have not used goes instead.
+        // Recently accessed pages are scanned with the rest, and others are reclaimed instead.
         (0..64).for_each(|i| _ = on.load(&spaces[2], BASE + i * page));
         let all = [&spaces[0], &spaces[1], &spaces[2]];
         let each = page >> 12;
@@ -104,7 +106,7 @@ fn ages<A: Silicon>(arch: A) {
         let space = on.space_of(MemcgId::ROOT);
         map(&space, BASE, 64 * page);
         (0..64).for_each(|i| on.store(&space, BASE + i * page, i));
-        // Whoever looks finds all of it used, and has it forgotten that.
+        // Clears all accessed bits.
         space.forget_recorded(VirtRange { start: BASE, end: BASE + 64 * page }, Attrs::ACCESSED, |_, _| ());
         (0..16).for_each(|i| assert_eq!(on.load(&space, BASE + 4 * i * page), 4 * i));
         let frames = 48 * (page >> 12);
@@ -136,7 +138,7 @@ fn family<A: Silicon>(arch: A) {
         let both = [&parent, &child];
         on.reclaim(&both, MemcgId::ROOT, u64::MAX);
         assert_eq!(both.map(|space| resident(space, BASE, 64 * page)), [0, 0]);
-        // What both have is written once.
+        // Shared memory is written once.
         let written = (64 * page + own) >> 12;
         assert_eq!(u64::from(on.used()), written);
         assert_eq!(on.machine.counter(Counter::SwapOut), written);
@@ -147,7 +149,7 @@ fn family<A: Silicon>(arch: A) {
     });
 }
 
-/// A host that does something else first when it is asked.
+/// A host that does something first when reclaim visits its spaces.
 struct First<'s, 'm, A: Silicon, F> {
     spaces: [&'s Space<'m, A>; 2],
     first: F,
@@ -172,7 +174,7 @@ fn beside<A: Silicon>(arch: A) {
         for space in both {
             space.forget_recorded(VirtRange { start: BASE, end: BASE + page }, Attrs::ACCESSED, |_, _| ());
         }
-        // The parent's has been isolated when the child's is.
+        // The parent's folio has been isolated when the child's is.
         let first = || {
             if on.used() == 0 {
                 on.reclaim(&both, MemcgId::ROOT, 1);
@@ -186,7 +188,7 @@ fn beside<A: Silicon>(arch: A) {
     });
 }
 
-/// Who has isolated a folio has a reference to it, which can't be told from that of somebody who writes to it.
+/// An isolated folio has a reference that can't be told from that of a writer.
 fn not_paged_out<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
@@ -221,7 +223,7 @@ fn locked<A: Silicon>(arch: A) {
         assert_eq!(resident(&space, BASE, 64 * page), 17 * page);
         assert_eq!(resident(&space, BASE + 16 * page, 16 * page), 16 * page);
         drop(pin);
-        // They are out of the way, until they are not locked any more.
+        // Locked pages are on the unevictable list, until they are unlocked.
         let listed =
             |list: LruList| on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().lru[list as usize];
         let locked = 16 * (page >> 12);
@@ -233,7 +235,7 @@ fn locked<A: Silicon>(arch: A) {
         on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         assert_eq!(resident(&space, BASE, 64 * page), 0);
         (0..64).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
-        // A child locks nothing, and when its parent is gone, nobody does.
+        // A child inherits no lock, and when its parent has exited, the pages are evictable.
         space.lock(BASE, 16 * page, false).unwrap();
         on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         let child = space.fork().unwrap();
@@ -262,13 +264,13 @@ fn cold<A: Silicon>(arch: A) {
             let frames = 16 * (page >> 12);
             assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, frames), frames);
             assert_eq!(resident(&space, BASE + 40 * page, 16 * page), 0);
-            // What is used again is as warm as the rest.
+            // An accessed page is as young as the others.
             (40..48).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
             space.advise(BASE, 64 * page, Advise::Cold).unwrap();
             (0..64).filter(|i| *i != 13).for_each(|i| _ = on.load(&space, BASE + i * page));
             assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, 1), page >> 12);
             assert_eq!(resident(&space, BASE + 13 * page, page), 0);
-            // What two have is not for one to call cold, and what is locked neither.
+            // `MADV_COLD` skips shared pages, and fails for locked ones.
             let child = space.fork().unwrap();
             (0..8).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), i));
             space.advise(BASE, 64 * page, Advise::Cold).unwrap();
@@ -293,7 +295,7 @@ fn lazily<A: Silicon>(arch: A) {
             map(&space, BASE, 40 * page);
             (0..40).for_each(|i| on.store(&space, BASE + i * page, 1 + i));
             space.advise(BASE, 40 * page, Advise::Free).unwrap();
-            // What is only read may go all the same.
+            // Pages that are only read are reclaimed all the same.
             (0..5).for_each(|i| assert_eq!(on.load(&space, BASE + i * page), 1 + i));
             (0..40).step_by(10).for_each(|i| on.store(&space, BASE + i * page, 100 + i));
             assert_eq!(on.reclaim(&[&space], MemcgId::ROOT, u64::MAX), 36 * (page >> 12));
@@ -305,8 +307,7 @@ fn lazily<A: Silicon>(arch: A) {
     }
 }
 
-/// Of two folios of the largest size, which several huge leaves may map, the one that was written to
-/// stays.
+/// Of two folios of the largest size, which several huge PTEs may map, the written one stays.
 fn huge_leaves<A: Silicon>(arch: A) {
     const FOLIO: u64 = 4096 << LARGEST_FOLIO;
     for written in [0, FOLIO / 2] {
@@ -325,7 +326,7 @@ fn huge_leaves<A: Silicon>(arch: A) {
     }
 }
 
-/// A folio stays as it is, wherever in it somebody wrote, and whoever was told of that.
+/// A folio stays as it is if any of its pages was written, whether the dirty bit was read or not.
 fn written_anywhere<A: Silicon>(arch: A) {
     for told in [false, true] {
         on(arch, 0, |on| {
@@ -360,7 +361,8 @@ fn written_anywhere<A: Silicon>(arch: A) {
     }
 }
 
-/// What one of a family doesn't need any more the other one still does, though no entry says that it was written.
+/// MADV_FREE by one space of a fork family does not make the memory lazyfree for the other, though
+/// no PTE is dirty.
 fn freed_by_one<A: Silicon>(arch: A) {
     for order in [0, 4] {
         on(arch, 0, |on| {
@@ -378,7 +380,7 @@ fn freed_by_one<A: Silicon>(arch: A) {
     }
 }
 
-/// Who writes through a pin keeps what he has written.
+/// A write through a pin is kept.
 fn pinned<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         on.machine.policy().set(4, Knob::Always);
@@ -394,7 +396,7 @@ fn pinned<A: Silicon>(arch: A) {
     });
 }
 
-/// Another place, as far into tables as the first, and one that is not.
+/// Another address, at the same offset in page tables, and one that is not.
 const FAR: u64 = BASE + (1 << 36);
 const ODD: u64 = FAR + (1 << 33) + 0x7_0000;
 
@@ -404,12 +406,12 @@ fn moves<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64, new_addr: u64, l
     assert_eq!(space.remap(RemapRequest { addr, old_len: len, new_len: len, flags, new_addr }), Ok(new_addr));
 }
 
-/// All that is in a space, in pages.
+/// Returns the resident pages of a space.
 fn all_resident<A: Silicon>(space: &Space<'_, A>) -> u64 {
     resident(space, 0, space.arch().user_end()) >> space.arch().page_shift()
 }
 
-/// Parts of folios, twice, with their place left behind and used again, and back.
+/// Parts of folios, twice, with their old address used again, and back.
 fn moved<A: Silicon>(arch: A) {
     for order in [0, 6] {
         on(arch, 8192, |on| {
@@ -478,7 +480,7 @@ fn moved_ages<A: Silicon>(arch: A) {
     });
 }
 
-/// They are where they were made, or moved since.
+/// Private copies are found at their first address, or where they were moved.
 fn copies<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
@@ -498,7 +500,7 @@ fn copies<A: Silicon>(arch: A) {
     });
 }
 
-/// Huge mappings go in one piece, unless they were written to.
+/// Huge PTEs are reclaimed whole, unless they were written.
 #[test]
 fn huge_mappings_go_whole() {
     on(X86_64::four_levels(), 0, |on| {
@@ -530,13 +532,13 @@ fn swap_room<A: Silicon>(arch: A) {
             (0..16).for_each(|i| on.store(space, BASE + i * page, i));
         }
         let left = || spaces.each_ref().map(|space| resident(space, BASE, 16 * page) / page);
-        // The room of the upper one is everybody's.
+        // The swap limit of the parent memcg holds for both.
         memcgs.set_swap_room(parent, 5 * (page >> 12)).unwrap();
         spaces[1].advise(BASE, 16 * page, Advise::PageOut).unwrap();
         assert_eq!(left(), [16, 11]);
         on.reclaim(&spaces.each_ref(), MemcgId::ROOT, u64::MAX);
         assert_eq!(left(), [16, 11]);
-        // The lower one's is its own.
+        // The swap limit of the child memcg holds for the child only.
         memcgs.set_swap_room(parent, u64::MAX).unwrap();
         memcgs.set_swap_room(child, 2 * (page >> 12)).unwrap();
         on.reclaim(&spaces.each_ref(), MemcgId::ROOT, u64::MAX);

@@ -56,13 +56,13 @@ pub static ADVISE: [Row; 12] = [
     row("advise: small pages over a hole", |k| {
         assert_eq!(k.map(BASE, 5 * PAGE, RW, FIXED), BASE as i64);
         k.unmap(BASE + 2 * PAGE, PAGE);
-        // Whether it was taken shows where VMAs no longer merge.
+        // Whether the advice was taken shows in whether VMAs merge.
         let answer = k.advise(BASE, 5 * PAGE, Advise::NoHuge);
         vec![answer, k.map(BASE + 2 * PAGE, PAGE, RW, FIXED), k.vmas().len() as i64]
     }),
 ];
 
-/// All that is not about huge pages, and not to forget.
+/// Advice that is neither about huge pages nor `MADV_DONTNEED`.
 const HINTS: [Advise; 11] = [
     Advise::Free,
     Advise::DontFork,
@@ -106,7 +106,7 @@ pub static MORE_ADVICE: [Row; 11] = [
         ACTS.map(|advise| k.advise(BASE, 5 * PAGE, advise)).to_vec()
     }),
     row("advise: several tables, and a hole in the second", |k| {
-        // What each table holds at its ends, and the hole has beside it.
+        // Pages at both ends of each page table, and on both sides of the hole.
         let looked = [0, 510, 610, 613, 1022, 1024, 1534];
         let mut all = vec![];
         for advise in HINTS.into_iter().chain(ACTS) {
@@ -134,7 +134,7 @@ pub static MORE_ADVICE: [Row; 11] = [
         all
     }),
     row("advise: collapse where there are no large folios", |k| {
-        // Each VMA is smaller than a huge page, or may have none.
+        // Each VMA is smaller than a huge page, or has `MADV_NOHUGEPAGE`.
         some(k, 4);
         k.store(BASE);
         let mut all = vec![k.advise(BASE, 4 * PAGE, Advise::Collapse), k.advise(BASE + 1, PAGE, Advise::Collapse)];

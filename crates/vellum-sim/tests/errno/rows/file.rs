@@ -16,7 +16,7 @@ fn flat(k: &dyn Kernel) -> Answers {
     k.vmas().iter().flat_map(|(start, end, prot)| [*start as i64, *end as i64, i64::from(*prot)]).collect()
 }
 
-/// A file of so many pages, mapped whole.
+/// Opens a file of this many pages, and maps it whole.
 fn mapped(k: &dyn Kernel, count: u64, prot: Prot, flags: MapFlags) -> Answers {
     vec![k.file(Call::Open(count * PAGE)), k.file(map(pages(0, count), prot, flags, 0))]
 }

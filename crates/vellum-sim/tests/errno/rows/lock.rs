@@ -1,4 +1,4 @@
-//! `mlock` and its kin, and `mseal`.
+//! `mlock` and its variants, and `mseal`.
 
 use super::*;
 use crate::fixtures::file::Call;
@@ -7,7 +7,7 @@ use crate::fixtures::kernel::USER_END;
 const ELSEWHERE: u64 = BASE + 1000 * PAGE;
 const TO: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
 
-/// Whether the pages of a range are locked: those of which nothing is forgotten.
+/// Returns the answer of `MADV_COLD`, which is refused for locked pages.
 fn is_locked(k: &dyn Kernel, at: u64) -> i64 {
     k.advise(at, PAGE, Advise::Cold)
 }
@@ -64,7 +64,7 @@ pub static LOCK: [Row; 17] = [
     locked("lock: no more than allowed", 4, |k| {
         some(k, 8);
         let mut all = vec![k.lock(BASE, 5 * PAGE, false), k.lock(BASE, 3 * PAGE, false)];
-        // What is locked already counts once.
+        // Memory that is locked already counts once.
         all.extend([k.lock(BASE + PAGE, 3 * PAGE, false), k.lock(BASE + PAGE, 4 * PAGE, false)]);
         all.extend([k.unlock(BASE, PAGE), k.lock(BASE + PAGE, 4 * PAGE, true), k.lock(BASE + 6 * PAGE, PAGE, true)]);
         all
@@ -104,7 +104,7 @@ pub static LOCK: [Row; 17] = [
         all
     }),
     locked("lock all: no more than allowed", 4, |k| {
-        // All that there is would be more.
+        // The memory that is mapped already is above the limit, and is not to be locked.
         let mut all = vec![k.lock_all(LockAll::FUTURE)];
         all.extend([k.map(BASE, 5 * PAGE, RW, FIXED), k.map(BASE, 3 * PAGE, RW, FIXED)]);
         all.extend([k.map(ELSEWHERE, 2 * PAGE, NONE, FIXED), k.map(ELSEWHERE, PAGE, NONE, FIXED)]);

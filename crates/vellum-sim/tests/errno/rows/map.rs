@@ -60,7 +60,7 @@ pub static MAP: [Row; 36] = [
     row("map: a hint below the lowest address", |k| vec![k.map(lowest() - PAGE, PAGE, RW, ANYWHERE)]),
     row("map: a hint right below a stack", |k| {
         k.map(BASE + 600 * PAGE, PAGE, RW, FIXED | MapFlags::GROWSDOWN);
-        // In its guard gap, just below that, and fixed in it all the same.
+        // In its guard gap, just below the gap, and fixed inside the gap.
         let near = k.map(BASE + 400 * PAGE, PAGE, RW, ANYWHERE);
         vec![
             i64::from(near > END as i64),

@@ -8,26 +8,26 @@ const MAY: RemapFlags = RemapFlags::MAYMOVE;
 const TO: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
 const LEAVE: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::DONTUNMAP);
 
-/// Where things are moved to.
+/// The destination of moves.
 const THERE: u64 = BASE + 1000 * PAGE;
 
-/// Whether an answer is an address that the kernel chose.
+/// Returns 1 if the kernel chose an address above `END`, else the answer.
 fn elsewhere(answer: i64) -> i64 {
     if answer > END as i64 { 1 } else { answer }
 }
 
-/// VMAs, as pages from `BASE` on.
+/// Returns the VMAs as page numbers from `BASE` on.
 fn shape(k: &dyn Kernel) -> Vec<i64> {
     k.vmas().iter().flat_map(|(start, end, _)| [start, end].map(|at| ((at - BASE) / PAGE) as i64)).collect()
 }
 
-/// Two VMAs side by side, of two pages and of three.
+/// Maps two adjacent VMAs, of two pages and of three.
 fn two(k: &dyn Kernel) {
     some(k, 5);
     k.protect(BASE + 2 * PAGE, 3 * PAGE, R);
 }
 
-/// Shared memory at `BASE`.
+/// Maps shared memory at `BASE`.
 fn shared(k: &dyn Kernel, pages: u64) {
     assert_eq!(k.map(BASE, pages * PAGE, RW, FIXED | MapFlags::SHARED), BASE as i64);
 }
@@ -164,7 +164,7 @@ pub static REMAP: [Row; 36] = [
         holed(k);
         k.protect(BASE + 4 * PAGE, PAGE, R);
         [0, 1, 3].iter().for_each(|page| k.store(BASE + page * PAGE));
-        // What lies where the hole goes stays.
+        // The hole has no destination: the VMAs there stay.
         k.map(THERE + PAGE, 3 * PAGE, NONE, FIXED);
         let mut all = vec![k.remap(BASE + PAGE, 4 * PAGE, 4 * PAGE, TO, THERE)];
         all.extend(shape(k));

@@ -1,5 +1,5 @@
-//! Every call with addresses above the user half: the kernel's, those that no register can hold,
-//! and ranges that begin in user memory and end there.
+//! Every call with addresses above the user half: kernel addresses, non-canonical ones, and ranges
+//! that begin in the user half and end above it.
 
 use super::*;
 use crate::fixtures::file::Call;
@@ -8,7 +8,7 @@ use crate::fixtures::kernel::USER_END;
 /// The last pages of the user half, which the rows map.
 const LAST: u64 = USER_END - 2 * PAGE;
 
-/// Addresses and lengths of which a part at most lies in the user half.
+/// Addresses and lengths of which at most a part lies in the user half.
 const PLACES: [(u64, u64); 17] = [
     (USER_END, PAGE),
     (USER_END, 2 << 20),
@@ -29,7 +29,7 @@ const PLACES: [(u64, u64); 17] = [
     (BASE, !0 << 13),
 ];
 
-/// Two pages at the end of the user half, and two elsewhere.
+/// Maps two pages at the end of the user half, and two at `BASE`.
 fn pages(k: &dyn Kernel) {
     some(k, 2);
     assert_eq!(k.map(LAST, 2 * PAGE, RW, FIXED), LAST as i64);
@@ -37,7 +37,7 @@ fn pages(k: &dyn Kernel) {
     [BASE, BASE + PAGE, LAST, LAST + PAGE].iter().for_each(|page| k.store(*page));
 }
 
-/// A call at each of the places, and what is in memory afterwards.
+/// Makes a call at each of the places. Returns its answers, and the resident pages after each.
 fn at_each(k: &dyn Kernel, call: impl Fn(u64, u64) -> i64) -> Answers {
     let one = |&(addr, len): &(u64, u64)| {
         pages(k);

@@ -1,4 +1,4 @@
-//! As many VMAs as there may be.
+//! The limit on the number of VMAs.
 
 use super::*;
 
@@ -9,8 +9,8 @@ fn page(n: u64) -> u64 {
     BASE + n * PAGE
 }
 
-/// Make as many VMAs as there may be: every other page is made another one, until that fails, and then one is made at a
-/// time. The answer is the first of many pages that are still one VMA.
+/// Makes as many VMAs as the limit allows: changes the protection of every other page until that
+/// fails, and then of one page at a time. Returns the first of many pages that are still one VMA.
 fn fill(k: &dyn Kernel) -> u64 {
     k.map(BASE, MANY_PAGES * PAGE, R, FIXED);
     let full = (0..MANY_PAGES / 4).find(|n| k.protect(page(2 * n + 1), PAGE, NONE) != 0).expect("a limit");
@@ -21,7 +21,7 @@ fn fill(k: &dyn Kernel) -> u64 {
 
 pub static MANY: [Row; 2] = [
     row("many VMAs: what still may be split, and what not", |k| {
-        // Two VMAs side by side, for later.
+        // Two adjacent VMAs, for later.
         k.map(page(2 * MANY_PAGES), 8 * PAGE, RW, FIXED);
         k.protect(page(2 * MANY_PAGES), 4 * PAGE, R);
         let first = fill(k);
@@ -30,10 +30,10 @@ pub static MANY: [Row; 2] = [
             k.protect(inside, PAGE, NONE),
             k.advise(inside, PAGE, Advise::NoHuge),
             k.unmap(inside, PAGE),
-            // The end of a VMA may always go, and the ends of two that are side by side.
+            // The end of a VMA may always be unmapped, and the adjacent ends of two VMAs.
             k.unmap(page(2 * MANY_PAGES), PAGE),
             k.unmap(page(2 * MANY_PAGES + 2), 4 * PAGE),
-            // One more than may be had by splitting may be mapped, and then none.
+            // `mmap` may exceed the limit for splits by one VMA, and then fails.
             k.map(page(3 * MANY_PAGES), PAGE, NONE, NOREPLACE),
             k.map(page(3 * MANY_PAGES + 2), PAGE, NONE, NOREPLACE),
             k.unmap(inside, PAGE),

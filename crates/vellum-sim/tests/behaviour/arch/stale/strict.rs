@@ -1,7 +1,7 @@
-//! Entries that come to allow more, beside TLBs that hold what they said before
-//! ([`vellum::arch::stale`]): the CPU that faulted goes on, in every format, and a CPU that has not
-//! faulted yet does so after one fault more. Programs stay on their CPUs, so that nothing is
-//! dropped but what the architecture or the engine drops.
+//! PTEs that come to allow more, beside TLBs that cache what they allowed before
+//! ([`vellum::arch::stale`]): the CPU that faulted goes on, in every format, and another CPU goes
+//! on after one more fault. Programs stay on their CPUs, so that only the architecture and the
+//! engine drop translations.
 
 use std::num::NonZeroU16;
 use std::sync::Mutex;
@@ -25,12 +25,12 @@ use crate::fixtures::bench::BASE;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const RX: Prot = Prot::READ.union(Prot::EXEC);
 const WATCHER: Watcher = Watcher(NonZeroU16::new(7).unwrap());
-/// Pages that each test has.
+/// Pages of each test.
 const PAGES: u64 = 64;
 
 type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
-/// Two CPUs (and one to spare), a swap device, and a space with memory.
+/// Two CPUs (and a spare one), a swap device, and a space with memory.
 struct Bench<'m, A: Silicon> {
     sim: &'m Strict<A>,
     cpus: [&'m Cpu<'m, Strict<A>>; 2],
@@ -40,13 +40,14 @@ struct Bench<'m, A: Silicon> {
     arch: A,
     page: u64,
     order: u8,
-    /// Whether hardware does no more than it is asked for, so that each fault is foretold.
+    /// Whether hardware does only what programs ask for, so that the number of faults can be
+    /// predicted.
     exact: bool,
     /// Whether accessed and dirty are left to software.
     records: bool,
 }
 
-/// A disk whose first write waits until something has happened, and fails.
+/// A disk whose first write waits for an event, and fails.
 struct Hooked {
     disk: Disk,
     meanwhile: Mutex<Option<(Sender<()>, Receiver<()>)>>,
@@ -74,7 +75,7 @@ impl<P: Platform> SwapDevice<P> for Hooked {
     }
 }
 
-/// Run a test on one machine, with folios of `order`.
+/// Runs a test on one machine, with folios of `order`.
 fn on<A: Silicon>(arch: A, order: u8, records: bool, hostility: Hostility, test: impl FnOnce(&Bench<'_, A>)) {
     let config = Config::with_arch(arch, 64 << 20).cpus(3);
     let config = if records { config.software_ad_bits() } else { config };
@@ -82,7 +83,7 @@ fn on<A: Silicon>(arch: A, order: u8, records: bool, hostility: Hostility, test:
     let (one, two) = (sim.cpu(1), sim.cpu(0));
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     let device = Hooked { disk: Disk::new(1), meanwhile: Mutex::new(None) };
-    // SAFETY: used by this machine alone, which it outlives.
+    // SAFETY: only this machine uses the device, which outlives it.
     unsafe { machine.swaps().attach(machine.frames(), &device, 4096, 0) }.unwrap();
     if order > 0 {
         machine.policy().set(order, Knob::Always);
@@ -99,7 +100,7 @@ fn on<A: Silicon>(arch: A, order: u8, records: bool, hostility: Hostility, test:
     sim.finish();
 }
 
-/// Bytes that a test maps: one huge page, if it has those.
+/// Returns the bytes that a test maps: one huge page, if the order is that of one.
 fn len(page: u64, order: u8) -> u64 {
     (PAGES * page).max(4096 << order)
 }
@@ -121,7 +122,7 @@ impl<A: Silicon> Bench<'_, A> {
         self.cpus[cpu].enter(&self.space)
     }
 
-    /// What is done takes at most so many faults, where that is foretold.
+    /// Checks that `what` takes at most this many faults, where that can be predicted.
     fn takes<R>(&self, faults: u64, what: impl FnOnce() -> R) -> R {
         let before = self.sim.stats().faults;
         let done = what();
@@ -130,8 +131,8 @@ impl<A: Silicon> Bench<'_, A> {
         done
     }
 
-    /// Both CPUs load some pages, so that they hold what entries say; then `add` has the entries
-    /// allow more, and both store.
+    /// Loads pages on both CPUs, so that they cache the PTEs; then `add` makes the PTEs allow more,
+    /// and both CPUs store.
     fn stores_after(&self, programs: &[Program<'_, Strict<A>, Space<'_, A>>], pages: &[u64], add: impl FnOnce()) {
         for program in programs {
             pages.iter().for_each(|page| _ = program.load_u64(self.at(*page)).unwrap());
@@ -139,8 +140,8 @@ impl<A: Silicon> Bench<'_, A> {
         add();
         for (n, program) in programs.iter().enumerate() {
             for page in pages {
-                // Of a copy-on-write mapping, or one that is tracked: the write, and perhaps one
-                // for the entry that the TLB holds.
+                // A copy-on-write or write-protected PTE: one fault for the write, and perhaps one
+                // for the cached PTE.
                 self.takes(2, || program.store_u64(self.at(*page), 10 * page + n as u64)).unwrap();
                 assert_eq!(program.load_u64(self.at(*page)), Ok(10 * page + n as u64));
             }
@@ -151,14 +152,13 @@ impl<A: Silicon> Bench<'_, A> {
         [self.enter(0), self.enter(1)]
     }
 
-    /// Some pages of all.
+    /// Returns some of all pages.
     fn some(&self) -> [u64; 4] {
         [0, 5, 17, self.len() / self.page - 1]
     }
 }
 
-/// Once the child has exited the memory is the parent's alone, and a write goes ahead in place
-/// (copy-on-write reuse).
+/// Once the child has exited, a write goes ahead in place (copy-on-write reuse).
 fn reuses<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
@@ -170,8 +170,8 @@ fn reuses<A: Silicon>(on: &Bench<'_, A>) {
     }
 }
 
-/// `mprotect` takes the right to write, or all rights, and gives it back; it gives the right to
-/// execute.
+/// `mprotect` takes write permission, or all permissions, and gives them back; it gives execute
+/// permission.
 fn protects<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
@@ -179,18 +179,18 @@ fn protects<A: Silicon>(on: &Bench<'_, A>) {
         on.space.protect(BASE, on.len(), prot).unwrap();
         on.stores_after(&programs, &on.some(), || on.space.protect(BASE, on.len(), RW).unwrap());
     }
-    // One page of a block: a TLB may hold the old entry of the whole block.
+    // One page of a cont block: a TLB may cache the old entry of the whole block.
     on.space.protect(BASE, on.len(), Prot::READ).unwrap();
     on.stores_after(&programs, &[5], || on.space.protect(on.at(5), on.page, RW).unwrap());
     assert_eq!(programs[0].store(on.at(6), 1), Err(Fault::Handler(FaultError::Denied(on.at(6)))));
-    // Not to be accessed, and then again.
+    // PROT_NONE, and back.
     on.space.protect(BASE, on.len(), Prot::empty()).unwrap();
     for program in &programs {
         assert_eq!(program.load(on.at(5)), Err(Fault::Handler(FaultError::Denied(on.at(5)))));
     }
     on.space.protect(BASE, on.len(), RW).unwrap();
     programs.iter().for_each(|program| on.takes(1, || program.store(on.at(5), 1)).unwrap());
-    // To be executed.
+    // PROT_EXEC.
     for program in &programs {
         assert_eq!(program.execute(on.at(5)), Err(Fault::Handler(FaultError::Denied(on.at(5)))));
     }
@@ -198,7 +198,7 @@ fn protects<A: Silicon>(on: &Bench<'_, A>) {
     programs.iter().for_each(|program| _ = on.takes(1, || program.execute(on.at(5))).unwrap());
 }
 
-/// uffd-wp is lifted: by `UFFDIO_WRITEPROTECT` without the mode, by `UFFDIO_UNREGISTER`, and by an
+/// uffd-wp is removed: by `UFFDIO_WRITEPROTECT` without the mode, by `UFFDIO_UNREGISTER`, and by an
 /// asynchronous write fault.
 fn unwatches<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
@@ -211,11 +211,11 @@ fn unwatches<A: Silicon>(on: &Bench<'_, A>) {
     on.stores_after(&programs, &on.some(), || on.space.write_unprotect(on.all()).unwrap());
     on.space.write_protect(on.all(), false).unwrap();
     on.stores_after(&programs, &on.some(), || on.space.unwatch(on.all(), WATCHER).unwrap());
-    // Writes go on, and are noted.
+    // Asynchronous write protection: the write goes on, and is recorded.
     on.space.watch(on.all(), WATCHER, VmaFlags::WRITES | VmaFlags::ASYNC).unwrap();
     on.space.write_protect(on.all(), false).unwrap();
     let huge = on.len() > PAGES * on.page;
-    // One mapping becomes a table of pages first.
+    // A huge PTE is split first.
     programs.iter().for_each(|program| _ = program.load(on.at(5)).unwrap());
     on.takes(if huge { 4 } else { 2 }, || programs[0].store(on.at(5), 1)).unwrap();
     on.takes(1, || programs[1].store(on.at(5), 2)).unwrap();
@@ -234,8 +234,8 @@ fn tracks<A: Silicon>(on: &Bench<'_, A>) {
     }
 }
 
-/// Reclaim write-protects the pages that it is about to write to a device; the write fails, and
-/// they are writable again.
+/// Pageout write-protects pages and writes them to the device; the write fails, and the pages are
+/// writable again.
 fn restores<A: Silicon>(on: &Bench<'_, A>) {
     std::thread::scope(|scope| {
         let ((now, told), (go, done)) = (channel(), channel());
@@ -247,7 +247,7 @@ fn restores<A: Silicon>(on: &Bench<'_, A>) {
         scope.spawn(move || {
             let cpu = sim.cpu(2);
             let program = cpu.enter(space);
-            // By now the page is protected.
+            // By now the page is write-protected.
             told.recv().unwrap();
             let loaded = program.load_u64(BASE);
             go.send(()).unwrap();
@@ -263,15 +263,15 @@ fn restores<A: Silicon>(on: &Bench<'_, A>) {
     });
 }
 
-/// Small pages are collapsed to one folio; `mremap` moves entries to where a TLB may hold that
-/// there are none.
+/// Small pages are collapsed into one folio; `mremap` moves PTEs to an address where a TLB may
+/// cache that there are none.
 fn collapses<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
     on.space.protect(BASE, on.len(), Prot::READ).unwrap();
     on.stores_after(&programs, &on.some(), || {
         on.space.protect(BASE, on.len(), RW).unwrap();
-        // If there is an order for it.
+        // If the format has folios of this size.
         let _ = on.space.advise(BASE, on.len(), Advise::Collapse);
     });
     let to = BASE + (1 << 32);
@@ -287,13 +287,15 @@ fn collapses<A: Silicon>(on: &Bench<'_, A>) {
     programs.iter().for_each(|program| on.takes(1, || program.store(BASE, 9)).unwrap());
 }
 
-/// Entries become present: by a fault or by `MAP_POPULATE`, from a swap device, in tables old and
-/// new. The CPU that makes them so needs no further fault; each other CPU takes at most one a page.
+/// PTEs become present: by a fault or by `MAP_POPULATE`, from a swap device, in old and new page
+/// tables. The CPU that makes them present needs no further fault; each other CPU takes at most one
+/// for each page.
 fn appears<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     let far = BASE + (1 << 36);
     let len = 16 * on.page;
-    // A page that stays keeps the table of the first two places hooked; the third has none.
+    // A page that stays keeps the page table of the first two ranges hooked; the third range has
+    // none.
     let stays = far + 64 * on.page;
     on.space.map(MapRequest { addr: stays, len: on.page, prot: RW, flags: MapFlags::FIXED }).unwrap();
     programs[0].store(stays, 1).unwrap();
@@ -308,8 +310,8 @@ fn appears<A: Silicon>(on: &Bench<'_, A>) {
         on.space.map(MapRequest { addr: at, len, prot: RW, flags }).unwrap();
         // This is CPU 0.
         let _seat = on.sim.cpu(0);
-        // Unless the CPU is to see the entries by itself, in bounded time, or software sets
-        // accessed and dirty.
+        // None, unless the format guarantees that the CPU sees the PTEs in bounded time, or
+        // software sets accessed and dirty.
         let waits = on.arch.tlb_rules().not_present == Stale::Bounded;
         let faults = if waits || on.records { 16 } else { 0 };
         let range = VirtRange { start: at, end: at + len };
@@ -326,14 +328,14 @@ fn appears<A: Silicon>(on: &Bench<'_, A>) {
     on.takes(1, || programs[0].store(far, 3)).unwrap();
 }
 
-/// Accessed and dirty are set by a fault where software does it, on each CPU that holds an entry
+/// Accessed and dirty are set by a fault where software sets them, on each CPU that caches a PTE
 /// without them. No other CPU is interrupted for that.
 fn records<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     let shared = BASE + (1 << 36);
     let flags = MapFlags::FIXED | MapFlags::SHARED;
     on.space.map(MapRequest { addr: shared, len: on.page, prot: RW, flags }).unwrap();
-    // What is shared is clean as long as it was only read.
+    // Shared memory is clean until it is written.
     programs.iter().for_each(|program| _ = on.takes(2, || program.load(shared)).unwrap());
     on.space.advise(shared, on.page, Advise::Cold).unwrap();
     programs.iter().for_each(|program| _ = on.takes(1, || program.load(shared)).unwrap());
@@ -342,8 +344,8 @@ fn records<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.sim.stats().invalidations, before);
 }
 
-/// The tests in one format: on CPUs that set accessed and dirty, and on CPUs that leave them to
-/// software; with pages, blocks, and huge pages.
+/// Runs the tests in one format: on CPUs that set accessed and dirty, and on CPUs that leave them
+/// to software; with pages, cont blocks, and huge pages.
 macro_rules! rights {
     ($($format:ident: $arch:expr, $huge:expr;)*) => {$(
         mod $format {

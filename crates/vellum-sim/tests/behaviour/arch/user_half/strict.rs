@@ -29,16 +29,16 @@ fn with_space<A: Silicon>(arch: A, run: impl FnOnce(&Machine<'_, Strict<A>>, &Sp
     sim.finish();
 }
 
-/// Addresses and lengths of which no part, or the first page alone, lies in the user half.
+/// Returns addresses and lengths of which no part, or only the first page, lies in the user half.
 fn places<A: Arch>(arch: &A) -> Vec<(u64, u64)> {
     let (end, page) = (arch.user_end(), 1u64 << arch.page_shift());
     let huge = 1u64 << arch.level_shift(2);
     let mut all = Vec::new();
     for len in [page, huge, 1 << 40, end, 1 << 62] {
         all.extend([(end, len), (end - page, len + page), (end + page, len), (1 << 63, len)]);
-        // What a masked index makes the address of a user page.
+        // A masked index turns these into the address of a user page.
         all.extend([((1 << 57) | (end - page), len), ((1 << 63) | huge, len)]);
-        // A direct map, and an image, of a kernel.
+        // A kernel's direct map, and its image.
         all.extend([(0xffff_8880_0000_0000 + page, len), (0xffff_ffff_8000_0000, len)]);
         all.push((0u64.wrapping_sub(2 * page), len));
     }
@@ -73,7 +73,7 @@ fn every_call_refuses<A: Silicon>(arch: A) {
             assert!(space.remove(addr, len, |_, _| Ok(())).is_err(), "remove {label}");
             for flags in [RemapFlags::empty(), RemapFlags::MAYMOVE] {
                 let smaller = RemapRequest { addr, old_len: len, new_len: page, flags, new_addr: 0 };
-                // A length of one page that is mapped is no change.
+                // A length of one mapped page is no change.
                 assert!(space.remap(smaller).is_err(), "remap {label}");
             }
             let to = RemapRequest {
@@ -132,8 +132,8 @@ fn riscv64_calls_refuse_addresses_above_the_user_half() {
     every_call_refuses(Riscv64::sv57());
 }
 
-/// A move of all VMAs of a range that reaches beyond the user half takes what is mapped, as Linux
-/// does, and leaves what lies above alone.
+/// A move of all VMAs of a range that reaches above the user half moves the mapped pages, as Linux
+/// does, and does not touch what lies above.
 #[test]
 fn a_move_from_beyond_the_user_half_takes_what_is_mapped() {
     let arch = X86_64::four_levels();
@@ -150,7 +150,8 @@ fn a_move_from_beyond_the_user_half_takes_what_is_mapped() {
     });
 }
 
-/// The place of a private copy is an offset in its object, and that may be larger than any address.
+/// The rmap index of a private copy is an offset in its object, which may be larger than any
+/// address.
 #[test]
 fn reclaim_finds_no_copy_by_an_offset_above_the_user_half() {
     fn case<A: Silicon>(arch: A) {
@@ -161,7 +162,7 @@ fn reclaim_finds_no_copy_by_an_offset_above_the_user_half() {
                 let request = MapRequest { addr: 8 << 30, len: on.page, prot: RW, flags: MapFlags::FIXED };
                 space.map_object(request, &object, 1 << bit).unwrap();
                 on.store(&space, 8 << 30, 1);
-                // Each time it is asked whether the copy was used, by its place.
+                // Each reclaim looks the copy up by its rmap index.
                 on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
                 assert!(on.used() > 0, "the copy was found by the VMA");
                 space.unmap(8 << 30, on.page).unwrap();

@@ -1,4 +1,4 @@
-//! Memory of several nodes, on the strict machine: where what a program touches comes from, and what goes when one node is short.
+//! NUMA: the node of memory that a program touches, and reclaim of one node.
 
 use vellum::addr::{PhysAddr, VirtRange};
 use vellum::arch::{Kind, X86_64};
@@ -23,7 +23,8 @@ struct Bench<'m> {
     machine: &'m Machine<'m, Strict>,
 }
 
-/// A test that gives back all it takes, on a machine of two nodes that touch, with a CPU each and swap; node 1 is the smaller one.
+/// Runs a test that must free all its memory, on a machine of two adjacent nodes, with a CPU each
+/// and swap; node 1 is smaller.
 fn on(test: impl FnOnce(&Bench<'_>)) {
     let region = |base: u64, len: u64, node| Region { base: PhysAddr(base << 20), len: len << 20, zeroed: true, node };
     let config = Config::new(0).regions([region(2, 24, 0), region(26, 8, 1)]).cpus(2).cpu_nodes([0, 1]);
@@ -31,7 +32,7 @@ fn on(test: impl FnOnce(&Bench<'_>)) {
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, BootOptions { watermarks: 800, ..Default::default() }).unwrap();
     let store = Compressed::new(machine.frames(), 8192).unwrap();
-    // SAFETY: nobody else uses it, and it outlives the machine.
+    // SAFETY: no other code uses it, and it outlives the machine.
     unsafe { machine.swaps().attach(machine.frames(), &store, 8192, 0) }.unwrap();
     sim.baseline();
     drop(cpu);
@@ -53,14 +54,14 @@ impl<'m> Bench<'m> {
         space
     }
 
-    /// Write to pages, on a CPU.
+    /// Writes to pages, on a CPU.
     fn touch(&self, cpu: usize, space: &Space<'_>, pages: core::ops::Range<u64>) {
         let cpu = self.sim.cpu(cpu);
         let program = cpu.enter(space);
         pages.for_each(|page| program.store_u64(BASE + page * PAGE, page).unwrap());
     }
 
-    /// How many of these pages are in memory of each node.
+    /// Returns how many of these pages are on each node.
     fn nodes(&self, space: &Space<'_>, pages: core::ops::Range<u64>) -> [u64; 2] {
         let _cpu = self.sim.cpu(0);
         let mut found = [0; 2];
@@ -74,7 +75,7 @@ impl<'m> Bench<'m> {
         found
     }
 
-    /// What the lists of each node have.
+    /// Returns the pages on the LRU lists of each node.
     fn listed(&self) -> [u64; 2] {
         let _cpu = self.sim.cpu(0);
         let on = |node| self.machine.memcgs().listed_on(self.machine.frames(), MemcgId::ROOT, node).unwrap();
@@ -86,7 +87,8 @@ impl<'m> Bench<'m> {
     }
 }
 
-/// Memory is that of the CPU that touches it first, in whatever pieces, and so are the lists it is on.
+/// Memory comes from the node of the CPU that touches it first, whatever the folio size, and is on
+/// the LRU lists of that node.
 #[test]
 fn memory_is_that_of_whoever_touches_it() {
     on(|on| {
@@ -100,7 +102,8 @@ fn memory_is_that_of_whoever_touches_it() {
         assert_eq!(on.nodes(&space, 100..250), [0, 150]);
         assert_eq!(on.nodes(&space, 1024..1040), [0, 16]);
         assert_eq!(on.listed(), [100, 166]);
-        // Wherever a folio goes in a space, it stays on its lists; and a copy is that of who copies.
+        // A folio stays on its lists wherever it moves in a space; a copy comes from the node of
+        // the CPU that copies.
         let request = RemapRequest {
             addr: BASE + 100 * PAGE,
             old_len: 10 * PAGE,
@@ -122,7 +125,8 @@ fn memory_is_that_of_whoever_touches_it() {
     });
 }
 
-/// Whoever finds none on his node is given another's, before anything is reclaimed; it is listed where it is from.
+/// A CPU whose node has no free memory gets another node's before anything is reclaimed; the folio
+/// is listed on its own node.
 #[test]
 fn a_full_node_has_another_give() {
     on(|on| {
@@ -137,7 +141,8 @@ fn a_full_node_has_another_give() {
     });
 }
 
-/// When no node has memory to spare, each says what it lacks; and what is reclaimed of one leaves the other as it is.
+/// When no node has memory to spare, each reports its shortage; reclaim of one node leaves the
+/// other as it is.
 #[test]
 fn what_one_node_lacks_goes_there() {
     on(|on| {
@@ -159,11 +164,12 @@ fn what_one_node_lacks_goes_there() {
             let after = on.listed();
             assert_eq!(before[1 - node], after[1 - node]);
             assert_eq!(before[node] - after[node], missing);
-            // Compressed memory may have taken some of the other node, and so given back less on this one.
+            // Compressed memory may have taken some of the other node, and so freed less on this
+            // one.
             assert!(on.sim.on_cpu(0, || frames.free_on(1 - node)) <= other);
         }
         assert_eq!(on.nodes(&space, 0..pages), on.listed());
-        // All of it comes back, as it was.
+        // All of it is swapped in unchanged.
         let cpu = on.sim.cpu(1);
         let program = cpu.enter(&space);
         (0..pages).for_each(|page| assert_eq!(program.load_u64(BASE + page * PAGE).unwrap(), page));
@@ -173,7 +179,7 @@ fn what_one_node_lacks_goes_there() {
     });
 }
 
-/// What may go without being kept, and what is locked, has lists of the node too.
+/// Lazyfree and unevictable folios are on lists of their node too.
 #[test]
 fn every_list_is_of_its_node() {
     on(|on| {

@@ -1,6 +1,8 @@
-//! Memory that comes back page by page is handed out in a row again.
+//! The physical order of page tables after memory was freed page by page: they are allocated in
+//! ascending order again.
 //!
-//! Nothing breaks where it isn't; but everything gets slower the longer a machine runs, which no fresh machine shows.
+//! Nothing breaks otherwise, but everything gets slower the longer a machine runs, which no fresh
+//! machine shows.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,7 +19,7 @@ const SPAN: u64 = 2 << 20;
 
 type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 
-/// Map and touch a page in each table's span.
+/// Maps a range, and touches a page of each page table.
 fn occupy(cpu: &Cpu<'_, Fast>, space: &Space<'_>) -> VirtRange {
     let request =
         MapRequest { addr: 0, len: TABLES * SPAN, prot: Prot::READ | Prot::WRITE, flags: MapFlags::NORESERVE };
@@ -26,7 +28,7 @@ fn occupy(cpu: &Cpu<'_, Fast>, space: &Space<'_>) -> VirtRange {
     range
 }
 
-/// How many of the lowest tables in `range` lie right behind the one before.
+/// Returns how many of the lowest page tables in `range` directly follow the one before.
 fn in_a_row(sim: &Fast, space: &Space<'_>, range: VirtRange) -> usize {
     let arch = space.arch();
     let table = |va: u64| {
@@ -45,7 +47,8 @@ fn tables_still_lie_in_a_row_after_many_rounds() {
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     for round in 0..30 {
-        // By the page, where a gather is full so often that tables go back one by one; and by the run.
+        // With runs of one page the gather fills up often, and page tables are freed one by one;
+        // with full runs they are freed together.
         for cap in [1, usize::MAX] {
             let mut space =
                 AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();

@@ -1,5 +1,5 @@
-//! All that a memcg's programs have the engine allocate is charged to the memcg: its limit holds
-//! for all of it, on machines of any size, and a refusal names the memcg.
+//! Charges of a memcg: all memory that the engine allocates for its programs is charged to it, its
+//! limit holds for all of that, on machines of any size, and a refusal names the memcg.
 
 use vellum::addr::Pfn;
 use vellum::arch::X86_64;
@@ -19,21 +19,21 @@ const BLOCK: u8 = 2;
 
 type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 
-/// What a test keeps of what it got.
+/// The memory that a test has allocated.
 #[derive(Default)]
 struct Loot<'m> {
     spaces: Vec<Space<'m>>,
     objects: Vec<Object<'m, Fast>>,
     memcgs: Vec<MemcgId>,
-    /// The host's own, each of 4 frames.
+    /// Memory of the host, each of 4 frames.
     blocks: Vec<Pfn>,
 }
 
-/// What a program does to get memory; returns why it got no more.
+/// A way to allocate memory until it is refused. Returns the refusal.
 type Attack = for<'m> fn(&'m Machine<'m, Fast>, MemcgId, &mut Loot<'m>) -> Refused;
 
-/// Lets `attack` take what it gets in a group of 1 MiB, until it is refused; on machines with more
-/// and fewer CPUs. The memcg takes as much as it is charged for, and all of that comes back.
+/// Allocates with each of `attacks` in a memcg of 1 MiB until it is refused, on machines with more
+/// and fewer CPUs. The memcg takes as much memory as it is charged for, and all of that is freed.
 fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
     for cpus in [1, 64, 65, 256] {
         let sim = Config::new(256 << 20).cpus(cpus).fast().unwrap();
@@ -51,7 +51,7 @@ fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
         let usage = memcgs.usage(frames, memcg).unwrap();
         let taken = free - frames.free_frames();
         assert!(usage.charged <= LIMIT && usage.charged + 32 > LIMIT, "{cpus} CPUs: {usage:?}");
-        // Heads of memcgs, 32 to a frame, are the machine's.
+        // The heads of memcgs, 32 to a frame, are charged to the root.
         let heads = (loot.memcgs.len() as u64 + 1) / 32;
         assert_eq!(taken, usage.charged + heads, "{cpus} CPUs");
         assert!(taken * 10 <= LIMIT * 11, "{cpus} CPUs: {taken} pages");
@@ -73,7 +73,7 @@ fn fixed(addr: u64, prot: Prot) -> MapRequest {
     MapRequest { addr, len: PAGE, prot, flags: MapFlags::FIXED | MapFlags::NORESERVE }
 }
 
-/// Spaces with as many VMAs as there are to be had.
+/// Spaces with as many VMAs as possible.
 fn vmas<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     loop {
         let space = match space(machine, memcg) {
@@ -91,7 +91,7 @@ fn vmas<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>)
     }
 }
 
-/// Children of a space, and of those.
+/// Children of a space, and their children.
 fn children<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     let first = match space(machine, memcg) {
         Ok(first) => first,
@@ -111,7 +111,7 @@ fn children<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<
     }
 }
 
-/// Page tables: a page here and there.
+/// Page tables: one page here and there.
 fn tables<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     let space = match space(machine, memcg) {
         Ok(space) => space,
@@ -123,7 +123,7 @@ fn tables<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m
         let mapped = space.map(fixed(at, Prot::READ | Prot::WRITE));
         why = mapped.err().and_then(|error| error.refused());
         if why.is_none() {
-            // A read: of zeros, which nobody is charged for.
+            // A read maps zeros, which are charged to no memcg.
             why = space.fault(at, Access::Read).err().and_then(|error| error.refused());
         }
         if why.is_some() {
@@ -134,8 +134,8 @@ fn tables<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m
     why.expect("it was refused")
 }
 
-/// Objects, and those with a page at the end of everything, for which the index is as high as can
-/// be.
+/// Objects, every other one with a page at the largest index, which makes the index as high as
+/// possible.
 fn objects<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     for i in 0.. {
         let object = match Object::new(machine, &X86_64::four_levels(), memcg, 0, i64::MAX as u64) {
@@ -151,7 +151,7 @@ fn objects<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'
     unreachable!()
 }
 
-/// memcgs below the memcg, of which each second has one more CPU's memory.
+/// Child memcgs.
 fn memcgs<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     loop {
         match machine.memcgs().create(machine.frames(), memcg, u64::MAX) {
@@ -162,7 +162,7 @@ fn memcgs<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m
     }
 }
 
-/// Memory of the host's own structures; of the kind that can't be refused, every other time.
+/// Memory of the host's own structures; every other time of the kind that can't be refused.
 fn host<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
     let (memcgs, frames) = (machine.memcgs(), machine.frames());
     loop {
@@ -211,8 +211,7 @@ fn a_limit_holds_for_everything_together() {
     may_take_no_more([tables, vmas, objects, children, memcgs, host]);
 }
 
-/// What a space was charged for stays with its memcg when the space moves, and comes back to that
-/// memcg.
+/// A charge stays with the memcg of its time when the space moves, and is returned to that memcg.
 #[test]
 fn what_was_charged_stays_where_it_was() {
     let sim = Config::new(64 << 20).cpus(100).fast().unwrap();
@@ -227,7 +226,7 @@ fn what_was_charged_stays_where_it_was() {
             space.map(fixed(BASE + i * PAGE, if i % 2 == 0 { Prot::READ } else { Prot::WRITE })).unwrap();
         });
     };
-    // A root, two frames of slots, and a node.
+    // A root, two frames of slots, and a VMA node.
     map(0, 10);
     assert_eq!(charged(), [4, 0]);
     space.set_memcg(other).unwrap();
@@ -243,8 +242,7 @@ fn what_was_charged_stays_where_it_was() {
     [one, other].iter().for_each(|memcg| memcgs.remove(frames, *memcg).unwrap());
 }
 
-/// A fault that needs a table, and a write that needs a page, are refused by the memcg above too,
-/// and say so.
+/// A fault that needs a page table, or a page, is refused by the ancestor memcg too, and names it.
 #[test]
 fn the_memcg_that_is_full_is_named() {
     let sim = Config::new(64 << 20).cpus(2).fast().unwrap();
@@ -266,8 +264,8 @@ fn the_memcg_that_is_full_is_named() {
     }
 }
 
-/// Pages that CPUs have charged in advance are not lost to a memcg that is full: it comes up to its
-/// limit, and not further.
+/// Charges that CPUs hold in advance (stocks) are drained when a memcg is full: its usage reaches
+/// the limit, and does not exceed it.
 #[test]
 fn a_memcg_has_all_that_it_may_have() {
     const CPUS: usize = 64;

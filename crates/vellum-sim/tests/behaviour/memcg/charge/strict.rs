@@ -1,11 +1,12 @@
-//! A space that changes its memcg.
+//! Charges of a space that moves to another memcg.
 
 use vellum::memcg::{MemcgError, MemcgId};
 use vellum::space::MapFlags;
 
 use crate::fixtures::root_memcg::{BASE, PAGE, map, x86};
 
-/// A space that moves to another memcg leaves there what it has, and is charged for what it gets; so is a child of it.
+/// A space that moves to another memcg leaves its charges behind, and its new memory is charged to
+/// the new memcg; so is that of its child.
 #[test]
 fn a_space_moves_to_another_memcg() {
     x86(16 << 20, |on| {
@@ -21,7 +22,8 @@ fn a_space_moves_to_another_memcg() {
         (0..6).for_each(|i| on.store(&space, BASE + i * PAGE, i));
         assert_eq!(charged(), 2);
         let child = space.fork().unwrap();
-        // Its tables: one a level, for what lies side by side; a node, and the slots of the CPUs.
+        // Page tables: one for each level, as the pages are adjacent; a VMA node, and the per-CPU
+        // slots.
         assert_eq!((child.stats().kernel, child.memcg(), charged()), (2 << 12, memcg, 2 + 4 + 2));
         drop((space, child));
         assert_eq!(charged(), 0);

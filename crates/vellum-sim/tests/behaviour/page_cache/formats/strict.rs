@@ -1,4 +1,4 @@
-//! Pages of other sizes, and tables of other formats.
+//! Page-cache objects with pages of other sizes, and page tables of other formats.
 
 use vellum::addr::FRAME_SHIFT;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
@@ -10,10 +10,11 @@ use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Hostility, Silicon, Strictness};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
-/// Below the end of the smallest address space there is, Sv39's.
+/// Below the end of the smallest user half, Sv39's.
 const BASE: u64 = 0x20_0000_0000;
 
-/// Shared and private VMAs of one object, truncated inside of a page, and the end. A format of other pages can't map it.
+/// Maps one object shared and private, truncates it inside of a page, and unmaps it. A format with
+/// another page size can't map it.
 fn run<A: Silicon>(arch: A, other: impl Silicon) {
     let strictness = Strictness::new(5).hostility(Hostility::WORST);
     let sim = Config::with_arch(arch, (24 << 20) << arch.page_order()).cpus(2).strict(strictness).expect("memory");
@@ -60,7 +61,7 @@ fn run<A: Silicon>(arch: A, other: impl Silicon) {
     sim.finish();
 }
 
-/// The same in every format, whatever its pages' size.
+/// The same in every format, for each page size.
 #[test]
 fn in_every_format() {
     run(X86_64::five_levels(), Aarch64::granule_16k());

@@ -1,4 +1,5 @@
-//! A private copy and an object's page side by side, in the VMA and in memory: entries of both kinds that make one run.
+//! A private copy and an object's page that are adjacent, in the VMA and in memory: their PTEs form
+//! one run.
 
 use vellum::addr::{Pfn, VirtRange};
 use vellum::arch::{Kind, X86_64};
@@ -13,7 +14,7 @@ use vellum_sim::{Config, Strict, Strictness};
 const PAGE: u64 = 4096;
 const BASE: u64 = 0x5000_0000_0000;
 
-/// The frames that the first two pages map, and in how many runs.
+/// Returns the frames that the first two pages map, and the number of their runs.
 fn frames(space: &AddressSpace<'_, Strict, X86_64>) -> (Vec<Pfn>, usize) {
     let (mut frames, mut runs) = (Vec::new(), 0);
     space.runs(VirtRange { start: BASE, end: BASE + 2 * PAGE }, |run| {
@@ -25,8 +26,8 @@ fn frames(space: &AddressSpace<'_, Strict, X86_64>) -> (Vec<Pfn>, usize) {
     (frames, runs)
 }
 
-/// A child of such a space has the copy and faults the object's page in; a hole takes the one and leaves the other; and what
-/// is counted is what is there.
+/// A child of such a space inherits the copy and faults the object's page in; a hole unmaps the
+/// object's page only; and the counters are right.
 fn run() {
     let sim = Config::new(8 << 20).cpus(1).strict(Strictness::new(1)).expect("memory");
     let cpu = sim.cpu(0);
@@ -36,9 +37,9 @@ fn run() {
         let arch = X86_64::four_levels();
         let space = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).expect("memory");
         let object = Object::new(&machine, &arch, MemcgId::ROOT, 0, 2 * PAGE).expect("memory");
-        // Nodes and tables first, so that nothing comes between the two pages.
+        // Nodes and page tables first, so that no allocation comes between the two pages.
         drop(object.page_or_new(0, MemcgId::ROOT).expect("memory"));
-        // A frame without a free neighbour, so that the next two have one in each other.
+        // A frame without a free neighbour, so that the next two are adjacent.
         let odd = machine.frames().alloc(0, false, Use::Folio).expect("memory");
         let prot = Prot::READ | Prot::WRITE;
         let request = MapRequest { addr: BASE, len: 2 * PAGE, prot, flags: MapFlags::FIXED };
@@ -49,7 +50,7 @@ fn run() {
         let counted =
             |space: &AddressSpace<'_, Strict, X86_64>| (space.stats().anon / PAGE, space.stats().shmem / PAGE);
 
-        // Not the space's own any more, nor written since anybody asked, the copy looks like the object's page.
+        // Neither exclusive nor soft-dirty, the copy's PTE looks like that of the object's page.
         space.track_writes().expect("x86-64 can tell");
         let first = space.fork().expect("memory");
         let (there, runs) = frames(&space);
@@ -75,7 +76,7 @@ fn run() {
     sim.finish();
 }
 
-/// Copies and an object's pages may make one run, and are told apart all the same.
+/// Private copies and an object's pages may form one run, and are told apart.
 #[test]
 fn a_run_of_both_kinds() {
     run();

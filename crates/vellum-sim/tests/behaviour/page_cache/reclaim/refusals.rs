@@ -1,4 +1,5 @@
-//! The same for what an object has, which two spaces map and a third has a private copy of.
+//! Refusals while pages of an object are swapped out and in. Two spaces map it shared, and a third
+//! privately.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ struct Shared<'m, A: Silicon> {
     cpu: &'m Cpu<'m, Strict<A>>,
     object: Object<'m, Strict<A>>,
     spaces: Vec<AddressSpace<'m, Strict<A>, A>>,
-    /// What its pages hold.
+    /// The contents of its pages.
     model: BTreeMap<u64, u64>,
     pages: u64,
 }
@@ -77,7 +78,8 @@ impl<A: Silicon> Shared<'_, A> {
         }
     }
 
-    /// Slots are in use as the object says; and it holds what the model says, once more after all was brought back.
+    /// Checks that the slots in use are those of the object and of private copies, and that the
+    /// contents are the model's, also after swap-in.
     fn check(&self, disks: [&Disk; 2]) {
         let frames = |pages: u64| pages << (self.object.page_shift() - 12);
         let used: usize = disks.iter().map(|disk| disk.used()).sum();
@@ -148,7 +150,7 @@ fn acts<A: Silicon>() -> [(&'static str, bool, Act<A>); 9] {
     ]
 }
 
-/// Do one of these with one thing refused; whether anything was.
+/// Runs one of these with one request refused. Returns whether any was.
 fn run<A: Silicon>(arch: A, order: u8, (_, away, act): (&str, bool, Act<A>), point: Point, n: u64) -> bool {
     let page_order = arch.page_order();
     let pages = 2u64 << (order.max(page_order + 2) - page_order);
@@ -161,7 +163,7 @@ fn run<A: Silicon>(arch: A, order: u8, (_, away, act): (&str, bool, Act<A>), poi
     for (disk, (slots, priority)) in
         disks.iter().zip([((pages / 2 + 1) << page_order, 1), ((8 * pages) << page_order, 0)])
     {
-        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        // SAFETY: no other code uses it, and it outlives the machine's use of it.
         unsafe { machine.swaps().attach(machine.frames(), disk, slots as u32, priority) }.unwrap();
     }
     sim.baseline();

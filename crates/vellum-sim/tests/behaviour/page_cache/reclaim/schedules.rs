@@ -1,4 +1,5 @@
-//! What an object has goes to swap and comes back, while others use it, cut it off, or give it up.
+//! Pages of a page-cache object are swapped out and in, while other CPUs use, truncate, or drop
+//! them.
 
 use std::sync::Mutex;
 
@@ -15,7 +16,7 @@ use crate::fixtures::schedules::{PAGE, Space, at, both, fixed, some_swapping, sp
 /// Pages of the object, in folios of two.
 const PAGES: u64 = 4;
 
-/// What a case has: an object whose pages hold 100, 101, …, and two spaces that map it.
+/// The environment of a case: an object whose pages hold 100, 101, …, and two spaces that map it.
 struct Scene<'s, 'm> {
     machine: &'m Machine<'m, Strict>,
     disk: &'s Disk,
@@ -39,7 +40,7 @@ impl<'m> Scene<'_, 'm> {
         }
     }
 
-    /// Count in all pages of a space, and find what was counted.
+    /// Counts in all pages of a space, and checks the counts.
     fn counts(&self, who: usize) {
         let program = self.cpu.enter(self.spaces[who]);
         for n in 0..3 {
@@ -54,7 +55,8 @@ impl<'m> Scene<'_, 'm> {
     }
 }
 
-/// Two do something at once to what was swapped out before or not; then the third looks, and nothing is left in the end.
+/// Runs two functions at once, on an object whose pages were swapped out before if `away`; then
+/// runs `look`. In the end nothing is left.
 fn at_once(
     away: bool,
     one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
@@ -117,7 +119,7 @@ fn the_host_writes_to_what_goes() {
     at_once(true, |on| on.reclaim(), writes, |on| on.counted(1));
 }
 
-/// What `st_blocks` says of a file that is swapped out or in.
+/// `st_blocks` of a file that is being swapped out or in.
 #[test]
 fn the_extent_counts_pages_in_transit_once() {
     let whole = |on: &Scene<'_, '_>| {

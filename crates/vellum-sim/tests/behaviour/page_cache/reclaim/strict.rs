@@ -1,4 +1,4 @@
-//! What memory objects have goes to swap devices, and comes back.
+//! Pages of page-cache objects are swapped out and in.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -13,7 +13,8 @@ use vellum_sim::{Hostility, Silicon, Strict};
 
 use crate::fixtures::bench::{BASE, Bench, Setup, Space, USUAL, in_every_format, resident};
 
-/// A test on a machine with so many slots to swap to. What is said to have been used was: no CPU looks ahead.
+/// Runs a test on a machine with this many swap slots. No CPU speculates, so accessed bits are set
+/// by programs only.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots, cpus: 2, hostility: Hostility::NONE, ..USUAL }, test);
 }
@@ -36,7 +37,7 @@ fn object<'m, A: Silicon>(on: &Bench<'m, A>, pages: u64) -> Object<'m, Strict<A>
     Object::new(on.machine, &on.arch, MemcgId::ROOT, 0, pages * on.page).unwrap()
 }
 
-/// Each page holds its number and more.
+/// Writes its number plus 7 to each page.
 fn fill<A: Silicon>(object: &Object<'_, Strict<A>>, pages: u64) {
     for page in 0..pages {
         object.page_or_new(page, MemcgId::ROOT).unwrap().write(8, &(page + 7).to_ne_bytes());
@@ -93,7 +94,7 @@ fn mapped<A: Silicon>(arch: A) {
         for space in all {
             (0..64).for_each(|i| assert_eq!(on.load(space, BASE + i * page + 8), i + 7));
         }
-        // A copy of the third's own.
+        // A private copy of the third space.
         on.store(&spaces[2], BASE + 9 * page + 8, 1);
         let child = spaces[0].fork().unwrap();
         (0..64).for_each(|i| assert_eq!(on.load(&child, BASE + i * page + 8), i + 7));
@@ -130,7 +131,7 @@ fn large<A: Silicon>(arch: A) {
         (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
         let orders = || [4, 16].map(|at| on.machine.frames().head(object.page(at).unwrap().unwrap().pfn()).1.order());
         assert_eq!(orders(), [order; 2]);
-        // Of one a part is gone.
+        // A part of one folio is punched out.
         let gone = object.punch_hole(0..3 * page).unwrap();
         discard(&[&space][..], &object, &gone);
         on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
@@ -176,7 +177,7 @@ fn forgotten<A: Silicon>(arch: A) {
         on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         let _ = object.punch_hole(2 * page..4 * page).unwrap();
         assert_eq!((object.swapped(), u64::from(on.used()), word(&object, 3)), (14, 14 * (page >> 12), None));
-        // Of a page in part: the rest is still there.
+        // A part of a page is truncated: the rest keeps its contents.
         let _ = object.set_size(9 * page + 12).unwrap();
         assert_eq!((object.swapped() + object.resident(), u64::from(on.used()) / (page >> 12)), (8, object.swapped()));
         assert_eq!(word(&object, 9), Some(16 & 0xffff_ffff));
@@ -196,7 +197,7 @@ fn swap_off<A: Silicon>(arch: A) {
         let objects = [0; 3].map(|_| object(on, 8));
         objects.iter().for_each(|object| fill(object, 8));
         on.reclaim(&[], MemcgId::ROOT, u64::MAX);
-        // One that ends is no longer asked.
+        // An object that has ended is not visited.
         let [first, second, third] = objects;
         drop(second);
         assert_eq!(u64::from(on.used()), 16 * frames);
@@ -224,7 +225,7 @@ fn room<A: Silicon>(arch: A) {
         on.reclaim(&[], MemcgId::ROOT, u64::MAX);
         assert_eq!(object.swapped(), 16);
         assert_eq!(on.machine.memcgs().usage(on.machine.frames(), memcg).unwrap().swapped, 16 * frames);
-        // What comes back is charged to who wants it, and he may have no more than this.
+        // A swapped-in page is charged to the memcg that wants it, which may be full.
         let user = on.machine.memcgs().create(on.machine.frames(), MemcgId::ROOT, 0).unwrap();
         assert_eq!(object.page_or_new(0, user).err(), Some(ObjectError::NoMemory(Refused::OverLimit(user))));
         on.machine.memcgs().set_limit(user, u64::MAX).unwrap();
@@ -249,7 +250,8 @@ fn ages<A: Silicon>(arch: A) {
     });
 }
 
-/// A page that outlives its object, because somebody maps or holds it, is nobody's to swap; and no object is mistaken for another.
+/// A page that outlives its object, because it is mapped or referenced, is not swapped out; and no
+/// object is mistaken for another.
 fn ended<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
@@ -272,7 +274,7 @@ fn ended<A: Silicon>(arch: A) {
     });
 }
 
-/// Who pages out takes what nobody else maps, of folios that he maps in full.
+/// `MADV_PAGEOUT` takes folios that only this space maps, and that it maps in full.
 fn paged_out<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
@@ -284,7 +286,7 @@ fn paged_out<A: Silicon>(arch: A) {
         assert_eq!(on.load(&other, BASE + 9 * page + 8), 16);
         let others: Vec<u64> = (0..8).filter(|i| resident(&other, BASE + 4 * i * page, 4 * page) > 0).collect();
         assert!(others.contains(&2) && others.len() < 6, "the test is of no use otherwise: {others:?}");
-        // Of the folios at its ends the range has a part.
+        // The range has a part of the folios at its ends.
         space.advise(BASE + 2 * page, 27 * page, Advise::PageOut).unwrap();
         let stays: Vec<u64> = (0..8).filter(|i| resident(&space, BASE + 4 * i * page, 4 * page) > 0).collect();
         let expected: Vec<u64> = (0..8).filter(|i| [0, 7].contains(i) || others.contains(i)).collect();
@@ -294,7 +296,7 @@ fn paged_out<A: Silicon>(arch: A) {
     });
 }
 
-/// While memory is reclaimed, another CPU takes pages out of the object and puts new ones in.
+/// Another CPU removes pages of the object and adds new ones during reclaim.
 fn meanwhile<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         const PAGES: u64 = 256;
@@ -306,7 +308,7 @@ fn meanwhile<A: Silicon>(arch: A) {
                 let _cpu = sim.cpu(1);
                 for _ in 0..60 {
                     fill(object, PAGES);
-                    // Nobody maps it.
+                    // The object is not mapped.
                     let _ = object.punch_hole(0..bytes).unwrap();
                 }
                 fill(object, PAGES);

@@ -1,4 +1,5 @@
-//! Several CPUs in several spaces at once, on threads of the host or under a deterministic scheduler.
+//! Truncation, holes, forks and shared memory of page-cache objects, with several CPUs in several
+//! spaces, on threads of the host or under a deterministic scheduler.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -18,12 +19,12 @@ type Space<'m> = AddressSpace<'m, Strict, X86_64>;
 
 const PAGE: u64 = 4096;
 const RW: Prot = Prot::READ.union(Prot::WRITE);
-/// Where both spaces map the object for all to write, across a border of tables.
+/// The address at which both spaces map the object shared, across a boundary of page tables.
 const SHARED: u64 = 0x5000_0000_0000 - 2 * PAGE;
-/// Where each actor has private VMAs of its own.
+/// The address of each actor's private VMAs.
 const PRIVATE: u64 = 0x5100_0000_0000;
 
-/// How much.
+/// The size of a case.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     pages: u64,
@@ -45,8 +46,8 @@ fn side_by_side(schedule: Schedule, jobs: Vec<Box<dyn FnOnce() + Send + '_>>) {
     }
 }
 
-/// An object, mapped shared in two spaces on a strict machine of three CPUs; when `body` is done, all of it ends, and
-/// nothing may be left.
+/// Maps an object shared in two spaces on a strict machine of three CPUs; when `body` is done, all
+/// of it must be freed.
 fn with_two_spaces(
     seed: u64,
     schedule: Schedule,
@@ -73,8 +74,8 @@ fn with_two_spaces(
     sim.finish();
 }
 
-/// Everybody adds to counters in shared pages, by whatever space. No addition is lost, whatever is unmapped, forgotten and
-/// copied around them; a private copy is its owner's.
+/// All CPUs add to counters in shared pages, through either space. No addition is lost, whatever is
+/// unmapped, dropped and copied around them; private copies are not shared.
 fn share(seed: u64, schedule: Schedule, load: Load) {
     with_two_spaces(seed, schedule, load.pages, |sim, object, spaces| {
         let begun: Vec<AtomicU64> = (0..load.pages).map(|_| AtomicU64::new(0)).collect();
@@ -109,7 +110,7 @@ fn share(seed: u64, schedule: Schedule, load: Load) {
                             program.store_u64(here, dice.any() | 1 << 63).expect("one's own");
                             copies[at] = Some(program.load_u64(here).expect("one's own"));
                         }
-                        // A child shares what is shared, and has the copies that there were.
+                        // A child shares shared memory, and inherits the private copies.
                         10 => {
                             let child = space.fork().expect("memory");
                             {
@@ -142,7 +143,7 @@ fn share(seed: u64, schedule: Schedule, load: Load) {
                 }
             }
         };
-        // Two actors of one space would unmap the last page under each other's feet.
+        // Two actors in one space would unmap the last page under each other.
         let jobs: Vec<Box<dyn FnOnce() + Send + '_>> = (0..2).map(|nth| Box::new(actor(nth)) as Box<_>).collect();
         side_by_side(schedule, jobs);
         let _seat = sim.cpu(0);
@@ -154,9 +155,9 @@ fn share(seed: u64, schedule: Schedule, load: Load) {
     });
 }
 
-/// Programs touch an object in two spaces, shared and private, while it shrinks and grows. When those who map it have heard
-/// that it has shrunk, nothing beyond its end is mapped in any space, and touching it finds nothing, until it grows; then it
-/// holds zeros.
+/// Programs touch an object in two spaces, shared and private, while it shrinks and grows. When the
+/// spaces have been notified that it has shrunk, nothing beyond its end is mapped, and an access
+/// there fails until it grows; then it reads zeros.
 fn truncate(seed: u64, schedule: Schedule, load: Load) {
     with_two_spaces(seed, schedule, load.pages, |sim, object, spaces| {
         {
@@ -207,8 +208,8 @@ fn truncate(seed: u64, schedule: Schedule, load: Load) {
     });
 }
 
-/// A hole is made in pages that hold something, while programs look: whoever looks after all spaces have heard of it finds
-/// zeros, in shared VMAs and in private ones without a copy; and copies are what they were.
+/// A hole is punched in written pages, while programs read: after all spaces have been notified,
+/// shared VMAs and private ones without a copy read zeros, and copies keep their contents.
 fn punch(seed: u64, schedule: Schedule, load: Load) {
     with_two_spaces(seed, schedule, load.pages, |sim, object, spaces| {
         {
@@ -255,7 +256,7 @@ fn punch(seed: u64, schedule: Schedule, load: Load) {
     });
 }
 
-/// Spaces that become known when their forks have returned.
+/// Spaces that become known to the host when their forks have returned.
 struct Known<'a, 'm>([&'a Space<'m>; 2], &'a Mutex<Vec<Arc<Space<'m>>>>);
 
 impl<'m> Spaces<'m, Strict, X86_64> for Known<'_, 'm> {
@@ -266,8 +267,8 @@ impl<'m> Spaces<'m, Strict, X86_64> for Known<'_, 'm> {
     }
 }
 
-/// An object shrinks while a space that has copies of its pages is forked, and its child too: in
-/// the end no space has a copy of what lies beyond the end, whichever was made when.
+/// An object shrinks while a space with private copies is forked, and its child too: in the end no
+/// space has a copy beyond the end, whichever was made when.
 fn children(seed: u64, schedule: Schedule, load: Load) {
     with_two_spaces(seed, schedule, load.pages, |sim, object, spaces| {
         {
@@ -306,25 +307,26 @@ fn children(seed: u64, schedule: Schedule, load: Load) {
 
 const LOAD: Load = Load { pages: 6, rounds: 60 };
 
-/// What one CPU stores in shared memory, all find, in whatever space; and copies are their owner's.
+/// A store to shared memory is seen in each space, and private copies are not shared.
 #[test]
 fn spaces_share_pages() {
     (0..40).for_each(|seed| share(seed, Schedule::Host, LOAD));
 }
 
-/// When all spaces have heard that an object shrank, nothing beyond its end can be mapped or touched.
+/// When all spaces have been notified that an object shrank, nothing beyond its end can be mapped
+/// or accessed.
 #[test]
 fn truncation_against_faults() {
     (0..40).for_each(|seed| truncate(seed, Schedule::Host, LOAD));
 }
 
-/// When all spaces have heard of a hole, it reads as zeros.
+/// When all spaces have been notified of a hole, it reads as zeros.
 #[test]
 fn holes_against_faults() {
     (0..40).for_each(|seed| punch(seed, Schedule::Host, LOAD));
 }
 
-/// A child that is forked beside a truncation has nothing of what the object has lost.
+/// A child that is forked during a truncation has no truncated pages.
 #[test]
 fn truncation_against_forks() {
     (0..40).for_each(|seed| children(seed, Schedule::Host, LOAD));

@@ -1,4 +1,4 @@
-//! A parent that goes on while it has a child, and two who part from the same memory at once.
+//! Fork while the parent goes on, and copy on write by several CPUs at once.
 
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
@@ -9,7 +9,8 @@ use vellum_sim::{Cpu, Strict};
 
 use crate::fixtures::schedules::{PAGE, Space, at, check, every, fixed, space, strict};
 
-/// A program stores to page 0 and then to page 1 while its space has a child. The child has none of it, the first, or both.
+/// A program stores to page 0 and then to page 1 while its space is forked. The child sees neither
+/// store, the first, or both.
 fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
         let sim = strict();
@@ -17,7 +18,7 @@ fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + '
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         let parent = space(&machine);
         parent.map(fixed(0, 2, MapFlags::empty())).unwrap();
-        // So that the table is there whatever happens.
+        // Keeps the page table hooked.
         parent.map(fixed(40, 1, MapFlags::POPULATE)).unwrap();
         prepare(&parent);
         let ready = AtomicBool::new(false);
@@ -50,8 +51,8 @@ fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + '
     every(run);
 }
 
-/// A program goes on counting in two pages, the first always ahead, while its space has a child; both are pinned, so that the child
-/// gets copies. It never has the second ahead.
+/// A program counts in two pinned pages, always in the first one first, while its space is forked.
+/// The child, which gets copies, never has the second page ahead.
 #[test]
 fn a_child_has_a_moment_of_pinned_memory() {
     let run = || {
@@ -100,7 +101,8 @@ fn a_child_has_a_moment_of_memory_shared_before() {
     });
 }
 
-/// Parent, child and grandchild write to one folio at once: each finds what it wrote, and in the end all of it is free.
+/// Parent and child write to one shared folio at once: each finds what it wrote, and in the end all
+/// memory is free.
 fn a_family_parts(order: u8) {
     let run = move || {
         let sim = strict();
@@ -126,7 +128,7 @@ fn a_family_parts(order: u8) {
             s.spawn(|| {
                 let cpu = sim.cpu(2);
                 write(&cpu, &child, 20);
-                // Goes while the other may be about to find that it has the memory alone.
+                // Exits while the other CPU may find that it is the only user of the folio.
                 drop(child);
             });
         });
@@ -148,7 +150,8 @@ fn a_family_parts_from_a_large_folio() {
     a_family_parts(2);
 }
 
-/// Two threads of the parent write to the same shared pages, while a third has it have another child: no store is lost.
+/// Two threads of the parent write to the same shared pages, while a third one forks again: no
+/// store is lost.
 #[test]
 fn threads_write_while_there_is_another_child() {
     let run = || {
@@ -185,7 +188,8 @@ fn threads_write_while_there_is_another_child() {
     every(run);
 }
 
-/// The parent forgets and unmaps while it has a child: of each page the child has all or nothing, and all is free in the end.
+/// The parent drops and unmaps pages while it is forked: the child has each page or zeros, and all
+/// memory is free in the end.
 #[test]
 fn forgetting_and_unmapping_while_there_is_a_child() {
     let run = || {

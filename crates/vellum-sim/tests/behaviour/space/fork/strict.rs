@@ -1,4 +1,4 @@
-//! Fork and copy on write on the strict machine: what parent and child have together, and what it takes to part.
+//! Fork: memory that parent and child share, and copies of pinned pages.
 
 use vellum::arch::{Aarch64, Riscv64, X86_64};
 use vellum::frame::policy::Knob;
@@ -32,7 +32,7 @@ fn each_keeps_its_own<A: Silicon>(arch: A) {
     });
 }
 
-/// What one of a family writes, no other sees; in every format.
+/// A write by one of a fork family is seen by no other, in every format.
 #[test]
 fn each_of_a_family_keeps_what_it_writes() {
     each_keeps_its_own(X86_64::four_levels());
@@ -41,7 +41,7 @@ fn each_of_a_family_keeps_what_it_writes() {
     each_keeps_its_own(Riscv64::sv39());
 }
 
-/// Wherever memory runs out there is no child, and the parent has and does what it did.
+/// Whichever allocation of a fork fails, there is no child, and the parent is unchanged.
 #[test]
 fn a_child_that_can_not_be_had_leaves_no_trace() {
     x86(24 << 20, |on| {
@@ -70,7 +70,8 @@ fn a_child_that_can_not_be_had_leaves_no_trace() {
     });
 }
 
-/// A child does not have what it is not to have, and finds zeros where it is to find them; guards go with it.
+/// A child lacks MADV_DONTFORK memory and has zeros for MADV_WIPEONFORK memory; guards are
+/// inherited.
 #[test]
 fn what_a_child_has_is_as_advised() {
     x86(16 << 20, |on| {
@@ -92,8 +93,8 @@ fn what_a_child_has_is_as_advised() {
     });
 }
 
-/// A page that is pinned when there is a child stays the parent's: what is written through the pin, before and after, the parent
-/// finds there, and writes beside it without a copy; the child has a copy of what was there.
+/// A page that is pinned during a fork stays the parent's: the parent sees all writes through the
+/// pin, and writes without a copy; the child has a copy of its contents at the fork.
 fn pinned_with_a_child(pages: u64, knob: Knob) {
     x86(32 << 20, |on| {
         on.machine.policy().set_global(knob);
@@ -129,7 +130,7 @@ fn a_pinned_page_is_copied_for_a_child() {
     pinned_with_a_child(1024, Knob::Always);
 }
 
-/// Where there is no memory for the copy there is no child, and the parent goes on as if nothing had been.
+/// Without memory for the copy of a pinned page there is no child, and the parent is unchanged.
 #[test]
 fn no_memory_for_a_copy_of_a_pinned_page() {
     x86(16 << 20, |on| {

@@ -1,11 +1,12 @@
-//! Pinned pages.
+//! Pinned pages: unmapped and written while they are pinned.
 
 use vellum::space::{Access, MapFlags};
 use vellum::stats::Counter;
 
 use crate::fixtures::root_memcg::{BASE, PAGE, map, x86};
 
-/// A page that is pinned stays what it is: unmapped, it is not free before it is let go of; and whoever shares it copies it.
+/// A pinned page stays allocated after it is unmapped, until it is unpinned; a write to it while it
+/// is shared copies it.
 #[test]
 fn a_pinned_page_stays() {
     x86(16 << 20, |on| {

@@ -1,4 +1,5 @@
-//! Memory becomes one large folio, or one that is mapped in part becomes several, while others use it, change it, or have it with a child.
+//! Pages are collapsed into a folio, or migrated out of one that is mapped in part, while other
+//! CPUs use or change them, or fork.
 
 use vellum::frame::policy::Knob;
 use vellum::memcg::MemcgId;
@@ -14,21 +15,21 @@ use crate::fixtures::schedules::{PAGE, at};
 /// Pages of a huge page.
 const HUGE: u64 = 512;
 
-/// What is done to the pages meanwhile.
+/// The operation on the pages.
 #[derive(Clone, Copy, PartialEq)]
 enum Pieces {
-    /// They become a huge folio, mapped by one entry in the place of a table.
+    /// Collapse into a huge folio, mapped by one PTE in place of a page table.
     Huge,
-    /// They become a folio that a part of a table maps.
+    /// Collapse into a folio that a part of a page table maps.
     Four,
-    /// All of it but the second is a folio that is split.
+    /// Migration of all pages of a folio but the second, which is unmapped.
     Split,
-    /// The same without its last page, when the first was moved to where another table maps it.
+    /// The same without the last page, after the first was moved to another page table.
     Apart,
 }
 
 const ALL: [Pieces; 4] = [Pieces::Huge, Pieces::Four, Pieces::Split, Pieces::Apart];
-/// Where that page is.
+/// The new place of the first page.
 const AWAY: u64 = 1600;
 
 impl Pieces {
@@ -50,7 +51,7 @@ impl Pieces {
         }
     }
 
-    /// The pages whose contents are to be looked at.
+    /// Returns the pages whose contents are checked.
     fn pages(self) -> impl Iterator<Item = u64> + Clone {
         (0..PAGES).filter(move |page| match self {
             Pieces::Huge | Pieces::Four => true,
@@ -61,7 +62,7 @@ impl Pieces {
 
     fn act(self, on: &Scene<'_, '_>) {
         match self {
-            // Somebody may have taken it away, or be at it.
+            // The range may be unmapped or in use.
             Pieces::Huge => match on.space.advise(at(0), HUGE * PAGE, Advise::Collapse) {
                 Ok(()) | Err(AdviseError::Collapse(_) | AdviseError::NotMapped) => {}
                 error => panic!("{error:?}"),
@@ -73,7 +74,7 @@ impl Pieces {
         }
     }
 
-    /// Whether it was done.
+    /// Returns whether the operation took place.
     fn done(self, on: &Scene<'_, '_>) -> bool {
         let (counter, order) = match self {
             Pieces::Huge => (SizeCounter::Collapsed, 9),
@@ -84,9 +85,9 @@ impl Pieces {
     }
 }
 
-/// A store to what goes to another folio copies the page, and has a reference to the folio
-/// meanwhile. So reclaim leaves the folio where it is, and queues it again, to split it when nothing
-/// is in the way; or the store is the last to have it, and frees it. Returns whether that was so.
+/// Returns whether a store copied a page during the migration. Such a copy holds a reference to the
+/// folio meanwhile, so reclaim leaves the folio in place, queues it again, and migrates it when the
+/// reference is gone; or the store is the folio's last user, and frees it.
 fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
     let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
     if usage.deferred > 0 {
@@ -96,14 +97,14 @@ fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
     on.machine.counter(Counter::CowCopies) == 1
 }
 
-/// All memory that is charged is mapped.
+/// Checks that all charged memory is mapped.
 fn no_folio_is_mapped_in_part(on: &Scene<'_, '_>) {
     let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
     let listed = usage.lru.iter().sum::<u64>() * PAGE;
     assert_eq!((usage.deferred, listed), (0, on.space.stats().anon), "bytes listed, and mapped");
 }
 
-/// This is done while something else is, and the pages hold then what they should.
+/// Runs an operation beside another one, and checks the pages.
 fn meanwhile(
     pieces: Pieces,
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
@@ -144,7 +145,7 @@ fn stores() {
     }
 }
 
-/// Pages that nobody had touched are touched now, one of them in a block that is about to be copied.
+/// Untouched pages are touched, one of them in a block that is about to be copied.
 #[test]
 fn first_touches() {
     for pieces in ALL {
@@ -167,7 +168,7 @@ fn twice_at_once() {
     }
 }
 
-/// A child has what its parent had, and neither sees what the other writes.
+/// A child has the memory of its parent, and neither sees what the other writes.
 #[test]
 fn a_child() {
     for pieces in ALL {
@@ -182,7 +183,7 @@ fn a_child() {
     }
 }
 
-/// Who has pinned a page and writes to it writes to what the space has.
+/// A write through a pin goes to the page of the space.
 #[test]
 fn a_pin() {
     for pieces in ALL {

@@ -1,4 +1,4 @@
-//! Memory whose writes or faults somebody watches, while others use it.
+//! uffd-registered memory, while other CPUs use it.
 
 use std::num::NonZeroU16;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -15,7 +15,8 @@ const PAGES: u64 = 2;
 const WATCHER: Watcher = Watcher(NonZeroU16::MIN);
 const ALL: VirtRange = VirtRange { start: BASE, end: BASE + PAGES * PAGE };
 
-/// A space whose first pages are watched, and three who do something with it at once; and then one looks.
+/// Registers the first pages of a space, runs two functions and `other` at once, and then `other`
+/// again, with true, when the two have ended.
 fn at_once(
     what: VmaFlags,
     populate: bool,
@@ -39,7 +40,7 @@ fn at_once(
     });
 }
 
-/// Count up, in turn, in each page.
+/// Counts up in each page in turn.
 fn counts(space: &Space<'_>, cpu: &Cpu<'_, Strict>) {
     let program = cpu.enter(space);
     for n in 0..2 {
@@ -55,7 +56,7 @@ fn has_a_child(space: &Space<'_>, _: &Cpu<'_, Strict>) {
     drop(space.fork().unwrap());
 }
 
-/// Which pages were written, and are protected now.
+/// Returns the pages that were written, and protects them again.
 fn written(space: &Space<'_>) -> Vec<u64> {
     let select = |is: Categories| is.contains(Categories::WRITTEN).then_some(Categories::WRITTEN);
     let mut out = [Region::default(); PAGES as usize];
@@ -65,11 +66,11 @@ fn written(space: &Space<'_>) -> Vec<u64> {
     out[..found.regions].iter().flat_map(pages).collect()
 }
 
-/// Who copies what was written, again and again, has all of it in the end: what was written before he looked he is told, and
-/// what came later he is told the next time.
+/// Copies written pages again and again. In the end the copy has every write: each was reported by
+/// the scan after it.
 fn no_write_is_lost(others: [fn(&Space<'_>, &Cpu<'_, Strict>); 2], populate: bool) {
     at_once(VmaFlags::WRITES | VmaFlags::ASYNC, populate, others, |space, cpu, last| {
-        // the copies are in the page behind, which nobody else touches.
+        // The copies are in the next page, which no other CPU touches.
         let program = cpu.enter(space);
         for _ in 0..if last { 1 } else { 2 } {
             for page in written(space) {
@@ -106,7 +107,7 @@ fn is_told(page: u64, access: Access, what: Happening) -> Fault<FaultError> {
     Fault::Handler(FaultError::Watched(Watched { by: WATCHER, page: at(page), access, what }))
 }
 
-/// Once pages are protected nobody writes to them, until they are not any more.
+/// A write-protected page is not written until it is unprotected.
 #[test]
 fn nobody_writes_to_what_is_protected() {
     fn writes(space: &Space<'_>, cpu: &Cpu<'_, Strict>) {
@@ -136,7 +137,7 @@ fn nobody_writes_to_what_is_protected() {
     }
 }
 
-/// Of two who supply a page one does, and whoever touches it finds what that one supplied, in full.
+/// Of two CPUs that fill a missing page one succeeds, and each access finds its contents, in full.
 #[test]
 fn a_page_is_supplied_once() {
     fn supplies(space: &Space<'_>, _: &Cpu<'_, Strict>) {
@@ -162,7 +163,7 @@ fn a_page_is_supplied_once() {
     });
 }
 
-/// Zeros that were supplied are not missing when they are written.
+/// Zeros that were filled in are not missing when they are written.
 #[test]
 fn zeros_that_are_written_are_never_missing() {
     fn writes(space: &Space<'_>, cpu: &Cpu<'_, Strict>) {

@@ -1,4 +1,4 @@
-//! Memory whose faults and writes somebody watches, on the strict machine.
+//! Userfaultfd: missing pages, write protection, fills, poison, and scans for written pages.
 
 use std::num::NonZeroU16;
 
@@ -30,13 +30,13 @@ struct Bench<'m, A: Silicon> {
     order: u8,
 }
 
-/// A test that gives back all it takes, memory and slots.
+/// Runs a test that must free all its memory and slots.
 fn on<A: Silicon>(arch: A, order: u8, test: impl FnOnce(&Bench<'_, A>)) {
     let sim = Config::with_arch(arch, 96 << 20).cpus(1).strict(Strictness::new(7).hostility(Hostility::USUAL)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     let store = Compressed::new(machine.frames(), 4096).unwrap();
-    // SAFETY: nobody else uses it, and it outlives the machine.
+    // SAFETY: no other code uses it, and it outlives the machine.
     let device = unsafe { machine.swaps().attach(machine.frames(), &store, 4096, 0) }.unwrap();
     machine.policy().set(order, Knob::Always);
     sim.baseline();
@@ -76,12 +76,12 @@ impl<A: Silicon> Bench<'_, A> {
         Fault::Handler(FaultError::Watched(Watched { by: WATCHER, page: self.at(page), access, what }))
     }
 
-    /// What a store to a watched page comes to.
+    /// Returns the result of a store that raises an event.
     fn no_store(&self, page: u64, what: Happening) -> Result<(), Fault<FaultError>> {
         Err(self.told(page, Access::Write, what))
     }
 
-    /// What a load of a missing page comes to.
+    /// Returns the result of a load of a missing page.
     fn no_load(&self, page: u64) -> Result<u64, Fault<FaultError>> {
         Err(self.told(page, Access::Read, Happening::Missing))
     }
@@ -90,7 +90,7 @@ impl<A: Silicon> Bench<'_, A> {
         self.space.watch(self.all(), WATCHER, what).unwrap();
     }
 
-    /// Fill pages, each beginning with its number and 1000.
+    /// Fills pages, each with its number plus 1000 in its first word.
     fn fill(&self, first: u64, count: u64, protect: bool) -> Result<(), Stopped> {
         let page = self.page;
         self.space.fill(self.pages(first, count), protect, |at, bytes| {
@@ -103,7 +103,7 @@ impl<A: Silicon> Bench<'_, A> {
         })
     }
 
-    /// Resident, swapped and marked pages.
+    /// Returns the number of resident, swapped and marked pages.
     fn held(&self) -> [u64; 3] {
         let mut held = [0; 3];
         let arch = self.space.arch();
@@ -119,7 +119,7 @@ impl<A: Silicon> Bench<'_, A> {
         held
     }
 
-    /// What was written, as first page and count.
+    /// Returns the written pages, as first page and count.
     fn written(&self, protect: bool) -> Vec<(u64, u64)> {
         let select = |is: Categories| (is & Categories::WRITTEN == Categories::WRITTEN).then_some(Categories::WRITTEN);
         let found = self.scan(self.all(), select, protect);
@@ -135,7 +135,7 @@ impl<A: Silicon> Bench<'_, A> {
     }
 }
 
-/// With folios of a page, and with larger ones.
+/// Runs a test with folios of a page, and with larger ones.
 fn in_orders<A: Silicon>(arch: A, check: impl Fn(&Bench<'_, A>)) {
     [0, 4, 9].iter().for_each(|order| on(arch, *order, &check));
 }
@@ -169,7 +169,7 @@ fn missing<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!((on.load(5), on.load(6)), (Ok(0), on.no_load(6)));
     on.store(4, 44).unwrap();
     assert_eq!((on.load(4), on.load(5), on.held()[0]), (Ok(44), Ok(0), 3));
-    // What goes to swap is not missing; what is forgotten is.
+    // Swapped pages are not missing; dropped pages are.
     on.space.advise(on.at(3), 2 * on.page, Advise::PageOut).unwrap();
     assert_eq!((on.load(3), on.load(4)), (Ok(1003), Ok(44)));
     on.space.advise(on.at(3), on.page, Advise::DontNeed).unwrap();
@@ -186,7 +186,7 @@ fn supplied<A: Silicon>(on: &Bench<'_, A>) {
     on.fill(32, 32, false).unwrap();
     assert_eq!((on.load(32), on.load(63)), (Ok(1032), Ok(1063)));
     assert_eq!(on.held(), [37, 0, 0]);
-    // Contents that can't be had.
+    // The caller can't provide contents.
     let lost = on.space.fill(on.pages(0, 2), false, |_, _| Err(()));
     assert_eq!(lost, Err(Stopped { done: 0, why: SupplyError::NoContents(BASE) }));
     assert_eq!(on.held(), [37, 0, 0]);
@@ -237,7 +237,7 @@ fn moved<A: Silicon>(arch: A) {
         };
         fill(40, &|| ());
         fill(0, &|| remap(39, 0));
-        // Nothing is left at the address to which the page was supplied.
+        // Nothing is left at the address of the fill.
         remap(0, 6);
         assert_eq!(space.usage(VirtRange { start: BASE, end: at(64) }).resident, 2 * on.page);
         assert_eq!(on.reclaim_all(&[&space]), 2 * (on.page >> 12));
@@ -261,7 +261,7 @@ fn protected<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.store(8, 0), on.no_store(8, Happening::Write));
     on.space.write_unprotect(on.all()).unwrap();
     (0..64).for_each(|i| on.store(i, i).unwrap());
-    // Supplied and protected in one.
+    // Filled and write-protected at once.
     on.watch(VmaFlags::MISSING | VmaFlags::WRITES);
     on.space.advise(BASE, 64 * on.page, Advise::DontNeed).unwrap();
     on.fill(0, 16, true).unwrap();
@@ -284,7 +284,7 @@ fn markers<A: Silicon>(on: &Bench<'_, A>) {
     on.space.write_unprotect(on.pages(empty, 1)).unwrap();
     on.store(empty, 1).unwrap();
     assert_eq!(on.store(empty + 1, 1), on.no_store(empty + 1, Happening::Write));
-    // Markers are no pages: they are filled.
+    // Markers are missing pages, and can be filled.
     on.watch(VmaFlags::WRITES | VmaFlags::MISSING);
     assert_eq!(on.load(60), if on.held()[2] == 0 { Ok(0) } else { on.no_load(60) });
     if on.held()[2] > 0 {
@@ -298,14 +298,14 @@ fn markers<A: Silicon>(on: &Bench<'_, A>) {
 }
 
 fn exact<A: Silicon>(on: &Bench<'_, A>) {
-    // Zeros, of which one is written, and the others are not.
+    // Zeros, one of which is written.
     assert_eq!(on.load(0), Ok(0));
     on.watch(VmaFlags::WRITES);
     on.space.write_protect(on.pages(1, 15), true).unwrap();
     on.store(0, 1).unwrap();
     assert_eq!(on.store(1, 1), on.no_store(1, Happening::Write));
     on.space.write_unprotect(on.all()).unwrap();
-    // Memory of which a child has the same.
+    // Memory that is shared with a child.
     (0..16).for_each(|i| on.store(i, i).unwrap());
     on.space.write_protect(on.pages(2, 3), false).unwrap();
     let child = on.space.fork().unwrap();
@@ -331,7 +331,7 @@ fn along<A: Silicon>(on: &Bench<'_, A>) {
     };
     on.space.advise(BASE, 16 * on.page, Advise::PageOut).unwrap();
     assert_eq!(on.held()[1], 16);
-    // It comes back to be read before it can be told.
+    // The page is swapped in before the event.
     protected(on);
     on.store(7, 7).unwrap();
     on.space.advise(BASE, 16 * on.page, Advise::PageOut).unwrap();
@@ -393,7 +393,7 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     for i in [3, 4, 12, 40] {
         on.store(i, 100).unwrap();
     }
-    // What was not there before is protected as well.
+    // Empty pages are protected as well.
     on.scan(on.all(), Some, true);
     for i in [3, 5, 41] {
         on.store(i, 100).unwrap();
@@ -408,7 +408,7 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     let out = on.scan(on.pages(2, 2), swapped, false);
     assert_eq!(out, [Region { range: on.pages(2, 2), is: Categories::SWAPPED }]);
     assert!(on.scan(on.all(), select, false).iter().all(|region| !region.range.contains(on.at(50))));
-    // No further than there is room for.
+    // A scan stops when its output is full.
     for i in [10, 20, 30] {
         on.store(i, 1).unwrap();
     }
@@ -437,7 +437,7 @@ fn poisoned<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.cpu.enter(&child).load_u64(on.at(2)), Err(Fault::Handler(FaultError::Poisoned(on.at(2)))));
     on.space.advise(on.at(2), on.page, Advise::DontNeed).unwrap();
     assert_eq!(on.load(2), on.no_load(2));
-    // What is lost is there, but for contents.
+    // A poisoned page is present, without contents.
     let exists = Err(Stopped { done: 0, why: SupplyError::Exists(on.at(4)) });
     assert_eq!((on.space.fill_zeros(on.pages(4, 1)), on.space.poison(on.pages(4, 1))), (exists, exists));
     on.fill(4, 4, false).unwrap();
@@ -458,7 +458,7 @@ fn refused<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.space.write_protect(on.pages(8, 8), true), Err(WatchError::NotWatched));
     let odd = VirtRange { start: BASE + 1, end: on.at(1) };
     assert_eq!(watch(odd, WATCHER, LATER), Err(WatchError::Unaligned(odd)));
-    // Writes that go on can be watched for in shared memory.
+    // Asynchronous write protection works in shared memory.
     watch(shared, WATCHER, LATER).unwrap();
     on.store(100, 1).unwrap();
     let select =

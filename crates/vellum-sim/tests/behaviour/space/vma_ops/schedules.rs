@@ -1,4 +1,4 @@
-//! VMAs and folios that two CPUs change at once.
+//! `mmap`, `munmap`, `mprotect` and stack growth by several CPUs at once.
 
 use shuttle::thread;
 use vellum::Machine;
@@ -12,8 +12,8 @@ use vellum_sim::{Config, Fault, Hostility, Refusal, Schedule, Strictness};
 
 use crate::fixtures::schedules::{PAGE, Space, at, both, check, every, fixed, space, strict};
 
-/// Two CPUs unmap the two halves of a folio, while a third holds the lock that both need. Whoever comes first queues the
-/// folio to be split; the other frees it. When it is free, it is not queued.
+/// Two CPUs unmap the two halves of a folio, while a third holds the lock that both need. The first
+/// one queues the folio for splitting, and the other frees it. A free folio is not queued.
 #[test]
 fn two_cpus_free_one_folio() {
     let run = || {
@@ -23,7 +23,7 @@ fn two_cpus_free_one_folio() {
         machine.policy().set(1, Knob::Always);
         let space = space(&machine);
         space.map(fixed(0, 2, MapFlags::POPULATE)).unwrap();
-        // Folios that are not side by side are freed one by one, under the lock of the list that they were on.
+        // Folios that are not adjacent are freed one by one, under the lock of their LRU list.
         space.map(fixed(10, 3, MapFlags::empty())).unwrap();
         space.map(fixed(20, 3, MapFlags::empty())).unwrap();
         for page in 0..3 {
@@ -47,7 +47,8 @@ fn two_cpus_free_one_folio() {
     every(run);
 }
 
-/// A VMA comes to say what its neighbour does, while somebody is at work on the neighbour's far end: whoever is done last makes them one.
+/// A VMA gets the protection of its neighbour while another operation is under way at the
+/// neighbour's far end: the last of the two merges the VMAs.
 #[test]
 fn what_says_the_same_is_one_vma_in_the_end() {
     every(|| {
@@ -69,8 +70,8 @@ fn what_says_the_same_is_one_vma_in_the_end() {
     });
 }
 
-/// While `first` runs over two VMAs and the hole between them, another CPU maps something into the hole, and uses it.
-/// Whoever came first, afterwards all of it is there, or nothing.
+/// Runs `first` over two VMAs and the hole between them, while another CPU maps a page into the
+/// hole and uses it. Afterwards the page is mapped with all its state, or not at all.
 fn over_a_hole(first: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
         let sim = strict();
@@ -107,7 +108,8 @@ fn over_a_hole(first: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     every(run);
 }
 
-/// What another CPU maps into a hole while the range around it is unmapped stays, or goes with all that it has.
+/// A page that another CPU maps into a hole while the range around it is unmapped stays, or is
+/// unmapped completely.
 #[test]
 fn unmapping_around_a_hole() {
     over_a_hole(|space| space.unmap(at(0), 5 * PAGE).unwrap());
@@ -121,7 +123,7 @@ fn mapping_over_a_hole() {
     });
 }
 
-/// A CPU that uses memory which another one maps anew finds the old or the new, never nothing.
+/// A CPU that uses memory which another one maps anew finds the old or the new mapping.
 #[test]
 fn mapping_over_memory_in_use() {
     let run = || {
@@ -148,7 +150,7 @@ fn mapping_over_memory_in_use() {
     every(run);
 }
 
-/// A stack grows although another CPU changes its pages, or takes some of them away, at that moment.
+/// A stack grows while another CPU changes its pages, or unmaps some of them.
 fn growing_while(other: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
         let sim = strict();
@@ -182,7 +184,7 @@ fn a_stack_grows_while_its_lowest_pages_are_unmapped() {
     growing_while(|space| space.unmap(at(10), 2 * PAGE).unwrap());
 }
 
-/// An unmap that fails leaves what another CPU did in a hole meanwhile as that left it.
+/// An unmap that fails keeps what another CPU did in a hole meanwhile.
 #[test]
 fn failing_to_unmap_around_a_hole() {
     let run = || {
@@ -193,7 +195,7 @@ fn failing_to_unmap_around_a_hole() {
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(9, Knob::Always);
         let space = space(&machine);
-        // A huge page, of which only a part is to go: that takes a table, which is not to be had.
+        // Unmapping a part of a huge page takes a page table, and allocations fail.
         space.map(fixed(0, 512, MapFlags::POPULATE)).unwrap();
         space.map(fixed(600, 2, MapFlags::empty())).unwrap();
         space.fault(at(600), Access::Read).unwrap();
@@ -207,7 +209,7 @@ fn failing_to_unmap_around_a_hole() {
             });
             s.spawn(|| {
                 let _cpu = sim.cpu(2);
-                // Whether it is there or not; zeros take no memory.
+                // The page may be mapped or not; zeros take no memory.
                 for _ in 0..3 {
                     let _ = space.fault(at(520), Access::Read);
                 }
@@ -223,7 +225,8 @@ fn failing_to_unmap_around_a_hole() {
     every(run);
 }
 
-/// Who faults in memory that an unmap is about to take away waits for the outcome; if the unmap fails, nothing happened.
+/// A fault in memory that is being unmapped waits for the outcome. If the unmap fails, nothing has
+/// changed.
 #[test]
 fn using_memory_while_unmapping_it_fails() {
     let run = || {
@@ -233,7 +236,7 @@ fn using_memory_while_unmapping_it_fails() {
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(9, Knob::Always);
         let space = space(&machine);
-        // A huge page, of which only a part is to go: that takes a table, which is not to be had.
+        // Unmapping a part of a huge page takes a page table, and allocations fail.
         space.map(fixed(0, 512, MapFlags::POPULATE)).unwrap();
         space.map(fixed(600, 3, MapFlags::empty())).unwrap();
         space.fault(at(600), Access::Read).unwrap();
@@ -241,7 +244,7 @@ fn using_memory_while_unmapping_it_fails() {
         thread::scope(|s| {
             s.spawn(|| {
                 let _cpu = sim.cpu(1);
-                // Zeros take no memory, and their table is there.
+                // Zeros take no memory, and their page table exists.
                 (601..603).for_each(|page| assert_eq!(space.fault(at(page), Access::Read), Ok(Resolved::Minor)));
             });
             let _cpu = sim.cpu(0);

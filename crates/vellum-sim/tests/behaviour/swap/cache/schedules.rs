@@ -1,4 +1,5 @@
-//! What is in slots as well becomes one folio, or several, while others find it by its slots, use it, change it, or have it with a child.
+//! Swap-cache pages are collapsed into one folio or migrated to several, while another CPU finds
+//! them by their slots, uses or changes them, or forks.
 
 use vellum::frame::policy::Knob;
 use vellum::space::{Advise, CollapseLimits, MapFlags, RemapFlags, RemapRequest};
@@ -10,18 +11,18 @@ use crate::fixtures::schedules::{PAGE, Space, at, fixed};
 const ORDER: u8 = 2;
 const PAGES: u64 = 1 << ORDER;
 
-/// What is done to pages that the parent has read after both were swapped out.
+/// The operation on pages that the parent has read after both were swapped out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pieces {
-    /// All but the second are split.
+    /// All pages but the second are migrated out of a folio that is mapped in part.
     Split,
-    /// The first, and the last, which was moved to where another table maps it, go to folios of their own.
+    /// The first and the last page are migrated; the last was moved to another page table.
     Apart,
-    /// They are four folios, and become one.
+    /// Four folios are collapsed into one.
     Collapse,
 }
 
-/// Where that page is.
+/// The new place of the last page.
 const AWAY: u64 = 1600;
 const ALL: [Pieces; 3] = [Pieces::Split, Pieces::Apart, Pieces::Collapse];
 
@@ -58,7 +59,7 @@ impl Pieces {
         }
     }
 
-    /// What the parent has kept.
+    /// Returns the pages that the parent still maps at their old place.
     fn parents(self) -> impl Iterator<Item = u64> {
         (0..PAGES).filter(move |page| match self {
             Pieces::Split => *page != 1,
@@ -68,7 +69,8 @@ impl Pieces {
     }
 }
 
-/// Each is done while something else is; then all slots are had, and pages hold what they should, also when they come back once more.
+/// Runs each operation beside another one. Then all slots have an owner, and pages hold the
+/// expected values, also after another swap-out and swap-in.
 fn meanwhile(
     other: impl Fn(&Scene<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
@@ -98,7 +100,7 @@ fn as_they_were(on: &Scene<'_, '_>, pieces: Pieces) {
     on.holds(on.child, 0..PAGES);
 }
 
-/// Other values, of all pages.
+/// Writes other values to all pages.
 fn write(on: &Scene<'_, '_>, space: &Space<'_>) {
     (0..PAGES).for_each(|page| on.store(space, page, 300 + page));
 }

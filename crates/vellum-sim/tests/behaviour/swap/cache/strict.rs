@@ -1,4 +1,5 @@
-//! What comes back by being read keeps its slots, and what a family has in one slot comes back once: on the strict machine.
+//! The swap cache: a page that was swapped in by a read keeps its slot, and a page that a fork
+//! family shares in one slot is swapped in once.
 
 use std::ops::Deref;
 
@@ -14,7 +15,7 @@ use vellum_sim::{Disk, Silicon};
 
 use crate::fixtures::bench::{BASE, Bench, Space, USUAL, in_every_format, map};
 
-/// Pages that tests are about.
+/// Pages of each test.
 const PAGES: u64 = 48;
 
 /// A machine with a disk to swap to.
@@ -31,7 +32,7 @@ impl<'m, A: Silicon> Deref for Disked<'m, A> {
     }
 }
 
-/// A test with room for so many pages on the disk; it gives back all it takes, memory and slots.
+/// Runs a test with room for this many pages on the disk; it must free all its memory and slots.
 fn on<A: Silicon>(arch: A, pages: u64, test: impl FnOnce(&Disked<'_, A>)) {
     crate::fixtures::bench::on(arch, USUAL, |bench| {
         let disk = Disk::new(1);
@@ -46,7 +47,7 @@ fn on<A: Silicon>(arch: A, pages: u64, test: impl FnOnce(&Disked<'_, A>)) {
 impl<'m, A: Silicon> Disked<'m, A> {
     fn attach(&self, pages: u64) {
         let slots = (pages << self.arch.page_order()) as u32;
-        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        // SAFETY: no other code uses it, and it outlives the machine's use of it.
         unsafe { self.machine.swaps().attach(self.machine.frames(), self.disk, slots, 0) }.unwrap();
     }
 
@@ -55,7 +56,7 @@ impl<'m, A: Silicon> Disked<'m, A> {
         self.machine.swaps().detach(self.machine.frames(), 0).unwrap();
     }
 
-    /// A space with pages that hold 1000, 1001, ….
+    /// Returns a space with pages that hold 1000, 1001, ….
     fn space(&self) -> Space<'m, A> {
         self.space_of(self.memcg)
     }
@@ -79,7 +80,7 @@ impl<'m, A: Silicon> Disked<'m, A> {
         self.cpu.enter(space).load_u64(self.at(page)).unwrap()
     }
 
-    /// All of it is read, and holds what it held in the beginning.
+    /// Reads all pages, and checks their first values.
     fn read(&self, space: &Space<'_, A>) {
         (0..PAGES).for_each(|i| assert_eq!(self.load(space, i), 1000 + i, "page {i}"));
     }
@@ -89,7 +90,7 @@ impl<'m, A: Silicon> Disked<'m, A> {
         assert_eq!(self.frames(space), [], "some of it stays");
     }
 
-    /// The first frame of each page that is in memory.
+    /// Returns the first frame of each resident page.
     fn frames(&self, space: &Space<'_, A>) -> Vec<Pfn> {
         let mut frames = Vec::new();
         space.runs(VirtRange { start: BASE, end: self.at(PAGES) }, |run| {
@@ -101,7 +102,7 @@ impl<'m, A: Silicon> Disked<'m, A> {
         frames
     }
 
-    /// Pages that were written, that have slots, and of these, that are in memory too.
+    /// Returns the number of pages written to swap, pages with slots, and pages in the swap cache.
     fn counts(&self) -> [u64; 3] {
         let usage = self.machine.swaps().usage(self.sim, 0).unwrap();
         [self.machine.counter(Counter::SwapOut), usage.used.into(), usage.cached.into()]
@@ -148,7 +149,7 @@ fn memcgs<A: Silicon>(arch: A) {
         spaces.iter().for_each(|space| on.out(space));
         let cached = |memcg| on.machine.swap_cached(|of| of == memcg) >> arch.page_order();
         (0..PAGES / 4).for_each(|i| assert_eq!(on.load(&spaces[1], i), 1000 + i));
-        // With neighbours.
+        // With readahead.
         let came = on.frames(&spaces[1]).len() as u64;
         assert_eq!([on.memcg, other].map(cached), [0, came]);
         on.read(&spaces[0]);
@@ -211,7 +212,7 @@ fn family_writes<A: Silicon>(arch: A) {
             }
             on.reclaim_all(&[&parent, &child]);
         }
-        // All once, half of it for the child, and a quarter of it for the parent.
+        // All pages once, half of them for the child, and a quarter for the parent.
         assert_eq!(on.counts()[0], PAGES + PAGES / 2 + PAGES / 4);
     });
 }
@@ -252,7 +253,7 @@ fn makes_room<A: Silicon>(arch: A) {
     });
 }
 
-/// What is in memory and has slots may go where nothing else has room.
+/// Swap-cache pages can be reclaimed when no slot is free.
 fn full<A: Silicon>(arch: A) {
     on(arch, PAGES, |on| {
         let parent = on.space();
@@ -291,7 +292,7 @@ fn detached<A: Silicon>(arch: A) {
         assert_eq!(on.frames(&space), on.frames(&child));
         on.detach();
         assert_eq!(on.disk.used(), 0);
-        // What names a slot there may not be taken for one of the next device's.
+        // A stale slot number may not be taken for a slot of the next device.
         on.attach(4 * PAGES);
         on.out(&other);
         [&space, &child, &other].into_iter().for_each(|space| on.read(space));
@@ -312,7 +313,8 @@ fn forgotten<A: Silicon>(arch: A) {
     });
 }
 
-/// A huge page keeps its slots whole, comes back to a child as one entry, and gives up all of them when it is written to.
+/// A huge page in the swap cache keeps its slots whole, is mapped in a child as one PTE, and gives
+/// up all slots when it is written.
 #[test]
 fn huge_mappings_keep_their_slots() {
     on(X86_64::four_levels(), 8192, |on| {
@@ -342,7 +344,8 @@ fn huge_mappings_keep_their_slots() {
     });
 }
 
-/// A child's huge page, of which its parent has brought back single pages, comes back as those.
+/// A child's huge swap entry, of which its parent has swapped in single pages, is swapped in as
+/// single pages.
 #[test]
 fn a_part_of_a_huge_page_is_shared() {
     on(X86_64::four_levels(), 8192, |on| {

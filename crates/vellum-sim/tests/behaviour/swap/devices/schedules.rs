@@ -1,4 +1,5 @@
-//! Swap with several CPUs at work on it: under a deterministic scheduler, and on threads of the host.
+//! Swap slots and devices with several CPUs at work: under a deterministic scheduler, and on
+//! threads of the host.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -19,7 +20,7 @@ fn machine(schedule: Schedule, bytes: u64) -> Strict {
     Config::new(bytes).cpus(CPUS).strict(strictness).unwrap()
 }
 
-/// `work` on every CPU at once.
+/// Runs `work` on every CPU at once.
 fn on_all_cpus(schedule: Schedule, host: &Strict, work: impl Fn(usize) + Sync) {
     let at = |cpu: usize| {
         let _cpu = host.cpu(cpu);
@@ -37,14 +38,14 @@ fn on_all_cpus(schedule: Schedule, host: &Strict, work: impl Fn(usize) + Sync) {
     }
 }
 
-/// In schedules drawn by chance, in such as switch seldom, and on threads.
+/// Runs `work` in random schedules, in schedules that switch seldom, and on threads.
 fn in_many_schedules(work: impl Fn(Schedule) + Send + Sync + Copy + 'static) {
     shuttle::check_random(move || work(Schedule::Shuttle), 400);
     shuttle::check_pct(move || work(Schedule::Shuttle), 400, 3);
     (0..40).for_each(|_| work(Schedule::Host));
 }
 
-/// Whose each slot is, as its users believe.
+/// The owner of each slot, as its users believe.
 struct Owners(Vec<AtomicUsize>);
 
 impl Owners {
@@ -59,7 +60,8 @@ impl Owners {
     }
 }
 
-/// Nobody is given a slot before its last user has forgotten it; nobody but the last user does; and all are there in the end.
+/// A slot is allocated only after its last user has forgotten it; only its last user forgets it;
+/// and all slots are free in the end.
 fn slots_have_one_owner(schedule: Schedule) {
     let host = machine(schedule, 4 << 20);
     let boot = host.cpu(0);
@@ -78,7 +80,7 @@ fn slots_have_one_owner(schedule: Schedule) {
     on_all_cpus(schedule, &host, |cpu| {
         let me = cpu + 1;
         if cpu == 0 {
-            // What others have their own cluster in.
+            // Slots in a cluster that another CPU uses.
             slots.release(&host, Slots { first: whole.first, count: 384 }, drop);
         }
         for order in [[0, 6, 5, 2], [0, 8, 9, 2], [0, 6, 9, 3]][cpu] {
@@ -129,7 +131,7 @@ fn what_is_given_up_is_filed_by_what_it_has() {
     in_many_schedules(giving_up);
 }
 
-/// Once a device is closed, whatever was under way has been seen.
+/// Once a device is closed, every allocation under way has ended.
 fn closing(schedule: Schedule) {
     let host = machine(schedule, 4 << 20);
     let boot = host.cpu(0);
@@ -161,18 +163,18 @@ fn nothing_is_allocated_after_closing() {
     in_many_schedules(closing);
 }
 
-/// A frame of the machine's, to look at or to fill.
+/// Returns the words of a frame.
 fn frame_words(host: &Strict, pfn: Pfn) -> *mut [u64; 512] {
     host.direct_map().wrapping_add(pfn.addr().0 as usize).cast()
 }
 
-/// Words that say whose they are, some pages of one word only.
+/// Returns contents that identify their owner, some of one word only.
 fn contents(cpu: usize, round: usize, page: u32) -> [u64; 512] {
     let seed = (cpu * 1000 + round * 100) as u64 + u64::from(page);
     std::array::from_fn(|i| seed + if page.is_multiple_of(3) { 0 } else { (i / 2) as u64 * 7919 })
 }
 
-/// CPUs that keep their pages beside each other's, in the same records and the same spans, keep out of each other's way.
+/// CPUs that store their compressed pages in the same records and spans don't mix them up.
 fn pages_beside_each_other(schedule: Schedule) {
     let host = machine(schedule, 8 << 20);
     let boot = host.cpu(0);
@@ -186,10 +188,10 @@ fn pages_beside_each_other(schedule: Schedule) {
         for round in 0..2 {
             let slots = Slots { first: (cpu * 4) as u32, count: 4 };
             for page in 0..4 {
-                // SAFETY: the frame is this CPU's.
+                // SAFETY: the frame belongs to this CPU.
                 unsafe { frame_words(&host, buffer.add(page)).write(contents(cpu, round, page)) };
             }
-            // SAFETY: slots and frames are this CPU's.
+            // SAFETY: slots and frames belong to this CPU.
             unsafe {
                 device.write(&frames, slots, buffer).unwrap();
                 frame_words(&host, buffer).cast::<u8>().write_bytes(0xee, 4 * 4096);
@@ -207,7 +209,7 @@ fn pages_beside_each_other(schedule: Schedule) {
     let _cpu = host.cpu(0);
     assert_eq!(device.contents(), Default::default());
     device.free(&frames);
-    // SAFETY: nobody uses them any more.
+    // SAFETY: nothing uses them any more.
     buffers.into_iter().for_each(|pfn| unsafe { frames.free(pfn, 4, false, Use::Kernel) });
     assert_eq!(frames.free_frames(), free);
 }
@@ -217,14 +219,14 @@ fn pages_beside_each_other_do_not_mix() {
     in_many_schedules(pages_beside_each_other);
 }
 
-/// Devices come and go while others are used.
+/// Devices are attached and detached while others are used.
 fn coming_and_going(schedule: Schedule) {
     let host = machine(schedule, 8 << 20);
     let boot = host.cpu(0);
     let disks = [Disk::new(1), Disk::new(2)];
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let swaps = Swaps::new(&frames).unwrap();
-    // SAFETY: nobody else uses the disk.
+    // SAFETY: no other code uses the disk.
     let stays = unsafe { swaps.attach(&frames, &disks[0], 512, 0).unwrap() };
     let held = Mutex::new(Vec::new());
     let buffer = frames.alloc(2, true, Use::Kernel).unwrap();
@@ -236,7 +238,7 @@ fn coming_and_going(schedule: Schedule) {
             (0..10).for_each(|_| host.event(Event::Step));
             swaps.close(&host, goes).unwrap();
             while let Err(error) = swaps.detach(&frames, goes) {
-                // Bring back what is there: here, whoever put it there does.
+                // Here the owner of the slots releases them.
                 assert!(matches!(error, DetachError::InUse(_)));
                 host.relax();
             }
@@ -258,7 +260,7 @@ fn coming_and_going(schedule: Schedule) {
     let _cpu = host.cpu(0);
     let held = held.into_inner().unwrap();
     assert_eq!(disks[0].used(), held.iter().map(|run| run.slots.count as usize).sum::<usize>());
-    // SAFETY: the runs are nobody else's.
+    // SAFETY: only this test has the runs.
     held.into_iter().for_each(|run| unsafe { swaps.release(&frames, run) });
     assert_eq!(disks[0].used(), 0);
 }
@@ -268,7 +270,7 @@ fn devices_come_and_go() {
     in_many_schedules(coming_and_going);
 }
 
-/// The disk fails as told: a write leaves nothing behind, a read names the slot.
+/// The disk fails as configured: a failed write leaves no contents, a failed read names the slot.
 #[test]
 fn a_disk_fails_as_told() {
     let host = machine(Schedule::Host, 4 << 20);
@@ -276,11 +278,11 @@ fn a_disk_fails_as_told() {
     let disk = Disk::new(1);
     let frames = Frames::boot(&host, BootOptions::default()).unwrap();
     let swaps = Swaps::new(&frames).unwrap();
-    // SAFETY: nobody else uses the disk.
+    // SAFETY: no other code uses the disk.
     unsafe { swaps.attach(&frames, &disk, 8, 0).unwrap() };
     let buffer = frames.alloc(2, true, Use::Kernel).unwrap();
     let run = swaps.allocate(&host, 2).unwrap();
-    // SAFETY: slots and frames are the test's.
+    // SAFETY: slots and frames belong to the test.
     let write = || unsafe { swaps.write(&frames, run, buffer) };
     disk.refuse_writes(Refusal::Nth(3));
     assert_eq!(write(), Err(WriteError::Failed));
@@ -300,7 +302,7 @@ fn a_disk_fails_as_told() {
     assert_eq!(read(), Err(ReadError { slot: run.slots.first, reason: Unreadable::Empty }));
 }
 
-/// A disk of which nobody keeps checksums.
+/// A disk without checksums.
 struct Trusted(Disk);
 
 impl<P: Platform> SwapDevice<P> for Trusted {
@@ -324,8 +326,8 @@ impl<P: Platform> SwapDevice<P> for Trusted {
     }
 }
 
-/// Whatever bit of whatever page changes is noticed, until the page is written again; where no checksums are kept it is not, and they
-/// take no memory.
+/// Any changed bit of any page is noticed, until the page is written again; without checksums it is
+/// not, and they take no memory.
 #[test]
 fn what_a_disk_changes_is_noticed() {
     let host = machine(Schedule::Host, 4 << 20);
@@ -337,11 +339,11 @@ fn what_a_disk_changes_is_noticed() {
     let taken = devices.map(|(device, disk)| {
         let swaps = Swaps::new(&frames).unwrap();
         let before = frames.free_frames();
-        // SAFETY: nobody else uses the disk.
+        // SAFETY: no other code uses the disk.
         let id = unsafe { swaps.attach(&frames, device, 1024, 0).unwrap() };
         let taken = before - frames.free_frames();
         let run = swaps.allocate(&host, 2).unwrap();
-        // SAFETY: slots and frames are the test's.
+        // SAFETY: slots and frames belong to the test.
         let (write, read) = unsafe { (|| swaps.write(&frames, run, buffer), || swaps.read(&frames, run, buffer)) };
         for n in 0..4 {
             assert_eq!((write(), read()), (Ok(()), Ok(())));

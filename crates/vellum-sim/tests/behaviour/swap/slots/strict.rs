@@ -28,8 +28,7 @@ fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
     );
 }
 
-/// Returns the highest reference count of the slots that a space has its memory in, and how many
-/// these are.
+/// Returns the highest reference count of a space's slots, and their number.
 fn references<A: Silicon>(on: &Bench<'_, A>, space: &Space<'_, A>, len: u64) -> (u32, u32) {
     let (mut most, mut slots) = (0, 0);
     space.runs(range(BASE, len), |run| {
@@ -38,15 +37,15 @@ fn references<A: Silicon>(on: &Bench<'_, A>, space: &Space<'_, A>, len: u64) -> 
         let first = (swapped.slot as u32) << on.arch.page_order();
         let run =
             SwapRun { device: swapped.device, slots: Slots { first, count: (run.range(&on.arch).len() >> 12) as u32 } };
-        // SAFETY: the entries have references, and nobody else is at work.
+        // SAFETY: the swap entries have references, and nothing else runs.
         most = most.max(unsafe { on.machine.swaps().references(on.sim, run) });
         slots += run.slots.count;
     });
     (most, slots)
 }
 
-/// A space with so many bytes, all swapped out, and children that share it. Each page holds its
-/// number and 7.
+/// Returns a space with this many bytes, all swapped out, and children that share it. Each page
+/// holds its number plus 7.
 fn family<'m, A: Silicon>(on: &Bench<'m, A>, len: u64, children: u64) -> Vec<Space<'m, A>> {
     let parent = on.space();
     map(&parent, BASE, len);
@@ -86,7 +85,7 @@ fn shared<A: Silicon>(arch: A) {
                 assert_eq!(on.load(space, at), page + 7, "page {page} of sharer {n}");
             }
         }
-        // Out again, with what each has written.
+        // Swapped out again, with the writes of each.
         on.reclaim_all(&family.iter().collect::<Vec<_>>());
         for (n, space) in (0..).zip(&family) {
             for page in 0..PAGES {
@@ -125,12 +124,12 @@ fn swap_off<A: Silicon>(arch: A) {
     });
 }
 
-/// Wherever a slot is found to be saturated there is no child, and all counts are as before.
+/// A fork fails at any saturated slot, and all counts are as before.
 fn saturated<A: Silicon>(arch: A) {
     on(arch, |on| {
         let len = PAGES * on.page;
         let family = family(on, len, 2);
-        // A second run of slots, in another table.
+        // A second run of slots, in another page table.
         let parent = &family[0];
         map(parent, BASE + (1 << 30), len);
         on.store(parent, BASE + (1 << 30), 5);
@@ -151,7 +150,7 @@ fn saturated<A: Silicon>(arch: A) {
     });
 }
 
-/// The device is read with no lock held, which the strict machine checks, also where every lasting
+/// The device is read without locks, which the strict machine checks, also where every lasting
 /// reference is refused.
 fn swap_in<A: Silicon>(arch: A) {
     on(arch, |on| {
@@ -182,7 +181,7 @@ fn object_swap_in<A: Silicon>(arch: A) {
     });
 }
 
-/// A huge page that is swapped out in one piece is shared, read, split and written by 300 children.
+/// A huge page that is swapped out as one entry is shared, read, split and written by 300 children.
 #[test]
 fn a_swapped_huge_page_is_shared_by_300_children() {
     on(X86_64::four_levels(), |on| {
@@ -194,7 +193,7 @@ fn a_swapped_huge_page_is_shared_by_300_children() {
             levels
         };
         family.iter().for_each(|space| assert_eq!(levels(space), [(Kind::Swap, 2)]));
-        // Half of it goes from some, and leaves the others' slots alone.
+        // Half of it is unmapped in some spaces, which does not affect the others' slots.
         for space in family.iter().step_by(10) {
             space.unmap(BASE + HUGE / 2, HUGE / 2).unwrap();
         }
@@ -220,7 +219,7 @@ fn a_swapped_page_is_shared_by_10_000_children() {
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     let store = Compressed::new(machine.frames(), 1024).unwrap();
-    // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+    // SAFETY: no other code uses it, and it outlives the machine's use of it.
     unsafe { machine.swaps().attach(machine.frames(), &store, 1024, 0) }.unwrap();
     let parent = AddressSpace::new(&machine, arch, MemcgId::ROOT, Limits::default()).unwrap();
     let prot = Prot::READ | Prot::WRITE;

@@ -1,4 +1,4 @@
-//! Swapoff.
+//! Swapoff: all pages of a closed device are swapped in.
 
 use vellum::frame::policy::Knob;
 use vellum::memcg::Refused;
@@ -9,7 +9,7 @@ use vellum_sim::{Disk, Refusal, Silicon};
 
 use crate::fixtures::bench::{BASE, Bench, Setup, USUAL, held, in_every_format, map, range};
 
-/// A test on a machine with so many bytes of memory, and slots to swap to.
+/// Runs a test on a machine with this many bytes of memory and swap slots.
 fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { bytes, slots, ..USUAL }, test);
 }
@@ -19,13 +19,14 @@ in_every_format! {
     a_device_is_emptied_as_far_as_memory_goes => emptied_in_part,
 }
 
-/// What a closed device has comes back, whatever may be done there, and then it can go.
+/// Swapoff brings all pages of a closed device back, whatever their protection; then the device can
+/// be detached.
 fn emptied<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         on.machine.policy().set(4, Knob::Always);
         let page = 1 << arch.page_shift();
         let disk = Disk::new(1);
-        // SAFETY: nobody else uses it, and it is detached below.
+        // SAFETY: no other code uses it, and it is detached below.
         let other = unsafe { on.machine.swaps().attach(on.machine.frames(), &disk, 4096, 1) }.unwrap();
         let space = on.space();
         map(&space, BASE, 64 * page);
@@ -38,7 +39,7 @@ fn emptied<A: Silicon>(arch: A) {
         space.protect(BASE, 20 * page, Prot::empty()).unwrap();
         let child = space.fork().unwrap();
         assert_eq!(swaps.detach(on.machine.frames(), other), Err(DetachError::InUse(48 * (page >> 12) as u32)));
-        // While nothing can be read, nothing is lost.
+        // While reads fail, nothing is lost.
         let lost = BASE + 20 * page;
         disk.refuse_reads(Refusal::Percent(100));
         assert_eq!(space.swap_off(other), Err(FaultError::Poisoned(BASE)));
@@ -59,7 +60,7 @@ fn emptied<A: Silicon>(arch: A) {
     });
 }
 
-/// When memory runs out, what has not come back is where it was.
+/// When memory runs out, the remaining pages stay swapped.
 fn emptied_in_part<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let page = 1 << arch.page_shift();

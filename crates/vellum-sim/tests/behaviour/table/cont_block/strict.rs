@@ -1,5 +1,5 @@
-//! Blocks of leaves that a TLB may hold as one: when they are joined, when they are taken apart, and that neither costs what
-//! hardware has recorded.
+//! Cont blocks (contpte blocks, Svnapot): when PTEs are folded into a block, when a block is
+//! unfolded, and that neither loses accessed or dirty bits.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,20 +21,21 @@ const ELSEWHERE: u64 = 16 << 30;
 
 type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
-/// A space with folios of the size of a block, a program in it, and the program's memory: four blocks from [`BASE`] on.
+/// A space with folios of the size of a cont block, a program in it, and the program's memory: four
+/// blocks from [`BASE`] on.
 struct Scene<'s, 'm, A: Silicon> {
     sim: &'m Strict<A>,
     machine: &'m Machine<'m, Strict<A>>,
     space: &'s Space<'m, A>,
     program: &'s Program<'s, Strict<A>, Space<'m, A>>,
-    /// Where the leaves stand.
+    /// The level of the PTEs.
     level: u8,
-    /// Bytes of a block, and of one of its leaves.
+    /// Bytes of a block, and of one of its PTEs.
     block: u64,
     page: u64,
 }
 
-/// In blocks of leaves of this level.
+/// Runs a test with cont blocks of PTEs of this level.
 fn scene<A: Silicon>(arch: A, level: u8, hostility: Hostility, run: impl FnOnce(&Scene<'_, '_, A>)) {
     let memory = if level == 1 { 96 << 20 } else { 320 << 20 };
     scene_on(Config::with_arch(arch, memory), arch, level, hostility, run);
@@ -54,7 +55,7 @@ fn scene_on<A: Silicon>(
     let block: u64 = page << arch.block_bits(level);
     machine.policy().set((block >> FRAME_SHIFT).ilog2() as u8, Knob::Always);
     if level > 1 {
-        // Of which a copy consists.
+        // The size of copies.
         machine.policy().set((page >> FRAME_SHIFT).ilog2() as u8, Knob::Always);
     }
     sim.baseline();
@@ -74,8 +75,8 @@ fn scene_on<A: Silicon>(
     sim.finish();
 }
 
-/// Run these with formats whose blocks have 16, 128 and 32 entries, and with Svnapot's; also where software records what happens to a
-/// block. With hardware as hostile as this.
+/// Defines tests in formats whose blocks have 16, 128 and 32 entries, and with Svnapot's; also
+/// where software sets accessed and dirty. With hardware as hostile as this.
 macro_rules! in_every_format {
     ($hostility:expr; $($name:ident => $check:ident,)*) => {$(
         #[test]
@@ -107,14 +108,14 @@ in_every_format! {
     blocks_move => moves,
 }
 
-// Where nobody else records anything.
+// Where only the program sets accessed and dirty.
 in_every_format! {
     Hostility::NONE;
     dirty_is_not_lost => keeps_dirty,
     what_hardware_recorded_is_told_once => tells,
 }
 
-/// Run these with blocks of 32 MiB, which only folios above the size of a leaf fill.
+/// Defines tests with blocks of 32 MiB, which only folios above the size of a huge PTE fill.
 macro_rules! with_huge_leaves {
     ($hostility:expr; $($name:ident => $check:ident,)*) => {$(
         #[test]
@@ -144,7 +145,7 @@ with_huge_leaves! {
 }
 
 impl<A: Silicon> Scene<'_, '_, A> {
-    /// Where the entry for an address stands.
+    /// Returns the entry for an address.
     fn entry(&self, va: u64) -> &AtomicU64 {
         let arch = self.space.arch();
         let (mut table, mut level) = (self.space.root(), arch.levels());
@@ -159,7 +160,7 @@ impl<A: Silicon> Scene<'_, '_, A> {
         }
     }
 
-    /// What hardware has recorded of some pages, from now on forgotten: which, and what.
+    /// Takes the accessed and dirty bits of some pages.
     fn recorded(&self, page: u64, pages: u64) -> Vec<(Range<u64>, Attrs)> {
         let start = BASE + page * self.page;
         let mut told = Vec::new();
@@ -171,7 +172,7 @@ impl<A: Silicon> Scene<'_, '_, A> {
         told
     }
 
-    /// How many of these blocks are joined: all of its entries, or none.
+    /// Returns how many of these blocks are folded. All entries of a block must be marked, or none.
     fn joined(&self, base: u64, blocks: Range<u64>) -> usize {
         let is_joined = |block: &u64| {
             let pages = (0..self.block).step_by(self.page as usize).map(|page| base + block * self.block + page);
@@ -190,7 +191,8 @@ impl<A: Silicon> Scene<'_, '_, A> {
         joined
     }
 
-    /// How many blocks were joined while they were live, and taken apart, since the machine booted.
+    /// Returns how many blocks were folded while they were live, and unfolded, since the machine
+    /// booted.
     fn turned(&self) -> (u64, u64) {
         (self.machine.counter(Counter::BlocksJoined), self.machine.counter(Counter::BlocksParted))
     }
@@ -210,8 +212,8 @@ impl<A: Silicon> Scene<'_, '_, A> {
     }
 }
 
-/// A fault joins what it maps if folio, addresses and VMA allow; to change all of a block alike leaves it joined; without access
-/// it is not.
+/// A fault folds the block that it maps if folio, addresses and VMA allow it. A change of a whole
+/// block keeps it folded; PROT_NONE unfolds it.
 fn joins<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!(on.joined(BASE, 0..4), 4);
     on.protect(0, 4 * on.pages(), Prot::READ);
@@ -221,7 +223,7 @@ fn joins<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.protect(0, 4 * on.pages(), RW);
     assert_eq!(on.joined(BASE, 0..4), 4);
     on.holds(BASE, 0..4);
-    // Where a folio can't be mapped as it lies.
+    // An address at which the folio is not aligned.
     let at = ELSEWHERE + on.page;
     let request = RemapRequest {
         addr: BASE,
@@ -235,14 +237,15 @@ fn joins<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!(on.joined(ELSEWHERE, 1..4), 0);
 }
 
-/// Only blocks of which a part changes are taken apart, and they are joined when all of it is the same again.
+/// Only blocks of which a part changes are unfolded, and they are folded again when all PTEs are
+/// alike again.
 fn protects<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.protect(on.pages() + 1, 1, Prot::READ);
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (3, (0, 1)));
-    // From the middle of one to the middle of another.
+    // From the middle of one block to the middle of another.
     on.protect(on.pages() / 2 + on.pages(), 2 * on.pages(), Prot::READ);
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (2, (0, 2)));
-    // One after the other, and only the last makes it whole.
+    // Page by page: only the last one makes the block whole.
     for page in 0..on.pages() {
         assert_eq!(on.joined(BASE, 1..2), 0);
         on.protect(on.pages() + page, 1, RW);
@@ -253,7 +256,7 @@ fn protects<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.holds(BASE, 0..4);
 }
 
-/// What is unmapped or forgotten takes at most the blocks at its ends apart.
+/// `munmap` and `MADV_DONTNEED` unfold at most the blocks at the ends of the range.
 fn zaps<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.space.unmap(BASE + on.page, on.block).unwrap();
     assert_eq!((on.joined(BASE, 2..4), on.turned()), (2, (0, 2)));
@@ -264,7 +267,8 @@ fn zaps<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!(on.program.load_u64(BASE + 2 * on.block), Ok(0));
 }
 
-/// Hardware may have recorded a store in the entry of any page of a block: taken apart, all pages may have been written.
+/// Hardware may have set dirty in any entry of a block: when it is unfolded, all pages count as
+/// dirty.
 fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
     let arch = on.space.arch();
     on.recorded(0, on.pages());
@@ -282,7 +286,8 @@ fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!((dirty(), on.joined(BASE, 0..1)), (on.pages(), 0));
 }
 
-/// What happened to a page is told of its block, once; who asks about a part takes it apart, and changes nothing of the rest.
+/// Accessed and dirty are reported for a whole block, once. A query about a part unfolds the block,
+/// and changes nothing of the rest.
 fn tells<A: Silicon>(on: &Scene<'_, '_, A>) {
     let pages = on.pages();
     assert_eq!(on.recorded(0, 4 * pages), [(0..4 * pages, Attrs::HARDWARE)]);
@@ -301,7 +306,8 @@ fn tells<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.holds(BASE, 0..4);
 }
 
-/// Parent and child have blocks; who is alone again writes in place, and they stay.
+/// Parent and child have folded blocks. When the child is gone, writes go on in place, and the
+/// blocks stay folded.
 fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
     let child = on.space.fork().unwrap();
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
@@ -312,7 +318,8 @@ fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
     drop(child);
     on.program.store_u64(BASE + on.page, 6).unwrap();
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
-    // And who is not gets a copy as large as policy allows: a block, but no more than one huge leaf at a time.
+    // While the child exists, a write copies as much as policy allows: a block, but no more than
+    // one huge PTE at a time.
     let _child = on.space.fork().unwrap();
     on.program.store_u64(BASE + on.page, 7).unwrap();
     let left = if on.level == 1 { (4, (0, 0)) } else { (3, (0, 1)) };
@@ -320,7 +327,8 @@ fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.holds(BASE, 0..4);
 }
 
-/// A block of which a part may not be written is none. Neither may the rest, once there is a child: parent and child have it joined.
+/// A block with a read-only part is unfolded. A fork write-protects the rest, and so folds the
+/// block in parent and child.
 fn forks_parts<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.protect(4 * on.pages() - on.pages() / 2, on.pages() / 2, Prot::READ);
     assert_eq!(on.joined(BASE, 0..4), 3);
@@ -330,7 +338,7 @@ fn forks_parts<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.holds(BASE, 0..4);
 }
 
-/// Wherever memory runs out there is no child, no block is taken apart, and the parent writes in place.
+/// Whichever allocation of a fork fails, no block is unfolded, and the parent writes in place.
 fn forks_in_vain<A: Silicon>(on: &Scene<'_, '_, A>) {
     let free = || on.machine.frames().free_frames();
     let (stats, before) = (on.space.stats(), free());
@@ -352,7 +360,8 @@ fn forks_in_vain<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.holds(BASE, 0..4);
 }
 
-/// A page of a huge leaf takes the block apart, then the leaf, and then the small block that the page is in; no other.
+/// A change of a page in a huge PTE unfolds the block, splits the huge PTE, and unfolds the small
+/// block of the page; no other block changes.
 fn cuts<A: Silicon>(on: &Scene<'_, '_, A>) {
     let small = 1 << on.space.arch().page_shift();
     on.space.protect(BASE + on.page + small, small, Prot::READ).unwrap();
@@ -366,7 +375,8 @@ fn cuts<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.holds(BASE, 3..4);
 }
 
-/// What moves to a place aligned alike is joined there, without having been taken apart.
+/// Memory that moves to an address of the same alignment is folded there, and is not unfolded
+/// before.
 fn moves<A: Silicon>(on: &Scene<'_, '_, A>) {
     let request = RemapRequest {
         addr: BASE,
@@ -380,7 +390,7 @@ fn moves<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!((on.joined(ELSEWHERE, 1..3), on.joined(BASE, 2..4), on.turned()), (2, 2, (0, 0)));
 }
 
-/// A file that was filled ahead is mapped by the folio, which is a block where 64 KiB are one.
+/// A file that was allocated ahead is mapped by the folio, as a cont block where that is 64 KiB.
 fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.machine.policy().set_fills(1 << (on.block >> 12).ilog2());
     let size = 3 * on.block + on.page;
@@ -395,7 +405,7 @@ fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     assert_eq!(on.program.load_u64(ELSEWHERE), Ok(0));
     assert_eq!(on.program.load_u64(ELSEWHERE + size - 8), Ok(0));
     assert_eq!((on.joined(ELSEWHERE, 0..4), on.turned()), (2, (0, 0)));
-    // A page of it goes, and with it the block.
+    // A page of the block is punched out, which unfolds the block.
     let gone = file.punch_hole(on.block..on.block + on.page).expect("memory");
     discard(&[on.space][..], &file, &gone);
     assert_eq!((on.joined(ELSEWHERE, 0..2), on.turned()), (1, (0, 1)));
@@ -403,8 +413,8 @@ fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
     on.space.unmap(ELSEWHERE, 4 * on.block).unwrap();
 }
 
-/// Who asks which pages were written is told exactly those, though TLBs hold blocks; and blocks are taken apart only where
-/// some pages were written and others not.
+/// Soft-dirty reports exactly the written pages, though TLBs cache blocks; and blocks are unfolded
+/// only where some pages were written and others not.
 fn tracks<A: Silicon>(on: &Scene<'_, '_, A>) {
     let Ok(()) = on.space.track_writes() else {
         assert!(!on.space.arch().supported().contains(Attrs::SOFT_DIRTY));
@@ -426,14 +436,15 @@ fn tracks<A: Silicon>(on: &Scene<'_, '_, A>) {
     store(on.pages() + 1);
     store(3 * on.pages() - 1);
     assert_eq!((written(), on.joined(BASE, 0..4)), (vec![on.pages() + 1, 3 * on.pages() - 1], 2));
-    // To protect and allow again tells nothing, and allows nothing that would not be told.
+    // Protecting and allowing again reports nothing, and allows no write that would not be
+    // reported.
     on.protect(0, 4 * on.pages(), Prot::READ);
     on.protect(0, 4 * on.pages(), RW);
     store(0);
     assert_eq!(written(), [0, on.pages() + 1, 3 * on.pages() - 1]);
     (0..on.pages()).for_each(|page| store(on.pages() + page));
     assert_eq!((written().len() as u64, on.joined(BASE, 1..2)), (on.pages() + 2, 1));
-    // Parent and child are told of their own writes.
+    // Parent and child each report their own writes.
     on.space.track_writes().unwrap();
     let child = on.space.fork().unwrap();
     store(5);

@@ -1,5 +1,5 @@
-//! Tables that are full: whatever is done to one, no CPU has preemption disabled for long. The machine watches that
-//! (`Rule::Long`), with as many entries as the format has in a table.
+//! Full page tables: no operation on one disables preemption for long. The strict machine checks
+//! that (`Rule::Long`), with as many entries as the format has in a page table.
 
 use vellum::arch::Attrs;
 use vellum::frame::LARGEST_FOLIO;
@@ -14,13 +14,13 @@ in_every_format! {
     a_full_table_is_held_for_short_times => full,
 }
 
-/// An operation on the memory of a full table, of so many bytes.
+/// An operation on the memory of a full page table, of so many bytes.
 type Act<A> = fn(&Bench<'_, A>, &Space<'_, A>, u64);
 
-/// Does these things, each to a full table, of folios of this order.
+/// Does each operation on a full page table, of folios of this order.
 fn done_to_a_full_table<A: Silicon>(arch: A, order: u8, acts: &[Act<A>]) {
     let bytes = 1u64 << (arch.page_shift() + arch.index_bits());
-    // Twice, for a child's copies, and tables.
+    // Twice: for the copies and page tables of a child.
     let setup =
         Setup { bytes: 2 * bytes + (32 << 20), slots: (bytes >> 12) as u32, hostility: Hostility::WORST, ..USUAL };
     crate::fixtures::bench::on(arch, setup, |on| {
@@ -41,7 +41,7 @@ fn acts<A: Silicon>() -> [Act<A>; 9] {
         },
         |_, space, bytes| space.advise(BASE, bytes, Advise::Cold).unwrap(),
         |_, space, _| drop(space.fork().unwrap()),
-        // Hardware records anew what it finds, while the fork is at work.
+        // Hardware sets accessed and dirty again during the fork.
         |_, space, bytes| {
             space.forget_recorded(range(BASE, bytes), Attrs::HARDWARE, |_, _| ());
             drop(space.fork().unwrap());

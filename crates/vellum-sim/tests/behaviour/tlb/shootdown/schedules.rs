@@ -1,4 +1,4 @@
-//! What a third CPU sees, whose TLB still has what two others change.
+//! Stale translations of a third CPU, whose TLB caches what two others change.
 
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
@@ -9,20 +9,20 @@ use vellum_sim::{Cpu, Disk, Fault, Strict};
 
 use crate::fixtures::schedules::{PAGE, Space, at, check, every, fixed, space, strict};
 
-/// What the third CPU has a translation of.
+/// The page that the third CPU has a translation of.
 #[derive(Clone, Copy)]
 enum Had {
-    /// Two pages of zeros that one fault will take away together.
+    /// Two pages of zeros that one fault will replace together.
     Zeros,
     Written,
-    /// The same, when a child had it as well, so that nobody may write it in place.
+    /// A written page that was shared with a child, so that it can't be written in place.
     Shared,
-    /// The same, in a folio of its own, which may go.
+    /// A lazyfree page in a folio of its own.
     Lazy,
 }
 
-/// A CPU that has a translation of page 1 cached, and uses it when another one says that it is done: `first` and `then` run on
-/// two more CPUs, and whatever `first` is in the middle of, after `then` this CPU must see what `see` expects.
+/// CPU 2 caches a translation of page 1, and uses it after CPU 1 has done `then`. Meanwhile CPU 0
+/// does `first`. Whatever `first` is in the middle of, CPU 2 must see what `see` expects.
 fn seen_by_a_third(
     had: Had,
     first: impl Fn(&Space<'_>, &Ran<'_>) + Clone + Send + Sync + 'static,
@@ -35,11 +35,11 @@ fn seen_by_a_third(
         let machine = Machine::boot(&sim, Default::default()).unwrap();
         machine.policy().set(2, Knob::Always);
         let disk = Disk::new(1);
-        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        // SAFETY: no other code uses the disk, and it outlives the machine's use of it.
         unsafe { machine.swaps().attach(machine.frames(), &disk, 64, 0) }.unwrap();
         let space = space(&machine);
         space.map(fixed(0, 4, MapFlags::empty())).unwrap();
-        // So that the table stays whatever happens to the others.
+        // Keeps the page table hooked.
         space.map(fixed(40, 1, MapFlags::POPULATE)).unwrap();
         let (ready, done) = (AtomicBool::new(false), AtomicBool::new(false));
         let wait = |flag: &AtomicBool| {
@@ -88,18 +88,18 @@ fn seen_by_a_third(
     every(run);
 }
 
-/// The CPU that something runs on.
+/// The CPU that a function runs on.
 struct Ran<'c>(&'c Cpu<'c, Strict>);
 
-/// When memory was forgotten, nobody sees what was in it: not even if another CPU was about to forget the same, and had
-/// taken it out of the page table before.
+/// After `MADV_DONTNEED` no CPU sees the old contents, even if another CPU was dropping the same
+/// page and had cleared its PTE before.
 #[test]
 fn forgetting_what_another_cpu_forgets() {
     let forget = |space: &Space<'_>, _: &Ran<'_>| space.advise(at(1), PAGE, Advise::DontNeed).unwrap();
     seen_by_a_third(Had::Written, forget, forget, |seen| seen == Ok(0));
 }
 
-/// When memory was unmapped, nobody reaches it.
+/// After `munmap` no CPU accesses the page.
 #[test]
 fn unmapping_what_another_cpu_forgets() {
     seen_by_a_third(
@@ -113,7 +113,8 @@ fn unmapping_what_another_cpu_forgets() {
     );
 }
 
-/// A store is seen by all that hear of it, though they had zeros there that another CPU is about to take away.
+/// A store is seen by each CPU that knows of it, although another CPU is about to replace the zeros
+/// there.
 #[test]
 fn writing_to_zeros_that_another_cpu_replaces() {
     seen_by_a_third(
@@ -124,7 +125,7 @@ fn writing_to_zeros_that_another_cpu_replaces() {
     );
 }
 
-/// The same where it went out meanwhile, and came back to be written.
+/// The same if the page was swapped out and in meanwhile.
 #[test]
 fn writing_to_what_another_cpu_swaps_out() {
     seen_by_a_third(
@@ -135,7 +136,7 @@ fn writing_to_what_another_cpu_swaps_out() {
     );
 }
 
-/// The same where it is dropped, and all around it becomes one folio, with zeros there.
+/// The same if the page is dropped by reclaim, and collapsed as zeros into a folio.
 #[test]
 fn collapsing_and_writing_to_what_another_cpu_drops() {
     seen_by_a_third(

@@ -1,5 +1,5 @@
-//! A folio that a parent and a child have together is copied, with no lock held, while something
-//! else happens to the place that is busy meanwhile.
+//! A folio that a parent and a child share is copied, with no lock held, while another CPU changes
+//! the range whose entries are busy.
 
 use vellum::addr::VirtRange;
 use vellum::arch::Kind;
@@ -11,14 +11,14 @@ use vellum_sim::Fault;
 use crate::fixtures::schedules::family::{Scene, family};
 use crate::fixtures::schedules::{PAGE, at};
 
-/// A folio that a part of a table maps, and one that a huge leaf does. Of the second there are
-/// fewer schedules.
+/// Schedules, and the order of the folio: a part of a page table, and a huge PTE, which gets fewer
+/// schedules.
 const SIZES: [(usize, u8); 2] = [(400, 2), (12, 9)];
-/// The parent has written this to the first page.
+/// The value that the parent writes to the first page.
 const WRITTEN: u64 = 300;
 
-/// The parent writes to the first page while something else is done; `changed` are the pages whose
-/// contents `look` looks at.
+/// Writes to the first page in the parent beside another operation. Pages for which `changed`
+/// returns true are not checked by this function, but by `look`.
 fn meanwhile(
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     changed: fn(u64) -> bool,
@@ -42,7 +42,7 @@ fn meanwhile(
     }
 }
 
-/// Whether a page that both had is one that the parent has written, or was about to.
+/// Returns whether this is the value before or after the parent's write.
 fn old_or_new(found: u64) -> bool {
     found == 100 || found == WRITTEN
 }
@@ -174,7 +174,7 @@ fn a_page_has_other_rights_or_moves() {
     );
 }
 
-/// What is busy is neither missing nor is it passed by.
+/// A busy entry is waited for: it is neither missing nor skipped.
 #[test]
 fn nothing_is_missing_meanwhile() {
     let look = |on: &Scene<'_, '_>| {

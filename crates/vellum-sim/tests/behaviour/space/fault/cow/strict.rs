@@ -1,4 +1,4 @@
-//! Copy on write.
+//! Copy on write: the size of copies, reuse by the last user, and failed allocations.
 
 use vellum::frame::policy::Knob;
 use vellum::memcg::Refused;
@@ -8,8 +8,8 @@ use vellum_sim::Refusal;
 
 use crate::fixtures::root_memcg::{BASE, HUGE, PAGE, Space, map, range, x86};
 
-/// A huge mapping is one in the child too; who writes copies it in one piece where policy allows that, and otherwise the page,
-/// and the other one's mapping stays as it was.
+/// A huge PTE stays one in the child. A write copies the huge page if policy allows that, else one
+/// page; the other space's PTE does not change.
 #[test]
 fn huge_mappings_stay_huge() {
     for copied_huge in [true, false] {
@@ -28,14 +28,15 @@ fn huge_mappings_stay_huge() {
             assert_eq!((on.load(&parent, BASE), on.load(&parent, BASE + HUGE - 8)), (0, 5));
             assert_eq!(on.count(Counter::CowCopies), 1);
             drop(child);
-            // Nobody else has it now.
+            // The parent is the only user now.
             on.store(&parent, BASE + PAGE, 7);
             assert_eq!((huge(&parent), on.count(Counter::CowReuses)), (HUGE, 1));
         });
     }
 }
 
-/// When the child is gone its parent writes in place: the whole run after one fault, and without taking memory.
+/// When the child has exited, its parent writes in place: the whole run after one fault, and
+/// without an allocation.
 #[test]
 fn who_is_alone_again_writes_in_place() {
     x86(16 << 20, |on| {
@@ -51,13 +52,14 @@ fn who_is_alone_again_writes_in_place() {
     });
 }
 
-/// A copy is as large as policy allows where all of it is shared, and takes its place page for page, wherever each was.
+/// A copy is as large as policy allows if all of it is shared, and replaces the pages wherever each
+/// of them was.
 #[test]
 fn copies_are_as_large_as_policy_allows() {
     x86(16 << 20, |on| {
         let parent = on.space();
         map(&parent, BASE, 32 * PAGE, MapFlags::empty());
-        // Single pages, in no order.
+        // Single pages, out of order.
         (0..32).for_each(|i| on.store(&parent, BASE + i * 7 % 32 * PAGE, i * 7 % 32));
         let child = parent.fork().unwrap();
         on.machine.policy().set(3, Knob::Always);
@@ -69,7 +71,7 @@ fn copies_are_as_large_as_policy_allows() {
         (0..32).for_each(|i| {
             assert_eq!((on.load(&parent, BASE + i * PAGE), on.load(&child, BASE + i * PAGE)), (i, other(i)))
         });
-        // Not where a page is the child's own already: what it has there is not copied again.
+        // A page that the child has copied already is not copied again.
         on.machine.policy().set(3, Knob::Never);
         on.store(&child, BASE + 17 * PAGE, 1);
         on.machine.policy().set(3, Knob::Always);
@@ -79,7 +81,7 @@ fn copies_are_as_large_as_policy_allows() {
     });
 }
 
-/// A write for which there is no memory fails, and leaves both with what they had.
+/// A write without memory for the copy fails, and leaves both spaces unchanged.
 #[test]
 fn a_copy_that_can_not_be_had_changes_nothing() {
     x86(24 << 20, |on| {
@@ -96,7 +98,7 @@ fn a_copy_that_can_not_be_had_changes_nothing() {
         on.sim.refuse(Refusal::Never);
         assert_eq!((on.load(&child, BASE), on.load(&child, BASE + HUGE)), (1, 2));
         on.sim.refuse(Refusal::Nth(1));
-        // Not in one piece, but there is memory for a page.
+        // No memory for the huge page, but for a single page.
         on.store(&child, BASE, 3);
         assert_eq!((on.load(&child, BASE), on.load(&parent, BASE)), (3, 1));
     });

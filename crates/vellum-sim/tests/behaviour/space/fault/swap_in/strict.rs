@@ -1,4 +1,5 @@
-//! Swap-in.
+//! Swap-in by faults and MADV_WILLNEED: readahead, limits, protection, and damaged or unreadable
+//! pages.
 
 use vellum::arch::X86_64;
 use vellum::frame::policy::Knob;
@@ -10,7 +11,7 @@ use vellum_sim::{Disk, Fault, Refusal, Silicon};
 
 use crate::fixtures::bench::{BASE, Bench, HUGE, Setup, USUAL, held, in_every_format, map, range};
 
-/// A test on a machine with so many bytes of memory, and slots to swap to.
+/// Runs a test on a machine with this many bytes of memory and swap slots.
 fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { bytes, slots, ..USUAL }, test);
 }
@@ -24,7 +25,7 @@ in_every_format! {
     blocks_that_can_not_be_read_leave_memory_in_one_piece => unreadable_blocks,
 }
 
-/// Whoever brings contents back has waited for them; nobody else has.
+/// A fault that swaps pages in is major, others are minor.
 fn told<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let space = on.space();
@@ -36,7 +37,7 @@ fn told<A: Silicon>(arch: A) {
     });
 }
 
-/// All of a range that there is memory for comes back, and the rest stays where it is.
+/// `MADV_WILLNEED` swaps in a range as far as there is memory for it; the rest stays swapped.
 fn needed<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let page = 1 << arch.page_shift();
@@ -52,11 +53,11 @@ fn needed<A: Silicon>(arch: A) {
         let (resident, swapped) = held(&space, range(BASE, 60 * page));
         assert_eq!(resident + swapped, 60 * page);
         assert!((32 * page..60 * page).contains(&resident), "{resident:#x}");
-        // What is not mapped, or has no contents, is not brought.
+        // Unmapped and empty pages are not swapped in.
         assert_eq!(needed(0, 65), Err(AdviseError::NotMapped));
         needed(0, 64).unwrap();
         assert_eq!(held(&space, first), (60 * page, 0));
-        // There is no memory.
+        // No memory.
         on.sim.refuse(Refusal::From(3));
         needed(100, 64).unwrap();
         on.sim.refuse(Refusal::Never);
@@ -66,7 +67,8 @@ fn needed<A: Silicon>(arch: A) {
     });
 }
 
-/// What went out side by side comes back side by side, 64 KiB of it, in folios as large as policy allows.
+/// Pages that were written to adjacent slots are swapped in together, 64 KiB at a time, in folios
+/// as large as policy allows.
 fn neighbours<A: Silicon>(arch: A) {
     for order in [0, 2] {
         on(arch, 64 << 20, 4096, |on| {
@@ -77,11 +79,11 @@ fn neighbours<A: Silicon>(arch: A) {
             map(&space, BASE, 4 * row);
             (0..4 * row / page).for_each(|i| on.store(&space, BASE + i * page, i));
             space.advise(BASE, 4 * row, Advise::PageOut).unwrap();
-            // Half of a row is another VMA, and so not its neighbour.
+            // Half of a 64 KiB range is another VMA, which ends the readahead.
             space.protect(BASE + 2 * row, row / 2, Prot::READ).unwrap();
             let parts = if page < row { &[(row + page, row), (2 * row, row / 2)][..] } else { &[(row, row)] };
             for &(touched, back) in parts {
-                // With Svvptc a CPU may fault on what is there already.
+                // With Svvptc a CPU may fault on a present PTE.
                 let faults = || on.count(Counter::Faults) - on.count(Counter::SpuriousFaults);
                 let before = faults();
                 assert_eq!(on.load(&space, BASE + touched), touched / page);
@@ -99,7 +101,7 @@ fn neighbours<A: Silicon>(arch: A) {
     }
 }
 
-/// Who may have a few pages more, but no row of them, gets the page that was touched.
+/// A memcg without room for the readahead swaps in only the touched page.
 fn alone<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let page = 1 << arch.page_shift();
@@ -124,14 +126,15 @@ fn alone<A: Silicon>(arch: A) {
     });
 }
 
-/// A bit of a page changes on the device: whoever touches it is told so, and nobody else, as long as it has.
+/// A bit of a page changes on the device: an access to that page fails for as long as it is wrong,
+/// and no other access does.
 fn damaged<A: Silicon>(arch: A) {
     for order in [0, 4, 9] {
         on(arch, 64 << 20, 64, |on| {
             on.machine.policy().set(order, Knob::Always);
             let page = 1 << arch.page_shift();
             let disk = Disk::new(1);
-            // SAFETY: nobody else uses it, and it is detached below.
+            // SAFETY: no other code uses it, and it is detached below.
             let device = unsafe { on.machine.swaps().attach(on.machine.frames(), &disk, 4096, 1) }.unwrap();
             let space = on.space();
             map(&space, BASE, HUGE);
@@ -164,16 +167,16 @@ fn damaged<A: Silicon>(arch: A) {
     }
 }
 
-/// Pages that come back alone, because their blocks could not be read, lie beside each other: the
-/// memory for the blocks is free as it was.
+/// Pages that are swapped in alone, because their 64 KiB could not be read, are adjacent, so that
+/// free memory stays in large blocks.
 fn unreadable_blocks<A: Silicon>(arch: A) {
-    /// Bytes of a block that a fault brings back where no large folios are wanted.
+    /// Bytes that a fault reads at once without large folios.
     const BLOCK: u64 = 64 << 10;
     const BLOCKS: u64 = 12;
     on(arch, 128 << 20, 8192, |on| {
         let (page, frames) = (1 << arch.page_shift(), on.machine.frames());
         let disk = Disk::new(1);
-        // SAFETY: nobody else uses it, and it is detached below.
+        // SAFETY: no other code uses it, and it is detached below.
         let device = unsafe { on.machine.swaps().attach(frames, &disk, 8192, 1) }.unwrap();
         let space = on.space();
         map(&space, BASE, BLOCKS * HUGE);
@@ -187,7 +190,7 @@ fn unreadable_blocks<A: Silicon>(arch: A) {
             (HUGE_ORDER..=MAX_ORDER).map(|order| blocks[usize::from(order)] << (order - HUGE_ORDER)).sum::<u64>()
         };
         let before = free();
-        // Where a block is a page, nothing smaller can be read.
+        // Where 64 KiB are one page, nothing smaller can be read.
         let refused = u64::from(page < BLOCK);
         for i in 0..BLOCKS {
             disk.refuse_reads(if refused > 0 { Refusal::Nth(1) } else { Refusal::Never });
@@ -202,7 +205,7 @@ fn unreadable_blocks<A: Silicon>(arch: A) {
     });
 }
 
-/// What comes back has the rights that its VMA has by then.
+/// A swapped-in page has the present protection of its VMA.
 #[test]
 fn rights_change_while_it_is_away() {
     on(X86_64::four_levels(), 64 << 20, 4096, |on| {

@@ -1,4 +1,4 @@
-//! Small cases that chance seldom comes to, each once found.
+//! The folio of zeros with more than one size of folios.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -15,10 +15,10 @@ use vellum_sim::Config;
 const PAGE: u64 = 4096;
 const BASE: u64 = 0x4000_0000_0000;
 
-/// Far more than any of these cases takes: what has not ended by then hangs.
+/// Far more than the case takes: one that has not ended by then hangs.
 const HANGS: Duration = Duration::from_secs(60);
 
-/// Run this, and fail if it doesn't end.
+/// Runs this, and fails if it doesn't end.
 fn ends(case: impl FnOnce() + Send + 'static) {
     let (done, wait) = channel();
     let thread = thread::spawn(move || {
@@ -31,7 +31,8 @@ fn ends(case: impl FnOnce() + Send + 'static) {
     thread.join().expect("the case fails");
 }
 
-/// A huge page of zeros makes place for a write also when policy, since then, allows smaller folios only.
+/// A write to a huge page of zeros succeeds when policy, since the read, allows only smaller
+/// folios.
 #[test]
 fn a_write_to_huge_zeros_with_smaller_folios() {
     ends(|| {

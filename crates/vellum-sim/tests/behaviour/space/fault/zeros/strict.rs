@@ -1,4 +1,4 @@
-//! The folio of zeros.
+//! The folio of zeros and its neighbours in memory.
 
 use vellum::addr::Pfn;
 use vellum::arch::Kind;
@@ -7,7 +7,8 @@ use vellum::space::MapFlags;
 
 use crate::fixtures::root_memcg::{BASE, PAGE, map, range, x86};
 
-/// No frame beside the zeros that reads map is ever a program's: so zeros and what is counted never make one run.
+/// The frames next to the folio of zeros are never allocated to a program, so zeros and counted
+/// folios never form one run.
 #[test]
 fn zeros_have_no_neighbours() {
     x86(12 << 20, |on| {
@@ -21,7 +22,7 @@ fn zeros_have_no_neighbours() {
         });
         let (head, frame) = on.machine.frames().head(zeros);
         let beside = [Pfn(head.0 - 1), head.add(1 << frame.order())];
-        // All the memory there is.
+        // All free memory.
         map(&space, BASE + (1 << 30), 12 << 20, MapFlags::POPULATE | MapFlags::NORESERVE);
         assert_eq!(on.machine.frames().free_frames(), 0);
         for pfn in beside {

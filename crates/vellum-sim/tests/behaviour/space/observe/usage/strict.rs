@@ -1,10 +1,11 @@
-//! Proportional and shared usage.
+//! Proportional set size and shared bytes of a range.
 
 use vellum::space::{MapFlags, Split};
 
 use crate::fixtures::root_memcg::{BASE, PAGE, Space, map, range, x86};
 
-/// What two spaces map counts half in each; what one of them has written is its own again, and the other's too.
+/// Proportional set size: a page of two spaces counts half in each; a copied page counts whole in
+/// both.
 #[test]
 fn shares_add_up() {
     x86(16 << 20, |on| {
@@ -24,7 +25,7 @@ fn shares_add_up() {
         on.store(&child, BASE + 3 * PAGE, 9);
         for space in [&parent, &child] {
             assert_eq!((usage(space, 3, 1).proportional, usage(space, 3, 1).shared), (split(PAGE), split(0)));
-            // Of part of what is mapped, that part.
+            // For a part of the mapped pages, their share.
             assert_eq!(usage(space, 2, 3).proportional, split(2 * PAGE));
         }
     });

@@ -1,5 +1,5 @@
-//! Fork copies lazily freed memory while another CPU writes to it: a store that the child has seen
-//! is never reclaimed.
+//! Fork of lazyfree memory while another CPU writes to it: a store that the child has seen is never
+//! dropped.
 
 use std::sync::Mutex;
 
@@ -18,9 +18,8 @@ use crate::fixtures::bench::{BASE, map};
 /// Schedules of each kind.
 const SCHEDULES: usize = 1000;
 
-/// A folio of this order is freed lazily, and forked while another CPU stores to each of these
-/// pages of it. A child that has seen the stores still sees them when memory was reclaimed; so does
-/// a grandchild.
+/// A folio of this order is lazyfree, and forked while another CPU stores to each of these pages of
+/// it. A child that has seen the stores still sees them after reclaim; so does a grandchild.
 fn stores_survive_reclaim<A: Silicon>(arch: A, order: u8, bytes: u64, pages: &'static [u64]) {
     let case = move || {
         let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);
@@ -35,7 +34,7 @@ fn stores_survive_reclaim<A: Silicon>(arch: A, order: u8, bytes: u64, pages: &'s
             boot.enter(&space).store_u64(at(*page), 100).unwrap();
         }
         space.advise(BASE, 4096 << order, Advise::Free).unwrap();
-        // The translation is cached, and clean.
+        // A clean translation is cached.
         boot.enter(&space).load_u64(BASE).unwrap();
         let child = Mutex::new(None);
         drop(boot);

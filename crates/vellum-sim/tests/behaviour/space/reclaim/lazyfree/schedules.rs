@@ -1,5 +1,5 @@
-//! Memory that was freed lazily is reclaimed while others use it: what is written again stays, with its contents, and whoever has
-//! found nothing where something was finds nothing from then on.
+//! Lazyfree memory is reclaimed while other CPUs use it: a page that is written again stays, with
+//! its contents, and a page that was once read as zeros stays zero.
 
 use shuttle::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use shuttle::thread;
@@ -11,16 +11,17 @@ use vellum_sim::{Cpu, Fault, Strict};
 
 use crate::fixtures::schedules::{PAGE, Space, at, both, every_swapping, fixed, space};
 
-/// Pages that were freed lazily, of two folios.
+/// Lazyfree pages, of two folios.
 const PAGES: u64 = 4;
 
-/// What a case has: a space whose first pages hold 100, 101, … and then 200, 201, … in their next words, all of it freed lazily.
+/// The environment of a case: a space whose first pages hold 100, 101, … in their first and 200,
+/// 201, … in their second words, all of them lazyfree.
 #[derive(Clone, Copy)]
 struct Scene<'s, 'm> {
     machine: &'m Machine<'m, Strict>,
     space: &'s Space<'m>,
     cpu: &'s Cpu<'s, Strict>,
-    /// For those who take turns.
+    /// Orders the steps of two CPUs.
     turn: &'s AtomicU32,
 }
 
@@ -29,7 +30,7 @@ impl Scene<'_, '_> {
         self.cpu.enter(space).load_u64(va)
     }
 
-    /// A page holds what it held, or nothing: which of them is the answer, and it is both words'.
+    /// Checks that a page holds its first values, or zeros. Returns true for the former.
     fn old(&self, space: &Space<'_>, page: u64, va: u64) -> bool {
         match self.load(space, va) {
             Ok(0) => {
@@ -43,7 +44,7 @@ impl Scene<'_, '_> {
         }
     }
 
-    /// The second word of a page whose first was written.
+    /// Checks the second word of a page whose first was written.
     fn rest(&self, space: &Space<'_>, page: u64) {
         let found = self.load(space, at(page) + 8);
         assert!(found == Ok(0) || found == Ok(200 + page), "page {page}: {found:?}");
@@ -64,7 +65,8 @@ impl Scene<'_, '_> {
     }
 }
 
-/// Memory is reclaimed while another CPU does something; then somebody looks, and again when all was reclaimed once more that can be.
+/// Reclaims memory while another CPU does something; then runs `look`, and again after another
+/// reclaim of everything.
 fn meanwhile(
     other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
     look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
@@ -99,7 +101,7 @@ fn stores(on: &Scene<'_, '_>) {
     (0..PAGES).for_each(|page| program.store_u64(at(page), 300 + page).unwrap());
 }
 
-/// What was stored is there, and the rest of the page is what it was, or nothing.
+/// Checks the stores: the rest of each page is as it was, or zero.
 fn stored(on: &Scene<'_, '_>) {
     for page in 0..PAGES {
         assert_eq!(on.load(on.space, at(page)), Ok(300 + page), "page {page}");
@@ -113,7 +115,7 @@ fn stores_to_what_was_freed() {
     meanwhile(stores, stored);
 }
 
-/// Of a folio one page, which keeps the other.
+/// One page of a folio is written, which keeps the other.
 #[test]
 fn stores_to_a_part_of_what_was_freed() {
     let store = |on: &Scene<'_, '_>| on.cpu.enter(on.space).store_u64(at(1), 301).unwrap();
@@ -153,7 +155,7 @@ fn reading_what_was_freed() {
     meanwhile(read, |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
 }
 
-/// Somebody frees while another writes: what was written after that stays, but who comes first nobody knows.
+/// `MADV_FREE` beside stores: a store after it stays, and the order of the two is open.
 #[test]
 fn freeing_what_is_written() {
     at_once(
@@ -168,7 +170,8 @@ fn freeing_what_is_written() {
     );
 }
 
-/// Who wrote before it was freed, and goes on, has what he writes: no TLB says any more that it was written already.
+/// A program that wrote before `MADV_FREE`, and goes on, keeps what it writes: its TLB does not
+/// cache the dirty bit any more.
 #[test]
 fn freeing_beside_who_goes_on_writing() {
     let frees = |on: &Scene<'_, '_>| {
@@ -189,7 +192,7 @@ fn freeing_beside_who_goes_on_writing() {
     at_once(frees, writes, stored);
 }
 
-/// It is freed once more while it goes.
+/// `MADV_FREE` again while the memory is reclaimed.
 #[test]
 fn freeing_what_goes() {
     meanwhile(|on| on.frees(), |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
@@ -200,7 +203,7 @@ fn two_reclaim_what_was_freed() {
     meanwhile(|on| on.reclaims(), |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
 }
 
-/// Parent and child each have what was there, or nothing, and neither sees what the other writes.
+/// Parent and child each have the old contents, or zeros, and neither sees what the other writes.
 #[test]
 fn a_child_of_what_was_freed() {
     let fork = |on: &Scene<'_, '_>| {
@@ -214,7 +217,7 @@ fn a_child_of_what_was_freed() {
     meanwhile(fork, stored);
 }
 
-/// Who has pinned a page and writes to it writes to what the space has, and has it still when the pin is gone.
+/// A write through a pin goes to the page of the space, which keeps it when the pin is gone.
 #[test]
 fn pinning_what_was_freed() {
     let pin = |on: &Scene<'_, '_>| {
@@ -255,7 +258,7 @@ fn moving_what_was_freed() {
     });
 }
 
-/// Locked memory stays, whatever it was before.
+/// Locked memory stays resident, lazyfree or not.
 #[test]
 fn locking_what_was_freed() {
     let lock = |on: &Scene<'_, '_>| {

@@ -1,4 +1,4 @@
-//! Memory goes to a swap device and comes back, on the strict machine.
+//! Pageout: memory is written to a swap device.
 
 use vellum::arch::{Attrs, Kind, X86_64};
 use vellum::frame::policy::Knob;
@@ -9,7 +9,7 @@ use vellum_sim::Silicon;
 
 use crate::fixtures::bench::{BASE, Bench, HUGE, Setup, USUAL, held, in_every_format, map, range};
 
-/// A test on a machine with so many bytes of memory, and slots to swap to.
+/// Runs a test on a machine with this many bytes of memory and swap slots.
 fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { bytes, slots, ..USUAL }, test);
 }
@@ -23,7 +23,7 @@ in_every_format! {
     what_was_written_is_known_while_it_is_away => tracked,
 }
 
-/// The contents come back, and all counts are as before.
+/// Contents are swapped in, and all counters are as before.
 fn goes_and_comes<A: Silicon>(arch: A) {
     for order in [0, 2, 4] {
         on(arch, 64 << 20, 4096, |on| {
@@ -52,7 +52,7 @@ fn goes_and_comes<A: Silicon>(arch: A) {
     }
 }
 
-/// Parent and child have the same slots, and each gets a copy of its own.
+/// Parent and child share slots, and each gets a copy of its own.
 fn family<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let page = 1 << arch.page_shift();
@@ -61,21 +61,21 @@ fn family<A: Silicon>(arch: A) {
         (0..32).for_each(|i| on.store(&parent, BASE + i * page, i));
         parent.advise(BASE, 16 * page, Advise::PageOut).unwrap();
         let child = parent.fork().unwrap();
-        // What both have stays where it is.
+        // Shared memory is not paged out.
         parent.advise(BASE, 32 * page, Advise::PageOut).unwrap();
         assert_eq!(held(&parent, range(BASE, 32 * page)), (16 * page, 16 * page));
         assert_eq!(held(&child, range(BASE, 32 * page)), (16 * page, 16 * page));
         (0..32).for_each(|i| on.store(&child, BASE + i * page, 100 + i));
         (0..32).for_each(|i| assert_eq!(on.load(&parent, BASE + i * page), i));
         (0..32).for_each(|i| assert_eq!(on.load(&child, BASE + i * page), 100 + i));
-        // The child has gone from what was theirs together, so that is the parent's alone.
+        // The child has copied the shared memory, so it is the parent's only.
         parent.advise(BASE, 32 * page, Advise::PageOut).unwrap();
         assert_eq!(held(&parent, range(BASE, 32 * page)), (0, 32 * page));
         (0..32).for_each(|i| assert_eq!(on.load(&parent, BASE + i * page), i));
     });
 }
 
-/// Who has pinned a page goes on writing to what the space has.
+/// A write through a pin goes to the page of the space.
 fn pinned<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         on.machine.policy().set(4, Knob::Always);
@@ -95,7 +95,8 @@ fn pinned<A: Silicon>(arch: A) {
     });
 }
 
-/// When there are no slots left, entries say what they said, and memory that could not go is written to without a copy.
+/// Without free slots, PTEs keep their bits, and memory that was not swapped out is written without
+/// a copy.
 fn no_room<A: Silicon>(arch: A) {
     let page: u64 = 1 << arch.page_shift();
     on(arch, 64 << 20, (20 * (page >> 12)) as u32, |on| {
@@ -121,7 +122,7 @@ fn no_room<A: Silicon>(arch: A) {
     });
 }
 
-/// Whatever becomes of swap entries, their slots are free afterwards.
+/// Unmapping, dropping and exit free the slots of swap entries.
 fn unmaps<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let page = 1 << arch.page_shift();
@@ -141,7 +142,7 @@ fn unmaps<A: Silicon>(arch: A) {
     });
 }
 
-/// Which pages were written since somebody asked is told of those that are swapped out too, and is the same when they are back.
+/// Soft-dirty is kept in swap entries, and is the same after swap-in.
 fn tracked<A: Silicon>(arch: A) {
     if !arch.supported().contains(Attrs::SOFT_DIRTY) {
         return;
@@ -166,7 +167,7 @@ fn tracked<A: Silicon>(arch: A) {
         assert_eq!((written(), held(&space, range(BASE, 64 * page)).1), ((0..64).collect(), 32 * page));
         space.track_writes().unwrap();
         assert_eq!(written(), []);
-        // To read is not to write, and what is written is told also when it was away before, or goes after.
+        // A read does not set soft-dirty; a write sets it before a swap-out or after it.
         [3, 40].iter().for_each(|i| assert_eq!(on.load(&space, BASE + i * page), *i));
         [5, 41].iter().for_each(|i| on.store(&space, BASE + i * page, *i));
         assert_eq!(written(), [5, 41]);
@@ -177,7 +178,8 @@ fn tracked<A: Silicon>(arch: A) {
     });
 }
 
-/// A huge mapping goes out as one entry, and comes back as one; a part of it that goes before takes only its own slots along.
+/// A huge PTE is swapped out as one entry, and swapped in as one; unmapping a part of it before
+/// frees only the slots of that part.
 #[test]
 fn huge_mappings_go_out_in_one_piece() {
     let arch = X86_64::four_levels();

@@ -1,4 +1,4 @@
-//! Which spaces reclaim asks about anonymous memory: all that may have it, and few others.
+//! The spaces that reclaim visits for anonymous memory (rmap): all that may map it, and few others.
 
 use std::cell::Cell;
 
@@ -20,7 +20,7 @@ in_every_format! {
     deep_families_are_found => deep,
 }
 
-/// Counts which spaces are shown.
+/// Counts the visited spaces.
 struct Counted<'s, 'm, A: Silicon> {
     spaces: Vec<&'s Space<'m, A>>,
     shown: Cell<usize>,
@@ -43,7 +43,7 @@ fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots: 4096, hostility: Hostility::NONE, ..USUAL }, test);
 }
 
-/// Reclaims all there is; returns how many spaces were shown for that.
+/// Reclaims everything. Returns the number of visited spaces.
 fn shown<'m, A: Silicon>(on: &Bench<'m, A>, spaces: Vec<&Space<'m, A>>) -> usize {
     let spaces = Counted { spaces, shown: Cell::new(0) };
     reclaim::<_, A>(on.machine, &spaces, MemcgId::ROOT, u64::MAX).unwrap();
@@ -65,8 +65,8 @@ fn of_a_child<A: Silicon>(arch: A) {
         let all = [&parent].into_iter().chain(&children).collect();
         let shown = shown(on, all);
         assert_eq!(resident(&children), 0);
-        // Each child a few times: whether its memory was used, and to have it out; and not by each
-        // of the others' pages.
+        // Each child a few times: to check whether its memory was accessed, and to page it out; not
+        // for each page of its siblings.
         assert!(shown as u64 <= 6 * CHILDREN, "{shown} spaces were asked");
         for (nth, child) in (0..).zip(&children) {
             (0..CHILDREN).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), 100 * nth + page));
@@ -81,7 +81,7 @@ fn of_a_parent<A: Silicon>(arch: A) {
         let children: Vec<_> = (0..CHILDREN).map(|_| parent.fork().unwrap()).collect();
         (0..8).for_each(|page| on.store(&parent, BASE + page * on.page, page));
         let all = [&parent].into_iter().chain(&children).collect();
-        // Its children might have it, but nothing is left to ask them about.
+        // The children might map it, but none of their folios is left.
         let shown = shown(on, all);
         assert_eq!(parent.stats().anon, 0);
         assert!((shown as u64) < CHILDREN, "{shown} spaces were asked");
@@ -100,7 +100,7 @@ fn brought_back<A: Silicon>(arch: A) {
         for child in &children {
             (0..8).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), page));
         }
-        // They have the same folios, which one of them brought back.
+        // They share the folios that one of them swapped in.
         assert_eq!(on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap().lru.iter().sum::<u64>(), {
             8 << (on.page.ilog2() - 12)
         });
@@ -121,8 +121,8 @@ fn deep<A: Silicon>(arch: A) {
             on.store(&line[generation], BASE + generation as u64 * on.page, generation as u64);
             line.push(line[generation].fork().unwrap());
         }
-        // What was first anybody's in the line, the last of it has too; whichever of the others
-        // have ended.
+        // The last of the line shares the pages of all its ancestors, those that have exited
+        // included.
         line.drain(2..6);
         shown(on, line.iter().collect());
         assert_eq!(resident(&line), 0);

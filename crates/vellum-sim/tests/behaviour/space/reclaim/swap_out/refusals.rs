@@ -1,6 +1,7 @@
-//! Whatever can fail while memory is swapped out or in, or reclaimed, fails, one at a time: the n-th allocation, block of slots, reference,
-//! look for pins, write or read of a device, for n = 1, 2, … until a scenario runs through. Each time programs find what a model
-//! of plain maps says, slots are in use exactly as entries name them, and nothing is left in the end.
+//! Refusals during swap-out, swap-in and reclaim: the n-th allocation, block of slots, reference,
+//! check for pins, write or read of a device fails, for n = 1, 2, … until a scenario runs through.
+//! Each time programs find what a model of plain maps predicts, slots are in use exactly as swap
+//! entries name them, and nothing is left in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use crate::fixtures::refusals::family::{Member, World};
 use crate::fixtures::refusals::scenarios::{Scenario, scenarios};
 use crate::fixtures::refusals::{POINTS, Point, in_formats, refuse, refused};
 
-/// Run a scenario with one thing refused; whether anything was.
+/// Runs a scenario with one request refused. Returns whether any was.
 fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: u64) -> bool {
     let strictness = Strictness::new(n).hostility(Hostility::USUAL);
     let page_order = arch.page_order();
@@ -26,11 +27,11 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     let machine = Machine::boot(&sim, Default::default()).unwrap();
     machine.policy().set(order, Knob::Always);
     let disks = [Disk::new(n), Disk::new(n + 1)];
-    // The first has room for a block and a half.
+    // The first disk has room for a block and a half.
     for (disk, (slots, priority)) in
         disks.iter().zip([((pages + pages / 2) << page_order, 1), ((16 * pages) << page_order, 0)])
     {
-        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        // SAFETY: no other code uses it, and it outlives the machine's use of it.
         unsafe { machine.swaps().attach(machine.frames(), disk, slots as u32, priority) }.unwrap();
     }
     let memcg = machine.memcgs().create(machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();
@@ -56,10 +57,10 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     refused > 0
 }
 
-/// With each n.
+/// Each n is tried.
 const EACH: u64 = u64::MAX;
 
-/// All scenarios. Where a folio alone has hundreds of points, n grows by a part of itself.
+/// Runs all scenarios. With hundreds of requests for one folio, n grows by a part of itself.
 fn all<A: Silicon + std::fmt::Debug>(arch: A, order: u8, stride: u64) {
     let (mut points, mut count) = (0, 0);
     for scenario in &scenarios::<A>() {

@@ -1,4 +1,4 @@
-//! Memory that is swapped out, or comes back, while others use it, change it, or have it with a child.
+//! Memory is swapped out or in while other CPUs use or change it, or fork.
 
 use vellum::arch::{Arch, Attrs, Kind};
 use vellum::space::{Access, Advise, FaultError, RemapFlags, RemapRequest};
@@ -8,7 +8,7 @@ use vellum_sim::{Fault, Refusal};
 use crate::fixtures::schedules::one_space::{PAGES, Scene, counted, counts, out, together};
 use crate::fixtures::schedules::{PAGE, at};
 
-/// [`together`], of what is swapped out to begin with or not.
+/// Runs [`together`] on memory that was swapped out before if `away`.
 fn at_once(
     away: bool,
     one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
@@ -48,7 +48,8 @@ fn two_bring_back_the_same() {
     at_once(true, counts, |on| on.holds(on.space, (0..PAGES).rev()), counted);
 }
 
-/// Who brings back what somebody else has brought back, written and swapped out again meanwhile, does not bring back what it was.
+/// A CPU does not swap in the old contents of a page that another CPU has swapped in, written and
+/// swapped out again meanwhile.
 #[test]
 fn back_and_out_again_while_another_brings_it_back() {
     let back_and_out = |on: &Scene<'_, '_>| {
@@ -136,7 +137,7 @@ fn what_goes_out_or_comes_back_is_locked() {
     }
 }
 
-/// Who has pinned a page and writes to it writes to what the space has.
+/// A write through a pin goes to the page of the space.
 #[test]
 fn what_goes_out_or_comes_back_is_pinned() {
     let pin = |on: &Scene<'_, '_>| {
@@ -154,7 +155,7 @@ fn what_goes_out_or_comes_back_is_pinned() {
     }
 }
 
-/// A child has what its parent had, wherever it was, and neither sees what the other writes.
+/// A child has the memory of its parent, wherever it was, and neither sees what the other writes.
 #[test]
 fn a_child_of_what_goes_out_or_comes_back() {
     let fork = |on: &Scene<'_, '_>| {
@@ -170,7 +171,8 @@ fn a_child_of_what_goes_out_or_comes_back() {
     }
 }
 
-/// The same while what can't be written has its entries back: the child's memory is not the parent's to write to.
+/// Fork while a failed swap-out restores the PTEs: the child's memory is not writable by the
+/// parent.
 #[test]
 fn a_child_of_what_goes_out_in_vain() {
     let fork = |on: &Scene<'_, '_>| {
@@ -188,7 +190,7 @@ fn a_child_of_what_goes_out_in_vain() {
     });
 }
 
-/// A device is emptied while programs bring the same back.
+/// Swapoff while programs swap in the same pages.
 #[test]
 fn a_device_is_emptied_while_programs_go_on() {
     let off = |on: &Scene<'_, '_>| {
@@ -199,7 +201,8 @@ fn a_device_is_emptied_while_programs_go_on() {
     at_once(true, off, counts, counted);
 }
 
-/// What was written since somebody asked is told, whatever was away meanwhile.
+/// Soft-dirty reports all writes since it was cleared, also of pages that were swapped out
+/// meanwhile.
 #[test]
 fn what_was_written_is_asked_for_while_it_goes_out_or_comes_back() {
     let ask = |on: &Scene<'_, '_>| {

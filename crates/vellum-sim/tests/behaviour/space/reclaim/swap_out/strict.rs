@@ -1,6 +1,6 @@
-//! Of memory that is to go, a part can't: because there are no slots, because the device refuses it or has no memory, because it is
-//! pinned, or because it was written to meanwhile. That part is exactly as it was, bits and all, and what the same cause keeps from going
-//! after it; what went before it is gone.
+//! Pageout in which a part can't be swapped out: there are no slots, the device refuses it or has
+//! no memory, a page is pinned, or was written meanwhile. That part keeps its PTEs, bits included,
+//! and so do the later parts that the same cause stops; the parts before it are swapped out.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -21,13 +21,13 @@ use vellum_sim::{Config, Cpu, Disk, Hostility, Refusal, Silicon, Strict, Strictn
 
 use crate::fixtures::bench::{BASE, in_every_format};
 
-/// VMAs side by side, of one folio each, which is written as one block.
+/// Adjacent VMAs, of one folio each, which is written as one block.
 const PARTS: u64 = 6;
 /// Pages in each.
 const EACH: u64 = 4;
 const ALL: u64 = PARTS * EACH;
 
-/// A disk that has something happen while it writes one of the blocks, and may then fail.
+/// A disk that waits for an event while it writes one of the blocks, and may then fail.
 struct Hooked {
     disk: Disk,
     /// Blocks until then.
@@ -70,7 +70,7 @@ struct Bench<'m, A: Silicon> {
     page: u64,
 }
 
-/// What an entry says: a frame and all attributes, or that the page is elsewhere.
+/// A PTE: a frame and all attributes, or `None` if the page is not mapped.
 type Entry = Option<(Pfn, Attrs)>;
 
 impl<A: Silicon> Bench<'_, A> {
@@ -96,7 +96,7 @@ impl<A: Silicon> Bench<'_, A> {
         self.cpu.enter(&self.space).load_u64(self.at(page)).unwrap()
     }
 
-    /// The device says when it is about to write this part, and goes on when the other end says so.
+    /// Makes the device send a message when it is about to write this part, and wait for one.
     fn hook(&self, part: u64) -> (Receiver<()>, Sender<()>) {
         let ((now, told), (go, done)) = (channel(), channel());
         *self.device.meanwhile.lock().unwrap() = Some((now, done));
@@ -105,7 +105,8 @@ impl<A: Silicon> Bench<'_, A> {
     }
 }
 
-/// With each part in turn: something keeps pages from going, which `force` says. They are as they were, and no others are there.
+/// Keeps pages of each part in turn from being swapped out, as `force` does. Their PTEs must be
+/// unchanged, and no other page resident.
 fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) {
     for part in 0..PARTS {
         let strictness = Strictness::new(part).hostility(Hostility::NONE);
@@ -118,7 +119,7 @@ fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) 
             meanwhile: Mutex::new(None),
             fails: Mutex::new(None),
         };
-        // SAFETY: nobody else uses it, and it outlives the machine's use of it.
+        // SAFETY: no other code uses it, and it outlives the machine's use of it.
         unsafe { machine.swaps().attach(machine.frames(), &device, 4096, 0) }.unwrap();
         sim.baseline();
         let order = arch.page_order() + EACH.ilog2() as u8;
@@ -132,7 +133,7 @@ fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) 
             on.space.advise(on.at(odd * EACH), EACH * on.page, Advise::DontDump).unwrap();
         }
         (0..ALL).for_each(|page| on.cpu.enter(&on.space).store_u64(on.at(page), 100 + page).unwrap());
-        // Copies are of pages.
+        // Copies are of single pages.
         machine.policy().set(order, Knob::Never);
         let before = on.entries();
         let stay = force(&on, part);
@@ -168,7 +169,7 @@ in_every_format! {
         part * EACH..ALL
     }),
     what_finds_no_memory_stays_and_the_rest_of_its_run => |arch| stays(arch, |on, _| {
-        // All of it one VMA, and so a run, which is written in two blocks or more.
+        // All of it is one VMA, and so one run, which is written in two blocks or more.
         on.space.advise(BASE, on.at(ALL) - BASE, Advise::DoDump).unwrap();
         *on.device.fails.lock().unwrap() = Some(WriteError::NoMemory);
         on.device.left.store(0, SeqCst);
@@ -195,7 +196,7 @@ in_every_format! {
         let there = |(n, entry): (usize, &Entry)| entry.is_some() == (n as u64 == page);
         assert!(after.iter().enumerate().all(there), "only page {page} is in memory: {after:?}");
         assert_ne!(after[page as usize], before[page as usize], "who writes what is held has a copy");
-        // So that it can be compared.
+        // The page is swapped out for the comparison.
         on.out();
         0..0
     }),
@@ -207,7 +208,7 @@ in_every_format! {
     }),
 }
 
-/// All is to go, and while this part is written, another CPU writes this page.
+/// Pages everything out while another CPU writes a page when this part is written.
 fn written_meanwhile<A: Silicon>(on: &Bench<'_, A>, part: u64, page: u64) {
     let (told, go) = on.hook(part);
     let (sim, space, va) = (on.sim, &on.space, on.at(page) + 8);
@@ -216,7 +217,7 @@ fn written_meanwhile<A: Silicon>(on: &Bench<'_, A>, part: u64, page: u64) {
         s.spawn(move || {
             let cpu = sim.cpu(1);
             let program = cpu.enter(space);
-            // So its TLB says that the page may be written.
+            // Its TLB caches that the page is writable.
             program.store_u64(va, 6).unwrap();
             barrier.wait();
             told.recv().unwrap();

@@ -1,4 +1,4 @@
-//! Small pieces become one large folio, on the strict machine.
+//! Collapse: small pages become one large folio.
 
 use std::num::NonZeroU16;
 use vellum::memcg::Refused;
@@ -14,7 +14,7 @@ use vellum_sim::{Refusal, Silicon};
 
 use crate::fixtures::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, range};
 
-/// A test on a machine with a swap device, where no folio is large by itself.
+/// Runs a test on a machine with a swap device, where no folio is large by itself.
 fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots: 4096, ..USUAL }, |on| {
         on.machine.policy().set_global(Knob::Never);
@@ -23,26 +23,28 @@ fn on<A: Silicon>(arch: A, test: impl FnOnce(&Bench<'_, A>)) {
 }
 
 impl<'m, A: Silicon> Bench<'m, A> {
-    /// A space with so many bytes mapped.
+    /// Returns a space with this many bytes mapped.
     fn mapped(&self, len: u64) -> Space<'m, A> {
         let space = self.space();
         map(&space, BASE, len);
         space
     }
 
-    /// Store to each of these pages the number that it has.
+    /// Stores its number plus 1 to each of these pages.
     fn fill(&self, space: &Space<'_, A>, pages: impl Iterator<Item = u64>) {
         pages.for_each(|i| self.store(space, BASE + i * self.page, i + 1));
     }
 
-    /// Each page of the first block that is chosen holds its number, and all others zeros.
+    /// Checks that each chosen page of the first block holds its number plus 1, and all others
+    /// zeros.
     fn holds(&self, space: &Space<'_, A>, chosen: impl Fn(u64) -> bool) {
         for i in 0..HUGE / self.page {
             assert_eq!(self.load(space, BASE + i * self.page), if chosen(i) { i + 1 } else { 0 }, "page {i}");
         }
     }
 
-    /// The folio that maps all of a block, if one does, by one huge leaf or, in a format in which that is larger, by one run.
+    /// Returns the folio that maps all of a block: by one huge PTE or, in a format in which that is
+    /// larger, by one run.
     fn folio(&self, space: &Space<'_, A>, start: u64) -> Option<Pfn> {
         let mut found = None;
         space.runs(range(start, HUGE), |run| {
@@ -81,14 +83,14 @@ in_every_format! {
     what_somebody_watches_for_is_left => watched,
 }
 
-/// The contents are as before, zeros where there was nothing, and the table goes.
+/// Contents are kept, untouched pages become zeros, and the page table is freed.
 fn scattered<A: Silicon>(arch: A) {
     on(arch, |on| {
         let space = on.mapped(2 * HUGE);
-        // In no order, so that no two lie side by side.
+        // In no order, so that no two folios are adjacent.
         let pages = HUGE / on.page;
         on.fill(&space, (0..pages).map(|i| i * 7 % pages).filter(|i| i % 3 == 0));
-        // A read maps zeros, which are no memory of its own.
+        // A read maps zeros, which are no memory of the space.
         assert_eq!(on.load(&space, BASE + on.page), 0);
         let before = space.stats();
         collapse(&space, HUGE).unwrap();
@@ -103,7 +105,7 @@ fn scattered<A: Silicon>(arch: A) {
             HUGE + after.tables + after.kernel
         );
         assert_eq!((on.collapsed(9), space.usage(range(BASE, HUGE)).anonymous), (1, HUGE));
-        // It is written in place, and taken apart as any other.
+        // The folio is written in place, and split as any other.
         on.store(&space, BASE + on.page, 5);
         assert_eq!(on.machine.counter(Counter::CowCopies), 0);
         space.unmap(BASE, HUGE / 2).unwrap();
@@ -111,7 +113,7 @@ fn scattered<A: Silicon>(arch: A) {
             on.load(&space, BASE + HUGE / 2 + on.page * ((3 - pages / 2 % 3) % 3)),
             pages / 2 + (3 - pages / 2 % 3) % 3 + 1
         );
-        // Once more it makes no difference.
+        // A second collapse changes nothing.
         let space = on.mapped(HUGE);
         on.fill(&space, [3].into_iter());
         collapse(&space, HUGE).unwrap();
@@ -133,7 +135,7 @@ fn swapped<A: Silicon>(arch: A) {
         assert_eq!((space.stats().swap, child.stats().swap), (0, HUGE / 2));
         on.holds(&space, |_| true);
         on.holds(&child, |_| true);
-        // All of it was away.
+        // All pages are swapped out.
         drop(child);
         space.advise(BASE, HUGE, Advise::PageOut).unwrap();
         assert_eq!(space.stats().swap, HUGE);
@@ -143,7 +145,7 @@ fn swapped<A: Silicon>(arch: A) {
     });
 }
 
-/// Parent and child don't see what the other writes, before and after.
+/// Parent and child don't see each other's writes, before and after.
 fn shared<A: Silicon>(arch: A) {
     on(arch, |on| {
         let space = on.mapped(HUGE);
@@ -162,13 +164,13 @@ fn shared<A: Silicon>(arch: A) {
     });
 }
 
-/// Who has pinned a page goes on writing to what the space has.
+/// A write through a pin goes to the page of the space.
 fn pinned<A: Silicon>(arch: A) {
     on(arch, |on| {
         let space = on.mapped(2 * HUGE);
         on.fill(&space, 0..2 * HUGE / on.page);
         let pin = space.pin(BASE + 5 * on.page, Access::Write).unwrap();
-        // The other block is not to suffer.
+        // The other block is collapsed all the same.
         assert_eq!(collapse(&space, 2 * HUGE), Err(CollapseError::Busy(range(BASE, HUGE))));
         assert_eq!(CollapseError::Busy(range(BASE, HUGE)).errno(), Errno::EAGAIN);
         assert!(on.folio(&space, BASE).is_none() && on.folio(&space, BASE + HUGE).is_some());
@@ -194,7 +196,7 @@ fn refused<A: Silicon>(arch: A) {
         space.advise(BASE, 2 * HUGE, Advise::NoHuge).unwrap();
         assert_eq!(collapse(&space, HUGE), Err(CollapseError::NotAllowed(all)));
         space.advise(BASE, 2 * HUGE, Advise::Huge).unwrap();
-        // A part of a block is none; a VMA without a whole one may have none.
+        // A part of a block is not collapsed, nor a VMA without a whole block.
         space.advise(BASE + on.page, on.page, Advise::Collapse).unwrap();
         assert_eq!((on.folio(&space, BASE), collapse(&space, on.page)), (None, Ok(())));
         let small = on.mapped(HUGE - on.page);
@@ -231,7 +233,7 @@ fn no_memory<A: Silicon>(arch: A) {
     });
 }
 
-/// A huge mapping that was split has its one entry back, with the same memory behind it, whoever has it too or has it pinned.
+/// A huge PTE that was split is restored, with the same folio, even if it is shared or pinned.
 fn promoted<A: Silicon>(arch: A) {
     on(arch, |on| {
         on.machine.policy().set(9, Knob::Always);
@@ -261,7 +263,7 @@ fn promoted<A: Silicon>(arch: A) {
     });
 }
 
-/// What can't be written can't be written afterwards, and where nothing may be done nothing may.
+/// The folio is mapped with the protection of the VMA.
 fn rights<A: Silicon>(arch: A) {
     on(arch, |on| {
         for prot in [Prot::READ, Prot::empty(), Prot::READ | Prot::EXEC] {
@@ -278,7 +280,7 @@ fn rights<A: Silicon>(arch: A) {
     });
 }
 
-/// Who has time does what a limit does not keep him from, so many pages at a time.
+/// A collapse in the background respects each limit, and scans this many pages at a time.
 fn limited<A: Silicon>(arch: A) {
     on(arch, |on| {
         let whole = CollapseLimits { none: 0, swapped: 0, shared: 0 };
@@ -286,7 +288,8 @@ fn limited<A: Silicon>(arch: A) {
         let space = on.mapped(4 * HUGE);
         let some = |from, limits| space.collapse_some(from, u64::from(pages), &limits).unwrap();
         let step = |n: u64, collapsed| Collapsed { scanned: pages.into(), collapsed, next: Some(BASE + n * HUGE) };
-        // The first has a hole, the second is half away, the third is a child's too, the fourth was not used.
+        // The first block has a hole, the second is half swapped out, the third is shared with a
+        // child, the fourth was not accessed.
         on.fill(&space, 1..4 * HUGE / on.page);
         assert_eq!(
             space.collapse_some(0, 1 << 20, &whole).unwrap(),
@@ -307,7 +310,7 @@ fn limited<A: Silicon>(arch: A) {
         assert_eq!(some(BASE + HUGE, whole), step(2, 0));
         assert_eq!(some(third, whole), step(3, 0));
         assert_eq!(some(third + HUGE, whole), step(4, 0));
-        // Each has a limit of its own.
+        // Each kind has its own limit.
         let hole = (on.page >> 12) as u32;
         assert_eq!(some(0, CollapseLimits { none: hole - 1, swapped: pages, shared: pages }), step(1, 0));
         assert_eq!(some(0, CollapseLimits { none: hole, ..whole }), step(1, 1));
@@ -321,7 +324,7 @@ fn limited<A: Silicon>(arch: A) {
         assert_eq!(some(third + HUGE, CollapseLimits { none: pages, swapped: pages, shared: pages }), step(4, 0));
         on.load(&space, third + HUGE);
         assert_eq!(some(third + HUGE, whole), step(4, 1));
-        // Nothing is left to do, and the end is told.
+        // Nothing is left to do, and the end is reported.
         let rest = space.collapse_some(0, 1 << 20, &whole).unwrap();
         assert_eq!(rest, Collapsed { scanned: 4 * u64::from(pages), collapsed: 0, next: None });
         on.holds(&space, |i| i != 0);
@@ -329,7 +332,7 @@ fn limited<A: Silicon>(arch: A) {
     });
 }
 
-/// 64 KiB of pages become one folio, which one contiguous block maps where the format has those.
+/// 64 KiB of pages become one folio, which one cont block maps where the format has those.
 fn small<A: Silicon>(arch: A) {
     if arch.page_shift() == 16 {
         return;
@@ -349,7 +352,8 @@ fn small<A: Silicon>(arch: A) {
     });
 }
 
-/// What is missing of a watched VMA is not filled with zeros, and what is protected there can't be written in place afterwards.
+/// In a uffd-registered VMA, missing pages are not filled with zeros, and write-protected pages are
+/// not collapsed.
 fn watched<A: Silicon>(arch: A) {
     on(arch, |on| {
         let later = VmaFlags::WRITES | VmaFlags::ASYNC;
@@ -372,7 +376,7 @@ fn watched<A: Silicon>(arch: A) {
             let fill = |i| space.fill(page(i), false, zero);
             fill(1).unwrap();
             if what.contains(VmaFlags::WRITES) {
-                // One that is there, one that is away, one that is neither.
+                // A resident page, a swapped one, and a missing one.
                 space.advise(page(last).start, on.page, Advise::PageOut).unwrap();
                 space.advise(page(4).start, on.page, Advise::DontNeed).unwrap();
                 for i in [3, last, 4] {
@@ -389,7 +393,7 @@ fn watched<A: Silicon>(arch: A) {
             collapse(&space, HUGE).unwrap();
             assert!(on.folio(&space, BASE).is_some());
             on.holds(&space, |i| i != 1 && (i != 4 || !what.contains(VmaFlags::WRITES)));
-            // What is one folio already is so with all that is said of it.
+            // A huge PTE is one folio already, with all its bits.
             if what.contains(VmaFlags::WRITES) {
                 space.write_protect(all, true).unwrap();
                 collapse(&space, HUGE).unwrap();

@@ -1,4 +1,4 @@
-//! Folios that are mapped in part are split when memory is short, on the strict machine.
+//! Folios that are mapped in part: their mapped pages migrate to new folios when memory is short.
 
 use vellum::addr::VirtRange;
 use vellum::arch::Kind;
@@ -10,10 +10,10 @@ use vellum_sim::{Refusal, Silicon};
 
 use crate::fixtures::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map};
 
-/// Of a huge page.
+/// The order of a huge page.
 const ORDER: u8 = 9;
 
-/// A test on a machine with so many slots to swap to, where what is huge is one folio.
+/// Runs a test on a machine with this many swap slots, with huge folios.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots, cpus: 2, ..USUAL }, |on| {
         on.machine.policy().set(ORDER, Knob::Always);
@@ -22,7 +22,7 @@ fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
 }
 
 impl<'m, A: Silicon> Bench<'m, A> {
-    /// A space with one huge folio, each page of which holds its number.
+    /// Returns a space with one huge folio, each page of which holds its number plus 1.
     fn huge(&self) -> Space<'m, A> {
         let space = self.space();
         map(&space, BASE, HUGE);
@@ -31,7 +31,7 @@ impl<'m, A: Silicon> Bench<'m, A> {
         space
     }
 
-    /// Forget these pages.
+    /// Drops these pages.
     fn forget(&self, space: &Space<'_, A>, from: u64, count: u64) {
         space.advise(BASE + from * self.page, count * self.page, Advise::DontNeed).unwrap();
     }
@@ -40,8 +40,8 @@ impl<'m, A: Silicon> Bench<'m, A> {
         self.machine.memcgs().usage(self.machine.frames(), self.memcg).unwrap()
     }
 
-    /// The folios that are mapped, by the page (of 4 KiB, of the block) where each was first mapped, and its order. All that is listed
-    /// and charged is one of them.
+    /// Returns the mapped folios, by the 4 KiB page of the block at which each begins, and their
+    /// order.
     fn folios(&self, space: &Space<'_, A>) -> Vec<(u64, u8)> {
         let mut folios = Vec::new();
         space.runs(VirtRange { start: BASE, end: BASE + HUGE }, |run| {
@@ -58,12 +58,12 @@ impl<'m, A: Silicon> Bench<'m, A> {
         folios
     }
 
-    /// Counts of split folios, and of those that were not.
+    /// Returns the counts of split folios, and of failed splits.
     fn splits(&self) -> [u64; 2] {
         [SizeCounter::Split, SizeCounter::SplitFailed].map(|counter| self.machine.size_counter(counter, ORDER))
     }
 
-    /// A page that was kept holds what it held.
+    /// Checks that each kept page holds its first value.
     fn check(&self, space: &Space<'_, A>, kept: impl Fn(u64) -> bool) {
         let program = self.cpu.enter(space);
         for i in (0..HUGE / self.page).filter(|i| kept(*i)) {
@@ -84,7 +84,8 @@ in_every_format! {
     what_was_moved_is_found => moved,
 }
 
-/// The largest pieces that are mapped entirely stay, blocks of entries included; the rest is free, and nothing is swapped out for it.
+/// The largest fully mapped pieces stay, cont blocks included; the rest is freed, and nothing is
+/// swapped out for it.
 fn freed<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         let space = on.huge();
@@ -106,12 +107,13 @@ fn freed<A: Silicon>(arch: A) {
         assert_eq!(on.folios(&space), expected);
         on.check(&space, |i| i != 0 && !(all / 2..all / 4 * 3).contains(&i));
         assert_eq!(on.splits(), [1, 0]);
-        // There is nothing more to split, and what is fully mapped is not looked at.
+        // There is nothing more to split, and fully mapped folios are not looked at.
         assert_eq!((on.reclaim_all(&[&space]), on.splits()), (0, [1, 0]));
     });
 }
 
-/// They are unmapped in part, queued, and split once more; a child has them; they go out and come back; and each ends by itself.
+/// The pieces are unmapped in part, queued, and split again; a child shares them; they are swapped
+/// out and in; and each is freed by itself.
 fn pieces<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let space = on.huge();
@@ -134,14 +136,14 @@ fn pieces<A: Silicon>(arch: A) {
     });
 }
 
-/// What two have goes to folios that both have: nobody gets a copy of his own before he writes.
+/// Shared pages migrate to folios that both spaces share: neither gets a copy before it writes.
 fn shared<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         let space = on.huge();
         let all = HUGE / on.page;
         let child = space.fork().unwrap();
         [&space, &child].iter().for_each(|space| on.forget(space, 0, all / 4 * 3));
-        // One of them has less than the other.
+        // One of them maps fewer pages than the other.
         on.forget(&child, all - 1, 1);
         let (before, used) = (on.usage(), space.usage(VirtRange { start: BASE, end: BASE + HUGE }));
         assert_eq!((on.reclaim_all(&[&space, &child]), on.splits()), (3 << (ORDER - 2), [1, 0]));
@@ -161,13 +163,13 @@ fn shared<A: Silicon>(arch: A) {
     });
 }
 
-/// Without room for what is mapped, nothing happens to it, or to what there is no room for.
+/// Without memory for the new folios nothing changes, except for those that there is memory for.
 fn no_room<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         let space = on.huge();
         let all = HUGE / on.page;
         let child = space.fork().unwrap();
-        // In two pieces at least.
+        // At least two pieces.
         let kept = |i: u64| i >= all / 4 * 3 && i != all / 8 * 7;
         for space in [&space, &child] {
             on.forget(space, 0, all / 4 * 3);
@@ -197,7 +199,7 @@ fn no_room<A: Silicon>(arch: A) {
     });
 }
 
-/// What would take more than comes free stays, and so does what somebody has pinned.
+/// A folio whose migration would take more than it frees stays, and so does a pinned one.
 fn not_worth_it<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         let space = on.huge();
@@ -223,7 +225,7 @@ fn not_worth_it<A: Silicon>(arch: A) {
     });
 }
 
-/// Of what is not where it was, two tables of one space have a part each.
+/// A folio that was partly moved: two page tables of one space map a part each.
 fn apart<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         let space = on.huge();
@@ -238,7 +240,7 @@ fn apart<A: Silicon>(arch: A) {
         assert_eq!((on.usage().deferred, space.stats().anon), (0, HUGE / 2));
         on.check(&space, |i| i == 0 || i > all / 2 && i < all / 4 * 3);
         (0..all / 4).for_each(|i| assert_eq!(on.load(&space, to + i * on.page), all / 4 * 3 + i + 1));
-        // Each is found where it is now.
+        // Each part is found at its present address.
         on.forget(&space, all / 2 + 1, 1);
         space.unmap(to + on.page, HUGE / 8).unwrap();
         on.reclaim_all(&[&space]);
@@ -262,7 +264,7 @@ fn pinned<A: Silicon>(arch: A) {
     });
 }
 
-/// Pieces of a folio that may go are on its list, and go without swap unless they are written to.
+/// Pieces of a lazyfree folio are lazyfree, and are reclaimed without swap unless they are written.
 fn lazy<A: Silicon>(arch: A) {
     on(arch, 0, |on| {
         let space = on.huge();
@@ -273,7 +275,7 @@ fn lazy<A: Silicon>(arch: A) {
         let freed = on.reclaim(&[&space], on.memcg, 1);
         assert_eq!(freed, 1 << (ORDER - 1));
         assert_eq!(on.usage().lru[LruList::Lazy as usize], 1 << (ORDER - 1));
-        // One that is written to is kept as it is.
+        // A written piece is kept.
         assert_eq!(on.reclaim_all(&[&space]), 0);
         on.check(&space, |i| i >= all / 2);
     });

@@ -1,5 +1,5 @@
-//! Ranges of all addresses that a program may name, of which next to nothing is mapped or touched: the work follows what is there,
-//! and not how many addresses lie around it.
+//! Advice on large sparse ranges: the work depends on the mapped and touched memory, not on the
+//! number of addresses.
 
 use vellum::addr::VirtRange;
 use vellum::arch::X86_64;
@@ -15,7 +15,7 @@ in_every_format! {
     advice_passes_what_holds_no_table_in_one_step => untouched,
 }
 
-/// The steps of advice about a range, whatever it answers; a thousand, if there are more.
+/// Returns the number of steps of an advice; at most a thousand.
 fn steps<A: Silicon>(space: &Space<'_, A>, range: VirtRange, advice: Advise) -> usize {
     let Ok(mut rest) = space.begin_advice(range.start, range.end - range.start, advice) else { return 0 };
     let mut steps = 1;
@@ -25,13 +25,13 @@ fn steps<A: Silicon>(space: &Space<'_, A>, range: VirtRange, advice: Advise) -> 
     steps
 }
 
-/// The addresses of a program but for the first table's, in whole tables.
+/// Returns the user half without its first page table's range, in whole page tables.
 fn user<A: Silicon>(arch: &A) -> VirtRange {
     let table = 1 << arch.level_shift(2);
     VirtRange { start: table, end: arch.user_end() & !(table - 1) }
 }
 
-/// Two pages far from each other, and nothing else.
+/// Two pages far from each other.
 fn holes<A: Silicon>(arch: A) {
     crate::fixtures::bench::on(arch, USUAL, |on: &Bench<'_, A>| {
         for advice in ADVICE {
@@ -46,7 +46,8 @@ fn holes<A: Silicon>(arch: A) {
     });
 }
 
-/// One VMA of half of all addresses, of which two pages were touched. Advice that makes each page something has that to do.
+/// One VMA of half of the user half, with two touched pages. Advice that works on each page is left
+/// out.
 fn untouched<A: Silicon>(arch: A) {
     crate::fixtures::bench::on(arch, USUAL, |on: &Bench<'_, A>| {
         let makes = [Advise::PopulateRead, Advise::PopulateWrite, Advise::GuardInstall];
@@ -59,7 +60,7 @@ fn untouched<A: Silicon>(arch: A) {
             for addr in [BASE, BASE + (1 << 35)] {
                 on.store(&space, addr, 1);
             }
-            // What there is: two tables, of which a collapse takes each block by itself.
+            // Two page tables, of which a collapse takes each block by itself.
             let blocks = 2 * (1 << on.arch.level_shift(2)) / HUGE as usize;
             let steps = steps(&space, half, *advice);
             assert!(steps <= blocks + 20, "{advice:?} takes {steps} steps");
@@ -67,7 +68,7 @@ fn untouched<A: Silicon>(arch: A) {
     });
 }
 
-/// Where nothing is mapped behind huge mappings, a VMA ends all the same, and who gives memory up hears of the hole.
+/// `MADV_DONTNEED` reports a hole behind a huge PTE.
 #[test]
 fn holes_behind_huge_mappings_are_told() {
     let setup = Setup { cpus: 2, hostility: Hostility::NONE, ..USUAL };

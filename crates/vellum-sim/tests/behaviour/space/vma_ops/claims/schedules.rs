@@ -1,5 +1,5 @@
-//! Changes of one space beside each other: each has its turn, and none goes over a limit that
-//! another one has used up.
+//! Fairness: operations on one space at once each get their turn, and none exceeds a limit that
+//! another has used up.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn map(space: &Space<'_>, addr: u64, len: u64, flags: MapFlags) {
 }
 
 /// Runs `victim` once, beside threads that repeat `others` until it has ended, in many schedules.
-/// Returns how many of the others' operations ended meanwhile, at most.
+/// Returns the most operations of the others that ended meanwhile.
 fn most_beside(
     schedules: usize,
     victim: impl Fn(&Space<'_>) + Send + Sync + Copy + 'static,
@@ -86,14 +86,15 @@ fn protect_in_a_place_of_its_own(space: &Space<'_>, n: usize) {
     space.protect(at, PAGE, RW).unwrap();
 }
 
-/// A change of all of the space has its turn beside threads that change parts of it all the time.
+/// A change of the whole space is served in order beside threads that change parts of it all the
+/// time.
 #[test]
 fn fork_is_not_overtaken_by_changes_that_arrive_later() {
     let most = most_beside(200, |space| drop(space.fork().unwrap()), protect_in_a_place_of_its_own);
     assert!(most <= 24, "{most} changes of others ended during one fork");
 }
 
-/// So has a fault, where VMAs are held again and again.
+/// A fault is served while forks lock the VMAs again and again.
 #[test]
 fn a_fault_is_not_kept_out_by_forks() {
     let fault = |space: &Space<'_>| _ = space.fault(BASE, Access::Write).unwrap();
@@ -101,7 +102,7 @@ fn a_fault_is_not_kept_out_by_forks() {
     assert!(most <= 12, "{most} forks ended during one fault");
 }
 
-/// And work beside faults, which waits for held VMAs.
+/// So is an operation beside faults, which waits for locked VMAs.
 #[test]
 fn advice_is_not_kept_out_by_forks() {
     let advise = |space: &Space<'_>| space.advise(BASE, 2 * PAGE, Advise::DontNeed).unwrap();
@@ -109,8 +110,8 @@ fn advice_is_not_kept_out_by_forks() {
     assert!(most <= 12, "{most} forks ended during one advice");
 }
 
-/// `fill` has nothing claimed and no gate closed while its caller makes the contents, also after a
-/// larger folio has lost its room: what makes them may change the same range.
+/// `uffd_copy` holds no claim and closes no gate while its caller produces the contents, also after
+/// a larger folio has lost its room: the caller may change the same range.
 #[test]
 fn contents_of_a_fill_may_come_by_changes_of_the_space() {
     const PAGES: u64 = 4;
@@ -133,7 +134,7 @@ fn contents_of_a_fill_may_come_by_changes_of_the_space() {
                 let mut pieces = 0;
                 let contents = |_, bytes: &mut [u8]| {
                     if pieces == 0 {
-                        // Then a folio of all pages has no room.
+                        // Now a folio of all pages has no room.
                         space.poison(VirtRange { start: all.start + PAGE, end: all.start + 2 * PAGE }).unwrap();
                     }
                     pieces += 1;
@@ -149,7 +150,7 @@ fn contents_of_a_fill_may_come_by_changes_of_the_space() {
     shuttle::check_random(case, 200);
 }
 
-/// More changes than there is room for claims all have their turn.
+/// More changes than there are claim slots all get their turn.
 #[test]
 fn more_changes_than_claims_end() {
     const MANY: usize = 40;
@@ -177,8 +178,8 @@ fn more_changes_than_claims_end() {
     shuttle::check_random(case, 20);
 }
 
-/// Two operations at once reach no limit that one of them has used up, though the lock of the VMAs
-/// is let go while huge mappings are split.
+/// Two operations at once don't exceed a limit together, though the lock of the VMAs is released
+/// while huge PTEs are split.
 fn at_the_limit(limits: Limits, what: fn(&Space<'_>, u64), used: fn(&Space<'_>) -> u64, limit: u64) {
     let case = move || {
         with_space(2, limits, |sim, machine, space| {
@@ -213,7 +214,7 @@ fn two_locks_stay_below_the_limit_of_locked_memory() {
 
 #[test]
 fn two_protections_stay_below_the_limit_of_data() {
-    // What is mapped counts; half of one is given up before each part is had again.
+    // Mapped data counts; half of it is given up before each part is mapped again.
     let limits = Limits { data: 2 * HUGE, ..Limits::default() };
     let protect = |space: &Space<'_>, at: u64| {
         space.protect(at, HUGE / 2, Prot::READ).unwrap();

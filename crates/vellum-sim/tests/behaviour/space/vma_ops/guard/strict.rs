@@ -1,4 +1,4 @@
-//! Guard regions.
+//! Guard markers: installing over mapped memory, and allocations that fail.
 
 use vellum::frame::policy::Knob;
 use vellum::space::{Advise, AdviseError, MapFlags};
@@ -6,7 +6,8 @@ use vellum_sim::Refusal;
 
 use crate::fixtures::root_memcg::{BASE, HUGE, PAGE, map, range, x86};
 
-/// Where memory for more guards is refused, those that were there stay, and so do pages that nothing was done with yet.
+/// A guard install that runs out of memory keeps the earlier guards and the pages that it has not
+/// come to.
 #[test]
 fn guards_outlive_a_refusal_of_more() {
     x86(32 << 20, |on| {
@@ -22,8 +23,8 @@ fn guards_outlive_a_refusal_of_more() {
     });
 }
 
-/// Guards over several tables and a huge mapping: what is forgotten is free, what lies beside stays, and tables go with the last
-/// guard in them.
+/// Guards over several page tables and a huge PTE: dropped pages are freed, pages beside them stay,
+/// and page tables are freed with their last guard.
 #[test]
 fn guards_take_the_place_of_what_they_guard() {
     x86(32 << 20, |on| {

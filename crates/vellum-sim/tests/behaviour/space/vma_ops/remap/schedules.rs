@@ -1,4 +1,4 @@
-//! Memory that moves while other CPUs use it.
+//! `mremap` moves memory while other CPUs use it.
 
 use shuttle::thread;
 use vellum::Machine;
@@ -7,7 +7,7 @@ use vellum_sim::Fault;
 
 use crate::fixtures::schedules::{PAGE, Space, at, check, every, fixed, space, strict};
 
-/// To another page.
+/// Moves pages.
 fn moves(space: &Space<'_>, page: u64, pages: u64, to: u64, flags: RemapFlags) {
     let flags = flags | RemapFlags::MAYMOVE | RemapFlags::FIXED;
     let len = pages * PAGE;
@@ -15,7 +15,8 @@ fn moves(space: &Space<'_>, page: u64, pages: u64, to: u64, flags: RemapFlags) {
     assert_eq!(space.remap(request), Ok(at(to)));
 }
 
-/// A program counts in a page that is moved away: whatever it was told that it had stored is found at the new place.
+/// A program counts in a page that is moved: all its successful additions are found at the new
+/// address.
 fn counting(flags: RemapFlags) {
     let run = move || {
         let sim = strict();
@@ -27,7 +28,8 @@ fn counting(flags: RemapFlags) {
             let user = s.spawn(|| {
                 let cpu = sim.cpu(1);
                 let program = cpu.enter(&space);
-                // What was made of the page that moved, and of an empty one that it found there after that.
+                // The counts in the page that is moved, and in an empty page at the old address
+                // afterwards.
                 let (mut moved, mut left) = (0, 0);
                 for _ in 0..4 {
                     match program.add_u64(at(0), 1) {
@@ -47,7 +49,8 @@ fn counting(flags: RemapFlags) {
         let program = boot.enter(&space);
         let found = program.load_u64(at(700)).unwrap();
         if flags.contains(RemapFlags::DONTUNMAP) {
-            // It may have begun anew before it had counted anything: then the two can't be told apart.
+            // The program may have found the empty page before it had counted: then the two can't
+            // be told apart.
             let left = program.load_u64(at(0)).unwrap();
             assert_eq!(found + left, made.0 + made.1);
         } else {
@@ -71,7 +74,8 @@ fn counting_in_what_moves_and_leaves_its_place_behind() {
     counting(RemapFlags::DONTUNMAP);
 }
 
-/// While memory moves, another CPU does something at the old addresses and the new; afterwards VMAs and pages agree.
+/// Moves memory while another CPU does something at the old and new addresses; afterwards VMAs and
+/// pages agree.
 fn beside(other: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
         let sim = strict();
@@ -130,7 +134,7 @@ fn forking_while_memory_moves() {
     });
 }
 
-/// Two CPUs move memory to each other's place: one comes first, and the other moves what that has left there.
+/// Two CPUs move memory to each other's place: the second moves what the first has left there.
 #[test]
 fn moving_past_each_other() {
     let run = || {

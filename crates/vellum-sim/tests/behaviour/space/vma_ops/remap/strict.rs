@@ -1,4 +1,4 @@
-//! How VMAs move: what the page tables show of it, on hardware that is hostile, with a program at work in the space.
+//! `mremap` in the page tables, on hostile hardware, with a program at work in the space.
 
 use vellum::addr::VirtRange;
 use vellum::arch::{Aarch64, Riscv64, X86_64};
@@ -11,13 +11,14 @@ use vellum::{AddressSpace, Machine};
 use vellum_sim::{Config, Fault, Hostility, Program, Silicon, Strict, Strictness};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
-/// Where tables of pages, and of tables of pages, begin in every format.
+/// Addresses at which page tables of the two last levels begin in every format.
 const FROM: u64 = 8 << 30;
 const TO: u64 = 16 << 30;
 
 type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
-/// Have a space, in which a program runs on another CPU that remembers as many translations as it can.
+/// Runs a test with a space in which a program runs on another CPU, which caches as many
+/// translations as it can.
 fn with_a_program<A: Silicon>(
     arch: A,
     seed: u64,
@@ -53,14 +54,15 @@ fn moves<A: Silicon>(space: &Space<'_, A>, addr: u64, len: u64, new_addr: u64) {
     assert_eq!(space.remap(RemapRequest { addr, old_len: len, new_len: len, flags, new_addr }), Ok(new_addr));
 }
 
-/// Pages far apart, each the only one of its table: the tables move, and no other is born but those above them at the new
-/// addresses. What the program stored it finds there, and at the old addresses only what is mapped there afterwards.
+/// Pages far apart, each the only one of its page table: the page tables move, and no new ones are
+/// made but those above them. The program finds its stores at the new addresses, and at the old
+/// ones only what is mapped there afterwards.
 fn tables_move<A: Silicon>(arch: A) {
     with_a_program(arch, 1, Knob::Never, |machine, space, program| {
         let span = 1u64 << arch.level_shift(2);
         let len = 8 * span;
         map(space, FROM, len, MapFlags::empty());
-        // The tables above stay, and only the moved ones are to be forgotten.
+        // The page tables above stay, and only pointers to the moved ones are invalidated.
         map(space, FROM + len, span, MapFlags::empty());
         program.store_u64(FROM + len, 1).unwrap();
         for table in 0..8 {
@@ -90,11 +92,11 @@ fn tables_move_as_they_are() {
     tables_move(Riscv64::sv39());
 }
 
-/// A table of tables moves with all that hangs below it, so that to move a gibibyte is one entry.
+/// A page table of the third level moves with all below it, so a gibibyte is moved by one entry.
 #[test]
 fn a_gibibyte_is_one_entry() {
     with_a_program(X86_64::four_levels(), 2, Knob::Never, |machine, space, program| {
-        // The table above stays.
+        // The page table above stays.
         map(space, FROM - 4096, 4096, MapFlags::POPULATE);
         map(space, FROM, 1 << 30, MapFlags::empty());
         for table in (0..512).step_by(64) {
@@ -111,7 +113,7 @@ fn a_gibibyte_is_one_entry() {
     });
 }
 
-/// A huge mapping moves as it is where it fits, and in pages where it doesn't.
+/// A huge PTE moves as it is if the alignment allows it, and else is split.
 #[test]
 fn huge_mappings_move() {
     let huge = 2 << 20;
@@ -131,8 +133,8 @@ fn huge_mappings_move() {
     });
 }
 
-/// VMAs that are cut out of others and those that come to their place have their nodes before anything is changed, however
-/// full the nodes are.
+/// A move allocates all VMA nodes that it needs before it changes anything, however full the nodes
+/// are.
 #[test]
 fn vmas_move_whatever_room_nodes_have() {
     let sim = Config::new(16 << 20).fast().unwrap();
@@ -145,7 +147,7 @@ fn vmas_move_whatever_room_nodes_have() {
     };
     let (more, len) = (0x10000, 0x8000);
     for others in 0..200 {
-        // They are no neighbours, so they stay what they are.
+        // They are not adjacent, so they don't merge.
         map(more + others * 0x2000, 0x1000, RW);
         map(FROM, 2 * len, RW);
         (1..len >> 12).step_by(2).for_each(|page| map(FROM + len / 2 + (page << 12), 0x1000, Prot::READ));
@@ -164,13 +166,14 @@ fn vmas_move_whatever_room_nodes_have() {
     drop(boot);
 }
 
-/// Hardware sets accessed and dirty until the moment that an entry is gone from its old place, and the entry has them at the new.
+/// Hardware sets accessed and dirty until the PTE is cleared at its old address, and the new PTE
+/// has the bits.
 fn hardware_goes_on<A: Silicon>(arch: A) {
     for seed in 0..12 {
         with_a_program(arch, seed, Knob::Never, |_, space, program| {
             let page = 1 << arch.page_shift();
             let len = 32 * page;
-            // A fault on an object maps its neighbours too, which nobody has written yet.
+            // A fault on an object maps its neighbours too, which are clean.
             map(space, FROM, len, MapFlags::SHARED);
             (0..32).for_each(|n| program.store_u64(FROM + n * page, n).unwrap());
             space.protect(FROM, len, Prot::READ).unwrap();
