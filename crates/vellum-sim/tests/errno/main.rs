@@ -135,7 +135,7 @@ fn advise_answers_as_linux_does() {
 }
 
 #[test]
-fn resident_answers_as_linux_does() {
+fn mincore_answers_as_linux_does() {
     compare(&rows::RESIDENT);
 }
 

@@ -88,20 +88,20 @@ macro_rules! in_each_format {
 }
 
 in_each_format!(
-    resized_without_an_invalidation,
-    resized_without_a_break,
-    moved_without_a_break,
-    over_the_border_of_a_folio,
-    with_a_hole,
-    not_consecutive,
-    protected_in_part,
-    dirty_lost_when_taken_apart,
-    dirty_lost_when_joined,
-    replaced_by_other_pages_without_an_invalidation,
-    recorded_in_any_entry,
-    invalidated_with_too_wide_a_stride,
-    hidden_in_a_table_that_is_hung_up,
-    written_by_who_is_alone,
+    resizes_without_an_invalidation_are_caught,
+    resizes_without_a_break_are_caught,
+    moves_without_a_break_are_caught,
+    blocks_across_folios_are_caught,
+    blocks_with_a_hole_are_caught,
+    blocks_of_separate_frames_are_caught,
+    partly_protected_blocks_are_caught,
+    dirty_lost_by_unfolding_is_caught,
+    dirty_lost_by_folding_is_caught,
+    replacing_a_block_without_an_invalidation_is_caught,
+    hardware_sets_dirty_in_any_pte_of_a_block,
+    invalidations_with_too_wide_a_stride_are_caught,
+    partial_blocks_in_a_hooked_page_table_are_caught,
+    partial_blocks_of_a_single_user_are_caught,
 );
 
 /// How single pages become a block, or the reverse.
@@ -160,14 +160,14 @@ fn resize<A: Silicon>(m: &Strict<A>, s: &Scene<'_, '_, A>, how: Resize) {
     });
 }
 
-fn resized_without_an_invalidation<A: Silicon>(arch: A) {
+fn resizes_without_an_invalidation_are_caught<A: Silicon>(arch: A) {
     for how in [JOIN, PART] {
         clean(arch, |m, s| resize(m, s, how));
         caught(arch, Rule::TwoSizes, |m, s| resize(m, s, Resize { flush: false, ..how }));
     }
 }
 
-fn invalidated_with_too_wide_a_stride<A: Silicon>(arch: A) {
+fn invalidations_with_too_wide_a_stride_are_caught<A: Silicon>(arch: A) {
     // The invalidation steps over pages that were cached one by one, and the pages of a block may
     // be.
     let wide = |how| Resize { stride_shift: 16, ..how };
@@ -175,7 +175,7 @@ fn invalidated_with_too_wide_a_stride<A: Silicon>(arch: A) {
     caught_by_hostility(arch, Rule::TwoSizes, |m, s| resize(m, s, wide(PART)));
 }
 
-fn resized_without_a_break<A: Silicon>(arch: A) {
+fn resizes_without_a_break_are_caught<A: Silicon>(arch: A) {
     for join in [true, false] {
         caught(arch, Rule::BreakBeforeMake, |_, s| {
             let head = s.t.folio(4);
@@ -190,7 +190,7 @@ fn resized_without_a_break<A: Silicon>(arch: A) {
 /// Where TLBs support both sizes at once (BBM level 2), neither a break nor an invalidation is
 /// needed.
 #[test]
-fn resized_in_place_where_that_is_allowed() {
+fn bbm_level_2_resizes_in_place() {
     let arch = Aarch64::granule_4k().with_bbm2();
     for how in [JOIN, PART] {
         clean(arch, |m, s| resize(m, s, Resize { flush: false, ..how }));
@@ -208,14 +208,14 @@ fn resized_in_place_where_that_is_allowed() {
     });
 }
 
-fn moved_without_a_break<A: Silicon>(arch: A) {
+fn moves_without_a_break_are_caught<A: Silicon>(arch: A) {
     caught(arch, Rule::BreakBeforeMake, |_, s| {
         s.write(BASE, s.joined(s.t.folio(4), FULL));
         s.write(BASE, s.joined(s.t.folio(4), FULL));
     });
 }
 
-fn over_the_border_of_a_folio<A: Silicon>(arch: A) {
+fn blocks_across_folios_are_caught<A: Silicon>(arch: A) {
     let with = |folios: &'static [u32], split: bool| {
         move |_: &Strict<A>, s: &Scene<'_, '_, A>| {
             let head = s.t.reserve(5);
@@ -257,7 +257,7 @@ fn in_part<A: Silicon>(
     });
 }
 
-fn with_a_hole<A: Silicon>(arch: A) {
+fn blocks_with_a_hole_are_caught<A: Silicon>(arch: A) {
     clean(arch, |m, s| in_part(m, s, 0..16, |_, _| 0));
     for hole in [0..1, 7..8, 3..16] {
         caught(arch, Rule::Block, |m, s| in_part(m, s, hole.clone(), |_, _| 0));
@@ -267,7 +267,7 @@ fn with_a_hole<A: Silicon>(arch: A) {
     caught(arch, Rule::Block, |_, s| s.write(BASE, s.joined(s.t.folio(4), FULL).take(15)));
 }
 
-fn not_consecutive<A: Silicon>(arch: A) {
+fn blocks_of_separate_frames_are_caught<A: Silicon>(arch: A) {
     caught(arch, Rule::Block, |_, s| {
         let (one, other) = (s.t.folio(5), s.t.folio(5));
         s.write(BASE, s.joined(one, FULL).take(8).chain(s.joined(other, FULL).skip(8)));
@@ -276,7 +276,7 @@ fn not_consecutive<A: Silicon>(arch: A) {
 
 /// Blocks of huge pages, which AArch64 has, keep the same rules.
 #[test]
-fn of_huge_pages() {
+fn huge_blocks_keep_the_same_rules() {
     let arch = Aarch64::granule_4k();
     const HUGE: u64 = 2 << 20;
     let rules = |folios: &[u32], joined: u64| {
@@ -305,11 +305,11 @@ fn of_huge_pages() {
 
 /// RISC-V's encoding can't express this.
 #[test]
-fn not_aligned() {
+fn unaligned_blocks_are_caught() {
     caught(Aarch64::granule_4k(), Rule::Block, |_, s| s.write(BASE, s.joined(s.t.folio(5).add(8), FULL)));
 }
 
-fn protected_in_part<A: Silicon>(arch: A) {
+fn partly_protected_blocks_are_caught<A: Silicon>(arch: A) {
     let protect = |index: usize, raw: u64| {
         let single = arch.single(raw, index);
         arch.join(arch.leaf(arch.leaf_addr(single, 1), arch.attrs(raw, 1) - Attrs::WRITE, 1))
@@ -320,7 +320,7 @@ fn protected_in_part<A: Silicon>(arch: A) {
     }
 }
 
-fn dirty_lost_when_taken_apart<A: Silicon>(arch: A) {
+fn dirty_lost_by_unfolding_is_caught<A: Silicon>(arch: A) {
     let keeping = |keep| move |m: &Strict<A>, s: &Scene<'_, '_, A>| resize(m, s, Resize { keep, ..PART });
     caught(arch, Rule::LostBit, keeping(Keep::First));
     // The bits may stand in another entry than the page's own.
@@ -328,7 +328,7 @@ fn dirty_lost_when_taken_apart<A: Silicon>(arch: A) {
     clean(arch, keeping(Keep::All));
 }
 
-fn dirty_lost_when_joined<A: Silicon>(arch: A) {
+fn dirty_lost_by_folding_is_caught<A: Silicon>(arch: A) {
     let keeping = |keep| move |m: &Strict<A>, s: &Scene<'_, '_, A>| resize(m, s, Resize { keep, ..JOIN });
     caught(arch, Rule::LostBit, keeping(Keep::First));
     clean(arch, keeping(Keep::Own));
@@ -336,7 +336,7 @@ fn dirty_lost_when_joined<A: Silicon>(arch: A) {
 }
 
 /// A block is unmapped, and a page of other memory is mapped in its place.
-fn replaced_by_other_pages_without_an_invalidation<A: Silicon>(arch: A) {
+fn replacing_a_block_without_an_invalidation_is_caught<A: Silicon>(arch: A) {
     let with = |flush: bool| {
         move |m: &Strict<A>, s: &Scene<'_, '_, A>| {
             s.write(BASE, s.joined(s.t.folio(4), RW));
@@ -358,7 +358,7 @@ fn replaced_by_other_pages_without_an_invalidation<A: Silicon>(arch: A) {
     clean(arch, with(true));
 }
 
-fn hidden_in_a_table_that_is_hung_up<A: Silicon>(arch: A) {
+fn partial_blocks_in_a_hooked_page_table_are_caught<A: Silicon>(arch: A) {
     let with = |n: usize| {
         move |_: &Strict<A>, s: &Scene<'_, '_, A>| {
             let table = s.t.table(1, s.id);
@@ -375,7 +375,7 @@ fn hidden_in_a_table_that_is_hung_up<A: Silicon>(arch: A) {
     clean(arch, with(16));
 }
 
-fn written_by_who_is_alone<A: Silicon>(arch: A) {
+fn partial_blocks_of_a_single_user_are_caught<A: Silicon>(arch: A) {
     let with = |n: usize| {
         move |m: &Strict<A>, s: &Scene<'_, '_, A>| {
             let (table, entries) = s.block(BASE);
@@ -393,7 +393,7 @@ fn written_by_who_is_alone<A: Silicon>(arch: A) {
 
 /// Hostile hardware sets the dirty bit of a page in another entry of its block, or in the page's
 /// own.
-fn recorded_in_any_entry<A: Silicon>(arch: A) {
+fn hardware_sets_dirty_in_any_pte_of_a_block<A: Silicon>(arch: A) {
     let told_by = |hostility, seed| {
         let machine = Config::with_arch(arch, 8 << 20).strict(Strictness::new(seed).hostility(hostility)).unwrap();
         let cpu = machine.cpu(0);

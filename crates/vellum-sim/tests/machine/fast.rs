@@ -146,7 +146,7 @@ fn an_invalidation_waits_for_accesses_under_way() {
 }
 
 #[test]
-fn machines_and_holes() {
+fn regions_and_cpus_are_as_configured() {
     let regions = [(1 << 20, 1 << 20, true), (4 << 20, 1 << 20, false)].map(|(base, len, zeroed)| Region {
         base: PhysAddr(base),
         len,

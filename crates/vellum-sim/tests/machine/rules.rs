@@ -65,7 +65,7 @@ mod unhook_invalidate_free {
     use super::*;
 
     #[test]
-    fn freed_without_a_flush() {
+    fn frames_freed_without_a_flush_are_caught() {
         let with = |flush: bool| {
             move |m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 beside(m, s, |program| {
@@ -87,7 +87,7 @@ mod unhook_invalidate_free {
     }
 
     #[test]
-    fn flushed_before_it_was_cleared() {
+    fn flushes_before_the_clear_are_caught() {
         caught_by_hostility(Rule::StaleTranslation, |m, t, s| {
             beside(m, s, |program| {
                 program.store(BASE, 1).unwrap();
@@ -103,7 +103,7 @@ mod unhook_invalidate_free {
     }
 
     #[test]
-    fn flushed_with_too_wide_a_stride() {
+    fn flushes_with_too_wide_a_stride_are_caught() {
         let with = |stride_shift: u32| {
             move |m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 beside(m, s, |program| {
@@ -123,7 +123,7 @@ mod unhook_invalidate_free {
     }
 
     #[test]
-    fn a_table_freed_while_a_cpu_may_walk_through_it() {
+    fn page_tables_freed_without_a_table_flush_are_caught() {
         let with = |tables: bool| {
             move |m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 beside(m, s, |program| {
@@ -150,7 +150,7 @@ mod unhook_invalidate_free {
     }
 
     #[test]
-    fn freed_while_mapped() {
+    fn frames_freed_while_mapped_are_caught() {
         caught(Rule::StillMapped, |m, t, s| {
             beside(m, s, |_| {
                 let pfn = t.frame();
@@ -161,7 +161,7 @@ mod unhook_invalidate_free {
     }
 
     #[test]
-    fn a_table_freed_while_hooked() {
+    fn page_tables_freed_while_hooked_are_caught() {
         caught(Rule::StillHooked, |_, t, s| {
             let pfn = t.frame();
             s.map(BASE, pfn, RW, 1);
@@ -172,7 +172,7 @@ mod unhook_invalidate_free {
     }
 
     #[test]
-    fn a_table_freed_under_a_walker() {
+    fn page_tables_freed_under_a_walker_are_caught() {
         let with = |wait: bool| {
             move |m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 s.map(BASE, t.frame(), FULL, 1);
@@ -204,7 +204,7 @@ mod unhook_invalidate_free {
     /// The walk begins after the unhooking was announced, but reads the pointer before it is
     /// cleared.
     #[test]
-    fn a_table_freed_under_a_late_walker() {
+    fn page_tables_freed_under_a_late_walker_are_caught() {
         caught(Rule::TableUnderWalker, |m, t, s| {
             s.map(BASE, t.frame(), FULL, 1);
             s.map(BASE + HUGE, t.frame(), FULL, 1);
@@ -227,7 +227,7 @@ mod unhook_invalidate_free {
     }
 
     #[test]
-    fn a_stale_translation_is_used_as_hardware_would() {
+    fn programs_use_stale_translations() {
         let machine = machine(Strictness::new(1).collect().hostility(Hostility::NONE));
         let cpu = machine.cpu(0);
         let tiny = Tiny::new(&machine);
@@ -251,7 +251,7 @@ mod entries {
     use super::*;
 
     #[test]
-    fn written_without_the_lock() {
+    fn pte_writes_without_the_lock_are_caught() {
         caught(Rule::Unlocked, |m, t, s| {
             s.map(BASE, t.frame(), RW, 1);
             let (table, index) = s.slot(BASE + PAGE, 1);
@@ -267,7 +267,7 @@ mod entries {
     }
 
     #[test]
-    fn written_without_the_lock_by_who_is_alone() {
+    fn a_single_user_writes_ptes_without_the_lock() {
         clean(|m, t, s| {
             (0..3).for_each(|i| s.map(BASE + i * PAGE, t.frame(), RW, 1));
             let (table, index) = s.slot(BASE, 1);
@@ -294,7 +294,7 @@ mod entries {
     }
 
     #[test]
-    fn a_table_that_nobody_sees_needs_no_lock() {
+    fn unhooked_page_tables_need_no_lock() {
         clean(|m, t, s| {
             beside(m, s, |program| {
                 let table = t.table(1, s.id);
@@ -314,7 +314,7 @@ mod entries {
     }
 
     #[test]
-    fn changed_without_a_word() {
+    fn unreported_pte_changes_are_caught() {
         caught(Rule::Unexpected, |_, t, s| {
             s.map(BASE, t.frame(), RW, 1);
             let (table, index) = s.slot(BASE, 1);
@@ -330,7 +330,7 @@ mod entries {
     }
 
     #[test]
-    fn pointing_at_what_they_must_not() {
+    fn wrong_pte_targets_are_caught() {
         caught(Rule::WrongTarget, |_, t, s| {
             let pfn = t.frame();
             s.map(BASE + PAGE, t.frame(), RW, 1);
@@ -354,7 +354,7 @@ mod entries {
     }
 
     #[test]
-    fn transiently_empty() {
+    fn transiently_empty_ptes_are_caught() {
         // A trial unmap of a huge page, which is then put back, or replaced by its swap entry.
         let with = |between: u64, slots: Option<u64>| {
             move |_: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
@@ -410,7 +410,7 @@ mod entries {
     }
 
     #[test]
-    fn of_two_sizes() {
+    fn translations_of_two_sizes_are_caught() {
         for split in [true, false] {
             clean(|m, t, s| resize(m, t, s, ARCH.busy(), true, split));
             caught(Rule::TwoSizes, |m, t, s| resize(m, t, s, ARCH.busy(), false, split));
@@ -419,7 +419,7 @@ mod entries {
     }
 
     #[test]
-    fn empty_in_earnest() {
+    fn real_unmaps_are_not_transiently_empty_ptes() {
         clean(|_, t, s| {
             let pfn = t.huge_frame();
             s.map(BASE + 2 * HUGE, t.frame(), FULL, 1);
@@ -472,12 +472,12 @@ mod bits {
     }
 
     #[test]
-    fn dirty_lost_by_a_store() {
+    fn dirty_lost_by_a_store_is_caught() {
         caught(Rule::LostBit, |m, t, s| protect(m, t, s, false));
     }
 
     #[test]
-    fn dirty_kept_by_an_exchange() {
+    fn exchanges_keep_dirty() {
         for hostility in [Hostility::NONE, Hostility { mark: 50, ..Hostility::NONE }] {
             let rules = run(Strictness::new(3).hostility(hostility), |m, t, s| protect(m, t, s, true));
             assert_eq!(rules, [], "{hostility:?}");
@@ -486,7 +486,7 @@ mod bits {
 
     /// No program writes; the hardware of another CPU does, speculatively.
     #[test]
-    fn dirty_lost_to_hardware_that_may() {
+    fn dirty_lost_to_speculative_hardware_is_caught() {
         let clear = |how: fn(&Tiny<'_, Machine>, Pfn, u16)| {
             move |m: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 beside(m, s, |program| {
@@ -523,7 +523,7 @@ mod counts {
     use super::*;
 
     #[test]
-    fn below_mappings() {
+    fn refcounts_below_mapcounts_are_caught() {
         caught(Rule::References, |_, t, _| t.event(Event::Counts(t.frame(), (0, 0), (0, 1))));
         caught(Rule::References, |_, t, _| {
             let pfn = t.frame();
@@ -539,7 +539,7 @@ mod counts {
     }
 
     #[test]
-    fn below_mappings_by_two_cpus() {
+    fn refcounts_below_mapcounts_of_two_cpus_are_caught() {
         // The numbers of each CPU are plausible; together they are not.
         caught(Rule::References, |m, t, _| {
             let pfn = t.frame();
@@ -551,7 +551,7 @@ mod counts {
     }
 
     #[test]
-    fn freed_while_counted_as_mapped() {
+    fn frees_of_frames_with_a_mapcount_are_caught() {
         caught(Rule::References, |_, t, _| {
             let pfn = t.frame();
             t.event(Event::Counts(pfn, (0, 0), (1, 1)));
@@ -560,7 +560,7 @@ mod counts {
     }
 
     #[test]
-    fn given_twice() {
+    fn double_frees_and_double_allocations_are_caught() {
         caught(Rule::Allocator, |_, t, _| {
             let pfn = t.frame();
             t.give_back(pfn, 1);
@@ -578,7 +578,7 @@ mod counts {
     }
 
     #[test]
-    fn never_freed() {
+    fn leaked_frames_are_caught() {
         let with = |leak: bool| {
             move |m: &Machine, t: &Tiny<'_, Machine>, _: &TinySpace<'_, '_>| {
                 let before = t.frame();
@@ -603,7 +603,7 @@ mod locks {
     use super::*;
 
     #[test]
-    fn nested_the_wrong_way() {
+    fn wrong_lock_order_is_caught() {
         caught(Rule::LockOrder, |_, t, s| {
             s.map(BASE, t.frame(), RW, 1);
             t.lock(s.table(BASE, 2));
@@ -633,7 +633,7 @@ mod locks {
     }
 
     #[test]
-    fn given_back_without_being_held() {
+    fn unlocks_of_unheld_locks_are_caught() {
         caught(Rule::LockOrder, |_, t, s| t.event(Event::Unlocking(s.root)));
         caught(Rule::LockOrder, |m, t, s| {
             t.lock(s.root);
@@ -642,7 +642,7 @@ mod locks {
     }
 
     #[test]
-    fn waiting_for_each_other() {
+    fn deadlocks_are_caught() {
         caught(Rule::Deadlock, |_, t, s| {
             t.lock(s.root);
             t.event(Event::Locking(s.root));
@@ -662,7 +662,7 @@ mod locks {
     }
 
     #[test]
-    fn held_where_the_engine_gives_way() {
+    fn locks_and_walks_held_at_resched_are_caught() {
         caught(Rule::Atomic, |m, t, s| {
             t.lock(s.root);
             m.resched();
@@ -697,7 +697,7 @@ mod locks {
     }
 
     #[test]
-    fn a_table_unlocked_and_empty() {
+    fn empty_page_tables_left_hooked_are_caught() {
         let with = |last: bool| {
             move |_: &Machine, t: &Tiny<'_, Machine>, s: &TinySpace<'_, '_>| {
                 s.map(BASE, t.frame(), FULL, 1);
@@ -716,7 +716,7 @@ mod walks {
     use super::*;
 
     #[test]
-    fn inside_another() {
+    fn nested_walks_are_caught() {
         caught(Rule::Walk, |_, t, _| {
             t.event(Event::WalkBegin);
             t.event(Event::WalkBegin);
@@ -725,7 +725,7 @@ mod walks {
     }
 
     #[test]
-    fn without_one() {
+    fn descents_outside_a_walk_are_caught() {
         caught(Rule::Walk, |_, t, s| t.event(Event::Descend(s.root, 0)));
         clean(|_, t, s| {
             t.event(Event::WalkBegin);
@@ -738,7 +738,7 @@ mod walks {
     }
 
     #[test]
-    fn of_what_is_no_table() {
+    fn walks_of_other_frames_are_caught() {
         caught(Rule::TableUnderWalker, |_, t, _| {
             t.event(Event::WalkBegin);
             t.event(Event::Descend(t.frame(), 0));
@@ -747,7 +747,7 @@ mod walks {
 }
 
 #[test]
-fn an_invalidation_of_another_root() {
+fn an_invalidation_with_a_wrong_root_is_caught() {
     caught(Rule::Invalidation, |m, _, s| {
         let what = Invalidation { space: s.id, root: Pfn(1), ranges: &[], stride_shift: 12, tables: false };
         m.invalidate(&what, &Default::default());
@@ -755,7 +755,7 @@ fn an_invalidation_of_another_root() {
 }
 
 #[test]
-fn a_report_tells_the_history() {
+fn a_report_contains_the_history() {
     let machine = machine(Strictness::new(1).hostility(Hostility::NONE));
     let panic = catch_unwind(AssertUnwindSafe(|| {
         machine.on_cpu(0, || {

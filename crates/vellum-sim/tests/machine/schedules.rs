@@ -81,7 +81,7 @@ fn on_coroutines(hostility: Hostility, flush: bool) {
 }
 
 #[test]
-fn a_right_manager_passes_every_schedule() {
+fn a_correct_manager_passes_every_schedule() {
     shuttle::check_random(|| on_coroutines(Hostility::NONE, true), 300);
     shuttle::check_pct(|| on_coroutines(Hostility::USUAL, true), 100, 3);
 }
@@ -102,7 +102,7 @@ fn a_missing_flush_is_found_and_found_again() {
 }
 
 #[test]
-fn a_right_manager_passes_on_threads_of_the_host() {
+fn a_correct_manager_passes_on_host_threads() {
     for seed in 0..20 {
         let machine = machine(Schedule::Host, seed, Hostility::WORST);
         fault_and_unmap(
@@ -181,7 +181,7 @@ fn machine_at(machine: &Strict, pfn: Pfn) -> *mut u8 {
 }
 
 #[test]
-fn walkers_are_outwaited() {
+fn freeing_a_page_table_waits_for_walkers() {
     shuttle::check_random(|| walk_and_free(true), 500);
     let report = failure(|| walk_and_free(false));
     assert!(report.contains("TableUnderWalker"), "{report}");
@@ -190,7 +190,7 @@ fn walkers_are_outwaited() {
 /// Two CPUs add to one word of one page at once. No addition is lost, under any hardware behaviour
 /// and schedule.
 #[test]
-fn programs_share_memory() {
+fn atomic_additions_of_two_cpus_are_not_lost() {
     shuttle::check_random(
         || {
             let machine = machine(Schedule::Shuttle, 9, Hostility::WORST);

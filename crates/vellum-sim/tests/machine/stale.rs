@@ -131,7 +131,7 @@ fn each<A: Silicon>(of: (A, bool), before: Option<Attrs>, now: (Attrs, bool)) ->
 }
 
 #[test]
-fn an_entry_that_denies_an_access_is_held_but_by_x86() {
+fn ptes_that_deny_an_access_are_cached_except_on_x86() {
     let (before, now) = (Some(READ), (RW, true));
     assert_eq!(each(X86, before, now), [Some(1); 3], "the entry is read anew before each fault");
     assert_eq!(each(ARM, before, now), [None, Some(1), Some(1)]);
@@ -141,7 +141,7 @@ fn an_entry_that_denies_an_access_is_held_but_by_x86() {
 }
 
 #[test]
-fn an_entry_that_is_not_present_is_held_by_risc_v_and_with_svvptc_for_a_while() {
+fn risc_v_caches_non_present_ptes_and_with_svvptc_for_a_bounded_time() {
     let (before, now) = (Some(Attrs::empty()), (RW, false));
     assert_eq!(each(X86, before, now), [Some(1); 3]);
     assert_eq!(each(ARM, before, now), [Some(1); 3]);
@@ -150,7 +150,7 @@ fn an_entry_that_is_not_present_is_held_by_risc_v_and_with_svvptc_for_a_while() 
 }
 
 #[test]
-fn a_pointer_that_is_not_present_is_held_until_tables_are_invalidated() {
+fn non_present_table_pointers_are_cached_until_tables_are_invalidated() {
     let (before, now) = (None, (RW, false));
     assert_eq!(each(X86, before, now), [Some(1); 3]);
     assert_eq!(each(ARM, before, now), [Some(1); 3]);
@@ -159,7 +159,7 @@ fn a_pointer_that_is_not_present_is_held_until_tables_are_invalidated() {
 }
 
 #[test]
-fn an_entry_that_is_not_accessed_is_held_by_risc_v_if_software_is_to_say_so() {
+fn risc_v_caches_non_accessed_ptes_with_software_ad_bits() {
     let (before, now) = (Some(Attrs::READ), (RW, false));
     assert_eq!(each(X86, before, now), [Some(0); 3]);
     assert_eq!(each(ARM, before, now), [Some(0); 3]);
@@ -170,7 +170,7 @@ fn an_entry_that_is_not_accessed_is_held_by_risc_v_if_software_is_to_say_so() {
 }
 
 #[test]
-fn an_entry_that_is_not_dirty_is_held_if_software_is_to_say_so() {
+fn non_dirty_ptes_are_cached_with_software_ad_bits() {
     let (before, now) = (Some(RW - Attrs::DIRTY), (RW, true));
     assert_eq!(each(X86, before, now), [Some(0); 3]);
     assert_eq!(each(ARM, before, now), [Some(0); 3]);

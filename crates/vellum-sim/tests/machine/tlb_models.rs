@@ -55,7 +55,7 @@ fn misses<A: Silicon>(arch: A, model: &TlbModel, mapped: Mapped) -> u64 {
 }
 
 #[test]
-fn a_joined_block_is_one_entry() {
+fn a_cont_block_is_one_tlb_entry() {
     for model in [&TlbModel::NEOVERSE_N1, &TlbModel::CORTEX_A76, &TlbModel::APPLE_M1] {
         assert_eq!(misses(Aarch64::granule_4k(), model, Mapped::Joined), 8, "{}", model.name);
         assert_eq!(misses(Aarch64::granule_4k(), model, Mapped::Scattered), 128, "{}", model.name);
@@ -66,7 +66,7 @@ fn a_joined_block_is_one_entry() {
 
 /// 32 MiB are one entry if the core has the size, else 16.
 #[test]
-fn a_joined_block_of_huge_pages_is_one_entry() {
+fn a_huge_cont_block_is_one_tlb_entry() {
     const HUGE: u64 = 2 << 20;
     let arch = Aarch64::granule_4k();
     for (model, entries) in [(&TlbModel::NEOVERSE_N1, 1), (&TlbModel::ZEN_4, 16)] {
@@ -88,7 +88,7 @@ fn a_joined_block_of_huge_pages_is_one_entry() {
 }
 
 #[test]
-fn some_cores_find_contiguous_pages_by_themselves() {
+fn some_cores_coalesce_contiguous_pages() {
     let pages = |model| misses(X86_64::four_levels(), model, Mapped::InOrder);
     assert_eq!([&TlbModel::ZEN_4, &TlbModel::SKYLAKE, &TlbModel::SAPPHIRE_RAPIDS].map(pages), [32, 128, 128]);
     for mapped in [Mapped::Scattered, Mapped::Shifted] {
@@ -100,14 +100,14 @@ fn some_cores_find_contiguous_pages_by_themselves() {
 
 /// Only the second level coalesces: the first holds pages, and is refilled without a walk.
 #[test]
-fn a_tier_that_holds_less_is_refilled() {
+fn small_first_levels_are_refilled_from_the_second() {
     let [first, second] = touch(Aarch64::granule_4k(), &TlbModel::CORTEX_A76, Mapped::InOrder, 8, Access::Read);
     assert_eq!((first.misses, first.later_hits), (32, 96));
     assert_eq!((second.misses, second.later_hits), (0, 128), "128 pages are more than 48");
 }
 
 #[test]
-fn sides_are_apart() {
+fn instruction_and_data_tlbs_are_separate() {
     for model in TlbModel::CORES {
         let [first, second] = touch(X86_64::four_levels(), model, Mapped::Scattered, 2, Access::Execute);
         assert_eq!((first.fetch_misses, first.misses), (32, 32), "{}", model.name);
@@ -132,7 +132,7 @@ fn sides_are_apart() {
 /// The first tier holds as many blocks as it has entries; one more evicts them (least recently used
 /// first).
 #[test]
-fn what_the_first_tier_reaches() {
+fn the_first_level_evicts_least_recently_used_entries() {
     let refills =
         |blocks| touch(Aarch64::granule_4k(), &TlbModel::NEOVERSE_N1, Mapped::Joined, blocks, Access::Read)[1];
     assert_eq!((refills(48).later_hits, refills(48).misses), (0, 0));
@@ -140,7 +140,7 @@ fn what_the_first_tier_reaches() {
 }
 
 #[test]
-fn every_model_says_where_it_comes_from() {
+fn every_model_names_its_source() {
     for model in TlbModel::CORES {
         assert!(model.source.len() > 40 && TlbModel::core(&model.name) == Some(model), "{}", model.name);
         assert!(model.banks.iter().all(|bank| bank.sets.is_power_of_two() && bank.ways > 0 && !bank.serves.is_empty()));

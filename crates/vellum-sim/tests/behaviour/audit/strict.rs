@@ -33,9 +33,9 @@ fn differs(found: &[Unsound], like: impl Fn(What) -> bool) -> (u64, u64) {
 }
 
 in_every_format! {
-    an_audit_finds_nothing_at_rest_and_what_a_missing_space_has => all_and_not_all,
-    an_audit_finds_references_of_slots_that_nothing_names => slot_referred_to_once_more,
-    an_audit_counts_what_the_host_has => pins_and_the_hosts_memory,
+    an_audit_is_clean_at_rest_and_reports_a_missing_space => all_and_not_all,
+    an_audit_finds_leaked_slot_references => slot_referred_to_once_more,
+    an_audit_counts_pins_and_host_memory => pins_and_the_hosts_memory,
 }
 
 /// Runs a test with a parent and a child: memory of each, shared memory, memory in swap and in the

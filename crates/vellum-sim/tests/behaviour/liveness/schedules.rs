@@ -180,7 +180,7 @@ fn every_operation_ends_on_riscv() {
 
 /// Pairs that once did not end, with their strategies.
 #[test]
-fn what_did_not_end_once_ends() {
+fn former_livelocks_end() {
     let found = [
         // Each walk tried the lock of its page table once.
         ("dontneed", "faults", 0),

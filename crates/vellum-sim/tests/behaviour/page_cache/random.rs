@@ -10,7 +10,7 @@ use crate::fixtures::random::dice;
 /// (INV-2), counts and lists agree, and VMAs merge where they can. In the end all memory is free.
 /// (The strict machine checks INV-1, 3, 4, 5 and 6.)
 #[test]
-fn one_operation_at_a_time_against_the_model() {
+fn single_operations_against_the_model() {
     let first = std::env::var("VELLUM_SEED").ok().and_then(|seed| seed.parse().ok());
     for nth in 0..first.map_or(300, |_| 1) {
         let seed = first.unwrap_or_else(|| dice::derive(0x0b1ec7, nth));

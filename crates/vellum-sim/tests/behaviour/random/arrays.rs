@@ -150,7 +150,7 @@ fn run<A: Silicon>(arch: A, seed: u64, hostility: Hostility, knob: Knob, steps: 
 }
 
 #[test]
-fn programs_see_what_the_model_says() {
+fn programs_agree_with_the_model() {
     for seed in 0..8 {
         run(X86_64::four_levels(), seed, Hostility::USUAL, Knob::Never, 60);
         run(X86_64::five_levels(), seed, Hostility::WORST, Knob::Always, 60);
@@ -158,7 +158,7 @@ fn programs_see_what_the_model_says() {
 }
 
 #[test]
-fn on_other_architectures_too() {
+fn programs_agree_with_the_model_on_other_architectures() {
     for seed in 0..3 {
         run(Aarch64::granule_4k(), seed, Hostility::WORST, Knob::Always, 40);
         run(Aarch64::granule_16k(), seed, Hostility::WORST, Knob::Always, 30);
@@ -169,7 +169,7 @@ fn on_other_architectures_too() {
 }
 
 #[test]
-fn an_allocation_that_fails_harms_nothing() {
+fn failed_allocations_change_nothing() {
     let sim = Config::new(48 << 20).strict(Strictness::new(1)).unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
@@ -198,7 +198,7 @@ fn an_allocation_that_fails_harms_nothing() {
 
 #[test]
 #[cfg(feature = "shuttle")]
-fn every_schedule_of_faults_and_unmaps() {
+fn schedules_of_faults_and_unmaps() {
     use vellum_sim::Schedule;
     let run = || {
         let strictness = Strictness::new(3).schedule(Schedule::Shuttle);

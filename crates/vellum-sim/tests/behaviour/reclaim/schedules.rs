@@ -41,7 +41,7 @@ fn as_it_was(on: &Scene<'_, '_>) {
 }
 
 #[test]
-fn two_reclaim_the_same() {
+fn two_reclaims_of_one_page() {
     at_once(all, all, |on| {
         assert_eq!((on.swapped(on.parent), on.swapped(on.child)), (PAGES + 1, PAGES + 1));
         assert_eq!(on.disk.used() as u64, PAGES + 2, "what both have is written once");
@@ -51,7 +51,7 @@ fn two_reclaim_the_same() {
 
 /// Neither sees what the other writes, wherever the page is at the time.
 #[test]
-fn a_family_writes_to_what_is_reclaimed() {
+fn parent_and_child_write_during_reclaim() {
     let write = |on: &Scene<'_, '_>| {
         (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
         on.holds(on.child, 0..1);
@@ -66,7 +66,7 @@ fn a_family_writes_to_what_is_reclaimed() {
 
 /// The last user of a shared page writes to it.
 #[test]
-fn a_parent_forgets_what_is_reclaimed_and_its_child_writes() {
+fn the_last_user_writes_during_reclaim() {
     let forget = |on: &Scene<'_, '_>| {
         on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
         (0..PAGES).for_each(|page| on.store(on.child, page, 400 + page));
@@ -90,7 +90,7 @@ fn child_reads(on: &Scene<'_, '_>) {
 }
 
 #[test]
-fn two_bring_back_what_both_have() {
+fn parent_and_child_swap_in_one_page() {
     after_that(all, parent_reads, child_reads, |on| {
         on.slots_are_had();
         assert_eq!(on.frames(on.parent), on.frames(on.child), "both have one folio");
@@ -102,7 +102,7 @@ fn two_bring_back_what_both_have() {
 /// The pages are reclaimed again meanwhile, which may free the swap-cache page that the other is
 /// about to find.
 #[test]
-fn what_both_have_is_brought_back_and_reclaimed() {
+fn shared_pages_are_reclaimed_again_during_swap_in() {
     let other = |on: &Scene<'_, '_>| {
         all(on);
         child_reads(on);
@@ -120,7 +120,7 @@ fn what_both_have_is_brought_back_and_reclaimed() {
 
 /// One writes to a page that it has swapped in while the other finds it in the swap cache.
 #[test]
-fn what_one_has_brought_back_is_written() {
+fn writing_a_swapped_in_page_races_the_other_swap_in() {
     let write = |on: &Scene<'_, '_>| (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
     for before in [all, and_parent_reads] {
         after_that(before, write, child_reads, |on| {
@@ -136,7 +136,7 @@ fn what_one_has_brought_back_is_written() {
 /// One drops a page that it has swapped in, as its last user, while the other is about to find it
 /// in the swap cache.
 #[test]
-fn what_one_has_brought_back_is_forgotten() {
+fn dropping_a_swapped_in_page_races_the_other_swap_in() {
     let forget = |on: &Scene<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
     after_that(and_parent_reads, forget, child_reads, |on| {
         on.slots_are_had();
@@ -147,7 +147,7 @@ fn what_one_has_brought_back_is_forgotten() {
 /// One drops a whole folio while the other finds a part of it in the swap cache: the unmapped rest
 /// of the folio is queued for splitting.
 #[test]
-fn what_one_forgets_the_other_brings_back_in_part() {
+fn dropping_a_folio_races_swap_in_of_its_part() {
     let before = |on: &Scene<'_, '_>| {
         and_parent_reads(on);
         on.child.unmap(at(1), PAGE).unwrap();

@@ -25,24 +25,24 @@ fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
 }
 
 in_every_format! {
-    a_memcg_gives_what_is_its_own => memcgs,
-    each_gives_as_much_as_it_has_of_the_whole => in_proportion,
-    what_was_used_stays_longer => ages,
-    a_family_gives_what_it_has_together => family,
-    what_another_has_isolated_is_left_to_him => beside,
-    what_somebody_has_isolated_is_not_paged_out => not_paged_out,
-    a_memcg_swaps_no_more_than_it_may => swap_room,
-    what_is_locked_stays => locked,
-    what_is_cold_goes_first => cold,
-    what_may_go_goes_without_swap => lazily,
-    what_may_go_is_as_large_as_several_huge_leaves => huge_leaves,
-    what_may_go_is_written_past_the_entries => pinned,
-    what_a_child_has_does_not_go => freed_by_one,
-    what_may_go_is_written_somewhere => written_anywhere,
-    what_was_moved_is_found => moved,
-    what_a_child_moved_is_found => moved_in_a_child,
-    what_was_moved_ages => moved_ages,
-    copies_of_an_object_are_found => copies,
+    memcg_reclaim_takes_pages_of_that_memcg => memcgs,
+    reclaim_is_proportional_to_lru_sizes => in_proportion,
+    recently_used_pages_are_reclaimed_later => ages,
+    shared_pages_of_a_fork_family_are_reclaimed => family,
+    folios_isolated_by_another_reclaimer_are_skipped => beside,
+    isolated_folios_are_not_paged_out => not_paged_out,
+    memcg_swap_limit_is_respected => swap_room,
+    locked_pages_are_not_reclaimed => locked,
+    cold_pages_are_reclaimed_first => cold,
+    lazyfree_pages_are_reclaimed_without_swap => lazily,
+    lazyfree_folios_of_several_huge_ptes => huge_leaves,
+    lazyfree_pages_written_through_a_pin_are_kept => pinned,
+    lazyfree_by_one_space_keeps_memory_that_the_other_has => freed_by_one,
+    one_written_page_keeps_its_lazyfree_folio => written_anywhere,
+    rmap_finds_moved_pages => moved,
+    rmap_finds_memory_that_a_child_moved => moved_in_a_child,
+    moved_pages_age => moved_ages,
+    rmap_finds_private_copies => copies,
 }
 
 fn memcgs<A: Silicon>(arch: A) {
@@ -502,7 +502,7 @@ fn copies<A: Silicon>(arch: A) {
 
 /// Huge PTEs are reclaimed whole, unless they were written.
 #[test]
-fn huge_mappings_go_whole() {
+fn unwritten_huge_mappings_are_reclaimed_whole() {
     on(X86_64::four_levels(), 0, |on| {
         on.machine.policy().set(9, Knob::Always);
         let space = on.space_of(MemcgId::ROOT);

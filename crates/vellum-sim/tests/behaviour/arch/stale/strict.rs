@@ -44,7 +44,7 @@ struct Bench<'m, A: Silicon> {
     /// predicted.
     exact: bool,
     /// Whether accessed and dirty are left to software.
-    records: bool,
+    software_ad_bits: bool,
 }
 
 /// A disk whose first write waits for an event, and fails.
@@ -76,9 +76,9 @@ impl<P: Platform> SwapDevice<P> for Hooked {
 }
 
 /// Runs a test on one machine, with folios of `order`.
-fn on<A: Silicon>(arch: A, order: u8, records: bool, hostility: Hostility, test: impl FnOnce(&Bench<'_, A>)) {
+fn on<A: Silicon>(arch: A, order: u8, software_ad_bits: bool, hostility: Hostility, test: impl FnOnce(&Bench<'_, A>)) {
     let config = Config::with_arch(arch, 64 << 20).cpus(3);
-    let config = if records { config.software_ad_bits() } else { config };
+    let config = if software_ad_bits { config.software_ad_bits() } else { config };
     let sim = config.strict(Strictness::new(7).hostility(hostility)).unwrap();
     let (one, two) = (sim.cpu(1), sim.cpu(0));
     let machine = Machine::boot(&sim, Default::default()).unwrap();
@@ -93,7 +93,18 @@ fn on<A: Silicon>(arch: A, order: u8, records: bool, hostility: Hostility, test:
     let page = 1 << arch.page_shift();
     space.map(MapRequest { addr: BASE, len: len(page, order), prot: RW, flags: MapFlags::FIXED }).unwrap();
     let (cpus, exact) = ([&two, &one], hostility == Hostility::NONE);
-    test(&Bench { sim: &sim, cpus, machine: &machine, device: &device, space, arch, page, order, exact, records });
+    test(&Bench {
+        sim: &sim,
+        cpus,
+        machine: &machine,
+        device: &device,
+        space,
+        arch,
+        page,
+        order,
+        exact,
+        software_ad_bits,
+    });
     if !arch.tlb_rules().any_lasts() {
         assert_eq!(sim.stats().local_invalidations, 0, "for nothing");
     }
@@ -159,7 +170,7 @@ impl<A: Silicon> Bench<'_, A> {
 }
 
 /// Once the child has exited, a write goes ahead in place (copy-on-write reuse).
-fn reuses<A: Silicon>(on: &Bench<'_, A>) {
+fn cow_reuse_needs_no_shootdown<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
     for _ in 0..2 {
@@ -172,7 +183,7 @@ fn reuses<A: Silicon>(on: &Bench<'_, A>) {
 
 /// `mprotect` takes write permission, or all permissions, and gives them back; it gives execute
 /// permission.
-fn protects<A: Silicon>(on: &Bench<'_, A>) {
+fn mprotect_takes_and_gives_permissions<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
     for prot in [Prot::READ, Prot::READ, RX] {
@@ -200,7 +211,7 @@ fn protects<A: Silicon>(on: &Bench<'_, A>) {
 
 /// uffd-wp is removed: by `UFFDIO_WRITEPROTECT` without the mode, by `UFFDIO_UNREGISTER`, and by an
 /// asynchronous write fault.
-fn unwatches<A: Silicon>(on: &Bench<'_, A>) {
+fn removing_uffd_wp_takes_one_fault_per_cpu<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
     on.space.watch(on.all(), WATCHER, VmaFlags::WRITES).unwrap();
@@ -222,7 +233,7 @@ fn unwatches<A: Silicon>(on: &Bench<'_, A>) {
 }
 
 /// The first write to a page since soft-dirty was cleared.
-fn tracks<A: Silicon>(on: &Bench<'_, A>) {
+fn first_write_after_clearing_soft_dirty_faults<A: Silicon>(on: &Bench<'_, A>) {
     if !on.arch.supported().contains(Attrs::SOFT_DIRTY) {
         return;
     }
@@ -236,7 +247,7 @@ fn tracks<A: Silicon>(on: &Bench<'_, A>) {
 
 /// Pageout write-protects pages and writes them to the device; the write fails, and the pages are
 /// writable again.
-fn restores<A: Silicon>(on: &Bench<'_, A>) {
+fn failed_pageout_makes_pages_writable_again<A: Silicon>(on: &Bench<'_, A>) {
     std::thread::scope(|scope| {
         let ((now, told), (go, done)) = (channel(), channel());
         let (stored, wait) = channel();
@@ -265,7 +276,7 @@ fn restores<A: Silicon>(on: &Bench<'_, A>) {
 
 /// Small pages are collapsed into one folio; `mremap` moves PTEs to an address where a TLB may
 /// cache that there are none.
-fn collapses<A: Silicon>(on: &Bench<'_, A>) {
+fn collapsed_and_moved_ptes_are_seen<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
     on.space.protect(BASE, on.len(), Prot::READ).unwrap();
@@ -290,7 +301,7 @@ fn collapses<A: Silicon>(on: &Bench<'_, A>) {
 /// PTEs become present: by a fault or by `MAP_POPULATE`, from a swap device, in old and new page
 /// tables. The CPU that makes them present needs no further fault; each other CPU takes at most one
 /// for each page.
-fn appears<A: Silicon>(on: &Bench<'_, A>) {
+fn present_ptes_take_at_most_one_fault_per_cpu<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     let far = BASE + (1 << 36);
     let len = 16 * on.page;
@@ -313,7 +324,7 @@ fn appears<A: Silicon>(on: &Bench<'_, A>) {
         // None, unless the format guarantees that the CPU sees the PTEs in bounded time, or
         // software sets accessed and dirty.
         let waits = on.arch.tlb_rules().not_present == Stale::Bounded;
-        let faults = if waits || on.records { 16 } else { 0 };
+        let faults = if waits || on.software_ad_bits { 16 } else { 0 };
         let range = VirtRange { start: at, end: at + len };
         on.takes(faults, || programs[0].touch(range, on.page, vellum_sim::Access::Write).unwrap());
         on.takes(16, || programs[1].touch(range, on.page, vellum_sim::Access::Write).unwrap());
@@ -330,7 +341,7 @@ fn appears<A: Silicon>(on: &Bench<'_, A>) {
 
 /// Accessed and dirty are set by a fault where software sets them, on each CPU that caches a PTE
 /// without them. No other CPU is interrupted for that.
-fn records<A: Silicon>(on: &Bench<'_, A>) {
+fn software_ad_bits_interrupt_no_other_cpu<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     let shared = BASE + (1 << 36);
     let flags = MapFlags::FIXED | MapFlags::SHARED;
@@ -350,8 +361,8 @@ macro_rules! rights {
     ($($format:ident: $arch:expr, $huge:expr;)*) => {$(
         mod $format {
             use super::*;
-            rights!(@each $arch, $huge; reuses, protects, unwatches, tracks, collapses, records);
-            rights!(@pages $arch; appears, restores);
+            rights!(@each $arch, $huge; cow_reuse_needs_no_shootdown, mprotect_takes_and_gives_permissions, removing_uffd_wp_takes_one_fault_per_cpu, first_write_after_clearing_soft_dirty_faults, collapsed_and_moved_ptes_are_seen, software_ad_bits_interrupt_no_other_cpu);
+            rights!(@pages $arch; present_ptes_take_at_most_one_fault_per_cpu, failed_pageout_makes_pages_writable_again);
         }
     )*};
     (@each $arch:expr, $huge:expr; $($check:ident),*) => {$(
@@ -394,7 +405,7 @@ rights! {
 
 /// The rules are those of the manuals.
 #[test]
-fn each_format_says_what_its_tlbs_hold() {
+fn formats_declare_which_unusable_ptes_tlbs_cache() {
     use vellum::arch::Stale::*;
     let of = |arch: vellum::arch::TlbRules| [arch.not_present, arch.denied, arch.not_accessed, arch.not_dirty];
     assert_eq!(of(X86_64::five_levels().tlb_rules()), [NotCached, UntilFault, NotCached, NotCached]);

@@ -135,7 +135,7 @@ fn riscv64_calls_refuse_addresses_above_the_user_half() {
 /// A move of all VMAs of a range that reaches above the user half moves the mapped pages, as Linux
 /// does, and does not touch what lies above.
 #[test]
-fn a_move_from_beyond_the_user_half_takes_what_is_mapped() {
+fn mremap_from_beyond_the_user_half_moves_mapped_memory() {
     let arch = X86_64::four_levels();
     with_space(arch, |_, space| {
         let (end, page) = (arch.user_end(), 1u64 << arch.page_shift());
@@ -153,7 +153,7 @@ fn a_move_from_beyond_the_user_half_takes_what_is_mapped() {
 /// The rmap index of a private copy is an offset in its object, which may be larger than any
 /// address.
 #[test]
-fn reclaim_finds_no_copy_by_an_offset_above_the_user_half() {
+fn private_copies_at_offsets_above_the_user_half_are_found_by_vma() {
     fn case<A: Silicon>(arch: A) {
         on(arch, Setup { slots: 512, ..USUAL }, |on| {
             let space = on.space_of(MemcgId::ROOT);

@@ -90,7 +90,7 @@ impl<'m> Bench<'m> {
 /// Memory comes from the node of the CPU that touches it first, whatever the folio size, and is on
 /// the LRU lists of that node.
 #[test]
-fn memory_is_that_of_whoever_touches_it() {
+fn memory_comes_from_the_node_of_first_touch() {
     on(|on| {
         let space = on.sim.on_cpu(0, || on.space());
         on.touch(0, &space, 0..100);
@@ -128,7 +128,7 @@ fn memory_is_that_of_whoever_touches_it() {
 /// A CPU whose node has no free memory gets another node's before anything is reclaimed; the folio
 /// is listed on its own node.
 #[test]
-fn a_full_node_has_another_give() {
+fn a_full_node_falls_back_to_another_node() {
     on(|on| {
         let space = on.sim.on_cpu(0, || on.space());
         let spare = on.sim.on_cpu(0, || on.machine.frames().free_on(1) - on.machine.frames().watermarks_on(1).low);
@@ -144,7 +144,7 @@ fn a_full_node_has_another_give() {
 /// When no node has memory to spare, each reports its shortage; reclaim of one node leaves the
 /// other as it is.
 #[test]
-fn what_one_node_lacks_goes_there() {
+fn reclaim_of_one_node_leaves_the_other() {
     on(|on| {
         let frames = on.machine.frames();
         let space = on.sim.on_cpu(0, || on.space());
@@ -181,7 +181,7 @@ fn what_one_node_lacks_goes_there() {
 
 /// Lazyfree and unevictable folios are on lists of their node too.
 #[test]
-fn every_list_is_of_its_node() {
+fn folios_are_on_the_lists_of_their_node() {
     on(|on| {
         let space = on.sim.on_cpu(0, || on.space());
         on.touch(0, &space, 0..40);

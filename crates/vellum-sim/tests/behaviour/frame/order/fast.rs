@@ -42,7 +42,7 @@ fn in_a_row(sim: &Fast, space: &Space<'_>, range: VirtRange) -> usize {
 }
 
 #[test]
-fn tables_still_lie_in_a_row_after_many_rounds() {
+fn page_tables_stay_contiguous_after_many_rounds() {
     let sim = Config::new(128 << 20).fast().unwrap();
     let cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();

@@ -177,17 +177,17 @@ fn host<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>)
 }
 
 #[test]
-fn the_hosts_memory_is_charged() {
+fn host_memory_is_charged() {
     may_take_no_more([host]);
 }
 
 #[test]
-fn nodes_of_vmas_are_charged() {
+fn vma_nodes_are_charged() {
     may_take_no_more([vmas]);
 }
 
 #[test]
-fn children_are_charged() {
+fn forked_spaces_are_charged() {
     may_take_no_more([children]);
 }
 
@@ -207,13 +207,13 @@ fn memcgs_are_charged_to_their_parents() {
 }
 
 #[test]
-fn a_limit_holds_for_everything_together() {
+fn a_limit_covers_all_kinds_of_memory() {
     may_take_no_more([tables, vmas, objects, children, memcgs, host]);
 }
 
 /// A charge stays with the memcg of its time when the space moves, and is returned to that memcg.
 #[test]
-fn what_was_charged_stays_where_it_was() {
+fn charges_stay_with_the_old_memcg() {
     let sim = Config::new(64 << 20).cpus(100).fast().unwrap();
     let _cpu = sim.cpu(99);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
@@ -244,7 +244,7 @@ fn what_was_charged_stays_where_it_was() {
 
 /// A fault that needs a page table, or a page, is refused by the ancestor memcg too, and names it.
 #[test]
-fn the_memcg_that_is_full_is_named() {
+fn refusals_name_the_full_memcg() {
     let sim = Config::new(64 << 20).cpus(2).fast().unwrap();
     let _cpu = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
@@ -267,7 +267,7 @@ fn the_memcg_that_is_full_is_named() {
 /// Charges that CPUs hold in advance (stocks) are drained when a memcg is full: its usage reaches
 /// the limit, and does not exceed it.
 #[test]
-fn a_memcg_has_all_that_it_may_have() {
+fn stocks_are_drained_at_the_limit() {
     const CPUS: usize = 64;
     const MANY: u64 = 10_000;
     let sim = Config::new(256 << 20).cpus(CPUS).fast().unwrap();

@@ -8,7 +8,7 @@ use crate::fixtures::root_memcg::{BASE, PAGE, map, x86};
 /// A space that moves to another memcg leaves its charges behind, and its new memory is charged to
 /// the new memcg; so is that of its child.
 #[test]
-fn a_space_moves_to_another_memcg() {
+fn a_moved_space_charges_its_new_memcg() {
     x86(16 << 20, |on| {
         let memcgs = on.machine.memcgs();
         let memcg = memcgs.create(on.machine.frames(), MemcgId::ROOT, u64::MAX).unwrap();

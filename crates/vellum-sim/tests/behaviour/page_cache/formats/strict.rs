@@ -63,7 +63,7 @@ fn run<A: Silicon>(arch: A, other: impl Silicon) {
 
 /// The same in every format, for each page size.
 #[test]
-fn in_every_format() {
+fn objects_work_in_every_format() {
     run(X86_64::five_levels(), Aarch64::granule_16k());
     run(Aarch64::granule_4k(), Riscv64::sv39());
     run(Aarch64::granule_16k(), Aarch64::granule_64k());

@@ -78,6 +78,6 @@ fn run() {
 
 /// Private copies and an object's pages may form one run, and are told apart.
 #[test]
-fn a_run_of_both_kinds() {
+fn file_pages_and_private_copies_in_one_run_are_told_apart() {
     run();
 }

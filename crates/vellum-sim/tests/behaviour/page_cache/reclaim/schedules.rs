@@ -89,12 +89,12 @@ fn at_once(
 }
 
 #[test]
-fn stores_to_what_goes() {
+fn stores_race_swap_out() {
     at_once(false, |on| on.reclaim(), |on| on.counts(1), |on| on.counted(0));
 }
 
 #[test]
-fn stores_to_what_goes_in_vain() {
+fn stores_race_failed_swap_out() {
     let in_vain = |on: &Scene<'_, '_>| {
         on.disk.refuse_writes(Refusal::Nth(2));
         on.reclaim();
@@ -103,7 +103,7 @@ fn stores_to_what_goes_in_vain() {
 }
 
 #[test]
-fn the_host_writes_to_what_goes() {
+fn host_writes_race_swap_out() {
     let writes = |on: &Scene<'_, '_>| {
         for n in 0..3u64 {
             for page in 0..PAGES {
@@ -121,7 +121,7 @@ fn the_host_writes_to_what_goes() {
 
 /// `st_blocks` of a file that is being swapped out or in.
 #[test]
-fn the_extent_counts_pages_in_transit_once() {
+fn pages_in_transit_count_once_in_the_extent() {
     let whole = |on: &Scene<'_, '_>| {
         for _ in 0..4 {
             assert_eq!(on.object().extent().into_iter().sum::<u64>(), PAGES);
@@ -132,17 +132,17 @@ fn the_extent_counts_pages_in_transit_once() {
 }
 
 #[test]
-fn two_reclaim_the_same() {
+fn two_reclaims_of_one_page() {
     at_once(false, |on| on.reclaim(), |on| on.reclaim(), |on| on.holds(1, 0..PAGES));
 }
 
 #[test]
-fn two_bring_back_the_same() {
+fn two_swap_ins_of_one_page() {
     at_once(true, |on| on.counts(0), |on| on.holds(1, (0..PAGES).rev()), |on| on.counted(1));
 }
 
 #[test]
-fn back_and_out_again_while_another_brings_it_back() {
+fn swap_in_races_swap_in_and_out_again() {
     let back_and_out = |on: &Scene<'_, '_>| {
         on.counts(0);
         on.reclaim();
@@ -151,7 +151,7 @@ fn back_and_out_again_while_another_brings_it_back() {
 }
 
 #[test]
-fn what_goes_or_comes_is_cut_off() {
+fn truncation_races_swap_out_and_in() {
     let cut = |on: &Scene<'_, '_>| {
         let gone = on.object().set_size(PAGE).unwrap();
         discard(&on.spaces[..], &on.object(), &gone);
@@ -172,7 +172,7 @@ fn what_goes_or_comes_is_cut_off() {
 }
 
 #[test]
-fn what_goes_or_comes_is_given_up() {
+fn dropping_the_object_races_swap_out_and_in() {
     let give_up = |on: &Scene<'_, '_>| {
         on.spaces.iter().for_each(|space| space.unmap(at(0), PAGES * PAGE).unwrap());
         let last = on.object.lock().unwrap().take();
@@ -183,7 +183,7 @@ fn what_goes_or_comes_is_given_up() {
 }
 
 #[test]
-fn the_device_is_emptied_meanwhile() {
+fn swapoff_races_swap_out() {
     let empty = |on: &Scene<'_, '_>| {
         on.machine.swaps().close(on.machine.platform(), 0).unwrap();
         assert_eq!(Object::swap_off(on.machine, 0), Ok(()));
@@ -193,7 +193,7 @@ fn the_device_is_emptied_meanwhile() {
 }
 
 #[test]
-fn a_child_has_what_goes() {
+fn fork_races_swap_out() {
     let fork = |on: &Scene<'_, '_>| {
         let child = on.spaces[0].fork().unwrap();
         let program = on.cpu.enter(&child);

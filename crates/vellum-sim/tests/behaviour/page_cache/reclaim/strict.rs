@@ -20,17 +20,17 @@ fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
 }
 
 in_every_format! {
-    what_an_object_has_goes_and_comes_back => unmapped,
-    what_maps_an_object_lets_go => mapped,
-    a_large_folio_of_an_object_goes_whole => large,
-    what_of_an_object_is_in_hand_or_locked_stays => stays,
-    what_an_object_forgets_leaves_its_slots => forgotten,
-    a_device_gives_objects_back_what_it_has => swap_off,
-    an_object_swaps_no_more_than_its_memcg_may => room,
-    objects_age_as_they_are_used => ages,
-    what_others_do_not_map_is_paged_out => paged_out,
-    what_an_object_has_lost_is_gone_from_others => ended,
-    what_an_object_loses_meanwhile_is_left_out => meanwhile,
+    unmapped_object_pages_are_swapped_out_and_in => unmapped,
+    mapped_object_pages_are_unmapped_and_swapped_out => mapped,
+    large_folios_of_an_object_are_swapped_out_whole => large,
+    referenced_and_locked_object_pages_are_not_reclaimed => stays,
+    truncated_pages_free_their_slots => forgotten,
+    swapoff_returns_pages_to_objects => swap_off,
+    objects_respect_the_swap_limit_of_their_memcg => room,
+    used_object_pages_are_reclaimed_later => ages,
+    pageout_takes_folios_that_only_this_space_maps => paged_out,
+    pages_that_outlive_their_object_are_not_swapped_out => ended,
+    pages_removed_during_reclaim_are_skipped => meanwhile,
 }
 
 fn object<'m, A: Silicon>(on: &Bench<'m, A>, pages: u64) -> Object<'m, Strict<A>> {

@@ -316,19 +316,19 @@ fn spaces_share_pages() {
 /// When all spaces have been notified that an object shrank, nothing beyond its end can be mapped
 /// or accessed.
 #[test]
-fn truncation_against_faults() {
+fn truncation_races_faults() {
     (0..40).for_each(|seed| truncate(seed, Schedule::Host, LOAD));
 }
 
 /// When all spaces have been notified of a hole, it reads as zeros.
 #[test]
-fn holes_against_faults() {
+fn hole_punches_race_faults() {
     (0..40).for_each(|seed| punch(seed, Schedule::Host, LOAD));
 }
 
 /// A child that is forked during a truncation has no truncated pages.
 #[test]
-fn truncation_against_forks() {
+fn truncation_races_forks() {
     (0..40).for_each(|seed| children(seed, Schedule::Host, LOAD));
 }
 
@@ -362,17 +362,17 @@ mod schedules {
     }
 
     #[test]
-    fn of_truncation_against_faults() {
+    fn of_truncation_and_faults() {
         all(truncate);
     }
 
     #[test]
-    fn of_truncation_against_forks() {
+    fn of_truncation_and_forks() {
         all(children);
     }
 
     #[test]
-    fn of_holes_against_faults() {
+    fn of_hole_punches_and_faults() {
         all(punch);
     }
 }

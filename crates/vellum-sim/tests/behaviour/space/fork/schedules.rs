@@ -11,7 +11,7 @@ use crate::fixtures::schedules::{PAGE, Space, at, check, every, fixed, space, st
 
 /// A program stores to page 0 and then to page 1 while its space is forked. The child sees neither
 /// store, the first, or both.
-fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
+fn the_child_has_a_snapshot(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
     let run = move || {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -54,7 +54,7 @@ fn the_child_has_a_moment(prepare: impl Fn(&Space<'_>) + Clone + Send + Sync + '
 /// A program counts in two pinned pages, always in the first one first, while its space is forked.
 /// The child, which gets copies, never has the second page ahead.
 #[test]
-fn a_child_has_a_moment_of_pinned_memory() {
+fn a_child_has_a_snapshot_of_pinned_memory() {
     let run = || {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -84,18 +84,18 @@ fn a_child_has_a_moment_of_pinned_memory() {
 }
 
 #[test]
-fn a_child_has_a_moment_of_untouched_memory() {
-    the_child_has_a_moment(|_| {});
+fn a_child_has_a_snapshot_of_untouched_memory() {
+    the_child_has_a_snapshot(|_| {});
 }
 
 #[test]
-fn a_child_has_a_moment_of_zeros() {
-    the_child_has_a_moment(|space| _ = space.fault(at(0), Access::Read).unwrap());
+fn a_child_has_a_snapshot_of_zeros() {
+    the_child_has_a_snapshot(|space| _ = space.fault(at(0), Access::Read).unwrap());
 }
 
 #[test]
-fn a_child_has_a_moment_of_memory_shared_before() {
-    the_child_has_a_moment(|space| {
+fn a_child_has_a_snapshot_of_memory_shared_before() {
+    the_child_has_a_snapshot(|space| {
         space.fault(at(0), Access::Write).unwrap();
         drop(space.fork().unwrap());
     });
@@ -103,7 +103,7 @@ fn a_child_has_a_moment_of_memory_shared_before() {
 
 /// Parent and child write to one shared folio at once: each finds what it wrote, and in the end all
 /// memory is free.
-fn a_family_parts(order: u8) {
+fn parent_and_child_write(order: u8) {
     let run = move || {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -141,19 +141,19 @@ fn a_family_parts(order: u8) {
 }
 
 #[test]
-fn a_family_parts_from_pages() {
-    a_family_parts(0);
+fn parent_and_child_write_to_shared_pages() {
+    parent_and_child_write(0);
 }
 
 #[test]
-fn a_family_parts_from_a_large_folio() {
-    a_family_parts(2);
+fn parent_and_child_write_to_a_shared_large_folio() {
+    parent_and_child_write(2);
 }
 
 /// Two threads of the parent write to the same shared pages, while a third one forks again: no
 /// store is lost.
 #[test]
-fn threads_write_while_there_is_another_child() {
+fn writes_of_two_threads_race_fork() {
     let run = || {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -191,7 +191,7 @@ fn threads_write_while_there_is_another_child() {
 /// The parent drops and unmaps pages while it is forked: the child has each page or zeros, and all
 /// memory is free in the end.
 #[test]
-fn forgetting_and_unmapping_while_there_is_a_child() {
+fn dontneed_and_munmap_race_fork() {
     let run = || {
         let sim = strict();
         let boot = sim.cpu(0);

@@ -34,7 +34,7 @@ fn each_keeps_its_own<A: Silicon>(arch: A) {
 
 /// A write by one of a fork family is seen by no other, in every format.
 #[test]
-fn each_of_a_family_keeps_what_it_writes() {
+fn parent_and_child_do_not_see_each_others_writes() {
     each_keeps_its_own(X86_64::four_levels());
     each_keeps_its_own(Aarch64::granule_4k());
     each_keeps_its_own(Aarch64::granule_16k());
@@ -43,7 +43,7 @@ fn each_of_a_family_keeps_what_it_writes() {
 
 /// Whichever allocation of a fork fails, there is no child, and the parent is unchanged.
 #[test]
-fn a_child_that_can_not_be_had_leaves_no_trace() {
+fn failed_forks_leave_the_parent_unchanged() {
     x86(24 << 20, |on| {
         on.machine.policy().set(2, Knob::Always);
         let parent = on.space();
@@ -73,7 +73,7 @@ fn a_child_that_can_not_be_had_leaves_no_trace() {
 /// A child lacks MADV_DONTFORK memory and has zeros for MADV_WIPEONFORK memory; guards are
 /// inherited.
 #[test]
-fn what_a_child_has_is_as_advised() {
+fn fork_respects_dontfork_wipeonfork_and_guards() {
     x86(16 << 20, |on| {
         let parent = on.space();
         map(&parent, BASE, 6 * PAGE, MapFlags::POPULATE);
@@ -124,7 +124,7 @@ fn pinned_with_a_child(pages: u64, knob: Knob) {
 }
 
 #[test]
-fn a_pinned_page_is_copied_for_a_child() {
+fn pinned_pages_are_copied_for_the_child() {
     pinned_with_a_child(4, Knob::Never);
     pinned_with_a_child(4, Knob::Always);
     pinned_with_a_child(1024, Knob::Always);
@@ -132,7 +132,7 @@ fn a_pinned_page_is_copied_for_a_child() {
 
 /// Without memory for the copy of a pinned page there is no child, and the parent is unchanged.
 #[test]
-fn no_memory_for_a_copy_of_a_pinned_page() {
+fn a_fork_without_memory_for_pinned_pages_fails() {
     x86(16 << 20, |on| {
         let parent = on.space();
         map(&parent, BASE, 2 * PAGE, MapFlags::empty());

@@ -8,7 +8,7 @@ use crate::fixtures::root_memcg::{BASE, PAGE, map, x86};
 /// A pinned page stays allocated after it is unmapped, until it is unpinned; a write to it while it
 /// is shared copies it.
 #[test]
-fn a_pinned_page_stays() {
+fn pinned_pages_outlive_their_mapping() {
     x86(16 << 20, |on| {
         let space = on.space();
         map(&space, BASE, 2 * PAGE, MapFlags::empty());

@@ -122,7 +122,7 @@ fn meanwhile(
 }
 
 #[test]
-fn stores() {
+fn stores_race_collapse() {
     for pieces in [Pieces::Huge, Pieces::Four] {
         meanwhile(pieces, counts, move |on| {
             assert!(pieces.done(on), "nothing was in the way");
@@ -147,7 +147,7 @@ fn stores() {
 
 /// Untouched pages are touched, one of them in a block that is about to be copied.
 #[test]
-fn first_touches() {
+fn first_touches_race_collapse() {
     for pieces in ALL {
         let touch = |on: &Scene<'_, '_>| {
             let program = on.cpu.enter(on.space);
@@ -162,7 +162,7 @@ fn first_touches() {
 }
 
 #[test]
-fn twice_at_once() {
+fn two_collapses_of_one_range() {
     for pieces in ALL {
         meanwhile(pieces, move |on| pieces.act(on), move |on| on.holds(on.space, pieces.pages()));
     }
@@ -170,7 +170,7 @@ fn twice_at_once() {
 
 /// A child has the memory of its parent, and neither sees what the other writes.
 #[test]
-fn a_child() {
+fn fork_races_collapse() {
     for pieces in ALL {
         let fork = move |on: &Scene<'_, '_>| {
             let child = on.space.fork().unwrap();
@@ -185,7 +185,7 @@ fn a_child() {
 
 /// A write through a pin goes to the page of the space.
 #[test]
-fn a_pin() {
+fn pins_race_collapse() {
     for pieces in ALL {
         let pin = |on: &Scene<'_, '_>| {
             let pin = on.space.pin(at(2), Access::Write).unwrap();
@@ -201,7 +201,7 @@ fn a_pin() {
 }
 
 #[test]
-fn swapping_out() {
+fn swap_out_races_collapse() {
     for pieces in ALL {
         let out_and_back = |on: &Scene<'_, '_>| {
             out(on);
@@ -212,7 +212,7 @@ fn swapping_out() {
 }
 
 #[test]
-fn unmapping_and_forgetting() {
+fn munmap_and_dontneed_race_collapse() {
     for pieces in ALL {
         let unmap = |on: &Scene<'_, '_>| on.space.unmap(at(2), PAGE).unwrap();
         meanwhile(pieces, unmap, move |on| {
@@ -229,7 +229,7 @@ fn unmapping_and_forgetting() {
 }
 
 #[test]
-fn other_rights() {
+fn mprotect_races_collapse() {
     for pieces in ALL {
         let protect = |on: &Scene<'_, '_>| on.space.protect(at(2), PAGE, Prot::READ).unwrap();
         meanwhile(pieces, protect, move |on| {
@@ -242,7 +242,7 @@ fn other_rights() {
 }
 
 #[test]
-fn moving() {
+fn mremap_races_collapse() {
     for pieces in ALL {
         let moves = |on: &Scene<'_, '_>| {
             let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;

@@ -94,12 +94,12 @@ fn no_write_is_lost_beside_swapping() {
 }
 
 #[test]
-fn no_write_is_lost_beside_a_fork() {
+fn no_write_is_lost_beside_fork() {
     no_write_is_lost([counts, has_a_child], true);
 }
 
 #[test]
-fn no_write_is_lost_where_nothing_was() {
+fn no_write_is_lost_on_missing_pages() {
     no_write_is_lost([counts, has_a_child], false);
 }
 
@@ -109,7 +109,7 @@ fn is_told(page: u64, access: Access, what: Happening) -> Fault<FaultError> {
 
 /// A write-protected page is not written until it is unprotected.
 #[test]
-fn nobody_writes_to_what_is_protected() {
+fn write_protected_pages_are_not_written() {
     fn writes(space: &Space<'_>, cpu: &Cpu<'_, Strict>) {
         let program = cpu.enter(space);
         for n in 1..4 {
@@ -139,7 +139,7 @@ fn nobody_writes_to_what_is_protected() {
 
 /// Of two CPUs that fill a missing page one succeeds, and each access finds its contents, in full.
 #[test]
-fn a_page_is_supplied_once() {
+fn missing_pages_are_filled_once() {
     fn supplies(space: &Space<'_>, _: &Cpu<'_, Strict>) {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         for page in 0..PAGES {
@@ -165,7 +165,7 @@ fn a_page_is_supplied_once() {
 
 /// Zeros that were filled in are not missing when they are written.
 #[test]
-fn zeros_that_are_written_are_never_missing() {
+fn written_zeros_are_not_missing() {
     fn writes(space: &Space<'_>, cpu: &Cpu<'_, Strict>) {
         let program = cpu.enter(space);
         for page in 0..PAGES {

@@ -141,19 +141,19 @@ fn in_orders<A: Silicon>(arch: A, check: impl Fn(&Bench<'_, A>)) {
 }
 
 in_every_format! {
-    what_is_missing_is_told_and_supplied => |arch| in_orders(arch, missing),
-    what_is_supplied_is_so_once => |arch| in_orders(arch, supplied),
-    a_fill_goes_on_by_the_page_where_a_larger_folio_loses_its_room => |arch| in_orders(arch, narrowed),
-    pages_filled_while_their_vma_moves_are_reclaimed => moved,
-    what_is_protected_is_told => |arch| in_orders(arch, protected),
-    what_is_not_there_is_protected_by_markers => |arch| in_orders(arch, markers),
-    protection_is_exact_beside_zeros_and_copies => |arch| in_orders(arch, exact),
-    protection_goes_along => |arch| in_orders(arch, along),
-    a_child_is_not_watched => |arch| in_orders(arch, child),
-    who_watches_no_more_leaves_nothing => |arch| in_orders(arch, unwatched),
-    writes_that_go_on_are_found_once => |arch| in_orders(arch, later),
-    what_is_lost_is_so_until_forgotten => |arch| in_orders(arch, poisoned),
-    who_may_watch_what => |arch| in_orders(arch, refused),
+    missing_pages_are_reported_and_filled => |arch| in_orders(arch, missing),
+    present_pages_are_not_filled_again => |arch| in_orders(arch, supplied),
+    uffd_copy_falls_back_to_single_pages => |arch| in_orders(arch, narrowed),
+    pages_copied_during_mremap_are_reclaimed => moved,
+    writes_to_protected_pages_are_reported => |arch| in_orders(arch, protected),
+    absent_pages_are_write_protected_by_markers => |arch| in_orders(arch, markers),
+    uffd_wp_is_exact_beside_zeros_and_cow => |arch| in_orders(arch, exact),
+    uffd_wp_survives_swap_and_mremap => |arch| in_orders(arch, along),
+    children_are_not_registered => |arch| in_orders(arch, child),
+    unregistering_removes_all_marks => |arch| in_orders(arch, unwatched),
+    async_writes_are_found_once => |arch| in_orders(arch, later),
+    poisoned_pages_fail_until_dropped => |arch| in_orders(arch, poisoned),
+    unsuitable_registrations_are_refused => |arch| in_orders(arch, refused),
 }
 
 fn missing<A: Silicon>(on: &Bench<'_, A>) {

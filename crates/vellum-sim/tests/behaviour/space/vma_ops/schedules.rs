@@ -15,7 +15,7 @@ use crate::fixtures::schedules::{PAGE, Space, at, both, check, every, fixed, spa
 /// Two CPUs unmap the two halves of a folio, while a third holds the lock that both need. The first
 /// one queues the folio for splitting, and the other frees it. A free folio is not queued.
 #[test]
-fn two_cpus_free_one_folio() {
+fn two_munmaps_free_one_folio() {
     let run = || {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -50,7 +50,7 @@ fn two_cpus_free_one_folio() {
 /// A VMA gets the protection of its neighbour while another operation is under way at the
 /// neighbour's far end: the last of the two merges the VMAs.
 #[test]
-fn what_says_the_same_is_one_vma_in_the_end() {
+fn equal_neighbours_merge_in_the_end() {
     every(|| {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -111,13 +111,13 @@ fn over_a_hole(first: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
 /// A page that another CPU maps into a hole while the range around it is unmapped stays, or is
 /// unmapped completely.
 #[test]
-fn unmapping_around_a_hole() {
+fn mapping_into_a_hole_races_munmap() {
     over_a_hole(|space| space.unmap(at(0), 5 * PAGE).unwrap());
 }
 
 /// The same while the range is mapped anew.
 #[test]
-fn mapping_over_a_hole() {
+fn mapping_into_a_hole_races_map_fixed() {
     over_a_hole(|space| {
         space.map(fixed(0, 5, MapFlags::empty())).unwrap();
     });
@@ -125,7 +125,7 @@ fn mapping_over_a_hole() {
 
 /// A CPU that uses memory which another one maps anew finds the old or the new mapping.
 #[test]
-fn mapping_over_memory_in_use() {
+fn accesses_race_map_fixed() {
     let run = || {
         let sim = strict();
         let boot = sim.cpu(0);
@@ -175,18 +175,18 @@ fn growing_while(other: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_stack_grows_while_it_is_protected() {
+fn stack_growth_races_mprotect() {
     growing_while(|space| space.protect(at(10), 4 * PAGE, Prot::READ | Prot::WRITE | Prot::EXEC).unwrap());
 }
 
 #[test]
-fn a_stack_grows_while_its_lowest_pages_are_unmapped() {
+fn stack_growth_races_munmap() {
     growing_while(|space| space.unmap(at(10), 2 * PAGE).unwrap());
 }
 
 /// An unmap that fails keeps what another CPU did in a hole meanwhile.
 #[test]
-fn failing_to_unmap_around_a_hole() {
+fn a_failed_munmap_keeps_what_was_mapped_into_a_hole() {
     let run = || {
         let sim = Config::new(12 << 20).cpus(3);
         let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);
@@ -228,7 +228,7 @@ fn failing_to_unmap_around_a_hole() {
 /// A fault in memory that is being unmapped waits for the outcome. If the unmap fails, nothing has
 /// changed.
 #[test]
-fn using_memory_while_unmapping_it_fails() {
+fn faults_wait_for_a_failing_munmap() {
     let run = || {
         let strictness = Strictness::new(1).schedule(Schedule::Shuttle).hostility(Hostility::NONE);
         let sim = Config::new(12 << 20).cpus(3).strict(strictness).unwrap();

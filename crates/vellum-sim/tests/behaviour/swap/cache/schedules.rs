@@ -114,12 +114,12 @@ fn forget(space: &Space<'_>) {
 }
 
 #[test]
-fn a_child_finds_it_by_its_slots() {
+fn swap_cache_pages_are_found_by_the_child() {
     meanwhile(|on, _| on.holds(on.child, 0..PAGES), as_they_were);
 }
 
 #[test]
-fn a_child_writes() {
+fn the_child_writes_to_a_swap_cache_page() {
     meanwhile(
         |on, _| write(on, on.child),
         |on, pieces| {
@@ -130,7 +130,7 @@ fn a_child_writes() {
 }
 
 #[test]
-fn the_parent_writes() {
+fn the_parent_writes_to_a_swap_cache_page() {
     meanwhile(
         |on, _| write(on, on.parent),
         |on, _| {
@@ -141,7 +141,7 @@ fn the_parent_writes() {
 }
 
 #[test]
-fn the_parent_forks() {
+fn the_parent_forks_a_swap_cache_page() {
     let fork = |on: &Scene<'_, '_>, pieces: Pieces| {
         let child = on.parent.fork().unwrap();
         on.holds(&child, pieces.parents());
@@ -152,7 +152,7 @@ fn the_parent_forks() {
 }
 
 #[test]
-fn the_parent_forgets() {
+fn the_parent_drops_a_swap_cache_page() {
     meanwhile(
         |on, _| forget(on.parent),
         |on, _| {
@@ -163,7 +163,7 @@ fn the_parent_forgets() {
 }
 
 #[test]
-fn the_child_forgets() {
+fn the_child_drops_a_swap_cache_page() {
     meanwhile(
         |on, _| forget(on.child),
         |on, pieces| {

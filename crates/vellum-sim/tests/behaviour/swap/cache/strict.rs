@@ -111,18 +111,18 @@ impl<'m, A: Silicon> Disked<'m, A> {
 }
 
 in_every_format! {
-    what_was_only_read_is_not_written_again => read_only,
-    what_was_written_since_is_written_again => written,
-    a_family_has_it_once => family,
-    a_family_that_writes_has_its_own => family_writes,
-    who_writes_at_once_keeps_no_slots => written_at_once,
-    where_slots_are_short_none_are_kept => crowded,
-    slots_that_are_kept_make_room => makes_room,
-    full_of_kept_slots_is_not_full => full,
-    what_is_locked_keeps_no_slots => locked,
-    a_device_goes_though_its_slots_were_kept => detached,
-    what_is_forgotten_gives_up_its_slots => forgotten,
-    each_memcg_knows_what_of_it_has_slots => memcgs,
+    clean_swap_cache_pages_are_not_written_again => read_only,
+    dirty_swap_cache_pages_are_written_again => written,
+    swap_cache_pages_are_shared_by_a_fork_family => family,
+    writes_to_a_swap_cache_page_copy_it => family_writes,
+    swap_in_by_a_write_keeps_no_slots => written_at_once,
+    no_slots_are_kept_when_slots_are_short => crowded,
+    slots_of_swap_cache_pages_are_reclaimed => makes_room,
+    swap_cache_pages_are_reclaimed_without_free_slots => full,
+    locked_pages_keep_no_slots => locked,
+    devices_with_swap_cache_pages_can_be_detached => detached,
+    dropped_swap_cache_pages_free_their_slots => forgotten,
+    swap_cache_pages_count_in_their_memcg => memcgs,
 }
 
 fn read_only<A: Silicon>(arch: A) {
@@ -316,7 +316,7 @@ fn forgotten<A: Silicon>(arch: A) {
 /// A huge page in the swap cache keeps its slots whole, is mapped in a child as one PTE, and gives
 /// up all slots when it is written.
 #[test]
-fn huge_mappings_keep_their_slots() {
+fn huge_swap_cache_pages_keep_their_slots_whole() {
     on(X86_64::four_levels(), 8192, |on| {
         on.machine.policy().set(9, Knob::Always);
         let prot = Prot::READ | Prot::WRITE;
@@ -347,7 +347,7 @@ fn huge_mappings_keep_their_slots() {
 /// A child's huge swap entry, of which its parent has swapped in single pages, is swapped in as
 /// single pages.
 #[test]
-fn a_part_of_a_huge_page_is_shared() {
+fn part_of_a_huge_swap_cache_page_is_shared() {
     on(X86_64::four_levels(), 8192, |on| {
         on.machine.policy().set(9, Knob::Always);
         let prot = Prot::READ | Prot::WRITE;

@@ -127,7 +127,7 @@ fn giving_up(schedule: Schedule) {
 }
 
 #[test]
-fn what_is_given_up_is_filed_by_what_it_has() {
+fn freed_slots_are_filed_by_their_references() {
     in_many_schedules(giving_up);
 }
 
@@ -159,7 +159,7 @@ fn closing(schedule: Schedule) {
 }
 
 #[test]
-fn nothing_is_allocated_after_closing() {
+fn closed_devices_allocate_no_slots() {
     in_many_schedules(closing);
 }
 
@@ -215,7 +215,7 @@ fn pages_beside_each_other(schedule: Schedule) {
 }
 
 #[test]
-fn pages_beside_each_other_do_not_mix() {
+fn adjacent_pages_do_not_mix() {
     in_many_schedules(pages_beside_each_other);
 }
 
@@ -272,7 +272,7 @@ fn devices_come_and_go() {
 
 /// The disk fails as configured: a failed write leaves no contents, a failed read names the slot.
 #[test]
-fn a_disk_fails_as_told() {
+fn the_disk_fails_as_configured() {
     let host = machine(Schedule::Host, 4 << 20);
     let _cpu = host.cpu(0);
     let disk = Disk::new(1);
@@ -329,7 +329,7 @@ impl<P: Platform> SwapDevice<P> for Trusted {
 /// Any changed bit of any page is noticed, until the page is written again; without checksums it is
 /// not, and they take no memory.
 #[test]
-fn what_a_disk_changes_is_noticed() {
+fn checksums_detect_changed_bits() {
     let host = machine(Schedule::Host, 4 << 20);
     let _cpu = host.cpu(0);
     let (checked, trusted) = (Disk::new(1), Trusted(Disk::new(2)));

@@ -68,7 +68,7 @@ in_every_format! {
     a_swapped_page_is_shared_by_300_children => shared,
     the_last_of_300_sharers_frees_the_slots => exits,
     swapoff_brings_a_page_back_to_300_sharers => swap_off,
-    a_saturated_slot_refuses_fork_and_not_for_memory => saturated,
+    fork_fails_at_a_saturated_slot => saturated,
     swap_in_needs_no_lasting_reference => swap_in,
     swap_in_of_an_object_needs_no_lasting_reference => object_swap_in,
 }

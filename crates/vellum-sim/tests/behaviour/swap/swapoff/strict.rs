@@ -15,8 +15,8 @@ fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, 
 }
 
 in_every_format! {
-    a_device_is_emptied => emptied,
-    a_device_is_emptied_as_far_as_memory_goes => emptied_in_part,
+    swapoff_empties_a_device => emptied,
+    swapoff_stops_when_memory_runs_out => emptied_in_part,
 }
 
 /// Swapoff brings all pages of a closed device back, whatever their protection; then the device can

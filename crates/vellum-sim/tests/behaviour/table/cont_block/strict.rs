@@ -97,22 +97,22 @@ macro_rules! in_every_format {
 
 in_every_format! {
     Hostility::WORST;
-    written_pages_are_told_to_the_page => tracks,
-    a_program_has_its_text_in_blocks => executes,
-    what_is_joined_and_when => joins,
-    a_part_is_protected_and_comes_back => protects,
-    a_part_goes => zaps,
-    a_fork_keeps_blocks => forks,
-    what_a_fork_makes_alike_is_joined => forks_parts,
-    a_fork_that_fails_keeps_blocks => forks_in_vain,
-    blocks_move => moves,
+    soft_dirty_is_exact_for_pages_of_a_block => tracks,
+    program_text_is_mapped_by_blocks => executes,
+    faults_fold_uniform_blocks => joins,
+    partly_protected_blocks_unfold_and_fold_again => protects,
+    zaps_unfold_only_boundary_blocks => zaps,
+    fork_keeps_blocks_folded => forks,
+    fork_folds_blocks_that_it_makes_uniform => forks_parts,
+    failed_forks_keep_blocks_folded => forks_in_vain,
+    blocks_move_folded => moves,
 }
 
 // Where only the program sets accessed and dirty.
 in_every_format! {
     Hostility::NONE;
-    dirty_is_not_lost => keeps_dirty,
-    what_hardware_recorded_is_told_once => tells,
+    unfolding_keeps_dirty => keeps_dirty,
+    accessed_and_dirty_of_a_block_are_reported_once => tells,
 }
 
 /// Defines tests with blocks of 32 MiB, which only folios above the size of a huge PTE fill.
@@ -128,20 +128,20 @@ macro_rules! with_huge_leaves {
 
 with_huge_leaves! {
     Hostility::WORST;
-    written_huge_leaves_are_told_to_the_leaf => tracks,
-    what_of_huge_leaves_is_joined_and_when => joins,
-    a_huge_leaf_is_protected_and_comes_back => protects,
-    a_huge_leaf_goes => zaps,
-    a_page_of_a_huge_leaf_changes => cuts,
-    a_fork_keeps_huge_blocks => forks,
-    a_fork_that_fails_keeps_huge_blocks => forks_in_vain,
-    huge_blocks_move => moves,
+    soft_dirty_is_exact_for_huge_ptes_of_a_block => tracks,
+    faults_fold_uniform_huge_blocks => joins,
+    partly_protected_huge_blocks_unfold_and_fold_again => protects,
+    zaps_unfold_only_boundary_huge_blocks => zaps,
+    changing_one_page_splits_its_huge_block => cuts,
+    fork_keeps_huge_blocks_folded => forks,
+    failed_forks_keep_huge_blocks_folded => forks_in_vain,
+    huge_blocks_move_folded => moves,
 }
 
 with_huge_leaves! {
     Hostility::NONE;
-    dirty_of_huge_leaves_is_not_lost => keeps_dirty,
-    what_hardware_recorded_of_huge_leaves_is_told_once => tells,
+    unfolding_huge_blocks_keeps_dirty => keeps_dirty,
+    accessed_and_dirty_of_a_huge_block_are_reported_once => tells,
 }
 
 impl<A: Silicon> Scene<'_, '_, A> {

@@ -11,7 +11,7 @@ use vellum_sim::{Hostility, Silicon};
 use crate::fixtures::bench::{BASE, Bench, Setup, Space, USUAL, in_every_format, map, range};
 
 in_every_format! {
-    a_full_table_is_held_for_short_times => full,
+    full_page_tables_are_locked_for_short_times => full,
 }
 
 /// An operation on the memory of a full page table, of so many bytes.

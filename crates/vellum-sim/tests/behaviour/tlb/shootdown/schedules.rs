@@ -94,14 +94,14 @@ struct Ran<'c>(&'c Cpu<'c, Strict>);
 /// After `MADV_DONTNEED` no CPU sees the old contents, even if another CPU was dropping the same
 /// page and had cleared its PTE before.
 #[test]
-fn forgetting_what_another_cpu_forgets() {
+fn dontneed_races_dontneed() {
     let forget = |space: &Space<'_>, _: &Ran<'_>| space.advise(at(1), PAGE, Advise::DontNeed).unwrap();
     seen_by_a_third(Had::Written, forget, forget, |seen| seen == Ok(0));
 }
 
 /// After `munmap` no CPU accesses the page.
 #[test]
-fn unmapping_what_another_cpu_forgets() {
+fn munmap_races_dontneed() {
     seen_by_a_third(
         Had::Written,
         |space, _| {
@@ -116,7 +116,7 @@ fn unmapping_what_another_cpu_forgets() {
 /// A store is seen by each CPU that knows of it, although another CPU is about to replace the zeros
 /// there.
 #[test]
-fn writing_to_zeros_that_another_cpu_replaces() {
+fn stores_race_replacement_of_zeros() {
     seen_by_a_third(
         Had::Zeros,
         |space, cpu| cpu.0.enter(space).store_u64(at(2), 5).unwrap(),
@@ -127,7 +127,7 @@ fn writing_to_zeros_that_another_cpu_replaces() {
 
 /// The same if the page was swapped out and in meanwhile.
 #[test]
-fn writing_to_what_another_cpu_swaps_out() {
+fn stores_race_swap_out_by_another_cpu() {
     seen_by_a_third(
         Had::Shared,
         |space, _| space.advise(at(0), 4 * PAGE, Advise::PageOut).unwrap(),
@@ -138,7 +138,7 @@ fn writing_to_what_another_cpu_swaps_out() {
 
 /// The same if the page is dropped by reclaim, and collapsed as zeros into a folio.
 #[test]
-fn collapsing_and_writing_to_what_another_cpu_drops() {
+fn collapse_and_write_race_zap() {
     seen_by_a_third(
         Had::Lazy,
         |space, _| space.advise(at(1), PAGE, Advise::PageOut).unwrap(),

@@ -48,7 +48,7 @@ fn old_or_new(found: u64) -> bool {
 }
 
 #[test]
-fn a_child_has_all_of_it_or_nothing() {
+fn fork_during_a_copy_is_all_or_nothing() {
     let fork = |on: &Scene<'_, '_>| {
         let grandchild = on.parent.fork().unwrap();
         assert!(old_or_new(on.load(&grandchild, 0)));
@@ -66,7 +66,7 @@ fn a_child_has_all_of_it_or_nothing() {
 }
 
 #[test]
-fn the_other_writes_as_well() {
+fn both_spaces_write_to_one_shared_page() {
     meanwhile(
         |on| on.store(on.child, 0, 400),
         |_| false,
@@ -78,7 +78,7 @@ fn the_other_writes_as_well() {
 }
 
 #[test]
-fn another_thread_writes_as_well() {
+fn two_threads_write_to_one_shared_page() {
     let count = |on: &Scene<'_, '_>| {
         let program = on.cpu.enter(on.parent);
         for n in 0..3 {
@@ -97,13 +97,13 @@ fn another_thread_writes_as_well() {
 }
 
 #[test]
-fn the_other_gives_it_up() {
+fn exit_of_the_other_space_races_cow() {
     let unmap = |on: &Scene<'_, '_>| on.child.unmap(at(0), on.pages * PAGE).unwrap();
     meanwhile(unmap, |_| false, |on| assert_eq!(on.load(on.parent, 0), WRITTEN));
 }
 
 #[test]
-fn a_page_is_unmapped_or_forgotten() {
+fn munmap_and_dontneed_race_cow() {
     meanwhile(
         |on| on.parent.unmap(at(2), PAGE).unwrap(),
         |page| page == 2,
@@ -124,7 +124,7 @@ fn a_page_is_unmapped_or_forgotten() {
 }
 
 #[test]
-fn it_is_reclaimed() {
+fn reclaim_races_cow() {
     meanwhile(
         |on| on.reclaim(2 * on.pages),
         |_| false,
@@ -137,7 +137,7 @@ fn it_is_reclaimed() {
 }
 
 #[test]
-fn it_goes_to_swap() {
+fn swap_out_races_cow() {
     let out = |on: &Scene<'_, '_>| on.parent.advise(at(0), on.pages * PAGE, Advise::PageOut).unwrap();
     meanwhile(
         out,
@@ -150,7 +150,7 @@ fn it_goes_to_swap() {
 }
 
 #[test]
-fn a_page_has_other_rights_or_moves() {
+fn mprotect_and_mremap_race_cow() {
     meanwhile(
         |on| on.parent.protect(at(2), PAGE, Prot::READ).unwrap(),
         |_| false,
@@ -176,7 +176,7 @@ fn a_page_has_other_rights_or_moves() {
 
 /// A busy entry is waited for: it is neither missing nor skipped.
 #[test]
-fn nothing_is_missing_meanwhile() {
+fn busy_ptes_are_waited_for() {
     let look = |on: &Scene<'_, '_>| {
         let (mut found, end) = (0, at(on.pages));
         on.parent.runs(VirtRange { start: at(0), end }, |run| {

@@ -11,7 +11,7 @@ use crate::fixtures::root_memcg::{BASE, HUGE, PAGE, Space, map, range, x86};
 /// A huge PTE stays one in the child. A write copies the huge page if policy allows that, else one
 /// page; the other space's PTE does not change.
 #[test]
-fn huge_mappings_stay_huge() {
+fn fork_and_cow_keep_huge_ptes() {
     for copied_huge in [true, false] {
         x86(64 << 20, |on| {
             on.machine.policy().set(9, Knob::Always);
@@ -38,7 +38,7 @@ fn huge_mappings_stay_huge() {
 /// When the child has exited, its parent writes in place: the whole run after one fault, and
 /// without an allocation.
 #[test]
-fn who_is_alone_again_writes_in_place() {
+fn the_last_sharer_writes_in_place() {
     x86(16 << 20, |on| {
         let parent = on.space();
         map(&parent, BASE, 300 * PAGE, MapFlags::POPULATE);
@@ -83,7 +83,7 @@ fn copies_are_as_large_as_policy_allows() {
 
 /// A write without memory for the copy fails, and leaves both spaces unchanged.
 #[test]
-fn a_copy_that_can_not_be_had_changes_nothing() {
+fn failed_copies_change_nothing() {
     x86(24 << 20, |on| {
         on.machine.policy().set(9, Knob::Always);
         let parent = on.space();

@@ -17,12 +17,12 @@ fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, 
 }
 
 in_every_format! {
-    a_fault_says_what_it_took => told,
-    what_will_be_needed_comes_back => needed,
-    neighbours_come_back_together => neighbours,
-    what_a_limit_leaves_no_room_for_stays_out => alone,
-    what_comes_back_as_something_else_is_lost => damaged,
-    blocks_that_can_not_be_read_leave_memory_in_one_piece => unreadable_blocks,
+    only_swap_in_faults_are_major => told,
+    willneed_swaps_in_as_far_as_memory_goes => needed,
+    swap_readahead_brings_neighbours_in => neighbours,
+    readahead_respects_the_memcg_limit => alone,
+    damaged_swap_contents_fail_accesses => damaged,
+    failed_readahead_swaps_in_adjacent_frames => unreadable_blocks,
 }
 
 /// A fault that swaps pages in is major, others are minor.
@@ -207,7 +207,7 @@ fn unreadable_blocks<A: Silicon>(arch: A) {
 
 /// A swapped-in page has the present protection of its VMA.
 #[test]
-fn rights_change_while_it_is_away() {
+fn swapped_in_pages_have_the_present_protection() {
     on(X86_64::four_levels(), 64 << 20, 4096, |on| {
         let space = on.space();
         map(&space, BASE, 0x4000);

@@ -34,7 +34,7 @@ fn ends(case: impl FnOnce() + Send + 'static) {
 /// A write to a huge page of zeros succeeds when policy, since the read, allows only smaller
 /// folios.
 #[test]
-fn a_write_to_huge_zeros_with_smaller_folios() {
+fn huge_zeros_are_written_with_smaller_folios() {
     ends(|| {
         // Smaller machines have a smaller folio of zeros.
         let sim = Config::new((2 << 30) + (64 << 20)).fast().unwrap();

@@ -10,7 +10,7 @@ use crate::fixtures::root_memcg::{BASE, PAGE, map, range, x86};
 /// The frames next to the folio of zeros are never allocated to a program, so zeros and counted
 /// folios never form one run.
 #[test]
-fn zeros_have_no_neighbours() {
+fn the_zero_folio_has_no_adjacent_frames() {
     x86(12 << 20, |on| {
         let space = on.space();
         map(&space, BASE, 4 * PAGE, MapFlags::empty());

@@ -7,7 +7,7 @@ use crate::fixtures::root_memcg::{BASE, PAGE, Space, map, range, x86};
 /// Proportional set size: a page of two spaces counts half in each; a copied page counts whole in
 /// both.
 #[test]
-fn shares_add_up() {
+fn proportional_set_sizes_add_up() {
     x86(16 << 20, |on| {
         let parent = on.space();
         map(&parent, BASE, 8 * PAGE, MapFlags::empty());

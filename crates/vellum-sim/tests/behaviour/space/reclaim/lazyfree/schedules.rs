@@ -111,13 +111,13 @@ fn stored(on: &Scene<'_, '_>) {
 
 /// Two pages of one folio are written.
 #[test]
-fn stores_to_what_was_freed() {
+fn stores_race_reclaim_of_lazyfree_memory() {
     meanwhile(stores, stored);
 }
 
 /// One page of a folio is written, which keeps the other.
 #[test]
-fn stores_to_a_part_of_what_was_freed() {
+fn stores_to_part_of_a_lazyfree_folio_race_reclaim() {
     let store = |on: &Scene<'_, '_>| on.cpu.enter(on.space).store_u64(at(1), 301).unwrap();
     meanwhile(store, |on| {
         assert_eq!(on.load(on.space, at(1)), Ok(301));
@@ -127,7 +127,7 @@ fn stores_to_a_part_of_what_was_freed() {
 }
 
 #[test]
-fn counting_in_what_was_freed() {
+fn counters_survive_reclaim_of_lazyfree_memory() {
     let count = |on: &Scene<'_, '_>| {
         let program = on.cpu.enter(on.space);
         for page in 0..PAGES {
@@ -145,7 +145,7 @@ fn counting_in_what_was_freed() {
 }
 
 #[test]
-fn reading_what_was_freed() {
+fn reads_race_reclaim_of_lazyfree_memory() {
     let read = |on: &Scene<'_, '_>| {
         for page in 0..PAGES {
             let first = on.old(on.space, page, at(page));
@@ -157,7 +157,7 @@ fn reading_what_was_freed() {
 
 /// `MADV_FREE` beside stores: a store after it stays, and the order of the two is open.
 #[test]
-fn freeing_what_is_written() {
+fn lazyfree_races_stores() {
     at_once(
         |on| on.frees(),
         stores,
@@ -173,7 +173,7 @@ fn freeing_what_is_written() {
 /// A program that wrote before `MADV_FREE`, and goes on, keeps what it writes: its TLB does not
 /// cache the dirty bit any more.
 #[test]
-fn freeing_beside_who_goes_on_writing() {
+fn lazyfree_keeps_later_writes_of_a_writer() {
     let frees = |on: &Scene<'_, '_>| {
         on.wait_for(1);
         on.frees();
@@ -194,18 +194,18 @@ fn freeing_beside_who_goes_on_writing() {
 
 /// `MADV_FREE` again while the memory is reclaimed.
 #[test]
-fn freeing_what_goes() {
+fn lazyfree_races_reclaim() {
     meanwhile(|on| on.frees(), |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
 }
 
 #[test]
-fn two_reclaim_what_was_freed() {
+fn two_reclaims_of_lazyfree_memory() {
     meanwhile(|on| on.reclaims(), |on| (0..PAGES).for_each(|page| _ = on.old(on.space, page, at(page))));
 }
 
 /// Parent and child each have the old contents, or zeros, and neither sees what the other writes.
 #[test]
-fn a_child_of_what_was_freed() {
+fn fork_races_reclaim_of_lazyfree_memory() {
     let fork = |on: &Scene<'_, '_>| {
         let child = on.space.fork().unwrap();
         on.cpu.enter(&child).store_u64(at(0), 400).unwrap();
@@ -219,7 +219,7 @@ fn a_child_of_what_was_freed() {
 
 /// A write through a pin goes to the page of the space, which keeps it when the pin is gone.
 #[test]
-fn pinning_what_was_freed() {
+fn pins_race_reclaim_of_lazyfree_memory() {
     let pin = |on: &Scene<'_, '_>| {
         let pin = on.space.pin(at(1), Access::Write).unwrap();
         pin.write(0, &55u64.to_ne_bytes());
@@ -233,7 +233,7 @@ fn pinning_what_was_freed() {
 }
 
 #[test]
-fn unmapping_and_forgetting_what_was_freed() {
+fn munmap_and_dontneed_race_reclaim_of_lazyfree_memory() {
     let away = |on: &Scene<'_, '_>| {
         on.space.advise(at(0), PAGE, Advise::DontNeed).unwrap();
         on.space.unmap(at(1), 2 * PAGE).unwrap();
@@ -245,7 +245,7 @@ fn unmapping_and_forgetting_what_was_freed() {
 }
 
 #[test]
-fn moving_what_was_freed() {
+fn mremap_races_reclaim_of_lazyfree_memory() {
     let moves = |on: &Scene<'_, '_>| {
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         let request = RemapRequest { addr: at(1), old_len: 2 * PAGE, new_len: 2 * PAGE, flags, new_addr: at(700) };
@@ -260,7 +260,7 @@ fn moving_what_was_freed() {
 
 /// Locked memory stays resident, lazyfree or not.
 #[test]
-fn locking_what_was_freed() {
+fn mlock_races_reclaim_of_lazyfree_memory() {
     let lock = |on: &Scene<'_, '_>| {
         on.space.lock(at(1), 2 * PAGE, false).unwrap();
         for page in 1..3 {

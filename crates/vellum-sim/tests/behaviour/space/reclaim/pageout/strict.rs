@@ -15,12 +15,12 @@ fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, 
 }
 
 in_every_format! {
-    what_went_out_comes_back => goes_and_comes,
-    a_family_swaps_each_for_itself => family,
-    what_is_pinned_stays => pinned,
-    what_finds_no_room_is_as_it_was => no_room,
-    slots_go_with_their_entries => unmaps,
-    what_was_written_is_known_while_it_is_away => tracked,
+    paged_out_pages_are_swapped_in => goes_and_comes,
+    swapped_pages_are_shared_until_each_space_swaps_in => family,
+    pinned_pages_are_not_paged_out => pinned,
+    without_slots_pageout_changes_nothing => no_room,
+    slots_are_freed_with_their_swap_entries => unmaps,
+    swap_entries_keep_soft_dirty => tracked,
 }
 
 /// Contents are swapped in, and all counters are as before.
@@ -181,7 +181,7 @@ fn tracked<A: Silicon>(arch: A) {
 /// A huge PTE is swapped out as one entry, and swapped in as one; unmapping a part of it before
 /// frees only the slots of that part.
 #[test]
-fn huge_mappings_go_out_in_one_piece() {
+fn huge_ptes_are_swapped_out_whole() {
     let arch = X86_64::four_levels();
     on(arch, 64 << 20, 4096, |on| {
         on.machine.policy().set(9, Knob::Always);

@@ -14,10 +14,10 @@ const BASE: u64 = 1 << 33;
 const CHILDREN: u64 = 12;
 
 in_every_format! {
-    memory_of_a_child_is_asked_of_that_child => of_a_child,
-    memory_of_a_parent_is_asked_of_the_parent_first => of_a_parent,
-    a_copy_that_one_child_brought_back_is_found_in_the_others => brought_back,
-    deep_families_are_found => deep,
+    memory_of_a_child_is_looked_up_in_that_child => of_a_child,
+    memory_of_a_parent_is_looked_up_in_the_parent_first => of_a_parent,
+    swap_cache_pages_are_found_in_sibling_spaces => brought_back,
+    rmap_finds_deep_fork_families => deep,
 }
 
 /// Counts the visited spaces.

@@ -25,12 +25,12 @@ fn at_once(
 }
 
 #[test]
-fn stores_to_what_goes_out() {
+fn stores_race_swap_out() {
     at_once(false, out, counts, counted);
 }
 
 #[test]
-fn stores_to_what_goes_out_in_vain() {
+fn stores_race_failed_swap_out() {
     let in_vain = |on: &Scene<'_, '_>| {
         on.disk.refuse_writes(Refusal::Nth(2));
         out(on);
@@ -39,19 +39,19 @@ fn stores_to_what_goes_out_in_vain() {
 }
 
 #[test]
-fn two_swap_out_the_same() {
+fn two_swap_outs_of_one_page() {
     at_once(false, out, out, |on| on.holds(on.space, 0..PAGES));
 }
 
 #[test]
-fn two_bring_back_the_same() {
+fn two_swap_ins_of_one_page() {
     at_once(true, counts, |on| on.holds(on.space, (0..PAGES).rev()), counted);
 }
 
 /// A CPU does not swap in the old contents of a page that another CPU has swapped in, written and
 /// swapped out again meanwhile.
 #[test]
-fn back_and_out_again_while_another_brings_it_back() {
+fn swap_in_races_swap_in_and_out_again() {
     let back_and_out = |on: &Scene<'_, '_>| {
         counts(on);
         out(on);
@@ -60,12 +60,12 @@ fn back_and_out_again_while_another_brings_it_back() {
 }
 
 #[test]
-fn out_and_back_at_once() {
+fn swap_out_races_swap_in() {
     at_once(true, counts, out, counted);
 }
 
 #[test]
-fn what_comes_back_is_unmapped() {
+fn munmap_races_swap_in() {
     let unmap = |on: &Scene<'_, '_>| on.space.unmap(at(1), 2 * PAGE).unwrap();
     let read = |on: &Scene<'_, '_>| {
         [1, 2].iter().for_each(|page| {
@@ -82,7 +82,7 @@ fn what_comes_back_is_unmapped() {
 }
 
 #[test]
-fn what_comes_back_is_forgotten() {
+fn dontneed_races_swap_in() {
     let forget = |on: &Scene<'_, '_>| on.space.advise(at(1), 2 * PAGE, Advise::DontNeed).unwrap();
     for away in [true, false] {
         let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
@@ -94,7 +94,7 @@ fn what_comes_back_is_forgotten() {
 }
 
 #[test]
-fn what_goes_out_or_comes_back_moves() {
+fn mremap_races_swap_out_and_in() {
     let moves = |on: &Scene<'_, '_>| {
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         let request = RemapRequest { addr: at(1), old_len: 2 * PAGE, new_len: 2 * PAGE, flags, new_addr: at(700) };
@@ -110,7 +110,7 @@ fn what_goes_out_or_comes_back_moves() {
 }
 
 #[test]
-fn what_goes_out_or_comes_back_is_protected() {
+fn mprotect_races_swap_out_and_in() {
     let protect = |on: &Scene<'_, '_>| on.space.protect(at(1), 2 * PAGE, Prot::READ).unwrap();
     for away in [true, false] {
         let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 2, 1, 0]) } else { out };
@@ -124,7 +124,7 @@ fn what_goes_out_or_comes_back_is_protected() {
 }
 
 #[test]
-fn what_goes_out_or_comes_back_is_locked() {
+fn mlock_races_swap_out_and_in() {
     let lock = |on: &Scene<'_, '_>| on.space.lock(at(1), 2 * PAGE, false).unwrap();
     for away in [true, false] {
         let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
@@ -139,7 +139,7 @@ fn what_goes_out_or_comes_back_is_locked() {
 
 /// A write through a pin goes to the page of the space.
 #[test]
-fn what_goes_out_or_comes_back_is_pinned() {
+fn pins_race_swap_out_and_in() {
     let pin = |on: &Scene<'_, '_>| {
         let pin = on.space.pin(at(1), Access::Write).unwrap();
         pin.write(0, &55u64.to_ne_bytes());
@@ -157,7 +157,7 @@ fn what_goes_out_or_comes_back_is_pinned() {
 
 /// A child has the memory of its parent, wherever it was, and neither sees what the other writes.
 #[test]
-fn a_child_of_what_goes_out_or_comes_back() {
+fn fork_races_swap_out_and_in() {
     let fork = |on: &Scene<'_, '_>| {
         let child = on.space.fork().unwrap();
         on.holds(&child, 0..2);
@@ -174,7 +174,7 @@ fn a_child_of_what_goes_out_or_comes_back() {
 /// Fork while a failed swap-out restores the PTEs: the child's memory is not writable by the
 /// parent.
 #[test]
-fn a_child_of_what_goes_out_in_vain() {
+fn fork_races_failed_swap_out() {
     let fork = |on: &Scene<'_, '_>| {
         let child = on.space.fork().unwrap();
         let program = on.cpu.enter(on.space);
@@ -192,7 +192,7 @@ fn a_child_of_what_goes_out_in_vain() {
 
 /// Swapoff while programs swap in the same pages.
 #[test]
-fn a_device_is_emptied_while_programs_go_on() {
+fn swapoff_races_swap_in() {
     let off = |on: &Scene<'_, '_>| {
         on.machine.swaps().close(on.sim, 0).unwrap();
         assert_eq!(on.space.swap_off(0), Ok(()));
@@ -204,7 +204,7 @@ fn a_device_is_emptied_while_programs_go_on() {
 /// Soft-dirty reports all writes since it was cleared, also of pages that were swapped out
 /// meanwhile.
 #[test]
-fn what_was_written_is_asked_for_while_it_goes_out_or_comes_back() {
+fn soft_dirty_scans_race_swap_out_and_in() {
     let ask = |on: &Scene<'_, '_>| {
         on.space.track_writes().unwrap();
         on.cpu.enter(on.space).store_u64(at(1), 9).unwrap();

@@ -157,18 +157,18 @@ fn stays<A: Silicon>(arch: A, force: impl Fn(&Bench<'_, A>, u64) -> Range<u64>) 
 }
 
 in_every_format! {
-    what_finds_no_slots_stays_and_all_after_it => |arch| stays(arch, |on, part| {
+    without_slots_the_rest_stays_resident => |arch| stays(arch, |on, part| {
         on.sim.refuse_wanted(Wanted::Slots, Refusal::From(part + 1));
         on.out();
         part * EACH..ALL
     }),
-    what_finds_no_memory_on_the_device_stays_and_all_after_it => |arch| stays(arch, |on, part| {
+    without_device_memory_the_rest_stays_resident => |arch| stays(arch, |on, part| {
         *on.device.fails.lock().unwrap() = Some(WriteError::NoMemory);
         on.device.left.store(part, SeqCst);
         on.out();
         part * EACH..ALL
     }),
-    what_finds_no_memory_stays_and_the_rest_of_its_run => |arch| stays(arch, |on, _| {
+    without_device_memory_the_rest_of_the_run_stays_resident => |arch| stays(arch, |on, _| {
         // All of it is one VMA, and so one run, which is written in two blocks or more.
         on.space.advise(BASE, on.at(ALL) - BASE, Advise::DoDump).unwrap();
         *on.device.fails.lock().unwrap() = Some(WriteError::NoMemory);
@@ -176,19 +176,19 @@ in_every_format! {
         on.out();
         0..ALL
     }),
-    what_the_device_refuses_stays => |arch| stays(arch, |on, part| {
+    folios_whose_write_fails_stay_resident => |arch| stays(arch, |on, part| {
         *on.device.fails.lock().unwrap() = Some(WriteError::Failed);
         on.device.left.store(part, SeqCst);
         on.out();
         part * EACH..(part + 1) * EACH
     }),
-    what_is_pinned_stays => |arch| stays(arch, |on, part| {
+    pinned_folios_stay_resident => |arch| stays(arch, |on, part| {
         let pin = on.space.pin(on.at(part * EACH + 1), Access::Read).unwrap();
         on.out();
         drop(pin);
         part * EACH..(part + 1) * EACH
     }),
-    what_is_written_meanwhile_is_in_memory => |arch| stays(arch, |on, part| {
+    pages_written_during_writeback_stay_resident => |arch| stays(arch, |on, part| {
         let page = part * EACH + 2;
         let before = on.entries();
         written_meanwhile(on, part, page);
@@ -200,7 +200,7 @@ in_every_format! {
         on.out();
         0..0
     }),
-    what_is_written_before_its_turn_is_in_memory => |arch| stays(arch, |on, part| {
+    pages_written_before_their_writeback_stay_resident => |arch| stays(arch, |on, part| {
         written_meanwhile(on, part, ALL - 1);
         assert!((0..).zip(on.entries()).all(|(n, entry)| entry.is_some() == (n == ALL - 1)));
         on.out();

@@ -70,17 +70,17 @@ fn collapse<A: Silicon>(space: &Space<'_, A>, len: u64) -> Result<(), CollapseEr
 }
 
 in_every_format! {
-    pages_here_and_there_become_one_folio => scattered,
-    what_is_swapped_out_comes_back_first => swapped,
-    what_others_have_is_copied => shared,
-    what_is_pinned_stays_where_it_is => pinned,
-    what_is_no_memory_is_refused => refused,
-    without_memory_nothing_happens => no_memory,
-    a_folio_that_is_mapped_in_pieces_is_only_mapped_anew => promoted,
-    rights_are_the_vmas => rights,
-    what_lacks_more_than_the_limits_is_left => limited,
-    smaller_folios_where_policy_has_them => small,
-    what_somebody_watches_for_is_left => watched,
+    scattered_pages_collapse_into_one_folio => scattered,
+    swapped_pages_are_swapped_in_before_collapse => swapped,
+    collapse_copies_shared_pages => shared,
+    pinned_pages_are_not_collapsed => pinned,
+    collapse_refuses_unmapped_and_unsuitable_ranges => refused,
+    collapse_without_memory_changes_nothing => no_memory,
+    collapse_restores_a_split_huge_pte => promoted,
+    collapsed_folios_have_the_protection_of_the_vma => rights,
+    background_collapse_respects_its_limits => limited,
+    collapse_makes_smaller_folios_by_policy => small,
+    collapse_keeps_uffd_missing_and_wp_pages => watched,
 }
 
 /// Contents are kept, untouched pages become zeros, and the page table is freed.

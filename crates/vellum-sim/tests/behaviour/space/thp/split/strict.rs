@@ -73,15 +73,15 @@ impl<'m, A: Silicon> Bench<'m, A> {
 }
 
 in_every_format! {
-    what_is_not_mapped_is_freed => freed,
-    pieces_are_folios_like_any_other => pieces,
-    what_two_spaces_have_they_have_together => shared,
-    what_there_is_no_room_for_is_left => no_room,
-    what_two_tables_have_is_split_too => apart,
-    what_would_take_more_than_it_frees_is_left => not_worth_it,
-    what_is_pinned_is_left => pinned,
-    what_may_go_is_still_what_may_go => lazy,
-    what_was_moved_is_found => moved,
+    splitting_frees_unmapped_pages => freed,
+    split_pieces_are_ordinary_folios => pieces,
+    split_pieces_stay_shared => shared,
+    without_memory_folios_are_not_split => no_room,
+    folios_mapped_by_two_page_tables_are_split => apart,
+    folios_whose_split_frees_too_little_are_left => not_worth_it,
+    pinned_folios_are_not_split => pinned,
+    pieces_of_a_lazyfree_folio_are_lazyfree => lazy,
+    split_finds_moved_folios => moved,
 }
 
 /// The largest fully mapped pieces stay, cont blocks included; the rest is freed, and nothing is

@@ -11,8 +11,8 @@ use vellum_sim::{Hostility, Silicon};
 use crate::fixtures::bench::{ADVICE, BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, resident};
 
 in_every_format! {
-    advice_passes_holes_in_one_step => holes,
-    advice_passes_what_holds_no_table_in_one_step => untouched,
+    advice_skips_holes_in_one_step => holes,
+    advice_skips_ranges_without_page_tables_in_one_step => untouched,
 }
 
 /// Returns the number of steps of an advice; at most a thousand.
@@ -70,7 +70,7 @@ fn untouched<A: Silicon>(arch: A) {
 
 /// `MADV_DONTNEED` reports a hole behind a huge PTE.
 #[test]
-fn holes_behind_huge_mappings_are_told() {
+fn holes_behind_huge_mappings_are_reported() {
     let setup = Setup { cpus: 2, hostility: Hostility::NONE, ..USUAL };
     crate::fixtures::bench::on(X86_64::four_levels(), setup, |on| {
         on.machine.policy().set(9, Knob::Always);

@@ -89,14 +89,14 @@ fn protect_in_a_place_of_its_own(space: &Space<'_>, n: usize) {
 /// A change of the whole space is served in order beside threads that change parts of it all the
 /// time.
 #[test]
-fn fork_is_not_overtaken_by_changes_that_arrive_later() {
+fn later_changes_do_not_overtake_fork() {
     let most = most_beside(200, |space| drop(space.fork().unwrap()), protect_in_a_place_of_its_own);
     assert!(most <= 24, "{most} changes of others ended during one fork");
 }
 
 /// A fault is served while forks lock the VMAs again and again.
 #[test]
-fn a_fault_is_not_kept_out_by_forks() {
+fn forks_do_not_starve_faults() {
     let fault = |space: &Space<'_>| _ = space.fault(BASE, Access::Write).unwrap();
     let most = most_beside(200, fault, |space, _| drop(space.fork().unwrap()));
     assert!(most <= 12, "{most} forks ended during one fault");
@@ -104,7 +104,7 @@ fn a_fault_is_not_kept_out_by_forks() {
 
 /// So is an operation beside faults, which waits for locked VMAs.
 #[test]
-fn advice_is_not_kept_out_by_forks() {
+fn forks_do_not_starve_advice() {
     let advise = |space: &Space<'_>| space.advise(BASE, 2 * PAGE, Advise::DontNeed).unwrap();
     let most = most_beside(200, advise, |space, _| drop(space.fork().unwrap()));
     assert!(most <= 12, "{most} forks ended during one advice");
@@ -113,7 +113,7 @@ fn advice_is_not_kept_out_by_forks() {
 /// `uffd_copy` holds no claim and closes no gate while its caller produces the contents, also after
 /// a larger folio has lost its room: the caller may change the same range.
 #[test]
-fn contents_of_a_fill_may_come_by_changes_of_the_space() {
+fn the_source_of_uffd_copy_may_change_the_space() {
     const PAGES: u64 = 4;
     let case = || {
         with_space(2, Limits::default(), |sim, machine, space| {
@@ -152,7 +152,7 @@ fn contents_of_a_fill_may_come_by_changes_of_the_space() {
 
 /// More changes than there are claim slots all get their turn.
 #[test]
-fn more_changes_than_claims_end() {
+fn more_changes_than_claim_slots_all_end() {
     const MANY: usize = 40;
     let case = || {
         with_space(MANY, Limits::default(), |sim, _, space| {
@@ -206,14 +206,14 @@ fn at_the_limit(limits: Limits, what: fn(&Space<'_>, u64), used: fn(&Space<'_>) 
 }
 
 #[test]
-fn two_locks_stay_below_the_limit_of_locked_memory() {
+fn concurrent_mlocks_respect_the_limit_of_locked_memory() {
     let limits = Limits { locked: HUGE / 2, ..Limits::default() };
     let lock = |space: &Space<'_>, at| _ = space.lock(at, HUGE / 2, false);
     at_the_limit(limits, lock, |space| space.stats().locked, HUGE / 2);
 }
 
 #[test]
-fn two_protections_stay_below_the_limit_of_data() {
+fn concurrent_mprotects_respect_the_limit_of_data() {
     // Mapped data counts; half of it is given up before each part is mapped again.
     let limits = Limits { data: 2 * HUGE, ..Limits::default() };
     let protect = |space: &Space<'_>, at: u64| {
@@ -233,7 +233,7 @@ fn two_protections_stay_below_the_limit_of_data() {
 }
 
 #[test]
-fn two_replacements_stay_below_the_limit_of_address_space() {
+fn concurrent_maps_respect_the_limit_of_address_space() {
     let limits = Limits { address_space: 2 * HUGE, ..Limits::default() };
     let replace = |space: &Space<'_>, at: u64| {
         let request = MapRequest { addr: at + HUGE / 2, len: HUGE, prot: RW, flags: MapFlags::FIXED };

@@ -9,7 +9,7 @@ use crate::fixtures::root_memcg::{BASE, HUGE, PAGE, map, range, x86};
 /// A guard install that runs out of memory keeps the earlier guards and the pages that it has not
 /// come to.
 #[test]
-fn guards_outlive_a_refusal_of_more() {
+fn a_failed_guard_install_keeps_earlier_guards() {
     x86(32 << 20, |on| {
         let space = on.space();
         map(&space, BASE, 2 * HUGE, MapFlags::empty());
@@ -26,7 +26,7 @@ fn guards_outlive_a_refusal_of_more() {
 /// Guards over several page tables and a huge PTE: dropped pages are freed, pages beside them stay,
 /// and page tables are freed with their last guard.
 #[test]
-fn guards_take_the_place_of_what_they_guard() {
+fn guards_replace_pages_and_page_tables() {
     x86(32 << 20, |on| {
         on.machine.policy().set(9, Knob::Always);
         let space = on.space();

@@ -65,12 +65,12 @@ fn counting(flags: RemapFlags) {
 }
 
 #[test]
-fn counting_in_what_moves() {
+fn counters_survive_mremap() {
     counting(RemapFlags::empty());
 }
 
 #[test]
-fn counting_in_what_moves_and_leaves_its_place_behind() {
+fn counters_survive_mremap_dontunmap() {
     counting(RemapFlags::DONTUNMAP);
 }
 
@@ -102,7 +102,7 @@ fn beside(other: impl Fn(&Space<'_>) + Clone + Send + Sync + 'static) {
 }
 
 #[test]
-fn forgetting_what_moves() {
+fn dontneed_races_mremap() {
     beside(|space| {
         let _ = space.advise(at(0), 4 * PAGE, Advise::DontNeed);
         let _ = space.advise(at(701), PAGE, Advise::DontNeed);
@@ -110,7 +110,7 @@ fn forgetting_what_moves() {
 }
 
 #[test]
-fn guarding_what_moves() {
+fn guard_install_races_mremap() {
     beside(|space| {
         let _ = space.advise(at(1), PAGE, Advise::GuardInstall);
         let _ = space.advise(at(1), PAGE, Advise::GuardRemove);
@@ -119,7 +119,7 @@ fn guarding_what_moves() {
 }
 
 #[test]
-fn unmapping_what_moves() {
+fn munmap_races_mremap() {
     beside(|space| {
         space.unmap(at(2), 2 * PAGE).unwrap();
         space.unmap(at(701), PAGE).unwrap();
@@ -127,7 +127,7 @@ fn unmapping_what_moves() {
 }
 
 #[test]
-fn forking_while_memory_moves() {
+fn fork_races_mremap() {
     beside(|space| {
         let child = space.fork().unwrap();
         check(&child);
@@ -136,7 +136,7 @@ fn forking_while_memory_moves() {
 
 /// Two CPUs move memory to each other's place: the second moves what the first has left there.
 #[test]
-fn moving_past_each_other() {
+fn two_mremaps_to_each_others_place() {
     let run = || {
         let sim = strict();
         let boot = sim.cpu(0);

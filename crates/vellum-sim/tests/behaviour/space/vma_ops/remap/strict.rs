@@ -85,7 +85,7 @@ fn tables_move<A: Silicon>(arch: A) {
 }
 
 #[test]
-fn tables_move_as_they_are() {
+fn page_tables_move_as_they_are() {
     tables_move(X86_64::four_levels());
     tables_move(X86_64::five_levels());
     tables_move(Aarch64::granule_4k());
@@ -94,7 +94,7 @@ fn tables_move_as_they_are() {
 
 /// A page table of the third level moves with all below it, so a gibibyte is moved by one entry.
 #[test]
-fn a_gibibyte_is_one_entry() {
+fn a_gibibyte_moves_as_one_entry() {
     with_a_program(X86_64::four_levels(), 2, Knob::Never, |machine, space, program| {
         // The page table above stays.
         map(space, FROM - 4096, 4096, MapFlags::POPULATE);
@@ -115,7 +115,7 @@ fn a_gibibyte_is_one_entry() {
 
 /// A huge PTE moves as it is if the alignment allows it, and else is split.
 #[test]
-fn huge_mappings_move() {
+fn huge_ptes_move_whole_where_aligned() {
     let huge = 2 << 20;
     with_a_program(X86_64::four_levels(), 3, Knob::Always, |machine, space, program| {
         map(space, FROM, 2 * huge, MapFlags::empty());
@@ -136,7 +136,7 @@ fn huge_mappings_move() {
 /// A move allocates all VMA nodes that it needs before it changes anything, however full the nodes
 /// are.
 #[test]
-fn vmas_move_whatever_room_nodes_have() {
+fn vmas_move_between_full_nodes() {
     let sim = Config::new(16 << 20).fast().unwrap();
     let boot = sim.cpu(0);
     let machine = Machine::boot(&sim, Default::default()).unwrap();
@@ -187,7 +187,7 @@ fn hardware_goes_on<A: Silicon>(arch: A) {
 }
 
 #[test]
-fn nothing_that_hardware_records_is_lost() {
+fn accessed_and_dirty_bits_survive_mremap() {
     hardware_goes_on(X86_64::four_levels());
     hardware_goes_on(Aarch64::granule_16k());
 }
