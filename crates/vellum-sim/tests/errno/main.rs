@@ -31,7 +31,7 @@ fn compare(rows: &[Row]) {
         let engine = engine::ask(row.given, |kernel| (row.calls)(kernel));
         let linux = linux::ask(row.given, |kernel| (row.calls)(kernel));
         let in_pieces = engine::ask_in_pieces(row.given, |kernel| (row.calls)(kernel));
-        assert_eq!(in_pieces, engine, "{}: in pieces, and in one", row.name);
+        assert_eq!(in_pieces, engine, "{}: split operations give other results than whole ones", row.name);
         let right = match &row.expect {
             Expect::Same => engine == linux,
             Expect::Differ { engine: e, linux: l, .. } => engine == *e && linux == *l,
@@ -40,8 +40,8 @@ fn compare(rows: &[Row]) {
             wrong.push(format!(
                 "{}\n    engine: {}\n    Linux:  {}{}",
                 row.name,
-                told(&engine),
-                told(&linux),
+                show(&engine),
+                show(&linux),
                 reason(row)
             ));
         }
@@ -57,30 +57,29 @@ fn compare(rows: &[Row]) {
 
 /// Returns why the row can't be run on this machine's Linux.
 fn skipped(row: &Row) -> Option<&'static str> {
-    let promises = row.name.contains("more than the machine has");
+    let promises = row.name.contains("more than the machine's memory");
     if promises && linux::setting("/proc/sys/vm/overcommit_memory") != Some(0) {
-        return Some("this Linux is set to promise everything, or nothing");
+        return Some("vm.overcommit_memory of this Linux is not 0");
     }
     if row.name.contains("lowest") && !(2 * PAGE..1 << 20).contains(&lowest()) {
-        return Some("this Linux has no lowest address, or something is there");
+        return Some("this Linux has no minimum address, or a VMA lies there");
     }
     if row.name.contains("fixed at 0") && linux::setting("/proc/sys/vm/mmap_min_addr") == Some(0) {
         return Some("this Linux allows that");
     }
-    (row.name.starts_with("many VMAs") && most_vmas() > 200_000)
-        .then_some("this Linux allows so many that it takes long")
+    (row.name.starts_with("many VMAs") && most_vmas() > 200_000).then_some("this Linux allows too many VMAs to test")
 }
 
 fn reason(row: &Row) -> String {
     match &row.expect {
         Expect::Same => String::new(),
         Expect::Differ { engine, linux, why } => {
-            format!("\n    expected of the engine: {}, of Linux: {}\n    because {why}", told(engine), told(linux))
+            format!("\n    expected of the engine: {}, of Linux: {}\n    because {why}", show(engine), show(linux))
         }
     }
 }
 
-fn told(answers: &[i64]) -> String {
+fn show(answers: &[i64]) -> String {
     let names = [
         (1i32, "EPERM"),
         (11, "EAGAIN"),

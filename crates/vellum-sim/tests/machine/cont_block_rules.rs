@@ -14,9 +14,9 @@ const BASE: u64 = 0x20_0000_0000;
 const BLOCK: u64 = 16 * PAGE;
 const FULL: Attrs = RW.union(Attrs::HARDWARE);
 
-type Scene<'t, 'm, A> = Space<'t, 'm, Strict<A>, A>;
+type Context<'t, 'm, A> = Space<'t, 'm, Strict<A>, A>;
 
-fn run<A: Silicon>(arch: A, strictness: Strictness, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) -> Vec<Rule> {
+fn run<A: Silicon>(arch: A, strictness: Strictness, test: impl Fn(&Strict<A>, &Context<'_, '_, A>)) -> Vec<Rule> {
     run_with(8 << 20, arch, strictness, test)
 }
 
@@ -24,7 +24,7 @@ fn run_with<A: Silicon>(
     memory: u64,
     arch: A,
     strictness: Strictness,
-    test: impl Fn(&Strict<A>, &Scene<'_, '_, A>),
+    test: impl Fn(&Strict<A>, &Context<'_, '_, A>),
 ) -> Vec<Rule> {
     let machine = Config::with_arch(arch, memory).cpus(3).strict(strictness.collect()).unwrap();
     machine.on_cpu(0, || {
@@ -39,19 +39,19 @@ fn run_with<A: Silicon>(
 
 /// Fails unless the fault is the first violation, with hardware that does only what programs ask
 /// for.
-fn caught<A: Silicon>(arch: A, rule: Rule, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
+fn caught<A: Silicon>(arch: A, rule: Rule, test: impl Fn(&Strict<A>, &Context<'_, '_, A>)) {
     let rules = run(arch, Strictness::new(1).hostility(Hostility::NONE), test);
     assert_eq!(rules.first(), Some(&rule), "all: {rules:?}");
 }
 
 /// Fails unless the fault is found by hostile hardware within 20 seeds.
-fn caught_by_hostility<A: Silicon>(arch: A, rule: Rule, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
+fn caught_by_hostility<A: Silicon>(arch: A, rule: Rule, test: impl Fn(&Strict<A>, &Context<'_, '_, A>)) {
     let found = |seed| run(arch, Strictness::new(seed).hostility(Hostility::WORST), &test).first().copied();
     assert_eq!((0..20).find_map(found), Some(rule));
 }
 
 /// Fails if any violation is found, with any hostility.
-fn clean<A: Silicon>(arch: A, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
+fn clean<A: Silicon>(arch: A, test: impl Fn(&Strict<A>, &Context<'_, '_, A>)) {
     for hostility in [Hostility::NONE, Hostility::USUAL, Hostility::WORST] {
         for seed in 0..10 {
             let rules = run(arch, Strictness::new(seed).hostility(hostility), &test);
@@ -63,8 +63,8 @@ fn clean<A: Silicon>(arch: A, test: impl Fn(&Strict<A>, &Scene<'_, '_, A>)) {
 /// Runs `act` while a program runs in the space on CPU 1.
 fn beside<A: Silicon>(
     m: &Strict<A>,
-    s: &Scene<'_, '_, A>,
-    act: impl FnOnce(&Program<'_, Strict<A>, Scene<'_, '_, A>>),
+    s: &Context<'_, '_, A>,
+    act: impl FnOnce(&Program<'_, Strict<A>, Context<'_, '_, A>>),
 ) {
     let other = m.cpu(1);
     let program = other.enter(s);
@@ -127,7 +127,7 @@ enum Keep {
 const JOIN: Resize = Resize { join: true, flush: true, keep: Keep::All, stride_shift: 12 };
 const PART: Resize = Resize { join: false, ..JOIN };
 
-fn resize<A: Silicon>(m: &Strict<A>, s: &Scene<'_, '_, A>, how: Resize) {
+fn resize<A: Silicon>(m: &Strict<A>, s: &Context<'_, '_, A>, how: Resize) {
     let (t, arch) = (s.t, s.arch);
     let head = t.folio(4);
     let clean = RW | Attrs::ACCESSED;
@@ -217,7 +217,7 @@ fn moves_without_a_break_are_caught<A: Silicon>(arch: A) {
 
 fn blocks_across_folios_are_caught<A: Silicon>(arch: A) {
     let with = |folios: &'static [u32], split: bool| {
-        move |_: &Strict<A>, s: &Scene<'_, '_, A>| {
+        move |_: &Strict<A>, s: &Context<'_, '_, A>| {
             let head = s.t.reserve(5);
             let mut at = head;
             for frames in folios {
@@ -240,7 +240,7 @@ fn blocks_across_folios_are_caught<A: Silicon>(arch: A) {
 /// Changes some entries of a block only.
 fn in_part<A: Silicon>(
     m: &Strict<A>,
-    s: &Scene<'_, '_, A>,
+    s: &Context<'_, '_, A>,
     which: std::ops::Range<u16>,
     change: impl Fn(usize, u64) -> u64,
 ) {
@@ -321,7 +321,7 @@ fn partly_protected_blocks_are_caught<A: Silicon>(arch: A) {
 }
 
 fn dirty_lost_by_unfolding_is_caught<A: Silicon>(arch: A) {
-    let keeping = |keep| move |m: &Strict<A>, s: &Scene<'_, '_, A>| resize(m, s, Resize { keep, ..PART });
+    let keeping = |keep| move |m: &Strict<A>, s: &Context<'_, '_, A>| resize(m, s, Resize { keep, ..PART });
     caught(arch, Rule::LostBit, keeping(Keep::First));
     // The bits may stand in another entry than the page's own.
     caught(arch, Rule::LostBit, keeping(Keep::Own));
@@ -329,7 +329,7 @@ fn dirty_lost_by_unfolding_is_caught<A: Silicon>(arch: A) {
 }
 
 fn dirty_lost_by_folding_is_caught<A: Silicon>(arch: A) {
-    let keeping = |keep| move |m: &Strict<A>, s: &Scene<'_, '_, A>| resize(m, s, Resize { keep, ..JOIN });
+    let keeping = |keep| move |m: &Strict<A>, s: &Context<'_, '_, A>| resize(m, s, Resize { keep, ..JOIN });
     caught(arch, Rule::LostBit, keeping(Keep::First));
     clean(arch, keeping(Keep::Own));
     clean(arch, keeping(Keep::All));
@@ -338,7 +338,7 @@ fn dirty_lost_by_folding_is_caught<A: Silicon>(arch: A) {
 /// A block is unmapped, and a page of other memory is mapped in its place.
 fn replacing_a_block_without_an_invalidation_is_caught<A: Silicon>(arch: A) {
     let with = |flush: bool| {
-        move |m: &Strict<A>, s: &Scene<'_, '_, A>| {
+        move |m: &Strict<A>, s: &Context<'_, '_, A>| {
             s.write(BASE, s.joined(s.t.folio(4), RW));
             beside(m, s, |program| {
                 program.load(BASE).unwrap();
@@ -360,7 +360,7 @@ fn replacing_a_block_without_an_invalidation_is_caught<A: Silicon>(arch: A) {
 
 fn partial_blocks_in_a_hooked_page_table_are_caught<A: Silicon>(arch: A) {
     let with = |n: usize| {
-        move |_: &Strict<A>, s: &Scene<'_, '_, A>| {
+        move |_: &Strict<A>, s: &Context<'_, '_, A>| {
             let table = s.t.table(1, s.id);
             for (index, raw) in s.joined(s.t.folio(4), FULL).take(n).enumerate() {
                 s.t.word(table, index as u64).store(raw, Ordering::Relaxed);
@@ -377,7 +377,7 @@ fn partial_blocks_in_a_hooked_page_table_are_caught<A: Silicon>(arch: A) {
 
 fn partial_blocks_of_a_single_user_are_caught<A: Silicon>(arch: A) {
     let with = |n: usize| {
-        move |m: &Strict<A>, s: &Scene<'_, '_, A>| {
+        move |m: &Strict<A>, s: &Context<'_, '_, A>| {
             let (table, entries) = s.block(BASE);
             for (index, raw) in entries.zip(s.joined(s.t.folio(4), FULL)).take(n) {
                 s.t.store(table, index, raw);

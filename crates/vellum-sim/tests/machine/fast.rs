@@ -27,7 +27,7 @@ fn a_program_reads_what_it_wrote() {
     assert_eq!(program.load(BASE + PAGE), Ok(0), "a new page is zero");
 
     // Across the boundary of two pages, and of two page tables.
-    let text = b"what was written over a border is read over the border";
+    let text = b"an unaligned word across two pages is read back";
     let at = BASE + 512 * PAGE - 20;
     program.write(at, text).unwrap();
     let mut back = vec![0; text.len()];
@@ -81,7 +81,7 @@ fn an_unaligned_stride_ends_where_it_should() {
     let program = cpu.enter(&space);
     let touched = program.touch(range(200), PAGE + 8, Access::Write).unwrap();
     assert_eq!(touched.accesses, (200 * PAGE).div_ceil(PAGE + 8));
-    assert_eq!(touched.faults, touched.accesses, "no two on one page");
+    assert_eq!(touched.faults, touched.accesses, "each on its own page");
     let all = program.touch(range(200), 64, Access::Read).unwrap();
     assert_eq!((all.accesses, all.faults), (200 * 64, 200 - touched.accesses));
     let past = VirtRange { start: BASE, end: BASE + 201 * PAGE };

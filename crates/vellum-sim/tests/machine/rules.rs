@@ -241,7 +241,7 @@ mod unhook_invalidate_free {
         tiny.unlock(table);
         tiny.give_back(pfn, 1);
         program.store(BASE, 7).unwrap();
-        assert_eq!(tiny.word(pfn, 0).load(Ordering::Relaxed), 7, "the store went to a frame that is free");
+        assert_eq!(tiny.word(pfn, 0).load(Ordering::Relaxed), 7, "the store went to a free frame");
         let rules: Vec<_> = machine.violations().iter().map(|v| v.rule).collect();
         assert_eq!(rules, [Rule::StaleTranslation, Rule::UseAfterFree]);
     }

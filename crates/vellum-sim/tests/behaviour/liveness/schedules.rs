@@ -46,7 +46,7 @@ use vellum_sim::Silicon;
 
 use crate::fixtures::liveness::board::{Phase, Shared, Taken};
 use crate::fixtures::liveness::operations::{Act, Other, Victim, others, victims};
-use crate::fixtures::liveness::scheduler::{Starver, Strategy};
+use crate::fixtures::liveness::scheduler::{StarvingScheduler, Strategy};
 use crate::fixtures::liveness::world::{CPUS, with_world};
 
 /// Tries after which the engine closes a gate.
@@ -103,7 +103,7 @@ fn once<A: Silicon>(
             });
         }
     };
-    Runner::new(Starver::new(board.clone(), strategy, most), config).run(case);
+    Runner::new(StarvingScheduler::new(board.clone(), strategy, most), config).run(case);
     board.get().taken
 }
 

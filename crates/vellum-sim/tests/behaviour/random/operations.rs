@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::fixtures::random::dice::Dice;
 use crate::fixtures::random::fuzz::{self, Fuzz};
 use crate::fixtures::random::op::Step;
-use crate::fixtures::random::setup::{Family, Plan, Setup};
+use crate::fixtures::random::setup::{FormatFamily, Plan, Setup};
 use crate::fixtures::random::shared::{self, Load};
 use crate::fixtures::random::shrink;
 use crate::fixtures::random::threads::Threads;
@@ -35,7 +35,7 @@ const SHARED: Load = Load { actors: 4, rounds: 12, steps: 150, pages: 700 };
 const STRICT_SHARED: Load = Load { actors: 3, rounds: 4, steps: 40, pages: 60 };
 
 /// Runs a case on a fast machine.
-fn fast<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
+fn fast<A: FormatFamily>(seed: u64, plan: Plan, case: &Arc<Case>) {
     let setup = Setup::<A>::new(seed, plan);
     run(&setup, |steps| {
         let machine = setup.config.clone().fast().expect("memory on the host");
@@ -44,7 +44,7 @@ fn fast<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
 }
 
 /// Runs a case on a strict machine.
-fn strict<A: Family>(seed: u64, plan: Plan, case: &Arc<Case>) {
+fn strict<A: FormatFamily>(seed: u64, plan: Plan, case: &Arc<Case>) {
     let setup = Setup::<A>::new(seed, plan);
     run(&setup, |steps| {
         let machine = setup.config.clone().strict(strictness(seed)).expect("memory on the host");
@@ -58,7 +58,7 @@ fn strictness(seed: u64) -> Strictness {
 }
 
 /// Runs the case. The steps of a single actor are shortened if the case fails.
-fn run<A: Family>(setup: &Setup<A>, run: impl Fn(&[Vec<Step>])) {
+fn run<A: FormatFamily>(setup: &Setup<A>, run: impl Fn(&[Vec<Step>])) {
     let mut steps = setup.steps();
     match &mut steps[..] {
         [steps] => shrink::or_shrink(std::mem::take(steps), |steps| run(&[steps.to_vec()])),
@@ -67,7 +67,7 @@ fn run<A: Family>(setup: &Setup<A>, run: impl Fn(&[Vec<Step>])) {
 }
 
 /// Runs a case of shared pages on a fast machine.
-fn fast_shared<A: Family>(seed: u64, case: &Arc<Case>) {
+fn fast_shared<A: FormatFamily>(seed: u64, case: &Arc<Case>) {
     let arch = A::draw(&mut Dice::new(seed));
     let tlb = Dice::new(seed).one_of(&[TlbModel::SMALL, TlbModel::GENERIC].each_ref()).clone();
     let machine = Config::with_arch(arch, (64 << 20) << arch.page_order())
@@ -79,7 +79,7 @@ fn fast_shared<A: Family>(seed: u64, case: &Arc<Case>) {
 }
 
 /// Runs a case of shared pages on a strict machine.
-fn strict_shared<A: Family>(seed: u64, case: &Arc<Case>) {
+fn strict_shared<A: FormatFamily>(seed: u64, case: &Arc<Case>) {
     let arch = A::draw(&mut Dice::new(seed));
     let machine =
         Config::with_arch(arch, (16 << 20) << arch.page_order()).cpus(STRICT_SHARED.actors).strict(strictness(seed));
@@ -217,7 +217,7 @@ mod schedules {
         all(PctScheduler::new_from_seed(seed, 3, SCHEDULES), f);
     }
 
-    pub fn model<A: Family>(seed: u64, case: &Arc<Case>) {
+    pub fn model<A: FormatFamily>(seed: u64, case: &Arc<Case>) {
         let (setup, case) = (Setup::<A>::new(seed, PLAN), case.clone());
         let steps = setup.steps();
         under_schedules(seed, move || {
@@ -227,7 +227,7 @@ mod schedules {
         });
     }
 
-    pub fn pages<A: Family>(seed: u64, case: &Arc<Case>) {
+    pub fn pages<A: FormatFamily>(seed: u64, case: &Arc<Case>) {
         let case = case.clone();
         under_schedules(seed, move || {
             let strictness = strictness(seed).schedule(Schedule::Shuttle);
@@ -270,7 +270,7 @@ mod schedules {
 
 /// Runs new seeds for the number of seconds in the environment.
 #[test]
-#[ignore = "runs for as long as VELLUM_FUZZ_SECONDS says (60): ./x fuzz"]
+#[ignore = "runs for VELLUM_FUZZ_SECONDS seconds (60): ./x fuzz"]
 fn fuzz_for_seconds() {
     let kinds: &[Fuzz] = &[
         ("one_cpu_against_the_model", |seed, case| fast::<X86_64>(seed, ALONE, case)),
@@ -299,9 +299,9 @@ fn fuzz_for_seconds() {
 /// Runs new seeds on the strict machine, with the format and the number of operations in the
 /// environment.
 #[test]
-#[ignore = "runs for as many operations as VELLUM_FUZZ_OPERATIONS says: ./x fuzz --strict"]
+#[ignore = "runs VELLUM_FUZZ_OPERATIONS operations: ./x fuzz --strict"]
 fn fuzz_for_operations() {
-    fn kinds<A: Family>(names: [&'static str; 4]) -> [Fuzz; 4] {
+    fn kinds<A: FormatFamily>(names: [&'static str; 4]) -> [Fuzz; 4] {
         [
             (names[0], |seed, case| strict::<A>(seed, STRICT, case)),
             (names[1], |seed, case| strict::<A>(seed, STRICT_TOGETHER, case)),
@@ -324,7 +324,7 @@ fn fuzz_for_operations() {
         "x86_64" => kinds::<X86_64>(names!()),
         "aarch64" => kinds::<Aarch64>(names!("aarch64::")),
         "riscv64" => kinds::<Riscv64>(names!("riscv64::")),
-        _ => panic!("there is no format {format:?}: x86_64, aarch64 or riscv64"),
+        _ => panic!("unknown format {format:?}: expected x86_64, aarch64 or riscv64"),
     };
     let limit = watch::env_number("VELLUM_FUZZ_OPERATIONS").unwrap_or(1_000_000);
     println!("{limit} operations with tables of {format}");

@@ -5,7 +5,7 @@ use vellum::addr::VirtRange;
 use vellum::frame::flag;
 use vellum::space::Advise;
 
-use crate::fixtures::schedules::family::{Scene, family};
+use crate::fixtures::schedules::family::{Context, family};
 use crate::fixtures::schedules::{PAGE, at};
 
 /// Pages that both share, in one folio.
@@ -13,28 +13,28 @@ const PAGES: u64 = 2;
 
 /// Calls [`family`].
 fn after_that(
-    before: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    before: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    one: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     family((1500, 1), before, one, other, look);
 }
 
 /// Calls [`family`] with nothing before.
 fn at_once(
-    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    one: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     after_that(|_| (), one, other, look);
 }
 
-fn all(on: &Scene<'_, '_>) {
+fn all(on: &Context<'_, '_>) {
     on.reclaim(u64::MAX);
 }
 
-fn as_it_was(on: &Scene<'_, '_>) {
+fn as_it_was(on: &Context<'_, '_>) {
     on.holds(on.parent, 0..=PAGES);
     on.holds(on.child, 0..PAGES);
     assert_eq!(on.load(on.child, PAGES), 200);
@@ -44,7 +44,7 @@ fn as_it_was(on: &Scene<'_, '_>) {
 fn two_reclaims_of_one_page() {
     at_once(all, all, |on| {
         assert_eq!((on.swapped(on.parent), on.swapped(on.child)), (PAGES + 1, PAGES + 1));
-        assert_eq!(on.disk.used() as u64, PAGES + 2, "what both have is written once");
+        assert_eq!(on.disk.used() as u64, PAGES + 2, "shared pages are written once");
         as_it_was(on);
     });
 }
@@ -52,7 +52,7 @@ fn two_reclaims_of_one_page() {
 /// Neither sees what the other writes, wherever the page is at the time.
 #[test]
 fn parent_and_child_write_during_reclaim() {
-    let write = |on: &Scene<'_, '_>| {
+    let write = |on: &Context<'_, '_>| {
         (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
         on.holds(on.child, 0..1);
         on.store(on.child, 0, 400);
@@ -67,7 +67,7 @@ fn parent_and_child_write_during_reclaim() {
 /// The last user of a shared page writes to it.
 #[test]
 fn the_last_user_writes_during_reclaim() {
-    let forget = |on: &Scene<'_, '_>| {
+    let forget = |on: &Context<'_, '_>| {
         on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
         (0..PAGES).for_each(|page| on.store(on.child, page, 400 + page));
     };
@@ -76,16 +76,16 @@ fn the_last_user_writes_during_reclaim() {
     });
 }
 
-fn parent_reads(on: &Scene<'_, '_>) {
+fn parent_reads(on: &Context<'_, '_>) {
     on.holds(on.parent, 0..PAGES);
 }
 
-fn and_parent_reads(on: &Scene<'_, '_>) {
+fn and_parent_reads(on: &Context<'_, '_>) {
     all(on);
     parent_reads(on);
 }
 
-fn child_reads(on: &Scene<'_, '_>) {
+fn child_reads(on: &Context<'_, '_>) {
     on.holds(on.child, 0..PAGES);
 }
 
@@ -93,7 +93,7 @@ fn child_reads(on: &Scene<'_, '_>) {
 fn parent_and_child_swap_in_one_page() {
     after_that(all, parent_reads, child_reads, |on| {
         on.slots_are_had();
-        assert_eq!(on.frames(on.parent), on.frames(on.child), "both have one folio");
+        assert_eq!(on.frames(on.parent), on.frames(on.child), "both map one folio");
         assert_eq!(on.disk.used() as u64, PAGES + 2);
         as_it_was(on);
     });
@@ -103,7 +103,7 @@ fn parent_and_child_swap_in_one_page() {
 /// about to find.
 #[test]
 fn shared_pages_are_reclaimed_again_during_swap_in() {
-    let other = |on: &Scene<'_, '_>| {
+    let other = |on: &Context<'_, '_>| {
         all(on);
         child_reads(on);
     };
@@ -121,7 +121,7 @@ fn shared_pages_are_reclaimed_again_during_swap_in() {
 /// One writes to a page that it has swapped in while the other finds it in the swap cache.
 #[test]
 fn writing_a_swapped_in_page_races_the_other_swap_in() {
-    let write = |on: &Scene<'_, '_>| (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
+    let write = |on: &Context<'_, '_>| (0..PAGES).for_each(|page| on.store(on.parent, page, 300 + page));
     for before in [all, and_parent_reads] {
         after_that(before, write, child_reads, |on| {
             on.slots_are_had();
@@ -137,7 +137,7 @@ fn writing_a_swapped_in_page_races_the_other_swap_in() {
 /// in the swap cache.
 #[test]
 fn dropping_a_swapped_in_page_races_the_other_swap_in() {
-    let forget = |on: &Scene<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+    let forget = |on: &Context<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
     after_that(and_parent_reads, forget, child_reads, |on| {
         on.slots_are_had();
         (0..PAGES).for_each(|page| assert_eq!((on.load(on.parent, page), on.load(on.child, page)), (0, 100 + page)));
@@ -148,11 +148,11 @@ fn dropping_a_swapped_in_page_races_the_other_swap_in() {
 /// of the folio is queued for splitting.
 #[test]
 fn dropping_a_folio_races_swap_in_of_its_part() {
-    let before = |on: &Scene<'_, '_>| {
+    let before = |on: &Context<'_, '_>| {
         and_parent_reads(on);
         on.child.unmap(at(1), PAGE).unwrap();
     };
-    let forget = |on: &Scene<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
+    let forget = |on: &Context<'_, '_>| on.parent.advise(at(0), PAGES * PAGE, Advise::DontNeed).unwrap();
     after_that(
         before,
         forget,

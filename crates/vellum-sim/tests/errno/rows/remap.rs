@@ -117,12 +117,12 @@ pub static REMAP: [Row; 36] = [
         all.extend(shape(k));
         all
     }),
-    row("remap: larger, up to just below what is there", |k| {
+    row("remap: larger, up to just below the next VMA", |k| {
         some(k, 2);
         k.map(BASE + 5 * PAGE, PAGE, R, FIXED);
         vec![k.remap(BASE, 2 * PAGE, 5 * PAGE, HERE, 0), k.remap(BASE, 5 * PAGE, 6 * PAGE, HERE, 0)]
     }),
-    row("remap: more than the VMA has", |k| {
+    row("remap: more than the VMA", |k| {
         two(k);
         let all = [(3, 4, HERE), (3, 4, MAY), (3, 5, TO), (3, 3, LEAVE)];
         all.map(|(old, new, flags)| k.remap(BASE, old * PAGE, new * PAGE, flags, THERE)).to_vec()
@@ -151,7 +151,7 @@ pub static REMAP: [Row; 36] = [
         all.push(k.resident(THERE, 2 * PAGE, 2));
         all
     }),
-    row("remap: over what is there", |k| {
+    row("remap: over another VMA", |k| {
         some(k, 4);
         k.store(BASE);
         k.map(THERE - PAGE, 4 * PAGE, R, FIXED);
@@ -194,7 +194,7 @@ pub static REMAP: [Row; 36] = [
         k.store(BASE);
         vec![k.remap(BASE, 2 * PAGE, 2 * PAGE, LEAVE, THERE), k.load(THERE), k.load(BASE)]
     }),
-    row("remap: leaving it empty, over what is there", |k| {
+    row("remap: MREMAP_DONTUNMAP over another VMA", |k| {
         some(k, 2);
         k.store(BASE);
         k.map(THERE, 4 * PAGE, R, FIXED);
@@ -223,9 +223,9 @@ pub static REMAP: [Row; 36] = [
     .differs(
         &[ENOMEM, THERE as i64, EFAULT, 1, 2, 1],
         &[ENOMEM, THERE as i64, EFAULT, 1, 3, 1],
-        "Linux unmaps what it would replace before it finds that this is what it should map again",
+        "Linux unmaps the destination before it finds that the source is in it",
     ),
-    row("remap: shared memory keeps its place in what it shares", |k| {
+    row("remap: shared memory keeps its offset in the object", |k| {
         shared(k, 4);
         k.store(BASE + 2 * PAGE);
         let moved = k.remap(BASE + 2 * PAGE, PAGE, PAGE, TO, THERE);
@@ -246,7 +246,7 @@ pub static REMAP: [Row; 36] = [
         all.push(k.resident(BASE, 4 * PAGE, 4));
         all
     }),
-    row("remap: what was locked and is left is not locked", |k| {
+    row("remap: the locked source is unlocked after MREMAP_DONTUNMAP", |k| {
         k.map(BASE, 2 * PAGE, RW, FIXED | MapFlags::LOCKED);
         let mut all = vec![k.remap(BASE, 2 * PAGE, 2 * PAGE, LEAVE, THERE)];
         all.extend([BASE, THERE].map(|at| k.advise(at, 2 * PAGE, Advise::DontNeed)));
@@ -263,7 +263,7 @@ pub static REMAP: [Row; 36] = [
         all.extend([k.load(THERE + PAGE), k.resident(THERE, 4 * PAGE, 4)]);
         all
     }),
-    row("remap: what may not be touched moves too", |k| {
+    row("remap: memory with PROT_NONE moves", |k| {
         some(k, 2);
         k.store(BASE);
         k.protect(BASE, 2 * PAGE, NONE);

@@ -65,7 +65,7 @@ pub static PROTECT: [Row; 13] = [
     .differs(
         &[ENOMEM, 44],
         &[ENOMEM, 24],
-        "the engine finds out first and changes nothing; Linux changes what lies before",
+        "the engine checks first and changes nothing; Linux changes the pages before the error",
     ),
     row("protect: a hole behind", |k| {
         some(k, 2);
@@ -76,16 +76,20 @@ pub static PROTECT: [Row; 13] = [
         some(k, 3);
         vec![k.protect(BASE + PAGE, PAGE, RW), k.vmas().len() as i64]
     }),
-    row("protect: there and back", |k| {
+    row("protect: changed and restored", |k| {
         some(k, 3);
         vec![k.protect(BASE + PAGE, PAGE, NONE), protections(k), k.protect(BASE + PAGE, PAGE, RW), protections(k)]
     }),
-    row("protect: more than the machine has becomes writable", |k| {
+    row("protect: more than the machine's memory becomes writable", |k| {
         let at = k.map(0, VAST, R, ANYWHERE) as u64;
         vec![k.protect(at, VAST, RW)]
     })
-    .differs(&[0], &[ENOMEM], "the engine checks what is promised when it is mapped, and keeps no account of it"),
-    no_gain("protect: to execute, where only what is executable may be", |k| {
+    .differs(
+        &[0],
+        &[ENOMEM],
+        "the engine checks the commitment when memory is mapped, and keeps no account of it",
+    ),
+    no_gain("protect: execute permission of executable memory", |k| {
         assert_eq!(k.map(BASE, 2 * PAGE, RX, FIXED), BASE as i64);
         let stays = [RX, RWX, R].map(|prot| k.protect(BASE, PAGE, prot));
         [&stays[..], &[k.protect(BASE, PAGE, RX), protections(k)]].concat()
@@ -98,6 +102,6 @@ pub static PROTECT: [Row; 13] = [
     .differs(
         &[EACCES, 64],
         &[EACCES, 54],
-        "the engine finds out first and changes nothing; Linux changes what lies before",
+        "the engine checks first and changes nothing; Linux changes the pages before the error",
     ),
 ];

@@ -20,7 +20,7 @@ fn fill(k: &dyn Kernel) -> u64 {
 }
 
 pub static MANY: [Row; 2] = [
-    row("many VMAs: what still may be split, and what not", |k| {
+    row("many VMAs: allowed and refused splits", |k| {
         // Two adjacent VMAs, for later.
         k.map(page(2 * MANY_PAGES), 8 * PAGE, RW, FIXED);
         k.protect(page(2 * MANY_PAGES), 4 * PAGE, R);

@@ -24,7 +24,7 @@ use crate::fixtures::bench::BASE;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const RX: Prot = Prot::READ.union(Prot::EXEC);
-const WATCHER: Watcher = Watcher(NonZeroU16::new(7).unwrap());
+const UFFD: Watcher = Watcher(NonZeroU16::new(7).unwrap());
 /// Pages of each test.
 const PAGES: u64 = 64;
 
@@ -214,16 +214,16 @@ fn mprotect_takes_and_gives_permissions<A: Silicon>(on: &Bench<'_, A>) {
 fn removing_uffd_wp_takes_one_fault_per_cpu<A: Silicon>(on: &Bench<'_, A>) {
     let programs = on.both();
     programs[0].touch(on.all(), on.page, vellum_sim::Access::Write).unwrap();
-    on.space.watch(on.all(), WATCHER, VmaFlags::WRITES).unwrap();
+    on.space.watch(on.all(), UFFD, VmaFlags::WRITES).unwrap();
     on.space.write_protect(on.all(), false).unwrap();
     for program in &programs {
         assert!(matches!(program.store(on.at(5), 1), Err(Fault::Handler(FaultError::Watched(_)))));
     }
     on.stores_after(&programs, &on.some(), || on.space.write_unprotect(on.all()).unwrap());
     on.space.write_protect(on.all(), false).unwrap();
-    on.stores_after(&programs, &on.some(), || on.space.unwatch(on.all(), WATCHER).unwrap());
+    on.stores_after(&programs, &on.some(), || on.space.unwatch(on.all(), UFFD).unwrap());
     // Asynchronous write protection: the write goes on, and is recorded.
-    on.space.watch(on.all(), WATCHER, VmaFlags::WRITES | VmaFlags::ASYNC).unwrap();
+    on.space.watch(on.all(), UFFD, VmaFlags::WRITES | VmaFlags::ASYNC).unwrap();
     on.space.write_protect(on.all(), false).unwrap();
     let huge = on.len() > PAGES * on.page;
     // A huge PTE is split first.

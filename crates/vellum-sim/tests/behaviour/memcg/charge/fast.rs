@@ -21,7 +21,7 @@ type Space<'m> = AddressSpace<'m, Fast, X86_64>;
 
 /// The memory that a test has allocated.
 #[derive(Default)]
-struct Loot<'m> {
+struct HeldMemory<'m> {
     spaces: Vec<Space<'m>>,
     objects: Vec<Object<'m, Fast>>,
     memcgs: Vec<MemcgId>,
@@ -30,11 +30,11 @@ struct Loot<'m> {
 }
 
 /// A way to allocate memory until it is refused. Returns the refusal.
-type Attack = for<'m> fn(&'m Machine<'m, Fast>, MemcgId, &mut Loot<'m>) -> Refused;
+type AllocateUntilFull = for<'m> fn(&'m Machine<'m, Fast>, MemcgId, &mut HeldMemory<'m>) -> Refused;
 
-/// Allocates with each of `attacks` in a memcg of 1 MiB until it is refused, on machines with more
+/// Allocates with each of `kinds` in a memcg of 1 MiB until it is refused, on machines with more
 /// and fewer CPUs. The memcg takes as much memory as it is charged for, and all of that is freed.
-fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
+fn may_take_no_more<const N: usize>(kinds: [AllocateUntilFull; N]) {
     for cpus in [1, 64, 65, 256] {
         let sim = Config::new(256 << 20).cpus(cpus).fast().unwrap();
         let _cpu = sim.cpu(cpus - 1);
@@ -43,22 +43,22 @@ fn may_take_no_more<const N: usize>(attacks: [Attack; N]) {
         let before = frames.free_frames();
         let memcg = memcgs.create(frames, MemcgId::ROOT, LIMIT).unwrap();
         let (free, own) = (frames.free_frames(), memcgs.usage(frames, MemcgId::ROOT).unwrap().shards);
-        assert_eq!(own, 1, "a new group takes a frame, however many CPUs there are");
-        let mut loot = Loot::default();
-        for attack in attacks {
-            assert_eq!(attack(&machine, memcg, &mut loot), Refused::OverLimit(memcg), "{cpus} CPUs");
+        assert_eq!(own, 1, "a new memcg takes a frame, whatever the number of CPUs");
+        let mut held = HeldMemory::default();
+        for allocate in kinds {
+            assert_eq!(allocate(&machine, memcg, &mut held), Refused::OverLimit(memcg), "{cpus} CPUs");
         }
         let usage = memcgs.usage(frames, memcg).unwrap();
         let taken = free - frames.free_frames();
         assert!(usage.charged <= LIMIT && usage.charged + 32 > LIMIT, "{cpus} CPUs: {usage:?}");
         // The heads of memcgs, 32 to a frame, are charged to the root.
-        let heads = (loot.memcgs.len() as u64 + 1) / 32;
+        let heads = (held.memcgs.len() as u64 + 1) / 32;
         assert_eq!(taken, usage.charged + heads, "{cpus} CPUs");
         assert!(taken * 10 <= LIMIT * 11, "{cpus} CPUs: {taken} pages");
-        drop((loot.spaces, loot.objects));
+        drop((held.spaces, held.objects));
         // SAFETY: allocated for the host, and not used.
-        loot.blocks.iter().for_each(|block| unsafe { memcgs.free_for_host(frames, *block, BLOCK) });
-        loot.memcgs.iter().rev().for_each(|child| memcgs.remove(frames, *child).unwrap());
+        held.blocks.iter().for_each(|block| unsafe { memcgs.free_for_host(frames, *block, BLOCK) });
+        held.memcgs.iter().rev().for_each(|child| memcgs.remove(frames, *child).unwrap());
         memcgs.remove(frames, memcg).unwrap();
         assert_eq!(memcgs.usage(frames, MemcgId::ROOT).unwrap().charged, 0);
         assert_eq!(frames.free_frames() + heads, before, "{cpus} CPUs");
@@ -74,7 +74,7 @@ fn fixed(addr: u64, prot: Prot) -> MapRequest {
 }
 
 /// Spaces with as many VMAs as possible.
-fn vmas<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+fn vmas<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, held: &mut HeldMemory<'m>) -> Refused {
     loop {
         let space = match space(machine, memcg) {
             Ok(space) => space,
@@ -83,16 +83,16 @@ fn vmas<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>)
         for i in 0..65_000 {
             let prot = if i % 2 == 0 { Prot::READ } else { Prot::READ | Prot::WRITE };
             if let Err(error) = space.map(fixed(BASE + i * PAGE, prot)) {
-                loot.spaces.push(space);
+                held.spaces.push(space);
                 return error.refused().expect("an error of the group");
             }
         }
-        loot.spaces.push(space);
+        held.spaces.push(space);
     }
 }
 
 /// Children of a space, and their children.
-fn children<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+fn children<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, held: &mut HeldMemory<'m>) -> Refused {
     let first = match space(machine, memcg) {
         Ok(first) => first,
         Err(why) => return why,
@@ -102,17 +102,17 @@ fn children<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<
             return error.refused().expect("an error of the group");
         }
     }
-    loot.spaces.push(first);
+    held.spaces.push(first);
     loop {
-        match loot.spaces[loot.spaces.len() - 1].fork() {
-            Ok(child) => loot.spaces.push(child),
+        match held.spaces[held.spaces.len() - 1].fork() {
+            Ok(child) => held.spaces.push(child),
             Err(error) => return error.refused().expect("an error of the group"),
         }
     }
 }
 
 /// Page tables: one page here and there.
-fn tables<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+fn tables<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, held: &mut HeldMemory<'m>) -> Refused {
     let space = match space(machine, memcg) {
         Ok(space) => space,
         Err(why) => return why,
@@ -130,20 +130,20 @@ fn tables<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m
             break;
         }
     }
-    loot.spaces.push(space);
+    held.spaces.push(space);
     why.expect("it was refused")
 }
 
 /// Objects, every other one with a page at the largest index, which makes the index as high as
 /// possible.
-fn objects<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+fn objects<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, held: &mut HeldMemory<'m>) -> Refused {
     for i in 0.. {
         let object = match Object::new(machine, &X86_64::four_levels(), memcg, 0, i64::MAX as u64) {
             Ok(object) => object,
             Err(error) => return error.refused().expect("an error of the group"),
         };
         let page = if i % 2 == 0 { None } else { object.page_or_new((1 << 50) + i, memcg).err() };
-        loot.objects.push(object);
+        held.objects.push(object);
         if let Some(error) = page {
             return error.refused().expect("an error of the group");
         }
@@ -152,10 +152,10 @@ fn objects<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'
 }
 
 /// Child memcgs.
-fn memcgs<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+fn memcgs<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, held: &mut HeldMemory<'m>) -> Refused {
     loop {
         match machine.memcgs().create(machine.frames(), memcg, u64::MAX) {
-            Ok(child) => loot.memcgs.push(child),
+            Ok(child) => held.memcgs.push(child),
             Err(MemcgError::NoMemory(why)) => return why,
             Err(error) => panic!("{error:?}"),
         }
@@ -163,15 +163,15 @@ fn memcgs<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m
 }
 
 /// Memory of the host's own structures; every other time of the kind that can't be refused.
-fn host<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, loot: &mut Loot<'m>) -> Refused {
+fn host<'m>(machine: &'m Machine<'m, Fast>, memcg: MemcgId, held: &mut HeldMemory<'m>) -> Refused {
     let (memcgs, frames) = (machine.memcgs(), machine.frames());
     loop {
         match memcgs.alloc_for_host(frames, memcg, BLOCK) {
-            Ok(block) => loot.blocks.push(block),
+            Ok(block) => held.blocks.push(block),
             Err(why) => return why,
         }
         if memcgs.has_room(frames, memcg, 1 << BLOCK).is_ok() {
-            loot.blocks.extend(memcgs.alloc_beyond_limit(frames, memcg, BLOCK));
+            held.blocks.extend(memcgs.alloc_beyond_limit(frames, memcg, BLOCK));
         }
     }
 }

@@ -52,7 +52,7 @@ fn run<A: Silicon>(arch: A, other: impl Silicon) {
         assert_eq!(
             cpu.enter(&b).load_u64(BASE + 10 * page + page / 2),
             Ok(102),
-            "copies keep what is in their last page"
+            "copies keep the contents of their last page"
         );
         for beyond in [BASE + 3 * page, BASE + 11 * page] {
             assert_eq!(cpu.enter(&b).load_u64(beyond), Err(Fault::Handler(FaultError::BeyondEnd(beyond))));

@@ -54,7 +54,7 @@ fn run() {
         space.track_writes().expect("x86-64 can tell");
         let first = space.fork().expect("memory");
         let (there, runs) = frames(&space);
-        assert_eq!((there[1].0, runs), (there[0].0 + 1, 1), "the test is of no use otherwise: {there:?}");
+        assert_eq!((there[1].0, runs), (there[0].0 + 1, 1), "the test needs adjacent frames: {there:?}");
         let second = space.fork().expect("memory");
         for child in [&first, &second] {
             assert_eq!(frames(child).0, there[..1]);

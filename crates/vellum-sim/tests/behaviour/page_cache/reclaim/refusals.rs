@@ -95,19 +95,19 @@ type Act<A> = fn(&mut Shared<'_, A>);
 
 fn acts<A: Silicon>() -> [(&'static str, bool, Act<A>); 9] {
     [
-        ("all goes", false, |on| on.reclaim()),
-        ("all goes that is mapped", false, |on| {
+        ("all pages are swapped out", false, |on| on.reclaim()),
+        ("all mapped pages are swapped out", false, |on| {
             (0..on.pages).for_each(|page| on.load(1, page));
             on.reclaim();
         }),
-        ("what is read comes back", true, |on| (0..on.pages).for_each(|page| on.read(page))),
-        ("what is touched comes back, and goes again", true, |on| {
+        ("read pages are swapped in", true, |on| (0..on.pages).for_each(|page| on.read(page))),
+        ("touched pages are swapped in, and out again", true, |on| {
             (0..on.pages).for_each(|page| on.load(0, page));
             (0..on.pages).for_each(|page| on.store(1, page, 50 + page));
             on.reclaim();
             (0..on.pages).for_each(|page| on.load(1, page));
         }),
-        ("a private page is copied from what is away", true, |on| {
+        ("a private page is copied from a swapped-out page", true, |on| {
             for page in (0..on.pages).step_by(3) {
                 let before = on.model.clone();
                 on.store(2, page, 9000 + page);
@@ -115,14 +115,14 @@ fn acts<A: Silicon>() -> [(&'static str, bool, Act<A>); 9] {
             }
             on.reclaim();
         }),
-        ("what is away is cut off, in the middle of a page", true, |on| {
+        ("a swapped-out range is truncated in the middle of a page", true, |on| {
             let (page, shift) = (on.pages / 2, on.object.page_shift());
             let gone = Shared::<A>::may(on.object.set_size((page << shift) + 8));
             on.forget(gone);
             let _ = Shared::<A>::may(on.object.set_size(on.pages << shift));
             (0..on.pages).for_each(|page| on.load(0, page));
         }),
-        ("a hole is made in what is away", true, |on| {
+        ("a hole is punched in a swapped-out range", true, |on| {
             let shift = on.object.page_shift();
             let gone = Shared::<A>::may(on.object.punch_hole((1 << shift) + 8..3 << shift));
             on.forget(gone);
@@ -188,7 +188,7 @@ fn run<A: Silicon>(arch: A, order: u8, (_, away, act): (&str, bool, Act<A>), poi
     refuse(&sim, disks.each_ref(), point, Refusal::Never);
     on.check(disks.each_ref());
     drop(on);
-    assert_eq!(disks.each_ref().map(Disk::used), [0, 0], "slots hold what nobody has");
+    assert_eq!(disks.each_ref().map(Disk::used), [0, 0], "leaked slots");
     assert_eq!(machine.frames().free_frames(), free);
     sim.finish();
     refused > 0

@@ -17,7 +17,7 @@ use crate::fixtures::schedules::{PAGE, Space, at, both, fixed, some_swapping, sp
 const PAGES: u64 = 4;
 
 /// The environment of a case: an object whose pages hold 100, 101, …, and two spaces that map it.
-struct Scene<'s, 'm> {
+struct Context<'s, 'm> {
     machine: &'m Machine<'m, Strict>,
     disk: &'s Disk,
     object: &'s Mutex<Option<Object<'m, Strict>>>,
@@ -25,7 +25,7 @@ struct Scene<'s, 'm> {
     cpu: &'s Cpu<'s, Strict>,
 }
 
-impl<'m> Scene<'_, 'm> {
+impl<'m> Context<'_, 'm> {
     fn object(&self) -> Object<'m, Strict> {
         self.object.lock().unwrap().clone().unwrap()
     }
@@ -59,9 +59,9 @@ impl<'m> Scene<'_, 'm> {
 /// runs `look`. In the end nothing is left.
 fn at_once(
     away: bool,
-    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    one: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     some_swapping(700, 4 << 20, move |sim, boot, machine, disk| {
         machine.policy().set_objects(1 << 1);
@@ -72,15 +72,15 @@ fn at_once(
         }
         (0..PAGES).for_each(|page| boot.enter(&spaces[0]).store_u64(at(page), 100 + page).unwrap());
         let object = Mutex::new(Some(made));
-        let here = Scene { machine, disk, object: &object, spaces: [&spaces[0], &spaces[1]], cpu: boot };
+        let here = Context { machine, disk, object: &object, spaces: [&spaces[0], &spaces[1]], cpu: boot };
         if away {
             here.reclaim();
             assert_eq!(here.object().swapped(), PAGES);
         }
-        both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
+        both(sim, |cpu| one(&Context { cpu, ..here }), |cpu| other(&Context { cpu, ..here }));
         if object.lock().unwrap().is_some() {
             let used = machine.swaps().usage(sim, 0).unwrap().used;
-            assert_eq!(here.object().swapped(), u64::from(used), "slots that nobody names");
+            assert_eq!(here.object().swapped(), u64::from(used), "leaked slots");
         }
         look(&here);
         let last = object.lock().unwrap().take();
@@ -95,7 +95,7 @@ fn stores_race_swap_out() {
 
 #[test]
 fn stores_race_failed_swap_out() {
-    let in_vain = |on: &Scene<'_, '_>| {
+    let in_vain = |on: &Context<'_, '_>| {
         on.disk.refuse_writes(Refusal::Nth(2));
         on.reclaim();
     };
@@ -104,7 +104,7 @@ fn stores_race_failed_swap_out() {
 
 #[test]
 fn host_writes_race_swap_out() {
-    let writes = |on: &Scene<'_, '_>| {
+    let writes = |on: &Context<'_, '_>| {
         for n in 0..3u64 {
             for page in 0..PAGES {
                 let held = on.object().page_or_new(page, MemcgId::ROOT).unwrap();
@@ -122,7 +122,7 @@ fn host_writes_race_swap_out() {
 /// `st_blocks` of a file that is being swapped out or in.
 #[test]
 fn pages_in_transit_count_once_in_the_extent() {
-    let whole = |on: &Scene<'_, '_>| {
+    let whole = |on: &Context<'_, '_>| {
         for _ in 0..4 {
             assert_eq!(on.object().extent().into_iter().sum::<u64>(), PAGES);
         }
@@ -143,7 +143,7 @@ fn two_swap_ins_of_one_page() {
 
 #[test]
 fn swap_in_races_swap_in_and_out_again() {
-    let back_and_out = |on: &Scene<'_, '_>| {
+    let back_and_out = |on: &Context<'_, '_>| {
         on.counts(0);
         on.reclaim();
     };
@@ -152,13 +152,13 @@ fn swap_in_races_swap_in_and_out_again() {
 
 #[test]
 fn truncation_races_swap_out_and_in() {
-    let cut = |on: &Scene<'_, '_>| {
+    let cut = |on: &Context<'_, '_>| {
         let gone = on.object().set_size(PAGE).unwrap();
         discard(&on.spaces[..], &on.object(), &gone);
         let found = on.cpu.enter(on.spaces[1]).load_u64(at(2));
         assert_eq!(found, Err(Fault::Handler(FaultError::BeyondEnd(at(2)))));
     };
-    let reads = |on: &Scene<'_, '_>| {
+    let reads = |on: &Context<'_, '_>| {
         for page in (0..PAGES).rev() {
             let found = on.cpu.enter(on.spaces[1]).load_u64(at(page));
             let cut = found == Err(Fault::Handler(FaultError::BeyondEnd(at(page)))) && page > 0;
@@ -173,7 +173,7 @@ fn truncation_races_swap_out_and_in() {
 
 #[test]
 fn dropping_the_object_races_swap_out_and_in() {
-    let give_up = |on: &Scene<'_, '_>| {
+    let give_up = |on: &Context<'_, '_>| {
         on.spaces.iter().for_each(|space| space.unmap(at(0), PAGES * PAGE).unwrap());
         let last = on.object.lock().unwrap().take();
         drop(last);
@@ -184,7 +184,7 @@ fn dropping_the_object_races_swap_out_and_in() {
 
 #[test]
 fn swapoff_races_swap_out() {
-    let empty = |on: &Scene<'_, '_>| {
+    let empty = |on: &Context<'_, '_>| {
         on.machine.swaps().close(on.machine.platform(), 0).unwrap();
         assert_eq!(Object::swap_off(on.machine, 0), Ok(()));
     };
@@ -194,7 +194,7 @@ fn swapoff_races_swap_out() {
 
 #[test]
 fn fork_races_swap_out() {
-    let fork = |on: &Scene<'_, '_>| {
+    let fork = |on: &Context<'_, '_>| {
         let child = on.spaces[0].fork().unwrap();
         let program = on.cpu.enter(&child);
         (0..PAGES).for_each(|page| assert_eq!(program.load_u64(at(page)), Ok(100 + page)));

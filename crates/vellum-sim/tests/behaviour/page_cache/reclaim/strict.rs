@@ -24,7 +24,7 @@ in_every_format! {
     mapped_object_pages_are_unmapped_and_swapped_out => mapped,
     large_folios_of_an_object_are_swapped_out_whole => large,
     referenced_and_locked_object_pages_are_not_reclaimed => stays,
-    truncated_pages_free_their_slots => forgotten,
+    truncated_pages_free_their_slots => truncated,
     swapoff_returns_pages_to_objects => swap_off,
     objects_respect_the_swap_limit_of_their_memcg => room,
     used_object_pages_are_reclaimed_later => ages,
@@ -101,7 +101,7 @@ fn mapped<A: Silicon>(arch: A) {
         assert_eq!(
             on.reclaim(&all, MemcgId::ROOT, u64::MAX),
             65 * (page >> 12) - 64 * (page >> 12),
-            "the child has it"
+            "the child maps it"
         );
         assert_eq!(object.swapped(), 0);
         let all = [&spaces[0], &spaces[1], &spaces[2], &child];
@@ -137,7 +137,7 @@ fn large<A: Silicon>(arch: A) {
         on.reclaim(&[&space], MemcgId::ROOT, u64::MAX);
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (0, 29, 29 * (page >> 12)));
         assert_eq!(on.load(&space, BASE + 20 * page + 8), 27);
-        assert_eq!(object.resident(), 16, "it comes back as it went");
+        assert_eq!(object.resident(), 16, "swap-in restores the contents");
         (3..32).for_each(|i| assert_eq!(on.load(&space, BASE + i * page + 8), i + 7));
         assert_eq!((object.resident(), object.swapped(), u64::from(on.used())), (29, 0, 0));
         assert_eq!(orders()[1], order);
@@ -169,7 +169,7 @@ fn stays<A: Silicon>(arch: A) {
     });
 }
 
-fn forgotten<A: Silicon>(arch: A) {
+fn truncated<A: Silicon>(arch: A) {
     on(arch, 4096, |on| {
         let page = on.page;
         let object = object(on, 16);
@@ -285,7 +285,7 @@ fn paged_out<A: Silicon>(arch: A) {
         (0..32).for_each(|i| on.store(&space, BASE + i * page + 8, i + 7));
         assert_eq!(on.load(&other, BASE + 9 * page + 8), 16);
         let others: Vec<u64> = (0..8).filter(|i| resident(&other, BASE + 4 * i * page, 4 * page) > 0).collect();
-        assert!(others.contains(&2) && others.len() < 6, "the test is of no use otherwise: {others:?}");
+        assert!(others.contains(&2) && others.len() < 6, "the test needs adjacent frames: {others:?}");
         // The range has a part of the folios at its ends.
         space.advise(BASE + 2 * page, 27 * page, Advise::PageOut).unwrap();
         let stays: Vec<u64> = (0..8).filter(|i| resident(&space, BASE + 4 * i * page, 4 * page) > 0).collect();

@@ -108,7 +108,7 @@ fn pinned_with_a_child(pages: u64, knob: Knob) {
         on.store(&parent, BASE + PAGE, 12);
         let words = |space: &Space<'_, X86_64>| [0, 8, 16].map(|word| on.load(space, BASE + PAGE + word));
         assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [2, 10, 0]));
-        assert_eq!(on.count(Counter::CowCopies), 0, "the parent keeps the page that is pinned");
+        assert_eq!(on.count(Counter::CowCopies), 0, "the parent keeps the pinned page");
         on.store(&child, BASE + PAGE, 13);
         assert_eq!((words(&parent), words(&child)), ([12, 10, 11], [13, 10, 0]));
         for page in (0..pages).filter(|page| *page != 1) {
@@ -152,6 +152,6 @@ fn a_fork_without_memory_for_pinned_pages_fails() {
             assert_eq!(on.load(&parent, BASE), nth);
             on.store(&parent, BASE, nth + 1);
         }
-        assert!(failures > 3, "the child takes a root, tables and the copy");
+        assert!(failures > 3, "the child allocates a root, page tables and the copy");
     });
 }

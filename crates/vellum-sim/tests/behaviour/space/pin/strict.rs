@@ -16,7 +16,7 @@ fn pinned_pages_outlive_their_mapping() {
         drop(space.fork().unwrap());
         let pin = space.pin(BASE + PAGE + 8, Access::Read).unwrap();
         on.store(&space, BASE + PAGE, 6);
-        assert_eq!((on.count(Counter::CowCopies), on.count(Counter::CowReuses)), (1, 0), "the pin has it too");
+        assert_eq!((on.count(Counter::CowCopies), on.count(Counter::CowReuses)), (1, 0), "the pin holds a reference");
         let mut word = [0; 8];
         pin.read(0, &mut word);
         assert_eq!(u64::from_ne_bytes(word), 5);

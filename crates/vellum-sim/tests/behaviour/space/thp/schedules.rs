@@ -9,7 +9,7 @@ use vellum::stats::{Counter, SizeCounter};
 use vellum::vma::Prot;
 use vellum_sim::Fault;
 
-use crate::fixtures::schedules::one_space::{PAGES, Scene, counted, counts, out, together};
+use crate::fixtures::schedules::one_space::{Context, PAGES, counted, counts, out, together};
 use crate::fixtures::schedules::{PAGE, at};
 
 /// Pages of a huge page.
@@ -33,7 +33,7 @@ const ALL: [Pieces; 4] = [Pieces::Huge, Pieces::Four, Pieces::Split, Pieces::Apa
 const AWAY: u64 = 1600;
 
 impl Pieces {
-    fn begin(self, on: &Scene<'_, '_>) {
+    fn begin(self, on: &Context<'_, '_>) {
         if self != Pieces::Huge {
             on.machine.policy().set(2, Knob::Always);
         }
@@ -60,7 +60,7 @@ impl Pieces {
         })
     }
 
-    fn act(self, on: &Scene<'_, '_>) {
+    fn act(self, on: &Context<'_, '_>) {
         match self {
             // The range may be unmapped or in use.
             Pieces::Huge => match on.space.advise(at(0), HUGE * PAGE, Advise::Collapse) {
@@ -75,7 +75,7 @@ impl Pieces {
     }
 
     /// Returns whether the operation took place.
-    fn done(self, on: &Scene<'_, '_>) -> bool {
+    fn done(self, on: &Context<'_, '_>) -> bool {
         let (counter, order) = match self {
             Pieces::Huge => (SizeCounter::Collapsed, 9),
             Pieces::Four => (SizeCounter::Collapsed, 2),
@@ -88,7 +88,7 @@ impl Pieces {
 /// Returns whether a store copied a page during the migration. Such a copy holds a reference to the
 /// folio meanwhile, so reclaim leaves the folio in place, queues it again, and migrates it when the
 /// reference is gone; or the store is the folio's last user, and frees it.
-fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
+fn copied_meanwhile(on: &Context<'_, '_>) -> bool {
     let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
     if usage.deferred > 0 {
         Pieces::Apart.act(on);
@@ -98,7 +98,7 @@ fn copied_meanwhile(on: &Scene<'_, '_>) -> bool {
 }
 
 /// Checks that all charged memory is mapped.
-fn no_folio_is_mapped_in_part(on: &Scene<'_, '_>) {
+fn no_folio_is_mapped_in_part(on: &Context<'_, '_>) {
     let usage = on.machine.memcgs().usage(on.machine.frames(), MemcgId::ROOT).unwrap();
     let listed = usage.lru.iter().sum::<u64>() * PAGE;
     assert_eq!((usage.deferred, listed), (0, on.space.stats().anon), "bytes listed, and mapped");
@@ -107,12 +107,12 @@ fn no_folio_is_mapped_in_part(on: &Scene<'_, '_>) {
 /// Runs an operation beside another one, and checks the pages.
 fn meanwhile(
     pieces: Pieces,
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     let mapped = if pieces == Pieces::Huge { HUGE } else { PAGES };
-    let act = move |on: &Scene<'_, '_>| pieces.act(on);
-    let look = move |on: &Scene<'_, '_>| {
+    let act = move |on: &Context<'_, '_>| pieces.act(on);
+    let look = move |on: &Context<'_, '_>| {
         look(on);
         if pieces == Pieces::Apart {
             assert_eq!(on.load(on.space, AWAY), Ok(100));
@@ -130,7 +130,7 @@ fn stores_race_collapse() {
         });
     }
     for pieces in [Pieces::Split, Pieces::Apart] {
-        let count = move |on: &Scene<'_, '_>| {
+        let count = move |on: &Context<'_, '_>| {
             let program = on.cpu.enter(on.space);
             (0..3).for_each(|n| pieces.pages().for_each(|page| assert_eq!(program.add_u64(at(page) + 8, 1), Ok(n))));
         };
@@ -149,7 +149,7 @@ fn stores_race_collapse() {
 #[test]
 fn first_touches_race_collapse() {
     for pieces in ALL {
-        let touch = |on: &Scene<'_, '_>| {
+        let touch = |on: &Context<'_, '_>| {
             let program = on.cpu.enter(on.space);
             [1, PAGES - 1].iter().for_each(|page| program.store_u64(at(*page) + 16, 5).unwrap());
         };
@@ -172,7 +172,7 @@ fn two_collapses_of_one_range() {
 #[test]
 fn fork_races_collapse() {
     for pieces in ALL {
-        let fork = move |on: &Scene<'_, '_>| {
+        let fork = move |on: &Context<'_, '_>| {
             let child = on.space.fork().unwrap();
             on.holds(&child, pieces.pages());
             let program = on.cpu.enter(&child);
@@ -187,7 +187,7 @@ fn fork_races_collapse() {
 #[test]
 fn pins_race_collapse() {
     for pieces in ALL {
-        let pin = |on: &Scene<'_, '_>| {
+        let pin = |on: &Context<'_, '_>| {
             let pin = on.space.pin(at(2), Access::Write).unwrap();
             pin.write(0, &55u64.to_ne_bytes());
             assert_eq!(on.load(on.space, 2), Ok(55));
@@ -203,7 +203,7 @@ fn pins_race_collapse() {
 #[test]
 fn swap_out_races_collapse() {
     for pieces in ALL {
-        let out_and_back = |on: &Scene<'_, '_>| {
+        let out_and_back = |on: &Context<'_, '_>| {
             out(on);
             assert_eq!(on.load(on.space, 2), Ok(102));
         };
@@ -214,13 +214,13 @@ fn swap_out_races_collapse() {
 #[test]
 fn munmap_and_dontneed_race_collapse() {
     for pieces in ALL {
-        let unmap = |on: &Scene<'_, '_>| on.space.unmap(at(2), PAGE).unwrap();
+        let unmap = |on: &Context<'_, '_>| on.space.unmap(at(2), PAGE).unwrap();
         meanwhile(pieces, unmap, move |on| {
             on.holds(on.space, pieces.pages().filter(|page| *page != 2));
             let found = on.load(on.space, 2);
             assert!(matches!(found, Err(Fault::Handler(FaultError::Unmapped(_)))), "{found:?}");
         });
-        let forget = |on: &Scene<'_, '_>| on.space.advise(at(2), PAGE, Advise::DontNeed).unwrap();
+        let forget = |on: &Context<'_, '_>| on.space.advise(at(2), PAGE, Advise::DontNeed).unwrap();
         meanwhile(pieces, forget, move |on| {
             on.holds(on.space, pieces.pages().filter(|page| *page != 2));
             assert_eq!(on.load(on.space, 2), Ok(0));
@@ -231,7 +231,7 @@ fn munmap_and_dontneed_race_collapse() {
 #[test]
 fn mprotect_races_collapse() {
     for pieces in ALL {
-        let protect = |on: &Scene<'_, '_>| on.space.protect(at(2), PAGE, Prot::READ).unwrap();
+        let protect = |on: &Context<'_, '_>| on.space.protect(at(2), PAGE, Prot::READ).unwrap();
         meanwhile(pieces, protect, move |on| {
             on.holds(on.space, pieces.pages());
             let denied = on.cpu.enter(on.space).store_u64(at(2), 0);
@@ -244,7 +244,7 @@ fn mprotect_races_collapse() {
 #[test]
 fn mremap_races_collapse() {
     for pieces in ALL {
-        let moves = |on: &Scene<'_, '_>| {
+        let moves = |on: &Context<'_, '_>| {
             let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
             let request = RemapRequest { addr: at(2), old_len: PAGE, new_len: PAGE, flags, new_addr: at(1700) };
             assert_eq!(on.space.remap(request), Ok(at(1700)));

@@ -12,7 +12,7 @@ use vellum_sim::{Cpu, Fault, Strict};
 use crate::fixtures::schedules::{BASE, PAGE, Space, at, every_swapping, fixed, space};
 
 const PAGES: u64 = 2;
-const WATCHER: Watcher = Watcher(NonZeroU16::MIN);
+const UFFD: Watcher = Watcher(NonZeroU16::MIN);
 const ALL: VirtRange = VirtRange { start: BASE, end: BASE + PAGES * PAGE };
 
 /// Registers the first pages of a space, runs two functions and `other` at once, and then `other`
@@ -28,7 +28,7 @@ fn at_once(
         let flags = if populate { MapFlags::POPULATE } else { MapFlags::empty() };
         space.map(fixed(0, PAGES, flags)).unwrap();
         space.map(fixed(PAGES, 1, MapFlags::POPULATE)).unwrap();
-        space.watch(ALL, WATCHER, what).unwrap();
+        space.watch(ALL, UFFD, what).unwrap();
         thread::scope(|s| {
             for (n, work) in work.into_iter().enumerate() {
                 let (sim, space) = (&sim, &space);
@@ -81,7 +81,7 @@ fn no_write_is_lost(others: [fn(&Space<'_>, &Cpu<'_, Strict>); 2], populate: boo
         if last {
             for page in 0..PAGES {
                 let copy = program.load_u64(at(PAGES) + 8 * page);
-                assert_eq!(copy, program.load_u64(at(page)), "page {page} was written, and nobody was told");
+                assert_eq!(copy, program.load_u64(at(page)), "page {page} was written without a report");
                 assert_eq!(copy, Ok(2), "page {page}");
             }
         }
@@ -104,7 +104,7 @@ fn no_write_is_lost_on_missing_pages() {
 }
 
 fn is_told(page: u64, access: Access, what: Happening) -> Fault<FaultError> {
-    Fault::Handler(FaultError::Watched(Watched { by: WATCHER, page: at(page), access, what }))
+    Fault::Handler(FaultError::Watched(Watched { by: UFFD, page: at(page), access, what }))
 }
 
 /// A write-protected page is not written until it is unprotected.

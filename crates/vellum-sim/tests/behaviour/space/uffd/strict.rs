@@ -17,7 +17,7 @@ use vellum_sim::{Config, Cpu, Fault, Hostility, Silicon, Strict, Strictness};
 
 use crate::fixtures::bench::{BASE, Setup, Space, USUAL, in_every_format};
 
-const WATCHER: Watcher = Watcher(NonZeroU16::new(7).unwrap());
+const UFFD: Watcher = Watcher(NonZeroU16::new(7).unwrap());
 const OTHER: Watcher = Watcher(NonZeroU16::new(8).unwrap());
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const LATER: VmaFlags = VmaFlags::WRITES.union(VmaFlags::ASYNC);
@@ -73,7 +73,7 @@ impl<A: Silicon> Bench<'_, A> {
     }
 
     fn told(&self, page: u64, access: Access, what: Happening) -> Fault<FaultError> {
-        Fault::Handler(FaultError::Watched(Watched { by: WATCHER, page: self.at(page), access, what }))
+        Fault::Handler(FaultError::Watched(Watched { by: UFFD, page: self.at(page), access, what }))
     }
 
     /// Returns the result of a store that raises an event.
@@ -87,7 +87,7 @@ impl<A: Silicon> Bench<'_, A> {
     }
 
     fn watch(&self, what: VmaFlags) {
-        self.space.watch(self.all(), WATCHER, what).unwrap();
+        self.space.watch(self.all(), UFFD, what).unwrap();
     }
 
     /// Fills pages, each with its number plus 1000 in its first word.
@@ -229,7 +229,7 @@ fn moved<A: Silicon>(arch: A) {
             space.fill(VirtRange { start: at(page), end: at(page + 1) }, false, contents).unwrap();
         };
         crate::fixtures::bench::map(&space, BASE, 64 * on.page);
-        space.watch(VirtRange { start: BASE, end: at(64) }, WATCHER, VmaFlags::MISSING).unwrap();
+        space.watch(VirtRange { start: BASE, end: at(64) }, UFFD, VmaFlags::MISSING).unwrap();
         let remap = |from: u64, to: u64| {
             let (flags, len) = (RemapFlags::MAYMOVE | RemapFlags::FIXED, 2 * on.page);
             let request = RemapRequest { addr: at(from), old_len: len, new_len: len, flags, new_addr: at(to) };
@@ -273,7 +273,7 @@ fn markers<A: Silicon>(on: &Bench<'_, A>) {
     on.store(9, 99).unwrap();
     let before = on.held()[0];
     on.space.write_protect(on.all(), false).unwrap();
-    assert_eq!(on.held(), [before, 0, 0], "only what is there");
+    assert_eq!(on.held(), [before, 0, 0], "only present pages");
     on.space.write_protect(on.all(), true).unwrap();
     assert_eq!(on.held(), [before, 0, 64 - before]);
     let empty = if before == 64 { return } else { 40 };
@@ -375,10 +375,10 @@ fn unwatched<A: Silicon>(on: &Bench<'_, A>) {
     on.space.write_protect(on.all(), true).unwrap();
     on.space.unwatch(on.all(), OTHER).unwrap();
     assert_eq!(on.store(0, 1), on.no_store(0, Happening::Write));
-    on.space.unwatch(on.pages(16, 16), WATCHER).unwrap();
+    on.space.unwatch(on.pages(16, 16), UFFD).unwrap();
     (16..32).for_each(|i| on.store(i, i).unwrap());
     assert_eq!(on.store(15, 1), on.no_store(15, Happening::Write));
-    on.space.unwatch(VirtRange { start: 0, end: on.at(64) }, WATCHER).unwrap();
+    on.space.unwatch(VirtRange { start: 0, end: on.at(64) }, UFFD).unwrap();
     (0..64).for_each(|i| on.store(i, i).unwrap());
     assert_eq!(on.held()[2], 0);
     assert_eq!(on.space.stats().vmas, 1);
@@ -420,7 +420,7 @@ fn later<A: Silicon>(on: &Bench<'_, A>) {
     assert_eq!(on.written(false), [(30, 1), (50, 1)]);
     let found = on.space.scan(on.all(), Scan { pages: 1, ..scan }, None).unwrap();
     assert_eq!((found.pages, on.written(false)), (1, vec![(50, 1)]));
-    on.space.watch(on.pages(32, 16), WATCHER, VmaFlags::WRITES).unwrap();
+    on.space.watch(on.pages(32, 16), UFFD, VmaFlags::WRITES).unwrap();
     let refused = on.space.scan(on.all(), scan, None);
     assert_eq!(refused, Err(ScanError::NotAsync(on.pages(32, 16))));
 }
@@ -449,17 +449,17 @@ fn refused<A: Silicon>(on: &Bench<'_, A>) {
     let shared = VirtRange { start: on.at(100), end: on.at(101) };
     on.space.map(MapRequest { addr: shared.start, len: on.page, prot: RW, flags }).unwrap();
     let watch = |range, by, what| on.space.watch(range, by, what);
-    assert_eq!(watch(shared, WATCHER, VmaFlags::MISSING), Err(WatchError::Unwatchable(shared)));
-    assert_eq!(watch(shared, WATCHER, VmaFlags::WRITES), Err(WatchError::Unwatchable(shared)));
-    assert_eq!(watch(on.pages(60, 10), WATCHER, LATER), Err(WatchError::NotMapped));
-    assert_eq!(watch(on.all(), WATCHER, VmaFlags::ASYNC), Err(WatchError::Nothing));
-    watch(on.pages(8, 8), WATCHER, VmaFlags::MISSING).unwrap();
+    assert_eq!(watch(shared, UFFD, VmaFlags::MISSING), Err(WatchError::Unwatchable(shared)));
+    assert_eq!(watch(shared, UFFD, VmaFlags::WRITES), Err(WatchError::Unwatchable(shared)));
+    assert_eq!(watch(on.pages(60, 10), UFFD, LATER), Err(WatchError::NotMapped));
+    assert_eq!(watch(on.all(), UFFD, VmaFlags::ASYNC), Err(WatchError::Nothing));
+    watch(on.pages(8, 8), UFFD, VmaFlags::MISSING).unwrap();
     assert_eq!(watch(on.all(), OTHER, VmaFlags::MISSING), Err(WatchError::Taken(on.pages(8, 8))));
     assert_eq!(on.space.write_protect(on.pages(8, 8), true), Err(WatchError::NotWatched));
     let odd = VirtRange { start: BASE + 1, end: on.at(1) };
-    assert_eq!(watch(odd, WATCHER, LATER), Err(WatchError::Unaligned(odd)));
+    assert_eq!(watch(odd, UFFD, LATER), Err(WatchError::Unaligned(odd)));
     // Asynchronous write protection works in shared memory.
-    watch(shared, WATCHER, LATER).unwrap();
+    watch(shared, UFFD, LATER).unwrap();
     on.store(100, 1).unwrap();
     let select =
         |is: Categories| is.contains(Categories::WRITTEN).then_some(is & (Categories::FILE | Categories::PRESENT));

@@ -4,7 +4,7 @@
 use vellum::frame::policy::Knob;
 use vellum::space::{Advise, CollapseLimits, MapFlags, RemapFlags, RemapRequest};
 
-use crate::fixtures::schedules::family::{Scene, family};
+use crate::fixtures::schedules::family::{Context, family};
 use crate::fixtures::schedules::{PAGE, Space, at, fixed};
 
 /// A folio of four pages.
@@ -27,7 +27,7 @@ const AWAY: u64 = 1600;
 const ALL: [Pieces; 3] = [Pieces::Split, Pieces::Apart, Pieces::Collapse];
 
 impl Pieces {
-    fn begin(self, on: &Scene<'_, '_>) {
+    fn begin(self, on: &Context<'_, '_>) {
         on.reclaim(u64::MAX);
         if self == Pieces::Collapse {
             [1, ORDER].iter().for_each(|order| on.machine.policy().set(*order, Knob::Never));
@@ -50,7 +50,7 @@ impl Pieces {
         }
     }
 
-    fn act(self, on: &Scene<'_, '_>) {
+    fn act(self, on: &Context<'_, '_>) {
         if self == Pieces::Collapse {
             let limits = CollapseLimits { none: 512, swapped: 512, shared: 512 };
             on.parent.collapse_some(0, 4096, &limits).unwrap();
@@ -72,17 +72,17 @@ impl Pieces {
 /// Runs each operation beside another one. Then all slots have an owner, and pages hold the
 /// expected values, also after another swap-out and swap-in.
 fn meanwhile(
-    other: impl Fn(&Scene<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>, Pieces) + Copy + Send + Sync + 'static,
 ) {
     for pieces in ALL {
-        let look = move |on: &Scene<'_, '_>| {
+        let look = move |on: &Context<'_, '_>| {
             if pieces == Pieces::Apart {
                 assert_eq!(on.load(on.parent, AWAY), 103);
             }
             look(on, pieces);
         };
-        let look = move |on: &Scene<'_, '_>| {
+        let look = move |on: &Context<'_, '_>| {
             on.slots_are_had();
             look(on);
             on.slots_are_had();
@@ -90,22 +90,22 @@ fn meanwhile(
             on.slots_are_had();
             look(on);
         };
-        let other = move |on: &Scene<'_, '_>| other(on, pieces);
+        let other = move |on: &Context<'_, '_>| other(on, pieces);
         family((200, ORDER), move |on| pieces.begin(on), move |on| pieces.act(on), other, look);
     }
 }
 
-fn as_they_were(on: &Scene<'_, '_>, pieces: Pieces) {
+fn as_they_were(on: &Context<'_, '_>, pieces: Pieces) {
     on.holds(on.parent, pieces.parents());
     on.holds(on.child, 0..PAGES);
 }
 
 /// Writes other values to all pages.
-fn write(on: &Scene<'_, '_>, space: &Space<'_>) {
+fn write(on: &Context<'_, '_>, space: &Space<'_>) {
     (0..PAGES).for_each(|page| on.store(space, page, 300 + page));
 }
 
-fn written(on: &Scene<'_, '_>, space: &Space<'_>) {
+fn written(on: &Context<'_, '_>, space: &Space<'_>) {
     (0..PAGES).for_each(|page| assert_eq!(on.load(space, page), 300 + page));
 }
 
@@ -142,7 +142,7 @@ fn the_parent_writes_to_a_swap_cache_page() {
 
 #[test]
 fn the_parent_forks_a_swap_cache_page() {
-    let fork = |on: &Scene<'_, '_>, pieces: Pieces| {
+    let fork = |on: &Context<'_, '_>, pieces: Pieces| {
         let child = on.parent.fork().unwrap();
         on.holds(&child, pieces.parents());
         write(on, &child);

@@ -40,7 +40,7 @@ fn on<A: Silicon>(arch: A, pages: u64, test: impl FnOnce(&Disked<'_, A>)) {
         on.attach(pages);
         test(&on);
         on.detach();
-        assert_eq!(disk.used(), 0, "slots that nobody has");
+        assert_eq!(disk.used(), 0, "leaked slots");
     });
 }
 
@@ -121,7 +121,7 @@ in_every_format! {
     swap_cache_pages_are_reclaimed_without_free_slots => full,
     locked_pages_keep_no_slots => locked,
     devices_with_swap_cache_pages_can_be_detached => detached,
-    dropped_swap_cache_pages_free_their_slots => forgotten,
+    dropped_swap_cache_pages_free_their_slots => dropped,
     swap_cache_pages_count_in_their_memcg => memcgs,
 }
 
@@ -167,7 +167,7 @@ fn written<A: Silicon>(arch: A) {
         on.read(&space);
         let before = on.frames(&space);
         (0..PAGES).step_by(3).for_each(|i| on.store(&space, i, 2000 + i));
-        assert_eq!(on.frames(&space), before, "nobody else has them");
+        assert_eq!(on.frames(&space), before, "the pages are mapped exclusively");
         assert_eq!(on.counts(), [PAGES, 2 * PAGES / 3, 2 * PAGES / 3]);
         on.out(&space);
         assert_eq!(on.counts(), [PAGES + PAGES / 3, PAGES, 0]);
@@ -261,7 +261,7 @@ fn full<A: Silicon>(arch: A) {
         on.reclaim_all(&[&parent, &child]);
         assert_eq!(on.counts(), [PAGES, PAGES, 0]);
         on.read(&parent);
-        assert_eq!(on.counts(), [PAGES; 3], "the child has no other");
+        assert_eq!(on.counts(), [PAGES; 3], "the child maps the same page");
         assert!(on.machine.swaps().has_room(on.sim));
         on.reclaim_all(&[&parent, &child]);
         assert_eq!((on.frames(&parent), on.counts()), (vec![], [PAGES, PAGES, 0]));
@@ -301,7 +301,7 @@ fn detached<A: Silicon>(arch: A) {
     });
 }
 
-fn forgotten<A: Silicon>(arch: A) {
+fn dropped<A: Silicon>(arch: A) {
     on(arch, 4 * PAGES, |on| {
         let space = on.space();
         on.out(&space);

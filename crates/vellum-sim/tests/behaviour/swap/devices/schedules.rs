@@ -96,7 +96,7 @@ fn slots_have_one_owner(schedule: Schedule) {
     let _cpu = host.cpu(0);
     assert!(owners.0.iter().all(|owner| owner.load(SeqCst) == NOBODY));
     assert_eq!(slots.free_slots(), 1536);
-    assert!((0..3).all(|_| slots.allocate(&host, HUGE_ORDER).is_some()), "what is free is not whole again");
+    assert!((0..3).all(|_| slots.allocate(&host, HUGE_ORDER).is_some()), "free slots are not merged again");
     slots.free(&frames);
 }
 
@@ -122,7 +122,10 @@ fn giving_up(schedule: Schedule) {
         _ => {}
     });
     let _cpu = host.cpu(2);
-    assert!((0..2).all(|_| slots.allocate(&host, HUGE_ORDER).is_some()), "a cluster has more room than is known");
+    assert!(
+        (0..2).all(|_| slots.allocate(&host, HUGE_ORDER).is_some()),
+        "a cluster has more free slots than are counted"
+    );
     slots.free(&frames);
 }
 

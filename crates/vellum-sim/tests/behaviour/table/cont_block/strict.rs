@@ -23,7 +23,7 @@ type Space<'m, A> = AddressSpace<'m, Strict<A>, A>;
 
 /// A space with folios of the size of a cont block, a program in it, and the program's memory: four
 /// blocks from [`BASE`] on.
-struct Scene<'s, 'm, A: Silicon> {
+struct Context<'s, 'm, A: Silicon> {
     sim: &'m Strict<A>,
     machine: &'m Machine<'m, Strict<A>>,
     space: &'s Space<'m, A>,
@@ -36,7 +36,7 @@ struct Scene<'s, 'm, A: Silicon> {
 }
 
 /// Runs a test with cont blocks of PTEs of this level.
-fn scene<A: Silicon>(arch: A, level: u8, hostility: Hostility, run: impl FnOnce(&Scene<'_, '_, A>)) {
+fn scene<A: Silicon>(arch: A, level: u8, hostility: Hostility, run: impl FnOnce(&Context<'_, '_, A>)) {
     let memory = if level == 1 { 96 << 20 } else { 320 << 20 };
     scene_on(Config::with_arch(arch, memory), arch, level, hostility, run);
 }
@@ -46,7 +46,7 @@ fn scene_on<A: Silicon>(
     arch: A,
     level: u8,
     hostility: Hostility,
-    run: impl FnOnce(&Scene<'_, '_, A>),
+    run: impl FnOnce(&Context<'_, '_, A>),
 ) {
     let sim = config.cpus(2).strict(Strictness::new(1).hostility(hostility)).unwrap();
     let boot = sim.cpu(0);
@@ -64,7 +64,7 @@ fn scene_on<A: Silicon>(
         let other = sim.cpu(1);
         let program = other.enter(&space);
         let _boot = sim.cpu(0);
-        let scene = Scene { sim: &sim, machine: &machine, space: &space, program: &program, level, block, page };
+        let scene = Context { sim: &sim, machine: &machine, space: &space, program: &program, level, block, page };
         let flags = MapFlags::FIXED | MapFlags::NORESERVE;
         assert_eq!(space.map(MapRequest { addr: BASE, len: 4 * block, prot: RW, flags }), Ok(BASE));
         (0..4).for_each(|i| program.store_u64(BASE + i * block, i).unwrap());
@@ -144,7 +144,7 @@ with_huge_leaves! {
     accessed_and_dirty_of_a_huge_block_are_reported_once => tells,
 }
 
-impl<A: Silicon> Scene<'_, '_, A> {
+impl<A: Silicon> Context<'_, '_, A> {
     /// Returns the entry for an address.
     fn entry(&self, va: u64) -> &AtomicU64 {
         let arch = self.space.arch();
@@ -214,7 +214,7 @@ impl<A: Silicon> Scene<'_, '_, A> {
 
 /// A fault folds the block that it maps if folio, addresses and VMA allow it. A change of a whole
 /// block keeps it folded; PROT_NONE unfolds it.
-fn joins<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn joins<A: Silicon>(on: &Context<'_, '_, A>) {
     assert_eq!(on.joined(BASE, 0..4), 4);
     on.protect(0, 4 * on.pages(), Prot::READ);
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
@@ -239,7 +239,7 @@ fn joins<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Only blocks of which a part changes are unfolded, and they are folded again when all PTEs are
 /// alike again.
-fn protects<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn protects<A: Silicon>(on: &Context<'_, '_, A>) {
     on.protect(on.pages() + 1, 1, Prot::READ);
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (3, (0, 1)));
     // From the middle of one block to the middle of another.
@@ -257,7 +257,7 @@ fn protects<A: Silicon>(on: &Scene<'_, '_, A>) {
 }
 
 /// `munmap` and `MADV_DONTNEED` unfold at most the blocks at the ends of the range.
-fn zaps<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn zaps<A: Silicon>(on: &Context<'_, '_, A>) {
     on.space.unmap(BASE + on.page, on.block).unwrap();
     assert_eq!((on.joined(BASE, 2..4), on.turned()), (2, (0, 2)));
     on.space.advise(BASE + 2 * on.block, on.block, Advise::DontNeed).unwrap();
@@ -269,7 +269,7 @@ fn zaps<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Hardware may have set dirty in any entry of a block: when it is unfolded, all pages count as
 /// dirty.
-fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn keeps_dirty<A: Silicon>(on: &Context<'_, '_, A>) {
     let arch = on.space.arch();
     on.recorded(0, on.pages());
     let dirty = || {
@@ -288,7 +288,7 @@ fn keeps_dirty<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Accessed and dirty are reported for a whole block, once. A query about a part unfolds the block,
 /// and changes nothing of the rest.
-fn tells<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn tells<A: Silicon>(on: &Context<'_, '_, A>) {
     let pages = on.pages();
     assert_eq!(on.recorded(0, 4 * pages), [(0..4 * pages, Attrs::HARDWARE)]);
     assert_eq!(on.recorded(0, 4 * pages), []);
@@ -308,11 +308,11 @@ fn tells<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Parent and child have folded blocks. When the child is gone, writes go on in place, and the
 /// blocks stay folded.
-fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn forks<A: Silicon>(on: &Context<'_, '_, A>) {
     let child = on.space.fork().unwrap();
     assert_eq!((on.joined(BASE, 0..4), on.turned()), (4, (0, 0)));
     {
-        let there = Scene { space: &child, ..*on };
+        let there = Context { space: &child, ..*on };
         assert_eq!(there.joined(BASE, 0..4), 4);
     }
     drop(child);
@@ -329,17 +329,17 @@ fn forks<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// A block with a read-only part is unfolded. A fork write-protects the rest, and so folds the
 /// block in parent and child.
-fn forks_parts<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn forks_parts<A: Silicon>(on: &Context<'_, '_, A>) {
     on.protect(4 * on.pages() - on.pages() / 2, on.pages() / 2, Prot::READ);
     assert_eq!(on.joined(BASE, 0..4), 3);
     let child = on.space.fork().unwrap();
     assert_eq!(on.joined(BASE, 0..4), 4);
-    assert_eq!(Scene { space: &child, ..*on }.joined(BASE, 0..4), 4);
+    assert_eq!(Context { space: &child, ..*on }.joined(BASE, 0..4), 4);
     on.holds(BASE, 0..4);
 }
 
 /// Whichever allocation of a fork fails, no block is unfolded, and the parent writes in place.
-fn forks_in_vain<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn forks_in_vain<A: Silicon>(on: &Context<'_, '_, A>) {
     let free = || on.machine.frames().free_frames();
     let (stats, before) = (on.space.stats(), free());
     let mut refused = 0;
@@ -362,7 +362,7 @@ fn forks_in_vain<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// A change of a page in a huge PTE unfolds the block, splits the huge PTE, and unfolds the small
 /// block of the page; no other block changes.
-fn cuts<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn cuts<A: Silicon>(on: &Context<'_, '_, A>) {
     let small = 1 << on.space.arch().page_shift();
     on.space.protect(BASE + on.page + small, small, Prot::READ).unwrap();
     assert_eq!((on.joined(BASE, 1..4), on.turned()), (3, (0, 2)));
@@ -377,7 +377,7 @@ fn cuts<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Memory that moves to an address of the same alignment is folded there, and is not unfolded
 /// before.
-fn moves<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn moves<A: Silicon>(on: &Context<'_, '_, A>) {
     let request = RemapRequest {
         addr: BASE,
         old_len: 2 * on.block,
@@ -391,7 +391,7 @@ fn moves<A: Silicon>(on: &Scene<'_, '_, A>) {
 }
 
 /// A file that was allocated ahead is mapped by the folio, as a cont block where that is 64 KiB.
-fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn executes<A: Silicon>(on: &Context<'_, '_, A>) {
     on.machine.policy().set_fills(1 << (on.block >> 12).ilog2());
     let size = 3 * on.block + on.page;
     let file = Object::new(on.machine, on.space.arch(), MemcgId::ROOT, 0, size).unwrap();
@@ -415,7 +415,7 @@ fn executes<A: Silicon>(on: &Scene<'_, '_, A>) {
 
 /// Soft-dirty reports exactly the written pages, though TLBs cache blocks; and blocks are unfolded
 /// only where some pages were written and others not.
-fn tracks<A: Silicon>(on: &Scene<'_, '_, A>) {
+fn tracks<A: Silicon>(on: &Context<'_, '_, A>) {
     let Ok(()) = on.space.track_writes() else {
         assert!(!on.space.arch().supported().contains(Attrs::SOFT_DIRTY));
         return;

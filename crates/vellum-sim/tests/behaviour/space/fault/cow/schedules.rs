@@ -8,7 +8,7 @@ use vellum::stats::Counter;
 use vellum::vma::Prot;
 use vellum_sim::Fault;
 
-use crate::fixtures::schedules::family::{Scene, family};
+use crate::fixtures::schedules::family::{Context, family};
 use crate::fixtures::schedules::{PAGE, at};
 
 /// Schedules, and the order of the folio: a part of a page table, and a huge PTE, which gets fewer
@@ -20,12 +20,12 @@ const WRITTEN: u64 = 300;
 /// Writes to the first page in the parent beside another operation. Pages for which `changed`
 /// returns true are not checked by this function, but by `look`.
 fn meanwhile(
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
     changed: fn(u64) -> bool,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     for size in SIZES {
-        let write = |on: &Scene<'_, '_>| on.store(on.parent, 0, WRITTEN);
+        let write = |on: &Context<'_, '_>| on.store(on.parent, 0, WRITTEN);
         let look = look.clone();
         family(
             size,
@@ -49,7 +49,7 @@ fn old_or_new(found: u64) -> bool {
 
 #[test]
 fn fork_during_a_copy_is_all_or_nothing() {
-    let fork = |on: &Scene<'_, '_>| {
+    let fork = |on: &Context<'_, '_>| {
         let grandchild = on.parent.fork().unwrap();
         assert!(old_or_new(on.load(&grandchild, 0)));
         on.holds(&grandchild, [1, 2, on.pages - 1]);
@@ -79,7 +79,7 @@ fn both_spaces_write_to_one_shared_page() {
 
 #[test]
 fn two_threads_write_to_one_shared_page() {
-    let count = |on: &Scene<'_, '_>| {
+    let count = |on: &Context<'_, '_>| {
         let program = on.cpu.enter(on.parent);
         for n in 0..3 {
             assert_eq!(program.add_u64(at(1) + 8, 1), Ok(n));
@@ -98,7 +98,7 @@ fn two_threads_write_to_one_shared_page() {
 
 #[test]
 fn exit_of_the_other_space_races_cow() {
-    let unmap = |on: &Scene<'_, '_>| on.child.unmap(at(0), on.pages * PAGE).unwrap();
+    let unmap = |on: &Context<'_, '_>| on.child.unmap(at(0), on.pages * PAGE).unwrap();
     meanwhile(unmap, |_| false, |on| assert_eq!(on.load(on.parent, 0), WRITTEN));
 }
 
@@ -138,7 +138,7 @@ fn reclaim_races_cow() {
 
 #[test]
 fn swap_out_races_cow() {
-    let out = |on: &Scene<'_, '_>| on.parent.advise(at(0), on.pages * PAGE, Advise::PageOut).unwrap();
+    let out = |on: &Context<'_, '_>| on.parent.advise(at(0), on.pages * PAGE, Advise::PageOut).unwrap();
     meanwhile(
         out,
         |_| false,
@@ -160,7 +160,7 @@ fn mprotect_and_mremap_race_cow() {
             assert!(matches!(denied, Err(Fault::Handler(FaultError::Denied(_)))), "{denied:?}");
         },
     );
-    let moves = |on: &Scene<'_, '_>| {
+    let moves = |on: &Context<'_, '_>| {
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         let request = RemapRequest { addr: at(2), old_len: PAGE, new_len: PAGE, flags, new_addr: at(1700) };
         assert_eq!(on.parent.remap(request), Ok(at(1700)));
@@ -177,7 +177,7 @@ fn mprotect_and_mremap_race_cow() {
 /// A busy entry is waited for: it is neither missing nor skipped.
 #[test]
 fn busy_ptes_are_waited_for() {
-    let look = |on: &Scene<'_, '_>| {
+    let look = |on: &Context<'_, '_>| {
         let (mut found, end) = (0, at(on.pages));
         on.parent.runs(VirtRange { start: at(0), end }, |run| {
             assert_eq!(run.kind, Kind::Leaf, "{run:?}");

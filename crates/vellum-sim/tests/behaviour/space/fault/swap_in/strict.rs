@@ -17,7 +17,7 @@ fn on<A: Silicon>(arch: A, bytes: u64, slots: u32, test: impl FnOnce(&Bench<'_, 
 }
 
 in_every_format! {
-    only_swap_in_faults_are_major => told,
+    only_swap_in_faults_are_major => major_and_minor,
     willneed_swaps_in_as_far_as_memory_goes => needed,
     swap_readahead_brings_neighbours_in => neighbours,
     readahead_respects_the_memcg_limit => alone,
@@ -26,7 +26,7 @@ in_every_format! {
 }
 
 /// A fault that swaps pages in is major, others are minor.
-fn told<A: Silicon>(arch: A) {
+fn major_and_minor<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let space = on.space();
         map(&space, BASE, 64 << arch.page_shift());

@@ -17,7 +17,7 @@ const PAGES: u64 = 4;
 /// The environment of a case: a space whose first pages hold 100, 101, … in their first and 200,
 /// 201, … in their second words, all of them lazyfree.
 #[derive(Clone, Copy)]
-struct Scene<'s, 'm> {
+struct Context<'s, 'm> {
     machine: &'m Machine<'m, Strict>,
     space: &'s Space<'m>,
     cpu: &'s Cpu<'s, Strict>,
@@ -25,7 +25,7 @@ struct Scene<'s, 'm> {
     turn: &'s AtomicU32,
 }
 
-impl Scene<'_, '_> {
+impl Context<'_, '_> {
     fn load(&self, space: &Space<'_>, va: u64) -> Result<u64, Fault<FaultError>> {
         self.cpu.enter(space).load_u64(va)
     }
@@ -68,41 +68,41 @@ impl Scene<'_, '_> {
 /// Reclaims memory while another CPU does something; then runs `look`, and again after another
 /// reclaim of everything.
 fn meanwhile(
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     at_once(|on| on.reclaims(), other, look);
 }
 
 fn at_once(
-    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    one: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
     every_swapping(move |sim, boot, machine, _| {
         let space = space(machine);
         space.map(fixed(0, PAGES, MapFlags::POPULATE)).unwrap();
         let turn = AtomicU32::new(0);
-        let here = Scene { machine, space: &space, cpu: boot, turn: &turn };
+        let here = Context { machine, space: &space, cpu: boot, turn: &turn };
         for page in 0..PAGES {
             boot.enter(&space).store_u64(at(page), 100 + page).unwrap();
             boot.enter(&space).store_u64(at(page) + 8, 200 + page).unwrap();
         }
         here.frees();
-        both(sim, |cpu| one(&Scene { cpu, ..here }), |cpu| other(&Scene { cpu, ..here }));
+        both(sim, |cpu| one(&Context { cpu, ..here }), |cpu| other(&Context { cpu, ..here }));
         look(&here);
         here.reclaims();
         look(&here);
     });
 }
 
-fn stores(on: &Scene<'_, '_>) {
+fn stores(on: &Context<'_, '_>) {
     let program = on.cpu.enter(on.space);
     (0..PAGES).for_each(|page| program.store_u64(at(page), 300 + page).unwrap());
 }
 
 /// Checks the stores: the rest of each page is as it was, or zero.
-fn stored(on: &Scene<'_, '_>) {
+fn stored(on: &Context<'_, '_>) {
     for page in 0..PAGES {
         assert_eq!(on.load(on.space, at(page)), Ok(300 + page), "page {page}");
         on.rest(on.space, page);
@@ -118,7 +118,7 @@ fn stores_race_reclaim_of_lazyfree_memory() {
 /// One page of a folio is written, which keeps the other.
 #[test]
 fn stores_to_part_of_a_lazyfree_folio_race_reclaim() {
-    let store = |on: &Scene<'_, '_>| on.cpu.enter(on.space).store_u64(at(1), 301).unwrap();
+    let store = |on: &Context<'_, '_>| on.cpu.enter(on.space).store_u64(at(1), 301).unwrap();
     meanwhile(store, |on| {
         assert_eq!(on.load(on.space, at(1)), Ok(301));
         on.rest(on.space, 1);
@@ -128,7 +128,7 @@ fn stores_to_part_of_a_lazyfree_folio_race_reclaim() {
 
 #[test]
 fn counters_survive_reclaim_of_lazyfree_memory() {
-    let count = |on: &Scene<'_, '_>| {
+    let count = |on: &Context<'_, '_>| {
         let program = on.cpu.enter(on.space);
         for page in 0..PAGES {
             let before = program.add_u64(at(page), 1).unwrap();
@@ -146,7 +146,7 @@ fn counters_survive_reclaim_of_lazyfree_memory() {
 
 #[test]
 fn reads_race_reclaim_of_lazyfree_memory() {
-    let read = |on: &Scene<'_, '_>| {
+    let read = |on: &Context<'_, '_>| {
         for page in 0..PAGES {
             let first = on.old(on.space, page, at(page));
             assert!(first || !on.old(on.space, page, at(page)), "page {page} comes back");
@@ -174,14 +174,14 @@ fn lazyfree_races_stores() {
 /// cache the dirty bit any more.
 #[test]
 fn lazyfree_keeps_later_writes_of_a_writer() {
-    let frees = |on: &Scene<'_, '_>| {
+    let frees = |on: &Context<'_, '_>| {
         on.wait_for(1);
         on.frees();
         on.turn.store(2, SeqCst);
         on.wait_for(3);
         on.reclaims();
     };
-    let writes = |on: &Scene<'_, '_>| {
+    let writes = |on: &Context<'_, '_>| {
         let program = on.cpu.enter(on.space);
         (0..PAGES).for_each(|page| program.store_u64(at(page), 1).unwrap());
         on.turn.store(1, SeqCst);
@@ -206,7 +206,7 @@ fn two_reclaims_of_lazyfree_memory() {
 /// Parent and child each have the old contents, or zeros, and neither sees what the other writes.
 #[test]
 fn fork_races_reclaim_of_lazyfree_memory() {
-    let fork = |on: &Scene<'_, '_>| {
+    let fork = |on: &Context<'_, '_>| {
         let child = on.space.fork().unwrap();
         on.cpu.enter(&child).store_u64(at(0), 400).unwrap();
         stores(on);
@@ -220,7 +220,7 @@ fn fork_races_reclaim_of_lazyfree_memory() {
 /// A write through a pin goes to the page of the space, which keeps it when the pin is gone.
 #[test]
 fn pins_race_reclaim_of_lazyfree_memory() {
-    let pin = |on: &Scene<'_, '_>| {
+    let pin = |on: &Context<'_, '_>| {
         let pin = on.space.pin(at(1), Access::Write).unwrap();
         pin.write(0, &55u64.to_ne_bytes());
         assert_eq!(on.load(on.space, at(1)), Ok(55));
@@ -234,7 +234,7 @@ fn pins_race_reclaim_of_lazyfree_memory() {
 
 #[test]
 fn munmap_and_dontneed_race_reclaim_of_lazyfree_memory() {
-    let away = |on: &Scene<'_, '_>| {
+    let away = |on: &Context<'_, '_>| {
         on.space.advise(at(0), PAGE, Advise::DontNeed).unwrap();
         on.space.unmap(at(1), 2 * PAGE).unwrap();
     };
@@ -246,7 +246,7 @@ fn munmap_and_dontneed_race_reclaim_of_lazyfree_memory() {
 
 #[test]
 fn mremap_races_reclaim_of_lazyfree_memory() {
-    let moves = |on: &Scene<'_, '_>| {
+    let moves = |on: &Context<'_, '_>| {
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         let request = RemapRequest { addr: at(1), old_len: 2 * PAGE, new_len: 2 * PAGE, flags, new_addr: at(700) };
         assert_eq!(on.space.remap(request), Ok(at(700)));
@@ -261,7 +261,7 @@ fn mremap_races_reclaim_of_lazyfree_memory() {
 /// Locked memory stays resident, lazyfree or not.
 #[test]
 fn mlock_races_reclaim_of_lazyfree_memory() {
-    let lock = |on: &Scene<'_, '_>| {
+    let lock = |on: &Context<'_, '_>| {
         on.space.lock(at(1), 2 * PAGE, false).unwrap();
         for page in 1..3 {
             let first = on.old(on.space, page, at(page));

@@ -43,7 +43,7 @@ fn goes_and_comes<A: Silicon>(arch: A) {
                 assert_eq!(on.load(&space, BASE + i * page), if i < 60 { 1000 + i } else { 0 });
             }
             (0..60).for_each(|i| on.store(&space, BASE + i * page, 2000 + i));
-            assert_eq!(space.usage(all).blocks, blocks, "what was joined is so again");
+            assert_eq!(space.usage(all).blocks, blocks, "blocks are folded again");
             assert_eq!(held(&space, range(BASE, 60 * page)), (60 * page, 0));
             assert_eq!(on.used(), 0);
             assert_eq!(on.count(Counter::SwapIn), on.count(Counter::SwapOut));
@@ -196,7 +196,11 @@ fn huge_ptes_are_swapped_out_whole() {
         assert_eq!((on.load(&space, BASE), on.machine.size_counter(SizeCounter::SwapIn, 9)), (1, 1));
         let child = space.fork().unwrap();
         space.unmap(BASE + HUGE, 0x3000).unwrap();
-        assert_eq!(on.used(), 1024, "both have the first in memory, which has its slots, and the child has the other");
+        assert_eq!(
+            on.used(),
+            1024,
+            "parent and child map the first huge page, which keeps its slots; the child's second is still swapped out"
+        );
         drop(child);
         assert_eq!((on.load(&space, BASE + HUGE + 0x5000), on.load(&space, BASE + HUGE + 0x7000)), (2, 0));
         space.protect(BASE, 0x1000, Prot::READ).unwrap();

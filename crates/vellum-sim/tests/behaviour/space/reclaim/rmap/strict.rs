@@ -67,7 +67,7 @@ fn of_a_child<A: Silicon>(arch: A) {
         assert_eq!(resident(&children), 0);
         // Each child a few times: to check whether its memory was accessed, and to page it out; not
         // for each page of its siblings.
-        assert!(shown as u64 <= 6 * CHILDREN, "{shown} spaces were asked");
+        assert!(shown as u64 <= 6 * CHILDREN, "{shown} spaces were searched");
         for (nth, child) in (0..).zip(&children) {
             (0..CHILDREN).for_each(|page| assert_eq!(on.load(child, BASE + page * on.page), 100 * nth + page));
         }
@@ -84,7 +84,7 @@ fn of_a_parent<A: Silicon>(arch: A) {
         // The children might map it, but none of their folios is left.
         let shown = shown(on, all);
         assert_eq!(parent.stats().anon, 0);
-        assert!((shown as u64) < CHILDREN, "{shown} spaces were asked");
+        assert!((shown as u64) < CHILDREN, "{shown} spaces were searched");
         (0..8).for_each(|page| assert_eq!(on.load(&parent, BASE + page * on.page), page));
     });
 }

@@ -49,7 +49,7 @@ fn run<A: Silicon>(arch: A, order: u8, scenario: &Scenario<A>, point: Point, n: 
     refuse(&sim, disks.each_ref(), point, Refusal::Never);
     world.check();
     drop(world);
-    assert_eq!(disks.each_ref().map(Disk::used), [0, 0], "slots hold what nobody has");
+    assert_eq!(disks.each_ref().map(Disk::used), [0, 0], "leaked slots");
     assert_eq!((0..2).map(|device| machine.swaps().usage(&sim, device).unwrap().used).sum::<u32>(), 0);
     assert_eq!(machine.memcgs().usage(machine.frames(), memcg).unwrap().charged, 0);
     assert_eq!(machine.frames().free_frames(), free);

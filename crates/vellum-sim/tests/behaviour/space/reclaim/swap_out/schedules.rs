@@ -5,17 +5,17 @@ use vellum::space::{Access, Advise, FaultError, RemapFlags, RemapRequest};
 use vellum::vma::Prot;
 use vellum_sim::{Fault, Refusal};
 
-use crate::fixtures::schedules::one_space::{PAGES, Scene, counted, counts, out, together};
+use crate::fixtures::schedules::one_space::{Context, PAGES, counted, counts, out, together};
 use crate::fixtures::schedules::{PAGE, at};
 
 /// Runs [`together`] on memory that was swapped out before if `away`.
 fn at_once(
     away: bool,
-    one: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    other: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
-    look: impl Fn(&Scene<'_, '_>) + Clone + Send + Sync + 'static,
+    one: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    other: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
+    look: impl Fn(&Context<'_, '_>) + Clone + Send + Sync + 'static,
 ) {
-    let begin = move |on: &Scene<'_, '_>| {
+    let begin = move |on: &Context<'_, '_>| {
         if away {
             out(on);
             assert_eq!(on.swapped(on.space), PAGES);
@@ -31,7 +31,7 @@ fn stores_race_swap_out() {
 
 #[test]
 fn stores_race_failed_swap_out() {
-    let in_vain = |on: &Scene<'_, '_>| {
+    let in_vain = |on: &Context<'_, '_>| {
         on.disk.refuse_writes(Refusal::Nth(2));
         out(on);
     };
@@ -52,7 +52,7 @@ fn two_swap_ins_of_one_page() {
 /// swapped out again meanwhile.
 #[test]
 fn swap_in_races_swap_in_and_out_again() {
-    let back_and_out = |on: &Scene<'_, '_>| {
+    let back_and_out = |on: &Context<'_, '_>| {
         counts(on);
         out(on);
     };
@@ -66,8 +66,8 @@ fn swap_out_races_swap_in() {
 
 #[test]
 fn munmap_races_swap_in() {
-    let unmap = |on: &Scene<'_, '_>| on.space.unmap(at(1), 2 * PAGE).unwrap();
-    let read = |on: &Scene<'_, '_>| {
+    let unmap = |on: &Context<'_, '_>| on.space.unmap(at(1), 2 * PAGE).unwrap();
+    let read = |on: &Context<'_, '_>| {
         [1, 2].iter().for_each(|page| {
             let found = on.load(on.space, *page);
             assert!(
@@ -83,9 +83,9 @@ fn munmap_races_swap_in() {
 
 #[test]
 fn dontneed_races_swap_in() {
-    let forget = |on: &Scene<'_, '_>| on.space.advise(at(1), 2 * PAGE, Advise::DontNeed).unwrap();
+    let forget = |on: &Context<'_, '_>| on.space.advise(at(1), 2 * PAGE, Advise::DontNeed).unwrap();
     for away in [true, false] {
-        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
         at_once(away, forget, other, |on| {
             on.holds(on.space, [0, 3]);
             assert_eq!((on.load(on.space, 1), on.load(on.space, 2)), (Ok(0), Ok(0)));
@@ -95,13 +95,13 @@ fn dontneed_races_swap_in() {
 
 #[test]
 fn mremap_races_swap_out_and_in() {
-    let moves = |on: &Scene<'_, '_>| {
+    let moves = |on: &Context<'_, '_>| {
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         let request = RemapRequest { addr: at(1), old_len: 2 * PAGE, new_len: 2 * PAGE, flags, new_addr: at(700) };
         assert_eq!(on.space.remap(request), Ok(at(700)));
     };
     for away in [true, false] {
-        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
         at_once(away, moves, other, |on| {
             on.holds(on.space, [0, 3]);
             assert_eq!((on.load(on.space, 700), on.load(on.space, 701)), (Ok(101), Ok(102)));
@@ -111,9 +111,9 @@ fn mremap_races_swap_out_and_in() {
 
 #[test]
 fn mprotect_races_swap_out_and_in() {
-    let protect = |on: &Scene<'_, '_>| on.space.protect(at(1), 2 * PAGE, Prot::READ).unwrap();
+    let protect = |on: &Context<'_, '_>| on.space.protect(at(1), 2 * PAGE, Prot::READ).unwrap();
     for away in [true, false] {
-        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 2, 1, 0]) } else { out };
+        let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 2, 1, 0]) } else { out };
         at_once(away, protect, other, |on| {
             on.holds(on.space, 0..PAGES);
             let denied = on.cpu.enter(on.space).store_u64(at(1), 0);
@@ -125,9 +125,9 @@ fn mprotect_races_swap_out_and_in() {
 
 #[test]
 fn mlock_races_swap_out_and_in() {
-    let lock = |on: &Scene<'_, '_>| on.space.lock(at(1), 2 * PAGE, false).unwrap();
+    let lock = |on: &Context<'_, '_>| on.space.lock(at(1), 2 * PAGE, false).unwrap();
     for away in [true, false] {
-        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
         at_once(away, lock, other, |on| {
             let mut resident = [false; 2];
             on.space.resident(at(1), 2 * PAGE, &mut resident).unwrap();
@@ -140,14 +140,14 @@ fn mlock_races_swap_out_and_in() {
 /// A write through a pin goes to the page of the space.
 #[test]
 fn pins_race_swap_out_and_in() {
-    let pin = |on: &Scene<'_, '_>| {
+    let pin = |on: &Context<'_, '_>| {
         let pin = on.space.pin(at(1), Access::Write).unwrap();
         pin.write(0, &55u64.to_ne_bytes());
         assert_eq!(on.load(on.space, 1), Ok(55));
         pin.write(0, &66u64.to_ne_bytes());
     };
     for away in [true, false] {
-        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
         at_once(away, pin, other, |on| {
             on.holds(on.space, [0, 2, 3]);
             assert_eq!(on.load(on.space, 1), Ok(66));
@@ -158,7 +158,7 @@ fn pins_race_swap_out_and_in() {
 /// A child has the memory of its parent, wherever it was, and neither sees what the other writes.
 #[test]
 fn fork_races_swap_out_and_in() {
-    let fork = |on: &Scene<'_, '_>| {
+    let fork = |on: &Context<'_, '_>| {
         let child = on.space.fork().unwrap();
         on.holds(&child, 0..2);
         let program = on.cpu.enter(&child);
@@ -166,7 +166,7 @@ fn fork_races_swap_out_and_in() {
         (0..PAGES).for_each(|page| assert_eq!(program.load_u64(at(page)), Ok(200 + page)));
     };
     for away in [true, false] {
-        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
         at_once(away, fork, other, |on| on.holds(on.space, 0..PAGES));
     }
 }
@@ -175,13 +175,13 @@ fn fork_races_swap_out_and_in() {
 /// parent.
 #[test]
 fn fork_races_failed_swap_out() {
-    let fork = |on: &Scene<'_, '_>| {
+    let fork = |on: &Context<'_, '_>| {
         let child = on.space.fork().unwrap();
         let program = on.cpu.enter(on.space);
         (0..PAGES).for_each(|page| program.store_u64(at(page), 300 + page).unwrap());
         on.holds(&child, 0..PAGES);
     };
-    let in_vain = |on: &Scene<'_, '_>| {
+    let in_vain = |on: &Context<'_, '_>| {
         on.disk.refuse_writes(Refusal::From(1));
         out(on);
     };
@@ -193,7 +193,7 @@ fn fork_races_failed_swap_out() {
 /// Swapoff while programs swap in the same pages.
 #[test]
 fn swapoff_races_swap_in() {
-    let off = |on: &Scene<'_, '_>| {
+    let off = |on: &Context<'_, '_>| {
         on.machine.swaps().close(on.sim, 0).unwrap();
         assert_eq!(on.space.swap_off(0), Ok(()));
         assert_eq!(on.swapped(on.space), 0);
@@ -205,12 +205,12 @@ fn swapoff_races_swap_in() {
 /// meanwhile.
 #[test]
 fn soft_dirty_scans_race_swap_out_and_in() {
-    let ask = |on: &Scene<'_, '_>| {
+    let ask = |on: &Context<'_, '_>| {
         on.space.track_writes().unwrap();
         on.cpu.enter(on.space).store_u64(at(1), 9).unwrap();
     };
     for away in [true, false] {
-        let other = if away { |on: &Scene<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
+        let other = if away { |on: &Context<'_, '_>| on.holds(on.space, [3, 0]) } else { out };
         at_once(away, ask, other, |on| {
             let mut written = Vec::new();
             let arch = on.space.arch();

@@ -195,7 +195,7 @@ in_every_format! {
         let after = on.entries();
         let there = |(n, entry): (usize, &Entry)| entry.is_some() == (n as u64 == page);
         assert!(after.iter().enumerate().all(there), "only page {page} is in memory: {after:?}");
-        assert_ne!(after[page as usize], before[page as usize], "who writes what is held has a copy");
+        assert_ne!(after[page as usize], before[page as usize], "a write to an isolated page copies it");
         // The page is swapped out for the comparison.
         on.out();
         0..0

@@ -188,10 +188,10 @@ fn refused<A: Silicon>(arch: A) {
         let space = on.mapped(2 * HUGE);
         let all = range(BASE, 2 * HUGE);
         let unfit = |start| Err(CollapseError::Unfit(range(start, HUGE)));
-        assert_eq!(collapse(&space, HUGE), unfit(BASE), "there is nothing");
+        assert_eq!(collapse(&space, HUGE), unfit(BASE), "the range is empty");
         on.fill(&space, [1].into_iter());
         space.advise(BASE + 8 * on.page, on.page, Advise::GuardInstall).unwrap();
-        assert_eq!(collapse(&space, HUGE), unfit(BASE), "there is a guard");
+        assert_eq!(collapse(&space, HUGE), unfit(BASE), "the range has a guard");
         space.advise(BASE + 8 * on.page, on.page, Advise::GuardRemove).unwrap();
         space.advise(BASE, 2 * HUGE, Advise::NoHuge).unwrap();
         assert_eq!(collapse(&space, HUGE), Err(CollapseError::NotAllowed(all)));
@@ -294,7 +294,7 @@ fn limited<A: Silicon>(arch: A) {
         assert_eq!(
             space.collapse_some(0, 1 << 20, &whole).unwrap(),
             Collapsed::default(),
-            "policy has no large folios"
+            "policy allows no large folios"
         );
         let third = BASE + 2 * HUGE;
         let child = space.fork().unwrap();

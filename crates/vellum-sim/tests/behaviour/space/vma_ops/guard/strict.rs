@@ -39,7 +39,7 @@ fn guards_replace_pages_and_page_tables() {
         assert_eq!((on.load(&space, BASE), on.load(&space, BASE + 3 * HUGE - PAGE)), (1, 2));
         let tables = space.stats().tables;
         space.advise(BASE, 3 * HUGE, Advise::GuardRemove).unwrap();
-        assert_eq!(space.stats().tables, tables - PAGE, "nothing is left in the middle one");
+        assert_eq!(space.stats().tables, tables - PAGE, "the middle page table is empty");
         assert_eq!(on.load(&space, BASE + HUGE), 0);
     });
 }
