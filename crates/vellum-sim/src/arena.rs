@@ -40,7 +40,8 @@ pub struct Arena {
     pagemap: Option<File>,
 }
 
-// SAFETY: the arena owns its mapping, which any thread may use and unmap; the pointers never change.
+// SAFETY: the arena owns its mapping, which any thread may use and unmap; the pointers never
+// change.
 unsafe impl Send for Arena {}
 // SAFETY: `&Arena` gives out atomics, and raw addresses whose use is the caller's responsibility.
 unsafe impl Sync for Arena {}
@@ -60,7 +61,8 @@ impl Arena {
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), mapped_len, ProtFlags::empty(), flags)? };
         let mapped = NonNull::new(mapped.cast::<u8>()).expect("the host never maps page 0");
         let skip = mapped.as_ptr().align_offset(HOST_ALIGN);
-        // SAFETY: the mapping is at least `HOST_ALIGN` longer than the machine's memory, so this stays inside.
+        // SAFETY: the mapping is at least `HOST_ALIGN` longer than the machine's memory, so this
+        // stays inside.
         let zero = unsafe { mapped.add(skip) };
         // From here on, dropping the arena unmaps the reservation, so no later error leaks it.
         let pages_are_frames = rustix::param::page_size() as u64 == FRAME_SIZE;
@@ -96,7 +98,8 @@ impl Arena {
             // SAFETY: populating changes no contents.
             if unsafe { madvise(at.cast(), len, Advice::LinuxPopulateWrite) }.is_err() {
                 for page in (0..len).step_by(FRAME_SIZE as usize) {
-                    // SAFETY: inside the region, as above; a host older than Linux 5.14 needs each page touched.
+                    // SAFETY: inside the region, as above; a host older than Linux 5.14 needs each
+                    // page touched.
                     unsafe { at.add(page).write_volatile(0) };
                 }
             }

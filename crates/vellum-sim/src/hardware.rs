@@ -27,7 +27,7 @@ pub trait Simulated: Platform + Sized {
     /// Returns its hardware.
     fn hardware(&self) -> &Hardware<Self::Arch>;
 
-    /// Whether the machine needs [`Simulated::before_use`] before every access.
+    /// True if the machine needs [`Simulated::before_use`] before every access.
     const STRICT: bool = false;
 
     /// Called when a program is about to access memory through a translation that it looked up some
@@ -45,7 +45,7 @@ pub struct Hardware<A> {
     model: TlbModel,
     coalesces: u32,
     software_ad_bits: bool,
-    /// Whether a CPU has found conflicting translations since the last
+    /// True if a CPU has found conflicting translations since the last
     /// [`Hardware::take_conflicts`].
     conflicts: AtomicBool,
     arena: Arena,
@@ -78,7 +78,7 @@ pub(crate) struct MmuState {
     /// Draws where the architecture leaves a choice. With `None`, a cont block is always cached as
     /// one entry, and accessed and dirty are set in the entry of the accessed page.
     pub choices: Option<Rng>,
-    /// Whether this CPU looks for two translations of different sizes for one address, and the
+    /// True if this CPU looks for two translations of different sizes for one address, and the
     /// first such pair.
     pub detects_conflicts: bool,
     pub conflict: Option<Conflict>,

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::rng::Rng;
 
-/// Which requests are refused.
+/// The requests that are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Refusal {
     /// None, unless the resource runs out.

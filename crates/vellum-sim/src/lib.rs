@@ -32,7 +32,8 @@
 //! host.baseline();
 //! {
 //!     let space =
-//!         AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default()).unwrap();
+//!         AddressSpace::new(&machine, X86_64::four_levels(), MemcgId::ROOT, Limits::default())
+//!             .unwrap();
 //!     let request = MapRequest {
 //!         addr: 0,
 //!         len: 1 << 20,

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::thread;
 
-/// How the CPUs of a machine take turns.
+/// The way in which the CPUs of a machine take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
     /// The host's scheduler: each CPU is a thread of its own.

@@ -76,7 +76,8 @@ impl Seats {
             return 0;
         }
         panic!(
-            "this thread is not a CPU of this machine: take a seat first, with `machine.cpu(n)` or `machine.on_cpu(n, || …)`"
+            "this thread is not a CPU of this machine: take a seat first, with `machine.cpu(n)` or \
+             `machine.on_cpu(n, || …)`"
         );
     }
 

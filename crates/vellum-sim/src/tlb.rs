@@ -4,7 +4,7 @@
 //! The bank decides how much one entry holds: all of a contiguous block, or a part of it; a huge
 //! page, or a part; contiguous pages that no bit marks, if the bank coalesces.
 //!
-//! Where the architecture lets a TLB cache entries that are not present ([`vellum::arch::stale`]),
+//! If the architecture lets a TLB cache entries that are not present ([`vellum::arch::stale`]),
 //! these are kept in a cache of their own, which takes precedence over a translation of the same
 //! address.
 //!

@@ -9,7 +9,7 @@ use vellum::arch::{Aarch64, Arch, Attrs, Kind, Riscv64, X86_64};
 use crate::arena::Arena;
 use crate::program::Access;
 
-/// How a processor updates page tables, beyond the format itself.
+/// The way in which a processor updates page tables, beyond the format itself.
 pub trait Silicon: Arch {
     /// Returns the bits that a walk sets in each pointer to a page table that it follows.
     fn table_accessed(&self) -> u64 {
@@ -18,8 +18,8 @@ pub trait Silicon: Arch {
 }
 
 impl Silicon for X86_64 {
-    // "Whenever the processor uses a paging-structure entry as part of linear-address translation, it sets the accessed
-    // flag in that entry" (Intel SDM vol. 3A §5.8), not in leaves lockless.
+    // "Whenever the processor uses a paging-structure entry as part of linear-address translation,
+    // it sets the accessed flag in that entry" (Intel SDM vol. 3A §5.8), not in leaves lockless.
     fn table_accessed(&self) -> u64 {
         1 << 5
     }
@@ -98,7 +98,7 @@ pub(crate) struct WalkOptions {
     /// The entry of a block in which accessed and dirty are set, modulo the number of entries;
     /// `None`: in the entry of the accessed page.
     pub ad_entry: Option<usize>,
-    /// Whether accessed and dirty are left to software, so that an access that would set one
+    /// True if accessed and dirty are left to software, so that an access that would set one
     /// faults.
     pub software_ad_bits: bool,
 }

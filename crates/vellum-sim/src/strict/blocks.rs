@@ -35,7 +35,7 @@ struct Taken {
     mapped: Pfn,
     /// The accessed and dirty bits of its entry.
     said: Attrs,
-    /// Whether it was part of a block, so that any entry of the block may have held its accessed
+    /// True if it was part of a block, so that any entry of the block may have held its accessed
     /// and dirty bits.
     joined: bool,
 }

@@ -73,7 +73,8 @@ impl<A: Silicon> Checker<A> {
             drop(mmu);
             if let Some((tag, leaf)) = leaf {
                 let text = format!(
-                    "{pfn:?} ({count} frames) is allocated or freed, but CPU {cpu} still translates {:?} of space {} to {:?}",
+                    "{pfn:?} ({count} frames) is allocated or freed, but CPU {cpu} still translates {:?} of \
+                     space {} to {:?}",
                     tag.range(),
                     tag.space.0,
                     leaf.base

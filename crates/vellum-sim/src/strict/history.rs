@@ -14,7 +14,7 @@ pub(crate) struct Record {
     pub seq: u64,
     pub cpu: usize,
     pub event: Event,
-    /// What the test was doing ([`crate::Strict::label`]).
+    /// The operation that the test was doing ([`crate::Strict::label`]).
     pub label: Option<Arc<str>>,
 }
 

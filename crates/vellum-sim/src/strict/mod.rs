@@ -69,10 +69,10 @@ pub struct Strict<A = X86_64> {
     /// One for each of [`Wanted`].
     injectors: [Injector; 4],
     violations: Mutex<Vec<Violation>>,
-    /// Whether a rule was broken. The CPU that found it is panicking, and no other goes on.
+    /// True if a rule was broken. The CPU that found it is panicking, and no other goes on.
     stopped: AtomicBool,
     ticks: AtomicU64,
-    /// How often each CPU has spun since its last event.
+    /// The number of times that each CPU has spun since its last event.
     spins: Box<[AtomicU32]>,
     observer: OnceLock<Observer>,
 }

@@ -11,7 +11,7 @@ pub struct Strictness {
     pub(crate) hostility: Hostility,
 }
 
-/// How often, in a hundred events, the hardware does what it may but need not.
+/// The percentage of events at which the hardware does what it may but need not do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hostility {
     /// A CPU speculates: it walks to the address of the event, or to a recently used one, and

@@ -22,8 +22,8 @@ unsafe impl<A: Silicon> Memory for Strict<A> {
 
     unsafe fn zero(&self, at: *mut u8, bytes: usize) {
         self.at(|checker| checker.touch(bytes));
-        // SAFETY: the caller promises that these bytes are memory of this machine, all of which lies in
-        // the arena, and that nothing else uses them meanwhile.
+        // SAFETY: the caller promises that these bytes are memory of this machine, all of which
+        // lies in the arena, and that nothing else uses them meanwhile.
         unsafe { self.hardware.arena().zero(at, bytes) }
     }
 

@@ -107,7 +107,7 @@ pub(crate) struct Table {
     pub hook: Option<(Pfn, u16)>,
     /// The event that last unhooked it.
     pub unhooked: u64,
-    /// Whether its death was announced.
+    /// True if its death was announced.
     pub dead: bool,
     /// The CPU that holds its lock.
     pub owner: Option<usize>,

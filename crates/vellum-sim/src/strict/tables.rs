@@ -105,7 +105,8 @@ impl<A: Silicon> Checker<A> {
         });
         if let Some((cpu, since)) = walking {
             let text = format!(
-                "the page table {pfn:?} was unhooked at event {unhooked} and is freed while CPU {cpu} still walks, since event {since}"
+                "the page table {pfn:?} was unhooked at event {unhooked} and is freed while CPU {cpu} still \
+                 walks, since event {since}"
             );
             self.fail(Rule::TableUnderWalker, text, &[pfn], &[]);
         }
@@ -156,7 +157,8 @@ impl<A: Silicon> Checker<A> {
         });
         if !fits {
             let text = format!(
-                "an entry of level {level} of space {} points to {child:?}, which is not an unhooked page table of the next level of this space",
+                "an entry of level {level} of space {} points to {child:?}, which is not an unhooked page table \
+                 of the next level of this space",
                 space.0
             );
             self.fail(Rule::WrongTarget, text, &[child], &[(parent, index)]);

@@ -89,7 +89,8 @@ impl<A: Silicon> Checker<A> {
             }
             _ => {
                 let text = format!(
-                    "CPU {cpu} writes an entry of {pfn:?} without its lock (holder: {owner:?}) while other CPUs use the space"
+                    "CPU {cpu} writes an entry of {pfn:?} without its lock (holder: {owner:?}) while other CPUs \
+                     use the space"
                 );
                 self.fail(Rule::Unlocked, text, &[pfn], &[(pfn, index)]);
             }

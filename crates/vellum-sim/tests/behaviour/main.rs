@@ -1,7 +1,7 @@
 //! The engine's behaviour, by operation.
 //!
-//! The folders follow the engine's (`vellum/src`), down to the operation. In the folder of an operation
-//! a file is named by the technique of its tests:
+//! The folders follow the engine's (`vellum/src`), down to the operation. In the folder of an
+//! operation a file is named by the technique of its tests:
 //!
 //! | file | technique |
 //! |---|---|

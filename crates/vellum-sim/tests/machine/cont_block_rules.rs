@@ -104,7 +104,7 @@ in_each_format!(
     partial_blocks_of_a_single_user_are_caught,
 );
 
-/// How single pages become a block, or the reverse.
+/// The way in which single pages become a block, or the reverse.
 #[derive(Clone, Copy)]
 struct Resize {
     join: bool,
@@ -113,7 +113,7 @@ struct Resize {
     stride_shift: u32,
 }
 
-/// What happens to accessed and dirty.
+/// The treatment of accessed and dirty.
 #[derive(Clone, Copy, PartialEq)]
 enum Keep {
     /// All entries get the union of the bits.
@@ -187,7 +187,7 @@ fn resizes_without_a_break_are_caught<A: Silicon>(arch: A) {
     }
 }
 
-/// Where TLBs support both sizes at once (BBM level 2), neither a break nor an invalidation is
+/// If TLBs support both sizes at once (BBM level 2), neither a break nor an invalidation is
 /// needed.
 #[test]
 fn bbm_level_2_resizes_in_place() {

@@ -8,7 +8,7 @@ use vellum_sim::{Access, Config, Silicon, Simulated, Stats, TlbModel};
 const BASE: u64 = 0x20_0000_0000;
 const FULL: Attrs = RW.union(Attrs::EXEC).union(Attrs::HARDWARE);
 
-/// How `blocks` times 16 pages are mapped.
+/// The mapping of `blocks` times 16 pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mapped {
     /// Each page of a block by its own PTE, out of order.

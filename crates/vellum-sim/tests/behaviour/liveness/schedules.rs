@@ -117,8 +117,8 @@ fn starve<A: Silicon>(arch: A, format: &str, victim: &Victim<A>, other: &Other<A
     let taken = once(arch, (victim.before, victim.act), Some(other.act), strategy, most);
     assert!(
         !taken.late,
-        "{format}: `{}` does not end beside `{}`: {taken:?}, where at most {most} steps of its own are due, and {alone} are \
-         taken alone. Again: VELLUM_SEED={}",
+        "{format}: `{}` does not end beside `{}`: {taken:?}; it may take at most {most} steps of its own, and \
+         takes {alone} alone. Run again with VELLUM_SEED={}",
         victim.name, other.name, strategy.seed
     );
     taken

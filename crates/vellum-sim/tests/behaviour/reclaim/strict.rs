@@ -18,8 +18,8 @@ use vellum_sim::{Hostility, Silicon, Strict};
 
 use crate::fixtures::bench::{BASE, Bench, HUGE, Setup, Space, USUAL, in_every_format, map, resident};
 
-/// Runs a test on a machine with this many swap slots. No CPU speculates, so accessed bits are set by
-/// programs only.
+/// Runs a test on a machine with this many swap slots. No CPU speculates, so accessed bits are set
+/// by programs only.
 fn on<A: Silicon>(arch: A, slots: u32, test: impl FnOnce(&Bench<'_, A>)) {
     crate::fixtures::bench::on(arch, Setup { slots, cpus: 2, hostility: Hostility::NONE, ..USUAL }, test);
 }

@@ -56,7 +56,7 @@ pub static ADVISE: [Row; 12] = [
     row("advise: small pages over a hole", |k| {
         assert_eq!(k.map(BASE, 5 * PAGE, RW, FIXED), BASE as i64);
         k.unmap(BASE + 2 * PAGE, PAGE);
-        // Whether the advice was taken shows in whether VMAs merge.
+        // VMAs merge if the advice was taken.
         let answer = k.advise(BASE, 5 * PAGE, Advise::NoHuge);
         vec![answer, k.map(BASE + 2 * PAGE, PAGE, RW, FIXED), k.vmas().len() as i64]
     }),

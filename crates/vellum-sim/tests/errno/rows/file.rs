@@ -1,4 +1,5 @@
-//! Shared memory, and files in memory: `mmap`, `mprotect`, `madvise`, `mincore`, `msync`, seals, truncation.
+//! Shared memory, and files in memory: `mmap`, `mprotect`, `madvise`, `mincore`, `msync`, seals,
+//! truncation.
 
 use vellum::addr::VirtRange;
 

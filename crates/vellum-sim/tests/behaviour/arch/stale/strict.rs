@@ -40,10 +40,10 @@ struct Bench<'m, A: Silicon> {
     arch: A,
     page: u64,
     order: u8,
-    /// Whether hardware does only what programs ask for, so that the number of faults can be
+    /// True if hardware does only what programs ask for, so that the number of faults can be
     /// predicted.
     exact: bool,
-    /// Whether accessed and dirty are left to software.
+    /// True if accessed and dirty are left to software.
     software_ad_bits: bool,
 }
 
@@ -361,8 +361,18 @@ macro_rules! rights {
     ($($format:ident: $arch:expr, $huge:expr;)*) => {$(
         mod $format {
             use super::*;
-            rights!(@each $arch, $huge; cow_reuse_needs_no_shootdown, mprotect_takes_and_gives_permissions, removing_uffd_wp_takes_one_fault_per_cpu, first_write_after_clearing_soft_dirty_faults, collapsed_and_moved_ptes_are_seen, software_ad_bits_interrupt_no_other_cpu);
-            rights!(@pages $arch; present_ptes_take_at_most_one_fault_per_cpu, failed_pageout_makes_pages_writable_again);
+            rights!(@each $arch, $huge;
+                cow_reuse_needs_no_shootdown,
+                mprotect_takes_and_gives_permissions,
+                removing_uffd_wp_takes_one_fault_per_cpu,
+                first_write_after_clearing_soft_dirty_faults,
+                collapsed_and_moved_ptes_are_seen,
+                software_ad_bits_interrupt_no_other_cpu
+            );
+            rights!(@pages $arch;
+                present_ptes_take_at_most_one_fault_per_cpu,
+                failed_pageout_makes_pages_writable_again
+            );
         }
     )*};
     (@each $arch:expr, $huge:expr; $($check:ident),*) => {$(

@@ -141,7 +141,7 @@ fn a_full_node_falls_back_to_another_node() {
     });
 }
 
-/// When no node has memory to spare, each reports its shortage; reclaim of one node leaves the
+/// Without memory to spare each node reports its shortage; reclaim of one node leaves the
 /// other as it is.
 #[test]
 fn reclaim_of_one_node_leaves_the_other() {

@@ -313,14 +313,14 @@ fn spaces_share_pages() {
     (0..40).for_each(|seed| share(seed, Schedule::Host, LOAD));
 }
 
-/// When all spaces have been notified that an object shrank, nothing beyond its end can be mapped
+/// Once all spaces have been notified that an object shrank, nothing beyond its end can be mapped
 /// or accessed.
 #[test]
 fn truncation_races_faults() {
     (0..40).for_each(|seed| truncate(seed, Schedule::Host, LOAD));
 }
 
-/// When all spaces have been notified of a hole, it reads as zeros.
+/// Once all spaces have been notified of a hole, it reads as zeros.
 #[test]
 fn hole_punches_race_faults() {
     (0..40).for_each(|seed| punch(seed, Schedule::Host, LOAD));

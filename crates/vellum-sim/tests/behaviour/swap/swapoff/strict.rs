@@ -60,7 +60,7 @@ fn emptied<A: Silicon>(arch: A) {
     });
 }
 
-/// When memory runs out, the remaining pages stay swapped.
+/// If memory runs out, the remaining pages stay swapped.
 fn emptied_in_part<A: Silicon>(arch: A) {
     on(arch, 64 << 20, 4096, |on| {
         let page = 1 << arch.page_shift();

@@ -108,7 +108,7 @@ in_every_format! {
     blocks_move_folded => moves,
 }
 
-// Where only the program sets accessed and dirty.
+// On machines where only the program sets accessed and dirty.
 in_every_format! {
     Hostility::NONE;
     unfolding_keeps_dirty => keeps_dirty,

@@ -35,7 +35,7 @@ fn fork_and_cow_keep_huge_ptes() {
     }
 }
 
-/// When the child has exited, its parent writes in place: the whole run after one fault, and
+/// Once the child has exited, its parent writes in place: the whole run after one fault, and
 /// without an allocation.
 #[test]
 fn the_last_sharer_writes_in_place() {

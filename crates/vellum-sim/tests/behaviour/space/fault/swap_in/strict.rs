@@ -190,7 +190,7 @@ fn unreadable_blocks<A: Silicon>(arch: A) {
             (HUGE_ORDER..=MAX_ORDER).map(|order| blocks[usize::from(order)] << (order - HUGE_ORDER)).sum::<u64>()
         };
         let before = free();
-        // Where 64 KiB are one page, nothing smaller can be read.
+        // If 64 KiB are one page, nothing smaller can be read.
         let refused = u64::from(page < BLOCK);
         for i in 0..BLOCKS {
             disk.refuse_reads(if refused > 0 { Refusal::Nth(1) } else { Refusal::Never });
